@@ -1,0 +1,4 @@
+//! The `realizar` command.
+#![forbid(unsafe_code)]
+
+fn main() {}

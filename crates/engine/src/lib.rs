@@ -1,0 +1,2 @@
+//! Requests to batches: scheduling, sampling and text generation.
+#![forbid(unsafe_code)]
