@@ -241,6 +241,9 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// `y = norm(x)`, rows of the same length.
     fn norm(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, norm: &Norm<Self>) -> Result<()>;
 
+    /// `x = norm(x)`.
+    fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()>;
+
     /// `y += x`.
     fn add(&self, y: &mut Tensor<Self>, x: &Tensor<Self>) -> Result<()>;
 

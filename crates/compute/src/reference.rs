@@ -240,17 +240,15 @@ impl Backend for Reference {
 
     fn norm(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
         assert_eq!(y.shape(), x.shape());
-        let n = x.row_len();
         let len = x.len();
         y.buffer_mut()[..len].copy_from_slice(&x.buffer()[..len]);
-        for row in y.buffer_mut()[..len].chunks_exact_mut(n) {
-            norm_row(
-                row,
-                norm.kind,
-                norm.weight.buffer(),
-                norm.bias.as_ref().map(|b| &b.buffer()[..]),
-                norm.eps,
-            );
+        self.norm_in_place(y, norm)
+    }
+
+    fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
+        let (n, len) = (x.row_len(), x.len());
+        for row in x.buffer_mut()[..len].chunks_exact_mut(n) {
+            norm_row(row, norm.kind, norm.weight.buffer(), norm.bias.as_ref().map(|b| &b.buffer()[..]), norm.eps);
         }
         Ok(())
     }
