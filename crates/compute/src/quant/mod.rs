@@ -2,10 +2,68 @@
 //!
 //! A type's folder holds its block layout and its scalar `dequantize` (bit-equal to ggml's) and, where the type can be
 //! written, `quantize`. These are the meaning of the type; the CPU's and GPU's fast kernels are tested against them.
+//!
+//! | type | weights in a block | bytes of a block | bits per weight | written here |
+//! |---|---|---|---|---|
+//! | F32 | 1 | 4 | 32 | yes |
+//! | F16, BF16 | 1 | 2 | 16 | yes |
+//! | Q8_0 | 32 | 34 | 8.5 | yes |
+//! | Q6_K | 256 | 210 | 6.5625 | yes |
+//! | Q5_1 | 32 | 24 | 6 | yes |
+//! | Q5_0 | 32 | 22 | 5.5 | yes |
+//! | Q5_K | 256 | 176 | 5.5 | yes |
+//! | Q4_1 | 32 | 20 | 5 | yes |
+//! | Q4_0, IQ4_NL | 32 | 18 | 4.5 | yes |
+//! | Q4_K | 256 | 144 | 4.5 | yes |
+//! | NVFP4 | 64 | 36 | 4.5 | no |
+//! | MXFP4 | 32 | 17 | 4.25 | yes |
+//! | IQ4_XS | 256 | 136 | 4.25 | no |
+//! | Q3_K | 256 | 110 | 3.4375 | yes |
+//! | IQ3_S | 256 | 110 | 3.4375 | no |
+//! | IQ3_XXS | 256 | 98 | 3.0625 | no |
+//! | Q2_K | 256 | 84 | 2.625 | yes |
+//! | IQ2_S | 256 | 82 | 2.5625 | no |
+//! | IQ2_XS | 256 | 74 | 2.3125 | no |
+//! | IQ2_XXS | 256 | 66 | 2.0625 | no |
+//! | TQ2_0 | 256 | 66 | 2.0625 | yes |
+//! | IQ1_M | 256 | 56 | 1.75 | no |
+//! | TQ1_0 | 256 | 54 | 1.6875 | yes |
+//! | IQ1_S | 256 | 50 | 1.5625 | no |
+//! | Q1_0 | 128 | 18 | 1.125 | no |
 
-mod bf16;
-mod f16;
-mod f32;
+pub(crate) mod bf16;
+pub(crate) mod f16;
+pub(crate) mod f32;
+pub(crate) mod iq1_m;
+pub(crate) mod iq1_s;
+pub(crate) mod iq2_s;
+pub(crate) mod iq2_xs;
+pub(crate) mod iq2_xxs;
+pub(crate) mod iq3_s;
+pub(crate) mod iq3_xxs;
+pub(crate) mod iq4_nl;
+pub(crate) mod iq4_xs;
+pub(crate) mod mxfp4;
+pub(crate) mod nvfp4;
+pub(crate) mod q1_0;
+pub(crate) mod q2_k;
+pub(crate) mod q3_k;
+pub(crate) mod q4_0;
+pub(crate) mod q4_1;
+pub(crate) mod q4_k;
+pub(crate) mod q5_0;
+pub(crate) mod q5_1;
+pub(crate) mod q5_k;
+pub(crate) mod q6_k;
+pub(crate) mod q8_0;
+pub(crate) mod tq1_0;
+pub(crate) mod tq2_0;
+
+pub(crate) mod bits;
+mod blocks;
+pub(crate) mod codebook;
+pub(crate) mod fp4;
+pub(crate) mod k_scales;
 
 use crate::DType;
 
@@ -30,4 +88,51 @@ pub struct QuantSpec {
 }
 
 /// All element types; the index of a row is its `DType` discriminant.
-pub static QUANTS: &[QuantSpec] = &[f32::SPEC, f16::SPEC, bf16::SPEC];
+pub static QUANTS: &[QuantSpec] = &[
+    f32::SPEC,
+    f16::SPEC,
+    bf16::SPEC,
+    q4_0::SPEC,
+    q4_1::SPEC,
+    q5_0::SPEC,
+    q5_1::SPEC,
+    q8_0::SPEC,
+    q2_k::SPEC,
+    q3_k::SPEC,
+    q4_k::SPEC,
+    q5_k::SPEC,
+    q6_k::SPEC,
+    iq1_s::SPEC,
+    iq1_m::SPEC,
+    iq2_xxs::SPEC,
+    iq2_xs::SPEC,
+    iq2_s::SPEC,
+    iq3_xxs::SPEC,
+    iq3_s::SPEC,
+    iq4_nl::SPEC,
+    iq4_xs::SPEC,
+    tq1_0::SPEC,
+    tq2_0::SPEC,
+    mxfp4::SPEC,
+    nvfp4::SPEC,
+    q1_0::SPEC,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn rows_stand_at_their_types_place() {
+        assert_eq!(QUANTS.len(), DType::Q1_0 as usize + 1);
+        for (i, s) in QUANTS.iter().enumerate() {
+            assert_eq!(s.dtype as usize, i, "row {i} is {}", s.name);
+            assert_eq!(DType::from_name(s.name), Some(s.dtype));
+            assert_eq!(DType::from_ggml_id(s.ggml_id), Some(s.dtype));
+        }
+        let ids: HashSet<_> = QUANTS.iter().map(|s| s.ggml_id).collect();
+        let names: HashSet<_> = QUANTS.iter().map(|s| s.name).collect();
+        assert_eq!((ids.len(), names.len()), (QUANTS.len(), QUANTS.len()));
+    }
+}

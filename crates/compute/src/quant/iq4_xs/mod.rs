@@ -1,0 +1,78 @@
+//! IQ4_XS: 256 weights `d * (scale - 32) * VALUES[q]`, `q` of four bits, with the values of IQ4_NL.
+//!
+//! Each of 8 sub-blocks of 32 weights has its own scale of six bits.
+
+use super::QuantSpec;
+use super::bits::nibbles;
+use super::blocks::{decode, f16_to_f32};
+use super::iq4_nl::VALUES;
+use crate::DType;
+use bytemuck::{Pod, Zeroable};
+
+pub(super) const SPEC: QuantSpec = QuantSpec {
+    dtype: DType::IQ4_XS,
+    name: "IQ4_XS",
+    ggml_id: 23,
+    block_len: 256,
+    block_bytes: size_of::<Block>(),
+    dequantize,
+    quantize: None,
+};
+
+/// 136 bytes for 256 weights.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Block {
+    /// Scale of the scales `d`, f16.
+    pub(crate) d: [u8; 2],
+    /// Bits `2 * s` and `2 * s + 1` of this little-endian u16 are the upper two bits of scale `s`.
+    pub(crate) scales_h: [u8; 2],
+    /// The low four bits of scale `s` in nibble `s % 2` of byte `s / 2`.
+    pub(crate) scales_l: [u8; 4],
+    /// Byte `16 * s + j`: `q[32 * s + j]` in the low nibble, `q[32 * s + 16 + j]` in the high one.
+    pub(crate) qs: [u8; 128],
+}
+
+impl Block {
+    /// Scales of the 8 sub-blocks, each in -32..32.
+    #[inline]
+    pub(crate) fn sub_scales(&self) -> [i8; 8] {
+        let high = u16::from_le_bytes(self.scales_h);
+        std::array::from_fn(|s| {
+            let low = self.scales_l[s / 2] >> (4 * (s % 2)) & 15;
+            (low | (high >> (2 * s) & 3) as u8 * 16) as i8 - 32
+        })
+    }
+}
+
+fn dequantize(src: &[u8], dst: &mut [f32]) {
+    decode::<Block, 256>(src, dst, |b, y| {
+        let d = f16_to_f32(b.d);
+        let scales = b.sub_scales();
+        for (s, (y, qs)) in y.as_chunks_mut::<32>().0.iter_mut().zip(b.qs.as_chunks::<16>().0).enumerate() {
+            let scale = d * f32::from(scales[s]);
+            for (y, q) in y.iter_mut().zip(nibbles(qs)) {
+                *y = scale * f32::from(VALUES[usize::from(q)]);
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_have_six_bits_around_zero() {
+        let block = Block {
+            d: [0x00, 0x3c],
+            scales_h: [0b10, 0b1100_0000],
+            scales_l: [0x01, 0, 0, 0x50],
+            qs: [0x88; 128],
+        };
+        assert_eq!(block.sub_scales(), [1, -32, -32, -32, -32, -32, -32, 21]);
+        let mut y = [9.0; 256];
+        dequantize(bytemuck::bytes_of(&block), &mut y);
+        assert_eq!((y[0], y[31], y[32], y[223], y[224]), (1.0, 1.0, -32.0, -32.0, 21.0));
+    }
+}
