@@ -1,8 +1,24 @@
 //! Tensors, quantization formats and the operations of a transformer on a device.
+//!
+//! - [`Backend`]: every operation and its shapes. [`Reference`] is what each one means; [`cpu::Cpu`] is the fast one.
+//! - [`Tensor`]: a backend's buffer with an element type and a shape. [`DType`] and [`quant::QUANTS`]: the element types.
+//! - [`Batch`]: one step's work as plain data.
 
+mod backend;
+mod batch;
+pub mod cpu;
 mod dtype;
 mod error;
 pub mod quant;
+mod reference;
+mod tensor;
 
+pub use backend::{
+    Activation, AttentionParams, Backend, DeviceMemory, Heads, KvLayer, MatrixPart, MoeParams, MoeScratch,
+    Norm, NormKind, QkvPrep, RopeStyle,
+};
+pub use batch::{Batch, BatchLimits, BatchSeq, HostBatch};
 pub use dtype::DType;
 pub use error::{Error, Result};
+pub use reference::Reference;
+pub use tensor::{Shape, Tensor};

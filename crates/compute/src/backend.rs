@@ -1,0 +1,325 @@
+//! What a device must be able to do: every operation of a transformer's forward pass, with its shapes.
+//!
+//! Outputs come first, then inputs, then scalars. Operations never allocate: model code owns all buffers. Activations are `F32`.
+//! A fused operation is a method with a default composition; a backend overrides it where it has it in one kernel, and model code
+//! stays the same. The meaning of each required method is its loop in `reference.rs`.
+
+use crate::{Batch, BatchLimits, DType, Result, Tensor};
+use bytes::Bytes;
+
+/// One weight matrix, or a stack of one per expert, as it stands in a file.
+#[derive(Clone, Debug)]
+pub struct MatrixPart {
+    /// Element type.
+    pub dtype: DType,
+    /// Experts; 1 for a plain matrix.
+    pub n_experts: usize,
+    /// Output features (rows).
+    pub n_out: usize,
+    /// Input features (columns).
+    pub n_in: usize,
+    /// Row-major `[n_experts, n_out, n_in]`; may be a range of a mapped file, with no alignment.
+    pub bytes: Bytes,
+}
+
+/// Normalization over the last dimension.
+#[derive(Debug)]
+pub struct Norm<B: Backend> {
+    /// Which mean is taken out.
+    pub kind: NormKind,
+    /// Factor, `[n]`.
+    pub weight: Tensor<B>,
+    /// Summand, `[n]`.
+    pub bias: Option<Tensor<B>>,
+    /// Added to the variance or mean square.
+    pub eps: f32,
+}
+
+/// Kind of normalization.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// `x / sqrt(mean(x²) + eps)` (Zhang and Sennrich 2019).
+    Rms,
+    /// `(x - mean(x)) / sqrt(var(x) + eps)` (Ba et al. 2016).
+    Layer,
+}
+
+/// How rotary embedding pairs the elements of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// `(0, 1), (2, 3), …`
+    Interleaved,
+    /// `(0, dim/2), (1, dim/2 + 1), …`
+    Half,
+}
+
+/// Function between the two matrices of a feed-forward block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x · sigmoid(x)`
+    Silu,
+    /// Tanh approximation of GELU.
+    GeluTanh,
+    /// Exact GELU, by the error function.
+    GeluErf,
+    /// `max(x, 0)²`
+    ReluSquared,
+    /// `max(x, 0)`
+    Relu,
+}
+
+/// Sizes of an attention block's heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads; a divisor of `n_heads`.
+    pub n_kv_heads: usize,
+    /// Elements in a head.
+    pub head_dim: usize,
+}
+
+impl Heads {
+    /// Elements of a row that holds `[q, k, v]` of one token.
+    pub fn qkv_len(&self) -> usize {
+        (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+    }
+}
+
+/// How attention weighs keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionParams {
+    /// Head sizes.
+    pub heads: Heads,
+    /// Factor on query · key.
+    pub scale: f32,
+    /// `cap · tanh(score / cap)` on scaled scores.
+    pub softcap: Option<f32>,
+    /// A token sees itself and the `window - 1` tokens before it; all where `None`.
+    pub window: Option<usize>,
+}
+
+/// Rotation of queries and keys, and their per-head norms before it.
+#[derive(Clone, Copy)]
+pub struct QkvPrep<'a, B: Backend> {
+    /// Head sizes.
+    pub heads: Heads,
+    /// Norms of each query and key head, over `head_dim`.
+    pub qk_norm: Option<(&'a Norm<B>, &'a Norm<B>)>,
+    /// `[n_tokens, rope_dim]`, of [`Backend::rope_angles`]; no rotation where `None`.
+    pub angles: Option<(&'a Tensor<B>, RopeStyle)>,
+}
+
+/// How tokens choose experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MoeParams {
+    /// Experts per token.
+    pub n_used: usize,
+    /// Divide the chosen experts' probabilities by their sum.
+    pub norm_topk: bool,
+    /// Between gate and up.
+    pub activation: Activation,
+}
+
+/// Buffers of [`Backend::moe`], each with room for `n_tokens · n_used` rows.
+#[derive(Debug)]
+pub struct MoeScratch<B: Backend> {
+    /// Inputs in the order of their experts, `[rows, hidden_size]`.
+    pub x: Tensor<B>,
+    /// `[rows, 2 · intermediate_size]`.
+    pub gate_up: Tensor<B>,
+    /// `[rows, intermediate_size]`.
+    pub hidden: Tensor<B>,
+    /// `[rows, hidden_size]`.
+    pub y: Tensor<B>,
+}
+
+/// Keys and values of one layer, in blocks.
+#[derive(Debug)]
+pub struct KvLayer<B: Backend> {
+    /// `[n_blocks, n_kv_heads, block_size, head_dim]`. A head's positions lie side by side within a block, so that one head's pass
+    /// over a block is one contiguous read.
+    pub k: Tensor<B>,
+    /// As `k`.
+    pub v: Tensor<B>,
+}
+
+/// Memory of a device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Not in use by anybody.
+    pub free: usize,
+    /// All.
+    pub total: usize,
+}
+
+/// A device that can run a transformer.
+///
+/// Errors of operations: [`Error::Unsupported`](crate::Error::Unsupported) for an element type the backend lacks,
+/// [`Error::Device`](crate::Error::Device) when the device fails. Shapes that contradict each other are a mistake of the caller and
+/// panic with both shapes: everything that comes from a file was checked when it was loaded.
+pub trait Backend: Sized + Send + Sync + 'static {
+    /// Memory of a tensor.
+    type Buffer: Send + Sync;
+    /// A weight matrix in the layout that the backend's products want.
+    type Matrix: Send + Sync;
+    /// A step's batch where the device can read it.
+    type Batch: Send;
+
+    /// Short name, such as `cpu`.
+    fn name(&self) -> &'static str;
+
+    /// The device in words, for people: model, instruction set or compute capability, threads.
+    fn describe(&self) -> String;
+
+    /// Memory of the device now.
+    fn memory(&self) -> DeviceMemory;
+
+    /// A tensor of zeros.
+    fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor<Self>>;
+
+    /// An `F32` tensor with these values.
+    fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Tensor<Self>>;
+
+    /// Reads an `F32` tensor back; `out` has its length.
+    fn download(&self, out: &mut [f32], x: &Tensor<Self>) -> Result<()>;
+
+    /// One matrix from parts stacked along their outputs: `[sum of n_out, n_in]`. All parts have one `n_in` and `n_experts`.
+    ///
+    /// Errors: `WrongSize` or `PartialBlock` where a part's bytes are not what its type and shape say.
+    fn matrix(&self, parts: Vec<MatrixPart>) -> Result<Self::Matrix>;
+
+    /// Bytes of the matrix on the device.
+    fn matrix_bytes(&self, w: &Self::Matrix) -> usize;
+
+    /// Room for a batch within `limits`.
+    fn new_batch(&self, limits: BatchLimits) -> Result<Self::Batch>;
+
+    /// Hands a step's batch to the device.
+    ///
+    /// Errors: `BatchTooLarge`.
+    fn stage(&self, staged: &mut Self::Batch, batch: &Batch) -> Result<()>;
+
+    /// Keys and values for `n_blocks · block_size` tokens.
+    fn kv_layer(
+        &self,
+        dtype: DType,
+        n_blocks: usize,
+        block_size: usize,
+        heads: Heads,
+    ) -> Result<KvLayer<Self>> {
+        let shape = [n_blocks, heads.n_kv_heads, block_size, heads.head_dim];
+        Ok(KvLayer { k: self.zeros(dtype, &shape)?, v: self.zeros(dtype, &shape)? })
+    }
+
+    /// Copies one block of keys and values over another.
+    fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()>;
+
+    /// `y[n_tokens, hidden_size] = scale · table[token]`.
+    fn embed(
+        &self,
+        y: &mut Tensor<Self>,
+        table: &Self::Matrix,
+        batch: &Self::Batch,
+        scale: f32,
+    ) -> Result<()>;
+
+    /// `x[n_tokens, hidden_size] += table[position]`, with `table` `[n_positions, hidden_size]`.
+    fn add_positions(&self, x: &mut Tensor<Self>, table: &Tensor<Self>, batch: &Self::Batch) -> Result<()>;
+
+    /// `y[n_tokens, 2 · n] = [cos(p · f) · scale; sin(p · f) · scale]`, with `f` `[n]` the frequencies and `p` each token's position.
+    ///
+    /// Source: RoFormer (Su et al. 2021), eq. 15.
+    fn rope_angles(
+        &self,
+        y: &mut Tensor<Self>,
+        f: &Tensor<Self>,
+        batch: &Self::Batch,
+        scale: f32,
+    ) -> Result<()>;
+
+    /// `y = norm(x)`, rows of the same length.
+    fn norm(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, norm: &Norm<Self>) -> Result<()>;
+
+    /// `x = norm(x)`.
+    fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()>;
+
+    /// `y += x`.
+    fn add(&self, y: &mut Tensor<Self>, x: &Tensor<Self>) -> Result<()>;
+
+    /// `residual += x`, then `y = norm(residual)`.
+    fn add_norm(
+        &self,
+        y: &mut Tensor<Self>,
+        residual: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        norm: &Norm<Self>,
+    ) -> Result<()> {
+        self.add(residual, x)?;
+        self.norm(y, residual, norm)
+    }
+
+    /// `y[n_tokens, n_out] = x[n_tokens, n_in] · wᵀ + bias[n_out]`.
+    fn matmul(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        w: &Self::Matrix,
+        bias: Option<&Tensor<Self>>,
+    ) -> Result<()>;
+
+    /// Prepares `qkv` `[n_tokens, qkv_len]` for attention: norms and rotates the query and key heads in place, and writes keys and
+    /// values to their positions in the cache. Only the first `rope_dim` elements of a head turn.
+    fn store_kv(
+        &self,
+        qkv: &mut Tensor<Self>,
+        kv: &mut KvLayer<Self>,
+        batch: &Self::Batch,
+        prep: QkvPrep<'_, Self>,
+    ) -> Result<()>;
+
+    /// Causal attention of each token's queries over its sequence's cache: `y[n_tokens, n_heads · head_dim]`.
+    fn attention(
+        &self,
+        y: &mut Tensor<Self>,
+        qkv: &Tensor<Self>,
+        kv: &KvLayer<Self>,
+        batch: &Self::Batch,
+        params: &AttentionParams,
+    ) -> Result<()>;
+
+    /// `y[n, len] = activation(x[n, ..len]) · x[n, len..]`, gate first.
+    fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, activation: Activation) -> Result<()>;
+
+    /// `x = activation(x)`.
+    fn activate(&self, x: &mut Tensor<Self>, activation: Activation) -> Result<()>;
+
+    /// Mixture of experts: each token goes to the `n_used` experts with the highest softmax of `router` `[n_tokens, n_experts]` (ties
+    /// to the lowest expert) and gets the sum of their gated feed-forward blocks, weighted by those probabilities.
+    ///
+    /// `gate_up`: `[n_experts, 2 · intermediate_size, hidden_size]`; `down`: `[n_experts, hidden_size, intermediate_size]`.
+    fn moe(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        router: &Tensor<Self>,
+        gate_up: &Self::Matrix,
+        down: &Self::Matrix,
+        params: &MoeParams,
+        scratch: &mut MoeScratch<Self>,
+    ) -> Result<()>;
+
+    /// The rows of `x` that yield logits: `y[n_logits, n]`.
+    fn select_rows(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, batch: &Self::Batch) -> Result<()>;
+
+    /// `x = cap · tanh(x / cap)`.
+    fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()>;
+
+    /// `x *= factor`.
+    fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()>;
+
+    /// Waits until everything enqueued so far is done and reports its failure.
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,441 @@
+//! What every operation means, in plain loops over f32: read this first.
+//!
+//! Slow on purpose. Sums that matter are taken in f64, so that a fast backend's error can be told from this one's.
+
+use crate::{
+    Activation, AttentionParams, Backend, Batch, BatchLimits, DType, DeviceMemory, Error, HostBatch, KvLayer,
+    MatrixPart, MoeParams, MoeScratch, Norm, NormKind, QkvPrep, Result, RopeStyle, Tensor,
+};
+
+/// The specification as a backend: unoptimized, single-threaded, host memory.
+///
+/// Weights are decoded to f32 when loaded. A cache of another type than `F32` is kept as f32 numbers rounded through that type.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reference;
+
+/// A matrix of the [`Reference`] backend: `[n_experts, n_out, n_in]` in f32.
+#[derive(Debug)]
+pub struct DenseMatrix {
+    n_experts: usize,
+    n_out: usize,
+    n_in: usize,
+    values: Vec<f32>,
+}
+
+impl DenseMatrix {
+    fn row(&self, expert: usize, row: usize) -> &[f32] {
+        &self.values[(expert * self.n_out + row) * self.n_in..][..self.n_in]
+    }
+}
+
+/// Checks that a part's bytes are what its type and shape say.
+pub(crate) fn check_part(p: &MatrixPart) -> Result<()> {
+    let what = || "a weight matrix".to_string();
+    let block_len = p.dtype.block_len();
+    if !p.n_in.is_multiple_of(block_len) {
+        return Err(Error::PartialBlock { what: what(), dtype: p.dtype, len: p.n_in, block_len });
+    }
+    let n = p.n_experts.checked_mul(p.n_out).and_then(|n| n.checked_mul(p.n_in));
+    let expected = n.and_then(|n| p.dtype.bytes_for(n)).unwrap_or(usize::MAX);
+    if expected != p.bytes.len() {
+        let shape = vec![p.n_experts, p.n_out, p.n_in];
+        return Err(Error::WrongSize { what: what(), dtype: p.dtype, shape, expected, found: p.bytes.len() });
+    }
+    Ok(())
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>() as f32
+}
+
+/// One value through an activation function.
+pub(crate) fn activation(f: Activation, x: f32) -> f32 {
+    match f {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => {
+            let sqrt_2_over_pi = (2.0 / std::f32::consts::PI).sqrt();
+            0.5 * x * (1.0 + (sqrt_2_over_pi * (x + 0.044715 * x * x * x)).tanh())
+        }
+        Activation::GeluErf => 0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2)),
+        Activation::ReluSquared => x.max(0.0).powi(2),
+        Activation::Relu => x.max(0.0),
+    }
+}
+
+/// Error function by its Maclaurin series near 0 and a continued fraction of its complement further out; error below 1e-7.
+pub(crate) fn erf(x: f32) -> f32 {
+    let a = f64::from(x).abs();
+    let y = if a < 2.5 {
+        // erf(a) = 2/sqrt(pi) · sum (-1)^n a^(2n+1) / (n! (2n+1))
+        let (mut term, mut sum) = (a, a);
+        for n in 1..60 {
+            term *= -a * a / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * 2.0 / std::f64::consts::PI.sqrt()
+    } else {
+        // erfc(a) = exp(-a²)/sqrt(pi) · 1/(a + (1/2)/(a + 1/(a + (3/2)/(a + …))))
+        let tail = (1..40).rev().fold(a, |t, n| a + f64::from(n) * 0.5 / t);
+        1.0 - (-a * a).exp() / (std::f64::consts::PI.sqrt() * tail)
+    };
+    (y.copysign(f64::from(x))) as f32
+}
+
+/// Turns the first `2 · n` elements of `head`, where `angles` is `[n]` cosines and then `[n]` sines.
+pub(crate) fn rotate(head: &mut [f32], angles: &[f32], style: RopeStyle) {
+    let n = angles.len() / 2;
+    let (cos, sin) = angles.split_at(n);
+    for i in 0..n {
+        let (a, b) = match style {
+            RopeStyle::Interleaved => (2 * i, 2 * i + 1),
+            RopeStyle::Half => (i, i + n),
+        };
+        let (x, y) = (head[a], head[b]);
+        head[a] = x * cos[i] - y * sin[i];
+        head[b] = x * sin[i] + y * cos[i];
+    }
+}
+
+/// Normalizes one row in place.
+pub(crate) fn norm_row(row: &mut [f32], kind: NormKind, weight: &[f32], bias: Option<&[f32]>, eps: f32) {
+    assert_eq!(row.len(), weight.len());
+    let n = row.len() as f64;
+    let mean = match kind {
+        NormKind::Rms => 0.0,
+        NormKind::Layer => row.iter().map(|&x| f64::from(x)).sum::<f64>() / n,
+    };
+    let var = row.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
+    let inv = 1.0 / (var + f64::from(eps)).sqrt();
+    for (i, x) in row.iter_mut().enumerate() {
+        let normed = ((f64::from(*x) - mean) * inv) as f32;
+        *x = normed * weight[i] + bias.map_or(0.0, |b| b[i]);
+    }
+}
+
+/// The `n_used` experts with the highest probability, highest first, with their weights.
+pub(crate) fn route(logits: &[f32], params: &MoeParams, chosen: &mut Vec<(usize, f32)>) {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f32 = logits.iter().map(|&l| (l - max).exp()).sum();
+    chosen.clear();
+    chosen.extend(logits.iter().enumerate().map(|(e, &l)| (e, (l - max).exp() / sum)));
+    // A stable sort leaves ties in the order of the experts.
+    chosen.sort_by(|a, b| b.1.total_cmp(&a.1));
+    chosen.truncate(params.n_used);
+    if params.norm_topk {
+        let sum: f32 = chosen.iter().map(|c| c.1).sum();
+        chosen.iter_mut().for_each(|c| c.1 /= sum);
+    }
+}
+
+impl Backend for Reference {
+    type Buffer = Vec<f32>;
+    type Matrix = DenseMatrix;
+    type Batch = HostBatch;
+
+    fn name(&self) -> &'static str {
+        "reference"
+    }
+
+    fn describe(&self) -> String {
+        "reference: plain f32 loops on one thread".into()
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        DeviceMemory { free: usize::MAX, total: usize::MAX }
+    }
+
+    fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor<Self>> {
+        Ok(Tensor::from_buffer(vec![0.0; shape.iter().product()], dtype, shape))
+    }
+
+    fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Tensor<Self>> {
+        assert_eq!(values.len(), shape.iter().product::<usize>(), "{shape:?}");
+        Ok(Tensor::from_buffer(values.to_vec(), DType::F32, shape))
+    }
+
+    fn download(&self, out: &mut [f32], x: &Tensor<Self>) -> Result<()> {
+        out.copy_from_slice(&x.buffer()[..x.len()]);
+        Ok(())
+    }
+
+    fn matrix(&self, parts: Vec<MatrixPart>) -> Result<DenseMatrix> {
+        let (n_experts, n_in) = (parts[0].n_experts, parts[0].n_in);
+        let n_out = parts.iter().map(|p| p.n_out).sum();
+        for p in &parts {
+            assert_eq!((p.n_experts, p.n_in), (n_experts, n_in), "parts of one matrix");
+            check_part(p)?;
+        }
+        let mut values = vec![0.0; n_experts * n_out * n_in];
+        let mut done = 0;
+        for e in 0..n_experts {
+            for p in &parts {
+                let len = p.n_out * n_in;
+                let bytes = p.bytes.len() / n_experts;
+                (p.dtype.spec().dequantize)(&p.bytes[e * bytes..][..bytes], &mut values[done..done + len]);
+                done += len;
+            }
+        }
+        Ok(DenseMatrix { n_experts, n_out, n_in, values })
+    }
+
+    fn matrix_bytes(&self, w: &DenseMatrix) -> usize {
+        w.values.len() * 4
+    }
+
+    fn new_batch(&self, limits: BatchLimits) -> Result<HostBatch> {
+        Ok(HostBatch::new(limits))
+    }
+
+    fn stage(&self, staged: &mut HostBatch, batch: &Batch) -> Result<()> {
+        staged.set(batch)
+    }
+
+    fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()> {
+        for t in [&mut kv.k, &mut kv.v] {
+            let n = t.row_len();
+            t.buffer_mut().copy_within(from * n..(from + 1) * n, to * n);
+        }
+        Ok(())
+    }
+
+    fn embed(&self, y: &mut Tensor<Self>, table: &DenseMatrix, batch: &HostBatch, scale: f32) -> Result<()> {
+        let n = y.row_len();
+        for (row, &token) in y.buffer_mut().chunks_exact_mut(n).zip(batch.tokens()) {
+            for (y, &w) in row.iter_mut().zip(table.row(0, token as usize)) {
+                *y = w * scale;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_positions(&self, x: &mut Tensor<Self>, table: &Tensor<Self>, batch: &HostBatch) -> Result<()> {
+        let n = x.row_len();
+        for (row, &p) in x.buffer_mut().chunks_exact_mut(n).zip(batch.positions()) {
+            for (x, &w) in row.iter_mut().zip(&table.buffer()[p as usize * n..][..n]) {
+                *x += w;
+            }
+        }
+        Ok(())
+    }
+
+    fn rope_angles(
+        &self,
+        y: &mut Tensor<Self>,
+        f: &Tensor<Self>,
+        batch: &HostBatch,
+        scale: f32,
+    ) -> Result<()> {
+        let n = f.len();
+        for (row, &p) in y.buffer_mut().chunks_exact_mut(2 * n).zip(batch.positions()) {
+            for i in 0..n {
+                // The reference library takes this product in f32, and so do we.
+                let angle = p as f32 * f.buffer()[i];
+                row[i] = angle.cos() * scale;
+                row[n + i] = angle.sin() * scale;
+            }
+        }
+        Ok(())
+    }
+
+    fn norm(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
+        assert_eq!(y.shape(), x.shape());
+        let len = x.len();
+        y.buffer_mut()[..len].copy_from_slice(&x.buffer()[..len]);
+        self.norm_in_place(y, norm)
+    }
+
+    fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
+        let (n, len) = (x.row_len(), x.len());
+        for row in x.buffer_mut()[..len].chunks_exact_mut(n) {
+            norm_row(row, norm.kind, norm.weight.buffer(), norm.bias.as_ref().map(|b| &b.buffer()[..]), norm.eps);
+        }
+        Ok(())
+    }
+
+    fn add(&self, y: &mut Tensor<Self>, x: &Tensor<Self>) -> Result<()> {
+        assert_eq!(y.shape(), x.shape());
+        let len = y.len();
+        y.buffer_mut()[..len].iter_mut().zip(x.buffer()).for_each(|(y, x)| *y += x);
+        Ok(())
+    }
+
+    fn matmul(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        w: &DenseMatrix,
+        bias: Option<&Tensor<Self>>,
+    ) -> Result<()> {
+        assert_eq!((x.row_len(), y.row_len(), x.rows()), (w.n_in, w.n_out, y.rows()));
+        assert_eq!(w.n_experts, 1);
+        for t in 0..x.rows() {
+            let x = &x.buffer()[t * w.n_in..][..w.n_in];
+            let y = &mut y.buffer_mut()[t * w.n_out..][..w.n_out];
+            for (i, y) in y.iter_mut().enumerate() {
+                *y = dot(x, w.row(0, i)) + bias.map_or(0.0, |b| b.buffer()[i]);
+            }
+        }
+        Ok(())
+    }
+
+    fn store_kv(
+        &self,
+        qkv: &mut Tensor<Self>,
+        kv: &mut KvLayer<Self>,
+        batch: &HostBatch,
+        prep: QkvPrep<'_, Self>,
+    ) -> Result<()> {
+        let h = prep.heads;
+        let (n_q, n_kv, dim) = (h.n_heads, h.n_kv_heads, h.head_dim);
+        assert_eq!(qkv.row_len(), h.qkv_len());
+        let block_size = kv.k.shape()[2];
+        let spec = kv.k.dtype().spec();
+        let mut rounded = vec![0u8; dim / spec.block_len * spec.block_bytes];
+        for t in 0..qkv.rows() {
+            let row = &mut qkv.buffer_mut()[t * h.qkv_len()..][..h.qkv_len()];
+            for (i, head) in row[..(n_q + n_kv) * dim].chunks_exact_mut(dim).enumerate() {
+                if let Some((q_norm, k_norm)) = prep.qk_norm {
+                    let norm = if i < n_q { q_norm } else { k_norm };
+                    norm_row(
+                        head,
+                        norm.kind,
+                        norm.weight.buffer(),
+                        norm.bias.as_ref().map(|b| &b.buffer()[..]),
+                        norm.eps,
+                    );
+                }
+                if let Some((angles, style)) = prep.angles {
+                    rotate(head, &angles.buffer()[t * angles.row_len()..][..angles.row_len()], style);
+                }
+            }
+            let seq = &batch.seqs()[batch.seq_of_token()[t] as usize];
+            let pos = batch.positions()[t] as usize;
+            let block = batch.block_table(seq)[pos / block_size] as usize;
+            for (cache, values) in [(&mut kv.k, &row[n_q * dim..]), (&mut kv.v, &row[(n_q + n_kv) * dim..])] {
+                for (i, head) in values[..n_kv * dim].chunks_exact(dim).enumerate() {
+                    let at = ((block * n_kv + i) * block_size + pos % block_size) * dim;
+                    let encode = spec.quantize.ok_or(Error::Unsupported {
+                        op: "store_kv",
+                        dtype: spec.dtype,
+                        backend: self.name(),
+                    })?;
+                    encode(head, &mut rounded);
+                    (spec.dequantize)(&rounded, &mut cache.buffer_mut()[at..at + dim]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn attention(
+        &self,
+        y: &mut Tensor<Self>,
+        qkv: &Tensor<Self>,
+        kv: &KvLayer<Self>,
+        batch: &HostBatch,
+        params: &AttentionParams,
+    ) -> Result<()> {
+        let h = params.heads;
+        let dim = h.head_dim;
+        let block_size = kv.k.shape()[2];
+        for t in 0..qkv.rows() {
+            let seq = &batch.seqs()[batch.seq_of_token()[t] as usize];
+            let table = batch.block_table(seq);
+            let end = batch.positions()[t] as usize + 1;
+            let start = params.window.map_or(0, |w| end.saturating_sub(w));
+            for head in 0..h.n_heads {
+                let kv_head = head / (h.n_heads / h.n_kv_heads);
+                let at = |pos: usize| {
+                    let block = table[pos / block_size] as usize;
+                    ((block * h.n_kv_heads + kv_head) * block_size + pos % block_size) * dim
+                };
+                let q = &qkv.buffer()[t * h.qkv_len() + head * dim..][..dim];
+                let mut scores: Vec<f64> = (start..end)
+                    .map(|p| {
+                        let s = dot(q, &kv.k.buffer()[at(p)..][..dim]) * params.scale;
+                        f64::from(params.softcap.map_or(s, |cap| cap * (s / cap).tanh()))
+                    })
+                    .collect();
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                scores.iter_mut().for_each(|s| *s = (*s - max).exp());
+                let sum: f64 = scores.iter().sum();
+                for d in 0..dim {
+                    let values = (start..end).map(|p| f64::from(kv.v.buffer()[at(p) + d]));
+                    let out: f64 = scores.iter().zip(values).map(|(s, v)| s * v).sum();
+                    y.buffer_mut()[(t * h.n_heads + head) * dim + d] = (out / sum) as f32;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, f: Activation) -> Result<()> {
+        let n = y.row_len();
+        assert_eq!((x.row_len(), x.rows()), (2 * n, y.rows()));
+        for (x, y) in x.buffer().chunks_exact(2 * n).zip(y.buffer_mut().chunks_exact_mut(n)).take(x.rows()) {
+            for i in 0..n {
+                y[i] = activation(f, x[i]) * x[n + i];
+            }
+        }
+        Ok(())
+    }
+
+    fn activate(&self, x: &mut Tensor<Self>, f: Activation) -> Result<()> {
+        let len = x.len();
+        x.buffer_mut()[..len].iter_mut().for_each(|x| *x = activation(f, *x));
+        Ok(())
+    }
+
+    fn moe(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        router: &Tensor<Self>,
+        gate_up: &DenseMatrix,
+        down: &DenseMatrix,
+        params: &MoeParams,
+        _scratch: &mut MoeScratch<Self>,
+    ) -> Result<()> {
+        let (n, inner) = (x.row_len(), down.n_in);
+        let mut chosen = Vec::new();
+        for t in 0..x.rows() {
+            let x = &x.buffer()[t * n..][..n];
+            let out = &mut y.buffer_mut()[t * n..][..n];
+            out.fill(0.0);
+            route(&router.buffer()[t * router.row_len()..][..router.row_len()], params, &mut chosen);
+            for &(e, weight) in &chosen {
+                let hidden: Vec<f32> = (0..inner)
+                    .map(|i| {
+                        activation(params.activation, dot(x, gate_up.row(e, i)))
+                            * dot(x, gate_up.row(e, inner + i))
+                    })
+                    .collect();
+                for (i, out) in out.iter_mut().enumerate() {
+                    *out += weight * dot(&hidden, down.row(e, i));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn select_rows(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, batch: &HostBatch) -> Result<()> {
+        let n = x.row_len();
+        for (i, &t) in batch.logit_tokens().iter().enumerate() {
+            y.buffer_mut()[i * n..][..n].copy_from_slice(&x.buffer()[t as usize * n..][..n]);
+        }
+        Ok(())
+    }
+
+    fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {
+        let len = x.len();
+        x.buffer_mut()[..len].iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+        Ok(())
+    }
+
+    fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()> {
+        let len = x.len();
+        x.buffer_mut()[..len].iter_mut().for_each(|x| *x *= factor);
+        Ok(())
+    }
+}

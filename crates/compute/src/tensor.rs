@@ -1,0 +1,116 @@
+//! A tensor: a backend's buffer with an element type and a row-major shape.
+
+use crate::{Backend, DType};
+use std::fmt;
+
+/// Dimensions of a tensor, outermost first; at most four.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    dims: [usize; 4],
+    rank: usize,
+}
+
+impl Shape {
+    /// # Panics
+    /// With more than four dimensions, which no tensor of ours has.
+    pub fn new(dims: &[usize]) -> Self {
+        assert!(dims.len() <= 4, "a shape of {dims:?}");
+        let mut d = [1; 4];
+        d[..dims.len()].copy_from_slice(dims);
+        Self { dims: d, rank: dims.len() }
+    }
+
+    /// The dimensions, outermost first.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims[..self.rank]
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.dims().iter().product()
+    }
+
+    /// Whether some dimension is 0.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.dims())
+    }
+}
+
+/// A row-major tensor in a backend's memory.
+///
+/// Activations are made once for the largest batch; each step sets how many of their rows are in use ([`Tensor::set_rows`]).
+pub struct Tensor<B: Backend> {
+    buffer: B::Buffer,
+    dtype: DType,
+    shape: Shape,
+    max_rows: usize,
+}
+
+impl<B: Backend> Tensor<B> {
+    /// For backends: `buffer` holds `shape` elements of `dtype`.
+    pub fn from_buffer(buffer: B::Buffer, dtype: DType, shape: &[usize]) -> Self {
+        let shape = Shape::new(shape);
+        Self { buffer, dtype, shape, max_rows: shape.dims[0] }
+    }
+
+    /// Uses only the first `n` rows (outermost dimension) from now on.
+    ///
+    /// # Panics
+    /// If the tensor was made with fewer rows.
+    pub fn set_rows(&mut self, n: usize) {
+        assert!(n <= self.max_rows, "{n} rows of a tensor made for {}", self.max_rows);
+        self.shape.dims[0] = n;
+    }
+
+    /// Rows in use: the outermost dimension.
+    pub fn rows(&self) -> usize {
+        self.shape.dims[0]
+    }
+
+    /// Elements in one row: the product of all other dimensions.
+    pub fn row_len(&self) -> usize {
+        self.shape.dims[1..].iter().product()
+    }
+
+    /// Shape, outermost dimension first.
+    pub fn shape(&self) -> &[usize] {
+        self.shape.dims()
+    }
+
+    /// Elements in use.
+    pub fn len(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// Whether no element is in use.
+    pub fn is_empty(&self) -> bool {
+        self.shape.is_empty()
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The backend's buffer; it may be larger than the rows in use.
+    pub fn buffer(&self) -> &B::Buffer {
+        &self.buffer
+    }
+
+    /// The backend's buffer, to write to.
+    pub fn buffer_mut(&mut self) -> &mut B::Buffer {
+        &mut self.buffer
+    }
+}
+
+impl<B: Backend> fmt::Debug for Tensor<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?}", self.dtype, self.shape)
+    }
+}

@@ -1,0 +1,33 @@
+//! Gemma 3 (Gemma team 2025), text: five local layers for each global one, two rotations, normalized query and key heads.
+
+use super::{ArchSpec, gemma2};
+use crate::Result;
+use crate::config::ModelConfig;
+use crate::hyper::Hyper;
+use crate::rope::{RopeConfig, RopeScaling};
+
+pub(super) const SPEC: ArchSpec = ArchSpec {
+    name: "gemma3",
+    gguf: &["gemma3"],
+    hf: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
+    configure,
+};
+
+fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
+    let mut c = gemma2::base(h, "gemma3", 62)?;
+    c.qk_norm = true;
+    c.attn_softcap = if h.is_gguf() { None } else { h.f32("attn_softcap")? };
+    c.logit_softcap = h.f32("logit_softcap")?;
+    if h.f32("rope_theta")?.is_none() {
+        c.ropes[0].theta = 1e6;
+    }
+    let local = h.f32("rope_theta_local")?.unwrap_or(10_000.0);
+    c.ropes.push(RopeConfig { theta: local, scaling: RopeScaling::None, ..c.ropes[0].clone() });
+    let pattern = h.usize("sliding_window_pattern")?.unwrap_or(6).max(1);
+    let window = h.usize("sliding_window")?.unwrap_or(4096);
+    c.slide(h, Some(window), |i| !(i + 1).is_multiple_of(pattern))?;
+    for layer in &mut c.layers {
+        layer.rope = Some(usize::from(layer.window.is_some()));
+    }
+    Ok(c)
+}

@@ -1,0 +1,32 @@
+//! GPT-2 (Radford et al. 2019): learned positions, LayerNorm, one matrix for q, k and v.
+
+use super::ArchSpec;
+use crate::Result;
+use crate::config::ModelConfig;
+use crate::hyper::Hyper;
+use realizar_compute::{Activation, NormKind, RopeStyle};
+
+pub(super) const SPEC: ArchSpec =
+    ArchSpec { name: "gpt2", gguf: &["gpt2"], hf: &["GPT2LMHeadModel"], configure };
+
+fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
+    let mut c = ModelConfig::base(h, "gpt2", RopeStyle::Half)?;
+    if !h.is_gguf() {
+        if h.hf_bool("scale_attn_by_inverse_layer_idx")?.unwrap_or(false) {
+            return Err(h.unsupported("gpt2 with scale_attn_by_inverse_layer_idx is not supported"));
+        }
+        if !h.hf_bool("scale_attn_weights")?.unwrap_or(true) {
+            c.attn_scale = 1.0;
+        }
+    }
+    c.learned_positions = true;
+    c.ropes.clear();
+    c.layers.iter_mut().for_each(|l| l.rope = None);
+    c.norm_kind = NormKind::Layer;
+    c.gated = false;
+    c.activation = Activation::GeluTanh;
+    c.read_activation(h)?;
+    // Hugging Face stores this architecture's matrices as [n_in, n_out].
+    c.transposed = !h.is_gguf();
+    Ok(c)
+}

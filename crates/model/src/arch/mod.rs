@@ -1,0 +1,85 @@
+//! The architectures: for each one, how its hyper-parameters become a [`ModelConfig`].
+//!
+//! A new architecture is a file here and a row in [`ARCHS`]; `names.rs` only where it has a weight that nobody had before.
+
+mod bitnet;
+mod gemma2;
+mod gemma3;
+mod gpt2;
+mod llama;
+mod mistral;
+mod mixtral;
+mod phi2;
+mod phi3;
+mod qwen2;
+mod qwen3;
+mod qwen3_moe;
+
+use crate::config::ModelConfig;
+use crate::hyper::Hyper;
+use crate::source::{Format, TensorSource};
+use crate::{Error, Result};
+
+/// One architecture.
+pub struct ArchSpec {
+    /// Our name.
+    pub name: &'static str,
+    /// `general.architecture` in GGUF.
+    pub gguf: &'static [&'static str],
+    /// `architectures` in `config.json`.
+    pub hf: &'static [&'static str],
+    /// Reads the hyper-parameters.
+    pub configure: fn(&Hyper<'_>) -> Result<ModelConfig>,
+}
+
+/// All architectures.
+pub static ARCHS: &[ArchSpec] = &[
+    llama::SPEC,
+    mistral::SPEC,
+    mixtral::SPEC,
+    qwen2::SPEC,
+    qwen3::SPEC,
+    qwen3_moe::SPEC,
+    phi2::SPEC,
+    phi3::SPEC,
+    gemma2::SPEC,
+    gemma3::SPEC,
+    gpt2::SPEC,
+    bitnet::SPEC,
+];
+
+/// Reads a model's description.
+///
+/// Errors: `UnknownArchitecture` with the names of those we know; any contradiction in the file.
+pub fn configure(source: &dyn TensorSource) -> Result<ModelConfig> {
+    let (name, spec) = find(source)?;
+    (spec.configure)(&Hyper::new(source, &name))
+}
+
+fn find(source: &dyn TensorSource) -> Result<(String, &'static ArchSpec)> {
+    let meta = source.metadata();
+    let missing = |key: &str| Error::MissingKey { path: source.path().to_owned(), key: key.to_owned() };
+    let (name, spec) = match source.format() {
+        Format::Gguf => {
+            let name = meta.get_str("general.architecture")?.ok_or_else(|| missing("general.architecture"))?;
+            (name.to_owned(), ARCHS.iter().find(|a| a.gguf.contains(&name)))
+        }
+        Format::Safetensors => {
+            let names = meta.get_strings("architectures")?.ok_or_else(|| missing("architectures"))?;
+            let name = names.iter().next().ok_or_else(|| missing("architectures"))?.to_string();
+            let spec = ARCHS.iter().find(|a| a.hf.contains(&name.as_str()));
+            (name, spec)
+        }
+    };
+    spec.map(|spec| (name.clone(), spec)).ok_or_else(|| {
+        let known = ARCHS.iter().flat_map(|a| match source.format() {
+            Format::Gguf => a.gguf,
+            Format::Safetensors => a.hf,
+        });
+        Error::UnknownArchitecture {
+            path: source.path().to_owned(),
+            found: name,
+            known: known.copied().collect::<Vec<_>>().join(", "),
+        }
+    })
+}

@@ -1,0 +1,27 @@
+//! Phi 1.5 and 2 (Li et al. 2023): attention and feed-forward side by side, LayerNorm, partial rotation.
+
+use super::ArchSpec;
+use crate::Result;
+use crate::config::ModelConfig;
+use crate::hyper::Hyper;
+use realizar_compute::{Activation, NormKind, RopeStyle};
+
+pub(super) const SPEC: ArchSpec = ArchSpec { name: "phi2", gguf: &["phi2"], hf: &["PhiForCausalLM"], configure };
+
+fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
+    let mut c = ModelConfig::base(h, "phi2", RopeStyle::Half)?;
+    if !h.is_gguf() {
+        if h.hf_bool("qk_layernorm")?.unwrap_or(false) {
+            return Err(h.unsupported("phi with qk_layernorm is not supported"));
+        }
+        if h.f32("partial_rotary_factor")?.is_none() {
+            c.ropes[0].dim = c.heads.head_dim / 2;
+        }
+    }
+    c.norm_kind = NormKind::Layer;
+    c.parallel = true;
+    c.gated = false;
+    c.activation = Activation::GeluTanh;
+    c.read_activation(h)?;
+    Ok(c)
+}

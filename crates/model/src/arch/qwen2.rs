@@ -1,0 +1,26 @@
+//! Qwen 2 and 2.5: Llama with biases on q, k and v.
+
+use super::ArchSpec;
+use crate::Result;
+use crate::config::ModelConfig;
+use crate::hyper::Hyper;
+use realizar_compute::RopeStyle;
+
+pub(super) const SPEC: ArchSpec =
+    ArchSpec { name: "qwen2", gguf: &["qwen2"], hf: &["Qwen2ForCausalLM"], configure };
+
+fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
+    let mut c = ModelConfig::base(h, "qwen2", RopeStyle::Half)?;
+    c.read_activation(h)?;
+    slide(&mut c, h, false)?;
+    Ok(c)
+}
+
+/// Qwen states a window and whether to use it; where it is used, the first `max_window_layers` see everything.
+pub(super) fn slide(c: &mut ModelConfig, h: &Hyper<'_>, all_layers: bool) -> Result<()> {
+    if h.is_gguf() || !h.hf_bool("use_sliding_window")?.unwrap_or(false) {
+        return Ok(());
+    }
+    let full = if all_layers { 0 } else { h.hf_usize("max_window_layers")?.unwrap_or(28) };
+    c.slide(h, Some(h.usize("sliding_window")?.unwrap_or(4096)), |i| i >= full)
+}

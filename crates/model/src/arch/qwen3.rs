@@ -1,0 +1,18 @@
+//! Qwen 3: Llama with normalized query and key heads.
+
+use super::{ArchSpec, qwen2};
+use crate::Result;
+use crate::config::ModelConfig;
+use crate::hyper::Hyper;
+use realizar_compute::RopeStyle;
+
+pub(super) const SPEC: ArchSpec =
+    ArchSpec { name: "qwen3", gguf: &["qwen3"], hf: &["Qwen3ForCausalLM"], configure };
+
+fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
+    let mut c = ModelConfig::base(h, "qwen3", RopeStyle::Half)?;
+    c.qk_norm = true;
+    c.read_activation(h)?;
+    qwen2::slide(&mut c, h, false)?;
+    Ok(c)
+}

@@ -1,0 +1,181 @@
+//! Hyper-parameters in one vocabulary: each of our keys is looked up under GGUF's name or under Hugging Face's.
+
+use crate::source::{Format, TensorSource};
+use crate::{Error, Result};
+
+/// One hyper-parameter's names.
+struct Key {
+    ours: &'static str,
+    /// Behind the architecture's prefix, such as `llama.`.
+    gguf: &'static str,
+    /// In `config.json`; the first that is there counts.
+    hf: &'static [&'static str],
+}
+
+const fn key(ours: &'static str, gguf: &'static str, hf: &'static [&'static str]) -> Key {
+    Key { ours, gguf, hf }
+}
+
+static KEYS: &[Key] = &[
+    key("hidden_size", "embedding_length", &["hidden_size", "n_embd"]),
+    key("intermediate_size", "feed_forward_length", &["intermediate_size", "n_inner"]),
+    key("n_layers", "block_count", &["num_hidden_layers", "n_layer"]),
+    key("n_heads", "attention.head_count", &["num_attention_heads", "n_head"]),
+    key("n_kv_heads", "attention.head_count_kv", &["num_key_value_heads"]),
+    key("head_dim", "attention.key_length", &["head_dim"]),
+    key("context_length", "context_length", &["max_position_embeddings", "n_positions", "n_ctx"]),
+    key("vocab_size", "vocab_size", &["vocab_size"]),
+    key("rms_norm_eps", "attention.layer_norm_rms_epsilon", &["rms_norm_eps"]),
+    key("layer_norm_eps", "attention.layer_norm_epsilon", &["layer_norm_eps", "layer_norm_epsilon"]),
+    key("sliding_window", "attention.sliding_window", &["sliding_window"]),
+    key("sliding_window_pattern", "attention.sliding_window_pattern", &["sliding_window_pattern"]),
+    key("attn_softcap", "attn_logit_softcapping", &["attn_logit_softcapping"]),
+    key("logit_softcap", "final_logit_softcapping", &["final_logit_softcapping"]),
+    key("query_pre_attn_scalar", "attention.query_pre_attn_scalar", &["query_pre_attn_scalar"]),
+    key("n_experts", "expert_count", &["num_experts", "num_local_experts"]),
+    key("n_experts_used", "expert_used_count", &["num_experts_per_tok"]),
+    key("expert_intermediate_size", "expert_feed_forward_length", &["moe_intermediate_size"]),
+    key("norm_topk", "expert_weights_norm", &["norm_topk_prob"]),
+    key("rope_dim", "rope.dimension_count", &[]),
+    key("rope_theta", "rope.freq_base", &["rope_theta", "rope_parameters.rope_theta", "rope_parameters.full_attention.rope_theta"]),
+    key(
+        "rope_theta_local",
+        "rope.freq_base_swa",
+        &["rope_local_base_freq", "rope_parameters.sliding_attention.rope_theta"],
+    ),
+    key("partial_rotary_factor", "", &["partial_rotary_factor", "rope_parameters.partial_rotary_factor"]),
+    key("rope_original_context", "rope.scaling.original_context_length", &["original_max_position_embeddings"]),
+];
+
+/// Looks up a model's hyper-parameters.
+#[derive(Clone, Copy)]
+pub struct Hyper<'a> {
+    source: &'a dyn TensorSource,
+    prefix: &'a str,
+}
+
+impl<'a> Hyper<'a> {
+    /// `prefix` is the architecture's name in GGUF keys.
+    pub fn new(source: &'a dyn TensorSource, prefix: &'a str) -> Self {
+        Self { source, prefix }
+    }
+
+    /// The model.
+    pub fn source(&self) -> &'a dyn TensorSource {
+        self.source
+    }
+
+    /// Whether the keys are GGUF's.
+    pub fn is_gguf(&self) -> bool {
+        self.source.format() == Format::Gguf
+    }
+
+    /// The names under which one of our keys may stand, the preferred first.
+    fn names(&self, ours: &str) -> Vec<String> {
+        let key = KEYS.iter().find(|k| k.ours == ours).unwrap_or_else(|| panic!("no hyper-parameter is called {ours}"));
+        match self.source.format() {
+            Format::Gguf => vec![format!("{}.{}", self.prefix, key.gguf)],
+            Format::Safetensors => Self::hf_names(key.hf),
+        }
+    }
+
+    /// A multimodal model's text part has its own section.
+    fn hf_names(names: &[&str]) -> Vec<String> {
+        names.iter().flat_map(|n| [(*n).to_string(), format!("text_config.{n}")]).collect()
+    }
+
+    fn first<T>(&self, names: &[String], get: impl Fn(&str) -> Result<Option<T>>) -> Result<Option<T>> {
+        for name in names {
+            if let Some(value) = get(name)? {
+                return Ok(Some(value));
+            }
+        }
+        Ok(None)
+    }
+
+    fn missing(&self, ours: &str) -> Error {
+        Error::MissingKey { path: self.source.path().to_owned(), key: self.names(ours).join(" or ") }
+    }
+
+    /// A whole number; `None` where the file does not state it.
+    pub fn usize(&self, ours: &str) -> Result<Option<usize>> {
+        self.first(&self.names(ours), |n| self.source.metadata().get_usize(n))
+    }
+
+    /// A whole number that the model cannot be without.
+    pub fn need_usize(&self, ours: &str) -> Result<usize> {
+        self.usize(ours)?.ok_or_else(|| self.missing(ours))
+    }
+
+    /// A number.
+    pub fn f32(&self, ours: &str) -> Result<Option<f32>> {
+        self.first(&self.names(ours), |n| self.source.metadata().get_f32(n))
+    }
+
+    /// A number that the model cannot be without.
+    pub fn need_f32(&self, ours: &str) -> Result<f32> {
+        self.f32(ours)?.ok_or_else(|| self.missing(ours))
+    }
+
+    /// A truth value.
+    pub fn bool(&self, ours: &str) -> Result<Option<bool>> {
+        self.first(&self.names(ours), |n| self.source.metadata().get_bool(n))
+    }
+
+    /// A whole number of GGUF's section for this architecture.
+    pub fn gguf_usize(&self, key: &str) -> Result<Option<usize>> {
+        self.source.metadata().get_usize(&format!("{}.{key}", self.prefix))
+    }
+
+    /// A number of GGUF's section for this architecture.
+    pub fn gguf_f32(&self, key: &str) -> Result<Option<f32>> {
+        self.source.metadata().get_f32(&format!("{}.{key}", self.prefix))
+    }
+
+    /// A string of GGUF's section for this architecture.
+    pub fn gguf_str(&self, key: &str) -> Result<Option<&'a str>> {
+        self.source.metadata().get_str(&format!("{}.{key}", self.prefix))
+    }
+
+    /// A whole number of `config.json` under exactly this name.
+    pub fn hf_usize(&self, key: &str) -> Result<Option<usize>> {
+        self.first(&Self::hf_names(&[key]), |n| self.source.metadata().get_usize(n))
+    }
+
+    /// A number of `config.json` under exactly this name.
+    pub fn hf_f32(&self, key: &str) -> Result<Option<f32>> {
+        self.first(&Self::hf_names(&[key]), |n| self.source.metadata().get_f32(n))
+    }
+
+    /// A truth value of `config.json` under exactly this name.
+    pub fn hf_bool(&self, key: &str) -> Result<Option<bool>> {
+        self.first(&Self::hf_names(&[key]), |n| self.source.metadata().get_bool(n))
+    }
+
+    /// A string of `config.json` under exactly this name.
+    pub fn hf_str(&self, key: &str) -> Result<Option<&'a str>> {
+        self.first(&Self::hf_names(&[key]), |n| self.source.metadata().get_str(n))
+    }
+
+    /// A list of numbers of `config.json` under exactly this name.
+    pub fn hf_f32s(&self, key: &str) -> Result<Option<Vec<f32>>> {
+        self.first(&Self::hf_names(&[key]), |n| self.source.metadata().get_f32s(n).map(|v| v.map(|v| v.to_vec())))
+    }
+
+    /// A list of strings of `config.json` under exactly this name.
+    pub fn hf_strings(&self, key: &str) -> Result<Option<Vec<String>>> {
+        self.first(&Self::hf_names(&[key]), |n| {
+            Ok(self.source.metadata().get_strings(n)?.map(|v| v.iter().map(|s| s.to_string()).collect()))
+        })
+    }
+
+    /// An error about this model's description.
+    pub fn invalid(&self, reason: impl Into<String>) -> Error {
+        Error::Malformed { path: self.source.path().to_owned(), reason: reason.into() }
+    }
+
+    /// An error about a variant that this program does not run.
+    pub fn unsupported(&self, reason: impl Into<String>) -> Error {
+        Error::Unsupported { path: self.source.path().to_owned(), reason: reason.into() }
+    }
+}

@@ -1,0 +1,41 @@
+//! The cache of keys and values, in blocks that sequences own through their block tables.
+
+use crate::Result;
+use crate::config::ModelConfig;
+use realizar_compute::{Backend, DType, KvLayer};
+
+/// Keys and values of all layers.
+pub struct KvCache<B: Backend> {
+    layers: Vec<KvLayer<B>>,
+    n_blocks: usize,
+    block_size: usize,
+}
+
+impl<B: Backend> KvCache<B> {
+    /// Room for `n_blocks` blocks of `block_size` tokens.
+    pub fn new(backend: &B, config: &ModelConfig, dtype: DType, n_blocks: usize, block_size: usize) -> Result<Self> {
+        let layers = (0..config.layers.len()).map(|_| backend.kv_layer(dtype, n_blocks, block_size, config.heads));
+        Ok(Self { layers: layers.collect::<std::result::Result<_, _>>()?, n_blocks, block_size })
+    }
+
+    /// Blocks.
+    pub fn n_blocks(&self) -> usize {
+        self.n_blocks
+    }
+
+    /// Tokens in a block.
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// One layer's part.
+    pub fn layer_mut(&mut self, layer: usize) -> &mut KvLayer<B> {
+        &mut self.layers[layer]
+    }
+
+    /// Copies a block over another in all layers.
+    pub fn copy_block(&mut self, backend: &B, to: usize, from: usize) -> Result<()> {
+        self.layers.iter_mut().try_for_each(|kv| backend.copy_block(kv, to, from))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,139 @@
+//! The names of weights: ours, GGUF's and Hugging Face's.
+
+use crate::source::{Format, TensorSource};
+
+/// One weight's names, without the `.weight` or `.bias` at their end.
+///
+/// `{i}` stands for the layer, `{e}` for the expert where a format stores experts one by one.
+#[derive(Debug)]
+pub struct WeightName {
+    /// What this project calls it.
+    pub ours: &'static str,
+    /// In GGUF.
+    pub gguf: &'static str,
+    /// In Hugging Face folders; the first that a file has counts.
+    pub hf: &'static [&'static str],
+}
+
+const fn row(ours: &'static str, gguf: &'static str, hf: &'static [&'static str]) -> WeightName {
+    WeightName { ours, gguf, hf }
+}
+
+/// All weights of all architectures.
+pub static NAMES: &[WeightName] = &[
+    row("embed", "token_embd", &["model.embed_tokens", "transformer.wte", "wte"]),
+    row("position_embed", "position_embd", &["transformer.wpe", "wpe"]),
+    row("final_norm", "output_norm", &["model.norm", "model.final_layernorm", "transformer.ln_f", "ln_f"]),
+    row("lm_head", "output", &["lm_head"]),
+    row("attn_norm", "blk.{i}.attn_norm", &["model.layers.{i}.input_layernorm", "transformer.h.{i}.ln_1", "h.{i}.ln_1"]),
+    row("q_proj", "blk.{i}.attn_q", &["model.layers.{i}.self_attn.q_proj"]),
+    row("k_proj", "blk.{i}.attn_k", &["model.layers.{i}.self_attn.k_proj"]),
+    row("v_proj", "blk.{i}.attn_v", &["model.layers.{i}.self_attn.v_proj"]),
+    row(
+        "qkv_proj",
+        "blk.{i}.attn_qkv",
+        &["model.layers.{i}.self_attn.qkv_proj", "transformer.h.{i}.attn.c_attn", "h.{i}.attn.c_attn"],
+    ),
+    row("q_norm", "blk.{i}.attn_q_norm", &["model.layers.{i}.self_attn.q_norm"]),
+    row("k_norm", "blk.{i}.attn_k_norm", &["model.layers.{i}.self_attn.k_norm"]),
+    row("attn_sub_norm", "blk.{i}.attn_sub_norm", &["model.layers.{i}.self_attn.attn_sub_norm"]),
+    row(
+        "o_proj",
+        "blk.{i}.attn_output",
+        &[
+            "model.layers.{i}.self_attn.o_proj",
+            "model.layers.{i}.self_attn.dense",
+            "transformer.h.{i}.attn.c_proj",
+            "h.{i}.attn.c_proj",
+        ],
+    ),
+    row("post_attn_norm", "blk.{i}.post_attention_norm", &["model.layers.{i}.post_attention_layernorm"]),
+    row(
+        "ffn_norm",
+        "blk.{i}.ffn_norm",
+        &[
+            "model.layers.{i}.pre_feedforward_layernorm",
+            "model.layers.{i}.post_attention_layernorm",
+            "transformer.h.{i}.ln_2",
+            "h.{i}.ln_2",
+        ],
+    ),
+    row("gate_proj", "blk.{i}.ffn_gate", &["model.layers.{i}.mlp.gate_proj"]),
+    row(
+        "up_proj",
+        "blk.{i}.ffn_up",
+        &[
+            "model.layers.{i}.mlp.up_proj",
+            "model.layers.{i}.mlp.fc1",
+            "transformer.h.{i}.mlp.c_fc",
+            "h.{i}.mlp.c_fc",
+        ],
+    ),
+    // GGUF has no name of its own for a fused gate and up: it is an `ffn_up` of twice the rows.
+    row("gate_up_proj", "blk.{i}.ffn_up", &["model.layers.{i}.mlp.gate_up_proj"]),
+    row("ffn_sub_norm", "blk.{i}.ffn_sub_norm", &["model.layers.{i}.mlp.ffn_sub_norm"]),
+    row(
+        "down_proj",
+        "blk.{i}.ffn_down",
+        &[
+            "model.layers.{i}.mlp.down_proj",
+            "model.layers.{i}.mlp.fc2",
+            "transformer.h.{i}.mlp.c_proj",
+            "h.{i}.mlp.c_proj",
+        ],
+    ),
+    row("post_ffn_norm", "blk.{i}.post_ffw_norm", &["model.layers.{i}.post_feedforward_layernorm"]),
+    row(
+        "router",
+        "blk.{i}.ffn_gate_inp",
+        &["model.layers.{i}.block_sparse_moe.gate", "model.layers.{i}.mlp.gate"],
+    ),
+    row(
+        "experts.gate_proj",
+        "blk.{i}.ffn_gate_exps",
+        &["model.layers.{i}.block_sparse_moe.experts.{e}.w1", "model.layers.{i}.mlp.experts.{e}.gate_proj"],
+    ),
+    row(
+        "experts.up_proj",
+        "blk.{i}.ffn_up_exps",
+        &["model.layers.{i}.block_sparse_moe.experts.{e}.w3", "model.layers.{i}.mlp.experts.{e}.up_proj"],
+    ),
+    row(
+        "experts.down_proj",
+        "blk.{i}.ffn_down_exps",
+        &["model.layers.{i}.block_sparse_moe.experts.{e}.w2", "model.layers.{i}.mlp.experts.{e}.down_proj"],
+    ),
+];
+
+/// The candidates for a weight's name in a format.
+///
+/// # Panics
+/// If `ours` is not in [`NAMES`].
+pub fn candidates(ours: &str, format: Format) -> &'static [&'static str] {
+    let row = NAMES.iter().find(|n| n.ours == ours).unwrap_or_else(|| panic!("no weight is called {ours}"));
+    match format {
+        Format::Gguf => std::slice::from_ref(&row.gguf),
+        Format::Safetensors => row.hf,
+    }
+}
+
+/// Fills in layer, expert and suffix. Weights of a multimodal model's text part stand below `language_model.`.
+pub fn file_name(
+    source: &dyn TensorSource,
+    ours: &str,
+    layer: Option<usize>,
+    expert: Option<usize>,
+    suffix: &str,
+) -> Option<String> {
+    candidates(ours, source.format()).iter().find_map(|pattern| {
+        let mut name = format!("{pattern}.{suffix}");
+        if let Some(i) = layer {
+            name = name.replace("{i}", &i.to_string());
+        }
+        if let Some(e) = expert {
+            name = name.replace("{e}", &e.to_string());
+        }
+        let nested = [format!("language_model.{name}"), name.replacen("model.", "model.language_model.", 1)];
+        std::iter::once(name).chain(nested).find(|n| source.find(n).is_some())
+    })
+}

@@ -1,0 +1,85 @@
+//! The buffers that a step computes in, made once for the largest batch.
+
+use crate::Result;
+use crate::config::ModelConfig;
+use realizar_compute::{Backend, BatchLimits, DType, MoeScratch, Tensor};
+
+/// Activations of one step; every tensor is `F32`.
+pub struct Workspace<B: Backend> {
+    /// The residual stream, `[n_tokens, hidden_size]`.
+    pub residual: Tensor<B>,
+    /// Its norm, the input of the next block, `[n_tokens, hidden_size]`.
+    pub normed: Tensor<B>,
+    /// A block's output before it joins the residual, `[n_tokens, hidden_size]`.
+    pub output: Tensor<B>,
+    /// Queries, keys and values, `[n_tokens, qkv_len]`.
+    pub qkv: Tensor<B>,
+    /// Attention's result, `[n_tokens, n_heads · head_dim]`.
+    pub attended: Tensor<B>,
+    /// Gate and up side by side, `[n_tokens, 2 · intermediate_size]`.
+    pub gate_up: Tensor<B>,
+    /// The input of `down_proj`, `[n_tokens, intermediate_size]`.
+    pub hidden: Tensor<B>,
+    /// Scores of experts and the experts' own buffers.
+    pub moe: Option<(Tensor<B>, MoeScratch<B>)>,
+    /// Cosines and sines of each rotation, `[n_tokens, dim]`.
+    pub angles: Vec<Tensor<B>>,
+    /// The residual of the tokens that yield logits, `[n_logits, hidden_size]`.
+    pub last: Tensor<B>,
+    /// `[n_logits, vocab_size]`
+    pub logits: Tensor<B>,
+}
+
+impl<B: Backend> Workspace<B> {
+    /// Buffers for batches within `limits`.
+    pub fn new(backend: &B, c: &ModelConfig, limits: &BatchLimits) -> Result<Self> {
+        let n = limits.n_tokens;
+        let f32s = |rows: usize, len: usize| backend.zeros(DType::F32, &[rows, len]);
+        let moe = c.moe.map(|m| -> Result<_> {
+            let rows = n * m.n_used;
+            let scratch = MoeScratch {
+                x: f32s(rows, c.hidden_size)?,
+                gate_up: f32s(rows, 2 * m.intermediate_size)?,
+                hidden: f32s(rows, m.intermediate_size)?,
+                y: f32s(rows, c.hidden_size)?,
+            };
+            Ok((f32s(n, m.n_experts)?, scratch))
+        });
+        let has_dense = c.layers.iter().any(|l| !l.moe);
+        let dense = if has_dense { c.intermediate_size } else { 0 };
+        Ok(Self {
+            residual: f32s(n, c.hidden_size)?,
+            normed: f32s(n, c.hidden_size)?,
+            output: f32s(n, c.hidden_size)?,
+            qkv: f32s(n, c.heads.qkv_len())?,
+            attended: f32s(n, c.heads.n_heads * c.heads.head_dim)?,
+            gate_up: f32s(n, if c.gated { 2 * dense } else { 0 })?,
+            hidden: f32s(n, dense)?,
+            moe: moe.transpose()?,
+            angles: c.ropes.iter().map(|r| f32s(n, r.dim)).collect::<std::result::Result<_, _>>()?,
+            last: f32s(limits.n_logits, c.hidden_size)?,
+            logits: f32s(limits.n_logits, c.vocab_size)?,
+        })
+    }
+
+    /// Sets how many rows a step uses.
+    pub fn set_rows(&mut self, n_tokens: usize, n_logits: usize) {
+        for t in [
+            &mut self.residual,
+            &mut self.normed,
+            &mut self.output,
+            &mut self.qkv,
+            &mut self.attended,
+            &mut self.gate_up,
+            &mut self.hidden,
+        ] {
+            t.set_rows(n_tokens);
+        }
+        self.angles.iter_mut().for_each(|t| t.set_rows(n_tokens));
+        if let Some((router, _)) = &mut self.moe {
+            router.set_rows(n_tokens);
+        }
+        self.last.set_rows(n_logits);
+        self.logits.set_rows(n_logits);
+    }
+}
