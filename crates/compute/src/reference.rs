@@ -248,7 +248,13 @@ impl Backend for Reference {
     fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
         let (n, len) = (x.row_len(), x.len());
         for row in x.buffer_mut()[..len].chunks_exact_mut(n) {
-            norm_row(row, norm.kind, norm.weight.buffer(), norm.bias.as_ref().map(|b| &b.buffer()[..]), norm.eps);
+            norm_row(
+                row,
+                norm.kind,
+                norm.weight.buffer(),
+                norm.bias.as_ref().map(|b| &b.buffer()[..]),
+                norm.eps,
+            );
         }
         Ok(())
     }
