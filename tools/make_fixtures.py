@@ -102,9 +102,10 @@ def write_tokenizer(folder, chat_template):
 
 # ----------------------------------------------------------------------------------------------------------------- variants
 
+# Norm epsilons are larger than any real model's, so that a wrong one shows.
 COMMON = dict(
     vocab_size=VOCAB, bos_token_id=END, eos_token_id=END, pad_token_id=PAD, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5,
+    num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-3,
 )
 SMALL = dict(COMMON, hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
              tie_word_embeddings=True)
@@ -137,7 +138,7 @@ THREE_HEADS = dict(COMMON, hidden_size=24, intermediate_size=28, num_attention_h
 FOUR_HEADS = dict(COMMON, hidden_size=24, intermediate_size=28, head_dim=8)
 GEMMA2 = dict(
     FOUR_HEADS, query_pre_attn_scalar=8, sliding_window=8, rope_parameters=rope(), attn_logit_softcapping=3.0,
-    final_logit_softcapping=2.5, rms_norm_eps=1e-6, tie_word_embeddings=True,
+    final_logit_softcapping=2.5, rms_norm_eps=2e-3, tie_word_embeddings=True,
 )
 BITNET = dict(THREE_HEADS, rope_parameters=rope(500000.0), tie_word_embeddings=True)
 
@@ -189,7 +190,7 @@ VARIANTS = {
                          decoder_sparse_step=1, rope_parameters=rope(1e6), tie_word_embeddings=True), 11,
     ),
     "phi2": Variant(
-        "Phi", dict(THREE_HEADS, intermediate_size=96, num_key_value_heads=3, layer_norm_eps=1e-5,
+        "Phi", dict(THREE_HEADS, intermediate_size=96, num_key_value_heads=3, layer_norm_eps=1e-3,
                     rope_parameters=rope(partial_rotary_factor=0.5)), 12, legacy_rope=True,
     ),
     "phi3": Variant(
@@ -210,14 +211,14 @@ VARIANTS = {
     ),
     "gemma3": Variant(
         "Gemma3", dict(
-            FOUR_HEADS, num_hidden_layers=3, query_pre_attn_scalar=8, sliding_window=8, rms_norm_eps=1e-6, tie_word_embeddings=True,
+            FOUR_HEADS, num_hidden_layers=3, query_pre_attn_scalar=8, sliding_window=8, rms_norm_eps=2e-3, tie_word_embeddings=True,
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
             rope_parameters={"full_attention": rope(1000.0, "linear", factor=2.0), "sliding_attention": rope(10.0)},
         ), 17,
     ),
     "gpt2": Variant(
         "GPT2", dict(vocab_size=VOCAB, bos_token_id=END, eos_token_id=END, pad_token_id=PAD, n_embd=24, n_layer=2, n_head=3,
-                     n_positions=64, layer_norm_epsilon=1e-5, tie_word_embeddings=True), 18,
+                     n_positions=64, layer_norm_epsilon=1e-3, tie_word_embeddings=True), 18,
     ),
     "bitnet": Variant(
         "BitNet", dict(BITNET, hidden_act="silu"), 19, ternary=True,
@@ -252,7 +253,7 @@ def random_state(model, variant, seed):
             value = 0.2 * noise
         else:
             fan_in = shape[0] if variant.kind == "GPT2" else shape[-1]
-            gain = 1.0 if re.search(r"(v_proj|up_proj|fc1|c_fc)\.weight$", name) else 1.6
+            gain = 1.0 if re.search(r"(v_proj|up_proj)\.weight$", name) else 2.0 if re.search(r"(fc1|c_fc)\.weight$", name) else 1.6
             if variant.ternary:
                 value = np.clip(np.round(noise * 1.2), -1, 1) * np.float32(gain / math.sqrt(fan_in))
             else:
