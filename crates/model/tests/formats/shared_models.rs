@@ -1,6 +1,7 @@
 //! Real files of the shared test data, where it is present.
 
 use realizar_compute::DType;
+use realizar_model::gguf;
 use realizar_model::source::{self, Format, TensorSource};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -55,6 +56,34 @@ fn every_shared_gguf_opens() {
             let tokens = model.metadata().get_strings("tokenizer.ggml.tokens").unwrap().unwrap();
             assert!(tokens.len() > 30_000, "{}", file.display());
         }
+    }
+}
+
+/// Metadata keeps the exact types of the file and tensors their order, so a copy by our writer is the file itself, but
+/// for the padding at the end that some writers leave out.
+#[test]
+fn a_copy_of_a_shared_gguf_is_the_same_file() {
+    let Some(data) = shared_data() else { return };
+    let mut files = Vec::new();
+    files_with_extension(&data, "gguf", &mut files);
+    for file in files {
+        let model = source::open(&file).unwrap();
+        let mut header = gguf::Header::new("copy.gguf");
+        for (key, value) in model.metadata().iter() {
+            header.set(key, value.clone()).unwrap();
+        }
+        for info in model.tensors() {
+            header.tensor(&info.name, info.dtype, &info.shape).unwrap();
+        }
+        let mut writer = gguf::Writer::new(Vec::new(), header).unwrap();
+        for info in model.tensors() {
+            writer.tensor(&info.name, &model.tensor(&info.name).unwrap().bytes).unwrap();
+        }
+        let copy = writer.finish().unwrap();
+        let original = std::fs::read(&file).unwrap();
+        let (same, padding) = copy.split_at(original.len());
+        assert!(same == original, "{}", file.display());
+        assert!(padding.len() < 32 && padding.iter().all(|&byte| byte == 0), "{}", file.display());
     }
 }
 
