@@ -1,0 +1,324 @@
+//! The right-hand side of a product, in the form that a kernel wants: floats, BF16 pairs, or 8-bit integers with scales.
+//!
+//! Rows are cut into tiles of [`TILE`]; inside a tile the rows of one block of elements lie side by side, so that a kernel
+//! walks one stream. A row's form depends on that row alone.
+
+use crate::cpu::isa::Isa;
+use crate::cpu::simd::{Kernel, Simd, dispatch};
+use crate::cpu::threads::Pool;
+
+/// Rows of a tile (the last one may have fewer).
+pub(super) const TILE: usize = 32;
+
+/// What a kernel wants activations as.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Form {
+    /// `f32` [n_in, rows]
+    F32,
+    /// Pairs of BF16 [n_in / 2, rows]
+    Bf16,
+    /// `i8` [n_in / 32, rows, 32] with a scale for each block of 32
+    Int8Block32,
+    /// `i8` [n_in / 32, rows, 32] with a scale for each block of 256
+    Int8Block256,
+}
+
+/// Buffers for the forms of one input; reused from product to product, they grow and never shrink.
+#[derive(Default)]
+pub struct Activations {
+    f32: Prepared,
+    bf16: Prepared,
+    int8_block32: Prepared,
+    int8_block256: Prepared,
+}
+
+/// All rows of an input in one form; tiles one after the other.
+#[derive(Default)]
+pub(super) struct Prepared {
+    m: usize,
+    n_in: usize,
+    floats: Vec<f32>,
+    pairs: Vec<u32>,
+    q: Vec<i8>,
+    scales: Vec<f32>,
+    offsets: [Vec<i32>; 2],
+}
+
+/// A tile of rows in one form; fields that the form does not have are empty.
+#[derive(Clone, Copy)]
+pub(super) struct Tile<'a> {
+    /// Number of rows, 1 to [`TILE`].
+    pub(super) rows: usize,
+    /// [`Form::F32`]: [n_in, rows]
+    pub(super) floats: &'a [f32],
+    /// [`Form::Bf16`]: [n_in / 2, rows]; the earlier number in the low half.
+    pub(super) pairs: &'a [u32],
+    /// [n_in / 32, rows, 32]; values in -127..=127
+    pub(super) q: &'a [i8],
+    /// [n_in / 32, rows] or [n_in / 256, rows]
+    pub(super) scales: &'a [f32],
+    /// What integer sums start from or subtract, for weights that are stored with a zero point.
+    ///
+    /// [`Form::Int8Block32`]: -128 times and -8 times the sum of each block, [n_in / 32, rows] both.
+    /// [`Form::Int8Block256`]: the sums of blocks of 32 as pairs of `i16`, [n_in / 256, rows, 4]; -32 times the sums of
+    /// blocks of 16, [n_in / 16, rows].
+    pub(super) offsets: [&'a [i32]; 2],
+    /// Zeros, one per row: for kernels whose weights need no offset.
+    pub(super) no_offsets: &'static [i32; TILE],
+}
+
+/// Numbers per row of a form's arrays: floats, pairs, q, scales, offsets.
+fn sizes(form: Form, n_in: usize) -> [usize; 6] {
+    match form {
+        Form::F32 => [n_in, 0, 0, 0, 0, 0],
+        Form::Bf16 => [0, n_in.div_ceil(2), 0, 0, 0, 0],
+        Form::Int8Block32 => [0, 0, n_in, n_in / 32, n_in / 32, n_in / 32],
+        Form::Int8Block256 => [0, 0, n_in, n_in / 256, n_in / 64, n_in / 16],
+    }
+}
+
+impl Tile<'_> {
+    /// Panics unless the tile is complete in this form.
+    pub(super) fn check(&self, form: Form, n_in: usize) {
+        let found = [
+            self.floats.len(),
+            self.pairs.len(),
+            self.q.len(),
+            self.scales.len(),
+            self.offsets[0].len(),
+            self.offsets[1].len(),
+        ];
+        assert!(self.rows <= TILE, "tile of {} rows", self.rows);
+        assert_eq!(found, sizes(form, n_in).map(|n| n * self.rows), "{form:?} [{}, {n_in}]", self.rows);
+    }
+}
+
+impl Activations {
+    /// Empty buffers.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Converts `x` [m, n_in] into one form and returns it.
+    pub(super) fn prepare(&mut self, form: Form, isa: Isa, pool: &Pool, x: &[f32], m: usize) -> &Prepared {
+        let prepared = self.slot(form);
+        prepared.fill(form, isa, pool, x, m);
+        prepared
+    }
+
+    /// What [`Activations::prepare`] last made in this form.
+    pub(super) fn get(&self, form: Form) -> &Prepared {
+        match form {
+            Form::F32 => &self.f32,
+            Form::Bf16 => &self.bf16,
+            Form::Int8Block32 => &self.int8_block32,
+            Form::Int8Block256 => &self.int8_block256,
+        }
+    }
+
+    fn slot(&mut self, form: Form) -> &mut Prepared {
+        match form {
+            Form::F32 => &mut self.f32,
+            Form::Bf16 => &mut self.bf16,
+            Form::Int8Block32 => &mut self.int8_block32,
+            Form::Int8Block256 => &mut self.int8_block256,
+        }
+    }
+}
+
+impl Prepared {
+    /// Rows `t * TILE..` as a tile.
+    pub(super) fn tile(&self, form: Form, t: usize) -> Tile<'_> {
+        static NO_OFFSETS: [i32; TILE] = [0; TILE];
+        let first = t * TILE;
+        let rows = TILE.min(self.m - first);
+        let n = sizes(form, self.n_in);
+        Tile {
+            rows,
+            floats: &self.floats[first * n[0]..][..rows * n[0]],
+            pairs: &self.pairs[first * n[1]..][..rows * n[1]],
+            q: &self.q[first * n[2]..][..rows * n[2]],
+            scales: &self.scales[first * n[3]..][..rows * n[3]],
+            offsets: [
+                &self.offsets[0][first * n[4]..][..rows * n[4]],
+                &self.offsets[1][first * n[5]..][..rows * n[5]],
+            ],
+            no_offsets: &NO_OFFSETS,
+        }
+    }
+
+    fn fill(&mut self, form: Form, isa: Isa, pool: &Pool, x: &[f32], m: usize) {
+        let n_in = x.len() / m;
+        (self.m, self.n_in) = (m, n_in);
+        let n = sizes(form, n_in);
+        self.floats.resize(m * n[0], 0.0);
+        self.pairs.resize(m * n[1], 0);
+        self.q.resize(m * n[2], 0);
+        self.scales.resize(m * n[3], 0.0);
+        self.offsets[0].resize(m * n[4], 0);
+        self.offsets[1].resize(m * n[5], 0);
+        let out = Out {
+            floats: self.floats.as_mut_ptr(),
+            pairs: self.pairs.as_mut_ptr(),
+            q: self.q.as_mut_ptr(),
+            scales: self.scales.as_mut_ptr(),
+            offsets: [self.offsets[0].as_mut_ptr(), self.offsets[1].as_mut_ptr()],
+        };
+        // Below some ten thousand elements the conversion takes less time than waking the others.
+        let chunk = (16_384 / n_in).max(1);
+        pool.for_each_chunk(m, chunk, |range| {
+            for i in range {
+                let first = i / TILE * TILE;
+                let row = Row { x: &x[i * n_in..][..n_in], form, r: i - first, rows: TILE.min(m - first), out: out.tile(first, n) };
+                // SAFETY: `isa` is available (checked when the weight was made); the buffers have room for `rows` rows
+                // from `first` on, of which this call writes row r only, and no other call writes that row.
+                unsafe { dispatch(isa, row) }
+            }
+        });
+    }
+}
+
+/// Where a tile's numbers go.
+#[derive(Clone, Copy)]
+struct Out {
+    floats: *mut f32,
+    pairs: *mut u32,
+    q: *mut i8,
+    scales: *mut f32,
+    offsets: [*mut i32; 2],
+}
+
+// SAFETY: rows are written by one thread each, to addresses that no other row has.
+unsafe impl Sync for Out {}
+
+impl Out {
+    /// The tile that starts at row `first`; `n` as in [`sizes`].
+    fn tile(&self, first: usize, n: [usize; 6]) -> Self {
+        Self {
+            floats: self.floats.wrapping_add(first * n[0]),
+            pairs: self.pairs.wrapping_add(first * n[1]),
+            q: self.q.wrapping_add(first * n[2]),
+            scales: self.scales.wrapping_add(first * n[3]),
+            offsets: [self.offsets[0].wrapping_add(first * n[4]), self.offsets[1].wrapping_add(first * n[5])],
+        }
+    }
+}
+
+/// Conversion of one row into its place in a tile.
+struct Row<'a> {
+    x: &'a [f32],
+    form: Form,
+    /// Number of the row in its tile.
+    r: usize,
+    /// Rows of the tile.
+    rows: usize,
+    out: Out,
+}
+
+impl Kernel for Row<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Row { x, r, rows, out, .. } = self;
+        // SAFETY: the tile has room for `rows` rows of `x.len()` elements, and r < rows.
+        unsafe {
+            match self.form {
+                Form::F32 => {
+                    for (k, &x) in x.iter().enumerate() {
+                        *out.floats.add(k * rows + r) = x;
+                    }
+                }
+                Form::Bf16 => {
+                    let (pairs, odd) = x.as_chunks::<2>();
+                    for (k, &[a, b]) in pairs.iter().enumerate() {
+                        *out.pairs.add(k * rows + r) = to_bf16(a) | to_bf16(b) << 16;
+                    }
+                    if let [last] = odd {
+                        *out.pairs.add(pairs.len() * rows + r) = to_bf16(*last);
+                    }
+                }
+                Form::Int8Block32 => {
+                    for (b, block) in x.as_chunks::<32>().0.iter().enumerate() {
+                        let (scale, inverse) = scale_of(max_bits(block));
+                        let at = b * rows + r;
+                        let sums = quantize(out.q.add(at * 32), block, inverse);
+                        let sum = sums[0] + sums[1];
+                        *out.scales.add(at) = scale;
+                        *out.offsets[0].add(at) = -128 * sum;
+                        *out.offsets[1].add(at) = -8 * sum;
+                    }
+                }
+                Form::Int8Block256 => {
+                    for (b, block) in x.as_chunks::<256>().0.iter().enumerate() {
+                        let block = block.as_chunks::<32>().0;
+                        let mut max = 0;
+                        for sub in block {
+                            max = max.max(max_bits(sub));
+                        }
+                        let (scale, inverse) = scale_of(max);
+                        *out.scales.add(b * rows + r) = scale;
+                        let mut sums = [0; 8];
+                        for (j, sub) in block.iter().enumerate() {
+                            let two = quantize(out.q.add(((8 * b + j) * rows + r) * 32), sub, inverse);
+                            *out.offsets[1].add((16 * b + 2 * j) * rows + r) = -32 * two[0];
+                            *out.offsets[1].add((16 * b + 2 * j + 1) * rows + r) = -32 * two[1];
+                            sums[j] = two[0] + two[1];
+                        }
+                        for p in 0..4 {
+                            *out.offsets[0].add((b * rows + r) * 4 + p) = sums[2 * p] & 0xffff | sums[2 * p + 1] << 16;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Rounds to BF16, ties to even; NaN stays NaN.
+#[inline(always)]
+fn to_bf16(x: f32) -> u32 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    if x.is_nan() { bits >> 16 | 0x40 } else { rounded }
+}
+
+/// The bits of the greatest magnitude. As integers, infinities lie above all numbers and NaN above infinities, so that
+/// neither gets lost.
+#[inline(always)]
+fn max_bits(x: &[f32; 32]) -> u32 {
+    let mut max = 0;
+    for x in x {
+        max = max.max(x.to_bits() & 0x7fff_ffff);
+    }
+    max
+}
+
+/// Scale of a block whose greatest magnitude has these bits, and the factor that takes it to 127.
+#[inline(always)]
+fn scale_of(max_bits: u32) -> (f32, f32) {
+    let scale = f32::from_bits(max_bits) / 127.0;
+    let inverse = 1.0 / scale;
+    // A block of zeros, or of numbers whose inverse is out of range, counts as zero.
+    if inverse.is_infinite() { (0.0, 0.0) } else { (scale, inverse) }
+}
+
+/// Rounds 32 numbers to integers, ties to even, and returns the sums of the two halves.
+///
+/// # Safety
+/// `q` is writable for 32 bytes.
+#[inline(always)]
+unsafe fn quantize(q: *mut i8, x: &[f32; 32], inverse: f32) -> [i32; 2] {
+    // Adding 1.5 · 2²³ leaves the rounded integer in the low bits of the sum.
+    const MAGIC: f32 = 12_582_912.0;
+    let mut bytes = [0_i8; 32];
+    for i in 0..32 {
+        bytes[i] = (x[i] * inverse + MAGIC).to_bits() as i8;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { q.cast::<[i8; 32]>().write_unaligned(bytes) }
+    let mut sums = [0; 2];
+    for i in 0..16 {
+        sums[0] += i32::from(bytes[i]);
+        sums[1] += i32::from(bytes[16 + i]);
+    }
+    sums
+}

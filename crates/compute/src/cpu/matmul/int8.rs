@@ -1,0 +1,164 @@
+//! The inner loops that the 8-bit kernels share: a few vectors of weights in registers, by every row of a tile.
+//!
+//! The order in which an output element's products are added is the same for any number of rows and never depends on
+//! what the other rows hold. Inside a block the sum is an exact integer.
+
+use super::activations::Tile;
+use crate::cpu::simd::{LANES, LINE, Simd};
+
+/// Rows that are in flight together, to hide the latency of the dot product.
+const ROWS: usize = 4;
+
+/// Bytes of the scales of `n_blocks` blocks of 16 rows: F16 [n_blocks, 16], filled up to a line.
+pub(super) fn scales_bytes(n_blocks: usize) -> usize {
+    (n_blocks * 2 * LANES).next_multiple_of(LINE)
+}
+
+/// Sets `rows` rows of 16 floats to zero.
+///
+/// # Safety
+/// [`Simd`]'s contract; `y` is writable.
+#[inline(always)]
+pub(super) unsafe fn clear<S: Simd>(y: *mut f32, rows: usize) {
+    for r in 0..rows {
+        // SAFETY: the caller's promise.
+        unsafe { S::store_f32(y.add(r * LANES), S::splat(0.0)) }
+    }
+}
+
+/// A block of 32 activations of every row of a tile.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    /// [rows, 32]
+    q: *const i8,
+    /// [rows]
+    scales: *const f32,
+    /// [rows]; what each integer sum starts from.
+    offsets: *const i32,
+}
+
+impl Block {
+    /// Block `b` of a tile whose scales stand per block of 32.
+    ///
+    /// # Safety
+    /// The tile has that block.
+    #[inline(always)]
+    pub(super) unsafe fn of(x: &Tile<'_>, b: usize, offsets: *const i32) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self { q: x.q.as_ptr().add(b * x.rows * 32), scales: x.scales.as_ptr().add(b * x.rows), offsets }
+        }
+    }
+}
+
+/// Adds the products of a block of 32 weights, in 8 vectors, with every row of the tile: `y += sum · x.scale · scale`.
+///
+/// # Safety
+/// [`Simd`]'s contract; `y` is [rows, 16] and the pointers of `x` have `rows` rows.
+#[inline(always)]
+pub(super) unsafe fn add_block<S: Simd, const MAX: u8>(
+    y: *mut f32,
+    w: &[S::I; 8],
+    scale: S::F,
+    rows: usize,
+    x: Block,
+) {
+    // SAFETY: the caller's promise; r + ROWS <= rows.
+    unsafe {
+        let mut r = 0;
+        while r + ROWS <= rows {
+            add_block_rows::<S, MAX, ROWS>(y, w, scale, r, x);
+            r += ROWS;
+        }
+        while r < rows {
+            add_block_rows::<S, MAX, 1>(y, w, scale, r, x);
+            r += 1;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn add_block_rows<S: Simd, const MAX: u8, const N: usize>(
+    y: *mut f32,
+    w: &[S::I; 8],
+    scale: S::F,
+    r: usize,
+    x: Block,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for r in r..r + N {
+            let sum = S::splat_i32(*x.offsets.add(r));
+            let sum = S::dot::<8, MAX>(sum, w, x.q.add(r * 32));
+            let product = S::mul(S::to_f32(sum), S::splat(*x.scales.add(r)));
+            let y = y.add(r * LANES);
+            S::store_f32(y, S::fma(product, scale, S::load_f32(y)));
+        }
+    }
+}
+
+/// Adds the products of 4·N weights with every row of the tile, in units of the row's scale: `t += sum · scale`.
+///
+/// `q` is the first row's activations and rows are 32 bytes apart; `offsets` [rows] is what the sums start from, or null
+/// for zero.
+///
+/// # Safety
+/// [`Simd`]'s contract; `t` is [rows, 16].
+#[inline(always)]
+pub(super) unsafe fn add_sub_block<S: Simd, const N: usize, const MAX: u8>(
+    t: *mut f32,
+    w: &[S::I; N],
+    scale: S::F,
+    rows: usize,
+    q: *const i8,
+    offsets: *const i32,
+) {
+    // SAFETY: the caller's promise; r + ROWS <= rows.
+    unsafe {
+        let mut r = 0;
+        while r + ROWS <= rows {
+            add_sub_block_rows::<S, N, MAX, ROWS>(t, w, scale, r, q, offsets);
+            r += ROWS;
+        }
+        while r < rows {
+            add_sub_block_rows::<S, N, MAX, 1>(t, w, scale, r, q, offsets);
+            r += 1;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn add_sub_block_rows<S: Simd, const N: usize, const MAX: u8, const R: usize>(
+    t: *mut f32,
+    w: &[S::I; N],
+    scale: S::F,
+    r: usize,
+    q: *const i8,
+    offsets: *const i32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for r in r..r + R {
+            let sum = S::splat_i32(if offsets.is_null() { 0 } else { *offsets.add(r) });
+            let sum = S::dot::<N, MAX>(sum, w, q.add(r * 32));
+            let t = t.add(r * LANES);
+            S::store_f32(t, S::fma(S::to_f32(sum), scale, S::load_f32(t)));
+        }
+    }
+}
+
+/// Ends a super-block: `y += t · x.scale`, and sets `t` back to zero. `scales` [rows].
+///
+/// # Safety
+/// [`Simd`]'s contract; `y` and `t` are [rows, 16].
+#[inline(always)]
+pub(super) unsafe fn end_super_block<S: Simd>(y: *mut f32, t: *mut f32, rows: usize, scales: *const f32) {
+    for r in 0..rows {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (y, t) = (y.add(r * LANES), t.add(r * LANES));
+            S::store_f32(y, S::fma(S::load_f32(t), S::splat(*scales.add(r)), S::load_f32(y)));
+            S::store_f32(t, S::splat(0.0));
+        }
+    }
+}

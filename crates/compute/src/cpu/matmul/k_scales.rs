@@ -1,0 +1,109 @@
+//! The super-block header that Q4_K and Q5_K share: two F16 factors, and 8 scales and 8 minimums of 6 bits per row.
+//!
+//! Packed header, 4 lines per super-block of 16 rows (as many bytes as 16 original headers):
+//!
+//! ```text
+//! line 0:  d, F16 [16]; dmin, F16 [16]
+//! line 1:  byte j·16 + row: low nibble = low 4 bits of scale j, high nibble = those of scale j + 4      (j in 0..4)
+//! line 2:  the same for the minimums
+//! line 3:  byte j·16 + row: from bit 0, two bits each: the high bits of scale j, scale j + 4, minimum j, minimum j + 4
+//! ```
+
+use super::activations::Tile;
+use crate::cpu::simd::{LANES, LINE, Simd};
+
+/// Lines of a packed header.
+pub(super) const HEADER_LINES: usize = 4;
+/// Bytes of an original header: d, dmin, 12 bytes of scales.
+pub(super) const HEADER_BYTES: usize = 16;
+
+/// Packs the header of one row's super-block.
+pub(super) fn pack(lines: &mut [u8], lane: usize, header: &[u8]) {
+    lines[2 * lane..2 * lane + 2].copy_from_slice(&header[..2]);
+    lines[32 + 2 * lane..32 + 2 * lane + 2].copy_from_slice(&header[2..4]);
+    let s = &header[4..HEADER_BYTES];
+    for j in 0..4 {
+        // Original: bytes 0..4 and 4..8 hold 6 bits of scale j and minimum j and, on top, the high two bits of scale j + 4
+        // and minimum j + 4, whose low nibbles are byte 8 + j.
+        let (scale, min) = (s[j], s[4 + j]);
+        let at = j * LANES + lane;
+        lines[LINE + at] = scale & 15 | (s[8 + j] & 15) << 4;
+        lines[2 * LINE + at] = min & 15 | s[8 + j] & 0xf0;
+        lines[3 * LINE + at] = scale >> 4 & 3 | (scale >> 6) << 2 | (min >> 4 & 3) << 4 | min >> 6 << 6;
+    }
+}
+
+/// Restores the header of one row's super-block.
+pub(super) fn unpack(header: &mut [u8], lines: &[u8], lane: usize) {
+    header[..2].copy_from_slice(&lines[2 * lane..2 * lane + 2]);
+    header[2..4].copy_from_slice(&lines[32 + 2 * lane..32 + 2 * lane + 2]);
+    let s = &mut header[4..HEADER_BYTES];
+    for j in 0..4 {
+        let at = j * LANES + lane;
+        let (scale, min, high) = (lines[LINE + at], lines[2 * LINE + at], lines[3 * LINE + at]);
+        s[j] = scale & 15 | (high & 3) << 4 | (high >> 2 & 3) << 6;
+        s[4 + j] = min & 15 | (high >> 4 & 3) << 4 | high >> 6 << 6;
+        s[8 + j] = scale >> 4 | min & 0xf0;
+    }
+}
+
+/// The decoded header of 16 rows.
+pub(super) struct Header<S: Simd> {
+    /// d · scale for each of the 8 sub-blocks.
+    pub(super) scales: [S::F; 8],
+    dmin: S::F,
+    /// Minimums of sub-blocks 2p and 2p + 1, as a pair of 16-bit numbers.
+    mins: [S::I; 4],
+}
+
+impl<S: Simd> Header<S> {
+    /// Decodes a packed header.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; `p` has 4 lines.
+    #[inline(always)]
+    pub(super) unsafe fn load(p: *const u8) -> Self {
+        // SAFETY: the caller's promise; the decoded bytes are 2 × 128.
+        unsafe {
+            let (d, dmin) = (S::load_f16(p), S::load_f16(p.add(32)));
+            let (nibble, two) = (S::splat_i32(0x0f0f_0f0f), S::splat_i32(0x3030_3030));
+            let (s, m, high) = (S::load(p.add(LINE)), S::load(p.add(2 * LINE)), S::load(p.add(3 * LINE)));
+            let mut bytes = [0_u8; 4 * LINE];
+            let b = bytes.as_mut_ptr();
+            S::store(b, S::or(S::and(s, nibble), S::and(S::shl::<4>(high), two)));
+            S::store(b.add(LINE), S::or(S::and(S::shr::<4>(s), nibble), S::and(S::shl::<2>(high), two)));
+            S::store(b.add(2 * LINE), S::or(S::and(m, nibble), S::and(high, two)));
+            S::store(b.add(3 * LINE), S::or(S::and(S::shr::<4>(m), nibble), S::and(S::shr::<2>(high), two)));
+            let mut scales = [d; 8];
+            for (j, scale) in scales.iter_mut().enumerate() {
+                *scale = S::mul(d, S::to_f32(S::load_u8(b.add(j * LANES))));
+            }
+            let mut mins = [S::splat_i32(0); 4];
+            for (p, pair) in mins.iter_mut().enumerate() {
+                let b = b.add(2 * LINE + 2 * p * LANES);
+                *pair = S::pair(S::load_u8(b), S::load_u8(b.add(LANES)));
+            }
+            Self { scales, dmin, mins }
+        }
+    }
+
+    /// Subtracts what the minimums contribute to super-block `b`: `t -= dmin · Σ minimum · (sum of its 32 activations)`.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; `t` is [x.rows, 16].
+    #[inline(always)]
+    pub(super) unsafe fn subtract_mins(&self, t: *mut f32, x: &Tile<'_>, b: usize) {
+        // SAFETY: the tile holds [n_super_blocks, rows, 4] sums.
+        unsafe {
+            let sums = x.offsets[0].as_ptr().add(b * x.rows * 4);
+            for r in 0..x.rows {
+                let mut sum = S::splat_i32(0);
+                for p in 0..4 {
+                    sum = S::dot_i16(sum, self.mins[p], *sums.add(4 * r + p));
+                }
+                let t = t.add(r * LANES);
+                S::store_f32(t, S::fnma(S::to_f32(sum), self.dmin, S::load_f32(t)));
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Q4_0: blocks of 32 unsigned nibbles, to be lowered by 8, and a scale.
+//!
+//! Group: the scales, F16 [n_blocks, 16], filled up to a line; then per block 4 lines, whose low nibbles are weights 0 to 15
+//! of the block and whose high nibbles are weights 16 to 31.
+
+use super::int8;
+use super::layout::{Args, get_dwords, put_dwords};
+use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
+
+const BLOCK: usize = 18;
+const BLOCK_LINES: usize = 4;
+
+pub(super) fn group_bytes(n_in: usize) -> usize {
+    int8::scales_bytes(n_in / 32) + n_in / 32 * BLOCK_LINES * LINE
+}
+
+pub(super) fn pack(group: &mut [u8], lane: usize, row: &[u8]) {
+    let blocks = row.as_chunks::<BLOCK>().0;
+    let (scales, lines) = group.split_at_mut(int8::scales_bytes(blocks.len()));
+    for (b, (block, lines)) in blocks.iter().zip(lines.as_chunks_mut::<{ BLOCK_LINES * LINE }>().0).enumerate() {
+        scales[32 * b + 2 * lane..32 * b + 2 * lane + 2].copy_from_slice(&block[..2]);
+        put_dwords(lines, lane, &block[2..]);
+    }
+}
+
+pub(super) fn unpack(row: &mut [u8], group: &[u8], lane: usize) {
+    let blocks = row.as_chunks_mut::<BLOCK>().0;
+    let (scales, lines) = group.split_at(int8::scales_bytes(blocks.len()));
+    for (b, (block, lines)) in blocks.iter_mut().zip(lines.as_chunks::<{ BLOCK_LINES * LINE }>().0).enumerate() {
+        block[..2].copy_from_slice(&scales[32 * b + 2 * lane..32 * b + 2 * lane + 2]);
+        get_dwords(&mut block[2..], lines, lane);
+    }
+}
+
+pub(super) struct Multiply<'a>(pub(super) Args<'a>);
+
+impl Kernel for Multiply<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Args { w, n_in, x, y } = self.0;
+        let n_blocks = n_in / 32;
+        let (scales, lines) = (w.as_ptr(), w[int8::scales_bytes(n_blocks)..].as_ptr());
+        // SAFETY: `Layout::multiply` checked the sizes that the loops run to.
+        unsafe {
+            let low = S::splat_i32(0x0f0f_0f0f);
+            int8::clear::<S>(y, x.rows);
+            for b in 0..n_blocks {
+                let scale = S::load_f16(scales.add(b * 2 * LANES));
+                let lines = lines.add(b * BLOCK_LINES * LINE);
+                let mut w = [S::splat_i32(0); 8];
+                for i in 0..4 {
+                    let line = S::load(lines.add(i * LINE));
+                    w[i] = S::and(line, low);
+                    w[4 + i] = S::and(S::shr::<4>(line), low);
+                }
+                let offsets = x.offsets[1].as_ptr().add(b * x.rows);
+                int8::add_block::<S, 15>(y, &w, scale, x.rows, int8::Block::of(&x, b, offsets));
+            }
+        }
+    }
+}

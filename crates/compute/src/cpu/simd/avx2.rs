@@ -1,0 +1,248 @@
+//! [`Simd`] with AVX2, FMA and F16C: a vector is a pair of registers, lanes 0 to 7 and 8 to 15.
+
+use super::{Kernel, Simd};
+use std::arch::x86_64::*;
+
+/// Runs a kernel compiled for AVX2.
+///
+/// # Safety
+/// The kernel's contract.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn run<K: Kernel>(kernel: K) {
+    // SAFETY: this function is compiled for the instruction set of `Avx2`; the rest is the caller's promise.
+    unsafe { kernel.run::<Avx2>() }
+}
+
+/// The implementation.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2;
+
+/// Integer lanes 0 to 7 and 8 to 15.
+type I = [__m256i; 2];
+/// Float lanes 0 to 7 and 8 to 15.
+type F = [__m256; 2];
+
+/// Applies an instruction to both halves.
+macro_rules! both {
+    ($f:expr, $a:expr) => {{
+        let a = $a;
+        unsafe { [$f(a[0]), $f(a[1])] }
+    }};
+    ($f:expr, $a:expr, $b:expr) => {{
+        let (a, b) = ($a, $b);
+        unsafe { [$f(a[0], b[0]), $f(a[1], b[1])] }
+    }};
+    ($f:expr, $a:expr, $b:expr, $c:expr) => {{
+        let (a, b, c) = ($a, $b, $c);
+        unsafe { [$f(a[0], b[0], c[0]), $f(a[1], b[1], c[1])] }
+    }};
+}
+
+// SAFETY of the blocks below: `Simd`'s contract gives the instructions and the readable or writable bytes; the loads and
+// stores are the unaligned ones.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Simd for Avx2 {
+    type I = I;
+    type F = F;
+    // The multiply takes unsigned times signed and saturates at 16 bits: 255 · 127 · 2 is too much, 128 · 127 · 2 is not.
+    const CENTERS_BYTES: bool = true;
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> I {
+        unsafe { [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())] }
+    }
+
+    #[inline(always)]
+    unsafe fn store(p: *mut u8, v: I) {
+        unsafe {
+            _mm256_storeu_si256(p.cast(), v[0]);
+            _mm256_storeu_si256(p.add(32).cast(), v[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> I {
+        unsafe {
+            let v = _mm_loadu_si128(p.cast());
+            [_mm256_cvtepu8_epi32(v), _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(v))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(p: *const u8) -> I {
+        unsafe {
+            let v = _mm_loadu_si128(p.cast());
+            [_mm256_cvtepi8_epi32(v), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(v))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u8) -> F {
+        unsafe {
+            [
+                _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
+                _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast())),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(p: *const f32) -> F {
+        unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f32(p: *mut f32, v: F) {
+        unsafe {
+            _mm256_storeu_ps(p, v[0]);
+            _mm256_storeu_ps(p.add(8), v[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> F {
+        unsafe { [_mm256_set1_ps(x); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn splat_i32(x: i32) -> I {
+        unsafe { [_mm256_set1_epi32(x); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn to_f32(v: I) -> F {
+        both!(_mm256_cvtepi32_ps, v)
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: F, b: F) -> F {
+        both!(_mm256_mul_ps, a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: F, b: F) -> F {
+        both!(_mm256_add_ps, a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: F, b: F, c: F) -> F {
+        both!(_mm256_fmadd_ps, a, b, c)
+    }
+
+    #[inline(always)]
+    unsafe fn fnma(a: F, b: F, c: F) -> F {
+        both!(_mm256_fnmadd_ps, a, b, c)
+    }
+
+    #[inline(always)]
+    unsafe fn bf16_low(v: I) -> F {
+        unsafe {
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(v[0])),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(v[1])),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn bf16_high(v: I) -> F {
+        unsafe {
+            let mask = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+            [
+                _mm256_castsi256_ps(_mm256_and_si256(v[0], mask)),
+                _mm256_castsi256_ps(_mm256_and_si256(v[1], mask)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: I, b: I) -> I {
+        both!(_mm256_and_si256, a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: I, b: I) -> I {
+        both!(_mm256_or_si256, a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn shl<const N: u32>(v: I) -> I {
+        unsafe {
+            let n = _mm_cvtsi32_si128(N as i32);
+            [_mm256_sll_epi16(v[0], n), _mm256_sll_epi16(v[1], n)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn shr<const N: u32>(v: I) -> I {
+        unsafe {
+            let n = _mm_cvtsi32_si128(N as i32);
+            [_mm256_srl_epi16(v[0], n), _mm256_srl_epi16(v[1], n)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn pair(low: I, high: I) -> I {
+        unsafe {
+            [
+                _mm256_or_si256(low[0], _mm256_slli_epi32::<16>(high[0])),
+                _mm256_or_si256(low[1], _mm256_slli_epi32::<16>(high[1])),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const N: usize, const MAX: u8>(sum: I, w: &[I; N], x: *const i8) -> I {
+        // How many products of two pairs an i16 holds: 4 · 2 · 15 · 127, 4 · 2 · 31 · 127, 2 · 2 · 63 · 127 all fit.
+        let run = match MAX {
+            15 => 8,
+            31 => 4,
+            63 => 2,
+            _ => 1,
+        };
+        let mut sum = sum;
+        unsafe {
+            let ones = _mm256_set1_epi16(1);
+            let mut i = 0;
+            while i < N {
+                let mut pairs = [_mm256_setzero_si256(); 2];
+                for k in i..N.min(i + run) {
+                    let xs = _mm256_set1_epi32(x.add(4 * k).cast::<i32>().read_unaligned());
+                    for h in 0..2 {
+                        let p = if MAX == 255 {
+                            let signed = _mm256_xor_si256(w[k][h], _mm256_set1_epi8(-128));
+                            _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(xs, signed))
+                        } else {
+                            _mm256_maddubs_epi16(w[k][h], xs)
+                        };
+                        pairs[h] = if k == i { p } else { _mm256_add_epi16(pairs[h], p) };
+                    }
+                }
+                for h in 0..2 {
+                    sum[h] = _mm256_add_epi32(sum[h], _mm256_madd_epi16(pairs[h], ones));
+                }
+                i += run;
+            }
+        }
+        sum
+    }
+
+    #[inline(always)]
+    unsafe fn dot_i16(sum: I, w: I, x: i32) -> I {
+        unsafe {
+            let x = _mm256_set1_epi32(x);
+            [
+                _mm256_add_epi32(sum[0], _mm256_madd_epi16(w[0], x)),
+                _mm256_add_epi32(sum[1], _mm256_madd_epi16(w[1], x)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_bf16(sum: F, w: I, x: u32) -> F {
+        unsafe {
+            let sum = Self::fma(Self::bf16_low(w), Self::splat(f32::from_bits(x << 16)), sum);
+            Self::fma(Self::bf16_high(w), Self::splat(f32::from_bits(x & 0xffff_0000)), sum)
+        }
+    }
+}

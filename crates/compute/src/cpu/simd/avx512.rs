@@ -1,0 +1,175 @@
+//! [`Simd`] with AVX-512 (F, BW, VL, DQ, VNNI): a vector is one register.
+
+use super::{Kernel, Simd};
+use std::arch::x86_64::*;
+
+/// Runs a kernel compiled for AVX-512 with VNNI.
+///
+/// # Safety
+/// The kernel's contract.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn run<K: Kernel>(kernel: K) {
+    // SAFETY: this function is compiled for the instruction set of `Avx512`; the rest is the caller's promise.
+    unsafe { kernel.run::<Avx512<false>>() }
+}
+
+/// Runs a kernel compiled for AVX-512 with VNNI and BF16.
+///
+/// # Safety
+/// The kernel's contract.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
+pub(super) unsafe fn run_bf16<K: Kernel>(kernel: K) {
+    // SAFETY: as above.
+    unsafe { kernel.run::<Avx512<true>>() }
+}
+
+/// The implementation; the parameter says whether there are dot products of BF16 numbers.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512<const BF16: bool>;
+
+// SAFETY of the blocks below: `Simd`'s contract gives the instructions and the readable or writable bytes; the loads and
+// stores are the unaligned ones.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<const BF16: bool> Simd for Avx512<BF16> {
+    type I = __m512i;
+    type F = __m512;
+    const CENTERS_BYTES: bool = false;
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> __m512i {
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(p: *mut u8, v: __m512i) {
+        unsafe { _mm512_storeu_si512(p.cast(), v) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> __m512i {
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(p: *const u8) -> __m512i {
+        unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u8) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(p: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f32(p: *mut f32, v: __m512) {
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat_i32(x: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_f32(v: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn fnma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fnmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn bf16_low(v: __m512i) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(v)) }
+    }
+
+    #[inline(always)]
+    unsafe fn bf16_high(v: __m512i) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(0xffff_0000_u32 as i32))) }
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_and_si512(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn shl<const N: u32>(v: __m512i) -> __m512i {
+        unsafe { _mm512_slli_epi16::<N>(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn shr<const N: u32>(v: __m512i) -> __m512i {
+        unsafe { _mm512_srli_epi16::<N>(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn pair(low: __m512i, high: __m512i) -> __m512i {
+        unsafe { _mm512_or_si512(low, _mm512_slli_epi32::<16>(high)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const N: usize, const MAX: u8>(sum: __m512i, w: &[__m512i; N], x: *const i8) -> __m512i {
+        let mut sum = sum;
+        for i in 0..N {
+            sum = unsafe {
+                let x = x.add(4 * i).cast::<i32>().read_unaligned();
+                _mm512_dpbusd_epi32(sum, w[i], _mm512_set1_epi32(x))
+            };
+        }
+        sum
+    }
+
+    #[inline(always)]
+    unsafe fn dot_i16(sum: __m512i, w: __m512i, x: i32) -> __m512i {
+        unsafe { _mm512_dpwssd_epi32(sum, w, _mm512_set1_epi32(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_bf16(sum: __m512, w: __m512i, x: u32) -> __m512 {
+        if BF16 {
+            // SAFETY: __m512bh holds any 512 bits.
+            unsafe {
+                let x = std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(x as i32));
+                _mm512_dpbf16_ps(sum, std::mem::transmute::<__m512i, __m512bh>(w), x)
+            }
+        } else {
+            unsafe {
+                let sum = Self::fma(Self::bf16_low(w), Self::splat(f32::from_bits(x << 16)), sum);
+                Self::fma(Self::bf16_high(w), Self::splat(f32::from_bits(x & 0xffff_0000)), sum)
+            }
+        }
+    }
+}

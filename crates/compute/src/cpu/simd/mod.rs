@@ -1,0 +1,120 @@
+//! Sixteen lanes of numbers, and the one place where a kernel meets an instruction set.
+//!
+//! A kernel is a struct of its arguments that implements [`Kernel`]: its body is written once over [`Simd`] and compiled for
+//! every instruction set; [`dispatch`] picks the compiled copy. Vectors have 16 lanes of 32 bits everywhere (one register
+//! of AVX-512, two of AVX2, an array elsewhere), so the layouts of packed weights do not depend on the processor.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+use super::isa::Isa;
+
+/// Lanes of a vector.
+pub(crate) const LANES: usize = 16;
+/// Bytes of a vector.
+pub(crate) const LINE: usize = 64;
+
+/// Operations on vectors of 16 lanes.
+///
+/// # Safety
+/// Every function has the same contract: it is inlined into a function that was compiled for the instruction set of the
+/// implementing type, on a processor that has it ([`dispatch`] sees to both), and pointers are readable (or writable) for
+/// the bytes that the function's comment names. No function asks for alignment.
+pub(crate) trait Simd: Copy {
+    /// 16 lanes of `i32`, or the same register as 64 bytes.
+    type I: Copy;
+    /// 16 lanes of `f32`.
+    type F: Copy;
+
+    /// Whether [`Simd::dot`] with `MAX == 255` takes its weights as `byte - 128` (true) or as `byte` (false).
+    ///
+    /// The caller starts the sum at zero in the first case and at -128 times the sum of the activations in the second.
+    const CENTERS_BYTES: bool;
+
+    /// 64 bytes.
+    unsafe fn load(p: *const u8) -> Self::I;
+    /// Writes 64 bytes.
+    unsafe fn store(p: *mut u8, v: Self::I);
+    /// 16 unsigned bytes, widened.
+    unsafe fn load_u8(p: *const u8) -> Self::I;
+    /// 16 signed bytes, widened.
+    unsafe fn load_i8(p: *const u8) -> Self::I;
+    /// 16 numbers of half precision (32 bytes).
+    unsafe fn load_f16(p: *const u8) -> Self::F;
+    /// 16 floats (64 bytes).
+    unsafe fn load_f32(p: *const f32) -> Self::F;
+    /// Writes 16 floats.
+    unsafe fn store_f32(p: *mut f32, v: Self::F);
+
+    /// The same float in every lane.
+    unsafe fn splat(x: f32) -> Self::F;
+    /// The same integer in every lane.
+    unsafe fn splat_i32(x: i32) -> Self::I;
+    /// The nearest float of every integer.
+    unsafe fn to_f32(v: Self::I) -> Self::F;
+    /// `a * b`.
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    /// `a + b`.
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once where the instruction set can.
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `c - a * b`, rounded once where the instruction set can.
+    unsafe fn fnma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// The first number of every lane's pair of BF16 numbers.
+    unsafe fn bf16_low(v: Self::I) -> Self::F;
+    /// The second number of every lane's pair of BF16 numbers.
+    unsafe fn bf16_high(v: Self::I) -> Self::F;
+
+    /// Bitwise and.
+    unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
+    /// Bitwise or.
+    unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
+    /// Every 16-bit half lane shifted left by `N` bits.
+    unsafe fn shl<const N: u32>(v: Self::I) -> Self::I;
+    /// Every 16-bit half lane shifted right by `N` bits.
+    unsafe fn shr<const N: u32>(v: Self::I) -> Self::I;
+    /// Lanes whose low half is `low` and whose high half is `high`; both lie in 0..65536.
+    unsafe fn pair(low: Self::I, high: Self::I) -> Self::I;
+
+    /// Adds to every lane the products of its 4·N weights with the 4·N signed activations at `x`.
+    ///
+    /// Lane `l` of `w[i]` holds, as bytes, its weights for `x[4 * i..4 * i + 4]`. Weights lie in `0..=MAX`, where `MAX` is
+    /// 15, 31, 63 or 255 (see [`Simd::CENTERS_BYTES`]); activations lie in -127..=127. The result is exact.
+    unsafe fn dot<const N: usize, const MAX: u8>(sum: Self::I, w: &[Self::I; N], x: *const i8) -> Self::I;
+    /// Adds to every lane the products of its two signed 16-bit numbers with the two in `x`.
+    unsafe fn dot_i16(sum: Self::I, w: Self::I, x: i32) -> Self::I;
+    /// Adds to every lane the products of its two BF16 numbers with the two in `x`.
+    unsafe fn dot_bf16(sum: Self::F, w: Self::I, x: u32) -> Self::F;
+}
+
+/// A body that is compiled once per instruction set.
+pub(crate) trait Kernel {
+    /// Does the work.
+    ///
+    /// # Safety
+    /// The contract of [`Simd`], and that of the kernel's own pointers. Implementations are `#[inline(always)]`.
+    unsafe fn run<S: Simd>(self);
+}
+
+/// Runs the copy of a kernel that was compiled for `isa`.
+///
+/// # Safety
+/// The processor has `isa`, and the kernel's own contract holds.
+pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) {
+    debug_assert!(isa.is_available());
+    // SAFETY: each function is compiled for the instruction set that the caller says is there.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => avx512::run_bf16(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512::run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2::run(kernel),
+            _ => kernel.run::<portable::Portable>(),
+        }
+    }
+}

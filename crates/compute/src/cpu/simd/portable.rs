@@ -1,0 +1,190 @@
+//! [`Simd`] in plain Rust: the meaning of every operation, in loops that the compiler can vectorize.
+
+use super::{LANES, Simd};
+use half::{bf16, f16};
+
+/// The implementation for every processor.
+#[derive(Clone, Copy)]
+pub(super) struct Portable;
+
+#[inline(always)]
+fn map<T: Copy + Default, U: Copy + Default>(a: [T; LANES], f: impl Fn(T) -> U) -> [U; LANES] {
+    let mut r = [U::default(); LANES];
+    for i in 0..LANES {
+        r[i] = f(a[i]);
+    }
+    r
+}
+
+#[inline(always)]
+fn zip<T: Copy + Default>(a: [T; LANES], b: [T; LANES], f: impl Fn(T, T) -> T) -> [T; LANES] {
+    let mut r = [T::default(); LANES];
+    for i in 0..LANES {
+        r[i] = f(a[i], b[i]);
+    }
+    r
+}
+
+/// Reads an array of plain numbers.
+///
+/// # Safety
+/// `p` is readable for the size of `T`, of which every bit pattern is a value.
+#[inline(always)]
+unsafe fn read<T: bytemuck::AnyBitPattern>(p: *const u8) -> T {
+    // SAFETY: the caller's promise.
+    unsafe { p.cast::<T>().read_unaligned() }
+}
+
+impl Simd for Portable {
+    type I = [i32; LANES];
+    type F = [f32; LANES];
+    const CENTERS_BYTES: bool = false;
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> Self::I {
+        // SAFETY: 64 readable bytes by contract.
+        map(unsafe { read::<[i32; LANES]>(p) }, i32::from_le)
+    }
+
+    #[inline(always)]
+    unsafe fn store(p: *mut u8, v: Self::I) {
+        // SAFETY: 64 writable bytes by contract.
+        unsafe { p.cast::<[i32; LANES]>().write_unaligned(map(v, i32::to_le)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> Self::I {
+        // SAFETY: 16 readable bytes by contract.
+        map(unsafe { read::<[u8; LANES]>(p) }, i32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(p: *const u8) -> Self::I {
+        // SAFETY: 16 readable bytes by contract.
+        map(unsafe { read::<[i8; LANES]>(p) }, i32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u8) -> Self::F {
+        // SAFETY: 32 readable bytes by contract.
+        map(unsafe { read::<[u16; LANES]>(p) }, |b| f16::from_bits(u16::from_le(b)).to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(p: *const f32) -> Self::F {
+        // SAFETY: 64 readable bytes by contract.
+        unsafe { read(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f32(p: *mut f32, v: Self::F) {
+        // SAFETY: 64 writable bytes by contract.
+        unsafe { p.cast::<[f32; LANES]>().write_unaligned(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::F {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn splat_i32(x: i32) -> Self::I {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn to_f32(v: Self::I) -> Self::F {
+        map(v, |x| x as f32)
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| a + b)
+    }
+
+    // Two roundings: without the instruction, a fused multiply-add is a slow call of the C library.
+    #[inline(always)]
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        zip(zip(a, b, |a, b| a * b), c, |p, c| p + c)
+    }
+
+    #[inline(always)]
+    unsafe fn fnma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        zip(zip(a, b, |a, b| a * b), c, |p, c| c - p)
+    }
+
+    #[inline(always)]
+    unsafe fn bf16_low(v: Self::I) -> Self::F {
+        map(v, |x| f32::from_bits((x as u32) << 16))
+    }
+
+    #[inline(always)]
+    unsafe fn bf16_high(v: Self::I) -> Self::F {
+        map(v, |x| f32::from_bits(x as u32 & 0xffff_0000))
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: Self::I, b: Self::I) -> Self::I {
+        zip(a, b, |a, b| a & b)
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: Self::I, b: Self::I) -> Self::I {
+        zip(a, b, |a, b| a | b)
+    }
+
+    #[inline(always)]
+    unsafe fn shl<const N: u32>(v: Self::I) -> Self::I {
+        let mask = (0xffff_u32 << N) & 0xffff;
+        map(v, |x| (((x as u32) << N) & (mask | mask << 16)) as i32)
+    }
+
+    #[inline(always)]
+    unsafe fn shr<const N: u32>(v: Self::I) -> Self::I {
+        let mask = 0xffff_u32 >> N;
+        map(v, |x| (((x as u32) >> N) & (mask | mask << 16)) as i32)
+    }
+
+    #[inline(always)]
+    unsafe fn pair(low: Self::I, high: Self::I) -> Self::I {
+        zip(low, high, |l, h| l | h << 16)
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const N: usize, const MAX: u8>(sum: Self::I, w: &[Self::I; N], x: *const i8) -> Self::I {
+        let mut sum = sum;
+        for (i, w) in w.iter().enumerate() {
+            // SAFETY: 4·N readable bytes by contract.
+            let x = unsafe { read::<[i8; 4]>(x.add(4 * i).cast()) }.map(i32::from);
+            for l in 0..LANES {
+                let w = w[l] as u32;
+                sum[l] += (w & 0xff) as i32 * x[0]
+                    + (w >> 8 & 0xff) as i32 * x[1]
+                    + (w >> 16 & 0xff) as i32 * x[2]
+                    + (w >> 24) as i32 * x[3];
+            }
+        }
+        sum
+    }
+
+    #[inline(always)]
+    unsafe fn dot_i16(sum: Self::I, w: Self::I, x: i32) -> Self::I {
+        let (x0, x1) = (i32::from(x as i16), x >> 16);
+        zip(sum, w, |s, w| s + i32::from(w as i16) * x0 + (w >> 16) * x1)
+    }
+
+    #[inline(always)]
+    unsafe fn dot_bf16(sum: Self::F, w: Self::I, x: u32) -> Self::F {
+        let (x0, x1) = (bf16::from_bits(x as u16).to_f32(), bf16::from_bits((x >> 16) as u16).to_f32());
+        // SAFETY: these functions of the portable path ask for nothing.
+        unsafe {
+            let sum = Self::fma(Self::bf16_low(w), Self::splat(x0), sum);
+            Self::fma(Self::bf16_high(w), Self::splat(x1), sum)
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! A pool of worker threads: one broadcast and one barrier per operation.
+//!
+//! The thread that calls takes part as worker 0. Workers that have nothing to do spin for some tens of microseconds, which
+//! covers the gaps between the operations of a forward pass, and then sleep until they are woken.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{JoinHandle, Thread};
+
+/// Turns of the waiting loop before a thread goes to sleep: about 50 µs.
+const SPINS: u32 = 2_000;
+
+/// Worker threads that run one job at a time, all together.
+///
+/// Dropping the pool ends the threads.
+pub struct Pool {
+    shared: Arc<Shared>,
+    handles: Vec<JoinHandle<()>>,
+    /// Held while a job runs, so that several callers take turns.
+    turn: Mutex<()>,
+}
+
+/// What a worker calls: its number among the workers.
+type Job<'a> = dyn Fn(usize) + Sync + 'a;
+
+struct Shared {
+    /// Counts jobs; a worker that sees it change runs `job`.
+    epoch: AtomicUsize,
+    /// Workers that have not finished the current job.
+    running: AtomicUsize,
+    /// The current job; written by the caller before `epoch`, read by the workers after it.
+    job: Mutex<Option<&'static Job<'static>>>,
+    /// The first panic of a worker in the current job.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    stop: AtomicBool,
+    /// One flag per worker (index 0 stands for the caller): it sleeps or is about to.
+    asleep: Vec<AtomicBool>,
+    caller: Mutex<Option<Thread>>,
+}
+
+thread_local! {
+    /// Set while this thread runs a job, so that a job that starts another runs it alone instead of waiting for itself.
+    static IN_JOB: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Pool {
+    /// A pool of `n_threads` workers, the calling thread among them; 0 counts as 1.
+    ///
+    /// Where the system refuses a thread the pool is smaller; [`Pool::n_threads`] says how many there are.
+    pub fn new(n_threads: usize) -> Self {
+        let n_threads = n_threads.max(1);
+        let shared = Arc::new(Shared {
+            epoch: AtomicUsize::new(0),
+            running: AtomicUsize::new(0),
+            job: Mutex::new(None),
+            panic: Mutex::new(None),
+            stop: AtomicBool::new(false),
+            asleep: (0..n_threads).map(|_| AtomicBool::new(false)).collect(),
+            caller: Mutex::new(None),
+        });
+        let mut handles = Vec::with_capacity(n_threads - 1);
+        for worker in 1..n_threads {
+            let shared = Arc::clone(&shared);
+            let builder = std::thread::Builder::new().name(format!("compute-{worker}"));
+            match builder.spawn(move || work(&shared, worker)) {
+                Ok(handle) => handles.push(handle),
+                Err(error) => {
+                    tracing::warn!(wanted = n_threads, got = worker, %error, "the system gives fewer threads");
+                    break;
+                }
+            }
+        }
+        tracing::info!(n_threads = handles.len() + 1, "worker pool ready");
+        Self { shared, handles, turn: Mutex::new(()) }
+    }
+
+    /// Workers, the calling thread among them.
+    pub fn n_threads(&self) -> usize {
+        self.handles.len() + 1
+    }
+
+    /// Calls `f(worker, n_workers)` on every worker at once and returns when all are done.
+    ///
+    /// A call from inside a job runs `f(0, 1)` on the spot. Panics, after all workers are done, if one of them panicked.
+    pub fn run(&self, f: impl Fn(usize, usize) + Sync) {
+        if self.handles.is_empty() || IN_JOB.get() {
+            return f(0, 1);
+        }
+        let _turn = lock(&self.turn);
+        let shared = &*self.shared;
+        let n_workers = self.n_threads();
+        let job = |worker: usize| f(worker, n_workers);
+        let job: &Job<'_> = &job;
+        // SAFETY: only the lifetime is changed. The reference is taken back below, after every worker has counted itself
+        // out of this job and before `f` ends; nothing between here and there unwinds.
+        let job: &'static Job<'static> = unsafe { std::mem::transmute(job) };
+
+        *lock(&shared.caller) = Some(std::thread::current());
+        *lock(&shared.job) = Some(job);
+        shared.running.store(self.handles.len(), Ordering::Relaxed);
+        // Sequentially consistent with `asleep`: either the worker sees the new epoch or we see that it sleeps.
+        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        for (flag, handle) in shared.asleep[1..].iter().zip(&self.handles) {
+            if flag.swap(false, Ordering::SeqCst) {
+                handle.thread().unpark();
+            }
+        }
+
+        IN_JOB.set(true);
+        let own = catch_unwind(AssertUnwindSafe(|| job(0)));
+        IN_JOB.set(false);
+        wait(&shared.asleep[0], || shared.running.load(Ordering::SeqCst) == 0);
+        *lock(&shared.job) = None;
+
+        let theirs = lock(&shared.panic).take();
+        if let Err(panic) = own {
+            resume_unwind(panic);
+        }
+        if let Some(panic) = theirs {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Cuts `0..n_items` into ranges of `chunk` items (the last may be shorter) and calls `f` once for each, on whichever
+    /// worker is free. One range, or one thread, runs on the calling thread without a barrier.
+    pub fn for_each_chunk(&self, n_items: usize, chunk: usize, f: impl Fn(Range<usize>) + Sync) {
+        let chunk = chunk.max(1);
+        if n_items <= chunk || self.handles.is_empty() || IN_JOB.get() {
+            for start in (0..n_items).step_by(chunk) {
+                f(start..n_items.min(start + chunk));
+            }
+            return;
+        }
+        let next = AtomicUsize::new(0);
+        self.run(|_, _| {
+            loop {
+                let start = next.fetch_add(chunk, Ordering::Relaxed);
+                if start >= n_items {
+                    break;
+                }
+                f(start..n_items.min(start + chunk));
+            }
+        });
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        for handle in self.handles.drain(..) {
+            handle.thread().unpark();
+            // Workers catch the panics of jobs, so there is nothing in the result.
+            let _ = handle.join();
+        }
+    }
+}
+
+/// The life of one worker thread.
+fn work(shared: &Shared, worker: usize) {
+    let mut seen = 0;
+    IN_JOB.set(true);
+    loop {
+        wait(&shared.asleep[worker], || shared.epoch.load(Ordering::SeqCst) != seen);
+        if shared.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        seen = seen.wrapping_add(1);
+        let job = *lock(&shared.job);
+        if let Some(job) = job
+            && let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(worker)))
+        {
+            lock(&shared.panic).get_or_insert(panic);
+        }
+        if shared.running.fetch_sub(1, Ordering::SeqCst) == 1 && shared.asleep[0].swap(false, Ordering::SeqCst) {
+            let caller = lock(&shared.caller).clone();
+            if let Some(caller) = caller {
+                caller.unpark();
+            }
+        }
+    }
+}
+
+/// Returns when `ready` does: spins for a while, then sleeps with `asleep` set until somebody clears it and unparks.
+fn wait(asleep: &AtomicBool, ready: impl Fn() -> bool) {
+    for _ in 0..SPINS {
+        if ready() {
+            return;
+        }
+        std::hint::spin_loop();
+    }
+    loop {
+        asleep.store(true, Ordering::SeqCst);
+        if ready() {
+            break;
+        }
+        std::thread::park();
+    }
+    asleep.store(false, Ordering::SeqCst);
+}
+
+/// The guarded data; a poisoned lock is as good as any, since nothing panics while one is held.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The number of threads to use when nobody says: one per physical core that this process may run on.
+///
+/// Honours affinity masks and the CPU limit of a container; a second hardware thread of a core adds nothing to kernels
+/// that already keep its units busy.
+pub fn default_threads() -> usize {
+    let limit = std::thread::available_parallelism().map_or(1, |n| n.get());
+    physical_cores().map_or(limit, |cores| cores.clamp(1, limit))
+}
+
+/// Physical cores among the processors of this process's affinity mask; `None` where the system does not tell.
+fn physical_cores() -> Option<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    let mut cores = std::collections::BTreeSet::new();
+    for cpu in parse_cpu_list(allowed)? {
+        let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+        let siblings = std::fs::read_to_string(path).ok()?;
+        cores.insert(*parse_cpu_list(&siblings)?.first()?);
+    }
+    (!cores.is_empty()).then_some(cores.len())
+}
+
+/// The numbers of a list such as `0-3,8,10-11`.
+fn parse_cpu_list(list: &str) -> Option<Vec<usize>> {
+    let mut cpus = Vec::new();
+    for part in list.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        if last < first || last - first > 1 << 16 {
+            return None;
+        }
+        cpus.extend(first..=last);
+    }
+    Some(cpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn every_worker_runs_once_per_job() {
+        let pool = Pool::new(3);
+        for _ in 0..1000 {
+            let seen: Vec<AtomicUsize> = (0..3).map(|_| AtomicUsize::new(0)).collect();
+            pool.run(|worker, n| {
+                assert_eq!(n, 3);
+                seen[worker].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(seen.iter().all(|s| s.load(Ordering::Relaxed) == 1));
+        }
+    }
+
+    #[test]
+    fn chunks_cover_every_item_once() {
+        for n_threads in [1, 2, 5] {
+            let pool = Pool::new(n_threads);
+            for (n_items, chunk) in [(0, 4), (1, 4), (4, 4), (1003, 7), (10, 0)] {
+                let seen: Vec<AtomicUsize> = (0..n_items).map(|_| AtomicUsize::new(0)).collect();
+                pool.for_each_chunk(n_items, chunk, |range| {
+                    for i in range {
+                        seen[i].fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                assert!(seen.iter().all(|s| s.load(Ordering::Relaxed) == 1), "{n_threads} {n_items} {chunk}");
+            }
+        }
+    }
+
+    #[test]
+    fn sleeping_workers_wake_up() {
+        let pool = Pool::new(2);
+        let count = AtomicUsize::new(0);
+        for _ in 0..5 {
+            std::thread::sleep(Duration::from_millis(5));
+            pool.run(|_, _| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        // The caller sleeps too when a worker takes long.
+        pool.run(|worker, _| {
+            if worker == 1 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(count.into_inner(), 12);
+    }
+
+    #[test]
+    fn a_panic_of_any_worker_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(2);
+        for bad in 0..2 {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(|worker, _| assert!(worker != bad, "worker {worker} broke"));
+            }));
+            let message = *result.unwrap_err().downcast::<String>().unwrap();
+            assert!(message.contains(&format!("worker {bad} broke")));
+            let count = AtomicUsize::new(0);
+            pool.run(|_, _| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(count.into_inner(), 2);
+        }
+    }
+
+    #[test]
+    fn a_job_inside_a_job_runs_alone() {
+        let pool = Pool::new(2);
+        let count = AtomicUsize::new(0);
+        pool.run(|_, _| {
+            pool.for_each_chunk(10, 3, |range| {
+                count.fetch_add(range.len(), Ordering::Relaxed);
+            });
+        });
+        assert_eq!(count.into_inner(), 20);
+    }
+
+    #[test]
+    fn several_callers_take_turns() {
+        let pool = Pool::new(2);
+        let count = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        pool.run(|_, _| {
+                            count.fetch_add(1, Ordering::Relaxed);
+                        });
+                    }
+                });
+            }
+        });
+        assert_eq!(count.into_inner(), 1600);
+    }
+
+    #[test]
+    fn cpu_lists_parse() {
+        assert_eq!(parse_cpu_list("0-3,8,10-11\n"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
+        assert_eq!(parse_cpu_list("\t5"), Some(vec![5]));
+        assert_eq!(parse_cpu_list("3-1"), None);
+        assert_eq!(parse_cpu_list("x"), None);
+        assert!(default_threads() >= 1);
+    }
+}
