@@ -12,6 +12,7 @@ pub mod metadata;
 mod mmap;
 pub mod names;
 pub mod quant_mix;
+pub mod quantize;
 mod rope;
 mod safetensors;
 pub mod source;
