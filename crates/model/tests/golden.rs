@@ -103,7 +103,10 @@ fn check_logits(what: &str, got: &[f32], want: &[f32]) {
     assert_eq!(got.len(), want.len(), "{what}");
     let largest = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
-        assert!((g - w).abs() <= TOLERANCE * largest, "{what}: logit {i} is {g}, not {w} (largest {largest})");
+        assert!(
+            (g - w).abs() <= TOLERANCE * largest,
+            "{what}: logit {i} is {g}, not {w} (largest {largest})"
+        );
     }
 }
 
@@ -126,7 +129,10 @@ fn check_form<B: Backend>(backend: &B, path: &Path, prompts: &[Prompt]) {
         let mut next = argmax(&p.logits[p.logits.len() - p.vocab_size..]);
         let spread = p.logits.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         for (i, (&want, &gap)) in p.greedy.iter().zip(&p.gaps).enumerate() {
-            assert!(next == want || gap < f64::from(2.0 * TOLERANCE * spread), "{what}: greedy token {i} is {next}, not {want}");
+            assert!(
+                next == want || gap < f64::from(2.0 * TOLERANCE * spread),
+                "{what}: greedy token {i} is {next}, not {want}"
+            );
             next = argmax(&whole.step(&[want]));
         }
     }
@@ -142,7 +148,11 @@ fn every_fixture_equals_the_reference_library_on_every_path() {
             let form = form.as_str().unwrap();
             let path = dir.join(form);
             seen.insert(configure(&*source::open(&path).unwrap()).unwrap().arch);
-            let n = if form.ends_with(".gguf") { golden["gguf_prompts"].as_u64().unwrap() as usize } else { prompts.len() };
+            let n = if form.ends_with(".gguf") {
+                golden["gguf_prompts"].as_u64().unwrap() as usize
+            } else {
+                prompts.len()
+            };
             check_form(&Reference, &path, &prompts[..n]);
             for &isa in Isa::available() {
                 for repack in [false, true] {

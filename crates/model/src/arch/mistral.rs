@@ -5,7 +5,8 @@ use crate::Result;
 use crate::config::ModelConfig;
 use crate::hyper::Hyper;
 
-pub(super) const SPEC: ArchSpec = ArchSpec { name: "mistral", gguf: &[], hf: &["MistralForCausalLM"], configure };
+pub(super) const SPEC: ArchSpec =
+    ArchSpec { name: "mistral", gguf: &[], hf: &["MistralForCausalLM"], configure };
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = llama::base(h, "mistral")?;
