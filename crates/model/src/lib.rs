@@ -11,9 +11,12 @@ mod kv_cache;
 pub mod metadata;
 mod mmap;
 pub mod names;
+pub mod quant_mix;
+pub mod quantize;
 mod rope;
 mod safetensors;
 pub mod source;
+pub mod synth;
 pub mod weights;
 mod workspace;
 

@@ -50,6 +50,14 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
+    /// A weight that stands in no file. `None` where the shape is not a whole number of blocks.
+    pub(crate) fn new(name: String, dtype: DType, shape: Vec<usize>) -> Option<Self> {
+        let n_elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+        let row_len = *shape.last()?;
+        let n_bytes = dtype.bytes_for(n_elements).filter(|_| row_len.is_multiple_of(dtype.block_len()))?;
+        Some(TensorInfo { name, dtype, shape, part: 0, range: 0..n_bytes })
+    }
+
     /// Size of its data, in bytes.
     pub fn n_bytes(&self) -> usize {
         self.range.len()
