@@ -7,5 +7,6 @@ pub mod metadata;
 mod mmap;
 mod safetensors;
 pub mod source;
+pub mod tokenizer;
 
 pub use error::{Error, Result};
