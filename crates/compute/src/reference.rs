@@ -29,7 +29,7 @@ impl DenseMatrix {
 }
 
 /// Checks that a part's bytes are what its type and shape say.
-pub(crate) fn check_part(p: &MatrixPart) -> Result<()> {
+fn check_part(p: &MatrixPart) -> Result<()> {
     let what = || "a weight matrix".to_string();
     let block_len = p.dtype.block_len();
     if !p.n_in.is_multiple_of(block_len) {
@@ -248,7 +248,13 @@ impl Backend for Reference {
     fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
         let (n, len) = (x.row_len(), x.len());
         for row in x.buffer_mut()[..len].chunks_exact_mut(n) {
-            norm_row(row, norm.kind, norm.weight.buffer(), norm.bias.as_ref().map(|b| &b.buffer()[..]), norm.eps);
+            norm_row(
+                row,
+                norm.kind,
+                norm.weight.buffer(),
+                norm.bias.as_ref().map(|b| &b.buffer()[..]),
+                norm.eps,
+            );
         }
         Ok(())
     }

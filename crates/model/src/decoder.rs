@@ -175,8 +175,12 @@ impl<B: Backend> Decoder<B> {
             qk_norm: layer.qk_norm.as_ref().map(|(q, k)| (q, k)),
             angles: this.rope.map(|r| (&ws.angles[r], c.ropes[r].style)),
         };
-        let params =
-            AttentionParams { heads: c.heads, scale: c.attn_scale, softcap: c.attn_softcap, window: this.window };
+        let params = AttentionParams {
+            heads: c.heads,
+            scale: c.attn_scale,
+            softcap: c.attn_softcap,
+            window: this.window,
+        };
         backend.matmul(&mut ws.qkv, &ws.normed, &layer.qkv.weight, layer.qkv.bias.as_ref())?;
         backend.store_kv(&mut ws.qkv, kv, batch, prep)?;
         backend.attention(&mut ws.attended, &ws.qkv, kv, batch, &params)?;
@@ -209,7 +213,8 @@ impl<B: Backend> Decoder<B> {
             }
             Ffn::Moe { router, gate_up, down } => {
                 let moe = c.moe.expect("a layer with experts belongs to a model with experts");
-                let params = MoeParams { n_used: moe.n_used, norm_topk: moe.norm_topk, activation: c.activation };
+                let params =
+                    MoeParams { n_used: moe.n_used, norm_topk: moe.norm_topk, activation: c.activation };
                 let (scores, scratch) = ws.moe.as_mut().expect("a model with experts has their buffers");
                 backend.matmul(scores, &ws.normed, &router.weight, router.bias.as_ref())?;
                 backend.moe(&mut ws.output, &ws.normed, scores, gate_up, down, &params, scratch)?;
@@ -242,7 +247,8 @@ fn load_layer<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Layer<B>> {
     } else {
         l.linear(&[(w("q_proj"), q_len), (w("k_proj"), kv_len), (w("v_proj"), kv_len)], c.hidden_size)?
     };
-    let (q_norm, k_norm) = (norm_if(c.qk_norm, "q_norm", h.head_dim)?, norm_if(c.qk_norm, "k_norm", h.head_dim)?);
+    let (q_norm, k_norm) =
+        (norm_if(c.qk_norm, "q_norm", h.head_dim)?, norm_if(c.qk_norm, "k_norm", h.head_dim)?);
     Ok(Layer {
         attn_norm: l.norm(w("attn_norm"), c.hidden_size)?,
         qkv,
@@ -262,7 +268,8 @@ fn load_ffn<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Ffn<B>> {
     let (n, inner) = (c.hidden_size, c.intermediate_size);
     if let (true, Some(moe)) = (c.layers[i].moe, c.moe) {
         let (experts, inner) = (moe.n_experts, moe.intermediate_size);
-        let gate_up = ["experts.gate_proj", "experts.up_proj"].map(|name| l.experts(w(name), experts, inner, n));
+        let gate_up =
+            ["experts.gate_proj", "experts.up_proj"].map(|name| l.experts(w(name), experts, inner, n));
         return Ok(Ffn::Moe {
             router: l.linear(&[(w("router"), experts)], n)?,
             gate_up: l.backend.matrix(gate_up.into_iter().collect::<Result<_>>()?)?,

@@ -106,6 +106,19 @@ pub enum Error {
         /// What the file has.
         found: String,
     },
+    /// The model's architecture is not one of ours.
+    #[error("{}: architecture {found:?} is not supported; known are {known}", path.display())]
+    UnknownArchitecture {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the file calls it.
+        found: String,
+        /// Those we know, by the names of this file format.
+        known: String,
+    },
+    /// The device refused or failed.
+    #[error(transparent)]
+    Compute(#[from] realizar_compute::Error),
 }
 
 /// Result with this crate's [`Error`].

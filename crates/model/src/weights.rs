@@ -27,7 +27,8 @@ pub fn vector(source: &dyn TensorSource, name: &str, len: Option<usize>) -> Resu
     let t = source.tensor(name)?;
     let n: usize = t.shape.iter().product();
     if len.is_some_and(|len| len != n) {
-        let reason = format!("has shape {:?} where {} elements were expected", t.shape, len.unwrap_or_default());
+        let reason =
+            format!("has shape {:?} where {} elements were expected", t.shape, len.unwrap_or_default());
         return Err(Error::bad_tensor(source.path(), name, reason));
     }
     let mut values = vec![0.0; n];
@@ -84,7 +85,11 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn wrong_shape(&self, name: &str, found: &[usize], expected: &[usize]) -> Error {
-        Error::bad_tensor(self.source.path(), name, format!("has shape {found:?} where {expected:?} was expected"))
+        Error::bad_tensor(
+            self.source.path(),
+            name,
+            format!("has shape {found:?} where {expected:?} was expected"),
+        )
     }
 
     pub(crate) fn norm(&self, w: Weight<'_>, len: usize) -> Result<Norm<B>> {
@@ -142,9 +147,13 @@ impl<B: Backend> Loader<'_, B> {
     /// Some files keep a factor apart from its matrix; none of the layouts we know need it, and leaving it out would be wrong.
     fn no_scale(&self, name: &str) -> Result<()> {
         let base = name.strip_suffix(".weight").unwrap_or(name);
-        for scale in [format!("{base}.scale"), format!("{base}.weight_scale"), format!("{base}.weight_scale_inv")] {
+        for scale in
+            [format!("{base}.scale"), format!("{base}.weight_scale"), format!("{base}.weight_scale_inv")]
+        {
             if self.source.find(&scale).is_some() {
-                let reason = format!("has its scale apart, in {scale:?}, which is not supported; convert the model to GGUF");
+                let reason = format!(
+                    "has its scale apart, in {scale:?}, which is not supported; convert the model to GGUF"
+                );
                 return Err(Error::bad_tensor(self.source.path(), name, reason));
             }
         }
@@ -155,7 +164,10 @@ impl<B: Backend> Loader<'_, B> {
         if n_in.is_multiple_of(dtype.block_len()) {
             return Ok(());
         }
-        let reason = format!("has rows of {n_in} elements, which {dtype} blocks of {} do not divide", dtype.block_len());
+        let reason = format!(
+            "has rows of {n_in} elements, which {dtype} blocks of {} do not divide",
+            dtype.block_len()
+        );
         Err(Error::bad_tensor(self.source.path(), name, reason))
     }
 
@@ -166,7 +178,13 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     /// One matrix per expert, from one tensor of all or from one tensor each.
-    pub(crate) fn experts(&self, w: Weight<'_>, n_experts: usize, n_out: usize, n_in: usize) -> Result<MatrixPart> {
+    pub(crate) fn experts(
+        &self,
+        w: Weight<'_>,
+        n_experts: usize,
+        n_out: usize,
+        n_in: usize,
+    ) -> Result<MatrixPart> {
         let first = self.need(w, Some(0))?;
         let t = self.source.tensor(&first)?;
         self.check_blocks(&first, t.dtype, n_in)?;

@@ -4,12 +4,12 @@
 //! sequence's blocks once, decodes each to f32, and updates every row's running maximum, sum and output. A row's result does not
 //! depend on the rows beside it.
 
+use super::Cpu;
 use super::activation::exp;
 use super::isa::Isa;
 use super::parallel::Shared;
 use super::simd::{Kernel, LANES, Simd, dispatch};
 use super::threads::Pool;
-use super::Cpu;
 use crate::{AttentionParams, BatchSeq, DType, HostBatch, KvLayer, Result, Tensor};
 use half::slice::HalfFloatSliceExt;
 use std::cell::RefCell;
@@ -107,7 +107,14 @@ impl Kernel for Task<'_> {
 
         let scratch = self.scratch;
         scratch.clear();
-        scratch.resize(2 * n_rows * padded + block_size * padded + dim * block_size + (n_rows + 1) * block_size + 2 * n_rows, 0.0);
+        scratch.resize(
+            2 * n_rows * padded
+                + block_size * padded
+                + dim * block_size
+                + (n_rows + 1) * block_size
+                + 2 * n_rows,
+            0.0,
+        );
         let mut rest = &mut scratch[..];
         let q = take(&mut rest, n_rows * padded);
         let out = take(&mut rest, n_rows * padded);
@@ -132,7 +139,8 @@ impl Kernel for Task<'_> {
             // Positions of this block that a row sees: its own and those before it, inside the window.
             let seen = |r: usize| {
                 let pos = self.start + r / group;
-                let from = params.window.map_or(0, |w| (pos + 1).saturating_sub(w)).saturating_sub(b * block_size);
+                let from =
+                    params.window.map_or(0, |w| (pos + 1).saturating_sub(w)).saturating_sub(b * block_size);
                 let to = (pos + 1).saturating_sub(b * block_size).min(n_here);
                 from.min(to)..to
             };
@@ -179,7 +187,15 @@ impl Kernel for Task<'_> {
 
 /// Writes `n` heads as f32 rows of `padded` elements; the padding stays as it is (zero).
 #[inline(always)]
-fn decode(dtype: DType, bytes: &[u8], plain: &mut [f32], rows: &mut [f32], n: usize, dim: usize, padded: usize) {
+fn decode(
+    dtype: DType,
+    bytes: &[u8],
+    plain: &mut [f32],
+    rows: &mut [f32],
+    n: usize,
+    dim: usize,
+    padded: usize,
+) {
     let plain = &mut plain[..n * dim];
     match dtype {
         DType::F16 => bytemuck::cast_slice::<u8, half::f16>(bytes).convert_to_f32_slice(plain),

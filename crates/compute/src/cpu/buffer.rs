@@ -25,9 +25,14 @@ impl Buffer {
             len: row,
             block_len: dtype.block_len(),
         })?;
-        let out_of_memory = |requested| Error::OutOfMemory { device: "cpu".into(), what: format!("{dtype} {shape:?}"), requested };
+        let out_of_memory = |requested| Error::OutOfMemory {
+            device: "cpu".into(),
+            what: format!("{dtype} {shape:?}"),
+            requested,
+        };
         let len = rows.and_then(|r| r.checked_mul(row_bytes)).ok_or_else(|| out_of_memory(usize::MAX))?;
-        let lines = bytemuck::allocation::try_zeroed_vec(len.div_ceil(64)).map_err(|()| out_of_memory(len))?;
+        let lines =
+            bytemuck::allocation::try_zeroed_vec(len.div_ceil(64)).map_err(|()| out_of_memory(len))?;
         Ok(Self { lines, len })
     }
 

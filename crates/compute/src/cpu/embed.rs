@@ -9,7 +9,7 @@ pub(super) fn embed(pool: &Pool, y: &mut Tensor<Cpu>, table: &Matrix, tokens: &[
     assert_eq!(y.rows(), tokens.len());
     let n = y.row_len();
     parallel::rows(pool, y.floats_mut(), n, |i, row| {
-        table.dequantize_row(0, tokens[i] as usize, row);
+        table.dequantize_row(row, 0, tokens[i] as usize);
         if scale != 1.0 {
             row.iter_mut().for_each(|x| *x *= scale);
         }

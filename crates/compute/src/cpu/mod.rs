@@ -18,10 +18,9 @@ pub mod threads;
 
 pub use buffer::Buffer;
 
-use crate::reference::check_part;
 use crate::{
-    Activation, AttentionParams, Backend, Batch, BatchLimits, DType, DeviceMemory, HostBatch, KvLayer, MatrixPart, MoeParams,
-    MoeScratch, Norm, QkvPrep, Result, Tensor,
+    Activation, AttentionParams, Backend, Batch, BatchLimits, DType, DeviceMemory, HostBatch, KvLayer,
+    MatrixPart, MoeParams, MoeScratch, Norm, QkvPrep, Result, Tensor,
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions};
@@ -71,7 +70,7 @@ impl Cpu {
 
     fn multiply(&self, y: &mut [f32], x: &[f32], m: usize, w: &Matrix, expert: usize, bias: Option<&[f32]>) {
         let mut activations = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
-        matmul::matmul(&self.pool, y, x, m, w, expert, bias, &mut activations);
+        matmul::matmul(&self.pool, y, w.n_out(), x, m, w, expert, bias, &mut activations);
     }
 }
 
@@ -109,9 +108,8 @@ impl Backend for Cpu {
     }
 
     fn matrix(&self, parts: Vec<MatrixPart>) -> Result<Matrix> {
-        parts.iter().try_for_each(check_part)?;
         let CpuOptions { isa, exact, repack, .. } = self.options;
-        Matrix::new(parts, &MatrixOptions { repack, isa, exact }, &self.pool)
+        Matrix::new(parts, MatrixOptions { repack, isa, exact }, &self.pool)
     }
 
     fn matrix_bytes(&self, w: &Matrix) -> usize {
@@ -144,7 +142,13 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn rope_angles(&self, y: &mut Tensor<Self>, f: &Tensor<Self>, batch: &HostBatch, scale: f32) -> Result<()> {
+    fn rope_angles(
+        &self,
+        y: &mut Tensor<Self>,
+        f: &Tensor<Self>,
+        batch: &HostBatch,
+        scale: f32,
+    ) -> Result<()> {
         rope::angles(&self.pool, y, f.floats(), batch.positions(), scale);
         Ok(())
     }
@@ -166,7 +170,13 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn matmul(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, w: &Matrix, bias: Option<&Tensor<Self>>) -> Result<()> {
+    fn matmul(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        w: &Matrix,
+        bias: Option<&Tensor<Self>>,
+    ) -> Result<()> {
         assert_eq!((x.row_len(), y.row_len(), x.rows()), (w.n_in(), w.n_out(), y.rows()));
         let m = x.rows();
         self.multiply(y.floats_mut(), x.floats(), m, w, 0, bias.map(|b| b.floats()));

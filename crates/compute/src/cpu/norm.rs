@@ -13,7 +13,14 @@ pub(super) fn norm(pool: &Pool, isa: Isa, x: &mut Tensor<Cpu>, norm: &Norm<Cpu>)
 }
 
 /// Normalizes one row in place.
-pub(super) fn norm_row(isa: Isa, row: &mut [f32], kind: NormKind, weight: &[f32], bias: Option<&[f32]>, eps: f32) {
+pub(super) fn norm_row(
+    isa: Isa,
+    row: &mut [f32],
+    kind: NormKind,
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    eps: f32,
+) {
     assert_eq!(row.len(), weight.len());
     assert!(bias.is_none_or(|b| b.len() == row.len()));
     // SAFETY: the processor has `isa`, which was detected; the kernel has no pointers of its own.

@@ -43,7 +43,14 @@ pub(super) fn store_kv(
         if let Some((q_norm, k_norm)) = prep.qk_norm {
             for (i, head) in turning.chunks_exact_mut(dim).enumerate() {
                 let n = if i < h.n_heads { q_norm } else { k_norm };
-                norm::norm_row(isa, head, n.kind, n.weight.floats(), n.bias.as_ref().map(|b| b.floats()), n.eps);
+                norm::norm_row(
+                    isa,
+                    head,
+                    n.kind,
+                    n.weight.floats(),
+                    n.bias.as_ref().map(|b| b.floats()),
+                    n.eps,
+                );
             }
         }
         if let Some((angles, style)) = prep.angles {
@@ -69,7 +76,9 @@ pub(super) fn store_kv(
 fn encoder(dtype: DType) -> Result<fn(&[f32], &mut [u8])> {
     match dtype {
         // The conversion of whole slices uses the processor's own instructions.
-        DType::F16 => Ok(|src, dst| bytemuck::cast_slice_mut::<u8, half::f16>(dst).convert_from_f32_slice(src)),
+        DType::F16 => {
+            Ok(|src, dst| bytemuck::cast_slice_mut::<u8, half::f16>(dst).convert_from_f32_slice(src))
+        }
         _ => dtype.spec().quantize.ok_or(Error::Unsupported { op: "store_kv", dtype, backend: "cpu" }),
     }
 }

@@ -176,7 +176,9 @@ fn work(shared: &Shared, worker: usize) {
         {
             lock(&shared.panic).get_or_insert(panic);
         }
-        if shared.running.fetch_sub(1, Ordering::SeqCst) == 1 && shared.asleep[0].swap(false, Ordering::SeqCst) {
+        if shared.running.fetch_sub(1, Ordering::SeqCst) == 1
+            && shared.asleep[0].swap(false, Ordering::SeqCst)
+        {
             let caller = lock(&shared.caller).clone();
             if let Some(caller) = caller {
                 caller.unpark();

@@ -63,8 +63,6 @@ pub(super) struct Tile<'a> {
     /// [`Form::Int8Block256`]: the sums of blocks of 32 as pairs of `i16`, [n_in / 256, rows, 4]; -32 times the sums of
     /// blocks of 16, [n_in / 16, rows].
     pub(super) offsets: [&'a [i32]; 2],
-    /// Zeros, one per row: for kernels whose weights need no offset.
-    pub(super) no_offsets: &'static [i32; TILE],
 }
 
 /// Numbers per row of a form's arrays: floats, pairs, q, scales, offsets.
@@ -129,7 +127,6 @@ impl Activations {
 impl Prepared {
     /// Rows `t * TILE..` as a tile.
     pub(super) fn tile(&self, form: Form, t: usize) -> Tile<'_> {
-        static NO_OFFSETS: [i32; TILE] = [0; TILE];
         let first = t * TILE;
         let rows = TILE.min(self.m - first);
         let n = sizes(form, self.n_in);
@@ -143,7 +140,6 @@ impl Prepared {
                 &self.offsets[0][first * n[4]..][..rows * n[4]],
                 &self.offsets[1][first * n[5]..][..rows * n[5]],
             ],
-            no_offsets: &NO_OFFSETS,
         }
     }
 
@@ -169,7 +165,13 @@ impl Prepared {
         pool.for_each_chunk(m, chunk, |range| {
             for i in range {
                 let first = i / TILE * TILE;
-                let row = Row { x: &x[i * n_in..][..n_in], form, r: i - first, rows: TILE.min(m - first), out: out.tile(first, n) };
+                let row = Row {
+                    x: &x[i * n_in..][..n_in],
+                    form,
+                    r: i - first,
+                    rows: TILE.min(m - first),
+                    out: out.tile(first, n),
+                };
                 // SAFETY: `isa` is available (checked when the weight was made); the buffers have room for `rows` rows
                 // from `first` on, of which this call writes row r only, and no other call writes that row.
                 unsafe { dispatch(isa, row) }
@@ -264,7 +266,8 @@ impl Kernel for Row<'_> {
                             sums[j] = two[0] + two[1];
                         }
                         for p in 0..4 {
-                            *out.offsets[0].add((b * rows + r) * 4 + p) = sums[2 * p] & 0xffff | sums[2 * p + 1] << 16;
+                            *out.offsets[0].add((b * rows + r) * 4 + p) =
+                                sums[2 * p] & 0xffff | sums[2 * p + 1] << 16;
                         }
                     }
                 }

@@ -25,7 +25,8 @@ impl Buffer {
     /// Errors: `OutOfMemory`.
     pub(super) fn zeroed(len: usize) -> Result<Self> {
         let align = if len >= LARGE_PAGE { LARGE_PAGE } else { LINE };
-        let no_memory = || Error::OutOfMemory { device: "cpu".into(), what: "packed weights".into(), requested: len };
+        let no_memory =
+            || Error::OutOfMemory { device: "cpu".into(), what: "packed weights".into(), requested: len };
         let layout = Layout::from_size_align(len.max(1), align).map_err(|_| no_memory())?;
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(no_memory)?;

@@ -3,9 +3,11 @@
 //! Groups: F32 and F16 as [n_in, 16]; BF16 as pairs, [n_in / 2, 16, 2]. An output element is the sum of two chains, one
 //! over the even and one over the odd steps, for any number of rows: one chain alone would wait for its own additions.
 
+use super::activations::Tile;
 use super::layout::{Args, get_dwords, put_dwords};
 use crate::DType;
 use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
+use std::marker::PhantomData;
 
 /// Rows of a tile that are multiplied together.
 const ROWS: usize = 8;
@@ -58,93 +60,172 @@ pub(super) fn unpack_bf16(row: &mut [u8], group: &[u8], lane: usize) {
     }
 }
 
-/// Multiplies step by step: `STEP(w, x, sums)` adds step `k` of `N` rows to their sums.
-macro_rules! kernel {
-    ($name:ident, $doc:literal, |$n_in:ident| $n_steps:expr, |$s:ident, $w:ident, $k:ident| $load:expr,
-     |$sum:ident, $weights:ident, $x:ident, $i:ident| $add:expr) => {
-        #[doc = $doc]
-        pub(super) struct $name<'a>(pub(super) Args<'a>);
+/// One kind of weights: what a step along the inputs reads, and how it meets the activations.
+pub(super) trait Step {
+    /// The weights of a step, in registers.
+    type W<S: Simd>: Copy;
 
-        impl Kernel for $name<'_> {
-            #[inline(always)]
-            unsafe fn run<S: Simd>(self) {
-                let mut r = 0;
-                // SAFETY: `Layout::multiply` checked the sizes; r + N <= rows.
-                unsafe {
-                    while r + ROWS <= self.0.x.rows {
-                        self.rows::<S, ROWS>(r);
-                        r += ROWS;
-                    }
-                    while r < self.0.x.rows {
-                        self.rows::<S, 1>(r);
-                        r += 1;
-                    }
-                }
-            }
-        }
+    /// Steps of a row of `n_in` elements.
+    fn n_steps(n_in: usize) -> usize;
 
-        impl $name<'_> {
-            #[inline(always)]
-            unsafe fn rows<$s: Simd, const N: usize>(&self, r: usize) {
-                let Args { w, n_in: $n_in, x, y } = self.0;
-                let n_steps = $n_steps;
-                let $w = w.as_ptr();
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let mut even = [$s::splat(0.0); N];
-                    let mut odd = even;
-                    let mut k = 0;
-                    while k + 2 <= n_steps {
-                        for (k, sums) in [(k, &mut even), (k + 1, &mut odd)] {
-                            let $k = k;
-                            let $weights = $load;
-                            for ($i, $sum) in sums.iter_mut().enumerate() {
-                                let ($x, $i) = (&x, k * x.rows + r + $i);
-                                *$sum = $add;
-                            }
-                        }
-                        k += 2;
-                    }
-                    if k < n_steps {
-                        let $k = k;
-                        let $weights = $load;
-                        for ($i, $sum) in even.iter_mut().enumerate() {
-                            let ($x, $i) = (&x, k * x.rows + r + $i);
-                            *$sum = $add;
-                        }
-                    }
-                    for i in 0..N {
-                        $s::store_f32(y.add((r + i) * LANES), $s::add(even[i], odd[i]));
-                    }
-                }
-            }
-        }
-    };
+    /// Loads step `k`.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; `w` is a group with more than `k` steps.
+    unsafe fn load<S: Simd>(w: *const u8, k: usize) -> Self::W<S>;
+
+    /// Adds the products with the activations at index `i`, which is step · rows + row.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; `i` lies in the tile.
+    unsafe fn add<S: Simd>(sum: S::F, w: Self::W<S>, x: &Tile<'_>, i: usize) -> S::F;
 }
 
-kernel!(MultiplyF32, "F32 by F32.", |n_in| n_in, |S, w, k| S::load_f32(w.add(k * LINE).cast()), |sum, w, x, i| {
-    S::fma(w, S::splat(*x.floats.get_unchecked(i)), *sum)
-});
+/// Floats by floats.
+pub(super) struct F32;
+/// Half-precision numbers by floats.
+pub(super) struct F16;
+/// BF16 numbers by floats.
+pub(super) struct Bf16;
+/// Pairs of BF16 numbers by pairs of activations rounded to BF16.
+pub(super) struct Bf16Dot;
 
-kernel!(MultiplyF16, "F16 by F32.", |n_in| n_in, |S, w, k| S::load_f16(w.add(k * 2 * LANES)), |sum, w, x, i| {
-    S::fma(w, S::splat(*x.floats.get_unchecked(i)), *sum)
-});
+// SAFETY of the blocks below: the trait's contract.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Step for F32 {
+    type W<S: Simd> = S::F;
 
-kernel!(
-    MultiplyBf16Dot,
-    "BF16 by BF16.",
-    |n_in| n_in.div_ceil(2),
-    |S, w, k| S::load(w.add(k * LINE)),
-    |sum, w, x, i| S::dot_bf16(*sum, w, *x.pairs.get_unchecked(i))
-);
+    fn n_steps(n_in: usize) -> usize {
+        n_in
+    }
 
-kernel!(
-    MultiplyBf16,
-    "BF16 by F32.",
-    |n_in| n_in,
-    |S, w, k| {
-        let pair = S::load(w.add(k / 2 * LINE));
-        if k % 2 == 0 { S::bf16_low(pair) } else { S::bf16_high(pair) }
-    },
-    |sum, w, x, i| S::fma(w, S::splat(*x.floats.get_unchecked(i)), *sum)
-);
+    #[inline(always)]
+    unsafe fn load<S: Simd>(w: *const u8, k: usize) -> S::F {
+        unsafe { S::load_f32(w.add(k * LINE).cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn add<S: Simd>(sum: S::F, w: S::F, x: &Tile<'_>, i: usize) -> S::F {
+        unsafe { S::fma(w, S::splat(*x.floats.get_unchecked(i)), sum) }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Step for F16 {
+    type W<S: Simd> = S::F;
+
+    fn n_steps(n_in: usize) -> usize {
+        n_in
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(w: *const u8, k: usize) -> S::F {
+        unsafe { S::load_f16(w.add(k * 2 * LANES)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add<S: Simd>(sum: S::F, w: S::F, x: &Tile<'_>, i: usize) -> S::F {
+        unsafe { S::fma(w, S::splat(*x.floats.get_unchecked(i)), sum) }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Step for Bf16 {
+    type W<S: Simd> = S::F;
+
+    fn n_steps(n_in: usize) -> usize {
+        n_in
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(w: *const u8, k: usize) -> S::F {
+        unsafe {
+            let pair = S::load(w.add(k / 2 * LINE));
+            if k % 2 == 0 { S::bf16_low(pair) } else { S::bf16_high(pair) }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add<S: Simd>(sum: S::F, w: S::F, x: &Tile<'_>, i: usize) -> S::F {
+        unsafe { S::fma(w, S::splat(*x.floats.get_unchecked(i)), sum) }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Step for Bf16Dot {
+    type W<S: Simd> = S::I;
+
+    fn n_steps(n_in: usize) -> usize {
+        n_in.div_ceil(2)
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(w: *const u8, k: usize) -> S::I {
+        unsafe { S::load(w.add(k * LINE)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add<S: Simd>(sum: S::F, w: S::I, x: &Tile<'_>, i: usize) -> S::F {
+        unsafe { S::dot_bf16(sum, w, *x.pairs.get_unchecked(i)) }
+    }
+}
+
+/// The product of a group of one kind of weights by a tile.
+pub(super) struct Multiply<'a, T>(Args<'a>, PhantomData<T>);
+
+impl<'a, T: Step> Multiply<'a, T> {
+    pub(super) fn new(args: Args<'a>) -> Self {
+        Self(args, PhantomData)
+    }
+
+    /// Rows `r..r + N` of the tile.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; the tile has these rows.
+    #[inline(always)]
+    unsafe fn rows<S: Simd, const N: usize>(&self, r: usize) {
+        let Args { w, n_in, x, y } = &self.0;
+        let n_steps = T::n_steps(*n_in);
+        // SAFETY: the caller's promise, and k < n_steps.
+        unsafe {
+            let mut even = [S::splat(0.0); N];
+            let mut odd = even;
+            let mut k = 0;
+            while k + 2 <= n_steps {
+                let (first, second) = (T::load::<S>(w.as_ptr(), k), T::load::<S>(w.as_ptr(), k + 1));
+                for i in 0..N {
+                    even[i] = T::add::<S>(even[i], first, x, k * x.rows + r + i);
+                    odd[i] = T::add::<S>(odd[i], second, x, (k + 1) * x.rows + r + i);
+                }
+                k += 2;
+            }
+            if k < n_steps {
+                let last = T::load::<S>(w.as_ptr(), k);
+                for i in 0..N {
+                    even[i] = T::add::<S>(even[i], last, x, k * x.rows + r + i);
+                }
+            }
+            for i in 0..N {
+                S::store_f32(y.add((r + i) * LANES), S::add(even[i], odd[i]));
+            }
+        }
+    }
+}
+
+impl<T: Step> Kernel for Multiply<'_, T> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let mut r = 0;
+        // SAFETY: `Layout::multiply` checked the sizes; r + N <= rows.
+        unsafe {
+            while r + ROWS <= self.0.x.rows {
+                self.rows::<S, ROWS>(r);
+                r += ROWS;
+            }
+            while r < self.0.x.rows {
+                self.rows::<S, 1>(r);
+                r += 1;
+            }
+        }
+    }
+}

@@ -33,7 +33,7 @@ pub(super) struct Block {
     q: *const i8,
     /// [rows]
     scales: *const f32,
-    /// [rows]; what each integer sum starts from.
+    /// [rows]; what each integer sum starts from, or null for zero.
     offsets: *const i32,
 }
 
@@ -88,7 +88,7 @@ unsafe fn add_block_rows<S: Simd, const MAX: u8, const N: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         for r in r..r + N {
-            let sum = S::splat_i32(*x.offsets.add(r));
+            let sum = S::splat_i32(if x.offsets.is_null() { 0 } else { *x.offsets.add(r) });
             let sum = S::dot::<8, MAX>(sum, w, x.q.add(r * 32));
             let product = S::mul(S::to_f32(sum), S::splat(*x.scales.add(r)));
             let y = y.add(r * LANES);

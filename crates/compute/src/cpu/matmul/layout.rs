@@ -138,10 +138,10 @@ impl Layout {
         // SAFETY: the sizes were checked, the rest is the caller's promise.
         unsafe {
             match self {
-                Layout::F32 => dispatch(isa, float::MultiplyF32(args)),
-                Layout::F16 => dispatch(isa, float::MultiplyF16(args)),
-                Layout::Bf16 => dispatch(isa, float::MultiplyBf16(args)),
-                Layout::Bf16Dot => dispatch(isa, float::MultiplyBf16Dot(args)),
+                Layout::F32 => dispatch(isa, float::Multiply::<float::F32>::new(args)),
+                Layout::F16 => dispatch(isa, float::Multiply::<float::F16>::new(args)),
+                Layout::Bf16 => dispatch(isa, float::Multiply::<float::Bf16>::new(args)),
+                Layout::Bf16Dot => dispatch(isa, float::Multiply::<float::Bf16Dot>::new(args)),
                 Layout::Q8_0 => dispatch(isa, q8_0::Multiply(args)),
                 Layout::Q4_0 => dispatch(isa, q4_0::Multiply(args)),
                 Layout::Q4K => dispatch(isa, q4_k::Multiply(args)),

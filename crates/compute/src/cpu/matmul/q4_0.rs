@@ -17,7 +17,9 @@ pub(super) fn group_bytes(n_in: usize) -> usize {
 pub(super) fn pack(group: &mut [u8], lane: usize, row: &[u8]) {
     let blocks = row.as_chunks::<BLOCK>().0;
     let (scales, lines) = group.split_at_mut(int8::scales_bytes(blocks.len()));
-    for (b, (block, lines)) in blocks.iter().zip(lines.as_chunks_mut::<{ BLOCK_LINES * LINE }>().0).enumerate() {
+    for (b, (block, lines)) in
+        blocks.iter().zip(lines.as_chunks_mut::<{ BLOCK_LINES * LINE }>().0).enumerate()
+    {
         scales[32 * b + 2 * lane..32 * b + 2 * lane + 2].copy_from_slice(&block[..2]);
         put_dwords(lines, lane, &block[2..]);
     }
@@ -26,7 +28,9 @@ pub(super) fn pack(group: &mut [u8], lane: usize, row: &[u8]) {
 pub(super) fn unpack(row: &mut [u8], group: &[u8], lane: usize) {
     let blocks = row.as_chunks_mut::<BLOCK>().0;
     let (scales, lines) = group.split_at(int8::scales_bytes(blocks.len()));
-    for (b, (block, lines)) in blocks.iter_mut().zip(lines.as_chunks::<{ BLOCK_LINES * LINE }>().0).enumerate() {
+    for (b, (block, lines)) in
+        blocks.iter_mut().zip(lines.as_chunks::<{ BLOCK_LINES * LINE }>().0).enumerate()
+    {
         block[..2].copy_from_slice(&scales[32 * b + 2 * lane..32 * b + 2 * lane + 2]);
         get_dwords(&mut block[2..], lines, lane);
     }

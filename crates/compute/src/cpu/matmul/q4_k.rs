@@ -4,9 +4,9 @@
 //! 8c + 7 hold sub-block 2c in their low nibbles and sub-block 2c + 1 in their high ones.
 
 use super::activations::TILE;
+use super::int8;
 use super::k_scales::{self, HEADER_BYTES, HEADER_LINES, Header};
 use super::layout::{Args, get_dwords, put_dwords};
-use super::int8;
 use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
 
 const BLOCK: usize = 144;
@@ -59,7 +59,14 @@ impl Kernel for Multiply<'_> {
                         v[i] = S::and(S::shr::<4>(S::load(lines.add(i * LINE))), low);
                     }
                     let q = q.add(x.rows * 32);
-                    int8::add_sub_block::<S, 8, 15>(t, &v, header.scales[2 * c + 1], x.rows, q, std::ptr::null());
+                    int8::add_sub_block::<S, 8, 15>(
+                        t,
+                        &v,
+                        header.scales[2 * c + 1],
+                        x.rows,
+                        q,
+                        std::ptr::null(),
+                    );
                 }
                 header.subtract_mins(t, &x, b);
                 int8::end_super_block::<S>(y, t, x.rows, x.scales.as_ptr().add(b * x.rows));

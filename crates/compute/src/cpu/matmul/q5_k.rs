@@ -4,9 +4,9 @@
 //! every byte belongs to sub-block `j`, then 32 lines of nibbles as in Q4_K.
 
 use super::activations::TILE;
+use super::int8;
 use super::k_scales::{self, HEADER_BYTES, HEADER_LINES, Header};
 use super::layout::{Args, get_dwords, put_dwords};
-use super::int8;
 use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
 
 const BLOCK: usize = 176;

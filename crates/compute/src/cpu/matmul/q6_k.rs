@@ -23,7 +23,9 @@ pub(super) fn group_bytes(n_in: usize) -> usize {
 pub(super) fn pack(group: &mut [u8], lane: usize, row: &[u8]) {
     let blocks = row.as_chunks::<BLOCK>().0;
     let (factors, lines) = group.split_at_mut(int8::scales_bytes(blocks.len()));
-    for (b, (block, lines)) in blocks.iter().zip(lines.as_chunks_mut::<{ BLOCK_LINES * LINE }>().0).enumerate() {
+    for (b, (block, lines)) in
+        blocks.iter().zip(lines.as_chunks_mut::<{ BLOCK_LINES * LINE }>().0).enumerate()
+    {
         let (scales, lines) = lines.split_at_mut(SCALE_LINES * LINE);
         factors[32 * b + 2 * lane..32 * b + 2 * lane + 2].copy_from_slice(&block[BLOCK - 2..]);
         for j in 0..SCALES {
@@ -36,7 +38,9 @@ pub(super) fn pack(group: &mut [u8], lane: usize, row: &[u8]) {
 pub(super) fn unpack(row: &mut [u8], group: &[u8], lane: usize) {
     let blocks = row.as_chunks_mut::<BLOCK>().0;
     let (factors, lines) = group.split_at(int8::scales_bytes(blocks.len()));
-    for (b, (block, lines)) in blocks.iter_mut().zip(lines.as_chunks::<{ BLOCK_LINES * LINE }>().0).enumerate() {
+    for (b, (block, lines)) in
+        blocks.iter_mut().zip(lines.as_chunks::<{ BLOCK_LINES * LINE }>().0).enumerate()
+    {
         let (scales, lines) = lines.split_at(SCALE_LINES * LINE);
         block[BLOCK - 2..].copy_from_slice(&factors[32 * b + 2 * lane..32 * b + 2 * lane + 2]);
         for j in 0..SCALES {
@@ -98,7 +102,13 @@ impl Half {
     /// # Safety
     /// [`Simd`]'s contract; `t` is [rows, 16].
     #[inline(always)]
-    unsafe fn add_quarter<S: Simd, const QUARTER: usize, const NIBBLE: u32, const LEFT: u32, const RIGHT: u32>(
+    unsafe fn add_quarter<
+        S: Simd,
+        const QUARTER: usize,
+        const NIBBLE: u32,
+        const LEFT: u32,
+        const RIGHT: u32,
+    >(
         &self,
         t: *mut f32,
         d: S::F,

@@ -17,7 +17,9 @@ pub(super) fn group_bytes(n_in: usize) -> usize {
 pub(super) fn pack(group: &mut [u8], lane: usize, row: &[u8]) {
     let blocks = row.as_chunks::<BLOCK>().0;
     let (scales, lines) = group.split_at_mut(int8::scales_bytes(blocks.len()));
-    for (b, (block, lines)) in blocks.iter().zip(lines.as_chunks_mut::<{ BLOCK_LINES * LINE }>().0).enumerate() {
+    for (b, (block, lines)) in
+        blocks.iter().zip(lines.as_chunks_mut::<{ BLOCK_LINES * LINE }>().0).enumerate()
+    {
         scales[32 * b + 2 * lane..32 * b + 2 * lane + 2].copy_from_slice(&block[..2]);
         let mut q = [0; 32];
         for (q, byte) in q.iter_mut().zip(&block[2..]) {
@@ -30,7 +32,9 @@ pub(super) fn pack(group: &mut [u8], lane: usize, row: &[u8]) {
 pub(super) fn unpack(row: &mut [u8], group: &[u8], lane: usize) {
     let blocks = row.as_chunks_mut::<BLOCK>().0;
     let (scales, lines) = group.split_at(int8::scales_bytes(blocks.len()));
-    for (b, (block, lines)) in blocks.iter_mut().zip(lines.as_chunks::<{ BLOCK_LINES * LINE }>().0).enumerate() {
+    for (b, (block, lines)) in
+        blocks.iter_mut().zip(lines.as_chunks::<{ BLOCK_LINES * LINE }>().0).enumerate()
+    {
         block[..2].copy_from_slice(&scales[32 * b + 2 * lane..32 * b + 2 * lane + 2]);
         get_dwords(&mut block[2..], lines, lane);
         for byte in &mut block[2..] {
@@ -47,7 +51,6 @@ impl Kernel for Multiply<'_> {
         let Args { w, n_in, x, y } = self.0;
         let n_blocks = n_in / 32;
         let (scales, lines) = (w.as_ptr(), w[int8::scales_bytes(n_blocks)..].as_ptr());
-        let offsets = if S::CENTERS_BYTES { &x.no_offsets } else { x.offsets[0] };
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to.
         unsafe {
             int8::clear::<S>(y, x.rows);
@@ -58,7 +61,10 @@ impl Kernel for Multiply<'_> {
                 for i in 0..8 {
                     w[i] = S::load(lines.add(i * LINE));
                 }
-                let offsets = if S::CENTERS_BYTES { offsets.as_ptr() } else { offsets.as_ptr().add(b * x.rows) };
+                let offsets = match S::CENTERS_BYTES {
+                    true => std::ptr::null(),
+                    false => x.offsets[0].as_ptr().add(b * x.rows),
+                };
                 int8::add_block::<S, 255>(y, &w, scale, x.rows, int8::Block::of(&x, b, offsets));
             }
         }

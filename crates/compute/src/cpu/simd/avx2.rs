@@ -79,10 +79,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> F {
         unsafe {
-            [
-                _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
-                _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast())),
-            ]
+            [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast()))]
         }
     }
 
@@ -193,7 +190,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn dot<const N: usize, const MAX: u8>(sum: I, w: &[I; N], x: *const i8) -> I {
-        // How many products of two pairs an i16 holds: 4 · 2 · 15 · 127, 4 · 2 · 31 · 127, 2 · 2 · 63 · 127 all fit.
+        // How many products of two pairs an i16 holds: 8 · 2 · 15 · 127, 4 · 2 · 31 · 127 and 2 · 2 · 63 · 127 do.
         let run = match MAX {
             15 => 8,
             31 => 4,

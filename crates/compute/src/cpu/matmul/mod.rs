@@ -1,0 +1,367 @@
+//! Products of activations with weights of any element type.
+//!
+//! A [`Matrix`] is made once from the rows of a file: types with kernels of their own are interleaved 16 rows at a time (one
+//! layout for any number of activation rows and any processor), the others stay as they are and are decoded as they are
+//! used. [`matmul`] brings the activations into the form that the kernel wants (8-bit integers for quantized weights) and
+//! shares the groups of rows among the threads.
+//!
+//! Every output element is computed by the same operations in the same order whatever the number of rows, of threads, or of
+//! neighbours in the batch, and whether weights were packed ahead or not.
+
+mod activations;
+mod buffer;
+mod float;
+mod int8;
+mod k_scales;
+mod layout;
+mod q4_0;
+mod q4_k;
+mod q5_k;
+mod q6_k;
+mod q8_0;
+#[cfg(test)]
+mod tests;
+
+pub use activations::Activations;
+
+use super::isa::Isa;
+use super::simd::LANES;
+use super::threads::Pool;
+use crate::backend::MatrixPart;
+use crate::{DType, Error, Result};
+use activations::TILE;
+use buffer::Buffer;
+use bytes::Bytes;
+use layout::{Args, Layout};
+use std::cell::RefCell;
+
+/// How a matrix is prepared.
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixOptions {
+    /// Instructions to multiply with; must be available.
+    pub isa: Isa,
+    /// Keep activations in `f32` and multiply with decoded weights, for results that can be compared.
+    pub exact: bool,
+    /// Interleave the rows now, into memory of our own; otherwise at each product, from the file's pages.
+    pub repack: bool,
+}
+
+/// A weight: one or several matrices stacked along their outputs, once or once per expert.
+pub struct Matrix {
+    parts: Vec<Part>,
+    n_experts: usize,
+    n_out: usize,
+    n_in: usize,
+    isa: Isa,
+}
+
+struct Part {
+    dtype: DType,
+    layout: Layout,
+    n_out: usize,
+    /// Outputs of the parts before this one.
+    first_row: usize,
+    /// Groups of the parts before this one, and of this one.
+    first_group: usize,
+    n_groups: usize,
+    row_bytes: usize,
+    group_bytes: usize,
+    weights: Weights,
+}
+
+enum Weights {
+    /// Groups of 16 rows: [n_experts, n_groups, group_bytes]
+    Packed(Buffer),
+    /// Rows as in the file: [n_experts, n_out, row_bytes]
+    Rows(Bytes),
+}
+
+impl Matrix {
+    /// Makes a weight from parts stacked along their outputs.
+    ///
+    /// Errors: `WrongSize` or `PartialBlock` where bytes disagree with type and shape or parts with each other;
+    /// `OutOfMemory`; `Device` if the instruction set is not available.
+    pub fn new(parts: Vec<MatrixPart>, options: MatrixOptions, pool: &Pool) -> Result<Self> {
+        if !options.isa.is_available() {
+            let message = format!("this processor has no {} instructions", options.isa);
+            return Err(Error::Device { device: "cpu".into(), message });
+        }
+        let (n_experts, n_in) = parts.first().map_or((1, 0), |p| (p.n_experts, p.n_in));
+        let mut made: Vec<Part> = Vec::with_capacity(parts.len());
+        let (mut n_out, mut n_groups) = (0, 0);
+        for part in parts {
+            check(&part, n_experts, n_in)?;
+            let part = Part::new(part, n_out, n_groups, options, pool)?;
+            (n_out, n_groups) = (n_out + part.n_out, n_groups + part.n_groups);
+            made.push(part);
+        }
+        Ok(Self { parts: made, n_experts, n_out, n_in, isa: options.isa })
+    }
+
+    /// Output features: rows of all parts.
+    pub fn n_out(&self) -> usize {
+        self.n_out
+    }
+
+    /// Input features.
+    pub fn n_in(&self) -> usize {
+        self.n_in
+    }
+
+    /// Number of experts; 1 for a plain matrix.
+    pub fn n_experts(&self) -> usize {
+        self.n_experts
+    }
+
+    /// Bytes of the weights of all experts: what stays in memory, and for a plain matrix what one product reads.
+    pub fn bytes(&self) -> usize {
+        self.parts
+            .iter()
+            .map(|p| match &p.weights {
+                Weights::Packed(_) => self.n_experts * p.n_groups * p.group_bytes,
+                Weights::Rows(bytes) => bytes.len(),
+            })
+            .sum()
+    }
+
+    /// Decodes row `row` of expert `expert` into `out` [n_in].
+    ///
+    /// Panics if there is no such expert or row, or `out` has another length.
+    pub fn dequantize_row(&self, out: &mut [f32], expert: usize, row: usize) {
+        assert!(expert < self.n_experts, "expert {expert} of {}", self.n_experts);
+        assert!(row < self.n_out, "row {row} of {}", self.n_out);
+        assert_eq!(out.len(), self.n_in);
+        let part = &self.parts[self.parts.partition_point(|p| p.first_row + p.n_out <= row)];
+        let row = row - part.first_row;
+        let dequantize = part.dtype.spec().dequantize;
+        match &part.weights {
+            Weights::Rows(bytes) => {
+                dequantize(&bytes[(expert * part.n_out + row) * part.row_bytes..][..part.row_bytes], out);
+            }
+            Weights::Packed(groups) => SCRATCH.with_borrow_mut(|scratch| {
+                let group = expert * part.n_groups + row / LANES;
+                let group = &groups.as_slice()[group * part.group_bytes..][..part.group_bytes];
+                scratch.resize(scratch.len().max(part.row_bytes), 0);
+                let bytes = &mut scratch[..part.row_bytes];
+                part.layout.unpack(bytes, group, row % LANES);
+                dequantize(bytes, out);
+            }),
+        }
+    }
+}
+
+/// Checks a part against its own type and the first part's shape.
+fn check(part: &MatrixPart, n_experts: usize, n_in: usize) -> Result<()> {
+    let shape = || vec![part.n_experts, part.n_out, part.n_in];
+    let what = || "matrix".to_string();
+    let Some(row_bytes) = part.dtype.bytes_for(part.n_in) else {
+        return Err(Error::PartialBlock {
+            what: what(),
+            dtype: part.dtype,
+            len: part.n_in,
+            block_len: part.dtype.block_len(),
+        });
+    };
+    let expected = row_bytes.checked_mul(part.n_out).and_then(|n| n.checked_mul(part.n_experts));
+    if part.n_in != n_in || part.n_experts != n_experts || expected != Some(part.bytes.len()) {
+        return Err(Error::WrongSize {
+            what: what(),
+            dtype: part.dtype,
+            shape: shape(),
+            expected: expected.unwrap_or(usize::MAX),
+            found: part.bytes.len(),
+        });
+    }
+    Ok(())
+}
+
+impl Part {
+    fn new(
+        part: MatrixPart,
+        first_row: usize,
+        first_group: usize,
+        options: MatrixOptions,
+        pool: &Pool,
+    ) -> Result<Self> {
+        let MatrixPart { dtype, n_experts, n_out, n_in, bytes } = part;
+        let layout = Layout::of(dtype, options.isa, options.exact);
+        let n_groups = n_out.div_ceil(LANES);
+        let mut made = Self {
+            dtype,
+            layout,
+            n_out,
+            first_row,
+            first_group,
+            n_groups,
+            row_bytes: n_in / dtype.block_len() * dtype.spec().block_bytes,
+            group_bytes: layout.group_bytes(n_in),
+            weights: Weights::Rows(bytes),
+        };
+        if options.repack && layout.keeps_size(dtype) && made.group_bytes > 0 {
+            let n_groups = n_experts * n_groups;
+            let mut packed = Buffer::zeroed(n_groups * made.group_bytes)?;
+            let out = SharedMut(packed.as_mut_slice().as_mut_ptr());
+            pool.for_each_chunk(n_groups, 4, |range| {
+                let out = &out;
+                for g in range {
+                    // SAFETY: each group is written by the one call whose range holds it, inside the buffer.
+                    let group = unsafe {
+                        std::slice::from_raw_parts_mut(out.0.add(g * made.group_bytes), made.group_bytes)
+                    };
+                    made.pack(group, n_in, g / made.n_groups, g % made.n_groups);
+                }
+            });
+            made.weights = Weights::Packed(packed);
+        }
+        Ok(made)
+    }
+
+    /// Interleaves the rows of one group, from the file's rows.
+    fn pack(&self, group: &mut [u8], n_in: usize, expert: usize, g: usize) {
+        if let Weights::Rows(bytes) = &self.weights {
+            let first = g * LANES;
+            let n = LANES.min(self.n_out - first);
+            let rows = &bytes[(expert * self.n_out + first) * self.row_bytes..][..n * self.row_bytes];
+            self.layout.pack(group, rows, self.dtype, n_in);
+        }
+    }
+}
+
+/// A pointer that several threads write through, each to addresses of its own.
+struct SharedMut<T>(*mut T);
+
+// SAFETY: whoever uses it writes disjoint elements per thread.
+unsafe impl<T: Send> Sync for SharedMut<T> {}
+
+thread_local! {
+    /// Room for one packed group, or one row, of a weight that was not packed ahead.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// `y[i, o] = Σ_k x[i, k] · w[expert, o, k] + bias[o]` for `m` rows.
+///
+/// `x`: [m, n_in], row-major without gaps. `y`: rows of `n_out` elements, `y_stride` elements apart; what lies between stays
+/// as it is. `bias`: [n_out].
+///
+/// Panics if the slices are too short for the shapes, or if a worker panicked.
+pub fn matmul(
+    pool: &Pool,
+    y: &mut [f32],
+    y_stride: usize,
+    x: &[f32],
+    m: usize,
+    w: &Matrix,
+    expert: usize,
+    bias: Option<&[f32]>,
+    scratch: &mut Activations,
+) {
+    assert_eq!(x.len(), m * w.n_in, "activations [{m}, {}]", w.n_in);
+    assert!(expert < w.n_experts, "expert {expert} of {}", w.n_experts);
+    if m == 0 || w.n_out == 0 {
+        return;
+    }
+    assert!(y_stride >= w.n_out && y.len() >= (m - 1) * y_stride + w.n_out, "result [{m}, {}]", w.n_out);
+    if let Some(bias) = bias {
+        assert_eq!(bias.len(), w.n_out, "bias");
+    }
+    let mut forms = Vec::new();
+    for part in &w.parts {
+        let form = part.layout.form();
+        if !forms.contains(&form) {
+            scratch.prepare(form, w.isa, pool, x, m);
+            forms.push(form);
+        }
+    }
+
+    let last = &w.parts[w.parts.len() - 1];
+    let n_groups = last.first_group + last.n_groups;
+    let n_tiles = m.div_ceil(TILE);
+    let block_tiles = (BLOCK_ELEMENTS / (TILE * w.n_in.max(1))).clamp(1, n_tiles);
+    let n_blocks = n_tiles.div_ceil(block_tiles);
+    let chunk = (n_groups / (pool.n_threads() * CHUNKS_PER_THREAD)).max(1);
+    let y = SharedMut(y.as_mut_ptr());
+    pool.for_each_chunk(n_blocks * n_groups, chunk, |range| {
+        for item in range {
+            let (block, g) = (item / n_groups, item % n_groups);
+            let part = &w.parts[w.parts.partition_point(|p| p.first_group + p.n_groups <= g)];
+            let first_row = part.first_row + (g - part.first_group) * LANES;
+            let n_rows = LANES.min(part.first_row + part.n_out - first_row);
+            let task = Task {
+                y: &y,
+                y_stride,
+                columns: first_row..first_row + n_rows,
+                bias,
+                n_in: w.n_in,
+                isa: w.isa,
+                tiles: block * block_tiles..n_tiles.min((block + 1) * block_tiles),
+                x: scratch,
+            };
+            part.with_group(w.n_in, expert, g - part.first_group, |group| task.run(part.layout, group));
+        }
+    });
+}
+
+/// Activations (in elements) that a block of tiles holds: they stay in a core's second-level cache while the weights of a
+/// chunk pass by.
+const BLOCK_ELEMENTS: usize = 512 << 10;
+
+/// Into how many chunks each thread's share of the weights is cut: more even out threads of unequal speed, fewer stay
+/// longer in one stream.
+const CHUNKS_PER_THREAD: usize = 8;
+
+impl Part {
+    /// Calls `f` with one packed group, packing it first if it is not.
+    fn with_group(&self, n_in: usize, expert: usize, g: usize, f: impl FnOnce(&[u8])) {
+        match &self.weights {
+            Weights::Packed(groups) => {
+                f(&groups.as_slice()[(expert * self.n_groups + g) * self.group_bytes..][..self.group_bytes]);
+            }
+            Weights::Rows(_) => SCRATCH.with_borrow_mut(|scratch| {
+                scratch.resize(scratch.len().max(self.group_bytes), 0);
+                let group = &mut scratch[..self.group_bytes];
+                self.pack(group, n_in, expert, g);
+                f(group);
+            }),
+        }
+    }
+}
+
+/// One group of weights by a block of tiles.
+struct Task<'a> {
+    y: &'a SharedMut<f32>,
+    y_stride: usize,
+    /// Output elements that the group's lanes are, at most 16.
+    columns: std::ops::Range<usize>,
+    bias: Option<&'a [f32]>,
+    n_in: usize,
+    isa: Isa,
+    tiles: std::ops::Range<usize>,
+    x: &'a Activations,
+}
+
+impl Task<'_> {
+    fn run(&self, layout: Layout, group: &[u8]) {
+        let n = self.columns.len();
+        let bias = self.bias.map(|bias| &bias[self.columns.clone()]);
+        let mut sums = [0_f32; TILE * LANES];
+        for t in self.tiles.clone() {
+            let x = self.x.get(layout.form()).tile(layout.form(), t);
+            let args = Args { w: group, n_in: self.n_in, x, y: sums.as_mut_ptr() };
+            // SAFETY: `Matrix::new` checked that the instruction set is available; a tile has at most TILE rows.
+            unsafe { layout.multiply(self.isa, args) }
+            for (r, sums) in sums.chunks_exact_mut(LANES).take(x.rows).enumerate() {
+                if let Some(bias) = bias {
+                    for (sum, bias) in sums.iter_mut().zip(bias) {
+                        *sum += bias;
+                    }
+                }
+                // SAFETY: row t · TILE + r < m and columns lie in 0..n_out, so this is inside y; no other task has these
+                // columns of these rows.
+                unsafe {
+                    let y = self.y.0.add((t * TILE + r) * self.y_stride + self.columns.start);
+                    std::ptr::copy_nonoverlapping(sums.as_ptr(), y, n);
+                }
+            }
+        }
+    }
+}
