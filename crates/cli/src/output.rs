@@ -39,8 +39,7 @@ pub(crate) fn write_file(
     let file = File::create(&temporary).with_context(could_not)?;
     let written = write(BufWriter::with_capacity(1 << 20, file))
         .and_then(|out| out.into_inner().map_err(|e| e.into_error()).with_context(could_not))
-        .and_then(|file| file.sync_all().with_context(could_not))
-        .and_then(|()| std::fs::rename(&temporary, path).with_context(could_not));
+        .and_then(|_| std::fs::rename(&temporary, path).with_context(could_not));
     if written.is_err() {
         // The first error is the one to report.
         drop(std::fs::remove_file(&temporary));
