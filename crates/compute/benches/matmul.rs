@@ -1,8 +1,9 @@
 //! Speed of the matrix products: GB/s of weights for one row, GOP/s for many, beside the machine's read bandwidth.
 //!
-//! `cargo bench -p realizar-compute --bench matmul -- [TYPE…] [rows=M,…] [threads=N,…] [isa=NAME] [shape=OUTxIN,…]`
+//! `cargo bench -p realizar-compute --bench matmul -- [TYPE…] [rows=M,…] [threads=N,…] [isa=NAME] [shape=OUTxIN,…] [cpu-time]
+//! [model=Q4_K_M,Q8_0,…]`; with `model`, all products of a model of Llama-3.2-1B's shape: one token, and a prompt of 512.
 //!
-//! Each figure is the median of several passes. For one row the weights are several copies of the matrix, larger
+//! Each figure is the median of several passes (in brackets the best one; bandwidth and barrier are the best). For one row the weights are several copies of the matrix, larger
 //! together than the caches, as they are in a model.
 #![allow(clippy::print_stdout, missing_docs)]
 
@@ -12,16 +13,21 @@ use realizar_compute::cpu::matmul::{Activations, Matrix, MatrixOptions, matmul};
 use realizar_compute::cpu::threads::{Pool, default_threads};
 use realizar_compute::{DType, MatrixPart};
 use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Bytes of weights that one pass goes through, beyond any cache.
 const PASS_BYTES: usize = 192 << 20;
+
+/// Count the time that the thread had a processor instead of the time of day: for one thread on a busy machine.
+static CPU_TIME: AtomicBool = AtomicBool::new(false);
 
 fn main() {
     let mut types = Vec::new();
     let (mut rows, mut threads) = (vec![1, 8, 512], vec![1, default_threads()]);
     let mut shapes = vec![(8192, 2048), (2048, 8192)];
     let mut isa = Isa::best();
+    let mut models: Vec<String> = Vec::new();
     for argument in std::env::args().skip(1) {
         let numbers =
             |list: &str| list.split(',').map(|n| n.parse().expect("a number")).collect::<Vec<usize>>();
@@ -40,6 +46,10 @@ fn main() {
                 (out.parse().expect("a number"), n_in.parse().expect("a number"))
             };
             shapes = list.split(',').map(shape).collect();
+        } else if let Some(list) = argument.strip_prefix("model=") {
+            models = list.split(',').map(str::to_string).collect();
+        } else if argument == "cpu-time" {
+            CPU_TIME.store(true, Ordering::Relaxed);
         } else if let Some(dtype) = DType::from_name(&argument) {
             types.push(dtype);
         }
@@ -55,6 +65,12 @@ fn main() {
         let pool = Pool::new(n);
         println!("barrier, {n} threads: {:.2} µs", barrier_us(&pool));
         println!("read bandwidth, {n} threads: {:.1} GB/s", read_gb_s(&pool));
+        for name in &models {
+            model(&pool, name, isa);
+        }
+        if !models.is_empty() {
+            continue;
+        }
         for &dtype in &types {
             for &(n_out, n_in) in &shapes {
                 for &m in &rows {
@@ -65,27 +81,46 @@ fn main() {
     }
 }
 
-/// Median seconds of `f`, over passes that take about a second together.
-fn median(mut f: impl FnMut()) -> f64 {
+/// Median and least seconds of `f`, over passes that take about a second together; of processor time, the mean (it is
+/// counted in ticks of milliseconds).
+fn time(mut f: impl FnMut()) -> (f64, f64) {
     f();
     let mut times = Vec::new();
-    let start = Instant::now();
-    while times.len() < 5 || (start.elapsed() < Duration::from_millis(600) && times.len() < 101) {
+    let (start, on_cpu) = (Instant::now(), cpu_seconds());
+    while times.len() < 5 || start.elapsed() < Duration::from_millis(600) {
         let start = Instant::now();
         f();
         times.push(start.elapsed().as_secs_f64());
     }
     times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+    match (on_cpu, cpu_seconds()) {
+        (Some(before), Some(after)) if CPU_TIME.load(Ordering::Relaxed) => {
+            ((after - before) / times.len() as f64, times[0])
+        }
+        _ => (times[times.len() / 2], times[0]),
+    }
+}
+
+/// Seconds that the calling thread has spent on a processor, where the system tells.
+fn cpu_seconds() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    stat.split(' ').next()?.parse::<f64>().ok().map(|ns| ns / 1e9)
 }
 
 fn barrier_us(pool: &Pool) -> f64 {
-    median(|| (0..1000).for_each(|_| pool.run(|worker, _| drop(black_box(worker))))) * 1e3
+    time(|| {
+        (0..1000).for_each(|_| {
+            pool.run(|worker, _| {
+                black_box(worker);
+            })
+        })
+    })
+    .1 * 1e3
 }
 
 fn read_gb_s(pool: &Pool) -> f64 {
     let data = vec![1_u64; PASS_BYTES / 8];
-    let seconds = median(|| {
+    let (_, seconds) = time(|| {
         pool.for_each_chunk(data.len(), 64 << 10, |range| {
             let mut sums = [0_u64; 32];
             for x in data[range].as_chunks::<32>().0 {
@@ -102,35 +137,83 @@ fn read_gb_s(pool: &Pool) -> f64 {
 fn product(pool: &Pool, dtype: DType, n_out: usize, n_in: usize, m: usize, isa: Isa) {
     let options = MatrixOptions { isa, exact: false, repack: true };
     let size = dtype.bytes_for(n_out * n_in).expect("whole blocks");
-    // Bytes that make every field of every type a normal number.
+    let copies = if m <= 16 { (PASS_BYTES / size).max(1) } else { 1 };
+    let made: Vec<Matrix> = (0..copies)
+        .map(|_| Matrix::new(vec![part(dtype, n_out, n_in)], options, pool).expect("a matrix"))
+        .collect();
+    let x: Vec<f32> = (0..m * n_in).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 1.0).collect();
+    let mut y = vec![0.0; m * n_out];
+    let mut scratch = Activations::new();
+    let (median, best) = time(|| {
+        for w in &made {
+            matmul(pool, &mut y, n_out, &x, m, w, 0, None, &mut scratch);
+        }
+    });
+    black_box(&y);
+    let (seconds, best) = (median / copies as f64, best / copies as f64);
+    println!(
+        "{:6} {isa} {} threads  [{n_out:6}, {n_in:5}] x {m:3} rows: {:8.1} µs  {:6.1} GB/s  {:7.1} GOP/s  (best {:6.1}, {:7.1})",
+        dtype.name(),
+        pool.n_threads(),
+        seconds * 1e6,
+        made[0].bytes() as f64 / seconds / 1e9,
+        2.0 * (n_out * n_in * m) as f64 / seconds / 1e9,
+        made[0].bytes() as f64 / best / 1e9,
+        2.0 * (n_out * n_in * m) as f64 / best / 1e9,
+    );
+}
+
+/// A matrix of bytes that make every field of every type a normal number.
+fn part(dtype: DType, n_out: usize, n_in: usize) -> MatrixPart {
+    let size = dtype.bytes_for(n_out * n_in).expect("whole blocks");
     let mut state = 1_u32;
     let mut byte = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         0x11 + (state >> 24) as u8 % 0x2f
     };
     let bytes = Bytes::from((0..size).map(|_| byte()).collect::<Vec<_>>());
-    let copies = if m <= 16 { (PASS_BYTES / size).max(1) } else { 1 };
-    let made: Vec<Matrix> = (0..copies)
-        .map(|_| {
-            let part = MatrixPart { dtype, n_experts: 1, n_out, n_in, bytes: bytes.clone() };
-            Matrix::new(vec![part], options, pool).expect("a matrix")
-        })
-        .collect();
-    let x: Vec<f32> = (0..m * n_in).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 1.0).collect();
-    let mut y = vec![0.0; m * n_out];
+    MatrixPart { dtype, n_experts: 1, n_out, n_in, bytes }
+}
+
+/// All products of a forward pass of Llama-3.2-1B's shape, without what stands between them.
+fn model(pool: &Pool, name: &str, isa: Isa) {
+    // The mixes keep half of the layers' v and down in Q6_K, and the head.
+    let (base, better) = match name.strip_suffix("_M") {
+        Some(base) => (DType::from_name(base).expect("a type"), DType::Q6_K),
+        None => (DType::from_name(name).expect("a type"), DType::from_name(name).expect("a type")),
+    };
+    let options = MatrixOptions { isa, exact: false, repack: true };
+    let make = |parts| Matrix::new(parts, options, pool).expect("a matrix");
+    let start = Instant::now();
+    let mut layers = Vec::new();
+    for layer in 0..16 {
+        let some = if layer % 2 == 0 { better } else { base };
+        layers.push(make(vec![part(base, 2048, 2048), part(base, 512, 2048), part(some, 512, 2048)]));
+        layers.push(make(vec![part(base, 2048, 2048)]));
+        layers.push(make(vec![part(base, 8192, 2048), part(base, 8192, 2048)]));
+        layers.push(make(vec![part(some, 2048, 8192)]));
+    }
+    let head = make(vec![part(better, 128_256, 2048)]);
+    println!("{name}: made in {:.1} s", start.elapsed().as_secs_f64());
+    let bytes: usize = layers.iter().map(Matrix::bytes).sum::<usize>() + head.bytes();
     let mut scratch = Activations::new();
-    let seconds = median(|| {
-        for w in &made {
-            matmul(pool, &mut y, n_out, &x, m, w, 0, None, &mut scratch);
-        }
-    }) / copies as f64;
-    black_box(&y);
-    println!(
-        "{:6} {isa} {} threads  [{n_out:6}, {n_in:5}] x {m:3} rows: {:8.1} µs  {:6.1} GB/s  {:7.1} GOP/s",
-        dtype.name(),
-        pool.n_threads(),
-        seconds * 1e6,
-        made[0].bytes() as f64 / seconds / 1e9,
-        2.0 * (n_out * n_in * m) as f64 / seconds / 1e9,
-    );
+    let mut y = vec![0.0; 128_256.max(512 * 16_384)];
+    for m in [1, 8, 512] {
+        let x: Vec<f32> = (0..m * 8192).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 1.0).collect();
+        let (median, best) = time(|| {
+            for w in &layers {
+                matmul(pool, &mut y, w.n_out(), &x[..m * w.n_in()], m, w, 0, None, &mut scratch);
+            }
+            let last = m.min(8);
+            matmul(pool, &mut y, head.n_out(), &x[..last * 2048], last, &head, 0, None, &mut scratch);
+        });
+        println!(
+            "{name} {isa} {} threads, {m:3} rows: {:8.2} ms  {:7.1} rows/s (best {:7.1})  {:5.1} GB/s",
+            pool.n_threads(),
+            median * 1e3,
+            m as f64 / median,
+            m as f64 / best,
+            bytes as f64 / median / 1e9
+        );
+    }
 }

@@ -439,6 +439,14 @@ impl Backend for Reference {
         Ok(())
     }
 
+    fn scale_columns(&self, x: &mut Tensor<Self>, factors: &Tensor<Self>) -> Result<()> {
+        let len = x.len();
+        for row in x.buffer_mut()[..len].chunks_exact_mut(factors.len()) {
+            row.iter_mut().zip(factors.buffer()).for_each(|(x, f)| *x *= f);
+        }
+        Ok(())
+    }
+
     fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()> {
         let len = x.len();
         x.buffer_mut()[..len].iter_mut().for_each(|x| *x *= factor);

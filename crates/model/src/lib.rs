@@ -17,6 +17,7 @@ mod rope;
 mod safetensors;
 pub mod source;
 pub mod synth;
+pub mod tokenizer;
 pub mod weights;
 mod workspace;
 

@@ -60,6 +60,11 @@ pub struct Strings {
 }
 
 impl Strings {
+    /// No strings yet, but room for the ends of `n`.
+    pub fn with_capacity(n: usize) -> Self {
+        Strings { bytes: Vec::new(), ends: Vec::with_capacity(n) }
+    }
+
     /// Number of strings.
     pub fn len(&self) -> usize {
         self.ends.len()

@@ -147,7 +147,11 @@ impl QuantMix {
     }
 
     fn output(&self, row_len: usize) -> DType {
-        if self.base == DType::Q8_0 || !row_len.is_multiple_of(self.base.block_len()) { DType::Q8_0 } else { DType::Q6_K }
+        if self.base == DType::Q8_0 || !row_len.is_multiple_of(self.base.block_len()) {
+            DType::Q8_0
+        } else {
+            DType::Q6_K
+        }
     }
 }
 
@@ -243,7 +247,10 @@ mod tests {
     #[test]
     fn half_of_the_layers_have_better_values() {
         let six: Vec<usize> = (0..16)
-            .filter(|i| dtype("q4_k_m", &format!("blk.{i}.attn_v.weight"), &[512, 2048], &LLAMA_1B) == Some(DType::Q6_K))
+            .filter(|i| {
+                dtype("q4_k_m", &format!("blk.{i}.attn_v.weight"), &[512, 2048], &LLAMA_1B)
+                    == Some(DType::Q6_K)
+            })
             .collect();
         assert_eq!(six, [0, 1, 4, 7, 10, 13, 14, 15]);
         assert_eq!(dtype("q4_k_m", "blk.0.attn_q.weight", &[2048, 2048], &LLAMA_1B), Some(DType::Q4_K));

@@ -30,7 +30,8 @@ pub fn write_gguf<W: Write>(
     let model = mix_model(source)?;
     let mut header = Header::new(path);
     for (key, value) in source.metadata().iter() {
-        if !key.starts_with("split.") && !["general.file_type", "general.quantization_version"].contains(&key) {
+        if !key.starts_with("split.") && !["general.file_type", "general.quantization_version"].contains(&key)
+        {
             header.set(key, value.clone())?;
         }
     }
@@ -87,15 +88,21 @@ fn requantize(
     n_threads: usize,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Vec<u8>> {
-    let quantize = to
-        .spec()
-        .quantize
-        .ok_or_else(|| Error::bad_tensor(path, name, format!("cannot become {to}, which this program only reads")))?;
+    let quantize = to.spec().quantize.ok_or_else(|| {
+        Error::bad_tensor(path, name, format!("cannot become {to}, which this program only reads"))
+    })?;
     let from = view.dtype.spec();
     let n_elements: usize = view.shape.iter().product();
     let row_len = *view.shape.last().unwrap_or(&1);
     let n_bytes = to.bytes_for(n_elements).filter(|_| row_len.is_multiple_of(to.block_len()));
-    let mut out = vec![0; n_bytes.ok_or_else(|| Error::bad_tensor(path, name, format!("has rows that {to} cannot hold")))?];
+    let mut out = vec![
+        0;
+        n_bytes.ok_or_else(|| Error::bad_tensor(
+            path,
+            name,
+            format!("has rows that {to} cannot hold")
+        ))?
+    ];
     // Whole rows, so that both types' blocks are whole too.
     let chunk = (CHUNK / row_len.max(1)).max(1) * row_len.max(1);
     let bytes_of = |dtype: DType| chunk / dtype.block_len() * dtype.spec().block_bytes;
@@ -113,7 +120,8 @@ fn requantize(
                     let values = &mut values[..src.len() / from.block_bytes * from.block_len];
                     (from.dequantize)(src, values);
                     if let Some(at) = values.iter().position(|&v| !fits(v, to)) {
-                        *bad.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some((i * chunk + at, values[at]));
+                        *bad.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
+                            Some((i * chunk + at, values[at]));
                         stop.store(true, Ordering::Relaxed);
                         return;
                     }
@@ -124,7 +132,9 @@ fn requantize(
         }
     });
     match bad.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
-        Some((at, v)) => Err(Error::bad_tensor(path, name, format!("has {v} at element {at}, which {to} cannot hold"))),
+        Some((at, v)) => {
+            Err(Error::bad_tensor(path, name, format!("has {v} at element {at}, which {to} cannot hold")))
+        }
         None => Ok(out),
     }
 }

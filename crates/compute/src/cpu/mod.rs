@@ -240,6 +240,15 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn scale_columns(&self, x: &mut Tensor<Self>, factors: &Tensor<Self>) -> Result<()> {
+        let n = x.row_len();
+        assert_eq!(n, factors.len());
+        parallel::rows(&self.pool, x.floats_mut(), n, |_, row| {
+            row.iter_mut().zip(factors.floats()).for_each(|(x, f)| *x *= f);
+        });
+        Ok(())
+    }
+
     fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()> {
         x.floats_mut().iter_mut().for_each(|x| *x *= factor);
         Ok(())

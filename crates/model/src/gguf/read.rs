@@ -25,8 +25,8 @@ pub(crate) fn read(path: &Path, bytes: Bytes) -> Result<(Part, Metadata)> {
     let n_tensors = reader.u64(format_args!("the number of tensors"))?;
     let n_pairs = reader.u64(format_args!("the number of metadata pairs"))?;
     // The smallest tensor entry has an empty name and no dimensions, the smallest pair a key of one byte and a u8.
-    reader.check_count("tensors", n_tensors, 8 + 4 + 4 + 8)?;
-    reader.check_count("metadata pairs", n_pairs, 8 + 1 + 4 + 1)?;
+    reader.check_count(format_args!("tensors"), n_tensors, 8 + 4 + 4 + 8)?;
+    reader.check_count(format_args!("metadata pairs"), n_pairs, 8 + 1 + 4 + 1)?;
 
     let mut metadata = Metadata::new(path);
     for index in 0..n_pairs {
@@ -165,10 +165,10 @@ impl<'a> Reader<'a> {
     }
 
     /// Refuses a count of things of which the rest of the file could not hold so many.
-    fn check_count(&self, what: &str, count: u64, min_bytes: u64) -> Result<()> {
+    fn check_count(&self, what: Arguments<'_>, count: u64, min_bytes: u64) -> Result<()> {
         let rest = (self.bytes.len() - self.position) as u64;
         if count > rest / min_bytes {
-            let reason = format!("its header announces {count} {what}, but only {rest} bytes follow");
+            let reason = format!("{count} {what} are announced, but only {rest} bytes follow");
             return Err(self.malformed(reason));
         }
         Ok(())
@@ -243,7 +243,9 @@ impl<'a> Reader<'a> {
                 Array::Bool(bytes.iter().map(|&byte| self.bool(byte, key)).collect::<Result<_>>()?)
             }
             value_type::STRING => {
-                let mut strings = Strings::default();
+                // Each has at least its length in the file, so this many fit and the memory for them is bounded.
+                self.check_count(format_args!("elements of {what}"), n as u64, 8)?;
+                let mut strings = Strings::with_capacity(n);
                 for index in 0..n {
                     strings.push(self.string(format_args!("element {index} of {what}"))?);
                 }

@@ -74,8 +74,9 @@ impl Synth {
         };
         for Weight { name, shape, fill } in weights(shape) {
             let dtype = mix.dtype_of(&name, &shape, &model).unwrap_or(DType::F32);
-            let info = TensorInfo::new(name.clone(), dtype, shape)
-                .ok_or_else(|| Error::bad_tensor(&synth.path, &name, "has rows that its blocks do not fill"))?;
+            let info = TensorInfo::new(name.clone(), dtype, shape).ok_or_else(|| {
+                Error::bad_tensor(&synth.path, &name, "has rows that its blocks do not fill")
+            })?;
             synth.by_name.insert(name, synth.tensors.len());
             synth.tensors.push(info);
             synth.fills.push(fill);
@@ -90,9 +91,10 @@ impl Synth {
         if let Some(pool) = pools.get(&key) {
             return Ok(pool.clone());
         }
-        let quantize = dtype.spec().quantize.ok_or_else(|| {
-            Error::unsupported(&self.path, format!("this program does not write {dtype}"))
-        })?;
+        let quantize = dtype
+            .spec()
+            .quantize
+            .ok_or_else(|| Error::unsupported(&self.path, format!("this program does not write {dtype}")))?;
         let mut rng = Rng(self.seed);
         let weights: Vec<f32> = (0..POOL).map(|_| rng.normal() * std).collect();
         let mut pool = vec![0; POOL / dtype.block_len() * dtype.spec().block_bytes];
@@ -254,7 +256,8 @@ fn llama3_divisors(s: &SynthShape, factor: f32) -> Vec<f32> {
     const HIGH: f32 = 4.0;
     (0..s.head_dim / 2)
         .map(|i| {
-            let turns = TRAINED_CONTEXT * s.rope_theta.powf(-((2 * i) as f32) / s.head_dim as f32) / std::f32::consts::TAU;
+            let turns = TRAINED_CONTEXT * s.rope_theta.powf(-((2 * i) as f32) / s.head_dim as f32)
+                / std::f32::consts::TAU;
             let keep = ((turns - LOW) / (HIGH - LOW)).clamp(0.0, 1.0);
             1.0 / ((1.0 - keep) / factor + keep)
         })
@@ -279,7 +282,8 @@ impl Rng {
 
     /// Nearly normal: the sum of twelve uniform numbers, which takes only exact operations.
     fn normal(&mut self) -> f32 {
-        let sum: u64 = (0..3).map(|_| self.next()).map(|r| (0..4).map(|k| r >> (16 * k) & 0xFFFF).sum::<u64>()).sum();
+        let sum: u64 =
+            (0..3).map(|_| self.next()).map(|r| (0..4).map(|k| r >> (16 * k) & 0xFFFF).sum::<u64>()).sum();
         (sum as f32 + 6.0) / 65536.0 - 6.0
     }
 }

@@ -65,7 +65,13 @@ impl SynthShape {
 }
 
 /// Sizes in the order layers, hidden, intermediate, heads, key-value heads, head, vocabulary, context.
-const fn shape(name: &'static str, family: Family, n: [usize; 8], rope_theta: f32, norm_eps: f32) -> SynthShape {
+const fn shape(
+    name: &'static str,
+    family: Family,
+    n: [usize; 8],
+    rope_theta: f32,
+    norm_eps: f32,
+) -> SynthShape {
     SynthShape {
         name,
         family,

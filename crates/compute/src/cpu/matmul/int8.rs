@@ -3,11 +3,22 @@
 //! The order in which an output element's products are added is the same for any number of rows and never depends on
 //! what the other rows hold. Inside a block the sum is an exact integer.
 
-use super::activations::Tile;
+use super::activations::{TILE, Tile};
 use crate::cpu::simd::{LANES, LINE, Simd};
 
 /// Rows that are in flight together, to hide the latency of the dot product.
 const ROWS: usize = 4;
+
+/// Sums of a tile, [rows, 16]: aligned, because a vector that crosses two cache lines costs twice.
+#[repr(align(64))]
+pub(super) struct Sums(pub(super) [f32; TILE * LANES]);
+
+impl Sums {
+    /// All zero.
+    pub(super) fn zero() -> Self {
+        Self([0.0; TILE * LANES])
+    }
+}
 
 /// Bytes of the scales of `n_blocks` blocks of 16 rows: F16 [n_blocks, 16], filled up to a line.
 pub(super) fn scales_bytes(n_blocks: usize) -> usize {
@@ -38,15 +49,15 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Block `b` of a tile whose scales stand per block of 32.
+    /// Block `b` of a tile of `rows` rows whose scales stand per block of 32.
     ///
     /// # Safety
     /// The tile has that block.
     #[inline(always)]
-    pub(super) unsafe fn of(x: &Tile<'_>, b: usize, offsets: *const i32) -> Self {
+    pub(super) unsafe fn of(x: &Tile<'_>, rows: usize, b: usize, offsets: *const i32) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
-            Self { q: x.q.as_ptr().add(b * x.rows * 32), scales: x.scales.as_ptr().add(b * x.rows), offsets }
+            Self { q: x.q.as_ptr().add(b * rows * 32), scales: x.scales.as_ptr().add(b * rows), offsets }
         }
     }
 }
@@ -87,7 +98,8 @@ unsafe fn add_block_rows<S: Simd, const MAX: u8, const N: usize>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        for r in r..r + N {
+        for i in 0..N {
+            let r = r + i;
             let sum = S::splat_i32(if x.offsets.is_null() { 0 } else { *x.offsets.add(r) });
             let sum = S::dot::<8, MAX>(sum, w, x.q.add(r * 32));
             let product = S::mul(S::to_f32(sum), S::splat(*x.scales.add(r)));
@@ -138,7 +150,8 @@ unsafe fn add_sub_block_rows<S: Simd, const N: usize, const MAX: u8, const R: us
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        for r in r..r + R {
+        for i in 0..R {
+            let r = r + i;
             let sum = S::splat_i32(if offsets.is_null() { 0 } else { *offsets.add(r) });
             let sum = S::dot::<N, MAX>(sum, w, q.add(r * 32));
             let t = t.add(r * LANES);

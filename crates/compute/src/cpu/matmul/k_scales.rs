@@ -90,13 +90,13 @@ impl<S: Simd> Header<S> {
     /// Subtracts what the minimums contribute to super-block `b`: `t -= dmin · Σ minimum · (sum of its 32 activations)`.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; `t` is [x.rows, 16].
+    /// [`Simd`]'s contract; `t` is [rows, 16].
     #[inline(always)]
-    pub(super) unsafe fn subtract_mins(&self, t: *mut f32, x: &Tile<'_>, b: usize) {
+    pub(super) unsafe fn subtract_mins(&self, t: *mut f32, x: &Tile<'_>, rows: usize, b: usize) {
         // SAFETY: the tile holds [n_super_blocks, rows, 4] sums.
         unsafe {
-            let sums = x.offsets[0].as_ptr().add(b * x.rows * 4);
-            for r in 0..x.rows {
+            let sums = x.offsets[0].as_ptr().add(b * rows * 4);
+            for r in 0..rows {
                 let mut sum = S::splat_i32(0);
                 for p in 0..4 {
                     sum = S::dot_i16(sum, self.mins[p], *sums.add(4 * r + p));

@@ -32,6 +32,7 @@ use crate::{DType, Error, Result};
 use activations::TILE;
 use buffer::Buffer;
 use bytes::Bytes;
+use int8::Sums;
 use layout::{Args, Layout};
 use std::cell::RefCell;
 
@@ -343,13 +344,13 @@ impl Task<'_> {
     fn run(&self, layout: Layout, group: &[u8]) {
         let n = self.columns.len();
         let bias = self.bias.map(|bias| &bias[self.columns.clone()]);
-        let mut sums = [0_f32; TILE * LANES];
+        let mut sums = Sums::zero();
         for t in self.tiles.clone() {
             let x = self.x.get(layout.form()).tile(layout.form(), t);
-            let args = Args { w: group, n_in: self.n_in, x, y: sums.as_mut_ptr() };
+            let args = Args { w: group, n_in: self.n_in, x, y: sums.0.as_mut_ptr() };
             // SAFETY: `Matrix::new` checked that the instruction set is available; a tile has at most TILE rows.
             unsafe { layout.multiply(self.isa, args) }
-            for (r, sums) in sums.chunks_exact_mut(LANES).take(x.rows).enumerate() {
+            for (r, sums) in sums.0.chunks_exact_mut(LANES).take(x.rows).enumerate() {
                 if let Some(bias) = bias {
                     for (sum, bias) in sums.iter_mut().zip(bias) {
                         *sum += bias;

@@ -41,13 +41,26 @@ pub(super) struct Multiply<'a>(pub(super) Args<'a>);
 impl Kernel for Multiply<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
+        // SAFETY: the caller's promise.
+        unsafe { if self.0.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() } }
+    }
+}
+
+impl Multiply<'_> {
+    /// With the number of rows known, for one row, the sums stay in registers.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
+    #[inline(always)]
+    unsafe fn multiply<S: Simd, const ONE: bool>(self) {
         let Args { w, n_in, x, y } = self.0;
+        let rows = if ONE { 1 } else { x.rows };
         let n_blocks = n_in / 32;
         let (scales, lines) = (w.as_ptr(), w[int8::scales_bytes(n_blocks)..].as_ptr());
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to.
         unsafe {
             let low = S::splat_i32(0x0f0f_0f0f);
-            int8::clear::<S>(y, x.rows);
+            int8::clear::<S>(y, rows);
             for b in 0..n_blocks {
                 let scale = S::load_f16(scales.add(b * 2 * LANES));
                 let lines = lines.add(b * BLOCK_LINES * LINE);
@@ -57,8 +70,8 @@ impl Kernel for Multiply<'_> {
                     w[i] = S::and(line, low);
                     w[4 + i] = S::and(S::shr::<4>(line), low);
                 }
-                let offsets = x.offsets[1].as_ptr().add(b * x.rows);
-                int8::add_block::<S, 15>(y, &w, scale, x.rows, int8::Block::of(&x, b, offsets));
+                let offsets = x.offsets[1].as_ptr().add(b * rows);
+                int8::add_block::<S, 15>(y, &w, scale, rows, int8::Block::of(&x, rows, b, offsets));
             }
         }
     }

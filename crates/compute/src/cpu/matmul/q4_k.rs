@@ -3,11 +3,10 @@
 //! Group, per super-block: a header of 4 lines (see [`k_scales`](super::k_scales)), then 32 lines of nibbles. Lines 8c to
 //! 8c + 7 hold sub-block 2c in their low nibbles and sub-block 2c + 1 in their high ones.
 
-use super::activations::TILE;
-use super::int8;
+use super::int8::{self, Sums};
 use super::k_scales::{self, HEADER_BYTES, HEADER_LINES, Header};
 use super::layout::{Args, get_dwords, put_dwords};
-use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
+use crate::cpu::simd::{Kernel, LINE, Simd};
 
 const BLOCK: usize = 144;
 const BLOCK_LINES: usize = HEADER_LINES + 32;
@@ -37,39 +36,52 @@ pub(super) struct Multiply<'a>(pub(super) Args<'a>);
 impl Kernel for Multiply<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
+        // SAFETY: the caller's promise.
+        unsafe { if self.0.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() } }
+    }
+}
+
+impl Multiply<'_> {
+    /// With the number of rows known, for one row, the sums stay in registers.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
+    #[inline(always)]
+    unsafe fn multiply<S: Simd, const ONE: bool>(self) {
         let Args { w, n_in, x, y } = self.0;
-        let mut t = [0_f32; TILE * LANES];
-        let t = t.as_mut_ptr();
+        let rows = if ONE { 1 } else { x.rows };
+        let mut t = Sums::zero();
+        let t = t.0.as_mut_ptr();
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
             let low = S::splat_i32(0x0f0f_0f0f);
-            int8::clear::<S>(y, x.rows);
+            int8::clear::<S>(y, rows);
             for b in 0..n_in / 256 {
                 let block = w.as_ptr().add(b * BLOCK_LINES * LINE);
                 let header = Header::<S>::load(block);
                 for c in 0..4 {
                     let lines = block.add((HEADER_LINES + 8 * c) * LINE);
-                    let q = x.q.as_ptr().add((8 * b + 2 * c) * x.rows * 32);
+                    let q = x.q.as_ptr().add((8 * b + 2 * c) * rows * 32);
                     let mut v = [low; 8];
                     for i in 0..8 {
                         v[i] = S::and(S::load(lines.add(i * LINE)), low);
                     }
-                    int8::add_sub_block::<S, 8, 15>(t, &v, header.scales[2 * c], x.rows, q, std::ptr::null());
+                    int8::add_sub_block::<S, 8, 15>(t, &v, header.scales[2 * c], rows, q, std::ptr::null());
                     for i in 0..8 {
                         v[i] = S::and(S::shr::<4>(S::load(lines.add(i * LINE))), low);
                     }
-                    let q = q.add(x.rows * 32);
+                    let q = q.add(rows * 32);
                     int8::add_sub_block::<S, 8, 15>(
                         t,
                         &v,
                         header.scales[2 * c + 1],
-                        x.rows,
+                        rows,
                         q,
                         std::ptr::null(),
                     );
                 }
-                header.subtract_mins(t, &x, b);
-                int8::end_super_block::<S>(y, t, x.rows, x.scales.as_ptr().add(b * x.rows));
+                header.subtract_mins(t, &x, rows, b);
+                int8::end_super_block::<S>(y, t, rows, x.scales.as_ptr().add(b * rows));
             }
         }
     }

@@ -3,11 +3,10 @@
 //! Group, per super-block: a header of 4 lines (see [`k_scales`](super::k_scales)), 8 lines of high bits, whose bit `j` of
 //! every byte belongs to sub-block `j`, then 32 lines of nibbles as in Q4_K.
 
-use super::activations::TILE;
-use super::int8;
+use super::int8::{self, Sums};
 use super::k_scales::{self, HEADER_BYTES, HEADER_LINES, Header};
 use super::layout::{Args, get_dwords, put_dwords};
-use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
+use crate::cpu::simd::{Kernel, LINE, Simd};
 
 const BLOCK: usize = 176;
 const BLOCK_LINES: usize = HEADER_LINES + 8 + 32;
@@ -38,31 +37,44 @@ pub(super) struct Multiply<'a>(pub(super) Args<'a>);
 impl Kernel for Multiply<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
+        // SAFETY: the caller's promise.
+        unsafe { if self.0.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() } }
+    }
+}
+
+impl Multiply<'_> {
+    /// With the number of rows known, for one row, the sums stay in registers.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
+    #[inline(always)]
+    unsafe fn multiply<S: Simd, const ONE: bool>(self) {
         let Args { w, n_in, x, y } = self.0;
-        let mut t = [0_f32; TILE * LANES];
-        let t = t.as_mut_ptr();
+        let rows = if ONE { 1 } else { x.rows };
+        let mut t = Sums::zero();
+        let t = t.0.as_mut_ptr();
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
-            int8::clear::<S>(y, x.rows);
+            int8::clear::<S>(y, rows);
             for b in 0..n_in / 256 {
                 let block = w.as_ptr().add(b * BLOCK_LINES * LINE);
                 let header = Header::<S>::load(block);
                 let high = block.add(HEADER_LINES * LINE);
                 let nibbles = high.add(8 * LINE);
-                let q = x.q.as_ptr().add(8 * b * x.rows * 32);
-                let next = x.rows * 32;
+                let q = x.q.as_ptr().add(8 * b * rows * 32);
+                let next = rows * 32;
                 // Sub-block j: lines from 8 · (j / 2), low nibbles if j is even; bit j moved to bit 4.
                 let (n, s) = (|c: usize| nibbles.add(8 * c * LINE), &header.scales);
-                sub_block::<S, 4, 0, 0>(t, n(0), high, s[0], x.rows, q);
-                sub_block::<S, 3, 0, 4>(t, n(0), high, s[1], x.rows, q.add(next));
-                sub_block::<S, 2, 0, 0>(t, n(1), high, s[2], x.rows, q.add(2 * next));
-                sub_block::<S, 1, 0, 4>(t, n(1), high, s[3], x.rows, q.add(3 * next));
-                sub_block::<S, 0, 0, 0>(t, n(2), high, s[4], x.rows, q.add(4 * next));
-                sub_block::<S, 0, 1, 4>(t, n(2), high, s[5], x.rows, q.add(5 * next));
-                sub_block::<S, 0, 2, 0>(t, n(3), high, s[6], x.rows, q.add(6 * next));
-                sub_block::<S, 0, 3, 4>(t, n(3), high, s[7], x.rows, q.add(7 * next));
-                header.subtract_mins(t, &x, b);
-                int8::end_super_block::<S>(y, t, x.rows, x.scales.as_ptr().add(b * x.rows));
+                sub_block::<S, 4, 0, 0>(t, n(0), high, s[0], rows, q);
+                sub_block::<S, 3, 0, 4>(t, n(0), high, s[1], rows, q.add(next));
+                sub_block::<S, 2, 0, 0>(t, n(1), high, s[2], rows, q.add(2 * next));
+                sub_block::<S, 1, 0, 4>(t, n(1), high, s[3], rows, q.add(3 * next));
+                sub_block::<S, 0, 0, 0>(t, n(2), high, s[4], rows, q.add(4 * next));
+                sub_block::<S, 0, 1, 4>(t, n(2), high, s[5], rows, q.add(5 * next));
+                sub_block::<S, 0, 2, 0>(t, n(3), high, s[6], rows, q.add(6 * next));
+                sub_block::<S, 0, 3, 4>(t, n(3), high, s[7], rows, q.add(7 * next));
+                header.subtract_mins(t, &x, rows, b);
+                int8::end_super_block::<S>(y, t, rows, x.scales.as_ptr().add(b * rows));
             }
         }
     }

@@ -4,8 +4,7 @@
 //! sub-blocks, 16 rows], 32 lines of nibbles and 16 lines of high bits. Each half of a super-block (128 weights) has 16
 //! lines of nibbles and 8 of high bits, in the original order.
 
-use super::activations::TILE;
-use super::int8;
+use super::int8::{self, Sums};
 use super::layout::{Args, get_dwords, put_dwords};
 use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
 
@@ -55,13 +54,26 @@ pub(super) struct Multiply<'a>(pub(super) Args<'a>);
 impl Kernel for Multiply<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
+        // SAFETY: the caller's promise.
+        unsafe { if self.0.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() } }
+    }
+}
+
+impl Multiply<'_> {
+    /// With the number of rows known, for one row, the sums stay in registers.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
+    #[inline(always)]
+    unsafe fn multiply<S: Simd, const ONE: bool>(self) {
         let Args { w, n_in, x, y } = self.0;
-        let mut t = [0_f32; TILE * LANES];
-        let t = t.as_mut_ptr();
+        let rows = if ONE { 1 } else { x.rows };
+        let mut t = Sums::zero();
+        let t = t.0.as_mut_ptr();
         let (factors, blocks) = (w.as_ptr(), w[int8::scales_bytes(n_in / 256)..].as_ptr());
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
-            int8::clear::<S>(y, x.rows);
+            int8::clear::<S>(y, rows);
             for b in 0..n_in / 256 {
                 let block = blocks.add(b * BLOCK_LINES * LINE);
                 let d = S::load_f16(factors.add(b * 2 * LANES));
@@ -70,9 +82,9 @@ impl Kernel for Multiply<'_> {
                         low: block.add((SCALE_LINES + 16 * half) * LINE),
                         high: block.add((SCALE_LINES + 32 + 8 * half) * LINE),
                         scales: block.add(8 * half * LANES),
-                        q: x.q.as_ptr().add((8 * b + 4 * half) * x.rows * 32),
-                        offsets: x.offsets[1].as_ptr().add((16 * b + 8 * half) * x.rows),
-                        rows: x.rows,
+                        q: x.q.as_ptr().add((8 * b + 4 * half) * rows * 32),
+                        offsets: x.offsets[1].as_ptr().add((16 * b + 8 * half) * rows),
+                        rows,
                     };
                     // Quarter of the half: 32 weights.
                     at.add_quarter::<S, 0, 0, 4, 0>(t, d);
@@ -80,7 +92,7 @@ impl Kernel for Multiply<'_> {
                     at.add_quarter::<S, 2, 4, 0, 0>(t, d);
                     at.add_quarter::<S, 3, 4, 0, 2>(t, d);
                 }
-                int8::end_super_block::<S>(y, t, x.rows, x.scales.as_ptr().add(b * x.rows));
+                int8::end_super_block::<S>(y, t, rows, x.scales.as_ptr().add(b * rows));
             }
         }
     }

@@ -48,12 +48,25 @@ pub(super) struct Multiply<'a>(pub(super) Args<'a>);
 impl Kernel for Multiply<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
+        // SAFETY: the caller's promise.
+        unsafe { if self.0.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() } }
+    }
+}
+
+impl Multiply<'_> {
+    /// With the number of rows known, for one row, the sums stay in registers.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
+    #[inline(always)]
+    unsafe fn multiply<S: Simd, const ONE: bool>(self) {
         let Args { w, n_in, x, y } = self.0;
+        let rows = if ONE { 1 } else { x.rows };
         let n_blocks = n_in / 32;
         let (scales, lines) = (w.as_ptr(), w[int8::scales_bytes(n_blocks)..].as_ptr());
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to.
         unsafe {
-            int8::clear::<S>(y, x.rows);
+            int8::clear::<S>(y, rows);
             for b in 0..n_blocks {
                 let scale = S::load_f16(scales.add(b * 2 * LANES));
                 let lines = lines.add(b * BLOCK_LINES * LINE);
@@ -63,9 +76,9 @@ impl Kernel for Multiply<'_> {
                 }
                 let offsets = match S::CENTERS_BYTES {
                     true => std::ptr::null(),
-                    false => x.offsets[0].as_ptr().add(b * x.rows),
+                    false => x.offsets[0].as_ptr().add(b * rows),
                 };
-                int8::add_block::<S, 255>(y, &w, scale, x.rows, int8::Block::of(&x, b, offsets));
+                int8::add_block::<S, 255>(y, &w, scale, rows, int8::Block::of(&x, rows, b, offsets));
             }
         }
     }
