@@ -315,6 +315,9 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// `x = cap · tanh(x / cap)`.
     fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()>;
 
+    /// `x[n, len] *= factors[len]`.
+    fn scale_columns(&self, x: &mut Tensor<Self>, factors: &Tensor<Self>) -> Result<()>;
+
     /// `x *= factor`.
     fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()>;
 

@@ -1,4 +1,4 @@
-//! The element types of tensors. Everything else about a type stands in its row of [`QUANTS`](crate::quant::QUANTS).
+//! The element types of tensors. Everything else about a type stands in its row of [`QUANTS`].
 
 use crate::quant::{QUANTS, QuantSpec};
 use std::fmt;

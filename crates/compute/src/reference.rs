@@ -29,7 +29,7 @@ impl DenseMatrix {
 }
 
 /// Checks that a part's bytes are what its type and shape say.
-pub(crate) fn check_part(p: &MatrixPart) -> Result<()> {
+fn check_part(p: &MatrixPart) -> Result<()> {
     let what = || "a weight matrix".to_string();
     let block_len = p.dtype.block_len();
     if !p.n_in.is_multiple_of(block_len) {
@@ -436,6 +436,14 @@ impl Backend for Reference {
     fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {
         let len = x.len();
         x.buffer_mut()[..len].iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+        Ok(())
+    }
+
+    fn scale_columns(&self, x: &mut Tensor<Self>, factors: &Tensor<Self>) -> Result<()> {
+        let len = x.len();
+        for row in x.buffer_mut()[..len].chunks_exact_mut(factors.len()) {
+            row.iter_mut().zip(factors.buffer()).for_each(|(x, f)| *x *= f);
+        }
         Ok(())
     }
 

@@ -147,3 +147,132 @@ fn all_bits_zero_decode_to_a_finite_number() {
         assert!(y.iter().all(|v| v.is_finite()), "{}", spec.name);
     }
 }
+
+/// Encodes and decodes again.
+fn round_trip(dtype: DType, x: &[f32]) -> Vec<f32> {
+    let mut bytes = vec![0xa5; dtype.bytes_for(x.len()).unwrap()];
+    (dtype.spec().quantize.unwrap())(x, &mut bytes);
+    dequantize(dtype, &bytes)
+}
+
+/// Root mean square of the difference over that of `x`.
+fn relative_error(x: &[f32], y: &[f32]) -> f64 {
+    assert_eq!(x.len(), y.len());
+    let square = |v: f32| f64::from(v).powi(2);
+    let noise: f64 = x.iter().zip(y).map(|(x, y)| square(x - y)).sum();
+    let signal: f64 = x.iter().map(|x| square(*x)).sum();
+    (noise / signal).sqrt()
+}
+
+/// What encoding normal weights may cost: the relative error of each type that can be written, measured, plus 4 %.
+#[rustfmt::skip]
+const ERROR_BOUNDS: [(DType, f64); 17] = [
+    (DType::F32, 0.0), (DType::F16, 2.16e-4), (DType::BF16, 1.73e-3), (DType::Q8_0, 5.57e-3), (DType::Q6_K, 0.0185),
+    (DType::Q5_K, 0.0376), (DType::Q5_1, 0.0394), (DType::Q5_0, 0.0444), (DType::Q4_K, 0.0742), (DType::IQ4_NL, 0.0792),
+    (DType::Q4_1, 0.0814), (DType::Q4_0, 0.0894), (DType::MXFP4, 0.1187), (DType::Q3_K, 0.1569), (DType::Q2_K, 0.3083),
+    (DType::TQ1_0, 0.84), (DType::TQ2_0, 0.84),
+];
+
+#[test]
+fn encoding_normal_weights_costs_little() {
+    let mut random = Random(2);
+    for scale in [0.02, 1.0, 50.0] {
+        let x: Vec<f32> = (0..256 * 256).map(|_| scale * random.normal()).collect();
+        for (dtype, bound) in ERROR_BOUNDS {
+            let error = relative_error(&x, &round_trip(dtype, &x));
+            assert!(error <= bound, "{dtype} at scale {scale}: {error} exceeds {bound}");
+            // A bound far above what is reached would hide a loss of quality.
+            assert!(error >= 0.85 * bound, "{dtype} at scale {scale}: {error} is far below {bound}");
+        }
+    }
+}
+
+#[test]
+fn an_outlier_does_not_spoil_its_neighbours() {
+    let mut random = Random(3);
+    let mut x: Vec<f32> = (0..256 * 64).map(|_| 0.02 * random.normal()).collect();
+    for block in x.chunks_exact_mut(256) {
+        block[random.next() as usize % 256] *= 20.0;
+    }
+    for (dtype, bound) in ERROR_BOUNDS {
+        let error = relative_error(&x, &round_trip(dtype, &x));
+        assert!(error <= (2.0 * bound).min(1.0), "{dtype}: {error}");
+    }
+}
+
+#[test]
+fn every_type_that_can_be_written_is_tested() {
+    for spec in QUANTS {
+        let tested = ERROR_BOUNDS.iter().any(|(dtype, _)| *dtype == spec.dtype);
+        assert_eq!(tested, spec.quantize.is_some(), "{}", spec.name);
+    }
+}
+
+#[test]
+fn weights_that_a_type_can_represent_come_back() {
+    let mut random = Random(4);
+    let mut numbers = |levels: u64, low: f32| -> Vec<f32> {
+        let mut x: Vec<f32> = (0..1024).map(|_| (random.next() % levels) as f32 + low).collect();
+        for sub_block in x.chunks_exact_mut(16) {
+            (sub_block[3], sub_block[7]) = (low, low + (levels - 1) as f32);
+        }
+        x
+    };
+    for (dtype, levels, low) in [
+        (DType::Q8_0, 255, -127.0),
+        (DType::Q4_0, 16, -8.0),
+        (DType::Q4_1, 16, 5.0),
+        (DType::Q5_0, 32, -16.0),
+        (DType::Q5_1, 32, -100.0),
+        (DType::Q2_K, 4, 0.0),
+        (DType::Q3_K, 8, -4.0),
+        (DType::Q4_K, 16, 0.0),
+        (DType::Q5_K, 32, 0.0),
+        (DType::Q6_K, 64, -32.0),
+        (DType::TQ1_0, 3, -1.0),
+        (DType::TQ2_0, 3, -1.0),
+    ] {
+        let x = numbers(levels, low);
+        // The scale of a scale, such as 1 / 63, is only as exact as a half-precision number.
+        let error = relative_error(&x, &round_trip(dtype, &x));
+        assert!(error < 3e-4, "{dtype}: {error}");
+    }
+}
+
+#[test]
+fn zeros_stay_zeros() {
+    for (dtype, _) in ERROR_BOUNDS {
+        assert!(round_trip(dtype, &[0.0; 512]).iter().all(|y| *y == 0.0), "{dtype}");
+    }
+}
+
+#[test]
+fn weights_that_are_no_numbers_do_not_panic() {
+    let mut random = Random(5);
+    for (dtype, _) in ERROR_BOUNDS {
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, 1e-45, -1e-38, 1e20] {
+            round_trip(dtype, &[odd; 256]);
+            let mut x: Vec<f32> = (0..256).map(|_| random.normal()).collect();
+            (x[0], x[100]) = (odd, -odd);
+            round_trip(dtype, &x);
+        }
+        let bits: Vec<f32> = (0..1 << 14).map(|_| f32::from_bits(random.next() as u32)).collect();
+        round_trip(dtype, &bits);
+    }
+}
+
+#[test]
+fn one_signed_weights_keep_their_accuracy() {
+    // All weights positive: the types with a min can't use it, since it is only ever subtracted.
+    let mut random = Random(6);
+    let x: Vec<f32> = (0..256 * 64).map(|_| 1.0 + random.uniform()).collect();
+    let negative: Vec<f32> = x.iter().map(|v| -v).collect();
+    for (dtype, bound) in
+        [(DType::Q4_K, 0.045), (DType::Q5_K, 0.022), (DType::Q2_K, 0.25), (DType::Q6_K, 0.011)]
+    {
+        for x in [&x, &negative] {
+            let error = relative_error(x, &round_trip(dtype, x));
+            assert!(error < bound, "{dtype}: {error}");
+        }
+    }
+}

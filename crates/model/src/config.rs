@@ -107,7 +107,11 @@ impl ModelConfig {
         let head_dim = match h.usize("head_dim")? {
             Some(n) => n,
             None if hidden_size.is_multiple_of(n_heads) => hidden_size / n_heads,
-            None => return Err(h.invalid(format!("hidden_size {hidden_size} is not a multiple of {n_heads} heads"))),
+            None => {
+                return Err(
+                    h.invalid(format!("hidden_size {hidden_size} is not a multiple of {n_heads} heads"))
+                );
+            }
         };
         if n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
             return Err(h.invalid(format!("{n_heads} query heads cannot share {n_kv_heads} key-value heads")));
@@ -116,13 +120,17 @@ impl ModelConfig {
             return Err(h.invalid(format!("head_dim is {head_dim}")));
         }
         let context_length = size("context_length", MAX_SIZE)?;
-        let embed = names::file_name(h.source(), "embed", None, None, "weight").ok_or_else(|| Error::MissingTensor {
-            path: h.source().path().to_owned(),
-            tensor: names::candidates("embed", h.source().format())[0].to_owned() + ".weight",
+        let embed = names::file_name(h.source(), "embed", None, None, "weight").ok_or_else(|| {
+            Error::MissingTensor {
+                path: h.source().path().to_owned(),
+                tensor: names::candidates("embed", h.source().format())[0].to_owned() + ".weight",
+            }
         })?;
         let embed_shape = &h.source().find(&embed).expect("it was just found").shape;
         let &[vocab_size, width] = &embed_shape[..] else {
-            return Err(h.invalid(format!("tensor {embed:?} has shape {embed_shape:?} and not [vocab_size, hidden_size]")));
+            return Err(h.invalid(format!(
+                "tensor {embed:?} has shape {embed_shape:?} and not [vocab_size, hidden_size]"
+            )));
         };
         if width != hidden_size || vocab_size == 0 || vocab_size > MAX_SIZE {
             return Err(h.invalid(format!(
@@ -195,14 +203,25 @@ impl ModelConfig {
     }
 
     /// Gives a sliding window to the layers that `slides` says, or to those that `layer_types` of `config.json` lists.
-    pub fn slide(&mut self, h: &Hyper<'_>, window: Option<usize>, slides: impl Fn(usize) -> bool) -> Result<()> {
+    pub fn slide(
+        &mut self,
+        h: &Hyper<'_>,
+        window: Option<usize>,
+        slides: impl Fn(usize) -> bool,
+    ) -> Result<()> {
         let Some(window) = window.filter(|&w| w > 0) else { return Ok(()) };
         let types = if h.is_gguf() { None } else { h.hf_strings("layer_types")? };
         if let Some(types) = &types {
             if types.len() != self.layers.len() {
-                return Err(h.invalid(format!("layer_types has {} entries for {} layers", types.len(), self.layers.len())));
+                return Err(h.invalid(format!(
+                    "layer_types has {} entries for {} layers",
+                    types.len(),
+                    self.layers.len()
+                )));
             }
-            if let Some(other) = types.iter().find(|t| !["sliding_attention", "full_attention"].contains(&t.as_str())) {
+            if let Some(other) =
+                types.iter().find(|t| !["sliding_attention", "full_attention"].contains(&t.as_str()))
+            {
                 return Err(h.unsupported(format!("layer type {other:?} is not known")));
             }
         }
@@ -214,7 +233,12 @@ impl ModelConfig {
     }
 
     /// Makes the layers that `has_experts` says mixtures of experts.
-    pub fn add_experts(&mut self, h: &Hyper<'_>, norm_topk: bool, has_experts: impl Fn(usize) -> bool) -> Result<()> {
+    pub fn add_experts(
+        &mut self,
+        h: &Hyper<'_>,
+        norm_topk: bool,
+        has_experts: impl Fn(usize) -> bool,
+    ) -> Result<()> {
         let n_experts = h.need_usize("n_experts")?;
         let n_used = h.need_usize("n_experts_used")?;
         if n_experts == 0 || n_experts > MAX_COUNT || n_used == 0 || n_used > n_experts {

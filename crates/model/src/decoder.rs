@@ -148,7 +148,7 @@ impl<B: Backend> Decoder<B> {
         backend.select_rows(&mut ws.last, &ws.residual, batch)?;
         backend.norm_in_place(&mut ws.last, &self.final_norm)?;
         match &self.lm_head {
-            Some(head) => backend.matmul(&mut ws.logits, &ws.last, &head.weight, head.bias.as_ref())?,
+            Some(head) => head.apply(backend, &mut ws.logits, &ws.last)?,
             None => backend.matmul(&mut ws.logits, &ws.last, &self.embed, None)?,
         }
         if let Some(cap) = c.logit_softcap {
@@ -175,15 +175,19 @@ impl<B: Backend> Decoder<B> {
             qk_norm: layer.qk_norm.as_ref().map(|(q, k)| (q, k)),
             angles: this.rope.map(|r| (&ws.angles[r], c.ropes[r].style)),
         };
-        let params =
-            AttentionParams { heads: c.heads, scale: c.attn_scale, softcap: c.attn_softcap, window: this.window };
-        backend.matmul(&mut ws.qkv, &ws.normed, &layer.qkv.weight, layer.qkv.bias.as_ref())?;
+        let params = AttentionParams {
+            heads: c.heads,
+            scale: c.attn_scale,
+            softcap: c.attn_softcap,
+            window: this.window,
+        };
+        layer.qkv.apply(backend, &mut ws.qkv, &ws.normed)?;
         backend.store_kv(&mut ws.qkv, kv, batch, prep)?;
         backend.attention(&mut ws.attended, &ws.qkv, kv, batch, &params)?;
         if let Some(norm) = &layer.attn_sub_norm {
             backend.norm_in_place(&mut ws.attended, norm)?;
         }
-        backend.matmul(&mut ws.output, &ws.attended, &layer.o_proj.weight, layer.o_proj.bias.as_ref())?;
+        layer.o_proj.apply(backend, &mut ws.output, &ws.attended)?;
         if let Some(norm) = &layer.post_attn_norm {
             backend.norm_in_place(&mut ws.output, norm)?;
         }
@@ -195,23 +199,24 @@ impl<B: Backend> Decoder<B> {
         let c = &self.config;
         match &layer.ffn {
             Ffn::Gated { gate_up, sub_norm, down } => {
-                backend.matmul(&mut ws.gate_up, &ws.normed, &gate_up.weight, gate_up.bias.as_ref())?;
+                gate_up.apply(backend, &mut ws.gate_up, &ws.normed)?;
                 backend.gated(&mut ws.hidden, &ws.gate_up, c.activation)?;
                 if let Some(norm) = sub_norm {
                     backend.norm_in_place(&mut ws.hidden, norm)?;
                 }
-                backend.matmul(&mut ws.output, &ws.hidden, &down.weight, down.bias.as_ref())?;
+                down.apply(backend, &mut ws.output, &ws.hidden)?;
             }
             Ffn::Plain { up, down } => {
-                backend.matmul(&mut ws.hidden, &ws.normed, &up.weight, up.bias.as_ref())?;
+                up.apply(backend, &mut ws.hidden, &ws.normed)?;
                 backend.activate(&mut ws.hidden, c.activation)?;
-                backend.matmul(&mut ws.output, &ws.hidden, &down.weight, down.bias.as_ref())?;
+                down.apply(backend, &mut ws.output, &ws.hidden)?;
             }
             Ffn::Moe { router, gate_up, down } => {
                 let moe = c.moe.expect("a layer with experts belongs to a model with experts");
-                let params = MoeParams { n_used: moe.n_used, norm_topk: moe.norm_topk, activation: c.activation };
+                let params =
+                    MoeParams { n_used: moe.n_used, norm_topk: moe.norm_topk, activation: c.activation };
                 let (scores, scratch) = ws.moe.as_mut().expect("a model with experts has their buffers");
-                backend.matmul(scores, &ws.normed, &router.weight, router.bias.as_ref())?;
+                router.apply(backend, scores, &ws.normed)?;
                 backend.moe(&mut ws.output, &ws.normed, scores, gate_up, down, &params, scratch)?;
             }
         }
@@ -242,7 +247,8 @@ fn load_layer<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Layer<B>> {
     } else {
         l.linear(&[(w("q_proj"), q_len), (w("k_proj"), kv_len), (w("v_proj"), kv_len)], c.hidden_size)?
     };
-    let (q_norm, k_norm) = (norm_if(c.qk_norm, "q_norm", h.head_dim)?, norm_if(c.qk_norm, "k_norm", h.head_dim)?);
+    let (q_norm, k_norm) =
+        (norm_if(c.qk_norm, "q_norm", h.head_dim)?, norm_if(c.qk_norm, "k_norm", h.head_dim)?);
     Ok(Layer {
         attn_norm: l.norm(w("attn_norm"), c.hidden_size)?,
         qkv,
@@ -262,7 +268,8 @@ fn load_ffn<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Ffn<B>> {
     let (n, inner) = (c.hidden_size, c.intermediate_size);
     if let (true, Some(moe)) = (c.layers[i].moe, c.moe) {
         let (experts, inner) = (moe.n_experts, moe.intermediate_size);
-        let gate_up = ["experts.gate_proj", "experts.up_proj"].map(|name| l.experts(w(name), experts, inner, n));
+        let gate_up =
+            ["experts.gate_proj", "experts.up_proj"].map(|name| l.experts(w(name), experts, inner, n));
         return Ok(Ffn::Moe {
             router: l.linear(&[(w("router"), experts)], n)?,
             gate_up: l.backend.matrix(gate_up.into_iter().collect::<Result<_>>()?)?,

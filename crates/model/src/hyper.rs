@@ -37,14 +37,22 @@ static KEYS: &[Key] = &[
     key("expert_intermediate_size", "expert_feed_forward_length", &["moe_intermediate_size"]),
     key("norm_topk", "expert_weights_norm", &["norm_topk_prob"]),
     key("rope_dim", "rope.dimension_count", &[]),
-    key("rope_theta", "rope.freq_base", &["rope_theta", "rope_parameters.rope_theta", "rope_parameters.full_attention.rope_theta"]),
+    key(
+        "rope_theta",
+        "rope.freq_base",
+        &["rope_theta", "rope_parameters.rope_theta", "rope_parameters.full_attention.rope_theta"],
+    ),
     key(
         "rope_theta_local",
         "rope.freq_base_swa",
         &["rope_local_base_freq", "rope_parameters.sliding_attention.rope_theta"],
     ),
     key("partial_rotary_factor", "", &["partial_rotary_factor", "rope_parameters.partial_rotary_factor"]),
-    key("rope_original_context", "rope.scaling.original_context_length", &["original_max_position_embeddings"]),
+    key(
+        "rope_original_context",
+        "rope.scaling.original_context_length",
+        &["original_max_position_embeddings"],
+    ),
 ];
 
 /// Looks up a model's hyper-parameters.
@@ -72,7 +80,10 @@ impl<'a> Hyper<'a> {
 
     /// The names under which one of our keys may stand, the preferred first.
     fn names(&self, ours: &str) -> Vec<String> {
-        let key = KEYS.iter().find(|k| k.ours == ours).unwrap_or_else(|| panic!("no hyper-parameter is called {ours}"));
+        let key = KEYS
+            .iter()
+            .find(|k| k.ours == ours)
+            .unwrap_or_else(|| panic!("no hyper-parameter is called {ours}"));
         match self.source.format() {
             Format::Gguf => vec![format!("{}.{}", self.prefix, key.gguf)],
             Format::Safetensors => Self::hf_names(key.hf),
@@ -159,7 +170,9 @@ impl<'a> Hyper<'a> {
 
     /// A list of numbers of `config.json` under exactly this name.
     pub fn hf_f32s(&self, key: &str) -> Result<Option<Vec<f32>>> {
-        self.first(&Self::hf_names(&[key]), |n| self.source.metadata().get_f32s(n).map(|v| v.map(|v| v.to_vec())))
+        self.first(&Self::hf_names(&[key]), |n| {
+            self.source.metadata().get_f32s(n).map(|v| v.map(|v| v.to_vec()))
+        })
     }
 
     /// A list of strings of `config.json` under exactly this name.

@@ -13,8 +13,15 @@ pub struct KvCache<B: Backend> {
 
 impl<B: Backend> KvCache<B> {
     /// Room for `n_blocks` blocks of `block_size` tokens.
-    pub fn new(backend: &B, config: &ModelConfig, dtype: DType, n_blocks: usize, block_size: usize) -> Result<Self> {
-        let layers = (0..config.layers.len()).map(|_| backend.kv_layer(dtype, n_blocks, block_size, config.heads));
+    pub fn new(
+        backend: &B,
+        config: &ModelConfig,
+        dtype: DType,
+        n_blocks: usize,
+        block_size: usize,
+    ) -> Result<Self> {
+        let layers =
+            (0..config.layers.len()).map(|_| backend.kv_layer(dtype, n_blocks, block_size, config.heads));
         Ok(Self { layers: layers.collect::<std::result::Result<_, _>>()?, n_blocks, block_size })
     }
 

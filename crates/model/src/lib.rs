@@ -1,2 +1,30 @@
 //! Model files, tokenizers, chat templates and the forward pass.
 #![deny(unsafe_code)]
+
+pub mod arch;
+mod config;
+mod decoder;
+mod error;
+pub mod gguf;
+pub mod hyper;
+mod kv_cache;
+pub mod metadata;
+mod mmap;
+pub mod names;
+pub mod quant_mix;
+pub mod quantize;
+mod rope;
+mod safetensors;
+pub mod source;
+pub mod synth;
+pub mod tokenizer;
+pub mod weights;
+mod workspace;
+
+pub use config::{LayerConfig, ModelConfig, MoeConfig};
+pub use decoder::{Decoder, WeightBytes};
+
+pub use error::{Error, Result};
+pub use kv_cache::KvCache;
+pub use rope::{RopeConfig, RopeScaling};
+pub use workspace::Workspace;

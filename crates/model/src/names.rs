@@ -25,7 +25,11 @@ pub static NAMES: &[WeightName] = &[
     row("position_embed", "position_embd", &["transformer.wpe", "wpe"]),
     row("final_norm", "output_norm", &["model.norm", "model.final_layernorm", "transformer.ln_f", "ln_f"]),
     row("lm_head", "output", &["lm_head"]),
-    row("attn_norm", "blk.{i}.attn_norm", &["model.layers.{i}.input_layernorm", "transformer.h.{i}.ln_1", "h.{i}.ln_1"]),
+    row(
+        "attn_norm",
+        "blk.{i}.attn_norm",
+        &["model.layers.{i}.input_layernorm", "transformer.h.{i}.ln_1", "h.{i}.ln_1"],
+    ),
     row("q_proj", "blk.{i}.attn_q", &["model.layers.{i}.self_attn.q_proj"]),
     row("k_proj", "blk.{i}.attn_k", &["model.layers.{i}.self_attn.k_proj"]),
     row("v_proj", "blk.{i}.attn_v", &["model.layers.{i}.self_attn.v_proj"]),

@@ -1,8 +1,8 @@
 //! Rotary embedding: how fast each pair of a head turns, with the scalings that stretch a model's context.
 
+use crate::Result;
 use crate::hyper::Hyper;
 use crate::weights;
-use crate::Result;
 use realizar_compute::RopeStyle;
 
 /// One kind of rotation; a model may have one for all layers, or one for local and one for global layers.
@@ -96,9 +96,17 @@ impl RopeConfig {
                 let theta = self.theta * (factor * ratio - (factor - 1.0)).powf(dim / (dim - 2.0));
                 (plain(theta).collect(), 1.0)
             }
-            RopeScaling::Yarn { factor, trained_context, beta_fast, beta_slow, truncate, attention_factor } => {
+            RopeScaling::Yarn {
+                factor,
+                trained_context,
+                beta_fast,
+                beta_slow,
+                truncate,
+                attention_factor,
+            } => {
                 let pair_that_turns = |times: f32| {
-                    dim * (*trained_context as f32 / (times * std::f32::consts::TAU)).ln() / (2.0 * self.theta.ln())
+                    dim * (*trained_context as f32 / (times * std::f32::consts::TAU)).ln()
+                        / (2.0 * self.theta.ln())
                 };
                 let (mut low, mut high) = (pair_that_turns(*beta_fast), pair_that_turns(*beta_slow));
                 if *truncate {
@@ -123,7 +131,8 @@ impl RopeConfig {
                     } else if wavelength > trained / low_freq_factor {
                         f / factor
                     } else {
-                        let keep = (trained / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                        let keep =
+                            (trained / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
                         (1.0 - keep) * f / factor + keep * f
                     }
                 });
@@ -154,7 +163,9 @@ pub fn read_scaling(h: &Hyper<'_>, dim: usize, context: usize) -> Result<RopeSca
     };
     for f in factors {
         if f.len() != dim / 2 || f.iter().any(|f| !f.is_finite() || *f <= 0.0) {
-            return Err(h.invalid(format!("RoPE needs {} positive factors for {dim} rotated elements", dim / 2)));
+            return Err(
+                h.invalid(format!("RoPE needs {} positive factors for {dim} rotated elements", dim / 2))
+            );
         }
     }
     let factor = match scaling {
@@ -210,8 +221,12 @@ fn read_gguf(h: &Hyper<'_>, dim: usize, context: usize) -> Result<RopeScaling> {
                 attention_factor: magnitude * attention_factor,
             })
         }
-        "longrope" => Err(h.invalid("RoPE scaling is longrope, but tensor rope_factors_long.weight is missing")),
-        other => Err(h.unsupported(format!("RoPE scaling {other:?} is not one of none, linear, yarn, longrope"))),
+        "longrope" => {
+            Err(h.invalid("RoPE scaling is longrope, but tensor rope_factors_long.weight is missing"))
+        }
+        other => {
+            Err(h.unsupported(format!("RoPE scaling {other:?} is not one of none, linear, yarn, longrope")))
+        }
     }
 }
 
@@ -229,7 +244,8 @@ fn read_hf(h: &Hyper<'_>, context: usize) -> Result<RopeScaling> {
     let Some((section, kind)) = kind else { return Ok(RopeScaling::None) };
     let number = |key: &str| h.hf_f32(&format!("{section}.{key}"));
     let need = |key: &str| {
-        number(key)?.ok_or_else(|| h.invalid(format!("RoPE scaling {kind:?} needs {section}.{key} in config.json")))
+        number(key)?
+            .ok_or_else(|| h.invalid(format!("RoPE scaling {kind:?} needs {section}.{key} in config.json")))
     };
     let trained_context = match h.usize("rope_original_context")? {
         Some(n) => n,
@@ -248,8 +264,9 @@ fn read_hf(h: &Hyper<'_>, context: usize) -> Result<RopeScaling> {
         },
         "longrope" | "su" => {
             let factors = |key: &str| {
-                h.hf_f32s(&format!("{section}.{key}"))?
-                    .ok_or_else(|| h.invalid(format!("RoPE scaling {kind:?} needs {section}.{key} in config.json")))
+                h.hf_f32s(&format!("{section}.{key}"))?.ok_or_else(|| {
+                    h.invalid(format!("RoPE scaling {kind:?} needs {section}.{key} in config.json"))
+                })
             };
             let factor = number("factor")?.unwrap_or(stretched);
             let attention_factor = match number("attention_factor")? {

@@ -7,12 +7,25 @@ use crate::{Error, Result};
 use bytes::Bytes;
 use realizar_compute::{Backend, DType, MatrixPart, Norm, Tensor};
 
-/// A matrix with its bias.
+/// A matrix with what follows it.
 pub struct Linear<B: Backend> {
-    /// `[n_out, n_in]`, or one per expert.
-    pub weight: B::Matrix,
+    /// `[n_out, n_in]`
+    pub(crate) weight: B::Matrix,
+    /// Factors on the outputs, `[n_out]`; never beside a bias.
+    scale: Option<Tensor<B>>,
     /// `[n_out]`
-    pub bias: Option<Tensor<B>>,
+    bias: Option<Tensor<B>>,
+}
+
+impl<B: Backend> Linear<B> {
+    /// `y[n_tokens, n_out] = x[n_tokens, n_in] · weightᵀ · scale + bias`
+    pub(crate) fn apply(&self, backend: &B, y: &mut Tensor<B>, x: &Tensor<B>) -> Result<()> {
+        backend.matmul(y, x, &self.weight, self.bias.as_ref())?;
+        if let Some(scale) = &self.scale {
+            backend.scale_columns(y, scale)?;
+        }
+        Ok(())
+    }
 }
 
 /// One of our weights in one layer, or outside of the layers.
@@ -27,7 +40,8 @@ pub fn vector(source: &dyn TensorSource, name: &str, len: Option<usize>) -> Resu
     let t = source.tensor(name)?;
     let n: usize = t.shape.iter().product();
     if len.is_some_and(|len| len != n) {
-        let reason = format!("has shape {:?} where {} elements were expected", t.shape, len.unwrap_or_default());
+        let reason =
+            format!("has shape {:?} where {} elements were expected", t.shape, len.unwrap_or_default());
         return Err(Error::bad_tensor(source.path(), name, reason));
     }
     let mut values = vec![0.0; n];
@@ -84,7 +98,11 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn wrong_shape(&self, name: &str, found: &[usize], expected: &[usize]) -> Error {
-        Error::bad_tensor(self.source.path(), name, format!("has shape {found:?} where {expected:?} was expected"))
+        Error::bad_tensor(
+            self.source.path(),
+            name,
+            format!("has shape {found:?} where {expected:?} was expected"),
+        )
     }
 
     pub(crate) fn norm(&self, w: Weight<'_>, len: usize) -> Result<Norm<B>> {
@@ -127,7 +145,7 @@ impl<B: Backend> Loader<'_, B> {
     /// One matrix of the file as a part to stack.
     pub(crate) fn part(&self, w: Weight<'_>, n_out: usize, n_in: usize) -> Result<MatrixPart> {
         let name = self.need(w, None)?;
-        self.no_scale(&name)?;
+        self.no_other_scale(&name)?;
         let mut t = self.source.tensor(&name)?;
         if self.config.transposed && w.layer.is_some() {
             t = transpose(t).ok_or_else(|| self.wrong_shape(&name, &[], &[n_in, n_out]))?;
@@ -139,12 +157,33 @@ impl<B: Backend> Loader<'_, B> {
         Ok(MatrixPart { dtype: t.dtype, n_experts: 1, n_out, n_in, bytes: t.bytes })
     }
 
-    /// Some files keep a factor apart from its matrix; none of the layouts we know need it, and leaving it out would be wrong.
-    fn no_scale(&self, name: &str) -> Result<()> {
+    /// The factors of stacked matrices whose files keep one apart from the weights; a part without one counts as 1.
+    fn scale(&self, parts: &[(Weight<'_>, usize)]) -> Result<Option<Tensor<B>>> {
+        let mut all = Vec::new();
+        let mut any = false;
+        for &(w, len) in parts {
+            let scale = match self.file_name(w, None, "scale") {
+                Some(name) => {
+                    any = true;
+                    vector(self.source, &name, Some(1))?[0]
+                }
+                None => 1.0,
+            };
+            all.resize(all.len() + len, scale);
+        }
+        if any { Ok(Some(self.backend.upload(&[all.len()], &all)?)) } else { Ok(None) }
+    }
+
+    /// Refuses a matrix whose file keeps scales apart in a layout that nobody here reads; without them it would be wrong.
+    fn no_other_scale(&self, name: &str) -> Result<()> {
         let base = name.strip_suffix(".weight").unwrap_or(name);
-        for scale in [format!("{base}.scale"), format!("{base}.weight_scale"), format!("{base}.weight_scale_inv")] {
+        for scale in
+            [format!("{base}.weight_scale"), format!("{base}.weight_scale_inv"), format!("{base}.scales")]
+        {
             if self.source.find(&scale).is_some() {
-                let reason = format!("has its scale apart, in {scale:?}, which is not supported; convert the model to GGUF");
+                let reason = format!(
+                    "has its scales apart, in {scale:?}, which is not supported; use an unquantized model or GGUF"
+                );
                 return Err(Error::bad_tensor(self.source.path(), name, reason));
             }
         }
@@ -155,18 +194,36 @@ impl<B: Backend> Loader<'_, B> {
         if n_in.is_multiple_of(dtype.block_len()) {
             return Ok(());
         }
-        let reason = format!("has rows of {n_in} elements, which {dtype} blocks of {} do not divide", dtype.block_len());
+        let reason = format!(
+            "has rows of {n_in} elements, which {dtype} blocks of {} do not divide",
+            dtype.block_len()
+        );
         Err(Error::bad_tensor(self.source.path(), name, reason))
     }
 
     /// Matrices stacked along their outputs, with their biases.
     pub(crate) fn linear(&self, parts: &[(Weight<'_>, usize)], n_in: usize) -> Result<Linear<B>> {
         let stacked = parts.iter().map(|&(w, n_out)| self.part(w, n_out, n_in)).collect::<Result<_>>()?;
-        Ok(Linear { weight: self.backend.matrix(stacked)?, bias: self.bias(parts)? })
+        let (scale, bias) = (self.scale(parts)?, self.bias(parts)?);
+        if scale.is_some() && bias.is_some() {
+            let name = self.need(parts[0].0, None)?;
+            return Err(Error::bad_tensor(
+                self.source.path(),
+                &name,
+                "has both a scale and a bias, which is not supported",
+            ));
+        }
+        Ok(Linear { weight: self.backend.matrix(stacked)?, scale, bias })
     }
 
     /// One matrix per expert, from one tensor of all or from one tensor each.
-    pub(crate) fn experts(&self, w: Weight<'_>, n_experts: usize, n_out: usize, n_in: usize) -> Result<MatrixPart> {
+    pub(crate) fn experts(
+        &self,
+        w: Weight<'_>,
+        n_experts: usize,
+        n_out: usize,
+        n_in: usize,
+    ) -> Result<MatrixPart> {
         let first = self.need(w, Some(0))?;
         let t = self.source.tensor(&first)?;
         self.check_blocks(&first, t.dtype, n_in)?;

@@ -1,6 +1,256 @@
-//! The CPU backend.
+//! The CPU backend: every operation on host memory, on all cores, with the processor's vector instructions.
+//!
+//! `mod.rs` checks and dispatches; the work is in the file of each operation. Weights are packed once by [`matmul`]; activations and
+//! caches are plain arrays.
 
+mod activation;
+mod attention;
+mod buffer;
+mod embed;
 pub mod isa;
 pub mod matmul;
-mod simd;
+mod moe;
+mod norm;
+mod parallel;
+mod rope;
+pub(crate) mod simd;
 pub mod threads;
+
+pub use buffer::Buffer;
+
+use crate::{
+    Activation, AttentionParams, Backend, Batch, BatchLimits, DType, DeviceMemory, HostBatch, KvLayer,
+    MatrixPart, MoeParams, MoeScratch, Norm, QkvPrep, Result, Tensor,
+};
+use isa::Isa;
+use matmul::{Activations, Matrix, MatrixOptions};
+use std::sync::{Arc, Mutex, PoisonError};
+use threads::Pool;
+
+/// How the CPU is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Threads that compute, the caller's among them.
+    pub n_threads: usize,
+    /// Instructions to use.
+    pub isa: Isa,
+    /// Whether products take activations as they are, and not rounded to 8 bits.
+    pub exact: bool,
+    /// Whether weights are copied into the layout that products read fastest; otherwise they stay in the mapped file.
+    pub repack: bool,
+}
+
+impl Default for CpuOptions {
+    /// All cores, the best instructions, fast products, packed weights.
+    fn default() -> Self {
+        Self { n_threads: threads::default_threads(), isa: Isa::best(), exact: false, repack: true }
+    }
+}
+
+/// The processor that this program runs on.
+pub struct Cpu {
+    options: CpuOptions,
+    pool: Arc<Pool>,
+    /// Inputs of products in the forms that weights want; one product runs at a time.
+    activations: Mutex<Activations>,
+}
+
+impl Cpu {
+    /// Starts the threads.
+    pub fn new(options: CpuOptions) -> Self {
+        let pool = Arc::new(Pool::new(options.n_threads));
+        let options = CpuOptions { n_threads: pool.n_threads(), ..options };
+        Self { options, pool, activations: Mutex::default() }
+    }
+
+    /// How the CPU is used.
+    pub fn options(&self) -> CpuOptions {
+        self.options
+    }
+
+    fn multiply(&self, y: &mut [f32], x: &[f32], m: usize, w: &Matrix, expert: usize, bias: Option<&[f32]>) {
+        let mut activations = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
+        matmul::matmul(&self.pool, y, w.n_out(), x, m, w, expert, bias, &mut activations);
+    }
+}
+
+impl Backend for Cpu {
+    type Buffer = Buffer;
+    type Matrix = Matrix;
+    type Batch = HostBatch;
+
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn describe(&self) -> String {
+        let CpuOptions { n_threads, isa, exact, .. } = self.options;
+        format!("CPU, {isa}, {n_threads} threads{}", if exact { ", exact" } else { "" })
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        buffer::host_memory()
+    }
+
+    fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor<Self>> {
+        Ok(Tensor::from_buffer(Buffer::zeros(dtype, shape)?, dtype, shape))
+    }
+
+    fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Tensor<Self>> {
+        let mut t = self.zeros(DType::F32, shape)?;
+        t.floats_mut().copy_from_slice(values);
+        Ok(t)
+    }
+
+    fn download(&self, out: &mut [f32], x: &Tensor<Self>) -> Result<()> {
+        out.copy_from_slice(x.floats());
+        Ok(())
+    }
+
+    fn matrix(&self, parts: Vec<MatrixPart>) -> Result<Matrix> {
+        let CpuOptions { isa, exact, repack, .. } = self.options;
+        Matrix::new(parts, MatrixOptions { repack, isa, exact }, &self.pool)
+    }
+
+    fn matrix_bytes(&self, w: &Matrix) -> usize {
+        w.bytes()
+    }
+
+    fn new_batch(&self, limits: BatchLimits) -> Result<HostBatch> {
+        Ok(HostBatch::new(limits))
+    }
+
+    fn stage(&self, staged: &mut HostBatch, batch: &Batch) -> Result<()> {
+        staged.set(batch)
+    }
+
+    fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()> {
+        for t in [&mut kv.k, &mut kv.v] {
+            let n = t.dtype().bytes_for(t.row_len()).expect("a cache was made of whole blocks");
+            t.buffer_mut().bytes_mut().copy_within(from * n..(from + 1) * n, to * n);
+        }
+        Ok(())
+    }
+
+    fn embed(&self, y: &mut Tensor<Self>, table: &Matrix, batch: &HostBatch, scale: f32) -> Result<()> {
+        embed::embed(&self.pool, y, table, batch.tokens(), scale);
+        Ok(())
+    }
+
+    fn add_positions(&self, x: &mut Tensor<Self>, table: &Tensor<Self>, batch: &HostBatch) -> Result<()> {
+        embed::add_positions(x, table, batch.positions());
+        Ok(())
+    }
+
+    fn rope_angles(
+        &self,
+        y: &mut Tensor<Self>,
+        f: &Tensor<Self>,
+        batch: &HostBatch,
+        scale: f32,
+    ) -> Result<()> {
+        rope::angles(&self.pool, y, f.floats(), batch.positions(), scale);
+        Ok(())
+    }
+
+    fn norm(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
+        assert_eq!(y.shape(), x.shape());
+        y.floats_mut().copy_from_slice(x.floats());
+        self.norm_in_place(y, norm)
+    }
+
+    fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
+        norm::norm(&self.pool, self.options.isa, x, norm);
+        Ok(())
+    }
+
+    fn add(&self, y: &mut Tensor<Self>, x: &Tensor<Self>) -> Result<()> {
+        assert_eq!(y.shape(), x.shape());
+        y.floats_mut().iter_mut().zip(x.floats()).for_each(|(y, x)| *y += x);
+        Ok(())
+    }
+
+    fn matmul(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        w: &Matrix,
+        bias: Option<&Tensor<Self>>,
+    ) -> Result<()> {
+        assert_eq!((x.row_len(), y.row_len(), x.rows()), (w.n_in(), w.n_out(), y.rows()));
+        let m = x.rows();
+        self.multiply(y.floats_mut(), x.floats(), m, w, 0, bias.map(|b| b.floats()));
+        Ok(())
+    }
+
+    fn store_kv(
+        &self,
+        qkv: &mut Tensor<Self>,
+        kv: &mut KvLayer<Self>,
+        batch: &HostBatch,
+        prep: QkvPrep<'_, Self>,
+    ) -> Result<()> {
+        rope::store_kv(&self.pool, self.options.isa, qkv, kv, batch, prep)
+    }
+
+    fn attention(
+        &self,
+        y: &mut Tensor<Self>,
+        qkv: &Tensor<Self>,
+        kv: &KvLayer<Self>,
+        batch: &HostBatch,
+        params: &AttentionParams,
+    ) -> Result<()> {
+        attention::attention(&self.pool, self.options.isa, y, qkv, kv, batch, params)
+    }
+
+    fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, f: Activation) -> Result<()> {
+        activation::gated(&self.pool, self.options.isa, y, x, f);
+        Ok(())
+    }
+
+    fn activate(&self, x: &mut Tensor<Self>, f: Activation) -> Result<()> {
+        activation::activate(&self.pool, self.options.isa, x, f);
+        Ok(())
+    }
+
+    fn moe(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        router: &Tensor<Self>,
+        gate_up: &Matrix,
+        down: &Matrix,
+        params: &MoeParams,
+        scratch: &mut MoeScratch<Self>,
+    ) -> Result<()> {
+        moe::moe(self, y, x, router, gate_up, down, params, scratch)
+    }
+
+    fn select_rows(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, batch: &HostBatch) -> Result<()> {
+        let n = x.row_len();
+        for (y, &t) in y.floats_mut().chunks_exact_mut(n).zip(batch.logit_tokens()) {
+            y.copy_from_slice(&x.floats()[t as usize * n..][..n]);
+        }
+        Ok(())
+    }
+
+    fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {
+        x.floats_mut().iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+        Ok(())
+    }
+
+    fn scale_columns(&self, x: &mut Tensor<Self>, factors: &Tensor<Self>) -> Result<()> {
+        let n = x.row_len();
+        assert_eq!(n, factors.len());
+        parallel::rows(&self.pool, x.floats_mut(), n, |_, row| {
+            row.iter_mut().zip(factors.floats()).for_each(|(x, f)| *x *= f);
+        });
+        Ok(())
+    }
+
+    fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()> {
+        x.floats_mut().iter_mut().for_each(|x| *x *= factor);
+        Ok(())
+    }
+}

@@ -59,13 +59,21 @@ pub(crate) mod q8_0;
 pub(crate) mod tq1_0;
 pub(crate) mod tq2_0;
 
+mod affine;
 pub(crate) mod bits;
 mod blocks;
 pub(crate) mod codebook;
 pub(crate) mod fp4;
 pub(crate) mod k_scales;
+mod rounding;
+mod symmetric;
 
 use crate::DType;
+
+/// Decodes whole blocks.
+pub type Dequantize = fn(src: &[u8], dst: &mut [f32]);
+/// Encodes whole blocks.
+pub type Quantize = fn(src: &[f32], dst: &mut [u8]);
 
 /// Everything the project knows about one element type.
 pub struct QuantSpec {
@@ -82,9 +90,9 @@ pub struct QuantSpec {
     /// Decodes whole blocks: `dst.len()` elements from `dst.len() / block_len * block_bytes` bytes.
     ///
     /// Bit-equal to ggml's `to_float`.
-    pub dequantize: fn(src: &[u8], dst: &mut [f32]),
+    pub dequantize: Dequantize,
     /// Encodes whole blocks, the inverse direction; `None` for types that this project only reads.
-    pub quantize: Option<fn(src: &[f32], dst: &mut [u8])>,
+    pub quantize: Option<Quantize>,
 }
 
 /// All element types; the index of a row is its `DType` discriminant.

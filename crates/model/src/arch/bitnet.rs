@@ -6,12 +6,8 @@ use crate::config::ModelConfig;
 use crate::hyper::Hyper;
 use realizar_compute::{Activation, RopeStyle};
 
-pub(super) const SPEC: ArchSpec = ArchSpec {
-    name: "bitnet",
-    gguf: &["bitnet", "bitnet-b1.58"],
-    hf: &["BitNetForCausalLM"],
-    configure,
-};
+pub(super) const SPEC: ArchSpec =
+    ArchSpec { name: "bitnet", gguf: &["bitnet", "bitnet-b1.58"], hf: &["BitNetForCausalLM"], configure };
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = ModelConfig::base(h, "bitnet", RopeStyle::Half)?;

@@ -5,7 +5,8 @@ use crate::Result;
 use crate::config::ModelConfig;
 use crate::hyper::Hyper;
 
-pub(super) const SPEC: ArchSpec = ArchSpec { name: "mistral", gguf: &[], hf: &["MistralForCausalLM"], configure };
+pub(super) const SPEC: ArchSpec =
+    ArchSpec { name: "mistral", gguf: &[], hf: &["MistralForCausalLM"], configure };
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = llama::base(h, "mistral")?;
@@ -17,6 +18,6 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
 /// missing key mean 4096.
 fn window(h: &Hyper<'_>) -> Result<Option<usize>> {
     let stated = h.usize("sliding_window")?;
-    let null = h.source().metadata().json().is_none_or(|j| j.get("sliding_window").is_some());
+    let null = h.source().metadata().config_json().is_none_or(|j| j.get("sliding_window").is_some());
     Ok(stated.or(if null { None } else { Some(4096) }))
 }

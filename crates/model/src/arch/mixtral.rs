@@ -5,7 +5,8 @@ use crate::Result;
 use crate::config::ModelConfig;
 use crate::hyper::Hyper;
 
-pub(super) const SPEC: ArchSpec = ArchSpec { name: "mixtral", gguf: &[], hf: &["MixtralForCausalLM"], configure };
+pub(super) const SPEC: ArchSpec =
+    ArchSpec { name: "mixtral", gguf: &[], hf: &["MixtralForCausalLM"], configure };
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = llama::base(h, "mixtral")?;

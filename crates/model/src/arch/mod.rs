@@ -61,7 +61,8 @@ fn find(source: &dyn TensorSource) -> Result<(String, &'static ArchSpec)> {
     let missing = |key: &str| Error::MissingKey { path: source.path().to_owned(), key: key.to_owned() };
     let (name, spec) = match source.format() {
         Format::Gguf => {
-            let name = meta.get_str("general.architecture")?.ok_or_else(|| missing("general.architecture"))?;
+            let name =
+                meta.get_str("general.architecture")?.ok_or_else(|| missing("general.architecture"))?;
             (name.to_owned(), ARCHS.iter().find(|a| a.gguf.contains(&name)))
         }
         Format::Safetensors => {

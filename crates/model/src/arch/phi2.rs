@@ -6,7 +6,8 @@ use crate::config::ModelConfig;
 use crate::hyper::Hyper;
 use realizar_compute::{Activation, NormKind, RopeStyle};
 
-pub(super) const SPEC: ArchSpec = ArchSpec { name: "phi2", gguf: &["phi2"], hf: &["PhiForCausalLM"], configure };
+pub(super) const SPEC: ArchSpec =
+    ArchSpec { name: "phi2", gguf: &["phi2"], hf: &["PhiForCausalLM"], configure };
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = ModelConfig::base(h, "phi2", RopeStyle::Half)?;

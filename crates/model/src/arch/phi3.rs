@@ -6,7 +6,8 @@ use crate::config::ModelConfig;
 use crate::hyper::Hyper;
 use realizar_compute::RopeStyle;
 
-pub(super) const SPEC: ArchSpec = ArchSpec { name: "phi3", gguf: &["phi3"], hf: &["Phi3ForCausalLM"], configure };
+pub(super) const SPEC: ArchSpec =
+    ArchSpec { name: "phi3", gguf: &["phi3"], hf: &["Phi3ForCausalLM"], configure };
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = ModelConfig::base(h, "phi3", RopeStyle::Half)?;

@@ -1,8 +1,10 @@
 //! IQ4_NL: 32 weights `d * VALUES[q]`, `q` of four bits.
 
 use super::QuantSpec;
-use super::bits::nibbles;
-use super::blocks::{decode, f16_to_f32};
+use super::bits::{join_nibbles, nibbles};
+use super::blocks::{decode, encode, f16_to_f32};
+use super::rounding::{dot, f32_to_f16, inverse_or_zero, largest};
+use super::symmetric::TINY;
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
 
@@ -13,7 +15,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 32,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// The values that the four bits stand for: closer to each other around zero, as weights are. Part of the file format.
@@ -36,6 +38,67 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
         for (y, q) in y.iter_mut().zip(nibbles(&b.qs)) {
             *y = d * f32::from(VALUES[usize::from(q)]);
         }
+    });
+}
+
+/// Halfway between each value and the next.
+const BORDERS: [f32; 15] = {
+    let mut borders = [0.0; 15];
+    let mut k = 0;
+    while k < 15 {
+        borders[k] = (VALUES[k] as f32 + VALUES[k + 1] as f32) / 2.0;
+        k += 1;
+    }
+    borders
+};
+
+/// Index of the value nearest to `v`; of two as near, the larger one.
+#[inline]
+fn nearest(v: f32) -> u8 {
+    BORDERS.iter().map(|border| u8::from(v >= *border)).sum()
+}
+
+/// The value nearest to each of `v`; of two as near, the larger one.
+#[inline]
+fn nearest_values(v: &[f32; 32]) -> [f32; 32] {
+    let mut values = [f32::from(VALUES[0]); 32];
+    for (border, next) in BORDERS.iter().zip(&VALUES[1..]) {
+        let next = f32::from(*next);
+        for (value, v) in values.iter_mut().zip(v) {
+            *value = if *v >= *border { next } else { *value };
+        }
+    }
+    values
+}
+
+/// The scale that makes the sum of `x² * (x - scale * value)²` small: for fixed values it is a weighted least-squares
+/// fit, and the values that go with each of 16 scales are tried, which map the extreme weight to either end.
+fn fit(x: &[f32; 32]) -> f32 {
+    let extreme = largest(x);
+    if extreme.abs() < TINY || !extreme.is_finite() {
+        return 0.0;
+    }
+    let w = x.map(|v| v * v);
+    let (mut scale, mut best) = (0.0, 0.0);
+    for target in std::iter::once(127.0).chain((-134..=-120).map(|t| t as f32)) {
+        let per_unit = target / extreme;
+        let value = nearest_values(&x.map(|x| x * per_unit));
+        let wv = std::array::from_fn(|i| w[i] * value[i]);
+        let (sum_xv, sum_vv) = (dot(&wv, x), dot(&wv, &value));
+        if sum_vv > 0.0 && sum_xv * sum_xv > best * sum_vv {
+            scale = sum_xv / sum_vv;
+            best = scale * sum_xv;
+        }
+    }
+    scale
+}
+
+fn quantize(src: &[f32], dst: &mut [u8]) {
+    encode::<Block, 32>(src, dst, |x| {
+        let d = fit(x);
+        let per_unit = inverse_or_zero(d);
+        let q = x.map(|x| nearest(x * per_unit));
+        Block { d: f32_to_f16(d), qs: join_nibbles(&q) }
     });
 }
 

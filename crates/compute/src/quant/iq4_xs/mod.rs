@@ -40,7 +40,8 @@ impl Block {
         let high = u16::from_le_bytes(self.scales_h);
         std::array::from_fn(|s| {
             let low = self.scales_l[s / 2] >> (4 * (s % 2)) & 15;
-            (low | (high >> (2 * s) & 3) as u8 * 16) as i8 - 32
+            let high = (high >> (2 * s) & 3) as u8;
+            (low | high << 4) as i8 - 32
         })
     }
 }

@@ -3,9 +3,10 @@
 //! Source: OCP Microscaling Formats 1.0, 5.2.1.
 
 use super::QuantSpec;
-use super::bits::nibbles;
-use super::blocks::decode;
+use super::bits::{join_nibbles, nibbles};
+use super::blocks::{decode, encode};
 use super::fp4::DOUBLED_VALUES;
+use super::rounding::largest;
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
 
@@ -16,7 +17,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 32,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 17 bytes for 32 weights.
@@ -44,6 +45,24 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
         for (y, q) in y.iter_mut().zip(nibbles(&b.qs)) {
             *y = f32::from(DOUBLED_VALUES[usize::from(q)]) * d;
         }
+    });
+}
+
+/// The FP4 code nearest to `x / d / 2`; of two as near, the one closer to zero.
+#[inline]
+fn nearest(x: f32, d: f32) -> u8 {
+    let m = x.abs() / d;
+    let magnitude: u8 = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0].iter().map(|border| u8::from(m > *border)).sum();
+    magnitude | u8::from(x < 0.0 && magnitude > 0) << 3
+}
+
+fn quantize(src: &[f32], dst: &mut [u8]) {
+    encode::<Block, 32>(src, dst, |x| {
+        // The largest power of two in the block becomes 4, the largest one in FP4.
+        let exponent = (largest(x).abs().to_bits() >> 23) as u8;
+        let e = exponent.saturating_sub(2);
+        let d = half_scale(e);
+        Block { e, qs: join_nibbles(&x.map(|x| nearest(x, d))) }
     });
 }
 

@@ -3,8 +3,9 @@
 //! Each of 16 sub-blocks of 16 weights has its own scale and min of four bits.
 
 use super::QuantSpec;
-use super::bits::pairs_256;
-use super::blocks::{decode, f16_to_f32};
+use super::affine::{self, Grids};
+use super::bits::{join_pairs_256, pairs_256};
+use super::blocks::{decode, encode, f16_to_f32};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
 
@@ -15,7 +16,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 84 bytes for 256 weights.
@@ -43,6 +44,20 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
                 *y = scale * f32::from(*q) - min;
             }
         }
+    });
+}
+
+fn quantize(src: &[f32], dst: &mut [u8]) {
+    encode::<Block, 256>(src, dst, |x| {
+        let sub_blocks = x.as_chunks::<16>().0;
+        let fits = std::array::from_fn(|s| {
+            let x = &sub_blocks[s];
+            // With four levels squares would let the few largest weights decide alone.
+            affine::fit::<16, 3>(x, &x.map(f32::abs), Grids { first: -0.5, n: 16 }, f32::abs)
+        });
+        let b = affine::encode_super_block::<16, 15, 3>(x, &fits);
+        let scales = std::array::from_fn(|s| b.scales[s] | b.mins[s] << 4);
+        Block { scales, qs: join_pairs_256(&b.q), d: b.d, dmin: b.dmin }
     });
 }
 

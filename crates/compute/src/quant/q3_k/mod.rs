@@ -3,8 +3,10 @@
 //! Each of 16 sub-blocks of 16 weights has its own scale of six bits.
 
 use super::QuantSpec;
-use super::bits::{bits_256, pairs_256};
-use super::blocks::{decode, f16_to_f32};
+use super::bits::{bits_256, join_bits_256, join_pairs_256, pairs_256};
+use super::blocks::{decode, encode, f16_to_f32};
+use super::rounding::{largest, round};
+use super::symmetric::{self, TINY};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
 
@@ -15,7 +17,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 110 bytes for 256 weights.
@@ -64,6 +66,73 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
             for (y, q) in y.iter_mut().zip(q) {
                 *y = scale * (f32::from(*q) - 4.0);
             }
+        }
+    });
+}
+
+/// The inverse of [`Block::sub_scales`].
+fn pack_scales(scales: &[i8; 16]) -> [u8; 12] {
+    let mut packed = [0; 12];
+    for (s, scale) in scales.iter().enumerate() {
+        let scale = (scale + 32) as u8;
+        packed[s % 8] |= (scale & 15) << (4 * (s / 8));
+        packed[8 + s % 4] |= scale >> 4 << (2 * (s / 4));
+    }
+    packed
+}
+
+/// Finds a scale of `x` that makes the sum of `x² * (x - scale * q)²` small, for `q` in -4..4.
+///
+/// For fixed `q` the best scale is `Σ w x q / Σ w q²`, and it lowers the error by `(Σ w x q)² / Σ w q²`. Starting with
+/// the grid that maps the largest weight to -4, one `q` at a time is rounded again on the scale that fits all the
+/// others, and kept where that lowers the error. With so few levels this beats trying many grids, whose best one is
+/// often too coarse for the small weights.
+fn fit(x: &[f32; 16]) -> f32 {
+    let extreme = largest(x);
+    if extreme.abs() < TINY || !extreme.is_finite() {
+        return 0.0;
+    }
+    let nearest = |v: f32| round(v.clamp(-4.0, 3.0));
+    let w = x.map(|v| v * v);
+    let mut q = x.map(|v| nearest(v * (-4.0 / extreme)));
+    let (mut sum_xq, mut sum_qq) = (0.0, 0.0);
+    for i in 0..16 {
+        sum_xq += w[i] * x[i] * q[i];
+        sum_qq += w[i] * q[i] * q[i];
+    }
+    for _ in 0..5 {
+        let mut changed = false;
+        for i in 0..16 {
+            let others_xq = sum_xq - w[i] * x[i] * q[i];
+            let others_qq = sum_qq - w[i] * q[i] * q[i];
+            if others_xq <= 0.0 {
+                continue;
+            }
+            let new = nearest(x[i] * others_qq / others_xq);
+            let new_xq = others_xq + w[i] * x[i] * new;
+            let new_qq = others_qq + w[i] * new * new;
+            if new != q[i] && new_qq > 0.0 && new_xq * new_xq * sum_qq > sum_xq * sum_xq * new_qq {
+                (q[i], sum_xq, sum_qq) = (new, new_xq, new_qq);
+                changed = true;
+            }
+        }
+        if !changed {
+            break;
+        }
+    }
+    if sum_qq > 0.0 { sum_xq / sum_qq } else { 0.0 }
+}
+
+fn quantize(src: &[f32], dst: &mut [u8]) {
+    encode::<Block, 256>(src, dst, |x| {
+        let sub_blocks = x.as_chunks::<16>().0;
+        let fits = std::array::from_fn(|s| fit(&sub_blocks[s]));
+        let b = symmetric::encode_super_block::<32, 4>(x, &fits);
+        Block {
+            hmask: join_bits_256(&b.q.map(|q| q >> 2)),
+            qs: join_pairs_256(&b.q.map(|q| q & 3)),
+            scales: pack_scales(&b.scales),
+            d: b.d,
         }
     });
 }

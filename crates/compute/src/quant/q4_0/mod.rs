@@ -1,8 +1,9 @@
 //! Q4_0: 32 weights `d * (q - 8)`, `q` of four bits.
 
 use super::QuantSpec;
-use super::bits::nibbles;
-use super::blocks::{decode, f16_to_f32};
+use super::bits::{join_nibbles, nibbles};
+use super::blocks::{decode, encode, f16_to_f32};
+use super::rounding::{f32_to_f16, inverse_or_zero, largest};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
 
@@ -13,7 +14,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 32,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 18 bytes for 32 weights.
@@ -32,6 +33,16 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
         for (y, q) in y.iter_mut().zip(nibbles(&b.qs)) {
             *y = (f32::from(q) - 8.0) * d;
         }
+    });
+}
+
+fn quantize(src: &[f32], dst: &mut [u8]) {
+    encode::<Block, 32>(src, dst, |x| {
+        // The extreme weight becomes -8, which reaches further than 7.
+        let d = largest(x) / -8.0;
+        let per_unit = inverse_or_zero(d);
+        let q = x.map(|x| ((x * per_unit + 8.5) as u8).min(15));
+        Block { d: f32_to_f16(d), qs: join_nibbles(&q) }
     });
 }
 

@@ -1,8 +1,9 @@
 //! Q4_1: 32 weights `d * q + m`, `q` of four bits.
 
 use super::QuantSpec;
-use super::bits::nibbles;
-use super::blocks::{decode, f16_to_f32};
+use super::bits::{join_nibbles, nibbles};
+use super::blocks::{decode, encode, f16_to_f32};
+use super::rounding::{f32_to_f16, inverse_or_zero, range};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
 
@@ -13,7 +14,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 32,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 20 bytes for 32 weights.
@@ -34,6 +35,16 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
         for (y, q) in y.iter_mut().zip(nibbles(&b.qs)) {
             *y = f32::from(q) * d + m;
         }
+    });
+}
+
+fn quantize(src: &[f32], dst: &mut [u8]) {
+    encode::<Block, 32>(src, dst, |x| {
+        let (low, high) = range(x);
+        let d = (high - low) / 15.0;
+        let per_unit = inverse_or_zero(d);
+        let q = x.map(|x| (((x - low) * per_unit + 0.5) as u8).min(15));
+        Block { d: f32_to_f16(d), m: f32_to_f16(low), qs: join_nibbles(&q) }
     });
 }
 

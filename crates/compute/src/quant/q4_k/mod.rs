@@ -3,8 +3,9 @@
 //! Each of 8 sub-blocks of 32 weights has its own scale and min of six bits.
 
 use super::QuantSpec;
-use super::bits::nibbles_256;
-use super::blocks::{decode, f16_to_f32};
+use super::affine::{self, Grids};
+use super::bits::{join_nibbles_256, nibbles_256};
+use super::blocks::{decode, encode, f16_to_f32};
 use super::k_scales;
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
@@ -16,7 +17,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 144 bytes for 256 weights.
@@ -44,6 +45,15 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
                 *y = scale * f32::from(*q) - min;
             }
         }
+    });
+}
+
+fn quantize(src: &[f32], dst: &mut [u8]) {
+    encode::<Block, 256>(src, dst, |x| {
+        let fits = k_scales::fit::<15>(x, Grids { first: -1.0, n: 21 });
+        let b = affine::encode_super_block::<8, 63, 15>(x, &fits);
+        let scales = k_scales::pack(&b.scales, &b.mins);
+        Block { d: b.d, dmin: b.dmin, scales, qs: join_nibbles_256(&b.q) }
     });
 }
 

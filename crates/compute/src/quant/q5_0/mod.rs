@@ -1,8 +1,9 @@
 //! Q5_0: 32 weights `d * (q - 16)`, `q` of five bits.
 
 use super::QuantSpec;
-use super::bits::nibbles;
-use super::blocks::{decode, f16_to_f32};
+use super::bits::{fifth_bits, join_nibbles, nibbles};
+use super::blocks::{decode, encode, f16_to_f32};
+use super::rounding::{f32_to_f16, inverse_or_zero, largest};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
 
@@ -13,7 +14,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 32,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 22 bytes for 32 weights.
@@ -47,6 +48,16 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
         for (y, q) in y.iter_mut().zip(b.quants()) {
             *y = (f32::from(q) - 16.0) * d;
         }
+    });
+}
+
+fn quantize(src: &[f32], dst: &mut [u8]) {
+    encode::<Block, 32>(src, dst, |x| {
+        // The extreme weight becomes -16, which reaches further than 15.
+        let d = largest(x) / -16.0;
+        let per_unit = inverse_or_zero(d);
+        let q = x.map(|x| ((x * per_unit + 16.5) as u8).min(31));
+        Block { d: f32_to_f16(d), qh: fifth_bits(&q), qs: join_nibbles(&q) }
     });
 }
 

@@ -3,8 +3,9 @@
 //! Each of 8 sub-blocks of 32 weights has its own scale and min of six bits.
 
 use super::QuantSpec;
-use super::bits::{bits_256, nibbles_256};
-use super::blocks::{decode, f16_to_f32};
+use super::affine::{self, Grids};
+use super::bits::{bits_256, join_bits_256, join_nibbles_256, nibbles_256};
+use super::blocks::{decode, encode, f16_to_f32};
 use super::k_scales;
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
@@ -16,7 +17,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 176 bytes for 256 weights.
@@ -57,6 +58,20 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
             for (y, q) in y.iter_mut().zip(q) {
                 *y = scale * f32::from(*q) - min;
             }
+        }
+    });
+}
+
+fn quantize(src: &[f32], dst: &mut [u8]) {
+    encode::<Block, 256>(src, dst, |x| {
+        let fits = k_scales::fit::<31>(x, Grids { first: -0.5, n: 16 });
+        let b = affine::encode_super_block::<8, 63, 31>(x, &fits);
+        Block {
+            d: b.d,
+            dmin: b.dmin,
+            scales: k_scales::pack(&b.scales, &b.mins),
+            qh: join_bits_256(&b.q.map(|q| q >> 4)),
+            qs: join_nibbles_256(&b.q.map(|q| q & 15)),
         }
     });
 }

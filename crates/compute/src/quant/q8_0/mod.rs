@@ -1,7 +1,8 @@
 //! Q8_0: 32 weights `d * q`, `q` of eight bits.
 
 use super::QuantSpec;
-use super::blocks::{decode, f16_to_f32};
+use super::blocks::{decode, encode, f16_to_f32};
+use super::rounding::{f32_to_f16, inverse_or_zero, largest, round_half_away};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
 
@@ -12,7 +13,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 32,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 34 bytes for 32 weights.
@@ -31,6 +32,14 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
         for (y, q) in y.iter_mut().zip(b.qs) {
             *y = f32::from(q) * d;
         }
+    });
+}
+
+fn quantize(src: &[f32], dst: &mut [u8]) {
+    encode::<Block, 32>(src, dst, |x| {
+        let d = largest(x).abs() / 127.0;
+        let per_unit = inverse_or_zero(d);
+        Block { d: f32_to_f16(d), qs: x.map(|x| round_half_away(x * per_unit) as i8) }
     });
 }
 

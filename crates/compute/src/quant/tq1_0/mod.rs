@@ -4,7 +4,9 @@
 //! `ceil(number * 256 / 243)` of 256, so that multiplying by 3 carries the next trit out at the top.
 
 use super::QuantSpec;
-use super::blocks::{decode, f16_to_f32};
+use super::blocks::{decode, encode, f16_to_f32};
+use super::rounding::f32_to_f16;
+use super::tq2_0::ternary;
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
 
@@ -15,7 +17,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 54 bytes for 256 weights.
@@ -35,7 +37,7 @@ const POWERS_OF_3: [u8; 5] = [1, 3, 9, 27, 81];
 /// Trit `n` of a byte, 0 to 2; 0 is the first.
 #[inline]
 fn trit(byte: u8, n: usize) -> u8 {
-    (u16::from(byte.wrapping_mul(POWERS_OF_3[n])) * 3 >> 8) as u8
+    ((u16::from(byte.wrapping_mul(POWERS_OF_3[n])) * 3) >> 8) as u8
 }
 
 impl Block {
@@ -62,6 +64,27 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
         let d = f16_to_f32(b.d);
         for (y, t) in y.iter_mut().zip(b.trits()) {
             *y = (f32::from(t) - 1.0) * d;
+        }
+    });
+}
+
+/// Five trits, the first the most significant, as a byte.
+#[inline]
+fn join_trits(trits: [u8; 5]) -> u8 {
+    let number = trits.iter().fold(0u16, |n, t| n * 3 + u16::from(*t));
+    (number * 256).div_ceil(243) as u8
+}
+
+fn quantize(src: &[f32], dst: &mut [u8]) {
+    encode::<Block, 256>(src, dst, |x| {
+        let (d, t) = ternary(x);
+        Block {
+            qs: std::array::from_fn(|m| {
+                let (first, stride) = if m < 32 { (m, 32) } else { (128 + m, 16) };
+                join_trits(std::array::from_fn(|n| t[first + stride * n]))
+            }),
+            qh: std::array::from_fn(|m| join_trits([t[240 + m], t[244 + m], t[248 + m], t[252 + m], 0])),
+            d: f32_to_f16(d),
         }
     });
 }

@@ -1,8 +1,9 @@
 //! TQ2_0: 256 weights `d * (q - 1)`, `q` of two bits; what is written has `q` in 0..3.
 
 use super::QuantSpec;
-use super::bits::pairs_256;
-use super::blocks::{decode, f16_to_f32};
+use super::bits::{join_pairs_256, pairs_256};
+use super::blocks::{decode, encode, f16_to_f32};
+use super::rounding::{f32_to_f16, inverse_or_zero, largest};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
 
@@ -13,7 +14,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 66 bytes for 256 weights.
@@ -32,6 +33,24 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
         for (y, q) in y.iter_mut().zip(pairs_256(&b.qs)) {
             *y = (f32::from(q) - 1.0) * d;
         }
+    });
+}
+
+/// The largest magnitude `d` of `x`, and each weight as 0, 1 or 2 for the nearest of `-d`, 0 and `d`.
+///
+/// Meant for models whose weights were trained to have these three values only.
+#[inline]
+pub(crate) fn ternary(x: &[f32; 256]) -> (f32, [u8; 256]) {
+    let d = largest(x).abs();
+    let per_unit = inverse_or_zero(d);
+    let t = x.map(|x| 1 + u8::from(x * per_unit >= 0.5) - u8::from(x * per_unit <= -0.5));
+    (d, t)
+}
+
+fn quantize(src: &[f32], dst: &mut [u8]) {
+    encode::<Block, 256>(src, dst, |x| {
+        let (d, t) = ternary(x);
+        Block { qs: join_pairs_256(&t), d: f32_to_f16(d) }
     });
 }
 

@@ -1,0 +1,125 @@
+//! The functions between the matrices of a feed-forward block.
+
+use super::isa::Isa;
+use super::simd::{Kernel, Simd, dispatch};
+use super::threads::Pool;
+use super::{Cpu, parallel};
+use crate::reference::erf;
+use crate::{Activation, Tensor};
+
+pub(super) fn gated(pool: &Pool, isa: Isa, y: &mut Tensor<Cpu>, x: &Tensor<Cpu>, f: Activation) {
+    let n = y.row_len();
+    assert_eq!((x.row_len(), x.rows()), (2 * n, y.rows()));
+    let x = x.floats();
+    parallel::rows(pool, y.floats_mut(), n, |i, y| gated_row(isa, y, &x[i * 2 * n..][..2 * n], f));
+}
+
+/// `y = f(gate) · up`, where `x` is gate and then up.
+pub(super) fn gated_row(isa: Isa, y: &mut [f32], x: &[f32], f: Activation) {
+    let (gate, up) = x.split_at(y.len());
+    // SAFETY: the processor has `isa`; the kernel has no pointers of its own.
+    unsafe { dispatch(isa, Gated { y, gate, up, f }) }
+}
+
+pub(super) fn activate(pool: &Pool, isa: Isa, x: &mut Tensor<Cpu>, f: Activation) {
+    let n = x.row_len();
+    // SAFETY: the processor has `isa`; the kernel has no pointers of its own.
+    parallel::rows(pool, x.floats_mut(), n, |_, x| unsafe { dispatch(isa, Activate { x, f }) });
+}
+
+struct Gated<'a> {
+    y: &'a mut [f32],
+    gate: &'a [f32],
+    up: &'a [f32],
+    f: Activation,
+}
+
+impl Kernel for Gated<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { y, gate, up, f } = self;
+        y.copy_from_slice(gate);
+        apply(y, f);
+        y.iter_mut().zip(up).for_each(|(y, u)| *y *= u);
+    }
+}
+
+struct Activate<'a> {
+    x: &'a mut [f32],
+    f: Activation,
+}
+
+impl Kernel for Activate<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        apply(self.x, self.f);
+    }
+}
+
+/// The branch is outside of the loops, so that the compiler vectorizes each.
+#[inline(always)]
+fn apply(x: &mut [f32], f: Activation) {
+    match f {
+        Activation::Silu => x.iter_mut().for_each(|x| *x /= 1.0 + exp(-*x)),
+        Activation::GeluTanh => x.iter_mut().for_each(|x| {
+            let inner = 0.797_884_6 * *x * (1.0 + 0.044715 * *x * *x);
+            // tanh(u) = 1 - 2 / (exp(2u) + 1), so (1 + tanh(u)) / 2 = 1 - 1 / (exp(2u) + 1)
+            *x *= 1.0 - 1.0 / (exp(2.0 * inner) + 1.0);
+        }),
+        Activation::GeluErf => {
+            x.iter_mut().for_each(|x| *x *= 0.5 * (1.0 + erf(*x * std::f32::consts::FRAC_1_SQRT_2)))
+        }
+        Activation::ReluSquared => x.iter_mut().for_each(|x| *x = x.max(0.0) * x.max(0.0)),
+        Activation::Relu => x.iter_mut().for_each(|x| *x = x.max(0.0)),
+    }
+}
+
+/// `e^x` within 2 units in the last place, without branches, so that loops over it vectorize.
+///
+/// `x = n · ln 2 + r` with `|r| ≤ ln 2 / 2`; `e^r` by its Taylor polynomial of degree 7, `2^n` by the exponent's bits in two halves so
+/// that results near the ends of the range stay right. Below -104 the result is 0, above 88.8 infinity.
+#[inline(always)]
+pub(super) fn exp(x: f32) -> f32 {
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    // NaN passes through both, since comparisons with it fail.
+    let x = if x > 90.0 { 90.0 } else { x };
+    let x = if x < -110.0 { -110.0 } else { x };
+    // Adding and taking away 1.5 · 2^23 rounds to the nearest whole number.
+    const ROUND: f32 = 12_582_912.0;
+    let n = (x * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    let r = x - n * LN2_HIGH - n * LN2_LOW;
+    let p = 1.0 / 5040.0;
+    let p = p * r + 1.0 / 720.0;
+    let p = p * r + 1.0 / 120.0;
+    let p = p * r + 1.0 / 24.0;
+    let p = p * r + 1.0 / 6.0;
+    let p = p * r + 0.5;
+    let p = p * r * r + r + 1.0;
+    // A NaN becomes some exponent here, and stays NaN through `p`.
+    let n = (n + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
+    let n = n.clamp(-200, 200);
+    let half = n >> 1;
+    let power = |n: i32| f32::from_bits(((n + 127) << 23) as u32);
+    p * power(half) * power(n - half)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::exp;
+
+    #[test]
+    fn exp_is_within_two_units_in_the_last_place() {
+        let mut x = -87.0f32;
+        while x < 88.5 {
+            let (got, want) = (f64::from(exp(x)), f64::from(x).exp());
+            assert!((got / want - 1.0).abs() < 2.5e-7, "exp({x}) = {got}, not {want}");
+            x += 0.0137;
+        }
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(-120.0), 0.0);
+        assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+        assert!(exp(f32::NAN).is_nan());
+    }
+}

@@ -1,0 +1,76 @@
+//! Host memory of tensors: zeroed, aligned to cache lines, read as numbers or as bytes.
+
+use super::Cpu;
+use crate::{DType, DeviceMemory, Error, Result, Tensor};
+
+/// One cache line, so that vectors of any instruction set can be aligned.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// Memory of a tensor of the [`Cpu`] backend.
+pub struct Buffer {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+impl Buffer {
+    /// Zeros; the system hands the pages out when they are first written.
+    pub(super) fn zeros(dtype: DType, shape: &[usize]) -> Result<Self> {
+        let row = shape.last().copied().unwrap_or(1);
+        let rows = shape.iter().rev().skip(1).try_fold(1usize, |n, &d| n.checked_mul(d));
+        let row_bytes = dtype.bytes_for(row).ok_or_else(|| Error::PartialBlock {
+            what: "a tensor".into(),
+            dtype,
+            len: row,
+            block_len: dtype.block_len(),
+        })?;
+        let out_of_memory = |requested| Error::OutOfMemory {
+            device: "cpu".into(),
+            what: format!("{dtype} {shape:?}"),
+            requested,
+        };
+        let len = rows.and_then(|r| r.checked_mul(row_bytes)).ok_or_else(|| out_of_memory(usize::MAX))?;
+        let lines =
+            bytemuck::allocation::try_zeroed_vec(len.div_ceil(64)).map_err(|()| out_of_memory(len))?;
+        Ok(Self { lines, len })
+    }
+
+    /// All bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.lines)[..self.len]
+    }
+
+    /// All bytes, to write to.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+    }
+}
+
+impl Tensor<Cpu> {
+    /// The elements in use of an `F32` tensor.
+    pub fn floats(&self) -> &[f32] {
+        assert_eq!(self.dtype(), DType::F32);
+        &bytemuck::cast_slice(self.buffer().bytes())[..self.len()]
+    }
+
+    /// The elements in use of an `F32` tensor, to write to.
+    pub fn floats_mut(&mut self) -> &mut [f32] {
+        assert_eq!(self.dtype(), DType::F32);
+        let len = self.len();
+        &mut bytemuck::cast_slice_mut(self.buffer_mut().bytes_mut())[..len]
+    }
+}
+
+/// Memory of this machine, as far as this process may use it.
+pub(super) fn host_memory() -> DeviceMemory {
+    let kib = |name: &str| {
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let line = text.lines().find(|l| l.starts_with(name))?;
+        line.split_ascii_whitespace().nth(1)?.parse::<usize>().ok()
+    };
+    // Containers say their limit apart from the machine's.
+    let limit = || std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?.trim().parse::<usize>().ok();
+    let total = kib("MemTotal:").map_or(usize::MAX, |k| k * 1024).min(limit().unwrap_or(usize::MAX));
+    DeviceMemory { free: kib("MemAvailable:").map_or(total, |k| k * 1024).min(total), total }
+}

@@ -1,0 +1,61 @@
+//! Mixture of experts: tokens are sorted by expert, each expert computes its tokens in one product.
+
+use super::matmul::Matrix;
+use super::{Cpu, activation};
+use crate::reference::route;
+use crate::{MoeParams, MoeScratch, Result, Tensor};
+
+/// One token's use of one expert.
+struct Use {
+    expert: usize,
+    token: usize,
+    weight: f32,
+}
+
+pub(super) fn moe(
+    cpu: &Cpu,
+    y: &mut Tensor<Cpu>,
+    x: &Tensor<Cpu>,
+    router: &Tensor<Cpu>,
+    gate_up: &Matrix,
+    down: &Matrix,
+    params: &MoeParams,
+    scratch: &mut MoeScratch<Cpu>,
+) -> Result<()> {
+    let (n, inner) = (x.row_len(), down.n_in());
+    assert_eq!((gate_up.n_in(), gate_up.n_out(), down.n_out()), (n, 2 * inner, n));
+    let n_uses = x.rows() * params.n_used;
+    let mut uses = Vec::with_capacity(n_uses);
+    let mut chosen = Vec::with_capacity(router.row_len());
+    for (token, scores) in router.floats().chunks_exact(router.row_len()).enumerate() {
+        route(scores, params, &mut chosen);
+        uses.extend(chosen.iter().map(|&(expert, weight)| Use { expert, token, weight }));
+    }
+    uses.sort_by_key(|u| u.expert);
+    for t in [&mut scratch.x, &mut scratch.gate_up, &mut scratch.hidden, &mut scratch.y] {
+        t.set_rows(n_uses);
+    }
+    for (row, u) in scratch.x.floats_mut().chunks_exact_mut(n).zip(&uses) {
+        row.copy_from_slice(&x.floats()[u.token * n..][..n]);
+    }
+    let mut start = 0;
+    for same in uses.chunk_by(|a, b| a.expert == b.expert) {
+        let (m, expert) = (same.len(), same[0].expert);
+        let gated = &mut scratch.gate_up.floats_mut()[start * 2 * inner..][..m * 2 * inner];
+        cpu.multiply(gated, &scratch.x.floats()[start * n..][..m * n], m, gate_up, expert, None);
+        let hidden = &mut scratch.hidden.floats_mut()[start * inner..][..m * inner];
+        for (hidden, gated) in hidden.chunks_exact_mut(inner).zip(gated.chunks_exact(2 * inner)) {
+            activation::gated_row(cpu.options.isa, hidden, gated, params.activation);
+        }
+        let out = &mut scratch.y.floats_mut()[start * n..][..m * n];
+        cpu.multiply(out, hidden, m, down, expert, None);
+        start += m;
+    }
+    // Each token's experts are added from the lowest on, whatever else is in the batch.
+    let y = y.floats_mut();
+    y.fill(0.0);
+    for (out, u) in scratch.y.floats().chunks_exact(n).zip(&uses) {
+        y[u.token * n..][..n].iter_mut().zip(out).for_each(|(y, x)| *y += u.weight * x);
+    }
+    Ok(())
+}

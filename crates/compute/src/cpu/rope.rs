@@ -1,0 +1,84 @@
+//! Preparing queries, keys and values: norms per head, rotation, and the way into the cache.
+
+use super::isa::Isa;
+use super::parallel::Shared;
+use super::threads::Pool;
+use super::{Cpu, norm, parallel};
+use crate::reference::rotate;
+use crate::{DType, Error, HostBatch, KvLayer, QkvPrep, Result, Tensor};
+use half::slice::HalfFloatSliceExt;
+
+pub(super) fn angles(pool: &Pool, y: &mut Tensor<Cpu>, f: &[f32], positions: &[u32], scale: f32) {
+    assert_eq!((y.row_len(), y.rows()), (2 * f.len(), positions.len()));
+    let n = y.row_len();
+    parallel::rows(pool, y.floats_mut(), n, |t, row| {
+        let (cos, sin) = row.split_at_mut(f.len());
+        for ((cos, sin), f) in cos.iter_mut().zip(sin).zip(f) {
+            let (s, c) = (positions[t] as f32 * f).sin_cos();
+            (*cos, *sin) = (c * scale, s * scale);
+        }
+    });
+}
+
+pub(super) fn store_kv(
+    pool: &Pool,
+    isa: Isa,
+    qkv: &mut Tensor<Cpu>,
+    kv: &mut KvLayer<Cpu>,
+    batch: &HostBatch,
+    prep: QkvPrep<'_, Cpu>,
+) -> Result<()> {
+    let h = prep.heads;
+    let (n_turning, n_kv, dim) = (h.n_heads + h.n_kv_heads, h.n_kv_heads, h.head_dim);
+    let qkv_len = h.qkv_len();
+    assert_eq!((qkv.row_len(), qkv.rows()), (qkv_len, batch.tokens().len()));
+    let block_size = kv.k.shape()[2];
+    let dtype = kv.k.dtype();
+    let encode = encoder(dtype)?;
+    let head_bytes = dtype.bytes_for(dim).expect("a cache was made of whole blocks");
+    let k_cache = Shared::new(kv.k.buffer_mut().bytes_mut());
+    let v_cache = Shared::new(kv.v.buffer_mut().bytes_mut());
+    parallel::rows(pool, qkv.floats_mut(), qkv_len, |t, row| {
+        let (turning, values) = row.split_at_mut(n_turning * dim);
+        if let Some((q_norm, k_norm)) = prep.qk_norm {
+            for (i, head) in turning.chunks_exact_mut(dim).enumerate() {
+                let n = if i < h.n_heads { q_norm } else { k_norm };
+                norm::norm_row(
+                    isa,
+                    head,
+                    n.kind,
+                    n.weight.floats(),
+                    n.bias.as_ref().map(|b| b.floats()),
+                    n.eps,
+                );
+            }
+        }
+        if let Some((angles, style)) = prep.angles {
+            let angles = &angles.floats()[t * angles.row_len()..][..angles.row_len()];
+            turning.chunks_exact_mut(dim).for_each(|head| rotate(head, angles, style));
+        }
+        let seq = &batch.seqs()[batch.seq_of_token()[t] as usize];
+        let pos = batch.positions()[t] as usize;
+        let block = batch.block_table(seq)[pos / block_size] as usize;
+        for i in 0..n_kv {
+            let at = ((block * n_kv + i) * block_size + pos % block_size) * head_bytes;
+            // SAFETY: every token of a step has its own position in its own sequence, and the scheduler gives a block that is
+            // written to only one sequence, so no two rows write to the same place.
+            let (k, v) = unsafe { (k_cache.slice(at, head_bytes), v_cache.slice(at, head_bytes)) };
+            encode(&turning[(h.n_heads + i) * dim..][..dim], k);
+            encode(&values[i * dim..][..dim], v);
+        }
+    });
+    Ok(())
+}
+
+/// The function that writes numbers as `dtype`.
+fn encoder(dtype: DType) -> Result<fn(&[f32], &mut [u8])> {
+    match dtype {
+        // The conversion of whole slices uses the processor's own instructions.
+        DType::F16 => {
+            Ok(|src, dst| bytemuck::cast_slice_mut::<u8, half::f16>(dst).convert_from_f32_slice(src))
+        }
+        _ => dtype.spec().quantize.ok_or(Error::Unsupported { op: "store_kv", dtype, backend: "cpu" }),
+    }
+}

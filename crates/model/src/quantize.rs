@@ -1,0 +1,206 @@
+//! Writes any model as a GGUF file of a given mix of element types, one tensor at a time.
+
+use crate::gguf::{Header, Writer};
+use crate::names;
+use crate::quant_mix::{MixModel, QuantMix};
+use crate::source::{Format, TensorInfo, TensorSource, TensorView};
+use crate::{Error, Result};
+use realizar_compute::DType;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Writes `source` to `out`, every matrix in the type that `mix` gives it, and returns `out`.
+///
+/// `source` must have GGUF's names and layout: a GGUF file, a model of [`synth`](crate::synth), or a view of another format by
+/// [`convert`](crate::convert). `path` is the file that errors name. `progress` hears the number of elements that were written
+/// since it was last called, from any thread.
+///
+/// Errors: `Io`; whatever is wrong in the source; `BadTensor` for a weight that is not finite or does not fit its new type.
+pub fn write_gguf<W: Write>(
+    source: &dyn TensorSource,
+    mix: &QuantMix,
+    path: &Path,
+    out: W,
+    n_threads: usize,
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<W> {
+    assert_eq!(source.format(), Format::Gguf, "only models in GGUF's layout can be written");
+    let model = mix_model(source)?;
+    let mut header = Header::new(path);
+    for (key, value) in source.metadata().iter() {
+        if !key.starts_with("split.") && !["general.file_type", "general.quantization_version"].contains(&key)
+        {
+            header.set(key, value.clone())?;
+        }
+    }
+    header.set("general.file_type", mix.file_type)?;
+    header.set("general.quantization_version", 2u32)?;
+    let dtype = |t: &TensorInfo| mix.dtype_of(&t.name, &t.shape, &model).unwrap_or(t.dtype);
+    for t in source.tensors() {
+        header.tensor(&t.name, dtype(t), &t.shape)?;
+    }
+    let mut writer = Writer::new(out, header)?;
+    for t in source.tensors() {
+        let view = source.tensor(&t.name)?;
+        if view.dtype == dtype(t) {
+            writer.tensor(&t.name, &view.bytes)?;
+            progress(t.n_elements());
+        } else {
+            let bytes = requantize(source.path(), &t.name, &view, dtype(t), n_threads, progress)?;
+            writer.tensor(&t.name, &bytes)?;
+        }
+    }
+    writer.finish()
+}
+
+/// What a mix needs to know about a model in GGUF's layout.
+fn mix_model(source: &dyn TensorSource) -> Result<MixModel<'_>> {
+    let metadata = source.metadata();
+    let key = "general.architecture";
+    let arch = metadata.get_str(key)?.ok_or_else(|| metadata.missing(key))?;
+    // Some models state one number per layer; the first layer's counts.
+    let count = |key: &str| -> Result<Option<usize>> {
+        let numbers = metadata.get_i64s(&format!("{arch}.{key}"))?;
+        Ok(numbers.and_then(|n| n.first().and_then(|&n| usize::try_from(n).ok())))
+    };
+    let need = |key: &str| count(key)?.ok_or_else(|| metadata.missing(&format!("{arch}.{key}")));
+    let n_heads = need("attention.head_count")?;
+    Ok(MixModel {
+        arch,
+        n_layers: need("block_count")?,
+        n_heads,
+        n_kv_heads: count("attention.head_count_kv")?.unwrap_or(n_heads),
+        n_experts: count("expert_count")?.unwrap_or(0),
+        tied: names::file_name(source, "lm_head", None, None, "weight").is_none(),
+    })
+}
+
+/// Weights that a thread decodes and encodes at once.
+const CHUNK: usize = 1 << 16;
+
+fn requantize(
+    path: &Path,
+    name: &str,
+    view: &TensorView,
+    to: DType,
+    n_threads: usize,
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<Vec<u8>> {
+    let quantize = to.spec().quantize.ok_or_else(|| {
+        Error::bad_tensor(path, name, format!("cannot become {to}, which this program only reads"))
+    })?;
+    let from = view.dtype.spec();
+    let n_elements: usize = view.shape.iter().product();
+    let row_len = *view.shape.last().unwrap_or(&1);
+    let n_bytes = to.bytes_for(n_elements).filter(|_| row_len.is_multiple_of(to.block_len()));
+    let mut out = vec![
+        0;
+        n_bytes.ok_or_else(|| Error::bad_tensor(
+            path,
+            name,
+            format!("has rows that {to} cannot hold")
+        ))?
+    ];
+    // Whole rows, so that both types' blocks are whole too.
+    let chunk = (CHUNK / row_len.max(1)).max(1) * row_len.max(1);
+    let bytes_of = |dtype: DType| chunk / dtype.block_len() * dtype.spec().block_bytes;
+    let chunks = view.bytes.chunks(bytes_of(view.dtype)).zip(out.chunks_mut(bytes_of(to)));
+    let chunks = Mutex::new(chunks.enumerate());
+    let bad: Mutex<Option<(usize, f32)>> = Mutex::new(None);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..n_threads.max(1) {
+            scope.spawn(|| {
+                let mut values = vec![0.0f32; chunk];
+                while !stop.load(Ordering::Relaxed) {
+                    let next = chunks.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next();
+                    let Some((i, (src, dst))) = next else { return };
+                    let values = &mut values[..src.len() / from.block_bytes * from.block_len];
+                    (from.dequantize)(src, values);
+                    if let Some(at) = values.iter().position(|&v| !fits(v, to)) {
+                        *bad.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
+                            Some((i * chunk + at, values[at]));
+                        stop.store(true, Ordering::Relaxed);
+                        return;
+                    }
+                    quantize(values, dst);
+                    progress(values.len());
+                }
+            });
+        }
+    });
+    match bad.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
+        Some((at, v)) => {
+            Err(Error::bad_tensor(path, name, format!("has {v} at element {at}, which {to} cannot hold")))
+        }
+        None => Ok(out),
+    }
+}
+
+/// Whether a weight has a finite counterpart.
+fn fits(v: f32, to: DType) -> bool {
+    const F16_MAX: f32 = 65_504.0;
+    v.is_finite() && (to != DType::F16 || v.abs() <= F16_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::open_gguf_bytes;
+    use bytes::Bytes;
+
+    /// A model of one matrix and one norm.
+    fn tiny(weights: &[f32]) -> Box<dyn TensorSource> {
+        let mut header = Header::new("tiny.gguf");
+        header.set("general.architecture", "llama").unwrap();
+        header.set("llama.block_count", 1u32).unwrap();
+        header.set("llama.attention.head_count", 1u32).unwrap();
+        header.set("split.count", 1u16).unwrap();
+        header.tensor("blk.0.attn_norm.weight", DType::F32, &[4]).unwrap();
+        header.tensor("blk.0.attn_q.weight", DType::F32, &[weights.len() / 64, 64]).unwrap();
+        let bytes = |v: &[f32]| v.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        let mut w = Writer::new(Vec::new(), header).unwrap();
+        w.tensor("blk.0.attn_norm.weight", &bytes(&[1.0; 4])).unwrap();
+        w.tensor("blk.0.attn_q.weight", &bytes(weights)).unwrap();
+        open_gguf_bytes("tiny.gguf", Bytes::from(w.finish().unwrap())).unwrap()
+    }
+
+    fn write(weights: &[f32], mix: &str) -> Result<Box<dyn TensorSource>> {
+        let out = write_gguf(
+            &*tiny(weights),
+            QuantMix::from_name(mix).unwrap(),
+            Path::new("out.gguf"),
+            Vec::new(),
+            2,
+            &|_| {},
+        )?;
+        open_gguf_bytes("out.gguf", Bytes::from(out))
+    }
+
+    #[test]
+    fn matrices_change_type_and_norms_stay() {
+        let weights: Vec<f32> = (0..64 * 3000).map(|i| (i % 127) as f32 / 127.0 - 0.5).collect();
+        let out = write(&weights, "q8_0").unwrap();
+        assert_eq!(out.metadata().get_usize("general.file_type").unwrap(), Some(7));
+        assert!(out.metadata().get("split.count").is_none());
+        assert_eq!(out.tensor("blk.0.attn_norm.weight").unwrap().dtype, DType::F32);
+        let q = out.tensor("blk.0.attn_q.weight").unwrap();
+        assert_eq!((q.dtype, &q.shape[..]), (DType::Q8_0, &[3000, 64][..]));
+        let mut values = vec![0.0; weights.len()];
+        (q.dtype.spec().dequantize)(&q.bytes, &mut values);
+        assert!(values.iter().zip(&weights).all(|(a, b)| (a - b).abs() < 0.005));
+    }
+
+    #[test]
+    fn a_weight_that_the_new_type_cannot_hold_is_named() {
+        let mut weights = vec![0.5; 64 * 2];
+        weights[70] = f32::NAN;
+        let error = write(&weights, "q4_0").err().expect("NaN").to_string();
+        assert!(error.contains("blk.0.attn_q.weight") && error.contains("NaN at element 70"), "{error}");
+        weights[70] = 1e5;
+        assert!(write(&weights, "f16").is_err());
+        assert!(write(&weights, "q8_0").is_ok());
+    }
+}

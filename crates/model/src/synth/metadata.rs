@@ -1,0 +1,85 @@
+//! The metadata of a synthetic model: hyper-parameters, and a vocabulary of all bytes, padded to the real size.
+
+use super::shapes::{Family, SynthShape};
+use crate::Result;
+use crate::metadata::{Metadata, Strings};
+use crate::quant_mix::QuantMix;
+use std::path::Path;
+
+pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Metadata> {
+    let mut m = Metadata::new(path);
+    let arch = s.family.arch();
+    m.insert("general.architecture", arch)?;
+    m.insert("general.name", format!("{} with random weights", s.name))?;
+    m.insert("general.file_type", mix.file_type)?;
+    m.insert("general.quantization_version", 2u32)?;
+    let counts = [
+        ("block_count", s.n_layers),
+        ("context_length", s.context_length),
+        ("embedding_length", s.hidden_size),
+        ("feed_forward_length", s.intermediate_size),
+        ("attention.head_count", s.n_heads),
+        ("attention.head_count_kv", s.n_kv_heads),
+        ("attention.key_length", s.head_dim),
+        ("attention.value_length", s.head_dim),
+        ("vocab_size", s.vocab_size),
+        // Phi-2 turns two fifths of each head.
+        ("rope.dimension_count", if s.family == Family::Phi2 { s.head_dim * 2 / 5 } else { s.head_dim }),
+    ];
+    for (key, n) in counts {
+        m.insert(format!("{arch}.{key}"), n as u32)?;
+    }
+    let eps = if s.family == Family::Phi2 { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" };
+    m.insert(format!("{arch}.attention.{eps}"), s.norm_eps)?;
+    m.insert(format!("{arch}.rope.freq_base"), s.rope_theta)?;
+    if let Some([n_experts, n_used, width]) = s.experts {
+        m.insert(format!("{arch}.expert_count"), n_experts as u32)?;
+        m.insert(format!("{arch}.expert_used_count"), n_used as u32)?;
+        m.insert(format!("{arch}.expert_feed_forward_length"), width as u32)?;
+    }
+    if s.family == Family::Gemma2 {
+        m.insert(format!("{arch}.attn_logit_softcapping"), 50f32)?;
+        m.insert(format!("{arch}.final_logit_softcapping"), 30f32)?;
+        m.insert(format!("{arch}.attention.sliding_window"), 4096u32)?;
+    }
+    vocabulary(&mut m, s)?;
+    Ok(m)
+}
+
+/// Kinds of tokens, as GGUF numbers them.
+const NORMAL: i32 = 1;
+const CONTROL: i32 = 3;
+
+fn vocabulary(m: &mut Metadata, s: &SynthShape) -> Result<()> {
+    let pre = match s.family {
+        Family::Llama if s.llama3_factor.is_some() => "llama-bpe",
+        Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => "qwen2",
+        _ => "gpt-2",
+    };
+    let mut tokens: Vec<String> = (0..=255u8).map(|b| byte_token(b).to_string()).collect();
+    // Readers insist on at least one merge.
+    let (space, a) = (byte_token(b' '), byte_token(b'a'));
+    tokens.push(format!("{space}a"));
+    tokens.extend((tokens.len()..s.vocab_size - 2).map(|i| format!("<unused{i}>")));
+    tokens.extend(["<bos>".to_owned(), "<eos>".to_owned()]);
+    let mut types = vec![NORMAL; s.vocab_size];
+    types[s.vocab_size - 2..].fill(CONTROL);
+    m.insert("tokenizer.ggml.model", "gpt2")?;
+    m.insert("tokenizer.ggml.pre", pre)?;
+    m.insert("tokenizer.ggml.tokens", tokens.into_iter().collect::<Strings>())?;
+    m.insert("tokenizer.ggml.token_type", types)?;
+    m.insert("tokenizer.ggml.merges", Strings::from_iter([format!("{space} {a}")]))?;
+    m.insert("tokenizer.ggml.bos_token_id", (s.vocab_size - 2) as u32)?;
+    m.insert("tokenizer.ggml.eos_token_id", (s.vocab_size - 1) as u32)?;
+    m.insert("tokenizer.ggml.add_bos_token", false)
+}
+
+/// The character that stands for a byte in byte-level BPE: itself where it prints, else one from U+0100 on.
+fn byte_token(byte: u8) -> char {
+    let prints = |b: u8| matches!(b, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
+    if prints(byte) {
+        return char::from(byte);
+    }
+    let nth = (0..byte).filter(|&b| !prints(b)).count() as u32;
+    char::from_u32(0x100 + nth).expect("below the surrogates")
+}

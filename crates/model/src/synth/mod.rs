@@ -1,0 +1,354 @@
+//! Models with random weights at the shapes of known ones, for measuring speed without a download.
+//!
+//! [`Synth`] is a [`TensorSource`] like a file: a weight is made when it is asked for, so a model larger than memory can be
+//! written out. Weights are drawn from a normal distribution of standard deviation 1/√n_in, which keeps activations and logits
+//! in the range of a trained model's.
+
+mod metadata;
+mod shapes;
+
+use crate::metadata::Metadata;
+use crate::quant_mix::{MixModel, QuantMix};
+use crate::source::{Format, TensorInfo, TensorSource, TensorView};
+use crate::{Error, Result};
+use bytes::Bytes;
+use realizar_compute::DType;
+use shapes::Family;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+pub use shapes::{SYNTH_SHAPES, SynthShape};
+
+/// A model with random weights. The same shape, mix and seed give the same bytes on every machine.
+pub struct Synth {
+    path: PathBuf,
+    metadata: Metadata,
+    tensors: Vec<TensorInfo>,
+    by_name: HashMap<String, usize>,
+    /// By index of `tensors`.
+    fills: Vec<Fill>,
+    seed: u64,
+    n_threads: usize,
+    /// Quantized random weights to draw from, by element type and the bits of their standard deviation.
+    pools: Mutex<HashMap<(DType, u32), Arc<Vec<u8>>>>,
+}
+
+/// What a weight consists of.
+enum Fill {
+    Normal { std: f32 },
+    Values(Vec<f32>),
+}
+
+/// Weights that are quantized together and drawn together: a whole number of any type's blocks.
+const UNIT: usize = 256;
+/// Smaller, for rows that are not a multiple of 256 and so have types with blocks of 32.
+const SMALL_UNIT: usize = 32;
+/// Weights in a pool. More would not fit a core's cache; repetition at random places does no harm.
+const POOL: usize = 1 << 19;
+/// Weights that one seed fills.
+const CHUNK: usize = 1 << 20;
+
+impl Synth {
+    /// Describes the model; weights are made by `n_threads` threads when asked for.
+    pub fn new(shape: &SynthShape, mix: &QuantMix, seed: u64, n_threads: usize) -> Result<Self> {
+        let path = PathBuf::from(format!("{}:{}", shape.name, mix.name));
+        let metadata = metadata::metadata(&path, shape, mix)?;
+        let mut synth = Synth {
+            path,
+            metadata,
+            tensors: Vec::new(),
+            by_name: HashMap::new(),
+            fills: Vec::new(),
+            seed,
+            n_threads: n_threads.max(1),
+            pools: Mutex::default(),
+        };
+        let model = MixModel {
+            arch: shape.family.arch(),
+            n_layers: shape.n_layers,
+            n_heads: shape.n_heads,
+            n_kv_heads: shape.n_kv_heads,
+            n_experts: shape.experts.map_or(0, |e| e[0]),
+            tied: shape.tied,
+        };
+        for Weight { name, shape, fill } in weights(shape) {
+            let dtype = mix.dtype_of(&name, &shape, &model).unwrap_or(DType::F32);
+            let info = TensorInfo::new(name.clone(), dtype, shape).ok_or_else(|| {
+                Error::bad_tensor(&synth.path, &name, "has rows that its blocks do not fill")
+            })?;
+            synth.by_name.insert(name, synth.tensors.len());
+            synth.tensors.push(info);
+            synth.fills.push(fill);
+        }
+        Ok(synth)
+    }
+
+    /// Random weights of one type and spread.
+    fn pool(&self, dtype: DType, std: f32) -> Result<Arc<Vec<u8>>> {
+        let key = (dtype, std.to_bits());
+        let mut pools = self.pools.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(pool) = pools.get(&key) {
+            return Ok(pool.clone());
+        }
+        let quantize = dtype
+            .spec()
+            .quantize
+            .ok_or_else(|| Error::unsupported(&self.path, format!("this program does not write {dtype}")))?;
+        let mut rng = Rng(self.seed);
+        let weights: Vec<f32> = (0..POOL).map(|_| rng.normal() * std).collect();
+        let mut pool = vec![0; POOL / dtype.block_len() * dtype.spec().block_bytes];
+        quantize(&weights, &mut pool);
+        let pool = Arc::new(pool);
+        pools.insert(key, pool.clone());
+        Ok(pool)
+    }
+
+    fn random(&self, info: &TensorInfo, std: f32) -> Result<Vec<u8>> {
+        let pool = self.pool(info.dtype, std)?;
+        let unit = if info.shape[info.shape.len() - 1].is_multiple_of(UNIT) { UNIT } else { SMALL_UNIT };
+        let bytes_of = |n: usize| n / info.dtype.block_len() * info.dtype.spec().block_bytes;
+        let unit_bytes = bytes_of(unit);
+        let mut data = vec![0; info.n_bytes()];
+        let chunks = Mutex::new(data.chunks_mut(bytes_of(CHUNK)).enumerate());
+        let seed = hash(self.seed, &info.name);
+        std::thread::scope(|scope| {
+            for _ in 0..self.n_threads {
+                scope.spawn(|| {
+                    loop {
+                        let next = chunks.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next();
+                        let Some((i, chunk)) = next else { return };
+                        let mut rng = Rng(seed.wrapping_add(i as u64));
+                        for place in chunk.chunks_mut(unit_bytes) {
+                            let at = rng.below(POOL / unit) * unit_bytes;
+                            place.copy_from_slice(&pool[at..at + place.len()]);
+                        }
+                    }
+                });
+            }
+        });
+        Ok(data)
+    }
+}
+
+impl TensorSource for Synth {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn format(&self) -> Format {
+        Format::Gguf
+    }
+
+    fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    fn find(&self, name: &str) -> Option<&TensorInfo> {
+        self.by_name.get(name).map(|&i| &self.tensors[i])
+    }
+
+    fn tensor(&self, name: &str) -> Result<TensorView> {
+        let Some(&index) = self.by_name.get(name) else {
+            return Err(Error::MissingTensor { path: self.path.clone(), tensor: name.to_owned() });
+        };
+        let info = &self.tensors[index];
+        let bytes = match &self.fills[index] {
+            Fill::Normal { std } => self.random(info, *std)?,
+            Fill::Values(values) => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        };
+        Ok(TensorView { dtype: info.dtype, shape: info.shape.clone(), bytes: Bytes::from(bytes) })
+    }
+
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    fn sibling(&self, _: &str) -> Option<PathBuf> {
+        None
+    }
+}
+
+struct Weight {
+    name: String,
+    shape: Vec<usize>,
+    fill: Fill,
+}
+
+/// All weights of a model, in the order of the file.
+fn weights(s: &SynthShape) -> Vec<Weight> {
+    let mut all = Vec::new();
+    let mut add = |name: String, shape: &[usize], fill: Fill| {
+        all.push(Weight { name, shape: shape.to_vec(), fill });
+    };
+    let matrix = |n_in: usize| Fill::Normal { std: 1.0 / (n_in as f32).sqrt() };
+    let norm = |n: usize| Fill::Values(vec![1.0; n]);
+    let bias = |n: usize| Fill::Values((0..n).map(|i| (i % 7) as f32 * 0.01 - 0.03).collect());
+    let (hidden, ffn) = (s.hidden_size, s.intermediate_size);
+    let (q_dim, kv_dim) = (s.n_heads * s.head_dim, s.n_kv_heads * s.head_dim);
+    let phi2 = s.family == Family::Phi2;
+
+    add("token_embd.weight".into(), &[s.vocab_size, hidden], matrix(hidden));
+    if let Some(factor) = s.llama3_factor {
+        let divisors = llama3_divisors(s, factor);
+        add("rope_freqs.weight".into(), &[divisors.len()], Fill::Values(divisors));
+    }
+    for i in 0..s.n_layers {
+        let mut put = |part: &str, shape: &[usize], fill: Fill| add(format!("blk.{i}.{part}"), shape, fill);
+        put("attn_norm.weight", &[hidden], norm(hidden));
+        if phi2 {
+            put("attn_norm.bias", &[hidden], bias(hidden));
+        }
+        for (part, n_out) in [("attn_q", q_dim), ("attn_k", kv_dim), ("attn_v", kv_dim)] {
+            put(&format!("{part}.weight"), &[n_out, hidden], matrix(hidden));
+            if phi2 || s.family == Family::Qwen2 {
+                put(&format!("{part}.bias"), &[n_out], bias(n_out));
+            }
+        }
+        if matches!(s.family, Family::Qwen3 | Family::Qwen3Moe) {
+            put("attn_q_norm.weight", &[s.head_dim], norm(s.head_dim));
+            put("attn_k_norm.weight", &[s.head_dim], norm(s.head_dim));
+        }
+        put("attn_output.weight", &[hidden, q_dim], matrix(q_dim));
+        if phi2 {
+            put("attn_output.bias", &[hidden], bias(hidden));
+        } else {
+            put("ffn_norm.weight", &[hidden], norm(hidden));
+        }
+        if s.family == Family::Gemma2 {
+            put("post_attention_norm.weight", &[hidden], norm(hidden));
+            put("post_ffw_norm.weight", &[hidden], norm(hidden));
+        }
+        if let Some([n_experts, _, width]) = s.experts {
+            put("ffn_gate_inp.weight", &[n_experts, hidden], matrix(hidden));
+            put("ffn_gate_exps.weight", &[n_experts, width, hidden], matrix(hidden));
+            put("ffn_up_exps.weight", &[n_experts, width, hidden], matrix(hidden));
+            put("ffn_down_exps.weight", &[n_experts, hidden, width], matrix(width));
+            continue;
+        }
+        if !phi2 {
+            put("ffn_gate.weight", &[ffn, hidden], matrix(hidden));
+        }
+        put("ffn_up.weight", &[ffn, hidden], matrix(hidden));
+        put("ffn_down.weight", &[hidden, ffn], matrix(ffn));
+        if phi2 {
+            put("ffn_up.bias", &[ffn], bias(ffn));
+            put("ffn_down.bias", &[hidden], bias(hidden));
+        }
+    }
+    add("output_norm.weight".into(), &[hidden], norm(hidden));
+    if phi2 {
+        add("output_norm.bias".into(), &[hidden], bias(hidden));
+    }
+    if !s.tied {
+        add("output.weight".into(), &[s.vocab_size, hidden], matrix(hidden));
+    }
+    if phi2 {
+        add("output.bias".into(), &[s.vocab_size], bias(s.vocab_size));
+    }
+    all
+}
+
+/// What Llama 3.1 divides the speed of each pair's rotation by: nothing for fast ones, `factor` for slow ones, a blend between.
+fn llama3_divisors(s: &SynthShape, factor: f32) -> Vec<f32> {
+    const TRAINED_CONTEXT: f32 = 8192.0;
+    const LOW: f32 = 1.0;
+    const HIGH: f32 = 4.0;
+    (0..s.head_dim / 2)
+        .map(|i| {
+            let turns = TRAINED_CONTEXT * s.rope_theta.powf(-((2 * i) as f32) / s.head_dim as f32)
+                / std::f32::consts::TAU;
+            let keep = ((turns - LOW) / (HIGH - LOW)).clamp(0.0, 1.0);
+            1.0 / ((1.0 - keep) / factor + keep)
+        })
+        .collect()
+}
+
+/// SplitMix64 (Steele et al. 2014).
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (((self.next() >> 32) * n as u64) >> 32) as usize
+    }
+
+    /// Nearly normal: the sum of twelve uniform numbers, which takes only exact operations.
+    fn normal(&mut self) -> f32 {
+        let sum: u64 =
+            (0..3).map(|_| self.next()).map(|r| (0..4).map(|k| r >> (16 * k) & 0xFFFF).sum::<u64>()).sum();
+        (sum as f32 + 6.0) / 65536.0 - 6.0
+    }
+}
+
+/// FNV-1a.
+fn hash(seed: u64, text: &str) -> u64 {
+    text.bytes().fold(0xCBF2_9CE4_8422_2325 ^ seed, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01B3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn synth(shape: &str, mix: &str, seed: u64, n_threads: usize) -> Synth {
+        let shape = SynthShape::from_name(shape).expect("known shape");
+        Synth::new(shape, QuantMix::from_name(mix).expect("known mix"), seed, n_threads).expect("describes")
+    }
+
+    #[test]
+    fn parameters_are_those_of_the_published_models() {
+        for (name, billions) in [
+            ("tinyllama-1.1b", 1.100),
+            ("llama-3.2-1b", 1.236),
+            ("llama-3.1-8b", 8.030),
+            ("llama-3.1-70b", 70.554),
+            ("mistral-7b", 7.248),
+            ("qwen2.5-0.5b", 0.494),
+            ("qwen2.5-1.5b", 1.544),
+            ("qwen2.5-7b", 7.616),
+            ("qwen3-0.6b", 0.596),
+            ("qwen3-8b", 8.191),
+            ("qwen3-30b-a3b", 30.532),
+            ("phi-2", 2.780),
+            ("gemma-2-9b", 9.242),
+        ] {
+            let s = synth(name, "f16", 1, 1);
+            let n: usize = s.tensors().iter().map(TensorInfo::n_elements).sum();
+            assert!((n as f64 / 1e9 - billions).abs() < 6e-4, "{name} has {n}");
+        }
+    }
+
+    #[test]
+    fn weights_are_the_same_whatever_the_number_of_threads() {
+        let name = "blk.3.ffn_up.weight";
+        let one = synth("qwen3-0.6b", "f16", 7, 1).tensor(name).expect("made").bytes;
+        assert_eq!(one, synth("qwen3-0.6b", "f16", 7, 3).tensor(name).expect("made").bytes);
+        assert_ne!(one, synth("qwen3-0.6b", "f16", 8, 3).tensor(name).expect("made").bytes);
+    }
+
+    #[test]
+    fn weights_have_unit_gain() {
+        for (shape, mix, name) in [
+            ("qwen3-0.6b", "f16", "blk.0.attn_q.weight"),
+            ("qwen3-0.6b", "q4_k_m", "blk.0.attn_q.weight"),
+            ("qwen3-0.6b", "q4_k_m", "blk.0.attn_v.weight"),
+            ("qwen2.5-0.5b", "q4_k_m", "blk.5.attn_q.weight"),
+            ("qwen2.5-0.5b", "q5_k_m", "blk.5.attn_q.weight"),
+            ("qwen3-0.6b", "q8_0", "blk.27.ffn_down.weight"),
+            ("qwen3-0.6b", "q4_0", "blk.27.ffn_down.weight"),
+        ] {
+            let t = synth(shape, mix, 1, 2).tensor(name).expect("made");
+            let mut values = vec![0.0; t.shape.iter().product()];
+            (t.dtype.spec().dequantize)(&t.bytes, &mut values);
+            let gain = values.iter().map(|v| v * v).sum::<f32>() / t.shape[0] as f32;
+            assert!((gain - 1.0).abs() < 0.05, "{shape} {mix} {name}: {gain}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The sizes of known models.
+
+/// The sizes of one known model; its weights are left to [`Synth`](super::Synth).
+#[derive(Clone, Debug, PartialEq)]
+pub struct SynthShape {
+    /// Name, such as `llama-3.1-8b`.
+    pub name: &'static str,
+    /// Which weights a layer has.
+    pub(super) family: Family,
+    /// Number of layers.
+    pub n_layers: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of a dense feed-forward block.
+    pub intermediate_size: usize,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads.
+    pub n_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Tokens.
+    pub vocab_size: usize,
+    /// Longest context, in tokens.
+    pub context_length: usize,
+    pub(super) rope_theta: f32,
+    pub(super) norm_eps: f32,
+    /// Whether the embedding serves as the output too.
+    pub tied: bool,
+    /// Divisor of slow rotations, as in Llama 3.1.
+    pub(super) llama3_factor: Option<f32>,
+    /// Experts in a layer, experts per token, and an expert's width.
+    pub(super) experts: Option<[usize; 3]>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    Llama,
+    Qwen2,
+    Qwen3,
+    Qwen3Moe,
+    Phi2,
+    Gemma2,
+}
+
+impl Family {
+    /// `general.architecture` in GGUF.
+    pub(super) fn arch(self) -> &'static str {
+        match self {
+            Family::Llama => "llama",
+            Family::Qwen2 => "qwen2",
+            Family::Qwen3 => "qwen3",
+            Family::Qwen3Moe => "qwen3moe",
+            Family::Phi2 => "phi2",
+            Family::Gemma2 => "gemma2",
+        }
+    }
+}
+
+impl SynthShape {
+    /// The shape of this name, in any letter case.
+    pub fn from_name(name: &str) -> Option<&'static Self> {
+        SYNTH_SHAPES.iter().find(|s| s.name.eq_ignore_ascii_case(name))
+    }
+}
+
+/// Sizes in the order layers, hidden, intermediate, heads, key-value heads, head, vocabulary, context.
+const fn shape(
+    name: &'static str,
+    family: Family,
+    n: [usize; 8],
+    rope_theta: f32,
+    norm_eps: f32,
+) -> SynthShape {
+    SynthShape {
+        name,
+        family,
+        n_layers: n[0],
+        hidden_size: n[1],
+        intermediate_size: n[2],
+        n_heads: n[3],
+        n_kv_heads: n[4],
+        head_dim: n[5],
+        vocab_size: n[6],
+        context_length: n[7],
+        rope_theta,
+        norm_eps,
+        tied: false,
+        llama3_factor: None,
+        experts: None,
+    }
+}
+
+impl SynthShape {
+    const fn tied(mut self) -> Self {
+        self.tied = true;
+        self
+    }
+
+    const fn llama3(mut self, factor: f32) -> Self {
+        self.llama3_factor = Some(factor);
+        self
+    }
+
+    const fn experts(mut self, n: [usize; 3]) -> Self {
+        self.experts = Some(n);
+        self
+    }
+}
+
+/// The known models. Source: their published `config.json`.
+#[rustfmt::skip]
+pub static SYNTH_SHAPES: &[SynthShape] = &[
+    shape("tinyllama-1.1b", Family::Llama, [22, 2048, 5632, 32, 4, 64, 32000, 2048], 1e4, 1e-5),
+    shape("llama-3.2-1b", Family::Llama, [16, 2048, 8192, 32, 8, 64, 128256, 131072], 5e5, 1e-5).tied().llama3(32.0),
+    shape("llama-3.1-8b", Family::Llama, [32, 4096, 14336, 32, 8, 128, 128256, 131072], 5e5, 1e-5).llama3(8.0),
+    shape("llama-3.1-70b", Family::Llama, [80, 8192, 28672, 64, 8, 128, 128256, 131072], 5e5, 1e-5).llama3(8.0),
+    shape("mistral-7b", Family::Llama, [32, 4096, 14336, 32, 8, 128, 32768, 32768], 1e6, 1e-5),
+    shape("qwen2.5-0.5b", Family::Qwen2, [24, 896, 4864, 14, 2, 64, 151936, 32768], 1e6, 1e-6).tied(),
+    shape("qwen2.5-1.5b", Family::Qwen2, [28, 1536, 8960, 12, 2, 128, 151936, 32768], 1e6, 1e-6).tied(),
+    shape("qwen2.5-7b", Family::Qwen2, [28, 3584, 18944, 28, 4, 128, 152064, 32768], 1e6, 1e-6),
+    shape("qwen3-0.6b", Family::Qwen3, [28, 1024, 3072, 16, 8, 128, 151936, 40960], 1e6, 1e-6).tied(),
+    shape("qwen3-8b", Family::Qwen3, [36, 4096, 12288, 32, 8, 128, 151936, 40960], 1e6, 1e-6),
+    shape("qwen3-30b-a3b", Family::Qwen3Moe, [48, 2048, 6144, 32, 4, 128, 151936, 40960], 1e6, 1e-6)
+        .experts([128, 8, 768]),
+    shape("phi-2", Family::Phi2, [32, 2560, 10240, 32, 32, 80, 51200, 2048], 1e4, 1e-5),
+    shape("gemma-2-9b", Family::Gemma2, [42, 3584, 14336, 16, 8, 256, 256000, 8192], 1e4, 1e-6).tied(),
+];

@@ -1,0 +1,38 @@
+//! Decoding token by token, for text that is shown while it is generated.
+
+use super::Tokenizer;
+use super::decoder::Decoding;
+use std::sync::Arc;
+
+/// Turns ids into text as they come.
+///
+/// Each `push` returns the text that has become certain: whole characters, without the space that SentencePiece puts at
+/// the beginning. All pushes and `finish` together give what `Tokenizer::decode` gives for the whole list.
+#[derive(Clone, Debug)]
+pub struct StreamDecoder {
+    tokenizer: Arc<Tokenizer>,
+    decoding: Decoding,
+    skip_special: bool,
+}
+
+impl StreamDecoder {
+    /// A stream at the beginning of a text; `skip_special` leaves out control tokens.
+    pub fn new(tokenizer: Arc<Tokenizer>, skip_special: bool) -> Self {
+        let decoding = Decoding::new(&tokenizer.decoders);
+        StreamDecoder { tokenizer, decoding, skip_special }
+    }
+
+    /// The text that `id` completes; empty while a character is unfinished.
+    pub fn push(&mut self, id: u32) -> String {
+        let mut out = String::new();
+        self.tokenizer.decode_into(id, self.skip_special, &mut self.decoding, &mut out);
+        out
+    }
+
+    /// The text that was kept back, with U+FFFD for bytes that never became a character. The stream begins anew.
+    pub fn finish(&mut self) -> String {
+        let mut out = String::new();
+        self.decoding.finish(&self.tokenizer.decoders, &mut out);
+        out
+    }
+}

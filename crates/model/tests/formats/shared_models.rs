@@ -1,0 +1,146 @@
+//! Real files of the shared test data, where it is present.
+
+use realizar_compute::DType;
+use realizar_model::gguf;
+use realizar_model::source::{self, Format, TensorSource};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// The folder of shared test data, or `None` with a note.
+#[allow(clippy::print_stdout)]
+fn shared_data() -> Option<PathBuf> {
+    // The data lies wherever its user put it, and a test has no arguments.
+    #[allow(clippy::disallowed_methods)]
+    let given = std::env::var_os("REALIZAR_TEST_DATA").map(PathBuf::from);
+    let folder = given.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data"));
+    if folder.is_dir() {
+        return Some(folder);
+    }
+    println!("SKIPPED: no shared test data at {}", folder.display());
+    None
+}
+
+fn files_with_extension(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files_with_extension(&path, extension, found);
+        } else if path.extension().is_some_and(|e| e == extension) {
+            found.push(path);
+        }
+    }
+}
+
+fn f32s(model: &dyn TensorSource, name: &str) -> (Vec<usize>, Vec<f32>) {
+    let view = model.tensor(name).unwrap();
+    let mut values = vec![0.0; view.shape.iter().product()];
+    (view.dtype.spec().dequantize)(&view.bytes, &mut values);
+    (view.shape, values)
+}
+
+#[test]
+fn every_shared_gguf_opens() {
+    let Some(data) = shared_data() else { return };
+    let mut files = Vec::new();
+    files_with_extension(&data, "gguf", &mut files);
+    assert!(files.len() >= 17, "only {} GGUF files under {}", files.len(), data.display());
+    for file in files {
+        let model = source::open(&file).unwrap();
+        let is_vocabulary = file.parent().unwrap().ends_with("tokenizers/gguf");
+        assert_eq!(model.tensors().is_empty(), is_vocabulary, "{}", file.display());
+        for info in model.tensors() {
+            let view = model.tensor(&info.name).unwrap();
+            assert_eq!(Some(view.bytes.len()), info.dtype.bytes_for(info.n_elements()), "{}", info.name);
+        }
+        if is_vocabulary {
+            let tokens = model.metadata().get_strings("tokenizer.ggml.tokens").unwrap().unwrap();
+            assert!(tokens.len() > 30_000, "{}", file.display());
+        }
+    }
+}
+
+/// Metadata keeps the exact types of the file and tensors their order, so a copy by our writer is the file itself, but
+/// for the padding at the end that some writers leave out.
+#[test]
+fn a_copy_of_a_shared_gguf_is_the_same_file() {
+    let Some(data) = shared_data() else { return };
+    let mut files = Vec::new();
+    files_with_extension(&data, "gguf", &mut files);
+    for file in files {
+        let model = source::open(&file).unwrap();
+        let mut header = gguf::Header::new("copy.gguf");
+        for (key, value) in model.metadata().iter() {
+            header.set(key, value.clone()).unwrap();
+        }
+        for info in model.tensors() {
+            header.tensor(&info.name, info.dtype, &info.shape).unwrap();
+        }
+        let mut writer = gguf::Writer::new(Vec::new(), header).unwrap();
+        for info in model.tensors() {
+            writer.tensor(&info.name, &model.tensor(&info.name).unwrap().bytes).unwrap();
+        }
+        let copy = writer.finish().unwrap();
+        let original = std::fs::read(&file).unwrap();
+        let (same, padding) = copy.split_at(original.len());
+        assert!(same == original, "{}", file.display());
+        assert!(padding.len() < 32 && padding.iter().all(|&byte| byte == 0), "{}", file.display());
+    }
+}
+
+#[test]
+fn the_shared_folders_open() {
+    let Some(data) = shared_data() else { return };
+    for (folder, n_tensors, dtype) in [
+        ("models/stories260K/hf", 47, DType::F32),
+        ("models/stories260K/hf-bf16-sharded", 47, DType::BF16),
+        ("models/TinyStories-656K", 20, DType::F32),
+    ] {
+        let model = source::open(&data.join(folder)).unwrap();
+        assert_eq!(model.format(), Format::Safetensors);
+        assert_eq!(model.tensors().len(), n_tensors, "{folder}");
+        assert!(model.tensors().iter().all(|tensor| tensor.dtype == dtype), "{folder}");
+        assert_eq!(model.metadata().get_str("model_type").unwrap(), Some("llama"));
+        assert!(model.sibling("tokenizer.json").is_some());
+    }
+}
+
+#[test]
+fn gguf_and_safetensors_of_one_model_hold_the_same_weights() {
+    let Some(data) = shared_data() else { return };
+    let stories = data.join("models/stories260K");
+    let gguf = source::open(&stories.join("stories260K-F32.gguf")).unwrap();
+    let hf = source::open(&stories.join("hf")).unwrap();
+    for (ours, theirs) in [
+        ("token_embd.weight", "model.embed_tokens.weight"),
+        ("output_norm.weight", "model.norm.weight"),
+        ("blk.0.attn_norm.weight", "model.layers.0.input_layernorm.weight"),
+        ("blk.3.attn_v.weight", "model.layers.3.self_attn.v_proj.weight"),
+        ("blk.4.ffn_down.weight", "model.layers.4.mlp.down_proj.weight"),
+    ] {
+        assert_eq!(f32s(&*gguf, ours), f32s(&*hf, theirs), "{ours}");
+    }
+    // Rotary halves: GGUF's llama interleaves the two halves that Hugging Face keeps apart, within each head.
+    let (n_heads, head_dim, width) = (8, 8, 64);
+    let (shape, ours) = f32s(&*gguf, "blk.2.attn_q.weight");
+    let (_, theirs) = f32s(&*hf, "model.layers.2.self_attn.q_proj.weight");
+    assert_eq!(shape, [n_heads * head_dim, width]);
+    for head in 0..n_heads {
+        for i in 0..head_dim {
+            let row = head * head_dim + i;
+            let source = head * head_dim + (i % 2) * (head_dim / 2) + i / 2;
+            assert_eq!(ours[row * width..][..width], theirs[source * width..][..width], "row {row}");
+        }
+    }
+}
+
+/// A vocabulary of 150 000 tokens with as many merges takes milliseconds; anything quadratic in it would take minutes.
+/// The limit is far above the first, so that a busy machine does not fail it.
+#[test]
+fn a_large_vocabulary_opens_fast() {
+    let Some(data) = shared_data() else { return };
+    let start = Instant::now();
+    let model = source::open(&data.join("tokenizers/gguf/rebuilt-vocab-qwen2.gguf")).unwrap();
+    let tokens = model.metadata().get_strings("tokenizer.ggml.tokens").unwrap().unwrap();
+    assert!(tokens.len() > 150_000);
+    assert!(start.elapsed().as_millis() < 2_000, "{:?}", start.elapsed());
+}

@@ -1,0 +1,171 @@
+//! Every architecture against the reference library.
+//!
+//! `tools/make_fixtures.py` made a tiny random model per variant, with the reference library's logits at every position and its greedy
+//! continuation. Each form of a model (Hugging Face folder, GGUF) runs here on the specification and on every CPU path, whole and in
+//! chunks, and must give the same logits; greedy decoding through the cache must give the same tokens.
+
+use realizar_compute::cpu::isa::Isa;
+use realizar_compute::cpu::{Cpu, CpuOptions};
+use realizar_compute::{Backend, Batch, BatchLimits, DType, Reference};
+use realizar_model::arch::{ARCHS, configure};
+use realizar_model::{Decoder, KvCache, Workspace, source};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+const BLOCK_SIZE: usize = 16;
+/// Largest difference of a logit, relative to the largest logit.
+const TOLERANCE: f32 = 1e-4;
+
+fn fixtures() -> Vec<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch");
+    let mut found: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
+    found.sort();
+    found
+}
+
+struct Prompt {
+    ids: Vec<u32>,
+    greedy: Vec<u32>,
+    gaps: Vec<f64>,
+    logits: Vec<f32>,
+    vocab_size: usize,
+}
+
+fn prompts(dir: &Path, golden: &Value) -> Vec<Prompt> {
+    let bytes = std::fs::read(dir.join("logits.f32")).unwrap();
+    let mut floats = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+    let numbers = |v: &Value| v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>();
+    let ids = |v: &Value| numbers(v).into_iter().map(|x| x as u32).collect::<Vec<_>>();
+    let read = |p: &Value| {
+        let shape = ids(&p["shape"]);
+        let vocab_size = shape[1] as usize;
+        Prompt {
+            ids: ids(&p["ids"]),
+            greedy: ids(&p["greedy"]),
+            gaps: numbers(&p["gaps"]),
+            logits: floats.by_ref().take(shape[0] as usize * vocab_size).collect(),
+            vocab_size,
+        }
+    };
+    let prompts: Vec<_> = golden["prompts"].as_array().unwrap().iter().map(read).collect();
+    assert!(floats.next().is_none(), "{dir:?}: logits.f32 holds more than golden.json says");
+    prompts
+}
+
+/// One sequence on one backend.
+struct Session<'a, B: Backend> {
+    backend: &'a B,
+    model: &'a Decoder<B>,
+    batch: B::Batch,
+    cache: KvCache<B>,
+    ws: Workspace<B>,
+    blocks: Vec<u32>,
+    n_done: usize,
+}
+
+impl<'a, B: Backend> Session<'a, B> {
+    fn new(backend: &'a B, model: &'a Decoder<B>, n_ctx: usize) -> Self {
+        let n_blocks = n_ctx.div_ceil(BLOCK_SIZE);
+        let limits = BatchLimits { n_tokens: n_ctx, n_seqs: 1, n_blocks, n_logits: n_ctx };
+        // Blocks in an order that is not their positions', so that the table matters.
+        let blocks = (0..n_blocks as u32).rev().collect();
+        Self {
+            backend,
+            model,
+            batch: backend.new_batch(limits).unwrap(),
+            cache: KvCache::new(backend, model.config(), DType::F32, n_blocks, BLOCK_SIZE).unwrap(),
+            ws: Workspace::new(backend, model.config(), &limits).unwrap(),
+            blocks,
+            n_done: 0,
+        }
+    }
+
+    /// Logits of each of `tokens`.
+    fn step(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let n = tokens.len();
+        let mut batch = Batch::default();
+        batch.push(tokens, self.n_done, &self.blocks[..(self.n_done + n).div_ceil(BLOCK_SIZE)], n);
+        self.backend.stage(&mut self.batch, &batch).unwrap();
+        self.model.forward(self.backend, &self.batch, n, n, &mut self.cache, &mut self.ws).unwrap();
+        self.n_done += n;
+        let mut logits = vec![0.0; n * self.model.config().vocab_size];
+        self.backend.download(&mut logits, &self.ws.logits).unwrap();
+        logits
+    }
+}
+
+fn argmax(row: &[f32]) -> u32 {
+    (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best }) as u32
+}
+
+fn check_logits(what: &str, got: &[f32], want: &[f32]) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let largest = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        assert!(
+            (g - w).abs() <= TOLERANCE * largest,
+            "{what}: logit {i} is {g}, not {w} (largest {largest})"
+        );
+    }
+}
+
+fn check_form<B: Backend>(backend: &B, path: &Path, prompts: &[Prompt]) {
+    let source = source::open(path).unwrap();
+    for p in prompts {
+        let what = format!("{} on {}, prompt of {}", path.display(), backend.describe(), p.ids.len());
+        // Frequencies that depend on the context are chosen at load, and the reference chooses by the prompt.
+        let model = Decoder::load(backend, &*source, configure(&*source).unwrap(), p.ids.len()).unwrap();
+        assert_eq!(model.config().vocab_size, p.vocab_size, "{what}");
+        let n_ctx = p.ids.len() + p.greedy.len();
+
+        let mut whole = Session::new(backend, &model, n_ctx);
+        check_logits(&what, &whole.step(&p.ids), &p.logits);
+
+        let mut chunked = Session::new(backend, &model, n_ctx);
+        let chunks = p.ids.chunks(5).flat_map(|c| chunked.step(c)).collect::<Vec<_>>();
+        check_logits(&format!("{what}, in chunks"), &chunks, &p.logits);
+
+        // The reference turns new keys by another base as a dynamically scaled context grows; ours stays what the context asks for.
+        if model.config().ropes.iter().any(|r| r.frequencies(p.ids.len()) != r.frequencies(n_ctx)) {
+            continue;
+        }
+        let mut next = argmax(&p.logits[p.logits.len() - p.vocab_size..]);
+        let spread = p.logits.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        for (i, (&want, &gap)) in p.greedy.iter().zip(&p.gaps).enumerate() {
+            assert!(
+                next == want || gap < f64::from(2.0 * TOLERANCE * spread),
+                "{what}: greedy token {i} is {next}, not {want}"
+            );
+            next = argmax(&whole.step(&[want]));
+        }
+    }
+}
+
+#[test]
+fn every_fixture_equals_the_reference_library_on_every_path() {
+    let mut seen = BTreeSet::new();
+    for dir in fixtures() {
+        let golden: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap();
+        let prompts = prompts(&dir, &golden);
+        for form in golden["forms"].as_array().unwrap() {
+            let form = form.as_str().unwrap();
+            let path = dir.join(form);
+            seen.insert(configure(&*source::open(&path).unwrap()).unwrap().arch);
+            let n = if form.ends_with(".gguf") {
+                golden["gguf_prompts"].as_u64().unwrap() as usize
+            } else {
+                prompts.len()
+            };
+            check_form(&Reference, &path, &prompts[..n]);
+            for &isa in Isa::available() {
+                for repack in [false, true] {
+                    let cpu = Cpu::new(CpuOptions { n_threads: 2, isa, exact: true, repack });
+                    check_form(&cpu, &path, &prompts[..n]);
+                }
+            }
+        }
+    }
+    let all: BTreeSet<_> = ARCHS.iter().map(|a| a.name).collect();
+    assert_eq!(seen, all, "every architecture has a fixture");
+}

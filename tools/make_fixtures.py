@@ -1,0 +1,710 @@
+#!/usr/bin/env python3
+"""Make the tiny random models that the architecture tests compare against.
+
+    python tools/make_fixtures.py                 # all of them
+    python tools/make_fixtures.py --only gemma2   # one (may be repeated)
+    python tools/make_fixtures.py --check         # regenerate in memory, compare with what is committed
+
+For every variant in VARIANTS the script builds the reference model of the `transformers` library with random weights drawn from
+a fixed seed and writes under crates/model/tests/data/arch/<name>/:
+
+    hf/                  Hugging Face folder: config.json, generation_config.json, tokenizer.json, tokenizer_config.json, model.safetensors
+    model.gguf           the same weights as GGUF, F32, with the names, metadata and weight transformations of the field's converter
+    golden.json          prompts, greedy continuations, gap between the two best logits at each greedy step, notes
+    logits.f32           little-endian f32 logits at every position of every prompt, one prompt after the other, [positions, vocab]
+
+Some variants have extra forms of the same model (`hf-sharded/`, a GGUF in two parts) and some exist as Hugging Face folder only,
+because GGUF cannot say what they test; golden.json lists the forms.
+
+The reference runs in float64: transformers pins parts of its forward pass (norms, softmax, RoPE tables) to float32, so those pins
+are lifted while the reference runs. The largest difference between that and the plain float32 model is recorded in golden.json.
+A seed is accepted only if the model makes a good test: every tensor changes the logits noticeably, the greedy choices are not
+ties, no special token appears, and routers are not near a tie. The first good seed counting from the variant's own is used.
+
+Made with (any change of these may change bits): python 3.11, torch 2.15.0, transformers 5.23.0, tokenizers 0.23.3,
+safetensors 0.8.0, gguf 0.19.0, numpy 2.4.6.
+"""
+
+import argparse
+import contextlib
+import filecmp
+import json
+import math
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import gguf
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from safetensors.torch import load_file
+
+DATA = Path(__file__).resolve().parent.parent / "crates/model/tests/data/arch"
+GREEDY_TOKENS = 24
+MIN_GAP = 0.01  # of the logits' standard deviation
+
+# ---------------------------------------------------------------------------------------------------------------- tokenizer
+
+MERGES = ["t h", "th e", "Ġ the", "i n", "e r", "a n", "o n", "Ġ a", "an d", "Ġ w", "o u", "in g"]
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"]
+ALPHABET = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+TOKENS = ALPHABET + [merge.replace(" ", "") for merge in MERGES] + SPECIALS
+VOCAB = len(TOKENS)
+END, IM_START, IM_END, PAD = (TOKENS.index(token) for token in SPECIALS)
+TEXT = "The owl and the fox went on, singing: 7 stars, 12 moons & one sea... \"Why?\" asked the other; nobody knew."
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_tokenizer():
+    """Byte-level BPE with GPT-2's pre-tokenizer: all 256 bytes, a few merges, four special tokens."""
+    ids = {token: i for i, token in enumerate(TOKENS[: VOCAB - len(SPECIALS)])}
+    bpe = tokenizers.models.BPE(vocab=ids, merges=[tuple(merge.split(" ")) for merge in MERGES])
+    tokenizer = tokenizers.Tokenizer(bpe)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIALS)
+    return tokenizer
+
+
+TOKENIZER = make_tokenizer()
+
+
+def write_tokenizer(folder, chat_template):
+    """tokenizer.json and its config; `chat_template` is None, "config" (inside the config) or "file" (chat_template.jinja)."""
+    (folder / "tokenizer.json").write_text(TOKENIZER.to_str(pretty=False) + "\n")
+    config = {
+        "added_tokens_decoder": {
+            str(TOKENS.index(token)): {
+                "content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True,
+            }
+            for token in SPECIALS
+        },
+        "bos_token": SPECIALS[0],
+        "clean_up_tokenization_spaces": False,
+        "eos_token": SPECIALS[2] if chat_template else SPECIALS[0],
+        "model_max_length": 256,
+        "pad_token": SPECIALS[3],
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    if chat_template == "config":
+        config["chat_template"] = CHATML
+    elif chat_template == "file":
+        (folder / "chat_template.jinja").write_text(CHATML)
+    write_json(folder / "tokenizer_config.json", config)
+
+
+# ----------------------------------------------------------------------------------------------------------------- variants
+
+# Norm epsilons are larger than any real model's, so that a wrong one shows.
+COMMON = dict(
+    vocab_size=VOCAB, bos_token_id=END, eos_token_id=END, pad_token_id=PAD, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-3,
+)
+SMALL = dict(COMMON, hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+             tie_word_embeddings=True)
+
+
+class Variant:
+    """One fixture: the reference class, its configuration and how its files are laid out.
+
+    prompts: lengths in tokens. legacy_rope: write config.json in the form older than transformers 5. hf_only: GGUF cannot
+    express it. gguf_prompts: how many of the prompts the GGUF form agrees on (all by default). ternary: linear weights of three
+    values. cached: greedy decoding with a key-value cache rather than by whole passes. notes: for golden.json.
+    """
+
+    def __init__(self, kind, config, seed, prompts=(6, 20), legacy_rope=False, chat_template=None, hf_only=False, sharded=False,
+                 gguf_prompts=None, ternary=False, cached=False, notes=None):
+        self.kind, self.config, self.seed, self.prompts = kind, config, seed, prompts
+        self.legacy_rope, self.chat_template, self.hf_only, self.sharded = legacy_rope, chat_template, hf_only, sharded
+        self.gguf_prompts = len(prompts) if gguf_prompts is None else gguf_prompts
+        self.ternary, self.cached, self.notes = ternary, cached, notes
+
+
+def rope(theta=10000.0, kind="default", **rest):
+    return dict(rope_type=kind, rope_theta=theta, **rest)
+
+
+LONGROPE = rope(
+    kind="longrope", original_max_position_embeddings=40, short_factor=[1.0, 1.1, 1.3, 1.6], long_factor=[1.0, 2.5, 6.0, 11.0],
+)
+THREE_HEADS = dict(COMMON, hidden_size=24, intermediate_size=28, num_attention_heads=3, num_key_value_heads=1)
+FOUR_HEADS = dict(COMMON, hidden_size=24, intermediate_size=28, head_dim=8)
+GEMMA2 = dict(
+    FOUR_HEADS, query_pre_attn_scalar=8, sliding_window=8, rope_parameters=rope(), attn_logit_softcapping=3.0,
+    final_logit_softcapping=2.5, rms_norm_eps=2e-3, tie_word_embeddings=True,
+)
+BITNET = dict(THREE_HEADS, rope_parameters=rope(500000.0), tie_word_embeddings=True)
+
+VARIANTS = {
+    "llama": Variant(
+        "Llama", dict(THREE_HEADS, num_key_value_heads=3, tie_word_embeddings=True, rope_parameters=rope()), 1, chat_template="config",
+    ),
+    "llama-gqa": Variant(
+        "Llama", dict(FOUR_HEADS, attention_bias=True, mlp_bias=True, rope_parameters=rope()), 2,
+        notes="biases on q, k, v, o, gate, up and down; head_dim is not hidden / heads",
+    ),
+    "llama-linear": Variant("Llama", dict(SMALL, rope_parameters=rope(kind="linear", factor=2.5)), 3, legacy_rope=True, sharded=True),
+    "llama-dynamic": Variant(
+        "Llama", dict(SMALL, max_position_embeddings=40, rope_parameters=rope(kind="dynamic", factor=4.0)), 4,
+        prompts=(6, 44), gguf_prompts=1, cached=True,
+        notes="prompt 1 is longer than max_position_embeddings: its logits are those of one pass over the whole prompt, and each greedy "
+        "step rotates only the new token with the base of the length so far. GGUF has no key for dynamic scaling, so the GGUF form is "
+        "unscaled and agrees with prompt 0 only",
+    ),
+    "llama-yarn": Variant(
+        "Llama", dict(
+            SMALL, max_position_embeddings=2048,
+            rope_parameters=rope(100.0, "yarn", factor=4.0, original_max_position_embeddings=512, beta_fast=32.0, beta_slow=1.0),
+        ), 5,
+        notes="llama.cpp does not read beta_fast and beta_slow for this architecture, so they are its defaults",
+    ),
+    "llama3": Variant(
+        "Llama", dict(
+            SMALL, intermediate_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+            rope_parameters=rope(20.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                 original_max_position_embeddings=32),
+        ), 6, legacy_rope=True,
+    ),
+    "mistral": Variant(
+        "Mistral", dict(SMALL, sliding_window=8, rope_parameters=rope(), tie_word_embeddings=False), 7,
+        notes="the GGUF carries llama.attention.sliding_window, which llama.cpp does not read for this architecture",
+    ),
+    "mixtral": Variant(
+        "Mixtral", dict(FOUR_HEADS, intermediate_size=16, num_local_experts=4, num_experts_per_tok=2, rope_parameters=rope(1e6),
+                        tie_word_embeddings=True), 8,
+    ),
+    "qwen2": Variant(
+        "Qwen2", dict(THREE_HEADS, use_sliding_window=False, sliding_window=4, max_window_layers=1, rope_parameters=rope(1e6)), 9,
+        chat_template="file", notes="config.json names a sliding window that use_sliding_window=false switches off",
+    ),
+    "qwen3": Variant("Qwen3", dict(FOUR_HEADS, rope_parameters=rope(1e6), tie_word_embeddings=True), 10),
+    "qwen3moe": Variant(
+        "Qwen3Moe", dict(FOUR_HEADS, moe_intermediate_size=12, num_experts=6, num_experts_per_tok=3, norm_topk_prob=True,
+                         decoder_sparse_step=1, rope_parameters=rope(1e6), tie_word_embeddings=True), 11,
+    ),
+    "phi2": Variant(
+        "Phi", dict(THREE_HEADS, intermediate_size=96, num_key_value_heads=3, layer_norm_eps=1e-3,
+                    rope_parameters=rope(partial_rotary_factor=0.5)), 12, legacy_rope=True,
+    ),
+    "phi3": Variant(
+        "Phi3", dict(THREE_HEADS, sliding_window=12, original_max_position_embeddings=256, rope_parameters=rope()), 13,
+        notes="the GGUF carries phi3.attention.sliding_window, which llama.cpp reads but ignores",
+    ),
+    "phi3-longrope": Variant(
+        "Phi3", dict(THREE_HEADS, original_max_position_embeddings=40, max_position_embeddings=160, rope_parameters=LONGROPE,
+                     tie_word_embeddings=True), 14,
+        prompts=(6, 44), legacy_rope=True,
+        notes="prompt 0 and its continuation stay below original_max_position_embeddings (short factors), prompt 1 starts above it "
+        "(long factors); llama.cpp chooses by the size of its context instead",
+    ),
+    "gemma2": Variant("Gemma2", GEMMA2, 15),
+    "gemma2-scalar": Variant(
+        "Gemma2", dict(GEMMA2, query_pre_attn_scalar=24), 16, hf_only=True,
+        notes="query_pre_attn_scalar differs from head_dim, which GGUF cannot say",
+    ),
+    "gemma3": Variant(
+        "Gemma3", dict(
+            FOUR_HEADS, num_hidden_layers=3, query_pre_attn_scalar=8, sliding_window=8, rms_norm_eps=2e-3, tie_word_embeddings=True,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters={"full_attention": rope(1000.0, "linear", factor=2.0), "sliding_attention": rope(10.0)},
+        ), 17,
+    ),
+    "gpt2": Variant(
+        "GPT2", dict(vocab_size=VOCAB, bos_token_id=END, eos_token_id=END, pad_token_id=PAD, n_embd=24, n_layer=2, n_head=3,
+                     n_positions=64, layer_norm_epsilon=1e-3, tie_word_embeddings=True), 18,
+    ),
+    "bitnet": Variant(
+        "BitNet", dict(BITNET, hidden_act="silu"), 19, ternary=True,
+        notes="ternary weights times one scale per matrix, stored as plain floats; in the GGUF layer 1 keeps -1/0/1 and puts the scale "
+        "into .scale tensors",
+    ),
+    "bitnet-relu2": Variant(
+        "BitNet", dict(BITNET, hidden_act="relu2"), 20, ternary=True, hf_only=True,
+        notes="squared ReLU, as the published model; the GGUF architecture `bitnet` means SiLU",
+    ),
+}
+
+# ------------------------------------------------------------------------------------------------------------------ weights
+
+
+def random_state(model, variant, seed):
+    """Draw every parameter. Scales keep activations near one while letting norms, biases and attention patterns matter."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    gemma = variant.kind.startswith("Gemma")
+    state = {}
+    for name, parameter in sorted(model.named_parameters()):
+        shape = tuple(parameter.shape)
+        noise = rng.standard_normal(shape)
+        if name.endswith("bias"):
+            value = 0.3 * noise
+        elif re.search(r"(norm|layernorm|ln_1|ln_2|ln_f)\.weight$", name):
+            value = 0.25 * noise + (0.0 if gemma else 1.0)
+        elif re.search(r"(embed_tokens|wte)\.weight$", name):
+            # Small beside what the layers add: with a tied head the current token would otherwise always win.
+            value = 0.6 * noise / math.sqrt(shape[1]) if gemma else 0.3 * noise
+        elif name.endswith("wpe.weight"):
+            value = 0.2 * noise
+        else:
+            fan_in = shape[0] if variant.kind == "GPT2" else shape[-1]
+            gain = 1.0 if re.search(r"(v_proj|up_proj)\.weight$", name) else 2.0 if re.search(r"(fc1|c_fc)\.weight$", name) else 1.6
+            if variant.ternary:
+                value = np.clip(np.round(noise * 1.2), -1, 1) * np.float32(gain / math.sqrt(fan_in))
+            else:
+                value = gain / math.sqrt(fan_in) * noise
+        state[name] = torch.from_numpy(value.astype(np.float32))
+    return state
+
+
+def build(variant, seed=None, state=None):
+    """The reference model in eval mode, with random weights from `seed` or the given ones."""
+    kind = variant.kind
+    prefix = {"Gemma3": "Gemma3Text", "BitNet": "BitNet"}.get(kind, kind)
+    config = getattr(transformers, f"{prefix}Config")(**json.loads(json.dumps(variant.config)))
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
+    head = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
+    model = getattr(transformers, head)(config).eval()
+    if state is None:
+        state = random_state(model, variant, seed)
+    model.load_state_dict(state, strict=False)
+    model.tie_weights()
+    return model, state
+
+
+@contextlib.contextmanager
+def float64_reference():
+    """Lift the float32 pins of the reference library, for models built and run inside."""
+    saved = torch.float32, torch.float, torch.Tensor.float
+    torch.float32 = torch.float = torch.float64
+    torch.Tensor.float = torch.Tensor.double
+    try:
+        yield
+    finally:
+        torch.float32, torch.float, torch.Tensor.float = saved
+
+
+def reference(variant, state):
+    """A float64 model with the same weights."""
+    model, _ = build(variant, state={name: tensor.double() for name, tensor in state.items()})
+    return model.double()
+
+
+@torch.no_grad()
+def logits_of(model, ids):
+    return model(torch.tensor([ids]), use_cache=False).logits[0]
+
+
+@torch.no_grad()
+def greedy(variant, state, ids):
+    """Greedy continuation and the gap between the two best logits at each step, in float64."""
+    chosen, gaps = [], []
+    model, cache = reference(variant, state), None
+    for _ in range(GREEDY_TOKENS):
+        if variant.cached:
+            fresh = ids + chosen if cache is None else chosen[-1:]
+            out = model(torch.tensor([fresh]), past_key_values=cache, use_cache=True)
+            cache, last = out.past_key_values, out.logits[0, -1]
+        else:
+            last = logits_of(model, ids + chosen)[-1]
+        best = torch.topk(last, 2)
+        chosen.append(int(best.indices[0]))
+        gaps.append(float(best.values[0] - best.values[1]))
+        if gaps[-1] < MIN_GAP * float(last.std()):
+            raise PoorTest(f"gap {gaps[-1]:.4f}")
+        if chosen[-1] >= END:
+            raise PoorTest("a special token is chosen")
+    if len(set(chosen)) < 6:
+        raise PoorTest("too repetitive")
+    return chosen, gaps
+
+
+class PoorTest(Exception):
+    """Why a seed makes a model that would not show a mistake, or would show one where there is none."""
+
+
+def relative(a, b):
+    """Largest difference over the largest magnitude of the reference."""
+    return float((a - b).abs().max() / b.abs().max())
+
+
+# -------------------------------------------------------------------------------------------------------------- acceptance
+
+
+def router_margin(model, ids):
+    """Smallest distance between the last expert chosen and the first left out, over layers and positions."""
+    margins = []
+
+    def watch(module, _, output):
+        probabilities = torch.softmax(output[0], -1)
+        ordered = probabilities.sort(-1, descending=True).values
+        margins.append(float((ordered[:, module.top_k - 1] - ordered[:, module.top_k]).min()))
+
+    handles = [m.register_forward_hook(watch) for n, m in model.named_modules() if type(m).__name__.endswith("TopKRouter")]
+    logits_of(model, ids)
+    for handle in handles:
+        handle.remove()
+    return min(margins, default=1.0)
+
+
+def weakest_tensor(variant, state, ids, expected):
+    """The tensor (or expert) whose change by up to a quarter moves the logits least, and by how much.
+
+    The change differs from element to element: a norm behind the tensor would undo a common factor.
+    """
+    worst = (math.inf, None)
+    model = reference(variant, state)
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        parts = [parameter.data[j] for j in range(parameter.shape[0])] if parameter.dim() == 3 else [parameter.data]
+        for part in parts:
+            before = part.clone()
+            part.mul_(1.0 + 0.25 * torch.cos(torch.arange(part.numel(), dtype=part.dtype)).reshape(part.shape))
+            worst = min(worst, (relative(logits_of(model, ids), expected), name))
+            part.copy_(before)
+    return worst
+
+
+def goldens(variant, seed):
+    """Try one seed. Returns (weights, logits per prompt, golden.json content); raises PoorTest."""
+    ids = TOKENIZER.encode(TEXT).ids
+    with float64_reference():
+        _, double = build(variant, seed)
+    state = {name: tensor.to(torch.float32) for name, tensor in double.items()}
+    prompts, all_logits, difference = [], [], 0.0
+    for length in variant.prompts:
+        prompt = ids[:length]
+        text = TOKENIZER.decode(prompt)
+        assert TOKENIZER.encode(text).ids == prompt, "the cut must be a token border"
+        with float64_reference():
+            exact = logits_of(reference(variant, state), prompt)
+            tokens, gaps = greedy(variant, state, prompt)
+            margin = router_margin(reference(variant, state), prompt)
+        plain = logits_of(build(variant, state=state)[0], prompt)
+        difference = max(difference, relative(plain.double(), exact))
+        if margin < 0.002:
+            raise PoorTest(f"router margin {margin:.5f}")
+        all_logits.append(exact)
+        prompts.append({
+            "text": text, "ids": prompt, "shape": list(exact.shape), "greedy": tokens,
+            "gaps": [float(f"{gap:.6g}") for gap in gaps],
+        })
+    if difference > 1e-5:
+        raise PoorTest(f"ill-conditioned: float32 differs by {difference:.1e}")
+    with float64_reference():
+        weakest, name = weakest_tensor(variant, state, prompts[-1]["ids"], all_logits[-1])
+    if weakest < 2e-3:
+        raise PoorTest(f"{name} hardly matters: {weakest:.1e}")
+    forms = ["hf"] + ["hf-sharded"] * variant.sharded
+    if not variant.hf_only:
+        forms += ["model.gguf"] + ["model-00001-of-00002.gguf"] * variant.sharded
+    golden = {
+        "forms": forms, "gguf_prompts": 0 if variant.hf_only else variant.gguf_prompts, "seed": seed, "prompts": prompts,
+        "float32_difference": float(f"{difference:.2g}"), "weakest_tensor": f"{name}: {weakest:.2g}",
+        "reference": f"transformers {transformers.__version__}, float64",
+    }
+    if variant.notes:
+        golden["notes"] = variant.notes
+    return state, all_logits, golden
+
+
+# --------------------------------------------------------------------------------------------------------------- HF folder
+
+
+def write_json(path, value):
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def compact(value):
+    """golden.json: one line per list of numbers."""
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    return re.sub(r"\[\s+([-+\d.e,\s]+?)\s+\]", lambda m: "[" + re.sub(r"\s+", " ", m.group(1)) + "]", text) + "\n"
+
+
+def to_legacy_rope(config):
+    """The layout of config.json before transformers 5: rope_theta and partial_rotary_factor at the top, rope_scaling or null."""
+    parameters = config.pop("rope_parameters")
+    config["rope_theta"] = parameters.pop("rope_theta")
+    if (factor := parameters.pop("partial_rotary_factor", None)) is not None:
+        config["partial_rotary_factor"] = factor
+    if parameters["rope_type"] == "longrope":
+        parameters["type"] = parameters.pop("rope_type")
+        parameters.pop("original_max_position_embeddings")
+    config["rope_scaling"] = None if parameters.get("rope_type") == "default" else parameters
+
+
+def write_hf(variant, state, folder, expected):
+    """Save with the reference library, add the tokenizer, and prove that the folder loads to the same logits."""
+    model, _ = build(variant, state=state)
+    if variant.chat_template:
+        model.generation_config.eos_token_id = [IM_END, END]
+    model.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
+    config = json.loads((folder / "config.json").read_text())
+    if variant.legacy_rope:
+        to_legacy_rope(config)
+    write_json(folder / "config.json", config)
+    write_tokenizer(folder, variant.chat_template)
+    verify_hf(folder, variant, expected)
+    if variant.sharded:
+        sharded = folder.parent / "hf-sharded"
+        sharded.mkdir()
+        model.save_pretrained(sharded, max_shard_size=(folder / "model.safetensors").stat().st_size * 3 // 5)
+        shards = list(sharded.glob("*.safetensors"))
+        assert len(shards) == 2
+        for shard in shards:
+            shard.chmod(0o644)
+        for extra in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(folder / extra, sharded / extra)
+        verify_hf(sharded, variant, expected)
+
+
+def verify_hf(folder, variant, expected):
+    ids = TOKENIZER.encode(TEXT).ids
+    for length, exact in zip(variant.prompts, expected):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+        assert relative(logits_of(model, ids[:length]).double(), exact) < 2e-5, folder
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.encode(TEXT, add_special_tokens=False) == ids, folder
+
+
+# --------------------------------------------------------------------------------------------------------------------- GGUF
+
+GGUF_ARCH = {"Llama": "llama", "Mistral": "llama", "Mixtral": "llama", "Qwen2": "qwen2", "Qwen3": "qwen3", "Qwen3Moe": "qwen3moe",
+             "Phi": "phi2", "Phi3": "phi3", "Gemma2": "gemma2", "Gemma3": "gemma3", "GPT2": "gpt2", "BitNet": "bitnet"}
+TOP_NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "final_layernorm": "output_norm", "lm_head": "output",
+             "wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}
+LAYER_NAMES = {
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.qkv_proj": "attn_qkv", "self_attn.dense": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.attn_sub_norm": "attn_sub_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
+    "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "mlp.ffn_sub_norm": "ffn_sub_norm", "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp", "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
+}
+GEMMA_NAMES = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+               "post_feedforward_layernorm": "post_ffw_norm"}
+EXPERT_NAMES = {"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps", "gate_proj": "ffn_gate_exps",
+                "down_proj": "ffn_down_exps", "up_proj": "ffn_up_exps"}
+
+
+def interleave_rotary(weight, heads):
+    """Rows of Q or K from rotate-halves order to the interleaved pairs that the GGUF architecture `llama` expects."""
+    half = weight.shape[0] // heads // 2
+    return weight.reshape(heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def gguf_tensors(variant, config, tensors):
+    """GGUF names and arrays from the tensors of model.safetensors."""
+    kind, out, experts = variant.kind, {}, {}
+    for name, array in sorted(tensors.items()):
+        bare = re.sub(r"^(model|transformer)\.", "", name)
+        if expert := re.match(r"layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight$", bare):
+            layer, index, part = expert.groups()
+            experts.setdefault(f"blk.{layer}.{EXPERT_NAMES[part]}.weight", {})[int(index)] = array
+            continue
+        module, _, suffix = bare.rpartition(".")
+        if inner := re.match(r"(?:layers|h)\.(\d+)\.(.+)$", module):
+            layer, module = inner.groups()
+            names = {**LAYER_NAMES, **GEMMA_NAMES} if kind.startswith("Gemma") else LAYER_NAMES
+            target = f"blk.{layer}.{names[module]}"
+        else:
+            target = TOP_NAMES[module]
+        if kind in ("Llama", "Mistral", "Mixtral") and module in ("self_attn.q_proj", "self_attn.k_proj"):
+            heads = config["num_attention_heads" if module == "self_attn.q_proj" else "num_key_value_heads"]
+            array = interleave_rotary(array, heads)
+        if kind.startswith("Gemma") and module.endswith("norm"):
+            array = array + np.float32(1.0)
+        if kind == "GPT2" and ".c_" in f".{module}" and suffix == "weight":
+            array = array.T
+        if variant.ternary and target.startswith("blk.1.") and array.ndim == 2:
+            scale = np.abs(array).max()
+            out[f"{target}.scale"] = np.array([scale], np.float32)
+            array = np.round(array / scale)
+        out[f"{target}.{suffix}"] = np.ascontiguousarray(array, dtype=np.float32)
+    for name, parts in experts.items():
+        out[name] = np.stack([parts[i] for i in sorted(parts)])
+    parameters = config.get("rope_parameters") or {}
+    if parameters.get("rope_type") == "llama3":
+        out["rope_freqs.weight"] = llama3_divisors(config["head_dim"], parameters)
+    if parameters.get("rope_type") == "longrope":
+        out["rope_factors_long.weight"] = np.array(parameters["long_factor"], np.float32)
+        out["rope_factors_short.weight"] = np.array(parameters["short_factor"], np.float32)
+    return out
+
+
+def llama3_divisors(head_dim, parameters):
+    """What each RoPE frequency is divided by under llama3 scaling."""
+    wavelength = 2 * math.pi * parameters["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    smooth = np.clip((parameters["original_max_position_embeddings"] / wavelength - low) / (high - low), 0.0, 1.0)
+    return (1.0 / ((1.0 - smooth) / parameters["factor"] + smooth)).astype(np.float32)
+
+
+def gguf_metadata(writer, variant, config):
+    """Hyper-parameters under the keys that the field's converter writes for this architecture."""
+    kind, arch = variant.kind, GGUF_ARCH[variant.kind]
+    parameters = config.get("rope_parameters") or {}
+    full = parameters.get("full_attention", parameters)
+    if kind == "GPT2":
+        writer.add_context_length(config["n_positions"])
+        writer.add_embedding_length(config["n_embd"])
+        writer.add_block_count(config["n_layer"])
+        writer.add_feed_forward_length(4 * config["n_embd"])
+        writer.add_head_count(config["n_head"])
+        writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+        return
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    if kind == "Phi":
+        writer.add_layer_norm_eps(config["layer_norm_eps"])
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        writer.add_rope_freq_base(full["rope_theta"])
+    if config.get("head_dim"):
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if arch in ("llama", "phi2", "phi3", "bitnet"):
+        writer.add_rope_dimension_count(int(head_dim * full.get("partial_rotary_factor", 1.0)))
+    if arch in ("llama", "bitnet"):
+        writer.add_vocab_size(config["vocab_size"])
+    if kind in ("Mixtral", "Qwen3Moe"):
+        writer.add_expert_count(config.get("num_local_experts") or config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if kind == "Qwen3Moe":
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if kind in ("Mistral", "Phi3", "Gemma2", "Gemma3"):
+        writer.add_sliding_window(config.get("sliding_window") or 0)
+    if kind == "Gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if kind == "Gemma3":
+        writer.add_uint32("gemma3.attention.sliding_window_pattern", config["layer_types"].index("full_attention") + 1)
+        writer.add_rope_freq_base_swa(parameters["sliding_attention"]["rope_theta"])
+    rope_metadata(writer, kind, config, full)
+
+
+def rope_metadata(writer, kind, config, parameters):
+    scaling = parameters["rope_type"]
+    if kind == "BitNet":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(1.0)
+    elif kind == "Phi3":
+        original = config["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(original)
+        if scaling == "longrope":
+            stretch = config["max_position_embeddings"] / original
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+            writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(stretch) / math.log(original)))
+    elif scaling == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(parameters["factor"])
+    elif scaling == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(parameters["factor"])
+        writer.add_rope_scaling_orig_ctx_len(parameters["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(parameters["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(parameters["beta_slow"])
+
+
+def write_gguf(variant, name, config, tensors, path, **split):
+    writer = gguf.GGUFWriter(path, GGUF_ARCH[variant.kind], **split)
+    # llama.cpp expects certain tokens of any model whose name holds "phi3" or "phi-3".
+    writer.add_name(f"fixture {name.replace('phi3', 'phi 3')}")
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    gguf_metadata(writer, variant, config)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([gguf.TokenType.CONTROL if token in SPECIALS else gguf.TokenType.NORMAL for token in TOKENS])
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(END)
+    writer.add_eos_token_id(IM_END if variant.chat_template else END)
+    writer.add_pad_token_id(PAD)
+    writer.add_add_bos_token(False)
+    if variant.chat_template:
+        writer.add_chat_template(CHATML)
+    for tensor, array in gguf_tensors(variant, config, tensors).items():
+        writer.add_tensor(tensor, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+# --------------------------------------------------------------------------------------------------------------------- main
+
+
+def make(name, target):
+    """Write one fixture into `target`, an empty folder."""
+    variant = VARIANTS[name]
+    for seed in range(1000 * variant.seed, 1000 * (variant.seed + 1)):
+        try:
+            state, all_logits, golden = goldens(variant, seed)
+            break
+        except PoorTest as reason:
+            print(f"{name}: seed {seed} passed over: {reason}", file=sys.stderr)
+    else:
+        raise SystemExit(f"{name}: no seed makes a good test")
+    hf = target / "hf"
+    hf.mkdir()
+    write_hf(variant, state, hf, all_logits)
+    if not variant.hf_only:
+        config = build(variant, state=state)[0].config.to_dict()
+        tensors = {key: value.numpy() for key, value in load_file(hf / "model.safetensors").items()}
+        write_gguf(variant, name, config, tensors, target / "model.gguf")
+        if variant.sharded:
+            half = (len(gguf_tensors(variant, config, tensors)) + 1) // 2
+            write_gguf(variant, name, config, tensors, target / "model.gguf", split_max_tensors=half)
+    (target / "logits.f32").write_bytes(b"".join(t.to(torch.float32).numpy().astype("<f4").tobytes() for t in all_logits))
+    (target / "golden.json").write_text(compact(golden))
+    total = sum(f.stat().st_size for f in target.rglob("*") if f.is_file())
+    print(f"{name}: seed {golden['seed']}, weakest tensor {golden['weakest_tensor']}, float32 differs by "
+          f"{golden['float32_difference']}, {total // 1000} kB", file=sys.stderr)
+
+
+def same(a, b):
+    """Whether two folders hold the same files, byte for byte."""
+    files = [sorted(f.relative_to(root) for f in root.rglob("*") if f.is_file()) for root in (a, b)]
+    return files[0] == files[1] and all(filecmp.cmp(a / f, b / f, shallow=False) for f in files[0])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", choices=sorted(VARIANTS), help="make this one (may be repeated)")
+    parser.add_argument("--check", action="store_true", help="compare with the committed files instead of writing them")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    stale = []
+    for name in args.only or VARIANTS:
+        with tempfile.TemporaryDirectory() as scratch:
+            fresh = Path(scratch) / name
+            fresh.mkdir()
+            make(name, fresh)
+            if args.check:
+                if not same(fresh, DATA / name):
+                    stale.append(name)
+                continue
+            shutil.rmtree(DATA / name, ignore_errors=True)
+            shutil.copytree(fresh, DATA / name)
+    if stale:
+        raise SystemExit(f"differ from what is committed: {', '.join(stale)}")
+
+
+if __name__ == "__main__":
+    main()
