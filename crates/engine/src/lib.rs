@@ -7,10 +7,14 @@
 //! - [`sampler`] turns a row of logits into a token.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 mod block_pool;
 mod config;
 mod engine;
 mod error;
+pub mod load;
+mod model_runner;
+pub mod perplexity;
 mod prefix_cache;
 mod request;
 mod runner;
@@ -23,6 +27,7 @@ mod stream;
 pub use config::EngineConfig;
 pub use engine::{Client, Engine, Health};
 pub use error::{Error, Fault, Result, SampleError};
+pub use model_runner::{ModelRunner, RunnerSizes};
 pub use request::{Constraint, Event, FinishReason, Request, SamplingParams, Timings, TokenMask, Usage};
 pub use runner::{BlockCopy, Choice, Row, Runner, RunnerInfo, Sampled, Step, Ticket};
 pub use scheduler::{Scheduler, SchedulerCounters};

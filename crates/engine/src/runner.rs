@@ -104,6 +104,27 @@ pub struct Row {
     pub n_logprobs: Option<usize>,
 }
 
+impl Row {
+    /// Chooses a token, with no history to penalize.
+    pub fn choose(params: Arc<SamplingParams>) -> Self {
+        Self {
+            given: None,
+            params,
+            uniform: 0.0,
+            prompt: 0..0,
+            generated: 0..0,
+            unseen: None,
+            mask: None,
+            n_logprobs: None,
+        }
+    }
+
+    /// Reports the log-probability of a given token.
+    pub fn score(token: u32, params: Arc<SamplingParams>) -> Self {
+        Self { given: Some(token), n_logprobs: Some(0), ..Self::choose(params) }
+    }
+}
+
 impl Step {
     /// Empties the step and keeps its memory.
     pub fn clear(&mut self) {
