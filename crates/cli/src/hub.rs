@@ -275,7 +275,8 @@ impl Files {
                 [] => bail!("it has no .gguf and no .safetensors files that make a model"),
                 [one] => return Ok(Self::gguf(one)),
                 _ => {
-                    return Self::of_type(names, "Q4_K_M").context("it has several models and none was named");
+                    return Self::of_type(names, "Q4_K_M")
+                        .context("it has several models and none was named");
                 }
             },
         };

@@ -5,11 +5,13 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod device;
+mod bench;
 mod hub;
+mod load;
 mod logging;
 mod model_arg;
 mod output;
+mod perplexity;
 mod progress;
 
 mod synth;
@@ -25,6 +27,8 @@ fn main() -> ExitCode {
         Command::Tokenize(_) => Ok(()),
         Command::Synth(args) => synth::run(args),
         Command::Quantize(_) => Ok(()),
+        Command::Perplexity(args) => perplexity::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::Completions { shell } => completions(*shell),
         Command::Man => man(),
     });

@@ -9,6 +9,7 @@ mod bpe;
 mod byte_level;
 mod char_class;
 mod decoder;
+mod load;
 mod load_gguf;
 mod load_json;
 mod normalizer;
