@@ -1,4 +1,60 @@
 //! The `realizar` command.
+//!
+//! Each subcommand is a file; `args.rs` says what they take. stdout carries results only, everything else goes to stderr. Exit
+//! codes: 0 fine, 1 failed, 2 wrong usage.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod args;
+mod bench;
+mod hub;
+mod load;
+mod logging;
+mod model_arg;
+mod output;
+mod perplexity;
+mod progress;
+
+mod synth;
+
+use args::{Cli, Command};
+use clap::{CommandFactory, Parser};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    // Wrong usage ends here, with exit code 2.
+    let cli = Cli::parse();
+    let done = logging::start(cli.verbose).and_then(|()| match &cli.command {
+        Command::Tokenize(_) => Ok(()),
+        Command::Synth(args) => synth::run(args),
+        Command::Quantize(_) => Ok(()),
+        Command::Perplexity(args) => perplexity::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Completions { shell } => completions(*shell),
+        Command::Man => man(),
+    });
+    match done {
+        Err(error) if !output::is_broken_pipe(&error) => {
+            logging::report(&error);
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "realizar", &mut text);
+    output::print(String::from_utf8_lossy(&text))
+}
+
+fn man() -> anyhow::Result<()> {
+    let mut text = Vec::new();
+    clap_mangen::Man::new(Cli::command()).render(&mut text)?;
+    output::print(String::from_utf8_lossy(&text))
+}
+
+/// A variable of the environment; one that is empty or not UTF-8 counts as absent.
+#[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
