@@ -11,6 +11,7 @@ mod logging;
 mod model_arg;
 mod output;
 mod progress;
+mod quantize;
 
 mod synth;
 
@@ -24,7 +25,7 @@ fn main() -> ExitCode {
     let done = logging::start(cli.verbose).and_then(|()| match &cli.command {
         Command::Tokenize(_) => Ok(()),
         Command::Synth(args) => synth::run(args),
-        Command::Quantize(_) => Ok(()),
+        Command::Quantize(args) => quantize::run(args),
         Command::Completions { shell } => completions(*shell),
         Command::Man => man(),
     });

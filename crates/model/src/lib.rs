@@ -3,6 +3,7 @@
 
 pub mod arch;
 mod config;
+pub mod convert;
 mod decoder;
 mod error;
 pub mod gguf;

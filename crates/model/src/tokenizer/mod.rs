@@ -19,6 +19,7 @@ mod splitter;
 mod stream;
 mod unigram;
 mod wordpiece;
+pub(crate) mod write_gguf;
 
 pub use stream::StreamDecoder;
 
