@@ -163,7 +163,10 @@ impl Converted {
             Edit::Transpose => shape.reverse(),
             _ => {}
         }
-        used.insert(from.clone());
+        // One matrix that is both the embedding and the output is stored once.
+        if !used.insert(from.clone()) {
+            return Ok(());
+        }
         self.add(name, dtype, shape, Recipe::Edit(from, edit))
     }
 
