@@ -1,6 +1,5 @@
 //! The command line as data. Help texts, completions and the man page all come from here.
 
-use crate::device::DeviceArg;
 use crate::model_arg::ModelArg;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use realizar_model::quant_mix::{QUANT_MIXES, QuantMix};
@@ -29,6 +28,10 @@ pub(crate) enum Command {
     Synth(SynthArgs),
     /// Convert a Hugging Face folder or a GGUF file to a GGUF file of another type.
     Quantize(QuantizeArgs),
+    /// Measure how well a model predicts a text.
+    Perplexity(crate::perplexity::PerplexityArgs),
+    /// Measure tokens per second.
+    Bench(crate::bench::BenchArgs),
     /// Print a shell's completions.
     #[command(hide = true)]
     Completions {

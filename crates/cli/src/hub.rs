@@ -8,14 +8,19 @@ use hf_hub::api::Progress;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 use hf_hub::{Cache, CacheRepo, Repo};
 use indicatif::ProgressBar;
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::cell::Cell;
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 /// What a folder of safetensors may have beside its weights.
-const COMPANIONS: [&str; 5] =
-    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
+const COMPANIONS: [&str; 5] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+];
 const INDEX: &str = "model.safetensors.index.json";
 
 /// The model's path in the cache, downloaded only where something is missing.
@@ -48,7 +53,8 @@ struct Hub {
 impl Hub {
     fn new(model: &HubModel) -> Result<Self> {
         ensure!(
-            environment("HF_HOME").is_some() || std::env::home_dir().is_some_and(|home| !home.as_os_str().is_empty()),
+            environment("HF_HOME").is_some()
+                || std::env::home_dir().is_some_and(|home| !home.as_os_str().is_empty()),
             "there is no home directory for the cache; set HF_HOME"
         );
         let endpoint = environment("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
@@ -69,7 +75,8 @@ impl Hub {
     /// The model from the cache alone. Errors: some file of it is not there.
     fn cached(&self, model: &HubModel) -> Result<PathBuf> {
         let main = self.folder.join("refs").join("main");
-        let commit = std::fs::read_to_string(&main).with_context(|| format!("{} is not there", main.display()))?;
+        let commit =
+            std::fs::read_to_string(&main).with_context(|| format!("{} is not there", main.display()))?;
         let snapshot = self.cache.pointer_path(commit.trim());
         let mut names = Vec::new();
         list(&snapshot, "", &mut names)?;
@@ -82,7 +89,8 @@ impl Hub {
 
     /// The model, with what is missing downloaded.
     fn pull(&self, model: &HubModel) -> Result<PathBuf> {
-        if environment("HF_HUB_OFFLINE").is_some_and(|v| !matches!(v.as_str(), "0" | "false" | "no" | "off")) {
+        if environment("HF_HUB_OFFLINE").is_some_and(|v| !matches!(v.as_str(), "0" | "false" | "no" | "off"))
+        {
             return self.cached(model).context("HF_HUB_OFFLINE is set and the model is not in the cache");
         }
         let info = match self.api.repo(self.repo.clone()).info() {
@@ -99,10 +107,15 @@ impl Hub {
                 };
             }
         };
-        ensure!(info.sha.bytes().all(|b| b.is_ascii_hexdigit()), "the hub answered with a commit {:?}", info.sha);
+        ensure!(
+            info.sha.bytes().all(|b| b.is_ascii_hexdigit()),
+            "the hub answered with a commit {:?}",
+            info.sha
+        );
         let snapshot = self.cache.pointer_path(&info.sha);
         // A name goes into paths and addresses, so only plain ones count.
-        let names: Vec<String> = info.siblings.into_iter().map(|f| f.rfilename).filter(|n| is_plain(n)).collect();
+        let names: Vec<String> =
+            info.siblings.into_iter().map(|f| f.rfilename).filter(|n| is_plain(n)).collect();
         let files = Files::choose(&names, model.file.as_deref(), |index| {
             self.download(&snapshot, index)?;
             read_index(&snapshot.join(index))
@@ -120,7 +133,8 @@ impl Hub {
         }
         let api = self.api.repo(self.repo.clone());
         let size = Rc::new(Cell::new(0));
-        let download = || api.download_with_progress(name, Bar { bar: download_bar(name), size: size.clone() });
+        let download =
+            || api.download_with_progress(name, Bar { bar: download_bar(name), size: size.clone() });
         let path = match download() {
             // What an earlier attempt left is not the beginning of this file, or all of it.
             Err(ApiError::RequestError(e)) if matches!(*e, ureq::Error::StatusCode(416)) => {
@@ -134,7 +148,8 @@ impl Hub {
             other => other,
         };
         let path = path.map_err(|e| self.explain(e, name))?;
-        let length = std::fs::metadata(&path).with_context(|| format!("could not read {}", path.display()))?.len();
+        let length =
+            std::fs::metadata(&path).with_context(|| format!("could not read {}", path.display()))?.len();
         if length != size.get() {
             // The blob first: without it the link leads nowhere.
             if let Ok(blob) = path.canonicalize() {
@@ -149,10 +164,13 @@ impl Hub {
 
     fn forget_partial_downloads(&self) -> Result<()> {
         let blobs = self.folder.join("blobs");
-        for entry in std::fs::read_dir(&blobs).with_context(|| format!("could not read {}", blobs.display()))? {
+        for entry in
+            std::fs::read_dir(&blobs).with_context(|| format!("could not read {}", blobs.display()))?
+        {
             let path = entry?.path();
             if path.extension().is_some_and(|e| e == "part") {
-                std::fs::remove_file(&path).with_context(|| format!("could not remove {}", path.display()))?;
+                std::fs::remove_file(&path)
+                    .with_context(|| format!("could not remove {}", path.display()))?;
             }
         }
         Ok(())
@@ -170,7 +188,9 @@ impl Hub {
         };
         match status {
             Some(401 | 403) => {
-                anyhow!("{endpoint} does not let us have {what}; it may be private or ask for consent: set HF_TOKEN")
+                anyhow!(
+                    "{endpoint} does not let us have {what}; it may be private or ask for consent: set HF_TOKEN"
+                )
             }
             Some(404) => anyhow!("{endpoint} has no {what}"),
             Some(429) => anyhow!("{endpoint} asks us to wait before the next request"),
@@ -192,7 +212,8 @@ fn is_plain(name: &str) -> bool {
 
 /// Paths of all files below a folder, with `/` between their parts.
 fn list(folder: &Path, prefix: &str, names: &mut Vec<String>) -> Result<()> {
-    let entries = std::fs::read_dir(folder).with_context(|| format!("could not read {}", folder.display()))?;
+    let entries =
+        std::fs::read_dir(folder).with_context(|| format!("could not read {}", folder.display()))?;
     for entry in entries {
         let entry = entry?;
         let Ok(name) = entry.file_name().into_string() else { continue };
@@ -212,7 +233,8 @@ fn read_index(path: &Path) -> Result<Vec<String>> {
     let text = std::fs::read(path).with_context(|| format!("could not read {}", path.display()))?;
     let index: serde_json::Value =
         serde_json::from_slice(&text).with_context(|| format!("{} is not JSON", path.display()))?;
-    let map = index["weight_map"].as_object().with_context(|| format!("{} has no weight_map", path.display()))?;
+    let map =
+        index["weight_map"].as_object().with_context(|| format!("{} has no weight_map", path.display()))?;
     let mut shards: Vec<String> = map.values().filter_map(|v| v.as_str()).map(str::to_owned).collect();
     shards.sort();
     shards.dedup();
@@ -252,7 +274,10 @@ impl Files {
             None => match models(names)[..] {
                 [] => bail!("it has no .gguf and no .safetensors files that make a model"),
                 [one] => return Ok(Self::gguf(one)),
-                _ => return Self::of_type(names, "Q4_K_M").context("it has several models and none was named"),
+                _ => {
+                    return Self::of_type(names, "Q4_K_M")
+                        .context("it has several models and none was named");
+                }
             },
         };
         if has(INDEX) && wanted.is_none() && !has("model.safetensors") {
@@ -288,7 +313,9 @@ impl Files {
     /// A GGUF file and, if it is one of several parts, the others.
     fn gguf(name: &str) -> Self {
         let names = match split_of(name) {
-            Some((prefix, count)) => (1..=count).map(|i| format!("{prefix}-{i:05}-of-{count:05}.gguf")).collect(),
+            Some((prefix, count)) => {
+                (1..=count).map(|i| format!("{prefix}-{i:05}-of-{count:05}.gguf")).collect()
+            }
             None => vec![name.to_owned()],
         };
         Self { open: PathBuf::from(&names[0]), names }
@@ -302,7 +329,9 @@ fn models(names: &[String]) -> Vec<&str> {
         .iter()
         .map(String::as_str)
         .filter(|n| n.ends_with(".gguf") && !file(n).starts_with("mmproj") && !file(n).contains("imatrix"))
-        .filter(|n| split_of(n).is_none_or(|(prefix, count)| *n == format!("{prefix}-00001-of-{count:05}.gguf")))
+        .filter(|n| {
+            split_of(n).is_none_or(|(prefix, count)| *n == format!("{prefix}-00001-of-{count:05}.gguf"))
+        })
         .collect()
 }
 

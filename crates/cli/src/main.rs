@@ -5,14 +5,15 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod device;
+mod bench;
 mod hub;
+mod load;
 mod logging;
 mod model_arg;
 mod output;
+mod perplexity;
 mod progress;
 mod quantize;
-
 mod synth;
 
 use args::{Cli, Command};
@@ -26,6 +27,8 @@ fn main() -> ExitCode {
         Command::Tokenize(_) => Ok(()),
         Command::Synth(args) => synth::run(args),
         Command::Quantize(args) => quantize::run(args),
+        Command::Perplexity(args) => perplexity::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::Completions { shell } => completions(*shell),
         Command::Man => man(),
     });

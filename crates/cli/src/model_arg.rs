@@ -62,7 +62,8 @@ impl FromStr for HubModel {
                 && !p.starts_with('.')
                 && p.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
         };
-        let plain_file = |f: &str| !f.is_empty() && f.split('/').all(|p| !p.is_empty() && p != "." && p != "..");
+        let plain_file =
+            |f: &str| !f.is_empty() && f.split('/').all(|p| !p.is_empty() && p != "." && p != "..");
         match repo.split_once('/') {
             Some((owner, name)) if part(owner) && part(name) && file.is_none_or(plain_file) => {
                 Ok(Self { repo: repo.to_owned(), file: file.map(str::to_owned) })
@@ -117,7 +118,9 @@ mod tests {
         assert_eq!("hf:a/b".parse::<ModelArg>(), hub("a/b", None));
         assert_eq!("hf:a/b-GGUF:Q4_K_M".parse::<ModelArg>(), hub("a/b-GGUF", Some("Q4_K_M")));
         assert_eq!("hf:a/b:sub/x.gguf".parse::<ModelArg>(), hub("a/b", Some("sub/x.gguf")));
-        for wrong in ["", "hf:", "hf:a", "hf:/b", "hf:a/", "hf:a/b:", "hf:a/b/c", "hf:../b", "hf:a/b:../c", "hf:a/b?x"] {
+        for wrong in
+            ["", "hf:", "hf:a", "hf:/b", "hf:a/", "hf:a/b:", "hf:a/b/c", "hf:../b", "hf:a/b:../c", "hf:a/b?x"]
+        {
             assert!(wrong.parse::<ModelArg>().is_err(), "{wrong}");
         }
     }

@@ -8,6 +8,11 @@ pub(crate) fn weights_bar(what: &str, total: usize) -> ProgressBar {
     bar(what, total as u64, template)
 }
 
+/// A bar over `total` chunks of a text.
+pub(crate) fn chunks_bar(what: &str, total: usize) -> ProgressBar {
+    bar(what, total as u64, "{msg} [{bar:40}] {pos}/{len}, {eta} left")
+}
+
 fn bar(what: &str, total: u64, template: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(template).expect("a well-formed template").progress_chars("=> ");
     ProgressBar::new(total).with_style(style).with_message(what.to_owned())

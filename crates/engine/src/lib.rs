@@ -1,2 +1,36 @@
 //! Requests to batches: scheduling, sampling and text generation.
+//!
+//! - [`Engine::start`] puts a [`Runner`] (a model on a device) on a thread of its own; the [`Client`] submits [`Request`]s to it
+//!   and gets a [`Stream`] of [`Event`]s for each.
+//! - The scheduler (`scheduler`, with `sequence`, `block_pool`, `prefix_cache`) decides what each step computes. It is plain data:
+//!   no device, clock, thread or channel; time is an argument.
+//! - [`sampler`] turns a row of logits into a token.
 #![forbid(unsafe_code)]
+
+pub mod bench;
+mod block_pool;
+mod config;
+mod engine;
+mod error;
+pub mod load;
+mod model_runner;
+pub mod perplexity;
+mod prefix_cache;
+mod request;
+mod runner;
+pub mod sampler;
+mod scheduler;
+mod sequence;
+mod stats;
+mod stream;
+
+pub use config::EngineConfig;
+pub use engine::{Client, Engine, Health};
+pub use error::{Error, Fault, Result, SampleError};
+pub use model_runner::{ModelRunner, RunnerSizes};
+pub use request::{Constraint, Event, FinishReason, Request, SamplingParams, Timings, TokenMask, Usage};
+pub use runner::{BlockCopy, Choice, Row, Runner, RunnerInfo, Sampled, Step, Ticket};
+pub use scheduler::{Scheduler, SchedulerCounters};
+pub use sequence::SeqId;
+pub use stats::{Histogram, Stats};
+pub use stream::Stream;

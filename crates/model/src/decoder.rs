@@ -118,7 +118,7 @@ impl<B: Backend> Decoder<B> {
         n_logits: usize,
         cache: &mut KvCache<B>,
         ws: &mut Workspace<B>,
-    ) -> Result<()> {
+    ) -> realizar_compute::Result<()> {
         let c = &self.config;
         ws.set_rows(n_tokens, n_logits);
         backend.embed(&mut ws.residual, &self.embed, batch, c.embed_scale)?;
@@ -167,7 +167,7 @@ impl<B: Backend> Decoder<B> {
         cache: &mut KvCache<B>,
         index: usize,
         ws: &mut Workspace<B>,
-    ) -> Result<()> {
+    ) -> realizar_compute::Result<()> {
         let c = &self.config;
         let kv = cache.layer_mut(index);
         let prep = QkvPrep {
@@ -195,7 +195,12 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// `ws.normed` → `ws.output`
-    fn feed_forward(&self, backend: &B, layer: &Layer<B>, ws: &mut Workspace<B>) -> Result<()> {
+    fn feed_forward(
+        &self,
+        backend: &B,
+        layer: &Layer<B>,
+        ws: &mut Workspace<B>,
+    ) -> realizar_compute::Result<()> {
         let c = &self.config;
         match &layer.ffn {
             Ffn::Gated { gate_up, sub_norm, down } => {

@@ -116,6 +116,14 @@ pub enum Error {
         /// Those we know, by the names of this file format.
         known: String,
     },
+    /// The tokenizer is missing something or contradicts itself.
+    #[error("{}: {error}", path.display())]
+    Tokenizer {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        error: crate::tokenizer::Error,
+    },
     /// The device refused or failed.
     #[error(transparent)]
     Compute(#[from] realizar_compute::Error),

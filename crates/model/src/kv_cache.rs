@@ -41,8 +41,7 @@ impl<B: Backend> KvCache<B> {
     }
 
     /// Copies a block over another in all layers.
-    pub fn copy_block(&mut self, backend: &B, to: usize, from: usize) -> Result<()> {
-        self.layers.iter_mut().try_for_each(|kv| backend.copy_block(kv, to, from))?;
-        Ok(())
+    pub fn copy_block(&mut self, backend: &B, to: usize, from: usize) -> realizar_compute::Result<()> {
+        self.layers.iter_mut().try_for_each(|kv| backend.copy_block(kv, to, from))
     }
 }

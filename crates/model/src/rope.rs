@@ -154,7 +154,7 @@ pub(crate) fn yarn_magnitude(factor: f32, log_multiplier: f32) -> f32 {
 /// Reads the scaling of the model's (global) rotation.
 ///
 /// `dim` is the number of elements that turn and `context` the model's stated context length.
-pub fn read_scaling(h: &Hyper<'_>, dim: usize, context: usize) -> Result<RopeScaling> {
+pub(crate) fn read_scaling(h: &Hyper<'_>, dim: usize, context: usize) -> Result<RopeScaling> {
     let scaling = if h.is_gguf() { read_gguf(h, dim, context)? } else { read_hf(h, context)? };
     let factors = match &scaling {
         RopeScaling::Factors(f) => vec![f],

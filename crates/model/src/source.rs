@@ -1,7 +1,7 @@
 //! A model on disk as one uniform, zero-copy view: tensors by name, metadata by key, files beside it.
 //!
 //! [`open`] looks at a path and hands back a [`TensorSource`], whatever the format. The formats' own modules only turn
-//! one file into a [`Part`]; how parts become a model (split GGUF, sharded safetensors, a folder) is decided here.
+//! one file into a `Part`; how parts become a model (split GGUF, sharded safetensors, a folder) is decided here.
 
 mod discover;
 

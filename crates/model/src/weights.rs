@@ -19,7 +19,12 @@ pub struct Linear<B: Backend> {
 
 impl<B: Backend> Linear<B> {
     /// `y[n_tokens, n_out] = x[n_tokens, n_in] · weightᵀ · scale + bias`
-    pub(crate) fn apply(&self, backend: &B, y: &mut Tensor<B>, x: &Tensor<B>) -> Result<()> {
+    pub(crate) fn apply(
+        &self,
+        backend: &B,
+        y: &mut Tensor<B>,
+        x: &Tensor<B>,
+    ) -> realizar_compute::Result<()> {
         backend.matmul(y, x, &self.weight, self.bias.as_ref())?;
         if let Some(scale) = &self.scale {
             backend.scale_columns(y, scale)?;

@@ -1,7 +1,10 @@
 //! A pool of worker threads: one broadcast and one barrier per operation.
 //!
-//! The thread that calls takes part as worker 0. Workers that have nothing to do spin for some tens of microseconds, which
+//! The thread that calls takes part in the work. Workers that have nothing to do spin for some tens of microseconds, which
 //! covers the gaps between the operations of a forward pass, and then sleep until they are woken.
+//!
+//! Work in chunks waits only for workers that have begun. On a machine that is busy with other things, a worker without a
+//! processor costs its share of the speed and not the time until the system runs it again.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -28,11 +31,11 @@ pub struct Pool {
 type Job<'a> = dyn Fn(usize) + Sync + 'a;
 
 struct Shared {
-    /// Counts jobs; a worker that sees it change runs `job`.
-    epoch: AtomicUsize,
-    /// Workers that have not finished the current job.
-    running: AtomicUsize,
-    /// The current job; written by the caller before `epoch`, read by the workers after it.
+    /// Number of the job (counted in [`JOB`]s), [`OPEN`] while workers may begin it, and how many have begun.
+    gate: AtomicUsize,
+    /// Workers that have finished the current job.
+    left: AtomicUsize,
+    /// The current job: written by the caller before it opens the gate, read by the workers that have passed it.
     job: Mutex<Option<&'static Job<'static>>>,
     /// The first panic of a worker in the current job.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -40,6 +43,20 @@ struct Shared {
     /// One flag per worker (index 0 stands for the caller): it sleeps or is about to.
     asleep: Vec<AtomicBool>,
     caller: Mutex<Option<Thread>>,
+}
+
+/// Bit of `gate`: workers may begin.
+const OPEN: usize = 1 << 15;
+/// Bits of `gate` below [`OPEN`]: workers that have begun.
+const BEGUN: usize = OPEN - 1;
+/// One job in `gate`.
+const JOB: usize = 1 << 16;
+
+/// Which workers a job must have run on when it ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    ForAll,
+    ForThoseThatBegan,
 }
 
 thread_local! {
@@ -52,10 +69,10 @@ impl Pool {
     ///
     /// Where the system refuses a thread the pool is smaller; [`Pool::n_threads`] says how many there are.
     pub fn new(n_threads: usize) -> Self {
-        let n_threads = n_threads.max(1);
+        let n_threads = n_threads.clamp(1, BEGUN);
         let shared = Arc::new(Shared {
-            epoch: AtomicUsize::new(0),
-            running: AtomicUsize::new(0),
+            gate: AtomicUsize::new(0),
+            left: AtomicUsize::new(0),
             job: Mutex::new(None),
             panic: Mutex::new(None),
             stop: AtomicBool::new(false),
@@ -87,6 +104,10 @@ impl Pool {
     ///
     /// A call from inside a job runs `f(0, 1)` on the spot. Panics, after all workers are done, if one of them panicked.
     pub fn run(&self, f: impl Fn(usize, usize) + Sync) {
+        self.broadcast(Wait::ForAll, f);
+    }
+
+    fn broadcast(&self, wait_for: Wait, f: impl Fn(usize, usize) + Sync) {
         if self.handles.is_empty() || IN_JOB.get() {
             return f(0, 1);
         }
@@ -95,15 +116,16 @@ impl Pool {
         let n_workers = self.n_threads();
         let job = |worker: usize| f(worker, n_workers);
         let job: &Job<'_> = &job;
-        // SAFETY: only the lifetime is changed. The reference is taken back below, after every worker has counted itself
-        // out of this job and before `f` ends; nothing between here and there unwinds.
+        // SAFETY: only the lifetime is changed. The reference is taken back below, when every worker that passed the gate
+        // has left and nobody can pass it any more; `f` ends after that, and nothing in between unwinds.
         let job: &'static Job<'static> = unsafe { std::mem::transmute(job) };
 
         *lock(&shared.caller) = Some(std::thread::current());
         *lock(&shared.job) = Some(job);
-        shared.running.store(self.handles.len(), Ordering::Relaxed);
-        // Sequentially consistent with `asleep`: either the worker sees the new epoch or we see that it sleeps.
-        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        shared.left.store(0, Ordering::Relaxed);
+        // Sequentially consistent with `asleep`: either the worker sees the open gate or we see that it sleeps.
+        let gate = shared.gate.load(Ordering::Relaxed);
+        shared.gate.store((gate | (JOB - 1)).wrapping_add(1) | OPEN, Ordering::SeqCst);
         for (flag, handle) in shared.asleep[1..].iter().zip(&self.handles) {
             if flag.swap(false, Ordering::SeqCst) {
                 handle.thread().unpark();
@@ -113,7 +135,12 @@ impl Pool {
         IN_JOB.set(true);
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
         IN_JOB.set(false);
-        wait(&shared.asleep[0], || shared.running.load(Ordering::SeqCst) == 0);
+        let begun = match wait_for {
+            Wait::ForAll => self.handles.len(),
+            Wait::ForThoseThatBegan => shared.gate.fetch_and(!OPEN, Ordering::SeqCst) & BEGUN,
+        };
+        wait(&shared.asleep[0], || shared.left.load(Ordering::SeqCst) == begun);
+        shared.gate.fetch_and(!OPEN, Ordering::SeqCst);
         *lock(&shared.job) = None;
 
         let theirs = lock(&shared.panic).take();
@@ -136,7 +163,7 @@ impl Pool {
             return;
         }
         let next = AtomicUsize::new(0);
-        self.run(|_, _| {
+        self.broadcast(Wait::ForThoseThatBegan, |_, _| {
             loop {
                 let start = next.fetch_add(chunk, Ordering::Relaxed);
                 if start >= n_items {
@@ -151,7 +178,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        self.shared.gate.fetch_add(JOB, Ordering::SeqCst);
         for handle in self.handles.drain(..) {
             handle.thread().unpark();
             // Workers catch the panics of jobs, so there is nothing in the result.
@@ -165,20 +192,28 @@ fn work(shared: &Shared, worker: usize) {
     let mut seen = 0;
     IN_JOB.set(true);
     loop {
-        wait(&shared.asleep[worker], || shared.epoch.load(Ordering::SeqCst) != seen);
+        wait(&shared.asleep[worker], || shared.gate.load(Ordering::SeqCst) / JOB != seen);
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
-        seen = seen.wrapping_add(1);
+        // Passes the gate if it is open; a job that has ended without us is none of ours.
+        let pass = |gate: usize| (gate & OPEN != 0).then_some(gate + 1);
+        let gate = match shared.gate.fetch_update(Ordering::SeqCst, Ordering::SeqCst, pass) {
+            Ok(gate) => gate,
+            Err(gate) => {
+                seen = gate / JOB;
+                continue;
+            }
+        };
+        seen = gate / JOB;
         let job = *lock(&shared.job);
         if let Some(job) = job
             && let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(worker)))
         {
             lock(&shared.panic).get_or_insert(panic);
         }
-        if shared.running.fetch_sub(1, Ordering::SeqCst) == 1
-            && shared.asleep[0].swap(false, Ordering::SeqCst)
-        {
+        shared.left.fetch_add(1, Ordering::SeqCst);
+        if shared.asleep[0].swap(false, Ordering::SeqCst) {
             let caller = lock(&shared.caller).clone();
             if let Some(caller) = caller {
                 caller.unpark();

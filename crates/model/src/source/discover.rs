@@ -246,7 +246,11 @@ fn read_weight_map(index: &Path) -> Result<WeightMap> {
 
 /// Whether a name from inside a file can only mean a file in the same folder, on any system.
 fn is_plain_file_name(name: &str) -> bool {
-    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', ':', '\0'])
+    !name.is_empty()
+        && name != "."
+        && name != ".."
+        && !name.contains(['/', '\\', ':'])
+        && !name.contains(char::is_control)
 }
 
 fn open_index(index: &Path, path: &Path) -> Result<Model> {

@@ -18,8 +18,6 @@ pub(crate) struct AddedToken {
     pub(crate) lstrip: bool,
     /// Takes the whitespace after it.
     pub(crate) rstrip: bool,
-    /// Looked for in the normalized text instead of in the input.
-    pub(crate) normalized: bool,
 }
 
 /// A stretch of input.
@@ -49,10 +47,6 @@ impl AddedTokens {
             .build(tokens.iter().map(|token| &token.pattern))
             .map_err(|error| Error::invalid("the list of added tokens", error.to_string()))?;
         Ok(AddedTokens { tokens, finder: Some(finder) })
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
     }
 
     /// Calls `found` with the segments of `text` in order.
@@ -110,7 +104,6 @@ mod tests {
             single_word: false,
             lstrip: false,
             rstrip: false,
-            normalized: false,
         }
     }
 

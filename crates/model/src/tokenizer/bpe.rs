@@ -298,14 +298,16 @@ impl Bpe {
     }
 
     fn fallback(&self, text: &[u8]) -> Option<impl Iterator<Item = u32>> {
-        let known = self.options.byte_fallback && text.iter().all(|&b| self.fallback_ids[usize::from(b)].is_some());
+        let known =
+            self.options.byte_fallback && text.iter().all(|&b| self.fallback_ids[usize::from(b)].is_some());
         known.then(|| text.iter().filter_map(|&b| self.fallback_ids[usize::from(b)]))
     }
 
     /// The first symbols of a word: bytes or characters.
     fn symbols(&self, word: &[u8], symbols: &mut Vec<Symbol>) {
         let mut push = |id: u32| symbols.push(Symbol { id, previous: NONE, next: NONE });
-        if self.options.byte_level && self.options.end_of_word_suffix.is_empty()
+        if self.options.byte_level
+            && self.options.end_of_word_suffix.is_empty()
             && self.options.continuing_subword_prefix.is_empty()
         {
             for &byte in word {
@@ -324,7 +326,9 @@ impl Bpe {
             let c = &word[at..at + len];
             let (first, last) = (at == 0, at + len == word.len());
             at += len;
-            let id = if self.options.continuing_subword_prefix.is_empty() && self.options.end_of_word_suffix.is_empty() {
+            let id = if self.options.continuing_subword_prefix.is_empty()
+                && self.options.end_of_word_suffix.is_empty()
+            {
                 self.vocab.get(c)
             } else {
                 text.clear();
@@ -360,7 +364,8 @@ impl Bpe {
     fn merge_by_scanning(&self, symbols: &mut Vec<Symbol>) {
         let mut n = symbols.len();
         let mut ranks = [Merge { rank: NONE, id: 0 }; SCAN_SYMBOLS];
-        let rank = |left: Symbol, right: Symbol| self.rank(left.id, right.id).unwrap_or(Merge { rank: NONE, id: 0 });
+        let rank =
+            |left: Symbol, right: Symbol| self.rank(left.id, right.id).unwrap_or(Merge { rank: NONE, id: 0 });
         for i in 1..n {
             ranks[i - 1] = rank(symbols[i - 1], symbols[i]);
         }
@@ -413,7 +418,9 @@ impl Bpe {
             }
             let right = symbols[left.next as usize];
             // The entry is stale when one of its symbols has merged with another since.
-            let Some(merge) = self.rank(left.id, right.id).filter(|merge| merge.rank == rank) else { continue };
+            let Some(merge) = self.rank(left.id, right.id).filter(|merge| merge.rank == rank) else {
+                continue;
+            };
             symbols[left.next as usize].id = NONE;
             symbols[at as usize].id = merge.id;
             symbols[at as usize].next = right.next;
@@ -511,13 +518,15 @@ mod tests {
     #[test]
     fn a_merge_of_unknown_tokens_is_named() {
         let vocab = [("a", 0), ("b", 1)];
-        let error = Bpe::with_merges(BpeOptions::default(), vocab.into_iter(), [("a", "b")].into_iter(), true);
+        let error =
+            Bpe::with_merges(BpeOptions::default(), vocab.into_iter(), [("a", "b")].into_iter(), true);
         assert!(error.unwrap_err().to_string().contains("\"ab\""));
     }
 
     #[test]
     fn scores_decide_merges_and_unknown_characters_become_bytes() {
-        let options = BpeOptions { byte_fallback: true, unk: Some(0), fuse_unk: true, ..BpeOptions::default() };
+        let options =
+            BpeOptions { byte_fallback: true, unk: Some(0), fuse_unk: true, ..BpeOptions::default() };
         let tokens = [("a", 1, -1.0), ("b", 2, -2.0), ("ab", 3, -5.0), ("ba", 4, -3.0), ("xb", 5, -4.0)];
         let bytes = [("<0xC3>", 6), ("<0xA9>", 7)];
         let bpe = Bpe::with_scores(options, &tokens, &bytes, 8);

@@ -26,6 +26,8 @@ pub(crate) enum Decoder {
     Strip { content: char, start: usize, stop: usize },
     /// Spaces before the tokens that do not continue a word; `cleanup` undoes spaces before punctuation.
     WordPiece { prefix: String, cleanup: bool },
+    /// Undoes spaces before punctuation in the whole text, as `clean_up_tokenization_spaces` asks.
+    CleanUp,
     /// A suffix that ends words becomes a space, but not at the very end.
     BpeSuffix(String),
     /// Spaces between tokens: what happens without any decoder.
@@ -119,6 +121,7 @@ fn run(steps: &[Decoder], states: &mut [State], fused: bool, piece: Piece<'_>, o
         }
         // A pattern may reach over what were borders of pieces before they were fused: wait for all of the text.
         Decoder::Replace { .. } | Decoder::WordPiece { .. } if fused => state.text.push_str(&piece.text),
+        Decoder::CleanUp => state.text.push_str(&piece.text),
         Decoder::Replace { pattern, content } => {
             let text = replace(pattern, content, piece.text);
             run(steps, states, fused, Piece { text, verbatim: piece.verbatim }, out);
@@ -184,7 +187,9 @@ fn run(steps: &[Decoder], states: &mut [State], fused: bool, piece: Piece<'_>, o
 
 /// Ends the first step, then the rest.
 fn finish(steps: &[Decoder], states: &mut [State], fused: bool, out: &mut String) {
-    let (Some((step, steps)), Some((state, states))) = (steps.split_first(), states.split_first_mut()) else { return };
+    let (Some((step, steps)), Some((state, states))) = (steps.split_first(), states.split_first_mut()) else {
+        return;
+    };
     let mut fused = fused;
     match step {
         Decoder::ByteLevel => {
@@ -203,6 +208,11 @@ fn finish(steps: &[Decoder], states: &mut [State], fused: bool, out: &mut String
         Decoder::WordPiece { cleanup, .. } if fused => {
             let text = std::mem::take(&mut state.text);
             run(steps, states, fused, Piece::plain(if *cleanup { clean_up(text) } else { text }), out);
+        }
+        Decoder::CleanUp => {
+            let text = clean_up_tokenization_spaces(&state.text);
+            run(steps, states, true, Piece::plain(text), out);
+            fused = true;
         }
         Decoder::Strip { content, stop, .. } if fused && *stop > 0 => {
             let text = strip_end(&state.text, *content, *stop).to_owned();
@@ -268,20 +278,32 @@ fn strip_end(text: &str, content: char, times: usize) -> &str {
 
 /// The WordPiece decoder's clean-up of one piece.
 fn clean_up(text: String) -> String {
-    const RULES: [(&str, &str); 11] = [
-        (" .", "."),
+    if text.contains(" do not") || text.contains(['.', '?', '!', ',', '\'']) {
+        clean_up_tokenization_spaces(&text).replace(" do not", " don't")
+    } else {
+        text
+    }
+}
+
+/// Undoes the spaces that word-based decoding puts before punctuation and contractions.
+///
+/// The reference library's tokenizers do this to whole texts when their config has `clean_up_tokenization_spaces`. It
+/// also removes such spaces where the text had them, so `decode` does it for WordPiece and Unigram only.
+pub fn clean_up_tokenization_spaces(text: &str) -> String {
+    const RULES: [(&str, &str); 9] = [
         (" ?", "?"),
         (" !", "!"),
         (" ,", ","),
         (" ' ", "'"),
         (" n't", "n't"),
         (" 'm", "'m"),
-        (" do not", " don't"),
         (" 's", "'s"),
         (" 've", "'ve"),
         (" 're", "'re"),
     ];
-    RULES.iter().fold(text, |text, (from, to)| if text.contains(from) { text.replace(from, to) } else { text })
+    RULES.iter().fold(text.replace(" .", "."), |text, (from, to)| {
+        if text.contains(from) { text.replace(from, to) } else { text }
+    })
 }
 
 #[cfg(test)]

@@ -23,7 +23,8 @@ struct Vocab<'a> {
 }
 
 pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
-    let model = metadata.get_str("tokenizer.ggml.model")?.ok_or_else(|| Error::missing("tokenizer.ggml.model"))?;
+    let model =
+        metadata.get_str("tokenizer.ggml.model")?.ok_or_else(|| Error::missing("tokenizer.ggml.model"))?;
     let vocab = Vocab::read(metadata)?;
     match model {
         "gpt2" => vocab.byte_level_bpe(),
@@ -40,8 +41,9 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
 
 impl<'a> Vocab<'a> {
     fn read(metadata: &'a Metadata) -> Result<Self> {
-        let tokens =
-            metadata.get_strings("tokenizer.ggml.tokens")?.ok_or_else(|| Error::missing("tokenizer.ggml.tokens"))?;
+        let tokens = metadata
+            .get_strings("tokenizer.ggml.tokens")?
+            .ok_or_else(|| Error::missing("tokenizer.ggml.tokens"))?;
         if tokens.is_empty() {
             return Err(Error::invalid("tokenizer.ggml.tokens", "it is empty"));
         }
@@ -69,7 +71,8 @@ impl<'a> Vocab<'a> {
     fn id(&self, name: &str) -> Result<Option<u32>> {
         let key = format!("tokenizer.ggml.{name}_token_id");
         // Some converters write -1 for "none".
-        let Some(id) = self.metadata.get_i64(&key)?.filter(|&id| id != -1 && id != i64::from(u32::MAX)) else {
+        let Some(id) = self.metadata.get_i64(&key)?.filter(|&id| id != -1 && id != i64::from(u32::MAX))
+        else {
             return Ok(None);
         };
         match u32::try_from(id) {
@@ -90,7 +93,9 @@ impl<'a> Vocab<'a> {
     fn with_kinds(&self, wanted: &[TokenKind]) -> impl Iterator<Item = (&'a str, u32)> {
         let tokens = self.tokens.iter().zip(&self.kinds).enumerate();
         let wanted = wanted.to_vec();
-        tokens.filter(move |(_, (text, kind))| !text.is_empty() && wanted.contains(kind)).map(|(id, (text, _))| (*text, id as u32))
+        tokens
+            .filter(move |(_, (text, kind))| !text.is_empty() && wanted.contains(kind))
+            .map(|(id, (text, _))| (*text, id as u32))
     }
 
     /// Control and user-defined tokens, found in the text before anything else.
@@ -99,7 +104,8 @@ impl<'a> Vocab<'a> {
     fn added(&self) -> Result<AddedTokens> {
         let name = self.metadata.get_str("general.name")?.unwrap_or_default().to_lowercase();
         let phi3 = name.contains("phi-3") || name.contains("phi3");
-        let jina = self.metadata.get_str("tokenizer.ggml.pre")?.is_some_and(|pre| pre.starts_with("jina-v2-"));
+        let jina =
+            self.metadata.get_str("tokenizer.ggml.pre")?.is_some_and(|pre| pre.starts_with("jina-v2-"));
         let tokens = self.tokens.iter().zip(&self.kinds).enumerate().filter_map(|(id, (&text, &kind))| {
             let special = match kind {
                 TokenKind::Control | TokenKind::Unknown => true,
@@ -113,7 +119,6 @@ impl<'a> Vocab<'a> {
                 single_word: false,
                 lstrip: jina && text == "<mask>",
                 rstrip: phi3 && !matches!(text, "<unk>" | "<s>" | "<|endoftext|>"),
-                normalized: false,
             })
         });
         AddedTokens::new(tokens.collect())
@@ -121,7 +126,9 @@ impl<'a> Vocab<'a> {
 
     fn byte_level_bpe(&self) -> Result<Tokenizer> {
         let pre = self.metadata.get_str("tokenizer.ggml.pre")?.unwrap_or_else(|| {
-            tracing::warn!("the file names no pre-tokenizer: taking \"default\", which may not be the model's");
+            tracing::warn!(
+                "the file names no pre-tokenizer: taking \"default\", which may not be the model's"
+            );
             "default"
         });
         self.bpe(PreTokenizerSpec::find(pre)?)
@@ -146,7 +153,8 @@ impl<'a> Vocab<'a> {
             ignore_merges: spec.ignore_merges,
             ..BpeOptions::default()
         };
-        let vocab = self.with_kinds(&[TokenKind::Normal, TokenKind::UserDefined, TokenKind::Byte, TokenKind::Unused]);
+        let vocab =
+            self.with_kinds(&[TokenKind::Normal, TokenKind::UserDefined, TokenKind::Byte, TokenKind::Unused]);
         let model = Bpe::with_merges(options, vocab, merges.into_iter(), false)?;
         let decoders = if spec.byte_level { vec![Decoder::ByteLevel] } else { sentencepiece_decoders(false) };
         let bos = self.id("bos")?;
@@ -176,7 +184,8 @@ impl<'a> Vocab<'a> {
         if add_space_prefix {
             normalizers.push(Normalizer::Prepend("▁".into()));
         }
-        normalizers.push(Normalizer::Replace { pattern: Pattern::Literal(" ".into()), content: "▁".into() });
+        normalizers
+            .push(Normalizer::Replace { pattern: Pattern::Literal(" ".into()), content: "▁".into() });
         let decoders = sentencepiece_decoders(add_space_prefix);
         self.finish(normalizers, Vec::new(), Model::Bpe(model), decoders, unk, around)
     }
@@ -188,7 +197,9 @@ impl<'a> Vocab<'a> {
             .with_kinds(&[TokenKind::Normal, TokenKind::UserDefined, TokenKind::Unused])
             .map(|(text, id)| match text.strip_prefix('▁') {
                 Some(word) => (word.to_owned(), id),
-                None if text.starts_with('[') && text.ends_with(']') && text.len() > 2 => (text.to_owned(), id),
+                None if text.starts_with('[') && text.ends_with(']') && text.len() > 2 => {
+                    (text.to_owned(), id)
+                }
                 None => (format!("##{text}"), id),
             })
             .collect();
@@ -204,9 +215,10 @@ impl<'a> Vocab<'a> {
         let cls = self.id("cls")?.or(self.id("bos")?);
         let sep = self.id("seperator")?.or(self.id("eos")?);
         let around = Around { bos: cls, eos: sep, add_bos: true, add_eos: self.flag("add_sep_token", true)? };
-        let decoders = vec![Decoder::WordPiece { prefix: "##".into(), cleanup: true }];
+        let decoders = vec![Decoder::WordPiece { prefix: "##".into(), cleanup: true }, Decoder::CleanUp];
         let model = Model::WordPiece(model);
-        let mut tokenizer = self.finish(normalizers, PreTokenizer::bert().into(), model, decoders, Some(unk), around)?;
+        let mut tokenizer =
+            self.finish(normalizers, PreTokenizer::bert().into(), model, decoders, Some(unk), around)?;
         tokenizer.vocabulary.decoded = spelled.into_iter().map(|(text, id)| (id, text.into())).collect();
         Ok(tokenizer)
     }
@@ -219,7 +231,9 @@ impl<'a> Vocab<'a> {
         let vocab = self.with_kinds(&text_kinds).map(|(text, id)| (text, id, f64::from(scores[id as usize])));
         let model = Unigram::new(vocab, unk, byte_fallback)?;
         let mut normalizers = Vec::new();
-        if let Some(blob) = self.metadata.get_i64s("tokenizer.ggml.precompiled_charsmap")?.filter(|b| !b.is_empty()) {
+        if let Some(blob) =
+            self.metadata.get_i64s("tokenizer.ggml.precompiled_charsmap")?.filter(|b| !b.is_empty())
+        {
             // Signed or unsigned, the bytes are the same.
             let blob: Vec<u8> = blob.into_iter().map(|byte| byte as u8).collect();
             normalizers.push(Normalizer::Precompiled(Box::new(Precompiled::new(&blob)?)));
@@ -232,7 +246,8 @@ impl<'a> Vocab<'a> {
         if add_space_prefix {
             normalizers.push(Normalizer::Prepend("▁".into()));
         }
-        normalizers.push(Normalizer::Replace { pattern: Pattern::Literal(" ".into()), content: "▁".into() });
+        normalizers
+            .push(Normalizer::Replace { pattern: Pattern::Literal(" ".into()), content: "▁".into() });
         let around = Around {
             bos: self.id("bos")?,
             eos: self.id("eos")?.or(self.default_id(1)),
@@ -263,9 +278,10 @@ impl<'a> Vocab<'a> {
                 (false, _) => Ok(Vec::new()),
                 (true, Some(id)) => Ok(vec![id]),
                 (true, None) if explicit.is_none() => Ok(Vec::new()),
-                (true, None) => {
-                    Err(Error::invalid(format!("tokenizer.ggml.add_{key}_token"), format!("there is no {key} token")))
-                }
+                (true, None) => Err(Error::invalid(
+                    format!("tokenizer.ggml.add_{key}_token"),
+                    format!("there is no {key} token"),
+                )),
             }
         };
         let special = SpecialIds {

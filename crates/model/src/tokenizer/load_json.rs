@@ -137,7 +137,9 @@ impl<'de> Deserialize<'de> for Merges {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Merges, A::Error> {
                 match map.next_key::<String>()? {
                     None => Ok(Merges(Vec::new())),
-                    Some(key) => Err(serde::de::Error::custom(format!("merges are an object with a key {key:?}"))),
+                    Some(key) => {
+                        Err(serde::de::Error::custom(format!("merges are an object with a key {key:?}")))
+                    }
                 }
             }
         }
@@ -149,7 +151,11 @@ fn parse<T: DeserializeOwned>(json: &[u8], file: &'static str) -> Result<T> {
     serde_json::from_slice(json).map_err(|error| Error::Json { file, reason: error.to_string() })
 }
 
-pub(super) fn load(json: &[u8], config: Option<&[u8]>, special_tokens_map: Option<&[u8]>) -> Result<Tokenizer> {
+pub(super) fn load(
+    json: &[u8],
+    config: Option<&[u8]>,
+    special_tokens_map: Option<&[u8]>,
+) -> Result<Tokenizer> {
     let file: File = parse(json, "tokenizer.json")?;
     let added = file.added_tokens.unwrap_or_default();
     let mut normalizers = Vec::new();
@@ -175,7 +181,9 @@ pub(super) fn load(json: &[u8], config: Option<&[u8]>, special_tokens_map: Optio
     for token in &added {
         let kind = if token.special { TokenKind::Control } else { TokenKind::UserDefined };
         match vocabulary.ids.get(token.content.as_str()) {
-            Some(&id) if id == token.id => vocabulary.tokens[id as usize] = Some((token.content.as_str().into(), kind)),
+            Some(&id) if id == token.id => {
+                vocabulary.tokens[id as usize] = Some((token.content.as_str().into(), kind))
+            }
             Some(&id) => {
                 let reason = format!("the vocabulary gives it the id {id}, the added tokens {}", token.id);
                 return Err(Error::invalid(format!("token {:?}", token.content), reason));
@@ -185,16 +193,15 @@ pub(super) fn load(json: &[u8], config: Option<&[u8]>, special_tokens_map: Optio
     }
     let (normalized, plain): (Vec<&Added>, Vec<&Added>) =
         added.iter().partition(|token| token.normalized.unwrap_or(!token.special));
-    let find = |token: &Added, normalized: bool, pattern: &str| AddedToken {
+    let find = |token: &Added, pattern: &str| AddedToken {
         id: token.id,
         pattern: pattern.to_owned(),
         special: token.special,
         single_word: token.single_word,
         lstrip: token.lstrip,
         rstrip: token.rstrip,
-        normalized,
     };
-    let plain = plain.iter().map(|token| find(token, false, &token.content)).collect();
+    let plain = plain.iter().map(|token| find(token, &token.content)).collect();
     let mut in_normalized = Vec::new();
     for token in normalized {
         let text = Cow::Borrowed(token.content.as_str());
@@ -202,7 +209,7 @@ pub(super) fn load(json: &[u8], config: Option<&[u8]>, special_tokens_map: Optio
         if text != token.content {
             vocabulary.decoded.insert(token.id, text.as_ref().into());
         }
-        in_normalized.push(find(token, true, &text));
+        in_normalized.push(find(token, &text));
     }
 
     let mut prefix = Vec::new();
@@ -211,7 +218,8 @@ pub(super) fn load(json: &[u8], config: Option<&[u8]>, special_tokens_map: Optio
         read_post_processor(json, &vocabulary, &mut prefix, &mut suffix)?;
     }
     let config: Option<Value> = config.map(|json| parse(json, "tokenizer_config.json")).transpose()?;
-    let map: Option<Value> = special_tokens_map.map(|json| parse(json, "special_tokens_map.json")).transpose()?;
+    let map: Option<Value> =
+        special_tokens_map.map(|json| parse(json, "special_tokens_map.json")).transpose()?;
     let special = special_ids(&vocabulary, config.as_ref(), map.as_ref(), &prefix, unk);
     if let Some(config) = &config {
         // As transformers: a config that says whether to add BOS or EOS overrules the post-processor.
@@ -220,6 +228,10 @@ pub(super) fn load(json: &[u8], config: Option<&[u8]>, special_tokens_map: Optio
         if bos.is_some() || eos.is_some() {
             prefix = special.bos.filter(|_| bos == Some(true)).into_iter().collect();
             suffix = special.eos.filter(|_| eos == Some(true)).into_iter().collect();
+        }
+        // Also as transformers: for BPE, whose texts keep their spaces, the clean-up would only do harm.
+        if flag("clean_up_tokenization_spaces") == Some(true) && !matches!(model, Model::Bpe(_)) {
+            decoders.push(Decoder::CleanUp);
         }
     }
     Ok(Tokenizer {
@@ -237,7 +249,11 @@ pub(super) fn load(json: &[u8], config: Option<&[u8]>, special_tokens_map: Optio
 }
 
 /// The model, the vocabulary with its own tokens, and the id of its unknown token.
-fn read_model(json: ModelJson, byte_level: bool, added: &[Added]) -> Result<(Model, Vocabulary, Option<u32>)> {
+fn read_model(
+    json: ModelJson,
+    byte_level: bool,
+    added: &[Added],
+) -> Result<(Model, Vocabulary, Option<u32>)> {
     let vocab = json.vocab.ok_or_else(|| Error::missing("model.vocab"))?;
     let kind = match (&json.kind, &vocab, &json.merges) {
         (Some(kind), ..) => kind.as_str(),
@@ -294,7 +310,10 @@ fn read_model(json: ModelJson, byte_level: bool, added: &[Added]) -> Result<(Mod
         }
         "Unigram" => {
             if scores.len() != ids.len() {
-                return Err(Error::invalid("model.vocab", "a Unigram model needs a list of tokens with scores"));
+                return Err(Error::invalid(
+                    "model.vocab",
+                    "a Unigram model needs a list of tokens with scores",
+                ));
             }
             if let Some(unk) = json.unk_id.filter(|&unk| unk as usize >= ids.len()) {
                 let reason = format!("{unk} is out of range for {} tokens", ids.len());
@@ -370,7 +389,10 @@ impl<'a> Component<'a> {
     }
 
     fn wrong(&self, field: &str, expected: &str) -> Error {
-        Error::invalid(format!("{field} of the {} {}", self.component, self.name), format!("it is not {expected}"))
+        Error::invalid(
+            format!("{field} of the {} {}", self.component, self.name),
+            format!("it is not {expected}"),
+        )
     }
 
     fn text(&self, field: &str) -> Result<&'a str> {
@@ -417,7 +439,8 @@ impl<'a> Component<'a> {
     fn behavior(&self, default: Option<Behavior>) -> Result<Behavior> {
         match (self.json.get("behavior"), default) {
             (None, Some(default)) => Ok(default),
-            _ => Behavior::parse(self.text("behavior")?).ok_or_else(|| self.wrong("behavior", "a known behavior")),
+            _ => Behavior::parse(self.text("behavior")?)
+                .ok_or_else(|| self.wrong("behavior", "a known behavior")),
         }
     }
 }
@@ -442,7 +465,9 @@ fn read_normalizers(json: &Value, out: &mut Vec<Normalizer>) -> Result<()> {
             Normalizer::Strip { left: part.flag("strip_left", true)?, right: part.flag("strip_right", true)? }
         }
         "Prepend" => Normalizer::Prepend(part.text("prepend")?.to_owned()),
-        "Replace" => Normalizer::Replace { pattern: part.pattern()?, content: part.text("content")?.to_owned() },
+        "Replace" => {
+            Normalizer::Replace { pattern: part.pattern()?, content: part.text("content")?.to_owned() }
+        }
         "BertNormalizer" => {
             let lowercase = part.flag("lowercase", true)?;
             Normalizer::Bert {
@@ -540,9 +565,10 @@ fn read_decoders(json: &Value, out: &mut Vec<Decoder>) -> Result<()> {
             let (replacement, prepend) = metaspace(&part)?;
             Decoder::Metaspace { replacement, prepended: prepend != PrependScheme::Never }
         }
-        "WordPiece" => {
-            Decoder::WordPiece { prefix: part.text("prefix")?.to_owned(), cleanup: part.flag("cleanup", true)? }
-        }
+        "WordPiece" => Decoder::WordPiece {
+            prefix: part.text("prefix")?.to_owned(),
+            cleanup: part.flag("cleanup", true)?,
+        },
         "BPEDecoder" => Decoder::BpeSuffix(part.text("suffix")?.to_owned()),
         _ => return part.unsupported(),
     });
@@ -576,11 +602,20 @@ fn read_post_processor(
                 }
                 let name = item.get("SpecialToken").and_then(|token| token.get("id")).and_then(Value::as_str);
                 let name = name.ok_or_else(|| part.wrong("single", "a list of tokens and sequences"))?;
-                let ids = part.json.get("special_tokens").and_then(|tokens| tokens.get(name)?.get("ids")?.as_array());
-                let ids = ids.ok_or_else(|| part.wrong("special_tokens", &format!("a list with {name:?}")))?;
+                let ids = part
+                    .json
+                    .get("special_tokens")
+                    .and_then(|tokens| tokens.get(name)?.get("ids")?.as_array());
+                let ids =
+                    ids.ok_or_else(|| part.wrong("special_tokens", &format!("a list with {name:?}")))?;
                 for id in ids {
-                    let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| vocabulary.text(id).is_some());
-                    let id = id.ok_or_else(|| part.wrong(&format!("the id of {name:?}"), "a token of the vocabulary"))?;
+                    let id = id
+                        .as_u64()
+                        .and_then(|id| u32::try_from(id).ok())
+                        .filter(|&id| vocabulary.text(id).is_some());
+                    let id = id.ok_or_else(|| {
+                        part.wrong(&format!("the id of {name:?}"), "a token of the vocabulary")
+                    })?;
                     if texts == 0 { before.push(id) } else { after.push(id) }
                 }
             }
@@ -646,8 +681,13 @@ mod tests {
     #[test]
     fn unsupported_components_are_named() {
         let model = r#""model":{"type":"BPE","vocab":{"a":0},"merges":[]}"#;
-        assert!(error(&format!(r#"{{"normalizer":{{"type":"Odd"}},{model}}}"#)).contains("normalizer \"Odd\""));
-        assert!(error(&format!(r#"{{"pre_tokenizer":{{"type":"Odd"}},{model}}}"#)).contains("pre-tokenizer \"Odd\""));
+        assert!(
+            error(&format!(r#"{{"normalizer":{{"type":"Odd"}},{model}}}"#)).contains("normalizer \"Odd\"")
+        );
+        assert!(
+            error(&format!(r#"{{"pre_tokenizer":{{"type":"Odd"}},{model}}}"#))
+                .contains("pre-tokenizer \"Odd\"")
+        );
         assert!(error(&format!(r#"{{"decoder":{{"type":"CTC"}},{model}}}"#)).contains("decoder \"CTC\""));
         assert!(error(r#"{"model":{"type":"Odd","vocab":{"a":0}}}"#).contains("model \"Odd\""));
     }
@@ -668,7 +708,8 @@ mod tests {
     #[test]
     fn both_spellings_of_merges_are_read() {
         let encode = |merges: &str| {
-            let json = format!(r#"{{"model":{{"type":"BPE","vocab":{{"a":0,"b":1,"ab":2}},"merges":{merges}}}}}"#);
+            let json =
+                format!(r#"{{"model":{{"type":"BPE","vocab":{{"a":0,"b":1,"ab":2}},"merges":{merges}}}}}"#);
             try_load(&json).unwrap().encode("aab", EncodeOptions { add_special: false, parse_special: false })
         };
         assert_eq!(encode(r#"["a b"]"#), [0, 2]);

@@ -9,6 +9,7 @@ mod bpe;
 mod byte_level;
 mod char_class;
 mod decoder;
+mod load;
 mod load_gguf;
 mod load_json;
 mod normalizer;
@@ -21,6 +22,7 @@ mod unigram;
 mod wordpiece;
 pub(crate) mod write_gguf;
 
+pub use decoder::clean_up_tokenization_spaces;
 pub use stream::StreamDecoder;
 
 use added_tokens::{AddedTokens, Segment};
@@ -143,20 +145,29 @@ impl Vocabulary {
         let index = id as usize;
         if index > self.ids.len() * 8 + MAX_HOLES {
             let n = self.ids.len();
-            return Err(Error::invalid(format!("token {text:?}"), format!("its id {id} is out of range for {n} tokens")));
+            return Err(Error::invalid(
+                format!("token {text:?}"),
+                format!("its id {id} is out of range for {n} tokens"),
+            ));
         }
         if index >= self.tokens.len() {
             self.tokens.resize(index + 1, None);
         }
         let slot = &mut self.tokens[index];
         if let Some((other, _)) = slot {
-            return Err(Error::invalid(format!("token {text:?}"), format!("its id {id} belongs to {other:?} already")));
+            return Err(Error::invalid(
+                format!("token {text:?}"),
+                format!("its id {id} belongs to {other:?} already"),
+            ));
         }
         *slot = Some((text.into(), kind));
         if !text.is_empty()
             && let Some(other) = self.ids.insert(text.into(), id)
         {
-            return Err(Error::invalid(format!("token {text:?}"), format!("it has two ids, {other} and {id}")));
+            return Err(Error::invalid(
+                format!("token {text:?}"),
+                format!("it has two ids, {other} and {id}"),
+            ));
         }
         Ok(())
     }
@@ -463,9 +474,27 @@ mod tests {
     fn a_vocabulary_refuses_double_and_absurd_ids() {
         let mut vocabulary = Vocabulary::default();
         vocabulary.insert("a", 0, TokenKind::Normal).unwrap();
-        assert!(vocabulary.insert("b", 0, TokenKind::Normal).unwrap_err().to_string().contains("belongs to \"a\""));
-        assert!(vocabulary.insert("a", 1, TokenKind::Normal).unwrap_err().to_string().contains("two ids, 0 and 1"));
-        assert!(vocabulary.insert("c", u32::MAX, TokenKind::Normal).unwrap_err().to_string().contains("out of range"));
+        assert!(
+            vocabulary
+                .insert("b", 0, TokenKind::Normal)
+                .unwrap_err()
+                .to_string()
+                .contains("belongs to \"a\"")
+        );
+        assert!(
+            vocabulary
+                .insert("a", 1, TokenKind::Normal)
+                .unwrap_err()
+                .to_string()
+                .contains("two ids, 0 and 1")
+        );
+        assert!(
+            vocabulary
+                .insert("c", u32::MAX, TokenKind::Normal)
+                .unwrap_err()
+                .to_string()
+                .contains("out of range")
+        );
     }
 
     #[test]

@@ -46,16 +46,18 @@ impl Normalizer {
         }
         match self {
             // ASCII is its own normal form, and most text is ASCII.
-            Normalizer::Nfc | Normalizer::Nfd | Normalizer::Nfkc | Normalizer::Nfkd if text.is_ascii() => text,
+            Normalizer::Nfc | Normalizer::Nfd | Normalizer::Nfkc | Normalizer::Nfkd if text.is_ascii() => {
+                text
+            }
             Normalizer::Nfc if unicode_normalization::is_nfc(&text) => text,
             Normalizer::Nfc => Cow::Owned(text.nfc().collect()),
             Normalizer::Nfd => Cow::Owned(text.nfd().collect()),
             Normalizer::Nfkc => Cow::Owned(text.nfkc().collect()),
             Normalizer::Nfkd => Cow::Owned(text.nfkd().collect()),
             Normalizer::Lowercase => Cow::Owned(text.chars().flat_map(char::to_lowercase).collect()),
-            Normalizer::StripAccents => {
-                Cow::Owned(text.chars().filter(|&c| !unicode_normalization::char::is_combining_mark(c)).collect())
-            }
+            Normalizer::StripAccents => Cow::Owned(
+                text.chars().filter(|&c| !unicode_normalization::char::is_combining_mark(c)).collect(),
+            ),
             Normalizer::Nmt => Cow::Owned(text.chars().filter_map(nmt).collect()),
             Normalizer::Strip { left, right } => {
                 let mut kept: &str = &text;
@@ -100,7 +102,8 @@ pub(crate) fn replace<'t>(pattern: &Pattern, content: &str, text: Cow<'t, str>) 
         return Cow::Owned(text.replace(literal.as_str(), content));
     }
     let mut out = String::with_capacity(text.len());
-    pattern.find(&text, |(start, end, matched)| out.push_str(if matched { content } else { &text[start..end] }));
+    pattern
+        .find(&text, |(start, end, matched)| out.push_str(if matched { content } else { &text[start..end] }));
     Cow::Owned(out)
 }
 
@@ -152,9 +155,17 @@ fn is_chinese(c: char) -> bool {
 fn nmt(c: char) -> Option<char> {
     match u32::from(c) {
         0x0001..=0x0008 | 0x000b | 0x000e..=0x001f | 0x007f | 0x008f | 0x009f => None,
-        0x0009 | 0x000a | 0x000c | 0x000d | 0x1680 | 0x200b..=0x200f | 0x2028 | 0x2029 | 0x2581 | 0xfeff | 0xfffd => {
-            Some(' ')
-        }
+        0x0009
+        | 0x000a
+        | 0x000c
+        | 0x000d
+        | 0x1680
+        | 0x200b..=0x200f
+        | 0x2028
+        | 0x2029
+        | 0x2581
+        | 0xfeff
+        | 0xfffd => Some(' '),
         _ => Some(c),
     }
 }

@@ -18,7 +18,8 @@ impl Precompiled {
     /// Reads the blob. Errors: `Invalid` when the sizes do not fit or the replacements are not UTF-8.
     pub(crate) fn new(blob: &[u8]) -> Result<Self> {
         let invalid = |reason: &str| Error::invalid("precompiled_charsmap", reason);
-        let (size, rest) = blob.split_first_chunk::<4>().ok_or_else(|| invalid("it is shorter than its header"))?;
+        let (size, rest) =
+            blob.split_first_chunk::<4>().ok_or_else(|| invalid("it is shorter than its header"))?;
         let size = u32::from_le_bytes(*size) as usize;
         let (trie, replacements) =
             rest.split_at_checked(size).ok_or_else(|| invalid("its trie is longer than the data"))?;
@@ -26,7 +27,10 @@ impl Precompiled {
             return Err(invalid("its trie is not a list of 32-bit units"));
         }
         std::str::from_utf8(replacements).map_err(|_| invalid("its replacements are not UTF-8"))?;
-        let units = trie.chunks_exact(4).map(|unit| u32::from_le_bytes([unit[0], unit[1], unit[2], unit[3]])).collect();
+        let units = trie
+            .chunks_exact(4)
+            .map(|unit| u32::from_le_bytes([unit[0], unit[1], unit[2], unit[3]]))
+            .collect();
         Ok(Precompiled { units, replacements: replacements.to_vec() })
     }
 

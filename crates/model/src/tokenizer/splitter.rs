@@ -115,7 +115,13 @@ impl Pattern {
     }
 
     /// Calls `piece` with the ranges into which the pattern splits `text`; empty ranges are left out.
-    pub(crate) fn split(&self, text: &str, behavior: Behavior, invert: bool, mut piece: impl FnMut(usize, usize)) {
+    pub(crate) fn split(
+        &self,
+        text: &str,
+        behavior: Behavior,
+        invert: bool,
+        mut piece: impl FnMut(usize, usize),
+    ) {
         let mut push = |start: usize, end: usize| {
             if end > start {
                 piece(start, end);
@@ -164,7 +170,8 @@ mod tests {
 
     fn split(behavior: Behavior, invert: bool, text: &str) -> Vec<&str> {
         let mut pieces = Vec::new();
-        Pattern::Literal("-".into()).split(text, behavior, invert, |start, end| pieces.push(&text[start..end]));
+        Pattern::Literal("-".into())
+            .split(text, behavior, invert, |start, end| pieces.push(&text[start..end]));
         pieces
     }
 

@@ -53,7 +53,10 @@ impl Unigram {
         };
         for (text, id, score) in vocab {
             if !score.is_finite() {
-                return Err(Error::invalid(format!("token {id} ({text:?})"), format!("its score is {score}")));
+                return Err(Error::invalid(
+                    format!("token {id} ({text:?})"),
+                    format!("its score is {score}"),
+                ));
             }
             model.unknown_score = model.unknown_score.min(score);
             model.ids.insert(text.into(), id);

@@ -1,7 +1,8 @@
 //! Model files from disk and from memory: what is read is what was written, and whatever is wrong with a file is an
 //! error that names the file, never a panic and never an allocation beyond the size of the file.
 //!
-//! Files are made here, by `gguf::Writer` or byte by byte; those of the shared test data are read where it is present.
+//! Files are made here, by `gguf::Writer` or byte by byte; whole models are this crate's fixtures, made by other
+//! programs, and those of the shared test data where it is present.
 
 mod allocations;
 mod folders;
@@ -9,8 +10,8 @@ mod gguf_files;
 mod hostile;
 mod make;
 mod safetensors_files;
-mod shared_models;
 mod split;
+mod whole_models;
 
 use realizar_model::source::TensorSource;
 

@@ -1,4 +1,4 @@
-//! Real files of the shared test data, where it is present.
+//! Whole models written by other programs: this crate's fixtures, and the shared test data where it is present.
 
 use realizar_compute::DType;
 use realizar_model::gguf;
@@ -20,6 +20,19 @@ fn shared_data() -> Option<PathBuf> {
     None
 }
 
+/// Every GGUF file of the fixtures and of the shared data.
+fn ggufs() -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    files_with_extension(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data"), "gguf", &mut files);
+    assert!(!files.is_empty(), "the fixtures are part of the project");
+    if let Some(data) = shared_data() {
+        let n_fixtures = files.len();
+        files_with_extension(&data, "gguf", &mut files);
+        assert!(files.len() >= n_fixtures + 17, "{files:?}");
+    }
+    files
+}
+
 fn files_with_extension(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -39,12 +52,8 @@ fn f32s(model: &dyn TensorSource, name: &str) -> (Vec<usize>, Vec<f32>) {
 }
 
 #[test]
-fn every_shared_gguf_opens() {
-    let Some(data) = shared_data() else { return };
-    let mut files = Vec::new();
-    files_with_extension(&data, "gguf", &mut files);
-    assert!(files.len() >= 17, "only {} GGUF files under {}", files.len(), data.display());
-    for file in files {
+fn every_gguf_opens() {
+    for file in ggufs() {
         let model = source::open(&file).unwrap();
         let is_vocabulary = file.parent().unwrap().ends_with("tokenizers/gguf");
         assert_eq!(model.tensors().is_empty(), is_vocabulary, "{}", file.display());
@@ -62,12 +71,12 @@ fn every_shared_gguf_opens() {
 /// Metadata keeps the exact types of the file and tensors their order, so a copy by our writer is the file itself, but
 /// for the padding at the end that some writers leave out.
 #[test]
-fn a_copy_of_a_shared_gguf_is_the_same_file() {
-    let Some(data) = shared_data() else { return };
-    let mut files = Vec::new();
-    files_with_extension(&data, "gguf", &mut files);
-    for file in files {
+fn a_copy_of_a_gguf_is_the_same_file() {
+    for file in ggufs() {
         let model = source::open(&file).unwrap();
+        if model.metadata().get_usize("split.count").unwrap().is_some_and(|count| count > 1) {
+            continue; // What was opened is more than this file.
+        }
         let mut header = gguf::Header::new("copy.gguf");
         for (key, value) in model.metadata().iter() {
             header.set(key, value.clone()).unwrap();
@@ -85,6 +94,27 @@ fn a_copy_of_a_shared_gguf_is_the_same_file() {
         assert!(same == original, "{}", file.display());
         assert!(padding.len() < 32 && padding.iter().all(|&byte| byte == 0), "{}", file.display());
     }
+}
+
+#[test]
+fn every_hugging_face_fixture_opens() {
+    let mut n_folders = 0;
+    for folder in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch")).unwrap() {
+        let folder = folder.unwrap().path().join("hf");
+        if !folder.is_dir() {
+            continue;
+        }
+        let model = source::open(&folder).unwrap();
+        assert_eq!(model.format(), Format::Safetensors);
+        assert!(!model.tensors().is_empty(), "{}", folder.display());
+        for info in model.tensors() {
+            let view = model.tensor(&info.name).unwrap();
+            assert_eq!(Some(view.bytes.len()), info.dtype.bytes_for(info.n_elements()), "{}", info.name);
+        }
+        assert!(model.metadata().get_str("model_type").unwrap().is_some(), "{}", folder.display());
+        n_folders += 1;
+    }
+    assert!(n_folders > 0, "the fixtures are part of the project");
 }
 
 #[test]

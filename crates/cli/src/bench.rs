@@ -1,0 +1,165 @@
+//! `realizar bench`: tokens per second of a model on its device.
+
+use crate::args::{ModelOption, SynthSpec};
+use crate::load::RunnerOptions;
+use crate::output;
+use anyhow::{Result, bail};
+use clap::Args;
+use realizar_engine::bench::{Bench, Work};
+use realizar_engine::load::load;
+use realizar_model::source::TensorSource;
+use realizar_model::synth::Synth;
+use serde::Serialize;
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    model: ModelOption,
+    /// Random weights at a known shape instead of a model, such as llama-3.2-1b:q4_k_m.
+    #[arg(long, value_name = "SHAPE:QUANT", conflicts_with = "model")]
+    synth: Option<SynthSpec>,
+    /// Prompt lengths, in tokens; 0 leaves prefill out.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "512")]
+    prompt: Vec<usize>,
+    /// Tokens to generate; 0 leaves decode out.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    r#gen: usize,
+    /// Sequences side by side.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1")]
+    batch: Vec<usize>,
+    /// Tokens in the cache before decode begins.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
+    depth: Vec<usize>,
+    /// Runs of each measurement, after one that does not count.
+    #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    repeat: u16,
+    #[command(flatten)]
+    runner: RunnerOptions,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    device: String,
+    threads: usize,
+    weight_bytes: usize,
+    bytes_per_token: usize,
+    peak_gb_s: f64,
+    results: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    kind: &'static str,
+    /// Of one sequence.
+    tokens: usize,
+    batch: usize,
+    depth: usize,
+    tok_s: f64,
+    tok_s_min: f64,
+    tok_s_max: f64,
+    /// Weights and cache that decode reads; nothing is stated for prefill, which is bound by arithmetic.
+    gb_s: Option<f64>,
+}
+
+pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    let mut works: Vec<Work> =
+        args.prompt.iter().filter(|&&n| n > 0).map(|&n_tokens| Work::Prefill { n_tokens }).collect();
+    if args.r#gen > 0 {
+        works.extend(args.depth.iter().map(|&depth| Work::Decode { n_tokens: args.r#gen, depth }));
+    }
+    if works.is_empty() {
+        bail!("nothing to measure: --prompt and --gen are both 0");
+    }
+    let max_batch = args.batch.iter().copied().max().unwrap_or(1).max(1);
+    let longest = works.iter().map(|w| match *w {
+        Work::Prefill { n_tokens } => n_tokens,
+        Work::Decode { n_tokens, depth } => n_tokens + depth,
+    });
+    let n_ctx = longest.max().unwrap_or(1);
+    let mut options = args.runner.load_options(Some(n_ctx));
+    options.cache_tokens = Some(n_ctx.next_multiple_of(options.block_size) * max_batch);
+    options.max_seqs = options.max_seqs.max(max_batch);
+    options.max_logits = max_batch;
+    let source: Box<dyn TensorSource> = match args.synth {
+        Some(spec) => Box::new(Synth::new(spec.shape, spec.mix, 1, args.runner.threads.or_all_cores())?),
+        None => args.model.model.open()?,
+    };
+    let mut model = load(&*source, &options)?;
+    let name = match args.synth {
+        Some(spec) => format!("{}:{} (random weights)", spec.shape.name, spec.mix.name),
+        None => args.model.model.to_string(),
+    };
+    let peak_gb_s = realizar_engine::bench::read_bandwidth(model.n_threads);
+    let kv_bytes = model.config.kv_bytes_per_token(options.kv_type);
+    let mut report = Report {
+        model: name,
+        device: model.device.clone(),
+        threads: model.n_threads,
+        weight_bytes: model.weights.total,
+        bytes_per_token: model.weights.per_step,
+        peak_gb_s,
+        results: Vec::new(),
+    };
+    let mut bench = Bench::new(&mut *model.runner);
+    for &work in &works {
+        for &batch in &args.batch {
+            if !bench.fits(work, batch) {
+                bail!("{work:?} with {batch} sequences does not fit the limits of a step or the cache");
+            }
+            bench.run(work, batch)?;
+            let mut seconds = (0..args.repeat)
+                .map(|_| Ok(bench.run(work, batch)?.as_secs_f64()))
+                .collect::<Result<Vec<_>>>()?;
+            seconds.sort_by(f64::total_cmp);
+            let (kind, tokens, depth) = match work {
+                Work::Prefill { n_tokens } => ("prefill", n_tokens, 0),
+                Work::Decode { n_tokens, depth } => ("decode", n_tokens, depth),
+            };
+            let rate = |s: f64| (tokens * batch) as f64 / s;
+            let median = seconds[seconds.len() / 2];
+            // Each step reads the weights once and each sequence's cache once; on average the cache is half filled by then.
+            let step_bytes = report.bytes_per_token + batch * (depth + tokens / 2) * kv_bytes;
+            report.results.push(Row {
+                kind,
+                tokens,
+                batch,
+                depth,
+                tok_s: rate(median),
+                tok_s_min: rate(seconds[seconds.len() - 1]),
+                tok_s_max: rate(seconds[0]),
+                gb_s: (kind == "decode").then(|| (step_bytes * tokens) as f64 / median / 1e9),
+            });
+        }
+    }
+    if args.json { output::print_json(&report) } else { output::print(table(&report)) }
+}
+
+fn table(r: &Report) -> String {
+    let mut out = format!(
+        "{}\n{}\nweights {:.1} MiB, read bandwidth {:.1} GB/s\n\n{:>8} {:>7} {:>6} {:>6} {:>10} {:>19} {:>14}\n",
+        r.model,
+        r.device,
+        r.weight_bytes as f64 / (1 << 20) as f64,
+        r.peak_gb_s,
+        "kind",
+        "tokens",
+        "batch",
+        "depth",
+        "tok/s",
+        "min … max",
+        "GB/s (share)"
+    );
+    for row in &r.results {
+        let gb_s = row.gb_s.map_or(String::new(), |g| format!("{g:.1} ({:.0} %)", g / r.peak_gb_s * 100.0));
+        let spread = format!("{:.1} … {:.1}", row.tok_s_min, row.tok_s_max);
+        out += &format!(
+            "{:>8} {:>7} {:>6} {:>6} {:>10.1} {spread:>19} {gb_s:>14}\n",
+            row.kind, row.tokens, row.batch, row.depth, row.tok_s
+        );
+    }
+    out
+}

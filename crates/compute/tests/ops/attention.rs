@@ -1,0 +1,336 @@
+//! Attention and the way into the cache, over ragged batches, block tables in any order, and every type of cache.
+
+use super::*;
+use realizar_compute::{AttentionParams, Heads, KvLayer, Norm, NormKind, QkvPrep, RopeStyle};
+use std::collections::BTreeMap;
+
+/// Tokens of one sequence that a step computes: `n_tokens` from position `start` on. Inputs depend on `id` and position only,
+/// so that the same tokens can come in other steps and other company.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    id: u64,
+    start: usize,
+    n_tokens: usize,
+}
+
+#[derive(Debug, Clone)]
+struct Attention {
+    heads: Heads,
+    block_size: usize,
+    cache: DType,
+    softcap: Option<f32>,
+    window: Option<usize>,
+    /// Elements of a head that turn, and how they pair.
+    rope: Option<(usize, RopeStyle)>,
+    qk_norm: Option<NormKind>,
+    parts: Vec<Part>,
+    /// Seed of the order of blocks.
+    order: u64,
+    /// Copy all blocks to others before the step, as a sequence does that shares a prefix.
+    copied: bool,
+}
+
+/// `parts` as `(start, n_tokens)`.
+fn case(n_heads: usize, n_kv_heads: usize, head_dim: usize, parts: &[(usize, usize)]) -> Attention {
+    let parts = parts.iter().zip(1..).map(|(&(start, n_tokens), id)| Part { id, start, n_tokens });
+    Attention {
+        heads: Heads { n_heads, n_kv_heads, head_dim },
+        block_size: 16,
+        cache: DType::F32,
+        softcap: None,
+        window: None,
+        rope: None,
+        qk_norm: None,
+        parts: parts.collect(),
+        order: 1,
+        copied: false,
+    }
+}
+
+/// A ragged batch: a chunk of a prefill at an offset, two decodes, a whole prompt, a first token.
+const RAGGED: [(usize, usize); 5] = [(21, 19), (70, 1), (0, 37), (15, 1), (0, 1)];
+
+impl Attention {
+    fn qkv(&self, part: Part, positions: std::ops::Range<usize>) -> Vec<f32> {
+        let n = self.heads.qkv_len();
+        positions.flat_map(|p| Random(part.id << 32 | p as u64).normals(n)).collect()
+    }
+
+    /// Stores and attends `parts` after their histories. Returns rotated `qkv`, `y` and the cache.
+    fn step<B: Backend>(&self, b: &B) -> (Vec<f32>, Vec<f32>, KvLayer<B>) {
+        let Self { heads, block_size, .. } = *self;
+        let n_qkv = heads.qkv_len();
+        let sizes: Vec<usize> =
+            self.parts.iter().map(|p| (p.start + p.n_tokens).div_ceil(block_size)).collect();
+        let n_used: usize = sizes.iter().sum();
+        let n_blocks = 2 * n_used + 1;
+        let mut blocks: Vec<u32> = (0..n_blocks as u32).collect();
+        Random(self.order).shuffle(&mut blocks);
+        let mut kv = b.kv_layer(self.cache, n_blocks, block_size, heads).unwrap();
+
+        // Whatever nobody stores may be anything: no number, or in 8-bit blocks, which have none, an infinite scale.
+        let poison = if self.cache == DType::Q8_0 { f32::INFINITY } else { f32::NAN };
+        let n_slots = n_blocks * block_size;
+        let all: Vec<u32> = (0..n_blocks as u32).collect();
+        let mut batch = Batch::default();
+        batch.push(&vec![0; n_slots], 0, &all, 0);
+        let mut garbage = b.upload(&[n_slots, n_qkv], &vec![poison; n_slots * n_qkv]).unwrap();
+        let plain = QkvPrep { heads, qk_norm: None, angles: None };
+        b.store_kv(&mut garbage, &mut kv, &staged(b, &batch), plain).unwrap();
+
+        let mut tables: Vec<&mut [u32]> = Vec::new();
+        let (mut rest, spare) = blocks.split_at_mut(n_used);
+        for &n in &sizes {
+            let (table, after) = rest.split_at_mut(n);
+            tables.push(table);
+            rest = after;
+        }
+
+        let (mut history, mut batch) = (Batch::default(), Batch::default());
+        let (mut past, mut now) = (Vec::new(), Vec::new());
+        for (part, table) in self.parts.iter().zip(&tables) {
+            history.push(&vec![0; part.start], 0, table, 0);
+            past.extend(self.qkv(*part, 0..part.start));
+            now.extend(self.qkv(*part, part.start..part.start + part.n_tokens));
+        }
+        self.store(b, &mut kv, &history, &past);
+        let mut spare = spare.iter();
+        for (part, table) in self.parts.iter().zip(&mut tables) {
+            for block in table.iter_mut().filter(|_| self.copied) {
+                let to = spare.next().copied().unwrap();
+                b.copy_block(&mut kv, to as usize, *block as usize).unwrap();
+                *block = to;
+            }
+            batch.push(&vec![0; part.n_tokens], part.start, table, 0);
+        }
+        let (qkv, batch) = self.store(b, &mut kv, &batch, &now);
+        let params =
+            AttentionParams { heads, scale: self.scale(), softcap: self.softcap, window: self.window };
+        let mut y = poisoned(b, qkv.rows(), heads.n_heads * heads.head_dim);
+        b.attention(&mut y, &qkv, &kv, &batch, &params).unwrap();
+        let mut qkv = qkv;
+        (read(b, &mut qkv), read(b, &mut y), kv)
+    }
+
+    fn scale(&self) -> f32 {
+        1.5 / (self.heads.head_dim as f32).sqrt()
+    }
+
+    fn store<B: Backend>(
+        &self,
+        b: &B,
+        kv: &mut KvLayer<B>,
+        batch: &Batch,
+        values: &[f32],
+    ) -> (Tensor<B>, B::Batch) {
+        let dim = self.heads.head_dim;
+        let batch = staged(b, batch);
+        let mut qkv = rows_of(b, values, self.heads.qkv_len());
+        let norm = |seed| {
+            self.qk_norm.map(|kind| {
+                let bias = (kind == NormKind::Layer).then(|| vector(b, &Random(seed + 10).normals(dim)));
+                Norm { kind, weight: vector(b, &Random(seed).normals(dim)), bias, eps: 1e-6 }
+            })
+        };
+        let (q_norm, k_norm) = (norm(1), norm(2));
+        let angles = self.rope.map(|(rope_dim, style)| {
+            let n = rope_dim / 2;
+            let f: Vec<f32> = (0..n).map(|i| 100f32.powf(-(i as f32) / n as f32)).collect();
+            let mut angles = poisoned(b, qkv.rows(), rope_dim);
+            b.rope_angles(&mut angles, &vector(b, &f), &batch, 1.0).unwrap();
+            (angles, style)
+        });
+        let prep = QkvPrep {
+            heads: self.heads,
+            qk_norm: q_norm.as_ref().zip(k_norm.as_ref()),
+            angles: angles.as_ref().map(|(angles, style)| (angles, *style)),
+        };
+        b.store_kv(&mut qkv, kv, &batch, prep).unwrap();
+        (qkv, batch)
+    }
+
+    /// The result of every token by sequence and position.
+    fn by_position<B: Backend>(&self, b: &B) -> BTreeMap<(u64, usize), Vec<u32>> {
+        let y = self.step(b).1;
+        let tokens = self.parts.iter().flat_map(|p| (p.start..p.start + p.n_tokens).map(|pos| (p.id, pos)));
+        let row = self.heads.n_heads * self.heads.head_dim;
+        tokens.zip(y.chunks_exact(row).map(bits)).collect()
+    }
+}
+
+impl Case for Attention {
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let (qkv, y, kv) = self.step(b);
+        let mut outputs = vec![("qkv", qkv), ("y", y)];
+        if self.cache == DType::F32 {
+            for (name, t) in [("k", kv.k), ("v", kv.v)] {
+                let mut values = vec![0.0; t.len()];
+                b.download(&mut values, &t).unwrap();
+                outputs.push((name, values));
+            }
+        }
+        outputs
+    }
+
+    fn tolerance(&self, _: bool) -> f64 {
+        CACHE_TOLERANCES.iter().find(|t| t.0 == self.cache).unwrap().1
+    }
+}
+
+#[test]
+fn head_sizes_and_groups() {
+    for head_dim in [8, 20, 64, 80, 128, 256] {
+        for (n_heads, n_kv_heads) in [(2, 2), (3, 1), (8, 2), (8, 1)] {
+            check(&[case(n_heads, n_kv_heads, head_dim, &RAGGED)]);
+        }
+    }
+    // More query heads per key head than a tile has rows.
+    check(&[case(40, 1, 20, &RAGGED), case(80, 2, 64, &RAGGED), case(71, 1, 8, &[(0, 5), (40, 1)])]);
+}
+
+#[test]
+fn types_and_blocks_of_the_cache() {
+    for cache in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
+        for block_size in [1, 8, 16, 32, 40] {
+            for head_dim in [32, 64, 96] {
+                check(&[Attention { cache, block_size, ..case(4, 2, head_dim, &RAGGED) }]);
+            }
+        }
+        if cache != DType::Q8_0 {
+            check(&[Attention { cache, ..case(3, 1, 20, &RAGGED) }]);
+        }
+    }
+}
+
+#[test]
+fn windows_and_caps() {
+    for window in [None, Some(1), Some(5), Some(16), Some(30), Some(64), Some(1000)] {
+        for softcap in [None, Some(0.7), Some(50.0)] {
+            for block_size in [16, 32] {
+                check(&[Attention { window, softcap, block_size, ..case(4, 1, 64, &RAGGED) }]);
+            }
+        }
+    }
+}
+
+#[test]
+fn rotations_and_norms() {
+    for style in [RopeStyle::Interleaved, RopeStyle::Half] {
+        for (head_dim, rope_dim) in [(64, 64), (80, 32), (20, 20), (20, 2), (8, 6)] {
+            for qk_norm in [None, Some(NormKind::Rms), Some(NormKind::Layer)] {
+                for cache in [DType::F32, DType::F16] {
+                    let rope = Some((rope_dim, style));
+                    check(&[Attention { rope, qk_norm, cache, ..case(6, 2, head_dim, &RAGGED) }]);
+                }
+            }
+        }
+    }
+    check(&[Attention { qk_norm: Some(NormKind::Rms), ..case(4, 2, 64, &RAGGED) }]);
+}
+
+#[test]
+fn copied_blocks() {
+    for cache in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
+        check(&[Attention { cache, copied: true, ..case(4, 2, 64, &RAGGED) }]);
+    }
+}
+
+#[test]
+fn long_sequences() {
+    // Long enough that a backend may share one sequence among several threads.
+    for (cache, window) in
+        [(DType::F32, None), (DType::F16, None), (DType::F16, Some(1500)), (DType::Q8_0, None)]
+    {
+        check(&[
+            Attention { cache, window, ..case(4, 1, 64, &[(3000, 1)]) },
+            Attention { cache, window, ..case(2, 2, 32, &[(2000, 1), (1023, 2), (4000, 40), (0, 3)]) },
+        ]);
+    }
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    fn run<B: Backend>(b: &B) {
+        let heads = Heads { n_heads: 2, n_kv_heads: 1, head_dim: 16 };
+        let mut kv = b.kv_layer(DType::F32, 4, 16, heads).unwrap();
+        let mut batch = Batch::default();
+        batch.push(&[0; 40], 0, &[2, 0, 1], 0);
+        let batch = staged(b, &batch);
+        // Scores grow with the position up to ten thousands, so each token sees its own value only.
+        let row = |p: usize| {
+            let fill = |x: f32| std::iter::repeat_n(x, 16);
+            let q = fill(30.0).chain(fill(-0.0));
+            q.chain(fill(p as f32 * 2.0)).chain(fill(p as f32)).collect::<Vec<_>>()
+        };
+        let mut qkv = rows_of(b, &(0..40).flat_map(row).collect::<Vec<_>>(), heads.qkv_len());
+        b.store_kv(&mut qkv, &mut kv, &batch, QkvPrep { heads, qk_norm: None, angles: None }).unwrap();
+        let mut y = poisoned(b, 40, 32);
+        let params = AttentionParams { heads, scale: 1.0, softcap: None, window: None };
+        b.attention(&mut y, &qkv, &kv, &batch, &params).unwrap();
+        for (p, y) in read(b, &mut y).chunks_exact(32).enumerate() {
+            assert!(y[..16].iter().all(|&y| (y - p as f32).abs() < 1e-4), "position {p}: {y:?}");
+            // The other head's scores are all 0, so it takes the mean.
+            assert!(y[16..].iter().all(|&y| (y - p as f32 / 2.0).abs() < 1e-4), "position {p}: {y:?}");
+        }
+    }
+    run(&Reference);
+    cpus(Paths::Instructions).for_each(run);
+}
+
+#[test]
+fn a_cache_of_a_type_that_cannot_be_written_is_refused() {
+    fn run<B: Backend>(b: &B) {
+        let heads = Heads { n_heads: 1, n_kv_heads: 1, head_dim: 256 };
+        let mut kv = b.kv_layer(DType::IQ2_XS, 1, 16, heads).unwrap();
+        let mut batch = Batch::default();
+        batch.push(&[0], 0, &[0], 0);
+        let mut qkv = rows_of(b, &[0.0; 768], 768);
+        let prep = QkvPrep { heads, qk_norm: None, angles: None };
+        let error = b.store_kv(&mut qkv, &mut kv, &staged(b, &batch), prep).unwrap_err();
+        assert!(error.to_string().ends_with("cannot run store_kv on IQ2_XS"), "{error}");
+    }
+    run(&Reference);
+    cpus(Paths::Instructions).for_each(run);
+}
+
+#[test]
+fn a_token_does_not_depend_on_the_batch_the_chunks_or_the_threads() {
+    let base = case(4, 2, 64, &[(21, 19), (70, 1), (0, 37), (0, 1)]);
+    let long = case(4, 1, 64, &[(0, 70), (1000, 60), (2100, 4), (1500, 1)]);
+    let cases = [
+        base.clone(),
+        Attention { cache: DType::F16, window: Some(20), ..base.clone() },
+        Attention { cache: DType::F16, softcap: Some(5.0), block_size: 32, ..base.clone() },
+        Attention { cache: DType::Q8_0, ..base.clone() },
+        Attention { cache: DType::BF16, ..case(71, 1, 20, &[(21, 19), (70, 1)]) },
+        Attention { cache: DType::F16, ..long.clone() },
+        Attention { cache: DType::F16, window: Some(700), ..long.clone() },
+        Attention { cache: DType::F16, ..case(8, 1, 128, &[(0, 40), (300, 9)]) },
+    ];
+    for cpu in cpus(Paths::Instructions) {
+        let other_threads = [1, 2, 5].map(|n_threads| Cpu::new(CpuOptions { n_threads, ..cpu.options() }));
+        for case in &cases {
+            let together = case.by_position(cpu);
+            let same = |what: &str, found: BTreeMap<(u64, usize), Vec<u32>>| {
+                for (token, bits) in found {
+                    assert_eq!(together[&token], bits, "{token:?} {what}: {case:?} on {:?}", cpu.options());
+                }
+            };
+            let with = |parts: Vec<Part>, order| Attention { parts, order, ..case.clone() };
+            for other in &other_threads {
+                same("with other threads", case.by_position(other));
+            }
+            for &part in &case.parts {
+                same("alone", with(vec![part], 9).by_position(cpu));
+                let Part { id, start, n_tokens } = part;
+                let end = start + n_tokens;
+                for n in [1, 7] {
+                    for start in (start..end).step_by(n).take(12) {
+                        let chunk = Part { id, start, n_tokens: n.min(end - start) };
+                        same("in chunks", with(vec![chunk], 5).by_position(cpu));
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Operations without weights or cache: norms, activations, sums, scales, selections, angles.
+
+use super::*;
+use realizar_compute::{Activation, Norm, NormKind};
+
+const ACTIVATIONS: [Activation; 5] =
+    [Activation::Silu, Activation::GeluTanh, Activation::GeluErf, Activation::ReluSquared, Activation::Relu];
+
+/// Row lengths: shorter than a vector, not a multiple of one, long; with the numbers of rows that make one or many tasks.
+const SHAPES: [(usize, usize); 8] =
+    [(1, 1), (3, 7), (1, 64), (5, 100), (2, 2048), (40, 2048), (33, 1000), (300, 129)];
+
+/// Operations that read and write rows of one length.
+#[derive(Debug, Clone, Copy)]
+enum Op {
+    Norm(NormKind, bool, f32),
+    NormInPlace(NormKind, bool, f32),
+    AddNorm(NormKind, bool, f32),
+    Add,
+    Gated(Activation),
+    Activate(Activation),
+    Softcap(f32),
+    Scale(f32),
+}
+
+#[derive(Debug)]
+struct Rows {
+    op: Op,
+    rows: usize,
+    len: usize,
+    /// Factor on the inputs.
+    size: f32,
+}
+
+/// Runs on rows `range` of the inputs only.
+fn run<B: Backend>(b: &B, case: &Rows, range: std::ops::Range<usize>) -> Vec<(&'static str, Vec<f32>)> {
+    let n = case.len;
+    let mut random = Random(n as u64);
+    let mut values = |len: usize, size: f32| -> Vec<f32> {
+        random.normals(case.rows * len)[range.start * len..range.end * len].iter().map(|x| x * size).collect()
+    };
+    let (x, other, wide) = (values(n, case.size), values(n, case.size), values(2 * n, case.size));
+    let norm = |kind, bias: bool, eps| Norm {
+        kind,
+        weight: vector(b, &Random(7).normals(n)),
+        bias: bias.then(|| vector(b, &Random(8).normals(n))),
+        eps,
+    };
+    let mut y = poisoned(b, range.len(), n);
+    let mut x = rows_of(b, &x, n);
+    match case.op {
+        Op::Norm(kind, bias, eps) => {
+            b.norm(&mut y, &x, &norm(kind, bias, eps)).unwrap();
+            vec![("y", read(b, &mut y)), ("x", read(b, &mut x))]
+        }
+        Op::NormInPlace(kind, bias, eps) => {
+            b.norm_in_place(&mut x, &norm(kind, bias, eps)).unwrap();
+            vec![("x", read(b, &mut x))]
+        }
+        Op::AddNorm(kind, bias, eps) => {
+            let other = rows_of(b, &other, n);
+            b.add_norm(&mut y, &mut x, &other, &norm(kind, bias, eps)).unwrap();
+            vec![("y", read(b, &mut y)), ("residual", read(b, &mut x))]
+        }
+        Op::Add => {
+            b.add(&mut x, &rows_of(b, &other, n)).unwrap();
+            vec![("y", read(b, &mut x))]
+        }
+        Op::Gated(f) => {
+            b.gated(&mut y, &rows_of(b, &wide, 2 * n), f).unwrap();
+            vec![("y", read(b, &mut y))]
+        }
+        Op::Activate(f) => {
+            b.activate(&mut x, f).unwrap();
+            vec![("x", read(b, &mut x))]
+        }
+        Op::Softcap(cap) => {
+            b.softcap(&mut x, cap).unwrap();
+            vec![("x", read(b, &mut x))]
+        }
+        Op::Scale(factor) => {
+            b.scale(&mut x, factor).unwrap();
+            vec![("x", read(b, &mut x))]
+        }
+    }
+}
+
+impl Case for Rows {
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        run(b, self, 0..self.rows)
+    }
+
+    fn tolerance(&self, _: bool) -> f64 {
+        ELEMENTWISE
+    }
+}
+
+fn on_all_shapes(ops: &[Op], sizes: &[f32]) {
+    for &op in ops {
+        for (rows, len) in SHAPES {
+            check(&sizes.iter().map(|&size| Rows { op, rows, len, size }).collect::<Vec<_>>());
+        }
+        rows_do_not_depend_on_the_batch(op);
+    }
+}
+
+fn rows_do_not_depend_on_the_batch(op: Op) {
+    let case = Rows { op, rows: 40, len: 1000, size: 2.0 };
+    for cpu in cpus(Paths::Instructions) {
+        let together = case.run(cpu);
+        for r in [0, 1, 17, 39] {
+            for ((name, all), (_, alone)) in together.iter().zip(run(cpu, &case, r..r + 1)) {
+                let row = &all[r * case.len..][..case.len];
+                assert_eq!(bits(row), bits(&alone), "row {r} of {name}, {case:?} on {:?}", cpu.options());
+            }
+        }
+    }
+}
+
+#[test]
+fn norm() {
+    let kinds =
+        [(NormKind::Rms, false), (NormKind::Rms, true), (NormKind::Layer, false), (NormKind::Layer, true)];
+    for (kind, bias) in kinds {
+        // A LayerNorm of one element is its bias alone, so the sum of squares says nothing below this epsilon.
+        let eps = 1e-5;
+        let ops = [Op::Norm(kind, bias, eps), Op::NormInPlace(kind, bias, eps), Op::AddNorm(kind, bias, eps)];
+        on_all_shapes(&ops, &[0.01, 1.0, 100.0]);
+    }
+}
+
+#[test]
+fn add() {
+    on_all_shapes(&[Op::Add], &[1.0]);
+}
+
+#[test]
+fn activations() {
+    let ops = ACTIVATIONS.map(|f| [Op::Gated(f), Op::Activate(f)]);
+    on_all_shapes(&ops.concat(), &[0.1, 1.0, 20.0]);
+}
+
+#[test]
+fn softcap_and_scale() {
+    on_all_shapes(&[Op::Softcap(30.0), Op::Softcap(0.5), Op::Scale(-0.3)], &[0.01, 1.0, 100.0]);
+}
+
+/// Operations that a batch guides.
+#[derive(Debug)]
+enum Guided {
+    SelectRows { len: usize, seqs: Vec<(usize, usize)> },
+    AddPositions { len: usize, positions: Vec<usize> },
+    RopeAngles { n: usize, positions: Vec<usize>, scale: f32 },
+}
+
+impl Case for Guided {
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let mut random = Random(11);
+        match self {
+            Guided::SelectRows { len, seqs } => {
+                let mut batch = Batch::default();
+                for &(n_tokens, n_logits) in seqs {
+                    batch.push(&vec![0; n_tokens], 5, &[], n_logits);
+                }
+                let x = rows_of(b, &random.normals(batch.tokens.len() * len), *len);
+                let mut y = poisoned(b, batch.n_logits(), *len);
+                b.select_rows(&mut y, &x, &staged(b, &batch)).unwrap();
+                vec![("y", read(b, &mut y))]
+            }
+            Guided::AddPositions { len, positions } => {
+                let batch = batch_of(&positions.iter().map(|&p| (0, p, false)).collect::<Vec<_>>());
+                let table = rows_of(b, &random.normals(100 * len), *len);
+                let mut x = rows_of(b, &random.normals(positions.len() * len), *len);
+                b.add_positions(&mut x, &table, &staged(b, &batch)).unwrap();
+                vec![("x", read(b, &mut x))]
+            }
+            Guided::RopeAngles { n, positions, scale } => {
+                let batch = batch_of(&positions.iter().map(|&p| (0, p, false)).collect::<Vec<_>>());
+                let f: Vec<f32> = (0..*n).map(|i| 10_000f32.powf(-(i as f32) / *n as f32)).collect();
+                let mut y = poisoned(b, positions.len(), 2 * n);
+                b.rope_angles(&mut y, &vector(b, &f), &staged(b, &batch), *scale).unwrap();
+                vec![("y", read(b, &mut y))]
+            }
+        }
+    }
+
+    fn tolerance(&self, _: bool) -> f64 {
+        ELEMENTWISE
+    }
+}
+
+#[test]
+fn select_rows() {
+    let lists = [
+        vec![(1, 1)],
+        vec![(5, 0), (3, 1), (1, 1), (4, 4), (2, 0)],
+        vec![(40, 40)],
+        vec![(7, 0), (700, 300)],
+    ];
+    for len in [1, 33, 512] {
+        check(&lists.clone().map(|seqs| Guided::SelectRows { len, seqs }));
+    }
+}
+
+#[test]
+fn add_positions() {
+    for len in [1, 20, 768] {
+        check(&[
+            Guided::AddPositions { len, positions: vec![0] },
+            Guided::AddPositions { len, positions: vec![99, 3, 3, 0, 50] },
+            Guided::AddPositions { len, positions: (0..70).collect() },
+        ]);
+    }
+}
+
+#[test]
+fn rope_angles() {
+    for n in [1, 10, 64] {
+        check(&[
+            Guided::RopeAngles { n, positions: vec![0], scale: 1.0 },
+            Guided::RopeAngles { n, positions: vec![5, 131_071, 0, 1_000_000], scale: 1.3 },
+            Guided::RopeAngles { n, positions: (300..700).collect(), scale: 1.0 },
+        ]);
+    }
+}

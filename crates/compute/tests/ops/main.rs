@@ -1,0 +1,244 @@
+//! Every operation on every backend, against [`Reference`], by normalized squared error.
+//!
+//! A [`Case`] makes its inputs from a seed, runs one operation on any backend and returns what it wrote. [`check`] runs each
+//! case on the reference and on every path of every backend, and compares. Outputs start as NaN and are made a few rows too
+//! long, so that an element that is not written, or one too many, is seen. [`rows_do_not_depend_on_the_batch`] asks for
+//! more: a row alone equals the same row in a batch, bit by bit.
+
+mod attention;
+mod elementwise;
+mod matrices;
+
+use realizar_compute::cpu::isa::Isa;
+use realizar_compute::cpu::{Cpu, CpuOptions};
+use realizar_compute::{Backend, Batch, BatchLimits, DType, Reference, Tensor};
+use std::fmt::Debug;
+use std::sync::OnceLock;
+
+/// Largest normalized squared error `Σ (got - want)² / Σ want²` per element type of the weights or the cache: `(type, exact,
+/// fast)`. Types without a line have [`DECODED`].
+#[rustfmt::skip]
+const TOLERANCES: &[(DType, f64, f64)] = &[
+    // Products: sums in f32, and where they are fast, activations rounded to 8 bits in blocks of 32 or 256 or to BF16.
+    (DType::F32,  1e-11, 1e-11),
+    (DType::F16,  1e-11, 1e-11),
+    (DType::BF16, 1e-11, 1e-5),
+    (DType::Q8_0, 1e-11, 1e-4),
+    (DType::Q4_0, 1e-11, 1e-4),
+    (DType::Q4_K, 1e-11, 2e-4),
+    (DType::Q5_K, 1e-11, 2e-4),
+    (DType::Q6_K, 1e-11, 2e-4),
+];
+
+/// The tolerance of types that are decoded to f32 before they are multiplied. Fast backends may also round activations.
+const DECODED: (f64, f64) = (1e-11, 2e-4);
+
+/// The tolerance of attention per element type of the cache. Where a norm or a rotation precedes the cache, a last bit may
+/// tip a rounding.
+#[rustfmt::skip]
+const CACHE_TOLERANCES: &[(DType, f64)] = &[
+    (DType::F32,  1e-11),
+    (DType::F16,  1e-9),
+    (DType::BF16, 1e-8),
+    (DType::Q8_0, 1e-8),
+];
+
+/// What operations without weights may lose.
+const ELEMENTWISE: f64 = 1e-11;
+
+/// Which options of a backend matter to a case.
+#[derive(Clone, Copy, PartialEq)]
+enum Paths {
+    /// Instruction sets.
+    Instructions,
+    /// And how weights are packed and multiplied.
+    Weights,
+}
+
+/// One operation with its inputs.
+trait Case: Debug {
+    const PATHS: Paths = Paths::Instructions;
+
+    /// What the operation wrote: name and values of each output.
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)>;
+
+    /// Largest normalized squared error.
+    fn tolerance(&self, exact: bool) -> f64;
+}
+
+fn tolerance(dtype: DType, exact: bool) -> f64 {
+    let line = TOLERANCES.iter().find(|t| t.0 == dtype).map_or(DECODED, |t| (t.1, t.2));
+    if exact { line.0 } else { line.1 }
+}
+
+/// Every path of the CPU: each instruction set that this machine has, exact and fast, weights packed and as they are.
+fn cpus(paths: Paths) -> impl Iterator<Item = &'static Cpu> {
+    static ALL: OnceLock<Vec<Cpu>> = OnceLock::new();
+    let all = ALL.get_or_init(|| {
+        let isas = Isa::available().iter();
+        isas.flat_map(|&isa| {
+            [(false, true), (true, true), (false, false), (true, false)]
+                // Three threads share rows unevenly.
+                .map(|(exact, repack)| Cpu::new(CpuOptions { n_threads: 3, isa, exact, repack }))
+        })
+        .collect()
+    });
+    all.iter().filter(move |cpu| {
+        let CpuOptions { exact, repack, .. } = cpu.options();
+        paths == Paths::Weights || (!exact && repack)
+    })
+}
+
+/// Compares each case on every backend with the reference.
+fn check<C: Case>(cases: &[C]) {
+    for case in cases {
+        let want = case.run(&Reference);
+        assert!(want.iter().any(|(_, values)| !values.is_empty()), "{case:?} has no output");
+        for cpu in cpus(C::PATHS) {
+            let exact = cpu.options().exact;
+            compare(case, &format!("{:?}", cpu.options()), &case.run(cpu), &want, case.tolerance(exact));
+        }
+        // Another backend is one more `compare` here.
+    }
+}
+
+fn compare<C: Case>(
+    case: &C,
+    path: &str,
+    got: &[(&str, Vec<f32>)],
+    want: &[(&str, Vec<f32>)],
+    tolerance: f64,
+) {
+    assert_eq!(got.len(), want.len());
+    for ((name, got), (_, want)) in got.iter().zip(want) {
+        assert_eq!(got.len(), want.len(), "{name} of {case:?} on {path}");
+        let nan = (0..want.len()).find(|&i| got[i].is_nan() != want[i].is_nan());
+        assert_eq!(nan, None, "{name} of {case:?} on {path}: a number that is wrongly (not) written");
+        let error = normalized_squared_error(got, want);
+        assert!(
+            error <= tolerance,
+            "{name} of {case:?} on {path}: error {error:.2e} exceeds {tolerance:.0e}"
+        );
+    }
+}
+
+/// `Σ (got - want)² / Σ want²` over the elements that are numbers.
+fn normalized_squared_error(got: &[f32], want: &[f32]) -> f64 {
+    let pairs = got.iter().zip(want).filter(|(_, w)| !w.is_nan());
+    let (noise, signal) = pairs.fold((0.0, 0.0), |(noise, signal), (&g, &w)| {
+        (noise + (f64::from(g) - f64::from(w)).powi(2), signal + f64::from(w).powi(2))
+    });
+    if noise == 0.0 { 0.0 } else { noise / signal }
+}
+
+/// Reproducible numbers (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// Roughly normal: the sum of 12 uniform numbers.
+    fn normal(&mut self) -> f32 {
+        (0..12).map(|_| (self.next() >> 40) as f32 / (1 << 24) as f32).sum::<f32>() - 6.0
+    }
+
+    fn normals(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.normal()).collect()
+    }
+
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for i in (1..items.len()).rev() {
+            items.swap(i, self.below(i + 1));
+        }
+    }
+}
+
+/// Rows that an output has beyond those in use.
+const SPARE_ROWS: usize = 2;
+
+/// An output of `[rows, len]`, all NaN.
+fn poisoned<B: Backend>(b: &B, rows: usize, len: usize) -> Tensor<B> {
+    let shape = [rows + SPARE_ROWS, len];
+    let mut t = b.upload(&shape, &vec![f32::NAN; shape[0] * len]).unwrap();
+    t.set_rows(rows);
+    t
+}
+
+/// An input of `[rows, len]`, with rows of NaN after those in use.
+fn rows_of<B: Backend>(b: &B, values: &[f32], len: usize) -> Tensor<B> {
+    let rows = values.len() / len;
+    let mut values = values.to_vec();
+    values.resize((rows + SPARE_ROWS) * len, f32::NAN);
+    let mut t = b.upload(&[rows + SPARE_ROWS, len], &values).unwrap();
+    t.set_rows(rows);
+    t
+}
+
+/// The rows in use, after seeing that the spare rows were left alone.
+fn read<B: Backend>(b: &B, t: &mut Tensor<B>) -> Vec<f32> {
+    let used = t.len();
+    let rows = t.rows();
+    t.set_rows(rows + SPARE_ROWS);
+    let mut all = vec![0.0; t.len()];
+    b.synchronize().unwrap();
+    b.download(&mut all, t).unwrap();
+    t.set_rows(rows);
+    assert!(all[used..].iter().all(|x| x.is_nan()), "rows that are not in use were written");
+    all.truncate(used);
+    all
+}
+
+fn vector<B: Backend>(b: &B, values: &[f32]) -> Tensor<B> {
+    b.upload(&[values.len()], values).unwrap()
+}
+
+/// A batch on the device.
+fn staged<B: Backend>(b: &B, batch: &Batch) -> B::Batch {
+    let limits = BatchLimits {
+        n_tokens: batch.tokens.len(),
+        n_seqs: batch.seqs.len(),
+        n_blocks: batch.block_tables.len(),
+        n_logits: batch.n_logits(),
+    };
+    let mut staged = b.new_batch(limits).unwrap();
+    b.stage(&mut staged, batch).unwrap();
+    staged
+}
+
+/// A batch of these tokens at these positions, each a sequence of its own, with logits of those listed.
+fn batch_of(tokens: &[(u32, usize, bool)]) -> Batch {
+    let mut batch = Batch::default();
+    for &(token, position, logits) in tokens {
+        batch.push(&[token], position, &[], usize::from(logits));
+    }
+    batch
+}
+
+#[test]
+fn a_batch_larger_than_its_limits_is_refused() {
+    fn run<B: Backend>(b: &B) {
+        let limits = BatchLimits { n_tokens: 2, n_seqs: 2, n_blocks: 2, n_logits: 2 };
+        let mut staged = b.new_batch(limits).unwrap();
+        let mut batch = batch_of(&[(1, 0, true), (2, 0, true)]);
+        b.stage(&mut staged, &batch).unwrap();
+        batch.push(&[3], 0, &[], 0);
+        let error = b.stage(&mut staged, &batch).unwrap_err();
+        assert_eq!(error.to_string(), "a batch of 3 tokens exceeds the limit of 2");
+    }
+    run(&Reference);
+    cpus(Paths::Instructions).for_each(run);
+}
+
+/// Bit patterns, so that -0 is not 0 and NaN is NaN.
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}

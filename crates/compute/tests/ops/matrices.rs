@@ -1,0 +1,277 @@
+//! Operations that read weights: products, mixtures of experts, embeddings; in every element type.
+
+use super::*;
+use bytes::Bytes;
+use realizar_compute::quant::QUANTS;
+use realizar_compute::{Activation, MatrixPart, MoeParams, MoeScratch};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+/// Bytes of `n` weights of about unit size: encoded if the type can be written, else random blocks, tried again until all
+/// their numbers are of a sensible size.
+fn weights(dtype: DType, n: usize, random: &mut Random) -> Bytes {
+    let spec = dtype.spec();
+    let mut bytes = vec![0; dtype.bytes_for(n).unwrap()];
+    if let Some(quantize) = spec.quantize {
+        quantize(&random.normals(n), &mut bytes);
+        return bytes.into();
+    }
+    let mut floats = vec![0.0; spec.block_len];
+    for block in bytes.chunks_exact_mut(spec.block_bytes) {
+        loop {
+            block.fill_with(|| random.next() as u8);
+            (spec.dequantize)(block, &mut floats);
+            let largest =
+                floats.iter().fold(0.0, |m, x| if x.is_finite() { x.abs().max(m) } else { f32::MAX });
+            if (0.1..10.0).contains(&largest) {
+                break;
+            }
+        }
+    }
+    bytes.into()
+}
+
+/// A matrix with the weights of this seed, which are made once: every path wants them, and some types take long to encode.
+fn part(dtype: DType, n_experts: usize, n_out: usize, n_in: usize, seed: u64) -> MatrixPart {
+    static MADE: Mutex<BTreeMap<(DType, usize, u64), Bytes>> = Mutex::new(BTreeMap::new());
+    let n = n_experts * n_out * n_in;
+    let found = MADE.lock().unwrap().get(&(dtype, n, seed)).cloned();
+    let bytes = found.unwrap_or_else(|| {
+        let bytes = weights(dtype, n, &mut Random(seed));
+        MADE.lock().unwrap().insert((dtype, n, seed), bytes.clone());
+        bytes
+    });
+    MatrixPart { dtype, n_experts, n_out, n_in, bytes }
+}
+
+#[derive(Debug, Clone)]
+struct Matmul {
+    /// Type and outputs of each stacked part.
+    parts: Vec<(DType, usize)>,
+    n_in: usize,
+    rows: std::ops::Range<usize>,
+    bias: bool,
+}
+
+impl Case for Matmul {
+    const PATHS: Paths = Paths::Weights;
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let Self { n_in, rows, .. } = self;
+        let parts =
+            self.parts.iter().zip(1..).map(|(&(dtype, n_out), seed)| part(dtype, 1, n_out, *n_in, seed));
+        let w = b.matrix(parts.collect()).unwrap();
+        assert!(b.matrix_bytes(&w) > 0);
+        let n_out = self.parts.iter().map(|p| p.1).sum();
+        let bias = self.bias.then(|| vector(b, &Random(5).normals(n_out)));
+        let x = rows_of(b, &Random(6).normals(rows.end * n_in)[rows.start * n_in..], *n_in);
+        let mut y = poisoned(b, rows.len(), n_out);
+        b.matmul(&mut y, &x, &w, bias.as_ref()).unwrap();
+        vec![("y", read(b, &mut y))]
+    }
+
+    fn tolerance(&self, exact: bool) -> f64 {
+        self.parts.iter().map(|p| tolerance(p.0, exact)).fold(0.0, f64::max)
+    }
+}
+
+#[test]
+fn matmul_of_every_type() {
+    for spec in QUANTS {
+        for (n_out, blocks, m) in [(1, 1, 60), (16, 3, 1), (33, 1, 7), (20, 3, 33), (5, 2, 70)] {
+            // Rows of plain numbers have odd lengths.
+            let n_in = if spec.block_len == 1 { blocks * 35 - 2 } else { blocks * spec.block_len };
+            check(&[Matmul { parts: vec![(spec.dtype, n_out)], n_in, rows: 0..m, bias: m % 2 == 0 }]);
+        }
+    }
+}
+
+#[test]
+fn matmul_of_stacked_parts_of_different_types() {
+    use DType::*;
+    for (parts, n_in) in [
+        (vec![(Q4_K, 40), (Q4_K, 8), (Q6_K, 8)], 512),
+        (vec![(Q8_0, 17), (F16, 3), (Q5_1, 16)], 96),
+        (vec![(F32, 1), (BF16, 1), (F16, 1), (F32, 30)], 37),
+        (vec![(IQ4_XS, 5), (Q5_K, 21), (Q4_0, 6)], 256),
+    ] {
+        for (m, bias) in [(1, true), (3, false), (40, true)] {
+            check(&[Matmul { parts: parts.clone(), n_in, rows: 0..m, bias }]);
+        }
+    }
+}
+
+#[test]
+fn matmul_rows_do_not_depend_on_the_batch() {
+    use DType::*;
+    for dtype in [F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, Q3_K, IQ2_XS, MXFP4] {
+        let all = Matmul { parts: vec![(dtype, 37)], n_in: 512, rows: 0..70, bias: true };
+        for cpu in cpus(Paths::Weights) {
+            let y = all.run(cpu).remove(0).1;
+            for rows in [0..1, 31..33, 64..70, 5..22] {
+                let some = Matmul { rows: rows.clone(), ..all.clone() }.run(cpu).remove(0).1;
+                let same = &y[rows.start * 37..rows.end * 37];
+                assert_eq!(bits(same), bits(&some), "{dtype} rows {rows:?} on {:?}", cpu.options());
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Embed {
+    dtype: DType,
+    len: usize,
+    tokens: Vec<u32>,
+    scale: f32,
+}
+
+impl Case for Embed {
+    const PATHS: Paths = Paths::Weights;
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let table = b.matrix(vec![part(self.dtype, 1, 50, self.len, 3)]).unwrap();
+        let batch = batch_of(&self.tokens.iter().map(|&t| (t, 0, false)).collect::<Vec<_>>());
+        let mut y = poisoned(b, self.tokens.len(), self.len);
+        b.embed(&mut y, &table, &staged(b, &batch), self.scale).unwrap();
+        vec![("y", read(b, &mut y))]
+    }
+
+    fn tolerance(&self, _: bool) -> f64 {
+        0.0
+    }
+}
+
+#[test]
+fn embed_of_every_type() {
+    for spec in QUANTS {
+        let dtype = spec.dtype;
+        let len = if spec.block_len == 1 { 33 } else { 2 * spec.block_len };
+        let many = (0..400).map(|i| i * 7 % 50).collect();
+        check(&[
+            Embed { dtype, len, tokens: vec![49, 0, 16, 16], scale: 1.0 },
+            Embed { dtype, len, tokens: many, scale: 22.5 },
+        ]);
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Moe {
+    dtype: DType,
+    hidden_size: usize,
+    intermediate_size: usize,
+    n_experts: usize,
+    params: MoeParams,
+    rows: std::ops::Range<usize>,
+    /// Scores of the router for every row, where they are not random.
+    scores: Option<Vec<f32>>,
+}
+
+impl Case for Moe {
+    const PATHS: Paths = Paths::Weights;
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let Self { dtype, hidden_size: n, intermediate_size: inner, n_experts, .. } = *self;
+        let (rows, n_rows) = (&self.rows, self.rows.len());
+        let matrix = |parts| b.matrix(parts).unwrap();
+        let gate_up = matrix(vec![part(dtype, n_experts, inner, n, 1), part(dtype, n_experts, inner, n, 2)]);
+        let down = matrix(vec![part(dtype, n_experts, n, inner, 3)]);
+        // Inputs of a size that leaves the gates in the range where activations bend.
+        let x: Vec<f32> = Random(4).normals(rows.end * n)[rows.start * n..].iter().map(|x| x * 0.1).collect();
+        let router = match &self.scores {
+            Some(scores) => scores.repeat(n_rows),
+            None => Random(5).normals(rows.end * n_experts)[rows.start * n_experts..].to_vec(),
+        };
+        let n_uses = n_rows * self.params.n_used;
+        let mut scratch = MoeScratch {
+            x: poisoned(b, n_uses, n),
+            gate_up: poisoned(b, n_uses, 2 * inner),
+            hidden: poisoned(b, n_uses, inner),
+            y: poisoned(b, n_uses, n),
+        };
+        let mut y = poisoned(b, n_rows, n);
+        let (x, router) = (rows_of(b, &x, n), rows_of(b, &router, n_experts));
+        b.moe(&mut y, &x, &router, &gate_up, &down, &self.params, &mut scratch).unwrap();
+        vec![("y", read(b, &mut y))]
+    }
+
+    fn tolerance(&self, exact: bool) -> f64 {
+        // Two products one after the other, with a product of two results of the first between them.
+        4.0 * tolerance(self.dtype, exact)
+    }
+}
+
+fn moe_case(dtype: DType, n_experts: usize, n_used: usize, norm_topk: bool, n_rows: usize) -> Moe {
+    Moe {
+        dtype,
+        hidden_size: 256,
+        intermediate_size: if dtype.block_len() == 1 { 40 } else { 256 },
+        n_experts,
+        params: MoeParams { n_used, norm_topk, activation: Activation::Silu },
+        rows: 0..n_rows,
+        scores: None,
+    }
+}
+
+#[test]
+fn moe() {
+    use DType::*;
+    for dtype in [F32, BF16, Q8_0, Q4_K, Q6_K, MXFP4] {
+        for n_used in 1..=5 {
+            check(&[moe_case(dtype, 5, n_used, n_used % 2 == 0, 4)]);
+        }
+        // One expert, one row, and more rows than a tile holds.
+        check(&[
+            moe_case(dtype, 1, 1, true, 3),
+            moe_case(dtype, 16, 4, true, 1),
+            moe_case(dtype, 3, 1, false, 60),
+        ]);
+    }
+    for activation in [Activation::GeluTanh, Activation::ReluSquared] {
+        let mut case = moe_case(F32, 4, 2, true, 5);
+        case.params.activation = activation;
+        check(&[case]);
+    }
+}
+
+#[test]
+fn moe_gives_ties_to_the_lowest_expert() {
+    fn run<B: Backend>(b: &B) {
+        let case = |scores: [f32; 4]| {
+            let case = Moe { scores: Some(scores.to_vec()), ..moe_case(DType::F32, 4, 2, true, 3) };
+            case.run(b).remove(0).1
+        };
+        // Experts 1 and 2 share the second place; with norm_topk the weights of two equals are one half each.
+        assert_eq!(bits(&case([0.0, 2.0, 2.0, 2.0])), bits(&case([0.0, 9.0, 9.0, 0.0])));
+        assert_eq!(bits(&case([0.0, 0.0, 0.0, 0.0])), bits(&case([5.0, 5.0, 1.0, 1.0])));
+        assert_ne!(bits(&case([0.0, 2.0, 2.0, 2.0])), bits(&case([0.0, 9.0, 0.0, 9.0])));
+    }
+    run(&Reference);
+    cpus(Paths::Weights).for_each(run);
+}
+
+#[test]
+fn moe_rows_do_not_depend_on_the_batch() {
+    for dtype in [DType::F32, DType::Q4_K, DType::BF16] {
+        let all = moe_case(dtype, 6, 3, true, 50);
+        for cpu in cpus(Paths::Weights) {
+            let y = all.run(cpu).remove(0).1;
+            for rows in [0..1, 20..23, 49..50] {
+                let some = Moe { rows: rows.clone(), ..all.clone() }.run(cpu).remove(0).1;
+                let same = &y[rows.start * all.hidden_size..rows.end * all.hidden_size];
+                assert_eq!(bits(same), bits(&some), "{dtype} rows {rows:?} on {:?}", cpu.options());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_matrix_whose_bytes_disagree_with_its_shape_is_refused() {
+    fn run<B: Backend>(b: &B) {
+        let short = MatrixPart { n_out: 9, ..part(DType::Q4_0, 1, 8, 64, 1) };
+        assert!(matches!(b.matrix(vec![short]), Err(realizar_compute::Error::WrongSize { .. })));
+        let cut = MatrixPart { n_in: 63, ..part(DType::Q4_0, 1, 8, 64, 1) };
+        assert!(matches!(b.matrix(vec![cut]), Err(realizar_compute::Error::PartialBlock { .. })));
+    }
+    run(&Reference);
+    cpus(Paths::Weights).for_each(run);
+}

@@ -1,0 +1,41 @@
+//! Every option of the engine, with its unit and default.
+
+use std::time::Duration;
+
+/// Options of the engine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineConfig {
+    /// Sequences that share a step at most; the runner's own limit also holds. Default 64.
+    pub max_seqs: usize,
+    /// Tokens of a step at most, those of prompts and of running sequences together; the runner's own limit also holds. It bounds
+    /// how long a long prompt can delay the next token of others. Default 512.
+    pub step_tokens: usize,
+    /// Sequences that may wait for their turn; further requests are refused. Default 1024.
+    pub max_queue: usize,
+    /// Keeps blocks of finished sequences for prompts that begin alike. Default true.
+    pub prefix_cache: bool,
+    /// How much waiting one step of a request's priority is worth. Default 10 s.
+    pub priority_step: Duration,
+    /// Launches a step before the results of the one before are read. `None`: if the runner computes in the background. Default
+    /// `None`.
+    pub overlap: Option<bool>,
+    /// Events that a stream holds for its reader before its sequences pause. Default 256.
+    pub stream_capacity: usize,
+    /// How long a stream's reader may leave it full before the request is cancelled. Default 30 s.
+    pub stall_timeout: Duration,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            max_seqs: 64,
+            step_tokens: 512,
+            max_queue: 1024,
+            prefix_cache: true,
+            priority_step: Duration::from_secs(10),
+            overlap: None,
+            stream_capacity: 256,
+            stall_timeout: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,530 @@
+//! The thread that owns a runner and its scheduler, and the handle to talk to it.
+
+use crate::request::{Event, FinishReason, Request};
+use crate::runner::{Runner, RunnerInfo, Step, Ticket};
+use crate::scheduler::Scheduler;
+use crate::sequence::SeqId;
+use crate::stats::Stats;
+use crate::stream::{Producer, Pushed, Stream, channel};
+use crate::{EngineConfig, Error, Result};
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel as inbox};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The engine's thread; see [`Engine::start`].
+pub struct Engine {
+    runner: Box<dyn Runner>,
+    scheduler: Scheduler,
+    overlap: bool,
+    stall_timeout: Duration,
+    shared: Arc<Shared>,
+    inbox: Receiver<Command>,
+    requests: HashMap<u64, Active>,
+    n_paused: usize,
+    /// When to give up on requests that still run; set by a shutdown.
+    drain_until: Option<Instant>,
+    step: Step,
+    events: Vec<(SeqId, Event)>,
+    last_finish: Duration,
+}
+
+/// A handle to an engine. Cloned freely; the engine stops when the last one and all streams are gone.
+#[derive(Clone)]
+pub struct Client {
+    inbox: Sender<Command>,
+    shared: Arc<Shared>,
+    config: Arc<EngineConfig>,
+}
+
+/// Whether an engine takes requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It does.
+    Ready,
+    /// It finishes what it has and takes no more.
+    Draining,
+    /// It has stopped as asked.
+    Stopped,
+    /// It has died.
+    Failed {
+        /// Its last words.
+        message: String,
+    },
+}
+
+/// What the engine's thread is told.
+pub(crate) enum Command {
+    Submit(Box<Submission>),
+    Cancel { number: u64, choice: Option<u32> },
+    Resume { number: u64 },
+    Shutdown { deadline: Instant },
+}
+
+pub(crate) struct Submission {
+    number: u64,
+    request: Request,
+    arrival: Duration,
+    seed: u64,
+    producer: Producer,
+}
+
+struct Shared {
+    info: RunnerInfo,
+    stats: Stats,
+    health: Mutex<Health>,
+    health_changed: Condvar,
+    start: Instant,
+    next_number: AtomicU64,
+    /// Sequences sent and not yet received by the thread.
+    in_inbox: AtomicU64,
+    /// Between two finished requests of late, on average.
+    finish_interval_us: AtomicU64,
+    /// The system's entropy, for requests without a seed.
+    entropy: RandomState,
+}
+
+/// A request that has not ended.
+struct Active {
+    producer: Producer,
+    arrival: Duration,
+    paused_since: Option<Duration>,
+    /// Per choice: when its last token came.
+    last_tokens: Vec<Option<Duration>>,
+}
+
+impl Engine {
+    /// Puts a runner on a thread of its own.
+    pub fn start(runner: Box<dyn Runner>, config: EngineConfig) -> Client {
+        let info = runner.info();
+        let shared = Arc::new(Shared {
+            info,
+            stats: Stats::default(),
+            health: Mutex::new(Health::Ready),
+            health_changed: Condvar::new(),
+            start: Instant::now(),
+            next_number: AtomicU64::new(0),
+            in_inbox: AtomicU64::new(0),
+            finish_interval_us: AtomicU64::new(0),
+            entropy: RandomState::new(),
+        });
+        let (sender, receiver) = inbox();
+        let engine = Engine {
+            runner,
+            scheduler: Scheduler::new(&config, info),
+            overlap: config.overlap.unwrap_or(info.asynchronous),
+            stall_timeout: config.stall_timeout,
+            shared: shared.clone(),
+            inbox: receiver,
+            requests: HashMap::new(),
+            n_paused: 0,
+            drain_until: None,
+            step: Step::default(),
+            events: Vec::new(),
+            last_finish: Duration::ZERO,
+        };
+        tracing::info!(?config, ?info, overlap = engine.overlap, "engine starts");
+        std::thread::Builder::new()
+            .name("engine".into())
+            .spawn(move || engine.main())
+            .expect("the system can start one more thread");
+        Client { inbox: sender, shared, config: Arc::new(config) }
+    }
+
+    fn main(mut self) {
+        match catch_unwind(AssertUnwindSafe(|| self.run())) {
+            Ok(()) => self.end(Health::Stopped, &Error::ShuttingDown),
+            Err(panic) => {
+                let message = panic_message(panic.as_ref());
+                tracing::error!(message, "engine failed");
+                self.end(Health::Failed { message: message.clone() }, &Error::EngineFailed { message });
+            }
+        }
+    }
+
+    /// Answers whoever still waits.
+    fn end(&mut self, health: Health, error: &Error) {
+        self.shared.set_health(health);
+        for active in self.requests.values_mut() {
+            active.producer.push(Event::Error(error.clone()));
+            self.shared.stats.finished_error.add(1);
+        }
+        self.requests.clear();
+        while let Ok(command) = self.inbox.try_recv() {
+            if let Command::Submit(mut submission) = command {
+                submission.producer.push(Event::Error(error.clone()));
+                self.shared.stats.finished_error.add(1);
+            }
+        }
+        let stats = &self.shared.stats;
+        [&stats.running, &stats.waiting, &stats.paused].iter().for_each(|gauge| gauge.set(0));
+    }
+
+    /// Steps until nobody can ask for more.
+    fn run(&mut self) {
+        let mut in_flight: Option<(Ticket, Duration)> = None;
+        let mut idle = true;
+        while self.take_commands(idle) {
+            if !self.overlap || self.scheduler.needs_commit() {
+                in_flight.take().into_iter().for_each(|t| self.finish(t));
+            }
+            let scheduled = self.shared.now();
+            let (launched, worked) = self.launch();
+            let finished = in_flight.take();
+            idle = !worked && finished.is_none();
+            finished.into_iter().for_each(|t| self.finish(t));
+            in_flight = launched.map(|ticket| (ticket, scheduled));
+            self.end_stalled();
+            self.publish();
+            if self.drained() && in_flight.is_none() {
+                break;
+            }
+        }
+        // Whoever is left is told by the caller; the device finishes what it has begun.
+        in_flight.into_iter().for_each(|(ticket, _)| drop(self.runner.finish(ticket)));
+    }
+
+    /// Takes what is in the inbox, waiting for something if the engine is idle. Returns false when nothing more can come, or the
+    /// time to drain is over.
+    fn take_commands(&mut self, idle: bool) -> bool {
+        if self.drain_until.is_some_and(|t| Instant::now() >= t) {
+            return false;
+        }
+        if idle {
+            match self.next_deadline() {
+                None => match self.inbox.recv() {
+                    Ok(command) => self.take(command),
+                    Err(_) => return false,
+                },
+                Some(left) => match self.inbox.recv_timeout(left) {
+                    Ok(command) => self.take(command),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return false,
+                },
+            }
+        }
+        loop {
+            match self.inbox.try_recv() {
+                Ok(command) => self.take(command),
+                Err(TryRecvError::Empty) => return true,
+                // With work left, its streams are gone, so its cancellations have come before this.
+                Err(TryRecvError::Disconnected) => return !self.requests.is_empty(),
+            }
+        }
+    }
+
+    /// How long an idle engine may sleep.
+    fn next_deadline(&self) -> Option<Duration> {
+        let drain = self.drain_until.map(|t| t.saturating_duration_since(Instant::now()));
+        let since = self.requests.values().filter(|_| self.n_paused > 0).filter_map(|a| a.paused_since).min();
+        let stall = since.map(|t| (t + self.stall_timeout).saturating_sub(self.shared.now()));
+        drain.into_iter().chain(stall).min()
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Submit(submission) => self.submit(*submission),
+            Command::Cancel { number, choice } => {
+                let n = self.requests.get(&number).map_or(0, |a| a.last_tokens.len() as u32);
+                let now = self.shared.now();
+                for c in choice.map_or(0..n, |c| c..c + 1) {
+                    let id = SeqId { request: number, choice: c };
+                    let event = self.scheduler.cancel(id, now);
+                    self.events.extend(event.map(|e| (id, e)));
+                }
+                self.deliver();
+            }
+            Command::Resume { number } => self.set_paused(number, false),
+            Command::Shutdown { deadline } => {
+                self.drain_until = Some(self.drain_until.map_or(deadline, |d| d.min(deadline)));
+            }
+        }
+    }
+
+    fn submit(&mut self, submission: Submission) {
+        let Submission { number, request, arrival, seed, producer } = submission;
+        let n = request.n;
+        self.shared.in_inbox.fetch_sub(u64::from(n), Relaxed);
+        self.shared.stats.requests.add(1);
+        let last_tokens = vec![None; n as usize];
+        self.requests.insert(number, Active { producer, arrival, paused_since: None, last_tokens });
+        tracing::debug!(number, n_prompt = request.prompt.len(), max_tokens = request.max_tokens, "request");
+        if let Err(error) = self.scheduler.add(number, request, arrival, seed, &mut self.events) {
+            self.events.push((SeqId { request: number, choice: 0 }, Event::Error(error)));
+        }
+        self.deliver();
+        self.shared.stats.waiting.set(self.scheduler.n_waiting() as u64);
+    }
+
+    /// Begins the next step. Returns its ticket, and whether there was a step to compute.
+    fn launch(&mut self) -> (Option<Ticket>, bool) {
+        if !self.scheduler.schedule(self.shared.now(), &mut self.step) {
+            return (None, false);
+        }
+        let copies = match self.step.copies.is_empty() {
+            true => Ok(()),
+            false => self.runner.copy_blocks(&self.step.copies),
+        };
+        match copies.and_then(|()| self.runner.launch(&self.step)) {
+            Ok(ticket) => (Some(ticket), true),
+            Err(error) => {
+                self.step_failed(&error);
+                self.scheduler.fail_newest(&error, &mut self.events);
+                self.deliver();
+                (None, true)
+            }
+        }
+    }
+
+    /// Waits for the oldest step in flight and delivers what it brings.
+    fn finish(&mut self, (ticket, scheduled): (Ticket, Duration)) {
+        match self.runner.finish(ticket) {
+            Ok(sampled) => {
+                let now = self.shared.now();
+                self.shared.stats.step_time.record(now.saturating_sub(scheduled));
+                self.scheduler.commit(&sampled, now, &mut self.events);
+            }
+            Err(error) => {
+                self.step_failed(&error);
+                self.scheduler.fail_oldest(&error, &mut self.events);
+            }
+        }
+        self.deliver();
+    }
+
+    fn step_failed(&self, error: &Error) {
+        tracing::error!(%error, "step failed");
+        self.shared.stats.failed_steps.add(1);
+    }
+
+    /// Sends the collected events to their streams.
+    fn deliver(&mut self) {
+        let now = self.shared.now();
+        let mut events = std::mem::take(&mut self.events);
+        for (id, event) in events.drain(..) {
+            // Events of choices that ended with their request's error or its reader have no receiver.
+            let Some(active) = self.requests.get_mut(&id.request) else { continue };
+            active.count(&self.shared, id, &event, now);
+            let pushed = active.producer.push(event);
+            if active.producer.is_done() || pushed == Pushed::Closed {
+                self.remove(id.request, now);
+            } else if pushed == Pushed::Full {
+                self.set_paused(id.request, true);
+            }
+        }
+        self.events = events;
+    }
+
+    /// Ends what is left of a request.
+    fn remove(&mut self, number: u64, now: Duration) {
+        self.set_paused(number, false);
+        let Some(active) = self.requests.remove(&number) else { return };
+        for choice in 0..active.last_tokens.len() as u32 {
+            if self.scheduler.cancel(SeqId { request: number, choice }, now).is_some()
+                && active.producer.is_done()
+            {
+                tracing::trace!(number, choice, "ended with its request");
+            }
+        }
+        let interval = now.saturating_sub(self.last_finish).as_micros() as u64;
+        self.last_finish = now;
+        let average = self.shared.finish_interval_us.load(Relaxed);
+        self.shared.finish_interval_us.store((average * 7 + interval.min(60_000_000)) / 8, Relaxed);
+    }
+
+    fn set_paused(&mut self, number: u64, paused: bool) {
+        let Some(active) = self.requests.get_mut(&number) else { return };
+        if active.paused_since.is_some() == paused {
+            return;
+        }
+        active.paused_since = paused.then(|| self.shared.now());
+        self.n_paused = if paused { self.n_paused + 1 } else { self.n_paused - 1 };
+        for choice in 0..active.last_tokens.len() as u32 {
+            self.scheduler.set_paused(SeqId { request: number, choice }, paused);
+        }
+    }
+
+    /// Gives up on requests whose reader has taken nothing for too long.
+    fn end_stalled(&mut self) {
+        if self.n_paused == 0 {
+            return;
+        }
+        let now = self.shared.now();
+        for (&number, active) in &self.requests {
+            if let Some(stalled) =
+                active.paused_since.map(|t| now.saturating_sub(t)).filter(|s| *s >= self.stall_timeout)
+            {
+                let error = Error::SlowReader { stalled };
+                self.events.push((SeqId { request: number, choice: 0 }, Event::Error(error)));
+            }
+        }
+        self.deliver();
+    }
+
+    fn drained(&self) -> bool {
+        self.drain_until.is_some() && self.requests.is_empty()
+    }
+
+    /// Publishes the scheduler's books.
+    fn publish(&self) {
+        let (stats, counters) = (&self.shared.stats, self.scheduler.counters());
+        let (in_use, idle, free) = self.scheduler.blocks();
+        for (value, n) in [
+            (&stats.steps, counters.steps),
+            (&stats.computed_tokens, counters.computed_tokens),
+            (&stats.preemptions, counters.preemptions),
+            (&stats.cache_hit_tokens, counters.cache_hit_tokens),
+            (&stats.cache_miss_tokens, counters.cache_miss_tokens),
+            (&stats.cache_evictions, counters.evictions),
+            (&stats.running, self.scheduler.n_running() as u64),
+            (&stats.waiting, self.scheduler.n_waiting() as u64),
+            (&stats.paused, self.n_paused as u64),
+            (&stats.blocks_in_use, in_use as u64),
+            (&stats.blocks_cached, idle as u64),
+            (&stats.blocks_free, free as u64),
+        ] {
+            value.set(n);
+        }
+    }
+}
+
+impl Active {
+    fn count(&mut self, shared: &Shared, id: SeqId, event: &Event, now: Duration) {
+        let stats = &shared.stats;
+        match event {
+            Event::PromptToken { .. } => {}
+            Event::Token { .. } => {
+                stats.generated_tokens.add(1);
+                match self.last_tokens[id.choice as usize].replace(now) {
+                    Some(last) => stats.inter_token_time.record(now.saturating_sub(last)),
+                    None => stats.first_token_time.record(now.saturating_sub(self.arrival)),
+                }
+            }
+            Event::Finished { reason, usage, timings, .. } => {
+                match reason {
+                    FinishReason::Stop { .. } => stats.finished_stop.add(1),
+                    FinishReason::Length => stats.finished_length.add(1),
+                    FinishReason::Cancelled => stats.finished_cancelled.add(1),
+                }
+                stats.prompt_tokens.add(usage.prompt_tokens as u64);
+                stats.queue_time.record(timings.queue);
+                stats.total_time.record(now.saturating_sub(self.arrival));
+                tracing::debug!(
+                    request = id.request,
+                    choice = id.choice,
+                    ?reason,
+                    ?usage,
+                    ?timings,
+                    "finished"
+                );
+            }
+            Event::Error(error) => {
+                stats.finished_error.add(1);
+                tracing::warn!(request = id.request, %error, "request failed");
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_health(&self, health: Health) {
+        *self.health() = health;
+        self.health_changed.notify_all();
+    }
+}
+
+impl Client {
+    /// Hands a request to the engine. Whatever can be checked without the device is checked before this returns.
+    ///
+    /// Errors: what [`Request::validate`] finds; [`Error::Overloaded`] if too many wait; [`Error::ShuttingDown`] or
+    /// [`Error::EngineFailed`].
+    pub fn submit(&self, request: Request) -> Result<Stream> {
+        request.validate(&self.shared.info)?;
+        self.check_health()?;
+        let n = u64::from(request.n);
+        let queued = self.shared.in_inbox.fetch_add(n, Relaxed) + self.shared.stats.waiting.get();
+        if queued + n > self.config.max_queue as u64 {
+            self.shared.in_inbox.fetch_sub(n, Relaxed);
+            self.shared.stats.overloaded.add(1);
+            return Err(Error::Overloaded { queued: queued as usize, retry_after: self.retry_after(queued) });
+        }
+        let number = self.shared.next_number.fetch_add(1, Relaxed);
+        let (producer, stream) = channel(number, request.n, self.config.stream_capacity, self.inbox.clone());
+        let arrival = self.shared.now();
+        let seed = self.shared.entropy.hash_one(number);
+        let submission = Submission { number, request, arrival, seed, producer };
+        // An engine that has just ended drops the submission, and its producer then answers the stream.
+        match self.inbox.send(Command::Submit(Box::new(submission))) {
+            Ok(()) => Ok(stream),
+            Err(_) => Err(self.check_health().err().unwrap_or(Error::ShuttingDown)),
+        }
+    }
+
+    /// Takes no more requests, lets the others finish for up to `timeout`, ends the rest with an error and waits for the engine to
+    /// stop. A second call with a shorter time shortens the first.
+    pub fn shutdown(&self, timeout: Duration) {
+        let mut health = self.shared.health();
+        if *health == Health::Ready {
+            *health = Health::Draining;
+        }
+        drop(health);
+        let deadline = Instant::now() + timeout;
+        if self.inbox.send(Command::Shutdown { deadline }).is_err() {
+            return;
+        }
+        let mut health = self.shared.health();
+        while *health == Health::Draining {
+            health = self.shared.health_changed.wait(health).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Whether the engine takes requests.
+    pub fn health(&self) -> Health {
+        self.shared.health().clone()
+    }
+
+    /// Counters, gauges and histograms.
+    pub fn stats(&self) -> &Stats {
+        &self.shared.stats
+    }
+
+    /// Sizes of the runner.
+    pub fn info(&self) -> RunnerInfo {
+        self.shared.info
+    }
+
+    /// The options the engine was started with.
+    pub fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    fn check_health(&self) -> Result<()> {
+        match &*self.shared.health() {
+            Health::Ready => Ok(()),
+            Health::Draining | Health::Stopped => Err(Error::ShuttingDown),
+            Health::Failed { message } => Err(Error::EngineFailed { message: message.clone() }),
+        }
+    }
+
+    /// When the queue is likely to have moved by a place, at the rate at which requests finished of late.
+    fn retry_after(&self, queued: u64) -> Duration {
+        let interval = Duration::from_micros(self.shared.finish_interval_us.load(Relaxed));
+        (interval * queued.min(1 << 16) as u32 / 2).clamp(Duration::from_secs(1), Duration::from_secs(60))
+    }
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or(panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message").into()
+}

@@ -1,0 +1,244 @@
+//! From a file to a running model: the one place that chooses a device.
+
+use crate::Runner;
+use crate::model_runner::{ModelRunner, RunnerSizes};
+use realizar_compute::cpu::isa::Isa;
+use realizar_compute::cpu::{Cpu, CpuOptions, threads};
+use realizar_compute::{Backend, DType};
+use realizar_model::source::TensorSource;
+use realizar_model::{Decoder, ModelConfig, WeightBytes, arch};
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+/// Where a model runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    /// The best device that can hold the model.
+    #[default]
+    Auto,
+    /// The processor.
+    Cpu,
+    /// The NVIDIA GPU of this number.
+    Cuda(usize),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s.split_once(':') {
+            None if s == "auto" => Ok(Self::Auto),
+            None if s == "cpu" => Ok(Self::Cpu),
+            None if s == "cuda" => Ok(Self::Cuda(0)),
+            Some(("cuda", n)) => {
+                n.parse().map(Self::Cuda).map_err(|_| format!("{n:?} is not the number of a GPU"))
+            }
+            _ => Err(format!("{s:?} is not one of auto, cpu, cuda, cuda:N")),
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(n) => write!(f, "cuda:{n}"),
+        }
+    }
+}
+
+/// How a model is loaded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadOptions {
+    /// Where it runs. Default: [`Device::Auto`].
+    pub device: Device,
+    /// Longest sequence, in tokens; `None`: the model's own, or less where the cache cannot hold it. Default `None`.
+    pub n_ctx: Option<usize>,
+    /// Tokens that the cache holds at least, all sequences together; `None`: one sequence of `n_ctx`. Default `None`.
+    pub cache_tokens: Option<usize>,
+    /// Element type of the cache. Default `F16`.
+    pub kv_type: DType,
+    /// Tokens of a cache block. Default 32.
+    pub block_size: usize,
+    /// Tokens of a step. Default 512.
+    pub step_tokens: usize,
+    /// Sequences of a step. Default 64.
+    pub max_seqs: usize,
+    /// Rows of logits of a step. Default 64.
+    pub max_logits: usize,
+    /// Threads of the CPU backend; 0: as many as the machine has cores. Default 0.
+    pub n_threads: usize,
+    /// Products with activations as they are, so that every device and batch gives the same tokens. Default false.
+    pub exact: bool,
+    /// Copies weights into the layout that products read fastest. Default true.
+    pub repack: bool,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            device: Device::Auto,
+            n_ctx: None,
+            cache_tokens: None,
+            kv_type: DType::F16,
+            block_size: 32,
+            step_tokens: 512,
+            max_seqs: 64,
+            max_logits: 64,
+            n_threads: 0,
+            exact: false,
+            repack: true,
+        }
+    }
+}
+
+/// A model on its device, ready to run, and what is worth knowing about it.
+pub struct LoadedModel {
+    /// Runs it.
+    pub runner: Box<dyn Runner>,
+    /// Its description.
+    pub config: ModelConfig,
+    /// The device in words.
+    pub device: String,
+    /// Threads of the CPU backend.
+    pub n_threads: usize,
+    /// Sizes of the weights on the device.
+    pub weights: WeightBytes,
+    /// Size of the cache on the device, in bytes.
+    pub cache_bytes: usize,
+    /// From the opened file to here.
+    pub load_time: Duration,
+}
+
+/// Why a model could not be brought to its device.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The file, its weights, or the device's memory.
+    #[error(transparent)]
+    Model(#[from] realizar_model::Error),
+    /// The device is not there or cannot run this model.
+    #[error("could not use device {device}: {reason}")]
+    Device {
+        /// As it was asked for.
+        device: Device,
+        /// Why not.
+        reason: String,
+    },
+    /// An option contradicts the model.
+    #[error("{option} of {value} cannot be: {reason}")]
+    Option {
+        /// The option's name.
+        option: &'static str,
+        /// What was given.
+        value: String,
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// Brings a model to its device.
+///
+/// Errors: [`LoadError`]. Nothing stays allocated after an error.
+pub fn load(source: &dyn TensorSource, options: &LoadOptions) -> Result<LoadedModel, LoadError> {
+    let start = Instant::now();
+    let config = arch::configure(source)?;
+    let mut loaded = match options.device {
+        Device::Auto | Device::Cpu => {
+            let n_threads =
+                if options.n_threads == 0 { threads::default_threads() } else { options.n_threads };
+            let cpu = Cpu::new(CpuOptions {
+                n_threads,
+                isa: Isa::best(),
+                exact: options.exact,
+                repack: options.repack,
+            });
+            let n_threads = cpu.options().n_threads;
+            load_on(cpu, source, config, options, n_threads)?
+        }
+        device @ Device::Cuda(_) => {
+            return Err(LoadError::Device { device, reason: "this build has no CUDA backend".into() });
+        }
+    };
+    loaded.load_time = start.elapsed();
+    tracing::info!(device = loaded.device, load_ms = loaded.load_time.as_millis() as u64, "model ready");
+    Ok(loaded)
+}
+
+fn load_on<B: Backend>(
+    backend: B,
+    source: &dyn TensorSource,
+    config: ModelConfig,
+    options: &LoadOptions,
+    n_threads: usize,
+) -> Result<LoadedModel, LoadError> {
+    let sizes = sizes(&config, options, backend.memory().free)?;
+    let device = backend.describe();
+    let model = Decoder::load(&backend, source, config.clone(), sizes.context_length)?;
+    let weights = model.weight_bytes(&backend);
+    let runner = ModelRunner::new(backend, model, &sizes)?;
+    let cache_bytes = sizes.n_blocks * sizes.block_size * config.kv_bytes_per_token(sizes.kv_type);
+    tracing::info!(
+        tokens = sizes.n_blocks * sizes.block_size,
+        bytes = cache_bytes,
+        kv_type = %sizes.kv_type,
+        "cache of keys and values ready"
+    );
+    Ok(LoadedModel {
+        runner: Box::new(runner),
+        config,
+        device,
+        n_threads,
+        weights,
+        cache_bytes,
+        load_time: Duration::ZERO,
+    })
+}
+
+/// How many blocks the cache gets and how long a sequence can be.
+fn sizes(config: &ModelConfig, options: &LoadOptions, free: usize) -> Result<RunnerSizes, LoadError> {
+    let invalid = |option, value: String, reason: String| Err(LoadError::Option { option, value, reason });
+    let head_dim = config.heads.head_dim;
+    if !head_dim.is_multiple_of(options.kv_type.block_len()) {
+        let reason =
+            format!("heads of {head_dim} elements are not whole blocks of {}", options.kv_type.block_len());
+        return invalid("--kv-type", options.kv_type.to_string(), reason);
+    }
+    if let Some(0) = options.n_ctx {
+        return invalid("--ctx", "0".into(), "a context holds at least one token".into());
+    }
+    if let Some(n) = options.n_ctx.filter(|_| config.learned_positions).filter(|&n| n > config.context_length)
+    {
+        let reason = format!("the model has learned {} positions", config.context_length);
+        return invalid("--ctx", n.to_string(), reason);
+    }
+    let per_token = config.kv_bytes_per_token(options.kv_type).max(1);
+    let wanted = options.n_ctx.unwrap_or(config.context_length);
+    // Without a wish, the cache takes at most half of what is free: the weights may still be on their way.
+    let n_ctx = match options.n_ctx {
+        Some(n) => n,
+        None => wanted.min((free / 2 / per_token).max(options.block_size)),
+    };
+    let tokens = options.cache_tokens.unwrap_or(n_ctx).max(n_ctx);
+    let n_blocks = tokens.div_ceil(options.block_size);
+    if (n_blocks * options.block_size).checked_mul(per_token).is_none_or(|b| b > free) {
+        let reason = format!(
+            "its cache of keys and values takes {} MiB in {}, and {} MiB are free; use a shorter context or a smaller type",
+            tokens.saturating_mul(per_token) >> 20,
+            options.kv_type,
+            free >> 20
+        );
+        return invalid("--ctx", tokens.to_string(), reason);
+    }
+    Ok(RunnerSizes {
+        n_blocks,
+        block_size: options.block_size,
+        kv_type: options.kv_type,
+        context_length: n_ctx,
+        step_tokens: options.step_tokens,
+        max_seqs: options.max_seqs,
+        max_logits: options.max_logits,
+    })
+}

@@ -1,0 +1,157 @@
+//! Finds blocks that already hold the beginning of a prompt.
+//!
+//! The cached blocks form a tree: a node is one full block of tokens after the node of the block before. Nodes have numbers that are
+//! never used again, and a lookup compares the block's tokens themselves, not only their hash. A match is therefore exact, by
+//! induction from the root: no collision, accidental or made by a client, can give a request another one's keys and values.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+
+/// The tree of cached blocks.
+#[derive(Debug)]
+pub(crate) struct PrefixCache {
+    block_size: usize,
+    children: HashMap<Key, u32>,
+    /// Per block: its node, if it is cached.
+    nodes: Vec<Option<Node>>,
+    /// Per block: its tokens, if it is cached.
+    tokens: Vec<u32>,
+    next: u64,
+    hasher: RandomState,
+}
+
+/// Where a block stands in the tree. The hash only finds candidates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    salt: Option<u64>,
+    parent: u64,
+    hash: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    id: u64,
+    key: Key,
+}
+
+/// The number of the node before the first block.
+pub(crate) const ROOT: u64 = 0;
+
+impl PrefixCache {
+    /// Room for all of `n_blocks` blocks of `block_size` tokens.
+    pub(crate) fn new(n_blocks: usize, block_size: usize) -> Self {
+        Self {
+            block_size,
+            children: HashMap::with_capacity(n_blocks),
+            nodes: vec![None; n_blocks],
+            tokens: vec![0; n_blocks * block_size],
+            next: ROOT + 1,
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// Cached blocks.
+    pub(crate) fn len(&self) -> usize {
+        self.children.len()
+    }
+
+    /// Appends to `blocks` the blocks that hold the beginning of `tokens`, as many as match. Returns the last one's node.
+    pub(crate) fn lookup(&self, blocks: &mut Vec<u32>, tokens: &[u32], salt: Option<u64>) -> u64 {
+        let mut parent = ROOT;
+        for chunk in tokens.chunks_exact(self.block_size) {
+            let Some((block, node)) = self.child(salt, parent, chunk) else { break };
+            blocks.push(block);
+            parent = node;
+        }
+        parent
+    }
+
+    /// Lists a full block under `parent` and returns its node. If the same tokens are already cached there, that node is returned
+    /// and the block is not listed. `None` if that cannot be: another block stands in the way, or this one is already listed under
+    /// a parent that was evicted and came back as another node.
+    pub(crate) fn insert(
+        &mut self,
+        block: u32,
+        tokens: &[u32],
+        parent: u64,
+        salt: Option<u64>,
+    ) -> Option<Inserted> {
+        assert_eq!(tokens.len(), self.block_size, "only full blocks are cached");
+        let key = self.key(salt, parent, tokens);
+        if let Some(&other) = self.children.get(&key) {
+            let node = self.nodes[other as usize].expect("a listed block has a node");
+            return (self.tokens_of(other) == tokens).then_some(Inserted { node: node.id, listed: false });
+        }
+        if self.nodes[block as usize].is_some() {
+            return None;
+        }
+        let node = Node { id: self.next, key };
+        self.next += 1;
+        self.children.insert(key, block);
+        self.nodes[block as usize] = Some(node);
+        self.tokens[block as usize * self.block_size..][..self.block_size].copy_from_slice(tokens);
+        Some(Inserted { node: node.id, listed: true })
+    }
+
+    /// Forgets a block.
+    pub(crate) fn remove(&mut self, block: u32) {
+        let node = self.nodes[block as usize].take().expect("only cached blocks are evicted");
+        self.children.remove(&node.key);
+    }
+
+    /// The tokens that the cache believes to be in a block; `None` if it does not list it.
+    pub(crate) fn contents(&self, block: u32) -> Option<&[u32]> {
+        self.nodes[block as usize].map(|_| self.tokens_of(block))
+    }
+
+    fn child(&self, salt: Option<u64>, parent: u64, tokens: &[u32]) -> Option<(u32, u64)> {
+        let &block = self.children.get(&self.key(salt, parent, tokens))?;
+        let node = self.nodes[block as usize].expect("a listed block has a node");
+        (self.tokens_of(block) == tokens).then_some((block, node.id))
+    }
+
+    fn tokens_of(&self, block: u32) -> &[u32] {
+        &self.tokens[block as usize * self.block_size..][..self.block_size]
+    }
+
+    fn key(&self, salt: Option<u64>, parent: u64, tokens: &[u32]) -> Key {
+        Key { salt, parent, hash: self.hasher.hash_one(tokens) }
+    }
+}
+
+/// Where [`PrefixCache::insert`] found or put the tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Inserted {
+    /// Their node, the parent of the block after.
+    pub(crate) node: u64,
+    /// Whether the given block was listed, rather than another with the same tokens.
+    pub(crate) listed: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_shared_beginning_is_found() {
+        let mut cache = PrefixCache::new(8, 2);
+        let a = cache.insert(5, &[1, 2], ROOT, None).unwrap();
+        let b = cache.insert(3, &[3, 4], a.node, None).unwrap();
+        assert!(a.listed && b.listed);
+        let find = |cache: &PrefixCache, tokens: &[u32], salt| {
+            let mut blocks = vec![];
+            cache.lookup(&mut blocks, tokens, salt);
+            blocks
+        };
+        assert_eq!(find(&cache, &[1, 2, 3, 4, 5], None), [5, 3]);
+        assert_eq!(find(&cache, &[1, 2, 3, 5], None), [5]);
+        assert_eq!(find(&cache, &[1], None), [0u32; 0]);
+        // The same tokens elsewhere in a text, or under another salt, are not the same block.
+        assert_eq!(find(&cache, &[3, 4], None), [0u32; 0]);
+        assert_eq!(find(&cache, &[1, 2, 3, 4], Some(7)), [0u32; 0]);
+        assert_eq!(cache.insert(6, &[1, 2], ROOT, None), Some(Inserted { node: a.node, listed: false }));
+        cache.remove(5);
+        assert_eq!(find(&cache, &[1, 2, 3, 4], None), [0u32; 0]);
+        assert_eq!(cache.len(), 1);
+    }
+}

@@ -1,0 +1,350 @@
+//! What a caller asks for and what it gets back: [`Request`] in, [`Event`]s out, all in token ids.
+
+use crate::{Error, Result, RunnerInfo};
+use std::time::Duration;
+
+/// A prompt to continue.
+pub struct Request {
+    /// Token ids to continue; at least one.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most; 0 generates nothing. Reaching the context's end stops earlier, also with `Length`.
+    pub max_tokens: usize,
+    /// How the next token is chosen.
+    pub sampling: SamplingParams,
+    /// Continuations to generate from the one prompt, at least 1; each has its own stream of random numbers.
+    pub n: u32,
+    /// Ids that end a continuation; they are never emitted.
+    pub stop_tokens: Vec<u32>,
+    /// Treats the stop tokens like all others, to generate exactly `max_tokens`.
+    pub ignore_eos: bool,
+    /// Reports log-probabilities: of the chosen token and of this many of the likeliest.
+    pub n_logprobs: Option<usize>,
+    /// Reports log-probabilities of the prompt's tokens, and of this many of the likeliest at each place. Such a request computes
+    /// its whole prompt, whatever the prefix cache holds.
+    pub prompt_logprobs: Option<usize>,
+    /// Higher goes first: one step of priority is worth [`crate::EngineConfig::priority_step`] of waiting.
+    pub priority: i32,
+    /// Only requests with the same salt share cached prefixes, so that response times reveal nothing about other tenants' prompts.
+    pub cache_salt: Option<u64>,
+    /// Restricts each token, as a grammar does.
+    pub constraint: Option<Box<dyn Constraint>>,
+}
+
+impl Request {
+    /// A request with default sampling, no stop tokens and no extras.
+    pub fn new(prompt: Vec<u32>, max_tokens: usize) -> Self {
+        Self {
+            prompt,
+            max_tokens,
+            sampling: SamplingParams::default(),
+            n: 1,
+            stop_tokens: Vec::new(),
+            ignore_eos: false,
+            n_logprobs: None,
+            prompt_logprobs: None,
+            priority: 0,
+            cache_salt: None,
+            constraint: None,
+        }
+    }
+
+    /// Whether a runner can serve it; needs no device work.
+    ///
+    /// Errors: [`Error::PromptTooLong`] with both numbers, or the parameter that is out of range.
+    pub fn validate(&self, info: &RunnerInfo) -> Result<()> {
+        let vocab_size = info.vocab_size;
+        if self.prompt.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        let unknown = |id: &u32| *id as usize >= vocab_size;
+        if let Some(&id) = self.prompt.iter().find(|id| unknown(id)) {
+            return Err(Error::UnknownToken { what: "the prompt", id, vocab_size });
+        }
+        if let Some(&id) = self.stop_tokens.iter().find(|id| unknown(id)) {
+            return Err(Error::UnknownToken { what: "the list of stop tokens", id, vocab_size });
+        }
+        if let Some(&(id, _)) = self.sampling.logit_bias.iter().find(|(id, _)| unknown(id)) {
+            return Err(Error::UnknownToken { what: "the logit bias", id, vocab_size });
+        }
+        if self.n == 0 {
+            return Err(Error::InvalidParam { name: "n", value: 0.0, expected: "at least 1" });
+        }
+        let (n_prompt, limit) = (self.prompt.len(), info.max_seq_len());
+        if n_prompt > limit {
+            let (context_length, cache_tokens) = (info.context_length, info.cache_tokens());
+            return Err(Error::PromptTooLong { n_prompt, limit, context_length, cache_tokens });
+        }
+        self.sampling.validate()
+    }
+}
+
+/// How the next token is chosen from the logits. The defaults change nothing: the model's own distribution.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// Divides the logits; 0 takes the likeliest token (greedy). Default 1.
+    pub temperature: f32,
+    /// Keeps only this many of the likeliest tokens; 0 keeps all. Default 0.
+    pub top_k: usize,
+    /// Keeps the smallest set of likeliest tokens whose probabilities reach this sum; 1 keeps all. Default 1.
+    pub top_p: f32,
+    /// Drops tokens less likely than this share of the likeliest one's probability; 0 drops none. Default 0.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens in the prompt or the text so far, 0.01 to 100; 1 is off. Default
+    /// 1.
+    pub repetition_penalty: f32,
+    /// Subtracted from a token's logit for each time that it was generated, -2 to 2. Default 0.
+    pub frequency_penalty: f32,
+    /// Subtracted once from the logits of tokens that were generated, -2 to 2. Default 0.
+    pub presence_penalty: f32,
+    /// Only this many of the last tokens count for the penalties; `None` counts all. Default `None`.
+    pub penalty_window: Option<usize>,
+    /// Added to logits, per token, -100 to 100. Default empty.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// The same seed and request give the same tokens again; `None` takes one at random. Default `None`.
+    pub seed: Option<u64>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            penalty_window: None,
+            logit_bias: Vec::new(),
+            seed: None,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// The likeliest token at each step.
+    pub fn greedy() -> Self {
+        Self { temperature: 0.0, ..Self::default() }
+    }
+
+    /// Whether the likeliest token is taken, without chance.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0
+    }
+
+    /// Whether the choice depends on the tokens so far.
+    pub fn has_penalties(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
+    }
+
+    /// Errors: [`Error::InvalidParam`] for the first field outside its range; not-a-number is outside every range.
+    pub fn validate(&self) -> Result<()> {
+        let check = |name, value: f32, expected, ok: bool| match ok && value.is_finite() {
+            true => Ok(()),
+            false => Err(Error::InvalidParam { name, value: f64::from(value), expected }),
+        };
+        let two = |v: f32| (-2.0..=2.0).contains(&v);
+        let one = |v: f32| (0.0..=1.0).contains(&v);
+        check("temperature", self.temperature, "a number of at least 0", self.temperature >= 0.0)?;
+        check("top_p", self.top_p, "between 0 and 1", one(self.top_p))?;
+        check("min_p", self.min_p, "between 0 and 1", one(self.min_p))?;
+        let r = self.repetition_penalty;
+        check("repetition_penalty", r, "between 0.01 and 100", (0.01..=100.0).contains(&r))?;
+        check("frequency_penalty", self.frequency_penalty, "between -2 and 2", two(self.frequency_penalty))?;
+        check("presence_penalty", self.presence_penalty, "between -2 and 2", two(self.presence_penalty))?;
+        self.logit_bias
+            .iter()
+            .try_for_each(|&(_, b)| check("logit_bias", b, "between -100 and 100", b.abs() <= 100.0))
+    }
+}
+
+/// A set of token ids, one bit each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenMask {
+    words: Vec<u32>,
+}
+
+impl TokenMask {
+    /// The empty set over `vocab_size` tokens.
+    pub fn none(vocab_size: usize) -> Self {
+        Self { words: vec![0; vocab_size.div_ceil(32)] }
+    }
+
+    /// The set with these words of 32 tokens each, lowest bit first.
+    pub fn from_words(words: Vec<u32>) -> Self {
+        Self { words }
+    }
+
+    /// Adds a token. Panics if it is outside the vocabulary.
+    pub fn allow(&mut self, token: u32) {
+        self.words[token as usize / 32] |= 1 << (token % 32);
+    }
+
+    /// Whether the token is in the set.
+    pub fn contains(&self, token: u32) -> bool {
+        mask_contains(&self.words, token)
+    }
+
+    /// Words of 32 tokens each, lowest bit first.
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
+    /// The same, to change.
+    pub fn words_mut(&mut self) -> &mut [u32] {
+        &mut self.words
+    }
+}
+
+/// Whether a token's bit is set; tokens behind the last word are not in the set.
+pub(crate) fn mask_contains(words: &[u32], token: u32) -> bool {
+    words.get(token as usize / 32).is_some_and(|w| w >> (token % 32) & 1 == 1)
+}
+
+/// Decides which tokens may come next, as a grammar does. Messages of errors finish the sentence "cannot follow the grammar: …".
+pub trait Constraint: Send {
+    /// The tokens allowed after those accepted so far; where the text may end, stop tokens are among them.
+    fn allowed(&mut self) -> std::result::Result<&TokenMask, String>;
+
+    /// Goes on by a token that was chosen. Stop tokens end the sequence and are not passed.
+    fn accept(&mut self, token: u32) -> std::result::Result<(), String>;
+
+    /// An independent copy in the same state, for further continuations of one prompt.
+    fn fork(&self) -> Box<dyn Constraint>;
+}
+
+/// What a stream delivers. After `Finished` of every choice, or after `Error`, nothing follows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The prompt's next token, if its log-probabilities were asked for.
+    PromptToken {
+        /// Its id.
+        id: u32,
+        /// Natural logarithm of its probability; `None` for the first, which nothing precedes.
+        logprob: Option<f32>,
+        /// The likeliest tokens in its place, likeliest first.
+        top_logprobs: Vec<(u32, f32)>,
+    },
+    /// A generated token.
+    Token {
+        /// Which of the request's `n` continuations, from 0.
+        choice: u32,
+        /// Its id.
+        id: u32,
+        /// Natural logarithm of its probability under the model, before any sampling step; if asked for.
+        logprob: Option<f32>,
+        /// The likeliest tokens in its place, likeliest first; if asked for.
+        top_logprobs: Vec<(u32, f32)>,
+    },
+    /// A continuation is complete.
+    Finished {
+        /// Which of the request's `n` continuations, from 0.
+        choice: u32,
+        /// Why it ended.
+        reason: FinishReason,
+        /// Its size.
+        usage: Usage,
+        /// Where the time went.
+        timings: Timings,
+    },
+    /// The request ended early, with all its continuations.
+    Error(Error),
+}
+
+/// Why a continuation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model chose to end it.
+    Stop {
+        /// The stop token; `None` if a stop string was found in the text.
+        token: Option<u32>,
+    },
+    /// It reached `max_tokens` or the end of the context.
+    Length,
+    /// The caller wanted no more.
+    Cancelled,
+}
+
+/// Sizes of a continuation, in tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Of the prompt.
+    pub prompt_tokens: usize,
+    /// Generated, without the stop token.
+    pub completion_tokens: usize,
+    /// Of the prompt, found in the prefix cache and not computed.
+    pub cached_tokens: usize,
+}
+
+/// Where the time of a continuation went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timings {
+    /// From the request's arrival to its first step.
+    pub queue: Duration,
+    /// From its first step to its first token.
+    pub prefill: Duration,
+    /// From its arrival to its first token: `queue + prefill`.
+    pub first_token: Duration,
+    /// From its first token to its end.
+    pub decode: Duration,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid_and_out_of_range_values_are_named() {
+        SamplingParams::default().validate().unwrap();
+        SamplingParams::greedy().validate().unwrap();
+        type Set = fn(&mut SamplingParams, f32);
+        let cases: [(&str, Set, &[f32]); 7] = [
+            ("temperature", |p, v| p.temperature = v, &[-0.1, f32::INFINITY]),
+            ("top_p", |p, v| p.top_p = v, &[-0.1, 1.1]),
+            ("min_p", |p, v| p.min_p = v, &[-0.1, 1.1]),
+            ("repetition_penalty", |p, v| p.repetition_penalty = v, &[0.0, -1.0, 101.0]),
+            ("frequency_penalty", |p, v| p.frequency_penalty = v, &[-2.1, 2.1]),
+            ("presence_penalty", |p, v| p.presence_penalty = v, &[-2.1, 2.1]),
+            ("logit_bias", |p, v| p.logit_bias = vec![(0, 1.0), (1, v)], &[-101.0, 101.0]),
+        ];
+        for (field, set, bad) in cases {
+            for &v in bad.iter().chain(&[f32::NAN]) {
+                let mut params = SamplingParams::default();
+                set(&mut params, v);
+                match params.validate() {
+                    Err(Error::InvalidParam { name, .. }) => assert_eq!(name, field),
+                    other => panic!("{field} = {v}: {other:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_runner_cannot_serve_is_refused() {
+        let limits = realizar_compute::BatchLimits { n_tokens: 8, n_seqs: 8, n_blocks: 8, n_logits: 8 };
+        let info = RunnerInfo {
+            vocab_size: 10,
+            n_blocks: 2,
+            block_size: 4,
+            context_length: 6,
+            limits,
+            asynchronous: false,
+        };
+        assert_eq!(Request::new(vec![], 1).validate(&info), Err(Error::EmptyPrompt));
+        assert_eq!(
+            Request::new(vec![0; 7], 1).validate(&info),
+            Err(Error::PromptTooLong { n_prompt: 7, limit: 6, context_length: 6, cache_tokens: 8 })
+        );
+        let what = |r: &Request| match r.validate(&info) {
+            Err(Error::UnknownToken { what, id: 10, vocab_size: 10 }) => what,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(what(&Request::new(vec![9, 10], 1)), "the prompt");
+        let mut request = Request::new(vec![9], 1);
+        request.validate(&info).unwrap();
+        request.sampling.logit_bias = vec![(10, 1.0)];
+        assert_eq!(what(&request), "the logit bias");
+        request.stop_tokens = vec![10];
+        assert_eq!(what(&request), "the list of stop tokens");
+    }
+}

@@ -1,0 +1,155 @@
+//! The seam to a model on a device: a [`Step`] goes in, a choice per row of logits comes out.
+//!
+//! The scheduler fills a `Step` completely, including the random number of each row, so that a runner may choose tokens wherever
+//! its logits are: on the host with [`crate::sampler::Sampler`], or on the device, sending 4 bytes per token back.
+
+use crate::{Result, SampleError, SamplingParams};
+use realizar_compute::{Batch, BatchLimits};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Computes steps. A step may be launched before the one before was finished; steps take effect in the order of their launches.
+pub trait Runner: Send {
+    /// Sizes that never change.
+    fn info(&self) -> RunnerInfo;
+
+    /// Copies whole cache blocks, in effect before any step launched later. No block is both read and written by one call.
+    fn copy_blocks(&mut self, copies: &[BlockCopy]) -> Result<()>;
+
+    /// Begins a step; `step` may be changed as soon as this returns. Tokens listed in `step.batch.deferred` are those chosen by the
+    /// step launched just before. After an error the step has no ticket and its sequences are abandoned.
+    fn launch(&mut self, step: &Step) -> Result<Ticket>;
+
+    /// Waits for a step, the oldest one not finished. After an error its sequences are abandoned; a later step that is already
+    /// launched is still finished.
+    fn finish(&mut self, ticket: Ticket) -> Result<Sampled>;
+}
+
+/// A launched step.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Ticket(pub u64);
+
+/// What the engine must know about a runner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunnerInfo {
+    /// Tokens that the model has; the length of a row of logits.
+    pub vocab_size: usize,
+    /// Blocks of the cache.
+    pub n_blocks: usize,
+    /// Tokens in a block.
+    pub block_size: usize,
+    /// Longest sequence that the model can read, in tokens.
+    pub context_length: usize,
+    /// Largest step.
+    pub limits: BatchLimits,
+    /// Whether `launch` returns while the device computes, so that the host's work of two steps can overlap.
+    pub asynchronous: bool,
+}
+
+impl RunnerInfo {
+    /// Tokens that all blocks hold together.
+    pub fn cache_tokens(&self) -> usize {
+        self.n_blocks * self.block_size
+    }
+
+    /// Longest sequence: what both the model and the cache can hold, in tokens.
+    pub fn max_seq_len(&self) -> usize {
+        self.context_length.min(self.cache_tokens())
+    }
+}
+
+/// A cache block to copy over another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// The block to overwrite.
+    pub to: u32,
+    /// The block to read.
+    pub from: u32,
+}
+
+/// One step's work: what to compute and what to do with each row of logits.
+#[derive(Clone, Debug, Default)]
+pub struct Step {
+    /// Tokens, positions and block tables.
+    pub batch: Batch,
+    /// Blocks to copy before the step; the engine passes them to [`Runner::copy_blocks`].
+    pub copies: Vec<BlockCopy>,
+    /// What to do with each row of logits, in the order of the batch's sequences.
+    pub rows: Vec<Row>,
+    /// Tokens that penalties look at; rows hold ranges of it.
+    pub history: Vec<u32>,
+    /// Bits of allowed tokens, `vocab_size` rounded up to words; rows hold ranges of it.
+    pub masks: Vec<u32>,
+}
+
+/// What to do with one row of logits.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// `Some`: the token is given and only its log-probability is wanted. `None`: choose one.
+    pub given: Option<u32>,
+    /// How to choose.
+    pub params: Arc<SamplingParams>,
+    /// The random number to choose with, uniform in 0..1. A function of the seed and the position, so that a sequence gets the same
+    /// tokens whatever shares its steps, and again when it is recomputed.
+    pub uniform: f64,
+    /// Range of [`Step::history`]: the prompt's tokens that count for penalties.
+    pub prompt: Range<usize>,
+    /// Range of [`Step::history`]: the generated tokens that count for penalties.
+    pub generated: Range<usize>,
+    /// Row of the step before whose token comes after `generated` and was not known when this step was made.
+    pub unseen: Option<usize>,
+    /// Range of [`Step::masks`]: tokens that are allowed; `None` allows all.
+    pub mask: Option<Range<usize>>,
+    /// Log-probabilities wanted: of the token and of this many of the likeliest.
+    pub n_logprobs: Option<usize>,
+}
+
+impl Row {
+    /// Chooses a token, with no history to penalize.
+    pub fn choose(params: Arc<SamplingParams>) -> Self {
+        Self {
+            given: None,
+            params,
+            uniform: 0.0,
+            prompt: 0..0,
+            generated: 0..0,
+            unseen: None,
+            mask: None,
+            n_logprobs: None,
+        }
+    }
+
+    /// Reports the log-probability of a given token.
+    pub fn score(token: u32, params: Arc<SamplingParams>) -> Self {
+        Self { given: Some(token), n_logprobs: Some(0), ..Self::choose(params) }
+    }
+}
+
+impl Step {
+    /// Empties the step and keeps its memory.
+    pub fn clear(&mut self) {
+        self.batch.clear();
+        self.copies.clear();
+        self.rows.clear();
+        self.history.clear();
+        self.masks.clear();
+    }
+}
+
+/// The token of one row of logits.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Choice {
+    /// Chosen or given.
+    pub token: u32,
+    /// Natural logarithm of its probability under the model, before any sampling step; if asked for.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens, likeliest first, ties by the lower id; if asked for.
+    pub top_logprobs: Vec<(u32, f32)>,
+}
+
+/// The outcome of a step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sampled {
+    /// One per row of logits, in order.
+    pub rows: Vec<std::result::Result<Choice, SampleError>>,
+}

@@ -1,0 +1,13 @@
+//! Drops tokens whose probability is below a share of the likeliest one's.
+
+use super::SamplerStep;
+
+pub(super) const STEP: SamplerStep = SamplerStep {
+    name: "min_p",
+    active: |row| row.params.min_p > 0.0 && !row.params.is_greedy(),
+    apply: |candidates, row, _| {
+        // p >= min_p * p_max is l >= l_max + ln(min_p): no probability needs computing.
+        let least = candidates.max() + row.params.min_p.ln();
+        candidates.retain(|_, l| l >= least);
+    },
+};

@@ -1,0 +1,229 @@
+//! The queue of events between the engine and one reader.
+//!
+//! The reader may block, poll, or await without any particular runtime. The engine never waits for it: a full queue still takes what
+//! is on its way and asks the engine to pause the request until half of it is read.
+
+use crate::engine::Command;
+use crate::request::Event;
+use crate::{Error, FinishReason};
+use std::collections::VecDeque;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// The events of one request. Dropping it cancels the request.
+pub struct Stream {
+    number: u64,
+    shared: Arc<Shared>,
+    inbox: Sender<Command>,
+}
+
+/// The engine's end.
+pub(crate) struct Producer {
+    shared: Arc<Shared>,
+    /// Choices that have not ended.
+    open: u32,
+}
+
+/// What became of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pushed {
+    /// It is in the queue.
+    Ok,
+    /// It is in the queue, but no more should follow until the reader asks for it.
+    Full,
+    /// Nobody will read it.
+    Closed,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    ready: Condvar,
+    capacity: usize,
+}
+
+#[derive(Default)]
+struct State {
+    events: VecDeque<Event>,
+    waker: Option<Waker>,
+    /// The engine was told to pause.
+    full: bool,
+    /// The reader is gone.
+    closed: bool,
+    /// No event will follow.
+    done: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No code that can panic runs under the lock, so the state is whole even if a thread died with it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(crate) fn channel(number: u64, n: u32, capacity: usize, inbox: Sender<Command>) -> (Producer, Stream) {
+    let shared =
+        Arc::new(Shared { state: Mutex::default(), ready: Condvar::new(), capacity: capacity.max(2) });
+    (Producer { shared: shared.clone(), open: n }, Stream { number, shared, inbox })
+}
+
+impl Producer {
+    pub(crate) fn push(&mut self, event: Event) -> Pushed {
+        match event {
+            Event::Finished { .. } => self.open -= 1,
+            Event::Error(_) => self.open = 0,
+            _ => {}
+        }
+        let mut state = self.shared.lock();
+        if state.closed {
+            return Pushed::Closed;
+        }
+        state.events.push_back(event);
+        state.done = self.open == 0;
+        state.full |= state.events.len() >= self.shared.capacity;
+        let pushed = if state.full { Pushed::Full } else { Pushed::Ok };
+        let waker = state.waker.take();
+        drop(state);
+        self.shared.ready.notify_one();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        pushed
+    }
+
+    /// Whether all choices have ended.
+    pub(crate) fn is_done(&self) -> bool {
+        self.open == 0
+    }
+}
+
+impl Drop for Producer {
+    /// Whatever happened to the engine, the reader gets an answer.
+    fn drop(&mut self) {
+        if self.open > 0 {
+            let message = "it stopped before the request was finished".into();
+            self.push(Event::Error(Error::EngineFailed { message }));
+        }
+    }
+}
+
+impl Stream {
+    /// The request's number, as it stands in logs.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The next event, waiting for it; `None` after the last.
+    pub fn recv(&mut self) -> Option<Event> {
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
+        loop {
+            if let Some(next) = self.pop(&mut state) {
+                return next;
+            }
+            state = shared.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The next event if there is one before the deadline; `Some(None)` after the last.
+    pub fn recv_deadline(&mut self, deadline: Instant) -> Option<Option<Event>> {
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
+        loop {
+            if let Some(next) = self.pop(&mut state) {
+                return Some(next);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left == Duration::ZERO {
+                return None;
+            }
+            state = shared.ready.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The next event, to be called again when the task is woken; `Ready(None)` after the last.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
+        match self.pop(&mut state) {
+            Some(next) => Poll::Ready(next),
+            None => {
+                state.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// The next event, on any async runtime; `None` after the last.
+    pub async fn next_event(&mut self) -> Option<Event> {
+        std::future::poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// Ends all choices; each delivers its last event with [`FinishReason::Cancelled`].
+    pub fn cancel(&self) {
+        self.send(Command::Cancel { number: self.number, choice: None });
+    }
+
+    /// Ends one choice, which delivers its last event with [`FinishReason::Cancelled`].
+    pub fn cancel_choice(&self, choice: u32) {
+        self.send(Command::Cancel { number: self.number, choice: Some(choice) });
+    }
+
+    /// Runs the request to its end and returns the tokens and reason of each choice.
+    pub fn collect_tokens(mut self) -> crate::Result<Vec<(Vec<u32>, FinishReason)>> {
+        let mut choices: Vec<(Vec<u32>, FinishReason)> = Vec::new();
+        while let Some(event) = self.recv() {
+            let (at, token, end) = match event {
+                Event::Token { choice, id, .. } => (choice, Some(id), None),
+                Event::Finished { choice, reason, .. } => (choice, None, Some(reason)),
+                Event::Error(error) => return Err(error),
+                Event::PromptToken { .. } => continue,
+            };
+            let at = at as usize;
+            if choices.len() <= at {
+                choices.resize(at + 1, (Vec::new(), FinishReason::Cancelled));
+            }
+            choices[at].0.extend(token);
+            choices[at].1 = end.unwrap_or(choices[at].1);
+        }
+        Ok(choices)
+    }
+
+    /// `Some` if nothing needs waiting for.
+    fn pop(&self, state: &mut State) -> Option<Option<Event>> {
+        let Some(event) = state.events.pop_front() else {
+            return state.done.then_some(None);
+        };
+        if state.full && state.events.len() <= self.shared.capacity / 2 {
+            state.full = false;
+            self.send(Command::Resume { number: self.number });
+        }
+        Some(Some(event))
+    }
+
+    fn send(&self, command: Command) {
+        // Without an engine there is nothing to cancel or resume, and its end was delivered as an event.
+        let _ = self.inbox.send(command);
+    }
+}
+
+impl Iterator for Stream {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        self.recv()
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.closed = true;
+        let unfinished = !state.done;
+        drop(state);
+        if unfinished {
+            self.cancel();
+        }
+    }
+}
