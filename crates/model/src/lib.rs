@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 pub mod arch;
+pub mod chat_template;
 mod config;
 pub mod convert;
 mod decoder;
