@@ -13,7 +13,7 @@ mod model_arg;
 mod output;
 mod perplexity;
 mod progress;
-
+mod quantize;
 mod synth;
 
 use args::{Cli, Command};
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     let done = logging::start(cli.verbose).and_then(|()| match &cli.command {
         Command::Tokenize(_) => Ok(()),
         Command::Synth(args) => synth::run(args),
-        Command::Quantize(_) => Ok(()),
+        Command::Quantize(args) => quantize::run(args),
         Command::Perplexity(args) => perplexity::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Completions { shell } => completions(*shell),

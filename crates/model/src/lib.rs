@@ -4,6 +4,7 @@
 pub mod arch;
 pub mod chat_template;
 mod config;
+pub mod convert;
 mod decoder;
 mod error;
 pub mod gguf;
