@@ -126,6 +126,7 @@ impl Runner for FakeRunner {
         self.n_deferred += batch.deferred.len();
         let fault = (self.fault)(At::Launch);
         for s in &batch.seqs {
+            assert!(s.start + s.tokens.len() <= self.info.max_seq_len(), "a position beyond the context");
             let table = &batch.block_tables[s.blocks.clone()];
             for (i, at) in s.tokens.clone().enumerate() {
                 let slot = self.slot(table, s.start + i);
