@@ -99,6 +99,10 @@ impl Converted {
                     continue;
                 }
                 for suffix in ["weight", "bias"] {
+                    // Where the output stands for the embedding, its bias does not.
+                    if (row.ours, suffix) == ("embed", "bias") {
+                        continue;
+                    }
                     let expert = row.ours.starts_with("experts.").then_some(0);
                     if let Some(from) = names::file_name(&*self.source, row.ours, layer, expert, suffix) {
                         self.add_weight(row.ours, layer, suffix, from, &mut used)?;
