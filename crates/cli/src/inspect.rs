@@ -188,7 +188,7 @@ fn tokenizer_report(source: &dyn TensorSource, t: &Tokenizer) -> TokenizerReport
 }
 
 fn cpu(unsupported: Option<String>, need: usize) -> DeviceReport {
-    let cpu = Cpu::new(CpuOptions { n_threads: 1, ..CpuOptions::default() });
+    let cpu = Cpu::new(CpuOptions::default());
     let free = cpu.memory().free;
     let (runs, why) = match unsupported {
         Some(reason) => (false, reason),

@@ -269,7 +269,7 @@ impl Converted {
         }
         for (i, (a, b)) in before.layers.iter().zip(&after.layers).enumerate() {
             // A window as long as the context is none.
-            let window = |w: Option<usize>| w.filter(|&w| w < before.context_length);
+            let window = |w: Option<usize>| w.filter(|&w| w > 0 && w < before.context_length);
             if window(a.window) != window(b.window) || a.moe != b.moe {
                 return cannot(&format!("layer {i}"), format!("{a:?}"), format!("{b:?}"));
             }
