@@ -4,6 +4,7 @@
 //! Python's way to print values. `find` says where models keep their templates, `tojson` and `strftime` are Python's.
 
 mod find;
+mod load;
 mod source;
 mod strftime;
 mod tojson;

@@ -57,7 +57,9 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<()>
             counts.push(("expert_feed_forward_length", moe.intermediate_size));
         }
     }
-    if let Some(window) = c.layers.iter().find_map(|l| l.window) {
+    let window = c.layers.iter().find_map(|l| l.window);
+    // Readers of phi3 insist on the key; 0 means that there is none.
+    if let Some(window) = window.or((arch == "phi3").then_some(0)) {
         counts.push(("attention.sliding_window", window));
     }
     if c.arch == "gemma3" {
@@ -96,6 +98,11 @@ fn rotation(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn TensorSo
         m.insert(format!("{arch}.rope.freq_base_swa"), local.theta)?;
     }
     let key = |name: &str| format!("{arch}.rope.scaling.{name}");
+    if arch == "phi3" && !matches!(rope.scaling, RopeScaling::LongRope { .. }) {
+        // Stated even where nothing is stretched.
+        let trained = source.metadata().get_usize("original_max_position_embeddings")?.unwrap_or(c.context_length);
+        m.insert(key("original_context_length"), trained as u32)?;
+    }
     match rope.scaling {
         // The last two are tensors.
         RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => Ok(()),

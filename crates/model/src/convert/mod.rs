@@ -99,6 +99,10 @@ impl Converted {
                     continue;
                 }
                 for suffix in ["weight", "bias"] {
+                    // Where the output stands for the embedding, its bias does not.
+                    if (row.ours, suffix) == ("embed", "bias") {
+                        continue;
+                    }
                     let expert = row.ours.starts_with("experts.").then_some(0);
                     if let Some(from) = names::file_name(&*self.source, row.ours, layer, expert, suffix) {
                         self.add_weight(row.ours, layer, suffix, from, &mut used)?;
@@ -265,7 +269,7 @@ impl Converted {
         }
         for (i, (a, b)) in before.layers.iter().zip(&after.layers).enumerate() {
             // A window as long as the context is none.
-            let window = |w: Option<usize>| w.filter(|&w| w < before.context_length);
+            let window = |w: Option<usize>| w.filter(|&w| w > 0 && w < before.context_length);
             if window(a.window) != window(b.window) || a.moe != b.moe {
                 return cannot(&format!("layer {i}"), format!("{a:?}"), format!("{b:?}"));
             }
