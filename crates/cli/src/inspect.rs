@@ -109,7 +109,12 @@ fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>) -> Re
     let config = arch::configure(source);
     let mut types: BTreeMap<DType, TypeShare> = BTreeMap::new();
     for t in source.tensors() {
-        let share = types.entry(t.dtype).or_insert(TypeShare { dtype: t.dtype.name(), tensors: 0, parameters: 0, bytes: 0 });
+        let share = types.entry(t.dtype).or_insert(TypeShare {
+            dtype: t.dtype.name(),
+            tensors: 0,
+            parameters: 0,
+            bytes: 0,
+        });
         share.tensors += 1;
         share.parameters += t.n_elements();
         share.bytes += t.n_bytes();
@@ -228,7 +233,8 @@ fn count(n: usize) -> String {
 
 fn text(r: &Report) -> String {
     let mut out = String::new();
-    let mut line = |key: &str, value: String| writeln!(out, "{key:<14} {value}").expect("a string takes text");
+    let mut line =
+        |key: &str, value: String| writeln!(out, "{key:<14} {value}").expect("a string takes text");
     line("model", r.model.clone());
     if let Some(name) = &r.name {
         line("name", name.clone());
@@ -246,7 +252,10 @@ fn text(r: &Report) -> String {
         if let (Some(n), Some(used)) = (s.n_experts, s.n_experts_used) {
             line("experts", format!("{n}, of which {used} per token"));
         }
-        line("heads", format!("{} of {} elements, {} for keys and values", s.n_heads, s.head_dim, s.n_kv_heads));
+        line(
+            "heads",
+            format!("{} of {} elements, {} for keys and values", s.n_heads, s.head_dim, s.n_kv_heads),
+        );
         line("context", format!("{} tokens", s.context_length));
         if let Some(window) = s.sliding_window {
             line("window", format!("{window} tokens"));
@@ -262,16 +271,22 @@ fn text(r: &Report) -> String {
         }
         (None, error) => line("tokenizer", error.clone().unwrap_or_default()),
     }
-    line("template", match (r.chat_template_bytes, &r.chat_template_error) {
-        (_, Some(error)) => error.clone(),
-        (Some(n), None) => format!("{n} bytes"),
-        (None, None) => "none".into(),
-    });
+    line(
+        "template",
+        match (r.chat_template_bytes, &r.chat_template_error) {
+            (_, Some(error)) => error.clone(),
+            (Some(n), None) => format!("{n} bytes"),
+            (None, None) => "none".into(),
+        },
+    );
     for (dtype, n) in &r.cache_bytes {
         line("cache", format!("{} for {} tokens in {dtype}", bytes(*n), r.context));
     }
     for d in &r.devices {
-        line(d.device, format!("{}: {} ({})", if d.runs { "runs" } else { "does not run" }, d.why, d.description));
+        line(
+            d.device,
+            format!("{}: {} ({})", if d.runs { "runs" } else { "does not run" }, d.why, d.description),
+        );
     }
     out
 }

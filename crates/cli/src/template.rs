@@ -43,9 +43,14 @@ pub(crate) fn run(args: &TemplateArgs) -> Result<()> {
     };
     let name = args.messages.as_deref().unwrap_or(Path::new("stdin"));
     let text = input::file_or_stdin(args.messages.as_deref())?;
-    let conversation = serde_json::from_str(&text).with_context(|| format!("{} is not JSON", name.display()))?;
+    let conversation =
+        serde_json::from_str(&text).with_context(|| format!("{} is not JSON", name.display()))?;
     // A bare list is taken for the messages.
-    let conversation = if let Value::Array(messages) = conversation { json!({ "messages": messages }) } else { conversation };
+    let conversation = if let Value::Array(messages) = conversation {
+        json!({ "messages": messages })
+    } else {
+        conversation
+    };
     output::print(template.render(&conversation, !args.no_generation_prompt, now())?)
 }
 

@@ -45,11 +45,15 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<()> {
 
 /// Numbers with spaces, commas or brackets between them, as any program prints a list.
 fn parse_ids(text: &str, n_tokens: usize) -> Result<Vec<u32>> {
-    let words = text.split(|c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']')).filter(|w| !w.is_empty());
+    let words =
+        text.split(|c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']')).filter(|w| !w.is_empty());
     words
         .map(|word| {
             let id: u32 = word.parse().with_context(|| format!("{word:?} is not a token id"))?;
-            ensure!((id as usize) < n_tokens, "token id {id} is out of range: the model has {n_tokens} tokens");
+            ensure!(
+                (id as usize) < n_tokens,
+                "token id {id} is out of range: the model has {n_tokens} tokens"
+            );
             Ok(id)
         })
         .collect()

@@ -93,6 +93,13 @@ pub struct Completion {
     pub timings: Timings,
 }
 
+impl Completion {
+    /// The continuation of nothing.
+    pub fn empty() -> Self {
+        Partial::default().completion(FinishReason::Length)
+    }
+}
+
 impl TextEngine {
     /// Puts a model's tokenizer and chat template around its engine.
     pub fn new(client: Client, tokenizer: Arc<Tokenizer>, template: Option<ChatTemplate>) -> Self {
@@ -193,7 +200,7 @@ impl TextEngine {
         while next < prompts.len() || !active.is_empty() {
             while let Some((prompt, params)) = prompts.get(next) {
                 if prompt.is_empty() {
-                    results[next] = Some(Ok(Partial::default().completion(FinishReason::Length)));
+                    results[next] = Some(Ok(Completion::empty()));
                 } else {
                     match self.submit(self.request(prompt.clone(), params), &params.stop) {
                         Ok(stream) => active.push((next, stream, Partial::default())),

@@ -46,11 +46,19 @@ fn a_converted_folder_equals_the_gguf_file() {
             assert!(worst < 1e-5, "{name} {}: {worst}", t.name);
         }
         for (key, value) in expected.metadata().iter() {
-            let skip = ["general.", "tokenizer."].iter().any(|p| key.starts_with(p)) && key != "general.architecture";
+            let skip = ["general.", "tokenizer."].iter().any(|p| key.starts_with(p))
+                && key != "general.architecture";
             // Without effect: all of the head turns, and positions are learned.
-            let idle = name == "gpt2" && !key.contains("length") && !key.contains("count") && !key.contains("epsilon");
+            let idle = name == "gpt2"
+                && !key.contains("length")
+                && !key.contains("count")
+                && !key.contains("epsilon");
             if !skip && !idle {
-                assert!(same(found.metadata(), key, value), "{name} {key}: {:?}, not {value:?}", found.metadata().get(key));
+                assert!(
+                    same(found.metadata(), key, value),
+                    "{name} {key}: {:?}, not {value:?}",
+                    found.metadata().get(key)
+                );
             }
         }
         n += 1;
@@ -78,7 +86,8 @@ fn what_gguf_cannot_state_is_refused() {
         let folder = fixtures().into_iter().find(|f| f.ends_with(name)).unwrap();
         let converted = as_gguf(open(&folder.join("hf")).unwrap());
         if name == "bitnet-relu2" {
-            let arch = converted.unwrap().metadata().get_str("general.architecture").unwrap().map(str::to_owned);
+            let arch =
+                converted.unwrap().metadata().get_str("general.architecture").unwrap().map(str::to_owned);
             assert_eq!(arch.as_deref(), Some("bitnet-b1.58"));
         } else {
             let error = converted.err().expect(name).to_string();

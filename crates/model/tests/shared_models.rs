@@ -35,14 +35,54 @@ struct Case {
 
 /// Types that lose nothing of the weights that the goldens were computed from, and two that do.
 const CASES: &[Case] = &[
-    Case { model: "stories260K/hf", golden: "stories260K/golden.json", tolerance: 1e-4, fast_tolerance: 1e-4 },
-    Case { model: "stories260K/stories260K-F32.gguf", golden: "stories260K/golden.json", tolerance: 1e-4, fast_tolerance: 1e-4 },
-    Case { model: "stories260K/stories260K-F16.gguf", golden: "stories260K/golden.json", tolerance: 2e-3, fast_tolerance: 2e-3 },
-    Case { model: "stories260K/stories260K-Q8_0.gguf", golden: "stories260K/golden.json", tolerance: 2e-2, fast_tolerance: 4e-2 },
-    Case { model: "stories260K/hf-bf16-sharded", golden: "stories260K/hf-bf16-sharded/golden.json", tolerance: 1e-4, fast_tolerance: 2e-2 },
-    Case { model: "TinyStories-656K", golden: "TinyStories-656K/golden.json", tolerance: 1e-4, fast_tolerance: 1e-4 },
-    Case { model: "bitllama2/bitllama2-3M-TQ2_0.gguf", golden: "bitllama2/golden_act_float.json", tolerance: 5e-3, fast_tolerance: 5e-3 },
-    Case { model: "bitllama2/bitllama2-3M-TQ1_0.gguf", golden: "bitllama2/golden_act_float.json", tolerance: 5e-3, fast_tolerance: 5e-3 },
+    Case {
+        model: "stories260K/hf",
+        golden: "stories260K/golden.json",
+        tolerance: 1e-4,
+        fast_tolerance: 1e-4,
+    },
+    Case {
+        model: "stories260K/stories260K-F32.gguf",
+        golden: "stories260K/golden.json",
+        tolerance: 1e-4,
+        fast_tolerance: 1e-4,
+    },
+    Case {
+        model: "stories260K/stories260K-F16.gguf",
+        golden: "stories260K/golden.json",
+        tolerance: 2e-3,
+        fast_tolerance: 2e-3,
+    },
+    Case {
+        model: "stories260K/stories260K-Q8_0.gguf",
+        golden: "stories260K/golden.json",
+        tolerance: 2e-2,
+        fast_tolerance: 4e-2,
+    },
+    Case {
+        model: "stories260K/hf-bf16-sharded",
+        golden: "stories260K/hf-bf16-sharded/golden.json",
+        tolerance: 1e-4,
+        fast_tolerance: 2e-2,
+    },
+    Case {
+        model: "TinyStories-656K",
+        golden: "TinyStories-656K/golden.json",
+        tolerance: 1e-4,
+        fast_tolerance: 1e-4,
+    },
+    Case {
+        model: "bitllama2/bitllama2-3M-TQ2_0.gguf",
+        golden: "bitllama2/golden_act_float.json",
+        tolerance: 5e-3,
+        fast_tolerance: 5e-3,
+    },
+    Case {
+        model: "bitllama2/bitllama2-3M-TQ1_0.gguf",
+        golden: "bitllama2/golden_act_float.json",
+        tolerance: 5e-3,
+        fast_tolerance: 5e-3,
+    },
 ];
 
 fn numbers<T>(v: &Value, f: impl Fn(f64) -> T) -> Vec<T> {
@@ -73,13 +113,20 @@ fn check(case: &Case, exact: bool) {
         let mut wanted = Vec::new();
         for (position, top) in c["top5_logits_per_position"].as_array().into_iter().flatten().enumerate() {
             let pairs = top.as_array().unwrap().iter();
-            wanted.extend(pairs.map(|p| (position * n + p[0].as_u64().unwrap() as usize, p[1].as_f64().unwrap() as f32)));
+            wanted
+                .extend(pairs.map(|p| {
+                    (position * n + p[0].as_u64().unwrap() as usize, p[1].as_f64().unwrap() as f32)
+                }));
         }
         let last = numbers(&c["last_logits"], |x| x as f32);
         wanted.extend(last.into_iter().enumerate().map(|(id, want)| ((ids.len() - 1) * n + id, want)));
         for (i, want) in wanted {
             worst = worst.max((logits[i] - want).abs() / largest);
-            assert!((logits[i] - want).abs() <= tolerance * largest, "{what}: logit {i} is {}, not {want}", logits[i]);
+            assert!(
+                (logits[i] - want).abs() <= tolerance * largest,
+                "{what}: logit {i} is {}, not {want}",
+                logits[i]
+            );
         }
         let mut next = argmax(&logits[logits.len() - n..]);
         for (i, want) in numbers(&c["greedy_ids"], |x| x as u32).into_iter().enumerate() {
@@ -90,7 +137,11 @@ fn check(case: &Case, exact: bool) {
             next = argmax(&session.step(&[want]));
         }
     }
-    eprintln!("{} ({}): largest relative difference {worst:.1e}", case.model, if exact { "exact" } else { "fast" });
+    eprintln!(
+        "{} ({}): largest relative difference {worst:.1e}",
+        case.model,
+        if exact { "exact" } else { "fast" }
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A model's chat template, wherever its files keep it.
 
-use super::find::{TemplateFiles, from_gguf, from_hf};
 use super::ChatTemplate;
+use super::find::{TemplateFiles, from_gguf, from_hf};
 use crate::source::{Format, TensorSource};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};

@@ -78,7 +78,9 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<()>
         NormKind::Layer => "attention.layer_norm_epsilon",
     };
     m.insert(format!("{arch}.{eps}"), c.norm_eps)?;
-    for (key, cap) in [("attn_logit_softcapping", c.attn_softcap), ("final_logit_softcapping", c.logit_softcap)] {
+    for (key, cap) in
+        [("attn_logit_softcapping", c.attn_softcap), ("final_logit_softcapping", c.logit_softcap)]
+    {
         if let Some(cap) = cap {
             m.insert(format!("{arch}.{key}"), cap)?;
         }
@@ -100,7 +102,8 @@ fn rotation(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn TensorSo
     let key = |name: &str| format!("{arch}.rope.scaling.{name}");
     if arch == "phi3" && !matches!(rope.scaling, RopeScaling::LongRope { .. }) {
         // Stated even where nothing is stretched.
-        let trained = source.metadata().get_usize("original_max_position_embeddings")?.unwrap_or(c.context_length);
+        let trained =
+            source.metadata().get_usize("original_max_position_embeddings")?.unwrap_or(c.context_length);
         m.insert(key("original_context_length"), trained as u32)?;
     }
     match rope.scaling {
@@ -141,7 +144,8 @@ fn tokenizer(m: &mut Metadata, c: &ModelConfig, source: &dyn TensorSource) -> Re
     };
     let config = read(source, "tokenizer_config.json")?;
     let map = read(source, "special_tokens_map.json")?;
-    let files = HfFiles { tokenizer: &json, tokenizer_config: config.as_deref(), special_tokens_map: map.as_deref() };
+    let files =
+        HfFiles { tokenizer: &json, tokenizer_config: config.as_deref(), special_tokens_map: map.as_deref() };
     let ids = |key: &str| -> Result<Vec<u32>> {
         let ids = source.metadata().get_i64s(key)?.unwrap_or_default();
         Ok(ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect())
@@ -157,8 +161,9 @@ fn tokenizer(m: &mut Metadata, c: &ModelConfig, source: &dyn TensorSource) -> Re
 fn chat_templates(m: &mut Metadata, source: &dyn TensorSource) -> Result<()> {
     let mut named = Vec::new();
     if let Some(config) = read(source, "tokenizer_config.json")? {
-        let config: Json = serde_json::from_slice(&config)
-            .map_err(|e| Error::malformed(source.path(), format!("tokenizer_config.json is not valid JSON: {e}")))?;
+        let config: Json = serde_json::from_slice(&config).map_err(|e| {
+            Error::malformed(source.path(), format!("tokenizer_config.json is not valid JSON: {e}"))
+        })?;
         match &config["chat_template"] {
             Json::String(template) => named.push(("default".to_owned(), template.clone())),
             Json::Array(templates) => {
@@ -182,7 +187,11 @@ fn chat_templates(m: &mut Metadata, source: &dyn TensorSource) -> Result<()> {
         m.insert("tokenizer.chat_templates", others)?;
     }
     for (name, template) in named {
-        let key = if name == "default" { "tokenizer.chat_template".to_owned() } else { format!("tokenizer.chat_template.{name}") };
+        let key = if name == "default" {
+            "tokenizer.chat_template".to_owned()
+        } else {
+            format!("tokenizer.chat_template.{name}")
+        };
         m.insert(key, template)?;
     }
     Ok(())

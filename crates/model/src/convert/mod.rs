@@ -63,7 +63,8 @@ impl Converted {
     fn new(source: Box<dyn TensorSource>) -> Result<Self> {
         let config = arch::configure(&*source)?;
         if let Some(method) = source.metadata().get_str("quantization_config.quant_method")? {
-            let reason = format!("its weights are quantized by {method}; only plain numbers can be converted");
+            let reason =
+                format!("its weights are quantized by {method}; only plain numbers can be converted");
             return Err(Error::unsupported(source.path(), reason));
         }
         let metadata = metadata::metadata(&*source, &config)?;
@@ -129,16 +130,29 @@ impl Converted {
         let info = self.source.find(&from).expect("it was just found");
         let (mut dtype, mut shape) = (info.dtype, info.shape.clone());
         if dtype.block_len() != 1 {
-            return Err(Error::bad_tensor(self.source.path(), &from, format!("has type {dtype}, which cannot be converted")));
+            return Err(Error::bad_tensor(
+                self.source.path(),
+                &from,
+                format!("has type {dtype}, which cannot be converted"),
+            ));
         }
         if let Some(moe) = self.config.moe.filter(|_| ours.starts_with("experts.")) {
             let mut parts = Vec::new();
             for e in 0..moe.n_experts {
-                let part = names::file_name(&*self.source, ours, layer, Some(e), suffix).ok_or_else(|| {
-                    Error::bad_tensor(self.source.path(), &from, format!("has no counterpart for expert {e} of {}", moe.n_experts))
-                })?;
+                let part =
+                    names::file_name(&*self.source, ours, layer, Some(e), suffix).ok_or_else(|| {
+                        Error::bad_tensor(
+                            self.source.path(),
+                            &from,
+                            format!("has no counterpart for expert {e} of {}", moe.n_experts),
+                        )
+                    })?;
                 if self.source.find(&part).is_some_and(|p| p.shape != shape || p.dtype != dtype) {
-                    return Err(Error::bad_tensor(self.source.path(), &part, format!("is not {dtype} {shape:?} as {from:?}")));
+                    return Err(Error::bad_tensor(
+                        self.source.path(),
+                        &part,
+                        format!("is not {dtype} {shape:?} as {from:?}"),
+                    ));
                 }
                 used.insert(part.clone());
                 parts.push(part);
@@ -213,7 +227,13 @@ impl Converted {
             if buffers.iter().any(|b| t.name.ends_with(b)) {
                 continue;
             }
-            let below = ["model.layers.", "model.language_model.layers.", "language_model.model.layers.", "h.", "transformer.h."];
+            let below = [
+                "model.layers.",
+                "model.language_model.layers.",
+                "language_model.model.layers.",
+                "h.",
+                "transformer.h.",
+            ];
             if below.iter().any(|b| t.name.starts_with(b)) {
                 return Err(Error::bad_tensor(self.source.path(), &t.name, "has no place in GGUF"));
             }
@@ -262,8 +282,28 @@ impl Converted {
                 }
             )*};
         }
-        same!(vocab_size, hidden_size, context_length, embed_scale, learned_positions, norm_kind, norm_eps, heads);
-        same!(attn_scale, attn_softcap, qk_norm, parallel, post_norms, sub_norms, activation, gated, moe, logit_softcap);
+        same!(
+            vocab_size,
+            hidden_size,
+            context_length,
+            embed_scale,
+            learned_positions,
+            norm_kind,
+            norm_eps,
+            heads
+        );
+        same!(
+            attn_scale,
+            attn_softcap,
+            qk_norm,
+            parallel,
+            post_norms,
+            sub_norms,
+            activation,
+            gated,
+            moe,
+            logit_softcap
+        );
         if before.moe.is_none() && before.intermediate_size != after.intermediate_size {
             same!(intermediate_size);
         }
@@ -333,13 +373,19 @@ impl TensorSource for Converted {
                     Edit::Interleave { n_heads } => interleave(&view, n_heads),
                     Edit::Transpose => {
                         weights::transpose(view.clone())
-                            .ok_or_else(|| Error::bad_tensor(self.path(), from, "is no matrix of plain numbers"))?
+                            .ok_or_else(|| {
+                                Error::bad_tensor(self.path(), from, "is no matrix of plain numbers")
+                            })?
                             .bytes
                     }
                     Edit::AddOne => {
                         let values = weights::vector(&*self.source, from, None)?;
                         let values: Vec<f32> = values.iter().map(|v| v + 1.0).collect();
-                        return Ok(TensorView { dtype: DType::F32, shape: shape.clone(), bytes: to_bytes(&values) });
+                        return Ok(TensorView {
+                            dtype: DType::F32,
+                            shape: shape.clone(),
+                            bytes: to_bytes(&values),
+                        });
                     }
                 };
                 if *dtype == view.dtype {

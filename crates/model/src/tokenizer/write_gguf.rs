@@ -37,7 +37,10 @@ pub(crate) fn write(
         return Err(Error::invalid("the vocabulary", reason));
     }
     let Model::Bpe(_) = t.model else {
-        return Err(Error::Unsupported { component: "model", name: "other than BPE, which GGUF files of language models have".into() });
+        return Err(Error::Unsupported {
+            component: "model",
+            name: "other than BPE, which GGUF files of language models have".into(),
+        });
     };
     let byte_level = t.pre_tokenizers.byte_level;
     let merges = read_merges(&json);
@@ -47,7 +50,11 @@ pub(crate) fn write(
         match t.vocabulary.tokens.get(id).and_then(Option::as_ref) {
             Some((text, kind)) => {
                 tokens.push(text.as_bytes());
-                types.push(if !byte_level && t.unk() == Some(id as u32) { type_of(TokenKind::Unknown) } else { type_of(*kind) });
+                types.push(if !byte_level && t.unk() == Some(id as u32) {
+                    type_of(TokenKind::Unknown)
+                } else {
+                    type_of(*kind)
+                });
             }
             None => {
                 tokens.push(format!("[PAD{id}]").as_bytes());
@@ -75,7 +82,8 @@ pub(crate) fn write(
     let eos = t.eos().or(ends.first().copied());
     // A reader finds the well-known ends of a turn by their texts; this is for one that it could not find.
     let eot = ends.iter().copied().find(|&id| Some(id) != eos && !t.eos_ids().contains(&id));
-    let named = [("bos", t.bos().or(bos)), ("eos", eos), ("eot", eot), ("padding", t.pad()), ("unknown", t.unk())];
+    let named =
+        [("bos", t.bos().or(bos)), ("eos", eos), ("eot", eot), ("padding", t.pad()), ("unknown", t.unk())];
     for (key, id) in named {
         if let Some(id) = id.filter(|&id| (id as usize) < n_rows) {
             metadata.insert(format!("tokenizer.ggml.{key}_token_id"), id)?;
@@ -133,8 +141,9 @@ fn adds_space(t: &Tokenizer) -> bool {
 fn pre_tokenizer_name(t: &Tokenizer, json: &Json) -> Result<&'static str> {
     let unsupported = |name: String| Error::Unsupported { component: "pre-tokenizer", name };
     let mut splits = Vec::new();
-    collect_splits(&json["pre_tokenizer"], &mut splits)
-        .ok_or_else(|| unsupported(format!("{}, which GGUF has no name for", json["pre_tokenizer"]["type"])))?;
+    collect_splits(&json["pre_tokenizer"], &mut splits).ok_or_else(|| {
+        unsupported(format!("{}, which GGUF has no name for", json["pre_tokenizer"]["type"]))
+    })?;
     let nfc = match t.normalizers[..] {
         [] => false,
         [Normalizer::Nfc] => true,
@@ -153,7 +162,9 @@ fn pre_tokenizer_name(t: &Tokenizer, json: &Json) -> Result<&'static str> {
 fn collect_splits(json: &Json, splits: &mut Vec<String>) -> Option<()> {
     let flag = |key: &str, default: bool| json[key].as_bool().unwrap_or(default);
     match json["type"].as_str()? {
-        "Sequence" => json["pretokenizers"].as_array()?.iter().try_for_each(|part| collect_splits(part, splits)),
+        "Sequence" => {
+            json["pretokenizers"].as_array()?.iter().try_for_each(|part| collect_splits(part, splits))
+        }
         "Split" => {
             let keeps_all = match json["behavior"].as_str()? {
                 "Isolated" => true,

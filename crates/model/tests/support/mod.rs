@@ -6,7 +6,7 @@ use realizar_model::{Decoder, KvCache, Workspace};
 const BLOCK_SIZE: usize = 16;
 
 /// One sequence on one backend.
-pub struct Session<'a, B: Backend> {
+pub(crate) struct Session<'a, B: Backend> {
     backend: &'a B,
     model: &'a Decoder<B>,
     batch: B::Batch,
@@ -18,7 +18,7 @@ pub struct Session<'a, B: Backend> {
 
 impl<'a, B: Backend> Session<'a, B> {
     /// A cache of `n_ctx` tokens of `kv_type`.
-    pub fn new(backend: &'a B, model: &'a Decoder<B>, n_ctx: usize, kv_type: DType) -> Self {
+    pub(crate) fn new(backend: &'a B, model: &'a Decoder<B>, n_ctx: usize, kv_type: DType) -> Self {
         let n_blocks = n_ctx.div_ceil(BLOCK_SIZE);
         let limits = BatchLimits { n_tokens: n_ctx, n_seqs: 1, n_blocks, n_logits: n_ctx };
         // Blocks in an order that is not their positions', so that the table matters.
@@ -35,7 +35,7 @@ impl<'a, B: Backend> Session<'a, B> {
     }
 
     /// Logits of each of `tokens`.
-    pub fn step(&mut self, tokens: &[u32]) -> Vec<f32> {
+    pub(crate) fn step(&mut self, tokens: &[u32]) -> Vec<f32> {
         let n = tokens.len();
         let mut batch = Batch::default();
         batch.push(tokens, self.n_done, &self.blocks[..(self.n_done + n).div_ceil(BLOCK_SIZE)], n);
@@ -49,6 +49,6 @@ impl<'a, B: Backend> Session<'a, B> {
 }
 
 /// Index of the largest value, the lowest of equals.
-pub fn argmax(row: &[f32]) -> u32 {
+pub(crate) fn argmax(row: &[f32]) -> u32 {
     (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best }) as u32
 }
