@@ -33,6 +33,8 @@ pub(crate) trait Simd: Copy {
     ///
     /// The caller starts the sum at zero in the first case and at -128 times the sum of the activations in the second.
     const CENTERS_BYTES: bool;
+    /// Float vectors that the registers hold, counting one for what an instruction needs besides.
+    const REGISTERS: usize;
 
     /// 64 bytes.
     unsafe fn load(p: *const u8) -> Self::I;
@@ -44,6 +46,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_i8(p: *const u8) -> Self::I;
     /// 16 numbers of half precision (32 bytes).
     unsafe fn load_f16(p: *const u8) -> Self::F;
+    /// 16 BF16 numbers (32 bytes).
+    unsafe fn load_bf16(p: *const u8) -> Self::F;
     /// 16 floats (64 bytes).
     unsafe fn load_f32(p: *const f32) -> Self::F;
     /// Writes 16 floats.
@@ -67,6 +71,11 @@ pub(crate) trait Simd: Copy {
     unsafe fn bf16_low(v: Self::I) -> Self::F;
     /// The second number of every lane's pair of BF16 numbers.
     unsafe fn bf16_high(v: Self::I) -> Self::F;
+
+    /// Every lane's two numbers rounded to BF16, the first in the low half.
+    unsafe fn bf16_pairs(first: Self::F, second: Self::F) -> Self::I;
+    /// Asks for the cache line at `p`, which need not be readable, before it is used.
+    unsafe fn prefetch(p: *const u8);
 
     /// Bitwise and.
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
