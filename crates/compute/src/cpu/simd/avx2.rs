@@ -181,11 +181,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
-    }
-
-    #[inline(always)]
     unsafe fn and(a: I, b: I) -> I {
         both!(_mm256_and_si256, a, b)
     }

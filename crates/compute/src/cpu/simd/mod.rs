@@ -76,8 +76,6 @@ pub(crate) trait Simd: Copy {
 
     /// Every lane's two numbers rounded to BF16, the first in the low half.
     unsafe fn bf16_pairs(first: Self::F, second: Self::F) -> Self::I;
-    /// Asks for the cache line at `p`, which need not be readable, before it is used.
-    unsafe fn prefetch(p: *const u8);
 
     /// Bitwise and.
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;

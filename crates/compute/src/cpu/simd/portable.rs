@@ -145,9 +145,6 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(_: *const u8) {}
-
-    #[inline(always)]
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I {
         zip(a, b, |a, b| a & b)
     }
