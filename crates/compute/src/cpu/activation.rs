@@ -112,7 +112,7 @@ pub(super) fn exp(x: f32) -> f32 {
 pub(super) fn tanh(x: f32) -> f32 {
     let a = x.abs();
     // Fitted for the least relative error.
-    const TANH: [f32; 5] = [-0.333_333_17, 0.133_325_81, -0.053_851_74, 0.021_069_17, -0.006_270_469_3];
+    const TANH: [f32; 5] = [-0.333_333_17, 0.133_325_81, -0.053_851_74, 0.021_069_17, -0.006_270_469];
     let far = 1.0 - 2.0 / (exp(2.0 * a) + 1.0);
     let s = x * x;
     let p = TANH[4];

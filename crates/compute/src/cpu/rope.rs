@@ -6,6 +6,7 @@ use super::parallel::Shared;
 use super::simd::{LANES, LINE};
 use super::threads::Pool;
 use super::{Cpu, norm, parallel};
+use crate::quant::Quantize;
 use crate::reference::rotate;
 use crate::{DType, Error, HostBatch, KvLayer, QkvPrep, Result, Tensor};
 use half::slice::HalfFloatSliceExt;
@@ -92,7 +93,7 @@ pub(super) fn store_kv(
 }
 
 /// The function that writes numbers as `dtype`.
-fn encoder(dtype: DType) -> Result<fn(&[f32], &mut [u8])> {
+fn encoder(dtype: DType) -> Result<Quantize> {
     match dtype {
         // The conversion of whole slices uses the processor's own instructions.
         DType::F16 => {

@@ -490,6 +490,7 @@ fn larger(a: f32, b: f32) -> f32 {
 ///
 /// `x = n + f` with `|f| ≤ 1/2`; `2^f` by a polynomial fitted for the least relative error, 9.1e-8.
 #[inline(always)]
+#[expect(clippy::approx_constant, reason = "a fitted coefficient, near ln 2 and not it")]
 fn exp2(x: f32) -> f32 {
     // Adding 1.5 · 2^23 leaves the nearest whole number in the lowest bits.
     const ROUND: f32 = 12_582_912.0;

@@ -6,7 +6,7 @@
 use super::int8::{self, Sums};
 use super::k_scales::{self, HEADER_BYTES, HEADER_LINES, Header};
 use super::layout::{Args, get_dwords, put_dwords};
-use crate::cpu::simd::{Kernel, LINE, Simd};
+use crate::cpu::simd::{Kernel, LINE, Simd, stream};
 
 const BLOCK: usize = 144;
 const BLOCK_LINES: usize = HEADER_LINES + 32;
@@ -50,12 +50,13 @@ impl Multiply<'_> {
     unsafe fn multiply<S: Simd, const ONE: bool>(self) {
         let Args { w, n_in, x, y } = self.0;
         let rows = if ONE { 1 } else { x.rows };
-        let mut t = Sums::zero();
-        let t = t.0.as_mut_ptr();
+        let mut t = Sums::uninit();
+        let t = t.as_mut_ptr();
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
             let low = S::splat_i32(0x0f0f_0f0f);
             int8::clear::<S>(y, rows);
+            int8::clear::<S>(t, rows);
             for b in 0..n_in / 256 {
                 let block = w.as_ptr().add(b * BLOCK_LINES * LINE);
                 let header = Header::<S>::load(block);
@@ -64,7 +65,7 @@ impl Multiply<'_> {
                     let q = x.q.as_ptr().add((8 * b + 2 * c) * rows * 32);
                     let mut v = [low; 8];
                     for i in 0..8 {
-                        v[i] = S::and(S::load(lines.add(i * LINE)), low);
+                        v[i] = S::and(stream::<S>(lines.add(i * LINE)), low);
                     }
                     int8::add_sub_block::<S, 8, 15>(t, &v, header.scales[2 * c], rows, q, std::ptr::null());
                     for i in 0..8 {

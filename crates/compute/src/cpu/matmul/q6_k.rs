@@ -6,7 +6,7 @@
 
 use super::int8::{self, Sums};
 use super::layout::{Args, get_dwords, put_dwords};
-use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
+use crate::cpu::simd::{Kernel, LANES, LINE, Simd, stream};
 
 const BLOCK: usize = 210;
 const LOW: usize = 128;
@@ -68,12 +68,13 @@ impl Multiply<'_> {
     unsafe fn multiply<S: Simd, const ONE: bool>(self) {
         let Args { w, n_in, x, y } = self.0;
         let rows = if ONE { 1 } else { x.rows };
-        let mut t = Sums::zero();
-        let t = t.0.as_mut_ptr();
+        let mut t = Sums::uninit();
+        let t = t.as_mut_ptr();
         let (factors, blocks) = (w.as_ptr(), w[int8::scales_bytes(n_in / 256)..].as_ptr());
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
             int8::clear::<S>(y, rows);
+            int8::clear::<S>(t, rows);
             for b in 0..n_in / 256 {
                 let block = blocks.add(b * BLOCK_LINES * LINE);
                 let d = S::load_f16(factors.add(b * 2 * LANES));
@@ -131,8 +132,11 @@ impl Half {
             for part in 0..2 {
                 let mut v = [nibble; 4];
                 for i in 0..4 {
-                    let low = S::load(self.low.add((8 * (QUARTER % 2) + 4 * part + i) * LINE));
-                    let high = S::load(self.high.add((4 * part + i) * LINE));
+                    let low = self.low.add((8 * (QUARTER % 2) + 4 * part + i) * LINE);
+                    let high = self.high.add((4 * part + i) * LINE);
+                    // The first quarter to read a line asks for the ones to come.
+                    let low = if QUARTER < 2 { stream::<S>(low) } else { S::load(low) };
+                    let high = if QUARTER == 0 { stream::<S>(high) } else { S::load(high) };
                     let high = S::and(S::shr::<RIGHT>(S::shl::<LEFT>(high)), two);
                     v[i] = S::or(S::and(S::shr::<NIBBLE>(low), nibble), high);
                 }

@@ -38,6 +38,11 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     const DOTS_BF16: bool = BF16;
 
     #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn load(p: *const u8) -> __m512i {
         unsafe { _mm512_loadu_si512(p.cast()) }
     }
@@ -158,11 +163,6 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
-    }
-
-    #[inline(always)]
     unsafe fn and(a: __m512i, b: __m512i) -> __m512i {
         unsafe { _mm512_and_si512(a, b) }
     }
@@ -188,15 +188,20 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
-    unsafe fn dot<const N: usize, const MAX: u8>(sum: __m512i, w: &[__m512i; N], x: *const i8) -> __m512i {
-        let mut sum = sum;
+    unsafe fn dot<const N: usize, const MAX: u8, const R: usize>(
+        sums: &mut [__m512i; R],
+        w: &[__m512i; N],
+        x: *const i8,
+    ) {
         for i in 0..N {
-            sum = unsafe {
-                let x = x.add(4 * i).cast::<i32>().read_unaligned();
-                _mm512_dpbusd_epi32(sum, w[i], _mm512_set1_epi32(x))
-            };
+            for r in 0..R {
+                // Neighbouring instructions belong to different sums, so that none waits for the one before it.
+                sums[r] = unsafe {
+                    let x = x.add(32 * r + 4 * i).cast::<i32>().read_unaligned();
+                    _mm512_dpbusd_epi32(sums[r], w[i], _mm512_set1_epi32(x))
+                };
+            }
         }
-        sum
     }
 
     #[inline(always)]

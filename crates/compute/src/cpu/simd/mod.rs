@@ -38,6 +38,8 @@ pub(crate) trait Simd: Copy {
     /// Whether [`Simd::dot_bf16`] is one instruction.
     const DOTS_BF16: bool;
 
+    /// Asks for the line at `p` to come into the cache; `p` may point anywhere.
+    unsafe fn prefetch(p: *const u8);
     /// 64 bytes.
     unsafe fn load(p: *const u8) -> Self::I;
     /// Writes 64 bytes.
@@ -76,8 +78,6 @@ pub(crate) trait Simd: Copy {
 
     /// Every lane's two numbers rounded to BF16, the first in the low half.
     unsafe fn bf16_pairs(first: Self::F, second: Self::F) -> Self::I;
-    /// Asks for the cache line at `p`, which need not be readable, before it is used.
-    unsafe fn prefetch(p: *const u8);
 
     /// Bitwise and.
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
@@ -90,15 +90,36 @@ pub(crate) trait Simd: Copy {
     /// Lanes whose low half is `low` and whose high half is `high`; both lie in 0..65536.
     unsafe fn pair(low: Self::I, high: Self::I) -> Self::I;
 
-    /// Adds to every lane the products of its 4·N weights with the 4·N signed activations at `x`.
+    /// Adds to every lane of sum `r` the products of its 4·N weights with the 4·N signed activations at `x + 32 * r`.
     ///
-    /// Lane `l` of `w[i]` holds, as bytes, its weights for `x[4 * i..4 * i + 4]`. Weights lie in `0..=MAX`, where `MAX` is
-    /// 15, 31, 63 or 255 (see [`Simd::CENTERS_BYTES`]); activations lie in -127..=127. The result is exact.
-    unsafe fn dot<const N: usize, const MAX: u8>(sum: Self::I, w: &[Self::I; N], x: *const i8) -> Self::I;
+    /// Lane `l` of `w[i]` holds, as bytes, its weights for activations `4 * i..4 * i + 4`. Weights lie in `0..=MAX`, where
+    /// `MAX` is 15, 31, 63 or 255 (see [`Simd::CENTERS_BYTES`]); activations lie in -127..=127. The result is exact.
+    unsafe fn dot<const N: usize, const MAX: u8, const R: usize>(
+        sums: &mut [Self::I; R],
+        w: &[Self::I; N],
+        x: *const i8,
+    );
     /// Adds to every lane the products of its two signed 16-bit numbers with the two in `x`.
     unsafe fn dot_i16(sum: Self::I, w: Self::I, x: i32) -> Self::I;
     /// Adds to every lane the products of its two BF16 numbers with the two in `x`.
     unsafe fn dot_bf16(sum: Self::F, w: Self::I, x: u32) -> Self::F;
+}
+
+/// How far ahead of their use weights are asked for, in bytes: the time to memory at the speed of one core.
+const AHEAD: usize = 4096;
+
+/// Loads a line of a stream and asks for the one that comes [`AHEAD`] of it: the processor's own prefetching stops at the
+/// borders of pages and loses its way in streams that it sees as several.
+///
+/// # Safety
+/// [`Simd`]'s contract; `p` has 64 bytes.
+#[inline(always)]
+pub(crate) unsafe fn stream<S: Simd>(p: *const u8) -> S::I {
+    // SAFETY: the caller's promise.
+    unsafe {
+        S::prefetch(p.wrapping_add(AHEAD));
+        S::load(p)
+    }
 }
 
 /// A body that is compiled once per instruction set.

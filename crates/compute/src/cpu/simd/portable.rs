@@ -43,6 +43,9 @@ impl Simd for Portable {
     const DOTS_BF16: bool = false;
 
     #[inline(always)]
+    unsafe fn prefetch(_p: *const u8) {}
+
+    #[inline(always)]
     unsafe fn load(p: *const u8) -> Self::I {
         // SAFETY: 64 readable bytes by contract.
         map(unsafe { read::<[i32; LANES]>(p) }, i32::from_le)
@@ -143,9 +146,6 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(_: *const u8) {}
-
-    #[inline(always)]
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I {
         zip(a, b, |a, b| a & b)
     }
@@ -173,20 +173,24 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn dot<const N: usize, const MAX: u8>(sum: Self::I, w: &[Self::I; N], x: *const i8) -> Self::I {
-        let mut sum = sum;
-        for (i, w) in w.iter().enumerate() {
-            // SAFETY: 4·N readable bytes by contract.
-            let x = unsafe { read::<[i8; 4]>(x.add(4 * i).cast()) }.map(i32::from);
-            for l in 0..LANES {
-                let w = w[l] as u32;
-                sum[l] += (w & 0xff) as i32 * x[0]
-                    + (w >> 8 & 0xff) as i32 * x[1]
-                    + (w >> 16 & 0xff) as i32 * x[2]
-                    + (w >> 24) as i32 * x[3];
+    unsafe fn dot<const N: usize, const MAX: u8, const R: usize>(
+        sums: &mut [Self::I; R],
+        w: &[Self::I; N],
+        x: *const i8,
+    ) {
+        for (r, sum) in sums.iter_mut().enumerate() {
+            for (i, w) in w.iter().enumerate() {
+                // SAFETY: 4·N readable bytes per sum by contract.
+                let x = unsafe { read::<[i8; 4]>(x.add(32 * r + 4 * i).cast()) }.map(i32::from);
+                for l in 0..LANES {
+                    let w = w[l] as u32;
+                    sum[l] += (w & 0xff) as i32 * x[0]
+                        + (w >> 8 & 0xff) as i32 * x[1]
+                        + (w >> 16 & 0xff) as i32 * x[2]
+                        + (w >> 24) as i32 * x[3];
+                }
             }
         }
-        sum
     }
 
     #[inline(always)]
