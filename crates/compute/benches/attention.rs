@@ -3,7 +3,7 @@
 //! `cargo bench -p realizar-compute --bench attention -- [TYPE…] [tokens=N,…] [context=N,…] [threads=N,…] [isa=NAME]
 //! [heads=NxKVxDIM] [exact]`
 //!
-//! Each figure is the median of several passes. Decoding goes through several caches, larger together than the processor's,
+//! Each figure comes from several passes. Decoding goes through several caches, larger together than the processor's,
 //! as a model's layers are. On one thread, time is what the thread had on the processor, where the system tells: other work
 //! on the machine does not count.
 #![allow(clippy::print_stdout, missing_docs)]
@@ -62,27 +62,24 @@ fn main() {
     }
 }
 
-/// Seconds: of this thread on the processor if it works alone, else of the clock.
-fn seconds(n_threads: usize, f: impl FnOnce()) -> f64 {
-    let on_processor = || {
-        let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-        text.split_ascii_whitespace().next()?.parse::<u64>().ok()
-    };
-    let (clock, before) = (Instant::now(), on_processor());
-    f();
-    match (before, on_processor()) {
-        (Some(before), Some(after)) if n_threads == 1 => (after - before) as f64 / 1e9,
-        _ => clock.elapsed().as_secs_f64(),
-    }
+/// Nanoseconds that this thread has been on the processor, where the system tells; it counts at each of its ticks.
+fn on_processor_ns() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    text.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// Median seconds of `f`, over passes that take about a second together.
-fn median(n_threads: usize, mut f: impl FnMut()) -> f64 {
+/// Seconds that `f` takes: on one thread the mean time on the processor, else the median by the clock.
+fn measure(n_threads: usize, mut f: impl FnMut()) -> f64 {
     f();
     let mut times = Vec::new();
-    let start = Instant::now();
-    while times.len() < 3 || (start.elapsed() < Duration::from_millis(1000) && times.len() < 101) {
-        times.push(seconds(n_threads, &mut f));
+    let (start, before) = (Instant::now(), on_processor_ns());
+    while times.len() < 3 || start.elapsed() < Duration::from_millis(1000) {
+        let start = Instant::now();
+        f();
+        times.push(start.elapsed().as_secs_f64());
+    }
+    if let (1, Some(before), Some(after)) = (n_threads, before, on_processor_ns()) {
+        return (after - before) as f64 / 1e9 / times.len() as f64;
     }
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]
@@ -91,7 +88,7 @@ fn median(n_threads: usize, mut f: impl FnMut()) -> f64 {
 fn read_gb_s(n_threads: usize) -> f64 {
     let pool = Pool::new(n_threads);
     let data = vec![1_u64; PASS_BYTES / 8];
-    let seconds = median(n_threads, || {
+    let seconds = measure(n_threads, || {
         pool.for_each_chunk(data.len(), 64 << 10, |range| {
             let mut sums = [0_u64; 32];
             for x in data[range].as_chunks::<32>().0 {
@@ -147,7 +144,7 @@ fn prefill(cpu: &Cpu, dtype: DType, heads: Heads, n: usize) {
     let (kv, batch, qkv) = filled(cpu, dtype, heads, n, n);
     let row = heads.n_heads * heads.head_dim;
     let mut y = cpu.zeros(DType::F32, &[n, row]).expect("memory");
-    let seconds = median(cpu.options().n_threads, || {
+    let seconds = measure(cpu.options().n_threads, || {
         cpu.attention(&mut y, &qkv, &kv, &batch, &params(heads)).expect("attention");
     });
     // Two products over half of a square.
@@ -160,7 +157,7 @@ fn decode(cpu: &Cpu, dtype: DType, heads: Heads, n: usize) {
     let layers: Vec<_> =
         (0..(PASS_BYTES / bytes).clamp(1, 64)).map(|_| filled(cpu, dtype, heads, n, 1)).collect();
     let mut y = cpu.zeros(DType::F32, &[1, heads.n_heads * heads.head_dim]).expect("memory");
-    let seconds = median(cpu.options().n_threads, || {
+    let seconds = measure(cpu.options().n_threads, || {
         for (kv, batch, qkv) in &layers {
             cpu.attention(&mut y, qkv, kv, batch, &params(heads)).expect("attention");
         }

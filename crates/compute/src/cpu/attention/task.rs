@@ -7,7 +7,6 @@ use super::tile::{
 };
 use crate::cpu::activation::tanh;
 use crate::cpu::buffer::Line;
-use crate::cpu::isa::Isa;
 use crate::cpu::parallel::Shared;
 use crate::cpu::simd::{Kernel, LANES, Simd, dispatch};
 use crate::cpu::{Cpu, CpuOptions};
@@ -92,24 +91,17 @@ impl Rows<'_> {
 
     /// Computes the rows.
     pub(super) fn attend(self, output: Output<'_>) {
-        let CpuOptions { isa, exact, .. } = self.options;
-        // A cache of full precision asks for full precision.
-        let bf16 = isa >= Isa::Avx512Bf16 && !exact && self.kv.k.dtype() != DType::F32;
-        let by_element = KeyLayout::of(self.kv) == KeyLayout::ByElement;
-        match (by_element, self.kv.k.dtype(), bf16) {
-            (true, DType::F16, false) => self.run::<Single, F16Number>(output),
-            (true, DType::F16, true) => self.run::<Bf16, F16Number>(output),
-            (true, DType::BF16, false) => self.run::<Single, Bf16Number>(output),
-            (true, DType::BF16, true) => self.run::<Bf16, Bf16Number>(output),
-            // Everything else is decoded to floats first.
-            (_, _, false) => self.run::<Single, F32Number>(output),
-            (_, _, true) => self.run::<Bf16, F32Number>(output),
+        // Everything but plain numbers that lie as wanted is decoded to floats first.
+        match (KeyLayout::of(self.kv), self.kv.k.dtype()) {
+            (KeyLayout::ByElement, DType::F16) => self.run::<F16Number>(output),
+            (KeyLayout::ByElement, DType::BF16) => self.run::<Bf16Number>(output),
+            _ => self.run::<F32Number>(output),
         }
     }
 
-    fn run<A: Arithmetic, N: Number>(self, output: Output<'_>) {
+    fn run<N: Number>(self, output: Output<'_>) {
         SCRATCH.with_borrow_mut(|scratch| {
-            let task = Task::<A, N> { rows: self, output, scratch, kind: PhantomData };
+            let task = Task::<N> { rows: self, output, scratch, numbers: PhantomData };
             // SAFETY: the processor has `isa`. The task writes the rows of its tokens and heads, which no other task has.
             unsafe { dispatch(self.options.isa, task) }
         });
@@ -173,11 +165,11 @@ impl<'a> Partial<'a> {
     }
 }
 
-struct Task<'a, A, N> {
+struct Task<'a, N> {
     rows: Rows<'a>,
     output: Output<'a>,
     scratch: &'a mut Vec<Line>,
-    kind: PhantomData<(A, N)>,
+    numbers: PhantomData<N>,
 }
 
 /// Cuts `n` elements off the front.
@@ -187,9 +179,21 @@ fn take<'a>(rest: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
     front
 }
 
-impl<A: Arithmetic, N: Number> Kernel for Task<'_, A, N> {
+impl<N: Number> Kernel for Task<'_, N> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
+        // A cache of full precision asks for full precision.
+        let full = self.rows.options.exact || self.rows.kv.k.dtype() == DType::F32;
+        // SAFETY: the contract of `Kernel::run` is that of `compute`.
+        unsafe { if S::DOTS_BF16 && !full { self.compute::<S, Bf16>() } else { self.compute::<S, Single>() } }
+    }
+}
+
+impl<N: Number> Task<'_, N> {
+    /// # Safety
+    /// The contract of [`Simd`].
+    #[inline(always)]
+    unsafe fn compute<S: Simd, A: Arithmetic>(self) {
         let Self { rows, output, scratch, .. } = self;
         let (n_rows, dim) = (rows.count(), rows.dim());
         let partial_len = rows.partial_len().next_multiple_of(LANES);
@@ -201,7 +205,7 @@ impl<A: Arithmetic, N: Number> Kernel for Task<'_, A, N> {
         let (one, total) = partials.split_at_mut(partial_len);
         rows.queries::<A>(q);
         let walk = Walk { rows, q, scores, staged, words };
-        // SAFETY: the contract of `Kernel::run` is this function's own.
+        // SAFETY: the caller's promise.
         unsafe {
             match output {
                 Output::Span(span, partial) => {
@@ -310,16 +314,16 @@ impl Walk<'_, '_> {
             if seen.iter().all(|s| s.is_empty()) {
                 continue;
             }
-            let mut shrink = [1.0; ROWS];
             let scores = &mut self.scores[r * TILE..][..ROWS * TILE];
             // SAFETY: there are `ROWS` rows from `r` on in each array.
             unsafe {
                 tile.scores::<S, A, L>(scores.as_mut_ptr(), self.q[r * dim..].as_ptr(), dim);
-                for (i, scores) in scores.as_chunks_mut::<TILE>().0.iter_mut().enumerate() {
-                    let (max, sum) = (&mut partial.max[r + i], &mut partial.sum[r + i]);
-                    shrink[i] = weigh(scores, seen[i].clone(), cap, max, sum);
-                    A::encode(scores);
-                }
+                let rows = scores.as_chunks_mut::<TILE>().0;
+                let rows: &mut [[f32; TILE]; ROWS] = rows.try_into().expect("four rows");
+                let max = partial.max[r..].first_chunk_mut().expect("rows go by four");
+                let sum = partial.sum[r..].first_chunk_mut().expect("rows go by four");
+                let shrink = weigh(rows, &seen, cap, max, sum);
+                rows.iter_mut().for_each(|row| A::encode(row));
                 let out = partial.out[r * dim..][..ROWS * dim].as_mut_ptr();
                 tile.values::<S, A, L>(out, &shrink, scores.as_ptr());
             }
@@ -338,6 +342,7 @@ impl Walk<'_, '_> {
             let head = table[pos / block_size] as usize * n_kv_heads + kv_head;
             (head * block_size * head_bytes, pos % block_size)
         };
+        let positions = self.rows.positions();
         let (k, v) = (kv.k.buffer().bytes(), kv.v.buffer().bytes());
         let n_chunks = (seen.end - at).div_ceil(LANES);
         let (to_k, to_v) = self.staged.split_at_mut(TILE * dim);
@@ -350,6 +355,7 @@ impl Walk<'_, '_> {
                 k_step: A::STEP * block_size * N::BYTES,
                 v: [std::ptr::null(); CHUNKS],
                 v_step: A::STEP * head_bytes,
+                next: ([std::ptr::null(); CHUNKS], [std::ptr::null(); CHUNKS]),
             };
             for c in 0..n_chunks {
                 let chunk = at + c * LANES..at + (c + 1) * LANES;
@@ -357,10 +363,10 @@ impl Walk<'_, '_> {
                 // Keys of a chunk that nobody sees may be any: no row weighs them.
                 let (head, first) =
                     place(if wanted.is_empty() { seen.start / LANES * LANES } else { chunk.start });
-                let k = &k[head..][..block_size * head_bytes];
-                tile.k[c] = k[first * N::BYTES..].as_ptr();
-                let v = &v[head + first * head_bytes..][..LANES * head_bytes];
-                tile.v[c] = v.as_ptr();
+                let keys = &k[head..][..block_size * head_bytes];
+                tile.k[c] = keys[first * N::BYTES..].as_ptr();
+                let values = &v[head + first * head_bytes..][..LANES * head_bytes];
+                tile.v[c] = values.as_ptr();
                 if wanted != chunk {
                     // A weight of 0 does not hide what is no number.
                     let to = &mut bytemuck::cast_slice_mut::<f32, u8>(to_v)[c * LANES * dim * 4..];
@@ -369,9 +375,15 @@ impl Walk<'_, '_> {
                     if !wanted.is_empty() {
                         let bytes = (wanted.start - chunk.start) * head_bytes
                             ..(wanted.end - chunk.start) * head_bytes;
-                        to[bytes.clone()].copy_from_slice(&v[bytes]);
+                        to[bytes.clone()].copy_from_slice(&values[bytes]);
                     }
                     tile.v[c] = to.as_ptr();
+                }
+                let next = chunk.start + TILE;
+                if next < positions.end {
+                    let (head, first) = place(next);
+                    tile.next.0[c] = k[head + first * N::BYTES..].as_ptr();
+                    tile.next.1[c] = v[head + first * head_bytes..].as_ptr();
                 }
             }
             return tile;
@@ -398,42 +410,53 @@ impl Walk<'_, '_> {
             }
             chunks
         };
-        Tile {
-            n_chunks,
-            dim,
-            k: chunks(to_k, LANES),
-            k_step: A::STEP * TILE * 4,
-            v: chunks(to_v, LANES * dim),
-            v_step: A::STEP * dim * 4,
-        }
+        let (k, v) = (chunks(to_k, LANES), chunks(to_v, LANES * dim));
+        let (k_step, v_step) = (A::STEP * TILE * 4, A::STEP * dim * 4);
+        // Staging reads the cache ahead of the products already.
+        Tile { n_chunks, dim, k, k_step, v, v_step, next: (k, v) }
     }
 }
 
-/// Turns a row's scores into weights: 0 outside of `seen`. Updates the row's maximum and sum; returns the factor for what was
-/// summed before.
+/// Turns four rows' scores into weights: 0 outside of `seen`. Updates the rows' maxima and sums; returns the factors for what
+/// was summed before.
 #[inline(always)]
-fn weigh(s: &mut [f32; TILE], seen: Range<usize>, cap: Option<f32>, max: &mut f32, sum: &mut f32) -> f32 {
-    if seen.is_empty() {
-        s.fill(0.0);
-        return 1.0;
+fn weigh(
+    scores: &mut [[f32; TILE]; ROWS],
+    seen: &[Range<usize>; ROWS],
+    cap: Option<f32>,
+    max: &mut [f32; ROWS],
+    sum: &mut [f32; ROWS],
+) -> [f32; ROWS] {
+    let mut new = *max;
+    for (i, s) in scores.iter_mut().enumerate() {
+        if let Some(cap) = cap {
+            let (inv, units) = (1.0 / cap, cap * std::f32::consts::LOG2_E);
+            s.iter_mut().for_each(|s| *s = units * tanh(*s * inv));
+        }
+        if seen[i].len() < TILE {
+            s[..seen[i].start].fill(f32::NEG_INFINITY);
+            s[seen[i].end..].fill(f32::NEG_INFINITY);
+        }
+        new[i] = larger(new[i], reduce(s, f32::NEG_INFINITY, larger));
     }
-    if let Some(cap) = cap {
-        let (inv, units) = (1.0 / cap, cap * std::f32::consts::LOG2_E);
-        s.iter_mut().for_each(|s| *s = units * tanh(*s * inv));
+    let mut shrink = [1.0; ROWS];
+    for i in 0..ROWS {
+        shrink[i] = exp2(max[i] - new[i]);
     }
-    if seen.len() < TILE {
-        s[..seen.start].fill(f32::NEG_INFINITY);
-        s[seen.end..].fill(f32::NEG_INFINITY);
+    for (i, s) in scores.iter_mut().enumerate() {
+        if seen[i].is_empty() {
+            s.fill(0.0);
+            shrink[i] = 1.0;
+            continue;
+        }
+        s.iter_mut().for_each(|s| *s = exp2(*s - new[i]));
+        if seen[i].len() < TILE {
+            s[..seen[i].start].fill(0.0);
+            s[seen[i].end..].fill(0.0);
+        }
+        sum[i] = sum[i] * shrink[i] + reduce(s, 0.0, |a, b| a + b);
+        max[i] = new[i];
     }
-    let new = larger(*max, reduce(s, f32::NEG_INFINITY, larger));
-    s.iter_mut().for_each(|s| *s = exp2(*s - new));
-    if seen.len() < TILE {
-        s[..seen.start].fill(0.0);
-        s[seen.end..].fill(0.0);
-    }
-    let shrink = exp2(*max - new);
-    *sum = *sum * shrink + reduce(s, 0.0, |a, b| a + b);
-    *max = new;
     shrink
 }
 

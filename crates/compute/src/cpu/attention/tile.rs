@@ -172,6 +172,12 @@ pub(super) trait Source<A: Arithmetic> {
     /// # Safety
     /// [`Simd`]'s contract; readable vectors.
     unsafe fn load<S: Simd>(p: *const u8, step: usize) -> A::Words<S>;
+
+    /// Asks for what `load` of the same arguments will read.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; `p` may be any address.
+    unsafe fn prefetch<S: Simd>(p: *const u8, step: usize);
 }
 
 /// Numbers, converted as they are read.
@@ -187,6 +193,14 @@ impl<A: Arithmetic, N: Number> Source<A> for Numbers<N> {
         // SAFETY: the caller's promise.
         unsafe { A::convert::<S, N>(p, step / A::STEP) }
     }
+
+    #[inline(always)]
+    unsafe fn prefetch<S: Simd>(p: *const u8, step: usize) {
+        for i in 0..A::STEP {
+            // SAFETY: the caller's promise.
+            unsafe { S::prefetch(p.wrapping_add(i * (step / A::STEP))) }
+        }
+    }
 }
 
 impl<A: Arithmetic> Source<A> for Words {
@@ -197,6 +211,10 @@ impl<A: Arithmetic> Source<A> for Words {
         // SAFETY: the caller's promise.
         unsafe { A::load::<S>(p) }
     }
+
+    /// Words were written a moment ago.
+    #[inline(always)]
+    unsafe fn prefetch<S: Simd>(_: *const u8, _: usize) {}
 }
 
 /// Keys and values of a tile, chunk by chunk.
@@ -214,6 +232,8 @@ pub(super) struct Tile {
     pub(super) v: [*const u8; CHUNKS],
     /// Bytes from one step along the positions to the next.
     pub(super) v_step: usize,
+    /// `k` and `v` of the tile that comes next: the memory can begin to fetch it.
+    pub(super) next: ([*const u8; CHUNKS], [*const u8; CHUNKS]),
 }
 
 impl Tile {
@@ -231,6 +251,7 @@ impl Tile {
                 let (k, v) = (k.add(c * LINE), v.add(c * LANES / A::STEP * v_step));
                 (to.k[c], to.v[c]) = (k, v);
                 for i in 0..self.dim / A::STEP {
+                    L::prefetch::<S>(self.next.0[c].wrapping_add(i * self.k_step), self.k_step);
                     A::store::<S>(
                         k.add(i * k_step),
                         L::load::<S>(self.k[c].add(i * self.k_step), self.k_step),
@@ -238,7 +259,9 @@ impl Tile {
                 }
                 for i in 0..LANES / A::STEP {
                     for d in 0..self.dim / LANES {
-                        let from = self.v[c].add(i * self.v_step + d * LANES * L::LANE_BYTES);
+                        let at = i * self.v_step + d * LANES * L::LANE_BYTES;
+                        let from = self.v[c].add(at);
+                        L::prefetch::<S>(self.next.1[c].wrapping_add(at), self.v_step);
                         A::store::<S>(v.add(i * v_step + d * LINE), L::load::<S>(from, self.v_step));
                     }
                 }
@@ -261,18 +284,16 @@ impl Tile {
         let n = self.dim / A::STEP;
         // SAFETY: the caller's promise; `c + V <= CHUNKS`.
         unsafe {
-            let block = |c: usize| (scores.add(c * LANES), self.k.as_ptr().add(c));
             if S::REGISTERS >= 32 && self.n_chunks == CHUNKS {
-                let (scores, k) = block(0);
                 let mut sums = [[S::splat(0.0); CHUNKS]; ROWS];
-                multiply::<S, A, L, CHUNKS>(&mut sums, q, q_stride, *k.cast(), self.k_step, n);
+                multiply::<S, A, L, CHUNKS>(&mut sums, q, q_stride, self.k, self.next.0, self.k_step, n);
                 store::<S, CHUNKS>(scores, TILE, sums);
             } else {
                 for c in 0..self.n_chunks {
-                    let (scores, k) = block(c);
                     let mut sums = [[S::splat(0.0); 1]; ROWS];
-                    multiply::<S, A, L, 1>(&mut sums, q, q_stride, [*k], self.k_step, n);
-                    store::<S, 1>(scores, TILE, sums);
+                    let (k, next) = ([self.k[c]], [self.next.0[c]]);
+                    multiply::<S, A, L, 1>(&mut sums, q, q_stride, k, next, self.k_step, n);
+                    store::<S, 1>(scores.add(c * LANES), TILE, sums);
                 }
             }
         }
@@ -327,12 +348,13 @@ impl Tile {
                 }
             }
             for c in 0..self.n_chunks {
-                let mut from = [self.v[c].add(d * LANES * L::LANE_BYTES); V];
-                for v in 1..V {
-                    from[v] = from[v].add(v * LANES * L::LANE_BYTES);
+                let (mut from, mut next) = ([self.v[c]; V], [self.next.1[c]; V]);
+                for v in 0..V {
+                    from[v] = from[v].add((d + v) * LANES * L::LANE_BYTES);
+                    next[v] = next[v].wrapping_add((d + v) * LANES * L::LANE_BYTES);
                 }
                 let x = weights.add(c * LANES / A::STEP);
-                multiply::<S, A, L, V>(&mut sums, x, TILE, from, self.v_step, LANES / A::STEP);
+                multiply::<S, A, L, V>(&mut sums, x, TILE, from, next, self.v_step, LANES / A::STEP);
             }
             store::<S, V>(out, self.dim, sums);
         }
@@ -340,6 +362,7 @@ impl Tile {
 }
 
 /// `sums[r][v] += Σ x[r, i] · w[v][i]` over `n` steps: four rows of words, `stride` apart, by `V` vectors, `step` bytes apart.
+/// Meanwhile asks for the same places of `next`.
 ///
 /// # Safety
 /// [`Simd`]'s contract; the words and vectors are readable.
@@ -349,6 +372,7 @@ unsafe fn multiply<S: Simd, A: Arithmetic, L: Source<A>, const V: usize>(
     x: *const f32,
     stride: usize,
     w: [*const u8; V],
+    next: [*const u8; V],
     step: usize,
     n: usize,
 ) {
@@ -359,6 +383,9 @@ unsafe fn multiply<S: Simd, A: Arithmetic, L: Source<A>, const V: usize>(
             let mut words = [L::load::<S>(w[0].add(i * step), step); V];
             for v in 1..V {
                 words[v] = L::load::<S>(w[v].add(i * step), step);
+            }
+            for next in next {
+                L::prefetch::<S>(next.wrapping_add(i * step), step);
             }
             for r in 0..ROWS {
                 let x = *x.add(r * stride + i);

@@ -35,6 +35,7 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     type F = __m512;
     const CENTERS_BYTES: bool = false;
     const REGISTERS: usize = 32;
+    const DOTS_BF16: bool = BF16;
 
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {

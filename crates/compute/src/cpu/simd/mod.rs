@@ -35,6 +35,8 @@ pub(crate) trait Simd: Copy {
     const CENTERS_BYTES: bool;
     /// Float vectors that the registers hold, counting one for what an instruction needs besides.
     const REGISTERS: usize;
+    /// Whether [`Simd::dot_bf16`] is one instruction.
+    const DOTS_BF16: bool;
 
     /// Asks for the line at `p` to come into the cache; `p` may point anywhere.
     unsafe fn prefetch(p: *const u8);
