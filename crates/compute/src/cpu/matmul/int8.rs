@@ -66,6 +66,11 @@ impl<const LINES: usize> Blocks<LINES> {
     }
 }
 
+/// Bytes of the factors of `n_blocks` super-blocks in a region of their own: F16 [n_blocks, 16], filled up to a line.
+pub(super) fn factors_bytes(n_blocks: usize) -> usize {
+    (n_blocks * 2 * LANES).next_multiple_of(LINE)
+}
+
 /// Sets `rows` rows of 16 floats to zero.
 ///
 /// # Safety

@@ -1,10 +1,10 @@
 //! Q6_K: super-blocks of 16 sub-blocks of 16 weights of 6 bits, to be lowered by 32, each with an 8-bit scale.
 //!
-//! Group: super-blocks with their factors d (see [`Blocks`]): 4 lines of scales, `i8` [16 sub-blocks, 16 rows], and for each
-//! half (128 weights) 16 lines of nibbles and 8 of high bits. The high bits alternate with the first 8 lines of nibbles, so
-//! that the lines stand in the order of their first use.
+//! Group: the factors d, F16 [n_super_blocks, 16], filled up to a line; then per super-block 4 lines of scales, `i8` [16
+//! sub-blocks, 16 rows], and for each half (128 weights) 16 lines of nibbles and 8 of high bits. The high bits alternate with
+//! the first 8 lines of nibbles, so that the lines stand in the order of their first use.
 
-use super::int8::{self, Blocks, Sums};
+use super::int8::{self, Sums};
 use super::layout::{Args, get_dwords, put_dwords};
 use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
 
@@ -15,15 +15,15 @@ const SCALES: usize = 16;
 const SCALE_LINES: usize = SCALES * LANES / LINE;
 const BLOCK_LINES: usize = SCALE_LINES + (LOW + HIGH) / 4;
 
-type Lines = Blocks<BLOCK_LINES>;
-
 pub(super) fn group_bytes(n_in: usize) -> usize {
-    Lines::group_bytes(n_in / 256)
+    int8::factors_bytes(n_in / 256) + n_in / 256 * BLOCK_LINES * LINE
 }
 
 pub(super) fn pack(group: &mut [u8], lane: usize, row: &[u8]) {
-    for (b, block) in row.as_chunks::<BLOCK>().0.iter().enumerate() {
-        let lines = Lines::put_scale(group, b, lane, &block[BLOCK - 2..]);
+    let blocks = row.as_chunks::<BLOCK>().0;
+    let (factors, lines) = group.split_at_mut(int8::factors_bytes(blocks.len()));
+    for (b, (block, lines)) in blocks.iter().zip(lines.chunks_exact_mut(BLOCK_LINES * LINE)).enumerate() {
+        factors[2 * (b * LANES + lane)..][..2].copy_from_slice(&block[BLOCK - 2..]);
         let (scales, lines) = lines.split_at_mut(SCALE_LINES * LINE);
         for j in 0..SCALES {
             scales[j * LANES + lane] = block[LOW + HIGH + j];
@@ -35,8 +35,10 @@ pub(super) fn pack(group: &mut [u8], lane: usize, row: &[u8]) {
 }
 
 pub(super) fn unpack(row: &mut [u8], group: &[u8], lane: usize) {
-    for (b, block) in row.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
-        let lines = Lines::get_scale(&mut block[BLOCK - 2..], group, b, lane);
+    let blocks = row.as_chunks_mut::<BLOCK>().0;
+    let (factors, lines) = group.split_at(int8::factors_bytes(blocks.len()));
+    for (b, (block, lines)) in blocks.iter_mut().zip(lines.chunks_exact(BLOCK_LINES * LINE)).enumerate() {
+        block[BLOCK - 2..].copy_from_slice(&factors[2 * (b * LANES + lane)..][..2]);
         let (scales, lines) = lines.split_at(SCALE_LINES * LINE);
         for j in 0..SCALES {
             block[LOW + HIGH + j] = scales[j * LANES + lane];
@@ -79,14 +81,14 @@ impl Multiply<'_> {
         let rows = if ONE { 1 } else { x.rows };
         let mut t = Sums::uninit();
         let t = t.as_mut_ptr();
-        let group = w.as_ptr();
+        let (factors, blocks) = (w.as_ptr(), w[int8::factors_bytes(n_in / 256)..].as_ptr());
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
             int8::clear::<S>(y, rows);
             int8::clear::<S>(t, rows);
             for b in 0..n_in / 256 {
-                let block = group.add(Lines::lines(b));
-                let d = S::load_f16(group.add(Lines::scales(b)));
+                let block = blocks.add(b * BLOCK_LINES * LINE);
+                let d = S::load_f16(factors.add(b * 2 * LANES));
                 for half in 0..2 {
                     let at = Half {
                         lines: block.add((SCALE_LINES + 24 * half) * LINE),

@@ -10,6 +10,9 @@ use crate::cpu::simd::{Kernel, LINE, Simd};
 
 const BLOCK: usize = 34;
 const BLOCK_LINES: usize = 8;
+/// How far ahead of their use weights are asked for, in bytes: this kernel computes too little per line to cover the way to
+/// memory with what the processor fetches by itself.
+const AHEAD: usize = 8 * (1 + 2 * BLOCK_LINES) * LINE / 2;
 
 type Lines = Blocks<BLOCK_LINES>;
 
@@ -67,7 +70,7 @@ impl Multiply<'_> {
                 add_block::<S>(y, group, rows, &x, 2 * pair);
                 add_block::<S>(y, group, rows, &x, 2 * pair + 1);
             }
-            if n_blocks % 2 == 1 {
+            if !n_blocks.is_multiple_of(2) {
                 add_block::<S>(y, group, rows, &x, n_blocks - 1);
             }
         }
@@ -86,6 +89,7 @@ unsafe fn add_block<S: Simd>(y: *mut f32, group: *const u8, rows: usize, x: &Til
         let lines = group.add(Lines::lines(b));
         let mut w = [S::splat_i32(0); 8];
         for i in 0..8 {
+            S::prefetch(lines.wrapping_add(i * LINE + AHEAD));
             w[i] = S::load(lines.add(i * LINE));
         }
         let offsets = match S::CENTERS_BYTES {

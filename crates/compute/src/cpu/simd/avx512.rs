@@ -36,6 +36,11 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     const CENTERS_BYTES: bool = false;
 
     #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn load(p: *const u8) -> __m512i {
         unsafe { _mm512_loadu_si512(p.cast()) }
     }

@@ -34,6 +34,8 @@ pub(crate) trait Simd: Copy {
     /// The caller starts the sum at zero in the first case and at -128 times the sum of the activations in the second.
     const CENTERS_BYTES: bool;
 
+    /// Asks for the line at `p` to come into the cache; `p` may point anywhere.
+    unsafe fn prefetch(p: *const u8);
     /// 64 bytes.
     unsafe fn load(p: *const u8) -> Self::I;
     /// Writes 64 bytes.

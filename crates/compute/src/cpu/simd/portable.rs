@@ -41,6 +41,9 @@ impl Simd for Portable {
     const CENTERS_BYTES: bool = false;
 
     #[inline(always)]
+    unsafe fn prefetch(_p: *const u8) {}
+
+    #[inline(always)]
     unsafe fn load(p: *const u8) -> Self::I {
         // SAFETY: 64 readable bytes by contract.
         map(unsafe { read::<[i32; LANES]>(p) }, i32::from_le)
