@@ -89,19 +89,23 @@ impl Multiply<'_> {
             for b in 0..n_in / 256 {
                 let block = blocks.add(b * BLOCK_LINES * LINE);
                 let d = S::load_f16(factors.add(b * 2 * LANES));
+                // All scales first, and so in the order in which they stand in memory.
+                let mut scales = [d; SCALES];
+                for (j, scale) in scales.iter_mut().enumerate() {
+                    *scale = S::mul(d, S::to_f32(S::load_i8(block.add(j * LANES))));
+                }
                 for half in 0..2 {
                     let at = Half {
                         lines: block.add((SCALE_LINES + 24 * half) * LINE),
-                        scales: block.add(8 * half * LANES),
                         q: x.q.as_ptr().add((8 * b + 4 * half) * rows * 32),
                         offsets: x.offsets[1].as_ptr().add((16 * b + 8 * half) * rows),
                         rows,
                     };
                     // Quarter of the half: 32 weights.
-                    at.add_quarter::<S, 0, 0, 4, 0>(t, d);
-                    at.add_quarter::<S, 1, 0, 2, 0>(t, d);
-                    at.add_quarter::<S, 2, 4, 0, 0>(t, d);
-                    at.add_quarter::<S, 3, 4, 0, 2>(t, d);
+                    at.add_quarter::<S, 0, 0, 4, 0>(t, &scales[8 * half + 0..]);
+                    at.add_quarter::<S, 1, 0, 2, 0>(t, &scales[8 * half + 2..]);
+                    at.add_quarter::<S, 2, 4, 0, 0>(t, &scales[8 * half + 4..]);
+                    at.add_quarter::<S, 3, 4, 0, 2>(t, &scales[8 * half + 6..]);
                 }
                 int8::end_super_block::<S>(y, t, rows, x.scales.as_ptr().add(b * rows));
             }
@@ -113,7 +117,6 @@ impl Multiply<'_> {
 struct Half {
     /// 8 times a line of nibbles and one of high bits, then 8 lines of nibbles.
     lines: *const u8,
-    scales: *const u8,
     q: *const i8,
     offsets: *const i32,
     rows: usize,
@@ -121,6 +124,7 @@ struct Half {
 
 impl Half {
     /// Adds 32 weights: nibbles shifted right by `NIBBLE`, pairs of high bits moved to bit 4 by shifts left and right.
+    /// `scales`: those of its two sub-blocks, and maybe more.
     ///
     /// # Safety
     /// [`Simd`]'s contract; `t` is [rows, 16].
@@ -134,9 +138,9 @@ impl Half {
     >(
         &self,
         t: *mut f32,
-        d: S::F,
+        scales: &[S::F],
     ) {
-        // SAFETY: the caller's promise; a half has 16 lines of nibbles, 8 of high bits and 8 scales per row.
+        // SAFETY: the caller's promise; a half has 16 lines of nibbles and 8 of high bits.
         unsafe {
             let (nibble, two) = (S::splat_i32(0x0f0f_0f0f), S::splat_i32(0x3030_3030));
             for part in 0..2 {
@@ -150,10 +154,9 @@ impl Half {
                     v[i] = S::or(S::and(S::shr::<NIBBLE>(low), nibble), high);
                 }
                 let j = 2 * QUARTER + part;
-                let scale = S::mul(d, S::to_f32(S::load_i8(self.scales.add(j * LANES))));
                 let q = self.q.add(QUARTER * self.rows * 32 + 16 * part);
                 let offsets = self.offsets.add(j * self.rows);
-                int8::add_sub_block::<S, 4, 63>(t, &v, scale, self.rows, q, offsets);
+                int8::add_sub_block::<S, 4, 63>(t, &v, scales[part], self.rows, q, offsets);
             }
         }
     }
