@@ -102,7 +102,7 @@ impl Multiply<'_> {
                         rows,
                     };
                     // Quarter of the half: 32 weights.
-                    at.add_quarter::<S, 0, 0, 4, 0>(t, &scales[8 * half + 0..]);
+                    at.add_quarter::<S, 0, 0, 4, 0>(t, &scales[8 * half..]);
                     at.add_quarter::<S, 1, 0, 2, 0>(t, &scales[8 * half + 2..]);
                     at.add_quarter::<S, 2, 4, 0, 0>(t, &scales[8 * half + 4..]);
                     at.add_quarter::<S, 3, 4, 0, 2>(t, &scales[8 * half + 6..]);
