@@ -2,14 +2,15 @@
 
 use crate::args::{ModelOption, SynthSpec};
 use crate::load::RunnerOptions;
-use crate::output;
+use crate::{output, profile};
 use anyhow::{Result, bail};
-use clap::Args;
+use clap::{Args, ValueHint};
 use realizar_engine::bench::{Bench, Work};
 use realizar_engine::load::load;
 use realizar_model::source::TensorSource;
 use realizar_model::synth::Synth;
 use serde::Serialize;
+use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
@@ -33,6 +34,10 @@ pub(crate) struct BenchArgs {
     /// Runs of each measurement, after one that does not count.
     #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     repeat: u16,
+    /// Shows where the time goes, and writes a trace that Perfetto opens.
+    #[arg(long, value_name = "TRACE.json", num_args = 0..=1, default_missing_value = "realizar-trace.json",
+          value_hint = ValueHint::FilePath)]
+    profile: Option<PathBuf>,
     #[command(flatten)]
     runner: RunnerOptions,
     /// Print one JSON object.
@@ -49,6 +54,8 @@ struct Report {
     bytes_per_token: usize,
     peak_gb_s: f64,
     results: Vec<Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    profile: Vec<profile::Profile>,
 }
 
 #[derive(Serialize)]
@@ -103,7 +110,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         bytes_per_token: model.weights.per_step,
         peak_gb_s,
         results: Vec::new(),
+        profile: Vec::new(),
     };
+    let mut trace = profile::Trace::default();
     let mut bench = Bench::new(&mut *model.runner);
     for &work in &works {
         for &batch in &args.batch {
@@ -133,7 +142,17 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
                 tok_s_max: rate(seconds[0]),
                 gb_s: (kind == "decode").then(|| (step_bytes * tokens) as f64 / median / 1e9),
             });
+            if args.profile.is_some() {
+                let (duration, times) = bench.profile(work, batch)?;
+                let name = format!("{kind} of {tokens} × {batch} at {depth}");
+                trace.add(&name, &times);
+                report.profile.push(profile::Profile::new(name, duration, tokens * batch, &times));
+            }
         }
+    }
+    if let Some(path) = &args.profile {
+        trace.write(path)?;
+        tracing::info!(file = %path.display(), "trace written");
     }
     if args.json { output::print_json(&report) } else { output::print(table(&report)) }
 }
@@ -161,5 +180,6 @@ fn table(r: &Report) -> String {
             row.kind, row.tokens, row.batch, row.depth, row.tok_s
         );
     }
+    r.profile.iter().for_each(|p| out += &p.table());
     out
 }

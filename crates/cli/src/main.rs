@@ -15,6 +15,7 @@ mod logging;
 mod model_arg;
 mod output;
 mod perplexity;
+mod profile;
 mod progress;
 mod pull;
 mod quantize;

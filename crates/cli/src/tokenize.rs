@@ -12,7 +12,7 @@ pub(crate) struct TokenizeArgs {
     #[command(flatten)]
     model: ModelOption,
     /// The text, or with --decode ids; - or nothing reads stdin.
-    #[arg(value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(value_name = "TEXT")]
     text: Option<String>,
     /// Take special tokens in the text as plain text and add none; with --decode, leave them out.
     #[arg(long)]

@@ -4,7 +4,7 @@
 //! A fused operation is a method with a default composition; a backend overrides it where it has it in one kernel, and model code
 //! stays the same. The meaning of each required method is its loop in `reference.rs`.
 
-use crate::{Batch, BatchLimits, DType, Result, Tensor};
+use crate::{Batch, BatchLimits, DType, Profiler, Result, Tensor};
 use bytes::Bytes;
 
 /// One weight matrix, or a stack of one per expert, as it stands in a file.
@@ -320,6 +320,26 @@ pub trait Backend: Sized + Send + Sync + 'static {
 
     /// `x *= factor`.
     fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()>;
+
+    /// Records times of operations where it is on; `None` for a backend that nobody profiles.
+    fn profiler(&self) -> Option<&Profiler> {
+        None
+    }
+
+    /// Runs a part of the forward pass under a name for the profiler. While that is on, the device finishes each part before the next.
+    fn timed<T>(&self, name: &'static str, f: impl FnOnce() -> Result<T>) -> Result<T> {
+        match self.profiler().filter(|p| p.is_on()) {
+            None => f(),
+            Some(profiler) => {
+                self.synchronize()?;
+                profiler.time(name, || {
+                    let result = f()?;
+                    self.synchronize()?;
+                    Ok(result)
+                })
+            }
+        }
+    }
 
     /// Waits until everything enqueued so far is done and reports its failure.
     fn synchronize(&self) -> Result<()> {

@@ -9,6 +9,7 @@ mod batch;
 pub mod cpu;
 mod dtype;
 mod error;
+mod profile;
 pub mod quant;
 mod reference;
 mod tensor;
@@ -20,5 +21,6 @@ pub use backend::{
 pub use batch::{Batch, BatchLimits, BatchSeq, HostBatch};
 pub use dtype::DType;
 pub use error::{Error, Result};
+pub use profile::{OpTime, Profiler};
 pub use reference::Reference;
 pub use tensor::{Shape, Tensor};

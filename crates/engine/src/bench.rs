@@ -1,6 +1,7 @@
 //! Speed of a model on its device: prefill and decode, at chosen batch sizes and depths.
 
 use crate::{Result, Row, Runner, SamplingParams, Step};
+use realizar_compute::OpTime;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,12 +29,19 @@ pub struct Bench<'a> {
     step: Step,
     /// Of a linear congruential generator: token ids only have to be spread.
     state: u64,
+    profiling: bool,
 }
 
 impl<'a> Bench<'a> {
     /// Measures on this runner, whose cache must be free.
     pub fn new(runner: &'a mut dyn Runner) -> Self {
-        Self { runner, params: Arc::new(SamplingParams::greedy()), step: Step::default(), state: 1 }
+        Self {
+            runner,
+            params: Arc::new(SamplingParams::greedy()),
+            step: Step::default(),
+            state: 1,
+            profiling: false,
+        }
     }
 
     /// Whether the cache and the limits of a step hold this work.
@@ -61,7 +69,7 @@ impl<'a> Bench<'a> {
     pub fn run(&mut self, work: Work, batch: usize) -> Result<Duration> {
         match work {
             Work::Prefill { n_tokens } => {
-                let start = Instant::now();
+                let start = self.start();
                 self.prefill(n_tokens, batch, n_tokens)?;
                 Ok(start.elapsed())
             }
@@ -69,7 +77,7 @@ impl<'a> Bench<'a> {
                 if depth > 0 {
                     self.prefill(depth, batch, depth + n_tokens)?;
                 }
-                let start = Instant::now();
+                let start = self.start();
                 for i in 0..n_tokens {
                     self.step.clear();
                     for seq in 0..batch {
@@ -81,6 +89,21 @@ impl<'a> Bench<'a> {
                 Ok(start.elapsed())
             }
         }
+    }
+
+    fn start(&mut self) -> Instant {
+        self.runner.profile(self.profiling);
+        Instant::now()
+    }
+
+    /// Does the work once and says how long it took and where the time went. Profiling makes it slower.
+    pub fn profile(&mut self, work: Work, batch: usize) -> Result<(Duration, Vec<OpTime>)> {
+        self.profiling = true;
+        let duration = self.run(work, batch);
+        self.profiling = false;
+        let times = self.runner.take_profile();
+        self.runner.profile(false);
+        Ok((duration?, times))
     }
 
     /// Reads `len` tokens into each sequence, in steps as large as allowed; sequences may grow to `max_len`.

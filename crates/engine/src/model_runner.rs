@@ -2,7 +2,7 @@
 
 use crate::sampler::Sampler;
 use crate::{BlockCopy, Result, Runner, RunnerInfo, Sampled, Step, Ticket};
-use realizar_compute::{Backend, Batch, BatchLimits, DType};
+use realizar_compute::{Backend, Batch, BatchLimits, DType, OpTime, Profiler};
 use realizar_model::{Decoder, KvCache, Workspace};
 
 /// Runs a [`Decoder`] and chooses tokens on the host.
@@ -114,15 +114,16 @@ impl<B: Backend> Runner for ModelRunner<B> {
         let (n_tokens, n_logits) = (self.batch.tokens.len(), self.batch.n_logits());
         assert_eq!(n_logits, step.rows.len(), "a row for each row of logits");
         self.model.forward(&self.backend, &self.staged, n_tokens, n_logits, &mut self.cache, &mut self.ws)?;
-        let vocab_size = self.info.vocab_size;
-        let logits = &mut self.logits[..n_logits * vocab_size];
-        if n_logits > 0 {
-            self.backend.download(logits, &self.ws.logits)?;
-        }
-        let mut sampled = Sampled::default();
-        for (i, row) in logits.chunks_exact_mut(vocab_size).enumerate() {
-            sampled.rows.push(self.sampler.sample(row, step, i, &self.previous));
-        }
+        let sampled = self.backend.timed("sample", || {
+            let logits = &mut self.logits[..n_logits * self.info.vocab_size];
+            if n_logits > 0 {
+                self.backend.download(logits, &self.ws.logits)?;
+            }
+            let rows = logits.chunks_exact_mut(self.info.vocab_size).enumerate();
+            Ok(Sampled {
+                rows: rows.map(|(i, row)| self.sampler.sample(row, step, i, &self.previous)).collect(),
+            })
+        })?;
         self.previous.clear();
         self.previous.extend(sampled.rows.iter().map(|r| r.as_ref().map_or(0, |c| c.token)));
         self.launched += 1;
@@ -134,5 +135,15 @@ impl<B: Backend> Runner for ModelRunner<B> {
         let (oldest, sampled) = self.outcomes.pop_front().expect("a ticket belongs to a launched step");
         assert_eq!(oldest, ticket, "steps are finished in the order of their launches");
         Ok(sampled)
+    }
+
+    fn profile(&mut self, on: bool) {
+        if let Some(profiler) = self.backend.profiler() {
+            profiler.set(on);
+        }
+    }
+
+    fn take_profile(&mut self) -> Vec<OpTime> {
+        self.backend.profiler().map_or_else(Vec::new, Profiler::take)
     }
 }

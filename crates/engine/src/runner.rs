@@ -4,7 +4,7 @@
 //! its logits are: on the host with [`crate::sampler::Sampler`], or on the device, sending 4 bytes per token back.
 
 use crate::{Result, SampleError, SamplingParams};
-use realizar_compute::{Batch, BatchLimits};
+use realizar_compute::{Batch, BatchLimits, OpTime};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -23,6 +23,14 @@ pub trait Runner: Send {
     /// Waits for a step, the oldest one not finished. After an error its sequences are abandoned; a later step that is already
     /// launched is still finished.
     fn finish(&mut self, ticket: Ticket) -> Result<Sampled>;
+
+    /// Starts to record the time of each part of a step, or stops.
+    fn profile(&mut self, _on: bool) {}
+
+    /// What was recorded since this was last called; nothing by a runner that cannot tell.
+    fn take_profile(&mut self) -> Vec<OpTime> {
+        Vec::new()
+    }
 }
 
 /// A launched step.

@@ -121,40 +121,45 @@ impl<B: Backend> Decoder<B> {
     ) -> realizar_compute::Result<()> {
         let c = &self.config;
         ws.set_rows(n_tokens, n_logits);
-        backend.embed(&mut ws.residual, &self.embed, batch, c.embed_scale)?;
+        backend.timed("embed", || backend.embed(&mut ws.residual, &self.embed, batch, c.embed_scale))?;
         if let Some(table) = &self.position_embed {
             backend.add_positions(&mut ws.residual, table, batch)?;
         }
         for (rope, angles) in self.ropes.iter().zip(&mut ws.angles) {
-            backend.rope_angles(angles, &rope.frequencies, batch, rope.scale)?;
+            backend
+                .timed("rope_angles", || backend.rope_angles(angles, &rope.frequencies, batch, rope.scale))?;
         }
         for (i, layer) in self.layers.iter().enumerate() {
             // The block before left its output to be added; the first layer has none.
-            match i {
-                0 => backend.norm(&mut ws.normed, &ws.residual, &layer.attn_norm)?,
-                _ => backend.add_norm(&mut ws.normed, &mut ws.residual, &ws.output, &layer.attn_norm)?,
-            }
+            backend.timed("attn_norm", || match i {
+                0 => backend.norm(&mut ws.normed, &ws.residual, &layer.attn_norm),
+                _ => backend.add_norm(&mut ws.normed, &mut ws.residual, &ws.output, &layer.attn_norm),
+            })?;
             self.attention(backend, layer, c.layers[i], batch, cache, i, ws)?;
-            match &layer.ffn_norm {
-                Some(norm) => backend.add_norm(&mut ws.normed, &mut ws.residual, &ws.output, norm)?,
-                None => backend.add(&mut ws.residual, &ws.output)?,
-            }
+            backend.timed("ffn_norm", || match &layer.ffn_norm {
+                Some(norm) => backend.add_norm(&mut ws.normed, &mut ws.residual, &ws.output, norm),
+                None => backend.add(&mut ws.residual, &ws.output),
+            })?;
             self.feed_forward(backend, layer, ws)?;
         }
         if n_logits == 0 {
             return Ok(());
         }
-        backend.add(&mut ws.residual, &ws.output)?;
-        backend.select_rows(&mut ws.last, &ws.residual, batch)?;
-        backend.norm_in_place(&mut ws.last, &self.final_norm)?;
+        backend.timed("final_norm", || {
+            backend.add(&mut ws.residual, &ws.output)?;
+            backend.select_rows(&mut ws.last, &ws.residual, batch)?;
+            backend.norm_in_place(&mut ws.last, &self.final_norm)
+        })?;
+        backend.timed("lm_head", || self.logits(backend, ws))
+    }
+
+    /// `ws.last` → `ws.logits`
+    fn logits(&self, backend: &B, ws: &mut Workspace<B>) -> realizar_compute::Result<()> {
         match &self.lm_head {
             Some(head) => head.apply(backend, &mut ws.logits, &ws.last)?,
             None => backend.matmul(&mut ws.logits, &ws.last, &self.embed, None)?,
         }
-        if let Some(cap) = c.logit_softcap {
-            backend.softcap(&mut ws.logits, cap)?;
-        }
-        Ok(())
+        self.config.logit_softcap.map_or(Ok(()), |cap| backend.softcap(&mut ws.logits, cap))
     }
 
     /// `ws.normed` → `ws.output`
@@ -181,13 +186,13 @@ impl<B: Backend> Decoder<B> {
             softcap: c.attn_softcap,
             window: this.window,
         };
-        layer.qkv.apply(backend, &mut ws.qkv, &ws.normed)?;
-        backend.store_kv(&mut ws.qkv, kv, batch, prep)?;
-        backend.attention(&mut ws.attended, &ws.qkv, kv, batch, &params)?;
+        backend.timed("qkv_proj", || layer.qkv.apply(backend, &mut ws.qkv, &ws.normed))?;
+        backend.timed("store_kv", || backend.store_kv(&mut ws.qkv, kv, batch, prep))?;
+        backend.timed("attention", || backend.attention(&mut ws.attended, &ws.qkv, kv, batch, &params))?;
         if let Some(norm) = &layer.attn_sub_norm {
             backend.norm_in_place(&mut ws.attended, norm)?;
         }
-        layer.o_proj.apply(backend, &mut ws.output, &ws.attended)?;
+        backend.timed("o_proj", || layer.o_proj.apply(backend, &mut ws.output, &ws.attended))?;
         if let Some(norm) = &layer.post_attn_norm {
             backend.norm_in_place(&mut ws.output, norm)?;
         }
@@ -204,25 +209,27 @@ impl<B: Backend> Decoder<B> {
         let c = &self.config;
         match &layer.ffn {
             Ffn::Gated { gate_up, sub_norm, down } => {
-                gate_up.apply(backend, &mut ws.gate_up, &ws.normed)?;
-                backend.gated(&mut ws.hidden, &ws.gate_up, c.activation)?;
+                backend.timed("gate_up_proj", || gate_up.apply(backend, &mut ws.gate_up, &ws.normed))?;
+                backend.timed("activation", || backend.gated(&mut ws.hidden, &ws.gate_up, c.activation))?;
                 if let Some(norm) = sub_norm {
                     backend.norm_in_place(&mut ws.hidden, norm)?;
                 }
-                down.apply(backend, &mut ws.output, &ws.hidden)?;
+                backend.timed("down_proj", || down.apply(backend, &mut ws.output, &ws.hidden))?;
             }
             Ffn::Plain { up, down } => {
-                up.apply(backend, &mut ws.hidden, &ws.normed)?;
-                backend.activate(&mut ws.hidden, c.activation)?;
-                down.apply(backend, &mut ws.output, &ws.hidden)?;
+                backend.timed("up_proj", || up.apply(backend, &mut ws.hidden, &ws.normed))?;
+                backend.timed("activation", || backend.activate(&mut ws.hidden, c.activation))?;
+                backend.timed("down_proj", || down.apply(backend, &mut ws.output, &ws.hidden))?;
             }
             Ffn::Moe { router, gate_up, down } => {
                 let moe = c.moe.expect("a layer with experts belongs to a model with experts");
                 let params =
                     MoeParams { n_used: moe.n_used, norm_topk: moe.norm_topk, activation: c.activation };
                 let (scores, scratch) = ws.moe.as_mut().expect("a model with experts has their buffers");
-                router.apply(backend, scores, &ws.normed)?;
-                backend.moe(&mut ws.output, &ws.normed, scores, gate_up, down, &params, scratch)?;
+                backend.timed("router", || router.apply(backend, scores, &ws.normed))?;
+                backend.timed("experts", || {
+                    backend.moe(&mut ws.output, &ws.normed, scores, gate_up, down, &params, scratch)
+                })?;
             }
         }
         if let Some(norm) = &layer.post_ffn_norm {

@@ -20,7 +20,7 @@ pub use buffer::Buffer;
 
 use crate::{
     Activation, AttentionParams, Backend, Batch, BatchLimits, DType, DeviceMemory, HostBatch, KvLayer,
-    MatrixPart, MoeParams, MoeScratch, Norm, QkvPrep, Result, Tensor,
+    MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Result, Tensor,
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions};
@@ -53,6 +53,7 @@ pub struct Cpu {
     pool: Arc<Pool>,
     /// Inputs of products in the forms that weights want; one product runs at a time.
     activations: Mutex<Activations>,
+    profiler: Profiler,
 }
 
 impl Cpu {
@@ -60,7 +61,7 @@ impl Cpu {
     pub fn new(options: CpuOptions) -> Self {
         let pool = Arc::new(Pool::new(options.n_threads));
         let options = CpuOptions { n_threads: pool.n_threads(), ..options };
-        Self { options, pool, activations: Mutex::default() }
+        Self { options, pool, activations: Mutex::default(), profiler: Profiler::default() }
     }
 
     /// How the CPU is used.
@@ -86,6 +87,10 @@ impl Backend for Cpu {
     fn describe(&self) -> String {
         let CpuOptions { n_threads, isa, exact, .. } = self.options;
         format!("CPU, {isa}, {n_threads} threads{}", if exact { ", exact" } else { "" })
+    }
+
+    fn profiler(&self) -> Option<&Profiler> {
+        Some(&self.profiler)
     }
 
     fn memory(&self) -> DeviceMemory {

@@ -25,8 +25,49 @@ impl Sums {
     }
 }
 
-/// Bytes of the scales of `n_blocks` blocks of 16 rows: F16 [n_blocks, 16], filled up to a line.
-pub(super) fn scales_bytes(n_blocks: usize) -> usize {
+/// Where blocks with one F16 scale per row stand in a group: two blocks share a line of scales, which stands before them.
+///
+/// ```text
+/// scales of block 0, F16 [16] | scales of block 1, F16 [16] | LINES lines of block 0 | LINES lines of block 1 | …
+/// ```
+///
+/// The scales are part of the one stream: in a region of their own they would be a second one, too slow for the processor
+/// to fetch ahead.
+pub(super) struct Blocks<const LINES: usize>;
+
+impl<const LINES: usize> Blocks<LINES> {
+    /// Start of the scales of block `b`.
+    #[inline(always)]
+    pub(super) fn scales(b: usize) -> usize {
+        b / 2 * (1 + 2 * LINES) * LINE + b % 2 * 2 * LANES
+    }
+
+    /// Start of the lines of block `b`.
+    #[inline(always)]
+    pub(super) fn lines(b: usize) -> usize {
+        (b / 2 * (1 + 2 * LINES) + 1 + b % 2 * LINES) * LINE
+    }
+
+    /// Bytes of a group of `n_blocks` blocks.
+    pub(super) fn group_bytes(n_blocks: usize) -> usize {
+        n_blocks.div_ceil(2) * LINE + n_blocks * LINES * LINE
+    }
+
+    /// Writes the scale of one row and returns the block's lines.
+    pub(super) fn put_scale<'a>(group: &'a mut [u8], b: usize, lane: usize, scale: &[u8]) -> &'a mut [u8] {
+        group[Self::scales(b) + 2 * lane..][..2].copy_from_slice(scale);
+        &mut group[Self::lines(b)..][..LINES * LINE]
+    }
+
+    /// Reads the scale of one row and returns the block's lines.
+    pub(super) fn get_scale<'a>(scale: &mut [u8], group: &'a [u8], b: usize, lane: usize) -> &'a [u8] {
+        scale.copy_from_slice(&group[Self::scales(b) + 2 * lane..][..2]);
+        &group[Self::lines(b)..][..LINES * LINE]
+    }
+}
+
+/// Bytes of the factors of `n_blocks` super-blocks in a region of their own: F16 [n_blocks, 16], filled up to a line.
+pub(super) fn factors_bytes(n_blocks: usize) -> usize {
     (n_blocks * 2 * LANES).next_multiple_of(LINE)
 }
 

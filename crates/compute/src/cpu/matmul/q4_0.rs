@@ -1,37 +1,31 @@
 //! Q4_0: blocks of 32 unsigned nibbles, to be lowered by 8, and a scale.
 //!
-//! Group: the scales, F16 [n_blocks, 16], filled up to a line; then per block 4 lines, whose low nibbles are weights 0 to 15
-//! of the block and whose high nibbles are weights 16 to 31.
+//! Group: blocks of 4 lines with their scales (see [`Blocks`]). The low nibbles of the lines are weights 0 to 15 of the
+//! block, the high nibbles weights 16 to 31.
 
-use super::int8;
+use super::int8::{self, Blocks};
 use super::layout::{Args, get_dwords, put_dwords};
-use crate::cpu::simd::{Kernel, LANES, LINE, Simd, stream};
+use crate::cpu::simd::{Kernel, LINE, Simd};
 
 const BLOCK: usize = 18;
 const BLOCK_LINES: usize = 4;
 
+type Lines = Blocks<BLOCK_LINES>;
+
 pub(super) fn group_bytes(n_in: usize) -> usize {
-    int8::scales_bytes(n_in / 32) + n_in / 32 * BLOCK_LINES * LINE
+    Lines::group_bytes(n_in / 32)
 }
 
 pub(super) fn pack(group: &mut [u8], lane: usize, row: &[u8]) {
-    let blocks = row.as_chunks::<BLOCK>().0;
-    let (scales, lines) = group.split_at_mut(int8::scales_bytes(blocks.len()));
-    for (b, (block, lines)) in
-        blocks.iter().zip(lines.as_chunks_mut::<{ BLOCK_LINES * LINE }>().0).enumerate()
-    {
-        scales[32 * b + 2 * lane..32 * b + 2 * lane + 2].copy_from_slice(&block[..2]);
+    for (b, block) in row.as_chunks::<BLOCK>().0.iter().enumerate() {
+        let lines = Lines::put_scale(group, b, lane, &block[..2]);
         put_dwords(lines, lane, &block[2..]);
     }
 }
 
 pub(super) fn unpack(row: &mut [u8], group: &[u8], lane: usize) {
-    let blocks = row.as_chunks_mut::<BLOCK>().0;
-    let (scales, lines) = group.split_at(int8::scales_bytes(blocks.len()));
-    for (b, (block, lines)) in
-        blocks.iter_mut().zip(lines.as_chunks::<{ BLOCK_LINES * LINE }>().0).enumerate()
-    {
-        block[..2].copy_from_slice(&scales[32 * b + 2 * lane..32 * b + 2 * lane + 2]);
+    for (b, block) in row.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+        let lines = Lines::get_scale(&mut block[..2], group, b, lane);
         get_dwords(&mut block[2..], lines, lane);
     }
 }
@@ -56,17 +50,17 @@ impl Multiply<'_> {
         let Args { w, n_in, x, y } = self.0;
         let rows = if ONE { 1 } else { x.rows };
         let n_blocks = n_in / 32;
-        let (scales, lines) = (w.as_ptr(), w[int8::scales_bytes(n_blocks)..].as_ptr());
+        let group = w.as_ptr();
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to.
         unsafe {
             let low = S::splat_i32(0x0f0f_0f0f);
             int8::clear::<S>(y, rows);
             for b in 0..n_blocks {
-                let scale = S::load_f16(scales.add(b * 2 * LANES));
-                let lines = lines.add(b * BLOCK_LINES * LINE);
+                let scale = S::load_f16(group.add(Lines::scales(b)));
+                let lines = group.add(Lines::lines(b));
                 let mut w = [S::splat_i32(0); 8];
                 for i in 0..4 {
-                    let line = stream::<S>(lines.add(i * LINE));
+                    let line = S::load(lines.add(i * LINE));
                     w[i] = S::and(line, low);
                     w[4 + i] = S::and(S::shr::<4>(line), low);
                 }

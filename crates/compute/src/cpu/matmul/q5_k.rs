@@ -1,12 +1,13 @@
 //! Q5_K: Q4_K with a fifth bit per weight.
 //!
-//! Group, per super-block: a header of 4 lines (see [`k_scales`](super::k_scales)), 8 lines of high bits, whose bit `j` of
-//! every byte belongs to sub-block `j`, then 32 lines of nibbles as in Q4_K.
+//! Group, per super-block: a header of 4 lines (see [`k_scales`](super::k_scales)), then 8 times a line of nibbles and one of
+//! high bits, then 24 lines of nibbles: the order of their first use. Nibbles are as in Q4_K; bit `j` of every byte of high
+//! bits belongs to sub-block `j`.
 
 use super::int8::{self, Sums};
 use super::k_scales::{self, HEADER_BYTES, HEADER_LINES, Header};
 use super::layout::{Args, get_dwords, put_dwords};
-use crate::cpu::simd::{Kernel, LINE, Simd, stream};
+use crate::cpu::simd::{Kernel, LINE, Simd};
 
 const BLOCK: usize = 176;
 const BLOCK_LINES: usize = HEADER_LINES + 8 + 32;
@@ -19,8 +20,9 @@ pub(super) fn pack(group: &mut [u8], lane: usize, row: &[u8]) {
     for (block, lines) in row.chunks_exact(BLOCK).zip(group.chunks_exact_mut(BLOCK_LINES * LINE)) {
         let (header, bits) = lines.split_at_mut(HEADER_LINES * LINE);
         k_scales::pack(header, lane, block);
-        // The original order, high bits before nibbles, is kept.
-        put_dwords(bits, lane, &block[HEADER_BYTES..]);
+        for (i, dword) in block[HEADER_BYTES..].as_chunks::<4>().0.iter().enumerate() {
+            put_dwords(&mut bits[line(i) * LINE..][..LINE], lane, dword);
+        }
     }
 }
 
@@ -28,7 +30,18 @@ pub(super) fn unpack(row: &mut [u8], group: &[u8], lane: usize) {
     for (block, lines) in row.chunks_exact_mut(BLOCK).zip(group.chunks_exact(BLOCK_LINES * LINE)) {
         let (header, bits) = lines.split_at(HEADER_LINES * LINE);
         k_scales::unpack(block, header, lane);
-        get_dwords(&mut block[HEADER_BYTES..], bits, lane);
+        for (i, dword) in block[HEADER_BYTES..].as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            get_dwords(dword, &bits[line(i) * LINE..][..LINE], lane);
+        }
+    }
+}
+
+/// The line after the header that holds four bytes `i` of the original block: 8 times high bits, then 32 times nibbles.
+fn line(i: usize) -> usize {
+    match i {
+        0..8 => 2 * i + 1,
+        8..16 => 2 * (i - 8),
+        _ => i,
     }
 }
 
@@ -60,20 +73,19 @@ impl Multiply<'_> {
             for b in 0..n_in / 256 {
                 let block = w.as_ptr().add(b * BLOCK_LINES * LINE);
                 let header = Header::<S>::load(block);
-                let high = block.add(HEADER_LINES * LINE);
-                let nibbles = high.add(8 * LINE);
+                let lines = block.add(HEADER_LINES * LINE);
                 let q = x.q.as_ptr().add(8 * b * rows * 32);
                 let next = rows * 32;
-                // Sub-block j: lines from 8 · (j / 2), low nibbles if j is even; bit j moved to bit 4.
-                let (n, s) = (|c: usize| nibbles.add(8 * c * LINE), &header.scales);
-                sub_block::<S, 4, 0, 0>(t, n(0), high, s[0], rows, q);
-                sub_block::<S, 3, 0, 4>(t, n(0), high, s[1], rows, q.add(next));
-                sub_block::<S, 2, 0, 0>(t, n(1), high, s[2], rows, q.add(2 * next));
-                sub_block::<S, 1, 0, 4>(t, n(1), high, s[3], rows, q.add(3 * next));
-                sub_block::<S, 0, 0, 0>(t, n(2), high, s[4], rows, q.add(4 * next));
-                sub_block::<S, 0, 1, 4>(t, n(2), high, s[5], rows, q.add(5 * next));
-                sub_block::<S, 0, 2, 0>(t, n(3), high, s[6], rows, q.add(6 * next));
-                sub_block::<S, 0, 3, 4>(t, n(3), high, s[7], rows, q.add(7 * next));
+                // Sub-block j: nibbles of pair j / 2, low ones if j is even; bit j moved to bit 4.
+                let s = &header.scales;
+                sub_block::<S, 0, 4, 0, 0>(t, lines, s[0], rows, q);
+                sub_block::<S, 0, 3, 0, 4>(t, lines, s[1], rows, q.add(next));
+                sub_block::<S, 1, 2, 0, 0>(t, lines, s[2], rows, q.add(2 * next));
+                sub_block::<S, 1, 1, 0, 4>(t, lines, s[3], rows, q.add(3 * next));
+                sub_block::<S, 2, 0, 0, 0>(t, lines, s[4], rows, q.add(4 * next));
+                sub_block::<S, 2, 0, 1, 4>(t, lines, s[5], rows, q.add(5 * next));
+                sub_block::<S, 3, 0, 2, 0>(t, lines, s[6], rows, q.add(6 * next));
+                sub_block::<S, 3, 0, 3, 4>(t, lines, s[7], rows, q.add(7 * next));
                 header.subtract_mins(t, &x, rows, b);
                 int8::end_super_block::<S>(y, t, rows, x.scales.as_ptr().add(b * rows));
             }
@@ -81,15 +93,14 @@ impl Multiply<'_> {
     }
 }
 
-/// Adds one sub-block: nibbles shifted right by `NIBBLE`, high bits shifted left by `LEFT` and right by `RIGHT`.
+/// Adds one sub-block of pair `PAIR`: nibbles shifted right by `NIBBLE`, high bits left by `LEFT` and right by `RIGHT`.
 ///
 /// # Safety
-/// [`Simd`]'s contract; `nibbles` and `high` have 8 lines; as [`int8::add_sub_block`].
+/// [`Simd`]'s contract; `lines` is what follows a header; as [`int8::add_sub_block`].
 #[inline(always)]
-unsafe fn sub_block<S: Simd, const LEFT: u32, const RIGHT: u32, const NIBBLE: u32>(
+unsafe fn sub_block<S: Simd, const PAIR: usize, const LEFT: u32, const RIGHT: u32, const NIBBLE: u32>(
     t: *mut f32,
-    nibbles: *const u8,
-    high: *const u8,
+    lines: *const u8,
     scale: S::F,
     rows: usize,
     q: *const i8,
@@ -99,13 +110,10 @@ unsafe fn sub_block<S: Simd, const LEFT: u32, const RIGHT: u32, const NIBBLE: u3
         let (low, bit) = (S::splat_i32(0x0f0f_0f0f), S::splat_i32(0x1010_1010));
         let mut v = [low; 8];
         for i in 0..8 {
-            let (nibbles, high) = (nibbles.add(i * LINE), high.add(i * LINE));
-            // Sub-block 0 is the first to read the high bits, and even ones the first to read their nibbles.
-            let high = if LEFT == 4 { stream::<S>(high) } else { S::load(high) };
-            let nibbles = if NIBBLE == 0 { stream::<S>(nibbles) } else { S::load(nibbles) };
-            let nibble = S::and(S::shr::<NIBBLE>(nibbles), low);
-            let high = S::and(S::shr::<RIGHT>(S::shl::<LEFT>(high)), bit);
-            v[i] = S::or(nibble, high);
+            let nibbles = if PAIR == 0 { 2 * i } else { 8 + 8 * PAIR + i };
+            let nibble = S::and(S::shr::<NIBBLE>(S::load(lines.add(nibbles * LINE))), low);
+            let high = S::load(lines.add((2 * i + 1) * LINE));
+            v[i] = S::or(nibble, S::and(S::shr::<RIGHT>(S::shl::<LEFT>(high)), bit));
         }
         int8::add_sub_block::<S, 8, 31>(t, &v, scale, rows, q, std::ptr::null());
     }

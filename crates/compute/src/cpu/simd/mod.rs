@@ -105,23 +105,6 @@ pub(crate) trait Simd: Copy {
     unsafe fn dot_bf16(sum: Self::F, w: Self::I, x: u32) -> Self::F;
 }
 
-/// How far ahead of their use weights are asked for, in bytes: the time to memory at the speed of one core.
-const AHEAD: usize = 4096;
-
-/// Loads a line of a stream and asks for the one that comes [`AHEAD`] of it: the processor's own prefetching stops at the
-/// borders of pages and loses its way in streams that it sees as several.
-///
-/// # Safety
-/// [`Simd`]'s contract; `p` has 64 bytes.
-#[inline(always)]
-pub(crate) unsafe fn stream<S: Simd>(p: *const u8) -> S::I {
-    // SAFETY: the caller's promise.
-    unsafe {
-        S::prefetch(p.wrapping_add(AHEAD));
-        S::load(p)
-    }
-}
-
 /// A body that is compiled once per instruction set.
 pub(crate) trait Kernel {
     /// Does the work.

@@ -1,0 +1,272 @@
+//! What scripts rely on: exit codes, what goes to stdout and what to stderr, the fields of JSON, and how failures read.
+#![allow(missing_docs, unreachable_pub, dead_code)]
+
+mod support;
+
+use serde_json::Value;
+use std::io::Read;
+use std::process::Stdio;
+use support::{Folder, demo, fails, fixture, is_wrong_usage, json, realizar, run, run_with_stdin, stderr, succeeds};
+
+#[test]
+fn help_and_version_are_results() {
+    assert!(succeeds(&run(&["--help"])).contains("Exit codes: 0 fine, 1 failed, 2 wrong usage"));
+    assert!(succeeds(&run(&["--version"])).contains(env!("CARGO_PKG_VERSION")));
+    for command in ["tokenize", "template", "inspect", "perplexity", "bench", "pull", "quantize", "synth"] {
+        assert!(succeeds(&run(&[command, "--help"])).contains("Usage: realizar"), "{command}");
+    }
+}
+
+#[test]
+fn completions_and_man_page_know_the_commands() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        assert!(succeeds(&run(&["completions", shell])).contains("quantize"), "{shell}");
+    }
+    let man = run(&["man"]);
+    assert!(succeeds(&man).contains(".TH realizar") && succeeds(&man).contains("quantize"));
+}
+
+#[test]
+fn wrong_usage_exits_with_2() {
+    is_wrong_usage(&run(&[]), "Usage");
+    is_wrong_usage(&run(&["nonsense"]), "nonsense");
+    is_wrong_usage(&run(&["tokenize", "--nonsense"]), "--nonsense");
+    is_wrong_usage(&run(&["tokenize", "-m", "hf:nonsense", "x"]), "hf:OWNER/NAME");
+    is_wrong_usage(&run(&["synth", "llama-9:q4_0", "x.gguf"]), "llama-3.2-1b");
+    is_wrong_usage(&run(&["synth", "llama-3.2-1b:q9", "x.gguf"]), "q4_k_m");
+    is_wrong_usage(&run(&["quantize", "demo", "x.gguf", "q9"]), "q4_k_m");
+    is_wrong_usage(&run(&["quantize", "demo", "x.gguf"]), "TYPE");
+    is_wrong_usage(&run(&["quantize", "demo", "x.gguf", "f16", "--threads", "0"]), "--threads");
+    is_wrong_usage(&run(&["pull", "gpt2"]), "hf:OWNER/NAME");
+    is_wrong_usage(&run(&["perplexity"]), "FILE");
+    is_wrong_usage(&run(&["bench", "--device", "tpu"]), "tpu");
+    is_wrong_usage(&run(&["template", "--file", "x", "-m", "demo"]), "--model");
+}
+
+#[test]
+fn ids_and_text_convert_into_each_other() {
+    let text = "Once upon a time, there was a fox.\n  Ünïcode 🦊";
+    let ids = run(&["tokenize", text]);
+    let ids = succeeds(&ids).trim_end();
+    assert!(ids.split(' ').all(|id| id.parse::<u32>().is_ok()), "{ids}");
+    assert_eq!(succeeds(&run(&["tokenize", "--decode", ids])), text);
+    assert_eq!(succeeds(&run_with_stdin(&["tokenize", "-"], text.as_bytes())).trim_end(), ids);
+    assert_eq!(succeeds(&run_with_stdin(&["tokenize", "--decode"], ids.as_bytes())), text);
+
+    let object = json(&run(&["tokenize", "--json", text]));
+    let listed: Vec<String> = object["ids"].as_array().expect("ids").iter().map(Value::to_string).collect();
+    assert_eq!(listed.join(" "), ids);
+    assert_eq!(object["tokens"].as_array().map(Vec::len), Some(listed.len()));
+    assert_eq!(json(&run(&["tokenize", "--decode", "--json", ids]))["text"], text);
+}
+
+#[test]
+fn special_tokens_can_be_taken_as_text() {
+    let count = |args: &[&str]| json(&run(args))["ids"].as_array().map(Vec::len);
+    assert_eq!(count(&["tokenize", "--json", "<|im_end|>"]), Some(1));
+    assert!(count(&["tokenize", "--json", "--no-special", "<|im_end|>"]) > Some(1));
+}
+
+#[test]
+fn ids_that_are_none_are_refused() {
+    fails(&run(&["tokenize", "--decode", "1 x"]), &["\"x\" is not a token id"]);
+    fails(&run(&["tokenize", "--decode", "99999999"]), &["99999999", "out of range"]);
+    fails(&run_with_stdin(&["tokenize"], b"\xff\xfe"), &["not UTF-8"]);
+}
+
+#[test]
+fn a_conversation_is_rendered_by_the_model_or_by_a_file() {
+    let conversation = br#"{"messages": [{"role": "user", "content": "Hi"}]}"#;
+    let asked = run_with_stdin(&["template"], conversation);
+    assert_eq!(succeeds(&asked), "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+    let told = run_with_stdin(&["template", "--no-generation-prompt", "-"], conversation);
+    assert_eq!(succeeds(&told), "<|im_start|>user\nHi<|im_end|>\n");
+
+    let folder = Folder::new();
+    let template = folder.write("t.jinja", b"{{ bos_token }}{{ messages[0].content }}{{ eos_token }}");
+    let messages = folder.write("m.json", br#"[{"role": "user", "content": "Hi"}]"#);
+    let output = run(&["template", "--file", &template, "--bos", "<s>", "--eos", "</s>", &messages]);
+    assert_eq!(succeeds(&output), "<s>Hi</s>");
+    assert_eq!(succeeds(&run(&["template", "--file", &template, &messages])), "Hi");
+
+    fails(&run_with_stdin(&["template"], b"{"), &["stdin is not JSON"]);
+    fails(&run_with_stdin(&["template"], b"7"), &["messages"]);
+    fails(&run(&["template", &folder.join("none.json")]), &["none.json", "No such file"]);
+    let broken = folder.write("broken.jinja", b"a\n{% if %}");
+    fails(&run(&["template", "--file", &broken, &messages]), &["broken.jinja", "line 2"]);
+    fails(&run_with_stdin(&["template", "-m", &fixture("phi2/model.gguf")], conversation), &["no chat template"]);
+}
+
+#[test]
+fn inspect_tells_what_a_model_is() {
+    let object = json(&run(&["inspect", "--json"]));
+    assert_eq!(object["architecture"], "llama");
+    assert_eq!(object["format"], "GGUF");
+    assert_eq!(object["unsupported"], Value::Null);
+    let sum: u64 = object["types"].as_array().expect("types").iter().filter_map(|t| t["bytes"].as_u64()).sum();
+    assert_eq!(object["weight_bytes"].as_u64(), Some(sum));
+    assert_eq!(object["devices"][0]["device"], "cpu");
+    assert_eq!(object["devices"][0]["runs"], true);
+    let tokens = |n: &str| json(&run(&["inspect", "--json", "--ctx", n]))["cache_bytes"]["F16"].as_u64();
+    assert_eq!(tokens("200"), tokens("100").map(|b| b * 2));
+    for model in [fixture("qwen3moe/hf"), fixture("gemma2/model.gguf"), fixture("llama-linear/hf-sharded")] {
+        assert_eq!(json(&run(&["inspect", &model, "--json"]))["unsupported"], Value::Null, "{model}");
+        assert!(succeeds(&run(&["inspect", &model])).contains("parameters"), "{model}");
+    }
+}
+
+#[test]
+fn perplexity_has_its_fields() {
+    let folder = Folder::new();
+    let text = folder.write("t.txt", "There was a small fox. It had a red ball. ".repeat(30).as_bytes());
+    let object = json(&run(&["perplexity", &text, "--ctx", "64", "--chunks", "2", "--threads", "1", "--json"]));
+    let number = |key: &str| object[key].as_f64().unwrap_or_else(|| panic!("{key} in {object}"));
+    assert_eq!(number("tokens"), 2.0 * 31.0);
+    assert!((number("ppl") - (number("nll") / number("tokens")).exp()).abs() < 1e-3 * number("ppl"), "{object}");
+    assert!(number("ppl") > 1.0 && number("ppl") < 500.0, "{object}");
+    fails(&run(&["perplexity", &text, "--ctx", "4096"]), &["t.txt"]);
+    fails(&run(&["perplexity", &folder.join("none.txt")]), &["none.txt", "No such file"]);
+}
+
+#[test]
+fn bench_has_its_fields() {
+    let args = ["bench", "--prompt", "8", "--gen", "4", "--batch", "1,2", "--depth", "0,16", "--repeat", "1", "--threads", "1", "--json"];
+    let object = json(&run(&args));
+    assert_eq!(object["model"], "demo");
+    assert_eq!(object["threads"], 1);
+    assert!(object["device"].is_string());
+    let results = object["results"].as_array().expect("results");
+    let count = |kind: &str| results.iter().filter(|r| r["kind"] == kind).count();
+    assert_eq!((count("prefill"), count("decode")), (2, 4));
+    for row in results {
+        let rate = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+        assert!(rate("tok_s") > 0.0 && rate("tok_s_min") <= rate("tok_s") && rate("tok_s") <= rate("tok_s_max"), "{row}");
+        for key in ["tokens", "batch", "depth"] {
+            assert!(row[key].is_u64(), "{key} in {row}");
+        }
+        assert_eq!(row["gb_s"].is_f64(), row["kind"] == "decode", "{row}");
+    }
+}
+
+#[test]
+fn a_quantized_model_is_a_model() {
+    let folder = Folder::new();
+    for (input, mix, dtype) in [
+        ("demo".to_owned(), "q4_0", "Q4_0"),
+        (fixture("qwen2/hf"), "f16", "F16"),
+        (fixture("mixtral/hf"), "q8_0", "Q8_0"),
+        (fixture("gpt2/hf"), "bf16", "BF16"),
+        (fixture("gemma3/model.gguf"), "q5_0", "Q5_0"),
+    ] {
+        let out = folder.join("out.gguf");
+        let output = run(&["quantize", &input, &out, mix]);
+        assert_eq!(succeeds(&output), "", "{input}: nothing is a result but the file");
+        let object = json(&run(&["inspect", &out, "--json"]));
+        assert_eq!(object["unsupported"], Value::Null, "{input}");
+        assert_eq!(object["tokenizer_error"], Value::Null, "{input}");
+        let types = object["types"].as_array().expect("types");
+        assert!(types.iter().any(|t| t["dtype"] == dtype), "{input} {mix}: {object}");
+        assert_eq!(folder.names(), ["out.gguf"], "no temporary file stays");
+    }
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_named() {
+    let folder = Folder::new();
+    let nowhere = folder.join("nowhere/out.gguf");
+    let model = fixture("qwen2/hf");
+    fails(&run(&["quantize", &model, &nowhere, "q8_0"]), &[&nowhere, "No such file"]);
+    fails(&run(&["quantize", &model, folder.path().to_str().expect("a path"), "q8_0"]), &["folder"]);
+    // What was there before a failure is there after it.
+    let kept = folder.write("kept.gguf", b"before");
+    let broken = folder.write("broken.gguf", &demo()[..100_000]);
+    fails(&run(&["quantize", &broken, &kept, "q8_0"]), &["broken.gguf"]);
+    assert_eq!(std::fs::read(&kept).expect("still there"), b"before");
+    assert_eq!(folder.names(), ["broken.gguf", "kept.gguf"]);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let text = "a fox ".repeat(100_000);
+    let folder = Folder::new();
+    let path = folder.write("long.txt", text.as_bytes());
+    let mut child = realizar()
+        .args(["tokenize", "-"])
+        .stdin(std::fs::File::open(path).expect("the file"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut out = child.stdout.take().expect("a pipe");
+    out.read_exact(&mut [0; 10]).expect("the first ids");
+    drop(out);
+    let output = child.wait_with_output().expect("the program ends");
+    assert_eq!((output.status.code(), stderr(&output)), (Some(0), ""));
+}
+
+#[test]
+fn logs_go_to_stderr() {
+    let output = run(&["-v", "perplexity", "/dev/null"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(support::stdout(&output), "");
+    let output = realizar().args(["tokenize", "x"]).env("RUST_LOG", "no=such=level").output().expect("it runs");
+    fails(&output, &["RUST_LOG"]);
+    let output = realizar().args(["tokenize", "x"]).env("RUST_LOG", "trace").output().expect("it runs");
+    assert!(succeeds(&output).trim_end().split(' ').all(|id| id.parse::<u32>().is_ok()));
+}
+
+/// Every file of every kind of damage, through every command that opens a model: one line, exit 1.
+#[test]
+fn damaged_models_are_refused_in_one_line() {
+    let folder = Folder::new();
+    let whole = demo();
+    let mut cases: Vec<(String, &str)> = Vec::new();
+    for n in [0, 1, 3, 4, 8, 23, 24, 100, 1000, 30_000, 60_000, 100_000, whole.len() / 2, whole.len() - 1] {
+        cases.push((folder.write(&format!("cut-{n}.gguf"), &whole[..n]), ""));
+    }
+    let mut magic = whole.clone();
+    magic[..4].copy_from_slice(b"NOPE");
+    cases.push((folder.write("magic.gguf", &magic), ""));
+    let mut version = whole.clone();
+    version[4] = 77;
+    cases.push((folder.write("version.gguf", &version), "77"));
+    let mut counts = whole.clone();
+    counts[8..24].fill(0xff);
+    cases.push((folder.write("counts.gguf", &counts), ""));
+    cases.push((folder.write("text.txt", b"no model at all"), "neither a GGUF nor a safetensors file"));
+    cases.push((folder.join("missing.gguf"), "No such file"));
+    std::fs::create_dir(folder.path().join("empty")).expect("a folder");
+    cases.push((folder.join("empty"), "folder holds no"));
+    std::fs::create_dir(folder.path().join("pickle")).expect("a folder");
+    folder.write("pickle/pytorch_model.bin", b"x");
+    cases.push((folder.join("pickle"), "pickle"));
+    std::fs::create_dir(folder.path().join("liar")).expect("a folder");
+    folder.write("liar/model.safetensors", b"\xff\xff\xff\xff\xff\xff\xff\x7f{}");
+    folder.write("liar/config.json", b"{}");
+    cases.push((folder.join("liar"), "model.safetensors"));
+    let text = folder.write("t.txt", "a ".repeat(500).as_bytes());
+    let out = folder.join("out.gguf");
+    for (model, part) in &cases {
+        fails(&run(&["tokenize", "-m", model, "x"]), &[part]);
+        fails(&run(&["inspect", model]), &[part]);
+        fails(&run(&["inspect", model, "--json"]), &[part]);
+        fails(&run(&["perplexity", "-m", model, &text]), &[part]);
+        fails(&run(&["quantize", model, &out, "q4_0"]), &[part]);
+        fails(&run_with_stdin(&["template", "-m", model], br#"{"messages": []}"#), &[part]);
+    }
+}
+
+#[test]
+fn an_unknown_architecture_is_refused_with_the_known_ones() {
+    let folder = Folder::new();
+    let mut model = demo();
+    let at = model.windows(5).position(|w| w == b"llama").expect("general.architecture");
+    model[at..at + 5].copy_from_slice(b"drama");
+    let path = folder.write("drama.gguf", &model);
+    let text = folder.write("t.txt", "a ".repeat(500).as_bytes());
+    fails(&run(&["perplexity", "-m", &path, &text, "--ctx", "64"]), &["drama.gguf", "\"drama\"", "qwen3moe"]);
+    // Looking at it still works, and says why it does not run.
+    let object = json(&run(&["inspect", &path, "--json"]));
+    assert_eq!(object["devices"][0]["runs"], false);
+    assert!(object["unsupported"].as_str().is_some_and(|why| why.contains("drama")), "{object}");
+}
