@@ -27,7 +27,10 @@ fn main() {
     let (mut isa, mut exact) = (Isa::best(), false);
     for argument in std::env::args().skip(1) {
         let numbers = |list: &str, separator: char| {
-            list.split(separator).map(|n| n.parse().expect("a number")).collect::<Vec<usize>>()
+            list.split(separator)
+                .filter(|n| !n.is_empty())
+                .map(|n| n.parse().expect("a number"))
+                .collect::<Vec<usize>>()
         };
         if let Some(list) = argument.strip_prefix("tokens=") {
             tokens = numbers(list, ',');

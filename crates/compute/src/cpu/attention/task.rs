@@ -158,8 +158,9 @@ impl<'a> Partial<'a> {
             let (a, b) = (exp2(self.max[r] - max), exp2(other.max[r] - max));
             self.max[r] = max;
             self.sum[r] = self.sum[r] * a + other.sum[r] * b;
-            for (x, y) in self.out[r * dim..][..dim].iter_mut().zip(&other.out[r * dim..][..dim]) {
-                *x = *x * a + y * b;
+            let (x, y) = (&mut self.out[r * dim..][..dim], &other.out[r * dim..][..dim]);
+            for i in 0..dim {
+                x[i] = x[i] * a + y[i] * b;
             }
         }
     }
@@ -242,7 +243,9 @@ impl Rows<'_> {
             let (token, head) = (self.first + r / group, self.kv_head * group + r % group);
             if n > 0 {
                 let src = &self.qkv[token * h.qkv_len() + head * n..][..n];
-                q[..n].iter_mut().zip(src).for_each(|(q, x)| *q = x * factor);
+                for (q, x) in q[..n].iter_mut().zip(src) {
+                    *q = x * factor;
+                }
             }
             q[n..].fill(0.0);
             A::encode(q);
@@ -323,7 +326,9 @@ impl Walk<'_, '_> {
                 let max = partial.max[r..].first_chunk_mut().expect("rows go by four");
                 let sum = partial.sum[r..].first_chunk_mut().expect("rows go by four");
                 let shrink = weigh(rows, &seen, cap, max, sum);
-                rows.iter_mut().for_each(|row| A::encode(row));
+                for row in rows.iter_mut() {
+                    A::encode(row);
+                }
                 let out = partial.out[r * dim..][..ROWS * dim].as_mut_ptr();
                 tile.values::<S, A, L>(out, &shrink, scores.as_ptr());
             }
@@ -431,7 +436,9 @@ fn weigh(
     for (i, s) in scores.iter_mut().enumerate() {
         if let Some(cap) = cap {
             let (inv, units) = (1.0 / cap, cap * std::f32::consts::LOG2_E);
-            s.iter_mut().for_each(|s| *s = units * tanh(*s * inv));
+            for s in s.iter_mut() {
+                *s = units * tanh(*s * inv);
+            }
         }
         if seen[i].len() < TILE {
             s[..seen[i].start].fill(f32::NEG_INFINITY);
@@ -439,7 +446,7 @@ fn weigh(
         }
         new[i] = larger(new[i], reduce(s, f32::NEG_INFINITY, larger));
     }
-    let mut shrink = [1.0; ROWS];
+    let mut shrink = [0.0; ROWS];
     for i in 0..ROWS {
         shrink[i] = exp2(max[i] - new[i]);
     }
@@ -449,7 +456,9 @@ fn weigh(
             shrink[i] = 1.0;
             continue;
         }
-        s.iter_mut().for_each(|s| *s = exp2(*s - new[i]));
+        for s in s.iter_mut() {
+            *s = exp2(*s - new[i]);
+        }
         if seen[i].len() < TILE {
             s[..seen[i].start].fill(0.0);
             s[seen[i].end..].fill(0.0);

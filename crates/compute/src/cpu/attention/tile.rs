@@ -103,16 +103,20 @@ impl Arithmetic for Bf16 {
     fn encode(row: &mut [f32]) {
         for i in 0..row.len() / LANES {
             let numbers: [f32; LANES] = row[i * LANES..][..LANES].try_into().expect("16 numbers");
-            // To the nearest, ties to even. Our NaNs are quiet, so that the sum does not run over.
-            let rounded = numbers.map(|x| {
-                let bits = x.to_bits();
-                bits.wrapping_add(0x7fff + (bits >> 16 & 1))
-            });
-            for (j, word) in row[i * LANES / 2..][..LANES / 2].iter_mut().enumerate() {
-                *word = f32::from_bits(rounded[2 * j] >> 16 | rounded[2 * j + 1] & 0xffff_0000);
+            let words = &mut row[i * LANES / 2..][..LANES / 2];
+            for j in 0..LANES / 2 {
+                let (first, second) = (rounded(numbers[2 * j]), rounded(numbers[2 * j + 1]));
+                words[j] = f32::from_bits(first >> 16 | second & 0xffff_0000);
             }
         }
     }
+}
+
+/// Bits of a number whose upper half is the nearest BF16 number, ties to even. Our NaNs are quiet, so the sum does not run over.
+#[inline(always)]
+fn rounded(x: f32) -> u32 {
+    let bits = x.to_bits();
+    bits.wrapping_add(0x7fff + (bits >> 16 & 1))
 }
 
 /// An element type of the cache whose vectors are loaded with one instruction.
