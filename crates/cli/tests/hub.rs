@@ -88,7 +88,10 @@ fn answer(stream: TcpStream, server: &Mutex<Server>) -> std::io::Result<()> {
     let mut server = server.lock().expect("no request panicked");
     let respond = |status: &str, headers: &str, length: usize, body: &[u8]| {
         let mut stream = &stream;
-        write!(stream, "HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n")?;
+        write!(
+            stream,
+            "HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n"
+        )?;
         stream.write_all(body)
     };
     if server.token.is_some() && server.token != token.as_deref() {
@@ -105,7 +108,10 @@ fn answer(stream: TcpStream, server: &Mutex<Server>) -> std::io::Result<()> {
     };
     let total = bytes.len();
     let headers = |from: usize, to: usize| {
-        format!("Content-Range: bytes {from}-{to}/{total}\r\nETag: \"etag-{}\"\r\nX-Repo-Commit: {COMMIT}\r\n", name.replace('/', "-"))
+        format!(
+            "Content-Range: bytes {from}-{to}/{total}\r\nETag: \"etag-{}\"\r\nX-Repo-Commit: {COMMIT}\r\n",
+            name.replace('/', "-")
+        )
     };
     match range {
         Some(usize::MAX) => respond("206 Partial Content", &headers(0, 0), 1, &bytes[..1]),
@@ -158,7 +164,8 @@ fn an_interrupted_download_goes_on_where_it_stopped() {
 #[test]
 fn a_folder_comes_with_all_that_it_needs() {
     let read = |name: &str| std::fs::read(support::fixture(&format!("qwen2/hf/{name}"))).expect(name);
-    let (weights, config, tokenizer) = (read("model.safetensors"), read("config.json"), read("tokenizer.json"));
+    let (weights, config, tokenizer) =
+        (read("model.safetensors"), read("config.json"), read("tokenizer.json"));
     let hub = Hub::start(&[
         ("model.safetensors", &weights),
         ("config.json", &config),
@@ -201,7 +208,10 @@ fn offline_the_cache_serves() {
     let cache = Folder::new();
     let nowhere = "http://127.0.0.1:9";
     fails(&run_at(nowhere, &cache, &["pull", "hf:owner/name"], None), &["owner/name", nowhere]);
-    fails(&run_at(nowhere, &cache, &["tokenize", "-m", "hf:owner/name", "x"], None), &["owner/name", nowhere]);
+    fails(
+        &run_at(nowhere, &cache, &["tokenize", "-m", "hf:owner/name", "x"], None),
+        &["owner/name", nowhere],
+    );
     succeeds(&hub.run(&cache, &["pull", "hf:owner/name"]));
     let output = run_at(nowhere, &cache, &["pull", "hf:owner/name"], None);
     assert!(succeeds(&output).trim_end().ends_with("m.gguf"));

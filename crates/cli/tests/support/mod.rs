@@ -109,7 +109,8 @@ impl Folder {
     /// Names of what is in it, sorted.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.0).expect("the folder is there");
-        let mut names: Vec<String> = entries.map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8")).collect();
+        let mut names: Vec<String> =
+            entries.map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8")).collect();
         names.sort();
         names
     }
