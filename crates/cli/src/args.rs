@@ -23,15 +23,21 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Turn text into token ids, or back.
-    Tokenize(TokenizeArgs),
-    /// Write a file of random weights at the real shape of a known model.
-    Synth(SynthArgs),
-    /// Convert a Hugging Face folder or a GGUF file to a GGUF file of another type.
-    Quantize(QuantizeArgs),
+    Tokenize(crate::tokenize::TokenizeArgs),
+    /// Print what a conversation becomes by a model's chat template.
+    Template(crate::template::TemplateArgs),
+    /// Show what a model is, what it takes, and where it can run.
+    Inspect(crate::inspect::InspectArgs),
     /// Measure how well a model predicts a text.
     Perplexity(crate::perplexity::PerplexityArgs),
     /// Measure tokens per second.
     Bench(crate::bench::BenchArgs),
+    /// Download a model into the cache that all Hugging Face programs share.
+    Pull(crate::pull::PullArgs),
+    /// Convert a Hugging Face folder or a GGUF file to a GGUF file of another type.
+    Quantize(QuantizeArgs),
+    /// Write a file of random weights at the real shape of a known model.
+    Synth(SynthArgs),
     /// Print a shell's completions.
     #[command(hide = true)]
     Completions {
@@ -49,24 +55,6 @@ pub(crate) struct ModelOption {
     /// A .gguf file, a folder, hf:OWNER/NAME[:FILE-OR-QUANT], or demo.
     #[arg(short, long, value_name = "MODEL", default_value = "demo", value_hint = ValueHint::AnyPath)]
     pub(crate) model: ModelArg,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct TokenizeArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelOption,
-    /// The text, or with --decode ids; - or nothing reads stdin.
-    #[arg(value_name = "TEXT", allow_hyphen_values = true)]
-    pub(crate) text: Option<String>,
-    /// Take special tokens in the text as plain text, and add none.
-    #[arg(long)]
-    pub(crate) no_special: bool,
-    /// Turn ids into text.
-    #[arg(long)]
-    pub(crate) decode: bool,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

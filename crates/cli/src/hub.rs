@@ -14,12 +14,14 @@ use std::rc::Rc;
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 /// What a folder of safetensors may have beside its weights.
-const COMPANIONS: [&str; 5] = [
+const COMPANIONS: [&str; 7] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
 ];
 const INDEX: &str = "model.safetensors.index.json";
 

@@ -7,14 +7,19 @@
 mod args;
 mod bench;
 mod hub;
+mod input;
+mod inspect;
 mod load;
 mod logging;
 mod model_arg;
 mod output;
 mod perplexity;
 mod progress;
-
+mod pull;
+mod quantize;
 mod synth;
+mod template;
+mod tokenize;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
@@ -24,11 +29,14 @@ fn main() -> ExitCode {
     // Wrong usage ends here, with exit code 2.
     let cli = Cli::parse();
     let done = logging::start(cli.verbose).and_then(|()| match &cli.command {
-        Command::Tokenize(_) => Ok(()),
-        Command::Synth(args) => synth::run(args),
-        Command::Quantize(_) => Ok(()),
+        Command::Tokenize(args) => tokenize::run(args),
+        Command::Template(args) => template::run(args),
+        Command::Inspect(args) => inspect::run(args),
         Command::Perplexity(args) => perplexity::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Pull(args) => pull::run(args),
+        Command::Quantize(args) => quantize::run(args),
+        Command::Synth(args) => synth::run(args),
         Command::Completions { shell } => completions(*shell),
         Command::Man => man(),
     });

@@ -1,6 +1,6 @@
 //! Speed of the matrix products: GB/s of weights for one row, GOP/s for many, beside the machine's read bandwidth.
 //!
-//! `cargo bench -p realizar-compute --bench matmul -- [TYPE…] [rows=M,…] [threads=N,…] [isa=NAME] [shape=OUTxIN,…] [cpu-time]
+//! `cargo bench -p realizar-compute --bench matmul -- [TYPE…] [rows=M,…] [threads=N,…] [isa=NAME] [shape=OUTxIN,…] [cpu-time] [hot]
 //! [model=Q4_K_M,Q8_0,…]`; with `model`, all products of a model of Llama-3.2-1B's shape: one token, and a prompt of 512.
 //!
 //! Each figure is the median of several passes (in brackets the best one; bandwidth and barrier are the best). For one row the weights are several copies of the matrix, larger
@@ -21,6 +21,9 @@ const PASS_BYTES: usize = 192 << 20;
 
 /// Count the time that the thread had a processor instead of the time of day: for one thread on a busy machine.
 static CPU_TIME: AtomicBool = AtomicBool::new(false);
+
+/// Use one copy of the weights: how fast the kernel is without the memory.
+static HOT: AtomicBool = AtomicBool::new(false);
 
 fn main() {
     let mut types = Vec::new();
@@ -48,6 +51,8 @@ fn main() {
             shapes = list.split(',').map(shape).collect();
         } else if let Some(list) = argument.strip_prefix("model=") {
             models = list.split(',').map(str::to_string).collect();
+        } else if argument == "hot" {
+            HOT.store(true, Ordering::Relaxed);
         } else if argument == "cpu-time" {
             CPU_TIME.store(true, Ordering::Relaxed);
         } else if let Some(dtype) = DType::from_name(&argument) {
@@ -137,7 +142,7 @@ fn read_gb_s(pool: &Pool) -> f64 {
 fn product(pool: &Pool, dtype: DType, n_out: usize, n_in: usize, m: usize, isa: Isa) {
     let options = MatrixOptions { isa, exact: false, repack: true };
     let size = dtype.bytes_for(n_out * n_in).expect("whole blocks");
-    let copies = if m <= 16 { (PASS_BYTES / size).max(1) } else { 1 };
+    let copies = if m <= 16 && !HOT.load(Ordering::Relaxed) { (PASS_BYTES / size).max(1) } else { 1 };
     let made: Vec<Matrix> = (0..copies)
         .map(|_| Matrix::new(vec![part(dtype, n_out, n_in)], options, pool).expect("a matrix"))
         .collect();

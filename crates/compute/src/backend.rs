@@ -6,6 +6,7 @@
 
 use crate::{Batch, BatchLimits, DType, Result, Tensor};
 use bytes::Bytes;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One weight matrix, or a stack of one per expert, as it stands in a file.
 #[derive(Clone, Debug)]
@@ -153,6 +154,14 @@ pub struct GraphKey {
     pub n_tokens: usize,
     /// Rows of logits of the step.
     pub n_logits: usize,
+}
+
+impl GraphKey {
+    /// A number for [`GraphKey::owner`].
+    pub fn new_owner() -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    }
 }
 
 /// Memory of a device, in bytes.

@@ -24,6 +24,18 @@ pub enum Error {
         /// Tokens that the whole cache holds.
         cache_tokens: usize,
     },
+    /// A stop string that every text contains.
+    #[error("a stop string is empty")]
+    EmptyStop,
+    /// The model cannot chat.
+    #[error("the model has no chat template; ask for a completion instead")]
+    NoChatTemplate,
+    /// The chat template does not take the conversation.
+    #[error("{message}")]
+    Template {
+        /// What the template said.
+        message: String,
+    },
     /// A token id that the model does not have.
     #[error("{what} names token {id} but the vocabulary has {vocab_size} tokens")]
     UnknownToken {
@@ -101,6 +113,9 @@ impl Error {
         match self {
             Self::EmptyPrompt
             | Self::PromptTooLong { .. }
+            | Self::EmptyStop
+            | Self::NoChatTemplate
+            | Self::Template { .. }
             | Self::UnknownToken { .. }
             | Self::InvalidParam { .. }
             | Self::Constraint { .. }

@@ -5,6 +5,7 @@
 //! - The scheduler (`scheduler`, with `sequence`, `block_pool`, `prefix_cache`) decides what each step computes. It is plain data:
 //!   no device, clock, thread or channel; time is an argument.
 //! - [`sampler`] turns a row of logits into a token.
+//! - [`TextEngine`] puts tokenizer, chat template and stop strings around a client.
 #![forbid(unsafe_code)]
 
 pub mod bench;
@@ -12,6 +13,7 @@ mod block_pool;
 mod config;
 mod engine;
 mod error;
+mod generate;
 pub mod load;
 mod model_runner;
 pub mod perplexity;
@@ -22,11 +24,13 @@ pub mod sampler;
 mod scheduler;
 mod sequence;
 mod stats;
+mod stop_strings;
 mod stream;
 
 pub use config::EngineConfig;
 pub use engine::{Client, Engine, Health};
 pub use error::{Error, Fault, Result, SampleError};
+pub use generate::{Completion, TextEngine, TextEvent, TextParams, TextStream, TokenInfo};
 pub use model_runner::{ModelRunner, RunnerSizes};
 pub use request::{Constraint, Event, FinishReason, Request, SamplingParams, Timings, TokenMask, Usage};
 pub use runner::{BlockCopy, Choice, Row, Runner, RunnerInfo, Sampled, Step, Ticket};

@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 
 /// The tree of cached blocks.
 #[derive(Debug)]
-pub(crate) struct PrefixCache {
+pub(crate) struct PrefixCache<S = RandomState> {
     block_size: usize,
     children: HashMap<Key, u32>,
     /// Per block: its node, if it is cached.
@@ -17,7 +17,7 @@ pub(crate) struct PrefixCache {
     /// Per block: its tokens, if it is cached.
     tokens: Vec<u32>,
     next: u64,
-    hasher: RandomState,
+    hasher: S,
 }
 
 /// Where a block stands in the tree. The hash only finds candidates.
@@ -37,7 +37,7 @@ struct Node {
 /// The number of the node before the first block.
 pub(crate) const ROOT: u64 = 0;
 
-impl PrefixCache {
+impl<S: BuildHasher + Default> PrefixCache<S> {
     /// Room for all of `n_blocks` blocks of `block_size` tokens.
     pub(crate) fn new(n_blocks: usize, block_size: usize) -> Self {
         Self {
@@ -46,7 +46,7 @@ impl PrefixCache {
             nodes: vec![None; n_blocks],
             tokens: vec![0; n_blocks * block_size],
             next: ROOT + 1,
-            hasher: RandomState::new(),
+            hasher: S::default(),
         }
     }
 
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn the_longest_shared_beginning_is_found() {
-        let mut cache = PrefixCache::new(8, 2);
+        let mut cache: PrefixCache = PrefixCache::new(8, 2);
         let a = cache.insert(5, &[1, 2], ROOT, None).unwrap();
         let b = cache.insert(3, &[3, 4], a.node, None).unwrap();
         assert!(a.listed && b.listed);
@@ -153,5 +153,26 @@ mod tests {
         cache.remove(5);
         assert_eq!(find(&cache, &[1, 2, 3, 4], None), [0u32; 0]);
         assert_eq!(cache.len(), 1);
+    }
+    #[test]
+    fn equal_hashes_of_different_tokens_are_no_match() {
+        /// Gives everything the same hash.
+        #[derive(Default)]
+        struct Collide;
+        impl std::hash::Hasher for Collide {
+            fn finish(&self) -> u64 {
+                7
+            }
+            fn write(&mut self, _: &[u8]) {}
+        }
+        type Build = std::hash::BuildHasherDefault<Collide>;
+        let mut cache: PrefixCache<Build> = PrefixCache::new(8, 2);
+        let a = cache.insert(0, &[1, 2], ROOT, None).unwrap();
+        assert_eq!(cache.insert(1, &[3, 4], ROOT, None), None, "another block stands in the way");
+        let mut blocks = vec![];
+        assert_eq!(cache.lookup(&mut blocks, &[3, 4], None), ROOT);
+        assert!(blocks.is_empty());
+        assert_eq!(cache.lookup(&mut blocks, &[1, 2], None), a.node);
+        assert_eq!(blocks, [0]);
     }
 }

@@ -38,6 +38,8 @@ pub struct Scheduler {
     in_flight: VecDeque<Vec<LaunchedSeq>>,
     plan: Vec<Planned>,
     budget: Budget,
+    /// The first in turn of those who lost their blocks to the step being scheduled.
+    first_victim: Option<Turn>,
     /// Copied blocks, kept from being handed out again before the step's copies are done.
     copied: Vec<u32>,
     counters: SchedulerCounters,
@@ -101,10 +103,13 @@ impl Scheduler {
             "block tables of {} entries cannot hold {longest}",
             limits.n_blocks
         );
+        let step_tokens = config.step_tokens.min(limits.n_tokens).max(1);
+        // Not more sequences than tokens or rows of a step, so that each running one can advance in every step.
+        let max_seqs = config.max_seqs.min(limits.n_seqs).min(limits.n_logits).min(step_tokens).max(1);
         Self {
             info,
-            max_seqs: config.max_seqs.min(limits.n_seqs).max(1),
-            step_tokens: config.step_tokens.min(limits.n_tokens).max(1),
+            max_seqs,
+            step_tokens,
             prefix_cache: config.prefix_cache,
             priority_step: config.priority_step,
             pool: BlockPool::new(info.n_blocks),
@@ -115,6 +120,7 @@ impl Scheduler {
             in_flight: VecDeque::new(),
             plan: Vec::new(),
             budget: Budget::default(),
+            first_victim: None,
             copied: Vec::new(),
             counters: SchedulerCounters::default(),
         }
@@ -227,12 +233,9 @@ impl Scheduler {
             rows: limits.n_logits,
             entries: limits.n_blocks,
         };
-        let preemptions = self.counters.preemptions;
-        self.plan_running();
-        // Whoever just lost its blocks comes before newcomers, but can come back only when its steps in flight are committed.
-        if self.counters.preemptions == preemptions {
-            self.admit(now);
-        }
+        self.first_victim = None;
+        self.plan_decodes();
+        self.plan_prompts(now);
         self.extend_chunks();
         if !self.plan.is_empty() {
             self.counters.steps += 1;
@@ -307,19 +310,55 @@ impl Scheduler {
         self.counters
     }
 
-    /// Plans the running sequences: those that decode, then those with more to compute.
-    fn plan_running(&mut self) {
-        let limit = self.info.max_seq_len();
+    /// Plans the running sequences that have one token to compute.
+    fn plan_decodes(&mut self) {
         let order: Vec<Turn> = self.running.iter().copied().collect();
-        for decodes in [true, false] {
-            for (i, turn) in order.iter().enumerate() {
+        for turn in order {
+            if self.is_ready(turn) && self.seqs[&turn.id].n_remaining() == 1 {
+                self.plan_seq(turn.id, 1);
+            }
+        }
+    }
+
+    /// Plans the running sequences that have more to compute, and lets waiting ones run, in turn. A waiting one that finds no room
+    /// keeps those behind it waiting too.
+    fn plan_prompts(&mut self, now: Duration) {
+        let long = |turn: &&Turn| self.seqs[&turn.id].n_remaining() > 1;
+        let running: Vec<Turn> = self.running.iter().filter(long).copied().collect();
+        let mut running = running.into_iter().peekable();
+        let mut admitting = true;
+        let mut after: Option<Turn> = None;
+        loop {
+            let waiting = match after {
+                None => self.waiting.first(),
+                Some(turn) => self.waiting.range((Excluded(turn), Unbounded)).next(),
+            };
+            let waiting = waiting.copied().filter(|_| admitting);
+            let next_runs = match (running.peek(), waiting) {
+                (None, None) => break,
+                (Some(r), Some(w)) => *r < w,
+                (r, _) => r.is_some(),
+            };
+            if next_runs {
+                let turn = running.next().expect("it was peeked at");
+                if self.is_ready(turn) {
+                    let others = running.peek().is_some() || !self.waiting.is_empty();
+                    self.plan_seq(turn.id, self.share(self.seqs[&turn.id].n_remaining(), others));
+                }
+            } else {
+                let turn = waiting.expect("one of both is next");
+                after = Some(turn);
                 let seq = &self.seqs[&turn.id];
-                if seq.running && seq.is_ready(limit) && (seq.n_remaining() == 1) == decodes {
-                    let others = i + 1 < order.len() || !self.waiting.is_empty();
-                    self.plan_seq(turn.id, self.share(seq.n_remaining(), others));
+                if !seq.paused && seq.n_in_flight == 0 && !self.waits_for_sibling(seq) {
+                    admitting = self.admit(turn, now);
                 }
             }
         }
+    }
+
+    fn is_ready(&self, turn: Turn) -> bool {
+        let seq = &self.seqs[&turn.id];
+        seq.running && seq.is_ready(self.info.max_seq_len())
     }
 
     /// How many of `remaining` tokens a prompt may bring.
@@ -330,51 +369,38 @@ impl Scheduler {
         }
     }
 
-    /// Lets waiting sequences run, in turn, as long as there is room for all that they have to compute.
-    fn admit(&mut self, now: Duration) {
-        let mut after = None;
-        while self.budget.tokens > 0 && self.budget.seqs > 0 && self.budget.rows > 0 {
-            let next = match after {
-                None => self.waiting.first(),
-                Some(turn) => self.waiting.range((Excluded(turn), Unbounded)).next(),
-            };
-            let Some(&turn) = next else { break };
-            after = Some(turn);
-            let seq = &self.seqs[&turn.id];
-            if seq.paused || seq.n_in_flight > 0 || self.waits_for_sibling(seq) {
-                continue;
-            }
-            let (blocks, n_shared, node) = self.find_shared(seq);
-            let wanted = (seq.n_wanted() + 1).min(self.info.max_seq_len()).div_ceil(self.info.block_size);
-            // A shared block that is not full has to be copied before the sequence writes to it.
-            let n_new = wanted - n_shared / self.info.block_size;
-            blocks.iter().for_each(|&b| self.pool.retain(b));
-            let preemptions = self.counters.preemptions;
-            if !self.make_room(turn, &blocks, n_new) {
-                blocks.iter().rev().for_each(|&b| self.pool.release(b));
-                break;
-            }
-            let full_blocks = n_shared / self.info.block_size;
-            let seq = self.seqs.get_mut(&turn.id).expect("waiting sequences exist");
-            (seq.n_launched, seq.n_computed) = (n_shared, n_shared);
-            (seq.n_offered, seq.node) = if node.is_some() { (full_blocks, node) } else { (0, Some(ROOT)) };
-            seq.blocks = blocks;
-            seq.running = true;
-            if seq.first_step.is_none() {
-                seq.first_step = Some(now);
-                seq.n_cached = n_shared;
-                self.counters.cache_hit_tokens += n_shared as u64;
-                self.counters.cache_miss_tokens += (seq.n_prompt - n_shared) as u64;
-            }
-            let remaining = seq.n_remaining();
-            self.waiting.remove(&turn);
-            self.running.insert(turn);
-            let share = self.share(remaining, !self.waiting.is_empty());
-            self.plan_seq(turn.id, share);
-            if self.counters.preemptions > preemptions {
-                break;
-            }
+    /// Lets a waiting sequence run if there is room for all that it has to compute, and plans the beginning.
+    fn admit(&mut self, turn: Turn, now: Duration) -> bool {
+        // Whoever lost its blocks in this step comes before those behind it, but can come back only in a later step.
+        if self.first_victim.is_some_and(|victim| victim <= turn) {
+            return false;
         }
+        let seq = &self.seqs[&turn.id];
+        let (blocks, n_shared, node) = self.find_shared(seq);
+        // A shared block that is not full has to be copied before the sequence writes to it.
+        let full_blocks = n_shared / self.info.block_size;
+        let wanted = (seq.n_wanted() + 1).min(self.info.max_seq_len()).div_ceil(self.info.block_size);
+        blocks.iter().for_each(|&b| self.pool.retain(b));
+        if !self.make_room(turn, &blocks, wanted - full_blocks) {
+            blocks.iter().rev().for_each(|&b| self.pool.release(b));
+            return false;
+        }
+        let seq = self.seqs.get_mut(&turn.id).expect("waiting sequences exist");
+        (seq.n_launched, seq.n_computed) = (n_shared, n_shared);
+        (seq.n_offered, seq.node) = if node.is_some() { (full_blocks, node) } else { (0, Some(ROOT)) };
+        seq.blocks = blocks;
+        seq.running = true;
+        if seq.first_step.is_none() {
+            seq.first_step = Some(now);
+            seq.n_cached = n_shared;
+            self.counters.cache_hit_tokens += n_shared as u64;
+            self.counters.cache_miss_tokens += (seq.n_prompt - n_shared) as u64;
+        }
+        let remaining = seq.n_remaining();
+        self.waiting.remove(&turn);
+        self.running.insert(turn);
+        self.plan_seq(turn.id, self.share(remaining, !self.waiting.is_empty()));
+        true
     }
 
     /// Further choices of a prompt begin when the first one has computed it.
@@ -406,31 +432,42 @@ impl Scheduler {
         (blocks, n, Some(node))
     }
 
-    /// Makes a place among the running sequences and `n_new` blocks available for a waiting one that shares `blocks`, preempting
-    /// those behind it in turn if that is enough.
+    /// Makes room for a waiting sequence that shares `blocks`: a place among the running ones and in the step, and `n_new` blocks
+    /// available. Preempts those behind it in turn if, and only if, that is enough.
     fn make_room(&mut self, turn: Turn, blocks: &[u32], n_new: usize) -> bool {
-        let fits = |s: &Self| s.pool.n_available() >= n_new && s.running.len() < self.max_seqs;
-        if fits(self) {
+        if self.has_room(n_new) {
             return true;
         }
-        let stays = |t: &&Turn| **t < turn && !self.seqs[&t.id].paused;
+        let stays = |id: &SeqId| {
+            let seq = &self.seqs[id];
+            seq.turn < turn && !seq.paused
+        };
         let mut held: Vec<u32> = blocks.to_vec();
-        for t in self.running.iter().filter(stays) {
+        let mut n_stay = 0;
+        for t in self.running.iter().filter(|t| stays(&t.id)) {
             held.extend(&self.seqs[&t.id].blocks);
+            n_stay += 1;
         }
         held.sort_unstable();
         held.dedup();
-        let n_stay = self.running.iter().filter(stays).count();
-        if self.pool.len() - held.len() < n_new || n_stay >= self.max_seqs {
-            return false;
-        }
-        let max_seqs = self.max_seqs;
-        while self.pool.n_available() < n_new || self.running.len() >= max_seqs {
+        let planned = || self.plan.iter().filter(|p| stays(&p.id));
+        let enough = self.pool.len() - held.len() >= n_new
+            && n_stay < self.max_seqs
+            && planned().map(|p| p.n_tokens).sum::<usize>() < self.step_tokens
+            && planned().map(|p| p.n_rows).sum::<usize>() < self.info.limits.n_logits;
+        while enough && !self.has_room(n_new) {
             if !self.preempt_for(turn) {
                 return false;
             }
         }
-        true
+        enough
+    }
+
+    fn has_room(&self, n_new: usize) -> bool {
+        let b = &self.budget;
+        self.pool.n_available() >= n_new
+            && self.running.len() < self.max_seqs
+            && [b.tokens, b.seqs, b.rows].iter().all(|&n| n > 0)
     }
 
     /// Puts up to `want` tokens of a running sequence into the plan, taking blocks from those behind it if need be.
@@ -540,6 +577,9 @@ impl Scheduler {
         let stalled = self.running.iter().rev().find(|t| self.seqs[&t.id].paused && **t != turn);
         let Some(&victim) = stalled.or(self.running.last().filter(|t| **t > turn)) else { return false };
         self.counters.preemptions += 1;
+        if !self.seqs[&victim.id].paused {
+            self.first_victim = Some(self.first_victim.map_or(victim, |first| first.min(victim)));
+        }
         if let Some(i) = self.plan.iter().position(|p| p.id == victim.id) {
             self.refund(i);
             self.budget.seqs += 1;

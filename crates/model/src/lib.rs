@@ -2,7 +2,9 @@
 #![deny(unsafe_code)]
 
 pub mod arch;
+pub mod chat_template;
 mod config;
+pub mod convert;
 mod decoder;
 mod error;
 pub mod gguf;

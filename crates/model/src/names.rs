@@ -21,7 +21,8 @@ const fn row(ours: &'static str, gguf: &'static str, hf: &'static [&'static str]
 
 /// All weights of all architectures.
 pub static NAMES: &[WeightName] = &[
-    row("embed", "token_embd", &["model.embed_tokens", "transformer.wte", "wte"]),
+    // Of two tied matrices, some programs save only the second.
+    row("embed", "token_embd", &["model.embed_tokens", "transformer.wte", "wte", "lm_head"]),
     row("position_embed", "position_embd", &["transformer.wpe", "wpe"]),
     row("final_norm", "output_norm", &["model.norm", "model.final_layernorm", "transformer.ln_f", "ln_f"]),
     row("lm_head", "output", &["lm_head"]),

@@ -147,7 +147,7 @@ impl RopeConfig {
 }
 
 /// YaRN's factor on cosine and sine (eq. 22).
-fn yarn_magnitude(factor: f32, log_multiplier: f32) -> f32 {
+pub(crate) fn yarn_magnitude(factor: f32, log_multiplier: f32) -> f32 {
     if factor <= 1.0 { 1.0 } else { 0.1 * log_multiplier * factor.ln() + 1.0 }
 }
 

@@ -253,7 +253,7 @@ impl<B: Backend> Loader<'_, B> {
 }
 
 /// Swaps the two dimensions of a matrix of plain numbers.
-fn transpose(t: TensorView) -> Option<TensorView> {
+pub(crate) fn transpose(t: TensorView) -> Option<TensorView> {
     let &[rows, cols] = &t.shape[..] else { return None };
     if t.dtype.block_len() != 1 {
         return None;

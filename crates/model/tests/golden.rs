@@ -4,23 +4,22 @@
 //! continuation. Each form of a model (Hugging Face folder, GGUF) runs here on the specification and on every CPU path, whole and in
 //! chunks, and must give the same logits; greedy decoding through the cache must give the same tokens.
 
-#[cfg(feature = "cuda")]
 #[path = "../../compute/cuda-emulation/emulation.rs"]
 mod emulation;
+mod support;
 
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions};
-#[cfg(feature = "cuda")]
 use realizar_compute::cuda::{Cuda, CudaOptions};
-use realizar_compute::{Backend, Batch, BatchLimits, DType, Reference};
+use realizar_compute::{Backend, DType, Reference};
 use realizar_model::arch::{ARCHS, configure};
-use realizar_model::{Decoder, KvCache, Workspace, source};
+use realizar_model::{Decoder, source};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use support::{Session, argmax};
 
-const BLOCK_SIZE: usize = 16;
 /// Largest difference of a logit, relative to the largest logit.
 const TOLERANCE: f32 = 1e-4;
 
@@ -60,52 +59,6 @@ fn prompts(dir: &Path, golden: &Value) -> Vec<Prompt> {
     prompts
 }
 
-/// One sequence on one backend.
-struct Session<'a, B: Backend> {
-    backend: &'a B,
-    model: &'a Decoder<B>,
-    batch: B::Batch,
-    cache: KvCache<B>,
-    ws: Workspace<B>,
-    blocks: Vec<u32>,
-    n_done: usize,
-}
-
-impl<'a, B: Backend> Session<'a, B> {
-    fn new(backend: &'a B, model: &'a Decoder<B>, n_ctx: usize) -> Self {
-        let n_blocks = n_ctx.div_ceil(BLOCK_SIZE);
-        let limits = BatchLimits { n_tokens: n_ctx, n_seqs: 1, n_blocks, n_logits: n_ctx };
-        // Blocks in an order that is not their positions', so that the table matters.
-        let blocks = (0..n_blocks as u32).rev().collect();
-        Self {
-            backend,
-            model,
-            batch: backend.new_batch(limits).unwrap(),
-            cache: KvCache::new(backend, model.config(), DType::F32, n_blocks, BLOCK_SIZE).unwrap(),
-            ws: Workspace::new(backend, model.config(), &limits).unwrap(),
-            blocks,
-            n_done: 0,
-        }
-    }
-
-    /// Logits of each of `tokens`.
-    fn step(&mut self, tokens: &[u32]) -> Vec<f32> {
-        let n = tokens.len();
-        let mut batch = Batch::default();
-        batch.push(tokens, self.n_done, &self.blocks[..(self.n_done + n).div_ceil(BLOCK_SIZE)], n);
-        self.backend.stage(&mut self.batch, &batch).unwrap();
-        self.model.forward(self.backend, &self.batch, n, n, &mut self.cache, &mut self.ws).unwrap();
-        self.n_done += n;
-        let mut logits = vec![0.0; n * self.model.config().vocab_size];
-        self.backend.download(&mut logits, &self.ws.logits).unwrap();
-        logits
-    }
-}
-
-fn argmax(row: &[f32]) -> u32 {
-    (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best }) as u32
-}
-
 fn check_logits(what: &str, got: &[f32], want: &[f32]) {
     assert_eq!(got.len(), want.len(), "{what}");
     let largest = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
@@ -126,10 +79,10 @@ fn check_form<B: Backend>(backend: &B, path: &Path, prompts: &[Prompt]) {
         assert_eq!(model.config().vocab_size, p.vocab_size, "{what}");
         let n_ctx = p.ids.len() + p.greedy.len();
 
-        let mut whole = Session::new(backend, &model, n_ctx);
+        let mut whole = Session::new(backend, &model, n_ctx, DType::F32);
         check_logits(&what, &whole.step(&p.ids), &p.logits);
 
-        let mut chunked = Session::new(backend, &model, n_ctx);
+        let mut chunked = Session::new(backend, &model, n_ctx, DType::F32);
         let chunks = p.ids.chunks(5).flat_map(|c| chunked.step(c)).collect::<Vec<_>>();
         check_logits(&format!("{what}, in chunks"), &chunks, &p.logits);
 
@@ -150,7 +103,6 @@ fn check_form<B: Backend>(backend: &B, path: &Path, prompts: &[Prompt]) {
 }
 
 /// On the GPU, or else on the emulated one, which is so slow that one prompt must do.
-#[cfg(feature = "cuda")]
 #[allow(clippy::print_stderr)]
 fn check_on_gpus(path: &Path, prompts: &[Prompt]) {
     static GPUS: OnceLock<Vec<(Cuda, bool)>> = OnceLock::new();
@@ -170,9 +122,6 @@ fn check_on_gpus(path: &Path, prompts: &[Prompt]) {
         check_form(gpu, path, if *emulated { &prompts[shortest..=shortest] } else { prompts });
     }
 }
-
-#[cfg(not(feature = "cuda"))]
-fn check_on_gpus(_: &Path, _: &[Prompt]) {}
 
 #[test]
 fn every_fixture_equals_the_reference_library_on_every_path() {

@@ -20,6 +20,7 @@ mod splitter;
 mod stream;
 mod unigram;
 mod wordpiece;
+pub(crate) mod write_gguf;
 
 pub use decoder::clean_up_tokenization_spaces;
 pub use stream::StreamDecoder;

@@ -4,18 +4,21 @@
 //! walks one stream. A row's form depends on that row alone.
 
 use crate::cpu::isa::Isa;
-use crate::cpu::simd::{Kernel, Simd, dispatch};
+use crate::cpu::simd::{Kernel, LANES, Simd, dispatch};
 use crate::cpu::threads::Pool;
 
 /// Rows of a tile (the last one may have fewer).
 pub(super) const TILE: usize = 32;
 
+/// Rows that a kernel for plain numbers multiplies together; each band of a tile is one stream.
+pub(super) const BAND: usize = 8;
+
 /// What a kernel wants activations as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Form {
-    /// `f32` [n_in, rows]
+    /// `f32`, in bands of [`BAND`] rows: [n_in, BAND] each, the rows left over [n_in, rest]
     F32,
-    /// Pairs of BF16 [n_in / 2, rows]
+    /// Pairs of BF16 in bands: [n_in / 2, BAND] each, the rows left over [n_in / 2, rest]
     Bf16,
     /// `i8` [n_in / 32, rows, 32] with a scale for each block of 32
     Int8Block32,
@@ -49,9 +52,9 @@ pub(super) struct Prepared {
 pub(super) struct Tile<'a> {
     /// Number of rows, 1 to [`TILE`].
     pub(super) rows: usize,
-    /// [`Form::F32`]: [n_in, rows]
+    /// [`Form::F32`]: [n_in, BAND] for each band of rows
     pub(super) floats: &'a [f32],
-    /// [`Form::Bf16`]: [n_in / 2, rows]; the earlier number in the low half.
+    /// [`Form::Bf16`]: [n_in / 2, BAND] for each band of rows; the earlier number in the low half.
     pub(super) pairs: &'a [u32],
     /// [n_in / 32, rows, 32]; values in -127..=127
     pub(super) q: &'a [i8],
@@ -225,17 +228,19 @@ impl Kernel for Row<'_> {
         unsafe {
             match self.form {
                 Form::F32 => {
+                    let (start, step) = band(r, rows, x.len());
                     for (k, &x) in x.iter().enumerate() {
-                        *out.floats.add(k * rows + r) = x;
+                        *out.floats.add(start + k * step) = x;
                     }
                 }
                 Form::Bf16 => {
+                    let (start, step) = band(r, rows, x.len().div_ceil(2));
                     let (pairs, odd) = x.as_chunks::<2>();
                     for (k, &[a, b]) in pairs.iter().enumerate() {
-                        *out.pairs.add(k * rows + r) = to_bf16(a) | to_bf16(b) << 16;
+                        *out.pairs.add(start + k * step) = to_bf16(a) | to_bf16(b) << 16;
                     }
                     if let [last] = odd {
-                        *out.pairs.add(pairs.len() * rows + r) = to_bf16(*last);
+                        *out.pairs.add(start + pairs.len() * step) = to_bf16(*last);
                     }
                 }
                 Form::Int8Block32 => {
@@ -251,15 +256,10 @@ impl Kernel for Row<'_> {
                 }
                 Form::Int8Block256 => {
                     for (b, block) in x.as_chunks::<256>().0.iter().enumerate() {
-                        let block = block.as_chunks::<32>().0;
-                        let mut max = 0;
-                        for sub in block {
-                            max = max.max(max_bits(sub));
-                        }
-                        let (scale, inverse) = scale_of(max);
+                        let (scale, inverse) = scale_of(max_bits(block));
                         *out.scales.add(b * rows + r) = scale;
                         let mut sums = [0; 8];
-                        for (j, sub) in block.iter().enumerate() {
+                        for (j, sub) in block.as_chunks::<32>().0.iter().enumerate() {
                             let two = quantize(out.q.add(((8 * b + j) * rows + r) * 32), sub, inverse);
                             *out.offsets[1].add((16 * b + 2 * j) * rows + r) = -32 * two[0];
                             *out.offsets[1].add((16 * b + 2 * j + 1) * rows + r) = -32 * two[1];
@@ -276,6 +276,13 @@ impl Kernel for Row<'_> {
     }
 }
 
+/// Where row `r` of a tile of `rows` rows starts in its band, and how far its steps are apart.
+#[inline(always)]
+pub(super) fn band(r: usize, rows: usize, n_steps: usize) -> (usize, usize) {
+    let (first, within) = (r / BAND * BAND, r % BAND);
+    (first * n_steps + within, BAND.min(rows - first))
+}
+
 /// Rounds to BF16, ties to even; NaN stays NaN.
 #[inline(always)]
 fn to_bf16(x: f32) -> u32 {
@@ -287,12 +294,14 @@ fn to_bf16(x: f32) -> u32 {
 /// The bits of the greatest magnitude. As integers, infinities lie above all numbers and NaN above infinities, so that
 /// neither gets lost.
 #[inline(always)]
-fn max_bits(x: &[f32; 32]) -> u32 {
-    let mut max = 0;
-    for x in x {
-        max = max.max(x.to_bits() & 0x7fff_ffff);
+fn max_bits(x: &[f32]) -> u32 {
+    let mut max = [0; LANES];
+    for x in x.as_chunks::<LANES>().0 {
+        for (max, x) in max.iter_mut().zip(x) {
+            *max = (*max).max(x.to_bits() & 0x7fff_ffff);
+        }
     }
-    max
+    max.into_iter().fold(0, u32::max)
 }
 
 /// Scale of a block whose greatest magnitude has these bits, and the factor that takes it to 127.

@@ -30,6 +30,7 @@ impl Buffer {
         let layout = Layout::from_size_align(len.max(1), align).map_err(|_| no_memory())?;
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(no_memory)?;
+        advise_large_pages(start, layout.size());
         Ok(Self { start, layout })
     }
 
@@ -43,6 +44,25 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
     }
 }
+
+/// Asks the system to back a large buffer with large pages: the processor's prefetchers stop at the border of a page.
+#[cfg(target_os = "linux")]
+fn advise_large_pages(start: NonNull<u8>, len: usize) {
+    use std::ffi::{c_int, c_void};
+    // From the C library, which the standard library links anyway; the value is the same on every architecture of Linux.
+    unsafe extern "C" {
+        fn madvise(start: *mut c_void, len: usize, advice: c_int) -> c_int;
+    }
+    const MADV_HUGEPAGE: c_int = 14;
+    if len >= LARGE_PAGE {
+        // SAFETY: whole pages that the buffer owns; the advice changes no contents. Where the system does not follow it,
+        // the buffer is as good as without.
+        unsafe { madvise(start.as_ptr().cast(), len / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE) };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_large_pages(_start: NonNull<u8>, _len: usize) {}
 
 impl Drop for Buffer {
     fn drop(&mut self) {

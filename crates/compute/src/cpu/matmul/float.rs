@@ -3,14 +3,15 @@
 //! Groups: F32 and F16 as [n_in, 16]; BF16 as pairs, [n_in / 2, 16, 2]. An output element is the sum of two chains, one
 //! over the even and one over the odd steps, for any number of rows: one chain alone would wait for its own additions.
 
-use super::activations::Tile;
+use super::activations::{BAND, Tile, band};
+use super::int8::{self, Sums};
 use super::layout::{Args, get_dwords, put_dwords};
 use crate::DType;
 use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
 use std::marker::PhantomData;
 
-/// Rows of a tile that are multiplied together.
-const ROWS: usize = 8;
+/// Steps after which the next band of rows has its turn, so that the weights come from the first-level cache; even.
+const RUN: usize = 128;
 
 /// Decodes a row of any type into its lane of floats.
 pub(super) fn pack_f32(group: &mut [u8], lane: usize, row: &[u8], dtype: DType) {
@@ -74,7 +75,7 @@ pub(super) trait Step {
     /// [`Simd`]'s contract; `w` is a group with more than `k` steps.
     unsafe fn load<S: Simd>(w: *const u8, k: usize) -> Self::W<S>;
 
-    /// Adds the products with the activations at index `i`, which is step · rows + row.
+    /// Adds the products with the activation at index `i`.
     ///
     /// # Safety
     /// [`Simd`]'s contract; `i` lies in the tile.
@@ -178,35 +179,48 @@ impl<'a, T: Step> Multiply<'a, T> {
         Self(args, PhantomData)
     }
 
-    /// Rows `r..r + N` of the tile.
+    /// Adds steps `from..to` of rows `r..r + N`, which lie side by side in a band, to their chains.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; the tile has these rows.
+    /// [`Simd`]'s contract; the tile has these rows and steps; `from` is even; `sums` are [x.rows, 16].
     #[inline(always)]
-    unsafe fn rows<S: Simd, const N: usize>(&self, r: usize) {
-        let Args { w, n_in, x, y } = &self.0;
-        let n_steps = T::n_steps(*n_in);
-        // SAFETY: the caller's promise, and k < n_steps.
+    unsafe fn run_steps<S: Simd, const N: usize>(
+        &self,
+        sums: [*mut f32; 2],
+        r: usize,
+        from: usize,
+        to: usize,
+    ) {
+        let Args { w, n_in, x, .. } = &self.0;
+        let (start, step) = band(r, x.rows, T::n_steps(*n_in));
+        let w = w.as_ptr();
+        // SAFETY: the caller's promise.
         unsafe {
+            let [even_sums, odd_sums] = sums.map(|sums| sums.add(r * LANES));
             let mut even = [S::splat(0.0); N];
             let mut odd = even;
-            let mut k = 0;
-            while k + 2 <= n_steps {
-                let (first, second) = (T::load::<S>(w.as_ptr(), k), T::load::<S>(w.as_ptr(), k + 1));
+            for i in 0..N {
+                even[i] = S::load_f32(even_sums.add(i * LANES));
+                odd[i] = S::load_f32(odd_sums.add(i * LANES));
+            }
+            let mut k = from;
+            while k + 2 <= to {
+                let (first, second) = (T::load::<S>(w, k), T::load::<S>(w, k + 1));
                 for i in 0..N {
-                    even[i] = T::add::<S>(even[i], first, x, k * x.rows + r + i);
-                    odd[i] = T::add::<S>(odd[i], second, x, (k + 1) * x.rows + r + i);
+                    even[i] = T::add::<S>(even[i], first, x, start + k * step + i);
+                    odd[i] = T::add::<S>(odd[i], second, x, start + (k + 1) * step + i);
                 }
                 k += 2;
             }
-            if k < n_steps {
-                let last = T::load::<S>(w.as_ptr(), k);
+            if k < to {
+                let last = T::load::<S>(w, k);
                 for i in 0..N {
-                    even[i] = T::add::<S>(even[i], last, x, k * x.rows + r + i);
+                    even[i] = T::add::<S>(even[i], last, x, start + k * step + i);
                 }
             }
             for i in 0..N {
-                S::store_f32(y.add((r + i) * LANES), S::add(even[i], odd[i]));
+                S::store_f32(even_sums.add(i * LANES), even[i]);
+                S::store_f32(odd_sums.add(i * LANES), odd[i]);
             }
         }
     }
@@ -215,16 +229,31 @@ impl<'a, T: Step> Multiply<'a, T> {
 impl<T: Step> Kernel for Multiply<'_, T> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let mut r = 0;
+        let rows = self.0.x.rows;
+        let n_steps = T::n_steps(self.0.n_in);
+        let (mut even, mut odd) = (Sums::uninit(), Sums::uninit());
+        let sums = [even.as_mut_ptr(), odd.as_mut_ptr()];
+        let mut from = 0;
         // SAFETY: `Layout::multiply` checked the sizes; r + N <= rows.
         unsafe {
-            while r + ROWS <= self.0.x.rows {
-                self.rows::<S, ROWS>(r);
-                r += ROWS;
+            int8::clear::<S>(sums[0], rows);
+            int8::clear::<S>(sums[1], rows);
+            while from < n_steps {
+                let to = n_steps.min(from + RUN);
+                let mut r = 0;
+                while r + BAND <= rows {
+                    self.run_steps::<S, BAND>(sums, r, from, to);
+                    r += BAND;
+                }
+                while r < rows {
+                    self.run_steps::<S, 1>(sums, r, from, to);
+                    r += 1;
+                }
+                from = to;
             }
-            while r < self.0.x.rows {
-                self.rows::<S, 1>(r);
-                r += 1;
+            for r in 0..rows {
+                let [even, odd] = sums.map(|sums| S::load_f32(sums.add(r * LANES)));
+                S::store_f32(self.0.y.add(r * LANES), S::add(even, odd));
             }
         }
     }

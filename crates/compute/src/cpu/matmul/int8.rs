@@ -5,18 +5,23 @@
 
 use super::activations::{TILE, Tile};
 use crate::cpu::simd::{LANES, LINE, Simd};
+use std::mem::MaybeUninit;
 
 /// Rows that are in flight together, to hide the latency of the dot product.
 const ROWS: usize = 4;
 
-/// Sums of a tile, [rows, 16]: aligned, because a vector that crosses two cache lines costs twice.
+/// Room for the sums of a tile, [rows, 16]: aligned, because a vector that crosses two cache lines costs twice; not
+/// initialized, because most products have one row.
 #[repr(align(64))]
-pub(super) struct Sums(pub(super) [f32; TILE * LANES]);
+pub(super) struct Sums(MaybeUninit<[f32; TILE * LANES]>);
 
 impl Sums {
-    /// All zero.
-    pub(super) fn zero() -> Self {
-        Self([0.0; TILE * LANES])
+    pub(super) fn uninit() -> Self {
+        Self(MaybeUninit::uninit())
+    }
+
+    pub(super) fn as_mut_ptr(&mut self) -> *mut f32 {
+        self.0.as_mut_ptr().cast()
     }
 }
 
@@ -98,12 +103,16 @@ unsafe fn add_block_rows<S: Simd, const MAX: u8, const N: usize>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
+        let mut sums = [S::splat_i32(0); N];
+        if !x.offsets.is_null() {
+            for i in 0..N {
+                sums[i] = S::splat_i32(*x.offsets.add(r + i));
+            }
+        }
+        S::dot::<8, MAX, N>(&mut sums, w, x.q.add(r * 32));
         for i in 0..N {
-            let r = r + i;
-            let sum = S::splat_i32(if x.offsets.is_null() { 0 } else { *x.offsets.add(r) });
-            let sum = S::dot::<8, MAX>(sum, w, x.q.add(r * 32));
-            let product = S::mul(S::to_f32(sum), S::splat(*x.scales.add(r)));
-            let y = y.add(r * LANES);
+            let product = S::mul(S::to_f32(sums[i]), S::splat(*x.scales.add(r + i)));
+            let y = y.add((r + i) * LANES);
             S::store_f32(y, S::fma(product, scale, S::load_f32(y)));
         }
     }
@@ -150,12 +159,16 @@ unsafe fn add_sub_block_rows<S: Simd, const N: usize, const MAX: u8, const R: us
 ) {
     // SAFETY: the caller's promise.
     unsafe {
+        let mut sums = [S::splat_i32(0); R];
+        if !offsets.is_null() {
+            for i in 0..R {
+                sums[i] = S::splat_i32(*offsets.add(r + i));
+            }
+        }
+        S::dot::<N, MAX, R>(&mut sums, w, q.add(r * 32));
         for i in 0..R {
-            let r = r + i;
-            let sum = S::splat_i32(if offsets.is_null() { 0 } else { *offsets.add(r) });
-            let sum = S::dot::<N, MAX>(sum, w, q.add(r * 32));
-            let t = t.add(r * LANES);
-            S::store_f32(t, S::fma(S::to_f32(sum), scale, S::load_f32(t)));
+            let t = t.add((r + i) * LANES);
+            S::store_f32(t, S::fma(S::to_f32(sums[i]), scale, S::load_f32(t)));
         }
     }
 }

@@ -127,7 +127,7 @@ impl Layout {
         }
     }
 
-    /// Multiplies a group by a tile.
+    /// Multiplies a group by a tile; writes every element of `args.y`.
     ///
     /// # Safety
     /// The processor has `isa`; `args.y` is writable for `args.x.rows * 16` floats and shared with nobody.

@@ -344,13 +344,17 @@ impl Task<'_> {
     fn run(&self, layout: Layout, group: &[u8]) {
         let n = self.columns.len();
         let bias = self.bias.map(|bias| &bias[self.columns.clone()]);
-        let mut sums = Sums::zero();
+        let mut sums = Sums::uninit();
         for t in self.tiles.clone() {
             let x = self.x.get(layout.form()).tile(layout.form(), t);
-            let args = Args { w: group, n_in: self.n_in, x, y: sums.0.as_mut_ptr() };
-            // SAFETY: `Matrix::new` checked that the instruction set is available; a tile has at most TILE rows.
-            unsafe { layout.multiply(self.isa, args) }
-            for (r, sums) in sums.0.chunks_exact_mut(LANES).take(x.rows).enumerate() {
+            let args = Args { w: group, n_in: self.n_in, x, y: sums.as_mut_ptr() };
+            // SAFETY: `Matrix::new` checked that the instruction set is available; a tile has at most TILE rows, for which
+            // there is room, and the kernel writes them all.
+            let sums = unsafe {
+                layout.multiply(self.isa, args);
+                std::slice::from_raw_parts_mut(args.y, x.rows * LANES)
+            };
+            for (r, sums) in sums.chunks_exact_mut(LANES).enumerate() {
                 if let Some(bias) = bias {
                     for (sum, bias) in sums.iter_mut().zip(bias) {
                         *sum += bias;

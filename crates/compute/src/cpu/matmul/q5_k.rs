@@ -51,11 +51,12 @@ impl Multiply<'_> {
     unsafe fn multiply<S: Simd, const ONE: bool>(self) {
         let Args { w, n_in, x, y } = self.0;
         let rows = if ONE { 1 } else { x.rows };
-        let mut t = Sums::zero();
-        let t = t.0.as_mut_ptr();
+        let mut t = Sums::uninit();
+        let t = t.as_mut_ptr();
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
             int8::clear::<S>(y, rows);
+            int8::clear::<S>(t, rows);
             for b in 0..n_in / 256 {
                 let block = w.as_ptr().add(b * BLOCK_LINES * LINE);
                 let header = Header::<S>::load(block);

@@ -189,7 +189,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn dot<const N: usize, const MAX: u8>(sum: I, w: &[I; N], x: *const i8) -> I {
+    unsafe fn dot<const N: usize, const MAX: u8, const R: usize>(
+        sums: &mut [I; R],
+        w: &[I; N],
+        x: *const i8,
+    ) {
         // How many products of two pairs an i16 holds: 8 · 2 · 15 · 127, 4 · 2 · 31 · 127 and 2 · 2 · 63 · 127 do.
         let run = match MAX {
             15 => 8,
@@ -197,31 +201,31 @@ impl Simd for Avx2 {
             63 => 2,
             _ => 1,
         };
-        let mut sum = sum;
         unsafe {
             let ones = _mm256_set1_epi16(1);
-            let mut i = 0;
-            while i < N {
-                let mut pairs = [_mm256_setzero_si256(); 2];
-                for k in i..N.min(i + run) {
-                    let xs = _mm256_set1_epi32(x.add(4 * k).cast::<i32>().read_unaligned());
-                    for h in 0..2 {
-                        let p = if MAX == 255 {
-                            let signed = _mm256_xor_si256(w[k][h], _mm256_set1_epi8(-128));
-                            _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(xs, signed))
-                        } else {
-                            _mm256_maddubs_epi16(w[k][h], xs)
-                        };
-                        pairs[h] = if k == i { p } else { _mm256_add_epi16(pairs[h], p) };
+            for (r, sum) in sums.iter_mut().enumerate() {
+                let mut i = 0;
+                while i < N {
+                    let mut pairs = [_mm256_setzero_si256(); 2];
+                    for k in i..N.min(i + run) {
+                        let xs = _mm256_set1_epi32(x.add(32 * r + 4 * k).cast::<i32>().read_unaligned());
+                        for h in 0..2 {
+                            let p = if MAX == 255 {
+                                let signed = _mm256_xor_si256(w[k][h], _mm256_set1_epi8(-128));
+                                _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(xs, signed))
+                            } else {
+                                _mm256_maddubs_epi16(w[k][h], xs)
+                            };
+                            pairs[h] = if k == i { p } else { _mm256_add_epi16(pairs[h], p) };
+                        }
                     }
+                    for h in 0..2 {
+                        sum[h] = _mm256_add_epi32(sum[h], _mm256_madd_epi16(pairs[h], ones));
+                    }
+                    i += run;
                 }
-                for h in 0..2 {
-                    sum[h] = _mm256_add_epi32(sum[h], _mm256_madd_epi16(pairs[h], ones));
-                }
-                i += run;
             }
         }
-        sum
     }
 
     #[inline(always)]

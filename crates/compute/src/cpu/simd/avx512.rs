@@ -141,15 +141,20 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
-    unsafe fn dot<const N: usize, const MAX: u8>(sum: __m512i, w: &[__m512i; N], x: *const i8) -> __m512i {
-        let mut sum = sum;
+    unsafe fn dot<const N: usize, const MAX: u8, const R: usize>(
+        sums: &mut [__m512i; R],
+        w: &[__m512i; N],
+        x: *const i8,
+    ) {
         for i in 0..N {
-            sum = unsafe {
-                let x = x.add(4 * i).cast::<i32>().read_unaligned();
-                _mm512_dpbusd_epi32(sum, w[i], _mm512_set1_epi32(x))
-            };
+            for r in 0..R {
+                // Neighbouring instructions belong to different sums, so that none waits for the one before it.
+                sums[r] = unsafe {
+                    let x = x.add(32 * r + 4 * i).cast::<i32>().read_unaligned();
+                    _mm512_dpbusd_epi32(sums[r], w[i], _mm512_set1_epi32(x))
+                };
+            }
         }
-        sum
     }
 
     #[inline(always)]

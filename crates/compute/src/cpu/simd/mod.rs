@@ -79,11 +79,15 @@ pub(crate) trait Simd: Copy {
     /// Lanes whose low half is `low` and whose high half is `high`; both lie in 0..65536.
     unsafe fn pair(low: Self::I, high: Self::I) -> Self::I;
 
-    /// Adds to every lane the products of its 4·N weights with the 4·N signed activations at `x`.
+    /// Adds to every lane of sum `r` the products of its 4·N weights with the 4·N signed activations at `x + 32 * r`.
     ///
-    /// Lane `l` of `w[i]` holds, as bytes, its weights for `x[4 * i..4 * i + 4]`. Weights lie in `0..=MAX`, where `MAX` is
-    /// 15, 31, 63 or 255 (see [`Simd::CENTERS_BYTES`]); activations lie in -127..=127. The result is exact.
-    unsafe fn dot<const N: usize, const MAX: u8>(sum: Self::I, w: &[Self::I; N], x: *const i8) -> Self::I;
+    /// Lane `l` of `w[i]` holds, as bytes, its weights for activations `4 * i..4 * i + 4`. Weights lie in `0..=MAX`, where
+    /// `MAX` is 15, 31, 63 or 255 (see [`Simd::CENTERS_BYTES`]); activations lie in -127..=127. The result is exact.
+    unsafe fn dot<const N: usize, const MAX: u8, const R: usize>(
+        sums: &mut [Self::I; R],
+        w: &[Self::I; N],
+        x: *const i8,
+    );
     /// Adds to every lane the products of its two signed 16-bit numbers with the two in `x`.
     unsafe fn dot_i16(sum: Self::I, w: Self::I, x: i32) -> Self::I;
     /// Adds to every lane the products of its two BF16 numbers with the two in `x`.

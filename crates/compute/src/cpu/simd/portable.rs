@@ -156,20 +156,24 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn dot<const N: usize, const MAX: u8>(sum: Self::I, w: &[Self::I; N], x: *const i8) -> Self::I {
-        let mut sum = sum;
-        for (i, w) in w.iter().enumerate() {
-            // SAFETY: 4·N readable bytes by contract.
-            let x = unsafe { read::<[i8; 4]>(x.add(4 * i).cast()) }.map(i32::from);
-            for l in 0..LANES {
-                let w = w[l] as u32;
-                sum[l] += (w & 0xff) as i32 * x[0]
-                    + (w >> 8 & 0xff) as i32 * x[1]
-                    + (w >> 16 & 0xff) as i32 * x[2]
-                    + (w >> 24) as i32 * x[3];
+    unsafe fn dot<const N: usize, const MAX: u8, const R: usize>(
+        sums: &mut [Self::I; R],
+        w: &[Self::I; N],
+        x: *const i8,
+    ) {
+        for (r, sum) in sums.iter_mut().enumerate() {
+            for (i, w) in w.iter().enumerate() {
+                // SAFETY: 4·N readable bytes per sum by contract.
+                let x = unsafe { read::<[i8; 4]>(x.add(32 * r + 4 * i).cast()) }.map(i32::from);
+                for l in 0..LANES {
+                    let w = w[l] as u32;
+                    sum[l] += (w & 0xff) as i32 * x[0]
+                        + (w >> 8 & 0xff) as i32 * x[1]
+                        + (w >> 16 & 0xff) as i32 * x[2]
+                        + (w >> 24) as i32 * x[3];
+                }
             }
         }
-        sum
     }
 
     #[inline(always)]

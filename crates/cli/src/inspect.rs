@@ -1,0 +1,292 @@
+//! `realizar inspect`: what a model is, what it takes, and where it can run.
+
+use crate::model_arg::ModelArg;
+use crate::output;
+use anyhow::Result;
+use clap::{Args, ValueHint};
+use realizar_compute::cpu::{Cpu, CpuOptions};
+use realizar_compute::{Backend, DType};
+use realizar_model::chat_template::ChatTemplate;
+use realizar_model::source::{Format, TensorSource};
+use realizar_model::tokenizer::Tokenizer;
+use realizar_model::{ModelConfig, arch};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// A .gguf file, a folder, hf:OWNER/NAME[:FILE-OR-QUANT], or demo.
+    #[arg(value_name = "MODEL", default_value = "demo", value_hint = ValueHint::AnyPath)]
+    model: ModelArg,
+    /// Tokens of context to state the memory for; by default the model's own length, at most 4096.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    ctx: Option<u32>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    format: String,
+    name: Option<String>,
+    architecture: Option<String>,
+    /// Why this program cannot run the architecture.
+    unsupported: Option<String>,
+    parameters: usize,
+    weight_bytes: usize,
+    types: Vec<TypeShare>,
+    shape: Option<Shape>,
+    tokenizer: Option<TokenizerReport>,
+    tokenizer_error: Option<String>,
+    /// Length of the template in bytes.
+    chat_template_bytes: Option<usize>,
+    chat_template_error: Option<String>,
+    context: usize,
+    /// Bytes of keys and values for `context` tokens, by element type.
+    cache_bytes: BTreeMap<&'static str, usize>,
+    devices: Vec<DeviceReport>,
+}
+
+#[derive(Serialize)]
+struct TypeShare {
+    dtype: &'static str,
+    tensors: usize,
+    parameters: usize,
+    bytes: usize,
+}
+
+#[derive(Serialize)]
+struct Shape {
+    n_layers: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    vocab_size: usize,
+    context_length: usize,
+    n_experts: Option<usize>,
+    n_experts_used: Option<usize>,
+    sliding_window: Option<usize>,
+}
+
+#[derive(Serialize)]
+struct TokenizerReport {
+    kind: String,
+    n_tokens: usize,
+    bos: Option<String>,
+    ends: Vec<String>,
+    adds_bos: bool,
+}
+
+#[derive(Serialize)]
+struct DeviceReport {
+    device: &'static str,
+    description: String,
+    runs: bool,
+    why: String,
+}
+
+/// Element types that a cache can have.
+const CACHE_TYPES: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0];
+
+pub(crate) fn run(args: &InspectArgs) -> Result<()> {
+    let source = args.model.open()?;
+    let report = report(&*source, &args.model, args.ctx.map(|n| n as usize));
+    if args.json { output::print_json(&report) } else { output::print(text(&report)) }
+}
+
+fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>) -> Report {
+    let metadata = source.metadata();
+    let string = |key: &str| metadata.get_str(key).ok().flatten().map(str::to_owned);
+    let architecture = match source.format() {
+        Format::Gguf => string("general.architecture"),
+        Format::Safetensors => metadata.get_strings("architectures").ok().flatten().map(|a| a.join(", ")),
+    };
+    let config = arch::configure(source);
+    let mut types: BTreeMap<DType, TypeShare> = BTreeMap::new();
+    for t in source.tensors() {
+        let share = types.entry(t.dtype).or_insert(TypeShare {
+            dtype: t.dtype.name(),
+            tensors: 0,
+            parameters: 0,
+            bytes: 0,
+        });
+        share.tensors += 1;
+        share.parameters += t.n_elements();
+        share.bytes += t.n_bytes();
+    }
+    let mut types: Vec<TypeShare> = types.into_values().collect();
+    types.sort_by_key(|t| std::cmp::Reverse(t.bytes));
+    let weight_bytes = types.iter().map(|t| t.bytes).sum();
+    let context = ctx.unwrap_or_else(|| config.as_ref().map_or(4096, |c| c.context_length.min(4096)));
+    let mut cache_bytes = BTreeMap::new();
+    if let Ok(c) = &config {
+        let fitting = CACHE_TYPES.iter().filter(|t| c.heads.head_dim.is_multiple_of(t.block_len()));
+        cache_bytes.extend(fitting.map(|t| (t.name(), context * c.kv_bytes_per_token(*t))));
+    }
+    let (tokenizer, tokenizer_error) = split(Tokenizer::from_source(source));
+    let template = tokenizer.as_ref().map(|t| ChatTemplate::from_source(source, t));
+    let (template, chat_template_error) = template.map_or((None, None), split);
+    let need = weight_bytes + cache_bytes.get(DType::F16.name()).copied().unwrap_or(0);
+    Report {
+        model: model.to_string(),
+        format: source.format().to_string(),
+        name: string("general.name").or_else(|| string("_name_or_path")),
+        architecture,
+        parameters: types.iter().map(|t| t.parameters).sum(),
+        weight_bytes,
+        types,
+        shape: config.as_ref().ok().map(shape),
+        tokenizer: tokenizer.as_ref().map(|t| tokenizer_report(source, t)),
+        tokenizer_error,
+        chat_template_bytes: template.flatten().map(|t| t.source().len()),
+        chat_template_error,
+        context,
+        cache_bytes,
+        devices: vec![cpu(config.as_ref().err().map(ToString::to_string), need), cuda()],
+        unsupported: config.err().map(|e| e.to_string()),
+    }
+}
+
+fn split<T, E: ToString>(result: Result<T, E>) -> (Option<T>, Option<String>) {
+    match result {
+        Ok(value) => (Some(value), None),
+        Err(error) => (None, Some(error.to_string())),
+    }
+}
+
+fn shape(c: &ModelConfig) -> Shape {
+    Shape {
+        n_layers: c.layers.len(),
+        hidden_size: c.hidden_size,
+        intermediate_size: c.intermediate_size,
+        n_heads: c.heads.n_heads,
+        n_kv_heads: c.heads.n_kv_heads,
+        head_dim: c.heads.head_dim,
+        vocab_size: c.vocab_size,
+        context_length: c.context_length,
+        n_experts: c.moe.map(|m| m.n_experts),
+        n_experts_used: c.moe.map(|m| m.n_used),
+        sliding_window: c.layers.iter().find_map(|l| l.window),
+    }
+}
+
+fn tokenizer_report(source: &dyn TensorSource, t: &Tokenizer) -> TokenizerReport {
+    let string = |key: &str| source.metadata().get_str(key).ok().flatten();
+    let kind = match (string("tokenizer.ggml.model"), string("tokenizer.ggml.pre")) {
+        (Some(model), Some(pre)) => format!("{model} ({pre})"),
+        (Some(model), None) => model.to_owned(),
+        _ => "tokenizer.json".to_owned(),
+    };
+    let text = |id: u32| t.token_text(id).unwrap_or_default().to_owned();
+    TokenizerReport {
+        kind,
+        n_tokens: t.vocab_size(),
+        bos: t.bos().map(text),
+        ends: t.eos_ids().iter().map(|&id| text(id)).collect(),
+        adds_bos: t.add_bos(),
+    }
+}
+
+fn cpu(unsupported: Option<String>, need: usize) -> DeviceReport {
+    let cpu = Cpu::new(CpuOptions::default());
+    let free = cpu.memory().free;
+    let (runs, why) = match unsupported {
+        Some(reason) => (false, reason),
+        None if need > free => {
+            (false, format!("weights and an F16 cache take {}, and {} are free", bytes(need), bytes(free)))
+        }
+        None => (true, format!("weights and an F16 cache take {} of {} free", bytes(need), bytes(free))),
+    };
+    DeviceReport { device: "cpu", description: cpu.describe(), runs, why }
+}
+
+fn cuda() -> DeviceReport {
+    DeviceReport {
+        device: "cuda",
+        description: "NVIDIA GPU".to_owned(),
+        runs: false,
+        why: "this build has no CUDA backend".to_owned(),
+    }
+}
+
+fn bytes(n: usize) -> String {
+    let (n, kib) = (n as f64, 1024.0);
+    match n {
+        n if n >= kib * kib * kib => format!("{:.2} GiB", n / kib / kib / kib),
+        n if n >= kib * kib => format!("{:.1} MiB", n / kib / kib),
+        n => format!("{:.1} KiB", n / kib),
+    }
+}
+
+fn count(n: usize) -> String {
+    match n as f64 {
+        n if n >= 1e9 => format!("{:.2} billion", n / 1e9),
+        n if n >= 1e6 => format!("{:.2} million", n / 1e6),
+        n => format!("{n}"),
+    }
+}
+
+fn text(r: &Report) -> String {
+    let mut out = String::new();
+    let mut line =
+        |key: &str, value: String| writeln!(out, "{key:<14} {value}").expect("a string takes text");
+    line("model", r.model.clone());
+    if let Some(name) = &r.name {
+        line("name", name.clone());
+    }
+    line("format", r.format.clone());
+    line("architecture", r.architecture.clone().unwrap_or_else(|| "not stated".into()));
+    line("parameters", count(r.parameters));
+    line("weights", bytes(r.weight_bytes));
+    for t in &r.types {
+        let share = 100.0 * t.bytes as f64 / r.weight_bytes.max(1) as f64;
+        line("", format!("{:<6} {:>5} tensors {:>15} {share:>5.1} %", t.dtype, t.tensors, bytes(t.bytes)));
+    }
+    if let Some(s) = &r.shape {
+        line("layers", format!("{} of width {} and {}", s.n_layers, s.hidden_size, s.intermediate_size));
+        if let (Some(n), Some(used)) = (s.n_experts, s.n_experts_used) {
+            line("experts", format!("{n}, of which {used} per token"));
+        }
+        line(
+            "heads",
+            format!("{} of {} elements, {} for keys and values", s.n_heads, s.head_dim, s.n_kv_heads),
+        );
+        line("context", format!("{} tokens", s.context_length));
+        if let Some(window) = s.sliding_window {
+            line("window", format!("{window} tokens"));
+        }
+    }
+    match (&r.tokenizer, &r.tokenizer_error) {
+        (Some(t), _) => {
+            line("tokenizer", format!("{}, {} tokens", t.kind, t.n_tokens));
+            if let Some(bos) = &t.bos {
+                line("begins with", format!("{bos:?}{}", if t.adds_bos { "" } else { ", not added" }));
+            }
+            line("ends with", t.ends.iter().map(|e| format!("{e:?}")).collect::<Vec<_>>().join(", "));
+        }
+        (None, error) => line("tokenizer", error.clone().unwrap_or_default()),
+    }
+    line(
+        "template",
+        match (r.chat_template_bytes, &r.chat_template_error) {
+            (_, Some(error)) => error.clone(),
+            (Some(n), None) => format!("{n} bytes"),
+            (None, None) => "none".into(),
+        },
+    );
+    for (dtype, n) in &r.cache_bytes {
+        line("cache", format!("{} for {} tokens in {dtype}", bytes(*n), r.context));
+    }
+    for d in &r.devices {
+        line(
+            d.device,
+            format!("{}: {} ({})", if d.runs { "runs" } else { "does not run" }, d.why, d.description),
+        );
+    }
+    out
+}

@@ -1,0 +1,19 @@
+//! `realizar pull`: a model of the Hugging Face hub into the shared cache.
+
+use crate::model_arg::HubModel;
+use crate::{hub, output};
+use anyhow::{Context, Result};
+use clap::Args;
+
+#[derive(Debug, Args)]
+pub(crate) struct PullArgs {
+    /// The model. Without FILE-OR-QUANT: its safetensors, or its GGUF file of type Q4_K_M.
+    #[arg(value_name = "hf:OWNER/NAME[:FILE-OR-QUANT]")]
+    model: HubModel,
+}
+
+/// Prints where the model is.
+pub(crate) fn run(args: &PullArgs) -> Result<()> {
+    let path = hub::pull(&args.model).with_context(|| format!("could not get {}", args.model))?;
+    output::print(format!("{}\n", path.display()))
+}

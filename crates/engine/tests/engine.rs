@@ -1,0 +1,374 @@
+//! The engine's thread and its client: streams, cancellation, slow readers, failures, shutdown.
+//!
+//! Method: the runner of `support`, whose steps a test can hold back one by one or make fail.
+
+mod support;
+
+use realizar_compute::BatchLimits;
+use realizar_engine::{
+    Client, Constraint, Engine, EngineConfig, Error, Event, Fault, FinishReason, Health, Request, RunnerInfo,
+    SampleError, TokenMask,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+use support::{At, Case, FakeRunner, Random, solo};
+
+const INFO: RunnerInfo = RunnerInfo {
+    vocab_size: support::VOCAB_SIZE,
+    n_blocks: 64,
+    block_size: 4,
+    context_length: 200,
+    limits: BatchLimits { n_tokens: 64, n_seqs: 16, n_blocks: 1000, n_logits: 32 },
+    asynchronous: true,
+};
+
+fn start(config: EngineConfig) -> Client {
+    Engine::start(Box::new(FakeRunner::new(INFO)), config)
+}
+
+/// An engine that makes a step only when told to.
+fn start_gated(config: EngineConfig) -> (Client, Sender<()>) {
+    let (permit, permits): (Sender<()>, Receiver<()>) = channel();
+    let mut runner = FakeRunner::new(INFO);
+    runner.fault = Box::new(move |at| {
+        if at == At::Launch {
+            let _ = permits.recv();
+        }
+        None
+    });
+    (Engine::start(Box::new(runner), config), permit)
+}
+
+fn greedy(prompt: &[u32], max_tokens: usize) -> (Request, Vec<u32>) {
+    let case = Case::greedy(prompt.to_vec(), max_tokens);
+    (case.request(), solo(&case, 0, INFO.max_seq_len()).tokens)
+}
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < end, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn requests_of_many_threads_get_their_own_tokens() {
+    for overlap in [false, true] {
+        let client = start(EngineConfig { overlap: Some(overlap), ..EngineConfig::default() });
+        let threads: Vec<_> = (0..6)
+            .map(|t| {
+                let client = client.clone();
+                std::thread::spawn(move || {
+                    let mut random = Random::new(t);
+                    let bases = vec![Random::new(99).tokens(60), Random::new(98).tokens(9)];
+                    for _ in 0..30 {
+                        let mut case = Case::random(&mut random, 100, &bases);
+                        case.prompt_logprobs = None;
+                        let choices = client.submit(case.request()).unwrap().collect_tokens().unwrap();
+                        assert_eq!(choices.len(), case.n as usize);
+                        for (i, (tokens, reason)) in choices.into_iter().enumerate() {
+                            let expected = solo(&case, i as u32, INFO.max_seq_len());
+                            assert_eq!((tokens, reason), (expected.tokens, expected.reason), "{case:?}");
+                        }
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        wait_until("all blocks are back", || client.stats().blocks_in_use.get() == 0);
+        let stats = client.stats();
+        assert_eq!(stats.requests.get(), 180);
+        assert_eq!(stats.running.get() + stats.waiting.get(), 0);
+        assert!(stats.first_token_time.count() > 0 && stats.cache_hit_tokens.get() > 0);
+    }
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_before_any_step() {
+    let client = start(EngineConfig::default());
+    let refused = |request| client.submit(request).map(|_| ()).unwrap_err();
+    assert_eq!(refused(Request::new(vec![], 5)), Error::EmptyPrompt);
+    let error = refused(Request::new(vec![1; 201], 5));
+    assert_eq!(
+        error,
+        Error::PromptTooLong { n_prompt: 201, limit: 200, context_length: 200, cache_tokens: 256 }
+    );
+    assert!(error.to_string().contains("201") && error.to_string().contains("200"));
+    let mut request = Request::new(vec![1], 5);
+    request.sampling.top_p = f32::NAN;
+    assert!(matches!(refused(request), Error::InvalidParam { name: "top_p", .. }));
+    assert_eq!(error.fault(), Fault::Client);
+    assert_eq!(client.stats().steps.get(), 0);
+}
+
+#[test]
+fn no_tokens_are_generated_when_none_are_wanted() {
+    let client = start(EngineConfig::default());
+    let mut stream = client.submit(Request::new(vec![1, 2], 0)).unwrap();
+    let event = stream.recv().unwrap();
+    assert!(matches!(event, Event::Finished { reason: FinishReason::Length, usage, .. }
+        if usage.completion_tokens == 0 && usage.prompt_tokens == 2));
+    assert_eq!(stream.recv(), None);
+    assert_eq!(client.stats().steps.get(), 0);
+}
+
+#[test]
+fn the_end_of_the_context_ends_with_length() {
+    let client = start(EngineConfig::default());
+    let prompt = Random::new(5).tokens(190);
+    let (request, expected) = greedy(&prompt, 1000);
+    let choices = client.submit(request).unwrap().collect_tokens().unwrap();
+    // 200 positions are computed, and the last of them still yields a token.
+    assert_eq!(expected.len(), 11);
+    assert_eq!(choices, [(expected, FinishReason::Length)]);
+}
+
+#[test]
+fn a_dropped_stream_frees_its_blocks_within_one_step() {
+    for overlap in [false, true] {
+        let (client, permit) = start_gated(EngineConfig {
+            overlap: Some(overlap),
+            prefix_cache: false,
+            ..EngineConfig::default()
+        });
+        let mut stream = client.submit(greedy(&[1, 2, 3, 4, 5], 100).0).unwrap();
+        (0..4).for_each(|_| permit.send(()).unwrap());
+        assert!(matches!(stream.recv(), Some(Event::Token { .. })));
+        wait_until("blocks are in use", || client.stats().blocks_in_use.get() > 0);
+        drop(stream);
+        // The launch that waits for its permit was decided before.
+        permit.send(()).unwrap();
+        wait_until("the blocks are back", || client.stats().blocks_free.get() == INFO.n_blocks as u64);
+        assert!(client.stats().steps.get() <= 5 + u64::from(overlap), "{}", client.stats().steps.get());
+    }
+}
+
+#[test]
+fn a_cancelled_choice_leaves_the_others_alone() {
+    let client = start(EngineConfig::default());
+    let mut case = Case::greedy(vec![7; 5], 60);
+    case.n = 3;
+    case.params.temperature = 1.0;
+    case.params.seed = Some(4);
+    let stream = client.submit(case.request()).unwrap();
+    stream.cancel_choice(1);
+    let choices = stream.collect_tokens().unwrap();
+    for (i, (tokens, reason)) in choices.iter().enumerate() {
+        let expected = solo(&case, i as u32, INFO.max_seq_len()).tokens;
+        match i {
+            1 => assert_eq!((&expected[..tokens.len()], *reason), (&tokens[..], FinishReason::Cancelled)),
+            _ => assert_eq!((&expected, *reason), (tokens, FinishReason::Length)),
+        }
+    }
+}
+
+#[test]
+fn a_slow_reader_loses_nothing_and_stalls_nobody() {
+    let client = start(EngineConfig { stream_capacity: 8, ..EngineConfig::default() });
+    let (request, expected) = greedy(&[3, 1, 4], 150);
+    let slow = client.submit(request).unwrap();
+    wait_until("it pauses", || client.stats().paused.get() == 1);
+    let generated = client.stats().generated_tokens.get();
+    assert!(generated < 16, "{generated} tokens of at most 8 and those on their way");
+    let (request, other) = greedy(&[1, 5, 9], 150);
+    let fast = client.submit(request).unwrap().collect_tokens();
+    assert_eq!(fast, Ok(vec![(other, FinishReason::Length)]));
+    assert_eq!(client.stats().paused.get(), 1);
+    assert_eq!(slow.collect_tokens(), Ok(vec![(expected, FinishReason::Length)]));
+}
+
+#[test]
+fn a_reader_that_stalls_for_too_long_is_cut_off() {
+    let stall_timeout = Duration::from_millis(30);
+    let client = start(EngineConfig { stream_capacity: 8, stall_timeout, ..EngineConfig::default() });
+    let mut stream = client.submit(greedy(&[3, 1, 4], 150).0).unwrap();
+    wait_until("it ends", || client.stats().finished_error.get() == 1);
+    wait_until("its blocks are back", || client.stats().blocks_in_use.get() == 0);
+    let last = stream.by_ref().last();
+    assert!(matches!(last, Some(Event::Error(Error::SlowReader { stalled })) if stalled >= stall_timeout));
+}
+
+#[test]
+fn after_a_failed_step_the_next_request_gets_its_tokens() {
+    for (at, overlap) in [(At::Launch, false), (At::Finish, false), (At::Launch, true), (At::Finish, true)] {
+        let mut runner = FakeRunner::new(INFO);
+        let mut calls = 0;
+        runner.fault = Box::new(move |now| {
+            calls += usize::from(now == at);
+            (now == at && calls == 4).then(|| Error::Device { message: "out of order".into() })
+        });
+        let client = Engine::start(
+            Box::new(runner),
+            EngineConfig { overlap: Some(overlap), ..EngineConfig::default() },
+        );
+        let (request, expected) = greedy(&[1; 9], 20);
+        let result = client.submit(request).unwrap().collect_tokens();
+        let error = result.unwrap_err();
+        assert_eq!(error, Error::Device { message: "out of order".into() });
+        assert_eq!(error.fault(), Fault::Internal);
+        for _ in 0..2 {
+            let (request, _) = greedy(&[1; 9], 20);
+            let tokens = client.submit(request).unwrap().collect_tokens().unwrap();
+            assert_eq!(tokens, [(expected.clone(), FinishReason::Length)]);
+        }
+        assert_eq!(client.health(), Health::Ready);
+        assert_eq!(client.stats().failed_steps.get(), 1);
+    }
+}
+
+#[test]
+fn a_panic_answers_everyone_and_is_visible() {
+    let (permit, permits) = channel::<()>();
+    let mut runner = FakeRunner::new(INFO);
+    runner.fault = Box::new(move |_| {
+        let _ = permits.recv();
+        panic!("the device is on fire")
+    });
+    let client = Engine::start(Box::new(runner), EngineConfig::default());
+    let streams: Vec<_> = (0..5).map(|i| client.submit(greedy(&[i; 3], 9).0).unwrap()).collect();
+    permit.send(()).unwrap();
+    for stream in streams {
+        match stream.collect_tokens().unwrap_err() {
+            Error::EngineFailed { message } => assert_eq!(message, "the device is on fire"),
+            other => panic!("{other}"),
+        }
+    }
+    assert_eq!(client.health(), Health::Failed { message: "the device is on fire".into() });
+    let error = client.submit(greedy(&[1], 1).0).map(|_| ()).unwrap_err();
+    assert!(matches!(error, Error::EngineFailed { .. }));
+}
+
+#[test]
+fn a_full_queue_refuses_and_says_when_to_come_back() {
+    let (client, permit) = start_gated(EngineConfig { max_seqs: 1, max_queue: 3, ..EngineConfig::default() });
+    let first = client.submit(greedy(&[1, 2], 5).0).unwrap();
+    wait_until("the first one runs", || {
+        client.stats().requests.get() == 1 && client.stats().waiting.get() < 2
+    });
+    let mut taken = vec![first];
+    let error = loop {
+        match client.submit(greedy(&[1, 2], 5).0) {
+            Ok(stream) => taken.push(stream),
+            Err(error) => break error,
+        }
+    };
+    assert!((3..=4).contains(&taken.len()), "{} were taken", taken.len());
+    match error {
+        Error::Overloaded { queued, retry_after } => {
+            assert_eq!(queued, 3);
+            assert!(retry_after >= Duration::from_secs(1));
+        }
+        ref other => panic!("{other}"),
+    }
+    assert_eq!(error.fault(), Fault::Overload);
+    drop(permit); // no more holding back
+    for stream in taken {
+        assert_eq!(stream.collect_tokens().unwrap()[0].0, greedy(&[1, 2], 5).1);
+    }
+    assert!(client.submit(greedy(&[1, 2], 5).0).is_ok());
+}
+
+#[test]
+fn shutdown_finishes_what_runs_and_takes_nothing_new() {
+    let client = start(EngineConfig::default());
+    let streams: Vec<_> = (0..4).map(|i| client.submit(greedy(&[i; 3], 100).0).unwrap()).collect();
+    client.shutdown(Duration::from_secs(20));
+    assert_eq!(client.health(), Health::Stopped);
+    assert_eq!(client.submit(greedy(&[1], 1).0).map(|_| ()).unwrap_err(), Error::ShuttingDown);
+    for (i, stream) in streams.into_iter().enumerate() {
+        assert_eq!(stream.collect_tokens().unwrap()[0].0, greedy(&[i as u32; 3], 100).1);
+    }
+    client.shutdown(Duration::ZERO); // a second time changes nothing
+}
+
+#[test]
+fn shutdown_ends_the_rest_with_an_error_when_its_time_is_over() {
+    let client = start(EngineConfig { stream_capacity: 4, ..EngineConfig::default() });
+    let stream = client.submit(greedy(&[1, 2], 150).0).unwrap();
+    wait_until("it pauses", || client.stats().paused.get() == 1);
+    client.shutdown(Duration::from_millis(20));
+    assert_eq!(client.health(), Health::Stopped);
+    assert_eq!(stream.collect_tokens(), Err(Error::ShuttingDown));
+}
+
+#[test]
+fn the_engine_stops_when_nobody_can_ask_for_more() {
+    struct Alive(Arc<AtomicBool>);
+    impl Drop for Alive {
+        fn drop(&mut self) {
+            self.0.store(false, Ordering::SeqCst);
+        }
+    }
+    let flag = Arc::new(AtomicBool::new(true));
+    let alive = Alive(flag.clone());
+    let mut runner = FakeRunner::new(INFO);
+    runner.fault = Box::new(move |_| {
+        let _ = &alive;
+        None
+    });
+    let client = Engine::start(Box::new(runner), EngineConfig::default());
+    let (request, expected) = greedy(&[1, 2], 30);
+    let stream = client.submit(request).unwrap();
+    drop(client);
+    assert_eq!(stream.collect_tokens().unwrap()[0].0, expected);
+    wait_until("the runner is dropped", || !flag.load(Ordering::SeqCst));
+}
+
+#[test]
+fn a_stream_can_be_awaited_without_a_runtime() {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let client = start(EngineConfig { stream_capacity: 4, ..EngineConfig::default() });
+    let (request, expected) = greedy(&[8, 8, 8], 100);
+    let mut stream = client.submit(request).unwrap();
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut tokens = Vec::new();
+    loop {
+        let mut next = std::pin::pin!(stream.next_event());
+        match next.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(Some(Event::Token { id, .. })) => tokens.push(id),
+            Poll::Ready(Some(_)) => {}
+            Poll::Ready(None) => break,
+            Poll::Pending => std::thread::park_timeout(Duration::from_secs(5)),
+        }
+    }
+    assert_eq!(tokens, expected);
+}
+
+#[test]
+fn a_grammar_that_fails_ends_only_its_request() {
+    struct Broken(TokenMask);
+    impl Constraint for Broken {
+        fn allowed(&mut self) -> Result<&TokenMask, String> {
+            Ok(&self.0)
+        }
+        fn accept(&mut self, token: u32) -> Result<(), String> {
+            Err(format!("token {token} surprises it"))
+        }
+        fn fork(&self) -> Box<dyn Constraint> {
+            Box::new(Broken(self.0.clone()))
+        }
+    }
+    let client = start(EngineConfig::default());
+    let run = |mask: TokenMask| {
+        let mut request = greedy(&[1, 2, 3], 10).0;
+        request.constraint = Some(Box::new(Broken(mask)));
+        client.submit(request).unwrap().collect_tokens().unwrap_err()
+    };
+    let mut mask = TokenMask::none(support::VOCAB_SIZE);
+    assert_eq!(run(mask.clone()), Error::Sample(SampleError::NothingAllowed));
+    mask.allow(9);
+    assert_eq!(run(mask), Error::Constraint { message: "token 9 surprises it".into() });
+    assert!(matches!(run(TokenMask::none(5)), Error::Constraint { .. }), "a mask of the wrong size");
+    let (request, expected) = greedy(&[1, 2, 3], 10);
+    assert_eq!(client.submit(request).unwrap().collect_tokens().unwrap()[0].0, expected);
+}

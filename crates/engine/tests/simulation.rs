@@ -1,0 +1,395 @@
+//! Scheduler, block pool, prefix cache and sampler under random load, by seed.
+//!
+//! Aim: whatever shares the steps, every request gets exactly the tokens that it would get alone, the books balance after every step,
+//! and nobody waits for ever. Method: a runner that reads each sequence's history back from its blocks (`support`), random sizes of
+//! everything, arrivals with shared beginnings, cancellations, stalled readers, and steps that fail at launch or at finish.
+
+mod support;
+
+use realizar_compute::BatchLimits;
+use realizar_engine::{EngineConfig, Error, Event, FinishReason, Runner, RunnerInfo, Scheduler, SeqId, Step};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use support::{At, Case, FakeRunner, Random, Solo, mix, solo, solo_logits};
+
+/// What a run did, to be sure that the test reaches what it is meant to test.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Summary {
+    steps: u64,
+    finished: u64,
+    stopped: u64,
+    cancelled: u64,
+    failed: u64,
+    preemptions: u64,
+    evictions: u64,
+    cache_hit_tokens: u64,
+    copies: usize,
+    deferred: usize,
+    prompt_tokens: u64,
+    /// A hash of all events in order.
+    trace: u64,
+}
+
+struct Simulation {
+    random: Random,
+    info: RunnerInfo,
+    config: EngineConfig,
+    overlap: bool,
+    /// Whether it commits first when the scheduler would gain from that.
+    heeds: bool,
+    scheduler: Scheduler,
+    runner: FakeRunner,
+    faults: Arc<Mutex<Option<At>>>,
+    step: Step,
+    now: Duration,
+    live: BTreeMap<SeqId, Live>,
+    paused: Vec<u64>,
+    next_request: u64,
+    bases: Vec<Vec<u32>>,
+    solos: HashMap<SeqId, Arc<Solo>>,
+    /// Who is first in turn, and for how many schedules.
+    head: Option<(SeqId, usize)>,
+    strict_head: bool,
+    summary: Summary,
+}
+
+struct Live {
+    case: Arc<Case>,
+    due_us: i64,
+    n_tokens: usize,
+    n_prompt_tokens: usize,
+}
+
+impl Simulation {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let block_size = [1, 2, 4, 8][random.below(4)];
+        let n_blocks = 4 + random.below(30);
+        let context_length = 8 + random.below(100);
+        let longest = context_length.min(n_blocks * block_size).div_ceil(block_size);
+        let roomy_tables = random.below(4) > 0;
+        let limits = BatchLimits {
+            n_tokens: 1 + random.below(40),
+            n_seqs: 1 + random.below(10),
+            n_blocks: if roomy_tables { 100_000 } else { longest + random.below(20) },
+            n_logits: 1 + random.below(20),
+        };
+        let info = RunnerInfo {
+            vocab_size: support::VOCAB_SIZE,
+            n_blocks,
+            block_size,
+            context_length,
+            limits,
+            asynchronous: true,
+        };
+        let config = EngineConfig {
+            max_seqs: 1 + random.below(12),
+            step_tokens: 1 + random.below(60),
+            prefix_cache: random.below(5) > 0,
+            priority_step: Duration::from_millis(random.below(200) as u64),
+            ..EngineConfig::default()
+        };
+        let faults: Arc<Mutex<Option<At>>> = Arc::default();
+        let mut runner = FakeRunner::new(info);
+        let planned = faults.clone();
+        runner.fault = Box::new(move |at| {
+            let mut planned = planned.lock().unwrap();
+            (*planned == Some(at)).then(|| {
+                *planned = None;
+                Error::Device { message: format!("planned at {at:?}") }
+            })
+        });
+        let limit = info.max_seq_len();
+        let bases = (0..3).map(|_| {
+            let n = random.below(limit);
+            random.tokens(n)
+        });
+        Self {
+            bases: bases.collect(),
+            overlap: random.below(3) > 0,
+            heeds: random.below(4) > 0,
+            scheduler: Scheduler::new(&config, info),
+            random,
+            info,
+            config,
+            runner,
+            faults,
+            step: Step::default(),
+            now: Duration::ZERO,
+            live: BTreeMap::new(),
+            paused: Vec::new(),
+            next_request: 0,
+            solos: HashMap::new(),
+            head: None,
+            strict_head: roomy_tables,
+            summary: Summary::default(),
+        }
+    }
+
+    /// `n_steps` steps under load, then until everything has ended.
+    fn run(mut self, n_steps: usize, arrive_once_in: usize) -> Summary {
+        let mut in_flight = None;
+        let mut idle = 0;
+        for i in 0.. {
+            let loaded = i < n_steps;
+            if loaded {
+                self.disturb(arrive_once_in);
+            } else if !self.paused.is_empty() {
+                self.resume_all();
+            }
+            if self.live.is_empty() && !loaded && in_flight.is_none() {
+                break;
+            }
+            self.now += Duration::from_micros(100 + self.random.below(2000) as u64);
+            // As the engine does: a step is launched before the one before is finished, unless a constraint needs its token.
+            if !self.overlap || (self.heeds && self.scheduler.needs_commit()) {
+                in_flight.take().into_iter().for_each(|t| self.finish(t));
+            }
+            let scheduled = self.scheduler.schedule(self.now, &mut self.step);
+            self.watch_head();
+            self.check();
+            let mut launched = None;
+            if scheduled {
+                self.runner.copy_blocks(&self.step.copies).unwrap();
+                match self.runner.launch(&self.step) {
+                    Ok(ticket) => launched = Some(ticket),
+                    Err(error) => {
+                        let mut events = Vec::new();
+                        self.scheduler.fail_newest(&error, &mut events);
+                        self.take(events);
+                    }
+                }
+            }
+            idle = if scheduled || in_flight.is_some() { 0 } else { idle + 1 };
+            in_flight.take().into_iter().for_each(|t| self.finish(t));
+            in_flight = launched;
+            self.check();
+            assert!(loaded || idle < 3, "nothing is computed although {} sequences wait", self.live.len());
+            assert!(i < n_steps + 100_000, "the load never ends");
+        }
+        let (in_use, idle_blocks, free) = self.scheduler.blocks();
+        assert_eq!((in_use, idle_blocks + free), (0, self.info.n_blocks), "all blocks are back");
+        let counters = self.scheduler.counters();
+        self.summary.steps = counters.steps;
+        self.summary.preemptions = counters.preemptions;
+        self.summary.evictions = counters.evictions;
+        self.summary.cache_hit_tokens = counters.cache_hit_tokens;
+        self.summary.copies = self.runner.n_copies;
+        self.summary.deferred = self.runner.n_deferred;
+        self.summary
+    }
+
+    fn finish(&mut self, ticket: realizar_engine::Ticket) {
+        let mut events = Vec::new();
+        match self.runner.finish(ticket) {
+            Ok(sampled) => self.scheduler.commit(&sampled, self.now, &mut events),
+            Err(error) => self.scheduler.fail_oldest(&error, &mut events),
+        }
+        self.take(events);
+    }
+
+    /// Arrivals, cancellations, stalled readers, faults.
+    fn disturb(&mut self, arrive_once_in: usize) {
+        while self.random.once_in(arrive_once_in) && self.live.len() < 60 {
+            self.arrive();
+        }
+        if self.random.once_in(40) && !self.live.is_empty() {
+            let at = self.random.below(self.live.len());
+            let id = *self.live.keys().nth(at).unwrap();
+            let event = self.scheduler.cancel(id, self.now).expect("it has not ended");
+            self.take(vec![(id, event)]);
+        }
+        if self.random.once_in(30) && !self.live.is_empty() {
+            let at = self.random.below(self.live.len());
+            let request = self.live.keys().nth(at).unwrap().request;
+            self.set_paused(request, true);
+        }
+        if self.random.once_in(20) && !self.paused.is_empty() {
+            let at = self.random.below(self.paused.len());
+            self.set_paused(self.paused[at], false);
+        }
+        if self.random.once_in(60) {
+            let at = [At::Launch, At::Finish][self.random.below(2)];
+            *self.faults.lock().unwrap() = Some(at);
+        }
+    }
+
+    fn arrive(&mut self) {
+        let limit = self.info.max_seq_len();
+        let case = Arc::new(Case::random(&mut self.random, limit, &self.bases));
+        let number = self.next_request;
+        self.next_request += 1;
+        case.request().validate(&self.info).unwrap();
+        let priority_us = i64::from(case.priority) * self.config.priority_step.as_micros() as i64;
+        let due_us = self.now.as_micros() as i64 - priority_us;
+        for choice in 0..case.n {
+            let id = SeqId { request: number, choice };
+            self.solos.insert(id, Arc::new(solo(&case, choice, limit)));
+            let live = Live { case: case.clone(), due_us, n_tokens: 0, n_prompt_tokens: 0 };
+            self.live.insert(id, live);
+        }
+        let mut events = Vec::new();
+        self.scheduler.add(number, case.request(), self.now, 0, &mut events).unwrap();
+        self.take(events);
+        // A text may go on where another ended, as the turns of a chat do.
+        if self.random.once_in(3) {
+            let id = SeqId { request: number, choice: 0 };
+            let mut base = case.prompt.clone();
+            base.extend(&self.solos[&id].tokens);
+            let at = self.random.below(self.bases.len());
+            self.bases[at] = base;
+        }
+    }
+
+    fn set_paused(&mut self, request: u64, paused: bool) {
+        self.paused.retain(|r| *r != request);
+        if paused {
+            self.paused.push(request);
+        }
+        for choice in 0..3 {
+            self.scheduler.set_paused(SeqId { request, choice }, paused);
+        }
+    }
+
+    fn resume_all(&mut self) {
+        while let Some(&request) = self.paused.last() {
+            self.set_paused(request, false);
+        }
+    }
+
+    /// Compares events with what each request should yield alone.
+    fn take(&mut self, events: Vec<(SeqId, Event)>) {
+        for (id, event) in events {
+            self.summary.trace = mix(self.summary.trace ^ hash(id, &event));
+            let live = self.live.get_mut(&id).unwrap_or_else(|| panic!("{id:?} has ended before {event:?}"));
+            let expected = &self.solos[&id];
+            match event {
+                Event::PromptToken { id: token, logprob, .. } => {
+                    let at = live.n_prompt_tokens;
+                    assert_eq!(token, live.case.prompt[at], "prompt token {at} of {id:?}");
+                    let wanted = (at > 0).then(|| logprob_after(&live.case.prompt[..at], token));
+                    assert_eq!(logprob.is_some(), wanted.is_some());
+                    if let (Some(a), Some(b)) = (logprob, wanted) {
+                        assert!((a - b).abs() < 1e-4, "prompt token {at} of {id:?}: {a}, not {b}");
+                    }
+                    live.n_prompt_tokens += 1;
+                    self.summary.prompt_tokens += 1;
+                }
+                Event::Token { id: token, choice, logprob, .. } => {
+                    let n = live.n_tokens;
+                    assert_eq!(choice, id.choice);
+                    assert_eq!(Some(&token), expected.tokens.get(n), "token {n} of {id:?}, {:?}", live.case);
+                    assert_eq!(logprob, expected.logprobs[n], "log-probability of token {n} of {id:?}");
+                    live.n_tokens += 1;
+                }
+                Event::Finished { choice, reason, usage, .. } => {
+                    assert_eq!(choice, id.choice);
+                    assert_eq!(usage.prompt_tokens, live.case.prompt.len());
+                    assert_eq!(usage.completion_tokens, live.n_tokens);
+                    assert!(
+                        usage.cached_tokens < usage.prompt_tokens,
+                        "one token of a prompt is always computed"
+                    );
+                    match reason {
+                        FinishReason::Cancelled => self.summary.cancelled += 1,
+                        _ => {
+                            assert_eq!(
+                                live.n_tokens,
+                                expected.tokens.len(),
+                                "{id:?} ended early: {reason:?}"
+                            );
+                            assert_eq!(reason, expected.reason, "{id:?}");
+                            let scored = live.case.prompt_logprobs.is_some() && choice == 0;
+                            let n = if scored { live.case.prompt.len() } else { 0 };
+                            assert_eq!(live.n_prompt_tokens, n, "prompt tokens of {id:?}");
+                            self.summary.finished += 1;
+                            self.summary.stopped += u64::from(matches!(reason, FinishReason::Stop { .. }));
+                        }
+                    }
+                    self.live.remove(&id);
+                }
+                Event::Error(error) => {
+                    assert!(error.to_string().contains("planned"), "{error}");
+                    self.summary.failed += 1;
+                    self.live.remove(&id);
+                }
+            }
+        }
+    }
+
+    /// The first in turn must advance in every step, so it ends after as many as it has tokens.
+    fn watch_head(&mut self) {
+        let turn = |(id, live): &(&SeqId, &Live)| (live.due_us, **id);
+        let head = self.live.iter().min_by_key(turn).map(|(id, _)| *id);
+        let head = head.filter(|id| !self.paused.contains(&id.request));
+        self.head = match (head, self.head) {
+            (Some(new), Some((old, n))) if new == old => Some((old, n + 1)),
+            (new, _) => new.map(|id| (id, 0)),
+        };
+        if let Some((id, n)) = self.head.filter(|_| self.strict_head) {
+            let live = &self.live[&id];
+            let tokens = live.case.prompt.len() + self.solos[&id].tokens.len();
+            let most = if self.heeds { tokens + 5 } else { 2 * tokens + 5 };
+            assert!(n <= most, "{id:?} is first in turn and has not ended after {n} steps");
+        }
+    }
+
+    fn check(&self) {
+        self.scheduler.check().unwrap_or_else(|error| panic!("{error}"));
+        let known = self.scheduler.n_running() + self.scheduler.n_waiting();
+        assert_eq!(known, self.live.len(), "sequences that have not ended");
+    }
+}
+
+fn logprob_after(text: &[u32], token: u32) -> f32 {
+    let logits = solo_logits(text);
+    let sum: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
+    (f64::from(logits[token as usize]) - sum.ln()) as f32
+}
+
+fn hash(id: SeqId, event: &Event) -> u64 {
+    format!("{id:?} {event:?}").bytes().fold(0, |h, b| mix(h ^ u64::from(b)))
+}
+
+#[test]
+fn every_request_gets_its_own_tokens_under_any_load() {
+    let mut total = Summary::default();
+    for seed in 0..400 {
+        let result = std::panic::catch_unwind(|| Simulation::new(seed).run(400, 2 + seed as usize % 9));
+        let s = result.unwrap_or_else(|_| panic!("seed {seed} fails"));
+        total.steps += s.steps;
+        total.finished += s.finished;
+        total.stopped += s.stopped;
+        total.cancelled += s.cancelled;
+        total.failed += s.failed;
+        total.preemptions += s.preemptions;
+        total.evictions += s.evictions;
+        total.cache_hit_tokens += s.cache_hit_tokens;
+        total.copies += s.copies;
+        total.deferred += s.deferred;
+        total.prompt_tokens += s.prompt_tokens;
+    }
+    println!("{total:?}");
+    for (what, n) in [
+        ("finished", total.finished),
+        ("stopped", total.stopped),
+        ("cancelled", total.cancelled),
+        ("failed", total.failed),
+        ("preemptions", total.preemptions),
+        ("evictions", total.evictions),
+        ("cache hits", total.cache_hit_tokens),
+        ("copies", total.copies as u64),
+        ("deferred tokens", total.deferred as u64),
+        ("scored tokens", total.prompt_tokens),
+    ] {
+        assert!(n > 500, "only {n} {what}: the simulation does not reach what it should test");
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_run_again() {
+    for seed in 1000..1010 {
+        assert_eq!(Simulation::new(seed).run(300, 3), Simulation::new(seed).run(300, 3));
+    }
+}

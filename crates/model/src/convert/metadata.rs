@@ -1,0 +1,198 @@
+//! The metadata of a converted model: hyper-parameters, tokenizer and chat template under GGUF's keys.
+
+use crate::config::ModelConfig;
+use crate::metadata::{Metadata, Strings};
+use crate::rope::{RopeScaling, yarn_magnitude};
+use crate::source::TensorSource;
+use crate::tokenizer::write_gguf::{self, HfFiles};
+use crate::{Error, Result};
+use realizar_compute::{Activation, NormKind};
+use serde_json::Value as Json;
+
+/// `general.architecture` of a model.
+pub(super) fn gguf_arch(c: &ModelConfig) -> &'static str {
+    match c.arch {
+        "mistral" | "mixtral" => "llama",
+        "bitnet" if c.activation == Activation::ReluSquared => "bitnet-b1.58",
+        other => other,
+    }
+}
+
+pub(super) fn metadata(source: &dyn TensorSource, c: &ModelConfig) -> Result<Metadata> {
+    let mut m = Metadata::new(source.path());
+    let arch = gguf_arch(c);
+    m.insert("general.architecture", arch)?;
+    m.insert("general.type", "model")?;
+    let name = source.path().canonicalize().ok();
+    if let Some(name) = name.as_ref().and_then(|p| p.file_name()).and_then(|n| n.to_str()) {
+        m.insert("general.name", name)?;
+    }
+    hyper_parameters(&mut m, arch, c)?;
+    rotation(&mut m, arch, c, source)?;
+    tokenizer(&mut m, c, source)?;
+    chat_templates(&mut m, source)?;
+    Ok(m)
+}
+
+fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<()> {
+    let mut counts = vec![
+        ("block_count", c.layers.len()),
+        ("context_length", c.context_length),
+        ("embedding_length", c.hidden_size),
+        ("feed_forward_length", c.intermediate_size),
+        ("attention.head_count", c.heads.n_heads),
+    ];
+    if !c.learned_positions {
+        counts.extend([
+            ("attention.head_count_kv", c.heads.n_kv_heads),
+            ("attention.key_length", c.heads.head_dim),
+            ("attention.value_length", c.heads.head_dim),
+            ("vocab_size", c.vocab_size),
+        ]);
+    }
+    if let Some(moe) = c.moe {
+        counts.push(("expert_count", moe.n_experts));
+        counts.push(("expert_used_count", moe.n_used));
+        if arch != "llama" {
+            counts.push(("expert_feed_forward_length", moe.intermediate_size));
+        }
+    }
+    let window = c.layers.iter().find_map(|l| l.window);
+    // Readers of phi3 insist on the key; 0 means that there is none.
+    if let Some(window) = window.or((arch == "phi3").then_some(0)) {
+        counts.push(("attention.sliding_window", window));
+    }
+    if c.arch == "gemma3" {
+        // Every so many layers, one sees everything.
+        let first_full = c.layers.iter().position(|l| l.window.is_none());
+        if let Some(i) = first_full.filter(|&i| i != 5) {
+            counts.push(("attention.sliding_window_pattern", i + 1));
+        }
+    }
+    for (key, n) in counts {
+        let n = u32::try_from(n).map_err(|_| Error::malformed(m.path(), format!("{key} is {n}")))?;
+        m.insert(format!("{arch}.{key}"), n)?;
+    }
+    let eps = match c.norm_kind {
+        NormKind::Rms => "attention.layer_norm_rms_epsilon",
+        NormKind::Layer => "attention.layer_norm_epsilon",
+    };
+    m.insert(format!("{arch}.{eps}"), c.norm_eps)?;
+    for (key, cap) in
+        [("attn_logit_softcapping", c.attn_softcap), ("final_logit_softcapping", c.logit_softcap)]
+    {
+        if let Some(cap) = cap {
+            m.insert(format!("{arch}.{key}"), cap)?;
+        }
+    }
+    let usual_scale = 1.0 / (c.heads.head_dim as f32).sqrt();
+    if c.post_norms && c.attn_scale != usual_scale {
+        m.insert(format!("{arch}.attention.query_pre_attn_scalar"), c.attn_scale.powi(-2))?;
+    }
+    Ok(())
+}
+
+fn rotation(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn TensorSource) -> Result<()> {
+    let Some(rope) = c.ropes.first() else { return Ok(()) };
+    m.insert(format!("{arch}.rope.dimension_count"), rope.dim as u32)?;
+    m.insert(format!("{arch}.rope.freq_base"), rope.theta)?;
+    if let Some(local) = c.ropes.get(1) {
+        m.insert(format!("{arch}.rope.freq_base_swa"), local.theta)?;
+    }
+    let key = |name: &str| format!("{arch}.rope.scaling.{name}");
+    if arch == "phi3" && !matches!(rope.scaling, RopeScaling::LongRope { .. }) {
+        // Stated even where nothing is stretched.
+        let trained =
+            source.metadata().get_usize("original_max_position_embeddings")?.unwrap_or(c.context_length);
+        m.insert(key("original_context_length"), trained as u32)?;
+    }
+    match rope.scaling {
+        // The last two are tensors.
+        RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => Ok(()),
+        RopeScaling::Linear { factor } => {
+            m.insert(key("type"), "linear")?;
+            m.insert(key("factor"), factor)
+        }
+        RopeScaling::Yarn { factor, trained_context, beta_fast, beta_slow, attention_factor, .. } => {
+            m.insert(key("type"), "yarn")?;
+            m.insert(key("factor"), factor)?;
+            m.insert(key("original_context_length"), trained_context as u32)?;
+            m.insert(key("yarn_beta_fast"), beta_fast)?;
+            m.insert(key("yarn_beta_slow"), beta_slow)?;
+            let rest = attention_factor / yarn_magnitude(factor, 1.0);
+            if (rest - 1.0).abs() > 1e-6 { m.insert(key("attn_factor"), rest) } else { Ok(()) }
+        }
+        RopeScaling::LongRope { trained_context, attention_factor, .. } => {
+            m.insert(key("type"), "longrope")?;
+            m.insert(key("original_context_length"), trained_context as u32)?;
+            m.insert(key("attn_factor"), attention_factor)
+        }
+        RopeScaling::Dynamic { .. } => {
+            Err(Error::unsupported(source.path(), "GGUF cannot state dynamic RoPE scaling"))
+        }
+    }
+}
+
+fn read(source: &dyn TensorSource, name: &str) -> Result<Option<Vec<u8>>> {
+    let Some(path) = source.sibling(name) else { return Ok(None) };
+    std::fs::read(&path).map(Some).map_err(|e| Error::io("read", &path, e))
+}
+
+fn tokenizer(m: &mut Metadata, c: &ModelConfig, source: &dyn TensorSource) -> Result<()> {
+    let Some(json) = read(source, "tokenizer.json")? else {
+        return Err(Error::unsupported(source.path(), "there is no tokenizer.json beside the weights"));
+    };
+    let config = read(source, "tokenizer_config.json")?;
+    let map = read(source, "special_tokens_map.json")?;
+    let files =
+        HfFiles { tokenizer: &json, tokenizer_config: config.as_deref(), special_tokens_map: map.as_deref() };
+    let ids = |key: &str| -> Result<Vec<u32>> {
+        let ids = source.metadata().get_i64s(key)?.unwrap_or_default();
+        Ok(ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect())
+    };
+    let mut ends = ids("generation_config.eos_token_id")?;
+    ends.extend(ids("eos_token_id")?);
+    let bos = ids("bos_token_id")?.first().copied();
+    write_gguf::write(m, &files, c.vocab_size, bos, &ends)
+        .map_err(|e| Error::unsupported(source.path(), format!("the tokenizer cannot be converted: {e}")))
+}
+
+/// The default template, and those with a name of their own, such as one for tools.
+fn chat_templates(m: &mut Metadata, source: &dyn TensorSource) -> Result<()> {
+    let mut named = Vec::new();
+    if let Some(config) = read(source, "tokenizer_config.json")? {
+        let config: Json = serde_json::from_slice(&config).map_err(|e| {
+            Error::malformed(source.path(), format!("tokenizer_config.json is not valid JSON: {e}"))
+        })?;
+        match &config["chat_template"] {
+            Json::String(template) => named.push(("default".to_owned(), template.clone())),
+            Json::Array(templates) => {
+                for t in templates {
+                    if let (Some(name), Some(template)) = (t["name"].as_str(), t["template"].as_str()) {
+                        named.push((name.to_owned(), template.to_owned()));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    if let Some(template) = read(source, "chat_template.jinja")? {
+        let template = String::from_utf8(template)
+            .map_err(|_| Error::malformed(source.path(), "chat_template.jinja is not UTF-8"))?;
+        named.retain(|(name, _)| name != "default");
+        named.push(("default".to_owned(), template));
+    }
+    let others: Strings = named.iter().map(|(name, _)| name).filter(|name| *name != "default").collect();
+    if !others.is_empty() {
+        m.insert("tokenizer.chat_templates", others)?;
+    }
+    for (name, template) in named {
+        let key = if name == "default" {
+            "tokenizer.chat_template".to_owned()
+        } else {
+            format!("tokenizer.chat_template.{name}")
+        };
+        m.insert(key, template)?;
+    }
+    Ok(())
+}

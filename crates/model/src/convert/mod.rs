@@ -1,0 +1,431 @@
+//! A Hugging Face folder seen as a GGUF model: GGUF's names, keys and layout, made on demand.
+//!
+//! What differs between the two formats: the order of rows in q and k of Llama-like models, norms stored as their difference
+//! from 1, GPT-2's transposed matrices, experts in one tensor each, and rotation scalings that are tensors in GGUF.
+//! The result is read back and compared with the original, so that what GGUF cannot state is refused and not lost.
+
+mod metadata;
+
+use crate::config::ModelConfig;
+use crate::metadata::Metadata;
+use crate::names::{self, NAMES};
+use crate::rope::RopeScaling;
+use crate::source::{Format, TensorInfo, TensorSource, TensorView};
+use crate::{Error, Result, arch, weights};
+use bytes::Bytes;
+use realizar_compute::{DType, RopeStyle};
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+/// The model in GGUF's layout; a GGUF model stays as it is.
+///
+/// Errors: an architecture that is not known; weights that are missing, or left over; a tokenizer or a hyper-parameter that GGUF
+/// cannot state.
+pub fn as_gguf(source: Box<dyn TensorSource>) -> Result<Box<dyn TensorSource>> {
+    if source.format() == Format::Gguf {
+        return Ok(source);
+    }
+    let converted = Converted::new(source)?;
+    converted.check()?;
+    Ok(Box::new(converted))
+}
+
+struct Converted {
+    source: Box<dyn TensorSource>,
+    config: ModelConfig,
+    metadata: Metadata,
+    tensors: Vec<TensorInfo>,
+    by_name: HashMap<String, usize>,
+    /// By index of `tensors`.
+    recipes: Vec<Recipe>,
+}
+
+/// How a tensor comes from those of the source.
+enum Recipe {
+    Edit(String, Edit),
+    /// Matrices of equal shape, one per expert.
+    Stack(Vec<String>),
+    Values(Vec<f32>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Edit {
+    Keep,
+    /// From halves to neighbours: the rows of each head that turn together come to lie side by side.
+    Interleave {
+        n_heads: usize,
+    },
+    AddOne,
+    Transpose,
+}
+
+impl Converted {
+    fn new(source: Box<dyn TensorSource>) -> Result<Self> {
+        let config = arch::configure(&*source)?;
+        if let Some(method) = source.metadata().get_str("quantization_config.quant_method")? {
+            let reason =
+                format!("its weights are quantized by {method}; only plain numbers can be converted");
+            return Err(Error::unsupported(source.path(), reason));
+        }
+        let metadata = metadata::metadata(&*source, &config)?;
+        let mut this = Self {
+            source,
+            config,
+            metadata,
+            tensors: Vec::new(),
+            by_name: HashMap::new(),
+            recipes: Vec::new(),
+        };
+        this.add_tensors()?;
+        this.add_rope_tensors()?;
+        Ok(this)
+    }
+
+    fn add(&mut self, name: String, dtype: DType, shape: Vec<usize>, recipe: Recipe) -> Result<()> {
+        let bad = || Error::bad_tensor(self.source.path(), &name, "has a shape that no file can hold");
+        let info = TensorInfo::new(name.clone(), dtype, shape).ok_or_else(bad)?;
+        self.by_name.insert(name, self.tensors.len());
+        self.tensors.push(info);
+        self.recipes.push(recipe);
+        Ok(())
+    }
+
+    fn add_tensors(&mut self) -> Result<()> {
+        let mut used = HashSet::new();
+        let n_layers = self.config.layers.len();
+        for layer in std::iter::once(None).chain((0..n_layers).map(Some)) {
+            for row in NAMES.iter().filter(|row| row.gguf.contains("{i}") == layer.is_some()) {
+                // Only with norms after the blocks does this name mean one; else it means the norm before the second block.
+                if row.ours == "post_attn_norm" && !self.config.post_norms {
+                    continue;
+                }
+                for suffix in ["weight", "bias"] {
+                    // Where the output stands for the embedding, its bias does not.
+                    if (row.ours, suffix) == ("embed", "bias") {
+                        continue;
+                    }
+                    let expert = row.ours.starts_with("experts.").then_some(0);
+                    if let Some(from) = names::file_name(&*self.source, row.ours, layer, expert, suffix) {
+                        self.add_weight(row.ours, layer, suffix, from, &mut used)?;
+                    }
+                }
+            }
+        }
+        self.check_complete()?;
+        self.check_left_over(&used)
+    }
+
+    fn add_weight(
+        &mut self,
+        ours: &str,
+        layer: Option<usize>,
+        suffix: &str,
+        from: String,
+        used: &mut HashSet<String>,
+    ) -> Result<()> {
+        let mut name = names::candidates(ours, Format::Gguf)[0].to_owned() + "." + suffix;
+        if let Some(i) = layer {
+            name = name.replace("{i}", &i.to_string());
+        }
+        let info = self.source.find(&from).expect("it was just found");
+        let (mut dtype, mut shape) = (info.dtype, info.shape.clone());
+        if dtype.block_len() != 1 {
+            return Err(Error::bad_tensor(
+                self.source.path(),
+                &from,
+                format!("has type {dtype}, which cannot be converted"),
+            ));
+        }
+        if let Some(moe) = self.config.moe.filter(|_| ours.starts_with("experts.")) {
+            let mut parts = Vec::new();
+            for e in 0..moe.n_experts {
+                let part =
+                    names::file_name(&*self.source, ours, layer, Some(e), suffix).ok_or_else(|| {
+                        Error::bad_tensor(
+                            self.source.path(),
+                            &from,
+                            format!("has no counterpart for expert {e} of {}", moe.n_experts),
+                        )
+                    })?;
+                if self.source.find(&part).is_some_and(|p| p.shape != shape || p.dtype != dtype) {
+                    return Err(Error::bad_tensor(
+                        self.source.path(),
+                        &part,
+                        format!("is not {dtype} {shape:?} as {from:?}"),
+                    ));
+                }
+                used.insert(part.clone());
+                parts.push(part);
+            }
+            shape.insert(0, moe.n_experts);
+            return self.add(name, dtype, shape, Recipe::Stack(parts));
+        }
+        // Small things stay exact, and readers expect them so.
+        if shape.len() < 2 || ["router", "position_embed"].contains(&ours) {
+            dtype = DType::F32;
+        }
+        let c = &self.config;
+        let llama = metadata::gguf_arch(c) == "llama";
+        let edit = match ours {
+            _ if ours.ends_with("norm") && suffix == "weight" && c.norm_offset == 1.0 => Edit::AddOne,
+            "q_proj" if llama => Edit::Interleave { n_heads: c.heads.n_heads },
+            "k_proj" if llama => Edit::Interleave { n_heads: c.heads.n_kv_heads },
+            _ if c.transposed && layer.is_some() && shape.len() == 2 => Edit::Transpose,
+            _ => Edit::Keep,
+        };
+        match edit {
+            Edit::Interleave { n_heads } if !shape[0].is_multiple_of(2 * n_heads) => {
+                let reason = format!("has {} rows, which {n_heads} heads cannot share", shape[0]);
+                return Err(Error::bad_tensor(self.source.path(), &from, reason));
+            }
+            Edit::Transpose => shape.reverse(),
+            _ => {}
+        }
+        // One matrix that is both the embedding and the output is stored once.
+        if !used.insert(from.clone()) {
+            return Ok(());
+        }
+        self.add(name, dtype, shape, Recipe::Edit(from, edit))
+    }
+
+    /// What every layer of every architecture has. The loader would say it too, but only when the file is written.
+    fn check_complete(&self) -> Result<()> {
+        let need = |options: &[&str], layer: Option<usize>| -> Result<()> {
+            let name = |ours: &str, format: Format| {
+                let pattern = names::candidates(ours, format)[0].to_owned() + ".weight";
+                let pattern = pattern.replace("{e}", "0");
+                layer.map_or(pattern.clone(), |i| pattern.replace("{i}", &i.to_string()))
+            };
+            if options.iter().any(|ours| self.by_name.contains_key(&name(ours, Format::Gguf))) {
+                return Ok(());
+            }
+            // The source knows whether it is missing or of a type that cannot be a weight.
+            self.source.tensor(&name(options[0], Format::Safetensors)).map(drop)
+        };
+        need(&["embed"], None)?;
+        need(&["final_norm"], None)?;
+        for (i, layer) in self.config.layers.iter().enumerate() {
+            need(&["attn_norm"], Some(i))?;
+            for part in ["q_proj", "k_proj", "v_proj"] {
+                need(&[part, "qkv_proj"], Some(i))?;
+            }
+            need(&["o_proj"], Some(i))?;
+            let parts: &[&[&str]] = match layer.moe {
+                true => &[&["router"], &["experts.gate_proj"], &["experts.up_proj"], &["experts.down_proj"]],
+                false => &[&["up_proj", "gate_up_proj"], &["down_proj"]],
+            };
+            parts.iter().try_for_each(|options| need(options, Some(i)))?;
+        }
+        Ok(())
+    }
+
+    /// A weight of a layer without a place in GGUF would change the model; other parts, such as an image encoder, are left out.
+    fn check_left_over(&self, used: &HashSet<String>) -> Result<()> {
+        let buffers = [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+        let mut n_left = 0;
+        for t in self.source.tensors().iter().filter(|t| !used.contains(&t.name)) {
+            if buffers.iter().any(|b| t.name.ends_with(b)) {
+                continue;
+            }
+            let below = [
+                "model.layers.",
+                "model.language_model.layers.",
+                "language_model.model.layers.",
+                "h.",
+                "transformer.h.",
+            ];
+            if below.iter().any(|b| t.name.starts_with(b)) {
+                return Err(Error::bad_tensor(self.source.path(), &t.name, "has no place in GGUF"));
+            }
+            n_left += 1;
+            tracing::debug!(tensor = t.name, "left out");
+        }
+        if n_left > 0 {
+            tracing::warn!("{n_left} tensors are no part of the language model and are left out");
+        }
+        Ok(())
+    }
+
+    fn add_rope_tensors(&mut self) -> Result<()> {
+        let Some(rope) = self.config.ropes.first() else { return Ok(()) };
+        let vectors = match &rope.scaling {
+            RopeScaling::Llama3 { .. } => {
+                let plain = crate::RopeConfig { scaling: RopeScaling::None, ..rope.clone() };
+                let n_ctx = self.config.context_length;
+                let (fast, _) = plain.frequencies(n_ctx);
+                let (slow, _) = rope.frequencies(n_ctx);
+                vec![("rope_freqs.weight", fast.iter().zip(&slow).map(|(a, b)| a / b).collect())]
+            }
+            RopeScaling::LongRope { short, long, .. } => {
+                vec![("rope_factors_long.weight", long.clone()), ("rope_factors_short.weight", short.clone())]
+            }
+            _ => return Ok(()),
+        };
+        for (name, values) in vectors {
+            self.add(name.to_owned(), DType::F32, vec![values.len()], Recipe::Values(values))?;
+        }
+        Ok(())
+    }
+
+    /// Reads the result as a GGUF model and compares what it says with the original.
+    fn check(&self) -> Result<()> {
+        let (before, after) = (&self.config, arch::configure(self)?);
+        let cannot = |what: &str, before: String, after: String| {
+            let reason = format!("its {what} is {before}, and the GGUF file would mean {after}");
+            Err(Error::unsupported(self.source.path(), reason))
+        };
+        macro_rules! same {
+            ($($field:ident),*) => {$(
+                if before.$field != after.$field {
+                    let what = stringify!($field).replace('_', " ");
+                    return cannot(&what, format!("{:?}", before.$field), format!("{:?}", after.$field));
+                }
+            )*};
+        }
+        same!(
+            vocab_size,
+            hidden_size,
+            context_length,
+            embed_scale,
+            learned_positions,
+            norm_kind,
+            norm_eps,
+            heads
+        );
+        same!(
+            attn_scale,
+            attn_softcap,
+            qk_norm,
+            parallel,
+            post_norms,
+            sub_norms,
+            activation,
+            gated,
+            moe,
+            logit_softcap
+        );
+        if before.moe.is_none() && before.intermediate_size != after.intermediate_size {
+            same!(intermediate_size);
+        }
+        for (i, (a, b)) in before.layers.iter().zip(&after.layers).enumerate() {
+            // A window as long as the context is none.
+            let window = |w: Option<usize>| w.filter(|&w| w > 0 && w < before.context_length);
+            if window(a.window) != window(b.window) || a.moe != b.moe {
+                return cannot(&format!("layer {i}"), format!("{a:?}"), format!("{b:?}"));
+            }
+        }
+        if after.always_tied && self.by_name.contains_key("output.weight") {
+            return cannot("output", "a matrix of its own".into(), "the embedding".into());
+        }
+        if before.ropes.len() != after.ropes.len() {
+            return cannot("rotation", format!("{:?}", before.ropes), format!("{:?}", after.ropes));
+        }
+        for (a, b) in before.ropes.iter().zip(&after.ropes) {
+            for n_ctx in [1, before.context_length] {
+                let ((fa, sa), (fb, sb)) = (a.frequencies(n_ctx), b.frequencies(n_ctx));
+                let near = |(x, y): (&f32, &f32)| (x - y).abs() <= 1e-5 * x.abs();
+                if fa.len() != fb.len() || !fa.iter().zip(&fb).all(near) || !near((&sa, &sb)) {
+                    return cannot("rotation", format!("{:?}", a.scaling), format!("{:?}", b.scaling));
+                }
+            }
+            let turned = b.style == RopeStyle::Interleaved && metadata::gguf_arch(before) == "llama";
+            assert!(turned || a.style == b.style, "rows of q and k would be in the wrong order");
+        }
+        Ok(())
+    }
+}
+
+impl TensorSource for Converted {
+    fn path(&self) -> &Path {
+        self.source.path()
+    }
+
+    fn format(&self) -> Format {
+        Format::Gguf
+    }
+
+    fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    fn find(&self, name: &str) -> Option<&TensorInfo> {
+        self.by_name.get(name).map(|&i| &self.tensors[i])
+    }
+
+    fn tensor(&self, name: &str) -> Result<TensorView> {
+        let Some(&index) = self.by_name.get(name) else {
+            return Err(Error::MissingTensor { path: self.path().to_owned(), tensor: name.to_owned() });
+        };
+        let TensorInfo { dtype, shape, .. } = &self.tensors[index];
+        let bytes = match &self.recipes[index] {
+            Recipe::Values(values) => to_bytes(values),
+            Recipe::Stack(parts) => {
+                let mut all = Vec::with_capacity(self.tensors[index].n_bytes());
+                for part in parts {
+                    all.extend_from_slice(&self.source.tensor(part)?.bytes);
+                }
+                Bytes::from(all)
+            }
+            Recipe::Edit(from, edit) => {
+                let view = self.source.tensor(from)?;
+                let bytes = match *edit {
+                    Edit::Keep => view.bytes.clone(),
+                    Edit::Interleave { n_heads } => interleave(&view, n_heads),
+                    Edit::Transpose => {
+                        weights::transpose(view.clone())
+                            .ok_or_else(|| {
+                                Error::bad_tensor(self.path(), from, "is no matrix of plain numbers")
+                            })?
+                            .bytes
+                    }
+                    Edit::AddOne => {
+                        let values = weights::vector(&*self.source, from, None)?;
+                        let values: Vec<f32> = values.iter().map(|v| v + 1.0).collect();
+                        return Ok(TensorView {
+                            dtype: DType::F32,
+                            shape: shape.clone(),
+                            bytes: to_bytes(&values),
+                        });
+                    }
+                };
+                if *dtype == view.dtype {
+                    bytes
+                } else {
+                    let mut values = vec![0.0; shape.iter().product()];
+                    (view.dtype.spec().dequantize)(&bytes, &mut values);
+                    to_bytes(&values)
+                }
+            }
+        };
+        Ok(TensorView { dtype: *dtype, shape: shape.clone(), bytes })
+    }
+
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    fn sibling(&self, _: &str) -> Option<PathBuf> {
+        None
+    }
+}
+
+fn to_bytes(values: &[f32]) -> Bytes {
+    Bytes::from(values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>())
+}
+
+/// Row `half · d + j` of each head becomes row `2 j + half`, with d half of a head's rows.
+fn interleave(view: &TensorView, n_heads: usize) -> Bytes {
+    let n_rows = view.shape[0];
+    let row_bytes = view.bytes.len() / n_rows;
+    let d = n_rows / n_heads / 2;
+    let mut out = Vec::with_capacity(view.bytes.len());
+    for head in 0..n_heads {
+        for j in 0..d {
+            for half in 0..2 {
+                let row = head * 2 * d + half * d + j;
+                out.extend_from_slice(&view.bytes[row * row_bytes..][..row_bytes]);
+            }
+        }
+    }
+    Bytes::from(out)
+}

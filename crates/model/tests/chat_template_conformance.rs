@@ -1,0 +1,72 @@
+//! Aim: the templates of real models render what the reference library renders, and refuse what it refuses.
+//!
+//! Method: the shared test data has 37 templates and six conversations with the text or the error that Python's jinja2
+//! gave, set up as transformers does. Without the data this test says that it was skipped.
+
+use realizar_model::chat_template::{ChatTemplate, Timestamp};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// The folder of shared test data, or `None` with a note.
+fn shared_data() -> Option<PathBuf> {
+    // The one place where a test reads the environment: the data lies wherever its user put it.
+    #[allow(clippy::disallowed_methods)]
+    let given = std::env::var_os("REALIZAR_TEST_DATA").map(PathBuf::from);
+    let folder = given.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data"));
+    if folder.is_dir() {
+        return Some(folder);
+    }
+    println!("SKIPPED: no shared test data at {}", folder.display());
+    None
+}
+
+#[test]
+fn templates_render_as_in_the_reference_library() {
+    let Some(data) = shared_data() else { return };
+    let folder = data.join("chat-templates");
+    let renders: Value =
+        serde_json::from_slice(&std::fs::read(folder.join("expected_renders.json")).unwrap()).unwrap();
+    let now = Timestamp::utc(2026, 1, 15, 12, 0, 0);
+    let mut failures = Vec::new();
+    let (mut equal, mut total) = (0, 0);
+    for (name, expected) in renders["expected"].as_object().unwrap() {
+        let source = std::fs::read_to_string(folder.join(name)).unwrap();
+        let template = ChatTemplate::new(&source, "<BOS>", "<EOS>");
+        for (case, expected) in expected.as_object().unwrap() {
+            total += 1;
+            let rendered = match &template {
+                Ok(template) => {
+                    template.render(&renders["cases"][case], true, now).map_err(|e| e.to_string())
+                }
+                Err(error) => Err(error.to_string()),
+            };
+            match (expected["out"].as_str(), rendered) {
+                (Some(expected), Ok(text)) if text == expected => equal += 1,
+                (Some(expected), Ok(text)) => {
+                    let common = text.bytes().zip(expected.bytes()).take_while(|(a, b)| a == b).count();
+                    let tail = |text: &str| {
+                        String::from_utf8_lossy(&text.as_bytes()[common.saturating_sub(30)..]).into_owned()
+                    };
+                    failures.push(format!(
+                        "{name} {case}:\n  expected …{:.200?}\n  found    …{:.200?}",
+                        tail(expected),
+                        tail(&text)
+                    ));
+                }
+                (Some(_), Err(error)) => failures.push(format!("{name} {case}: {error}")),
+                (None, Err(error)) => {
+                    equal += 1;
+                    println!("{name} {case}: expected {}; found: {error}", expected["error"]);
+                    if let Some(message) = expected["error"].as_str().unwrap().strip_prefix("TemplateError: ")
+                    {
+                        assert!(error.contains(message), "{error}");
+                    }
+                }
+                (None, Ok(text)) => failures
+                    .push(format!("{name} {case}: expected {}, found {text:.200?}", expected["error"])),
+            }
+        }
+    }
+    println!("{equal}/{total} renders equal");
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}

@@ -1,0 +1,54 @@
+//! Running a model without an engine.
+
+use realizar_compute::{Backend, Batch, BatchLimits, DType};
+use realizar_model::{Decoder, KvCache, Workspace};
+
+const BLOCK_SIZE: usize = 16;
+
+/// One sequence on one backend.
+pub(crate) struct Session<'a, B: Backend> {
+    backend: &'a B,
+    model: &'a Decoder<B>,
+    batch: B::Batch,
+    cache: KvCache<B>,
+    ws: Workspace<B>,
+    blocks: Vec<u32>,
+    n_done: usize,
+}
+
+impl<'a, B: Backend> Session<'a, B> {
+    /// A cache of `n_ctx` tokens of `kv_type`.
+    pub(crate) fn new(backend: &'a B, model: &'a Decoder<B>, n_ctx: usize, kv_type: DType) -> Self {
+        let n_blocks = n_ctx.div_ceil(BLOCK_SIZE);
+        let limits = BatchLimits { n_tokens: n_ctx, n_seqs: 1, n_blocks, n_logits: n_ctx };
+        // Blocks in an order that is not their positions', so that the table matters.
+        let blocks = (0..n_blocks as u32).rev().collect();
+        Self {
+            backend,
+            model,
+            batch: backend.new_batch(limits).unwrap(),
+            cache: KvCache::new(backend, model.config(), kv_type, n_blocks, BLOCK_SIZE).unwrap(),
+            ws: Workspace::new(backend, model.config(), &limits).unwrap(),
+            blocks,
+            n_done: 0,
+        }
+    }
+
+    /// Logits of each of `tokens`.
+    pub(crate) fn step(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let n = tokens.len();
+        let mut batch = Batch::default();
+        batch.push(tokens, self.n_done, &self.blocks[..(self.n_done + n).div_ceil(BLOCK_SIZE)], n);
+        self.backend.stage(&mut self.batch, &batch).unwrap();
+        self.model.forward(self.backend, &self.batch, n, n, &mut self.cache, &mut self.ws).unwrap();
+        self.n_done += n;
+        let mut logits = vec![0.0; n * self.model.config().vocab_size];
+        self.backend.download(&mut logits, &self.ws.logits).unwrap();
+        logits
+    }
+}
+
+/// Index of the largest value, the lowest of equals.
+pub(crate) fn argmax(row: &[f32]) -> u32 {
+    (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best }) as u32
+}
