@@ -172,12 +172,8 @@ fn load_on_cpu(
     options: &LoadOptions,
 ) -> Result<LoadedModel, LoadError> {
     let n_threads = if options.n_threads == 0 { threads::default_threads() } else { options.n_threads };
-    let cpu = Cpu::new(CpuOptions {
-        n_threads,
-        isa: Isa::best(),
-        exact: options.exact,
-        repack: options.repack,
-    });
+    let cpu =
+        Cpu::new(CpuOptions { n_threads, isa: Isa::best(), exact: options.exact, repack: options.repack });
     let n_threads = cpu.options().n_threads;
     load_on(cpu, source, config, options, n_threads)
 }
@@ -200,7 +196,8 @@ fn load_on_gpu(
     n: usize,
 ) -> Result<LoadedModel, LoadError> {
     let refused = |reason| LoadError::Device { device: Device::Cuda(n), reason };
-    let gpu = Cuda::new(CudaOptions { device: n, exact: options.exact }).map_err(|e| refused(e.to_string()))?;
+    let gpu =
+        Cuda::new(CudaOptions { device: n, exact: options.exact }).map_err(|e| refused(e.to_string()))?;
     gpu.check_heads(config.heads).map_err(|e| refused(e.to_string()))?;
     // Before anything is uploaded.
     let (weights, free) = (source.tensors().iter().map(|t| t.n_bytes()).sum::<usize>(), gpu.memory().free);

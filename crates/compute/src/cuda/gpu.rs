@@ -71,7 +71,9 @@ impl Gpu {
         let fail = |what: &str, e: DriverError| unusable(ordinal, format!("{what}: {}", words(e)));
         let mut version = 0;
         // SAFETY: writes to the one integer.
-        unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| fail("no driver version", e))?;
+        unsafe { sys::cuDriverGetVersion(&mut version) }
+            .result()
+            .map_err(|e| fail("no driver version", e))?;
         if version < MIN_CUDA_VERSION {
             return Err(unusable(
                 ordinal,
@@ -142,8 +144,7 @@ impl Gpu {
     }
 
     fn check<T>(&self, call: &str, result: std::result::Result<T, DriverError>) -> Result<T> {
-        result
-            .map_err(|e| Error::Device { device: self.label(), message: format!("{call}: {}", words(e)) })
+        result.map_err(|e| Error::Device { device: self.label(), message: format!("{call}: {}", words(e)) })
     }
 
     /// Makes the context the calling thread's.
@@ -262,8 +263,7 @@ impl Driver for Gpu {
             // SAFETY: the buffer has CHUNK bytes, and no copy uses it any more.
             let chunk = unsafe { std::slice::from_raw_parts_mut(chunk, part.len()) };
             // SAFETY: by this function's contract.
-            let copied =
-                unsafe { result::memcpy_dtoh_async(chunk, src.offset(i * CHUNK).0, self.stream) };
+            let copied = unsafe { result::memcpy_dtoh_async(chunk, src.offset(i * CHUNK).0, self.stream) };
             self.check("cuMemcpyDtoHAsync", copied)?;
             self.synchronize()?;
             part.copy_from_slice(chunk);

@@ -22,13 +22,7 @@ pub(super) fn angles(
     scale: f32,
 ) -> Result<()> {
     assert_eq!((y.row_len(), y.rows()), (2 * f.len(), batch.n_tokens()));
-    let args = AnglesArgs {
-        y: y.ptr(),
-        f: f.ptr(),
-        positions: batch.positions(),
-        n: f.len() as u32,
-        scale,
-    };
+    let args = AnglesArgs { y: y.ptr(), f: f.ptr(), positions: batch.positions(), n: f.len() as u32, scale };
     // SAFETY: y has 2 · n elements for each token of the batch.
     unsafe { cuda.launch(cuda.kernels.rope_angles, [y.rows(), 1, 1], 128, &args) }
 }

@@ -94,7 +94,7 @@ fn cpus(paths: Paths) -> impl Iterator<Item = &'static Cpu> {
     })
 }
 
-/// The GPU, and the emulated one that runs the same kernels on the CPU; exact and fast. Those that are not there are reported.
+/// The GPU, or else the emulated one that runs the same kernels on the CPU; exact and fast. What is not there is reported.
 #[cfg(feature = "cuda")]
 #[allow(clippy::print_stderr)]
 fn gpus() -> &'static [(&'static str, bool, Cuda)] {
@@ -107,7 +107,10 @@ fn gpus() -> &'static [(&'static str, bool, Cuda)] {
                 Err(e) => eprintln!("SKIPPED: operations are not tested on a GPU: {e}"),
             }
         }
-        if let (true, Some(driver)) = (all.is_empty(), emulation::Emulation::build()) {
+        if !all.is_empty() {
+            return all;
+        }
+        for driver in emulation::Emulation::build() {
             for exact in [false, true] {
                 let gpu = Cuda::with_driver(driver.clone(), exact).unwrap();
                 all.push((if exact { "the exact emulated GPU" } else { "the emulated GPU" }, exact, gpu));
