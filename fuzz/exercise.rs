@@ -1,10 +1,10 @@
-//! What must hold for whatever a parser lets through.
+//! What must hold for every model that a reader lets through.
 
-use realizar_model::Result;
 use realizar_model::source::TensorSource;
+use realizar_model::{Result, arch};
 
 /// Reads everything of a model that was opened: tensors have the size of their type and shape, no two of them share a
-/// byte, getters return. An error must be one line.
+/// byte, getters return, and its hyper-parameters are an error or a configuration. Errors must be one line.
 pub fn exercise(opened: Result<Box<dyn TensorSource>>) {
     let model = match opened {
         Ok(model) => model,
@@ -33,5 +33,8 @@ pub fn exercise(opened: Result<Box<dyn TensorSource>>) {
         let _ = metadata.get_i64s(key);
         let _ = metadata.get_f32s(key);
         let _ = metadata.get_bools(key);
+    }
+    if let Err(error) = arch::configure(&*model) {
+        assert!(!error.to_string().contains(char::is_control), "{error}");
     }
 }

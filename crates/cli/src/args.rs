@@ -22,6 +22,8 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Answer a prompt, or chat.
+    Run(crate::run::RunArgs),
     /// Turn text into token ids, or back.
     Tokenize(crate::tokenize::TokenizeArgs),
     /// Print what a conversation becomes by a model's chat template.

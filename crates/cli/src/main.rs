@@ -6,6 +6,7 @@
 
 mod args;
 mod bench;
+mod chat;
 mod hub;
 mod input;
 mod inspect;
@@ -17,6 +18,7 @@ mod perplexity;
 mod progress;
 mod pull;
 mod quantize;
+mod run;
 mod synth;
 mod template;
 mod tokenize;
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
     // Wrong usage ends here, with exit code 2.
     let cli = Cli::parse();
     let done = logging::start(cli.verbose).and_then(|()| match &cli.command {
+        Command::Run(args) => run::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Template(args) => template::run(args),
         Command::Inspect(args) => inspect::run(args),

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Bytes of weights that one pass goes through, beyond any cache.
-const PASS_BYTES: usize = 192 << 20;
+const PASS_BYTES: usize = 128 << 20;
 
 /// Count the time that the thread had a processor instead of the time of day: for one thread on a busy machine.
 static CPU_TIME: AtomicBool = AtomicBool::new(false);
@@ -86,30 +86,35 @@ fn main() {
     }
 }
 
-/// Median and least seconds of `f`, over passes that take about a second together; of processor time, the mean (it is
-/// counted in ticks of milliseconds).
+/// Median and least seconds of `f`, over passes that take about a second together.
 fn time(mut f: impl FnMut()) -> (f64, f64) {
     f();
     let mut times = Vec::new();
-    let (start, on_cpu) = (Instant::now(), cpu_seconds());
+    let start = Instant::now();
     while times.len() < 5 || start.elapsed() < Duration::from_millis(600) {
-        let start = Instant::now();
+        let start = now();
         f();
-        times.push(start.elapsed().as_secs_f64());
+        times.push(now() - start);
     }
     times.sort_by(f64::total_cmp);
-    match (on_cpu, cpu_seconds()) {
-        (Some(before), Some(after)) if CPU_TIME.load(Ordering::Relaxed) => {
-            ((after - before) / times.len() as f64, times[0])
-        }
-        _ => (times[times.len() / 2], times[0]),
-    }
+    (times[times.len() / 2], times[0])
 }
 
-/// Seconds that the calling thread has spent on a processor, where the system tells.
-fn cpu_seconds() -> Option<f64> {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-    stat.split(' ').next()?.parse::<f64>().ok().map(|ns| ns / 1e9)
+/// Seconds on the clock: of the day, or with `cpu-time` of the calling thread.
+fn now() -> f64 {
+    use std::ffi::{c_int, c_long};
+    // From the C library, which the standard library links anyway.
+    unsafe extern "C" {
+        fn clock_gettime(clock: c_int, time: *mut [c_long; 2]) -> c_int;
+    }
+    const MONOTONIC: c_int = 1;
+    const THREAD_CPU_TIME: c_int = 3;
+    let clock = if CPU_TIME.load(Ordering::Relaxed) { THREAD_CPU_TIME } else { MONOTONIC };
+    let mut time: [c_long; 2] = [0; 2];
+    // SAFETY: `time` is a timespec: seconds and nanoseconds.
+    let status = unsafe { clock_gettime(clock, &mut time) };
+    assert_eq!(status, 0, "clock_gettime");
+    time[0] as f64 + time[1] as f64 * 1e-9
 }
 
 fn barrier_us(pool: &Pool) -> f64 {
@@ -125,18 +130,33 @@ fn barrier_us(pool: &Pool) -> f64 {
 
 fn read_gb_s(pool: &Pool) -> f64 {
     let data = vec![1_u64; PASS_BYTES / 8];
-    let (_, seconds) = time(|| {
-        pool.for_each_chunk(data.len(), 64 << 10, |range| {
-            let mut sums = [0_u64; 32];
-            for x in data[range].as_chunks::<32>().0 {
-                for (sum, x) in sums.iter_mut().zip(x) {
-                    *sum |= x;
-                }
-            }
-            black_box(sums);
-        });
-    });
+    let (_, seconds) = time(|| read(pool, &data));
     PASS_BYTES as f64 / seconds / 1e9
+}
+
+/// Reads all of `data`, with every thread of the pool.
+fn read(pool: &Pool, data: &[u64]) {
+    pool.for_each_chunk(data.len(), 64 << 10, |range| {
+        let mut sums = [0_u64; 32];
+        for x in data[range].as_chunks::<32>().0 {
+            for (sum, x) in sums.iter_mut().zip(x) {
+                *sum |= x;
+            }
+        }
+        black_box(sums);
+    });
+}
+
+/// Ratio of two speeds on a machine whose speed changes: the median over passes of one right after the other.
+fn ratio(mut a: impl FnMut(), mut b: impl FnMut()) -> f64 {
+    let clock = |f: &mut dyn FnMut()| {
+        let start = now();
+        f();
+        now() - start
+    };
+    let mut ratios: Vec<f64> = (0..15).map(|_| clock(&mut b) / clock(&mut a)).collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios[ratios.len() / 2]
 }
 
 fn product(pool: &Pool, dtype: DType, n_out: usize, n_in: usize, m: usize, isa: Isa) {
@@ -149,15 +169,24 @@ fn product(pool: &Pool, dtype: DType, n_out: usize, n_in: usize, m: usize, isa: 
     let x: Vec<f32> = (0..m * n_in).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 1.0).collect();
     let mut y = vec![0.0; m * n_out];
     let mut scratch = Activations::new();
-    let (median, best) = time(|| {
+    let mut pass = || {
         for w in &made {
             matmul(pool, &mut y, n_out, &x, m, w, 0, None, &mut scratch);
         }
-    });
+    };
+    let (median, best) = time(&mut pass);
+    let bytes = (copies * made[0].bytes()) as f64;
+    let share = if m == 1 && copies > 1 {
+        let data = vec![1_u64; PASS_BYTES / 8];
+        let share = ratio(&mut pass, || read(pool, &data)) * bytes / PASS_BYTES as f64;
+        format!("  {:.0} % of read bandwidth", share * 100.0)
+    } else {
+        String::new()
+    };
     black_box(&y);
     let (seconds, best) = (median / copies as f64, best / copies as f64);
     println!(
-        "{:6} {isa} {} threads  [{n_out:6}, {n_in:5}] x {m:3} rows: {:8.1} µs  {:6.1} GB/s  {:7.1} GOP/s  (best {:6.1}, {:7.1})",
+        "{:6} {isa} {} threads  [{n_out:6}, {n_in:5}] x {m:3} rows: {:8.1} µs  {:6.1} GB/s  {:7.1} GOP/s  (best {:6.1}, {:7.1}){share}",
         dtype.name(),
         pool.n_threads(),
         seconds * 1e6,
@@ -202,7 +231,7 @@ fn model(pool: &Pool, name: &str, isa: Isa) {
     println!("{name}: made in {:.1} s", start.elapsed().as_secs_f64());
     let bytes: usize = layers.iter().map(Matrix::bytes).sum::<usize>() + head.bytes();
     let mut scratch = Activations::new();
-    let mut y = vec![0.0; 128_256.max(512 * 16_384)];
+    let mut y = vec![0.0; 512 * 16_384];
     for m in [1, 8, 512] {
         let x: Vec<f32> = (0..m * 8192).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 1.0).collect();
         let (median, best) = time(|| {

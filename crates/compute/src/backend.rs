@@ -138,8 +138,8 @@ pub struct MoeScratch<B: Backend> {
 /// Keys and values of one layer, in blocks.
 #[derive(Debug)]
 pub struct KvLayer<B: Backend> {
-    /// `[n_blocks, n_kv_heads, block_size, head_dim]`. A head's positions lie side by side within a block, so that one head's pass
-    /// over a block is one contiguous read.
+    /// `[n_blocks, n_kv_heads, block_size, head_dim]`, so that one head's pass over a block is one contiguous read. In which order
+    /// the numbers of one head lie in its part of a block is the backend's own business.
     pub k: Tensor<B>,
     /// As `k`.
     pub v: Tensor<B>,

@@ -323,11 +323,8 @@ impl Engine {
         self.set_paused(number, false);
         let Some(active) = self.requests.remove(&number) else { return };
         for choice in 0..active.last_tokens.len() as u32 {
-            if self.scheduler.cancel(SeqId { request: number, choice }, now).is_some()
-                && active.producer.is_done()
-            {
-                tracing::trace!(number, choice, "ended with its request");
-            }
+            // Whoever is left has nobody to tell.
+            self.scheduler.cancel(SeqId { request: number, choice }, now);
         }
         let interval = now.saturating_sub(self.last_finish).as_micros() as u64;
         self.last_finish = now;

@@ -272,7 +272,9 @@ fn a_batch_on_the_demo_model_equals_its_solo_runs() {
 fn the_demo_model_chats_and_a_second_turn_reuses_the_first() {
     let engine = demo_engine();
     let user =
-        "Tell me a long story about a brave owl with two friends who live in the old forest by the river.";
+        // More than one block of tokens, so that a whole one can be reused.
+        "Tell me a long story about a brave owl with two friends who live in the old forest by the river. \
+         The owl is called Mia. Please make it a happy story, and tell me what everybody said in the end.";
     let mut messages = vec![json!({ "role": "user", "content": user })];
     let now = Timestamp::from_unix(0, 0);
     let params =

@@ -3,6 +3,9 @@
 //! Method: the shared test data has 37 templates and six conversations with the text or the error that Python's jinja2
 //! gave, set up as transformers does. Without the data this test says that it was skipped.
 
+// A skipped test says so, and the counts are the result.
+#![allow(clippy::print_stdout)]
+
 use realizar_model::chat_template::{ChatTemplate, Timestamp};
 use serde_json::Value;
 use std::path::{Path, PathBuf};

@@ -2,6 +2,8 @@
 //!
 //! Skipped, loudly, where the data is not there (`../shared/data`, or `REALIZAR_TEST_DATA`).
 
+#![expect(clippy::print_stderr, reason = "a test says what it skipped and measured")]
+
 mod support;
 
 use realizar_compute::DType;

@@ -3,6 +3,9 @@
 //! Method: the shared test data has vocabularies, texts and the ids that the reference implementations made of them.
 //! Without the data these tests say that they were skipped; `tokenizer.rs` tests on the project's own fixtures.
 
+// A skipped test says so, and the counts are the result.
+#![allow(clippy::print_stdout)]
+
 use realizar_model::source;
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer, clean_up_tokenization_spaces};
 use serde_json::Value;
@@ -150,10 +153,9 @@ fn a_file_with_holes_in_its_ids_keeps_them() {
     let Some(data) = shared_data() else { return };
     let tokenizer = hf(&data.join("tokenizers/edge"), "added-tokens_tokenizer.json");
     assert_eq!(tokenizer.id_of("<|user|>"), Some(32010));
-    assert_eq!(
-        tokenizer.encode("<|user|>\n", EncodeOptions { add_special: true, parse_special: true }),
-        [32010, 0, 13]
-    );
+    // The space mark is unknown; the reference library puts the byte token of the newline before it.
+    let options = EncodeOptions { add_special: true, parse_special: true };
+    assert_eq!(tokenizer.encode("<|user|>\n", options), [32010, 13, 0]);
 }
 
 #[test]

@@ -104,9 +104,43 @@ pub(super) fn exp(x: f32) -> f32 {
     p * power(half) * power(n - half)
 }
 
+/// `tanh(x)` within 4 units in the last place, without branches, so that loops over it vectorize.
+///
+/// Near 0 an odd polynomial (its error is below 1e-7 up to 0.55), where the difference of two near numbers would lose digits;
+/// further out `1 - 2 / (exp(2x) + 1)`.
+#[inline(always)]
+pub(super) fn tanh(x: f32) -> f32 {
+    let a = x.abs();
+    // Fitted for the least relative error.
+    const TANH: [f32; 5] = [-0.333_333_17, 0.133_325_81, -0.053_851_74, 0.021_069_17, -0.006_270_469];
+    let far = 1.0 - 2.0 / (exp(2.0 * a) + 1.0);
+    let s = x * x;
+    let p = TANH[4];
+    let p = p * s + TANH[3];
+    let p = p * s + TANH[2];
+    let p = p * s + TANH[1];
+    let p = p * s + TANH[0];
+    let near = a + a * s * p;
+    (if a < 0.55 { near } else { far }).copysign(x)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::exp;
+    use super::{exp, tanh};
+
+    #[test]
+    fn tanh_is_within_four_units_in_the_last_place() {
+        let mut x = -20.0f32;
+        while x < 20.0 {
+            let (got, want) = (f64::from(tanh(x)), f64::from(x).tanh());
+            assert!((got / want - 1.0).abs() < 2.5e-7, "tanh({x}) = {got}, not {want}");
+            x += 0.00137;
+        }
+        for x in [0.0, 1e-30, -1e-4, 1.0, f32::INFINITY, f32::NEG_INFINITY] {
+            assert!((tanh(x) - x.tanh()).abs() <= 2.5e-7 * x.tanh().abs(), "{x}");
+        }
+        assert!(tanh(f32::NAN).is_nan());
+    }
 
     #[test]
     fn exp_is_within_two_units_in_the_last_place() {

@@ -6,7 +6,7 @@ use crate::{DType, DeviceMemory, Error, Result, Tensor};
 /// One cache line, so that vectors of any instruction set can be aligned.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
-struct Line([u8; 64]);
+pub(super) struct Line([u8; 64]);
 
 /// Memory of a tensor of the [`Cpu`] backend.
 pub struct Buffer {

@@ -201,7 +201,7 @@ impl Backend for Cpu {
         batch: &HostBatch,
         params: &AttentionParams,
     ) -> Result<()> {
-        attention::attention(&self.pool, self.options.isa, y, qkv, kv, batch, params)
+        attention::attention(&self.pool, self.options, y, qkv, kv, batch, params)
     }
 
     fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, f: Activation) -> Result<()> {

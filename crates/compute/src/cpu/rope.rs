@@ -1,9 +1,12 @@
 //! Preparing queries, keys and values: norms per head, rotation, and the way into the cache.
 
+use super::attention::KeyLayout;
 use super::isa::Isa;
 use super::parallel::Shared;
+use super::simd::{LANES, LINE};
 use super::threads::Pool;
 use super::{Cpu, norm, parallel};
+use crate::quant::Quantize;
 use crate::reference::rotate;
 use crate::{DType, Error, HostBatch, KvLayer, QkvPrep, Result, Tensor};
 use half::slice::HalfFloatSliceExt;
@@ -36,6 +39,7 @@ pub(super) fn store_kv(
     let dtype = kv.k.dtype();
     let encode = encoder(dtype)?;
     let head_bytes = dtype.bytes_for(dim).expect("a cache was made of whole blocks");
+    let key_layout = KeyLayout::of(kv);
     let k_cache = Shared::new(kv.k.buffer_mut().bytes_mut());
     let v_cache = Shared::new(kv.v.buffer_mut().bytes_mut());
     parallel::rows(pool, qkv.floats_mut(), qkv_len, |t, row| {
@@ -61,19 +65,35 @@ pub(super) fn store_kv(
         let pos = batch.positions()[t] as usize;
         let block = batch.block_table(seq)[pos / block_size] as usize;
         for i in 0..n_kv {
-            let at = ((block * n_kv + i) * block_size + pos % block_size) * head_bytes;
+            let (key, value) = (&turning[(h.n_heads + i) * dim..][..dim], &values[i * dim..][..dim]);
+            let head = (block * n_kv + i) * block_size * head_bytes;
+            let at = head + pos % block_size * head_bytes;
             // SAFETY: every token of a step has its own position in its own sequence, and the scheduler gives a block that is
-            // written to only one sequence, so no two rows write to the same place.
-            let (k, v) = unsafe { (k_cache.slice(at, head_bytes), v_cache.slice(at, head_bytes)) };
-            encode(&turning[(h.n_heads + i) * dim..][..dim], k);
-            encode(&values[i * dim..][..dim], v);
+            // written to only one sequence, so no two rows write to the same place. This holds for all slices below.
+            encode(value, unsafe { v_cache.slice(at, head_bytes) });
+            match key_layout {
+                // SAFETY: as above.
+                KeyLayout::ByPosition => encode(key, unsafe { k_cache.slice(at, head_bytes) }),
+                KeyLayout::ByElement => {
+                    let bytes = head_bytes / dim;
+                    let mut encoded = [0; LINE];
+                    for (j, key) in key.chunks_exact(LANES).enumerate() {
+                        encode(key, &mut encoded[..LANES * bytes]);
+                        for (l, number) in encoded.chunks_exact(bytes).take(LANES).enumerate() {
+                            let at = head + ((j * LANES + l) * block_size + pos % block_size) * bytes;
+                            // SAFETY: as above.
+                            unsafe { k_cache.slice(at, bytes) }.copy_from_slice(number);
+                        }
+                    }
+                }
+            }
         }
     });
     Ok(())
 }
 
 /// The function that writes numbers as `dtype`.
-fn encoder(dtype: DType) -> Result<fn(&[f32], &mut [u8])> {
+fn encoder(dtype: DType) -> Result<Quantize> {
     match dtype {
         // The conversion of whole slices uses the processor's own instructions.
         DType::F16 => {

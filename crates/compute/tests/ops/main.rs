@@ -39,13 +39,14 @@ const TOLERANCES: &[(DType, f64, f64)] = &[
 const DECODED: (f64, f64) = (1e-11, 2e-4);
 
 /// The tolerance of attention per element type of the cache. Where a norm or a rotation precedes the cache, a last bit may
-/// tip a rounding.
+/// tip a rounding. Where it is fast and the cache has less than full precision, queries, keys, weights and values may be
+/// rounded to BF16.
 #[rustfmt::skip]
-const CACHE_TOLERANCES: &[(DType, f64)] = &[
-    (DType::F32,  1e-11),
-    (DType::F16,  1e-9),
-    (DType::BF16, 1e-8),
-    (DType::Q8_0, 1e-8),
+const CACHE_TOLERANCES: &[(DType, f64, f64)] = &[
+    (DType::F32,  1e-11, 1e-11),
+    (DType::F16,  1e-9,  3e-5),
+    (DType::BF16, 1e-8,  3e-5),
+    (DType::Q8_0, 1e-8,  3e-5),
 ];
 
 /// What operations without weights may lose.
@@ -56,7 +57,9 @@ const ELEMENTWISE: f64 = 1e-11;
 enum Paths {
     /// Instruction sets.
     Instructions,
-    /// And how weights are packed and multiplied.
+    /// And how numbers are multiplied.
+    Precision,
+    /// And how weights are packed.
     Weights,
 }
 
@@ -90,7 +93,11 @@ fn cpus(paths: Paths) -> impl Iterator<Item = &'static Cpu> {
     });
     all.iter().filter(move |cpu| {
         let CpuOptions { exact, repack, .. } = cpu.options();
-        paths == Paths::Weights || (!exact && repack)
+        match paths {
+            Paths::Instructions => !exact && repack,
+            Paths::Precision => repack,
+            Paths::Weights => true,
+        }
     })
 }
 

@@ -116,7 +116,7 @@ impl Sampler {
         Self::default()
     }
 
-    /// Chooses the token of `step.rows[row]`. `logits`: f32 [vocab_size], changed by this. `previous`: the tokens of the step
+    /// Chooses the token of `step.rows[row]`. `logits`: f32, `vocab_size` of them, changed by this. `previous`: the tokens of the step
     /// launched just before, one per row; read only where the row has an unseen token.
     ///
     /// Errors: [`SampleError`] if a logit is not a number or infinite (minus infinity is allowed and means never), or if every

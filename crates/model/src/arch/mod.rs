@@ -67,7 +67,7 @@ fn find(source: &dyn TensorSource) -> Result<(String, &'static ArchSpec)> {
         }
         Format::Safetensors => {
             let names = meta.get_strings("architectures")?.ok_or_else(|| missing("architectures"))?;
-            let name = names.iter().next().ok_or_else(|| missing("architectures"))?.to_string();
+            let name = names.first().ok_or_else(|| missing("architectures"))?.to_string();
             let spec = ARCHS.iter().find(|a| a.hf.contains(&name.as_str()));
             (name, spec)
         }

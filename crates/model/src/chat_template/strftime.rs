@@ -99,9 +99,9 @@ impl Timestamp {
                     &WEEKDAYS[weekday][..3],
                     &month_name[..3]
                 ),
-                Some('n') => write!(out, "\n"),
-                Some('t') => write!(out, "\t"),
-                Some('%') => write!(out, "%"),
+                Some('n') => out.write_char('\n'),
+                Some('t') => out.write_char('\t'),
+                Some('%') => out.write_char('%'),
                 // A time without a zone has nothing to print here.
                 Some('Z' | 'z') => Ok(()),
                 Some(other) => return Err(format!("strftime_now does not know %{other}")),

@@ -31,8 +31,11 @@ pub struct Synth {
     seed: u64,
     n_threads: usize,
     /// Quantized random weights to draw from, by element type and the bits of their standard deviation.
-    pools: Mutex<HashMap<(DType, u32), Arc<Vec<u8>>>>,
+    pools: Mutex<HashMap<(DType, u32), Pool>>,
 }
+
+/// Quantized weights to draw from.
+type Pool = Arc<Vec<u8>>;
 
 /// What a weight consists of.
 enum Fill {
@@ -85,7 +88,7 @@ impl Synth {
     }
 
     /// Random weights of one type and spread.
-    fn pool(&self, dtype: DType, std: f32) -> Result<Arc<Vec<u8>>> {
+    fn pool(&self, dtype: DType, std: f32) -> Result<Pool> {
         let key = (dtype, std.to_bits());
         let mut pools = self.pools.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(pool) = pools.get(&key) {

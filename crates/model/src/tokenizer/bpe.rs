@@ -304,56 +304,49 @@ impl Bpe {
     }
 
     /// The first symbols of a word: bytes or characters.
+    ///
+    /// An unknown token waits for what follows, to be fused with more of its kind; tokens for single bytes may go before
+    /// it then, which is how the reference library does it.
     fn symbols(&self, word: &[u8], symbols: &mut Vec<Symbol>) {
         let mut push = |id: u32| symbols.push(Symbol { id, previous: NONE, next: NONE });
-        if self.options.byte_level
-            && self.options.end_of_word_suffix.is_empty()
-            && self.options.continuing_subword_prefix.is_empty()
-        {
-            for &byte in word {
-                // As the reference library: a byte without a token, in a vocabulary without an unknown token, is dropped.
-                if let Some(id) = self.byte_ids[usize::from(byte)].or(self.options.unk) {
-                    push(id);
-                }
-            }
-            return;
-        }
-        let mut unknown = false;
-        let mut at = 0;
+        let BpeOptions { continuing_subword_prefix: prefix, end_of_word_suffix: suffix, .. } = &self.options;
+        let plain = prefix.is_empty() && suffix.is_empty();
         let mut text = Vec::new();
+        let mut unknown = None;
+        let mut at = 0;
         while at < word.len() {
             let len = if self.options.byte_level { 1 } else { char_len(word[at]).min(word.len() - at) };
             let c = &word[at..at + len];
-            let (first, last) = (at == 0, at + len == word.len());
+            let first = at == 0;
             at += len;
-            let id = if self.options.continuing_subword_prefix.is_empty()
-                && self.options.end_of_word_suffix.is_empty()
-            {
-                self.vocab.get(c)
+            let id = if plain && len == 1 {
+                self.byte_ids[usize::from(c[0])]
+            } else if plain {
+                self.vocab.get(c).copied()
             } else {
                 text.clear();
                 if !first {
-                    text.extend_from_slice(self.options.continuing_subword_prefix.as_bytes());
+                    text.extend_from_slice(prefix.as_bytes());
                 }
                 text.extend_from_slice(c);
-                if last {
-                    text.extend_from_slice(self.options.end_of_word_suffix.as_bytes());
+                if at == word.len() {
+                    text.extend_from_slice(suffix.as_bytes());
                 }
-                self.vocab.get(text.as_slice())
+                self.vocab.get(text.as_slice()).copied()
             };
-            if let Some(&id) = id {
+            if let Some(id) = id {
+                unknown.take().into_iter().for_each(&mut push);
                 push(id);
-                unknown = false;
             } else if let Some(bytes) = self.fallback(c) {
                 bytes.for_each(&mut push);
-                unknown = false;
-            } else if let Some(unk) = self.options.unk {
-                if !(unknown && self.options.fuse_unk) {
-                    push(unk);
-                }
-                unknown = true;
+            } else if !self.options.fuse_unk {
+                unknown.take().into_iter().for_each(&mut push);
+                unknown = self.options.unk;
+            } else {
+                unknown = self.options.unk;
             }
         }
+        unknown.into_iter().for_each(push);
     }
 
     fn rank(&self, left: u32, right: u32) -> Option<Merge> {

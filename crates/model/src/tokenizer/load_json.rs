@@ -99,13 +99,6 @@ impl<'de> Deserialize<'de> for VocabJson {
 
 impl<'de> Deserialize<'de> for Merges {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Entry<'a> {
-            Pair(String, String),
-            #[serde(borrow)]
-            Line(Cow<'a, str>),
-        }
         struct List;
         impl<'de> Visitor<'de> for List {
             type Value = Merges;
@@ -116,19 +109,8 @@ impl<'de> Deserialize<'de> for Merges {
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Merges, A::Error> {
                 let mut merges = Vec::new();
-                while let Some(entry) = seq.next_element::<Entry<'de>>()? {
-                    match entry {
-                        Entry::Pair(left, right) => merges.push((left, right)),
-                        // The heading of merges.txt, which some converters took along.
-                        Entry::Line(line) if line.starts_with("#version") => {}
-                        Entry::Line(line) => {
-                            let parts = line.split_once(' ').filter(|(_, right)| !right.contains(' '));
-                            let (left, right) = parts.ok_or_else(|| {
-                                serde::de::Error::custom(format!("merge {line:?} is not two tokens"))
-                            })?;
-                            merges.push((left.to_owned(), right.to_owned()));
-                        }
-                    }
+                while let Some(Entry(entry)) = seq.next_element()? {
+                    merges.extend(entry);
                 }
                 Ok(Merges(merges))
             }
@@ -144,6 +126,43 @@ impl<'de> Deserialize<'de> for Merges {
             }
         }
         deserializer.deserialize_any(List)
+    }
+}
+
+/// One merge; `None` for the heading of merges.txt, which some converters took along.
+struct Entry(Option<(String, String)>);
+
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Pair;
+        impl<'de> Visitor<'de> for Pair {
+            type Value = Entry;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a merge as \"left right\" or [\"left\", \"right\"]")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, line: &str) -> std::result::Result<Entry, E> {
+                if line.starts_with("#version") {
+                    return Ok(Entry(None));
+                }
+                let parts = line.split_once(' ').filter(|(_, right)| !right.contains(' '));
+                let (left, right) =
+                    parts.ok_or_else(|| E::custom(format!("merge {line:?} is not two tokens")))?;
+                Ok(Entry(Some((left.to_owned(), right.to_owned()))))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Entry, A::Error> {
+                let wrong = |n| serde::de::Error::invalid_length(n, &self);
+                let left = seq.next_element()?.ok_or_else(|| wrong(0))?;
+                let right = seq.next_element()?.ok_or_else(|| wrong(1))?;
+                if seq.next_element::<serde::de::IgnoredAny>()?.is_some() {
+                    return Err(wrong(3));
+                }
+                Ok(Entry(Some((left, right))))
+            }
+        }
+        deserializer.deserialize_any(Pair)
     }
 }
 

@@ -117,9 +117,9 @@ impl Cursor<'_> {
         let byte = |i: usize| u32::from(self.text[at + i] & 0x3f);
         let lead = u32::from(lead);
         let (code, len) = match lead {
-            0..0x80 => (lead, 1),
-            0..0xe0 => ((lead & 0x1f) << 6 | byte(1), 2),
-            0..0xf0 => ((lead & 0x0f) << 12 | byte(1) << 6 | byte(2), 3),
+            ..0x80 => (lead, 1),
+            0x80..0xe0 => ((lead & 0x1f) << 6 | byte(1), 2),
+            0xe0..0xf0 => ((lead & 0x0f) << 12 | byte(1) << 6 | byte(2), 3),
             _ => ((lead & 0x07) << 18 | byte(1) << 12 | byte(2) << 6 | byte(3), 4),
         };
         let class = self.classes.of(char::from_u32(code).unwrap_or('\0'));

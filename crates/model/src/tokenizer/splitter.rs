@@ -59,7 +59,11 @@ impl Pattern {
             .delegate_size_limit(1 << 24)
             .build()
             .map(|regex| Pattern::Regex(Box::new(regex)))
-            .map_err(|error| Error::Regex { pattern: pattern.to_owned(), reason: error.to_string() })
+            .map_err(|error| {
+                // The compiler draws pictures over several lines.
+                let reason = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+                Error::Regex { pattern: pattern.to_owned(), reason }
+            })
     }
 
     /// Calls `found` with contiguous pieces that cover `text`, in order.

@@ -1,72 +1,151 @@
-//! Memory for packed weights: zeroed, and aligned to the lines that the kernels load.
+//! Memory for packed weights: zeroed, aligned to the lines that the kernels load, and in large pages where the system
+//! gives them.
+//!
+//! Buffers are cut one after the other from slabs of whole large pages. With pages of 4 KiB, decoding one token looks up
+//! hundreds of thousands of them, and the processor's prefetchers stop at each border; the lookups are dearest in a virtual
+//! machine, where they cost more than the reading.
 
 use crate::cpu::simd::LINE;
 use crate::{Error, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Alignment: a large page, so that the system may back the buffer with such pages.
+/// Alignment of a slab: a large page.
 const LARGE_PAGE: usize = 2 << 20;
+/// Least size of a slab. The last one of a model stays partly unused, and its untouched pages take no memory.
+const SLAB: usize = 32 * LARGE_PAGE;
+/// Buffers below this size are allocated alone: they would keep a slab alive that nobody else uses.
+const SMALL: usize = 64 << 10;
 
 /// A zeroed buffer whose address is a multiple of 64.
 pub(super) struct Buffer {
     start: NonNull<u8>,
-    layout: Layout,
+    len: usize,
+    /// Keeps the memory alive.
+    _slab: Arc<Slab>,
 }
 
-// SAFETY: the buffer owns its memory; shared references only read.
+// SAFETY: the buffer is the only one that has these bytes of its slab; shared references only read.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
+
+/// One allocation, from which buffers are cut; freed with the last of them.
+struct Slab {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: a slab gives its memory out and never touches it.
+unsafe impl Send for Slab {}
+// SAFETY: as above.
+unsafe impl Sync for Slab {}
+
+/// The slab that is being filled, and how many of its bytes are given out.
+static OPEN: Mutex<(Weak<Slab>, usize)> = Mutex::new((Weak::new(), 0));
 
 impl Buffer {
     /// A buffer of `len` bytes, all zero.
     ///
     /// Errors: `OutOfMemory`.
     pub(super) fn zeroed(len: usize) -> Result<Self> {
-        let align = if len >= LARGE_PAGE { LARGE_PAGE } else { LINE };
-        let no_memory =
-            || Error::OutOfMemory { device: "cpu".into(), what: "packed weights".into(), requested: len };
-        let layout = Layout::from_size_align(len.max(1), align).map_err(|_| no_memory())?;
-        // SAFETY: the size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(no_memory)?;
-        advise_large_pages(start, layout.size());
-        Ok(Self { start, layout })
+        let size = len.checked_next_multiple_of(LINE).ok_or_else(|| no_memory(len))?;
+        if size < SMALL {
+            let slab = Slab::new(size.max(LINE), LINE)?;
+            return Ok(Self { start: slab.start, len, _slab: slab });
+        }
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let slab = match open.0.upgrade() {
+            Some(slab) if slab.layout.size() - open.1 >= size => slab,
+            _ => {
+                let slab = Slab::new(
+                    size.checked_next_multiple_of(SLAB).ok_or_else(|| no_memory(len))?,
+                    LARGE_PAGE,
+                )?;
+                *open = (Arc::downgrade(&slab), 0);
+                slab
+            }
+        };
+        // SAFETY: open.1 + size <= the slab's size.
+        let start = unsafe { slab.start.add(open.1) };
+        open.1 += size;
+        Ok(Self { start, len, _slab: slab })
     }
 
     pub(super) fn as_slice(&self) -> &[u8] {
-        // SAFETY: the buffer owns `size` initialized bytes.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) }
+        // SAFETY: the buffer owns `len` initialized bytes.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
     pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `self` is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 
-/// Asks the system to back a large buffer with large pages: the processor's prefetchers stop at the border of a page.
+fn no_memory(requested: usize) -> Error {
+    Error::OutOfMemory { device: "cpu".into(), what: "packed weights".into(), requested }
+}
+
+impl Slab {
+    /// `size` zeroed bytes; `size` is not zero.
+    fn new(size: usize, align: usize) -> Result<Arc<Self>> {
+        let layout = Layout::from_size_align(size, align).map_err(|_| no_memory(size))?;
+        // SAFETY: the size is not zero.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| no_memory(size))?;
+        advise_large_pages(start, layout);
+        Ok(Arc::new(Self { start, layout }))
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+/// Asks the system to back a slab with large pages.
 #[cfg(target_os = "linux")]
-fn advise_large_pages(start: NonNull<u8>, len: usize) {
+fn advise_large_pages(start: NonNull<u8>, layout: Layout) {
     use std::ffi::{c_int, c_void};
     // From the C library, which the standard library links anyway; the value is the same on every architecture of Linux.
     unsafe extern "C" {
         fn madvise(start: *mut c_void, len: usize, advice: c_int) -> c_int;
     }
     const MADV_HUGEPAGE: c_int = 14;
-    if len >= LARGE_PAGE {
-        // SAFETY: whole pages that the buffer owns; the advice changes no contents. Where the system does not follow it,
-        // the buffer is as good as without.
-        unsafe { madvise(start.as_ptr().cast(), len / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE) };
+    if layout.align() >= LARGE_PAGE {
+        // SAFETY: whole pages that the slab owns; the advice changes no contents. Where the system does not follow it, the
+        // slab is as good as without.
+        unsafe { madvise(start.as_ptr().cast(), layout.size(), MADV_HUGEPAGE) };
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn advise_large_pages(_start: NonNull<u8>, _len: usize) {}
+fn advise_large_pages(_start: NonNull<u8>, _layout: Layout) {}
 
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_zero_aligned_and_apart() {
+        let sizes = [0, 1, 64, SMALL - 1, SMALL, SMALL + 1, 3 << 20, SLAB, SLAB + 1, SMALL];
+        let mut buffers: Vec<Buffer> = sizes.iter().map(|&n| Buffer::zeroed(n).unwrap()).collect();
+        for (i, buffer) in buffers.iter_mut().enumerate() {
+            assert_eq!(buffer.as_slice().len(), sizes[i]);
+            assert!(buffer.start.as_ptr().addr().is_multiple_of(LINE));
+            assert!(buffer.as_slice().iter().all(|&b| b == 0), "{i}");
+            buffer.as_mut_slice().fill(i as u8 + 1);
+        }
+        for (i, buffer) in buffers.iter().enumerate() {
+            assert!(buffer.as_slice().iter().all(|&b| b == i as u8 + 1), "{i}");
+        }
+        // What is freed and given out again is zero again.
+        drop(buffers);
+        assert!(Buffer::zeroed(SLAB).unwrap().as_slice().iter().all(|&b| b == 0));
+        assert!(matches!(Buffer::zeroed(usize::MAX), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(Buffer::zeroed(usize::MAX / 2), Err(Error::OutOfMemory { .. })));
     }
 }

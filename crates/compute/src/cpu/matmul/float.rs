@@ -7,7 +7,7 @@ use super::activations::{BAND, Tile, band};
 use super::int8::{self, Sums};
 use super::layout::{Args, get_dwords, put_dwords};
 use crate::DType;
-use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
+use crate::cpu::simd::{Kernel, LANES, LINE, Simd, stream};
 use std::marker::PhantomData;
 
 /// Steps after which the next band of rows has its turn, so that the weights come from the first-level cache; even.
@@ -141,8 +141,8 @@ impl Step for Bf16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(w: *const u8, k: usize) -> S::F {
         unsafe {
-            let pair = S::load(w.add(k / 2 * LINE));
-            if k % 2 == 0 { S::bf16_low(pair) } else { S::bf16_high(pair) }
+            let pair = stream::<S>(w.add(k / 2 * LINE));
+            if k.is_multiple_of(2) { S::bf16_low(pair) } else { S::bf16_high(pair) }
         }
     }
 
@@ -162,7 +162,7 @@ impl Step for Bf16Dot {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(w: *const u8, k: usize) -> S::I {
-        unsafe { S::load(w.add(k * LINE)) }
+        unsafe { stream::<S>(w.add(k * LINE)) }
     }
 
     #[inline(always)]

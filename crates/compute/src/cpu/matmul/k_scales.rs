@@ -10,7 +10,7 @@
 //! ```
 
 use super::activations::Tile;
-use crate::cpu::simd::{LANES, LINE, Simd};
+use crate::cpu::simd::{LANES, LINE, Simd, stream};
 
 /// Lines of a packed header.
 pub(super) const HEADER_LINES: usize = 4;
@@ -67,7 +67,8 @@ impl<S: Simd> Header<S> {
         unsafe {
             let (d, dmin) = (S::load_f16(p), S::load_f16(p.add(32)));
             let (nibble, two) = (S::splat_i32(0x0f0f_0f0f), S::splat_i32(0x3030_3030));
-            let (s, m, high) = (S::load(p.add(LINE)), S::load(p.add(2 * LINE)), S::load(p.add(3 * LINE)));
+            let (s, m, high) =
+                (stream::<S>(p.add(LINE)), stream::<S>(p.add(2 * LINE)), stream::<S>(p.add(3 * LINE)));
             let mut bytes = [0_u8; 4 * LINE];
             let b = bytes.as_mut_ptr();
             S::store(b, S::or(S::and(s, nibble), S::and(S::shl::<4>(high), two)));

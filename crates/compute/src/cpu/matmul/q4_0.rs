@@ -5,7 +5,7 @@
 
 use super::int8;
 use super::layout::{Args, get_dwords, put_dwords};
-use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
+use crate::cpu::simd::{Kernel, LANES, LINE, Simd, stream};
 
 const BLOCK: usize = 18;
 const BLOCK_LINES: usize = 4;
@@ -66,7 +66,7 @@ impl Multiply<'_> {
                 let lines = lines.add(b * BLOCK_LINES * LINE);
                 let mut w = [S::splat_i32(0); 8];
                 for i in 0..4 {
-                    let line = S::load(lines.add(i * LINE));
+                    let line = stream::<S>(lines.add(i * LINE));
                     w[i] = S::and(line, low);
                     w[4 + i] = S::and(S::shr::<4>(line), low);
                 }

@@ -6,7 +6,7 @@
 use super::int8::{self, Sums};
 use super::k_scales::{self, HEADER_BYTES, HEADER_LINES, Header};
 use super::layout::{Args, get_dwords, put_dwords};
-use crate::cpu::simd::{Kernel, LINE, Simd};
+use crate::cpu::simd::{Kernel, LINE, Simd, stream};
 
 const BLOCK: usize = 144;
 const BLOCK_LINES: usize = HEADER_LINES + 32;
@@ -65,7 +65,7 @@ impl Multiply<'_> {
                     let q = x.q.as_ptr().add((8 * b + 2 * c) * rows * 32);
                     let mut v = [low; 8];
                     for i in 0..8 {
-                        v[i] = S::and(S::load(lines.add(i * LINE)), low);
+                        v[i] = S::and(stream::<S>(lines.add(i * LINE)), low);
                     }
                     int8::add_sub_block::<S, 8, 15>(t, &v, header.scales[2 * c], rows, q, std::ptr::null());
                     for i in 0..8 {

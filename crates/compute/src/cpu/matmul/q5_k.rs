@@ -6,7 +6,7 @@
 use super::int8::{self, Sums};
 use super::k_scales::{self, HEADER_BYTES, HEADER_LINES, Header};
 use super::layout::{Args, get_dwords, put_dwords};
-use crate::cpu::simd::{Kernel, LINE, Simd};
+use crate::cpu::simd::{Kernel, LINE, Simd, stream};
 
 const BLOCK: usize = 176;
 const BLOCK_LINES: usize = HEADER_LINES + 8 + 32;
@@ -99,8 +99,12 @@ unsafe fn sub_block<S: Simd, const LEFT: u32, const RIGHT: u32, const NIBBLE: u3
         let (low, bit) = (S::splat_i32(0x0f0f_0f0f), S::splat_i32(0x1010_1010));
         let mut v = [low; 8];
         for i in 0..8 {
-            let nibble = S::and(S::shr::<NIBBLE>(S::load(nibbles.add(i * LINE))), low);
-            let high = S::and(S::shr::<RIGHT>(S::shl::<LEFT>(S::load(high.add(i * LINE)))), bit);
+            let (nibbles, high) = (nibbles.add(i * LINE), high.add(i * LINE));
+            // Sub-block 0 is the first to read the high bits, and even ones the first to read their nibbles.
+            let high = if LEFT == 4 { stream::<S>(high) } else { S::load(high) };
+            let nibbles = if NIBBLE == 0 { stream::<S>(nibbles) } else { S::load(nibbles) };
+            let nibble = S::and(S::shr::<NIBBLE>(nibbles), low);
+            let high = S::and(S::shr::<RIGHT>(S::shl::<LEFT>(high)), bit);
             v[i] = S::or(nibble, high);
         }
         int8::add_sub_block::<S, 8, 31>(t, &v, scale, rows, q, std::ptr::null());

@@ -6,7 +6,7 @@
 
 use super::int8::{self, Sums};
 use super::layout::{Args, get_dwords, put_dwords};
-use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
+use crate::cpu::simd::{Kernel, LANES, LINE, Simd, stream};
 
 const BLOCK: usize = 210;
 const LOW: usize = 128;
@@ -132,8 +132,11 @@ impl Half {
             for part in 0..2 {
                 let mut v = [nibble; 4];
                 for i in 0..4 {
-                    let low = S::load(self.low.add((8 * (QUARTER % 2) + 4 * part + i) * LINE));
-                    let high = S::load(self.high.add((4 * part + i) * LINE));
+                    let low = self.low.add((8 * (QUARTER % 2) + 4 * part + i) * LINE);
+                    let high = self.high.add((4 * part + i) * LINE);
+                    // The first quarter to read a line asks for the ones to come.
+                    let low = if QUARTER < 2 { stream::<S>(low) } else { S::load(low) };
+                    let high = if QUARTER == 0 { stream::<S>(high) } else { S::load(high) };
                     let high = S::and(S::shr::<RIGHT>(S::shl::<LEFT>(high)), two);
                     v[i] = S::or(S::and(S::shr::<NIBBLE>(low), nibble), high);
                 }

@@ -5,7 +5,7 @@
 
 use super::int8;
 use super::layout::{Args, get_dwords, put_dwords};
-use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
+use crate::cpu::simd::{Kernel, LANES, LINE, Simd, stream};
 
 const BLOCK: usize = 34;
 const BLOCK_LINES: usize = 8;
@@ -72,7 +72,7 @@ impl Multiply<'_> {
                 let lines = lines.add(b * BLOCK_LINES * LINE);
                 let mut w = [S::splat_i32(0); 8];
                 for i in 0..8 {
-                    w[i] = S::load(lines.add(i * LINE));
+                    w[i] = stream::<S>(lines.add(i * LINE));
                 }
                 let offsets = match S::CENTERS_BYTES {
                     true => std::ptr::null(),

@@ -46,6 +46,12 @@ impl Simd for Avx2 {
     type F = F;
     // The multiply takes unsigned times signed and saturates at 16 bits: 255 · 127 · 2 is too much, 128 · 127 · 2 is not.
     const CENTERS_BYTES: bool = true;
+    const REGISTERS: usize = 8;
+
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> I {
@@ -80,6 +86,15 @@ impl Simd for Avx2 {
     unsafe fn load_f16(p: *const u8) -> F {
         unsafe {
             [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast()))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> F {
+        unsafe {
+            let wide = |p: *const u8| _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            let float = |v| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(v));
+            [float(wide(p)), float(wide(p.add(16)))]
         }
     }
 
@@ -150,6 +165,19 @@ impl Simd for Avx2 {
                 _mm256_castsi256_ps(_mm256_and_si256(v[1], mask)),
             ]
         }
+    }
+
+    #[inline(always)]
+    unsafe fn bf16_pairs(first: F, second: F) -> I {
+        // Half of the last place that stays, less one where that place is even: the nearest number, ties to even.
+        let round = |x: __m256| unsafe {
+            let bits = _mm256_castps_si256(x);
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+            _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)))
+        };
+        let pair =
+            |a, b| unsafe { _mm256_blend_epi16::<0b1010_1010>(_mm256_srli_epi32::<16>(round(a)), round(b)) };
+        [pair(first[0], second[0]), pair(first[1], second[1])]
     }
 
     #[inline(always)]

@@ -34,6 +34,12 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     type I = __m512i;
     type F = __m512;
     const CENTERS_BYTES: bool = false;
+    const REGISTERS: usize = 32;
+
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> __m512i {
@@ -58,6 +64,14 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> __m512 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> __m512 {
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
     }
 
     #[inline(always)]
@@ -113,6 +127,38 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     #[inline(always)]
     unsafe fn bf16_high(v: __m512i) -> __m512 {
         unsafe { _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(0xffff_0000_u32 as i32))) }
+    }
+
+    #[inline(always)]
+    unsafe fn bf16_pairs(first: __m512, second: __m512) -> __m512i {
+        if BF16 {
+            // Element 2 · i is number i of the low half, which is `first`; element 2 · i + 1 that of the high half.
+            const INTERLEAVED: [u16; 32] = {
+                let mut order = [0; 32];
+                let mut i = 0;
+                while i < 16 {
+                    (order[2 * i], order[2 * i + 1]) = (i as u16, i as u16 + 16);
+                    i += 1;
+                }
+                order
+            };
+            // SAFETY: __m512bh holds any 512 bits; the table has 64 bytes.
+            unsafe {
+                let halves = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first));
+                _mm512_permutexvar_epi16(_mm512_loadu_si512(INTERLEAVED.as_ptr().cast()), halves)
+            }
+        } else {
+            // Half of the last place that stays, less one where that place is even: the nearest number, ties to even.
+            unsafe {
+                let round = |x: __m512| {
+                    let bits = _mm512_castps_si512(x);
+                    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                    _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)))
+                };
+                let low = _mm512_srli_epi32::<16>(round(first));
+                _mm512_mask_blend_epi16(0xaaaa_aaaa, low, round(second))
+            }
+        }
     }
 
     #[inline(always)]

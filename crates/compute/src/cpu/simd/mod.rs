@@ -33,7 +33,11 @@ pub(crate) trait Simd: Copy {
     ///
     /// The caller starts the sum at zero in the first case and at -128 times the sum of the activations in the second.
     const CENTERS_BYTES: bool;
+    /// Float vectors that the registers hold, counting one for what an instruction needs besides.
+    const REGISTERS: usize;
 
+    /// Asks for the line at `p` to come into the cache; `p` may point anywhere.
+    unsafe fn prefetch(p: *const u8);
     /// 64 bytes.
     unsafe fn load(p: *const u8) -> Self::I;
     /// Writes 64 bytes.
@@ -44,6 +48,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_i8(p: *const u8) -> Self::I;
     /// 16 numbers of half precision (32 bytes).
     unsafe fn load_f16(p: *const u8) -> Self::F;
+    /// 16 BF16 numbers (32 bytes).
+    unsafe fn load_bf16(p: *const u8) -> Self::F;
     /// 16 floats (64 bytes).
     unsafe fn load_f32(p: *const f32) -> Self::F;
     /// Writes 16 floats.
@@ -67,6 +73,9 @@ pub(crate) trait Simd: Copy {
     unsafe fn bf16_low(v: Self::I) -> Self::F;
     /// The second number of every lane's pair of BF16 numbers.
     unsafe fn bf16_high(v: Self::I) -> Self::F;
+
+    /// Every lane's two numbers rounded to BF16, the first in the low half.
+    unsafe fn bf16_pairs(first: Self::F, second: Self::F) -> Self::I;
 
     /// Bitwise and.
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
@@ -92,6 +101,23 @@ pub(crate) trait Simd: Copy {
     unsafe fn dot_i16(sum: Self::I, w: Self::I, x: i32) -> Self::I;
     /// Adds to every lane the products of its two BF16 numbers with the two in `x`.
     unsafe fn dot_bf16(sum: Self::F, w: Self::I, x: u32) -> Self::F;
+}
+
+/// How far ahead of their use weights are asked for, in bytes: the time to memory at the speed of one core.
+const AHEAD: usize = 4096;
+
+/// Loads a line of a stream and asks for the one that comes [`AHEAD`] of it: the processor's own prefetching stops at the
+/// borders of pages and loses its way in streams that it sees as several.
+///
+/// # Safety
+/// [`Simd`]'s contract; `p` has 64 bytes.
+#[inline(always)]
+pub(crate) unsafe fn stream<S: Simd>(p: *const u8) -> S::I {
+    // SAFETY: the caller's promise.
+    unsafe {
+        S::prefetch(p.wrapping_add(AHEAD));
+        S::load(p)
+    }
 }
 
 /// A body that is compiled once per instruction set.

@@ -39,6 +39,10 @@ impl Simd for Portable {
     type I = [i32; LANES];
     type F = [f32; LANES];
     const CENTERS_BYTES: bool = false;
+    const REGISTERS: usize = 8;
+
+    #[inline(always)]
+    unsafe fn prefetch(_p: *const u8) {}
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> Self::I {
@@ -68,6 +72,12 @@ impl Simd for Portable {
     unsafe fn load_f16(p: *const u8) -> Self::F {
         // SAFETY: 32 readable bytes by contract.
         map(unsafe { read::<[u16; LANES]>(p) }, |b| f16::from_bits(u16::from_le(b)).to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self::F {
+        // SAFETY: 32 readable bytes by contract.
+        map(unsafe { read::<[u16; LANES]>(p) }, |b| f32::from_bits(u32::from(u16::from_le(b)) << 16))
     }
 
     #[inline(always)]
@@ -126,6 +136,12 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn bf16_high(v: Self::I) -> Self::F {
         map(v, |x| f32::from_bits(x as u32 & 0xffff_0000))
+    }
+
+    #[inline(always)]
+    unsafe fn bf16_pairs(first: Self::F, second: Self::F) -> Self::I {
+        let bits = |x: f32| i32::from(bf16::from_f32(x).to_bits());
+        zip(map(first, bits), map(second, bits), |l, h| l | h << 16)
     }
 
     #[inline(always)]

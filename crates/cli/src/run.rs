@@ -1,0 +1,205 @@
+//! `realizar run`: answers one prompt, or chats.
+
+use crate::args::ModelOption;
+use crate::chat;
+use crate::load::RunnerOptions;
+use crate::{input, output};
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use realizar::{Completion, FinishReason, Model, Options, SamplingParams, TextParams};
+use realizar_engine::SampleError;
+use realizar_model::source::{Format, TensorSource};
+use realizar_model::weights::find_non_finite;
+use serde_json::{Value, json};
+use std::io::IsTerminal;
+use std::time::Duration;
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelOption,
+    /// What to answer; without it a terminal starts a chat, and anything else is read from stdin.
+    #[arg(value_name = "PROMPT")]
+    prompt: Option<String>,
+    /// Tokens to generate at most; by default as many as the context holds.
+    #[arg(short, long = "max-tokens", value_name = "N")]
+    n: Option<usize>,
+    #[command(flatten)]
+    sampling: SamplingOptions,
+    /// Ends the answer before this text; may be given several times.
+    #[arg(long, value_name = "STR")]
+    stop: Vec<String>,
+    /// The conversation's system message.
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub(crate) system: Option<String>,
+    /// Continues the prompt as it is, without the model's chat template.
+    #[arg(long)]
+    raw: bool,
+    /// Longest conversation, in tokens; by default the model's own, or less where memory is short.
+    #[arg(long, value_name = "N")]
+    ctx: Option<usize>,
+    #[command(flatten)]
+    runner: RunnerOptions,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// How tokens are chosen. What is not given follows the model's generation_config.json where it has one, else the defaults.
+#[derive(Debug, Args)]
+struct SamplingOptions {
+    /// Randomness: 0 always takes the likeliest token [default: 0.8].
+    #[arg(long, value_name = "T")]
+    temp: Option<f32>,
+    /// Keeps only the N likeliest tokens; 0 keeps all [default: 40].
+    #[arg(long, value_name = "N")]
+    top_k: Option<usize>,
+    /// Keeps the likeliest tokens up to this total probability [default: 0.95].
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+    /// Drops tokens less likely than this share of the likeliest [default: 0.05].
+    #[arg(long, value_name = "P")]
+    min_p: Option<f32>,
+    /// Divides the logits of tokens that are in the text already; 1 is off [default: 1].
+    #[arg(long, value_name = "R")]
+    repeat_penalty: Option<f32>,
+    /// The same seed gives the same answer; by default a random one.
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+}
+
+impl SamplingOptions {
+    fn params(&self, source: &dyn TensorSource) -> Result<SamplingParams> {
+        let meta = source.metadata();
+        let of_model = |key: &str| match source.format() {
+            Format::Safetensors => meta.get_f32(&format!("generation_config.{key}")),
+            Format::Gguf => Ok(None),
+        };
+        let greedy = source.format() == Format::Safetensors
+            && meta.get_bool("generation_config.do_sample")? == Some(false);
+        let temperature = if greedy { Some(0.0) } else { of_model("temperature")? };
+        let top_k = of_model("top_k")?.map(|k| k.max(0.0) as usize);
+        let params = SamplingParams {
+            temperature: self.temp.or(temperature).unwrap_or(0.8),
+            top_k: self.top_k.or(top_k).unwrap_or(40),
+            top_p: self.top_p.or(of_model("top_p")?).unwrap_or(0.95),
+            min_p: self.min_p.or(of_model("min_p")?).unwrap_or(0.05),
+            repetition_penalty: self.repeat_penalty.or(of_model("repetition_penalty")?).unwrap_or(1.0),
+            seed: self.seed,
+            ..SamplingParams::default()
+        };
+        params.validate()?;
+        Ok(params)
+    }
+}
+
+pub(crate) fn run(args: &RunArgs) -> Result<()> {
+    let chats = args.prompt.is_none() && !args.raw && !args.json && std::io::stdin().is_terminal();
+    let prompt = if chats { None } else { Some(input::text_or_stdin(args.prompt.as_deref())?) };
+    if prompt.as_ref().is_some_and(|p| p.is_empty()) {
+        bail!("the prompt is empty");
+    }
+    let source = args.model.model.open()?;
+    let params = TextParams {
+        max_tokens: args.n,
+        sampling: args.sampling.params(&*source)?,
+        stop: args.stop.clone(),
+        ..TextParams::default()
+    };
+    // One stream: room for its own tokens is enough.
+    let options = Options { max_seqs: 1, max_logits: 1, ..args.runner.load_options(args.ctx) };
+    let model = Model::from_source(&*source, &options)?;
+    let Some(prompt) = prompt else { return chat::chat(args, &model, &params) };
+    let answer = answer(args, &model, &prompt, &params).map_err(|error| explain(error, &*source))?;
+    if args.json { output::print_json(&report(args, &model, &answer)) } else { Ok(()) }
+}
+
+fn answer(args: &RunArgs, model: &Model, prompt: &str, params: &TextParams) -> Result<Completion> {
+    let mut ended_line = true;
+    let mut failed = None;
+    let print = |text: &str| {
+        if args.json {
+            return true;
+        }
+        ended_line = text.ends_with('\n');
+        failed = output::print(text).err();
+        failed.is_none()
+    };
+    let completion = if args.raw {
+        model.generate(prompt, params, print)?
+    } else if model.engine().template().is_none() {
+        tracing::warn!("the model has no chat template; the prompt is continued as it is");
+        model.generate(prompt, params, print)?
+    } else {
+        let mut messages: Vec<Value> =
+            args.system.iter().map(|s| json!({"role": "system", "content": s})).collect();
+        messages.push(json!({"role": "user", "content": prompt}));
+        let conversation = json!({ "messages": messages });
+        let stream = model.engine().chat(&conversation, realizar::now(), params)?;
+        stream.run(print)?.into_iter().next().context("the engine stopped before an answer")?
+    };
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    if !ended_line {
+        output::print("\n")?;
+    }
+    let (usage, t) = (completion.usage, completion.timings);
+    tracing::info!(
+        prompt_tokens = usage.prompt_tokens,
+        tokens = usage.completion_tokens,
+        first_token_ms = t.first_token.as_millis() as u64,
+        decode_tok_s = decode_tok_s(usage.completion_tokens, t.decode),
+        "answered"
+    );
+    Ok(completion)
+}
+
+/// Adds to an error about logits which weight is at fault.
+fn explain(error: anyhow::Error, source: &dyn TensorSource) -> anyhow::Error {
+    let sampling = error.downcast_ref::<realizar_engine::Error>().or_else(|| {
+        match error.downcast_ref::<realizar::Error>() {
+            Some(realizar::Error::Generate(e)) => Some(e),
+            _ => None,
+        }
+    });
+    if !matches!(sampling, Some(realizar_engine::Error::Sample(SampleError::NotFinite { .. }))) {
+        return error;
+    }
+    match find_non_finite(source) {
+        Ok(Some((tensor, i))) => error.context(format!(
+            "{}: tensor {tensor:?} has a weight that is not a finite number, at element {i}",
+            source.path().display()
+        )),
+        _ => error,
+    }
+}
+
+/// Tokens per second after the first.
+pub(crate) fn decode_tok_s(n_tokens: usize, decode: Duration) -> f64 {
+    match (n_tokens, decode) {
+        (2.., t) if t > Duration::ZERO => (n_tokens - 1) as f64 / t.as_secs_f64(),
+        _ => 0.0,
+    }
+}
+
+fn report(args: &RunArgs, model: &Model, c: &Completion) -> Value {
+    let ms = |d: Duration| d.as_secs_f64() * 1e3;
+    json!({
+        "model": args.model.model.to_string(),
+        "prompt_tokens": c.usage.prompt_tokens,
+        "tokens": c.tokens.iter().map(|t| t.id).collect::<Vec<_>>(),
+        "text": c.text,
+        "finish_reason": match c.reason {
+            FinishReason::Stop { .. } => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Cancelled => "cancelled",
+        },
+        "timings": {
+            "load_ms": ms(model.load_time()),
+            "prefill_ms": ms(c.timings.prefill),
+            "ttft_ms": ms(c.timings.first_token),
+            "decode_tok_s": decode_tok_s(c.usage.completion_tokens, c.timings.decode),
+        },
+    })
+}

@@ -1,0 +1,145 @@
+//! Causal attention over the blocks of the cache, by online softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
+//!
+//! A task is one key-value head of one sequence and some rows, where a row is one query head of one token. It goes through
+//! the sequence in tiles of 64 positions ([`tile`]), multiplies each by all its rows, and keeps every row's maximum, sum and
+//! output ([`task`]).
+//!
+//! ```text
+//!   sequence  | span 0                        | span 1           …
+//!   tiles     | 64 | 64 | 64 | 64 | … | 64 |  | 64 | 64 | …          at multiples of 64, whoever computes them
+//!   a row       online softmax over the tiles   again, from nothing  then the spans are merged in order
+//! ```
+//!
+//! Tiles and spans lie at fixed positions and a row's arithmetic never looks at other rows, so a token's result is the same
+//! bit by bit in a long prompt, in a chunk, alone, and on any number of threads. Spans let several threads share one long
+//! sequence.
+
+mod layout;
+mod task;
+mod tile;
+
+pub(super) use layout::KeyLayout;
+
+use super::parallel::Shared;
+use super::threads::Pool;
+use super::{Cpu, CpuOptions};
+use crate::{AttentionParams, HostBatch, KvLayer, Result, Tensor};
+use std::cell::RefCell;
+use task::{Output, Partial, Rows};
+
+/// Rows of a task: enough that the conversion of a tile is small beside its products, few enough for the caches.
+const TASK_ROWS: usize = 128;
+
+/// With fewer tasks than this per thread, spans become tasks of their own.
+const TASKS_PER_THREAD: usize = 4;
+
+thread_local! {
+    /// Results of spans that wait for their merge; on the thread that calls.
+    static PARTIALS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(super) fn attention(
+    pool: &Pool,
+    options: CpuOptions,
+    y: &mut Tensor<Cpu>,
+    qkv: &Tensor<Cpu>,
+    kv: &KvLayer<Cpu>,
+    batch: &HostBatch,
+    params: &AttentionParams,
+) -> Result<()> {
+    let h = params.heads;
+    let n_tokens = batch.tokens().len();
+    assert_eq!((qkv.row_len(), y.row_len()), (h.qkv_len(), h.n_heads * h.head_dim));
+    assert_eq!((qkv.rows(), y.rows()), (n_tokens, n_tokens));
+    let plan = Plan { options, qkv: qkv.floats(), kv, batch, params, y: Shared::new(y.floats_mut()) };
+    let n_tasks = plan.n_tasks();
+    let n_spans: usize = (0..n_tasks).map(|i| plan.rows(i).spans().len()).sum();
+    if n_spans == n_tasks || n_tasks >= TASKS_PER_THREAD * pool.n_threads() {
+        // The last tokens of a prompt see the most positions: long tasks first leaves short ones to fill the end.
+        pool.for_each_chunk(n_tasks, 1, |range| {
+            range.for_each(|i| plan.rows(n_tasks - 1 - i).attend(Output::All(&plan.y)));
+        });
+        return Ok(());
+    }
+
+    let len = (0..n_tasks).map(|i| plan.rows(i).partial_len()).max().unwrap_or(0);
+    let tasks: Vec<(usize, usize)> =
+        (0..n_tasks).flat_map(|i| plan.rows(i).spans().map(move |span| (i, span))).collect();
+    PARTIALS.with_borrow_mut(|partials| {
+        partials.resize(partials.len().max(tasks.len() * len), 0.0);
+        let partials = Shared::new(partials);
+        pool.for_each_chunk(tasks.len(), 1, |range| {
+            for t in range {
+                let rows = plan.rows(tasks[t].0);
+                // SAFETY: partial `t` belongs to this task alone, and there is room for `tasks.len()` of them.
+                let partial = unsafe { partials.slice(t * len, rows.partial_len()) };
+                rows.attend(Output::Span(tasks[t].1, partial));
+            }
+        });
+        pool.for_each_chunk(n_tasks, 1, |range| {
+            for i in range {
+                let rows = plan.rows(i);
+                let first = tasks.partition_point(|t| t.0 < i);
+                let part = |t: usize| {
+                    // SAFETY: only this task reads the partials of these rows, after all were written.
+                    unsafe { partials.slice(t * len, rows.partial_len()) }
+                };
+                let mut total = Partial::of(part(first), rows.count());
+                for t in first + 1..first + rows.spans().len() {
+                    total.merge(&Partial::of(part(t), rows.count()));
+                }
+                rows.finish(&total, &plan.y);
+            }
+        });
+    });
+    Ok(())
+}
+
+/// How a step is cut into tasks.
+struct Plan<'a> {
+    options: CpuOptions,
+    qkv: &'a [f32],
+    kv: &'a KvLayer<Cpu>,
+    batch: &'a HostBatch,
+    params: &'a AttentionParams,
+    y: Shared<f32>,
+}
+
+impl Plan<'_> {
+    fn tokens_per_task(&self) -> usize {
+        let h = self.params.heads;
+        (TASK_ROWS / (h.n_heads / h.n_kv_heads)).max(1)
+    }
+
+    fn n_tasks(&self) -> usize {
+        let per_task = self.tokens_per_task();
+        let chunks: usize = self.batch.seqs().iter().map(|s| s.tokens.len().div_ceil(per_task)).sum();
+        chunks * self.params.heads.n_kv_heads
+    }
+
+    /// The rows of a task; tasks are numbered by sequence, then by token, then by head.
+    fn rows(&self, task: usize) -> Rows<'_> {
+        let n_kv_heads = self.params.heads.n_kv_heads;
+        let per_task = self.tokens_per_task();
+        let (mut chunk, kv_head) = (task / n_kv_heads, task % n_kv_heads);
+        for seq in self.batch.seqs() {
+            let n_chunks = seq.tokens.len().div_ceil(per_task);
+            if chunk < n_chunks {
+                let first = seq.tokens.start + chunk * per_task;
+                return Rows {
+                    options: self.options,
+                    qkv: self.qkv,
+                    kv: self.kv,
+                    params: self.params,
+                    table: self.batch.block_table(seq),
+                    first,
+                    n_tokens: per_task.min(seq.tokens.end - first),
+                    start: seq.start + chunk * per_task,
+                    kv_head,
+                };
+            }
+            chunk -= n_chunks;
+        }
+        panic!("task {task} of {}", self.n_tasks())
+    }
+}
