@@ -117,7 +117,7 @@ fn gpus() -> &'static [(&'static str, bool, Cuda)] {
         if !all.is_empty() {
             return all;
         }
-        for driver in emulation::Emulation::build() {
+        if let Some(driver) = emulation::Emulation::build() {
             for exact in [false, true] {
                 let gpu = Cuda::with_driver(driver.clone(), exact).unwrap();
                 all.push((if exact { "the exact emulated GPU" } else { "the emulated GPU" }, exact, gpu));
