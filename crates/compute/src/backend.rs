@@ -6,6 +6,7 @@
 
 use crate::{Batch, BatchLimits, DType, Profiler, Result, Tensor};
 use bytes::Bytes;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One weight matrix, or a stack of one per expert, as it stands in a file.
 #[derive(Clone, Debug)]
@@ -144,6 +145,25 @@ pub struct KvLayer<B: Backend> {
     pub v: Tensor<B>,
 }
 
+/// Which recorded sequence of operations is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GraphKey {
+    /// Who owns all the memory that the operations use; a number that nobody else has.
+    pub owner: u64,
+    /// Tokens of the step.
+    pub n_tokens: usize,
+    /// Rows of logits of the step.
+    pub n_logits: usize,
+}
+
+impl GraphKey {
+    /// A number for [`GraphKey::owner`].
+    pub fn new_owner() -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
 /// Memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
@@ -174,6 +194,13 @@ pub trait Backend: Sized + Send + Sync + 'static {
 
     /// Memory of the device now.
     fn memory(&self) -> DeviceMemory;
+
+    /// Whether attention with such heads can run here.
+    ///
+    /// Errors: `UnsupportedSize`.
+    fn check_heads(&self, _heads: Heads) -> Result<()> {
+        Ok(())
+    }
 
     /// A tensor of zeros.
     fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor<Self>>;
@@ -340,6 +367,21 @@ pub trait Backend: Sized + Send + Sync + 'static {
             }
         }
     }
+
+    /// Does what `f` does, which for one key is always the same operations on the same tensors; only what those hold differs. A
+    /// backend may record the operations and replay them, without calling `f` again.
+    ///
+    /// Nothing that the operations use may be freed before [`Backend::forget`].
+    fn captured<E: From<crate::Error>>(
+        &self,
+        _key: GraphKey,
+        mut f: impl FnMut() -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        f()
+    }
+
+    /// Drops what was recorded under an owner's keys.
+    fn forget(&self, _owner: u64) {}
 
     /// Waits until everything enqueued so far is done and reports its failure.
     fn synchronize(&self) -> Result<()> {

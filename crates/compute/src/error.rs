@@ -26,6 +26,16 @@ pub enum Error {
         /// Name of the backend.
         backend: &'static str,
     },
+    /// The backend has no implementation for this size.
+    #[error("{backend} cannot run {op} with {what}")]
+    UnsupportedSize {
+        /// Name of the operation, as in the `Backend` trait.
+        op: &'static str,
+        /// What there is, and what can be.
+        what: String,
+        /// Name of the backend.
+        backend: &'static str,
+    },
     /// A tensor from outside has another size than its type and shape say.
     #[error("{what}: {dtype} of shape {shape:?} needs {expected} bytes but has {found}")]
     WrongSize {

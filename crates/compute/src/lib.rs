@@ -1,12 +1,15 @@
 //! Tensors, quantization formats and the operations of a transformer on a device.
 //!
-//! - [`Backend`]: every operation and its shapes. [`Reference`] is what each one means; [`cpu::Cpu`] is the fast one.
+//! - [`Backend`]: every operation and its shapes. [`Reference`] is what each one means; [`cpu::Cpu`] and
+//!   `cuda::Cuda` are the fast ones.
 //! - [`Tensor`]: a backend's buffer with an element type and a shape. [`DType`] and [`quant::QUANTS`]: the element types.
 //! - [`Batch`]: one step's work as plain data.
 
 mod backend;
 mod batch;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod dtype;
 mod error;
 mod profile;
@@ -15,8 +18,8 @@ mod reference;
 mod tensor;
 
 pub use backend::{
-    Activation, AttentionParams, Backend, DeviceMemory, Heads, KvLayer, MatrixPart, MoeParams, MoeScratch,
-    Norm, NormKind, QkvPrep, RopeStyle,
+    Activation, AttentionParams, Backend, DeviceMemory, GraphKey, Heads, KvLayer, MatrixPart, MoeParams,
+    MoeScratch, Norm, NormKind, QkvPrep, RopeStyle,
 };
 pub use batch::{Batch, BatchLimits, BatchSeq, HostBatch};
 pub use dtype::DType;

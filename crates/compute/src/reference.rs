@@ -29,7 +29,7 @@ impl DenseMatrix {
 }
 
 /// Checks that a part's bytes are what its type and shape say.
-fn check_part(p: &MatrixPart) -> Result<()> {
+pub(crate) fn check_part(p: &MatrixPart) -> Result<()> {
     let what = || "a weight matrix".to_string();
     let block_len = p.dtype.block_len();
     if !p.n_in.is_multiple_of(block_len) {

@@ -4,6 +4,8 @@ use crate::Runner;
 use crate::model_runner::{ModelRunner, RunnerSizes};
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions, threads};
+#[cfg(feature = "cuda")]
+use realizar_compute::cuda::{Cuda, CudaOptions};
 use realizar_compute::{Backend, DType};
 use realizar_model::source::TensorSource;
 use realizar_model::{Decoder, ModelConfig, WeightBytes, arch};
@@ -102,6 +104,8 @@ pub struct LoadedModel {
     pub config: ModelConfig,
     /// The device in words.
     pub device: String,
+    /// Why no GPU is used, in one line, where [`Device::Auto`] did not find one that can.
+    pub no_gpu: Option<String>,
     /// Threads of the CPU backend.
     pub n_threads: usize,
     /// Sizes of the weights on the device.
@@ -146,25 +150,67 @@ pub fn load(source: &dyn TensorSource, options: &LoadOptions) -> Result<LoadedMo
     let start = Instant::now();
     let config = arch::configure(source)?;
     let mut loaded = match options.device {
-        Device::Auto | Device::Cpu => {
-            let n_threads =
-                if options.n_threads == 0 { threads::default_threads() } else { options.n_threads };
-            let cpu = Cpu::new(CpuOptions {
-                n_threads,
-                isa: Isa::best(),
-                exact: options.exact,
-                repack: options.repack,
-            });
-            let n_threads = cpu.options().n_threads;
-            load_on(cpu, source, config, options, n_threads)?
-        }
-        device @ Device::Cuda(_) => {
-            return Err(LoadError::Device { device, reason: "this build has no CUDA backend".into() });
-        }
+        Device::Cpu => load_on_cpu(source, config, options)?,
+        Device::Cuda(n) => load_on_gpu(source, config, options, n)?,
+        Device::Auto => match load_on_gpu(source, config.clone(), options, 0) {
+            Ok(loaded) => loaded,
+            // What is wrong with the file shows again on the CPU.
+            Err(why) => {
+                tracing::info!("running on the CPU: {why}");
+                LoadedModel { no_gpu: Some(why.to_string()), ..load_on_cpu(source, config, options)? }
+            }
+        },
     };
     loaded.load_time = start.elapsed();
     tracing::info!(device = loaded.device, load_ms = loaded.load_time.as_millis() as u64, "model ready");
     Ok(loaded)
+}
+
+fn load_on_cpu(
+    source: &dyn TensorSource,
+    config: ModelConfig,
+    options: &LoadOptions,
+) -> Result<LoadedModel, LoadError> {
+    let n_threads = if options.n_threads == 0 { threads::default_threads() } else { options.n_threads };
+    let cpu =
+        Cpu::new(CpuOptions { n_threads, isa: Isa::best(), exact: options.exact, repack: options.repack });
+    let n_threads = cpu.options().n_threads;
+    load_on(cpu, source, config, options, n_threads)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn load_on_gpu(
+    _: &dyn TensorSource,
+    _: ModelConfig,
+    _: &LoadOptions,
+    n: usize,
+) -> Result<LoadedModel, LoadError> {
+    Err(LoadError::Device { device: Device::Cuda(n), reason: "this build has no CUDA backend".into() })
+}
+
+#[cfg(feature = "cuda")]
+fn load_on_gpu(
+    source: &dyn TensorSource,
+    config: ModelConfig,
+    options: &LoadOptions,
+    n: usize,
+) -> Result<LoadedModel, LoadError> {
+    let refused = |reason| LoadError::Device { device: Device::Cuda(n), reason };
+    let gpu =
+        Cuda::new(CudaOptions { device: n, exact: options.exact }).map_err(|e| refused(e.to_string()))?;
+    gpu.check_heads(config.heads).map_err(|e| refused(e.to_string()))?;
+    // Before anything is uploaded.
+    let (weights, free) = (source.tensors().iter().map(|t| t.n_bytes()).sum::<usize>(), gpu.memory().free);
+    if weights > free {
+        return Err(refused(format!(
+            "the weights take {} MiB, and {} MiB of {}'s memory are free: {} MiB are missing; use a smaller type",
+            weights >> 20,
+            free >> 20,
+            gpu.describe(),
+            (weights - free).div_ceil(1 << 20)
+        )));
+    }
+    load_on(gpu, source, config, options, 1)
 }
 
 fn load_on<B: Backend>(
@@ -190,6 +236,7 @@ fn load_on<B: Backend>(
         runner: Box::new(runner),
         config,
         device,
+        no_gpu: None,
         n_threads,
         weights,
         cache_bytes,

@@ -2,7 +2,7 @@
 
 use crate::sampler::Sampler;
 use crate::{BlockCopy, Result, Runner, RunnerInfo, Sampled, Step, Ticket};
-use realizar_compute::{Backend, Batch, BatchLimits, DType, OpTime, Profiler};
+use realizar_compute::{Backend, Batch, BatchLimits, DType, GraphKey, OpTime, Profiler};
 use realizar_model::{Decoder, KvCache, Workspace};
 
 /// Runs a [`Decoder`] and chooses tokens on the host.
@@ -15,6 +15,8 @@ pub struct ModelRunner<B: Backend> {
     ws: Workspace<B>,
     staged: B::Batch,
     info: RunnerInfo,
+    /// Whom the backend's recorded steps belong to.
+    owner: u64,
     sampler: Sampler,
     /// The step's batch with its deferred tokens filled in.
     batch: Batch,
@@ -71,6 +73,7 @@ impl<B: Backend> ModelRunner<B> {
             ws: Workspace::new(&backend, config, &limits)?,
             staged: backend.new_batch(limits)?,
             info,
+            owner: GraphKey::new_owner(),
             sampler: Sampler::new(),
             batch: Batch::default(),
             logits: vec![0.0; config.vocab_size * sizes.max_logits],
@@ -90,6 +93,12 @@ impl<B: Backend> ModelRunner<B> {
     /// The device.
     pub fn backend(&self) -> &B {
         &self.backend
+    }
+}
+
+impl<B: Backend> Drop for ModelRunner<B> {
+    fn drop(&mut self) {
+        self.backend.forget(self.owner);
     }
 }
 
@@ -113,7 +122,17 @@ impl<B: Backend> Runner for ModelRunner<B> {
         self.backend.stage(&mut self.staged, &self.batch)?;
         let (n_tokens, n_logits) = (self.batch.tokens.len(), self.batch.n_logits());
         assert_eq!(n_logits, step.rows.len(), "a row for each row of logits");
-        self.model.forward(&self.backend, &self.staged, n_tokens, n_logits, &mut self.cache, &mut self.ws)?;
+        let (backend, staged, cache, ws) = (&self.backend, &self.staged, &mut self.cache, &mut self.ws);
+        let mut forward = || self.model.forward(backend, staged, n_tokens, n_logits, cache, ws);
+        // Steps of one token per sequence differ only in what the batch says. A profiler has to see each part.
+        let profiled = backend.profiler().is_some_and(Profiler::is_on);
+        if !profiled && self.batch.seqs.iter().all(|s| s.tokens.len() == 1) {
+            backend.captured(GraphKey { owner: self.owner, n_tokens, n_logits }, forward)?;
+        } else {
+            forward()?;
+        }
+        // A replayed step leaves the buffers' lengths as another step set them.
+        self.ws.set_rows(n_tokens, n_logits);
         let sampled = self.backend.timed("sample", || {
             let logits = &mut self.logits[..n_logits * self.info.vocab_size];
             if n_logits > 0 {

@@ -50,6 +50,7 @@ impl<B: Backend> Decoder<B> {
     /// Errors: a tensor that is missing, has another shape than the description says, or cannot be on this backend. Nothing stays
     /// allocated after an error.
     pub fn load(backend: &B, source: &dyn TensorSource, config: ModelConfig, n_ctx: usize) -> Result<Self> {
+        backend.check_heads(config.heads)?;
         let loader = Loader { backend, source, config: &config };
         let c = &config;
         let global = |name| Weight { name, layer: None };

@@ -4,16 +4,20 @@
 //! continuation. Each form of a model (Hugging Face folder, GGUF) runs here on the specification and on every CPU path, whole and in
 //! chunks, and must give the same logits; greedy decoding through the cache must give the same tokens.
 
+#[path = "../../compute/cuda-emulation/emulation.rs"]
+mod emulation;
 mod support;
 
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions};
+use realizar_compute::cuda::{Cuda, CudaOptions};
 use realizar_compute::{Backend, DType, Reference};
 use realizar_model::arch::{ARCHS, configure};
 use realizar_model::{Decoder, source};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use support::{Session, argmax};
 
 /// Largest difference of a logit, relative to the largest logit.
@@ -98,6 +102,27 @@ fn check_form<B: Backend>(backend: &B, path: &Path, prompts: &[Prompt]) {
     }
 }
 
+/// On the GPU, or else on the emulated one, which is so slow that one prompt must do.
+#[allow(clippy::print_stderr)]
+fn check_on_gpus(path: &Path, prompts: &[Prompt]) {
+    static GPUS: OnceLock<Vec<(Cuda, bool)>> = OnceLock::new();
+    let gpus = GPUS.get_or_init(|| {
+        let open = |exact| Cuda::new(CudaOptions { device: 0, exact });
+        match (open(true), open(false)) {
+            (Ok(exact), Ok(fast)) => vec![(exact, false), (fast, false)],
+            (Err(e), _) | (_, Err(e)) => {
+                eprintln!("SKIPPED: models are not tested on a GPU: {e}");
+                let emulated = emulation::Emulation::build().map(|d| Cuda::with_driver(d, true).unwrap());
+                emulated.map(|gpu| (gpu, true)).into_iter().collect()
+            }
+        }
+    });
+    for (gpu, emulated) in gpus {
+        let shortest = prompts.iter().enumerate().min_by_key(|(_, p)| p.ids.len()).map_or(0, |(i, _)| i);
+        check_form(gpu, path, if *emulated { &prompts[shortest..=shortest] } else { prompts });
+    }
+}
+
 #[test]
 fn every_fixture_equals_the_reference_library_on_every_path() {
     let mut seen = BTreeSet::new();
@@ -120,6 +145,7 @@ fn every_fixture_equals_the_reference_library_on_every_path() {
                     check_form(&cpu, &path, &prompts[..n]);
                 }
             }
+            check_on_gpus(&path, &prompts[..n]);
         }
     }
     let all: BTreeSet<_> = ARCHS.iter().map(|a| a.name).collect();

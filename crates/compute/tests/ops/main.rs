@@ -7,10 +7,15 @@
 
 mod attention;
 mod elementwise;
+#[cfg(feature = "cuda")]
+#[path = "../../cuda-emulation/emulation.rs"]
+mod emulation;
 mod matrices;
 
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions};
+#[cfg(feature = "cuda")]
+use realizar_compute::cuda::{Cuda, CudaOptions};
 use realizar_compute::{Backend, Batch, BatchLimits, DType, Reference, Tensor};
 use std::fmt::Debug;
 use std::sync::OnceLock;
@@ -96,6 +101,37 @@ fn cpus(paths: Paths) -> impl Iterator<Item = &'static Cpu> {
     })
 }
 
+/// The GPU, or else the emulated one that runs the same kernels on the CPU; exact and fast. What is not there is reported.
+#[cfg(feature = "cuda")]
+#[allow(clippy::print_stderr)]
+fn gpus() -> &'static [(&'static str, bool, Cuda)] {
+    static ALL: OnceLock<Vec<(&'static str, bool, Cuda)>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let mut all = Vec::new();
+        for exact in [false, true] {
+            match Cuda::new(CudaOptions { device: 0, exact }) {
+                Ok(gpu) => all.push((if exact { "the exact GPU" } else { "the GPU" }, exact, gpu)),
+                Err(e) => eprintln!("SKIPPED: operations are not tested on a GPU: {e}"),
+            }
+        }
+        if !all.is_empty() {
+            return all;
+        }
+        if let Some(driver) = emulation::Emulation::build() {
+            for exact in [false, true] {
+                let gpu = Cuda::with_driver(driver.clone(), exact).unwrap();
+                all.push((if exact { "the exact emulated GPU" } else { "the emulated GPU" }, exact, gpu));
+            }
+        }
+        all
+    })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpus() -> &'static [(&'static str, bool, Reference)] {
+    &[]
+}
+
 /// Compares each case on every backend with the reference.
 fn check<C: Case>(cases: &[C]) {
     for case in cases {
@@ -105,7 +141,9 @@ fn check<C: Case>(cases: &[C]) {
             let exact = cpu.options().exact;
             compare(case, &format!("{:?}", cpu.options()), &case.run(cpu), &want, case.tolerance(exact));
         }
-        // Another backend is one more `compare` here.
+        for (path, exact, gpu) in gpus() {
+            compare(case, path, &case.run(gpu), &want, case.tolerance(*exact));
+        }
     }
 }
 
@@ -243,6 +281,7 @@ fn a_batch_larger_than_its_limits_is_refused() {
     }
     run(&Reference);
     cpus(Paths::Instructions).for_each(run);
+    gpus().iter().for_each(|g| run(&g.2));
 }
 
 /// Bit patterns, so that -0 is not 0 and NaN is NaN.

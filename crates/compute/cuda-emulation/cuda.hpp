@@ -1,0 +1,182 @@
+// Runs CUDA C++ kernels on the CPU, for tests: one fiber per CUDA thread, blocks one after the other.
+//
+// A fiber runs until it waits: at __syncthreads for its block, at a warp collective for its warp. So results are those of a legal
+// schedule, always the same one; races do not show. Warp collectives count the lanes that have not returned, and do not look at their
+// masks. Shared memory is static storage, which a block inherits from the one before it, as it stands.
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __align__(n) __attribute__((aligned(n)))
+#define __shared__ static
+#define __CUDA_ARCH__ 800
+
+struct uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(16) int4 { int x, y, z, w; };
+struct Dim3 { unsigned x, y, z; };
+
+namespace emulation {
+
+constexpr unsigned MAX_THREADS = 1024;
+
+// A barrier of `live` fibers: the last to arrive starts the next round.
+struct Barrier {
+  unsigned live, arrived, round;
+};
+
+struct Fiber {
+  void* stack_pointer;
+  bool done;
+  // What the lane gives to a collective; two, so that one round may be read while the next is written.
+  uint64_t given[2][8];
+};
+
+extern Fiber fibers[MAX_THREADS];
+extern Barrier block_barrier, warp_barriers[MAX_THREADS / 32];
+extern unsigned current;
+extern Dim3 thread_index, block_index, block_dim, grid_dim;
+extern unsigned char* dynamic_shared;
+
+// Runs other fibers, and returns when this one's turn comes again.
+void yield();
+
+inline void wait(Barrier& b) {
+  const unsigned round = b.round;
+  if (++b.arrived == b.live) {
+    b.arrived = 0;
+    b.round++;
+    return;
+  }
+  while (b.round == round) yield();
+}
+
+inline unsigned lane() { return current % 32; }
+inline Barrier& warp() { return warp_barriers[current / 32]; }
+
+// Hands `n` words to the warp and returns a function-like view of what each lane gave.
+struct Given {
+  unsigned first, side;
+  uint64_t operator()(unsigned lane, unsigned word = 0) const { return fibers[first + lane].given[side][word]; }
+};
+
+inline Given give(const uint64_t* words, unsigned n) {
+  const unsigned side = warp().round & 1;
+  memcpy(fibers[current].given[side], words, n * sizeof *words);
+  wait(warp());
+  return Given{current / 32 * 32, side};
+}
+
+template <class T>
+T from_lane(T value, unsigned source) {
+  static_assert(sizeof(T) <= 8, "a shuffle moves one word");
+  uint64_t word = 0;
+  memcpy(&word, &value, sizeof value);
+  word = give(&word, 1)(source % 32);
+  memcpy(&value, &word, sizeof value);
+  return value;
+}
+
+// A kernel by its name; they register themselves before main.
+struct Kernel {
+  const char* name;
+  void (*run)(const void* args);
+  Kernel* next;
+  Kernel(const char* name, void (*run)(const void*));
+};
+
+}  // namespace emulation
+
+#define threadIdx (emulation::thread_index)
+#define blockIdx (emulation::block_index)
+#define blockDim (emulation::block_dim)
+#define gridDim (emulation::grid_dim)
+
+#define KERNEL(name, Args, max_threads)                                                              \
+  static void name(const Args&);                                                                     \
+  static emulation::Kernel name##_kernel(#name, [](const void* args) { name(*static_cast<const Args*>(args)); }); \
+  static void name(const Args& a)
+
+inline void __syncthreads() { emulation::wait(emulation::block_barrier); }
+inline void __syncwarp(unsigned = ~0u) { emulation::wait(emulation::warp()); }
+inline void __threadfence() {}
+template <class T> T __shfl_xor_sync(unsigned, T v, int mask) { return emulation::from_lane(v, emulation::lane() ^ mask); }
+template <class T> T __shfl_sync(unsigned, T v, int source) { return emulation::from_lane(v, source); }
+template <class T> T __shfl_down_sync(unsigned, T v, unsigned d) {
+  const unsigned lane = emulation::lane();
+  return emulation::from_lane(v, lane + d < 32 ? lane + d : lane);
+}
+inline unsigned __ballot_sync(unsigned, int predicate) {
+  const uint64_t word = predicate != 0;
+  const auto given = emulation::give(&word, 1);
+  unsigned bits = 0;
+  for (unsigned l = 0; l < 32; l++) bits |= static_cast<unsigned>(given(l)) << l;
+  return bits;
+}
+
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
+inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
+inline float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
+inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
+inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x)); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline int __float2int_rn(float x) { return static_cast<int>(rintf(x)); }
+inline float __expf(float x) { return expf(x); }
+inline double cospi(double x) { return cos(3.14159265358979323846 * (x - 2 * rint(x / 2))); }
+inline double sinpi(double x) { return sin(3.14159265358979323846 * (x - 2 * rint(x / 2))); }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
+  const uint64_t bytes = a | static_cast<uint64_t>(b) << 32;
+  unsigned y = 0;
+  for (int i = 0; i < 4; i++) y |= static_cast<unsigned>(bytes >> 8 * (s >> 4 * i & 7) & 255) << 8 * i;
+  return y;
+}
+inline int __dp4a(int a, int b, int c) {
+  for (int i = 0; i < 4; i++) c += static_cast<int8_t>(a >> 8 * i) * static_cast<int8_t>(b >> 8 * i);
+  return c;
+}
+template <class T> T atomicAdd(T* p, T x) { const T before = *p; *p += x; return before; }
+template <class T> T __ldg(const T* p) { return *p; }
+template <class T> T __ldcs(const T* p) { return *p; }
+
+namespace ptx {
+
+// Written with integers, so that any compiler will do. Exact, and to the nearest, ties to even.
+inline float f16_to_f32(uint16_t bits) {
+  const uint32_t sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | mantissa << 13);
+  if (exponent == 0) return __uint_as_float(sign | __float_as_uint(static_cast<float>(mantissa) * 0x1p-24f));
+  return __uint_as_float(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+
+inline uint16_t f32_to_f16(float x) {
+  const uint32_t bits = __float_as_uint(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return 0x7fff;
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (magnitude < 0x38800000u) {
+    // Adding 2^-1 puts the last bit of a half-precision subnormal (2^-24) at the last bit of the sum.
+    return static_cast<uint16_t>(sign | (__float_as_uint(__uint_as_float(magnitude) + 0.5f) - 0x3f000000u));
+  }
+  const uint32_t odd = magnitude >> 13 & 1;
+  return static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + odd) >> 13));
+}
+
+inline uint16_t f32_to_bf16(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
+inline void wait_for_previous_kernel() {}
+inline void let_next_kernel_start() {}
+
+}  // namespace ptx

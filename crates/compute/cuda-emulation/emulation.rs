@@ -1,0 +1,179 @@
+//! A CUDA driver that runs the kernels' own sources on the CPU: tests, which include this file, compile them with a C++ compiler and
+//! open the result.
+//!
+//! The launchers, their grids and arguments, and the kernels are those of the GPU. Memory ends where unmapped pages begin, so that
+//! an access past its end stops the test, and holds NaN until it is written.
+
+use libloading::Library;
+use realizar_compute::cuda::driver::{DevicePtr, Driver, Function, Graph, Grid, Image};
+use realizar_compute::{DeviceMemory, Result};
+use std::ffi::{CString, c_char, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The emulated device.
+pub(crate) struct Emulation {
+    library: Library,
+    /// Kernels run one at a time.
+    running: Mutex<()>,
+    /// What the device claims to have.
+    n_multiprocessors: u32,
+}
+
+impl Emulation {
+    /// Compiles the kernels, or takes what an earlier test compiled from the same sources; `None`, said loudly, without a compiler.
+    #[allow(clippy::print_stderr)]
+    pub(crate) fn build() -> Option<Arc<dyn Driver>> {
+        if Command::new("g++").arg("--version").output().is_err() {
+            eprintln!("SKIPPED: kernels are not tested, since there is no g++ to compile them for the CPU");
+            return None;
+        }
+        let path = compile();
+        // SAFETY: the library is the one just compiled; its initializers fill a list.
+        let library = unsafe { Library::new(&path) }.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        Some(Arc::new(Self { library, running: Mutex::new(()), n_multiprocessors: 4 }))
+    }
+
+    fn call<F: Copy>(&self, name: &str) -> F {
+        // SAFETY: the callers name functions of emulation.cpp with their types.
+        *unsafe { self.library.get::<F>(name) }.unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+}
+
+/// The counts of blocks as C++ passes them.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Blocks([u32; 3]);
+
+/// Where the compiled kernels are, named by a hash of their sources.
+fn compile() -> PathBuf {
+    let root = &Path::new(env!("CARGO_MANIFEST_DIR")).join("../compute");
+    let mut sources = Vec::new();
+    for dir in ["cuda-emulation", "src/cuda", "src/quant"] {
+        collect(&root.join(dir), &mut sources);
+    }
+    sources.sort();
+    // FNV-1a.
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for source in &sources {
+        for byte in std::fs::read(source).unwrap() {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let path = dir.join(format!("kernels-{hash:016x}.so"));
+    if path.exists() {
+        return path;
+    }
+    // Another test may compile at the same time.
+    let new = dir.join(format!("kernels-{hash:016x}.{}", std::process::id()));
+    let kernels = sources.iter().filter(|p| p.extension().is_some_and(|e| e == "cu"));
+    let status = Command::new("g++")
+        .args(["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing"])
+        .args(["-Wno-unknown-pragmas", "-DREALIZAR_EMULATION", "-Icuda-emulation", "-o"])
+        .arg(&new)
+        .args(["cuda-emulation/emulation.cpp", "-x", "c++"])
+        .args(kernels)
+        .current_dir(root)
+        .status()
+        .unwrap();
+    assert!(status.success(), "the kernels do not compile for the CPU");
+    std::fs::rename(&new, &path).unwrap();
+    path
+}
+
+fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, files);
+        } else if path.extension().is_some_and(|e| ["cu", "cuh", "cpp", "hpp"].iter().any(|x| e == *x)) {
+            files.push(path);
+        }
+    }
+}
+
+impl Driver for Emulation {
+    fn describe(&self) -> String {
+        "an emulated GPU".into()
+    }
+
+    fn n_multiprocessors(&self) -> u32 {
+        self.n_multiprocessors
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        DeviceMemory { free: usize::MAX, total: usize::MAX }
+    }
+
+    fn function(&self, _: &Image, name: &str) -> Result<Function> {
+        let find: unsafe extern "C" fn(*const c_char) -> usize = self.call("emulation_find");
+        let c_name = CString::new(name).unwrap();
+        // SAFETY: the name ends with a zero.
+        let kernel = unsafe { find(c_name.as_ptr()) };
+        assert_ne!(kernel, 0, "there is no kernel {name}");
+        Ok(Function(kernel))
+    }
+
+    fn allocate(&self, bytes: usize, what: &str) -> Result<DevicePtr> {
+        let allocate: unsafe extern "C" fn(usize) -> u64 = self.call("emulation_allocate");
+        // SAFETY: maps new pages.
+        let ptr = unsafe { allocate(bytes) };
+        assert_ne!(ptr, 0, "no {bytes} bytes for {what}");
+        Ok(DevicePtr(ptr))
+    }
+
+    unsafe fn free(&self, ptr: DevicePtr) {
+        let free: unsafe extern "C" fn(u64) = self.call("emulation_free");
+        // SAFETY: by this function's contract.
+        unsafe { free(ptr.0) }
+    }
+
+    unsafe fn zero(&self, ptr: DevicePtr, bytes: usize) -> Result<()> {
+        // SAFETY: by this function's contract; device memory is the host's.
+        unsafe { std::ptr::write_bytes(ptr.0 as *mut u8, 0, bytes) };
+        Ok(())
+    }
+
+    unsafe fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.0 as *mut u8, src.len()) };
+        Ok(())
+    }
+
+    unsafe fn read(&self, dst: &mut [u8], src: DevicePtr) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(src.0 as *const u8, dst.as_mut_ptr(), dst.len()) };
+        Ok(())
+    }
+
+    unsafe fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(src.0 as *const u8, dst.0 as *mut u8, bytes) };
+        Ok(())
+    }
+
+    unsafe fn launch(&self, f: Function, grid: Grid, args: *const c_void) -> Result<()> {
+        let launch: unsafe extern "C" fn(usize, Blocks, u32, usize, *const c_void) =
+            self.call("emulation_launch");
+        let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: by this function's contract; one kernel runs at a time.
+        unsafe { launch(f.0, Blocks(grid.blocks), grid.threads, grid.shared_bytes as usize, args) };
+        Ok(())
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn record(&self, _: &mut dyn FnMut()) -> Result<Option<Graph>> {
+        Ok(None)
+    }
+
+    unsafe fn replay(&self, _: &Graph) -> Result<()> {
+        unreachable!("nothing was recorded")
+    }
+
+    unsafe fn forget(&self, _: Graph) {}
+}

@@ -1,0 +1,83 @@
+//! A step's batch where kernels can read it: one copy to the device per step.
+
+use super::buffer::Buffer;
+use super::driver::{DevicePtr, Driver};
+use crate::{Batch, BatchLimits, HostBatch, Result};
+use std::sync::Arc;
+
+/// A staged batch. Its arrays keep their places, so that recorded graphs read each step's.
+pub struct StagedBatch {
+    host: HostBatch,
+    limits: BatchLimits,
+    /// All arrays as they lie on the device.
+    words: Vec<u32>,
+    device: Buffer,
+}
+
+impl StagedBatch {
+    pub(super) fn new(driver: &Arc<dyn Driver>, limits: BatchLimits) -> Result<Self> {
+        let len = 3 * limits.n_tokens + limits.n_logits + limits.n_blocks;
+        let device = Buffer::new(driver, 4 * len.max(1), "a batch")?;
+        Ok(Self { host: HostBatch::new(limits), limits, words: vec![0; len], device })
+    }
+
+    pub(super) fn set(&mut self, batch: &Batch) -> Result<()> {
+        self.host.set(batch)?;
+        let BatchLimits { n_tokens, n_logits, .. } = self.limits;
+        let (tokens, rest) = self.words.split_at_mut(n_tokens);
+        let (positions, rest) = rest.split_at_mut(n_tokens);
+        let (table_starts, rest) = rest.split_at_mut(n_tokens);
+        let (logit_tokens, tables) = rest.split_at_mut(n_logits);
+        fn put(to: &mut [u32], from: &[u32]) {
+            to[..from.len()].copy_from_slice(from);
+        }
+        put(tokens, self.host.tokens());
+        put(positions, self.host.positions());
+        put(logit_tokens, self.host.logit_tokens());
+        put(tables, &batch.block_tables);
+        for s in self.host.seqs() {
+            table_starts[s.tokens.clone()].fill(s.blocks.start as u32);
+        }
+        let used = 3 * n_tokens + n_logits + batch.block_tables.len();
+        self.device.write(0, bytemuck::cast_slice(&self.words[..used]))
+    }
+
+    /// Tokens of the step.
+    pub(super) fn n_tokens(&self) -> usize {
+        self.host.tokens().len()
+    }
+
+    /// Rows of logits of the step.
+    pub(super) fn n_logits(&self) -> usize {
+        self.host.logit_tokens().len()
+    }
+
+    fn array(&self, index: usize) -> DevicePtr {
+        self.device.ptr().offset(4 * index)
+    }
+
+    /// Token ids, [n_tokens].
+    pub(super) fn tokens(&self) -> DevicePtr {
+        self.array(0)
+    }
+
+    /// Positions in their sequences, [n_tokens].
+    pub(super) fn positions(&self) -> DevicePtr {
+        self.array(self.limits.n_tokens)
+    }
+
+    /// Where each token's block table begins, [n_tokens].
+    pub(super) fn table_starts(&self) -> DevicePtr {
+        self.array(2 * self.limits.n_tokens)
+    }
+
+    /// Tokens that yield logits, [n_logits].
+    pub(super) fn logit_tokens(&self) -> DevicePtr {
+        self.array(3 * self.limits.n_tokens)
+    }
+
+    /// Block tables of all sequences, one after the other.
+    pub(super) fn block_tables(&self) -> DevicePtr {
+        self.array(3 * self.limits.n_tokens + self.limits.n_logits)
+    }
+}

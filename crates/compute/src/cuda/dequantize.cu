@@ -1,0 +1,35 @@
+// Rows of a weight matrix as floats: for the embedding, and for products that read a slab of weights many times.
+//
+// A block writes 1024 elements of one row, a thread 8 of them. Moves: the row's bytes in, 4 bytes per element out.
+#include "quant.cuh"
+
+struct DequantizeArgs {
+  float* y;               // [n_rows, n], one row per blockIdx.x
+  const uint8_t* w;       // rows of `row_bytes`
+  const void* codebook;
+  const uint32_t* rows;   // which row of w; null: row blockIdx.x
+  uint64_t row_bytes;
+  uint32_t n;
+  uint32_t n_w_rows;      // rows of w; an index past them reads the last
+  float scale;
+};
+
+template <class Q>
+DEVICE void dequantize(const DequantizeArgs& a) {
+  ptx::wait_for_previous_kernel();
+  const int n = a.n, k = (blockIdx.y * 128 + threadIdx.x) * 8;
+  if (k >= n) return;
+  uint32_t row = a.rows ? a.rows[blockIdx.x] : blockIdx.x;
+  if (row >= a.n_w_rows) row = a.n_w_rows - 1;
+  float w[8];
+  load8<Q>(w, a.w + row * a.row_bytes, k, n, a.codebook);
+  float* y = a.y + static_cast<size_t>(blockIdx.x) * n;
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    if (k + j < n) y[k + j] = w[j] * a.scale;
+  }
+}
+
+#define DEQUANTIZE(Q) \
+  KERNEL(dequantize_##Q, DequantizeArgs, 128) { dequantize<Q>(a); }
+FOR_EACH_QUANT(DEQUANTIZE)

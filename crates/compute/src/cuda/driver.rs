@@ -1,0 +1,123 @@
+//! What the backend needs of CUDA, so that the same launchers drive a GPU and the tests' emulation of one.
+
+use crate::{DeviceMemory, Result};
+use std::ffi::c_void;
+
+/// Address in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct DevicePtr(pub u64);
+
+impl DevicePtr {
+    /// No memory; kernels take it for an operand that is left out.
+    pub const NULL: Self = Self(0);
+
+    /// The address `bytes` further on.
+    pub fn offset(self, bytes: usize) -> Self {
+        Self(self.0 + bytes as u64)
+    }
+}
+
+/// A kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Function(pub usize);
+
+/// A recorded sequence of launches.
+#[derive(Debug)]
+pub struct Graph(pub usize);
+
+/// Compiled kernels: the file `name`.cu.
+#[derive(Debug)]
+pub struct Image {
+    /// Name of the source without its ending.
+    pub name: &'static str,
+    /// Machine code and PTX.
+    pub bytes: &'static [u8],
+}
+
+/// Threads of a launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Grid {
+    /// Blocks in each dimension.
+    pub blocks: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+}
+
+/// A device with one queue of work, in whose order everything here takes effect.
+///
+/// Errors: [`Error::Device`](crate::Error::Device) with what the device says; it may report the failure of work enqueued earlier.
+pub trait Driver: Send + Sync {
+    /// Name of the device and its capabilities, for people.
+    fn describe(&self) -> String;
+
+    /// Multiprocessors of the device.
+    fn n_multiprocessors(&self) -> u32;
+
+    /// Memory now.
+    fn memory(&self) -> DeviceMemory;
+
+    /// The kernel `name` of an image.
+    fn function(&self, image: &Image, name: &str) -> Result<Function>;
+
+    /// New memory with unspecified contents, aligned to 16 bytes at least.
+    ///
+    /// Errors: [`Error::OutOfMemory`](crate::Error::OutOfMemory), saying `what` the memory was for.
+    fn allocate(&self, bytes: usize, what: &str) -> Result<DevicePtr>;
+
+    /// Gives memory back.
+    ///
+    /// # Safety
+    /// `ptr` is from [`Driver::allocate`] and not used again by work that is enqueued later.
+    unsafe fn free(&self, ptr: DevicePtr);
+
+    /// Fills memory with zeros.
+    ///
+    /// # Safety
+    /// `ptr` points to `bytes` bytes.
+    unsafe fn zero(&self, ptr: DevicePtr, bytes: usize) -> Result<()>;
+
+    /// Copies to the device. `src` may change when this returns.
+    ///
+    /// # Safety
+    /// `dst` points to `src.len()` bytes.
+    unsafe fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<()>;
+
+    /// Waits for everything enqueued and copies from the device.
+    ///
+    /// # Safety
+    /// `src` points to `dst.len()` bytes.
+    unsafe fn read(&self, dst: &mut [u8], src: DevicePtr) -> Result<()>;
+
+    /// Copies within the device.
+    ///
+    /// # Safety
+    /// Both point to `bytes` bytes that do not overlap.
+    unsafe fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<()>;
+
+    /// Enqueues a kernel.
+    ///
+    /// # Safety
+    /// `args` points to the struct that the kernel takes, and what that struct points to is as the kernel demands until it has run.
+    unsafe fn launch(&self, f: Function, grid: Grid, args: *const c_void) -> Result<()>;
+
+    /// Waits for everything enqueued.
+    fn synchronize(&self) -> Result<()>;
+
+    /// Records the launches that `f` makes instead of running them; `None` where the device cannot.
+    fn record(&self, f: &mut dyn FnMut()) -> Result<Option<Graph>>;
+
+    /// Enqueues what was recorded.
+    ///
+    /// # Safety
+    /// All memory that the recorded launches use is still there.
+    unsafe fn replay(&self, graph: &Graph) -> Result<()>;
+
+    /// Gives a graph back.
+    ///
+    /// # Safety
+    /// `graph` is from [`Driver::record`] and not used again.
+    unsafe fn forget(&self, graph: Graph);
+}

@@ -1,0 +1,84 @@
+// Operations on each element by itself. A thread owns one element; moves each operand once.
+#include "common.cuh"
+
+enum Activation : uint32_t { SILU, GELU_TANH, GELU_ERF, RELU_SQUARED, RELU };
+
+DEVICE float activate_one(uint32_t f, float x) {
+  switch (f) {
+    case SILU: return x / (1.0f + expf(-x));
+    case GELU_TANH: return 0.5f * x * (1.0f + tanhf(0.79788456080286535588f * (x + 0.044715f * x * x * x)));
+    case GELU_ERF: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752440f));
+    case RELU_SQUARED: return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
+    default: return fmaxf(x, 0.0f);
+  }
+}
+
+struct ElementwiseArgs {
+  float* y;
+  const float* x;
+  const uint32_t* rows;  // which row of x each row of y reads, or null
+  uint64_t len;          // elements of y
+  uint32_t row_len;      // of y
+  uint32_t n_x_rows;     // an index past them reads the last row
+  uint32_t activation;
+  float factor;
+};
+
+DEVICE size_t element() { return static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+// Row and column of an element, and the row of x that it reads.
+DEVICE size_t gathered(const ElementwiseArgs& a, size_t i) {
+  uint32_t row = a.rows[i / a.row_len];
+  if (row >= a.n_x_rows) row = a.n_x_rows - 1;
+  return static_cast<size_t>(row) * a.row_len + i % a.row_len;
+}
+
+KERNEL(add, ElementwiseArgs, 256) {
+  ptx::wait_for_previous_kernel();
+  const size_t i = element();
+  if (i < a.len) a.y[i] += a.x[i];
+}
+
+KERNEL(add_rows, ElementwiseArgs, 256) {
+  ptx::wait_for_previous_kernel();
+  const size_t i = element();
+  if (i < a.len) a.y[i] += a.x[gathered(a, i)];
+}
+
+KERNEL(select_rows, ElementwiseArgs, 256) {
+  ptx::wait_for_previous_kernel();
+  const size_t i = element();
+  if (i < a.len) a.y[i] = a.x[gathered(a, i)];
+}
+
+KERNEL(gated, ElementwiseArgs, 256) {
+  ptx::wait_for_previous_kernel();
+  const size_t i = element();
+  if (i >= a.len) return;
+  const float* x = a.x + i / a.row_len * 2 * a.row_len + i % a.row_len;
+  a.y[i] = activate_one(a.activation, x[0]) * x[a.row_len];
+}
+
+KERNEL(activate, ElementwiseArgs, 256) {
+  ptx::wait_for_previous_kernel();
+  const size_t i = element();
+  if (i < a.len) a.y[i] = activate_one(a.activation, a.y[i]);
+}
+
+KERNEL(softcap, ElementwiseArgs, 256) {
+  ptx::wait_for_previous_kernel();
+  const size_t i = element();
+  if (i < a.len) a.y[i] = a.factor * tanhf(a.y[i] / a.factor);
+}
+
+KERNEL(scale, ElementwiseArgs, 256) {
+  ptx::wait_for_previous_kernel();
+  const size_t i = element();
+  if (i < a.len) a.y[i] *= a.factor;
+}
+
+KERNEL(scale_columns, ElementwiseArgs, 256) {
+  ptx::wait_for_previous_kernel();
+  const size_t i = element();
+  if (i < a.len) a.y[i] *= a.x[i % a.row_len];
+}

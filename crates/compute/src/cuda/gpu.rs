@@ -1,0 +1,373 @@
+//! The GPU's driver, opened when the program runs: a machine without one needs nothing and loses nothing.
+
+use super::driver::{DevicePtr, Driver, Function, Graph, Grid, Image};
+use crate::{DeviceMemory, Error, Result};
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The interface that the driver must offer: CUDA 13.0, which came with driver 580.
+const MIN_CUDA_VERSION: i32 = 13_000;
+/// Ampere.
+const MIN_CAPABILITY: (i32, i32) = (8, 0);
+/// Bytes of a buffer through which data goes to the device and back.
+const CHUNK: usize = 8 << 20;
+/// Such buffers: while one is filled, others are on their way.
+const N_CHUNKS: usize = 4;
+
+/// One NVIDIA GPU.
+pub(super) struct Gpu {
+    name: String,
+    ordinal: usize,
+    capability: (i32, i32),
+    n_multiprocessors: u32,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    modules: Mutex<HashMap<&'static str, sys::CUmodule>>,
+    staging: Mutex<Staging>,
+}
+
+/// Page-locked buffers in turn, each with the event of its last copy.
+struct Staging {
+    chunks: Vec<(*mut u8, sys::CUevent)>,
+    next: usize,
+}
+
+// SAFETY: the driver's handles may be used from any thread, as long as the context is made current there, which every method does.
+unsafe impl Send for Gpu {}
+// SAFETY: as above; the driver locks what it must, and our own state is behind mutexes.
+unsafe impl Sync for Gpu {}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why the GPU `ordinal` cannot be used, in one line.
+fn unusable(ordinal: usize, message: impl Into<String>) -> Error {
+    Error::Device { device: format!("CUDA device {ordinal}"), message: message.into() }
+}
+
+fn words(e: DriverError) -> String {
+    let text = |s: std::result::Result<&std::ffi::CStr, _>| s.ok().map(|s| s.to_string_lossy().into_owned());
+    let name = text(e.error_name()).unwrap_or_else(|| format!("error {}", e.0 as u32));
+    match text(e.error_string()) {
+        Some(meaning) => format!("{name}: {meaning}"),
+        None => name,
+    }
+}
+
+impl Gpu {
+    /// Opens the driver and the GPU with this number.
+    ///
+    /// Errors: `Device` saying what is missing: the driver, a newer one, a GPU of this number, a newer GPU.
+    pub(super) fn open(ordinal: usize) -> Result<Self> {
+        // SAFETY: loads the driver's library, whose initialization has no demands.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(unusable(ordinal, "there is no NVIDIA driver (libcuda was not found)"));
+        }
+        let fail = |what: &str, e: DriverError| unusable(ordinal, format!("{what}: {}", words(e)));
+        let mut version = 0;
+        // SAFETY: writes to the one integer.
+        unsafe { sys::cuDriverGetVersion(&mut version) }
+            .result()
+            .map_err(|e| fail("no driver version", e))?;
+        if version < MIN_CUDA_VERSION {
+            return Err(unusable(
+                ordinal,
+                format!(
+                    "the NVIDIA driver is too old: it offers CUDA {}.{}, and 13.0 (driver 580) is needed",
+                    version / 1000,
+                    version % 1000 / 10
+                ),
+            ));
+        }
+        result::init().map_err(|e| fail("the NVIDIA driver does not start", e))?;
+        let count = result::device::get_count().map_err(|e| fail("cannot count GPUs", e))?;
+        if ordinal >= count as usize {
+            return Err(unusable(ordinal, format!("there is no such GPU; {count} were found")));
+        }
+        let device = result::device::get(ordinal as i32).map_err(|e| fail("cannot open", e))?;
+        let name = result::device::get_name(device).map_err(|e| fail("no name", e))?;
+        // SAFETY: the device is one that the driver just gave.
+        let attribute = |a| unsafe { result::device::get_attribute(device, a) };
+        let capability = (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        );
+        let (Ok(major), Ok(minor)) = capability else {
+            return Err(unusable(ordinal, format!("{name} does not tell its compute capability")));
+        };
+        if (major, minor) < MIN_CAPABILITY {
+            return Err(unusable(
+                ordinal,
+                format!("{name} has compute capability {major}.{minor}, and 8.0 (Ampere) is needed"),
+            ));
+        }
+        let n_multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+            .map_err(|e| fail("no multiprocessor count", e))? as u32;
+        // SAFETY: the device is valid; the context is released when this is dropped.
+        let context = unsafe { result::primary_ctx::retain(device) }
+            .map_err(|e| fail("cannot make a context, possibly for lack of memory", e))?;
+        let mut gpu = Self {
+            name,
+            ordinal,
+            capability: (major, minor),
+            n_multiprocessors,
+            device,
+            context,
+            stream: std::ptr::null_mut(),
+            modules: Mutex::default(),
+            staging: Mutex::new(Staging { chunks: Vec::new(), next: 0 }),
+        };
+        gpu.bind()?;
+        gpu.stream = result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map_err(|e| fail("cannot make a stream", e))?;
+        {
+            let mut staging = lock(&gpu.staging);
+            for _ in 0..N_CHUNKS {
+                // SAFETY: the memory is freed when this is dropped; it is written before it is read.
+                let chunk = unsafe { result::malloc_host(CHUNK, 0) }
+                    .map_err(|e| fail("cannot page-lock host memory", e))?;
+                let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+                    .map_err(|e| fail("cannot make an event", e))?;
+                staging.chunks.push((chunk.cast(), event));
+            }
+        }
+        Ok(gpu)
+    }
+
+    fn label(&self) -> String {
+        format!("CUDA device {} ({})", self.ordinal, self.name)
+    }
+
+    fn check<T>(&self, call: &str, result: std::result::Result<T, DriverError>) -> Result<T> {
+        result.map_err(|e| Error::Device { device: self.label(), message: format!("{call}: {}", words(e)) })
+    }
+
+    /// Makes the context the calling thread's.
+    fn bind(&self) -> Result<()> {
+        // SAFETY: the context lives as long as this.
+        self.check("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.context) })
+    }
+
+    /// The next buffer, when its last copy is over.
+    fn next_chunk(&self, staging: &mut Staging) -> Result<(*mut u8, sys::CUevent)> {
+        let (chunk, event) = staging.chunks[staging.next];
+        staging.next = (staging.next + 1) % staging.chunks.len();
+        // SAFETY: the event is alive. One that was never recorded counts as over.
+        self.check("cuEventSynchronize", unsafe { result::event::synchronize(event) })?;
+        Ok((chunk, event))
+    }
+}
+
+impl Driver for Gpu {
+    fn describe(&self) -> String {
+        let gib = self.memory().total as f64 / (1u64 << 30) as f64;
+        let (major, minor) = self.capability;
+        format!("{}, compute capability {major}.{minor}, {gib:.0} GiB", self.name)
+    }
+
+    fn n_multiprocessors(&self) -> u32 {
+        self.n_multiprocessors
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        match self.bind().map(|()| result::mem_get_info()) {
+            Ok(Ok((free, total))) => DeviceMemory { free, total },
+            _ => DeviceMemory { free: 0, total: 0 },
+        }
+    }
+
+    fn function(&self, image: &Image, name: &str) -> Result<Function> {
+        self.bind()?;
+        let mut modules = lock(&self.modules);
+        let module = match modules.get(image.name) {
+            Some(&module) => module,
+            None => {
+                // The driver reads words, and embedded bytes lie anywhere.
+                let mut aligned = vec![0u64; image.bytes.len().div_ceil(8)];
+                bytemuck::cast_slice_mut(&mut aligned)[..image.bytes.len()].copy_from_slice(image.bytes);
+                // SAFETY: the image is a whole fatbin, which says its own length; the driver copies it.
+                let module = unsafe { result::module::load_data(aligned.as_ptr().cast()) };
+                let module = self.check(&format!("loading the kernels of {}", image.name), module)?;
+                modules.insert(image.name, module);
+                module
+            }
+        };
+        let c_name = CString::new(name).expect("kernel names have no zeros");
+        // SAFETY: the module is loaded and stays so as long as this.
+        let f = unsafe { result::module::get_function(module, c_name) };
+        Ok(Function(self.check(&format!("finding the kernel {name}"), f)? as usize))
+    }
+
+    fn allocate(&self, bytes: usize, what: &str) -> Result<DevicePtr> {
+        self.bind()?;
+        // SAFETY: the caller gets memory that it must write before it reads it.
+        match unsafe { result::malloc_sync(bytes.max(1)) } {
+            Ok(ptr) => Ok(DevicePtr(ptr)),
+            Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
+                let DeviceMemory { free, total } = self.memory();
+                Err(Error::OutOfMemory {
+                    device: format!("{} ({free} of {total} bytes free)", self.label()),
+                    what: what.into(),
+                    requested: bytes,
+                })
+            }
+            Err(e) => self.check("cuMemAlloc", Err(e)),
+        }
+    }
+
+    unsafe fn free(&self, ptr: DevicePtr) {
+        if self.bind().is_ok() {
+            // SAFETY: by this function's contract. The driver waits for the work that uses the memory. A device that has failed may
+            // refuse; its memory goes with its context.
+            let _ = unsafe { result::free_sync(ptr.0) };
+        }
+    }
+
+    unsafe fn zero(&self, ptr: DevicePtr, bytes: usize) -> Result<()> {
+        self.bind()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: by this function's contract.
+        self.check("cuMemsetD8Async", unsafe { result::memset_d8_async(ptr.0, 0, bytes, self.stream) })
+    }
+
+    unsafe fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<()> {
+        self.bind()?;
+        let mut staging = lock(&self.staging);
+        for (i, part) in src.chunks(CHUNK).enumerate() {
+            let (chunk, event) = self.next_chunk(&mut staging)?;
+            // SAFETY: the buffer has CHUNK bytes, and no copy reads it any more.
+            let chunk = unsafe { std::slice::from_raw_parts_mut(chunk, part.len()) };
+            chunk.copy_from_slice(part);
+            // SAFETY: by this function's contract; the buffer stays until the event.
+            unsafe {
+                let dst = dst.offset(i * CHUNK).0;
+                self.check("cuMemcpyHtoDAsync", result::memcpy_htod_async(dst, chunk, self.stream))?;
+                self.check("cuEventRecord", result::event::record(event, self.stream))?;
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn read(&self, dst: &mut [u8], src: DevicePtr) -> Result<()> {
+        self.bind()?;
+        let mut staging = lock(&self.staging);
+        for (i, part) in dst.chunks_mut(CHUNK).enumerate() {
+            let (chunk, _) = self.next_chunk(&mut staging)?;
+            // SAFETY: the buffer has CHUNK bytes, and no copy uses it any more.
+            let chunk = unsafe { std::slice::from_raw_parts_mut(chunk, part.len()) };
+            // SAFETY: by this function's contract.
+            let copied = unsafe { result::memcpy_dtoh_async(chunk, src.offset(i * CHUNK).0, self.stream) };
+            self.check("cuMemcpyDtoHAsync", copied)?;
+            self.synchronize()?;
+            part.copy_from_slice(chunk);
+        }
+        Ok(())
+    }
+
+    unsafe fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<()> {
+        self.bind()?;
+        // SAFETY: by this function's contract.
+        let copied = unsafe { result::memcpy_dtod_async(dst.0, src.0, bytes, self.stream) };
+        self.check("cuMemcpyDtoDAsync", copied)
+    }
+
+    unsafe fn launch(&self, f: Function, grid: Grid, args: *const c_void) -> Result<()> {
+        self.bind()?;
+        let Grid { blocks: [x, y, z], threads, shared_bytes } = grid;
+        let mut args = args.cast_mut();
+        // Hopper's machine code waits for its inputs by itself, so a kernel may start while the one before it ends. Other GPUs run
+        // the PTX of an older target, which cannot wait.
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared_bytes,
+            hStream: self.stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(self.capability == (9, 0)),
+        };
+        // SAFETY: by this function's contract; the driver copies the arguments.
+        let launched = unsafe {
+            sys::cuLaunchKernelEx(&config, f.0 as sys::CUfunction, &mut args, std::ptr::null_mut())
+        };
+        self.check("cuLaunchKernelEx", launched.result())
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the stream lives as long as this.
+        self.check("cuStreamSynchronize", unsafe { result::stream::synchronize(self.stream) })
+    }
+
+    fn record(&self, f: &mut dyn FnMut()) -> Result<Option<Graph>> {
+        self.bind()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives as long as this.
+        let began = unsafe { result::stream::begin_capture(self.stream, mode) };
+        self.check("cuStreamBeginCapture", began)?;
+        f();
+        // SAFETY: as above; capturing began.
+        let graph = unsafe { result::stream::end_capture(self.stream) };
+        let graph = self.check("cuStreamEndCapture", graph)?;
+        // SAFETY: the graph is valid, and not needed once it is instantiated.
+        let executable = unsafe {
+            let made = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+            let _ = result::graph::destroy(graph);
+            made
+        };
+        Ok(Some(Graph(self.check("cuGraphInstantiate", executable)? as usize)))
+    }
+
+    unsafe fn replay(&self, graph: &Graph) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the graph was instantiated; the rest by this function's contract.
+        let launched = unsafe { result::graph::launch(graph.0 as sys::CUgraphExec, self.stream) };
+        self.check("cuGraphLaunch", launched)
+    }
+
+    unsafe fn forget(&self, graph: Graph) {
+        if self.bind().is_ok() {
+            // SAFETY: the graph was instantiated; a failed device may refuse.
+            let _ = unsafe { result::graph::exec_destroy(graph.0 as sys::CUgraphExec) };
+        }
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        if self.bind().is_err() {
+            return;
+        }
+        // A device that has failed refuses all of this, and the driver cleans up after the process.
+        // SAFETY: these handles were made by `open` and are not used again.
+        unsafe {
+            if !self.stream.is_null() {
+                let _ = result::stream::synchronize(self.stream);
+                let _ = result::stream::destroy(self.stream);
+            }
+            for &(chunk, event) in &lock(&self.staging).chunks {
+                let _ = result::event::destroy(event);
+                let _ = result::free_host(chunk.cast());
+            }
+            for &module in lock(&self.modules).values() {
+                let _ = result::module::unload(module);
+            }
+            let _ = result::primary_ctx::release(self.device);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The compiled kernels and where each one is.
+
+use super::driver::{Driver, Function, Image};
+use crate::quant::QUANTS;
+use crate::{DType, Error, Result};
+
+macro_rules! images {
+    ($($name:ident)*) => {$(
+        #[allow(non_upper_case_globals)]
+        static $name: Image = Image {
+            name: stringify!($name),
+            bytes: include_bytes!(concat!("../../prebuilt/", stringify!($name), ".fatbin")),
+        };
+    )*};
+}
+images!(attention dequantize elementwise matmul moe norm rope);
+
+/// Element types that a cache may have.
+const CACHE_TYPES: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0];
+
+/// Every kernel, by what it does.
+pub(super) struct Kernels {
+    pub(super) add: Function,
+    pub(super) add_rows: Function,
+    pub(super) select_rows: Function,
+    pub(super) gated: Function,
+    pub(super) activate: Function,
+    pub(super) softcap: Function,
+    pub(super) scale: Function,
+    pub(super) scale_columns: Function,
+    pub(super) norm_rows: Function,
+    pub(super) rope_angles: Function,
+    pub(super) gemm: Function,
+    pub(super) moe_route: Function,
+    pub(super) moe_group: Function,
+    pub(super) moe_combine: Function,
+    pub(super) attention_merge: Function,
+    /// Indexed by element type.
+    by_type: Vec<TypeKernels>,
+    /// In the order of [`CACHE_TYPES`].
+    by_cache: Vec<CacheKernels>,
+}
+
+/// Kernels that read weights of one type.
+#[derive(Clone, Copy)]
+pub(super) struct TypeKernels {
+    pub(super) dequantize: Function,
+    /// One row of activations.
+    pub(super) gemv_1: Function,
+    /// Up to 8 rows of activations.
+    pub(super) gemv_8: Function,
+}
+
+/// Kernels for a cache of one type.
+#[derive(Clone, Copy)]
+pub(super) struct CacheKernels {
+    pub(super) store_kv: Function,
+    pub(super) attention: Function,
+}
+
+impl Kernels {
+    pub(super) fn load(driver: &dyn Driver) -> Result<Self> {
+        let f = |image: &Image, name: &str| driver.function(image, name);
+        let by_type = QUANTS.iter().map(|s| {
+            Ok(TypeKernels {
+                dequantize: f(&dequantize, &format!("dequantize_{}", s.name))?,
+                gemv_1: f(&matmul, &format!("gemv_1_{}", s.name))?,
+                gemv_8: f(&matmul, &format!("gemv_8_{}", s.name))?,
+            })
+        });
+        let by_cache = CACHE_TYPES.iter().map(|t| {
+            Ok(CacheKernels {
+                store_kv: f(&rope, &format!("store_kv_{t}"))?,
+                attention: f(&attention, &format!("attention_{t}"))?,
+            })
+        });
+        Ok(Self {
+            add: f(&elementwise, "add")?,
+            add_rows: f(&elementwise, "add_rows")?,
+            select_rows: f(&elementwise, "select_rows")?,
+            gated: f(&elementwise, "gated")?,
+            activate: f(&elementwise, "activate")?,
+            softcap: f(&elementwise, "softcap")?,
+            scale: f(&elementwise, "scale")?,
+            scale_columns: f(&elementwise, "scale_columns")?,
+            norm_rows: f(&norm, "norm_rows")?,
+            rope_angles: f(&rope, "rope_angles")?,
+            gemm: f(&matmul, "gemm")?,
+            moe_route: f(&moe, "moe_route")?,
+            moe_group: f(&moe, "moe_group")?,
+            moe_combine: f(&moe, "moe_combine")?,
+            attention_merge: f(&attention, "attention_merge")?,
+            by_type: by_type.collect::<Result<_>>()?,
+            by_cache: by_cache.collect::<Result<_>>()?,
+        })
+    }
+
+    pub(super) fn of_type(&self, dtype: DType) -> TypeKernels {
+        self.by_type[dtype as usize]
+    }
+
+    /// Errors: `Unsupported` for a type that no cache has.
+    pub(super) fn of_cache(&self, dtype: DType) -> Result<CacheKernels> {
+        let i = CACHE_TYPES.iter().position(|&t| t == dtype);
+        i.map(|i| self.by_cache[i]).ok_or(Error::Unsupported { op: "a cache", dtype, backend: "cuda" })
+    }
+}

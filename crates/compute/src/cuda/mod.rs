@@ -1,0 +1,365 @@
+//! The NVIDIA GPU as a backend: every operation as kernels on one stream.
+//!
+//! `mod.rs` checks and dispatches; an operation's launcher `<op>.rs` and its kernels `<op>.cu` lie side by side. The kernels are
+//! compiled ahead of time (`tools/kernels`) and embedded. [`driver::Driver`] is the seam to CUDA, through which the tests run the
+//! same launchers and kernels on a machine that has no GPU.
+
+mod attention;
+mod batch;
+mod buffer;
+pub mod driver;
+mod elementwise;
+mod embed;
+mod gpu;
+mod kernels;
+mod matmul;
+mod matrix;
+mod moe;
+mod norm;
+mod rope;
+
+pub use batch::StagedBatch;
+pub use buffer::Buffer;
+pub use matrix::Matrix;
+
+use crate::{
+    Activation, AttentionParams, Backend, Batch, BatchLimits, DType, DeviceMemory, Error, GraphKey, Heads,
+    KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, QkvPrep, Result, Tensor,
+};
+use buffer::Scratch;
+use driver::{Driver, Function, Graph, Grid};
+use kernels::Kernels;
+use matrix::Codebooks;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Largest head that the attention kernels hold.
+const MAX_HEAD_DIM: usize = 256;
+
+/// How a GPU is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CudaOptions {
+    /// Number of the GPU, as the driver counts.
+    pub device: usize,
+    /// Whether every sum is taken in one order, so that a row's result does not depend on the batch, and nothing is rounded to fewer
+    /// bits than it is stored in. Slower.
+    pub exact: bool,
+}
+
+/// One NVIDIA GPU.
+pub struct Cuda {
+    // Freed before the driver goes: graphs, then memory.
+    graphs: Mutex<HashMap<GraphKey, Recorded>>,
+    scratch: Scratch,
+    codebooks: Codebooks,
+    kernels: Kernels,
+    driver: Arc<dyn Driver>,
+    exact: bool,
+}
+
+/// What is known about a sequence of operations that repeats.
+enum Recorded {
+    /// It ran once, which made all scratch memory that it wants.
+    Ran,
+    /// It can be replayed.
+    Graph(Graph),
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Cuda {
+    /// Opens the driver and a GPU.
+    ///
+    /// Errors: `Device` with the reason in one line: no driver, one that is too old, no such GPU, a GPU that is too old.
+    pub fn new(options: CudaOptions) -> Result<Self> {
+        Self::with_driver(Arc::new(gpu::Gpu::open(options.device)?), options.exact)
+    }
+
+    /// The backend on another driver than the GPU's; for tests.
+    pub fn with_driver(driver: Arc<dyn Driver>, exact: bool) -> Result<Self> {
+        Ok(Self {
+            graphs: Mutex::default(),
+            scratch: Scratch::default(),
+            codebooks: Codebooks::default(),
+            kernels: Kernels::load(&*driver)?,
+            driver,
+            exact,
+        })
+    }
+
+    /// Enqueues a kernel with its arguments.
+    ///
+    /// # Safety
+    /// `args` is the struct that the kernel takes, and its pointers are valid for what the kernel reads and writes.
+    unsafe fn launch<A: Copy>(&self, f: Function, blocks: [usize; 3], threads: u32, args: &A) -> Result<()> {
+        if blocks.contains(&0) {
+            return Ok(());
+        }
+        let blocks = blocks.map(|n| u32::try_from(n).expect("a grid's blocks fit 32 bits"));
+        assert!(blocks[1] < 1 << 16 && blocks[2] < 1 << 16, "a grid of {blocks:?}");
+        let grid = Grid { blocks, threads, shared_bytes: 0 };
+        // SAFETY: by this function's contract.
+        unsafe { self.driver.launch(f, grid, std::ptr::from_ref(args).cast()) }
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        for (_, recorded) in lock(&self.graphs).drain() {
+            if let Recorded::Graph(graph) = recorded {
+                // SAFETY: the graph is not used again.
+                unsafe { self.driver.forget(graph) }
+            }
+        }
+    }
+}
+
+impl Backend for Cuda {
+    type Buffer = Buffer;
+    type Matrix = Matrix;
+    type Batch = StagedBatch;
+
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn describe(&self) -> String {
+        format!("{}{}", self.driver.describe(), if self.exact { ", exact" } else { "" })
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        self.driver.memory()
+    }
+
+    fn check_heads(&self, heads: Heads) -> Result<()> {
+        let dim = heads.head_dim;
+        if (1..=MAX_HEAD_DIM).contains(&dim) {
+            return Ok(());
+        }
+        Err(Error::UnsupportedSize {
+            op: "attention",
+            what: format!("heads of {dim} elements; up to {MAX_HEAD_DIM} can be"),
+            backend: self.name(),
+        })
+    }
+
+    fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor<Self>> {
+        Ok(Tensor::from_buffer(Buffer::zeros(&self.driver, dtype, shape)?, dtype, shape))
+    }
+
+    fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Tensor<Self>> {
+        assert_eq!(values.len(), shape.iter().product::<usize>(), "{shape:?}");
+        let mut t = self.zeros(DType::F32, shape)?;
+        t.buffer_mut().write(0, bytemuck::cast_slice(values))?;
+        Ok(t)
+    }
+
+    fn download(&self, out: &mut [f32], x: &Tensor<Self>) -> Result<()> {
+        assert_eq!(out.len(), x.len());
+        // SAFETY: the tensor holds this many floats.
+        unsafe { self.driver.read(bytemuck::cast_slice_mut(out), x.ptr()) }
+    }
+
+    fn matrix(&self, parts: Vec<MatrixPart>) -> Result<Matrix> {
+        Matrix::new(&self.driver, &self.codebooks, parts)
+    }
+
+    fn matrix_bytes(&self, w: &Matrix) -> usize {
+        w.bytes()
+    }
+
+    fn new_batch(&self, limits: BatchLimits) -> Result<StagedBatch> {
+        StagedBatch::new(&self.driver, limits)
+    }
+
+    fn stage(&self, staged: &mut StagedBatch, batch: &Batch) -> Result<()> {
+        staged.set(batch)
+    }
+
+    fn kv_layer(
+        &self,
+        dtype: DType,
+        n_blocks: usize,
+        block_size: usize,
+        heads: Heads,
+    ) -> Result<KvLayer<Self>> {
+        self.check_heads(heads)?;
+        self.kernels.of_cache(dtype)?;
+        let shape = [n_blocks, heads.n_kv_heads, block_size, heads.head_dim];
+        Ok(KvLayer { k: self.zeros(dtype, &shape)?, v: self.zeros(dtype, &shape)? })
+    }
+
+    fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()> {
+        for t in [&mut kv.k, &mut kv.v] {
+            let bytes = t.dtype().bytes_for(t.row_len()).expect("a cache was made of whole blocks");
+            assert!(to < t.rows() && from < t.rows(), "block {from} over {to} of {}", t.rows());
+            if to != from {
+                let start = t.buffer().ptr();
+                // SAFETY: both blocks are in the cache, and they differ.
+                unsafe { self.driver.copy(start.offset(to * bytes), start.offset(from * bytes), bytes)? };
+            }
+        }
+        Ok(())
+    }
+
+    fn embed(&self, y: &mut Tensor<Self>, table: &Matrix, batch: &StagedBatch, scale: f32) -> Result<()> {
+        embed::embed(self, y, table, batch, scale)
+    }
+
+    fn add_positions(&self, x: &mut Tensor<Self>, table: &Tensor<Self>, batch: &StagedBatch) -> Result<()> {
+        assert_eq!(x.rows(), batch.n_tokens());
+        elementwise::rows(self, self.kernels.add_rows, x, table, batch.positions())
+    }
+
+    fn rope_angles(
+        &self,
+        y: &mut Tensor<Self>,
+        f: &Tensor<Self>,
+        batch: &StagedBatch,
+        scale: f32,
+    ) -> Result<()> {
+        rope::angles(self, y, f, batch, scale)
+    }
+
+    fn norm(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
+        assert_eq!(y.shape(), x.shape());
+        norm::norm(self, y.ptr(), x, None, norm)
+    }
+
+    fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
+        norm::norm(self, x.ptr(), x, None, norm)
+    }
+
+    fn add(&self, y: &mut Tensor<Self>, x: &Tensor<Self>) -> Result<()> {
+        assert_eq!(y.shape(), x.shape());
+        elementwise::each(self, self.kernels.add, y, Some(x), None, 0.0)
+    }
+
+    fn add_norm(
+        &self,
+        y: &mut Tensor<Self>,
+        residual: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        norm: &Norm<Self>,
+    ) -> Result<()> {
+        assert_eq!((y.shape(), residual.shape()), (x.shape(), x.shape()));
+        norm::norm(self, y.ptr(), x, Some(residual), norm)
+    }
+
+    fn matmul(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        w: &Matrix,
+        bias: Option<&Tensor<Self>>,
+    ) -> Result<()> {
+        matmul::matmul(self, y, x, w, bias)
+    }
+
+    fn store_kv(
+        &self,
+        qkv: &mut Tensor<Self>,
+        kv: &mut KvLayer<Self>,
+        batch: &StagedBatch,
+        prep: QkvPrep<'_, Self>,
+    ) -> Result<()> {
+        rope::store_kv(self, qkv, kv, batch, prep)
+    }
+
+    fn attention(
+        &self,
+        y: &mut Tensor<Self>,
+        qkv: &Tensor<Self>,
+        kv: &KvLayer<Self>,
+        batch: &StagedBatch,
+        params: &AttentionParams,
+    ) -> Result<()> {
+        attention::attention(self, y, qkv, kv, batch, params)
+    }
+
+    fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, f: Activation) -> Result<()> {
+        assert_eq!((x.row_len(), x.rows()), (2 * y.row_len(), y.rows()));
+        elementwise::each(self, self.kernels.gated, y, Some(x), Some(f), 0.0)
+    }
+
+    fn activate(&self, x: &mut Tensor<Self>, f: Activation) -> Result<()> {
+        elementwise::each(self, self.kernels.activate, x, None, Some(f), 0.0)
+    }
+
+    fn moe(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        router: &Tensor<Self>,
+        gate_up: &Matrix,
+        down: &Matrix,
+        params: &MoeParams,
+        scratch: &mut MoeScratch<Self>,
+    ) -> Result<()> {
+        moe::moe(self, y, x, router, gate_up, down, params, scratch)
+    }
+
+    fn select_rows(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, batch: &StagedBatch) -> Result<()> {
+        assert_eq!(y.rows(), batch.n_logits());
+        elementwise::rows(self, self.kernels.select_rows, y, x, batch.logit_tokens())
+    }
+
+    fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {
+        elementwise::each(self, self.kernels.softcap, x, None, None, cap)
+    }
+
+    fn scale_columns(&self, x: &mut Tensor<Self>, factors: &Tensor<Self>) -> Result<()> {
+        assert_eq!(x.row_len(), factors.len());
+        elementwise::each(self, self.kernels.scale_columns, x, Some(factors), None, 0.0)
+    }
+
+    fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()> {
+        elementwise::each(self, self.kernels.scale, x, None, None, factor)
+    }
+
+    fn captured<E: From<Error>>(
+        &self,
+        key: GraphKey,
+        mut f: impl FnMut() -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let mut graphs = lock(&self.graphs);
+        match graphs.get(&key) {
+            None => {
+                f()?;
+                graphs.insert(key, Recorded::Ran);
+            }
+            Some(Recorded::Ran) => {
+                let mut outcome = Ok(());
+                let graph = self.driver.record(&mut || outcome = f());
+                outcome?;
+                match graph? {
+                    Some(graph) => {
+                        // SAFETY: the caller keeps what its operations use for as long as it uses this key.
+                        unsafe { self.driver.replay(&graph)? };
+                        graphs.insert(key, Recorded::Graph(graph));
+                    }
+                    None => f()?,
+                }
+            }
+            // SAFETY: as above.
+            Some(Recorded::Graph(graph)) => unsafe { self.driver.replay(graph)? },
+        }
+        Ok(())
+    }
+
+    fn forget(&self, owner: u64) {
+        let gone = lock(&self.graphs).extract_if(|key, _| key.owner == owner).collect::<Vec<_>>();
+        for (_, recorded) in gone {
+            if let Recorded::Graph(graph) = recorded {
+                // SAFETY: the graph is out of the table. The driver waits for its last run.
+                unsafe { self.driver.forget(graph) }
+            }
+        }
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.driver.synchronize()
+    }
+}

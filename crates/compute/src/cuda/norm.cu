@@ -1,0 +1,44 @@
+// Normalization of rows, with the addition to the residual stream before it.
+//
+// A block owns a row. Moves: the row in and out, twice where it is added first.
+#include "common.cuh"
+
+struct NormArgs {
+  float* y;             // [n_rows, n]; may be x or the residual
+  const float* x;       // [n_rows, n]
+  float* residual;      // null, or [n_rows, n]: residual += x, and the norm is the residual's
+  const float* weight;  // [n]
+  const float* bias;    // [n] or null
+  uint32_t n;
+  uint32_t layer;       // 1: the mean is taken out
+  float eps;
+};
+
+// Normalizes x[n] into y. Thread `i` of the block reads and writes only elements i, i + blockDim.x, …
+DEVICE void norm_row(float* y, const float* x, const float* weight, const float* bias, int n, bool layer, float eps,
+                     float* scratch) {
+  float mean = 0;
+  if (layer) {
+    float sum = 0;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
+    mean = block_sum(sum, scratch) / n;
+  }
+  float sum = 0;
+  for (int i = threadIdx.x; i < n; i += blockDim.x) sum += (x[i] - mean) * (x[i] - mean);
+  const float inv = 1.0f / sqrtf(block_sum(sum, scratch) / n + eps);
+  for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = (x[i] - mean) * inv * weight[i] + (bias ? bias[i] : 0.0f);
+}
+
+KERNEL(norm_rows, NormArgs, 1024) {
+  ptx::wait_for_previous_kernel();
+  __shared__ float scratch[32];
+  const int n = a.n;
+  const size_t at = static_cast<size_t>(blockIdx.x) * n;
+  const float* x = a.x + at;
+  if (a.residual) {
+    float* residual = a.residual + at;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) residual[i] += x[i];
+    x = residual;
+  }
+  norm_row(a.y + at, x, a.weight, a.bias, n, a.layer, a.eps, scratch);
+}
