@@ -137,12 +137,12 @@ impl HostBatch {
         Ok(())
     }
 
-    /// Token ids, [n_tokens].
+    /// Token ids, `[n_tokens]`.
     pub fn tokens(&self) -> &[u32] {
         &self.batch.tokens
     }
 
-    /// Positions in their sequences, [n_tokens].
+    /// Positions in their sequences, `[n_tokens]`.
     pub fn positions(&self) -> &[u32] {
         &self.positions
     }
@@ -152,12 +152,12 @@ impl HostBatch {
         &self.batch.seqs
     }
 
-    /// Index into [`HostBatch::seqs`] of each token's sequence, [n_tokens].
+    /// Index into [`HostBatch::seqs`] of each token's sequence, `[n_tokens]`.
     pub fn seq_of_token(&self) -> &[u32] {
         &self.seq_of_token
     }
 
-    /// Tokens that yield logits, [n_logits].
+    /// Tokens that yield logits, `[n_logits]`.
     pub fn logit_tokens(&self) -> &[u32] {
         &self.logit_tokens
     }

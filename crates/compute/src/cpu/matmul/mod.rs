@@ -125,7 +125,7 @@ impl Matrix {
             .sum()
     }
 
-    /// Decodes row `row` of expert `expert` into `out` [n_in].
+    /// Decodes row `row` of expert `expert` into `out` `[n_in]`.
     ///
     /// Panics if there is no such expert or row, or `out` has another length.
     pub fn dequantize_row(&self, out: &mut [f32], expert: usize, row: usize) {
@@ -242,7 +242,7 @@ thread_local! {
 /// `y[i, o] = Σ_k x[i, k] · w[expert, o, k] + bias[o]` for `m` rows.
 ///
 /// `x`: [m, n_in], row-major without gaps. `y`: rows of `n_out` elements, `y_stride` elements apart; what lies between stays
-/// as it is. `bias`: [n_out].
+/// as it is. `bias`: `[n_out]`.
 ///
 /// Panics if the slices are too short for the shapes, or if a worker panicked.
 pub fn matmul(
