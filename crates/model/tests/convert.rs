@@ -1,5 +1,9 @@
 //! Converting a Hugging Face folder gives the tensors and hyper-parameters of the fixture's GGUF file, which a script made
-//! independently; what GGUF cannot state is refused.
+//! independently; what GGUF cannot state is refused. Tokenizers of real models, from the shared test data, give the same ids
+//! before and after.
+
+// A skipped test says so.
+#![allow(clippy::print_stdout)]
 
 use realizar_model::convert::as_gguf;
 use realizar_model::metadata::{Metadata, Value};
@@ -111,4 +115,102 @@ fn a_converted_tokenizer_gives_the_same_ids() {
         assert_eq!(after.encode(text, options), before.encode(text, options), "{}", folder.display());
         assert_eq!((after.bos(), after.eos()), (before.bos(), before.eos()), "{}", folder.display());
     }
+}
+
+/// A folder with this tokenizer and the smallest model that it fits.
+fn model_around(folder: &Path, files: &[(&str, Vec<u8>)], n_tokens: usize) {
+    std::fs::create_dir_all(folder).unwrap();
+    for (name, bytes) in files {
+        std::fs::write(folder.join(name), bytes).unwrap();
+    }
+    let config = serde_json::json!({
+        "architectures": ["Qwen2ForCausalLM"], "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1,
+        "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 8, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": true,
+    });
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let layer = "model.layers.0.";
+    let mut tensors = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![n_tokens, 4]),
+        ("model.norm.weight".into(), vec![4]),
+    ];
+    for norm in ["input_layernorm", "post_attention_layernorm"] {
+        tensors.push((format!("{layer}{norm}.weight"), vec![4]));
+    }
+    for part in ["self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down"]
+    {
+        tensors.push((format!("{layer}{part}_proj.weight"), vec![4, 4]));
+    }
+    let mut header = serde_json::Map::new();
+    let mut end = 0;
+    for (name, shape) in &tensors {
+        let start = end;
+        end += shape.iter().product::<usize>() * 4;
+        header.insert(
+            name.clone(),
+            serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": [start, end]}),
+        );
+    }
+    let header = serde_json::Value::Object(header).to_string();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.resize(file.len() + end, 0);
+    std::fs::write(folder.join("model.safetensors"), file).unwrap();
+}
+
+#[test]
+fn tokenizers_of_real_models_survive_conversion() {
+    #[allow(clippy::disallowed_methods)]
+    let given = std::env::var_os("REALIZAR_TEST_DATA").map(PathBuf::from);
+    let data = given.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data"));
+    if !data.is_dir() {
+        println!("SKIPPED: no shared test data at {}", data.display());
+        return;
+    }
+    let inputs = std::fs::read_to_string(data.join("tokenizers/gguf/ggml-vocab-llama-bpe.gguf.inp")).unwrap();
+    let texts: Vec<&str> = inputs.split("\n__ggml_vocab_test__\n").collect();
+    let scratch = std::env::temp_dir().join(format!("realizar-convert-{}", std::process::id()));
+    for (name, json, config) in [
+        ("llama3", "tokenizers/llama3/tokenizer.json", None),
+        (
+            "qwen3",
+            "tokenizers/qwen/qwen3_tokenizer.json",
+            Some("tokenizers/qwen/qwen3_tokenizer_config.json"),
+        ),
+        (
+            "phi-3-mini",
+            "tokenizers/phi-3-mini/tokenizer.json",
+            Some("tokenizers/phi-3-mini/tokenizer_config.json"),
+        ),
+        (
+            "stories260K",
+            "models/stories260K/hf/tokenizer.json",
+            Some("models/stories260K/hf/tokenizer_config.json"),
+        ),
+    ] {
+        let json = std::fs::read(data.join(json)).unwrap();
+        let config = config.map(|c| std::fs::read(data.join(c)).unwrap());
+        let before = Tokenizer::from_hf(&json, config.as_deref(), None).unwrap();
+        let mut files = vec![("tokenizer.json", json)];
+        files.extend(config.map(|c| ("tokenizer_config.json", c)));
+        let folder = scratch.join(name);
+        model_around(&folder, &files, before.vocab_size() + 7);
+        let converted = as_gguf(open(&folder).unwrap()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let after = Tokenizer::from_gguf(converted.metadata()).unwrap();
+        for text in &texts {
+            for parse_special in [false, true] {
+                let options = EncodeOptions { add_special: true, parse_special };
+                assert_eq!(after.encode(text, options), before.encode(text, options), "{name} {text:?}");
+            }
+            let ids = before.encode(text, EncodeOptions { add_special: false, parse_special: true });
+            assert_eq!(after.decode(&ids, false), before.decode(&ids, false), "{name} {text:?}");
+        }
+        assert_eq!(
+            (after.bos(), after.eos(), after.add_bos()),
+            (before.bos(), before.eos(), before.add_bos()),
+            "{name}"
+        );
+        assert_eq!(after.eos_ids(), before.eos_ids(), "{name}");
+    }
+    std::fs::remove_dir_all(scratch).unwrap();
 }
