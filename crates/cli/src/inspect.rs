@@ -132,6 +132,7 @@ fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>) -> Re
     let template = tokenizer.as_ref().map(|t| ChatTemplate::from_source(source, t));
     let (template, chat_template_error) = template.map_or((None, None), split);
     let need = weight_bytes + cache_bytes.get(DType::F16.name()).copied().unwrap_or(0);
+    let unsupported = config.as_ref().err().map(ToString::to_string);
     Report {
         model: model.to_string(),
         format: source.format().to_string(),
@@ -147,8 +148,8 @@ fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>) -> Re
         chat_template_error,
         context,
         cache_bytes,
-        devices: vec![cpu(config.as_ref().err().map(ToString::to_string), need), cuda()],
-        unsupported: config.err().map(|e| e.to_string()),
+        devices: vec![cpu(unsupported.as_deref(), need), cuda(unsupported.as_deref(), need)],
+        unsupported,
     }
 }
 
@@ -192,26 +193,41 @@ fn tokenizer_report(source: &dyn TensorSource, t: &Tokenizer) -> TokenizerReport
     }
 }
 
-fn cpu(unsupported: Option<String>, need: usize) -> DeviceReport {
-    let cpu = Cpu::new(CpuOptions::default());
-    let free = cpu.memory().free;
-    let (runs, why) = match unsupported {
-        Some(reason) => (false, reason),
-        None if need > free => {
-            (false, format!("weights and an F16 cache take {}, and {} are free", bytes(need), bytes(free)))
-        }
-        None => (true, format!("weights and an F16 cache take {} of {} free", bytes(need), bytes(free))),
-    };
-    DeviceReport { device: "cpu", description: cpu.describe(), runs, why }
+fn cpu(unsupported: Option<&str>, need: usize) -> DeviceReport {
+    device_report("cpu", &Cpu::new(CpuOptions::default()), unsupported, need)
 }
 
-fn cuda() -> DeviceReport {
-    DeviceReport {
-        device: "cuda",
-        description: "NVIDIA GPU".to_owned(),
-        runs: false,
-        why: "this build has no CUDA backend".to_owned(),
+#[cfg(feature = "cuda")]
+fn cuda(unsupported: Option<&str>, need: usize) -> DeviceReport {
+    use realizar_compute::cuda::{Cuda, CudaOptions};
+    match Cuda::new(CudaOptions { device: 0, exact: false }) {
+        Ok(gpu) => device_report("cuda", &gpu, unsupported, need),
+        Err(error) => no_gpu(error.to_string()),
     }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_: Option<&str>, _: usize) -> DeviceReport {
+    no_gpu("this build has no CUDA backend".to_owned())
+}
+
+fn no_gpu(why: String) -> DeviceReport {
+    DeviceReport { device: "cuda", description: "NVIDIA GPU".to_owned(), runs: false, why }
+}
+
+fn device_report<B: Backend>(
+    device: &'static str,
+    backend: &B,
+    unsupported: Option<&str>,
+    need: usize,
+) -> DeviceReport {
+    let free = backend.memory().free;
+    let sizes = format!("weights and an F16 cache take {}, and {} are free", bytes(need), bytes(free));
+    let (runs, why) = match unsupported {
+        Some(reason) => (false, reason.to_owned()),
+        None => (need <= free, sizes),
+    };
+    DeviceReport { device, description: backend.describe(), runs, why }
 }
 
 fn bytes(n: usize) -> String {
