@@ -9,6 +9,7 @@ mod buffer;
 mod embed;
 pub mod isa;
 pub mod matmul;
+mod memory;
 mod moe;
 mod norm;
 mod parallel;
