@@ -274,18 +274,6 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// `y += x`.
     fn add(&self, y: &mut Tensor<Self>, x: &Tensor<Self>) -> Result<()>;
 
-    /// `residual += x`, then `y = norm(residual)`.
-    fn add_norm(
-        &self,
-        y: &mut Tensor<Self>,
-        residual: &mut Tensor<Self>,
-        x: &Tensor<Self>,
-        norm: &Norm<Self>,
-    ) -> Result<()> {
-        self.add(residual, x)?;
-        self.norm(y, residual, norm)
-    }
-
     /// `y[n_tokens, n_out] = x[n_tokens, n_in] · wᵀ + bias[n_out]`.
     fn matmul(
         &self,

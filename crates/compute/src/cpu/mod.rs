@@ -178,17 +178,6 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn add_norm(
-        &self,
-        y: &mut Tensor<Self>,
-        residual: &mut Tensor<Self>,
-        x: &Tensor<Self>,
-        norm: &Norm<Self>,
-    ) -> Result<()> {
-        norm::add_norm(&self.pool, self.options.isa, y, residual, x, norm);
-        Ok(())
-    }
-
     fn matmul(
         &self,
         y: &mut Tensor<Self>,

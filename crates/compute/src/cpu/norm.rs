@@ -1,7 +1,6 @@
 //! RMSNorm and LayerNorm.
 
 use super::isa::Isa;
-use super::parallel::Shared;
 use super::simd::{Kernel, LANES, Simd, dispatch};
 use super::threads::Pool;
 use super::{Cpu, parallel};
@@ -17,28 +16,6 @@ pub(super) fn norm(pool: &Pool, isa: Isa, y: &mut Tensor<Cpu>, x: &Tensor<Cpu>, 
     assert_eq!(y.shape(), x.shape());
     let (x, n) = (x.floats(), x.row_len());
     each_row(pool, isa, y, norm, |i, y| y.copy_from_slice(&x[i * n..][..n]));
-}
-
-/// `residual += x`, then `y = norm(residual)`.
-pub(super) fn add_norm(
-    pool: &Pool,
-    isa: Isa,
-    y: &mut Tensor<Cpu>,
-    residual: &mut Tensor<Cpu>,
-    x: &Tensor<Cpu>,
-    norm: &Norm<Cpu>,
-) {
-    assert_eq!((y.shape(), residual.shape()), (x.shape(), x.shape()));
-    let (x, n) = (x.floats(), x.row_len());
-    let residual = Shared::new(residual.floats_mut());
-    each_row(pool, isa, y, norm, |i, y| {
-        // SAFETY: rows do not overlap, and each is visited once.
-        let residual = unsafe { residual.slice(i * n, n) };
-        for ((y, r), x) in y.iter_mut().zip(residual).zip(&x[i * n..]) {
-            *r += x;
-            *y = *r;
-        }
-    });
 }
 
 /// Normalizes every row after `prepare(row, elements)`.

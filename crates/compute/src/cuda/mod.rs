@@ -255,17 +255,6 @@ impl Backend for Cuda {
         elementwise::each(self, self.kernels.add, y, Some(x), None, 0.0)
     }
 
-    fn add_norm(
-        &self,
-        y: &mut Tensor<Self>,
-        residual: &mut Tensor<Self>,
-        x: &Tensor<Self>,
-        norm: &Norm<Self>,
-    ) -> Result<()> {
-        assert_eq!((y.shape(), residual.shape()), (x.shape(), x.shape()));
-        norm::norm(self, y.ptr(), x, Some(residual), norm)
-    }
-
     fn matmul(
         &self,
         y: &mut Tensor<Self>,
