@@ -188,6 +188,7 @@ pub struct Case {
     pub cache_salt: Option<u64>,
     /// `Some`: only tokens that a [`Parity`] allows.
     pub constraint: Option<u32>,
+    pub speculate: Option<bool>,
 }
 
 impl Case {
@@ -204,6 +205,7 @@ impl Case {
             priority: 0,
             cache_salt: None,
             constraint: None,
+            speculate: None,
         }
     }
 
@@ -241,6 +243,7 @@ impl Case {
             priority: [0, 0, 0, 1, -1, 5][random.below(6)],
             cache_salt: [None, None, Some(1), Some(2)][random.below(4)],
             constraint: [None, None, None, Some(0)][random.below(4)],
+            speculate: [None, Some(true), Some(false)][random.below(3)],
         }
     }
 
@@ -254,6 +257,7 @@ impl Case {
         request.prompt_logprobs = self.prompt_logprobs;
         request.priority = self.priority;
         request.cache_salt = self.cache_salt;
+        request.speculate = self.speculate;
         request.constraint = self.constraint.map(|state| Box::new(Parity::new(state)) as Box<dyn Constraint>);
         request
     }
