@@ -104,15 +104,16 @@ impl Engine {
         Self::start_with(runner, None, None, config)
     }
 
-    /// Puts a runner on a thread of its own, together with somebody who guesses how texts go on, so that steps can yield more than
-    /// one token; see [`crate::speculative`].
+    /// Puts a runner on a thread of its own, together with somebody who guesses how texts go on, if anybody, so that steps can yield
+    /// more than one token; see [`crate::speculative`].
     ///
     /// Errors: the device failed while it was measured what guesses cost.
     pub fn start_speculating(
         mut runner: Box<dyn Runner>,
-        mut proposer: Box<dyn Proposer>,
+        proposer: Option<Box<dyn Proposer>>,
         config: EngineConfig,
     ) -> Result<Client> {
+        let Some(mut proposer) = proposer else { return Ok(Self::start(runner, config)) };
         let costs = match config.speculation_costs {
             Some(costs) => costs,
             None => speculative::measure_costs(&mut *runner, &mut *proposer)?,

@@ -38,7 +38,7 @@ fn config() -> EngineConfig {
 }
 
 fn start(proposer: impl Proposer + 'static, config: EngineConfig) -> Client {
-    Engine::start_speculating(Box::new(FakeRunner::new(INFO)), Box::new(proposer), config).unwrap()
+    Engine::start_speculating(Box::new(FakeRunner::new(INFO)), Some(Box::new(proposer)), config).unwrap()
 }
 
 /// Guesses by a function of the text and the number wanted.
@@ -370,13 +370,15 @@ fn the_demo_model_says_the_same_with_and_without_guesses() {
         let plain = Engine::start(demo_runner(exact), EngineConfig::default());
         let expected = run_all(&plain, demo_requests(&tokenizer));
         let by_lookup =
-            Engine::start_speculating(demo_runner(exact), Box::new(Ngram::default()), config()).unwrap();
+            Engine::start_speculating(demo_runner(exact), Some(Box::new(Ngram::default())), config())
+                .unwrap();
         assert!(run_all(&by_lookup, demo_requests(&tokenizer)) == expected, "lookup changes a text");
         let stats = by_lookup.stats();
         let (drafted, accepted) = (stats.drafted_tokens.get(), stats.accepted_tokens.get());
         assert!(accepted > 30 && drafted > 2 * accepted, "{accepted} of {drafted} were right");
         let draft = DraftModel::new(demo_runner(exact));
-        let by_draft = Engine::start_speculating(demo_runner(exact), Box::new(draft), config()).unwrap();
+        let by_draft =
+            Engine::start_speculating(demo_runner(exact), Some(Box::new(draft)), config()).unwrap();
         assert!(run_all(&by_draft, demo_requests(&tokenizer)) == expected, "a draft model changes a text");
         let stats = by_draft.stats();
         // The same model: always right.
@@ -390,7 +392,7 @@ fn what_the_demo_model_samples_follows_its_probabilities() {
     let tokenizer = Tokenizer::from_source(&*demo()).unwrap();
     let client = Engine::start_speculating(
         demo_runner(false),
-        Box::new(Ngram::default()),
+        Some(Box::new(Ngram::default())),
         EngineConfig { max_queue: 100_000, ..config() },
     )
     .unwrap();
