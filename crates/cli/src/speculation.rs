@@ -62,16 +62,20 @@ pub(crate) fn run(
     let config = EngineConfig { max_drafts, prefix_cache: false, ..EngineConfig::default() };
     let model = Model::speculating(source, &options, proposer, config)?;
     let prompts = read(file)?;
+    // Not counted: it warms caches.
+    answer(&model, &[&prompts[0].text], n_tokens, true)?;
     let mut categories: Vec<&str> = prompts.iter().map(|p| &*p.category).collect();
     categories.sort_unstable();
     categories.dedup();
     let mut results = Vec::new();
     for category in categories {
         let texts: Vec<&str> = prompts.iter().filter(|p| p.category == category).map(|p| &*p.text).collect();
-        // The first run also warms the caches, so it does not count.
-        answer(&model, &texts[..1], n_tokens, false)?;
-        let without = answer(&model, &texts, n_tokens, false)?;
-        let with = answer(&model, &texts, n_tokens, true)?;
+        let (mut without, mut with) = (Vec::new(), Vec::new());
+        // In turn, so that a machine that slows down slows both.
+        for texts in texts.chunks(batch) {
+            without.extend(answer(&model, texts, n_tokens, false)?);
+            with.extend(answer(&model, texts, n_tokens, true)?);
+        }
         let n = |c: &[Option<Completion>]| c.iter().flatten().map(|c| c.tokens.len()).sum::<usize>();
         let sum = |f: fn(&Completion) -> usize| with.iter().flatten().map(f).sum::<usize>();
         let drafted_tokens = sum(|c| c.usage.drafted_tokens);

@@ -119,6 +119,13 @@ impl Engine {
             None => speculative::measure_costs(&mut *runner, &mut *proposer)?,
         };
         tracing::info!(row = costs.row, guess = costs.guess, "speculation, in steps of one token");
+        if costs.row + costs.guess >= 1.0 {
+            tracing::warn!(
+                row = costs.row,
+                guess = costs.guess,
+                "guesses cost more steps than they can save, so none are made"
+            );
+        }
         Ok(Self::start_with(runner, Some(proposer), Some(costs), config))
     }
 
