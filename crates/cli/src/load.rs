@@ -26,10 +26,6 @@ pub(crate) struct RunnerOptions {
     /// Element type of the cache of keys and values: f32, f16, bf16 or q8_0.
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = kv_type)]
     pub(crate) kv_type: DType,
-    /// Memory for the cache of keys and values, such as 512M or 2G; by default what one longest sequence takes, and no more than
-    /// half of what is free.
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub(crate) kv_memory: Option<usize>,
 }
 
 /// Guesses of the next tokens, verified several at a time: the same text, in fewer steps.
@@ -63,6 +59,12 @@ impl SpeculationOptions {
         if self.is_on() { usize::from(self.max_drafts) } else { 0 }
     }
 
+    /// Rows of logits of a step that `max_seqs` sequences may share. Many sequences at once have few guesses, so not all of them need
+    /// room for the most.
+    pub(crate) fn max_logits(&self, max_seqs: usize) -> usize {
+        max_seqs + self.max_drafts() * max_seqs.min(16)
+    }
+
     /// Who guesses for the model of `source`, loaded with `options`.
     pub(crate) fn proposer(
         &self,
@@ -78,11 +80,8 @@ impl SpeculationOptions {
         same_vocabulary(source, &*draft_source).with_context(whose)?;
         let config = realizar_model::arch::configure(&*draft_source).with_context(whose)?;
         let n_ctx = options.n_ctx.map(|n| n.min(config.context_length));
-        // Its cache holds as many tokens as the model's, in whatever memory that takes.
-        let per_token = realizar_model::arch::configure(source)?.kv_bytes_per_token(options.kv_type).max(1);
-        let cache_tokens = options.kv_memory.map(|bytes| bytes / per_token).or(options.cache_tokens);
-        let max_logits = options.max_seqs;
-        let options = LoadOptions { n_ctx, cache_tokens, kv_memory: None, max_logits, ..options.clone() };
+        // Its cache holds as many tokens as the model's, and it guesses for each sequence in turn.
+        let options = LoadOptions { n_ctx, max_logits: options.max_seqs, ..options.clone() };
         let loaded = load(&*draft_source, &options).with_context(whose)?;
         Ok(Some(Box::new(DraftModel::new(loaded.runner))))
     }
@@ -98,24 +97,6 @@ fn same_vocabulary(model: &dyn TensorSource, draft: &dyn TensorSource) -> Result
         bail!("token {id} is {b:?} there and {a:?} in the model: they need the same vocabulary");
     }
     Ok(())
-}
-
-/// A number of bytes, as `2G` or `512MiB`.
-fn size(text: &str) -> Result<usize, String> {
-    let expected = || format!("{text:?} is not a size such as 512M, 2G or 1.5GiB");
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit.trim().to_ascii_lowercase().trim_end_matches('b').trim_end_matches('i') {
-        "" => 0,
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        "t" => 40,
-        _ => return Err(expected()),
-    };
-    let bytes = number.parse::<f64>().map_err(|_| expected())? * f64::from(shift).exp2();
-    // Sizes beyond 2^53 bytes exist nowhere.
-    if bytes >= 1.0 && bytes <= 9e15 { Ok(bytes as usize) } else { Err(expected()) }
 }
 
 fn kv_type(name: &str) -> Result<DType, String> {
@@ -135,7 +116,6 @@ impl RunnerOptions {
             exact: self.exact,
             repack: !self.no_repack,
             kv_type: self.kv_type,
-            kv_memory: self.kv_memory,
             ..LoadOptions::default()
         }
     }
@@ -149,22 +129,5 @@ impl RunnerOptions {
         let source = model.model.open()?;
         let loaded = load(&*source, options)?;
         Ok((source, loaded))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_numbers_with_a_unit_or_refused() {
-        for (text, bytes) in
-            [("1", 1), ("2k", 2048), ("512M", 512 << 20), ("1.5GiB", 3 << 29), ("3 gb", 3 << 30)]
-        {
-            assert_eq!(size(text), Ok(bytes), "{text}");
-        }
-        for text in ["", "G", "-1", "1.2.3", "2X", "0", "nan", "inf", "1e9", "99999999T", "1bb2"] {
-            assert!(size(text).is_err(), "{text}");
-        }
     }
 }

@@ -103,7 +103,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     };
     // One stream: room for its own tokens is enough.
     let max_drafts = args.speculation.max_drafts();
-    let options = Options { max_seqs: 1, max_logits: 1 + max_drafts, ..args.runner.load_options(args.ctx) };
+    let options = Options {
+        max_seqs: 1,
+        max_logits: args.speculation.max_logits(1),
+        ..args.runner.load_options(args.ctx)
+    };
     let proposer = args.speculation.proposer(&*source, &options)?;
     let config = EngineConfig { max_drafts, ..EngineConfig::default() };
     let model = Model::speculating(&*source, &options, proposer, config)?;

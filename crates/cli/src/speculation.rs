@@ -56,7 +56,7 @@ pub(crate) fn run(
     as_json: bool,
 ) -> Result<()> {
     let max_drafts = speculation.max_drafts();
-    let options = Options { max_seqs: batch, max_logits: batch * (1 + max_drafts), ..options.clone() };
+    let options = Options { max_seqs: batch, max_logits: speculation.max_logits(batch), ..options.clone() };
     let proposer = speculation.proposer(source, &options)?;
     // Both runs read each prompt whole.
     let config = EngineConfig { max_drafts, prefix_cache: false, ..EngineConfig::default() };

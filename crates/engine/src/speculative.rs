@@ -14,9 +14,8 @@
 //! Comparing with the sampled token accepts a guess `x` with the probability `p(x)` that the model gives it. That is also what
 //! rejection sampling (Leviathan et al. 2023) accepts for a guess made without chance, as [`Ngram`]'s are: `min(1, p(x) / 1)`. For
 //! guesses drawn from a distribution `q`, rejection sampling accepts `Σ min(p, q)`; [`DraftModel`] instead draws with the very random
-//! number that the model will draw with. Both then fall into the same token's share wherever the two distributions' cumulative sums
-//! overlap, which is nearly everywhere if the two are alike (and always if they are the same). What is lost is small, and the gain is
-//! that a seed gives the same text with and without speculation.
+//! number that the model will draw with. All is accepted if the two distributions are the same, and the more is lost the more tokens
+//! are likely (docs/speculation.md has figures). What is gained is that a seed gives the same text with and without speculation.
 
 mod draft_model;
 mod length;
