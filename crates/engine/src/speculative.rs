@@ -67,6 +67,6 @@ pub(crate) fn measure_costs(
     let (one, many) = step_times(runner, n)?;
     let one_s = one.as_secs_f32().max(1e-9);
     let row = (many.as_secs_f32() / one_s - 1.0) / n.saturating_sub(1).max(1) as f32;
-    // A row is never for nothing; what timing cannot resolve is taken as a hundredth.
-    Ok(SpeculationCosts { row: row.max(0.01), guess: proposer.guess_time()?.as_secs_f32() / one_s })
+    // A row is never for nothing, and never dearer than a step of its own; beyond that, timing erred.
+    Ok(SpeculationCosts { row: row.clamp(0.01, 1.0), guess: proposer.guess_time()?.as_secs_f32() / one_s })
 }
