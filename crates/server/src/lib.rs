@@ -1,0 +1,1 @@
+//! The OpenAI-compatible HTTP server: wire types, routes, streaming, structured output, tool calls.
