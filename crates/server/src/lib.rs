@@ -1,1 +1,3 @@
 //! The OpenAI-compatible HTTP server: wire types, routes, streaming, structured output, tool calls.
+
+pub mod structured;
