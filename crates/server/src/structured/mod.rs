@@ -17,6 +17,8 @@ use realizar_model::tokenizer::Tokenizer;
 use serde_json::Value;
 use std::sync::Arc;
 
+pub(crate) use schema::prepare as prepare_schema;
+
 /// Bytes of a schema, pattern or grammar at most.
 const MAX_SOURCE_BYTES: usize = 512 << 10;
 

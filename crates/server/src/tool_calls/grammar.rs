@@ -1,0 +1,182 @@
+//! Grammars of tool calls: the syntax's frame around each tool's name and its arguments' schema.
+
+use super::{Tool, ToolChoice};
+use crate::structured::{Format, GrammarError, prepare_schema};
+use realizar_model::tokenizer::Tokenizer;
+use serde_json::{Map, Value, json};
+use std::fmt::Write;
+
+/// What a syntax writes around a call. Markers are single control tokens in vocabularies that have them as such, else text.
+#[derive(Default)]
+pub(super) struct Frame {
+    /// A marker before the first call.
+    pub(super) before_all: Option<&'static str>,
+    /// Text after `before_all`.
+    pub(super) before_first: &'static str,
+    /// A marker before each call.
+    pub(super) open: Option<&'static str>,
+    pub(super) before_name: &'static str,
+    pub(super) before_arguments: &'static str,
+    /// A marker after `before_arguments`.
+    pub(super) before_arguments_marker: Option<&'static str>,
+    pub(super) after_arguments: &'static str,
+    /// A marker after each call.
+    pub(super) close: Option<&'static str>,
+    pub(super) between: &'static str,
+    pub(super) after_last: &'static str,
+    /// The syntax has no more than one call.
+    pub(super) single: bool,
+}
+
+/// What is to be enforced.
+pub(super) struct CallRules<'a> {
+    tokenizer: &'a Tokenizer,
+    /// Names, and schemas as the compiler takes them.
+    tools: Vec<(&'a str, Value)>,
+    parallel: bool,
+    /// Whether the answer may be text, with calls at its end or without.
+    text: bool,
+}
+
+impl CallRules<'_> {
+    /// The grammar in Lark.
+    pub(super) fn calls(&self, frame: &Frame) -> String {
+        let mut call = Vec::new();
+        call.extend(frame.open.map(|marker| self.marker(marker)));
+        call.push("function".to_owned());
+        call.extend(frame.close.map(|marker| self.marker(marker)));
+        let function = |name: &str, schema: &Value| {
+            let mut parts = vec![literal(&format!("{}{name}{}", frame.before_name, frame.before_arguments))];
+            parts.extend(frame.before_arguments_marker.map(|marker| self.marker(marker)));
+            parts.push(format!("%json {schema}"));
+            parts.push(literal(frame.after_arguments));
+            parts.join(" ")
+        };
+        let functions: Vec<String> = self.tools.iter().map(|(name, schema)| function(name, schema)).collect();
+
+        let more = if self.parallel && !frame.single {
+            format!("({} call)*", literal(frame.between))
+        } else {
+            String::new()
+        };
+        // After the marker that begins the first call.
+        let (marker, rest) = match (frame.before_all, frame.open) {
+            (Some(marker), _) => (
+                Some(marker),
+                format!("{} call {more} {}", literal(frame.before_first), literal(frame.after_last)),
+            ),
+            (None, Some(marker)) => (Some(marker), format!("{} {more}", call[1..].join(" "))),
+            (None, None) => (None, format!("call {more}")),
+        };
+        let mut lark = String::new();
+        let _ = match (marker.map(|marker| (marker, self.marker(marker))), self.text) {
+            (Some((_, marker)), false) => writeln!(lark, "start: {marker} {rest}"),
+            (None, false) => writeln!(lark, "start: {rest}"),
+            (Some((text, marker)), true) if marker == literal(text) => {
+                let pattern = regex_literal(text);
+                writeln!(
+                    lark,
+                    "start: TEXT | before {rest}\nbefore[suffix={marker}]: /(?s:.*)/\nTEXT: /(?s:.*)/ & ~/(?s:.*){pattern}(?s:.*)/"
+                )
+            }
+            (Some((_, marker)), true) => {
+                writeln!(lark, "start: TEXT | TEXT {marker} {rest}\nTEXT: /(?s:.*)/")
+            }
+            // An object at the beginning of a line is a call.
+            (None, true) => {
+                writeln!(
+                    lark,
+                    "start: TEXT | {rest}\nTEXT: /([^{{\\s](?s:.*))?/ & ~/(?s:.*)\\n\\s*\\{{(?s:.*)/"
+                )
+            }
+        };
+        let _ = writeln!(lark, "call: {}", call.join(" "));
+        let _ = writeln!(lark, "function: {}", functions.join(" | "));
+        lark
+    }
+
+    /// A marker as the vocabulary has it: a control token, or text.
+    fn marker(&self, text: &str) -> String {
+        match self.tokenizer.id_of(text) {
+            Some(id) if self.tokenizer.is_special(id) => format!("<[{id}]>"),
+            _ => literal(text),
+        }
+    }
+}
+
+/// A text in Lark.
+fn literal(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// A text in a regular expression of Lark.
+fn regex_literal(text: &str) -> String {
+    text.chars().fold(String::new(), |mut out, c| {
+        if c.is_ascii_punctuation() {
+            out.push('\\');
+        }
+        out.push(c);
+        out
+    })
+}
+
+/// What an answer with tools must look like; `None` if that is free.
+///
+/// It is free for [`ToolChoice::None`], and for [`ToolChoice::Auto`] without a strict tool. Otherwise the names, and the arguments
+/// of each tool by its schema, are enforced; in full for strict tools, for others as far as their keywords allow.
+///
+/// Errors: [`GrammarError::Schema`] with the path from the request's `tools`.
+pub(super) fn format(
+    rules: fn(&CallRules) -> String,
+    tokenizer: &Tokenizer,
+    tools: &[Tool],
+    choice: &ToolChoice,
+    parallel: bool,
+) -> Result<Option<Format>, GrammarError> {
+    let is_strict = |tool: &Tool| tool.function.strict == Some(true);
+    match choice {
+        ToolChoice::None => return Ok(None),
+        ToolChoice::Auto if !tools.iter().any(is_strict) => return Ok(None),
+        _ => {}
+    }
+    let mut callable = Vec::new();
+    for (i, tool) in tools.iter().enumerate() {
+        if matches!(choice, ToolChoice::Named(name) if *name != tool.function.name) {
+            continue;
+        }
+        let schema = arguments_schema(tool).and_then(|schema| prepare_schema(&schema, is_strict(tool)));
+        let schema = schema.map_err(|error| match error {
+            GrammarError::Schema { path, reason } => {
+                let path = format!("tools/{i}/function/parameters{}", path.trim_start_matches('#'));
+                GrammarError::Schema { path, reason }
+            }
+            other => other,
+        })?;
+        callable.push((tool.function.name.as_str(), schema));
+    }
+    let (text, named) = (*choice == ToolChoice::Auto, matches!(choice, ToolChoice::Named(_)));
+    let lark = rules(&CallRules { tokenizer, tools: callable, parallel: parallel && !named, text });
+    Ok(Some(Format::Grammar(lark)))
+}
+
+/// The schema of a tool's arguments, which are an object in every syntax.
+fn arguments_schema(tool: &Tool) -> Result<Value, GrammarError> {
+    let fail = |path: &str, reason: &str| {
+        Err(GrammarError::Schema { path: path.to_owned(), reason: reason.to_owned() })
+    };
+    match &tool.function.parameters {
+        None | Some(Value::Null) => {
+            Ok(json!({"type": "object", "properties": {}, "additionalProperties": false}))
+        }
+        Some(Value::Object(schema)) => match schema.get("type") {
+            Some(kind) if kind != "object" => fail("#/type", "arguments are an object"),
+            Some(_) => Ok(Value::Object(schema.clone())),
+            None => {
+                // First, so that llguidance need not think of other types.
+                let kind: Map<String, Value> = [("type".to_owned(), "object".into())].into_iter().collect();
+                Ok(Value::Object(kind.into_iter().chain(schema.clone()).collect()))
+            }
+        },
+        Some(_) => fail("#", "a schema is an object"),
+    }
+}
