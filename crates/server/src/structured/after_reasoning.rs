@@ -1,5 +1,6 @@
 //! A constraint that begins where the reasoning ends, for answers whose prompt has begun the reasoning.
 
+use llguidance::toktrie::{TokEnv, TokTrie};
 use realizar_engine::{Constraint, TokenMask};
 use std::sync::Arc;
 
@@ -8,32 +9,36 @@ const CLOSE: &[u8] = crate::reasoning::CLOSE.as_bytes();
 
 /// What tokens mean in the reasoning and right after it.
 pub(super) struct FreeTokens {
-    /// The bytes of each token; of control tokens only the closing tag's.
-    pub(super) bytes: Vec<Box<[u8]>>,
+    environment: TokEnv,
+    /// The closing tag, if it is one token.
+    close: Option<u32>,
     /// All text, and the closing tag; no token goes on after the tag's end.
-    pub(super) reasoning: TokenMask,
-    /// Blanks.
-    pub(super) blanks: TokenMask,
+    reasoning: TokenMask,
+    blanks: TokenMask,
 }
 
 impl FreeTokens {
-    /// `text`: the bytes of a token in text, nothing for control tokens. `close`: the closing tag if it is one token.
-    pub(super) fn new(text: impl Iterator<Item = Vec<u8>>, close: Option<u32>) -> Self {
-        let mut bytes: Vec<Box<[u8]>> = text.map(Vec::into_boxed_slice).collect();
-        if let Some(id) = close {
-            bytes[id as usize] = CLOSE.into();
-        }
-        let (mut reasoning, mut blanks) = (TokenMask::none(bytes.len()), TokenMask::none(bytes.len()));
-        for (id, bytes) in bytes.iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
-            let crosses = bytes.iter().position(|&b| b == b'>').is_some_and(|at| at + 1 < bytes.len());
-            if close.is_some() || !crosses {
-                reasoning.allow(id as u32);
+    /// `close`: the closing tag, if it is one token.
+    pub(super) fn new(environment: TokEnv, close: Option<u32>) -> Self {
+        let trie = environment.tok_trie();
+        let n_tokens = trie.vocab_size();
+        let (mut reasoning, mut blanks) = (TokenMask::none(n_tokens), TokenMask::none(n_tokens));
+        for id in 0..n_tokens as u32 {
+            let bytes = trie.token(id);
+            let is_text = bytes.first().is_some_and(|&first| first != TokTrie::SPECIAL_TOKEN_MARKER);
+            let goes_on = bytes.iter().position(|&b| b == b'>').is_some_and(|at| at + 1 < bytes.len());
+            if close == Some(id) || is_text && (close.is_some() || !goes_on) {
+                reasoning.allow(id);
             }
-            if bytes.iter().all(u8::is_ascii_whitespace) {
-                blanks.allow(id as u32);
+            if is_text && bytes.iter().all(u8::is_ascii_whitespace) {
+                blanks.allow(id);
             }
         }
-        Self { bytes, reasoning, blanks }
+        Self { environment, close, reasoning, blanks }
+    }
+
+    fn bytes(&self, token: u32) -> &[u8] {
+        if self.close == Some(token) { CLOSE } else { self.environment.tok_trie().token(token) }
     }
 }
 
@@ -80,8 +85,7 @@ impl Constraint for AfterReasoning {
     fn accept(&mut self, token: u32) -> Result<(), String> {
         match self.place {
             Place::Reasoning => {
-                let bytes = self.tokens.bytes.get(token as usize).map_or(&[][..], |bytes| bytes);
-                self.tail.extend(bytes);
+                self.tail.extend(self.tokens.bytes(token));
                 if self.tail.ends_with(CLOSE) {
                     self.place = Place::Blanks;
                 }

@@ -2,13 +2,16 @@
 //!
 //! [`Grammars`] holds the vocabulary as a trie of bytes, built once for a model. [`Grammars::compile`] turns a [`Format`] into a
 //! [`Constraint`] that the engine asks for a mask before each token. `schema` checks a JSON schema and says where it is wrong,
-//! `vocabulary` builds the trie, `constraint` is the engine's seam. The grammars themselves
+//! `vocabulary` builds the trie, `constraint` is the engine's seam, `after_reasoning` puts off a format until the model has thought. The grammars themselves
 //! run in llguidance: an Earley parser over lexemes whose regular expressions are derivatives, walked along the trie.
 
+mod after_reasoning;
 mod constraint;
 mod schema;
 mod vocabulary;
 
+use after_reasoning::{AfterReasoning, FreeTokens};
+use crate::reasoning;
 use constraint::TokenConstraint;
 use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::{GrammarBuilder, ParserFactory};
@@ -88,6 +91,7 @@ pub enum GrammarError {
 #[derive(Clone)]
 pub struct Grammars {
     factory: Arc<ParserFactory>,
+    free: Arc<FreeTokens>,
 }
 
 impl Grammars {
@@ -102,7 +106,16 @@ impl Grammars {
         let mut factory = ParserFactory::new_simple(&environment).map_err(|error| refuse(message(&error)))?;
         factory.quiet();
         *factory.limits_mut() = limits();
-        Ok(Self { factory: Arc::new(factory) })
+        let free = FreeTokens::new(environment, tokenizer.id_of(reasoning::CLOSE));
+        Ok(Self { factory: Arc::new(factory), free: Arc::new(free) })
+    }
+
+    /// Like [`Grammars::compile`], but the format holds from the end of the reasoning, which the prompt has begun
+    /// ([`reasoning::is_open`]).
+    ///
+    /// Errors: as [`Grammars::compile`].
+    pub fn compile_after_reasoning(&self, format: &Format) -> Result<Box<dyn Constraint>, GrammarError> {
+        Ok(Box::new(AfterReasoning::new(self.free.clone(), self.compile(format)?)))
     }
 
     /// Prepares the enforcement of a format. It may take tens of milliseconds for a large schema: not on a thread that serves others.
