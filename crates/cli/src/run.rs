@@ -3,12 +3,12 @@
 use crate::args::ModelOption;
 use crate::chat;
 use crate::load::RunnerOptions;
-use crate::{input, output};
+use crate::{input, output, sampling_defaults};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use realizar::{Completion, FinishReason, Model, Options, SamplingParams, TextParams};
 use realizar_engine::SampleError;
-use realizar_model::source::{Format, TensorSource};
+use realizar_model::source::TensorSource;
 use realizar_model::weights::find_non_finite;
 use serde_json::{Value, json};
 use std::io::IsTerminal;
@@ -70,23 +70,22 @@ struct SamplingOptions {
 
 impl SamplingOptions {
     fn params(&self, source: &dyn TensorSource) -> Result<SamplingParams> {
-        let meta = source.metadata();
-        let of_model = |key: &str| match source.format() {
-            Format::Safetensors => meta.get_f32(&format!("generation_config.{key}")),
-            Format::Gguf => Ok(None),
-        };
-        let greedy = source.format() == Format::Safetensors
-            && meta.get_bool("generation_config.do_sample")? == Some(false);
-        let temperature = if greedy { Some(0.0) } else { of_model("temperature")? };
-        let top_k = of_model("top_k")?.map(|k| k.max(0.0) as usize);
-        let params = SamplingParams {
-            temperature: self.temp.or(temperature).unwrap_or(0.8),
-            top_k: self.top_k.or(top_k).unwrap_or(40),
-            top_p: self.top_p.or(of_model("top_p")?).unwrap_or(0.95),
-            min_p: self.min_p.or(of_model("min_p")?).unwrap_or(0.05),
-            repetition_penalty: self.repeat_penalty.or(of_model("repetition_penalty")?).unwrap_or(1.0),
-            seed: self.seed,
+        let defaults = SamplingParams {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
             ..SamplingParams::default()
+        };
+        let defaults = sampling_defaults::of_model(source, defaults)?;
+        let params = SamplingParams {
+            temperature: self.temp.unwrap_or(defaults.temperature),
+            top_k: self.top_k.unwrap_or(defaults.top_k),
+            top_p: self.top_p.unwrap_or(defaults.top_p),
+            min_p: self.min_p.unwrap_or(defaults.min_p),
+            repetition_penalty: self.repeat_penalty.unwrap_or(defaults.repetition_penalty),
+            seed: self.seed,
+            ..defaults
         };
         params.validate()?;
         Ok(params)

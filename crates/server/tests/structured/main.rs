@@ -6,6 +6,7 @@
 
 #![expect(clippy::print_stdout, reason = "a test says what it measured")]
 
+mod json_schema;
 mod support;
 
 use realizar_engine::{Constraint, TokenMask};
@@ -14,7 +15,7 @@ use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
 use realizar_server::structured::{Format, GrammarError, Grammars};
 use serde_json::{Value, json};
 use std::time::Instant;
-use support::json_schema::validates;
+use json_schema::validates;
 use support::{Random, allowed_ids, babble, data, demo, follow};
 
 /// Schemas, each with values that satisfy it and values that do not.

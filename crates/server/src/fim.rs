@@ -1,0 +1,78 @@
+//! Fill-in-the-middle: prompts for models that learned to write what stands between two texts.
+
+use crate::error::{ApiError, Result};
+use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
+
+/// The control tokens of a family of models, as its vocabulary writes them.
+struct Markers {
+    prefix: &'static str,
+    suffix: &'static str,
+    middle: &'static str,
+    /// Whether the suffix comes before the prefix.
+    suffix_first: bool,
+}
+
+const fn markers(prefix: &'static str, suffix: &'static str, middle: &'static str) -> Markers {
+    Markers { prefix, suffix, middle, suffix_first: false }
+}
+
+/// All families, in the order in which they are looked for.
+static FAMILIES: &[Markers] = &[
+    // Qwen 2.5 Coder, Qwen 3 Coder, CodeGemma
+    markers("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    // StarCoder, StarCoder 2
+    markers("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    // Granite Code
+    markers("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    // DeepSeek Coder
+    markers("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    // CodeLlama
+    markers("▁<PRE>", "▁<SUF>", "▁<MID>"),
+    // Codestral has no token for the middle: the prefix comes last and is continued.
+    Markers { prefix: "[PREFIX]", suffix: "[SUFFIX]", middle: "", suffix_first: true },
+];
+
+/// A model's way to mark a gap.
+#[derive(Debug)]
+pub(crate) struct FillInMiddle {
+    prefix: u32,
+    suffix: u32,
+    middle: Option<u32>,
+    suffix_first: bool,
+}
+
+/// The markers of a vocabulary.
+///
+/// Errors: it has none, so the model cannot fill gaps.
+pub(crate) fn find(tokenizer: &Tokenizer) -> Result<FillInMiddle> {
+    let found = FAMILIES.iter().find_map(|family| {
+        let (prefix, suffix) = (tokenizer.id_of(family.prefix)?, tokenizer.id_of(family.suffix)?);
+        let middle = if family.middle.is_empty() { None } else { Some(tokenizer.id_of(family.middle)?) };
+        Some(FillInMiddle { prefix, suffix, middle, suffix_first: family.suffix_first })
+    });
+    found.ok_or_else(|| {
+        let message =
+            "this model cannot fill in the middle: its vocabulary has no tokens for it; leave out the suffix";
+        ApiError::invalid_param("suffix", message).code("unsupported")
+    })
+}
+
+impl FillInMiddle {
+    /// Token ids that ask for the text between two others. Control tokens in those are text.
+    pub(crate) fn prompt(&self, tokenizer: &Tokenizer, before: &str, after: &str) -> Vec<u32> {
+        let encode =
+            |text: &str| tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: false });
+        let mut ids: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
+        let (prefix, suffix) = (encode(before), encode(after));
+        let parts = match self.suffix_first {
+            false => [(self.prefix, prefix), (self.suffix, suffix)],
+            true => [(self.suffix, suffix), (self.prefix, prefix)],
+        };
+        for (marker, text) in parts {
+            ids.push(marker);
+            ids.extend(text);
+        }
+        ids.extend(self.middle);
+        ids
+    }
+}
