@@ -3,11 +3,13 @@
 use crate::auth::Caller;
 use crate::config::Config;
 use crate::error::{ApiError, Result};
+use crate::structured::{GrammarError, Grammars};
+use crate::tool_calls::Syntax;
 use realizar_engine::TextEngine;
 use realizar_model::chat_template::Timestamp;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The engine and the options, with what is computed once.
@@ -18,6 +20,9 @@ pub(crate) struct App {
     pub(crate) created: u64,
     /// The OpenAPI document.
     pub(crate) openapi: String,
+    /// How the model writes tool calls.
+    pub(crate) syntax: &'static Syntax,
+    grammars: OnceLock<std::result::Result<Grammars, GrammarError>>,
     entropy: RandomState,
     next_id: AtomicU64,
 }
@@ -25,7 +30,9 @@ pub(crate) struct App {
 impl App {
     pub(crate) fn new(engine: TextEngine, config: Config, openapi: String) -> Self {
         let (entropy, next_id) = (RandomState::new(), AtomicU64::new(0));
-        Self { engine, config, created: unix_time(), openapi, entropy, next_id }
+        let (syntax, grammars) = (Syntax::of(engine.template()), OnceLock::new());
+        tracing::info!(syntax = syntax.name, "tool calls are recognised");
+        Self { engine, config, created: unix_time(), openapi, syntax, grammars, entropy, next_id }
     }
 
     /// The model's first name.
@@ -52,6 +59,22 @@ impl App {
     pub(crate) fn new_id(&self, prefix: &str) -> String {
         let n = self.next_id.fetch_add(1, Ordering::Relaxed);
         format!("{prefix}{:016x}{:08x}", self.entropy.hash_one(n), n & 0xffff_ffff)
+    }
+
+    /// A number that no other request has and nobody can guess.
+    pub(crate) fn new_seed(&self) -> u64 {
+        self.entropy.hash_one(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// What compiles grammars for the model. The first call sorts its vocabulary.
+    ///
+    /// Errors: the vocabulary allows no grammars.
+    pub(crate) fn grammars(&self) -> Result<&Grammars> {
+        let make = || {
+            let tokenizer = self.engine.tokenizer();
+            Grammars::new(tokenizer, tokenizer.eos_ids())
+        };
+        self.grammars.get_or_init(make).as_ref().map_err(|error| error.clone().into())
     }
 
     /// What a request shares cached prefixes with.

@@ -31,7 +31,9 @@ enum Place {
     /// Before anything but blanks and the tag's beginning.
     Start(String),
     /// Before the first character of the reasoning or of the content after it.
-    Blanks { reasoning: bool },
+    Blanks {
+        reasoning: bool,
+    },
     /// In the reasoning; what is held may be the blanks and the tag at its end.
     Reasoning(String),
     Content,
@@ -151,7 +153,12 @@ mod tests {
     #[test]
     fn reasoning_is_told_from_the_answer_however_the_text_is_divided() {
         let cases = [
-            (false, "<think>\nHm, 1 < 2.\n\nYes </thin> it is.\n</think>\n\nYes.", "Hm, 1 < 2.\n\nYes </thin> it is.", "Yes."),
+            (
+                false,
+                "<think>\nHm, 1 < 2.\n\nYes </thin> it is.\n</think>\n\nYes.",
+                "Hm, 1 < 2.\n\nYes </thin> it is.",
+                "Yes.",
+            ),
             (true, "\nHm.\n</think>\n\nYes. <think>No</think>", "Hm.", "Yes. <think>No</think>"),
             (false, "Yes. <think>No</think>", "", "Yes. <think>No</think>"),
             (false, "\n<think></think>\n\nYes", "", "Yes"),

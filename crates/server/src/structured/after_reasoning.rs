@@ -93,7 +93,9 @@ impl Constraint for AfterReasoning {
                 self.tail.drain(..n_old);
                 Ok(())
             }
-            Place::Blanks if self.tokens.blanks.contains(token) && !self.inner.allowed()?.contains(token) => Ok(()),
+            Place::Blanks if self.tokens.blanks.contains(token) && !self.inner.allowed()?.contains(token) => {
+                Ok(())
+            }
             Place::Blanks | Place::Text => {
                 self.place = Place::Text;
                 self.inner.accept(token)

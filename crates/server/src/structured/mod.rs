@@ -10,8 +10,8 @@ mod constraint;
 mod schema;
 mod vocabulary;
 
-use after_reasoning::{AfterReasoning, FreeTokens};
 use crate::reasoning;
+use after_reasoning::{AfterReasoning, FreeTokens};
 use constraint::TokenConstraint;
 use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::{GrammarBuilder, ParserFactory};

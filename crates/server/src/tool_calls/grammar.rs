@@ -34,8 +34,17 @@ pub(super) struct CallRules<'a> {
     /// Names, and schemas as the compiler takes them.
     tools: Vec<(&'a str, Value)>,
     parallel: bool,
-    /// Whether the answer may be text, with calls at its end or without.
-    text: bool,
+    /// What the answer may be without calls.
+    otherwise: Otherwise,
+}
+
+enum Otherwise {
+    /// There must be calls.
+    Nothing,
+    /// Text, which may also come before calls.
+    Text,
+    /// JSON with this schema.
+    Json(Value),
 }
 
 impl CallRules<'_> {
@@ -68,26 +77,23 @@ impl CallRules<'_> {
             (None, Some(marker)) => (Some(marker), format!("{} {more}", call[1..].join(" "))),
             (None, None) => (None, format!("call {more}")),
         };
-        let mut lark = String::new();
-        let _ = match (marker.map(|marker| (marker, self.marker(marker))), self.text) {
-            (Some((_, marker)), false) => writeln!(lark, "start: {marker} {rest}"),
-            (None, false) => writeln!(lark, "start: {rest}"),
-            (Some((text, marker)), true) if marker == literal(text) => {
+        let marker = marker.map(|text| (text, self.marker(text)));
+        let all = marker.as_ref().map_or_else(|| rest.clone(), |(_, marker)| format!("{marker} {rest}"));
+        let mut lark = match (&self.otherwise, marker) {
+            (Otherwise::Nothing, _) => format!("start: {all}\n"),
+            (Otherwise::Json(schema), _) => format!("start: answer | {all}\nanswer: %json {schema}\n"),
+            // A literal ends the text as soon as it is complete; the text without calls never has it.
+            (Otherwise::Text, Some((text, marker))) if marker == literal(text) => {
                 let pattern = regex_literal(text);
-                writeln!(
-                    lark,
-                    "start: TEXT | before {rest}\nbefore[suffix={marker}]: /(?s:.*)/\nTEXT: /(?s:.*)/ & ~/(?s:.*){pattern}(?s:.*)/"
+                format!(
+                    "start: TEXT | before {rest}\nbefore[suffix={marker}]: /(?s:.*)/\n\
+                     TEXT: /(?s:.*)/ & ~/(?s:.*){pattern}(?s:.*)/\n"
                 )
             }
-            (Some((_, marker)), true) => {
-                writeln!(lark, "start: TEXT | TEXT {marker} {rest}\nTEXT: /(?s:.*)/")
-            }
+            (Otherwise::Text, Some(_)) => format!("start: TEXT | TEXT {all}\nTEXT: /(?s:.*)/\n"),
             // An object at the beginning of a line is a call.
-            (None, true) => {
-                writeln!(
-                    lark,
-                    "start: TEXT | {rest}\nTEXT: /([^{{\\s](?s:.*))?/ & ~/(?s:.*)\\n\\s*\\{{(?s:.*)/"
-                )
+            (Otherwise::Text, None) => {
+                format!("start: TEXT | {all}\nTEXT: /([^{{\\s](?s:.*))?/ & ~/(?s:.*)\\n\\s*\\{{(?s:.*)/\n")
             }
         };
         let _ = writeln!(lark, "call: {}", call.join(" "));
@@ -112,7 +118,7 @@ fn literal(text: &str) -> String {
 /// A text in a regular expression of Lark.
 fn regex_literal(text: &str) -> String {
     text.chars().fold(String::new(), |mut out, c| {
-        if c.is_ascii_punctuation() {
+        if "\\.+*?()|[]{}^$#&-~/".contains(c) {
             out.push('\\');
         }
         out.push(c);
@@ -120,25 +126,32 @@ fn regex_literal(text: &str) -> String {
     })
 }
 
-/// What an answer with tools must look like; `None` if that is free.
-///
-/// It is free for [`ToolChoice::None`], and for [`ToolChoice::Auto`] without a strict tool. Otherwise the names, and the arguments
-/// of each tool by its schema, are enforced; in full for strict tools, for others as far as their keywords allow.
-///
-/// Errors: [`GrammarError::Schema`] with the path from the request's `tools`.
+/// See [`super::Syntax::grammar`].
 pub(super) fn format(
     rules: fn(&CallRules) -> String,
     tokenizer: &Tokenizer,
     tools: &[Tool],
     choice: &ToolChoice,
     parallel: bool,
+    answer: Option<&Format>,
 ) -> Result<Option<Format>, GrammarError> {
     let is_strict = |tool: &Tool| tool.function.strict == Some(true);
-    match choice {
-        ToolChoice::None => return Ok(None),
-        ToolChoice::Auto if !tools.iter().any(is_strict) => return Ok(None),
-        _ => {}
-    }
+    let otherwise = match (choice, answer) {
+        (ToolChoice::None, _) => return Ok(None),
+        (ToolChoice::Auto, None) if parallel && !tools.iter().any(is_strict) => return Ok(None),
+        (ToolChoice::Auto, None) => Otherwise::Text,
+        (ToolChoice::Auto, Some(Format::Json)) => {
+            Otherwise::Json(prepare_schema(&json!({"type": "object"}), true)?)
+        }
+        (ToolChoice::Auto, Some(Format::JsonSchema { schema, strict })) => {
+            Otherwise::Json(prepare_schema(schema, *strict)?)
+        }
+        (ToolChoice::Auto, Some(Format::Regex(_) | Format::Grammar(_))) => {
+            let reason = "beside tools that may be called, an answer can be free or JSON".to_owned();
+            return Err(GrammarError::Grammar { reason });
+        }
+        (ToolChoice::Required | ToolChoice::Named(_), _) => Otherwise::Nothing,
+    };
     let mut callable = Vec::new();
     for (i, tool) in tools.iter().enumerate() {
         if matches!(choice, ToolChoice::Named(name) if *name != tool.function.name) {
@@ -154,8 +167,8 @@ pub(super) fn format(
         })?;
         callable.push((tool.function.name.as_str(), schema));
     }
-    let (text, named) = (*choice == ToolChoice::Auto, matches!(choice, ToolChoice::Named(_)));
-    let lark = rules(&CallRules { tokenizer, tools: callable, parallel: parallel && !named, text });
+    let parallel = parallel && !matches!(choice, ToolChoice::Named(_));
+    let lark = rules(&CallRules { tokenizer, tools: callable, parallel, otherwise });
     Ok(Some(Format::Grammar(lark)))
 }
 

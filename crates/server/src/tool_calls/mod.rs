@@ -238,21 +238,23 @@ impl Syntax {
         ToolCallParser { parse: (self.parser)(), out: Output::new(names, self.ids, seed) }
     }
 
-    /// What an answer must look like; `None` if that is free.
+    /// What an answer must look like because of its tools; `None` if they demand nothing.
     ///
-    /// It is free for [`ToolChoice::None`], and for [`ToolChoice::Auto`] without a strict tool. Otherwise names and arguments are
-    /// enforced: by the whole schema for strict tools, for others as far as their keywords allow. `parallel`: whether there may be
-    /// several calls.
+    /// They demand nothing for [`ToolChoice::None`], and for [`ToolChoice::Auto`] with parallel calls and no strict tool. Otherwise
+    /// names and arguments are enforced: by the whole schema for strict tools, for others as far as their keywords allow.
+    /// `parallel`: whether there may be several calls. `answer`: what an answer without calls must look like.
     ///
-    /// Errors: [`GrammarError::Schema`] with the path from the request's `tools`.
+    /// Errors: [`GrammarError::Schema`] with the path from the request's `tools`; an `answer` that is not JSON where there may be
+    /// calls.
     pub fn grammar(
         &self,
         tokenizer: &Tokenizer,
         tools: &[Tool],
         choice: &ToolChoice,
         parallel: bool,
+        answer: Option<&Format>,
     ) -> Result<Option<Format>, GrammarError> {
-        grammar::format(self.grammar, tokenizer, tools, choice, parallel)
+        grammar::format(self.grammar, tokenizer, tools, choice, parallel, answer)
     }
 }
 

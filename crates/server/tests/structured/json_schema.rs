@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 /// Whether `value` satisfies `schema`, whose references lead into `root`. Panics on keywords that it does not know.
-pub fn validates(root: &Value, schema: &Value, value: &Value) -> bool {
+pub(crate) fn validates(root: &Value, schema: &Value, value: &Value) -> bool {
     let Value::Object(keywords) = schema else { return schema == &Value::Bool(true) };
     keywords.iter().all(|(keyword, argument)| holds(root, keywords, keyword, argument, value))
 }

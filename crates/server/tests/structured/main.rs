@@ -2,20 +2,22 @@
 //!
 //! Method: random tokens within the mask, several seeds for each of a list of schemas, on the demo's vocabulary and on larger ones;
 //! each text is parsed and validated by a validator of the tests' own. Examples and counterexamples, in the tokenizer's own tokens,
-//! check that the mask is neither too narrow nor too wide.
+//! check that the mask is neither too narrow nor too wide. `tools` does the same for tool calls; `cost` measures.
 
 #![expect(clippy::print_stdout, reason = "a test says what it measured")]
 
+mod cost;
 mod json_schema;
 mod support;
+mod tools;
 
+use json_schema::validates;
 use realizar_engine::{Constraint, TokenMask};
 use realizar_model::source;
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
 use realizar_server::structured::{Format, GrammarError, Grammars};
 use serde_json::{Value, json};
 use std::time::Instant;
-use json_schema::validates;
 use support::{Random, allowed_ids, babble, data, demo, follow};
 
 /// Schemas, each with values that satisfy it and values that do not.

@@ -1,7 +1,6 @@
 //! What the tests of structured output share: vocabularies, random texts within a mask, a validator.
 #![allow(dead_code, unreachable_pub)]
 
-
 use realizar_engine::{Constraint, TokenMask};
 use realizar_model::source::{self, TensorSource};
 use realizar_model::tokenizer::Tokenizer;
