@@ -66,6 +66,9 @@ fn plan(app: &App, caller: Caller, request: &CompletionRequest) -> Result<Plan> 
         }
         plan.prompt_logprobs = plan.n_logprobs;
     }
+    if let Some((format, field)) = request.common.format()? {
+        plan.constrain(app, &format, false).map_err(|e| e.or_param(field))?;
+    }
     Ok(plan)
 }
 

@@ -31,7 +31,7 @@ pub(crate) async fn apply(
     let prompt = app
         .compute(move |app| {
             let template = app.engine.template().ok_or(EngineError::NoChatTemplate)?;
-            let text = template.render(&conversation(&request)?, true, now());
+            let text = template.render(&conversation(app, &request)?, true, now());
             let text = text.map_err(|error| EngineError::Template { message: error.to_string() });
             text.map_err(|e| ApiError::from(e).or_param("messages"))
         })

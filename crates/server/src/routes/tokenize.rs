@@ -65,7 +65,7 @@ fn tokens(app: &App, request: TokenizeRequest) -> Result<Tokens> {
         }
         (None, Some(messages)) => {
             let chat = ChatRequest { messages, ..ChatRequest::default() };
-            let ids = app.engine.encode_chat(&conversation(&chat)?, now());
+            let ids = app.engine.encode_chat(&conversation(app, &chat)?, now());
             ids.map_err(|e| ApiError::from(e).or_param("messages"))?
         }
         _ => return Err(ApiError::invalid_param("prompt", "exactly one of prompt and messages is needed")),
