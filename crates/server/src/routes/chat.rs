@@ -27,7 +27,8 @@ const TAG_TOKENS: usize = 16;
 ///
 /// With `stream`, the answer comes as server-sent events, each with the news as JSON; the last is `[DONE]`.
 #[utoipa::path(
-    post, path = "/v1/chat/completions", operation_id = "chat_completion", tag = "generation", request_body = ChatRequest,
+    post, path = "/v1/chat/completions", operation_id = "chat_completion", tag = "generation", 
+    request_body(content = ChatRequest, example = json!({"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8})),
     responses(
         (status = 200, description = "The answer", content(
             (Answer<ChatChoice> = "application/json"), (Chunk<ChatPiece> = "text/event-stream"))),

@@ -44,7 +44,8 @@ pub(crate) struct Tokens {
 
 /// Turn a text or a conversation into token ids
 #[utoipa::path(
-    post, path = "/tokenize", tag = "tokens", request_body = TokenizeRequest,
+    post, path = "/tokenize", tag = "tokens", 
+    request_body(content = TokenizeRequest, example = json!({"prompt": "Once upon a time"})),
     responses((status = 200, description = "The tokens", body = Tokens), ErrorResponses)
 )]
 pub(crate) async fn tokenize(
@@ -98,7 +99,8 @@ pub(crate) struct Detokenized {
 
 /// Turn token ids into text
 #[utoipa::path(
-    post, path = "/detokenize", tag = "tokens", request_body = DetokenizeRequest,
+    post, path = "/detokenize", tag = "tokens", 
+    request_body(content = DetokenizeRequest, example = json!({"tokens": [1, 2, 3]})),
     responses((status = 200, description = "The text", body = Detokenized), ErrorResponses)
 )]
 pub(crate) async fn detokenize(
