@@ -24,6 +24,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Answer a prompt, or chat.
     Run(crate::run::RunArgs),
+    /// Serve a model over HTTP, as OpenAI's API has it.
+    Serve(crate::serve::ServeArgs),
     /// Turn text into token ids, or back.
     Tokenize(crate::tokenize::TokenizeArgs),
     /// Print what a conversation becomes by a model's chat template.

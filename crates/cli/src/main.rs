@@ -20,6 +20,7 @@ mod progress;
 mod pull;
 mod quantize;
 mod run;
+mod serve;
 mod speculation;
 mod synth;
 mod template;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = logging::start(cli.verbose).and_then(|()| match &cli.command {
         Command::Run(args) => run::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Template(args) => template::run(args),
         Command::Inspect(args) => inspect::run(args),

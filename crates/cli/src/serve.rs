@@ -1,0 +1,264 @@
+//! `realizar serve`: a model behind HTTP.
+
+use crate::args::ModelOption;
+use crate::load::{RunnerOptions, SpeculationOptions};
+use crate::model_arg::ModelArg;
+use anyhow::{Result, bail};
+use clap::Args;
+use realizar::SamplingParams;
+use realizar_engine::load::{LoadOptions, LoadedModel, load};
+use realizar_engine::{Engine, EngineConfig, TextEngine};
+use realizar_model::arch;
+use realizar_model::chat_template::ChatTemplate;
+use realizar_model::source::TensorSource;
+use realizar_model::tokenizer::Tokenizer;
+use realizar_model::{ModelConfig, SamplingHints};
+use realizar_server::{Config, Ended, Server};
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Size of the cache at most where nothing else is asked for, but for that it holds one whole sequence.
+const DEFAULT_KV_BYTES: usize = 1 << 30;
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    model: ModelOption,
+    /// Name or address to listen at; 0.0.0.0 takes requests from everywhere.
+    #[arg(long, default_value = "127.0.0.1")]
+    host: String,
+    /// Port to listen at; 0 takes any free one.
+    #[arg(long, default_value_t = 8080)]
+    port: u16,
+    /// Name under which clients ask for the model; may be given several times. By default its own.
+    #[arg(long, value_name = "NAME")]
+    served_name: Vec<String>,
+    /// Key that clients must show; may be given several times. By default nobody is asked.
+    #[arg(long, value_name = "KEY", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    api_key: Vec<String>,
+    /// Clients with different keys share no cached prefixes.
+    #[arg(long, requires = "api_key")]
+    salt_by_key: bool,
+    /// Origin whose web pages may use the server, or *; may be given several times.
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Vec<String>,
+
+    /// Longest sequence of prompt and answer, in tokens; by default the model's own, or less where memory is short.
+    #[arg(long, value_name = "N")]
+    ctx: Option<usize>,
+    /// Memory for keys and values, such as 4G; by default enough for --max-seqs whole sequences, but at most 1G unless one needs
+    /// more.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    kv_memory: Option<usize>,
+    /// Tokens in a block of keys and values.
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = positive)]
+    block_size: usize,
+    /// Sequences that are computed at the same time.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = positive)]
+    max_seqs: usize,
+    /// Tokens of a step at most: how much of a long prompt may come between two tokens of others.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = positive)]
+    step_tokens: usize,
+    /// Sequences that may wait; further requests are refused with 429.
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    max_queue: usize,
+    /// Computes every prompt anew.
+    #[arg(long)]
+    no_prefix_cache: bool,
+    /// How much waiting one step of a request's priority is worth.
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    priority_step: Duration,
+
+    /// Size of a request at most.
+    #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = size)]
+    max_body: usize,
+    /// How long a client may take to send the headers of a request, and again its body.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    read_timeout: Duration,
+    /// How long a client may read nothing of its answer.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    write_timeout: Duration,
+    /// Connections at one time; more wait to be accepted.
+    #[arg(long, value_name = "N", default_value_t = 16384, value_parser = positive)]
+    max_connections: usize,
+    /// How long SIGTERM or Ctrl-C lets answers finish; a second one ends at once.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    drain_seconds: Duration,
+    #[command(flatten)]
+    runner: RunnerOptions,
+    #[command(flatten)]
+    speculation: SpeculationOptions,
+}
+
+pub(crate) fn run(args: &ServeArgs) -> Result<()> {
+    let source = args.model.model.open()?;
+    let tokenizer = Arc::new(Tokenizer::from_source(&*source)?);
+    let template = ChatTemplate::from_source(&*source, &tokenizer)?;
+    let sampling = sampling(&*source)?;
+    let options = load_options(args, &arch::configure(&*source)?);
+    let loaded = load(&*source, &options)?;
+    let about = about(&loaded, &options);
+    let engine_config = EngineConfig {
+        max_seqs: args.max_seqs,
+        step_tokens: args.step_tokens,
+        max_queue: args.max_queue,
+        prefix_cache: !args.no_prefix_cache,
+        priority_step: args.priority_step,
+        stall_timeout: args.write_timeout,
+        max_drafts: args.speculation.max_drafts(),
+        ..EngineConfig::default()
+    };
+    let proposer = args.speculation.proposer(&*source, &options)?;
+    let client = Engine::start_speculating(loaded.runner, proposer, engine_config)?;
+    let engine = TextEngine::new(client, tokenizer, template);
+    let config = Config {
+        host: args.host.clone(),
+        port: args.port,
+        names: names(args),
+        api_keys: args.api_key.clone(),
+        salt_by_key: args.salt_by_key,
+        cors: args.cors.clone(),
+        max_body: args.max_body,
+        drain: args.drain_seconds,
+        header_timeout: args.read_timeout,
+        body_timeout: args.read_timeout,
+        write_timeout: args.write_timeout,
+        max_connections: args.max_connections,
+        sampling,
+    };
+    let name = config.names.join(", ");
+    let server = Server::bind(engine, config)?;
+    let line = format!("{name} is ready at http://{}: {about}\n", server.address());
+    // Somebody who closed stderr can still be served.
+    drop(std::io::stderr().write_all(line.as_bytes()));
+    match server.run()? {
+        Ended::Drained => Ok(()),
+        Ended::AtOnce => bail!("stopped at once, as told by a second signal"),
+    }
+}
+
+/// How tokens are chosen where a request does not say: as the model's files recommend, else the model's own distribution, which is
+/// what OpenAI's API does.
+fn sampling(source: &dyn TensorSource) -> Result<SamplingParams> {
+    let (hints, own) = (SamplingHints::read(source)?, SamplingParams::default());
+    let params = SamplingParams {
+        temperature: hints.temperature.unwrap_or(own.temperature),
+        top_k: hints.top_k.unwrap_or(own.top_k),
+        top_p: hints.top_p.unwrap_or(own.top_p),
+        min_p: hints.min_p.unwrap_or(own.min_p),
+        repetition_penalty: hints.repetition_penalty.unwrap_or(own.repetition_penalty),
+        ..own
+    };
+    params.validate()?;
+    Ok(params)
+}
+
+fn load_options(args: &ServeArgs, model: &ModelConfig) -> LoadOptions {
+    let base = args.runner.load_options(args.ctx);
+    let per_token = model.kv_bytes_per_token(base.kv_type).max(1);
+    let all = args.ctx.unwrap_or(model.context_length).saturating_mul(args.max_seqs);
+    LoadOptions {
+        kv_memory: args.kv_memory,
+        cache_tokens: Some(all.min(DEFAULT_KV_BYTES / per_token)),
+        block_size: args.block_size,
+        step_tokens: args.step_tokens,
+        max_seqs: args.max_seqs,
+        max_logits: args.speculation.max_logits(args.max_seqs),
+        ..base
+    }
+}
+
+/// What is worth knowing about a model that is ready.
+fn about(loaded: &LoadedModel, options: &LoadOptions) -> String {
+    let info = loaded.runner.info();
+    format!(
+        "{} in {:.1} s, context of {} tokens, cache of {} tokens ({} MiB of {})",
+        loaded.device,
+        loaded.load_time.as_secs_f64(),
+        info.max_seq_len(),
+        info.cache_tokens(),
+        loaded.cache_bytes >> 20,
+        options.kv_type
+    )
+}
+
+fn names(args: &ServeArgs) -> Vec<String> {
+    if !args.served_name.is_empty() {
+        return args.served_name.clone();
+    }
+    let own = match &args.model.model {
+        ModelArg::Demo => "demo".to_owned(),
+        ModelArg::Hub(hub) => hub.repo.clone(),
+        ModelArg::Path(path) => {
+            // A folder named . has a name, too.
+            let path = path.canonicalize().unwrap_or_else(|_| path.clone());
+            let stem = if path.is_dir() { path.file_name() } else { path.file_stem() };
+            stem.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+        }
+    };
+    vec![own]
+}
+
+/// A number of bytes: 4096, 512K, 100M, 4G; KiB, MiB and GiB are the same units.
+fn size(text: &str) -> Result<usize, String> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let shift = match text[end..].to_ascii_lowercase().trim_end_matches("ib").trim_end_matches('b') {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return Err("expected a number of bytes such as 512M or 4G".to_owned()),
+    };
+    let number: f64 = text[..end].parse().map_err(|_| "expected a number of bytes such as 512M or 4G")?;
+    let bytes = number * (1u64 << shift) as f64;
+    if bytes >= 1.0 && bytes < (1u64 << 60) as f64 {
+        Ok(bytes as usize)
+    } else {
+        Err("expected at least 1 byte".to_owned())
+    }
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&n| n > 0).ok_or_else(|| "expected a number of at least 1".to_owned())
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let number = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
+    Duration::try_from_secs_f64(number).map_err(|e| e.to_string()).and_then(|d| match d.as_secs() {
+        // Later than that, times could not be added up.
+        0..=31_536_000 => Ok(d),
+        _ => Err("expected at most a year".to_owned()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_in_the_usual_units() {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("1k", 1024),
+            ("1.5M", 3 << 19),
+            ("2G", 2 << 30),
+            ("3GiB", 3 << 30),
+            ("1mb", 1 << 20),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for wrong in ["", "G", "-1", "1x", "0", "1e9", "9999999999T"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn seconds_are_bounded() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for wrong in ["", "-1", "NaN", "inf", "1e30", "1e9"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! What all requests share.
+
+use crate::auth::Caller;
+use crate::config::Config;
+use crate::error::{ApiError, Result};
+use crate::sizes::Sizes;
+use crate::structured::{GrammarError, Grammars};
+use crate::tool_calls::Syntax;
+use realizar_engine::TextEngine;
+use realizar_model::chat_template::Timestamp;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The engine and the options, with what is computed once.
+pub(crate) struct App {
+    pub(crate) engine: TextEngine,
+    pub(crate) config: Config,
+    /// When the server started, in seconds since 1970.
+    pub(crate) created: u64,
+    /// The OpenAPI document.
+    pub(crate) openapi: String,
+    /// Lengths of prompts and answers so far.
+    pub(crate) sizes: Arc<Sizes>,
+    /// How the model writes tool calls.
+    pub(crate) syntax: &'static Syntax,
+    grammars: OnceLock<std::result::Result<Grammars, GrammarError>>,
+    entropy: RandomState,
+    next_id: AtomicU64,
+}
+
+impl App {
+    pub(crate) fn new(engine: TextEngine, config: Config, openapi: String) -> Self {
+        let syntax = Syntax::of(engine.template());
+        tracing::info!(syntax = syntax.name, "tool calls are recognised");
+        Self {
+            engine,
+            config,
+            created: unix_time(),
+            openapi,
+            syntax,
+            grammars: OnceLock::new(),
+            sizes: Arc::default(),
+            entropy: RandomState::new(),
+            next_id: AtomicU64::new(0),
+        }
+    }
+
+    /// The model's first name.
+    pub(crate) fn name(&self) -> &str {
+        self.config.names.first().map_or("model", String::as_str)
+    }
+
+    /// The name under which a request asks for the model.
+    ///
+    /// Errors: 404 for a model that is not here.
+    pub(crate) fn check_model(&self, asked: Option<&str>) -> Result<String> {
+        match asked {
+            None => Ok(self.name().to_owned()),
+            Some(name) if self.config.names.iter().any(|n| n == name) => Ok(name.to_owned()),
+            Some(name) => {
+                let known = self.config.names.join(", ");
+                let message = format!("the model {name:?} does not exist; this server has {known}");
+                Err(ApiError::not_found("model_not_found", message).param("model"))
+            }
+        }
+    }
+
+    /// A name that no other answer has.
+    pub(crate) fn new_id(&self, prefix: &str) -> String {
+        let n = self.next_id.fetch_add(1, Ordering::Relaxed);
+        format!("{prefix}{:016x}{:08x}", self.entropy.hash_one(n), n & 0xffff_ffff)
+    }
+
+    /// A number that no other request has and nobody can guess.
+    pub(crate) fn new_seed(&self) -> u64 {
+        self.entropy.hash_one(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// What compiles grammars for the model. The first call sorts its vocabulary.
+    ///
+    /// Errors: the vocabulary allows no grammars.
+    pub(crate) fn grammars(&self) -> Result<&Grammars> {
+        let make = || {
+            let tokenizer = self.engine.tokenizer();
+            Grammars::new(tokenizer, tokenizer.eos_ids())
+        };
+        self.grammars.get_or_init(make).as_ref().map_err(|error| error.clone().into())
+    }
+
+    /// What a request shares cached prefixes with.
+    pub(crate) fn cache_salt(&self, caller: Caller, salt: Option<&str>) -> Option<u64> {
+        let key = caller.key.filter(|_| self.config.salt_by_key);
+        (key.is_some() || salt.is_some()).then(|| self.entropy.hash_one((key, salt)))
+    }
+
+    /// Runs work that computes for a while beside the streams, and not between them.
+    pub(crate) async fn compute<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&App) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (app, span) = (self.clone(), tracing::Span::current());
+        let done = tokio::task::spawn_blocking(move || span.in_scope(|| work(&app))).await;
+        done.unwrap_or_else(|_| Err(ApiError::internal("the request could not be prepared")))
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+/// The time that templates may print, in UTC.
+pub(crate) fn now() -> Timestamp {
+    Timestamp::from_unix(unix_time() as i64, 0)
+}

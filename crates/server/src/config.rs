@@ -1,0 +1,76 @@
+//! Every option of the server, with its unit and default.
+
+use realizar_engine::SamplingParams;
+use std::time::Duration;
+
+/// Options of the server.
+#[derive(Clone, PartialEq)]
+pub struct Config {
+    /// Name or address to listen at. Default `127.0.0.1`.
+    pub host: String,
+    /// Port to listen at; 0 takes any free one. Default 8080.
+    pub port: u16,
+    /// Names under which clients may ask for the model; answers carry the first. At least one.
+    pub names: Vec<String>,
+    /// Keys, one of which a client must show; empty: nobody is asked. Default empty.
+    pub api_keys: Vec<String>,
+    /// Clients with different keys share no cached prefixes. Default false.
+    pub salt_by_key: bool,
+    /// Origins whose web pages may use the server, or `*`. Default empty.
+    pub cors: Vec<String>,
+    /// Size of a request at most, in bytes. Default 8 MiB.
+    pub max_body: usize,
+    /// How long a shutdown lets answers finish. Default 30 s.
+    pub drain: Duration,
+    /// How long a client may take to send a request's headers, also after the request before on the same connection. Default 30 s.
+    pub header_timeout: Duration,
+    /// How long a client may take to send a request's body. Default 30 s.
+    pub body_timeout: Duration,
+    /// How long a client may read nothing of its answer. Default 60 s.
+    pub write_timeout: Duration,
+    /// Connections at one time; more wait to be accepted. Default 16384.
+    pub max_connections: usize,
+    /// How tokens are chosen where a request does not say. Default: the model's own distribution, as OpenAI's API has it.
+    pub sampling: SamplingParams,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            host: "127.0.0.1".into(),
+            port: 8080,
+            names: vec!["model".into()],
+            api_keys: Vec::new(),
+            salt_by_key: false,
+            cors: Vec::new(),
+            max_body: 8 << 20,
+            drain: Duration::from_secs(30),
+            header_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(60),
+            max_connections: 16384,
+            sampling: SamplingParams::default(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Config {
+    /// Without the keys: it is logged.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Config")
+            .field("host", &self.host)
+            .field("port", &self.port)
+            .field("names", &self.names)
+            .field("n_api_keys", &self.api_keys.len())
+            .field("salt_by_key", &self.salt_by_key)
+            .field("cors", &self.cors)
+            .field("max_body", &self.max_body)
+            .field("drain", &self.drain)
+            .field("header_timeout", &self.header_timeout)
+            .field("body_timeout", &self.body_timeout)
+            .field("write_timeout", &self.write_timeout)
+            .field("max_connections", &self.max_connections)
+            .field("sampling", &self.sampling)
+            .finish()
+    }
+}

@@ -1,0 +1,160 @@
+//! One HTTP request in the engine: the continuations of each of its prompts, as one stream of events.
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::error::{ApiError, Result};
+use crate::openai::{SamplingFields, StreamOptions, Totals};
+use crate::sizes::Sizes;
+use crate::structured::Format;
+use realizar_engine::{Constraint, SamplingParams, TextEvent, TextParams, TextStream};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// What to generate from every prompt of a request; checked, but for what only the engine knows.
+pub(crate) struct Plan {
+    pub(crate) sampling: SamplingParams,
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) n: u32,
+    pub(crate) stops: Vec<String>,
+    pub(crate) ignore_eos: bool,
+    pub(crate) speculate: Option<bool>,
+    pub(crate) n_logprobs: Option<usize>,
+    pub(crate) prompt_logprobs: Option<usize>,
+    pub(crate) priority: i32,
+    pub(crate) cache_salt: Option<u64>,
+    pub(crate) streaming: Option<StreamOptions>,
+    pub(crate) constraint: Option<Box<dyn Constraint>>,
+    /// Control tokens that are part of the text.
+    pub(crate) shown: Vec<u32>,
+}
+
+impl Plan {
+    /// Checks the fields that all requests share.
+    ///
+    /// Errors: the field that is out of range.
+    pub(crate) fn new(app: &App, caller: Caller, fields: &SamplingFields) -> Result<Self> {
+        Ok(Self {
+            sampling: fields.sampling(&app.config.sampling)?,
+            max_tokens: fields.max_tokens.map(|n| n as usize),
+            n: fields.n()?,
+            stops: fields.stops()?,
+            ignore_eos: fields.ignore_eos.unwrap_or(false),
+            speculate: fields.speculate,
+            n_logprobs: None,
+            prompt_logprobs: None,
+            priority: fields.engine_priority()?,
+            cache_salt: app.cache_salt(caller, fields.cache_salt.as_deref()),
+            streaming: fields.streaming()?,
+            constraint: None,
+            shown: Vec::new(),
+        })
+    }
+
+    /// Makes the text follow a format. `after_reasoning`: from the end of the reasoning, which the prompt has begun.
+    ///
+    /// Errors: what is wrong with the format; a text that may not end.
+    pub(crate) fn constrain(&mut self, app: &App, format: &Format, after_reasoning: bool) -> Result<()> {
+        if self.ignore_eos {
+            let message = "ignore_eos cannot be combined with a format, which says where the text ends";
+            return Err(ApiError::invalid_param("ignore_eos", message));
+        }
+        let grammars = app.grammars()?;
+        self.constraint = Some(match after_reasoning {
+            true => grammars.compile_after_reasoning(format)?,
+            false => grammars.compile(format)?,
+        });
+        Ok(())
+    }
+
+    /// Hands all prompts to the engine, or none.
+    ///
+    /// Errors: as [`realizar_engine::TextEngine::submit`]; more continuations than may ever wait.
+    pub(crate) fn submit(&self, app: &App, prompts: Vec<Vec<u32>>) -> Result<Generation> {
+        let (n_choices, room) = (prompts.len() * self.n as usize, app.engine.client().config().max_queue);
+        if n_choices > room {
+            let message = format!("the request has {n_choices} continuations, and at most {room} may wait");
+            return Err(ApiError::invalid_param("prompt", message));
+        }
+        let params = TextParams {
+            max_tokens: self.max_tokens,
+            sampling: self.sampling.clone(),
+            stop: Vec::new(),
+            ignore_eos: self.ignore_eos,
+            speculate: self.speculate,
+            n_logprobs: self.n_logprobs,
+        };
+        // Requests dropped on the way out are cancelled.
+        let streams = prompts.into_iter().map(|prompt| {
+            let mut request = app.engine.request(prompt, &params);
+            request.n = self.n;
+            request.prompt_logprobs = self.prompt_logprobs;
+            request.priority = self.priority;
+            request.cache_salt = self.cache_salt;
+            request.constraint = self.constraint.as_ref().map(|c| c.fork());
+            Ok(Some(app.engine.submit_showing(request, &self.stops, &self.shown)?))
+        });
+        let streams = streams.collect::<Result<_>>()?;
+        let (totals, sizes) = (Totals::default(), app.sizes.clone());
+        Ok(Generation { streams, n: self.n as usize, next: 0, totals, sizes })
+    }
+}
+
+/// The continuations of a request. Dropping it cancels those that have not ended.
+pub(crate) struct Generation {
+    /// Per prompt, until all its continuations have ended.
+    streams: Vec<Option<TextStream>>,
+    n: usize,
+    /// Whose turn it is to be asked first.
+    next: usize,
+    totals: Totals,
+    sizes: Arc<Sizes>,
+}
+
+impl Generation {
+    /// Continuations of all prompts.
+    pub(crate) fn n_choices(&self) -> usize {
+        self.streams.len() * self.n
+    }
+
+    /// Sizes and times of what has ended.
+    pub(crate) fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// The next event and the number of its prompt; `None` after the last. After an error nothing follows.
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<(usize, TextEvent)>>> {
+        let n = self.streams.len();
+        let mut open = false;
+        for i in (0..n).map(|i| (self.next + i) % n) {
+            let Some(stream) = &mut self.streams[i] else { continue };
+            match stream.poll_next(cx) {
+                Poll::Pending => open = true,
+                Poll::Ready(None) => self.streams[i] = None,
+                Poll::Ready(Some(Ok(event))) => {
+                    self.next = (i + 1) % n;
+                    if let TextEvent::Finished { usage, timings, .. } = &event {
+                        self.totals.add(i, *usage, *timings);
+                        self.sizes.prompt.record(usage.prompt_tokens);
+                        self.sizes.generated.record(usage.completion_tokens);
+                    }
+                    return Poll::Ready(Some(Ok((i, event))));
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    self.streams.clear();
+                    return Poll::Ready(Some(Err(error.into())));
+                }
+            }
+        }
+        if open { Poll::Pending } else { Poll::Ready(None) }
+    }
+
+    /// The next event and the number of its prompt; `None` after the last.
+    pub(crate) async fn next(&mut self) -> Option<Result<(usize, TextEvent)>> {
+        std::future::poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// The number of a prompt's continuation among all of the request.
+    pub(crate) fn index(&self, prompt: usize, choice: u32) -> usize {
+        prompt * self.n + choice as usize
+    }
+}

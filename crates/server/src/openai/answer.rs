@@ -1,0 +1,44 @@
+//! The envelope of an answer, whole or in pieces, around the choices of either endpoint.
+
+use super::{Timings, Usage};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// A whole answer.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Answer<C> {
+    /// Names this answer.
+    pub(crate) id: String,
+    /// chat.completion or text_completion.
+    pub(crate) object: &'static str,
+    /// In seconds since 1970.
+    pub(crate) created: u64,
+    /// The model's name.
+    pub(crate) model: String,
+    /// All continuations of the first prompt, then those of the second, and so on.
+    pub(crate) choices: Vec<C>,
+    pub(crate) usage: Usage,
+    pub(crate) timings: Timings,
+}
+
+/// A piece of a streamed answer.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Chunk<C> {
+    /// Names the answer; the same in all its pieces.
+    pub(crate) id: String,
+    /// chat.completion.chunk or text_completion.
+    pub(crate) object: &'static str,
+    /// In seconds since 1970.
+    pub(crate) created: u64,
+    /// The model's name.
+    pub(crate) model: String,
+    /// What is new; nothing in the piece that carries the usage.
+    pub(crate) choices: Vec<C>,
+    /// If it was asked for: that of the whole request in the last piece, null in all others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Usage>)]
+    pub(crate) usage: Option<Option<Usage>>,
+    /// Of a choice in its last piece; of the whole request beside its usage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) timings: Option<Timings>,
+}

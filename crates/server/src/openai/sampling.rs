@@ -1,0 +1,199 @@
+//! What chat and text requests have in common: how to choose tokens, when to end, how to answer.
+
+use super::ResponseFormat;
+use crate::error::{ApiError, Result};
+use crate::structured::Format;
+use realizar_engine::SamplingParams;
+use serde::Deserialize;
+use std::collections::HashMap;
+use utoipa::ToSchema;
+
+/// Continuations of one prompt at most.
+pub(crate) const MAX_N: u32 = 128;
+/// Likeliest tokens that may be asked for at each place.
+pub(crate) const MAX_LOGPROBS: usize = 20;
+/// Stop strings of a request at most.
+const MAX_STOPS: usize = 64;
+/// Steps of priority in either direction.
+const MAX_PRIORITY: i32 = 1000;
+
+/// How to choose tokens, when to end, how to answer.
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+pub(crate) struct SamplingFields {
+    /// Tokens to generate at most.
+    pub(crate) max_tokens: Option<u32>,
+    /// Divides the logits; 0 takes the likeliest token.
+    #[schema(minimum = 0)]
+    pub(crate) temperature: Option<f32>,
+    /// Keeps the smallest set of likeliest tokens whose probabilities reach this sum.
+    #[schema(minimum = 0, maximum = 1)]
+    pub(crate) top_p: Option<f32>,
+    /// Extension: keeps only this many of the likeliest tokens; 0 or -1 keeps all.
+    #[schema(minimum = -1)]
+    pub(crate) top_k: Option<i64>,
+    /// Extension: drops tokens less likely than this share of the likeliest one's probability.
+    #[schema(minimum = 0, maximum = 1)]
+    pub(crate) min_p: Option<f32>,
+    /// Extension: divides positive and multiplies negative logits of tokens in the prompt or the text so far; 1 is off.
+    #[schema(minimum = 0.01, maximum = 100)]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Subtracted from a token's logit for each time that it was generated.
+    #[schema(minimum = -2, maximum = 2)]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// Subtracted once from the logits of tokens that were generated.
+    #[schema(minimum = -2, maximum = 2)]
+    pub(crate) presence_penalty: Option<f32>,
+    /// Added to logits: token ids, as strings, to numbers from -100 to 100.
+    pub(crate) logit_bias: Option<HashMap<String, f32>>,
+    /// The same seed and request give the same answer again.
+    pub(crate) seed: Option<i64>,
+    /// Ends the text before this string, or the first of these.
+    pub(crate) stop: Option<OneOrMany>,
+    /// Extension: goes on after the tokens by which the model ends its text.
+    pub(crate) ignore_eos: Option<bool>,
+    /// Extension: whether guesses may speed it up, where the server makes any; they never change the answer.
+    pub(crate) speculate: Option<bool>,
+    /// Continuations of each prompt.
+    #[schema(minimum = 1, maximum = 128)]
+    pub(crate) n: Option<u32>,
+    /// Sends the answer in pieces as it is generated, as server-sent events.
+    pub(crate) stream: Option<bool>,
+    /// What a streamed answer carries.
+    pub(crate) stream_options: Option<StreamOptions>,
+    /// Extension: lower goes first; one step is worth some seconds of waiting.
+    #[schema(minimum = -1000, maximum = 1000)]
+    pub(crate) priority: Option<i32>,
+    /// Extension: only requests with the same salt share cached prefixes.
+    pub(crate) cache_salt: Option<String>,
+    /// What the answer must look like.
+    pub(crate) response_format: Option<ResponseFormat>,
+    /// Extension: a regular expression that matches the whole answer.
+    pub(crate) regex: Option<String>,
+    /// Extension: a grammar of the answer, in GBNF or in Lark.
+    pub(crate) grammar: Option<String>,
+}
+
+/// What a streamed answer carries.
+#[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
+pub(crate) struct StreamOptions {
+    /// A last piece without choices has the usage of the whole request.
+    #[serde(default)]
+    pub(crate) include_usage: Option<bool>,
+}
+
+/// A string or a list of strings.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(untagged, expecting = "expected a string or a list of strings")]
+pub(crate) enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl SamplingFields {
+    /// The fields as the engine takes them, over the server's `defaults`.
+    ///
+    /// Errors: the field that is out of range.
+    pub(crate) fn sampling(&self, defaults: &SamplingParams) -> Result<SamplingParams> {
+        let top_k = match self.top_k {
+            None => defaults.top_k,
+            Some(-1) => 0,
+            Some(k) => usize::try_from(k).map_err(|_| {
+                ApiError::invalid_param("top_k", format!("top_k is {k} but must be at least -1"))
+            })?,
+        };
+        let params = SamplingParams {
+            temperature: self.temperature.unwrap_or(defaults.temperature),
+            top_k,
+            top_p: self.top_p.unwrap_or(defaults.top_p),
+            min_p: self.min_p.unwrap_or(defaults.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(defaults.frequency_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(defaults.presence_penalty),
+            penalty_window: defaults.penalty_window,
+            logit_bias: self.biases()?,
+            seed: self.seed.map(|s| s as u64),
+        };
+        params.validate()?;
+        Ok(params)
+    }
+
+    fn biases(&self) -> Result<Vec<(u32, f32)>> {
+        let mut biases = Vec::new();
+        for (id, &bias) in self.logit_bias.iter().flatten() {
+            let id = id.trim().parse().map_err(|_| {
+                ApiError::invalid_param(
+                    "logit_bias",
+                    format!("logit_bias names {id:?}, which is not a token id"),
+                )
+            })?;
+            biases.push((id, bias));
+        }
+        // The order of a JSON object means nothing, and the same request must give the same answer.
+        biases.sort_by_key(|&(id, _)| id);
+        biases.dedup_by_key(|&mut (id, _)| id);
+        Ok(biases)
+    }
+
+    /// What the answer must look like, with the field that says so.
+    pub(crate) fn format(&self) -> Result<Option<(Format, &'static str)>> {
+        super::format(self.response_format.as_ref(), self.regex.as_ref(), self.grammar.as_ref())
+    }
+
+    /// Continuations of each prompt.
+    pub(crate) fn n(&self) -> Result<u32> {
+        match self.n.unwrap_or(1) {
+            n @ 1..=MAX_N => Ok(n),
+            n => Err(ApiError::invalid_param("n", format!("n is {n} but must be between 1 and {MAX_N}"))),
+        }
+    }
+
+    pub(crate) fn stops(&self) -> Result<Vec<String>> {
+        let stops = match &self.stop {
+            None => Vec::new(),
+            Some(OneOrMany::One(stop)) => vec![stop.clone()],
+            Some(OneOrMany::Many(stops)) => stops.clone(),
+        };
+        if stops.iter().any(String::is_empty) {
+            return Err(realizar_engine::Error::EmptyStop.into());
+        }
+        if stops.len() > MAX_STOPS {
+            let message = format!("there are {} stop strings but at most {MAX_STOPS} are taken", stops.len());
+            return Err(ApiError::invalid_param("stop", message));
+        }
+        Ok(stops)
+    }
+
+    /// The engine's priority, of which the higher goes first.
+    pub(crate) fn engine_priority(&self) -> Result<i32> {
+        let p = self.priority.unwrap_or(0);
+        if (-MAX_PRIORITY..=MAX_PRIORITY).contains(&p) {
+            return Ok(-p);
+        }
+        let message = format!("priority is {p} but must be between -{MAX_PRIORITY} and {MAX_PRIORITY}");
+        Err(ApiError::invalid_param("priority", message))
+    }
+
+    /// Whether the answer is streamed, and whether its usage is.
+    ///
+    /// Errors: `stream_options` without `stream`.
+    pub(crate) fn streaming(&self) -> Result<Option<StreamOptions>> {
+        let stream = self.stream.unwrap_or(false);
+        if !stream && self.stream_options.is_some() {
+            let message = "stream_options are only allowed when stream is true";
+            return Err(ApiError::invalid_param("stream_options", message));
+        }
+        Ok(stream.then(|| self.stream_options.unwrap_or_default()))
+    }
+}
+
+/// `what` asks for this many of the likeliest tokens.
+///
+/// Errors: more than the server gives.
+pub(crate) fn check_logprobs(what: &'static str, n: Option<u32>) -> Result<Option<usize>> {
+    match n.map(|n| n as usize) {
+        Some(n) if n > MAX_LOGPROBS => {
+            Err(ApiError::invalid_param(what, format!("{what} is {n} but must be at most {MAX_LOGPROBS}")))
+        }
+        n => Ok(n),
+    }
+}

@@ -1,0 +1,44 @@
+//! A number and a span for each request.
+
+use crate::app::App;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::HeaderValue;
+use axum::middleware::Next;
+use axum::response::Response;
+use std::sync::Arc;
+use std::time::Instant;
+use tracing::Instrument;
+
+const HEADER: &str = "x-request-id";
+const MAX_LEN: usize = 128;
+
+/// Gives each request an id, the client's own if it has a sensible one; the answer and the logs carry it.
+pub(crate) async fn trace(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let given = request.headers().get(HEADER).filter(|v| is_sensible(v.as_bytes())).cloned();
+    let id = match given {
+        Some(id) => id,
+        None => HeaderValue::try_from(app.new_id("req-")).unwrap_or(HeaderValue::from_static("req-0")),
+    };
+    let route = request.extensions().get::<MatchedPath>().map_or("none", |path| path.as_str()).to_owned();
+    let span =
+        tracing::info_span!("request", id = id.to_str().unwrap_or(""), method = %request.method(), route);
+    let start = Instant::now();
+    async {
+        let mut response = next.run(request).await;
+        let status = response.status();
+        let ms = start.elapsed().as_millis() as u64;
+        if status.is_server_error() {
+            tracing::warn!(status = status.as_u16(), ms, "answered");
+        } else {
+            tracing::debug!(status = status.as_u16(), ms, "answered");
+        }
+        response.headers_mut().insert(HEADER, id);
+        response
+    }
+    .instrument(span)
+    .await
+}
+
+fn is_sensible(id: &[u8]) -> bool {
+    (1..=MAX_LEN).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic)
+}

@@ -1,0 +1,211 @@
+//! `/v1/completions`: continues texts.
+
+use super::chat::finish_reason;
+use crate::app::{App, unix_time};
+use crate::auth::Caller;
+use crate::error::{ApiError, ErrorResponses, Result};
+use crate::fim;
+use crate::generation::Plan;
+use crate::json::Json;
+use crate::openai::{
+    Answer, Chunk, CompletionChoice, CompletionLogprobs, CompletionRequest, Prompt, check_logprobs,
+};
+use crate::sse::{self, Head, Shape};
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use realizar_engine::{TextEvent, TokenInfo};
+use realizar_model::tokenizer::{StreamDecoder, Tokenizer};
+use std::sync::Arc;
+
+/// Tokens that OpenAI's API generates where a request does not say.
+const DEFAULT_MAX_TOKENS: usize = 16;
+
+/// Continue texts
+///
+/// With `stream`, the answer comes as server-sent events, each with the news as JSON; the last is `[DONE]`.
+#[utoipa::path(
+    post, path = "/v1/completions", operation_id = "completion", tag = "generation", 
+    request_body(content = CompletionRequest, example = json!({"prompt": "Once upon a time", "max_tokens": 8, "logprobs": 1})),
+    responses(
+        (status = 200, description = "The continuations", content(
+            (Answer<CompletionChoice> = "application/json"), (Chunk<CompletionChoice> = "text/event-stream"))),
+        ErrorResponses
+    )
+)]
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Json(request): Json<CompletionRequest>,
+) -> Result<Response> {
+    let model = app.check_model(request.model.as_deref())?;
+    let head = Head { id: app.new_id("cmpl-"), created: unix_time(), model };
+    let (shape, generation, streaming) = app
+        .compute(move |app| {
+            let plan = plan(app, caller, &request)?;
+            let (prompts, texts) = prompts(app, &request)?;
+            let shape = CompletionShape::new(app.engine.tokenizer().clone(), &plan, texts);
+            let generation = plan.submit(app, prompts).map_err(|e| e.or_param("prompt"))?;
+            Ok((shape, generation, plan.streaming))
+        })
+        .await?;
+    sse::answer(streaming, generation, shape, head).await
+}
+
+fn plan(app: &App, caller: Caller, request: &CompletionRequest) -> Result<Plan> {
+    let mut plan = Plan::new(app, caller, &request.common)?;
+    plan.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
+    plan.n_logprobs = check_logprobs("logprobs", request.logprobs)?;
+    if let Some(best_of) = request.best_of.filter(|&b| b != 1 && b != plan.n) {
+        let message =
+            format!("best_of is {best_of} but choosing the best of several is not offered; ask for n");
+        return Err(ApiError::invalid_param("best_of", message).code("unsupported"));
+    }
+    if request.echo.unwrap_or(false) {
+        if request.suffix.is_some() {
+            return Err(ApiError::invalid_param("echo", "echo and suffix cannot be combined"));
+        }
+        plan.prompt_logprobs = plan.n_logprobs;
+    }
+    if let Some((format, field)) = request.common.format()? {
+        plan.constrain(app, &format, false).map_err(|e| e.or_param(field))?;
+    }
+    Ok(plan)
+}
+
+/// Token ids of each prompt and, if they are to be echoed, their texts.
+type Prompts = (Vec<Vec<u32>>, Option<Vec<String>>);
+
+fn prompts(app: &App, request: &CompletionRequest) -> Result<Prompts> {
+    let echo = request.echo.unwrap_or(false);
+    let tokenizer = app.engine.tokenizer();
+    let of_texts = |texts: &[String]| -> Result<Prompts> {
+        let ids = match &request.suffix {
+            None => texts.iter().map(|text| app.engine.encode_prompt(text)).collect(),
+            Some(suffix) => {
+                let fim = fim::find(tokenizer)?;
+                texts.iter().map(|text| fim.prompt(tokenizer, text, suffix)).collect()
+            }
+        };
+        Ok((ids, echo.then(|| texts.to_vec())))
+    };
+    let of_ids = |lists: &[Vec<u32>]| -> Result<Prompts> {
+        if request.suffix.is_some() {
+            return Err(ApiError::invalid_param("suffix", "a suffix needs a prompt that is text"));
+        }
+        let vocab_size = app.engine.client().info().vocab_size;
+        if let Some(id) = lists.iter().flatten().find(|&&id| id as usize >= vocab_size) {
+            let message = format!("the prompt names token {id} but the vocabulary has {vocab_size} tokens");
+            return Err(ApiError::invalid_param("prompt", message));
+        }
+        let texts = echo.then(|| lists.iter().map(|ids| tokenizer.decode(ids, true)).collect());
+        Ok((lists.to_vec(), texts))
+    };
+    match &request.prompt {
+        Prompt::Text(text) => of_texts(std::slice::from_ref(text)),
+        Prompt::Texts(texts) if texts.is_empty() => {
+            Err(ApiError::invalid_param("prompt", "there is nothing to continue: prompt is an empty list"))
+        }
+        Prompt::Texts(texts) => of_texts(texts),
+        Prompt::Ids(ids) => of_ids(std::slice::from_ref(ids)),
+        Prompt::ManyIds(lists) => of_ids(lists),
+    }
+}
+
+/// Words a generation as continued texts.
+struct CompletionShape {
+    tokenizer: Arc<Tokenizer>,
+    logprobs: bool,
+    n: usize,
+    /// Per prompt, if they are to be echoed.
+    echo: Option<Vec<String>>,
+    /// Per choice.
+    choices: Vec<Progress>,
+}
+
+#[derive(Clone)]
+struct Progress {
+    /// Characters so far.
+    n_chars: usize,
+    /// Turns the prompt's tokens into text again, where they are echoed one by one.
+    decoder: Option<StreamDecoder>,
+}
+
+impl CompletionShape {
+    fn new(tokenizer: Arc<Tokenizer>, plan: &Plan, echo: Option<Vec<String>>) -> Self {
+        let (logprobs, n) = (plan.n_logprobs.is_some(), plan.n as usize);
+        Self { tokenizer, logprobs, n, echo, choices: Vec::new() }
+    }
+
+    /// A piece of text, and the token behind it if log-probabilities were asked for.
+    fn piece(&mut self, index: usize, text: String, token: Option<&TokenInfo>) -> CompletionChoice {
+        let progress = &mut self.choices[index];
+        let logprobs = token.filter(|_| self.logprobs).map(|token| {
+            let mut logprobs = CompletionLogprobs::default();
+            logprobs.push(&self.tokenizer, token, progress.n_chars);
+            logprobs
+        });
+        progress.n_chars += text.chars().count();
+        CompletionChoice { index, text, logprobs, finish_reason: None }
+    }
+}
+
+impl Shape for CompletionShape {
+    type Piece = CompletionChoice;
+    type Choice = CompletionChoice;
+
+    const CHUNK: &'static str = "text_completion";
+    const WHOLE: &'static str = "text_completion";
+
+    fn begin(&mut self, index: usize, out: &mut Vec<CompletionChoice>) {
+        let one_by_one = self.echo.is_some() && self.logprobs;
+        let decoder = one_by_one.then(|| StreamDecoder::new(self.tokenizer.clone(), true));
+        self.choices.push(Progress { n_chars: 0, decoder });
+        if let (false, Some(texts)) = (one_by_one, &self.echo) {
+            let text = texts[index / self.n].clone();
+            out.push(self.piece(index, text, None));
+        }
+    }
+
+    fn take(&mut self, index: usize, event: &TextEvent, out: &mut Vec<CompletionChoice>) -> Result<()> {
+        match event {
+            TextEvent::Prompt(token) => {
+                let decoder = self.choices[index].decoder.as_mut();
+                let text = decoder.map_or_else(String::new, |d| d.push(token.id));
+                out.push(self.piece(index, text, Some(token)));
+            }
+            TextEvent::Delta { text, token, .. } => {
+                let rest = self.choices[index].decoder.take().map_or_else(String::new, |mut d| d.finish());
+                let text = rest + text;
+                if !text.is_empty() || (self.logprobs && token.is_some()) {
+                    out.push(self.piece(index, text, token.as_ref()));
+                }
+            }
+            TextEvent::Finished { reason, .. } => {
+                let rest = self.choices[index].decoder.take().map_or_else(String::new, |mut d| d.finish());
+                let piece = self.piece(index, rest, None);
+                out.push(CompletionChoice { finish_reason: Some(finish_reason(*reason)), ..piece });
+            }
+        }
+        Ok(())
+    }
+
+    fn put_together(self, n_choices: usize, pieces: Vec<CompletionChoice>) -> Vec<CompletionChoice> {
+        let choice = |index| CompletionChoice {
+            index,
+            text: String::new(),
+            logprobs: self.logprobs.then(CompletionLogprobs::default),
+            finish_reason: None,
+        };
+        let mut choices: Vec<CompletionChoice> = (0..n_choices).map(choice).collect();
+        for piece in pieces {
+            let choice = &mut choices[piece.index];
+            choice.text += &piece.text;
+            if let (Some(logprobs), Some(more)) = (&mut choice.logprobs, piece.logprobs) {
+                logprobs.append(more);
+            }
+            choice.finish_reason = piece.finish_reason.or(choice.finish_reason);
+        }
+        choices
+    }
+}

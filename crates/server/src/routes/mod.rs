@@ -1,0 +1,87 @@
+//! One line per endpoint; each is in a file of its own, with its description for the OpenAPI document.
+
+mod chat;
+mod completions;
+mod health;
+mod metrics;
+mod models;
+mod openapi;
+mod template;
+mod tokenize;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::{auth, request_id};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Router, middleware};
+use realizar_engine::TextEngine;
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{Any as AnyOrigin, CorsLayer};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// What a client needs a key for, if the server has keys.
+fn guarded() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new()
+        .routes(routes!(chat::create))
+        .routes(routes!(completions::create))
+        .routes(routes!(models::list))
+        .routes(routes!(models::retrieve))
+        .routes(routes!(tokenize::tokenize))
+        .routes(routes!(tokenize::detokenize))
+        .routes(routes!(template::apply))
+}
+
+/// What probes, scrapers and readers may see.
+fn open() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new()
+        .routes(routes!(health::live))
+        .routes(routes!(health::ready))
+        .routes(routes!(metrics::metrics))
+        .routes(routes!(openapi::document))
+        .routes(routes!(openapi::page))
+}
+
+/// The whole server as a service.
+pub(crate) fn router(engine: TextEngine, config: crate::Config) -> (Arc<App>, Router) {
+    let document = OpenApiRouter::with_openapi(openapi::info()).merge(guarded()).merge(open()).into_openapi();
+    let app = Arc::new(App::new(engine, config, openapi::to_json(&document)));
+    let keys = middleware::from_fn_with_state(app.clone(), auth::check);
+    let router = OpenApiRouter::new().merge(guarded()).layer(keys).merge(open());
+    let router = Router::from(router)
+        .fallback(async || {
+            ApiError::not_found("unknown_url", "there is no such page; /docs lists what there is")
+        })
+        .method_not_allowed_fallback(async || {
+            let message = "this page does not take this method; /docs lists what it takes";
+            ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+        })
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(cors(&app.config.cors))
+        .layer(middleware::from_fn_with_state(app.clone(), request_id::trace))
+        .with_state(app.clone());
+    (app, router)
+}
+
+fn cors(origins: &[String]) -> CorsLayer {
+    let layer = CorsLayer::new()
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, HeaderName::from_static("x-request-id")])
+        .expose_headers([HeaderName::from_static("x-request-id"), header::RETRY_AFTER])
+        .max_age(Duration::from_secs(3600));
+    if origins.iter().any(|o| o == "*") {
+        return layer.allow_origin(AnyOrigin);
+    }
+    layer.allow_origin(origins.iter().filter_map(|o| HeaderValue::from_str(o).ok()).collect::<Vec<_>>())
+}
+
+fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or(panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message");
+    tracing::error!(panic = text, "a request's handler failed");
+    ApiError::internal("the server failed at this request").into_response()
+}

@@ -1,0 +1,124 @@
+//! `/tokenize` and `/detokenize`.
+
+use super::chat::conversation;
+use crate::app::{App, now};
+use crate::error::{ApiError, ErrorResponses, Result};
+use crate::json::Json;
+use crate::openai::{ChatRequest, Message};
+use axum::extract::State;
+use realizar_model::tokenizer::EncodeOptions;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use utoipa::ToSchema;
+
+/// A text, or a conversation.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct TokenizeRequest {
+    /// The model's name; may be left out.
+    model: Option<String>,
+    /// The text; this or `messages`.
+    #[serde(alias = "content")]
+    prompt: Option<String>,
+    /// The conversation; this or `prompt`.
+    messages: Option<Vec<Message>>,
+    /// Add what the model expects around a text, such as a token that begins it; default true.
+    add_special_tokens: Option<bool>,
+    /// Read the texts of control tokens as those tokens; default true.
+    parse_special: Option<bool>,
+    /// Also return the tokens as the vocabulary writes them.
+    return_token_strs: Option<bool>,
+}
+
+/// Token ids of a text.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Tokens {
+    /// The ids.
+    tokens: Vec<u32>,
+    /// How many they are.
+    count: usize,
+    /// Longest sequence that the server takes.
+    max_model_len: usize,
+    /// The tokens as the vocabulary writes them, if asked for.
+    token_strs: Option<Vec<String>>,
+}
+
+/// Turn a text or a conversation into token ids
+#[utoipa::path(
+    post, path = "/tokenize", tag = "tokens", 
+    request_body(content = TokenizeRequest, example = json!({"prompt": "Once upon a time"})),
+    responses((status = 200, description = "The tokens", body = Tokens), ErrorResponses)
+)]
+pub(crate) async fn tokenize(
+    State(app): State<Arc<App>>,
+    Json(request): Json<TokenizeRequest>,
+) -> Result<axum::Json<Tokens>> {
+    app.check_model(request.model.as_deref())?;
+    app.compute(move |app| tokens(app, request)).await.map(axum::Json)
+}
+
+fn tokens(app: &App, request: TokenizeRequest) -> Result<Tokens> {
+    let tokenizer = app.engine.tokenizer();
+    let ids = match (request.prompt, request.messages) {
+        (Some(text), None) => {
+            let add_special = request.add_special_tokens.unwrap_or(true);
+            let parse_special = request.parse_special.unwrap_or(true);
+            tokenizer.encode(&text, EncodeOptions { add_special, parse_special })
+        }
+        (None, Some(messages)) => {
+            let chat = ChatRequest { messages, ..ChatRequest::default() };
+            let ids = app.engine.encode_chat(&conversation(app, &chat)?, now());
+            ids.map_err(|e| ApiError::from(e).or_param("messages"))?
+        }
+        _ => return Err(ApiError::invalid_param("prompt", "exactly one of prompt and messages is needed")),
+    };
+    let strings = request
+        .return_token_strs
+        .unwrap_or(false)
+        .then(|| ids.iter().map(|&id| tokenizer.token_text(id).unwrap_or_default().to_owned()).collect());
+    let max_model_len = app.engine.client().info().max_seq_len();
+    Ok(Tokens { count: ids.len(), tokens: ids, max_model_len, token_strs: strings })
+}
+
+/// Token ids.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct DetokenizeRequest {
+    /// The model's name; may be left out.
+    model: Option<String>,
+    /// The ids.
+    tokens: Vec<u32>,
+    /// Leave out control tokens; default false.
+    skip_special_tokens: Option<bool>,
+}
+
+/// The text of tokens.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Detokenized {
+    /// The text; U+FFFD for bytes that are no text.
+    prompt: String,
+}
+
+/// Turn token ids into text
+#[utoipa::path(
+    post, path = "/detokenize", tag = "tokens", 
+    request_body(content = DetokenizeRequest, example = json!({"tokens": [1, 2, 3]})),
+    responses((status = 200, description = "The text", body = Detokenized), ErrorResponses)
+)]
+pub(crate) async fn detokenize(
+    State(app): State<Arc<App>>,
+    Json(request): Json<DetokenizeRequest>,
+) -> Result<axum::Json<Detokenized>> {
+    app.check_model(request.model.as_deref())?;
+    let prompt = app
+        .compute(move |app| {
+            let tokenizer = app.engine.tokenizer();
+            let n = tokenizer.vocab_size();
+            if let Some(i) = request.tokens.iter().position(|&id| id as usize >= n) {
+                let message =
+                    format!("tokens[{i}] is {} but the vocabulary has {n} tokens", request.tokens[i]);
+                return Err(ApiError::invalid_param(format!("tokens[{i}]"), message));
+            }
+            Ok(tokenizer.decode(&request.tokens, request.skip_special_tokens.unwrap_or(false)))
+        })
+        .await?;
+    Ok(axum::Json(Detokenized { prompt }))
+}

@@ -1,0 +1,207 @@
+//! The life of a server: bind, run, drain, end.
+
+use crate::app::App;
+use crate::config::Config;
+use crate::connections::Connections;
+use crate::routes;
+use axum::Router;
+use realizar_engine::TextEngine;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+/// How long connections may take to deliver what is left when the engine has ended.
+const LAST_WRITES: Duration = Duration::from_secs(2);
+
+/// Why there is no server.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The system gives no threads.
+    #[error("could not start the server's threads")]
+    Threads(#[source] std::io::Error),
+    /// The address is not ours, or somebody else listens there.
+    #[error("could not listen at {host}:{port}")]
+    Bind {
+        /// As asked for.
+        host: String,
+        /// As asked for.
+        port: u16,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The process cannot be told to stop.
+    #[error("could not listen for signals")]
+    Signals(#[source] std::io::Error),
+    /// The model has no name by which clients could ask for it.
+    #[error("the model needs a name")]
+    NoName,
+    /// An option that is no value of its header.
+    #[error("{origin:?} is not an origin; expected * or such as https://example.com")]
+    Origin {
+        /// What was given.
+        origin: String,
+    },
+}
+
+/// How a server ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// As told, with all answers finished or out of time.
+    Drained,
+    /// At once, because it was told twice.
+    AtOnce,
+}
+
+/// A server that listens.
+pub struct Server {
+    runtime: Runtime,
+    listener: TcpListener,
+    address: SocketAddr,
+    app: Arc<App>,
+    router: Router,
+    stop: watch::Sender<u32>,
+}
+
+/// Tells a server to stop, from any thread.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    stop: watch::Sender<u32>,
+}
+
+impl Handle {
+    /// The first time, the server takes no more requests and ends when the answers are finished; the second time, at once.
+    pub fn stop(&self) {
+        self.stop.send_modify(|n| *n += 1);
+    }
+}
+
+impl Server {
+    /// Listens; nothing is answered before [`Server::run`].
+    ///
+    /// Errors: the address, a name or an origin that cannot be.
+    pub fn bind(engine: TextEngine, config: Config) -> Result<Self, Error> {
+        if config.names.is_empty() {
+            return Err(Error::NoName);
+        }
+        let is_origin = |o: &str| o == "*" || (o.contains("://") && o.bytes().all(|b| b.is_ascii_graphic()));
+        if let Some(origin) = config.cors.iter().find(|o| !is_origin(o)) {
+            return Err(Error::Origin { origin: origin.clone() });
+        }
+        let n_cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            // The cores belong to the engine; moving bytes takes little.
+            .worker_threads(n_cores.clamp(2, 4))
+            // Templates and tokenizers compute: more threads than cores would only share them.
+            .max_blocking_threads(n_cores.max(2))
+            .thread_name("http")
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(Error::Threads)?;
+        let (host, port) = (config.host.clone(), config.port);
+        let bound = runtime.block_on(TcpListener::bind((host.as_str(), port)));
+        let listener = bound.map_err(|source| Error::Bind { host: host.clone(), port, source })?;
+        let address = listener.local_addr().map_err(|source| Error::Bind { host, port, source })?;
+        tracing::info!(?config, %address, "server listens");
+        let (app, router) = routes::router(engine, config);
+        Ok(Self { runtime, listener, address, app, router, stop: watch::Sender::new(0) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// For telling it to stop.
+    pub fn handle(&self) -> Handle {
+        Handle { stop: self.stop.clone() }
+    }
+
+    /// Answers until it is told to stop, by its [`Handle`] or by SIGTERM or SIGINT: then it takes no more requests, says so at
+    /// `/ready`, finishes what runs for up to [`Config::drain`], and ends. Told again, it ends at once.
+    ///
+    /// Errors: the process cannot listen for signals.
+    pub fn run(self) -> Result<Ended, Error> {
+        let Self { runtime, listener, app, router, stop, .. } = self;
+        let ended = runtime.block_on(async {
+            let signals = signals().map_err(Error::Signals)?;
+            tokio::spawn(pass_on(signals, Handle { stop: stop.clone() }));
+            Ok(serve(listener, app, router, stop.subscribe()).await)
+        });
+        // Whoever still computes or waits for the engine is not waited for.
+        runtime.shutdown_background();
+        ended
+    }
+}
+
+async fn serve(
+    listener: TcpListener,
+    app: Arc<App>,
+    router: Router,
+    mut stop: watch::Receiver<u32>,
+) -> Ended {
+    let connections = Connections::new(&app.config);
+    let accepting = tokio::spawn(connections.clone().accept(listener, router));
+    let told = async |stop: &mut watch::Receiver<u32>, times| {
+        // The sender lives as long as this.
+        let _ = stop.wait_for(|&n| n >= times).await;
+    };
+    told(&mut stop, 1).await;
+    let stats = app.engine.client().stats();
+    tracing::info!(running = stats.running.get(), waiting = stats.waiting.get(), "draining");
+    // New connections are still answered meanwhile, so that probes see why nothing else is.
+    let (client, drain) = (app.engine.client().clone(), app.config.drain);
+    let drained = async {
+        let (done, is_done) = tokio::sync::oneshot::channel();
+        let waits = std::thread::Builder::new().name("drain".into()).spawn(move || {
+            client.shutdown(drain);
+            // Nobody waits any more if it was told twice.
+            let _ = done.send(());
+        });
+        if waits.is_ok() {
+            let _ = is_done.await;
+        }
+        accepting.abort();
+        connections.close(LAST_WRITES).await;
+    };
+    tokio::select! {
+        () = drained => Ended::Drained,
+        () = told(&mut stop, 2) => Ended::AtOnce,
+    }
+}
+
+#[cfg(unix)]
+type Signals = [tokio::signal::unix::Signal; 2];
+
+#[cfg(unix)]
+fn signals() -> std::io::Result<Signals> {
+    use tokio::signal::unix::{SignalKind, signal};
+    Ok([signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?])
+}
+
+#[cfg(unix)]
+async fn pass_on([mut term, mut int]: Signals, handle: Handle) {
+    loop {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        handle.stop();
+    }
+}
+
+#[cfg(not(unix))]
+fn signals() -> std::io::Result<()> {
+    Ok(())
+}
+
+#[cfg(not(unix))]
+async fn pass_on((): (), handle: Handle) {
+    while tokio::signal::ctrl_c().await.is_ok() {
+        handle.stop();
+    }
+}
