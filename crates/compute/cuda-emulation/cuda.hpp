@@ -188,3 +188,5 @@ inline void wait_for_previous_kernel() {}
 inline void let_next_kernel_start() {}
 
 }  // namespace ptx
+
+#include "tensor.hpp"

@@ -1,6 +1,7 @@
 //! The compiled kernels and where each one is.
 
 use super::driver::{Driver, Function, Image};
+use super::gemm::{Half, TILES, Tile};
 use crate::quant::QUANTS;
 use crate::{DType, Error, Result};
 
@@ -13,10 +14,13 @@ macro_rules! images {
         };
     )*};
 }
-images!(attention dequantize elementwise matmul matvec moe norm repack rope);
+images!(attention dequantize elementwise gemm halves matmul matvec moe norm repack rope);
 
 /// Dynamic shared memory that the fused products may ask for, in bytes; two blocks of a multiprocessor have it.
 pub(super) const MATVEC_SHARED: u32 = 96 << 10;
+
+/// Threads of a block of the products on tensor cores.
+pub(super) const GEMM_THREADS: u32 = 256;
 
 /// Element types that are repacked when they are loaded.
 pub(super) const PACKED: [DType; 5] = [DType::Q4_0, DType::Q8_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
@@ -42,6 +46,10 @@ pub(super) struct Kernels {
     pub(super) moe_group: Function,
     pub(super) moe_combine: Function,
     pub(super) attention_merge: Function,
+    pub(super) activations_half: Function,
+    pub(super) activations_bfloat: Function,
+    /// In the order of [`TILES`], of half precision and of BF16.
+    by_tile: Vec<[Function; 2]>,
     /// In the order of [`PACKED`].
     by_packed: Vec<PackedKernels>,
     /// Indexed by element type.
@@ -54,6 +62,8 @@ pub(super) struct Kernels {
 #[derive(Clone, Copy)]
 pub(super) struct PackedKernels {
     pub(super) repack: Function,
+    /// To slabs for tensor cores.
+    pub(super) halves: Function,
     pub(super) dequantize: Function,
     pub(super) gemv_8: Function,
 }
@@ -61,6 +71,8 @@ pub(super) struct PackedKernels {
 /// Kernels that read weights of one type.
 #[derive(Clone, Copy)]
 pub(super) struct TypeKernels {
+    /// To slabs for tensor cores.
+    pub(super) halves: Function,
     pub(super) dequantize: Function,
     /// One row of activations.
     pub(super) gemv_1: Function,
@@ -80,6 +92,7 @@ impl Kernels {
         let f = |image: &Image, name: &str| driver.function(image, name, 0);
         let by_type = QUANTS.iter().map(|s| {
             Ok(TypeKernels {
+                halves: f(&halves, &format!("weights_{}", s.name))?,
                 dequantize: f(&dequantize, &format!("dequantize_{}", s.name))?,
                 gemv_1: f(&matmul, &format!("gemv_1_{}", s.name))?,
                 gemv_8: f(&matmul, &format!("gemv_8_{}", s.name))?,
@@ -87,6 +100,7 @@ impl Kernels {
         });
         let by_packed = PACKED.iter().map(|t| {
             Ok(PackedKernels {
+                halves: f(&halves, &format!("weights_Packed_{t}"))?,
                 repack: f(&repack, &format!("repack_Packed_{t}"))?,
                 dequantize: f(&dequantize, &format!("dequantize_Packed_{t}"))?,
                 gemv_8: f(&matmul, &format!("gemv_8_Packed_{t}"))?,
@@ -97,6 +111,13 @@ impl Kernels {
                 store_kv: f(&rope, &format!("store_kv_{t}"))?,
                 attention: f(&attention, &format!("attention_{t}"))?,
             })
+        });
+        let by_tile = TILES.iter().map(|tile| {
+            let kernel = |half: &str| {
+                let name = format!("gemm_{half}_{}x{}", tile.rows, tile.outs);
+                driver.function(&gemm, &name, tile.shared_bytes() as u32)
+            };
+            Ok([kernel("Half")?, kernel("Bfloat")?])
         });
         Ok(Self {
             add: f(&elementwise, "add")?,
@@ -115,6 +136,9 @@ impl Kernels {
             moe_group: f(&moe, "moe_group")?,
             moe_combine: f(&moe, "moe_combine")?,
             attention_merge: f(&attention, "attention_merge")?,
+            activations_half: f(&halves, "activations_Half")?,
+            activations_bfloat: f(&halves, "activations_Bfloat")?,
+            by_tile: by_tile.collect::<Result<_>>()?,
             by_packed: by_packed.collect::<Result<_>>()?,
             by_type: by_type.collect::<Result<_>>()?,
             by_cache: by_cache.collect::<Result<_>>()?,
@@ -124,6 +148,11 @@ impl Kernels {
     pub(super) fn of_packed(&self, dtype: DType) -> PackedKernels {
         let i = PACKED.iter().position(|&t| t == dtype);
         self.by_packed[i.expect("a packed type")]
+    }
+
+    pub(super) fn of_tile(&self, half: Half, tile: Tile) -> Function {
+        let i = TILES.iter().position(|&t| t == tile);
+        self.by_tile[i.expect("a tile that is compiled")][half as usize]
     }
 
     pub(super) fn of_type(&self, dtype: DType) -> TypeKernels {
