@@ -2,6 +2,7 @@
 
 use super::driver::{Driver, Function, Image};
 use super::gemm::{Half, TILES, Tile};
+use super::prefill_attention::{HEAD_DIMS, shared_bytes};
 use crate::quant::QUANTS;
 use crate::{DType, Error, Result};
 
@@ -14,7 +15,7 @@ macro_rules! images {
         };
     )*};
 }
-images!(attention dequantize elementwise gemm halves matmul matvec moe norm repack rope);
+images!(attention dequantize elementwise gemm halves matmul matvec moe norm prefill_attention repack rope);
 
 /// Dynamic shared memory that the fused products may ask for, in bytes; two blocks of a multiprocessor have it.
 pub(super) const MATVEC_SHARED: u32 = 96 << 10;
@@ -85,6 +86,8 @@ pub(super) struct TypeKernels {
 pub(super) struct CacheKernels {
     pub(super) store_kv: Function,
     pub(super) attention: Function,
+    /// In the order of [`HEAD_DIMS`]; for types of 16 bits.
+    pub(super) prefill_attention: [Option<Function>; 2],
 }
 
 impl Kernels {
@@ -106,10 +109,20 @@ impl Kernels {
                 gemv_8: f(&matmul, &format!("gemv_8_Packed_{t}"))?,
             })
         });
+        let prefill = |dtype: DType, dim: usize| {
+            let half = match dtype {
+                DType::F16 => "Half",
+                DType::BF16 => "Bfloat",
+                _ => return Ok(None),
+            };
+            let name = format!("prefill_attention_{half}_{dim}");
+            driver.function(&prefill_attention, &name, shared_bytes(dim) as u32).map(Some)
+        };
         let by_cache = CACHE_TYPES.iter().map(|t| {
             Ok(CacheKernels {
                 store_kv: f(&rope, &format!("store_kv_{t}"))?,
                 attention: f(&attention, &format!("attention_{t}"))?,
+                prefill_attention: [prefill(*t, HEAD_DIMS[0])?, prefill(*t, HEAD_DIMS[1])?],
             })
         });
         let by_tile = TILES.iter().map(|tile| {

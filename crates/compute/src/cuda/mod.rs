@@ -18,6 +18,7 @@ mod matrix;
 mod matvec;
 mod moe;
 mod norm;
+mod prefill_attention;
 mod rope;
 
 pub use batch::StagedBatch;

@@ -2,14 +2,13 @@
 // Dao 2023).
 //
 // A block of 4 warps owns up to 64 rows, a warp 16: a row is a token and one of the query heads that share a key-value head. It walks
-// the positions that its tokens see, 64 (32 for large heads) at a time, through two stages in shared memory that are filled in the
+// the positions that its tokens see, 64 at a time, through two stages in shared memory that are filled in the
 // background; the 16 bytes of a row lie where `place` says, so that reads of 8 rows fall on all banks. Queries, scores and sums stay
 // in registers; queries and weights are rounded to the cache's type. Moves: the keys and values that a block sees, once. Shared
 // memory: 64 KiB at most.
 #include "halves.cuh"
 
 constexpr int THREADS = 128;
-constexpr int ROWS = 64;
 
 struct PrefillAttentionArgs {
   float* y;                      // [n_tokens, n_heads, head_dim]
@@ -36,7 +35,7 @@ DEVICE int place(int row, int chunk) {
 
 template <class T, int DIM>
 DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
-  constexpr int KEYS = DIM > 128 ? 32 : 64, CHUNKS = DIM / 8, LOADS = KEYS * CHUNKS / THREADS;
+  constexpr int KEYS = 64, CHUNKS = DIM / 8, LOADS = KEYS * CHUNKS / THREADS;
   constexpr uint32_t NOWHERE = 0xffffffffu;
   constexpr float LOG2_E = 1.4426950408889634f;
   ptx::wait_for_previous_kernel();
@@ -224,5 +223,4 @@ DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
 
 #define PREFILL_ATTENTION(T, DIM) \
   KERNEL(prefill_attention_##T##_##DIM, PrefillAttentionArgs, THREADS) { prefill_attention<T, DIM>(a); }
-PREFILL_ATTENTION(Half, 64) PREFILL_ATTENTION(Half, 128) PREFILL_ATTENTION(Half, 256)
-PREFILL_ATTENTION(Bfloat, 64) PREFILL_ATTENTION(Bfloat, 128) PREFILL_ATTENTION(Bfloat, 256)
+PREFILL_ATTENTION(Half, 64) PREFILL_ATTENTION(Half, 128) PREFILL_ATTENTION(Bfloat, 64) PREFILL_ATTENTION(Bfloat, 128)
