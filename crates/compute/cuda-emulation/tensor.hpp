@@ -41,20 +41,18 @@ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T
   uint64_t words[6];
   memcpy(words, mine, sizeof mine);
   const Given given = give(words, 6);
-  const auto number = [&](unsigned lane, unsigned i) {
-    const uint64_t pair = given(lane, i / 2);
-    return __builtin_bit_cast(float, static_cast<uint32_t>(pair >> 32 * (i % 2)));
-  };
   const unsigned g = lane() / 4, t = lane() % 4;
-  for (unsigned i = 0; i < 4; i++) {
-    const unsigned column = 2 * t + i % 2, low_or_high_row = i / 2;
-    float sum = 0;
-    for (unsigned k = 0; k < 16; k++) {
-      const unsigned element = k / 8 * 4 + low_or_high_row * 2 + k % 2;
-      sum += number(4 * g + k % 8 / 2, element) * number(4 * column + k % 8 / 2, 8 + k / 8 * 2 + k % 2);
+  float sums[4] = {};
+  for (unsigned q = 0; q < 4; q++) {
+    // Elements 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of the inner dimension.
+    float a[12], b[2][12];
+    given.copy(a, 4 * g + q), given.copy(b[0], 8 * t + q), given.copy(b[1], 8 * t + 4 + q);
+    for (unsigned i = 0; i < 4; i++) {
+      const float *x = a + i / 2 * 2, *y = b[i % 2] + 8;
+      sums[i] += x[0] * y[0] + x[1] * y[1] + x[4] * y[2] + x[5] * y[3];
     }
-    d[i] += sum;
   }
+  for (unsigned i = 0; i < 4; i++) d[i] += sums[i];
 }
 
 }  // namespace emulation

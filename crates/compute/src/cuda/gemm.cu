@@ -58,6 +58,8 @@ DEVICE void gemm(const GemmHalvesArgs& a) {
     }
   }
   const int n_steps = ceil_div(k, STEP);
+  // A warp whose rows or outputs are all past the end only copies.
+  const bool is_idle = first_row + warp_row >= m || first_out + (gate ? warp_out / 2 : warp_out) >= n_out;
   const auto fetch = [&](int step) {
     uint16_t* stage = stages + step % STAGES * STAGE;
     const int at = step * STEP + chunk * 8;
@@ -80,6 +82,7 @@ DEVICE void gemm(const GemmHalvesArgs& a) {
     // Into the stage that all warps have left.
     if (step + STAGES - 1 < n_steps) fetch(step + STAGES - 1);
     ptx::end_copies();
+    if (is_idle) continue;
     const uint16_t* stage = stages + step % STAGES * STAGE;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
