@@ -1,8 +1,8 @@
 //! `realizar bench`: tokens per second of a model on its device.
 
 use crate::args::{ModelOption, SynthSpec};
-use crate::load::RunnerOptions;
-use crate::{output, profile};
+use crate::load::{RunnerOptions, SpeculationOptions};
+use crate::{output, profile, speculation};
 use anyhow::{Result, bail};
 use clap::{Args, ValueHint};
 use realizar_engine::bench::{Bench, Work};
@@ -41,6 +41,11 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "TRACE.json", num_args = 0..=1, default_missing_value = "realizar-trace.json",
           value_hint = ValueHint::FilePath)]
     profile: Option<PathBuf>,
+    /// Answers these texts with and without guesses instead: a file of JSON lines with "prompt" or "turns", or of a text a line.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["synth", "profile"])]
+    prompts: Option<PathBuf>,
+    #[command(flatten)]
+    speculation: SpeculationOptions,
     #[command(flatten)]
     runner: RunnerOptions,
     /// Print one JSON object.
@@ -76,6 +81,19 @@ struct Row {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    let max_batch = args.batch.iter().copied().max().unwrap_or(1).max(1);
+    match (&args.prompts, args.speculation.is_on()) {
+        (None, false) => {}
+        (Some(file), true) => {
+            let source = args.model.model.open()?;
+            let name = args.model.model.to_string();
+            let options = args.runner.load_options(None);
+            let (spec, n) = (&args.speculation, args.r#gen);
+            return speculation::run(name, &*source, &options, spec, file, max_batch, n, args.json);
+        }
+        (None, true) => bail!("guesses are measured on texts: add --prompts FILE"),
+        (Some(_), false) => bail!("texts are for measuring guesses: add --speculate ngram or --draft MODEL"),
+    }
     let mut works: Vec<Work> =
         args.prompt.iter().filter(|&&n| n > 0).map(|&n_tokens| Work::Prefill { n_tokens }).collect();
     if args.r#gen > 0 {
@@ -84,7 +102,6 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     if works.is_empty() {
         bail!("nothing to measure: --prompt and --gen are both 0");
     }
-    let max_batch = args.batch.iter().copied().max().unwrap_or(1).max(1);
     let longest = works.iter().map(|w| match *w {
         Work::Prefill { n_tokens } => n_tokens,
         Work::Decode { n_tokens, depth } => n_tokens + depth,

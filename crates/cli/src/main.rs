@@ -20,6 +20,7 @@ mod progress;
 mod pull;
 mod quantize;
 mod run;
+mod speculation;
 mod synth;
 mod template;
 mod tokenize;
