@@ -3,26 +3,11 @@
 // A block of 8 warps owns ROWS x OUTS outputs, a warp half of the rows and a quarter of the outputs. Steps of 32 along k pass through
 // a ring of four stages in shared memory (at most 96 KiB), filled in the background; in a stage a row is 64 bytes, of which each 16
 // lie where `place` says, so that reads of 8 rows fall on all banks. Blocks that run together share their weights.
-#include "activation.cuh"
-#include "halves.cuh"
+#include "gemm.cuh"
 
 constexpr int THREADS = 256;
 constexpr int STEP = 32;
 constexpr int STAGES = 4;
-
-enum Epilogue : uint32_t { STORE, ADD, GATE };
-
-struct GemmHalvesArgs {
-  float* y;               // [m, y_stride], and this launch's outputs from 0 on
-  const uint16_t* x;      // [m, k]
-  const float* x_scales;  // [m], factors of the rows, or null
-  const uint16_t* w;      // [n_out, k]
-  const uint16_t* up;     // [n_out, k] for GATE: what is multiplied with the activated products with w
-  const float* bias;      // [n_out] or null
-  uint32_t k;             // a multiple of 8
-  uint32_t n_out, m, y_stride;
-  uint32_t epilogue, activation;
-};
 
 // Element of a stage where 16 bytes of a row are.
 DEVICE int place(int row, int chunk) { return row * STEP + (chunk ^ (row >> 1 & 3)) * 8; }
@@ -112,28 +97,17 @@ DEVICE void gemm(const GemmHalvesArgs& a) {
       const int row = first_row + warp_row + i * 16 + h * 8 + lane / 4;
       if (row >= m) continue;
       const float scale = a.x_scales ? a.x_scales[row] : 1.0f;
-      float* y = a.y + static_cast<size_t>(row) * a.y_stride;
       if (gate) {
 #pragma unroll
         for (int j = 0; j < NI / 2; j++) {
-#pragma unroll
-          for (int c = 0; c < 2; c++) {
-            const int out = first_out + warp_out / 2 + j * 8 + lane % 4 * 2 + c;
-            if (out >= n_out) continue;
-            y[out] = activate_one(a.activation, sums[i][j][h * 2 + c] * scale) * (sums[i][j + NI / 2][h * 2 + c] * scale);
-          }
+          const float *g = sums[i][j] + h * 2, *u = sums[i][j + NI / 2] + h * 2;
+          finish_gate(a, row, scale, first_out + warp_out / 2 + j * 8 + lane % 4 * 2, g[0], g[1], u[0], u[1]);
         }
       } else {
 #pragma unroll
         for (int j = 0; j < NI; j++) {
-#pragma unroll
-          for (int c = 0; c < 2; c++) {
-            const int out = first_out + warp_out + j * 8 + lane % 4 * 2 + c;
-            if (out >= n_out) continue;
-            float sum = sums[i][j][h * 2 + c] * scale;
-            if (a.bias) sum += a.bias[out];
-            y[out] = a.epilogue == ADD ? y[out] + sum : sum;
-          }
+          const float* s = sums[i][j] + h * 2;
+          finish(a, row, scale, first_out + warp_out + j * 8 + lane % 4 * 2, s[0], s[1]);
         }
       }
     }

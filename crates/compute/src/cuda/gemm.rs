@@ -4,7 +4,7 @@
 //! their weights, in half precision with a power of two per row. Half precision keeps 11 bits of what a quantized weight stands
 //! for, eight times finer than BF16.
 
-use super::driver::{DevicePtr, Function};
+use super::driver::{DevicePtr, Driver, Function};
 use super::elementwise;
 use super::matrix::{Layout, Matrix, Part};
 use super::matvec::Epilogue;
@@ -21,21 +21,43 @@ pub(super) enum Half {
     BF16,
 }
 
-/// Rows and outputs of a block.
+/// What a block computes, and with which instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tile {
     pub(super) rows: usize,
     pub(super) outs: usize,
+    /// Whether it is for Hopper only.
+    pub(super) hopper: bool,
 }
 
-/// The tiles that the kernels are compiled for, from the largest; that one moves the fewest bytes per product.
-pub(super) const TILES: [Tile; 3] =
-    [Tile { rows: 128, outs: 256 }, Tile { rows: 128, outs: 128 }, Tile { rows: 64, outs: 128 }];
+/// The tiles that the kernels are compiled for.
+pub(super) const TILES: [Tile; 5] = [
+    Tile { rows: 128, outs: 256, hopper: false },
+    Tile { rows: 128, outs: 128, hopper: false },
+    Tile { rows: 64, outs: 128, hopper: false },
+    Tile { rows: 128, outs: 256, hopper: true },
+    Tile { rows: 128, outs: 128, hopper: true },
+];
+
+/// How fast the blocks of each tile are on an H200, once they fill it: blocks of a multiprocessor, and TFLOP/s.
+const SPEEDS: [(usize, f64); 5] = [(1, 290.0), (2, 310.0), (2, 250.0), (1, 600.0), (1, 500.0)];
 
 impl Tile {
-    /// Four stages of 32 elements of each row.
+    /// Four stages of 32 elements of each row, or of 64 from a multiple of 1024 bytes on.
     pub(super) const fn shared_bytes(self) -> usize {
-        4 * 32 * 2 * (self.rows + self.outs)
+        match self.hopper {
+            false => 4 * 32 * 2 * (self.rows + self.outs),
+            true => 4 * 64 * 2 * (self.rows + self.outs) + 1024,
+        }
+    }
+
+    /// Name of the kernel for a type.
+    pub(super) fn kernel(self, half: Half) -> String {
+        let half = match half {
+            Half::F16 => "Half",
+            Half::BF16 => "Bfloat",
+        };
+        format!("gemm_{}{half}_{}x{}", if self.hopper { "hopper_" } else { "" }, self.rows, self.outs)
     }
 }
 
@@ -146,11 +168,7 @@ pub(super) fn matmul(
                     _ => 0,
                 },
             };
-            let tile = choose_tile(
-                cuda.driver.n_multiprocessors() as usize,
-                m,
-                if up.is_some() { 2 * n } else { n },
-            );
+            let tile = choose_tile(&*cuda.driver, m, if up.is_some() { 2 * n } else { n });
             let outs = if up.is_some() { tile.outs / 2 } else { tile.outs };
             let blocks = [m.div_ceil(tile.rows), n.div_ceil(outs), 1];
             let f = cuda.kernels.of_tile(half, tile);
@@ -186,19 +204,17 @@ pub(super) fn can_gate(w: &Matrix) -> bool {
     }
 }
 
-/// The tile that keeps the multiprocessors busiest: of waves of blocks the last is full or nearly so.
-fn choose_tile(n_multiprocessors: usize, m: usize, n_out: usize) -> Tile {
-    // Blocks of a multiprocessor, and what a block takes for its outputs, relative to the largest tile.
-    const COSTS: [(usize, f64); 3] = [(1, 1.0), (2, 1.1), (2, 1.3)];
+/// The tile whose blocks are done first: full waves of fast blocks.
+fn choose_tile(driver: &dyn Driver, m: usize, n_out: usize) -> Tile {
     let time = |i: usize| {
-        let (tile, (resident, cost)) = (TILES[i], COSTS[i]);
+        let (tile, (resident, speed)) = (TILES[i], SPEEDS[i]);
         let blocks = m.div_ceil(tile.rows) * n_out.div_ceil(tile.outs);
-        // A wave of which only some multiprocessors have a second block takes as long as one that all have.
-        let waves = blocks.div_ceil(n_multiprocessors * resident);
-        (waves * resident * tile.rows * tile.outs) as f64 * cost
+        let waves = blocks.div_ceil(driver.n_multiprocessors() as usize * resident);
+        (waves * resident * tile.rows * tile.outs) as f64 / speed
     };
-    let best = (0..TILES.len()).min_by(|&a, &b| time(a).total_cmp(&time(b)));
-    TILES[best.expect("there are tiles")]
+    let there = (0..TILES.len()).filter(|&i| !TILES[i].hopper || driver.is_hopper());
+    let best = there.min_by(|&a, &b| time(a).total_cmp(&time(b)));
+    TILES[best.expect("some tiles are for every GPU")]
 }
 
 fn kind(part: &Part, n_in: usize) -> Half {

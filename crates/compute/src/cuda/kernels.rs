@@ -15,7 +15,7 @@ macro_rules! images {
         };
     )*};
 }
-images!(attention dequantize elementwise gemm halves matmul matvec moe norm prefill_attention repack rope);
+images!(attention dequantize elementwise gemm gemm_hopper halves matmul matvec moe norm prefill_attention repack rope);
 
 /// Dynamic shared memory that the fused products may ask for, in bytes; two blocks of a multiprocessor have it.
 pub(super) const MATVEC_SHARED: u32 = 96 << 10;
@@ -49,8 +49,8 @@ pub(super) struct Kernels {
     pub(super) attention_merge: Function,
     pub(super) activations_half: Function,
     pub(super) activations_bfloat: Function,
-    /// In the order of [`TILES`], of half precision and of BF16.
-    by_tile: Vec<[Function; 2]>,
+    /// In the order of [`TILES`], of half precision and of BF16; those that the GPU can run.
+    by_tile: Vec<Option<[Function; 2]>>,
     /// In the order of [`PACKED`].
     by_packed: Vec<PackedKernels>,
     /// Indexed by element type.
@@ -126,11 +126,13 @@ impl Kernels {
             })
         });
         let by_tile = TILES.iter().map(|tile| {
-            let kernel = |half: &str| {
-                let name = format!("gemm_{half}_{}x{}", tile.rows, tile.outs);
-                driver.function(&gemm, &name, tile.shared_bytes() as u32)
+            let image = match tile.hopper {
+                false => &gemm,
+                true if driver.is_hopper() => &gemm_hopper,
+                true => return Ok(None),
             };
-            Ok([kernel("Half")?, kernel("Bfloat")?])
+            let kernel = |half| driver.function(image, &tile.kernel(half), tile.shared_bytes() as u32);
+            Ok(Some([kernel(Half::F16)?, kernel(Half::BF16)?]))
         });
         Ok(Self {
             add: f(&elementwise, "add")?,
@@ -165,7 +167,7 @@ impl Kernels {
 
     pub(super) fn of_tile(&self, half: Half, tile: Tile) -> Function {
         let i = TILES.iter().position(|&t| t == tile);
-        self.by_tile[i.expect("a tile that is compiled")][half as usize]
+        self.by_tile[i.expect("a tile that is compiled")].expect("a tile that the GPU can run")[half as usize]
     }
 
     pub(super) fn of_type(&self, dtype: DType) -> TypeKernels {
