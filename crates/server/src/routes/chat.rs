@@ -93,7 +93,8 @@ fn shape(app: &App, request: &ChatRequest, plan: &mut Plan, prompt: &[u32]) -> R
     let calls = if tools.is_empty() { ToolChoice::None } else { choice };
     let parallel = request.parallel_tool_calls.unwrap_or(true);
     let answer = format.as_ref().map(|(format, _)| format);
-    let (rules, field) = match app.syntax.grammar(tokenizer, tools, &calls, parallel, answer)? {
+    let rules = app.syntax.grammar(tokenizer, tools, &calls, parallel, answer);
+    let (rules, field) = match rules.map_err(|e| ApiError::from(e).param("tools"))? {
         Some(rules) => (Some(rules), "tools"),
         None => format.map_or((None, ""), |(format, field)| (Some(format), field)),
     };

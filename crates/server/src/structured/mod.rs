@@ -2,11 +2,14 @@
 //!
 //! [`Grammars`] holds the vocabulary as a trie of bytes, built once for a model. [`Grammars::compile`] turns a [`Format`] into a
 //! [`Constraint`] that the engine asks for a mask before each token. `schema` checks a JSON schema and says where it is wrong,
-//! `vocabulary` builds the trie, `constraint` is the engine's seam, `after_reasoning` puts off a format until the model has thought. The grammars themselves
-//! run in llguidance: an Earley parser over lexemes whose regular expressions are derivatives, walked along the trie.
+//! `gbnf` reads llama.cpp's grammars for the machine in `pushdown`, `vocabulary` builds the trie, `constraint` is the engine's seam,
+//! `after_reasoning` puts off a format until the model has thought. All but GBNF runs in llguidance: an Earley parser over lexemes
+//! whose regular expressions are derivatives, walked along the trie.
 
 mod after_reasoning;
 mod constraint;
+mod gbnf;
+mod pushdown;
 mod schema;
 mod vocabulary;
 
@@ -15,6 +18,7 @@ use after_reasoning::{AfterReasoning, FreeTokens};
 use constraint::TokenConstraint;
 use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::{GrammarBuilder, ParserFactory};
+use pushdown::PushdownConstraint;
 use realizar_engine::Constraint;
 use realizar_model::tokenizer::Tokenizer;
 use serde_json::Value;
@@ -41,7 +45,7 @@ pub enum Format {
     /// Text that a regular expression matches from its first to its last character. Syntax of Rust's regex crate, without
     /// look-around and back-references.
     Regex(String),
-    /// Text that a grammar describes, in llguidance's dialect of Lark.
+    /// Text that a grammar describes: in llguidance's dialect of Lark, or in GBNF, which is told by its `::=`.
     Grammar(String),
 }
 
@@ -138,6 +142,9 @@ impl Grammars {
             }
             Format::Grammar(text) => {
                 check_size("the grammar, in bytes,", text.len())?;
+                if gbnf::is_gbnf(text) {
+                    return self.compile_gbnf(text).map_err(|reason| GrammarError::Grammar { reason });
+                }
                 (GrammarWithLexer::from_lark(text.clone()), Kind::Grammar)
             }
         };
@@ -147,6 +154,14 @@ impl Grammars {
         // The first mask here and not in the engine's thread; it also tells whether anything satisfies the format at all.
         let mut constraint = TokenConstraint::new(parser, n_tokens);
         constraint.allowed().map_err(|reason| kind.error(reason))?;
+        Ok(Box::new(constraint))
+    }
+}
+
+impl Grammars {
+    fn compile_gbnf(&self, text: &str) -> Result<Box<dyn Constraint>, String> {
+        let mut constraint = PushdownConstraint::new(gbnf::parse(text)?, self.factory.tok_env().clone())?;
+        constraint.allowed()?;
         Ok(Box::new(constraint))
     }
 }

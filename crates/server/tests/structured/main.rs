@@ -7,6 +7,7 @@
 #![expect(clippy::print_stdout, reason = "a test says what it measured")]
 
 mod cost;
+mod gbnf;
 mod json_schema;
 mod support;
 mod tools;
@@ -398,6 +399,14 @@ fn bombs_are_refused_or_bounded() {
         Format::Grammar(format!("start: {}\"a\"{}", "(".repeat(50_000), ")".repeat(50_000))),
         Format::Grammar("start: start | start start | \"a\"".to_owned()),
         Format::Grammar("start: start".to_owned()),
+        Format::Grammar("root ::= root".to_owned()),
+        Format::Grammar("root ::= \"a\" root".to_owned()),
+        Format::Grammar(format!("root ::= {}\"a\"{}", "(".repeat(50_000), ")".repeat(50_000))),
+        Format::Grammar("root ::= a{90}\na ::= b{90} \nb ::= [a-z]{90} | [a-y]{0,90} | a".to_owned()),
+        Format::Grammar(
+            "root ::= (a a | a a a)* \na ::= \"x\"? \"x\" | \"x\" \"x\" | \"(\" root \")\"".to_owned(),
+        ),
+        Format::Grammar("root ::= [^a]{1,3000} \"b\"".to_owned()),
         Format::Grammar("start: a{1000000}\na: b{1000000}\nb: \"x\"{1000000}".to_owned()),
     ];
     for bomb in bombs {
