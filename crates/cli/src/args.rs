@@ -61,6 +61,16 @@ pub(crate) struct ModelOption {
     pub(crate) model: ModelArg,
 }
 
+/// A number in a range, both ends included.
+pub(crate) fn between(min: f32, max: f32) -> impl Fn(&str) -> Result<f32, String> + Clone {
+    move |text| match text.parse::<f32>() {
+        Ok(value) if (min..=max).contains(&value) => Ok(value),
+        Ok(_) if max == f32::MAX => Err(format!("it must be a finite number of at least {min}")),
+        Ok(_) => Err(format!("it must be between {min} and {max}")),
+        Err(_) => Err("it is not a number".to_string()),
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct SynthArgs {
     /// Shape and type, such as llama-3.2-1b:q4_k_m.

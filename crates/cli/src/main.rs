@@ -20,7 +20,6 @@ mod progress;
 mod pull;
 mod quantize;
 mod run;
-mod sampling_defaults;
 mod serve;
 mod synth;
 mod template;

@@ -1,13 +1,14 @@
 //! `realizar run`: answers one prompt, or chats.
 
-use crate::args::ModelOption;
+use crate::args::{ModelOption, between};
 use crate::chat;
 use crate::load::RunnerOptions;
-use crate::{input, output, sampling_defaults};
+use crate::{input, output};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use realizar::{Completion, FinishReason, Model, Options, SamplingParams, TextParams};
 use realizar_engine::SampleError;
+use realizar_model::SamplingHints;
 use realizar_model::source::TensorSource;
 use realizar_model::weights::find_non_finite;
 use serde_json::{Value, json};
@@ -45,23 +46,23 @@ pub(crate) struct RunArgs {
     json: bool,
 }
 
-/// How tokens are chosen. What is not given follows the model's generation_config.json where it has one, else the defaults.
+/// How tokens are chosen. What is not given follows what the model's files recommend, else the defaults.
 #[derive(Debug, Args)]
 struct SamplingOptions {
     /// Randomness: 0 always takes the likeliest token [default: 0.8].
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", value_parser = between(0.0, f32::MAX))]
     temp: Option<f32>,
     /// Keeps only the N likeliest tokens; 0 keeps all [default: 40].
     #[arg(long, value_name = "N")]
     top_k: Option<usize>,
     /// Keeps the likeliest tokens up to this total probability [default: 0.95].
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = between(0.0, 1.0))]
     top_p: Option<f32>,
     /// Drops tokens less likely than this share of the likeliest [default: 0.05].
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = between(0.0, 1.0))]
     min_p: Option<f32>,
     /// Divides the logits of tokens that are in the text already; 1 is off [default: 1].
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", value_parser = between(0.01, 100.0))]
     repeat_penalty: Option<f32>,
     /// The same seed gives the same answer; by default a random one.
     #[arg(long, value_name = "S")]
@@ -70,22 +71,15 @@ struct SamplingOptions {
 
 impl SamplingOptions {
     fn params(&self, source: &dyn TensorSource) -> Result<SamplingParams> {
-        let defaults = SamplingParams {
-            temperature: 0.8,
-            top_k: 40,
-            top_p: 0.95,
-            min_p: 0.05,
-            ..SamplingParams::default()
-        };
-        let defaults = sampling_defaults::of_model(source, defaults)?;
+        let hints = SamplingHints::read(source)?;
         let params = SamplingParams {
-            temperature: self.temp.unwrap_or(defaults.temperature),
-            top_k: self.top_k.unwrap_or(defaults.top_k),
-            top_p: self.top_p.unwrap_or(defaults.top_p),
-            min_p: self.min_p.unwrap_or(defaults.min_p),
-            repetition_penalty: self.repeat_penalty.unwrap_or(defaults.repetition_penalty),
+            temperature: self.temp.or(hints.temperature).unwrap_or(0.8),
+            top_k: self.top_k.or(hints.top_k).unwrap_or(40),
+            top_p: self.top_p.or(hints.top_p).unwrap_or(0.95),
+            min_p: self.min_p.or(hints.min_p).unwrap_or(0.05),
+            repetition_penalty: self.repeat_penalty.or(hints.repetition_penalty).unwrap_or(1.0),
             seed: self.seed,
-            ..defaults
+            ..SamplingParams::default()
         };
         params.validate()?;
         Ok(params)

@@ -3,16 +3,16 @@
 use crate::args::ModelOption;
 use crate::load::RunnerOptions;
 use crate::model_arg::ModelArg;
-use crate::sampling_defaults;
 use anyhow::{Result, bail};
 use clap::Args;
 use realizar::SamplingParams;
 use realizar_engine::load::{LoadOptions, LoadedModel, load};
 use realizar_engine::{Engine, EngineConfig, TextEngine};
-use realizar_model::ModelConfig;
 use realizar_model::arch;
 use realizar_model::chat_template::ChatTemplate;
+use realizar_model::source::TensorSource;
 use realizar_model::tokenizer::Tokenizer;
+use realizar_model::{ModelConfig, SamplingHints};
 use realizar_server::{Config, Ended, Server};
 use std::io::Write;
 use std::sync::Arc;
@@ -93,8 +93,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let source = args.model.model.open()?;
     let tokenizer = Arc::new(Tokenizer::from_source(&*source)?);
     let template = ChatTemplate::from_source(&*source, &tokenizer)?;
-    let sampling = sampling_defaults::of_model(&*source, SamplingParams::default())?;
-    sampling.validate()?;
+    let sampling = sampling(&*source)?;
     let options = load_options(args, &arch::configure(&*source)?)?;
     let loaded = load(&*source, &options)?;
     let about = about(&loaded, &options);
@@ -132,6 +131,22 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         Ended::Drained => Ok(()),
         Ended::AtOnce => bail!("stopped at once, as told by a second signal"),
     }
+}
+
+/// How tokens are chosen where a request does not say: as the model's files recommend, else the model's own distribution, which is
+/// what OpenAI's API does.
+fn sampling(source: &dyn TensorSource) -> Result<SamplingParams> {
+    let (hints, own) = (SamplingHints::read(source)?, SamplingParams::default());
+    let params = SamplingParams {
+        temperature: hints.temperature.unwrap_or(own.temperature),
+        top_k: hints.top_k.unwrap_or(own.top_k),
+        top_p: hints.top_p.unwrap_or(own.top_p),
+        min_p: hints.min_p.unwrap_or(own.min_p),
+        repetition_penalty: hints.repetition_penalty.unwrap_or(own.repetition_penalty),
+        ..own
+    };
+    params.validate()?;
+    Ok(params)
 }
 
 fn load_options(args: &ServeArgs, model: &ModelConfig) -> Result<LoadOptions> {

@@ -105,6 +105,9 @@ struct Kernel {
   static emulation::Kernel name##_kernel(#name, [](const void* args) { name(*static_cast<const Args*>(args)); }); \
   static void name(const Args& a)
 
+#define KERNEL_2(name, Args, max_threads) KERNEL(name, Args, max_threads)
+#define DYNAMIC_SHARED(name) unsigned char* name = emulation::dynamic_shared
+
 inline void __syncthreads() { emulation::wait(emulation::block_barrier); }
 inline void __syncwarp(unsigned = ~0u) { emulation::wait(emulation::warp()); }
 inline void __threadfence() {}
@@ -132,6 +135,11 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline int __float2int_rn(float x) { return static_cast<int>(rintf(x)); }
 inline float __expf(float x) { return expf(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float rsqrtf(float x) { return 1 / sqrtf(x); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned n) {
+  return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (n & 31));
+}
 inline double cospi(double x) { return cos(3.14159265358979323846 * (x - 2 * rint(x / 2))); }
 inline double sinpi(double x) { return sin(3.14159265358979323846 * (x - 2 * rint(x / 2))); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {

@@ -274,18 +274,6 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// `y += x`.
     fn add(&self, y: &mut Tensor<Self>, x: &Tensor<Self>) -> Result<()>;
 
-    /// `residual += x`, then `y = norm(residual)`.
-    fn add_norm(
-        &self,
-        y: &mut Tensor<Self>,
-        residual: &mut Tensor<Self>,
-        x: &Tensor<Self>,
-        norm: &Norm<Self>,
-    ) -> Result<()> {
-        self.add(residual, x)?;
-        self.norm(y, residual, norm)
-    }
-
     /// `y[n_tokens, n_out] = x[n_tokens, n_in] · wᵀ + bias[n_out]`.
     fn matmul(
         &self,
@@ -294,6 +282,50 @@ pub trait Backend: Sized + Send + Sync + 'static {
         w: &Self::Matrix,
         bias: Option<&Tensor<Self>>,
     ) -> Result<()>;
+
+    /// `y = norm(x) · wᵀ + bias`; the contents of `normed`, of the shape of `x`, are unspecified afterwards.
+    fn norm_matmul(
+        &self,
+        y: &mut Tensor<Self>,
+        normed: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        norm: &Norm<Self>,
+        w: &Self::Matrix,
+        bias: Option<&Tensor<Self>>,
+    ) -> Result<()> {
+        self.norm(normed, x, norm)?;
+        self.matmul(y, normed, w, bias)
+    }
+
+    /// `y += x · wᵀ + bias`; the contents of `product`, of the shape of `y`, are unspecified afterwards.
+    fn matmul_add(
+        &self,
+        y: &mut Tensor<Self>,
+        product: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        w: &Self::Matrix,
+        bias: Option<&Tensor<Self>>,
+    ) -> Result<()> {
+        self.matmul(product, x, w, bias)?;
+        self.add(y, product)
+    }
+
+    /// `y = activation(g) · u` with `[g, u] = norm(x) · wᵀ`; the contents of `normed`, of the shape of `x`, and of `gate_up`, twice as
+    /// wide as `y`, are unspecified afterwards.
+    fn norm_gated_matmul(
+        &self,
+        y: &mut Tensor<Self>,
+        normed: &mut Tensor<Self>,
+        gate_up: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        norm: &Norm<Self>,
+        w: &Self::Matrix,
+        activation: Activation,
+    ) -> Result<()> {
+        self.norm(normed, x, norm)?;
+        self.matmul(gate_up, normed, w, None)?;
+        self.gated(y, gate_up, activation)
+    }
 
     /// Prepares `qkv` `[n_tokens, qkv_len]` for attention: norms and rotates the query and key heads in place, and writes keys and
     /// values to their positions in the cache. Only the first `rope_dim` elements of a head turn.

@@ -131,23 +131,13 @@ impl<B: Backend> Decoder<B> {
                 .timed("rope_angles", || backend.rope_angles(angles, &rope.frequencies, batch, rope.scale))?;
         }
         for (i, layer) in self.layers.iter().enumerate() {
-            // The block before left its output to be added; the first layer has none.
-            backend.timed("attn_norm", || match i {
-                0 => backend.norm(&mut ws.normed, &ws.residual, &layer.attn_norm),
-                _ => backend.add_norm(&mut ws.normed, &mut ws.residual, &ws.output, &layer.attn_norm),
-            })?;
             self.attention(backend, layer, c.layers[i], batch, cache, i, ws)?;
-            backend.timed("ffn_norm", || match &layer.ffn_norm {
-                Some(norm) => backend.add_norm(&mut ws.normed, &mut ws.residual, &ws.output, norm),
-                None => backend.add(&mut ws.residual, &ws.output),
-            })?;
             self.feed_forward(backend, layer, ws)?;
         }
         if n_logits == 0 {
             return Ok(());
         }
         backend.timed("final_norm", || {
-            backend.add(&mut ws.residual, &ws.output)?;
             backend.select_rows(&mut ws.last, &ws.residual, batch)?;
             backend.norm_in_place(&mut ws.last, &self.final_norm)
         })?;
@@ -163,7 +153,7 @@ impl<B: Backend> Decoder<B> {
         self.config.logit_softcap.map_or(Ok(()), |cap| backend.softcap(&mut ws.logits, cap))
     }
 
-    /// `ws.normed` → `ws.output`
+    /// Adds attention to `ws.residual`.
     fn attention(
         &self,
         backend: &B,
@@ -187,20 +177,27 @@ impl<B: Backend> Decoder<B> {
             softcap: c.attn_softcap,
             window: this.window,
         };
-        backend.timed("qkv_proj", || layer.qkv.apply(backend, &mut ws.qkv, &ws.normed))?;
+        backend.timed("qkv_proj", || {
+            if layer.ffn_norm.is_some() {
+                let norm = &layer.attn_norm;
+                return layer.qkv.apply_norm(backend, &mut ws.qkv, &mut ws.normed, &ws.residual, norm);
+            }
+            // The feed-forward block reads this norm too.
+            backend.norm(&mut ws.normed, &ws.residual, &layer.attn_norm)?;
+            layer.qkv.apply(backend, &mut ws.qkv, &ws.normed)
+        })?;
         backend.timed("store_kv", || backend.store_kv(&mut ws.qkv, kv, batch, prep))?;
         backend.timed("attention", || backend.attention(&mut ws.attended, &ws.qkv, kv, batch, &params))?;
         if let Some(norm) = &layer.attn_sub_norm {
             backend.norm_in_place(&mut ws.attended, norm)?;
         }
-        backend.timed("o_proj", || layer.o_proj.apply(backend, &mut ws.output, &ws.attended))?;
-        if let Some(norm) = &layer.post_attn_norm {
-            backend.norm_in_place(&mut ws.output, norm)?;
-        }
-        Ok(())
+        let post_norm = layer.post_attn_norm.as_ref();
+        backend.timed("o_proj", || {
+            add_output(backend, &layer.o_proj, post_norm, &mut ws.residual, &mut ws.output, &ws.attended)
+        })
     }
 
-    /// `ws.normed` → `ws.output`
+    /// Adds the feed-forward block to `ws.residual`.
     fn feed_forward(
         &self,
         backend: &B,
@@ -208,36 +205,95 @@ impl<B: Backend> Decoder<B> {
         ws: &mut Workspace<B>,
     ) -> realizar_compute::Result<()> {
         let c = &self.config;
+        let post_norm = layer.post_ffn_norm.as_ref();
         match &layer.ffn {
             Ffn::Gated { gate_up, sub_norm, down } => {
-                backend.timed("gate_up_proj", || gate_up.apply(backend, &mut ws.gate_up, &ws.normed))?;
-                backend.timed("activation", || backend.gated(&mut ws.hidden, &ws.gate_up, c.activation))?;
+                backend.timed("gate_up_proj", || match &layer.ffn_norm {
+                    Some(norm) if gate_up.is_bare() => backend.norm_gated_matmul(
+                        &mut ws.hidden,
+                        &mut ws.normed,
+                        &mut ws.gate_up,
+                        &ws.residual,
+                        norm,
+                        &gate_up.weight,
+                        c.activation,
+                    ),
+                    norm => {
+                        let (y, norm) = (&mut ws.gate_up, norm.as_ref());
+                        apply_norm_if(backend, gate_up, norm, y, &mut ws.normed, &ws.residual)?;
+                        backend.gated(&mut ws.hidden, &ws.gate_up, c.activation)
+                    }
+                })?;
                 if let Some(norm) = sub_norm {
                     backend.norm_in_place(&mut ws.hidden, norm)?;
                 }
-                backend.timed("down_proj", || down.apply(backend, &mut ws.output, &ws.hidden))?;
+                backend.timed("down_proj", || {
+                    add_output(backend, down, post_norm, &mut ws.residual, &mut ws.output, &ws.hidden)
+                })
             }
             Ffn::Plain { up, down } => {
-                backend.timed("up_proj", || up.apply(backend, &mut ws.hidden, &ws.normed))?;
-                backend.timed("activation", || backend.activate(&mut ws.hidden, c.activation))?;
-                backend.timed("down_proj", || down.apply(backend, &mut ws.output, &ws.hidden))?;
+                backend.timed("up_proj", || {
+                    let norm = layer.ffn_norm.as_ref();
+                    apply_norm_if(backend, up, norm, &mut ws.hidden, &mut ws.normed, &ws.residual)?;
+                    backend.activate(&mut ws.hidden, c.activation)
+                })?;
+                backend.timed("down_proj", || {
+                    add_output(backend, down, post_norm, &mut ws.residual, &mut ws.output, &ws.hidden)
+                })
             }
             Ffn::Moe { router, gate_up, down } => {
                 let moe = c.moe.expect("a layer with experts belongs to a model with experts");
                 let params =
                     MoeParams { n_used: moe.n_used, norm_topk: moe.norm_topk, activation: c.activation };
                 let (scores, scratch) = ws.moe.as_mut().expect("a model with experts has their buffers");
-                backend.timed("router", || router.apply(backend, scores, &ws.normed))?;
-                backend.timed("experts", || {
-                    backend.moe(&mut ws.output, &ws.normed, scores, gate_up, down, &params, scratch)
+                backend.timed("router", || {
+                    if let Some(norm) = &layer.ffn_norm {
+                        backend.norm(&mut ws.normed, &ws.residual, norm)?;
+                    }
+                    router.apply(backend, scores, &ws.normed)
                 })?;
+                backend.timed("experts", || {
+                    backend.moe(&mut ws.output, &ws.normed, scores, gate_up, down, &params, scratch)?;
+                    if let Some(norm) = post_norm {
+                        backend.norm_in_place(&mut ws.output, norm)?;
+                    }
+                    backend.add(&mut ws.residual, &ws.output)
+                })
             }
         }
-        if let Some(norm) = &layer.post_ffn_norm {
-            backend.norm_in_place(&mut ws.output, norm)?;
-        }
-        Ok(())
     }
+}
+
+/// `y = linear(norm(x))`, or of `normed` as it is where there is no norm.
+fn apply_norm_if<B: Backend>(
+    backend: &B,
+    linear: &Linear<B>,
+    norm: Option<&Norm<B>>,
+    y: &mut Tensor<B>,
+    normed: &mut Tensor<B>,
+    x: &Tensor<B>,
+) -> realizar_compute::Result<()> {
+    match norm {
+        Some(norm) => linear.apply_norm(backend, y, normed, x, norm),
+        None => linear.apply(backend, y, normed),
+    }
+}
+
+/// Adds a block's output to the residual stream, normalized before where the model does so.
+fn add_output<B: Backend>(
+    backend: &B,
+    linear: &Linear<B>,
+    post_norm: Option<&Norm<B>>,
+    residual: &mut Tensor<B>,
+    output: &mut Tensor<B>,
+    x: &Tensor<B>,
+) -> realizar_compute::Result<()> {
+    let Some(norm) = post_norm else {
+        return linear.apply_add(backend, residual, output, x);
+    };
+    linear.apply(backend, output, x)?;
+    backend.norm_in_place(output, norm)?;
+    backend.add(residual, output)
 }
 
 /// Sizes of a model's weights on its device.

@@ -31,6 +31,42 @@ impl<B: Backend> Linear<B> {
         }
         Ok(())
     }
+
+    /// `y = norm(x) · weightᵀ · scale + bias`; `normed` has room for the norm.
+    pub(crate) fn apply_norm(
+        &self,
+        backend: &B,
+        y: &mut Tensor<B>,
+        normed: &mut Tensor<B>,
+        x: &Tensor<B>,
+        norm: &Norm<B>,
+    ) -> realizar_compute::Result<()> {
+        backend.norm_matmul(y, normed, x, norm, &self.weight, self.bias.as_ref())?;
+        if let Some(scale) = &self.scale {
+            backend.scale_columns(y, scale)?;
+        }
+        Ok(())
+    }
+
+    /// `y += x · weightᵀ · scale + bias`; `product` has room for what is added.
+    pub(crate) fn apply_add(
+        &self,
+        backend: &B,
+        y: &mut Tensor<B>,
+        product: &mut Tensor<B>,
+        x: &Tensor<B>,
+    ) -> realizar_compute::Result<()> {
+        if self.scale.is_none() {
+            return backend.matmul_add(y, product, x, &self.weight, self.bias.as_ref());
+        }
+        self.apply(backend, product, x)?;
+        backend.add(y, product)
+    }
+
+    /// Whether nothing follows the product.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.scale.is_none() && self.bias.is_none()
+    }
 }
 
 /// One of our weights in one layer, or outside of the layers.

@@ -5,6 +5,7 @@
 // A skipped test says so.
 #![allow(clippy::print_stdout)]
 
+use realizar_model::SamplingHints;
 use realizar_model::convert::as_gguf;
 use realizar_model::metadata::{Metadata, Value};
 use realizar_model::source::{TensorSource, open};
@@ -213,4 +214,45 @@ fn tokenizers_of_real_models_survive_conversion() {
         assert_eq!(after.eos_ids(), before.eos_ids(), "{name}");
     }
     std::fs::remove_dir_all(scratch).unwrap();
+}
+
+#[test]
+fn recommended_sampling_survives_conversion() {
+    let folder = tempfolder("recommended");
+    let hf = fixtures().into_iter().find(|f| f.ends_with("llama")).unwrap();
+    for entry in std::fs::read_dir(hf.join("hf")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+    }
+    let write = |text: &str| std::fs::write(folder.join("generation_config.json"), text).unwrap();
+    let read = || {
+        let source = open(&folder).unwrap();
+        let hints = SamplingHints::read(&*source).unwrap();
+        let converted = as_gguf(source).unwrap();
+        assert_eq!(SamplingHints::read(&*converted).unwrap(), hints);
+        hints
+    };
+    write(
+        r#"{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.05}"#,
+    );
+    let all = SamplingHints {
+        temperature: Some(0.6),
+        top_k: Some(20),
+        top_p: Some(0.9),
+        min_p: Some(0.1),
+        repetition_penalty: Some(1.05),
+    };
+    assert_eq!(read(), all);
+    write(r#"{"do_sample": false, "temperature": 0.6}"#);
+    assert_eq!(read(), SamplingHints { temperature: Some(0.0), ..SamplingHints::default() });
+    write(r#"{"top_k": "many"}"#);
+    let error = SamplingHints::read(&*open(&folder).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("top_k"), "{error}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+fn tempfolder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("realizar-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
 }

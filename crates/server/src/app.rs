@@ -3,6 +3,7 @@
 use crate::auth::Caller;
 use crate::config::Config;
 use crate::error::{ApiError, Result};
+use crate::sizes::Sizes;
 use realizar_engine::TextEngine;
 use realizar_model::chat_template::Timestamp;
 use std::hash::{BuildHasher, RandomState};
@@ -18,14 +19,23 @@ pub(crate) struct App {
     pub(crate) created: u64,
     /// The OpenAPI document.
     pub(crate) openapi: String,
+    /// Lengths of prompts and answers so far.
+    pub(crate) sizes: Arc<Sizes>,
     entropy: RandomState,
     next_id: AtomicU64,
 }
 
 impl App {
     pub(crate) fn new(engine: TextEngine, config: Config, openapi: String) -> Self {
-        let (entropy, next_id) = (RandomState::new(), AtomicU64::new(0));
-        Self { engine, config, created: unix_time(), openapi, entropy, next_id }
+        Self {
+            engine,
+            config,
+            created: unix_time(),
+            openapi,
+            sizes: Arc::default(),
+            entropy: RandomState::new(),
+            next_id: AtomicU64::new(0),
+        }
     }
 
     /// The model's first name.

@@ -97,15 +97,15 @@ impl Connections {
 }
 
 /// A connection that breaks off when the other side takes nothing for too long.
-struct Patient {
-    stream: TcpStream,
+struct Patient<S> {
+    stream: S,
     timeout: Duration,
     /// While a write waits: when it has waited too long.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
-impl Patient {
-    fn new(stream: TcpStream, timeout: Duration) -> Self {
+impl<S> Patient<S> {
+    fn new(stream: S, timeout: Duration) -> Self {
         Self { stream, timeout, deadline: None }
     }
 
@@ -122,7 +122,7 @@ impl Patient {
     }
 }
 
-impl AsyncRead for Patient {
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -132,7 +132,7 @@ impl AsyncRead for Patient {
     }
 }
 
-impl AsyncWrite for Patient {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write(cx, buf);
         self.bounded(cx, outcome)
@@ -157,5 +157,55 @@ impl AsyncWrite for Patient {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    fn run(test: impl Future<Output = ()>) {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .expect("a runtime")
+            .block_on(test);
+    }
+
+    #[test]
+    fn a_reader_that_stops_reading_is_given_up() {
+        run(async {
+            let (ours, mut theirs) = tokio::io::duplex(8);
+            let mut patient = Patient::new(ours, Duration::from_millis(50));
+            patient.write_all(b"12345678").await.expect("room");
+            let start = Instant::now();
+            let error = patient.write_all(b"9").await.expect_err("no room");
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            assert!(start.elapsed() >= Duration::from_millis(50));
+            let mut read = [0; 8];
+            theirs.read_exact(&mut read).await.expect("what was written");
+            assert_eq!(&read, b"12345678");
+        });
+    }
+
+    #[test]
+    fn each_byte_that_is_read_gives_new_patience() {
+        run(async {
+            let (ours, mut theirs) = tokio::io::duplex(1);
+            let mut patient = Patient::new(ours, Duration::from_secs(5));
+            let start = Instant::now();
+            let reads = tokio::spawn(async move {
+                let mut read = Vec::new();
+                for _ in 0..20 {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                    read.push(theirs.read_u8().await.expect("a byte"));
+                }
+                read
+            });
+            patient.write_all(&[7; 20]).await.expect("it is read");
+            assert_eq!(reads.await.expect("no panic"), [7; 20]);
+            assert!(start.elapsed() >= Duration::from_millis(150) && patient.deadline.is_none());
+        });
     }
 }

@@ -76,3 +76,40 @@ impl FillInMiddle {
         ids
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// A tokenizer of single letters and these control tokens.
+    fn tokenizer(specials: &[&str]) -> Tokenizer {
+        let mut vocab: Vec<String> = ('a'..='f').map(String::from).collect();
+        vocab.extend(specials.iter().map(|s| s.to_string()));
+        let ids = vocab.iter().enumerate().map(|(i, t)| (t.clone(), json!(i)));
+        let added = specials.iter().enumerate().map(|(i, s)| {
+            json!({"id": 6 + i, "content": s, "special": true, "single_word": false, "lstrip": false,
+                   "rstrip": false, "normalized": false})
+        });
+        let json = json!({
+            "version": "1.0",
+            "added_tokens": added.collect::<Vec<_>>(),
+            "model": {"type": "BPE", "vocab": ids.collect::<serde_json::Map<_, _>>(), "merges": []},
+        });
+        Tokenizer::from_hf(json.to_string().as_bytes(), None, None).expect("a tokenizer")
+    }
+
+    #[test]
+    fn the_gap_is_marked_as_the_model_learned_it() {
+        let qwen = tokenizer(&["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]);
+        assert_eq!(find(&qwen).expect("markers").prompt(&qwen, "ab", "c"), [6, 0, 1, 7, 2, 8]);
+        let codestral = tokenizer(&["[PREFIX]", "[SUFFIX]"]);
+        assert_eq!(find(&codestral).expect("markers").prompt(&codestral, "ab", "c"), [7, 2, 6, 0, 1]);
+    }
+
+    #[test]
+    fn a_vocabulary_without_markers_is_refused() {
+        let error = find(&tokenizer(&["<|fim_prefix|>", "<|fim_suffix|>"])).expect_err("no middle");
+        assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("suffix")));
+    }
+}

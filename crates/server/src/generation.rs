@@ -4,7 +4,9 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::openai::{SamplingFields, StreamOptions, Totals};
+use crate::sizes::Sizes;
 use realizar_engine::{Constraint, SamplingParams, TextEvent, TextParams, TextStream};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 /// What to generate from every prompt of a request; checked, but for what only the engine knows.
@@ -69,7 +71,8 @@ impl Plan {
             Ok(Some(app.engine.submit(request, &self.stops)?))
         });
         let streams = streams.collect::<Result<_>>()?;
-        Ok(Generation { streams, n: self.n as usize, next: 0, totals: Totals::default() })
+        let (totals, sizes) = (Totals::default(), app.sizes.clone());
+        Ok(Generation { streams, n: self.n as usize, next: 0, totals, sizes })
     }
 }
 
@@ -81,6 +84,7 @@ pub(crate) struct Generation {
     /// Whose turn it is to be asked first.
     next: usize,
     totals: Totals,
+    sizes: Arc<Sizes>,
 }
 
 impl Generation {
@@ -107,6 +111,8 @@ impl Generation {
                     self.next = (i + 1) % n;
                     if let TextEvent::Finished { usage, timings, .. } = &event {
                         self.totals.add(i, *usage, *timings);
+                        self.sizes.prompt.record(usage.prompt_tokens);
+                        self.sizes.generated.record(usage.completion_tokens);
                     }
                     return Poll::Ready(Some(Ok((i, event))));
                 }

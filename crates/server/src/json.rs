@@ -77,12 +77,12 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
             ApiError::invalid(format!("the body is not valid JSON: {}", error.inner())).code("invalid_json")
         );
     }
+    if bytes.trim_ascii_start().first() != Some(&b'{') {
+        return Err(ApiError::invalid("the body must be a JSON object").code("invalid_type"));
+    }
     // Fields that several requests share are flattened into them, which loses their names.
-    let error = if name(&error).is_some() {
-        error
-    } else {
-        path_parse::<SamplingFields>(bytes).err().unwrap_or(error)
-    };
+    let shared = || path_parse::<SamplingFields>(bytes).err().filter(|e| name(e).is_some());
+    let error = if name(&error).is_some() { error } else { shared().unwrap_or(error) };
     let reason = reason(error.inner());
     Err(match name(&error) {
         Some(field) => ApiError::invalid_param(&field, format!("{field}: {reason}")).code("invalid_type"),
@@ -118,7 +118,7 @@ mod tests {
 
     #[track_caller]
     fn refused(body: &[u8], param: Option<&str>, part: &str) {
-        let error = parse::<CompletionRequest>(body).err().expect("an error");
+        let error = parse::<CompletionRequest>(body).expect_err("an error");
         assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, param), "{}", error.message);
         assert!(error.message.contains(part), "{part:?} in {:?}", error.message);
     }
@@ -148,7 +148,7 @@ mod tests {
             refused(body, None, "not valid JSON");
         }
         refused(b"{\"prompt\": \"\xff\"}", None, "byte 12");
-        refused(br#"[1]"#, None, "");
+        refused(br#"[1]"#, None, "must be a JSON object");
         refused(br#"{}"#, None, "missing field `prompt`");
     }
 

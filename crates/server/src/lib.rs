@@ -18,6 +18,7 @@ mod openai;
 mod request_id;
 mod routes;
 mod server;
+mod sizes;
 mod sse;
 
 pub use config::Config;

@@ -27,6 +27,26 @@ pub(super) fn activate(pool: &Pool, isa: Isa, x: &mut Tensor<Cpu>, f: Activation
     parallel::rows(pool, x.floats_mut(), n, |_, x| unsafe { dispatch(isa, Activate { x, f }) });
 }
 
+/// `x = cap · tanh(x / cap)`.
+pub(super) fn softcap(pool: &Pool, isa: Isa, x: &mut Tensor<Cpu>, cap: f32) {
+    // SAFETY: the processor has `isa`; the kernel has no pointers of its own.
+    parallel::pieces(pool, x.floats_mut(), |_, x| unsafe { dispatch(isa, Softcap { x, cap }) });
+}
+
+struct Softcap<'a> {
+    x: &'a mut [f32],
+    cap: f32,
+}
+
+impl Kernel for Softcap<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for x in self.x {
+            *x = self.cap * tanh(*x / self.cap);
+        }
+    }
+}
+
 struct Gated<'a> {
     y: &'a mut [f32],
     gate: &'a [f32],

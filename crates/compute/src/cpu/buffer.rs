@@ -1,21 +1,14 @@
 //! Host memory of tensors: zeroed, aligned to cache lines, read as numbers or as bytes.
 
 use super::Cpu;
+use super::memory::Memory;
 use crate::{DType, DeviceMemory, Error, Result, Tensor};
 
-/// One cache line, so that vectors of any instruction set can be aligned.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-pub(super) struct Line([u8; 64]);
-
 /// Memory of a tensor of the [`Cpu`] backend.
-pub struct Buffer {
-    lines: Vec<Line>,
-    len: usize,
-}
+pub struct Buffer(Memory);
 
 impl Buffer {
-    /// Zeros; the system hands the pages out when they are first written.
+    /// Zeros.
     pub(super) fn zeros(dtype: DType, shape: &[usize]) -> Result<Self> {
         let row = shape.last().copied().unwrap_or(1);
         let rows = shape.iter().rev().skip(1).try_fold(1usize, |n, &d| n.checked_mul(d));
@@ -25,25 +18,19 @@ impl Buffer {
             len: row,
             block_len: dtype.block_len(),
         })?;
-        let out_of_memory = |requested| Error::OutOfMemory {
-            device: "cpu".into(),
-            what: format!("{dtype} {shape:?}"),
-            requested,
-        };
-        let len = rows.and_then(|r| r.checked_mul(row_bytes)).ok_or_else(|| out_of_memory(usize::MAX))?;
-        let lines =
-            bytemuck::allocation::try_zeroed_vec(len.div_ceil(64)).map_err(|()| out_of_memory(len))?;
-        Ok(Self { lines, len })
+        // A size that overflows is more than there is.
+        let len = rows.and_then(|r| r.checked_mul(row_bytes)).unwrap_or(usize::MAX);
+        Ok(Self(Memory::zeroed(len, || format!("{dtype} {shape:?}"))?))
     }
 
     /// All bytes.
     pub fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.len]
+        self.0.as_slice()
     }
 
     /// All bytes, to write to.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+        self.0.as_mut_slice()
     }
 }
 

@@ -16,9 +16,9 @@ pub(super) fn embed(pool: &Pool, y: &mut Tensor<Cpu>, table: &Matrix, tokens: &[
     });
 }
 
-pub(super) fn add_positions(x: &mut Tensor<Cpu>, table: &Tensor<Cpu>, positions: &[u32]) {
-    let n = x.row_len();
-    for (row, &p) in x.floats_mut().chunks_exact_mut(n).zip(positions) {
-        row.iter_mut().zip(&table.floats()[p as usize * n..][..n]).for_each(|(x, w)| *x += w);
-    }
+pub(super) fn add_positions(pool: &Pool, x: &mut Tensor<Cpu>, table: &Tensor<Cpu>, positions: &[u32]) {
+    let (n, table) = (x.row_len(), table.floats());
+    parallel::rows(pool, x.floats_mut(), n, |i, row| {
+        row.iter_mut().zip(&table[positions[i] as usize * n..][..n]).for_each(|(x, w)| *x += w);
+    });
 }

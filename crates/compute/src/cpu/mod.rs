@@ -9,6 +9,7 @@ mod buffer;
 mod embed;
 pub mod isa;
 pub mod matmul;
+mod memory;
 mod moe;
 mod norm;
 mod parallel;
@@ -143,7 +144,7 @@ impl Backend for Cpu {
     }
 
     fn add_positions(&self, x: &mut Tensor<Self>, table: &Tensor<Self>, batch: &HostBatch) -> Result<()> {
-        embed::add_positions(x, table, batch.positions());
+        embed::add_positions(&self.pool, x, table, batch.positions());
         Ok(())
     }
 
@@ -159,19 +160,21 @@ impl Backend for Cpu {
     }
 
     fn norm(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
-        assert_eq!(y.shape(), x.shape());
-        y.floats_mut().copy_from_slice(x.floats());
-        self.norm_in_place(y, norm)
+        norm::norm(&self.pool, self.options.isa, y, x, norm);
+        Ok(())
     }
 
     fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
-        norm::norm(&self.pool, self.options.isa, x, norm);
+        norm::norm_in_place(&self.pool, self.options.isa, x, norm);
         Ok(())
     }
 
     fn add(&self, y: &mut Tensor<Self>, x: &Tensor<Self>) -> Result<()> {
         assert_eq!(y.shape(), x.shape());
-        y.floats_mut().iter_mut().zip(x.floats()).for_each(|(y, x)| *y += x);
+        let x = x.floats();
+        parallel::pieces(&self.pool, y.floats_mut(), |start, y| {
+            y.iter_mut().zip(&x[start..]).for_each(|(y, x)| *y += x);
+        });
         Ok(())
     }
 
@@ -234,14 +237,16 @@ impl Backend for Cpu {
 
     fn select_rows(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, batch: &HostBatch) -> Result<()> {
         let n = x.row_len();
-        for (y, &t) in y.floats_mut().chunks_exact_mut(n).zip(batch.logit_tokens()) {
-            y.copy_from_slice(&x.floats()[t as usize * n..][..n]);
-        }
+        let (x, tokens) = (x.floats(), batch.logit_tokens());
+        assert_eq!(y.rows(), tokens.len());
+        parallel::rows(&self.pool, y.floats_mut(), n, |i, y| {
+            y.copy_from_slice(&x[tokens[i] as usize * n..][..n]);
+        });
         Ok(())
     }
 
     fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {
-        x.floats_mut().iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+        activation::softcap(&self.pool, self.options.isa, x, cap);
         Ok(())
     }
 
@@ -255,7 +260,7 @@ impl Backend for Cpu {
     }
 
     fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()> {
-        x.floats_mut().iter_mut().for_each(|x| *x *= factor);
+        parallel::pieces(&self.pool, x.floats_mut(), |_, x| x.iter_mut().for_each(|x| *x *= factor));
         Ok(())
     }
 }

@@ -30,6 +30,19 @@ impl<T> Shared<T> {
 /// Below this many elements the threads' barrier costs more than it saves.
 const MIN_ELEMENTS: usize = 16 * 1024;
 
+/// Calls `f(start, elements)` for all elements of `y` in pieces, each from `start` on.
+pub(super) fn pieces(pool: &Pool, y: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
+    if y.len() < MIN_ELEMENTS {
+        return f(0, y);
+    }
+    let n = y.len();
+    let y = Shared::new(y);
+    pool.for_each_chunk(n, MIN_ELEMENTS / 2, |range| {
+        // SAFETY: ranges do not overlap, and each is visited once.
+        f(range.start, unsafe { y.slice(range.start, range.len()) });
+    });
+}
+
 /// Calls `f(row, elements of that row)` for every row of `y`.
 pub(super) fn rows(pool: &Pool, y: &mut [f32], row_len: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
     if row_len == 0 {

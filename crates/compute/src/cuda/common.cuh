@@ -12,6 +12,10 @@
 #include <cstdint>
 #define KERNEL(name, Args, max_threads) \
   extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Args a)
+// Two blocks at a time on a multiprocessor.
+#define KERNEL_2(name, Args, max_threads) \
+  extern "C" __global__ void __launch_bounds__(max_threads, 2) name(const __grid_constant__ Args a)
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #endif
 
 #define DEVICE __device__ __forceinline__

@@ -1,7 +1,7 @@
 // Rows of a weight matrix as floats: for the embedding, and for products that read a slab of weights many times.
 //
 // A block writes 1024 elements of one row, a thread 8 of them. Moves: the row's bytes in, 4 bytes per element out.
-#include "quant.cuh"
+#include "packed.cuh"
 
 struct DequantizeArgs {
   float* y;               // [n_rows, n], one row per blockIdx.x
@@ -14,15 +14,16 @@ struct DequantizeArgs {
   float scale;
 };
 
-template <class Q>
-DEVICE void dequantize(const DequantizeArgs& a) {
+// `load` decodes eight weights of a row.
+template <class Load>
+DEVICE void dequantize(const DequantizeArgs& a, Load load) {
   ptx::wait_for_previous_kernel();
   const int n = a.n, k = (blockIdx.y * 128 + threadIdx.x) * 8;
   if (k >= n) return;
   uint32_t row = a.rows ? a.rows[blockIdx.x] : blockIdx.x;
   if (row >= a.n_w_rows) row = a.n_w_rows - 1;
   float w[8];
-  load8<Q>(w, a.w + row * a.row_bytes, k, n, a.codebook);
+  load(w, a.w + row * a.row_bytes, k, n, a.codebook);
   float* y = a.y + static_cast<size_t>(blockIdx.x) * n;
 #pragma unroll
   for (int j = 0; j < 8; j++) {
@@ -31,5 +32,11 @@ DEVICE void dequantize(const DequantizeArgs& a) {
 }
 
 #define DEQUANTIZE(Q) \
-  KERNEL(dequantize_##Q, DequantizeArgs, 128) { dequantize<Q>(a); }
+  KERNEL(dequantize_##Q, DequantizeArgs, 128) { dequantize(a, load8<Q>); }
 FOR_EACH_QUANT(DEQUANTIZE)
+
+#define DEQUANTIZE_PACKED(P)                                                                    \
+  KERNEL(dequantize_##P, DequantizeArgs, 128) {                                                 \
+    dequantize(a, [](float* y, const uint8_t* row, int k, int n, const void*) { P::load8(y, row, k, n); }); \
+  }
+FOR_EACH_PACKED(DEQUANTIZE_PACKED)

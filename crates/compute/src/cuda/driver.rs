@@ -59,8 +59,8 @@ pub trait Driver: Send + Sync {
     /// Memory now.
     fn memory(&self) -> DeviceMemory;
 
-    /// The kernel `name` of an image.
-    fn function(&self, image: &Image, name: &str) -> Result<Function>;
+    /// The kernel `name` of an image, which may be launched with up to `shared_bytes` of dynamic shared memory (48 KiB at least).
+    fn function(&self, image: &Image, name: &str, shared_bytes: u32) -> Result<Function>;
 
     /// New memory with unspecified contents, aligned to 16 bytes at least.
     ///

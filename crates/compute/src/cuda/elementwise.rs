@@ -18,7 +18,7 @@ struct Args {
 }
 
 /// The number that the kernels know a function by.
-fn code(f: Activation) -> u32 {
+pub(super) fn code(f: Activation) -> u32 {
     match f {
         Activation::Silu => 0,
         Activation::GeluTanh => 1,

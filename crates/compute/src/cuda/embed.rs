@@ -1,9 +1,16 @@
 //! Launches that decode rows of weights: the embedding, and slabs for products.
 
-use super::driver::DevicePtr;
-use super::matrix::{Matrix, Part};
+use super::driver::{DevicePtr, Function};
+use super::matrix::{Layout, Matrix, Part};
 use super::{Cuda, StagedBatch};
 use crate::{Result, Tensor};
+
+fn decoder(cuda: &Cuda, part: &Part) -> Function {
+    match part.layout {
+        Layout::Blocks => cuda.kernels.of_type(part.dtype).dequantize,
+        Layout::Packed => cuda.kernels.of_packed(part.dtype).dequantize,
+    }
+}
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -37,7 +44,7 @@ pub(super) fn embed(
         n_w_rows: part.n_out as u32,
         scale,
     };
-    let f = cuda.kernels.of_type(part.dtype).dequantize;
+    let f = decoder(cuda, part);
     // SAFETY: y has a row for each token of the batch; the kernel keeps to the rows of the table.
     unsafe { cuda.launch(f, [y.rows(), table.n_in.div_ceil(1024), 1], 128, &args) }
 }
@@ -62,7 +69,7 @@ pub(super) fn dequantize(
         n_w_rows: n_rows as u32,
         scale: 1.0,
     };
-    let f = cuda.kernels.of_type(part.dtype).dequantize;
+    let f = decoder(cuda, part);
     // SAFETY: the caller's y has room for the rows, which the part has.
     unsafe { cuda.launch(f, [n_rows, n_in.div_ceil(1024), 1], 128, &args) }
 }

@@ -181,7 +181,7 @@ impl Driver for Gpu {
         }
     }
 
-    fn function(&self, image: &Image, name: &str) -> Result<Function> {
+    fn function(&self, image: &Image, name: &str, shared_bytes: u32) -> Result<Function> {
         self.bind()?;
         let mut modules = lock(&self.modules);
         let module = match modules.get(image.name) {
@@ -200,7 +200,14 @@ impl Driver for Gpu {
         let c_name = CString::new(name).expect("kernel names have no zeros");
         // SAFETY: the module is loaded and stays so as long as this.
         let f = unsafe { result::module::get_function(module, c_name) };
-        Ok(Function(self.check(&format!("finding the kernel {name}"), f)? as usize))
+        let f = self.check(&format!("finding the kernel {name}"), f)?;
+        if shared_bytes > 48 << 10 {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function was just found.
+            let set = unsafe { result::function::set_function_attribute(f, attribute, shared_bytes as i32) };
+            self.check(&format!("shared memory for the kernel {name}"), set)?;
+        }
+        Ok(Function(f as usize))
     }
 
     fn allocate(&self, bytes: usize, what: &str) -> Result<DevicePtr> {

@@ -13,7 +13,13 @@ macro_rules! images {
         };
     )*};
 }
-images!(attention dequantize elementwise matmul moe norm rope);
+images!(attention dequantize elementwise matmul matvec moe norm repack rope);
+
+/// Dynamic shared memory that the fused products may ask for, in bytes; two blocks of a multiprocessor have it.
+pub(super) const MATVEC_SHARED: u32 = 96 << 10;
+
+/// Element types that are repacked when they are loaded.
+pub(super) const PACKED: [DType; 5] = [DType::Q4_0, DType::Q8_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
 
 /// Element types that a cache may have.
 const CACHE_TYPES: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0];
@@ -31,14 +37,25 @@ pub(super) struct Kernels {
     pub(super) norm_rows: Function,
     pub(super) rope_angles: Function,
     pub(super) gemm: Function,
+    pub(super) matvec: Function,
     pub(super) moe_route: Function,
     pub(super) moe_group: Function,
     pub(super) moe_combine: Function,
     pub(super) attention_merge: Function,
+    /// In the order of [`PACKED`].
+    by_packed: Vec<PackedKernels>,
     /// Indexed by element type.
     by_type: Vec<TypeKernels>,
     /// In the order of [`CACHE_TYPES`].
     by_cache: Vec<CacheKernels>,
+}
+
+/// Kernels for one packed layout.
+#[derive(Clone, Copy)]
+pub(super) struct PackedKernels {
+    pub(super) repack: Function,
+    pub(super) dequantize: Function,
+    pub(super) gemv_8: Function,
 }
 
 /// Kernels that read weights of one type.
@@ -60,12 +77,19 @@ pub(super) struct CacheKernels {
 
 impl Kernels {
     pub(super) fn load(driver: &dyn Driver) -> Result<Self> {
-        let f = |image: &Image, name: &str| driver.function(image, name);
+        let f = |image: &Image, name: &str| driver.function(image, name, 0);
         let by_type = QUANTS.iter().map(|s| {
             Ok(TypeKernels {
                 dequantize: f(&dequantize, &format!("dequantize_{}", s.name))?,
                 gemv_1: f(&matmul, &format!("gemv_1_{}", s.name))?,
                 gemv_8: f(&matmul, &format!("gemv_8_{}", s.name))?,
+            })
+        });
+        let by_packed = PACKED.iter().map(|t| {
+            Ok(PackedKernels {
+                repack: f(&repack, &format!("repack_Packed_{t}"))?,
+                dequantize: f(&dequantize, &format!("dequantize_Packed_{t}"))?,
+                gemv_8: f(&matmul, &format!("gemv_8_Packed_{t}"))?,
             })
         });
         let by_cache = CACHE_TYPES.iter().map(|t| {
@@ -86,13 +110,20 @@ impl Kernels {
             norm_rows: f(&norm, "norm_rows")?,
             rope_angles: f(&rope, "rope_angles")?,
             gemm: f(&matmul, "gemm")?,
+            matvec: driver.function(&matvec, "matvec", MATVEC_SHARED)?,
             moe_route: f(&moe, "moe_route")?,
             moe_group: f(&moe, "moe_group")?,
             moe_combine: f(&moe, "moe_combine")?,
             attention_merge: f(&attention, "attention_merge")?,
+            by_packed: by_packed.collect::<Result<_>>()?,
             by_type: by_type.collect::<Result<_>>()?,
             by_cache: by_cache.collect::<Result<_>>()?,
         })
+    }
+
+    pub(super) fn of_packed(&self, dtype: DType) -> PackedKernels {
+        let i = PACKED.iter().position(|&t| t == dtype);
+        self.by_packed[i.expect("a packed type")]
     }
 
     pub(super) fn of_type(&self, dtype: DType) -> TypeKernels {

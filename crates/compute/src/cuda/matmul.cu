@@ -6,7 +6,7 @@
 //
 // gemm: a block owns 128 x 128 outputs, a thread 8 x 8 of them; 8 steps of k at a time pass through shared memory (8 KiB). Its
 // weights are floats (dequantized in slabs).
-#include "quant.cuh"
+#include "packed.cuh"
 
 // Rows of x that one pass over an expert's weights serves.
 struct Tile {
@@ -28,8 +28,9 @@ struct GemvArgs {
   uint32_t n_in, n_out, m, y_stride;
 };
 
-template <class Q, int M>
-DEVICE void gemv(const GemvArgs& a) {
+// `load` decodes eight weights of a row.
+template <int M, class Load>
+DEVICE void gemv(const GemvArgs& a, Load load) {
   ptx::wait_for_previous_kernel();
   const int n_in = a.n_in;
   const uint32_t lane = threadIdx.x % 32, out = blockIdx.x * 4 + threadIdx.x / 32;
@@ -47,7 +48,7 @@ DEVICE void gemv(const GemvArgs& a) {
   float sum[M] = {};
   for (int k = lane * 8; k < n_in; k += 256) {
     float w[8];
-    load8<Q>(w, row, k, n_in, a.codebook);
+    load(w, row, k, n_in, a.codebook);
 #pragma unroll
     for (int j = 0; j < M; j++) {
       if (j < count) {
@@ -68,10 +69,16 @@ DEVICE void gemv(const GemvArgs& a) {
   }
 }
 
-#define GEMV(Q)                                           \
-  KERNEL(gemv_1_##Q, GemvArgs, 128) { gemv<Q, 1>(a); }    \
-  KERNEL(gemv_8_##Q, GemvArgs, 128) { gemv<Q, 8>(a); }
+#define GEMV(Q)                                                  \
+  KERNEL(gemv_1_##Q, GemvArgs, 128) { gemv<1>(a, load8<Q>); }    \
+  KERNEL(gemv_8_##Q, GemvArgs, 128) { gemv<8>(a, load8<Q>); }
 FOR_EACH_QUANT(GEMV)
+
+#define GEMV_PACKED(P)                                                                                     \
+  KERNEL(gemv_8_##P, GemvArgs, 128) {                                                                      \
+    gemv<8>(a, [](float* y, const uint8_t* row, int k, int n, const void*) { P::load8(y, row, k, n); });   \
+  }
+FOR_EACH_PACKED(GEMV_PACKED)
 
 struct GemmArgs {
   float* y;           // [m, y_stride], and this slab's outputs from 0 on

@@ -1,7 +1,8 @@
 //! Launches of products with weights.
 
 use super::driver::DevicePtr;
-use super::matrix::{Matrix, Part};
+use super::matrix::{Layout, Matrix, Part};
+use super::matvec::{self, Epilogue};
 use super::{Cuda, embed};
 use crate::{DType, Result, Tensor};
 
@@ -56,6 +57,9 @@ pub(super) fn matmul(
     assert_eq!(w.n_experts, 1);
     assert!(bias.is_none_or(|b| b.len() == w.n_out), "a bias for {} outputs", w.n_out);
     let m = x.rows();
+    if let Some(plan) = matvec::plan(cuda, w, m) {
+        return plan.run(cuda, y.ptr(), x.ptr(), None, bias, Epilogue::Store);
+    }
     let (y, x, bias) = (y.ptr(), x.ptr(), bias.map(Tensor::ptr));
     for part in &w.parts {
         let y = y.offset(4 * part.first_out);
@@ -89,11 +93,18 @@ pub(super) fn gemv(
     part: &Part,
     rows: Rows,
 ) -> Result<()> {
-    let kernels = cuda.kernels.of_type(part.dtype);
+    let (gemv_1, gemv_8) = match part.layout {
+        Layout::Blocks => {
+            let kernels = cuda.kernels.of_type(part.dtype);
+            (kernels.gemv_1, kernels.gemv_8)
+        }
+        // One row of these is `matvec`'s.
+        Layout::Packed => [cuda.kernels.of_packed(part.dtype).gemv_8; 2].into(),
+    };
     let (f, n_tiles, m, tiles, x_rows) = match rows {
-        Rows::All { m: 1 } => (kernels.gemv_1, 1, 1, DevicePtr::NULL, DevicePtr::NULL),
-        Rows::All { m } => (kernels.gemv_8, m.div_ceil(TILE_ROWS), m, DevicePtr::NULL, DevicePtr::NULL),
-        Rows::Tiles { tiles, n_tiles, x_rows } => (kernels.gemv_8, n_tiles, 0, tiles, x_rows),
+        Rows::All { m: 1 } => (gemv_1, 1, 1, DevicePtr::NULL, DevicePtr::NULL),
+        Rows::All { m } => (gemv_8, m.div_ceil(TILE_ROWS), m, DevicePtr::NULL, DevicePtr::NULL),
+        Rows::Tiles { tiles, n_tiles, x_rows } => (gemv_8, n_tiles, 0, tiles, x_rows),
     };
     let args = GemvArgs {
         y,

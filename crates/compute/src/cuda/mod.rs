@@ -14,6 +14,7 @@ mod gpu;
 mod kernels;
 mod matmul;
 mod matrix;
+mod matvec;
 mod moe;
 mod norm;
 mod rope;
@@ -30,6 +31,7 @@ use buffer::Scratch;
 use driver::{Driver, Function, Graph, Grid};
 use kernels::Kernels;
 use matrix::Codebooks;
+use matvec::Epilogue;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -94,12 +96,28 @@ impl Cuda {
     /// # Safety
     /// `args` is the struct that the kernel takes, and its pointers are valid for what the kernel reads and writes.
     unsafe fn launch<A: Copy>(&self, f: Function, blocks: [usize; 3], threads: u32, args: &A) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.launch_shared(f, blocks, threads, 0, args) }
+    }
+
+    /// As `launch`, with dynamic shared memory.
+    ///
+    /// # Safety
+    /// As for `launch`; `shared_bytes` is what the kernel needs.
+    unsafe fn launch_shared<A: Copy>(
+        &self,
+        f: Function,
+        blocks: [usize; 3],
+        threads: u32,
+        shared_bytes: usize,
+        args: &A,
+    ) -> Result<()> {
         if blocks.contains(&0) {
             return Ok(());
         }
         let blocks = blocks.map(|n| u32::try_from(n).expect("a grid's blocks fit 32 bits"));
         assert!(blocks[1] < 1 << 16 && blocks[2] < 1 << 16, "a grid of {blocks:?}");
-        let grid = Grid { blocks, threads, shared_bytes: 0 };
+        let grid = Grid { blocks, threads, shared_bytes: shared_bytes as u32 };
         // SAFETY: by this function's contract.
         unsafe { self.driver.launch(f, grid, std::ptr::from_ref(args).cast()) }
     }
@@ -163,7 +181,7 @@ impl Backend for Cuda {
     }
 
     fn matrix(&self, parts: Vec<MatrixPart>) -> Result<Matrix> {
-        Matrix::new(&self.driver, &self.codebooks, parts)
+        Matrix::new(self, parts)
     }
 
     fn matrix_bytes(&self, w: &Matrix) -> usize {
@@ -237,17 +255,6 @@ impl Backend for Cuda {
         elementwise::each(self, self.kernels.add, y, Some(x), None, 0.0)
     }
 
-    fn add_norm(
-        &self,
-        y: &mut Tensor<Self>,
-        residual: &mut Tensor<Self>,
-        x: &Tensor<Self>,
-        norm: &Norm<Self>,
-    ) -> Result<()> {
-        assert_eq!((y.shape(), residual.shape()), (x.shape(), x.shape()));
-        norm::norm(self, y.ptr(), x, Some(residual), norm)
-    }
-
     fn matmul(
         &self,
         y: &mut Tensor<Self>,
@@ -256,6 +263,64 @@ impl Backend for Cuda {
         bias: Option<&Tensor<Self>>,
     ) -> Result<()> {
         matmul::matmul(self, y, x, w, bias)
+    }
+
+    fn norm_matmul(
+        &self,
+        y: &mut Tensor<Self>,
+        normed: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        norm: &Norm<Self>,
+        w: &Matrix,
+        bias: Option<&Tensor<Self>>,
+    ) -> Result<()> {
+        assert_eq!((x.row_len(), y.row_len(), x.rows()), (w.n_in, w.n_out, y.rows()));
+        match matvec::plan(self, w, x.rows()).filter(|_| matvec::can_fuse(norm, w)) {
+            Some(plan) => plan.run(self, y.ptr(), x.ptr(), Some(norm), bias, Epilogue::Store),
+            None => {
+                self.norm(normed, x, norm)?;
+                self.matmul(y, normed, w, bias)
+            }
+        }
+    }
+
+    fn matmul_add(
+        &self,
+        y: &mut Tensor<Self>,
+        product: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        w: &Matrix,
+        bias: Option<&Tensor<Self>>,
+    ) -> Result<()> {
+        assert_eq!((x.row_len(), y.row_len(), x.rows()), (w.n_in, w.n_out, y.rows()));
+        match matvec::plan(self, w, x.rows()) {
+            Some(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
+            None => {
+                self.matmul(product, x, w, bias)?;
+                self.add(y, product)
+            }
+        }
+    }
+
+    fn norm_gated_matmul(
+        &self,
+        y: &mut Tensor<Self>,
+        normed: &mut Tensor<Self>,
+        gate_up: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        norm: &Norm<Self>,
+        w: &Matrix,
+        activation: Activation,
+    ) -> Result<()> {
+        assert_eq!((x.row_len(), 2 * y.row_len(), x.rows()), (w.n_in, w.n_out, y.rows()));
+        match matvec::gate_plan(self, w, x.rows()).filter(|_| matvec::can_fuse(norm, w)) {
+            Some(plan) => plan.run(self, y.ptr(), x.ptr(), Some(norm), None, Epilogue::Gate(activation)),
+            None => {
+                self.norm(normed, x, norm)?;
+                self.matmul(gate_up, normed, w, None)?;
+                self.gated(y, gate_up, activation)
+            }
+        }
     }
 
     fn store_kv(

@@ -3,7 +3,7 @@
 use super::*;
 use bytes::Bytes;
 use realizar_compute::quant::QUANTS;
-use realizar_compute::{Activation, MatrixPart, MoeParams, MoeScratch};
+use realizar_compute::{Activation, MatrixPart, MoeParams, MoeScratch, Norm, NormKind};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
@@ -274,4 +274,63 @@ fn a_matrix_whose_bytes_disagree_with_its_shape_is_refused() {
     }
     run(&Reference);
     cpus(Paths::Weights).for_each(run);
+}
+
+/// A product with what stands before or after it.
+#[derive(Debug)]
+struct Fused {
+    parts: Vec<(DType, usize)>,
+    n_in: usize,
+    rows: usize,
+    norm: NormKind,
+    bias: bool,
+}
+
+impl Case for Fused {
+    const PATHS: Paths = Paths::Weights;
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let Self { n_in, rows, .. } = *self;
+        let parts =
+            self.parts.iter().zip(1..).map(|(&(dtype, n_out), seed)| part(dtype, 1, n_out, n_in, seed));
+        let w = b.matrix(parts.collect()).unwrap();
+        let n_out: usize = self.parts.iter().map(|p| p.1).sum();
+        let bias = self.bias.then(|| vector(b, &Random(5).normals(n_out)));
+        let norm = Norm {
+            kind: self.norm,
+            weight: vector(b, &Random(7).normals(n_in)),
+            bias: (self.norm == NormKind::Layer).then(|| vector(b, &Random(8).normals(n_in))),
+            eps: 1e-5,
+        };
+        let x = rows_of(b, &Random(6).normals(rows * n_in), n_in);
+        let mut normed = poisoned(b, rows, n_in);
+        let mut y = poisoned(b, rows, n_out);
+        b.norm_matmul(&mut y, &mut normed, &x, &norm, &w, bias.as_ref()).unwrap();
+        let mut sum = rows_of(b, &Random(9).normals(rows * n_out), n_out);
+        let mut product = poisoned(b, rows, n_out);
+        b.matmul_add(&mut sum, &mut product, &x, &w, bias.as_ref()).unwrap();
+        let mut gated = poisoned(b, rows, n_out / 2);
+        let f = Activation::Silu;
+        b.norm_gated_matmul(&mut gated, &mut normed, &mut product, &x, &norm, &w, f).unwrap();
+        vec![("y", read(b, &mut y)), ("sum", read(b, &mut sum)), ("gated", read(b, &mut gated))]
+    }
+
+    fn tolerance(&self, exact: bool) -> f64 {
+        // The gated outputs multiply two results.
+        4.0 * self.parts.iter().map(|p| tolerance(p.0, exact)).fold(0.0, f64::max)
+    }
+}
+
+#[test]
+fn products_with_what_stands_around_them() {
+    use DType::*;
+    for dtype in [F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q3_K] {
+        for (parts, n_in, rows) in [(vec![16, 16], 256, 1), (vec![30, 30], 768, 3), (vec![44], 1792, 9)] {
+            let parts = parts.into_iter().map(|n| (dtype, n)).collect();
+            let norm = if rows == 9 { NormKind::Layer } else { NormKind::Rms };
+            check(&[Fused { parts, n_in, rows, norm, bias: rows == 3 }]);
+        }
+    }
+    let parts = vec![(Q4_K, 64), (Q4_K, 16), (Q6_K, 16)];
+    check(&[Fused { parts, n_in: 512, rows: 2, norm: NormKind::Rms, bias: true }]);
 }

@@ -5,7 +5,7 @@ use crate::metadata::{Metadata, Strings};
 use crate::rope::{RopeScaling, yarn_magnitude};
 use crate::source::TensorSource;
 use crate::tokenizer::write_gguf::{self, HfFiles};
-use crate::{Error, Result};
+use crate::{Error, Result, SamplingHints};
 use realizar_compute::{Activation, NormKind};
 use serde_json::Value as Json;
 
@@ -31,6 +31,7 @@ pub(super) fn metadata(source: &dyn TensorSource, c: &ModelConfig) -> Result<Met
     rotation(&mut m, arch, c, source)?;
     tokenizer(&mut m, c, source)?;
     chat_templates(&mut m, source)?;
+    SamplingHints::read(source)?.write_gguf(&mut m)?;
     Ok(m)
 }
 

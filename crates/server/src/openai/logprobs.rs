@@ -2,8 +2,7 @@
 
 use realizar_engine::TokenInfo;
 use realizar_model::tokenizer::Tokenizer;
-use serde::Serialize;
-use serde_json::{Map, Value};
+use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
 /// Log-probabilities of a chat answer's tokens.
@@ -46,9 +45,19 @@ pub(crate) struct CompletionLogprobs {
     pub(crate) token_logprobs: Vec<Option<f32>>,
     /// The likeliest tokens in each place and their log-probabilities; null where none were asked for.
     #[schema(value_type = Vec<Option<Object>>)]
-    pub(crate) top_logprobs: Vec<Option<Map<String, Value>>>,
+    pub(crate) top_logprobs: Vec<Option<ByToken>>,
     /// Where each token begins in the text, in characters.
     pub(crate) text_offset: Vec<usize>,
+}
+
+/// Log-probabilities by the token's text, likeliest first; an object in JSON.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ByToken(Vec<(String, f32)>);
+
+impl Serialize for ByToken {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(text, logprob)| (text, logprob)))
+    }
 }
 
 /// Probabilities of zero have a logarithm that JSON cannot write.
@@ -78,8 +87,15 @@ impl CompletionLogprobs {
     pub(crate) fn push(&mut self, tokenizer: &Tokenizer, info: &TokenInfo, offset: usize) {
         self.tokens.push(text_of(tokenizer, info.id).0);
         self.token_logprobs.push(info.logprob.map(finite));
-        let top = info.top_logprobs.iter().map(|&(id, p)| (text_of(tokenizer, id).0, Value::from(finite(p))));
-        self.top_logprobs.push((!info.top_logprobs.is_empty()).then(|| top.collect()));
+        let mut top = ByToken(Vec::new());
+        for &(id, logprob) in &info.top_logprobs {
+            let text = text_of(tokenizer, id).0;
+            // Of several tokens with the same text, the likeliest.
+            if top.0.iter().all(|(t, _)| *t != text) {
+                top.0.push((text, finite(logprob)));
+            }
+        }
+        self.top_logprobs.push((!info.top_logprobs.is_empty()).then_some(top));
         self.text_offset.push(offset);
     }
     /// Adds what another list has.

@@ -22,7 +22,7 @@ use std::sync::Arc;
 ///
 /// With `stream`, the answer comes as server-sent events, each with the news as JSON; the last is `[DONE]`.
 #[utoipa::path(
-    post, path = "/v1/chat/completions", tag = "generation", request_body = ChatRequest,
+    post, path = "/v1/chat/completions", operation_id = "chat_completion", tag = "generation", request_body = ChatRequest,
     responses(
         (status = 200, description = "The answer", content(
             (Answer<ChatChoice> = "application/json"), (Chunk<ChatPiece> = "text/event-stream"))),

@@ -25,7 +25,7 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 ///
 /// With `stream`, the answer comes as server-sent events, each with the news as JSON; the last is `[DONE]`.
 #[utoipa::path(
-    post, path = "/v1/completions", tag = "generation", request_body = CompletionRequest,
+    post, path = "/v1/completions", operation_id = "completion", tag = "generation", request_body = CompletionRequest,
     responses(
         (status = 200, description = "The continuations", content(
             (Answer<CompletionChoice> = "application/json"), (Chunk<CompletionChoice> = "text/event-stream"))),
@@ -70,10 +70,12 @@ fn plan(app: &App, caller: Caller, request: &CompletionRequest) -> Result<Plan> 
 }
 
 /// Token ids of each prompt and, if they are to be echoed, their texts.
-fn prompts(app: &App, request: &CompletionRequest) -> Result<(Vec<Vec<u32>>, Option<Vec<String>>)> {
+type Prompts = (Vec<Vec<u32>>, Option<Vec<String>>);
+
+fn prompts(app: &App, request: &CompletionRequest) -> Result<Prompts> {
     let echo = request.echo.unwrap_or(false);
     let tokenizer = app.engine.tokenizer();
-    let of_texts = |texts: &[String]| -> Result<_> {
+    let of_texts = |texts: &[String]| -> Result<Prompts> {
         let ids = match &request.suffix {
             None => texts.iter().map(|text| app.engine.encode_prompt(text)).collect(),
             Some(suffix) => {
@@ -83,7 +85,7 @@ fn prompts(app: &App, request: &CompletionRequest) -> Result<(Vec<Vec<u32>>, Opt
         };
         Ok((ids, echo.then(|| texts.to_vec())))
     };
-    let of_ids = |lists: &[Vec<u32>]| -> Result<_> {
+    let of_ids = |lists: &[Vec<u32>]| -> Result<Prompts> {
         if request.suffix.is_some() {
             return Err(ApiError::invalid_param("suffix", "a suffix needs a prompt that is text"));
         }

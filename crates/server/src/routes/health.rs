@@ -33,7 +33,7 @@ fn condition(app: &App) -> Condition {
 ///
 /// Fails only when the engine has died and the process should be restarted.
 #[utoipa::path(
-    get, path = "/health", tag = "operation",
+    get, path = "/health", operation_id = "health", tag = "operation",
     responses(
         (status = 200, description = "It is", body = Condition),
         (status = 503, description = "The engine has died", body = Condition)
@@ -47,7 +47,7 @@ pub(crate) async fn live(State(app): State<Arc<App>>) -> (StatusCode, Json<Condi
 
 /// Does it take requests
 #[utoipa::path(
-    get, path = "/ready", tag = "operation",
+    get, path = "/ready", operation_id = "ready", tag = "operation",
     responses(
         (status = 200, description = "It does", body = Condition),
         (status = 503, description = "It does not, or no longer", body = Condition)

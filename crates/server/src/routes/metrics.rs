@@ -3,9 +3,10 @@
 //! Those named `vllm:…` are what routers of fleets read by default; the rest are our own.
 
 use crate::app::App;
+use crate::sizes::Sizes;
 use axum::extract::State;
 use axum::http::{HeaderName, header};
-use realizar_engine::{Histogram, RunnerInfo, Stats};
+use realizar_engine::{RunnerInfo, Stats};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use std::sync::Arc;
 )]
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> ([(HeaderName, &'static str); 1], String) {
     let client = app.engine.client();
-    let text = render(client.stats(), &client.info(), app.name());
+    let text = render(client.stats(), &app.sizes, &client.info(), app.name());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 
@@ -47,21 +48,20 @@ impl Page {
         self.line(name, "", value);
     }
 
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+    fn histogram(&mut self, name: &str, help: &str, buckets: &[(f64, u64)], sum: f64) {
         self.head(name, "histogram", help);
-        let buckets = histogram.cumulative();
-        for &(bound, count) in &buckets {
+        for &(bound, count) in buckets {
             let le =
                 if bound.is_finite() { format!("{}", (bound * 1e6).round() / 1e6) } else { "+Inf".into() };
             self.line(&format!("{name}_bucket"), &format!("le=\"{le}\""), count as f64);
         }
-        self.line(&format!("{name}_sum"), "", histogram.sum().as_secs_f64());
+        self.line(&format!("{name}_sum"), "", sum);
         // The same reading as the last bucket, which a later one might exceed.
         self.line(&format!("{name}_count"), "", buckets.last().map_or(0, |b| b.1) as f64);
     }
 }
 
-fn render(stats: &Stats, info: &RunnerInfo, model: &str) -> String {
+fn render(stats: &Stats, sizes: &Sizes, info: &RunnerInfo, model: &str) -> String {
     let label =
         format!("model_name=\"{}\"", model.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n"));
     let mut page = Page { text: String::with_capacity(16 << 10), label };
@@ -74,8 +74,8 @@ fn render(stats: &Stats, info: &RunnerInfo, model: &str) -> String {
     p.gauge("vllm:num_requests_waiting", "Sequences that wait now.", stats.waiting.get() as f64);
     p.gauge("vllm:kv_cache_usage_perc", "Share of the cache that sequences use, 0 to 1.", usage);
     p.head("vllm:cache_config_info", "gauge", "Sizes of the cache.");
-    let sizes = format!("block_size=\"{}\",num_gpu_blocks=\"{}\"", info.block_size, info.n_blocks);
-    p.line("vllm:cache_config_info", &sizes, 1.0);
+    let config = format!("block_size=\"{}\",num_gpu_blocks=\"{}\"", info.block_size, info.n_blocks);
+    p.line("vllm:cache_config_info", &config, 1.0);
     p.head("vllm:lora_requests_info", "gauge", "Adapters in use; there are none.");
     let none = "max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"";
     p.line("vllm:lora_requests_info", none, 0.0);
@@ -127,7 +127,15 @@ fn render(stats: &Stats, info: &RunnerInfo, model: &str) -> String {
         ("request", "From arrival to the end.", &stats.total_time),
         ("step", "A step, from its schedule to its commit.", &stats.step_time),
     ] {
-        p.histogram(&format!("realizar_{name}_seconds"), help, histogram);
+        let sum = histogram.sum().as_secs_f64();
+        p.histogram(&format!("realizar_{name}_seconds"), help, &histogram.cumulative(), sum);
+    }
+    for (name, help, histogram) in [
+        ("prompt", "Tokens of the prompt of a finished continuation.", &sizes.prompt),
+        ("generated", "Tokens of a finished continuation.", &sizes.generated),
+    ] {
+        let sum = histogram.sum() as f64;
+        p.histogram(&format!("realizar_request_{name}_tokens"), help, &histogram.cumulative(), sum);
     }
     page.text
 }

@@ -41,7 +41,7 @@ impl Model {
 
 /// List the models
 #[utoipa::path(
-    get, path = "/v1/models", tag = "models",
+    get, path = "/v1/models", operation_id = "list_models", tag = "models",
     responses(
         (status = 200, description = "The models", body = ModelList),
         (status = 401, description = "The key is missing or wrong", body = ErrorBody)
@@ -54,7 +54,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
 
 /// Describe a model
 #[utoipa::path(
-    get, path = "/v1/models/{*model}", tag = "models",
+    get, path = "/v1/models/{*model}", operation_id = "describe_model", tag = "models",
     params(("model" = String, Path, description = "The model's name")),
     responses(
         (status = 200, description = "The model", body = Model),

@@ -24,7 +24,7 @@ pub(crate) fn to_json(document: &OpenApi) -> String {
 
 /// This document
 #[utoipa::path(
-    get, path = "/openapi.json", tag = "operation",
+    get, path = "/openapi.json", operation_id = "openapi", tag = "operation",
     responses((status = 200, description = "The OpenAPI document", body = Object))
 )]
 pub(crate) async fn document(State(app): State<Arc<App>>) -> ([(HeaderName, &'static str); 1], String) {
@@ -33,7 +33,7 @@ pub(crate) async fn document(State(app): State<Arc<App>>) -> ([(HeaderName, &'st
 
 /// A page that shows this document
 #[utoipa::path(
-    get, path = "/docs", tag = "operation",
+    get, path = "/docs", operation_id = "docs", tag = "operation",
     responses((status = 200, description = "The page", body = String, content_type = "text/html"))
 )]
 pub(crate) async fn page() -> Html<&'static str> {

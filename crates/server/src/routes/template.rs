@@ -20,7 +20,7 @@ pub(crate) struct Rendered {
 
 /// Render a conversation by the model's chat template
 #[utoipa::path(
-    post, path = "/apply-template", tag = "tokens", request_body = ChatRequest,
+    post, path = "/apply-template", operation_id = "apply_template", tag = "tokens", request_body = ChatRequest,
     responses((status = 200, description = "The text", body = Rendered), ErrorResponses)
 )]
 pub(crate) async fn apply(

@@ -202,7 +202,7 @@ impl<A: Arithmetic, N: Number> Source<A> for Numbers<N> {
     unsafe fn prefetch<S: Simd>(p: *const u8, step: usize) {
         for i in 0..A::STEP {
             // SAFETY: the caller's promise.
-            unsafe { S::prefetch(p.wrapping_add(i * (step / A::STEP))) }
+            unsafe { S::prefetch_l2(p.wrapping_add(i * (step / A::STEP))) }
         }
     }
 }
@@ -412,6 +412,61 @@ unsafe fn store<S: Simd, const V: usize>(to: *mut f32, stride: usize, sums: [[S:
         for v in 0..V {
             // SAFETY: the caller's promise.
             unsafe { S::store_f32(to.add(r * stride + v * LANES), sums[r][v]) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::isa::Isa;
+    use crate::cpu::simd::{Kernel, dispatch};
+    use half::bf16;
+
+    /// Pairs two vectors as BF16 numbers, and reads BF16 numbers of the second back.
+    struct Pairs<'a> {
+        numbers: &'a [[f32; LANES]; 2],
+        pairs: &'a mut [u32; LANES],
+        wide: &'a mut [f32; LANES],
+    }
+
+    impl Kernel for Pairs<'_> {
+        #[inline(always)]
+        unsafe fn run<S: Simd>(self) {
+            let narrow = self.numbers[1].map(bf16::from_f32);
+            // SAFETY: all arrays have a vector's size.
+            unsafe {
+                let first = S::load_f32(self.numbers[0].as_ptr());
+                let second = S::load_f32(self.numbers[1].as_ptr());
+                S::store(self.pairs.as_mut_ptr().cast(), S::bf16_pairs(first, second));
+                S::store_f32(self.wide.as_mut_ptr(), Bf16Number::load::<S>(narrow.as_ptr().cast()));
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_rounds_to_the_nearest_bf16_number() {
+        let first = std::array::from_fn(|i| (i as f32 - 7.5) * 1.234_567_9e3f32.powi(i as i32 % 5 - 2));
+        // Ties to even, a carry into the exponent, the ends of the range.
+        let bits =
+            [0x3f80_8000, 0x3f81_8000, 0x3fff_ffff, 0x3f80_8001, 0xbf80_7fff, 0x7f7f_0000, 0, 0x8000_0000];
+        let second = std::array::from_fn(|i| f32::from_bits(bits[i % 8]));
+        let numbers = [first, second];
+        for &isa in Isa::available() {
+            let (mut pairs, mut wide) = ([0; LANES], [0.0; LANES]);
+            // SAFETY: the instruction set is available; the kernel has no pointers of its own.
+            unsafe { dispatch(isa, Pairs { numbers: &numbers, pairs: &mut pairs, wide: &mut wide }) }
+            for i in 0..LANES {
+                let [a, b] = numbers.map(|n| u32::from(bf16::from_f32(n[i]).to_bits()));
+                assert_eq!(pairs[i], a | b << 16, "{isa}, lane {i}");
+                assert_eq!(wide[i].to_bits(), b << 16, "{isa}, lane {i}");
+            }
+        }
+        let mut row = numbers.concat();
+        Bf16::encode(&mut row);
+        for (word, pair) in row.iter().zip(numbers.concat().as_chunks::<2>().0) {
+            let [a, b] = pair.map(|x| u32::from(bf16::from_f32(x).to_bits()));
+            assert_eq!(word.to_bits(), a | b << 16);
         }
     }
 }

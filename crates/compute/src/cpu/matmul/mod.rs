@@ -9,7 +9,6 @@
 //! neighbours in the batch, and whether weights were packed ahead or not.
 
 mod activations;
-mod buffer;
 mod float;
 mod int8;
 mod k_scales;
@@ -25,12 +24,12 @@ mod tests;
 pub use activations::Activations;
 
 use super::isa::Isa;
+use super::memory::Memory;
 use super::simd::LANES;
 use super::threads::Pool;
 use crate::backend::MatrixPart;
 use crate::{DType, Error, Result};
 use activations::TILE;
-use buffer::Buffer;
 use bytes::Bytes;
 use int8::Sums;
 use layout::{Args, Layout};
@@ -72,7 +71,7 @@ struct Part {
 
 enum Weights {
     /// Groups of 16 rows: [n_experts, n_groups, group_bytes]
-    Packed(Buffer),
+    Packed(Memory),
     /// Rows as in the file: [n_experts, n_out, row_bytes]
     Rows(Bytes),
 }
@@ -200,7 +199,7 @@ impl Part {
         };
         if options.repack && layout.keeps_size(dtype) && made.group_bytes > 0 {
             let n_groups = n_experts * n_groups;
-            let mut packed = Buffer::zeroed(n_groups * made.group_bytes)?;
+            let mut packed = Memory::zeroed(n_groups * made.group_bytes, || "packed weights".into())?;
             let out = SharedMut(packed.as_mut_slice().as_mut_ptr());
             pool.for_each_chunk(n_groups, 4, |range| {
                 let out = &out;

@@ -55,6 +55,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn prefetch_l2(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn load(p: *const u8) -> I {
         unsafe { [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())] }
     }

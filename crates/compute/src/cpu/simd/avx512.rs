@@ -43,6 +43,11 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
+    unsafe fn prefetch_l2(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn load(p: *const u8) -> __m512i {
         unsafe { _mm512_loadu_si512(p.cast()) }
     }

@@ -40,6 +40,8 @@ pub(crate) trait Simd: Copy {
 
     /// Asks for the line at `p` to come into the cache; `p` may point anywhere.
     unsafe fn prefetch(p: *const u8);
+    /// As [`Simd::prefetch`], but not nearer than the second-level cache: it has more lines on their way at once.
+    unsafe fn prefetch_l2(p: *const u8);
     /// 64 bytes.
     unsafe fn load(p: *const u8) -> Self::I;
     /// Writes 64 bytes.

@@ -46,6 +46,9 @@ impl Simd for Portable {
     unsafe fn prefetch(_p: *const u8) {}
 
     #[inline(always)]
+    unsafe fn prefetch_l2(_p: *const u8) {}
+
+    #[inline(always)]
     unsafe fn load(p: *const u8) -> Self::I {
         // SAFETY: 64 readable bytes by contract.
         map(unsafe { read::<[i32; LANES]>(p) }, i32::from_le)

@@ -1,4 +1,4 @@
-//! Memory for packed weights: zeroed, aligned to the lines that the kernels load, and in large pages where the system
+//! Memory for weights and caches: zeroed, aligned to the lines that the kernels load, and in large pages where the system
 //! gives them.
 //!
 //! Buffers are cut one after the other from slabs of whole large pages. With pages of 4 KiB, decoding one token looks up
@@ -18,8 +18,8 @@ const SLAB: usize = 32 * LARGE_PAGE;
 /// Buffers below this size are allocated alone: they would keep a slab alive that nobody else uses.
 const SMALL: usize = 64 << 10;
 
-/// A zeroed buffer whose address is a multiple of 64.
-pub(super) struct Buffer {
+/// A buffer, zero at first, whose address is a multiple of 64.
+pub(super) struct Memory {
     start: NonNull<u8>,
     len: usize,
     /// Keeps the memory alive.
@@ -27,14 +27,18 @@ pub(super) struct Buffer {
 }
 
 // SAFETY: the buffer is the only one that has these bytes of its slab; shared references only read.
-unsafe impl Send for Buffer {}
+unsafe impl Send for Memory {}
 // SAFETY: as above.
-unsafe impl Sync for Buffer {}
+unsafe impl Sync for Memory {}
 
 /// One allocation, from which buffers are cut; freed with the last of them.
 struct Slab {
-    start: NonNull<u8>,
+    allocation: NonNull<u8>,
     layout: Layout,
+    /// The first byte that has the alignment.
+    start: NonNull<u8>,
+    /// Bytes from there on.
+    size: usize,
 }
 
 // SAFETY: a slab gives its memory out and never touches it.
@@ -45,24 +49,29 @@ unsafe impl Sync for Slab {}
 /// The slab that is being filled, and how many of its bytes are given out.
 static OPEN: Mutex<(Weak<Slab>, usize)> = Mutex::new((Weak::new(), 0));
 
-impl Buffer {
-    /// A buffer of `len` bytes, all zero.
+impl Memory {
+    /// `len` bytes, all zero; the system hands out the pages of large ones when they are first written.
     ///
-    /// Errors: `OutOfMemory`.
-    pub(super) fn zeroed(len: usize) -> Result<Self> {
-        let size = len.checked_next_multiple_of(LINE).ok_or_else(|| no_memory(len))?;
+    /// Errors: `OutOfMemory`, for `what`.
+    pub(super) fn zeroed(len: usize, what: impl Fn() -> String) -> Result<Self> {
+        Self::try_zeroed(len).ok_or_else(|| Error::OutOfMemory {
+            device: "cpu".into(),
+            what: what(),
+            requested: len,
+        })
+    }
+
+    fn try_zeroed(len: usize) -> Option<Self> {
+        let size = len.checked_next_multiple_of(LINE)?;
         if size < SMALL {
             let slab = Slab::new(size.max(LINE), LINE)?;
-            return Ok(Self { start: slab.start, len, _slab: slab });
+            return Some(Self { start: slab.start, len, _slab: slab });
         }
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let slab = match open.0.upgrade() {
-            Some(slab) if slab.layout.size() - open.1 >= size => slab,
+            Some(slab) if slab.size - open.1 >= size => slab,
             _ => {
-                let slab = Slab::new(
-                    size.checked_next_multiple_of(SLAB).ok_or_else(|| no_memory(len))?,
-                    LARGE_PAGE,
-                )?;
+                let slab = Slab::new(size.checked_next_multiple_of(SLAB)?, LARGE_PAGE)?;
                 *open = (Arc::downgrade(&slab), 0);
                 slab
             }
@@ -70,7 +79,7 @@ impl Buffer {
         // SAFETY: open.1 + size <= the slab's size.
         let start = unsafe { slab.start.add(open.1) };
         open.1 += size;
-        Ok(Self { start, len, _slab: slab })
+        Some(Self { start, len, _slab: slab })
     }
 
     pub(super) fn as_slice(&self) -> &[u8] {
@@ -84,46 +93,46 @@ impl Buffer {
     }
 }
 
-fn no_memory(requested: usize) -> Error {
-    Error::OutOfMemory { device: "cpu".into(), what: "packed weights".into(), requested }
-}
-
 impl Slab {
-    /// `size` zeroed bytes; `size` is not zero.
-    fn new(size: usize, align: usize) -> Result<Arc<Self>> {
-        let layout = Layout::from_size_align(size, align).map_err(|_| no_memory(size))?;
+    /// `size` zeroed bytes from a multiple of `align` on; `size` is not zero.
+    fn new(size: usize, align: usize) -> Option<Arc<Self>> {
+        // The allocator would write zeros to all of a block of large alignment, and so take all its pages at once. From a
+        // block without, whose pages are zeros of the system, the part that is aligned serves as well.
+        let layout = Layout::from_size_align(size.checked_add(align)?, 1).ok()?;
         // SAFETY: the size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| no_memory(size))?;
-        advise_large_pages(start, layout);
-        Ok(Arc::new(Self { start, layout }))
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        // SAFETY: less than `align`, so inside the allocation.
+        let start = unsafe { allocation.add(allocation.align_offset(align)) };
+        if align >= LARGE_PAGE {
+            advise_large_pages(start, size);
+        }
+        Some(Arc::new(Self { allocation, layout, start, size }))
     }
 }
 
 impl Drop for Slab {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
     }
 }
 
-/// Asks the system to back a slab with large pages.
+/// Asks the system to back whole pages with large ones.
 #[cfg(target_os = "linux")]
-fn advise_large_pages(start: NonNull<u8>, layout: Layout) {
+fn advise_large_pages(start: NonNull<u8>, size: usize) {
     use std::ffi::{c_int, c_void};
     // From the C library, which the standard library links anyway; the value is the same on every architecture of Linux.
     unsafe extern "C" {
         fn madvise(start: *mut c_void, len: usize, advice: c_int) -> c_int;
     }
     const MADV_HUGEPAGE: c_int = 14;
-    if layout.align() >= LARGE_PAGE {
-        // SAFETY: whole pages that the slab owns; the advice changes no contents. Where the system does not follow it, the
-        // slab is as good as without.
-        unsafe { madvise(start.as_ptr().cast(), layout.size(), MADV_HUGEPAGE) };
-    }
+    // SAFETY: pages that a slab owns; the advice changes no contents. Where the system does not follow it, the slab is as good
+    // as without.
+    unsafe { madvise(start.as_ptr().cast(), size, MADV_HUGEPAGE) };
 }
 
 #[cfg(not(target_os = "linux"))]
-fn advise_large_pages(_start: NonNull<u8>, _layout: Layout) {}
+fn advise_large_pages(_start: NonNull<u8>, _size: usize) {}
 
 #[cfg(test)]
 mod tests {
@@ -131,8 +140,9 @@ mod tests {
 
     #[test]
     fn buffers_are_zero_aligned_and_apart() {
+        let zeroed = |n| Memory::zeroed(n, || "a test".into());
         let sizes = [0, 1, 64, SMALL - 1, SMALL, SMALL + 1, 3 << 20, SLAB, SLAB + 1, SMALL];
-        let mut buffers: Vec<Buffer> = sizes.iter().map(|&n| Buffer::zeroed(n).unwrap()).collect();
+        let mut buffers: Vec<Memory> = sizes.iter().map(|&n| zeroed(n).unwrap()).collect();
         for (i, buffer) in buffers.iter_mut().enumerate() {
             assert_eq!(buffer.as_slice().len(), sizes[i]);
             assert!(buffer.start.as_ptr().addr().is_multiple_of(LINE));
@@ -144,8 +154,8 @@ mod tests {
         }
         // What is freed and given out again is zero again.
         drop(buffers);
-        assert!(Buffer::zeroed(SLAB).unwrap().as_slice().iter().all(|&b| b == 0));
-        assert!(matches!(Buffer::zeroed(usize::MAX), Err(Error::OutOfMemory { .. })));
-        assert!(matches!(Buffer::zeroed(usize::MAX / 2), Err(Error::OutOfMemory { .. })));
+        assert!(zeroed(SLAB).unwrap().as_slice().iter().all(|&b| b == 0));
+        assert!(matches!(zeroed(usize::MAX), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(zeroed(usize::MAX / 2), Err(Error::OutOfMemory { .. })));
     }
 }

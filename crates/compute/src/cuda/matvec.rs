@@ -1,0 +1,232 @@
+//! Launches of fused products of a few rows of activations.
+
+use super::Cuda;
+use super::driver::DevicePtr;
+use super::elementwise;
+use super::kernels::MATVEC_SHARED;
+use super::matrix::{Layout, Matrix, Part};
+use crate::{Activation, DType, Norm, NormKind, Result, Tensor};
+
+/// Rows of activations that the kernel takes.
+const MAX_ROWS: usize = 8;
+/// Threads of a block, and the lanes that share a row of weights.
+const THREADS: u32 = 320;
+/// Parts that the kernel takes.
+const MAX_PARTS: usize = 4;
+/// Bytes of 64 activations as integers.
+const X_PIECE: usize = 80;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PartArgs {
+    w: DevicePtr,
+    row_bytes: u64,
+    layout: u32,
+    first_out: u32,
+    n_out: u32,
+    first_block: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Args {
+    y: DevicePtr,
+    x: DevicePtr,
+    norm_weight: DevicePtr,
+    bias: DevicePtr,
+    parts: [PartArgs; MAX_PARTS],
+    n_parts: u32,
+    n_blocks: u32,
+    n_in: u32,
+    m: u32,
+    y_stride: u32,
+    epilogue: u32,
+    activation: u32,
+    inv_n: f32,
+    eps: f32,
+}
+
+/// What happens to the product.
+#[derive(Clone, Copy)]
+pub(super) enum Epilogue {
+    /// It is written.
+    Store,
+    /// It is added to what is there.
+    Add,
+    /// The first half of the outputs goes through the function and is multiplied with the second.
+    Gate(Activation),
+}
+
+/// How one product is done.
+pub(super) struct Plan {
+    parts: Vec<PartArgs>,
+    n_blocks: usize,
+    n_in: usize,
+    y_stride: usize,
+    m: usize,
+    /// Rows of one launch, limited by shared memory.
+    rows: usize,
+    shared_bytes_per_row: usize,
+}
+
+/// The number that the kernel knows a part's layout by; `None` where it knows it not.
+fn code(part: &Part, n_in: usize) -> Option<u32> {
+    match (part.layout, part.dtype) {
+        (Layout::Blocks, DType::F16) if n_in.is_multiple_of(8) => Some(0),
+        (Layout::Blocks, DType::BF16) if n_in.is_multiple_of(8) => Some(1),
+        (Layout::Packed, DType::Q4_0) => Some(2),
+        (Layout::Packed, DType::Q8_0) => Some(3),
+        (Layout::Packed, DType::Q4_K) => Some(4),
+        (Layout::Packed, DType::Q5_K) => Some(5),
+        (Layout::Packed, DType::Q6_K) => Some(6),
+        _ => None,
+    }
+}
+
+/// Whether the kernel can normalize the inputs of this matrix.
+pub(super) fn can_fuse(norm: &Norm<Cuda>, w: &Matrix) -> bool {
+    norm.kind == NormKind::Rms && norm.bias.is_none() && norm.weight.len() == w.n_in
+}
+
+/// The product of `m` rows with a matrix; `None` where it is none for this kernel.
+pub(super) fn plan(cuda: &Cuda, w: &Matrix, m: usize) -> Option<Plan> {
+    let parts = w.parts.iter().map(|p| args(p, w.n_in)).collect::<Option<Vec<_>>>()?;
+    finish(cuda, w, m, parts, w.n_out, false)
+}
+
+/// The same for a matrix whose first half of outputs are the gate's.
+pub(super) fn gate_plan(cuda: &Cuda, w: &Matrix, m: usize) -> Option<Plan> {
+    let half = w.n_out / 2;
+    let parts = match &w.parts[..] {
+        [both] => {
+            let gate = PartArgs { n_out: half as u32, ..args(both, w.n_in)? };
+            vec![gate, PartArgs { w: gate.w.offset(half * both.row_bytes), ..gate }]
+        }
+        [gate, up] if gate.n_out == half => vec![args(gate, w.n_in)?, args(up, w.n_in)?],
+        _ => return None,
+    };
+    if (parts[0].layout, parts[0].row_bytes) != (parts[1].layout, parts[1].row_bytes) {
+        return None;
+    }
+    finish(cuda, w, m, parts, half, true)
+}
+
+fn args(part: &Part, n_in: usize) -> Option<PartArgs> {
+    Some(PartArgs {
+        w: part.weights.ptr(),
+        row_bytes: part.row_bytes as u64,
+        layout: code(part, n_in)?,
+        first_out: part.first_out as u32,
+        n_out: part.n_out as u32,
+        first_block: 0,
+    })
+}
+
+fn finish(
+    cuda: &Cuda,
+    w: &Matrix,
+    m: usize,
+    mut parts: Vec<PartArgs>,
+    y_stride: usize,
+    gate: bool,
+) -> Option<Plan> {
+    if cuda.exact || w.n_experts != 1 || m > MAX_ROWS || parts.len() > MAX_PARTS || w.n_in == 0 {
+        return None;
+    }
+    // Part by part; a gate's outputs are one part's, with two rows of weights each.
+    let spans: Vec<usize> = match gate {
+        true => vec![parts[0].n_out as usize],
+        false => parts.iter().map(|p| p.n_out as usize).collect(),
+    };
+    let bytes: Vec<usize> = spans.iter().zip(&parts).map(|(n, p)| n * p.row_bytes as usize).collect();
+    let total: usize = bytes.iter().sum();
+    let is_plain = parts[0].layout < 2;
+    if parts.iter().any(|p| (p.layout < 2) != is_plain) {
+        return None;
+    }
+    let (n_eighths, x_bytes) = match is_plain {
+        true => (w.n_in.div_ceil(256), 4 * w.n_in),
+        false => ((w.n_in / 64).div_ceil(8), w.n_in / 64 * X_PIECE),
+    };
+    // Two blocks to a multiprocessor, and twice as many while the sums of one do not fit.
+    let mut wanted = 2 * cuda.driver.n_multiprocessors() as usize;
+    loop {
+        let mut n_blocks = 0;
+        let mut max_units = 0;
+        for (i, &n_out) in spans.iter().enumerate() {
+            parts[i].first_block = n_blocks as u32;
+            let blocks = (wanted * bytes[i] + total / 2) / total.max(1);
+            let blocks = blocks.clamp(1, n_out.max(1));
+            n_blocks += blocks;
+            let rows = n_out.div_ceil(blocks) * if gate { 2 } else { 1 };
+            max_units = max_units.max(rows * n_eighths);
+        }
+        let per_row = x_bytes + 4 * max_units;
+        let rows = (MATVEC_SHARED as usize / per_row.max(1)).min(m);
+        if rows == m || (rows > 0 && 4 * max_units <= x_bytes) {
+            return Some(Plan {
+                parts,
+                n_blocks,
+                n_in: w.n_in,
+                y_stride,
+                m,
+                rows,
+                shared_bytes_per_row: per_row,
+            });
+        }
+        if wanted > 1 << 20 {
+            return None;
+        }
+        wanted *= 2;
+    }
+}
+
+impl Plan {
+    /// `x` [m, n_in], `y` [m, outputs].
+    pub(super) fn run(
+        &self,
+        cuda: &Cuda,
+        y: DevicePtr,
+        x: DevicePtr,
+        norm: Option<&Norm<Cuda>>,
+        bias: Option<&Tensor<Cuda>>,
+        epilogue: Epilogue,
+    ) -> Result<()> {
+        let none =
+            PartArgs { w: DevicePtr::NULL, row_bytes: 0, layout: 0, first_out: 0, n_out: 0, first_block: 0 };
+        let mut parts = [none; MAX_PARTS];
+        parts[..self.parts.len()].copy_from_slice(&self.parts);
+        for first in (0..self.m).step_by(self.rows.max(1)) {
+            let m = self.rows.min(self.m - first);
+            let args = Args {
+                y: y.offset(4 * first * self.y_stride),
+                x: x.offset(4 * first * self.n_in),
+                norm_weight: norm.map_or(DevicePtr::NULL, |n| n.weight.ptr()),
+                bias: bias.map_or(DevicePtr::NULL, Tensor::ptr),
+                parts,
+                n_parts: self.parts.len() as u32,
+                n_blocks: self.n_blocks as u32,
+                n_in: self.n_in as u32,
+                m: m as u32,
+                y_stride: self.y_stride as u32,
+                epilogue: match epilogue {
+                    Epilogue::Store => 0,
+                    Epilogue::Add => 1,
+                    Epilogue::Gate(_) => 2,
+                },
+                activation: match epilogue {
+                    Epilogue::Gate(f) => elementwise::code(f),
+                    _ => 0,
+                },
+                inv_n: 1.0 / self.n_in as f32,
+                eps: norm.map_or(0.0, |n| n.eps),
+            };
+            let shared = m * self.shared_bytes_per_row;
+            // SAFETY: the callers checked the shapes of x and y; the parts hold the rows that they say.
+            unsafe {
+                cuda.launch_shared(cuda.kernels.matvec, [self.n_blocks, 1, 1], THREADS, shared, &args)?
+            };
+        }
+        Ok(())
+    }
+}

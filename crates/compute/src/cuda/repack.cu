@@ -1,0 +1,23 @@
+// The conversion of weights from a file's blocks to the layouts of packed.cuh, once, when they are loaded.
+//
+// A thread converts a piece of 64 weights.
+#include "packed.cuh"
+
+struct RepackArgs {
+  uint8_t* packed;        // [n_rows] rows of `packed_row_bytes`
+  const uint8_t* source;  // [n_rows] rows of `source_row_bytes`
+  uint64_t packed_row_bytes, source_row_bytes;
+  uint64_t n_pieces;      // of all rows
+  uint32_t n;             // weights in a row
+};
+
+#define REPACK(P)                                                                                                \
+  KERNEL(repack_##P, RepackArgs, 128) {                                                                          \
+    const uint64_t i = static_cast<uint64_t>(blockIdx.x) * 128 + threadIdx.x;                                    \
+    const uint32_t per_row = a.n / 64;                                                                           \
+    ptx::wait_for_previous_kernel();                                                                             \
+    if (i >= a.n_pieces) return;                                                                                 \
+    const uint64_t row = i / per_row;                                                                            \
+    P::pack(a.packed + row * a.packed_row_bytes, a.source + row * a.source_row_bytes, static_cast<int>(i % per_row), a.n); \
+  }
+FOR_EACH_PACKED(REPACK)

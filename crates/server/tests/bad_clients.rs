@@ -1,0 +1,354 @@
+//! What clients do wrong: each gets an error that says so, holds nothing, and disturbs nobody.
+#![allow(missing_docs, unreachable_pub, dead_code)]
+
+mod http;
+
+use http::{Reply, TestServer, ask, data_of, post_bytes, read_all, text_engine, until};
+use realizar_compute::BatchLimits;
+use realizar_engine::{BlockCopy, EngineConfig, Result, Runner, RunnerInfo, Sampled, Step, Ticket};
+use realizar_server::{Config, Ended};
+use serde_json::{Value, json};
+use std::io::{BufRead, Write};
+use std::time::{Duration, Instant};
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+
+/// A request that runs until the context's end.
+fn long(more: &Value) -> Value {
+    let mut body = ask("Tell me a story.", &json!({"max_tokens": 100_000, "ignore_eos": true}));
+    for (key, value) in more.as_object().expect("an object") {
+        body[key] = value.clone();
+    }
+    body
+}
+
+#[test]
+fn what_is_not_json_is_refused() {
+    let server = TestServer::start();
+    for body in [&b"{"[..], b"", b"{\"messages\": [}", b"{\"temperature\": NaN}", b"\x00\x01"] {
+        server.post_bytes(CHAT, body).is_error(400, None, "not valid JSON");
+    }
+    server.post_bytes(CHAT, b"{\"messages\": \"\xff\xfe\"}").is_error(400, None, "not UTF-8");
+    let deep = ["[".repeat(100_000), "]".repeat(100_000)].concat();
+    server.post_bytes(CHAT, deep.as_bytes()).is_error(400, None, "");
+    for body in [&b"[]"[..], b"7", b"\"text\"", b"null"] {
+        server.post_bytes(CHAT, body).is_error(400, None, "must be a JSON object");
+    }
+    server.is_idle_in_the_end();
+}
+
+#[test]
+fn a_wrong_type_is_refused_by_name() {
+    let server = TestServer::start();
+    for (more, param) in [
+        (json!({"messages": "hello"}), "messages"),
+        (json!({"messages": [{"role": 1, "content": "x"}]}), "messages[0].role"),
+        (json!({"messages": [{"role": "user", "content": 7}]}), "messages[0].content"),
+        (json!({"messages": []}), "messages"),
+        (json!({"temperature": "hot"}), "temperature"),
+        (json!({"max_tokens": -1}), "max_tokens"),
+        (json!({"max_tokens": 1.5}), "max_tokens"),
+        (json!({"n": 0}), "n"),
+        (json!({"n": 100_000}), "n"),
+        (json!({"n": -3}), "n"),
+        (json!({"seed": "lucky"}), "seed"),
+        (json!({"stop": 5}), "stop"),
+        (json!({"stop": ""}), "stop"),
+        (json!({"stop": vec!["x"; 100]}), "stop"),
+        (json!({"stream": "yes"}), "stream"),
+        (json!({"stream_options": {"include_usage": true}}), "stream_options"),
+        (json!({"temperature": -1}), "temperature"),
+        (json!({"temperature": 1e300}), "temperature"),
+        (json!({"top_p": 1.5}), "top_p"),
+        (json!({"top_p": -0.1}), "top_p"),
+        (json!({"top_k": -2}), "top_k"),
+        (json!({"min_p": 2}), "min_p"),
+        (json!({"repetition_penalty": 0}), "repetition_penalty"),
+        (json!({"frequency_penalty": 3}), "frequency_penalty"),
+        (json!({"presence_penalty": -2.5}), "presence_penalty"),
+        (json!({"logit_bias": {"5": 101}}), "logit_bias"),
+        (json!({"logit_bias": {"five": 1}}), "logit_bias"),
+        (json!({"logit_bias": {"4000000": 1}}), "logit_bias"),
+        (json!({"logit_bias": [1]}), "logit_bias"),
+        (json!({"logprobs": 3}), "logprobs"),
+        (json!({"top_logprobs": 2}), "top_logprobs"),
+        (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
+        (json!({"priority": 5000}), "priority"),
+        (json!({"cache_salt": 1}), "cache_salt"),
+    ] {
+        let reply = server.post(CHAT, &ask("Hello.", &more));
+        reply.is_error(400, Some(param), "");
+    }
+    for (body, param) in [
+        (json!({"prompt": [1, -1]}), "prompt"),
+        (json!({"prompt": [[1], ["x"]]}), "prompt"),
+        (json!({"prompt": []}), "prompt"),
+        (json!({"prompt": [[]]}), "prompt"),
+        (json!({"prompt": [4_000_000]}), "prompt"),
+        (json!({"prompt": "a", "logprobs": 21}), "logprobs"),
+        (json!({"prompt": "a", "echo": 1}), "echo"),
+        (json!({"prompt": vec!["a"; 2000]}), "prompt"),
+    ] {
+        server.post(TEXT, &body).is_error(400, Some(param), "");
+    }
+    server.post(TEXT, &json!({})).is_error(400, None, "missing field `prompt`");
+    // A number that no float can hold is no JSON number.
+    server.post_bytes(TEXT, br#"{"prompt": "a", "temperature": 1e999}"#).is_error(400, None, "out of range");
+    assert_eq!(server.client.stats().steps.get(), 0, "nothing was computed");
+}
+
+#[test]
+fn a_prompt_over_the_context_costs_nothing() {
+    let server = TestServer::start();
+    let limit = server.client.info().max_seq_len();
+    let reply = server.post(TEXT, &json!({"prompt": vec![5; limit + 1]}));
+    reply.is_error(400, Some("prompt"), &format!("{}", limit + 1));
+    reply.is_error(400, Some("prompt"), &format!("at most {limit}"));
+    assert!(reply.text.contains("context_length_exceeded"));
+    let question = "fox ".repeat(limit);
+    server.post(CHAT, &ask(&question, &json!({}))).is_error(
+        400,
+        Some("messages"),
+        &format!("at most {limit}"),
+    );
+    assert_eq!(server.client.stats().steps.get(), 0);
+}
+
+#[test]
+fn a_body_over_the_limit_is_refused() {
+    let server = TestServer::with(|setup| setup.config.max_body = 10_000);
+    let reply = server.post(TEXT, &json!({"prompt": "x".repeat(20_000)}));
+    reply.is_error(413, None, "10000 bytes");
+    // Declared only: the answer comes before the body.
+    let head = format!("POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n");
+    let reply = server.raw(format!("{head}Content-Length: 99999999999\r\n\r\n").as_bytes());
+    assert!(reply.starts_with("HTTP/1.1 413"), "{reply}");
+    // Not declared: it is read up to the limit.
+    let chunk = format!("{:x}\r\n{}\r\n", 4000, " ".repeat(4000));
+    let reply = server.raw(format!("{head}Transfer-Encoding: chunked\r\n\r\n{}", chunk.repeat(3)).as_bytes());
+    assert!(reply.starts_with("HTTP/1.1 413"), "{reply}");
+    assert_eq!(server.post(TEXT, &json!({"prompt": "a", "max_tokens": 1})).status, 200);
+}
+
+#[test]
+fn anything_but_json_is_not_taken() {
+    let server = TestServer::start();
+    let body = r#"{"prompt": "a"}"#;
+    for media in ["text/plain", "application/x-www-form-urlencoded", "application/jsonx"] {
+        let reply = server.raw(
+            format!("POST {TEXT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: {media}\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+                .as_bytes(),
+        );
+        assert!(reply.starts_with("HTTP/1.1 415"), "{reply}");
+    }
+}
+
+#[test]
+fn what_is_no_page_or_no_method_is_said_so() {
+    let server = TestServer::start();
+    server.get("/v2/chat").is_error(404, None, "/docs");
+    server.get(CHAT).is_error(405, None, "method");
+    let reply = server.raw(b"nonsense\r\n\r\n");
+    assert!(reply.starts_with("HTTP/1.1 400") || reply.is_empty(), "{reply}");
+    let reply =
+        server.raw(format!("GET / HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n", "x".repeat(1 << 20)).as_bytes());
+    assert!(reply.starts_with("HTTP/1.1 431") || reply.is_empty(), "{reply}");
+}
+
+#[test]
+fn a_key_is_needed_where_there_are_keys() {
+    let server = TestServer::with(|setup| setup.config.api_keys = vec!["alpha".into(), "beta".into()]);
+    let body = json!({"prompt": "a", "max_tokens": 1});
+    let with = |value: &str| server.post_with(TEXT, &[("authorization", value)], &body);
+    let none = server.post(TEXT, &body);
+    none.is_error(401, None, "needs an API key");
+    assert_eq!(none.header("www-authenticate"), "Bearer");
+    for wrong in ["Bearer gamma", "Bearer alph", "Bearer alphaa", "Bearer ", "Basic alpha", "alpha"] {
+        assert_eq!(with(wrong).status, 401, "{wrong}");
+    }
+    assert_eq!((with("Bearer alpha").status, with("Bearer beta").status), (200, 200));
+    assert_eq!(server.get("/v1/models").status, 401);
+    for page in ["/health", "/ready", "/metrics", "/docs", "/openapi.json"] {
+        assert_eq!(server.get(page).status, 200, "{page}");
+    }
+}
+
+#[test]
+fn a_client_that_leaves_frees_what_it_held() {
+    let server = TestServer::with(|setup| setup.engine.max_seqs = 2);
+    let request = post_bytes(CHAT, &long(&json!({})));
+    // In the headers, in the body, at once after it.
+    for end in [20, request.len() - 10, request.len()] {
+        let mut stream = server.connect();
+        stream.write_all(&request[..end]).expect("it is read");
+        drop(stream);
+    }
+    server.is_idle_in_the_end();
+    // While the answer is computed, and nothing of it was sent.
+    let mut whole = server.connect();
+    whole.write_all(&request).expect("it is read");
+    until("it runs", || server.client.stats().running.get() == 1);
+    drop(whole);
+    server.is_idle_in_the_end();
+    // In the middle of streams, one of which waits for its turn.
+    let streams = [1, 2].map(|_| server.begin_stream(&long(&json!({"stream": true}))));
+    let mut waiting = server.connect();
+    waiting.write_all(&post_bytes(CHAT, &long(&json!({"stream": true})))).expect("it is read");
+    until("one waits", || server.client.stats().waiting.get() == 1);
+    drop(waiting);
+    until("none waits", || server.client.stats().waiting.get() == 0);
+    drop(streams);
+    server.is_idle_in_the_end();
+    // One of several choices and prompts.
+    let many = json!({"prompt": ["a", "b"], "n": 2, "max_tokens": 900, "ignore_eos": true, "stream": true});
+    let mut stream = server.connect();
+    stream.write_all(&post_bytes(TEXT, &many)).expect("it is read");
+    until("they run", || server.client.stats().running.get() > 0);
+    drop(stream);
+    server.is_idle_in_the_end();
+    assert!(server.client.stats().finished_length.get() < 4, "they were not finished for nobody");
+}
+
+#[test]
+fn slow_headers_lose_their_connection() {
+    let server = TestServer::with(|setup| setup.config.header_timeout = Duration::from_millis(300));
+    let mut stream = server.connect();
+    stream.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n").expect("it is read");
+    let start = Instant::now();
+    let reply = read_all(&mut stream);
+    assert!(reply.is_empty() || reply.starts_with("HTTP/1.1 408"), "{reply}");
+    assert!(start.elapsed() >= Duration::from_millis(200));
+    // A drop at a time does not help.
+    let mut stream = server.connect();
+    let dripping = Instant::now();
+    while stream.write_all(b"X").is_ok() {
+        assert!(dripping.elapsed() < http::PATIENCE, "it was never cut off");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // Others are served meanwhile.
+    assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn a_slow_body_is_not_waited_for() {
+    let server = TestServer::with(|setup| setup.config.body_timeout = Duration::from_millis(300));
+    let request = post_bytes(TEXT, &json!({"prompt": "a"}));
+    let mut stream = server.connect();
+    stream.write_all(&request[..request.len() - 3]).expect("it is read");
+    let reply = read_all(&mut stream);
+    assert!(reply.starts_with("HTTP/1.1 408") && reply.contains("body_timeout"), "{reply}");
+}
+
+#[test]
+fn a_queue_has_an_end() {
+    let server = TestServer::with(|setup| (setup.engine.max_seqs, setup.engine.max_queue) = (1, 3));
+    let _running = server.begin_stream(&long(&json!({"stream": true})));
+    let body = ask("Hello.", &json!({"max_tokens": 2}));
+    let replies: Vec<Reply> = std::thread::scope(|scope| {
+        let post = |_| scope.spawn(|| server.post(CHAT, &body));
+        let threads: Vec<_> = (0..20).map(post).collect();
+        threads.into_iter().map(|t| t.join().expect("an answer")).collect()
+    });
+    let refused: Vec<&Reply> = replies.iter().filter(|r| r.status != 200).collect();
+    assert!(refused.len() >= 17 && refused.len() < 20, "{}", refused.len());
+    for reply in refused {
+        reply.is_error(429, None, "try again");
+        assert!((1..=60).contains(&reply.header("retry-after").parse::<u64>().expect("seconds")));
+    }
+    let text = server.get("/metrics").text;
+    assert!(!text.contains("realizar_requests_refused_total{model_name=\"demo\"} 0"), "they are counted");
+    // More at once than could ever wait.
+    server.post(TEXT, &json!({"prompt": "a", "n": 4})).is_error(400, Some("prompt"), "at most 3");
+}
+
+#[test]
+fn told_to_stop_it_finishes_what_it_has_begun() {
+    let server = TestServer::start();
+    let mut stream = server.begin_stream(&long(&json!({"stream": true})));
+    server.handle.stop();
+    until("it is not ready", || server.get("/ready").status == 503);
+    assert_eq!(server.get("/health").status, 200);
+    let reply = server.post(CHAT, &ask("Hello.", &json!({})));
+    reply.is_error(503, None, "shutting down");
+    assert_eq!(reply.header("retry-after"), "1");
+    let rest = read_all(&mut stream);
+    assert_eq!(data_of(&rest).last().map(String::as_str), Some("[DONE]"), "{rest}");
+    assert!(rest.contains("\"finish_reason\":\"length\"") && !rest.contains("\"error\""));
+    assert_eq!(server.join(), Ended::Drained);
+}
+
+#[test]
+fn what_is_not_finished_in_time_ends_with_an_error() {
+    let server = TestServer::with(|setup| setup.config.drain = Duration::from_millis(50));
+    let mut stream = server.begin_stream(&long(&json!({"stream": true})));
+    server.handle.stop();
+    let rest = data_of(&read_all(&mut stream));
+    let error: Value = serde_json::from_str(&rest[rest.len() - 2]).expect("JSON");
+    assert_eq!(error["error"]["code"], "shutting_down", "{error}");
+    assert_eq!(server.join(), Ended::Drained);
+}
+
+#[test]
+fn told_twice_it_stops_at_once() {
+    let server = TestServer::start();
+    let _stream = server.begin_stream(&long(&json!({"stream": true, "n": 8})));
+    server.handle.stop();
+    server.handle.stop();
+    assert_eq!(server.join(), Ended::AtOnce);
+}
+
+/// A device that brings down the engine.
+struct Broken;
+
+impl Runner for Broken {
+    fn info(&self) -> RunnerInfo {
+        RunnerInfo {
+            vocab_size: 4096,
+            n_blocks: 64,
+            block_size: 32,
+            context_length: 1024,
+            limits: BatchLimits { n_tokens: 64, n_seqs: 4, n_blocks: 64, n_logits: 4 },
+            asynchronous: false,
+        }
+    }
+
+    fn copy_blocks(&mut self, _: &[BlockCopy]) -> Result<()> {
+        Ok(())
+    }
+
+    fn launch(&mut self, _: &Step) -> Result<Ticket> {
+        panic!("the device is on fire")
+    }
+
+    fn finish(&mut self, _: Ticket) -> Result<Sampled> {
+        unreachable!("nothing was launched")
+    }
+}
+
+#[test]
+fn an_engine_that_died_is_red_and_says_so() {
+    let config = Config { names: vec!["demo".into()], ..Config::default() };
+    let server = TestServer::around(text_engine(Box::new(Broken), EngineConfig::default()), config);
+    assert_eq!((server.get("/health").status, server.get("/ready").status), (200, 200));
+    let reply = server.post(CHAT, &ask("Hello.", &json!({})));
+    reply.is_error(500, None, "the device is on fire");
+    assert_eq!((server.get("/health").status, server.get("/ready").status), (503, 503));
+    server.post(CHAT, &ask("Hello.", &json!({"stream": true}))).is_error(500, None, "on fire");
+    server.handle.stop();
+    assert_eq!(server.join(), Ended::Drained);
+}
+
+#[test]
+fn a_stream_ends_where_its_reader_does() {
+    let server = TestServer::start();
+    let mut stream = server.begin_stream(&long(&json!({"stream": true})));
+    let mut line = String::new();
+    for _ in 0..20 {
+        stream.read_line(&mut line).expect("more");
+    }
+    drop(stream);
+    server.is_idle_in_the_end();
+    let n = server.client.stats().generated_tokens.get();
+    assert!(n < 900, "{n} tokens for nobody");
+}
