@@ -1,10 +1,11 @@
 //! `realizar bench`: tokens per second of a model on its device.
 
 use crate::args::{ModelOption, SynthSpec};
+use crate::bench_serve::BenchServeArgs;
 use crate::load::RunnerOptions;
-use crate::{output, profile};
+use crate::{bench_serve, output, profile};
 use anyhow::{Result, bail};
-use clap::{Args, ValueHint};
+use clap::{Args, Subcommand, ValueHint};
 use realizar_engine::bench::{Bench, Work};
 use realizar_engine::load::load;
 use realizar_model::source::TensorSource;
@@ -13,7 +14,10 @@ use serde::Serialize;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    command: Option<BenchCommand>,
     #[command(flatten)]
     model: ModelOption,
     /// Random weights at a known shape instead of a model, such as llama-3.2-1b:q4_k_m.
@@ -45,6 +49,12 @@ pub(crate) struct BenchArgs {
     json: bool,
 }
 
+#[derive(Debug, Subcommand)]
+enum BenchCommand {
+    /// Measure a running server under load: a trace of real arrivals, or many clients at once.
+    Serve(BenchServeArgs),
+}
+
 #[derive(Serialize)]
 struct Report {
     model: String,
@@ -73,6 +83,9 @@ struct Row {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    if let Some(BenchCommand::Serve(args)) = &args.command {
+        return bench_serve::run(args);
+    }
     let mut works: Vec<Work> =
         args.prompt.iter().filter(|&&n| n > 0).map(|&n_tokens| Work::Prefill { n_tokens }).collect();
     if args.r#gen > 0 {
