@@ -154,13 +154,20 @@ impl TextEngine {
     ///
     /// Errors: as [`Client::submit`]; [`Error::EmptyStop`].
     pub fn submit(&self, request: Request, stop: &[String]) -> Result<TextStream> {
+        self.submit_showing(request, stop, &[])
+    }
+
+    /// Like [`TextEngine::submit`], with the texts of some control tokens, which are left out otherwise.
+    ///
+    /// Errors: as [`TextEngine::submit`].
+    pub fn submit_showing(&self, request: Request, stop: &[String], shown: &[u32]) -> Result<TextStream> {
         if stop.iter().any(String::is_empty) {
             return Err(Error::EmptyStop);
         }
         let n = request.n as usize;
         let stops: Arc<[String]> = stop.into();
         let choice = ChoiceText {
-            decoder: StreamDecoder::new(self.tokenizer.clone(), true),
+            decoder: StreamDecoder::new(self.tokenizer.clone(), true).showing(shown),
             filter: StopStrings::new(stops.clone()),
             stop: None,
             n_tokens: 0,

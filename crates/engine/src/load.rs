@@ -224,6 +224,9 @@ fn load_on<B: Backend>(
     let device = backend.describe();
     let model = Decoder::load(&backend, source, config.clone(), sizes.context_length)?;
     let weights = model.weight_bytes(&backend);
+    if options.repack {
+        source.release();
+    }
     let runner = ModelRunner::new(backend, model, &sizes)?;
     let cache_bytes = sizes.n_blocks * sizes.block_size * config.kv_bytes_per_token(sizes.kv_type);
     tracing::info!(

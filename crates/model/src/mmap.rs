@@ -4,12 +4,44 @@ use crate::{Error, Result};
 use bytes::Bytes;
 use std::fs::{self, File};
 use std::path::Path;
+use std::sync::Arc;
 
-/// Maps a whole file read-only. Every slice of the result keeps the mapping alive.
+/// A file mapped read-only.
+#[derive(Clone)]
+pub(crate) struct Mapping(Arc<memmap2::Mmap>);
+
+impl Mapping {
+    /// All of it; every slice of the result keeps the mapping alive.
+    pub(crate) fn bytes(&self) -> Bytes {
+        Bytes::from_owner(self.clone())
+    }
+
+    /// Gives the pages that were read back to the system. The bytes stay readable: what is touched again is mapped again.
+    pub(crate) fn release(&self) {
+        // SAFETY: the mapping is of a file and read-only, so its pages hold nothing that the file does not: dropped pages are
+        // read from it again.
+        #[cfg(unix)]
+        #[allow(unsafe_code)]
+        let released = unsafe { self.0.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+        #[cfg(unix)]
+        if let Err(error) = released {
+            // Nothing but memory that the system takes when it needs it is at stake.
+            tracing::debug!(%error, "mapped pages stay");
+        }
+    }
+}
+
+impl AsRef<[u8]> for Mapping {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Maps a whole file.
 ///
 /// Errors: `Io` where the file cannot be opened or mapped, `NotAModel` for a folder, an empty file or anything else that
 /// is not a regular file (opening a pipe would wait for its writer).
-pub(crate) fn map(path: &Path) -> Result<Bytes> {
+pub(crate) fn map(path: &Path) -> Result<Mapping> {
     let kind = fs::metadata(path).map_err(|e| Error::io("open", path, e))?;
     if kind.is_dir() {
         return Err(Error::not_a_model(path, "it is a folder where a file was expected"));
@@ -29,5 +61,5 @@ pub(crate) fn map(path: &Path) -> Result<Bytes> {
     // renaming, and every engine that starts without first reading gigabytes accepts this.
     #[allow(unsafe_code)]
     let mapping = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io("map", path, e))?;
-    Ok(Bytes::from_owner(mapping))
+    Ok(Mapping(Arc::new(mapping)))
 }

@@ -97,7 +97,7 @@ pub(crate) fn read(path: &Path, bytes: Bytes) -> Result<Part> {
             format!("its tensors end at data offset {data_end}, but {data_len} bytes of data are there");
         return Err(Error::malformed(path, reason));
     }
-    Ok(Part { path: path.to_owned(), bytes, tensors })
+    Ok(Part { path: path.to_owned(), bytes, tensors, mapping: None })
 }
 
 /// Bits of one element.

@@ -6,6 +6,7 @@
 mod discover;
 
 use crate::metadata::Metadata;
+use crate::mmap::Mapping;
 use crate::{Error, Result, gguf, safetensors};
 use bytes::Bytes;
 use realizar_compute::DType;
@@ -106,6 +107,10 @@ pub trait TensorSource: Send + Sync {
     /// A file beside the weights, such as `tokenizer.json`, if it is there. A GGUF file carries everything itself, so
     /// for GGUF this is always `None`.
     fn sibling(&self, file_name: &str) -> Option<PathBuf>;
+
+    /// Gives memory that mirrors the files back to the system, once the weights were copied elsewhere. What was handed out stays
+    /// readable.
+    fn release(&self) {}
 }
 
 /// Opens a GGUF file that is already in memory, such as one embedded in the program. `name` is for error messages.
@@ -140,6 +145,8 @@ pub(crate) struct Part {
     pub(crate) bytes: Bytes,
     /// In the order of the file, names unique.
     pub(crate) tensors: Vec<Entry>,
+    /// The mapping behind `bytes`, if they are a file's.
+    pub(crate) mapping: Option<Mapping>,
 }
 
 /// One tensor of a [`Part`].
@@ -165,6 +172,7 @@ struct Model {
     folder: Option<PathBuf>,
     metadata: Metadata,
     parts: Vec<(PathBuf, Bytes)>,
+    mappings: Vec<Mapping>,
     tensors: Vec<TensorInfo>,
     by_name: HashMap<String, usize>,
     /// Name → index into `parts` and element type, of the tensors that cannot be weights.
@@ -186,12 +194,14 @@ impl Model {
             folder,
             metadata,
             parts: Vec::new(),
+            mappings: Vec::new(),
             tensors: Vec::new(),
             by_name: HashMap::new(),
             others: HashMap::new(),
         };
-        for (part, Part { path, bytes, tensors }) in parts.into_iter().enumerate() {
+        for (part, Part { path, bytes, tensors, mapping }) in parts.into_iter().enumerate() {
             model.parts.push((path.clone(), bytes));
+            model.mappings.extend(mapping);
             for Entry { name, element, shape, range } in tensors {
                 let earlier = match model.by_name.get(&name) {
                     Some(&index) => Some(model.tensors[index].part),
@@ -255,5 +265,9 @@ impl TensorSource for Model {
     fn sibling(&self, file_name: &str) -> Option<PathBuf> {
         let file = self.folder.as_ref()?.join(file_name);
         file.is_file().then_some(file)
+    }
+
+    fn release(&self) {
+        self.mappings.iter().for_each(Mapping::release);
     }
 }

@@ -4,11 +4,13 @@ use crate::auth::Caller;
 use crate::config::Config;
 use crate::error::{ApiError, Result};
 use crate::sizes::Sizes;
+use crate::structured::{GrammarError, Grammars};
+use crate::tool_calls::Syntax;
 use realizar_engine::TextEngine;
 use realizar_model::chat_template::Timestamp;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The engine and the options, with what is computed once.
@@ -21,17 +23,24 @@ pub(crate) struct App {
     pub(crate) openapi: String,
     /// Lengths of prompts and answers so far.
     pub(crate) sizes: Arc<Sizes>,
+    /// How the model writes tool calls.
+    pub(crate) syntax: &'static Syntax,
+    grammars: OnceLock<std::result::Result<Grammars, GrammarError>>,
     entropy: RandomState,
     next_id: AtomicU64,
 }
 
 impl App {
     pub(crate) fn new(engine: TextEngine, config: Config, openapi: String) -> Self {
+        let syntax = Syntax::of(engine.template());
+        tracing::info!(syntax = syntax.name, "tool calls are recognised");
         Self {
             engine,
             config,
             created: unix_time(),
             openapi,
+            syntax,
+            grammars: OnceLock::new(),
             sizes: Arc::default(),
             entropy: RandomState::new(),
             next_id: AtomicU64::new(0),
@@ -62,6 +71,22 @@ impl App {
     pub(crate) fn new_id(&self, prefix: &str) -> String {
         let n = self.next_id.fetch_add(1, Ordering::Relaxed);
         format!("{prefix}{:016x}{:08x}", self.entropy.hash_one(n), n & 0xffff_ffff)
+    }
+
+    /// A number that no other request has and nobody can guess.
+    pub(crate) fn new_seed(&self) -> u64 {
+        self.entropy.hash_one(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// What compiles grammars for the model. The first call sorts its vocabulary.
+    ///
+    /// Errors: the vocabulary allows no grammars.
+    pub(crate) fn grammars(&self) -> Result<&Grammars> {
+        let make = || {
+            let tokenizer = self.engine.tokenizer();
+            Grammars::new(tokenizer, tokenizer.eos_ids())
+        };
+        self.grammars.get_or_init(make).as_ref().map_err(|error| error.clone().into())
     }
 
     /// What a request shares cached prefixes with.

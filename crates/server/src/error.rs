@@ -1,5 +1,6 @@
 //! Errors as clients see them: a status and a body in OpenAI's shape.
 
+use crate::structured::GrammarError;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use realizar_engine::{Error as EngineError, Fault};
@@ -95,6 +96,18 @@ impl ApiError {
     pub(crate) fn body(&self) -> ErrorBody {
         let Self { kind, code, param, message, .. } = self.clone();
         ErrorBody { error: ErrorDetail { message, kind, param, code } }
+    }
+}
+
+impl From<GrammarError> for ApiError {
+    fn from(error: GrammarError) -> Self {
+        let code = match error {
+            GrammarError::Schema { .. } => "invalid_schema",
+            GrammarError::TooLarge { .. } => "too_large",
+            GrammarError::Vocabulary { .. } => "unsupported",
+            _ => "invalid_grammar",
+        };
+        Self::invalid(error.to_string()).code(code)
     }
 }
 

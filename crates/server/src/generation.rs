@@ -5,6 +5,7 @@ use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::openai::{SamplingFields, StreamOptions, Totals};
 use crate::sizes::Sizes;
+use crate::structured::Format;
 use realizar_engine::{Constraint, SamplingParams, TextEvent, TextParams, TextStream};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -22,6 +23,8 @@ pub(crate) struct Plan {
     pub(crate) cache_salt: Option<u64>,
     pub(crate) streaming: Option<StreamOptions>,
     pub(crate) constraint: Option<Box<dyn Constraint>>,
+    /// Control tokens that are part of the text.
+    pub(crate) shown: Vec<u32>,
 }
 
 impl Plan {
@@ -41,7 +44,24 @@ impl Plan {
             cache_salt: app.cache_salt(caller, fields.cache_salt.as_deref()),
             streaming: fields.streaming()?,
             constraint: None,
+            shown: Vec::new(),
         })
+    }
+
+    /// Makes the text follow a format. `after_reasoning`: from the end of the reasoning, which the prompt has begun.
+    ///
+    /// Errors: what is wrong with the format; a text that may not end.
+    pub(crate) fn constrain(&mut self, app: &App, format: &Format, after_reasoning: bool) -> Result<()> {
+        if self.ignore_eos {
+            let message = "ignore_eos cannot be combined with a format, which says where the text ends";
+            return Err(ApiError::invalid_param("ignore_eos", message));
+        }
+        let grammars = app.grammars()?;
+        self.constraint = Some(match after_reasoning {
+            true => grammars.compile_after_reasoning(format)?,
+            false => grammars.compile(format)?,
+        });
+        Ok(())
     }
 
     /// Hands all prompts to the engine, or none.
@@ -68,7 +88,7 @@ impl Plan {
             request.priority = self.priority;
             request.cache_salt = self.cache_salt;
             request.constraint = self.constraint.as_ref().map(|c| c.fork());
-            Ok(Some(app.engine.submit(request, &self.stops)?))
+            Ok(Some(app.engine.submit_showing(request, &self.stops, &self.shown)?))
         });
         let streams = streams.collect::<Result<_>>()?;
         let (totals, sizes) = (Totals::default(), app.sizes.clone());

@@ -2,7 +2,8 @@
 //!
 //! [`Server::bind`] puts a [`TextEngine`] behind an address, [`Server::run`] answers until the process is told to stop. A request
 //! passes `routes` (one file per endpoint; wire types in `openai`), becomes a `generation` in the engine, and comes back whole or as
-//! server-sent events through `sse`. `connections` keeps clients to their time limits. This crate reads no arguments, environment
+//! server-sent events through `sse`. What an answer must look like is in [`structured`], what it means for tools in [`tool_calls`],
+//! and what the model thought before it in [`reasoning`]. `connections` keeps clients to their time limits. This crate reads no arguments, environment
 //! or terminal: everything is in [`Config`].
 #![forbid(unsafe_code)]
 
@@ -15,11 +16,14 @@ mod fim;
 mod generation;
 mod json;
 mod openai;
+pub mod reasoning;
 mod request_id;
 mod routes;
 mod server;
 mod sizes;
 mod sse;
+pub mod structured;
+pub mod tool_calls;
 
 pub use config::Config;
 pub use server::{Ended, Error, Handle, Server};

@@ -52,7 +52,7 @@ pub(crate) fn read(path: &Path, bytes: Bytes) -> Result<(Part, Metadata)> {
         let data_start = reader.position.checked_next_multiple_of(alignment).unwrap_or(usize::MAX);
         place(path, &mut tensors, alignment, data_start, bytes.len())?;
     }
-    Ok((Part { path: path.to_owned(), bytes, tensors }, metadata))
+    Ok((Part { path: path.to_owned(), bytes, tensors, mapping: None }, metadata))
 }
 
 fn alignment(metadata: &Metadata) -> Result<usize> {

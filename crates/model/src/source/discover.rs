@@ -35,7 +35,7 @@ fn open_file(path: &Path) -> Result<Model> {
         return open_safetensors(path);
     }
     // Caches store files under names without an extension, so the content decides.
-    let bytes = mmap::map(path)?;
+    let bytes = mmap::map(path)?.bytes();
     if bytes.starts_with(b"GGUF") {
         open_gguf(path)
     } else if safetensors::looks_like(&bytes) {
@@ -145,8 +145,14 @@ impl<'a> SplitName<'a> {
     }
 }
 
+fn read_gguf(path: &Path) -> Result<(Part, Metadata)> {
+    let mapping = mmap::map(path)?;
+    let (part, metadata) = gguf::read(path, mapping.bytes())?;
+    Ok((Part { mapping: Some(mapping), ..part }, metadata))
+}
+
 fn open_gguf(path: &Path) -> Result<Model> {
-    let (part, metadata) = gguf::read(path, mmap::map(path)?)?;
+    let (part, metadata) = read_gguf(path)?;
     match metadata.get_usize("split.count")? {
         Some(count) if count > 1 => open_split(part, metadata, count),
         _ => Model::new(path.to_owned(), Format::Gguf, None, metadata, vec![part]),
@@ -177,7 +183,7 @@ fn open_split(given: Part, given_metadata: Metadata, count: usize) -> Result<Mod
             Some(given) => given,
             None => {
                 let file = folder_of(&path).join(SplitName::file_name(prefix, index, count));
-                let (part, metadata) = gguf::read(&file, mmap::map(&file)?)?;
+                let (part, metadata) = read_gguf(&file)?;
                 for (key, expected) in [("split.no", index), ("split.count", count)] {
                     let found = split_number(&metadata, key)?;
                     if found != expected {
@@ -288,7 +294,8 @@ fn open_shards(
     let mut parts = Vec::new();
     for &shard in shards {
         let file = folder.join(shard);
-        let mut part = safetensors::read(&file, mmap::map(&file)?)?;
+        let mapping = mmap::map(&file)?;
+        let mut part = Part { mapping: Some(mapping.clone()), ..safetensors::read(&file, mapping.bytes())? };
         if let Some((index, weight_map)) = index {
             let promised = weight_map.iter().filter(|(_, holder)| *holder == shard).map(|(tensor, _)| tensor);
             let held: HashSet<&str> = part.tensors.iter().map(|tensor| tensor.name.as_str()).collect();

@@ -13,19 +13,27 @@ pub struct StreamDecoder {
     tokenizer: Arc<Tokenizer>,
     decoding: Decoding,
     skip_special: bool,
+    shown: Vec<u32>,
 }
 
 impl StreamDecoder {
     /// A stream at the beginning of a text; `skip_special` leaves out control tokens.
     pub fn new(tokenizer: Arc<Tokenizer>, skip_special: bool) -> Self {
         let decoding = Decoding::new(&tokenizer.decoders);
-        StreamDecoder { tokenizer, decoding, skip_special }
+        StreamDecoder { tokenizer, decoding, skip_special, shown: Vec::new() }
+    }
+
+    /// Writes these control tokens as the vocabulary does, though it leaves out the others.
+    pub fn showing(mut self, tokens: &[u32]) -> Self {
+        self.shown = tokens.to_vec();
+        self
     }
 
     /// The text that `id` completes; empty while a character is unfinished.
     pub fn push(&mut self, id: u32) -> String {
         let mut out = String::new();
-        self.tokenizer.decode_into(id, self.skip_special, &mut self.decoding, &mut out);
+        let skip_special = self.skip_special && !self.shown.contains(&id);
+        self.tokenizer.decode_into(id, skip_special, &mut self.decoding, &mut out);
         out
     }
 

@@ -2,6 +2,7 @@
 
 use super::{ChatLogprobs, SamplingFields};
 use crate::error::{ApiError, Result};
+use crate::tool_calls::{Tool, ToolChoice};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -24,6 +25,16 @@ pub(crate) struct ChatRequest {
     /// Extension: further variables of the chat template, such as `enable_thinking`.
     #[schema(value_type = Option<Object>)]
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
+    /// What the model may call.
+    #[serde(default)]
+    pub(crate) tools: Option<Vec<Tool>>,
+    /// none, auto, required or a function by its name. Default: auto if there are tools.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    pub(crate) tool_choice: Option<ToolChoice>,
+    /// Whether an answer may have several calls. Default: true.
+    #[serde(default)]
+    pub(crate) parallel_tool_calls: Option<bool>,
     #[serde(flatten)]
     pub(crate) common: SamplingFields,
 }
@@ -159,9 +170,35 @@ pub(crate) struct ChatChoice {
 pub(crate) struct AssistantMessage {
     /// assistant
     pub(crate) role: &'static str,
+    /// Null if the answer is nothing but calls.
     pub(crate) content: Option<String>,
+    /// Extension: what the model thought before it answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reasoning_content: Option<String>,
+    /// Tools to call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tool_calls: Option<Vec<ToolCall>>,
     /// Always null.
     pub(crate) refusal: Option<String>,
+}
+
+/// A tool to call.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ToolCall {
+    /// What the message with the result has to name.
+    pub(crate) id: String,
+    /// function
+    #[serde(rename = "type")]
+    pub(crate) kind: &'static str,
+    pub(crate) function: FunctionCall,
+}
+
+/// A function to call.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct FunctionCall {
+    pub(crate) name: String,
+    /// JSON, written as a string.
+    pub(crate) arguments: String,
 }
 
 /// What is new about one of the answers.
@@ -182,4 +219,56 @@ pub(crate) struct Delta {
     pub(crate) role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) content: Option<String>,
+    /// Extension: what the model thinks before it answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tool_calls: Option<Vec<ToolCallDelta>>,
+}
+
+/// News about a tool to call.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ToolCallDelta {
+    /// Which of the answer's calls.
+    pub(crate) index: usize,
+    /// In a call's first piece: what the message with the result has to name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) id: Option<String>,
+    /// In a call's first piece: function.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub(crate) kind: Option<&'static str>,
+    pub(crate) function: FunctionDelta,
+}
+
+/// News about a function to call.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct FunctionDelta {
+    /// In a call's first piece.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
+    /// A piece of JSON.
+    pub(crate) arguments: String,
+}
+
+impl AssistantMessage {
+    /// Adds the next news.
+    pub(crate) fn add(&mut self, news: Delta) {
+        for (text, more) in
+            [(&mut self.content, news.content), (&mut self.reasoning_content, news.reasoning_content)]
+        {
+            if let Some(more) = more {
+                text.get_or_insert_default().push_str(&more);
+            }
+        }
+        for call in news.tool_calls.into_iter().flatten() {
+            let calls = self.tool_calls.get_or_insert_default();
+            if let (Some(id), Some(name)) = (call.id, call.function.name) {
+                let function = FunctionCall { name, arguments: String::new() };
+                calls.push(ToolCall { id, kind: "function", function });
+            }
+            if let Some(last) = calls.last_mut() {
+                last.function.arguments += &call.function.arguments;
+            }
+        }
+    }
 }

@@ -5,6 +5,7 @@
 mod answer;
 mod chat;
 mod completions;
+mod format;
 mod logprobs;
 mod sampling;
 mod usage;
@@ -12,6 +13,7 @@ mod usage;
 pub(crate) use answer::*;
 pub(crate) use chat::*;
 pub(crate) use completions::*;
+pub(crate) use format::*;
 pub(crate) use logprobs::*;
 pub(crate) use sampling::*;
 pub(crate) use usage::*;

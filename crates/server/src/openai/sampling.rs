@@ -1,6 +1,8 @@
 //! What chat and text requests have in common: how to choose tokens, when to end, how to answer.
 
+use super::ResponseFormat;
 use crate::error::{ApiError, Result};
+use crate::structured::Format;
 use realizar_engine::SamplingParams;
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -61,6 +63,12 @@ pub(crate) struct SamplingFields {
     pub(crate) priority: Option<i32>,
     /// Extension: only requests with the same salt share cached prefixes.
     pub(crate) cache_salt: Option<String>,
+    /// What the answer must look like.
+    pub(crate) response_format: Option<ResponseFormat>,
+    /// Extension: a regular expression that matches the whole answer.
+    pub(crate) regex: Option<String>,
+    /// Extension: a grammar of the answer, in GBNF or in Lark.
+    pub(crate) grammar: Option<String>,
 }
 
 /// What a streamed answer carries.
@@ -122,6 +130,11 @@ impl SamplingFields {
         biases.sort_by_key(|&(id, _)| id);
         biases.dedup_by_key(|&mut (id, _)| id);
         Ok(biases)
+    }
+
+    /// What the answer must look like, with the field that says so.
+    pub(crate) fn format(&self) -> Result<Option<(Format, &'static str)>> {
+        super::format(self.response_format.as_ref(), self.regex.as_ref(), self.grammar.as_ref())
     }
 
     /// Continuations of each prompt.

@@ -25,7 +25,8 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 ///
 /// With `stream`, the answer comes as server-sent events, each with the news as JSON; the last is `[DONE]`.
 #[utoipa::path(
-    post, path = "/v1/completions", operation_id = "completion", tag = "generation", request_body = CompletionRequest,
+    post, path = "/v1/completions", operation_id = "completion", tag = "generation", 
+    request_body(content = CompletionRequest, example = json!({"prompt": "Once upon a time", "max_tokens": 8, "logprobs": 1})),
     responses(
         (status = 200, description = "The continuations", content(
             (Answer<CompletionChoice> = "application/json"), (Chunk<CompletionChoice> = "text/event-stream"))),
@@ -65,6 +66,9 @@ fn plan(app: &App, caller: Caller, request: &CompletionRequest) -> Result<Plan> 
             return Err(ApiError::invalid_param("echo", "echo and suffix cannot be combined"));
         }
         plan.prompt_logprobs = plan.n_logprobs;
+    }
+    if let Some((format, field)) = request.common.format()? {
+        plan.constrain(app, &format, false).map_err(|e| e.or_param(field))?;
     }
     Ok(plan)
 }

@@ -20,7 +20,8 @@ pub(crate) struct Rendered {
 
 /// Render a conversation by the model's chat template
 #[utoipa::path(
-    post, path = "/apply-template", operation_id = "apply_template", tag = "tokens", request_body = ChatRequest,
+    post, path = "/apply-template", operation_id = "apply_template", tag = "tokens", 
+    request_body(content = ChatRequest, example = json!({"messages": [{"role": "user", "content": "Tell me a story."}]})),
     responses((status = 200, description = "The text", body = Rendered), ErrorResponses)
 )]
 pub(crate) async fn apply(
@@ -31,7 +32,7 @@ pub(crate) async fn apply(
     let prompt = app
         .compute(move |app| {
             let template = app.engine.template().ok_or(EngineError::NoChatTemplate)?;
-            let text = template.render(&conversation(&request)?, true, now());
+            let text = template.render(&conversation(app, &request)?, true, now());
             let text = text.map_err(|error| EngineError::Template { message: error.to_string() });
             text.map_err(|e| ApiError::from(e).or_param("messages"))
         })

@@ -44,7 +44,8 @@ pub(crate) struct Tokens {
 
 /// Turn a text or a conversation into token ids
 #[utoipa::path(
-    post, path = "/tokenize", tag = "tokens", request_body = TokenizeRequest,
+    post, path = "/tokenize", tag = "tokens", 
+    request_body(content = TokenizeRequest, example = json!({"prompt": "Once upon a time"})),
     responses((status = 200, description = "The tokens", body = Tokens), ErrorResponses)
 )]
 pub(crate) async fn tokenize(
@@ -65,7 +66,7 @@ fn tokens(app: &App, request: TokenizeRequest) -> Result<Tokens> {
         }
         (None, Some(messages)) => {
             let chat = ChatRequest { messages, ..ChatRequest::default() };
-            let ids = app.engine.encode_chat(&conversation(&chat)?, now());
+            let ids = app.engine.encode_chat(&conversation(app, &chat)?, now());
             ids.map_err(|e| ApiError::from(e).or_param("messages"))?
         }
         _ => return Err(ApiError::invalid_param("prompt", "exactly one of prompt and messages is needed")),
@@ -98,7 +99,8 @@ pub(crate) struct Detokenized {
 
 /// Turn token ids into text
 #[utoipa::path(
-    post, path = "/detokenize", tag = "tokens", request_body = DetokenizeRequest,
+    post, path = "/detokenize", tag = "tokens", 
+    request_body(content = DetokenizeRequest, example = json!({"tokens": [1, 2, 3]})),
     responses((status = 200, description = "The text", body = Detokenized), ErrorResponses)
 )]
 pub(crate) async fn detokenize(

@@ -1,0 +1,145 @@
+//! `realizar serve` as a process: the line that says it is ready, its answers against those of `run`, and its end by signals.
+#![cfg(unix)]
+#![allow(missing_docs, unreachable_pub, dead_code)]
+
+mod support;
+
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+use support::{fails, is_wrong_usage, json, realizar, run};
+
+/// Longer than anything takes, also on a machine that is busy with other things.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+struct Server {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+    line: String,
+    agent: ureq::Agent,
+}
+
+impl Server {
+    /// Starts one at any free port and waits for its line.
+    fn start(more: &[&str]) -> Self {
+        let mut command = realizar();
+        command.args(["serve", "--port", "0", "--device", "cpu", "--kv-memory", "32M"]).args(more);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut line = String::new();
+        stderr.read_line(&mut line).expect("a line");
+        let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE));
+        Self { child, stderr, line, agent: config.build().into() }
+    }
+
+    fn url(&self, path: &str) -> String {
+        let start = self.line.find("http://").expect("an address");
+        let end = self.line[start..].find(": ").expect("its end");
+        format!("{}{path}", &self.line[start..start + end])
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Value {
+        let text = self.agent.post(self.url(path)).content_type("application/json").send(body.to_string());
+        let mut response = text.expect("an answer");
+        let text = response.body_mut().read_to_string().expect("text");
+        assert_eq!(response.status(), 200, "{text}");
+        serde_json::from_str(&text).expect("JSON")
+    }
+
+    fn signal(&self, name: &str) {
+        let done = Command::new("kill").args([name, &self.child.id().to_string()]).status();
+        assert!(done.expect("kill is there").success());
+    }
+
+    /// Waits for the end; returns its status and what stood on stdout and on stderr after the first line.
+    fn end(mut self) -> (ExitStatus, String, String) {
+        let start = Instant::now();
+        let status = loop {
+            match self.child.try_wait().expect("a status") {
+                Some(status) => break status,
+                None if start.elapsed() > PATIENCE => panic!("it does not end"),
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        let (mut out, mut err) = (String::new(), String::new());
+        self.child.stdout.take().expect("a pipe").read_to_string(&mut out).expect("text");
+        self.stderr.read_to_string(&mut err).expect("text");
+        (status, out, err)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended long ago.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+#[test]
+fn it_says_in_one_line_that_it_is_ready_and_answers_as_run_does() {
+    let server = Server::start(&["--served-name", "fox"]);
+    let line = &server.line;
+    assert!(line.starts_with("fox is ready at http://127.0.0.1:") && line.contains("cache of"), "{line}");
+    for question in ["Tell me a story about a fox.", "Is an owl a bird? Answer yes or no."] {
+        let ran = json(&run(&["run", question, "--temp", "0", "-n", "60", "--json", "--device", "cpu"]));
+        let message = json!([{"role": "user", "content": question}]);
+        let body = json!({"model": "fox", "messages": message, "temperature": 0, "max_tokens": 60});
+        let answer = server.post("/v1/chat/completions", &body);
+        assert_eq!(answer["choices"][0]["message"]["content"], ran["text"]);
+        assert_eq!(answer["choices"][0]["finish_reason"], ran["finish_reason"]);
+    }
+    let ran = json(&run(&["run", "--raw", "Once upon a time", "--temp", "0", "-n", "40", "--json", "--device", "cpu"]));
+    let body = json!({"prompt": "Once upon a time", "temperature": 0, "max_tokens": 40});
+    assert_eq!(server.post("/v1/completions", &body)["choices"][0]["text"], ran["text"]);
+    server.signal("-TERM");
+    let (status, out, err) = server.end();
+    assert_eq!((status.code(), out.as_str(), err.as_str()), (Some(0), "", ""));
+}
+
+#[test]
+fn a_first_signal_lets_answers_finish_and_a_second_does_not() {
+    for (second, code) in [(false, 0), (true, 1)] {
+        let server = Server::start(&[]);
+        let body = json!({"prompt": "Once", "max_tokens": 900, "ignore_eos": true, "n": if second { 16 } else { 1 }});
+        let (url, agent) = (server.url("/v1/completions"), server.agent.clone());
+        let asks = std::thread::spawn(move || agent.post(url).content_type("application/json").send(body.to_string()));
+        let running = || {
+            let mut page = server.agent.get(server.url("/metrics")).call().expect("metrics");
+            let text = page.body_mut().read_to_string().expect("text");
+            !text.contains("realizar_running{model_name=\"demo\"} 0")
+        };
+        let start = Instant::now();
+        while !running() {
+            assert!(start.elapsed() < PATIENCE, "it never ran");
+        }
+        server.signal("-INT");
+        if second {
+            server.signal("-TERM");
+        }
+        let (status, _, err) = server.end();
+        assert_eq!(status.code(), Some(code), "{err}");
+        let answer = asks.join().expect("no panic");
+        match second {
+            true => assert!(err.starts_with("error: stopped at once"), "{err}"),
+            false => assert_eq!(answer.expect("an answer").status(), 200),
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_served_is_said() {
+    is_wrong_usage(&run(&["serve", "--port", "99999"]), "99999");
+    is_wrong_usage(&run(&["serve", "--kv-memory", "lots"]), "512M");
+    is_wrong_usage(&run(&["serve", "--max-seqs", "0"]), "at least 1");
+    is_wrong_usage(&run(&["serve", "--drain-seconds", "-1"]), "drain-seconds");
+    is_wrong_usage(&run(&["serve", "--api-key", ""]), "api-key");
+    fails(&run(&["serve", "-m", "/no/such/model.gguf"]), &["/no/such/model.gguf"]);
+    fails(&run(&["serve", "--kv-memory", "1k", "--ctx", "512"]), &["--kv-memory", "512 tokens"]);
+    fails(&run(&["serve", "--port", "0", "--cors", "everyone"]), &["everyone", "not an origin"]);
+    fails(&run(&["serve", "--port", "0", "--host", "256.256.256.256"]), &["could not listen at 256.256.256.256:0"]);
+    let first = Server::start(&[]);
+    let port = first.url("").rsplit(':').next().expect("a port").to_owned();
+    fails(&run(&["serve", "--port", &port]), &["could not listen", &port]);
+}

@@ -1,0 +1,188 @@
+//! Reasoning between `<think>` and `</think>` at the beginning of an answer, told apart from the answer while it comes.
+
+use realizar_model::tokenizer::Tokenizer;
+
+/// Begins the reasoning.
+pub const OPEN: &str = "<think>";
+/// Ends the reasoning.
+pub const CLOSE: &str = "</think>";
+
+/// A piece of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// What the model thinks before it answers.
+    Reasoning(String),
+    /// The answer.
+    Content(String),
+}
+
+/// Whether a prompt ends within the reasoning, which the answer then goes on with: some chat templates write the tag themselves.
+pub fn is_open(prompt: &str) -> bool {
+    prompt.trim_end().ends_with(OPEN)
+}
+
+/// Tags that the vocabulary has as control tokens, which would not be shown as text: the text for the parser has to show them.
+pub fn shown_tokens(tokenizer: &Tokenizer) -> Vec<u32> {
+    let ids = [OPEN, CLOSE].into_iter().filter_map(|tag| tokenizer.id_of(tag));
+    ids.filter(|&id| tokenizer.is_special(id)).collect()
+}
+
+enum Place {
+    /// Before anything but blanks and the tag's beginning.
+    Start(String),
+    /// Before the first character of the reasoning or of the content after it.
+    Blanks {
+        reasoning: bool,
+    },
+    /// In the reasoning; what is held may be the blanks and the tag at its end.
+    Reasoning(String),
+    Content,
+}
+
+/// Splits one answer. How its text is divided into pieces makes no difference.
+///
+/// Blanks next to the tags belong to neither side. Without a tag at its beginning all of an answer is content.
+pub struct ReasoningParser {
+    place: Place,
+    pieces: Vec<Piece>,
+}
+
+impl ReasoningParser {
+    /// At an answer's beginning. `open`: the prompt ends within the reasoning ([`is_open`]).
+    pub fn new(open: bool) -> Self {
+        let place = if open { Place::Blanks { reasoning: true } } else { Place::Start(String::new()) };
+        Self { place, pieces: Vec::new() }
+    }
+
+    /// Takes the next piece of the answer; returns what has become certain by it.
+    pub fn push(&mut self, text: &str) -> Vec<Piece> {
+        text.chars().for_each(|c| self.take(c));
+        std::mem::take(&mut self.pieces)
+    }
+
+    /// The rest, at the answer's end.
+    pub fn finish(&mut self) -> Vec<Piece> {
+        match std::mem::replace(&mut self.place, Place::Content) {
+            Place::Start(held) => self.content(&held),
+            // Unfinished reasoning ends with the beginning of a tag or with blanks, which say nothing.
+            Place::Reasoning(held) if !CLOSE.starts_with(held.trim_start()) => self.reasoning(&held),
+            Place::Reasoning(_) | Place::Blanks { .. } | Place::Content => {}
+        }
+        std::mem::take(&mut self.pieces)
+    }
+
+    fn take(&mut self, c: char) {
+        self.place = match std::mem::replace(&mut self.place, Place::Content) {
+            Place::Start(mut held) => {
+                held.push(c);
+                let rest = held.trim_start();
+                if rest == OPEN {
+                    Place::Blanks { reasoning: true }
+                } else if OPEN.starts_with(rest) {
+                    Place::Start(held)
+                } else {
+                    self.content(&held);
+                    Place::Content
+                }
+            }
+            Place::Blanks { reasoning } if c.is_whitespace() => Place::Blanks { reasoning },
+            Place::Blanks { reasoning: true } => {
+                self.place = Place::Reasoning(String::new());
+                return self.take(c);
+            }
+            Place::Blanks { reasoning: false } | Place::Content => {
+                self.content(c.encode_utf8(&mut [0; 4]));
+                Place::Content
+            }
+            Place::Reasoning(mut held) => {
+                held.push(c);
+                let rest = held.trim_start();
+                if rest == CLOSE {
+                    Place::Blanks { reasoning: false }
+                } else {
+                    // The longest end that may be blanks and the tag is held; what is before it is certain.
+                    let keeps = |at: &usize| CLOSE.starts_with(held[*at..].trim_start());
+                    let places = held.char_indices().map(|(at, _)| at).chain([held.len()]);
+                    let from = places.into_iter().find(keeps).unwrap_or(held.len());
+                    let kept = held.split_off(from);
+                    self.reasoning(&held);
+                    Place::Reasoning(kept)
+                }
+            }
+        };
+    }
+
+    fn content(&mut self, text: &str) {
+        match self.pieces.last_mut() {
+            _ if text.is_empty() => {}
+            Some(Piece::Content(last)) => last.push_str(text),
+            _ => self.pieces.push(Piece::Content(text.to_owned())),
+        }
+    }
+
+    fn reasoning(&mut self, text: &str) {
+        match self.pieces.last_mut() {
+            _ if text.is_empty() => {}
+            Some(Piece::Reasoning(last)) => last.push_str(text),
+            _ => self.pieces.push(Piece::Reasoning(text.to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run<'a>(open: bool, pieces: impl IntoIterator<Item = &'a str>) -> (String, String) {
+        let mut parser = ReasoningParser::new(open);
+        let mut all: Vec<Piece> = pieces.into_iter().flat_map(|piece| parser.push(piece)).collect();
+        all.extend(parser.finish());
+        let (mut reasoning, mut content) = (String::new(), String::new());
+        for piece in all {
+            match piece {
+                Piece::Reasoning(text) => {
+                    assert!(content.is_empty(), "reasoning comes first");
+                    reasoning += &text;
+                }
+                Piece::Content(text) => content += &text,
+            }
+        }
+        (reasoning, content)
+    }
+
+    #[test]
+    fn reasoning_is_told_from_the_answer_however_the_text_is_divided() {
+        let cases = [
+            (
+                false,
+                "<think>\nHm, 1 < 2.\n\nYes </thin> it is.\n</think>\n\nYes.",
+                "Hm, 1 < 2.\n\nYes </thin> it is.",
+                "Yes.",
+            ),
+            (true, "\nHm.\n</think>\n\nYes. <think>No</think>", "Hm.", "Yes. <think>No</think>"),
+            (false, "Yes. <think>No</think>", "", "Yes. <think>No</think>"),
+            (false, "\n<think></think>\n\nYes", "", "Yes"),
+            (true, "cut o", "cut o", ""),
+            (true, "cut off </thi", "cut off", ""),
+            (false, "<thi", "", "<thi"),
+            (false, " \n", "", " \n"),
+            (false, "<think", "", "<think"),
+            (true, "größe </</think>é", "größe </", "é"),
+            (false, "", "", ""),
+        ];
+        for (open, text, reasoning, content) in cases {
+            let expected = (reasoning.to_owned(), content.to_owned());
+            assert_eq!(run(open, [text]), expected, "{text:?}");
+            assert_eq!(run(open, text.split("")), expected, "{text:?} in single characters");
+            for (at, _) in text.char_indices() {
+                assert_eq!(run(open, [&text[..at], &text[at..]]), expected, "{text:?} divided at {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_prompt_may_begin_the_reasoning() {
+        assert!(is_open("<|Assistant|><think>\n"));
+        assert!(!is_open("<|im_start|>assistant\n<think>\n\n</think>\n\n") && !is_open(""));
+    }
+}

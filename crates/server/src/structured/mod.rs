@@ -1,0 +1,211 @@
+//! Structured output: JSON, JSON schemas, regular expressions and grammars, as masks over the model's tokens.
+//!
+//! [`Grammars`] holds the vocabulary as a trie of bytes, built once for a model. [`Grammars::compile`] turns a [`Format`] into a
+//! [`Constraint`] that the engine asks for a mask before each token. `schema` checks a JSON schema and says where it is wrong,
+//! `vocabulary` builds the trie, `constraint` is the engine's seam, `after_reasoning` puts off a format until the model has thought. The grammars themselves
+//! run in llguidance: an Earley parser over lexemes whose regular expressions are derivatives, walked along the trie.
+
+mod after_reasoning;
+mod constraint;
+mod schema;
+mod vocabulary;
+
+use crate::reasoning;
+use after_reasoning::{AfterReasoning, FreeTokens};
+use constraint::TokenConstraint;
+use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
+use llguidance::{GrammarBuilder, ParserFactory};
+use realizar_engine::Constraint;
+use realizar_model::tokenizer::Tokenizer;
+use serde_json::Value;
+use std::sync::Arc;
+
+pub(crate) use schema::prepare as prepare_schema;
+
+/// Bytes of a schema, pattern or grammar at most.
+const MAX_SOURCE_BYTES: usize = 512 << 10;
+
+/// What a text must look like.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Format {
+    /// A JSON object with any contents.
+    Json,
+    /// JSON that a schema describes.
+    JsonSchema {
+        /// The schema, in the dialect of draft 2020-12.
+        schema: Value,
+        /// Refuses schemas with keywords that cannot be enforced, or that nobody knows. Otherwise these keywords say nothing, and
+        /// the rest of the schema holds.
+        strict: bool,
+    },
+    /// Text that a regular expression matches from its first to its last character. Syntax of Rust's regex crate, without
+    /// look-around and back-references.
+    Regex(String),
+    /// Text that a grammar describes, in llguidance's dialect of Lark.
+    Grammar(String),
+}
+
+/// Why a format cannot be enforced. All but `Vocabulary` are the caller's mistakes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrammarError {
+    /// The JSON schema is wrong or says what cannot be enforced.
+    #[error("the JSON schema cannot be enforced: at {path}: {reason}")]
+    Schema {
+        /// JSON pointer to the place, from `#`.
+        path: String,
+        /// What is wrong there.
+        reason: String,
+    },
+    /// The regular expression is wrong.
+    #[error("the regular expression cannot be enforced: {reason}")]
+    Regex {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The grammar is wrong.
+    #[error("the grammar cannot be enforced: {reason}")]
+    Grammar {
+        /// What is wrong with it, with its place where that is known.
+        reason: String,
+    },
+    /// It would take too much time or memory.
+    #[error("{what} is too large: {size}, at most {limit} are allowed")]
+    TooLarge {
+        /// What is too large, with its unit.
+        what: &'static str,
+        /// How large it is.
+        size: usize,
+        /// How large it may be.
+        limit: usize,
+    },
+    /// The model's vocabulary does not allow structured output.
+    #[error("this model cannot follow a grammar: {reason}")]
+    Vocabulary {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Compiles formats for one model. Cloning shares everything.
+#[derive(Clone)]
+pub struct Grammars {
+    factory: Arc<ParserFactory>,
+    free: Arc<FreeTokens>,
+}
+
+impl Grammars {
+    /// Sorts the vocabulary into a trie: tens of milliseconds for 128k tokens.
+    ///
+    /// `stops`: the tokens that end a text; they are allowed where, and only where, the text may end.
+    ///
+    /// Errors: [`GrammarError::Vocabulary`] if there is no stop token, or the vocabulary is beyond the trie's bounds.
+    pub fn new(tokenizer: &Tokenizer, stops: &[u32]) -> Result<Self, GrammarError> {
+        let refuse = |reason: String| GrammarError::Vocabulary { reason };
+        let environment = vocabulary::token_environment(tokenizer, stops)?;
+        let mut factory = ParserFactory::new_simple(&environment).map_err(|error| refuse(message(&error)))?;
+        factory.quiet();
+        *factory.limits_mut() = limits();
+        let free = FreeTokens::new(environment, tokenizer.id_of(reasoning::CLOSE));
+        Ok(Self { factory: Arc::new(factory), free: Arc::new(free) })
+    }
+
+    /// Like [`Grammars::compile`], but the format holds from the end of the reasoning, which the prompt has begun
+    /// ([`reasoning::is_open`]).
+    ///
+    /// Errors: as [`Grammars::compile`].
+    pub fn compile_after_reasoning(&self, format: &Format) -> Result<Box<dyn Constraint>, GrammarError> {
+        Ok(Box::new(AfterReasoning::new(self.free.clone(), self.compile(format)?)))
+    }
+
+    /// Prepares the enforcement of a format. It may take tens of milliseconds for a large schema: not on a thread that serves others.
+    ///
+    /// Errors: what is wrong with the format, and where.
+    pub fn compile(&self, format: &Format) -> Result<Box<dyn Constraint>, GrammarError> {
+        let (grammar, kind) = match format {
+            Format::Json => {
+                let schema = schema::prepare(&serde_json::json!({"type": "object"}), true)?;
+                (GrammarWithLexer::from_json_schema(schema), Kind::Schema)
+            }
+            Format::JsonSchema { schema, strict } => {
+                let schema = schema::prepare(schema, *strict)?;
+                (GrammarWithLexer::from_json_schema(schema), Kind::Schema)
+            }
+            Format::Regex(pattern) => {
+                check_size("the regular expression, in bytes,", pattern.len())?;
+                check_regex(pattern)?;
+                (GrammarWithLexer::from_regex(pattern), Kind::Regex)
+            }
+            Format::Grammar(text) => {
+                check_size("the grammar, in bytes,", text.len())?;
+                (GrammarWithLexer::from_lark(text.clone()), Kind::Grammar)
+            }
+        };
+        let parser = self.factory.create_parser(TopLevelGrammar::from_grammar(grammar));
+        let parser = parser.map_err(|error| kind.error(message(&error)))?;
+        let n_tokens = self.factory.tok_env().tok_trie().vocab_size();
+        // The first mask here and not in the engine's thread; it also tells whether anything satisfies the format at all.
+        let mut constraint = TokenConstraint::new(parser, n_tokens);
+        constraint.allowed().map_err(|reason| kind.error(reason))?;
+        Ok(Box::new(constraint))
+    }
+}
+
+impl std::fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let n_tokens = self.factory.tok_env().tok_trie().vocab_size();
+        f.debug_struct("Grammars").field("n_tokens", &n_tokens).finish_non_exhaustive()
+    }
+}
+
+/// What went into llguidance, for its errors.
+#[derive(Clone, Copy)]
+enum Kind {
+    Schema,
+    Regex,
+    Grammar,
+}
+
+impl Kind {
+    fn error(self, reason: String) -> GrammarError {
+        match self {
+            Kind::Schema => GrammarError::Schema { path: "#".to_owned(), reason },
+            Kind::Regex => GrammarError::Regex { reason },
+            Kind::Grammar => GrammarError::Grammar { reason },
+        }
+    }
+}
+
+/// What one request may cost. A step that goes beyond its share ends the request with an error.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        // About 2 kB each: 60 MB at most for one request.
+        max_lexer_states: 30_000,
+        // Its errors would bring along the whole text and grammar.
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
+}
+
+fn check_size(what: &'static str, size: usize) -> Result<(), GrammarError> {
+    match size > MAX_SOURCE_BYTES {
+        true => Err(GrammarError::TooLarge { what, size, limit: MAX_SOURCE_BYTES }),
+        false => Ok(()),
+    }
+}
+
+/// On its own first: inside a grammar its errors would speak of a grammar that the caller did not write.
+fn check_regex(pattern: &str) -> Result<(), GrammarError> {
+    if pattern.is_empty() {
+        return Err(GrammarError::Regex { reason: "it is empty".to_owned() });
+    }
+    let checked = GrammarBuilder::new(None, limits()).regex.regex(pattern);
+    checked.map(|_| ()).map_err(|error| GrammarError::Regex { reason: message(&error) })
+}
+
+/// The error's own words, without llguidance's remarks for its developers.
+fn message(error: &impl std::fmt::Display) -> String {
+    let text = error.to_string();
+    let end = text.find("\n<non-verbose/>").or_else(|| text.find("\n<backtrace>")).unwrap_or(text.len());
+    text[..end].trim_end().to_owned()
+}

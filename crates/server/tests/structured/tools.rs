@@ -1,0 +1,258 @@
+//! Tool calls under their grammar: whatever is drawn, the syntax's parser finds calls whose arguments satisfy their schema.
+
+use super::json_schema::validates;
+use super::support::{Random, babble, demo, follow};
+use super::{compile, grammars, plain};
+use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
+use realizar_server::reasoning;
+use realizar_server::structured::{Format, GrammarError};
+use realizar_server::tool_calls::{Delta, SYNTAXES, Syntax, Tool, ToolChoice};
+use serde_json::{Value, json};
+
+fn tools(strict: bool) -> Vec<Tool> {
+    let function = |name: &str, parameters: Value| json!({"type": "function", "function": {"name": name, "parameters": parameters, "strict": strict}});
+    serde_json::from_value(json!([
+        function("get_weather", json!({
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["c", "f"]}},
+            "required": ["city"],
+            "additionalProperties": false,
+        })),
+        function("add-2", json!({
+            "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "number", "minimum": -1, "maximum": 1000}}},
+            "required": ["a", "b"],
+            "additionalProperties": false,
+        })),
+        {"type": "function", "function": {"name": "now"}},
+    ]))
+    .unwrap()
+}
+
+/// A vocabulary of bytes, and the tokens that frame calls and reasoning as control tokens.
+fn with_control_tokens() -> Tokenizer {
+    let printable = |b: u8| (b'!'..=b'~').contains(&b) || (0xA1..=0xAC).contains(&b) || b >= 0xAE;
+    let mut others = 256u32..;
+    let mut vocabulary = serde_json::Map::new();
+    for b in 0..=255u8 {
+        let c = if printable(b) { u32::from(b) } else { others.next().unwrap() };
+        vocabulary.insert(char::from_u32(c).unwrap().to_string(), json!(b));
+    }
+    let added = [
+        "<eos>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[CALL_ID]",
+        "<tool_call>",
+        "</tool_call>",
+        "<|python_tag|>",
+        "<think>",
+        "</think>",
+    ];
+    let added: Vec<Value> = added
+        .iter()
+        .enumerate()
+        .map(|(i, text)| json!({"id": 256 + i, "content": text, "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}))
+        .collect();
+    let file = json!({
+        "added_tokens": added,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    });
+    let tokenizer = Tokenizer::from_hf(file.to_string().as_bytes(), None, None).unwrap();
+    assert_eq!(tokenizer.eos_ids(), [256]);
+    assert!(tokenizer.is_special(257));
+    tokenizer
+}
+
+fn parse(syntax: &Syntax, tools: &[Tool], text: &str) -> (String, Vec<(String, String)>) {
+    let mut parser = syntax.parser(tools, 1);
+    let (mut rest, mut calls) = (String::new(), Vec::<(String, String)>::new());
+    for delta in parser.push(text).into_iter().chain(parser.finish()) {
+        match delta {
+            Delta::Text(text) => rest += &text,
+            Delta::Call { name, .. } => calls.push((name, String::new())),
+            Delta::Arguments { fragment, .. } => calls.last_mut().unwrap().1 += &fragment,
+        }
+    }
+    (rest, calls)
+}
+
+fn rules(
+    syntax: &Syntax,
+    tokenizer: &Tokenizer,
+    tools: &[Tool],
+    choice: &ToolChoice,
+    parallel: bool,
+) -> Format {
+    syntax.grammar(tokenizer, tools, choice, parallel, None).unwrap().expect("a grammar")
+}
+
+#[test]
+fn demanded_calls_are_found_and_their_arguments_satisfy_the_schema() {
+    for tokenizer in [Tokenizer::from_source(&*demo()).unwrap(), with_control_tokens()] {
+        let grammars = grammars(&tokenizer);
+        for syntax in SYNTAXES {
+            let mut most = 0;
+            for (choice, parallel, strict) in [
+                (ToolChoice::Required, true, false),
+                (ToolChoice::Required, false, true),
+                (ToolChoice::Named("add-2".to_owned()), true, false),
+            ] {
+                let tools = tools(strict);
+                let start = compile(&grammars, rules(syntax, &tokenizer, &tools, &choice, parallel));
+                for seed in 0..20 {
+                    let mut random = Random(seed);
+                    let n_free = random.below(400);
+                    let ids = babble(&mut *start.fork(), &tokenizer, &mut random, n_free);
+                    let text = tokenizer.decode(&ids, false);
+                    let (rest, calls) = parse(syntax, &tools, &text);
+                    assert_eq!(rest.trim(), "", "{}: {text:?}", syntax.name);
+                    assert!(!calls.is_empty(), "{}: {text:?}", syntax.name);
+                    assert!(
+                        parallel && choice == ToolChoice::Required || calls.len() == 1,
+                        "{}: {text:?}",
+                        syntax.name
+                    );
+                    most = most.max(calls.len());
+                    for (name, arguments) in calls {
+                        let arguments: Value = serde_json::from_str(&arguments).unwrap();
+                        let tool = tools.iter().find(|tool| tool.function.name == name).unwrap();
+                        let none = json!({"type": "object", "maxProperties": 0});
+                        let schema = tool.function.parameters.as_ref().unwrap_or(&none);
+                        assert!(
+                            arguments.is_object() && validates(schema, schema, &arguments),
+                            "{name}: {arguments}"
+                        );
+                        if let ToolChoice::Named(only) = &choice {
+                            assert_eq!(name, *only);
+                        }
+                    }
+                }
+            }
+            assert!(most > 1 || syntax.name == "llama3", "{} never had several calls", syntax.name);
+        }
+    }
+}
+
+#[test]
+fn a_strict_tool_s_arguments_are_enforced_wherever_a_call_may_come() {
+    let (good, bad) = ("{\"city\": \"Paris\"}", "{\"town\": \"Paris\"}");
+    for tokenizer in [Tokenizer::from_source(&*demo()).unwrap(), with_control_tokens()] {
+        let grammars = grammars(&tokenizer);
+        for (name, before, call) in [
+            (
+                "hermes",
+                "Let me see: ",
+                "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": ARGUMENTS}\n</tool_call>",
+            ),
+            (
+                "mistral",
+                "Let me see: ",
+                "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": ARGUMENTS}]",
+            ),
+            ("mistral-args", "Let me see: ", "[TOOL_CALLS]get_weather[ARGS]ARGUMENTS"),
+            ("llama3", "", "{\"name\": \"get_weather\", \"parameters\": ARGUMENTS}"),
+            ("generic", "", "{\"name\": \"get_weather\", \"arguments\": ARGUMENTS}"),
+        ] {
+            let syntax = SYNTAXES.iter().find(|syntax| syntax.name == name).unwrap();
+            let start = compile(&grammars, rules(syntax, &tokenizer, &tools(true), &ToolChoice::Auto, true));
+            // One token per byte, but for control tokens: SentencePiece would begin with a space.
+            let ids = |text: &str| {
+                let byte = |b: u8| {
+                    (0..tokenizer.vocab_size() as u32)
+                        .find(|&id| {
+                            !tokenizer.is_special(id) && tokenizer.token_bytes(id).as_deref() == Some(&[b])
+                        })
+                        .unwrap()
+                };
+                let parts = tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: true });
+                parts
+                    .into_iter()
+                    .flat_map(|id| match tokenizer.is_special(id) {
+                        true => vec![id],
+                        false => tokenizer.token_bytes(id).unwrap().iter().map(|&b| byte(b)).collect(),
+                    })
+                    .skip_while(|&id| tokenizer.token_bytes(id).as_deref() == Some(b" "))
+                    .collect::<Vec<_>>()
+            };
+            let end = |text: String| follow(&mut *start.fork(), &tokenizer, &ids(&text));
+            assert_eq!(end(before.to_owned() + &call.replace("ARGUMENTS", good)), Ok(true), "{name}");
+            assert!(end(before.to_owned() + &call.replace("ARGUMENTS", bad)).is_err(), "{name}");
+            assert_eq!(end("The weather is <fine>.\n\nReally.".to_owned()), Ok(true), "{name}");
+            assert_eq!(end("".to_owned()), Ok(true), "{name}");
+        }
+    }
+}
+
+#[test]
+fn only_demands_make_a_grammar() {
+    let tokenizer = with_control_tokens();
+    let syntax = &SYNTAXES[0];
+    let grammar = |tools: &[Tool], choice: &ToolChoice, parallel, answer: Option<&Format>| {
+        syntax.grammar(&tokenizer, tools, choice, parallel, answer)
+    };
+    assert_eq!(grammar(&tools(true), &ToolChoice::None, true, None), Ok(None));
+    assert_eq!(grammar(&tools(false), &ToolChoice::Auto, true, None), Ok(None));
+    assert!(grammar(&tools(false), &ToolChoice::Auto, false, None).unwrap().is_some());
+    // An answer in JSON beside calls.
+    let beside = grammar(&tools(false), &ToolChoice::Auto, true, Some(&Format::Json)).unwrap().unwrap();
+    let start = compile(&grammars(&tokenizer), beside);
+    let ids = |text: &str| tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: true });
+    let call = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+    assert_eq!(follow(&mut *start.fork(), &tokenizer, &ids(call)), Ok(true));
+    assert_eq!(follow(&mut *start.fork(), &tokenizer, &ids("{\"a\": 1}")), Ok(true));
+    assert!(follow(&mut *start.fork(), &tokenizer, &ids("text")).is_err());
+    let regex = Format::Regex("a".to_owned());
+    assert!(matches!(
+        grammar(&tools(false), &ToolChoice::Auto, true, Some(&regex)),
+        Err(GrammarError::Grammar { .. })
+    ));
+}
+
+#[test]
+fn a_schema_s_error_names_the_tool() {
+    let tokenizer = Tokenizer::from_source(&*demo()).unwrap();
+    let path = |parameters: Value| {
+        let mut tools = tools(true);
+        tools[1].function.parameters = Some(parameters);
+        match SYNTAXES[0].grammar(&tokenizer, &tools, &ToolChoice::Required, true, None) {
+            Err(GrammarError::Schema { path, .. }) => path,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(
+        path(json!({"type": "object", "properties": {"a": {"typ": 1}}})),
+        "tools/1/function/parameters/properties/a/typ"
+    );
+    assert_eq!(path(json!({"type": "string"})), "tools/1/function/parameters/type");
+    assert_eq!(path(json!([])), "tools/1/function/parameters");
+}
+
+#[test]
+fn a_format_may_wait_for_the_end_of_the_reasoning() {
+    for tokenizer in [Tokenizer::from_source(&*demo()).unwrap(), with_control_tokens()] {
+        let grammars = grammars(&tokenizer);
+        let format = Format::JsonSchema {
+            schema: json!({"type": "array", "items": {"type": "integer"}}),
+            strict: true,
+        };
+        let start = grammars.compile_after_reasoning(&format).unwrap();
+        let mut ids = plain(&tokenizer, "Hm, > is </thin");
+        ids.extend(tokenizer.encode("</think>", EncodeOptions { add_special: false, parse_special: true }));
+        let mut constraint = start.fork();
+        assert_eq!(follow(&mut *constraint, &tokenizer, &ids), Ok(false));
+        let byte = |b: u8| {
+            (0..tokenizer.vocab_size() as u32)
+                .find(|&id| tokenizer.token_bytes(id).as_deref() == Some(&[b]))
+                .unwrap()
+        };
+        let rest: Vec<u32> = "\n\n[1, 2]".bytes().map(byte).collect();
+        assert_eq!(follow(&mut *constraint.fork(), &tokenizer, &rest), Ok(true));
+        assert_eq!(follow(&mut *constraint, &tokenizer, &[byte(b'\n'), byte(b'x')]), Err(byte(b'x')));
+        assert_eq!(follow(&mut *start.fork(), &tokenizer, tokenizer.eos_ids()), Err(tokenizer.eos_ids()[0]));
+    }
+    let tokenizer = with_control_tokens();
+    assert_eq!(reasoning::shown_tokens(&tokenizer).len(), 2);
+    assert_eq!(SYNTAXES[0].shown_tokens(&tokenizer).len(), 2);
+}
