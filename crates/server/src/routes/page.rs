@@ -29,7 +29,10 @@ static POLICY: LazyLock<Policy> = LazyLock::new(|| {
 /// A page to chat with the model and to watch the engine
 #[utoipa::path(
     get, path = "/", tag = "operation",
-    responses((status = 200, description = "The page", body = String, content_type = "text/html"))
+    responses(
+        (status = 200, description = "The page", body = String, content_type = "text/html"),
+        (status = 304, description = "The browser has it already")
+    )
 )]
 pub(crate) async fn page(asked: HeaderMap) -> Response {
     let policy = &*POLICY;
