@@ -11,7 +11,7 @@ const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 280.0;
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 14.0;
-const TOP: f64 = 14.0;
+const TOP: f64 = 24.0;
 const BOTTOM: f64 = 44.0;
 
 /// Points of a plot at most; of more, some are left out.
@@ -28,8 +28,8 @@ h2 { font-size: 16px; margin: 36px 0 8px; } p { margin: 0 0 10px; } .muted { col
 .bad { color: var(--bad); overflow-wrap: anywhere; white-space: pre-wrap; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 14px; }
 th { font-weight: 500; color: var(--muted); } td, th { text-align: right; padding: 4px 0 4px 22px; border-bottom: 1px solid var(--line); }
-td:first-child, th:first-child { text-align: left; padding-left: 0; }
-svg { display: block; width: 100%; height: auto; font: 12px system-ui, sans-serif; }
+td:first-child, th:first-child { text-align: left; padding-left: 0; white-space: nowrap; }
+svg { display: block; width: 100%; min-width: 560px; height: auto; font: 12px system-ui, sans-serif; }
 svg text { fill: var(--muted); } .grid { stroke: var(--line); } .curve { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
 .curve.a { stroke: var(--a); } .curve.b { stroke: var(--b); } .curve.c { stroke: var(--c); }
 .dot { opacity: .65; } .dot.a, .key.a { fill: var(--a); } .dot.b, .key.b { fill: var(--b); } .key.c { fill: var(--c); }
@@ -75,7 +75,7 @@ pub(super) fn page(report: &Report, records: &[Record]) -> String {
         ("Requests in flight", in_flight(records)),
         ("Output tokens per second", token_rate(records)),
     ] {
-        add(&format!("<h2>{title}</h2>\n{}\n", plot.svg(title)));
+        add(&format!("<h2>{title}</h2>\n<div class=\"wide\">{}</div>\n", plot.svg(title)));
     }
     out + "</html>\n"
 }
@@ -215,8 +215,8 @@ impl Axis {
     }
 
     fn range(&self, values: impl Iterator<Item = f64>) -> Range {
-        // What takes no time at all has no logarithm.
-        let floor = if self.is_log { 1e-3 } else { 0.0 };
+        // What takes no time at all has no logarithm: shorter times stand at the edge.
+        let floor = if self.is_log { 0.1 } else { 0.0 };
         let (low, high) = values.fold((f64::INFINITY, floor), |(l, h), v| (l.min(v.max(floor)), h.max(v)));
         if !self.is_log {
             return Range { from: 0.0, to: if high > 0.0 { high } else { 1.0 }, is_log: false };
@@ -294,10 +294,10 @@ impl Plot {
         }
         let (x_name, y_name) = (self.x.unit, self.y.unit);
         add(format_args!(
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{x_name}</text><text x=\"4\" y=\"{:.1}\">{y_name}</text>\n",
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{x_name}</text><text x=\"{:.1}\" y=\"12\" text-anchor=\"end\">{y_name}</text>\n",
             WIDTH - RIGHT,
             HEIGHT - 6.0,
-            HEIGHT - 6.0
+            LEFT - 8.0
         ));
         for (series, class) in self.series.iter().zip(["a", "b", "c"]) {
             match series.mark {
@@ -361,7 +361,7 @@ mod tests {
         assert_eq!(range(1.0).ticks(), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8, 1.0]);
         let log = Axis::log("").range([3.0, 700.0].into_iter());
         assert!(log.from <= 3.0 && log.to >= 700.0);
-        assert_eq!(log.ticks(), [5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0]);
+        assert_eq!(log.ticks(), [2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0]);
         assert_eq!((log.place(log.from), log.place(log.to), log.place(0.0)), (0.0, 1.0, 0.0));
     }
 
