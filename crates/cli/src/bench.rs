@@ -1,10 +1,11 @@
 //! `realizar bench`: tokens per second of a model on its device.
 
 use crate::args::{ModelOption, SynthSpec};
+use crate::bench_serve::BenchServeArgs;
 use crate::load::{RunnerOptions, SpeculationOptions};
-use crate::{output, profile, speculation};
+use crate::{bench_serve, output, profile, speculation};
 use anyhow::{Result, bail};
-use clap::{Args, ValueHint};
+use clap::{Args, Subcommand, ValueHint};
 use realizar_engine::bench::{Bench, Work};
 use realizar_engine::load::load;
 use realizar_model::source::TensorSource;
@@ -13,7 +14,10 @@ use serde::Serialize;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    command: Option<BenchCommand>,
     #[command(flatten)]
     model: ModelOption,
     /// Random weights at a known shape instead of a model, such as llama-3.2-1b:q4_k_m.
@@ -53,6 +57,12 @@ pub(crate) struct BenchArgs {
     json: bool,
 }
 
+#[derive(Debug, Subcommand)]
+enum BenchCommand {
+    /// Measure a running server under load: a trace of real arrivals, or many clients at once.
+    Serve(BenchServeArgs),
+}
+
 #[derive(Serialize)]
 struct Report {
     model: String,
@@ -81,6 +91,9 @@ struct Row {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    if let Some(BenchCommand::Serve(args)) = &args.command {
+        return bench_serve::run(args);
+    }
     let max_batch = args.batch.iter().copied().max().unwrap_or(1).max(1);
     match (&args.prompts, args.speculation.is_on()) {
         (None, false) => {}

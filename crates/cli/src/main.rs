@@ -6,6 +6,7 @@
 
 mod args;
 mod bench;
+mod bench_serve;
 mod chat;
 mod hub;
 mod input;
