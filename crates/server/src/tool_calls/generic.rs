@@ -179,9 +179,9 @@ mod tests {
         let add = ("add", json!({"a": 1, "b": 2}));
         let one = "{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}";
         let two = "{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}";
-        check(&SYNTAX, one, "", &[weather.clone()]);
+        check(&SYNTAX, one, "", std::slice::from_ref(&weather));
         check(&SYNTAX, &format!("{one}\n{two}\n"), "\n", &[weather.clone(), add.clone()]);
-        check(&SYNTAX, &format!("I look.\n {one}\nDone."), "I look.\nDone.", &[weather.clone()]);
+        check(&SYNTAX, &format!("I look.\n {one}\nDone."), "I look.\nDone.", std::slice::from_ref(&weather));
         check(&SYNTAX, &format!("{{\n{two}"), "{", &[add]);
         for text in [
             format!("Say {one}"),

@@ -123,9 +123,9 @@ mod tests {
         let two = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}\n</tool_call>";
         let weather = ("get_weather", json!({"city": "Paris"}));
         let add = ("add", json!({"a": 1, "b": 2}));
-        check(&SYNTAX, one, "", &[weather.clone()]);
+        check(&SYNTAX, one, "", std::slice::from_ref(&weather));
         check(&SYNTAX, &format!("{one}\n{two}\n"), "\n", &[weather.clone(), add.clone()]);
-        check(&SYNTAX, &format!("I'll look.\n\n{one}"), "I'll look.", &[weather.clone()]);
+        check(&SYNTAX, &format!("I'll look.\n\n{one}"), "I'll look.", std::slice::from_ref(&weather));
         check(&SYNTAX, &format!("{one} And {two} so on."), " And so on.", &[weather.clone(), add.clone()]);
         // The closing tag was forgotten.
         check(

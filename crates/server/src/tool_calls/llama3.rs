@@ -124,8 +124,8 @@ mod tests {
         let add = ("add", json!({"a": 1, "b": 2}));
         let one = "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\"}}";
         let two = "{\"name\": \"add\", \"parameters\": {\"a\": 1, \"b\": 2}}";
-        check(&SYNTAX, one, "", &[weather.clone()]);
-        check(&SYNTAX, &format!("<|python_tag|>{one}"), "", &[weather.clone()]);
+        check(&SYNTAX, one, "", std::slice::from_ref(&weather));
+        check(&SYNTAX, &format!("<|python_tag|>{one}"), "", std::slice::from_ref(&weather));
         check(&SYNTAX, &format!("\n<|python_tag|> {one}; {two}"), "", &[weather.clone(), add.clone()]);
         check(&SYNTAX, &format!("{one}\n{two}"), "", &[weather.clone(), add]);
         check(&SYNTAX, &format!("{one} That was it."), " That was it.", &[weather]);

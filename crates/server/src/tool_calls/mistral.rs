@@ -208,13 +208,13 @@ mod tests {
         let add = ("add", json!({"a": 1, "b": 2}));
         let one = "{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}";
         let two = "{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}, \"id\": \"abcdefghi\"}";
-        check(&LIST, &format!("[TOOL_CALLS] [{one}]"), "", &[weather.clone()]);
+        check(&LIST, &format!("[TOOL_CALLS] [{one}]"), "", std::slice::from_ref(&weather));
         check(&LIST, &format!("[TOOL_CALLS][{one}, {two}]"), "", &[weather.clone(), add.clone()]);
         check(
             &LIST,
             &format!("Let me see. [TOOL_CALLS] [{one}] Then"),
             "Let me see. Then",
-            &[weather.clone()],
+            std::slice::from_ref(&weather),
         );
         // The list's end was forgotten.
         check(&LIST, &format!("[TOOL_CALLS] [{one}"), "", &[weather]);
@@ -235,7 +235,7 @@ mod tests {
         let add = ("add", json!({"a": 1, "b": 2}));
         let one = "[TOOL_CALLS]get_weather[ARGS]{\"city\": \"Paris\"}";
         let two = "[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{\"a\": 1, \"b\": 2}";
-        check(&NAMED, one, "", &[weather.clone()]);
+        check(&NAMED, one, "", std::slice::from_ref(&weather));
         check(&NAMED, &format!("{one}{two}"), "", &[weather.clone(), add.clone()]);
         check(&NAMED, &format!("Well.\n{two} {one}"), "Well.", &[add.clone(), weather.clone()]);
         check_with_ids(&NAMED, two, &["abcdefghi"]);
