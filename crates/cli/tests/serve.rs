@@ -133,7 +133,7 @@ fn what_cannot_be_served_is_said() {
     is_wrong_usage(&run(&["serve", "--port", "99999"]), "99999");
     is_wrong_usage(&run(&["serve", "--kv-memory", "lots"]), "512M");
     is_wrong_usage(&run(&["serve", "--max-seqs", "0"]), "at least 1");
-    is_wrong_usage(&run(&["serve", "--drain-seconds", "-1"]), "drain-seconds");
+    is_wrong_usage(&run(&["serve", "--drain-seconds=-1"]), "drain-seconds");
     is_wrong_usage(&run(&["serve", "--api-key", ""]), "api-key");
     fails(&run(&["serve", "-m", "/no/such/model.gguf"]), &["/no/such/model.gguf"]);
     fails(&run(&["serve", "--kv-memory", "1k", "--ctx", "512"]), &["--kv-memory", "512 tokens"]);

@@ -42,3 +42,12 @@ pub(crate) struct Chunk<C> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) timings: Option<Timings>,
 }
+
+/// One event of a streamed answer, for the OpenAPI document.
+#[derive(Debug, ToSchema)]
+#[allow(dead_code, reason = "only its schema is used")]
+pub(crate) struct ServerSentEvent {
+    /// A chunk as JSON: a `Chunk_ChatPiece` or a `Chunk_CompletionChoice`, by endpoint. `[DONE]` in the last event; an `ErrorBody` in
+    /// the one before it if the answer broke off.
+    pub(crate) data: String,
+}

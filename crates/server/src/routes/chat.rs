@@ -6,8 +6,8 @@ use crate::error::{ApiError, ErrorResponses, Result};
 use crate::generation::Plan;
 use crate::json::Json;
 use crate::openai::{
-    Answer, AssistantMessage, ChatChoice, ChatLogprobs, ChatPiece, ChatRequest, Chunk, Delta, FunctionDelta,
-    TokenLogprob, ToolCallDelta, check_logprobs,
+    Answer, AssistantMessage, ChatChoice, ChatLogprobs, ChatPiece, ChatRequest, Delta, FunctionDelta,
+    ServerSentEvent, TokenLogprob, ToolCallDelta, check_logprobs,
 };
 use crate::reasoning::{self, Piece, ReasoningParser};
 use crate::sse::{self, Head, Shape};
@@ -31,7 +31,7 @@ const TAG_TOKENS: usize = 16;
     request_body(content = ChatRequest, example = json!({"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8})),
     responses(
         (status = 200, description = "The answer", content(
-            (Answer<ChatChoice> = "application/json"), (Chunk<ChatPiece> = "text/event-stream"))),
+            (Answer<ChatChoice> = "application/json"), (ServerSentEvent = "text/event-stream"))),
         ErrorResponses
     )
 )]

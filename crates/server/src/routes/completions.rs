@@ -8,7 +8,7 @@ use crate::fim;
 use crate::generation::Plan;
 use crate::json::Json;
 use crate::openai::{
-    Answer, Chunk, CompletionChoice, CompletionLogprobs, CompletionRequest, Prompt, check_logprobs,
+    Answer, CompletionChoice, CompletionLogprobs, CompletionRequest, Prompt, ServerSentEvent, check_logprobs,
 };
 use crate::sse::{self, Head, Shape};
 use axum::Extension;
@@ -29,7 +29,7 @@ const DEFAULT_MAX_TOKENS: usize = 16;
     request_body(content = CompletionRequest, example = json!({"prompt": "Once upon a time", "max_tokens": 8, "logprobs": 1})),
     responses(
         (status = 200, description = "The continuations", content(
-            (Answer<CompletionChoice> = "application/json"), (Chunk<CompletionChoice> = "text/event-stream"))),
+            (Answer<CompletionChoice> = "application/json"), (ServerSentEvent = "text/event-stream"))),
         ErrorResponses
     )
 )]

@@ -1,18 +1,26 @@
 //! `/openapi.json` and `/docs`: what the server offers.
 
 use crate::app::App;
+use crate::openai::{ChatPiece, Chunk, CompletionChoice};
 use axum::extract::State;
 use axum::http::{HeaderName, header};
 use axum::response::Html;
 use std::sync::Arc;
-use utoipa::openapi::{Info, License, OpenApi, OpenApiBuilder};
+use utoipa::openapi::{Info, License, OpenApi};
+
+/// What no endpoint's description mentions by its type.
+#[derive(utoipa::OpenApi)]
+#[openapi(components(schemas(Chunk<ChatPiece>, Chunk<CompletionChoice>)))]
+struct Streamed;
 
 /// The document without its endpoints.
 pub(crate) fn info() -> OpenApi {
     let mut info = Info::new("realizar", env!("CARGO_PKG_VERSION"));
     info.description = Some("OpenAI-compatible answers from the model that this server has loaded.".into());
     info.license = Some(License::new(env!("CARGO_PKG_LICENSE")));
-    OpenApiBuilder::new().info(info).build()
+    let mut document = <Streamed as utoipa::OpenApi>::openapi();
+    document.info = info;
+    document
 }
 
 pub(crate) fn to_json(document: &OpenApi) -> String {
