@@ -34,7 +34,7 @@ pub(crate) enum Command {
     Inspect(crate::inspect::InspectArgs),
     /// Measure how well a model predicts a text.
     Perplexity(crate::perplexity::PerplexityArgs),
-    /// Measure tokens per second.
+    /// Measure tokens per second, of a model or of a server.
     Bench(crate::bench::BenchArgs),
     /// Download a model into the cache that all Hugging Face programs share.
     Pull(crate::pull::PullArgs),

@@ -1,10 +1,11 @@
 //! `realizar bench`: tokens per second of a model on its device.
 
 use crate::args::{ModelOption, SynthSpec};
-use crate::load::RunnerOptions;
-use crate::{output, profile};
+use crate::bench_serve::BenchServeArgs;
+use crate::load::{RunnerOptions, SpeculationOptions};
+use crate::{bench_serve, output, profile, speculation};
 use anyhow::{Result, bail};
-use clap::{Args, ValueHint};
+use clap::{Args, Subcommand, ValueHint};
 use realizar_engine::bench::{Bench, Work};
 use realizar_engine::load::load;
 use realizar_model::source::TensorSource;
@@ -13,7 +14,10 @@ use serde::Serialize;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    command: Option<BenchCommand>,
     #[command(flatten)]
     model: ModelOption,
     /// Random weights at a known shape instead of a model, such as llama-3.2-1b:q4_k_m.
@@ -31,6 +35,9 @@ pub(crate) struct BenchArgs {
     /// Tokens in the cache before decode begins.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
     depth: Vec<usize>,
+    /// Most tokens of one step; longer prompts take several [default: 512].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    step_tokens: Option<u32>,
     /// Runs of each measurement, after one that does not count.
     #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     repeat: u16,
@@ -38,11 +45,22 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "TRACE.json", num_args = 0..=1, default_missing_value = "realizar-trace.json",
           value_hint = ValueHint::FilePath)]
     profile: Option<PathBuf>,
+    /// Answers these texts with and without guesses instead: a file of JSON lines with "prompt" or "turns", or of a text a line.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["synth", "profile"])]
+    prompts: Option<PathBuf>,
+    #[command(flatten)]
+    speculation: SpeculationOptions,
     #[command(flatten)]
     runner: RunnerOptions,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum BenchCommand {
+    /// Measure a running server under load: a trace of real arrivals, or many clients at once.
+    Serve(BenchServeArgs),
 }
 
 #[derive(Serialize)]
@@ -73,6 +91,22 @@ struct Row {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    if let Some(BenchCommand::Serve(args)) = &args.command {
+        return bench_serve::run(args);
+    }
+    let max_batch = args.batch.iter().copied().max().unwrap_or(1).max(1);
+    match (&args.prompts, args.speculation.is_on()) {
+        (None, false) => {}
+        (Some(file), true) => {
+            let source = args.model.model.open()?;
+            let name = args.model.model.to_string();
+            let options = args.runner.load_options(None);
+            let (spec, n) = (&args.speculation, args.r#gen);
+            return speculation::run(name, &*source, &options, spec, file, max_batch, n, args.json);
+        }
+        (None, true) => bail!("guesses are measured on texts: add --prompts FILE"),
+        (Some(_), false) => bail!("texts are for measuring guesses: add --speculate ngram or --draft MODEL"),
+    }
     let mut works: Vec<Work> =
         args.prompt.iter().filter(|&&n| n > 0).map(|&n_tokens| Work::Prefill { n_tokens }).collect();
     if args.r#gen > 0 {
@@ -81,7 +115,6 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     if works.is_empty() {
         bail!("nothing to measure: --prompt and --gen are both 0");
     }
-    let max_batch = args.batch.iter().copied().max().unwrap_or(1).max(1);
     let longest = works.iter().map(|w| match *w {
         Work::Prefill { n_tokens } => n_tokens,
         Work::Decode { n_tokens, depth } => n_tokens + depth,
@@ -90,6 +123,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let mut options = args.runner.load_options(Some(n_ctx));
     options.cache_tokens = Some(n_ctx.next_multiple_of(options.block_size) * max_batch);
     options.max_seqs = options.max_seqs.max(max_batch);
+    options.step_tokens = args.step_tokens.map_or(options.step_tokens, |n| n as usize);
     options.max_logits = max_batch;
     let source: Box<dyn TensorSource> = match args.synth {
         Some(spec) => Box::new(Synth::new(spec.shape, spec.mix, 1, args.runner.threads.or_all_cores())?),

@@ -20,6 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub use realizar_engine::load::{Device, LoadError, LoadOptions as Options};
+pub use realizar_engine::speculative::{DraftModel, Ngram, Proposer};
 pub use realizar_engine::{
     Completion, EngineConfig, FinishReason, SamplingParams, TextEngine, TextParams, Timings, TokenInfo, Usage,
 };
@@ -67,15 +68,23 @@ impl Model {
 
     /// Loads a model that is already open.
     pub fn from_source(source: &dyn TensorSource, options: &Options) -> Result<Self, Error> {
+        Self::speculating(source, options, None, EngineConfig::default())
+    }
+
+    /// Loads a model that is already open, together with somebody who guesses how texts go on, if anybody: that changes no text and
+    /// may save time. The steps' sizes in `config` follow those in `options`.
+    pub fn speculating(
+        source: &dyn TensorSource,
+        options: &Options,
+        proposer: Option<Box<dyn Proposer>>,
+        config: EngineConfig,
+    ) -> Result<Self, Error> {
         let tokenizer = Arc::new(Tokenizer::from_source(source)?);
         let template = ChatTemplate::from_source(source, &tokenizer)?;
         let loaded = load::load(source, options)?;
-        let config = EngineConfig {
-            step_tokens: options.step_tokens,
-            max_seqs: options.max_seqs,
-            ..Default::default()
-        };
-        let engine = TextEngine::new(Engine::start(loaded.runner, config), tokenizer, template);
+        let config = EngineConfig { step_tokens: options.step_tokens, max_seqs: options.max_seqs, ..config };
+        let client = Engine::start_speculating(loaded.runner, proposer, config)?;
+        let engine = TextEngine::new(client, tokenizer, template);
         Ok(Self {
             engine,
             config: loaded.config,

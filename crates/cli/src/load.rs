@@ -1,11 +1,14 @@
 //! Options of every command that runs a model, and the way from them to a model on its device.
 
 use crate::args::{ModelOption, ThreadsOption};
-use anyhow::Result;
-use clap::Args;
+use crate::model_arg::ModelArg;
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum, ValueHint};
 use realizar_compute::DType;
 use realizar_engine::load::{Device, LoadOptions, LoadedModel, load};
+use realizar_engine::speculative::{DraftModel, Ngram, Proposer};
 use realizar_model::source::TensorSource;
+use realizar_model::tokenizer::Tokenizer;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunnerOptions {
@@ -23,6 +26,77 @@ pub(crate) struct RunnerOptions {
     /// Element type of the cache of keys and values: f32, f16, bf16 or q8_0.
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = kv_type)]
     pub(crate) kv_type: DType,
+}
+
+/// Guesses of the next tokens, verified several at a time: the same text, in fewer steps.
+#[derive(Debug, Args)]
+pub(crate) struct SpeculationOptions {
+    /// Guesses the next tokens by what followed the last ones before in the text.
+    #[arg(long, value_name = "HOW", conflicts_with = "draft")]
+    speculate: Option<Speculate>,
+    /// Guesses the next tokens with this smaller model of the same vocabulary.
+    #[arg(long, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
+    draft: Option<ModelArg>,
+    /// Guesses per step at most; fewer are made where they are often wrong or the machine is busy.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    max_drafts: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Speculate {
+    /// By looking up n-grams in the text itself.
+    Ngram,
+}
+
+impl SpeculationOptions {
+    /// Whether guesses are to be made.
+    pub(crate) fn is_on(&self) -> bool {
+        self.speculate.is_some() || self.draft.is_some()
+    }
+
+    /// Guesses per step at most; 0 if none are to be made.
+    pub(crate) fn max_drafts(&self) -> usize {
+        if self.is_on() { usize::from(self.max_drafts) } else { 0 }
+    }
+
+    /// Rows of logits of a step that `max_seqs` sequences may share. Many sequences at once have few guesses, so not all of them need
+    /// room for the most.
+    pub(crate) fn max_logits(&self, max_seqs: usize) -> usize {
+        max_seqs + self.max_drafts() * max_seqs.min(16)
+    }
+
+    /// Who guesses for the model of `source`, loaded with `options`.
+    pub(crate) fn proposer(
+        &self,
+        source: &dyn TensorSource,
+        options: &LoadOptions,
+    ) -> Result<Option<Box<dyn Proposer>>> {
+        if self.speculate == Some(Speculate::Ngram) {
+            return Ok(Some(Box::new(Ngram::default())));
+        }
+        let Some(draft) = &self.draft else { return Ok(None) };
+        let draft_source = draft.open()?;
+        let whose = || format!("could not use {draft} as draft model");
+        same_vocabulary(source, &*draft_source).with_context(whose)?;
+        let config = realizar_model::arch::configure(&*draft_source).with_context(whose)?;
+        let n_ctx = options.n_ctx.map(|n| n.min(config.context_length));
+        // Its cache holds as many tokens as the model's, and it guesses for each sequence in turn.
+        let options = LoadOptions { n_ctx, max_logits: options.max_seqs, ..options.clone() };
+        let loaded = load(&*draft_source, &options).with_context(whose)?;
+        Ok(Some(Box::new(DraftModel::new(loaded.runner))))
+    }
+}
+
+/// Whether the tokens that both models have are the same.
+fn same_vocabulary(model: &dyn TensorSource, draft: &dyn TensorSource) -> Result<()> {
+    let (model, draft) = (Tokenizer::from_source(model)?, Tokenizer::from_source(draft)?);
+    // Vocabularies of one family may be padded to different sizes.
+    let n = model.vocab_size().min(draft.vocab_size()) as u32;
+    if let Some(id) = (0..n).find(|&id| model.token_text(id) != draft.token_text(id)) {
+        let (a, b) = (model.token_text(id).unwrap_or(""), draft.token_text(id).unwrap_or(""));
+        bail!("token {id} is {b:?} there and {a:?} in the model: they need the same vocabulary");
+    }
+    Ok(())
 }
 
 fn kv_type(name: &str) -> Result<DType, String> {

@@ -6,6 +6,7 @@
 
 mod args;
 mod bench;
+mod bench_serve;
 mod chat;
 mod hub;
 mod input;
@@ -21,6 +22,7 @@ mod pull;
 mod quantize;
 mod run;
 mod serve;
+mod speculation;
 mod synth;
 mod template;
 mod tokenize;

@@ -13,6 +13,11 @@ pub(crate) fn chunks_bar(what: &str, total: usize) -> ProgressBar {
     bar(what, total as u64, "{msg} [{bar:40}] {pos}/{len}, {eta} left")
 }
 
+/// A bar over `total` requests.
+pub(crate) fn requests_bar(total: usize) -> ProgressBar {
+    bar("requests", total as u64, "{msg} [{bar:40}] {pos}/{len} after {elapsed}")
+}
+
 fn bar(what: &str, total: u64, template: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(template).expect("a well-formed template").progress_chars("=> ");
     ProgressBar::new(total).with_style(style).with_message(what.to_owned())

@@ -2,11 +2,11 @@
 
 use crate::args::{ModelOption, between};
 use crate::chat;
-use crate::load::RunnerOptions;
+use crate::load::{RunnerOptions, SpeculationOptions};
 use crate::{input, output};
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use realizar::{Completion, FinishReason, Model, Options, SamplingParams, TextParams};
+use realizar::{Completion, EngineConfig, FinishReason, Model, Options, SamplingParams, TextParams};
 use realizar_engine::SampleError;
 use realizar_model::SamplingHints;
 use realizar_model::source::TensorSource;
@@ -39,6 +39,8 @@ pub(crate) struct RunArgs {
     /// Longest conversation, in tokens; by default the model's own, or less where memory is short.
     #[arg(long, value_name = "N")]
     ctx: Option<usize>,
+    #[command(flatten)]
+    speculation: SpeculationOptions,
     #[command(flatten)]
     runner: RunnerOptions,
     /// Print one JSON object.
@@ -100,8 +102,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         ..TextParams::default()
     };
     // One stream: room for its own tokens is enough.
-    let options = Options { max_seqs: 1, max_logits: 1, ..args.runner.load_options(args.ctx) };
-    let model = Model::from_source(&*source, &options)?;
+    let max_drafts = args.speculation.max_drafts();
+    let options = Options {
+        max_seqs: 1,
+        max_logits: args.speculation.max_logits(1),
+        ..args.runner.load_options(args.ctx)
+    };
+    let proposer = args.speculation.proposer(&*source, &options)?;
+    let config = EngineConfig { max_drafts, ..EngineConfig::default() };
+    let model = Model::speculating(&*source, &options, proposer, config)?;
     let Some(prompt) = prompt else { return chat::chat(args, &model, &params) };
     let answer = answer(args, &model, &prompt, &params).map_err(|error| explain(error, &*source))?;
     if args.json { output::print_json(&report(args, &model, &answer)) } else { Ok(()) }
@@ -143,6 +152,8 @@ fn answer(args: &RunArgs, model: &Model, prompt: &str, params: &TextParams) -> R
         tokens = usage.completion_tokens,
         first_token_ms = t.first_token.as_millis() as u64,
         decode_tok_s = decode_tok_s(usage.completion_tokens, t.decode),
+        drafted = usage.drafted_tokens,
+        accepted = usage.accepted_tokens,
         "answered"
     );
     Ok(completion)
@@ -178,7 +189,7 @@ pub(crate) fn decode_tok_s(n_tokens: usize, decode: Duration) -> f64 {
 
 fn report(args: &RunArgs, model: &Model, c: &Completion) -> Value {
     let ms = |d: Duration| d.as_secs_f64() * 1e3;
-    json!({
+    let mut report = json!({
         "model": args.model.model.to_string(),
         "prompt_tokens": c.usage.prompt_tokens,
         "tokens": c.tokens.iter().map(|t| t.id).collect::<Vec<_>>(),
@@ -194,5 +205,10 @@ fn report(args: &RunArgs, model: &Model, c: &Completion) -> Value {
             "ttft_ms": ms(c.timings.first_token),
             "decode_tok_s": decode_tok_s(c.usage.completion_tokens, c.timings.decode),
         },
-    })
+    });
+    if args.speculation.is_on() {
+        let (drafted, accepted) = (c.usage.drafted_tokens, c.usage.accepted_tokens);
+        report["speculation"] = json!({ "drafted_tokens": drafted, "accepted_tokens": accepted });
+    }
+    report
 }

@@ -1,7 +1,7 @@
 //! `realizar serve`: a model behind HTTP.
 
 use crate::args::ModelOption;
-use crate::load::RunnerOptions;
+use crate::load::{RunnerOptions, SpeculationOptions};
 use crate::model_arg::ModelArg;
 use anyhow::{Result, bail};
 use clap::Args;
@@ -87,6 +87,8 @@ pub(crate) struct ServeArgs {
     drain_seconds: Duration,
     #[command(flatten)]
     runner: RunnerOptions,
+    #[command(flatten)]
+    speculation: SpeculationOptions,
 }
 
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
@@ -94,7 +96,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let tokenizer = Arc::new(Tokenizer::from_source(&*source)?);
     let template = ChatTemplate::from_source(&*source, &tokenizer)?;
     let sampling = sampling(&*source)?;
-    let options = load_options(args, &arch::configure(&*source)?)?;
+    let options = load_options(args, &arch::configure(&*source)?);
     let loaded = load(&*source, &options)?;
     let about = about(&loaded, &options);
     let engine_config = EngineConfig {
@@ -104,9 +106,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         prefix_cache: !args.no_prefix_cache,
         priority_step: args.priority_step,
         stall_timeout: args.write_timeout,
+        max_drafts: args.speculation.max_drafts(),
         ..EngineConfig::default()
     };
-    let engine = TextEngine::new(Engine::start(loaded.runner, engine_config), tokenizer, template);
+    let proposer = args.speculation.proposer(&*source, &options)?;
+    let client = Engine::start_speculating(loaded.runner, proposer, engine_config)?;
+    let engine = TextEngine::new(client, tokenizer, template);
     let config = Config {
         host: args.host.clone(),
         port: args.port,
@@ -149,30 +154,19 @@ fn sampling(source: &dyn TensorSource) -> Result<SamplingParams> {
     Ok(params)
 }
 
-fn load_options(args: &ServeArgs, model: &ModelConfig) -> Result<LoadOptions> {
+fn load_options(args: &ServeArgs, model: &ModelConfig) -> LoadOptions {
     let base = args.runner.load_options(args.ctx);
     let per_token = model.kv_bytes_per_token(base.kv_type).max(1);
-    let wanted = args.ctx.unwrap_or(model.context_length);
-    let (n_ctx, cache_tokens) = match args.kv_memory {
-        None => (args.ctx, wanted.saturating_mul(args.max_seqs).min(DEFAULT_KV_BYTES / per_token)),
-        Some(bytes) => {
-            let tokens = bytes / per_token / args.block_size * args.block_size;
-            if tokens < args.ctx.unwrap_or(1) {
-                let needed = wanted.saturating_mul(per_token).div_ceil(1 << 20);
-                bail!("--kv-memory holds {tokens} tokens; {wanted} tokens take {needed} MiB");
-            }
-            (Some(wanted.min(tokens)), tokens)
-        }
-    };
-    Ok(LoadOptions {
-        n_ctx,
-        cache_tokens: Some(cache_tokens),
+    let all = args.ctx.unwrap_or(model.context_length).saturating_mul(args.max_seqs);
+    LoadOptions {
+        kv_memory: args.kv_memory,
+        cache_tokens: Some(all.min(DEFAULT_KV_BYTES / per_token)),
         block_size: args.block_size,
         step_tokens: args.step_tokens,
         max_seqs: args.max_seqs,
-        max_logits: args.max_seqs,
+        max_logits: args.speculation.max_logits(args.max_seqs),
         ..base
-    })
+    }
 }
 
 /// What is worth knowing about a model that is ready.

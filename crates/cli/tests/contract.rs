@@ -370,3 +370,62 @@ fn limits_of_an_answer_are_kept() {
     is_wrong_usage(&run(&["run", "Hello", "--device", "tpu"]), "tpu");
     is_wrong_usage(&run(&["run", "Hello", "-n", "many"]), "many");
 }
+
+#[test]
+fn guesses_change_no_answer() {
+    let text = "Once upon a time, there was a fox. Once upon a time, there was an owl. Once upon a time,";
+    for temperature in ["0", "0.7"] {
+        let args = [
+            "run",
+            text,
+            "--raw",
+            "-n",
+            "40",
+            "--temp",
+            temperature,
+            "--seed",
+            "3",
+            "--device",
+            "cpu",
+            "--json",
+        ];
+        let plain = json(&run(&args));
+        assert!(plain.get("speculation").is_none());
+        let guessed = json(&run(&[&args[..], &["--speculate", "ngram"]].concat()));
+        let drafted = json(&run(&[&args[..], &["--draft", "demo", "--max-drafts", "3"]].concat()));
+        for object in [&guessed, &drafted] {
+            assert_eq!(object["tokens"], plain["tokens"]);
+            let (n, right) =
+                (&object["speculation"]["drafted_tokens"], &object["speculation"]["accepted_tokens"]);
+            assert!(right.as_u64().expect("a number") <= n.as_u64().expect("a number"));
+        }
+    }
+    is_wrong_usage(&run(&["run", "Hello", "--speculate", "magic"]), "ngram");
+    is_wrong_usage(&run(&["run", "Hello", "--speculate", "ngram", "--draft", "demo"]), "--draft");
+    fails(&run(&["run", "Hello", "--draft", "/no/such/file.gguf"]), &["/no/such/file.gguf"]);
+    let other = fixture("../tokenizers/gpt2.gguf");
+    fails(&run(&["run", "Hello", "--draft", &other]), &["draft model", "gpt2.gguf", "same vocabulary"]);
+}
+
+#[test]
+fn guesses_are_measured_on_texts() {
+    let folder = Folder::new();
+    let file = folder.join("prompts.jsonl");
+    let lines = "{\"turns\": [\"Tell me a story about a fox.\"], \"category\": \"story\"}\n{\"prompt\": \"The owl said\"}\n";
+    std::fs::write(&file, lines).expect("a file to measure on");
+    let args =
+        ["bench", "--prompts", &file, "--speculate", "ngram", "--gen", "12", "--device", "cpu", "--json"];
+    let object = json(&run(&args));
+    let rows = object["results"].as_array().expect("results");
+    assert_eq!(rows.len(), 2, "a row per category: {object}");
+    for row in rows {
+        assert_eq!((row["prompts"].as_u64(), row["differing"].as_u64()), (Some(1), Some(0)));
+        for field in ["tok_s_without", "tok_s_with", "drafted_tokens", "accepted_tokens", "tokens_per_step"] {
+            assert!(row[field].is_number(), "{field} in {row}");
+        }
+    }
+    fails(&run(&["bench", "--speculate", "ngram"]), &["--prompts"]);
+    fails(&run(&["bench", "--prompts", &file]), &["--speculate"]);
+    std::fs::write(&file, "{\"text\": 1}\n").expect("a file to refuse");
+    fails(&run(&["bench", "--prompts", &file, "--speculate", "ngram"]), &["line 1", "prompt"]);
+}

@@ -90,7 +90,18 @@ fn it_says_in_one_line_that_it_is_ready_and_answers_as_run_does() {
         assert_eq!(answer["choices"][0]["message"]["content"], ran["text"]);
         assert_eq!(answer["choices"][0]["finish_reason"], ran["finish_reason"]);
     }
-    let ran = json(&run(&["run", "--raw", "Once upon a time", "--temp", "0", "-n", "40", "--json", "--device", "cpu"]));
+    let ran = json(&run(&[
+        "run",
+        "--raw",
+        "Once upon a time",
+        "--temp",
+        "0",
+        "-n",
+        "40",
+        "--json",
+        "--device",
+        "cpu",
+    ]));
     let body = json!({"prompt": "Once upon a time", "temperature": 0, "max_tokens": 40});
     assert_eq!(server.post("/v1/completions", &body)["choices"][0]["text"], ran["text"]);
     server.signal("-TERM");
@@ -104,7 +115,9 @@ fn a_first_signal_lets_answers_finish_and_a_second_does_not() {
         let server = Server::start(&[]);
         let body = json!({"prompt": "Once", "max_tokens": 900, "ignore_eos": true, "n": if second { 16 } else { 1 }});
         let (url, agent) = (server.url("/v1/completions"), server.agent.clone());
-        let asks = std::thread::spawn(move || agent.post(url).content_type("application/json").send(body.to_string()));
+        let asks = std::thread::spawn(move || {
+            agent.post(url).content_type("application/json").send(body.to_string())
+        });
         let running = || {
             let mut page = server.agent.get(server.url("/metrics")).call().expect("metrics");
             let text = page.body_mut().read_to_string().expect("text");
@@ -138,7 +151,10 @@ fn what_cannot_be_served_is_said() {
     fails(&run(&["serve", "-m", "/no/such/model.gguf"]), &["/no/such/model.gguf"]);
     fails(&run(&["serve", "--kv-memory", "1k", "--ctx", "512"]), &["--kv-memory", "512 tokens"]);
     fails(&run(&["serve", "--port", "0", "--cors", "everyone"]), &["everyone", "not an origin"]);
-    fails(&run(&["serve", "--port", "0", "--host", "256.256.256.256"]), &["could not listen at 256.256.256.256:0"]);
+    fails(
+        &run(&["serve", "--port", "0", "--host", "256.256.256.256"]),
+        &["could not listen at 256.256.256.256:0"],
+    );
     let first = Server::start(&[]);
     let port = first.url("").rsplit(':').next().expect("a port").to_owned();
     fails(&run(&["serve", "--port", &port]), &["could not listen", &port]);

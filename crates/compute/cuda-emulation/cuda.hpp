@@ -66,6 +66,8 @@ inline Barrier& warp() { return warp_barriers[current / 32]; }
 struct Given {
   unsigned first, side;
   uint64_t operator()(unsigned lane, unsigned word = 0) const { return fibers[first + lane].given[side][word]; }
+  template <class T>
+  void copy(T& out, unsigned lane) const { memcpy(&out, fibers[first + lane].given[side], sizeof out); }
 };
 
 inline Given give(const uint64_t* words, unsigned n) {
@@ -188,3 +190,5 @@ inline void wait_for_previous_kernel() {}
 inline void let_next_kernel_start() {}
 
 }  // namespace ptx
+
+#include "tensor.hpp"

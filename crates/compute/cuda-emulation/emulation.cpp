@@ -51,9 +51,7 @@ emulation_switch:
 
 static void select(unsigned i) {
   current = i;
-  thread_index.x = i % block_dim.x;
-  thread_index.y = i / block_dim.x % block_dim.y;
-  thread_index.z = i / (block_dim.x * block_dim.y);
+  thread_index.x = i;
 }
 
 // The next fiber that is not done, after the current one; itself if it is the last.

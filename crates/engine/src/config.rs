@@ -1,5 +1,6 @@
 //! Every option of the engine, with its unit and default.
 
+use crate::speculative::SpeculationCosts;
 use std::time::Duration;
 
 /// Options of the engine.
@@ -19,6 +20,13 @@ pub struct EngineConfig {
     /// Launches a step before the results of the one before are read. `None`: if the runner computes in the background. Default
     /// `None`.
     pub overlap: Option<bool>,
+    /// Whether requests that do not say otherwise are sped up by guesses, where the engine was started with a
+    /// [`crate::speculative::Proposer`]. Default true.
+    pub speculate: bool,
+    /// Guesses per sequence and step at most. Default 8.
+    pub max_drafts: usize,
+    /// What guesses cost; `None` measures it when the engine starts. Default `None`.
+    pub speculation_costs: Option<SpeculationCosts>,
     /// Events that a stream holds for its reader before its sequences pause. Default 256.
     pub stream_capacity: usize,
     /// How long a stream's reader may leave it full before the request is cancelled. Default 30 s.
@@ -34,6 +42,9 @@ impl Default for EngineConfig {
             prefix_cache: true,
             priority_step: Duration::from_secs(10),
             overlap: None,
+            speculate: true,
+            max_drafts: 8,
+            speculation_costs: None,
             stream_capacity: 256,
             stall_timeout: Duration::from_secs(30),
         }

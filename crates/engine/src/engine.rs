@@ -4,6 +4,7 @@ use crate::request::{Event, FinishReason, Request};
 use crate::runner::{Runner, RunnerInfo, Step, Ticket};
 use crate::scheduler::Scheduler;
 use crate::sequence::SeqId;
+use crate::speculative::{self, Proposer, SpeculationCosts};
 use crate::stats::Stats;
 use crate::stream::{Producer, Pushed, Stream, channel};
 use crate::{EngineConfig, Error, Result};
@@ -27,6 +28,7 @@ pub struct Engine {
     n_paused: usize,
     /// When to give up on requests that still run; set by a shutdown.
     drain_until: Option<Instant>,
+    proposer: Option<Box<dyn Proposer>>,
     step: Step,
     events: Vec<(SeqId, Event)>,
     last_finish: Duration,
@@ -99,6 +101,40 @@ struct Active {
 impl Engine {
     /// Puts a runner on a thread of its own.
     pub fn start(runner: Box<dyn Runner>, config: EngineConfig) -> Client {
+        Self::start_with(runner, None, None, config)
+    }
+
+    /// Puts a runner on a thread of its own, together with somebody who guesses how texts go on, if anybody, so that steps can yield
+    /// more than one token; see [`crate::speculative`].
+    ///
+    /// Errors: the device failed while it was measured what guesses cost.
+    pub fn start_speculating(
+        mut runner: Box<dyn Runner>,
+        proposer: Option<Box<dyn Proposer>>,
+        config: EngineConfig,
+    ) -> Result<Client> {
+        let Some(mut proposer) = proposer else { return Ok(Self::start(runner, config)) };
+        let costs = match config.speculation_costs {
+            Some(costs) => costs,
+            None => speculative::measure_costs(&mut *runner, &mut *proposer)?,
+        };
+        tracing::info!(row = costs.row, guess = costs.guess, "speculation, in steps of one token");
+        if costs.row + costs.guess >= 1.0 {
+            tracing::warn!(
+                row = costs.row,
+                guess = costs.guess,
+                "guesses cost more steps than they can save, so none are made"
+            );
+        }
+        Ok(Self::start_with(runner, Some(proposer), Some(costs), config))
+    }
+
+    fn start_with(
+        runner: Box<dyn Runner>,
+        proposer: Option<Box<dyn Proposer>>,
+        costs: Option<SpeculationCosts>,
+        config: EngineConfig,
+    ) -> Client {
         let info = runner.info();
         let shared = Arc::new(Shared {
             info,
@@ -112,9 +148,12 @@ impl Engine {
             entropy: RandomState::new(),
         });
         let (sender, receiver) = inbox();
+        let mut scheduler = Scheduler::new(&config, info);
+        scheduler.set_speculation(costs);
         let engine = Engine {
             runner,
-            scheduler: Scheduler::new(&config, info),
+            proposer,
+            scheduler,
             overlap: config.overlap.unwrap_or(info.asynchronous),
             stall_timeout: config.stall_timeout,
             shared: shared.clone(),
@@ -259,8 +298,30 @@ impl Engine {
         self.shared.stats.waiting.set(self.scheduler.n_waiting() as u64);
     }
 
+    /// Has guesses made for the next step.
+    fn propose(&mut self) {
+        let Some(proposer) = &mut self.proposer else { return };
+        let wanted = self.scheduler.drafts_wanted();
+        if wanted.is_empty() {
+            return;
+        }
+        match proposer.propose(&wanted) {
+            Ok(drafts) => {
+                let ids: Vec<SeqId> = wanted.iter().map(|w| w.id).collect();
+                self.scheduler.offer_drafts(ids.into_iter().zip(drafts));
+            }
+            Err(error) => {
+                // Guesses are a help, not a need: nobody's request fails with them.
+                tracing::error!(%error, "speculation is off: no guesses can be made");
+                self.proposer = None;
+                self.scheduler.set_speculation(None);
+            }
+        }
+    }
+
     /// Begins the next step. Returns its ticket, and whether there was a step to compute.
     fn launch(&mut self) -> (Option<Ticket>, bool) {
+        self.propose();
         if !self.scheduler.schedule(self.shared.now(), &mut self.step) {
             return (None, false);
         }
@@ -376,6 +437,8 @@ impl Engine {
             (&stats.cache_hit_tokens, counters.cache_hit_tokens),
             (&stats.cache_miss_tokens, counters.cache_miss_tokens),
             (&stats.cache_evictions, counters.evictions),
+            (&stats.drafted_tokens, counters.drafted_tokens),
+            (&stats.accepted_tokens, counters.accepted_tokens),
             (&stats.running, self.scheduler.n_running() as u64),
             (&stats.waiting, self.scheduler.n_waiting() as u64),
             (&stats.paused, self.n_paused as u64),

@@ -34,6 +34,9 @@ pub struct TextParams {
     pub ignore_eos: bool,
     /// Reports log-probabilities: of the chosen tokens and of this many of the likeliest. Default `None`.
     pub n_logprobs: Option<usize>,
+    /// Whether guesses may speed it up, where the engine makes any; they never change the text. Default `None`: as the engine was
+    /// configured.
+    pub speculate: Option<bool>,
 }
 
 /// What a [`TextStream`] delivers.
@@ -146,6 +149,7 @@ impl TextEngine {
             stop_tokens: ends.collect(),
             ignore_eos: params.ignore_eos,
             n_logprobs: params.n_logprobs,
+            speculate: params.speculate,
             ..Request::new(prompt, params.max_tokens.unwrap_or(usize::MAX))
         }
     }

@@ -4,6 +4,7 @@
 //!   and gets a [`Stream`] of [`Event`]s for each.
 //! - The scheduler (`scheduler`, with `sequence`, `block_pool`, `prefix_cache`) decides what each step computes. It is plain data:
 //!   no device, clock, thread or channel; time is an argument.
+//! - [`speculative`] guesses how texts go on, so that one step can yield several tokens of a sequence.
 //! - [`sampler`] turns a row of logits into a token.
 //! - [`TextEngine`] puts tokenizer, chat template and stop strings around a client.
 #![forbid(unsafe_code)]
@@ -23,6 +24,8 @@ mod runner;
 pub mod sampler;
 mod scheduler;
 mod sequence;
+
+pub mod speculative;
 mod stats;
 mod stop_strings;
 mod stream;

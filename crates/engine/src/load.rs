@@ -60,6 +60,8 @@ pub struct LoadOptions {
     pub n_ctx: Option<usize>,
     /// Tokens that the cache holds at least, all sequences together; `None`: one sequence of `n_ctx`. Default `None`.
     pub cache_tokens: Option<usize>,
+    /// Size of the cache in bytes, all sequences together; `None` follows `cache_tokens`. Default `None`.
+    pub kv_memory: Option<usize>,
     /// Element type of the cache. Default `F16`.
     pub kv_type: DType,
     /// Tokens of a cache block. Default 32.
@@ -84,6 +86,7 @@ impl Default for LoadOptions {
             device: Device::Auto,
             n_ctx: None,
             cache_tokens: None,
+            kv_memory: None,
             kv_type: DType::F16,
             block_size: 32,
             step_tokens: 512,
@@ -266,12 +269,24 @@ fn sizes(config: &ModelConfig, options: &LoadOptions, free: usize) -> Result<Run
     }
     let per_token = config.kv_bytes_per_token(options.kv_type).max(1);
     let wanted = options.n_ctx.unwrap_or(config.context_length);
-    // Without a wish, the cache takes at most half of what is free: the weights may still be on their way.
-    let n_ctx = match options.n_ctx {
-        Some(n) => n,
-        None => wanted.min((free / 2 / per_token).max(options.block_size)),
+    let given = options.kv_memory.map(|bytes| bytes / per_token / options.block_size * options.block_size);
+    if let (Some(bytes), Some(tokens)) = (options.kv_memory, given) {
+        let least = options.n_ctx.unwrap_or(options.block_size);
+        if tokens < least {
+            let reason = format!(
+                "it holds {tokens} tokens in blocks of {}, and {least} are wanted; a token takes {per_token} bytes in {}",
+                options.block_size, options.kv_type
+            );
+            return invalid("--kv-memory", format!("{bytes} bytes"), reason);
+        }
+    }
+    let n_ctx = match (options.n_ctx, given) {
+        (Some(n), _) => n,
+        (None, Some(tokens)) => wanted.min(tokens),
+        // Without a wish, the cache takes at most half of what is free: the weights may still be on their way.
+        (None, None) => wanted.min((free / 2 / per_token).max(options.block_size)),
     };
-    let tokens = options.cache_tokens.unwrap_or(n_ctx).max(n_ctx);
+    let tokens = given.unwrap_or(options.cache_tokens.unwrap_or(n_ctx).max(n_ctx));
     let n_blocks = tokens.div_ceil(options.block_size);
     if (n_blocks * options.block_size).checked_mul(per_token).is_none_or(|b| b > free) {
         let reason = format!(
@@ -280,7 +295,10 @@ fn sizes(config: &ModelConfig, options: &LoadOptions, free: usize) -> Result<Run
             options.kv_type,
             free >> 20
         );
-        return invalid("--ctx", tokens.to_string(), reason);
+        return match options.kv_memory {
+            Some(bytes) => invalid("--kv-memory", format!("{bytes} bytes"), reason),
+            None => invalid("--ctx", tokens.to_string(), reason),
+        };
     }
     Ok(RunnerSizes {
         n_blocks,

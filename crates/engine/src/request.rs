@@ -28,6 +28,9 @@ pub struct Request {
     pub cache_salt: Option<u64>,
     /// Restricts each token, as a grammar does.
     pub constraint: Option<Box<dyn Constraint>>,
+    /// Whether guesses may speed it up, where the engine makes any; they never change what is generated. `None` follows
+    /// [`crate::EngineConfig::speculate`].
+    pub speculate: Option<bool>,
 }
 
 impl Request {
@@ -45,6 +48,7 @@ impl Request {
             priority: 0,
             cache_salt: None,
             constraint: None,
+            speculate: None,
         }
     }
 
@@ -274,6 +278,10 @@ pub struct Usage {
     pub completion_tokens: usize,
     /// Of the prompt, found in the prefix cache and not computed.
     pub cached_tokens: usize,
+    /// Guesses that were verified in its steps; see [`crate::speculative`].
+    pub drafted_tokens: usize,
+    /// Those of them that were right.
+    pub accepted_tokens: usize,
 }
 
 /// Where the time of a continuation went.

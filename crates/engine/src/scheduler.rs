@@ -6,16 +6,29 @@
 //!   needs, so nobody starves and a request that fits alone never fails.
 //! - Running sequences that only decode go first, then prompts in chunks from what is left of the step's tokens. A prompt that needs
 //!   more than that leaves half of it to those behind it.
+//! - Drafts, guesses of how a sequence goes on, get what is then left; no sequence waits or loses a block for them.
 //! - When blocks run out, a running sequence takes those of the last in turn, or of one whose reader stalls. The loser waits and is
 //!   recomputed later, mostly from the prefix cache.
+//!
+//! Here stands what a step computes; in `commit` what its outcome means, in `drafts` which guesses are wanted and taken, in `rows`
+//! what to do with each row of logits, in `check` that the books balance.
+
+mod check;
+mod commit;
+mod drafts;
+mod rows;
+
+pub(crate) use rows::Chooser;
 
 use crate::block_pool::BlockPool;
 use crate::prefix_cache::{PrefixCache, ROOT};
 use crate::request::{Event, FinishReason, Request};
-use crate::runner::{BlockCopy, Choice, Row, RunnerInfo, Sampled, Step};
-use crate::sampler::uniform;
+use crate::runner::{BlockCopy, RunnerInfo, Step};
 use crate::sequence::{SeqId, Sequence, Turn};
+use crate::speculative::{DraftLength, SpeculationCosts};
 use crate::{EngineConfig, Error, Result};
+use drafts::Draft;
+use rows::{rows_of, score_row};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::ops::Range;
@@ -42,6 +55,13 @@ pub struct Scheduler {
     first_victim: Option<Turn>,
     /// Copied blocks, kept from being handed out again before the step's copies are done.
     copied: Vec<u32>,
+    /// What guesses cost, if somebody makes them.
+    costs: Option<SpeculationCosts>,
+    /// Whether requests that do not say want them.
+    speculate: bool,
+    max_drafts: usize,
+    /// Guesses for the step to be scheduled next.
+    drafts: HashMap<SeqId, Draft>,
     counters: SchedulerCounters,
 }
 
@@ -60,6 +80,10 @@ pub struct SchedulerCounters {
     pub cache_hit_tokens: u64,
     /// Tokens of prompts not found there.
     pub cache_miss_tokens: u64,
+    /// Guessed tokens that were compared with what the model chose.
+    pub drafted_tokens: u64,
+    /// Of those, the ones that it chose too.
+    pub accepted_tokens: u64,
 }
 
 /// A sequence's part of the step being scheduled.
@@ -84,12 +108,14 @@ struct Budget {
 struct LaunchedSeq {
     id: SeqId,
     epoch: u32,
-    /// Positions computed after the step.
+    /// Positions computed after the step, without those of the drafts.
     end: usize,
     /// Positions whose next token is given and gets a log-probability.
     scored: Range<usize>,
-    /// Whether the last row yields a token.
-    samples: bool,
+    /// Rows that choose a token: the first always does, each other one if the draft before it was right.
+    n_chosen: usize,
+    /// One less than `n_chosen`.
+    drafts: Vec<u32>,
 }
 
 impl Scheduler {
@@ -122,6 +148,10 @@ impl Scheduler {
             budget: Budget::default(),
             first_victim: None,
             copied: Vec::new(),
+            costs: None,
+            speculate: config.speculate,
+            max_drafts: config.max_drafts,
+            drafts: HashMap::new(),
             counters: SchedulerCounters::default(),
         }
     }
@@ -174,6 +204,13 @@ impl Scheduler {
                 node: Some(ROOT),
                 running: false,
                 paused: false,
+                draft_length: match request.speculate.unwrap_or(self.speculate) {
+                    true => Some(DraftLength::default()),
+                    false => None,
+                },
+                verifies: false,
+                n_drafted: 0,
+                n_accepted: 0,
                 prefilled: false,
                 n_scored: if prompt_logprobs.is_some() { 0 } else { n_prompt },
                 n_cached: 0,
@@ -217,9 +254,9 @@ impl Scheduler {
         }
     }
 
-    /// Whether the next step would gain from committing the one in flight first, because a constraint has to see its token.
+    /// Whether the next step would gain from committing the one in flight first, because a constraint or a guess has to see its token.
     pub fn needs_commit(&self) -> bool {
-        let waits = |seq: &Sequence| seq.constraint.is_some() && seq.n_unseen > 0 && !seq.paused;
+        let waits = |seq: &Sequence| seq.n_unseen > 0 && !seq.paused && self.needs_tokens(seq);
         self.running.iter().any(|turn| waits(&self.seqs[&turn.id]))
     }
 
@@ -237,52 +274,16 @@ impl Scheduler {
         self.plan_decodes();
         self.plan_prompts(now);
         self.extend_chunks();
+        self.extend_by_drafts();
         if !self.plan.is_empty() {
             self.counters.steps += 1;
             self.build(step);
         }
+        self.drafts.clear();
         while let Some(block) = self.copied.pop() {
             self.pool.release(block);
         }
         !step.batch.seqs.is_empty()
-    }
-
-    /// Takes the outcome of the oldest step in flight; appends what it means for its sequences to `out`.
-    pub fn commit(&mut self, sampled: &Sampled, now: Duration, out: &mut Vec<(SeqId, Event)>) {
-        let launched = self.in_flight.pop_front().expect("a step is in flight");
-        let mut row = 0;
-        for part in launched {
-            let rows = row..row + part.scored.len() + usize::from(part.samples);
-            row = rows.end;
-            // A sequence that ended meanwhile has no use for the rest of what was computed for it.
-            if let Some(seq) = self.seqs.get_mut(&part.id) {
-                seq.n_in_flight -= 1;
-                if seq.epoch == part.epoch {
-                    seq.n_computed = part.end;
-                    seq.prefilled |= part.end >= seq.n_prompt;
-                }
-                if let Some(end) = self.take_rows(&part, &sampled.rows[rows], now, out) {
-                    self.offer_blocks(part.id);
-                    self.remove(part.id);
-                    out.push((part.id, end));
-                } else {
-                    self.offer_blocks(part.id);
-                }
-            }
-        }
-        assert_eq!(row, sampled.rows.len(), "one outcome per row of logits");
-    }
-
-    /// Ends all sequences of the oldest step in flight with an error.
-    pub fn fail_oldest(&mut self, error: &Error, out: &mut Vec<(SeqId, Event)>) {
-        let launched = self.in_flight.pop_front().expect("a step is in flight");
-        self.fail(launched, error, out);
-    }
-
-    /// Ends all sequences of the step scheduled last with an error.
-    pub fn fail_newest(&mut self, error: &Error, out: &mut Vec<(SeqId, Event)>) {
-        let launched = self.in_flight.pop_back().expect("a step is in flight");
-        self.fail(launched, error, out);
     }
 
     /// Sequences in steps.
@@ -536,8 +537,8 @@ impl Scheduler {
     }
 
     fn n_rows(&self, seq: &Sequence, n_tokens: usize) -> usize {
-        let (scored, samples) = rows_of(seq, n_tokens);
-        scored.len() + usize::from(samples)
+        let (scored, n_chosen) = rows_of(seq, n_tokens);
+        scored.len() + n_chosen
     }
 
     /// Sets the size of a refunded or new entry of the plan: allocates its blocks and takes its share of the budget.
@@ -600,10 +601,20 @@ impl Scheduler {
         for planned in self.plan.drain(..) {
             let seq = self.seqs.get_mut(&planned.id).expect("planned sequences exist");
             let (start, end) = (seq.n_launched, seq.n_launched + planned.n_tokens);
-            let (scored, samples) = rows_of(seq, planned.n_tokens);
+            let (scored, n_chosen) = rows_of(seq, planned.n_tokens);
+            // Drafts are computed behind what is certain and do not count as launched.
+            let n_drafts = n_chosen.saturating_sub(1);
+            let certain = end - n_drafts;
+            let mut drafts = self.drafts.remove(&planned.id).unwrap_or_default();
+            drafts.tokens.truncate(n_drafts);
             let table = &seq.blocks[..end.div_ceil(self.info.block_size)];
             match start < seq.tokens.len() {
-                true => step.batch.push(&seq.tokens[start..end], start, table, planned.n_rows),
+                true => {
+                    let n_known = seq.tokens.len();
+                    seq.tokens.extend_from_slice(&drafts.tokens);
+                    step.batch.push(&seq.tokens[start..end], start, table, planned.n_rows);
+                    seq.tokens.truncate(n_known);
+                }
                 false => {
                     assert_eq!((start, end), (seq.tokens.len(), seq.tokens.len() + 1), "one token is unseen");
                     step.batch.deferred.push((step.batch.tokens.len(), seq.unseen_row));
@@ -614,98 +625,22 @@ impl Scheduler {
             for position in scored.clone() {
                 step.rows.push(score_row(seq, position));
             }
-            if samples {
-                let row = sample_row(seq, step);
-                step.rows.push(row);
+            if n_chosen > 0 {
+                let at = step.rows.len();
+                let unseen = (seq.n_unseen > 0).then_some(seq.unseen_row);
+                seq.chooser().push_rows(step, &seq.tokens, &drafts.tokens, unseen);
+                drafts.restrict(seq, step, at);
                 seq.n_unseen += 1;
-                seq.unseen_row = step.rows.len() - 1;
+                seq.unseen_row = at;
+                seq.verifies = n_drafts > 0;
             }
-            seq.n_launched = end;
+            seq.n_launched = certain;
             seq.n_in_flight += 1;
             self.counters.computed_tokens += planned.n_tokens as u64;
-            launched.push(LaunchedSeq { id: planned.id, epoch: seq.epoch, end, scored, samples });
+            let (id, epoch, drafts) = (planned.id, seq.epoch, drafts.tokens);
+            launched.push(LaunchedSeq { id, epoch, end: certain, scored, n_chosen, drafts });
         }
         self.in_flight.push_back(launched);
-    }
-
-    /// Takes the outcomes of a sequence's rows. Returns its last event if it ends.
-    fn take_rows(
-        &mut self,
-        part: &LaunchedSeq,
-        rows: &[std::result::Result<Choice, crate::SampleError>],
-        now: Duration,
-        out: &mut Vec<(SeqId, Event)>,
-    ) -> Option<Event> {
-        let seq = self.seqs.get_mut(&part.id).expect("checked by the caller");
-        for (row, position) in rows.iter().zip(part.scored.clone()) {
-            match row {
-                Ok(c) => {
-                    let (id, logprob, top_logprobs) = (c.token, c.logprob, c.top_logprobs.clone());
-                    out.push((part.id, Event::PromptToken { id, logprob, top_logprobs }));
-                    seq.n_scored = position + 1;
-                }
-                Err(e) => return Some(Event::Error(Error::Sample(*e))),
-            }
-        }
-        if !part.samples {
-            let done = seq.max_tokens == 0 && seq.n_scored + 1 >= seq.n_prompt;
-            return done.then(|| seq.finished(FinishReason::Length, now));
-        }
-        seq.n_unseen -= 1;
-        let choice = match &rows[rows.len() - 1] {
-            Ok(choice) => choice,
-            Err(e) => return Some(Event::Error(Error::Sample(*e))),
-        };
-        seq.first_token.get_or_insert(now);
-        let id = choice.token;
-        if seq.stop_tokens.contains(&id) {
-            return Some(seq.finished(FinishReason::Stop { token: Some(id) }, now));
-        }
-        seq.tokens.push(id);
-        let (logprob, top_logprobs) = (choice.logprob, choice.top_logprobs.clone());
-        out.push((part.id, Event::Token { choice: part.id.choice, id, logprob, top_logprobs }));
-        let n_generated = seq.tokens.len() - seq.n_prompt;
-        if n_generated >= seq.max_tokens || seq.tokens.len() > self.info.max_seq_len() {
-            return Some(seq.finished(FinishReason::Length, now));
-        }
-        if let Some(constraint) = &mut seq.constraint {
-            let next = constraint.accept(id).and_then(|()| constraint.allowed());
-            match next {
-                Ok(mask) => seq.mask.copy_from_slice(mask.words()),
-                Err(message) => return Some(Event::Error(Error::Constraint { message })),
-            }
-        }
-        None
-    }
-
-    /// Offers a sequence's full blocks to the prefix cache, as far as they are known to be computed.
-    fn offer_blocks(&mut self, id: SeqId) {
-        if !self.prefix_cache {
-            return;
-        }
-        let block_size = self.info.block_size;
-        let seq = self.seqs.get_mut(&id).expect("checked by the caller");
-        while let Some(parent) = seq.node {
-            let tokens = seq.n_offered * block_size..(seq.n_offered + 1) * block_size;
-            if tokens.end > seq.n_computed {
-                break;
-            }
-            let block = seq.blocks[seq.n_offered];
-            let inserted = self.cache.insert(block, &seq.tokens[tokens], parent, seq.salt);
-            if inserted.is_some_and(|i| i.listed) {
-                self.pool.set_cached(block);
-            }
-            seq.node = inserted.map(|i| i.node);
-            seq.n_offered += 1;
-        }
-    }
-
-    fn fail(&mut self, launched: Vec<LaunchedSeq>, error: &Error, out: &mut Vec<(SeqId, Event)>) {
-        for part in launched {
-            if self.remove(part.id).is_some() {
-                out.push((part.id, Event::Error(error.clone())));
-            }
-        }
     }
 
     fn remove(&mut self, id: SeqId) -> Option<Sequence> {
@@ -719,98 +654,9 @@ impl Scheduler {
         release(&mut self.pool, &blocks);
         Some(seq)
     }
-
-    /// Says what is wrong if the books do not balance. Takes time in proportion to the cache; for tests.
-    pub fn check(&self) -> std::result::Result<(), String> {
-        let block_size = self.info.block_size;
-        let mut refs = vec![0; self.pool.len()];
-        for (id, seq) in &self.seqs {
-            seq.blocks.iter().for_each(|&b| refs[b as usize] += 1);
-            if seq.running != self.running.contains(&seq.turn)
-                || seq.running == self.waiting.contains(&seq.turn)
-            {
-                return Err(format!("{id:?} is listed wrongly: running {}", seq.running));
-            }
-            if !seq.running && !seq.blocks.is_empty() {
-                return Err(format!("{id:?} waits and holds {} blocks", seq.blocks.len()));
-            }
-            if seq.n_computed > seq.n_launched || seq.n_launched > seq.blocks.len() * block_size {
-                let (c, l, b) = (seq.n_computed, seq.n_launched, seq.blocks.len());
-                return Err(format!("{id:?} has computed {c} of {l} positions in {b} blocks"));
-            }
-            for (i, &block) in seq.blocks.iter().enumerate().take(seq.n_computed / block_size) {
-                let tokens = &seq.tokens[i * block_size..(i + 1) * block_size];
-                if self.cache.contents(block).is_some_and(|cached| cached != tokens) {
-                    return Err(format!("{id:?} has {tokens:?} in block {block}, unlike the cache"));
-                }
-            }
-        }
-        if self.running.len() + self.waiting.len() != self.seqs.len() {
-            return Err(format!("{} sequences, {} running", self.seqs.len(), self.running.len()));
-        }
-        let (in_use, idle, free) = self.blocks();
-        if in_use + idle + free != self.pool.len() {
-            return Err(format!("{in_use} + {idle} + {free} blocks are not all"));
-        }
-        if self.cache.len() < idle {
-            return Err(format!("{idle} blocks are idle but {} cached", self.cache.len()));
-        }
-        self.pool.check(&refs)
-    }
 }
 
 /// Children before parents, so that the prefix cache gives up the end of a text before its beginning.
 fn release(pool: &mut BlockPool, blocks: &[u32]) {
     blocks.iter().rev().for_each(|&b| pool.release(b));
-}
-
-/// What the next `n_tokens` of a sequence yield: the positions to score, and whether the last one is continued.
-fn rows_of(seq: &Sequence, n_tokens: usize) -> (Range<usize>, bool) {
-    let (start, end) = (seq.n_launched, seq.n_launched + n_tokens);
-    let last = end.min(seq.n_prompt - 1);
-    let first = start.max(seq.n_scored).min(last);
-    (first..last, n_tokens > 0 && seq.max_tokens > 0 && end == seq.n_wanted())
-}
-
-fn score_row(seq: &Sequence, position: usize) -> Row {
-    Row {
-        given: Some(seq.tokens[position + 1]),
-        params: seq.params.clone(),
-        uniform: 0.0,
-        prompt: 0..0,
-        generated: 0..0,
-        unseen: None,
-        mask: None,
-        n_logprobs: seq.prompt_logprobs,
-    }
-}
-
-/// The row after all tokens of the sequence, with what it needs copied into the step.
-fn sample_row(seq: &Sequence, step: &mut Step) -> Row {
-    let position = seq.n_wanted();
-    let at = step.history.len();
-    let mut unseen = (seq.n_unseen > 0).then_some(seq.unseen_row);
-    let mut n_prompt = 0;
-    if seq.params.has_penalties() {
-        let window = seq.params.penalty_window.unwrap_or(usize::MAX);
-        let first = position.saturating_sub(window);
-        n_prompt = seq.n_prompt.saturating_sub(first);
-        step.history.extend_from_slice(&seq.tokens[first.min(seq.tokens.len())..]);
-        unseen = unseen.filter(|_| window > 0);
-    }
-    let mask = (!seq.mask.is_empty()).then(|| {
-        let from = step.masks.len();
-        step.masks.extend_from_slice(&seq.mask);
-        from..step.masks.len()
-    });
-    Row {
-        given: None,
-        params: seq.params.clone(),
-        uniform: if seq.params.is_greedy() { 0.0 } else { uniform(seq.seed, seq.turn.id.choice, position) },
-        prompt: at..at + n_prompt,
-        generated: at + n_prompt..step.history.len(),
-        unseen,
-        mask,
-        n_logprobs: seq.n_logprobs,
-    }
 }

@@ -2,6 +2,7 @@
 
 use crate::prefix_cache::ROOT;
 use crate::request::{Constraint, FinishReason, SamplingParams, Timings, Usage};
+use crate::speculative::DraftLength;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ pub(crate) struct Sequence {
     pub(crate) n_unseen: usize,
     /// Row of the newest step in flight that yields the unseen token.
     pub(crate) unseen_row: usize,
-    /// Positions whose keys and values are computed, or will be by steps in flight.
+    /// Positions whose keys and values are computed, or will be by steps in flight; without those of guesses.
     pub(crate) n_launched: usize,
     /// Positions whose keys and values are known to be computed.
     pub(crate) n_computed: usize,
@@ -46,6 +47,13 @@ pub(crate) struct Sequence {
     pub(crate) node: Option<u64>,
     pub(crate) running: bool,
     pub(crate) paused: bool,
+    /// How many guesses are worth verifying; `None` if it wants none.
+    pub(crate) draft_length: Option<DraftLength>,
+    /// A step in flight verifies guesses, so how many tokens it yields is not known yet.
+    pub(crate) verifies: bool,
+    /// Guesses verified, and those that were right.
+    pub(crate) n_drafted: usize,
+    pub(crate) n_accepted: usize,
     /// Whether its whole prompt was computed once.
     pub(crate) prefilled: bool,
     /// Positions of the prompt whose log-probabilities are still to be reported begin here; `n_prompt` if none are wanted.
@@ -92,7 +100,7 @@ impl Sequence {
     /// Whether more of it can be launched now, if it is running. `limit`: the most positions that it may have.
     pub(crate) fn is_ready(&self, limit: usize) -> bool {
         let has_all = self.max_tokens > 0 && self.n_generated() >= self.max_tokens;
-        let needs_token = self.n_unseen > 0 && self.constraint.is_some();
+        let needs_token = self.n_unseen > 0 && (self.constraint.is_some() || self.verifies);
         !self.paused && !has_all && !needs_token && self.n_remaining() > 0 && self.n_wanted() <= limit
     }
 
@@ -109,6 +117,8 @@ impl Sequence {
             prompt_tokens: self.n_prompt,
             completion_tokens: self.tokens.len() - self.n_prompt,
             cached_tokens: self.n_cached,
+            drafted_tokens: self.n_drafted,
+            accepted_tokens: self.n_accepted,
         }
     }
 

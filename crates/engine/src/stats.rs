@@ -55,6 +55,10 @@ pub struct Stats {
     pub cache_miss_tokens: Value,
     /// Cached blocks that were given up for new contents.
     pub cache_evictions: Value,
+    /// Guessed tokens that were verified.
+    pub drafted_tokens: Value,
+    /// Of those, the ones that were right.
+    pub accepted_tokens: Value,
     /// Now: sequences in steps.
     pub running: Value,
     /// Now: sequences that wait.

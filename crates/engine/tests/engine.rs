@@ -7,7 +7,7 @@ mod support;
 use realizar_compute::BatchLimits;
 use realizar_engine::{
     Client, Constraint, Engine, EngineConfig, Error, Event, Fault, FinishReason, Health, Request, RunnerInfo,
-    SampleError, TokenMask,
+    SampleError, SamplingParams, TokenMask,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -371,4 +371,38 @@ fn a_grammar_that_fails_ends_only_its_request() {
     assert!(matches!(run(TokenMask::none(5)), Error::Constraint { .. }), "a mask of the wrong size");
     let (request, expected) = greedy(&[1, 2, 3], 10);
     assert_eq!(client.submit(request).unwrap().collect_tokens().unwrap()[0].0, expected);
+}
+
+#[test]
+fn a_prompt_that_was_read_before_is_found_under_the_same_salt_only() {
+    let client = start(EngineConfig::default());
+    let prompt = Random::new(12).tokens(30);
+    let run = |salt: Option<u64>, tail: u32| {
+        let mut case = Case::greedy([&prompt[..], &[tail]].concat(), 12);
+        case.params = SamplingParams { seed: Some(3), ..SamplingParams::default() };
+        case.cache_salt = salt;
+        let mut events: Vec<Event> = client.submit(case.request()).unwrap().collect();
+        let Some(Event::Finished { usage, timings, .. }) = events.pop() else { panic!("{events:?}") };
+        assert_eq!(timings.first_token, timings.queue + timings.prefill);
+        let tokens = events.iter().map(|e| match e {
+            Event::Token { id, .. } => *id,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(tokens.collect::<Vec<_>>(), solo(&case, 0, INFO.max_seq_len()).tokens, "warm equals cold");
+        usage.cached_tokens
+    };
+    assert_eq!(run(None, 1), 0);
+    assert_eq!(run(Some(1), 1), 0, "another tenant");
+    assert_eq!(run(Some(2), 1), 0);
+    // Of 31 tokens, 7 blocks of 4 are whole.
+    assert_eq!([run(None, 1), run(Some(1), 2), run(Some(2), 1)], [28, 28, 28]);
+    let stats = client.stats();
+    assert_eq!((stats.cache_hit_tokens.get(), stats.cache_miss_tokens.get()), (84, 6 * 31 - 84));
+    // Other texts take the blocks that were unused for longest.
+    for seed in 0..8 {
+        let case = Case::greedy(Random::new(100 + seed).tokens(40), 1);
+        client.submit(case.request()).unwrap().collect_tokens().unwrap();
+    }
+    assert_eq!(run(None, 1), 0);
+    assert!(client.stats().cache_evictions.get() > 0);
 }

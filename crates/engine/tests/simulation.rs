@@ -2,11 +2,13 @@
 //!
 //! Aim: whatever shares the steps, every request gets exactly the tokens that it would get alone, the books balance after every step,
 //! and nobody waits for ever. Method: a runner that reads each sequence's history back from its blocks (`support`), random sizes of
-//! everything, arrivals with shared beginnings, cancellations, stalled readers, and steps that fail at launch or at finish.
+//! everything, arrivals with shared beginnings, cancellations, stalled readers, steps that fail at launch or at finish, and right and
+//! wrong guesses of what comes next.
 
 mod support;
 
 use realizar_compute::BatchLimits;
+use realizar_engine::speculative::SpeculationCosts;
 use realizar_engine::{EngineConfig, Error, Event, FinishReason, Runner, RunnerInfo, Scheduler, SeqId, Step};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -27,6 +29,8 @@ struct Summary {
     copies: usize,
     deferred: usize,
     prompt_tokens: u64,
+    drafted: u64,
+    accepted: u64,
     /// A hash of all events in order.
     trace: u64,
 }
@@ -88,8 +92,13 @@ impl Simulation {
             step_tokens: 1 + random.below(60),
             prefix_cache: random.below(5) > 0,
             priority_step: Duration::from_millis(random.below(200) as u64),
+            speculate: random.once_in(2),
+            max_drafts: 1 + random.below(12),
             ..EngineConfig::default()
         };
+        let costs = SpeculationCosts { row: [0.01, 0.1, 0.4][random.below(3)], guess: 0.0 };
+        let mut scheduler = Scheduler::new(&config, info);
+        scheduler.set_speculation(Some(costs));
         let faults: Arc<Mutex<Option<At>>> = Arc::default();
         let mut runner = FakeRunner::new(info);
         let planned = faults.clone();
@@ -109,7 +118,7 @@ impl Simulation {
             bases: bases.collect(),
             overlap: random.below(3) > 0,
             heeds: random.below(4) > 0,
-            scheduler: Scheduler::new(&config, info),
+            scheduler,
             random,
             info,
             config,
@@ -146,6 +155,7 @@ impl Simulation {
             if !self.overlap || (self.heeds && self.scheduler.needs_commit()) {
                 in_flight.take().into_iter().for_each(|t| self.finish(t));
             }
+            self.guess();
             let scheduled = self.scheduler.schedule(self.now, &mut self.step);
             self.watch_head();
             self.check();
@@ -175,9 +185,32 @@ impl Simulation {
         self.summary.preemptions = counters.preemptions;
         self.summary.evictions = counters.evictions;
         self.summary.cache_hit_tokens = counters.cache_hit_tokens;
+        self.summary.drafted = counters.drafted_tokens;
+        self.summary.accepted = counters.accepted_tokens;
         self.summary.copies = self.runner.n_copies;
         self.summary.deferred = self.runner.n_deferred;
         self.summary
+    }
+
+    /// Offers guesses that are right for a while, with whatever else a bad proposer might say.
+    fn guess(&mut self) {
+        let mut drafts = Vec::new();
+        for wanted in self.scheduler.drafts_wanted() {
+            let n_generated = wanted.tokens.len() - self.live[&wanted.id].case.prompt.len();
+            assert_eq!(
+                wanted.tokens[wanted.tokens.len() - n_generated..],
+                self.solos[&wanted.id].tokens[..n_generated]
+            );
+            let right = &self.solos[&wanted.id].tokens[n_generated..];
+            let mut draft = right[..right.len().min(self.random.below(wanted.n + 1))].to_vec();
+            let n_more = self.random.below(wanted.n + 3);
+            draft.extend(self.random.tokens(n_more));
+            if self.random.once_in(30) {
+                draft.push(support::VOCAB_SIZE as u32 + 1);
+            }
+            drafts.push((wanted.id, draft));
+        }
+        self.scheduler.offer_drafts(drafts);
     }
 
     fn finish(&mut self, ticket: realizar_engine::Ticket) {
@@ -369,6 +402,8 @@ fn every_request_gets_its_own_tokens_under_any_load() {
         total.copies += s.copies;
         total.deferred += s.deferred;
         total.prompt_tokens += s.prompt_tokens;
+        total.drafted += s.drafted;
+        total.accepted += s.accepted;
     }
     for (what, n) in [
         ("finished", total.finished),
@@ -381,6 +416,8 @@ fn every_request_gets_its_own_tokens_under_any_load() {
         ("copies", total.copies as u64),
         ("deferred tokens", total.deferred as u64),
         ("scored tokens", total.prompt_tokens),
+        ("right guesses", total.accepted),
+        ("wrong guesses", total.drafted - total.accepted),
     ] {
         assert!(n > 500, "only {n} {what}: the simulation does not reach what it should test: {total:?}");
     }

@@ -17,6 +17,7 @@ pub(crate) struct Plan {
     pub(crate) n: u32,
     pub(crate) stops: Vec<String>,
     pub(crate) ignore_eos: bool,
+    pub(crate) speculate: Option<bool>,
     pub(crate) n_logprobs: Option<usize>,
     pub(crate) prompt_logprobs: Option<usize>,
     pub(crate) priority: i32,
@@ -38,6 +39,7 @@ impl Plan {
             n: fields.n()?,
             stops: fields.stops()?,
             ignore_eos: fields.ignore_eos.unwrap_or(false),
+            speculate: fields.speculate,
             n_logprobs: None,
             prompt_logprobs: None,
             priority: fields.engine_priority()?,
@@ -78,6 +80,7 @@ impl Plan {
             sampling: self.sampling.clone(),
             stop: Vec::new(),
             ignore_eos: self.ignore_eos,
+            speculate: self.speculate,
             n_logprobs: self.n_logprobs,
         };
         // Requests dropped on the way out are cancelled.

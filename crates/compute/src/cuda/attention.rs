@@ -1,7 +1,7 @@
 //! Launches of attention.
 
 use super::driver::DevicePtr;
-use super::{Cuda, StagedBatch};
+use super::{Cuda, StagedBatch, prefill_attention};
 use crate::{AttentionParams, KvLayer, Result, Tensor};
 
 /// Query heads of a block.
@@ -45,6 +45,9 @@ pub(super) fn attention(
     assert_eq!((qkv.row_len(), y.row_len()), (h.qkv_len(), h.n_heads * h.head_dim));
     assert_eq!((qkv.rows(), y.rows()), (n_tokens, n_tokens));
     assert_eq!((kv.k.shape()[1], kv.k.shape()[3]), (h.n_kv_heads, h.head_dim));
+    if prefill_attention::can(cuda, kv, batch, params) {
+        return prefill_attention::attention(cuda, y, qkv, kv, batch, params);
+    }
     let kernels = cuda.kernels.of_cache(dtype)?;
     let chunks = (h.n_heads / h.n_kv_heads).div_ceil(MAX_ROWS);
     // Enough blocks to fill the device twice. The number does not depend on lengths, so that a recorded graph serves any.

@@ -16,18 +16,19 @@ pub struct StagedBatch {
 
 impl StagedBatch {
     pub(super) fn new(driver: &Arc<dyn Driver>, limits: BatchLimits) -> Result<Self> {
-        let len = 3 * limits.n_tokens + limits.n_logits + limits.n_blocks;
+        let len = 3 * limits.n_tokens + limits.n_logits + limits.n_seqs + 1 + limits.n_blocks;
         let device = Buffer::new(driver, 4 * len.max(1), "a batch")?;
         Ok(Self { host: HostBatch::new(limits), limits, words: vec![0; len], device })
     }
 
     pub(super) fn set(&mut self, batch: &Batch) -> Result<()> {
         self.host.set(batch)?;
-        let BatchLimits { n_tokens, n_logits, .. } = self.limits;
+        let BatchLimits { n_tokens, n_logits, n_seqs, .. } = self.limits;
         let (tokens, rest) = self.words.split_at_mut(n_tokens);
         let (positions, rest) = rest.split_at_mut(n_tokens);
         let (table_starts, rest) = rest.split_at_mut(n_tokens);
-        let (logit_tokens, tables) = rest.split_at_mut(n_logits);
+        let (logit_tokens, rest) = rest.split_at_mut(n_logits);
+        let (seq_starts, tables) = rest.split_at_mut(n_seqs + 1);
         fn put(to: &mut [u32], from: &[u32]) {
             to[..from.len()].copy_from_slice(from);
         }
@@ -35,10 +36,12 @@ impl StagedBatch {
         put(positions, self.host.positions());
         put(logit_tokens, self.host.logit_tokens());
         put(tables, &batch.block_tables);
-        for s in self.host.seqs() {
+        for (i, s) in self.host.seqs().iter().enumerate() {
+            seq_starts[i] = s.tokens.start as u32;
+            seq_starts[i + 1] = s.tokens.end as u32;
             table_starts[s.tokens.clone()].fill(s.blocks.start as u32);
         }
-        let used = 3 * n_tokens + n_logits + batch.block_tables.len();
+        let used = 3 * n_tokens + n_logits + n_seqs + 1 + batch.block_tables.len();
         self.device.write(0, bytemuck::cast_slice(&self.words[..used]))
     }
 
@@ -78,6 +81,21 @@ impl StagedBatch {
 
     /// Block tables of all sequences, one after the other.
     pub(super) fn block_tables(&self) -> DevicePtr {
+        self.array(3 * self.limits.n_tokens + self.limits.n_logits + self.limits.n_seqs + 1)
+    }
+
+    /// First token of each sequence and after these the number of tokens, [n_seqs + 1].
+    pub(super) fn seq_starts(&self) -> DevicePtr {
         self.array(3 * self.limits.n_tokens + self.limits.n_logits)
+    }
+
+    /// Sequences of the step.
+    pub(super) fn n_seqs(&self) -> usize {
+        self.host.seqs().len()
+    }
+
+    /// Tokens of each sequence in the step.
+    pub(super) fn seq_lens(&self) -> impl Iterator<Item = usize> {
+        self.host.seqs().iter().map(|s| s.tokens.len())
     }
 }

@@ -56,6 +56,11 @@ pub trait Driver: Send + Sync {
     /// Multiprocessors of the device.
     fn n_multiprocessors(&self) -> u32;
 
+    /// Whether it runs machine code for Hopper, whose tensor cores have instructions of their own.
+    fn is_hopper(&self) -> bool {
+        false
+    }
+
     /// Memory now.
     fn memory(&self) -> DeviceMemory;
 

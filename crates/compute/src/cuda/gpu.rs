@@ -174,6 +174,10 @@ impl Driver for Gpu {
         self.n_multiprocessors
     }
 
+    fn is_hopper(&self) -> bool {
+        self.capability == (9, 0)
+    }
+
     fn memory(&self) -> DeviceMemory {
         match self.bind().map(|()| result::mem_get_info()) {
             Ok(Ok((free, total))) => DeviceMemory { free, total },

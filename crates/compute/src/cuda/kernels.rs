@@ -1,6 +1,8 @@
 //! The compiled kernels and where each one is.
 
 use super::driver::{Driver, Function, Image};
+use super::gemm::{Half, TILES, Tile};
+use super::prefill_attention::{HEAD_DIMS, shared_bytes};
 use crate::quant::QUANTS;
 use crate::{DType, Error, Result};
 
@@ -13,10 +15,13 @@ macro_rules! images {
         };
     )*};
 }
-images!(attention dequantize elementwise matmul matvec moe norm repack rope);
+images!(attention dequantize elementwise gemm gemm_hopper halves matmul matvec moe norm prefill_attention repack rope);
 
 /// Dynamic shared memory that the fused products may ask for, in bytes; two blocks of a multiprocessor have it.
 pub(super) const MATVEC_SHARED: u32 = 96 << 10;
+
+/// Threads of a block of the products on tensor cores.
+pub(super) const GEMM_THREADS: u32 = 256;
 
 /// Element types that are repacked when they are loaded.
 pub(super) const PACKED: [DType; 5] = [DType::Q4_0, DType::Q8_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
@@ -42,6 +47,10 @@ pub(super) struct Kernels {
     pub(super) moe_group: Function,
     pub(super) moe_combine: Function,
     pub(super) attention_merge: Function,
+    pub(super) activations_half: Function,
+    pub(super) activations_bfloat: Function,
+    /// In the order of [`TILES`], of half precision and of BF16; those that the GPU can run.
+    by_tile: Vec<Option<[Function; 2]>>,
     /// In the order of [`PACKED`].
     by_packed: Vec<PackedKernels>,
     /// Indexed by element type.
@@ -54,6 +63,8 @@ pub(super) struct Kernels {
 #[derive(Clone, Copy)]
 pub(super) struct PackedKernels {
     pub(super) repack: Function,
+    /// To slabs for tensor cores.
+    pub(super) halves: Function,
     pub(super) dequantize: Function,
     pub(super) gemv_8: Function,
 }
@@ -61,6 +72,8 @@ pub(super) struct PackedKernels {
 /// Kernels that read weights of one type.
 #[derive(Clone, Copy)]
 pub(super) struct TypeKernels {
+    /// To slabs for tensor cores.
+    pub(super) halves: Function,
     pub(super) dequantize: Function,
     /// One row of activations.
     pub(super) gemv_1: Function,
@@ -73,6 +86,8 @@ pub(super) struct TypeKernels {
 pub(super) struct CacheKernels {
     pub(super) store_kv: Function,
     pub(super) attention: Function,
+    /// In the order of [`HEAD_DIMS`]; for types of 16 bits.
+    pub(super) prefill_attention: [Option<Function>; 2],
 }
 
 impl Kernels {
@@ -80,6 +95,7 @@ impl Kernels {
         let f = |image: &Image, name: &str| driver.function(image, name, 0);
         let by_type = QUANTS.iter().map(|s| {
             Ok(TypeKernels {
+                halves: f(&halves, &format!("weights_{}", s.name))?,
                 dequantize: f(&dequantize, &format!("dequantize_{}", s.name))?,
                 gemv_1: f(&matmul, &format!("gemv_1_{}", s.name))?,
                 gemv_8: f(&matmul, &format!("gemv_8_{}", s.name))?,
@@ -87,16 +103,36 @@ impl Kernels {
         });
         let by_packed = PACKED.iter().map(|t| {
             Ok(PackedKernels {
+                halves: f(&halves, &format!("weights_Packed_{t}"))?,
                 repack: f(&repack, &format!("repack_Packed_{t}"))?,
                 dequantize: f(&dequantize, &format!("dequantize_Packed_{t}"))?,
                 gemv_8: f(&matmul, &format!("gemv_8_Packed_{t}"))?,
             })
         });
+        let prefill = |dtype: DType, dim: usize| {
+            let half = match dtype {
+                DType::F16 => "Half",
+                DType::BF16 => "Bfloat",
+                _ => return Ok(None),
+            };
+            let name = format!("prefill_attention_{half}_{dim}");
+            driver.function(&prefill_attention, &name, shared_bytes(dim) as u32).map(Some)
+        };
         let by_cache = CACHE_TYPES.iter().map(|t| {
             Ok(CacheKernels {
                 store_kv: f(&rope, &format!("store_kv_{t}"))?,
                 attention: f(&attention, &format!("attention_{t}"))?,
+                prefill_attention: [prefill(*t, HEAD_DIMS[0])?, prefill(*t, HEAD_DIMS[1])?],
             })
+        });
+        let by_tile = TILES.iter().map(|tile| {
+            let image = match tile.hopper {
+                false => &gemm,
+                true if driver.is_hopper() => &gemm_hopper,
+                true => return Ok(None),
+            };
+            let kernel = |half| driver.function(image, &tile.kernel(half), tile.shared_bytes() as u32);
+            Ok(Some([kernel(Half::F16)?, kernel(Half::BF16)?]))
         });
         Ok(Self {
             add: f(&elementwise, "add")?,
@@ -115,6 +151,9 @@ impl Kernels {
             moe_group: f(&moe, "moe_group")?,
             moe_combine: f(&moe, "moe_combine")?,
             attention_merge: f(&attention, "attention_merge")?,
+            activations_half: f(&halves, "activations_Half")?,
+            activations_bfloat: f(&halves, "activations_Bfloat")?,
+            by_tile: by_tile.collect::<Result<_>>()?,
             by_packed: by_packed.collect::<Result<_>>()?,
             by_type: by_type.collect::<Result<_>>()?,
             by_cache: by_cache.collect::<Result<_>>()?,
@@ -124,6 +163,11 @@ impl Kernels {
     pub(super) fn of_packed(&self, dtype: DType) -> PackedKernels {
         let i = PACKED.iter().position(|&t| t == dtype);
         self.by_packed[i.expect("a packed type")]
+    }
+
+    pub(super) fn of_tile(&self, half: Half, tile: Tile) -> Function {
+        let i = TILES.iter().position(|&t| t == tile);
+        self.by_tile[i.expect("a tile that is compiled")].expect("a tile that the GPU can run")[half as usize]
     }
 
     pub(super) fn of_type(&self, dtype: DType) -> TypeKernels {

@@ -3,7 +3,7 @@
 use super::driver::DevicePtr;
 use super::matrix::{Layout, Matrix, Part};
 use super::matvec::{self, Epilogue};
-use super::{Cuda, embed};
+use super::{Cuda, embed, gemm as tensor_cores};
 use crate::{DType, Result, Tensor};
 
 /// Rows of activations that one pass over the weights serves.
@@ -60,6 +60,9 @@ pub(super) fn matmul(
     if let Some(plan) = matvec::plan(cuda, w, m) {
         return plan.run(cuda, y.ptr(), x.ptr(), None, bias, Epilogue::Store);
     }
+    if pays_on_tensor_cores(cuda, w, m) {
+        return tensor_cores::matmul(cuda, y.ptr(), x.ptr(), w, bias, m, Epilogue::Store);
+    }
     let (y, x, bias) = (y.ptr(), x.ptr(), bias.map(Tensor::ptr));
     for part in &w.parts {
         let y = y.offset(4 * part.first_out);
@@ -72,6 +75,11 @@ pub(super) fn matmul(
         }
     }
     Ok(())
+}
+
+/// Whether a product of `m` rows is one for the tensor cores. Fewer rows than this are read straight from the weights.
+pub(super) fn pays_on_tensor_cores(cuda: &Cuda, w: &Matrix, m: usize) -> bool {
+    m > TILE_ROWS && tensor_cores::can(cuda, w)
 }
 
 /// Which rows of activations meet which expert.

@@ -57,6 +57,17 @@ pub(super) enum Epilogue {
     Gate(Activation),
 }
 
+impl Epilogue {
+    /// The number that kernels know it by.
+    pub(super) fn code(self) -> u32 {
+        match self {
+            Self::Store => 0,
+            Self::Add => 1,
+            Self::Gate(_) => 2,
+        }
+    }
+}
+
 /// How one product is done.
 pub(super) struct Plan {
     parts: Vec<PartArgs>,
@@ -209,11 +220,7 @@ impl Plan {
                 n_in: self.n_in as u32,
                 m: m as u32,
                 y_stride: self.y_stride as u32,
-                epilogue: match epilogue {
-                    Epilogue::Store => 0,
-                    Epilogue::Add => 1,
-                    Epilogue::Gate(_) => 2,
-                },
+                epilogue: epilogue.code(),
                 activation: match epilogue {
                     Epilogue::Gate(f) => elementwise::code(f),
                     _ => 0,

@@ -10,6 +10,7 @@ mod buffer;
 pub mod driver;
 mod elementwise;
 mod embed;
+mod gemm;
 mod gpu;
 mod kernels;
 mod matmul;
@@ -17,6 +18,7 @@ mod matrix;
 mod matvec;
 mod moe;
 mod norm;
+mod prefill_attention;
 mod rope;
 
 pub use batch::StagedBatch;
@@ -295,6 +297,9 @@ impl Backend for Cuda {
         assert_eq!((x.row_len(), y.row_len(), x.rows()), (w.n_in, w.n_out, y.rows()));
         match matvec::plan(self, w, x.rows()) {
             Some(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
+            None if matmul::pays_on_tensor_cores(self, w, x.rows()) => {
+                gemm::matmul(self, y.ptr(), x.ptr(), w, bias, x.rows(), Epilogue::Add)
+            }
             None => {
                 self.matmul(product, x, w, bias)?;
                 self.add(y, product)
@@ -315,6 +320,11 @@ impl Backend for Cuda {
         assert_eq!((x.row_len(), 2 * y.row_len(), x.rows()), (w.n_in, w.n_out, y.rows()));
         match matvec::gate_plan(self, w, x.rows()).filter(|_| matvec::can_fuse(norm, w)) {
             Some(plan) => plan.run(self, y.ptr(), x.ptr(), Some(norm), None, Epilogue::Gate(activation)),
+            None if matmul::pays_on_tensor_cores(self, w, x.rows()) && gemm::can_gate(w) => {
+                self.norm(normed, x, norm)?;
+                let m = x.rows();
+                gemm::matmul(self, y.ptr(), normed.ptr(), w, None, m, Epilogue::Gate(activation))
+            }
             None => {
                 self.norm(normed, x, norm)?;
                 self.matmul(gate_up, normed, w, None)?;

@@ -38,4 +38,54 @@ __device__ __forceinline__ void let_next_kernel_start() {
 #endif
 }
 
+// Copies 16 bytes into shared memory in the background. Only the first `bytes` are read; zeros stand for the rest.
+__device__ __forceinline__ void copy16_later(void* shared, const void* global, uint32_t bytes) {
+  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+}
+
+// Closes a group of this thread's background copies, which may be empty.
+__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until no more than the last N groups of this thread are under way.
+template <int N>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit numbers from shared memory. Lanes 8 i to 8 i + 7 give the rows of matrix i, 16 bytes each; lane l
+// gets elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of each.
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void* row) {
+  const uint32_t from = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(from)
+               : "memory");
+}
+
+// The same of the matrices with rows and columns exchanged.
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
+  const uint32_t from = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(from)
+               : "memory");
+}
+
+// d += a b on the tensor cores: a [16, 16] and b [16, 8] of half precision, sums [16, 8] in floats. With g = lane / 4, t = lane % 4 a
+// lane holds of a elements 2 t and 2 t + 1 of rows g, g + 8, and 2 t + 8 and 2 t + 9 of these; of b rows 2 t, 2 t + 1, and 2 t + 8,
+// 2 t + 9 of column g; of d columns 2 t, 2 t + 1 of rows g, g + 8.
+__device__ __forceinline__ void multiply_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same of bfloat16.
+__device__ __forceinline__ void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 }  // namespace ptx

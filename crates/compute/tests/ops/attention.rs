@@ -50,6 +50,9 @@ fn case(n_heads: usize, n_kv_heads: usize, head_dim: usize, parts: &[(usize, usi
 /// A ragged batch: a chunk of a prefill at an offset, two decodes, a whole prompt, a first token.
 const RAGGED: [(usize, usize); 5] = [(21, 19), (70, 1), (0, 37), (15, 1), (0, 1)];
 
+/// The same with prompts of more than a hundred tokens.
+const LONG: [(usize, usize); 4] = [(90, 75), (70, 1), (0, 130), (0, 3)];
+
 impl Attention {
     fn qkv(&self, part: Part, positions: std::ops::Range<usize>) -> Vec<f32> {
         let n = self.heads.qkv_len();
@@ -179,6 +182,13 @@ fn head_sizes_and_groups() {
             check(&[case(n_heads, n_kv_heads, head_dim, &RAGGED)]);
         }
     }
+    // Caches of 16 bits, with sequences of several tiles.
+    for (cache, head_dim) in [(DType::F16, 40), (DType::F16, 128), (DType::BF16, 64), (DType::BF16, 80)] {
+        for (n_heads, n_kv_heads) in [(2, 2), (3, 1), (8, 2)] {
+            check(&[Attention { cache, ..case(n_heads, n_kv_heads, head_dim, &LONG) }]);
+        }
+        check(&[Attention { cache, ..case(71, 1, head_dim, &[(3, 7), (0, 1)]) }]);
+    }
     // More query heads per key head than a tile has rows.
     check(&[case(40, 1, 20, &RAGGED), case(80, 2, 64, &RAGGED), case(71, 1, 8, &[(0, 5), (40, 1)])]);
 }
@@ -203,6 +213,13 @@ fn windows_and_caps() {
         for softcap in [None, Some(0.7), Some(50.0)] {
             for block_size in [16, 32] {
                 check(&[Attention { window, softcap, block_size, ..case(4, 1, 64, &RAGGED) }]);
+                check(&[Attention {
+                    window,
+                    softcap,
+                    cache: DType::F16,
+                    block_size,
+                    ..case(4, 1, 64, &LONG)
+                }]);
             }
         }
     }

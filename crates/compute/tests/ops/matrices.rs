@@ -102,6 +102,22 @@ fn matmul_of_stacked_parts_of_different_types() {
 }
 
 #[test]
+fn matmul_of_many_rows() {
+    use DType::*;
+    // More and fewer rows and outputs than blocks of a GPU have, and inputs that end within a step.
+    for (n_out, n_in, m) in [(300, 64, 260), (1000, 64, 130), (129, 72, 65), (256, 320, 9), (2, 1, 20)] {
+        for dtype in [F16, BF16, F32] {
+            check(&[Matmul { parts: vec![(dtype, n_out)], n_in, rows: 0..m, bias: true }]);
+        }
+    }
+    for (n_out, n_in, m) in [(300, 256, 140), (40, 1280, 64)] {
+        for dtype in [Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q3_K] {
+            check(&[Matmul { parts: vec![(dtype, n_out)], n_in, rows: 0..m, bias: false }]);
+        }
+    }
+}
+
+#[test]
 fn matmul_rows_do_not_depend_on_the_batch() {
     use DType::*;
     for dtype in [F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, Q3_K, IQ2_XS, MXFP4] {
@@ -331,6 +347,19 @@ fn products_with_what_stands_around_them() {
             check(&[Fused { parts, n_in, rows, norm, bias: rows == 3 }]);
         }
     }
+    // Blocks of outputs that end within the gate; a gate and its up of different types.
+    for parts in
+        [vec![(Q4_K, 150), (Q4_K, 150)], vec![(Q4_K, 300)], vec![(Q6_K, 70), (F16, 70)], vec![(BF16, 90)]]
+    {
+        check(&[Fused { parts, n_in: 256, rows: 70, norm: NormKind::Rms, bias: true }]);
+    }
+    check(&[Fused {
+        parts: vec![(F16, 64), (BF16, 64)],
+        n_in: 96,
+        rows: 20,
+        norm: NormKind::Rms,
+        bias: true,
+    }]);
     let parts = vec![(Q4_K, 64), (Q4_K, 16), (Q6_K, 16)];
     check(&[Fused { parts, n_in: 512, rows: 2, norm: NormKind::Rms, bias: true }]);
 }

@@ -64,6 +64,8 @@ pub struct FakeRunner {
     last_tokens: Vec<u32>,
     next: u64,
     sampler: Sampler,
+    /// Added to the logits, to make another model much like the first: at most so much, by token and history.
+    pub noise: f32,
     /// Asked before each launch and each finish; `Some` fails it.
     pub fault: Box<dyn FnMut(At) -> Option<Error> + Send>,
     pub n_copies: usize,
@@ -87,6 +89,7 @@ impl FakeRunner {
             last_tokens: Vec::new(),
             next: 0,
             sampler: Sampler::new(),
+            noise: 0.0,
             fault: Box::new(|_| None),
             n_copies: 0,
             n_deferred: 0,
@@ -143,6 +146,13 @@ impl Runner for FakeRunner {
             let end = s.start + s.tokens.len();
             for last in end - s.n_logits..end {
                 let mut logits = logits_after((0..=last).map(|p| self.kv[self.slot(table, p)]));
+                if self.noise > 0.0 {
+                    let sum: f32 = logits.iter().sum();
+                    for (id, logit) in logits.iter_mut().enumerate() {
+                        let h = mix(mix(u64::from(sum.to_bits())) ^ id as u64);
+                        *logit += self.noise * (h % 1000) as f32 * 0.001;
+                    }
+                }
                 let row = sampled.rows.len();
                 sampled.rows.push(self.sampler.sample(&mut logits, step, row, &self.last_tokens));
             }
@@ -188,6 +198,7 @@ pub struct Case {
     pub cache_salt: Option<u64>,
     /// `Some`: only tokens that a [`Parity`] allows.
     pub constraint: Option<u32>,
+    pub speculate: Option<bool>,
 }
 
 impl Case {
@@ -204,6 +215,7 @@ impl Case {
             priority: 0,
             cache_salt: None,
             constraint: None,
+            speculate: None,
         }
     }
 
@@ -241,6 +253,7 @@ impl Case {
             priority: [0, 0, 0, 1, -1, 5][random.below(6)],
             cache_salt: [None, None, Some(1), Some(2)][random.below(4)],
             constraint: [None, None, None, Some(0)][random.below(4)],
+            speculate: [None, Some(true), Some(false)][random.below(3)],
         }
     }
 
@@ -254,6 +267,7 @@ impl Case {
         request.prompt_logprobs = self.prompt_logprobs;
         request.priority = self.priority;
         request.cache_salt = self.cache_salt;
+        request.speculate = self.speculate;
         request.constraint = self.constraint.map(|state| Box::new(Parity::new(state)) as Box<dyn Constraint>);
         request
     }

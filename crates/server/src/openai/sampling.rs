@@ -51,6 +51,8 @@ pub(crate) struct SamplingFields {
     pub(crate) stop: Option<OneOrMany>,
     /// Extension: goes on after the tokens by which the model ends its text.
     pub(crate) ignore_eos: Option<bool>,
+    /// Extension: whether guesses may speed it up, where the server makes any; they never change the answer.
+    pub(crate) speculate: Option<bool>,
     /// Continuations of each prompt.
     #[schema(minimum = 1, maximum = 128)]
     pub(crate) n: Option<u32>,

@@ -16,6 +16,8 @@ pub(crate) struct Usage {
     pub(crate) total_tokens: usize,
     /// What the prompt's tokens were.
     pub(crate) prompt_tokens_details: PromptTokensDetails,
+    /// What became of guesses of the continuations' tokens; see speculative decoding.
+    pub(crate) completion_tokens_details: CompletionTokensDetails,
 }
 
 /// What the prompt's tokens were.
@@ -23,6 +25,15 @@ pub(crate) struct Usage {
 pub(crate) struct PromptTokensDetails {
     /// Found in the prefix cache and not computed.
     pub(crate) cached_tokens: usize,
+}
+
+/// What became of guesses of the continuations' tokens.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
+pub(crate) struct CompletionTokensDetails {
+    /// Guesses that the model would have chosen itself.
+    pub(crate) accepted_prediction_tokens: usize,
+    /// Guesses that were wrong; they are not part of the answer and do not count as its tokens.
+    pub(crate) rejected_prediction_tokens: usize,
 }
 
 /// Extension: where the time went, in milliseconds. Of several continuations: the earliest beginning and the latest end.
@@ -78,6 +89,8 @@ impl Totals {
         };
         sum.prompt_tokens = usage.prompt_tokens;
         sum.completion_tokens += usage.completion_tokens;
+        sum.drafted_tokens += usage.drafted_tokens;
+        sum.accepted_tokens += usage.accepted_tokens;
         self.timings = Some(match self.timings {
             None => timings,
             Some(t) => {
@@ -98,6 +111,10 @@ impl Totals {
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptTokensDetails { cached_tokens: sum(|u| u.cached_tokens) },
+            completion_tokens_details: CompletionTokensDetails {
+                accepted_prediction_tokens: sum(|u| u.accepted_tokens),
+                rejected_prediction_tokens: sum(|u| u.drafted_tokens - u.accepted_tokens),
+            },
         }
     }
 
@@ -118,6 +135,8 @@ mod tests {
             prompt_tokens,
             completion_tokens,
             cached_tokens,
+            drafted_tokens: 4,
+            accepted_tokens: 3,
         };
         let timings = |queue, prefill, decode| engine::Timings {
             queue: ms(queue),
@@ -131,6 +150,8 @@ mod tests {
         let sum = totals.usage();
         assert_eq!((sum.prompt_tokens, sum.completion_tokens, sum.total_tokens), (30, 13, 43));
         assert_eq!(sum.prompt_tokens_details.cached_tokens, 4);
+        let guesses = &sum.completion_tokens_details;
+        assert_eq!((guesses.accepted_prediction_tokens, guesses.rejected_prediction_tokens), (9, 3));
         let t = totals.timings();
         assert_eq!((t.queue_ms, t.prefill_ms, t.first_token_ms, t.decode_ms), (2.0, 9.0, 11.0, 30.0));
         assert_eq!(t.tokens_per_second.round(), 400.0);

@@ -104,6 +104,8 @@ fn render(stats: &Stats, sizes: &Sizes, info: &RunnerInfo, model: &str) -> Strin
         ("preemptions", "Sequences whose blocks were taken before their end.", &stats.preemptions),
         ("cache_hit_tokens", "Tokens of prompts found in the prefix cache.", &stats.cache_hit_tokens),
         ("cache_miss_tokens", "Tokens of prompts not found in the prefix cache.", &stats.cache_miss_tokens),
+        ("drafted_tokens", "Guesses of next tokens that were verified.", &stats.drafted_tokens),
+        ("accepted_tokens", "Of those, the ones that were right.", &stats.accepted_tokens),
         ("cache_evictions", "Cached blocks given up for new contents.", &stats.cache_evictions),
     ] {
         p.counter(&format!("realizar_{name}_total"), help, value.get());

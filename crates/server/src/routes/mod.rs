@@ -6,6 +6,7 @@ mod health;
 mod metrics;
 mod models;
 mod openapi;
+mod page;
 mod template;
 mod tokenize;
 
@@ -44,6 +45,7 @@ fn open() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(metrics::metrics))
         .routes(routes!(openapi::document))
         .routes(routes!(openapi::page))
+        .routes(routes!(page::page))
 }
 
 /// The whole server as a service.

@@ -1,0 +1,220 @@
+//! `realizar bench serve`: a server under load, by a trace of real arrivals or by a number of clients.
+//!
+//! `workload` plans requests from a `trace` or from numbers, `drive` sends them through `client`, and what they measured becomes a
+//! `report`: a table, JSON, or a page (`html`).
+
+mod client;
+mod drive;
+mod html;
+mod report;
+mod sse;
+mod stats;
+mod trace;
+mod workload;
+
+use crate::{output, progress};
+use anyhow::{Context, Result, anyhow, ensure};
+use bytes::Bytes;
+use clap::{Args, ValueHint};
+use client::Client;
+use drive::{Pace, drive};
+use hyper::Method;
+use report::{Objective, Report};
+use serde::Deserialize;
+use serde_json::json;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use workload::{Planned, Random};
+
+/// Words from which prompts are made.
+const N_WORDS: usize = 4000;
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchServeArgs {
+    /// The server; only plain http is spoken.
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080", value_hint = ValueHint::Url)]
+    url: String,
+    /// Key to show to the server.
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
+    /// Model to ask for; by default the first that the server lists.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Sends requests at the times of this trace: CSV with TIMESTAMP, ContextTokens and GeneratedTokens, as Azure publishes it.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    trace: Option<PathBuf>,
+    /// Requests to send: the first of the trace.
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    requests: u32,
+    /// Multiplies the lengths in the trace; by default the longest is made to fit the server's context.
+    #[arg(long, value_name = "X", requires = "trace", value_parser = factor)]
+    length_scale: Option<f64>,
+    /// Multiplies the times between arrivals: 0.5 is twice as fast.
+    #[arg(long, value_name = "X", requires = "trace", default_value = "1", value_parser = factor)]
+    time_scale: f64,
+    /// Without a trace: requests at one time; the next is sent when one has ended.
+    #[arg(long, value_name = "N", default_value_t = 16, conflicts_with = "trace",
+          value_parser = clap::value_parser!(u16).range(1..))]
+    concurrency: u16,
+    /// Without a trace: tokens of each prompt.
+    #[arg(long, value_name = "N", default_value_t = 128, conflicts_with = "trace",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    prompt_tokens: u32,
+    /// Without a trace: tokens of each answer.
+    #[arg(long, value_name = "N", default_value_t = 64, conflicts_with = "trace",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: u32,
+    /// Objective: time to the first token.
+    #[arg(long, value_name = "MS", default_value = "1000", value_parser = factor)]
+    slo_ttft_ms: f64,
+    /// Objective: time between tokens, on average over an answer.
+    #[arg(long, value_name = "MS", default_value = "100", value_parser = factor)]
+    slo_itl_ms: f64,
+    /// A request fails when it has not ended by then.
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = factor)]
+    timeout: f64,
+    /// Another seed makes other prompts.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Also write a page with plots.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    html: Option<PathBuf>,
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(x) if x > 0.0 && x <= 1e9 => Ok(x),
+        _ => Err("expected a number above 0".to_owned()),
+    }
+}
+
+pub(crate) fn run(args: &BenchServeArgs) -> Result<()> {
+    // One thread is enough for hundreds of streams, and leaves the others to a server on the same machine.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let report = runtime.block_on(measure(args))?;
+    if let Some(path) = &args.html {
+        let page = html::page(&report.0, &report.1);
+        output::write_file(path, |mut out| {
+            out.write_all(page.as_bytes())?;
+            Ok(out)
+        })?;
+    }
+    let report = report.0;
+    if args.json { output::print_json(&report) } else { output::print(report.table()) }?;
+    ensure!(report.requests.answered > 0, "no request was answered: {}", report.errors[0].message);
+    Ok(())
+}
+
+#[derive(Deserialize)]
+struct Models {
+    data: Vec<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    id: String,
+    /// Not every server says it.
+    #[serde(default)]
+    max_model_len: Option<usize>,
+}
+
+#[derive(Deserialize)]
+struct Tokens {
+    tokens: Vec<u32>,
+}
+
+async fn measure(args: &BenchServeArgs) -> Result<(Report, Vec<drive::Record>)> {
+    let client = Arc::new(Client::new(&args.url, args.api_key.as_deref()).map_err(|e| anyhow!(e))?);
+    let models: Models =
+        client.json(Method::GET, "/v1/models", Bytes::new()).await.map_err(|e| anyhow!(e))?;
+    let model = match &args.model {
+        Some(name) => models.data.into_iter().find(|m| m.id == *name),
+        None => models.data.into_iter().next(),
+    };
+    let model = model.with_context(|| match &args.model {
+        Some(name) => format!("the server has no model {name:?}"),
+        None => "the server has no model".to_owned(),
+    })?;
+    let (planned, pace, workload) = plan(args, model.max_model_len)?;
+
+    let mut random = Random(args.seed);
+    let words = json!({ "model": model.id, "prompt": random.words(N_WORDS), "add_special_tokens": false });
+    let words = client.json::<Tokens>(Method::POST, "/tokenize", words.to_string().into()).await;
+    let words = words.map_err(|e| anyhow!("could not make prompts by /tokenize: {e}"))?.tokens;
+    ensure!(!words.is_empty(), "/tokenize made no tokens of a text");
+    let mut body = |prompt_tokens: usize, output_tokens: usize| {
+        let prompt: Vec<u32> = (0..prompt_tokens).map(|_| words[random.below(words.len())]).collect();
+        let body = json!({
+            "model": model.id, "prompt": prompt, "max_tokens": output_tokens, "ignore_eos": true, "seed": args.seed,
+            "stream": true, "stream_options": { "include_usage": true },
+        });
+        Bytes::from(body.to_string())
+    };
+    // One that does not count: it finds out whether the server takes such requests, and wakes what sleeps.
+    let timeout = Duration::from_secs_f64(args.timeout);
+    let trial = client.complete(body(4, 2), Instant::now(), timeout).await;
+    if let Some(error) = trial.error {
+        return Err(anyhow!("a first, small request failed: {error}"));
+    }
+    let requests = planned.iter().map(|p| (*p, body(p.prompt_tokens, p.output_tokens))).collect();
+    let bar = progress::requests_bar(planned.len());
+    let records = drive(client.clone(), requests, pace, timeout, bar.clone()).await;
+    bar.finish_and_clear();
+    let objective = Objective { first_token_ms: args.slo_ttft_ms, inter_token_ms: args.slo_itl_ms };
+    Ok((Report::new(client.url(), model.id, workload, objective, &records), records))
+}
+
+/// What to send to a server with a context of `limit` tokens, and how.
+fn plan(args: &BenchServeArgs, limit: Option<usize>) -> Result<(Vec<Planned>, Pace, report::Workload)> {
+    let n = args.requests as usize;
+    let Some(path) = &args.trace else {
+        let (prompt, output) = (args.prompt_tokens as usize, args.max_tokens as usize);
+        let planned = workload::uniform(n, prompt, output, limit)?;
+        let concurrency = usize::from(args.concurrency);
+        let workload = report::Workload {
+            description: format!(
+                "{n} requests of {prompt} tokens for {output} tokens each, {concurrency} at one time"
+            ),
+            length_scale: None,
+            time_scale: None,
+            concurrency: Some(concurrency),
+            seed: args.seed,
+        };
+        return Ok((planned, Pace::Closed { concurrency }, workload));
+    };
+    let rows = trace::read(path, n)?;
+    let (length_scale, why) = match (args.length_scale, limit) {
+        (Some(scale), _) => (scale, String::new()),
+        (None, Some(limit)) => match workload::fitting_scale(&rows, limit) {
+            1.0 => (1.0, String::new()),
+            scale => (scale, format!(" so that the longest fits the context of {limit} tokens")),
+        },
+        (None, None) => (1.0, " because the server does not say its context".to_owned()),
+    };
+    let planned = workload::scale(&rows, length_scale, args.time_scale, limit)?;
+    let mean = |f: fn(&Planned) -> usize| planned.iter().map(f).sum::<usize>() as f64 / planned.len() as f64;
+    let span = planned.last().map_or(0.0, |p| p.at.as_secs_f64());
+    let file = path.file_name().map_or_else(|| path.to_string_lossy(), |name| name.to_string_lossy());
+    let description = format!(
+        "the first {} requests of {file} over {span:.1} s, on average {:.0} tokens for {:.0} tokens; lengths × {:.4}{why}, \
+         times × {}",
+        planned.len(),
+        mean(|p| p.prompt_tokens),
+        mean(|p| p.output_tokens),
+        length_scale,
+        args.time_scale
+    );
+    let workload = report::Workload {
+        description,
+        length_scale: Some(length_scale),
+        time_scale: Some(args.time_scale),
+        concurrency: None,
+        seed: args.seed,
+    };
+    Ok((planned, Pace::Open, workload))
+}

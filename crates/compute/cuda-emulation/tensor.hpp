@@ -1,0 +1,112 @@
+// Background copies and tensor cores, for the emulation. Copies happen when their thread waits for them, and no sooner, so that a
+// kernel that does not wait reads what was there before.
+#pragma once
+
+namespace emulation {
+
+struct Copy {
+  void* to;
+  const void* from;
+  unsigned bytes, group;
+};
+
+// The copies of one fiber that nobody has waited for.
+struct Copies {
+  static constexpr unsigned MAX = 512;
+  Copy pending[MAX];
+  unsigned n, group;
+};
+
+inline Copies& copies() {
+  static Copies* all = new Copies[MAX_THREADS]();
+  return all[current];
+}
+
+// The lane's share of a matrix of 8 rows, from the addresses of the rows.
+inline uint32_t matrix_element(const Given& rows, unsigned matrix, unsigned row, unsigned column) {
+  uint16_t x;
+  memcpy(&x, reinterpret_cast<const uint16_t*>(rows(8 * matrix + row)) + column, 2);
+  return x;
+}
+
+template <class ToFloat>
+void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, ToFloat to_float) {
+  float mine[12];
+  for (int i = 0; i < 4; i++) {
+    mine[2 * i] = to_float(static_cast<uint16_t>(a[i]));
+    mine[2 * i + 1] = to_float(static_cast<uint16_t>(a[i] >> 16));
+  }
+  mine[8] = to_float(static_cast<uint16_t>(b0)), mine[9] = to_float(static_cast<uint16_t>(b0 >> 16));
+  mine[10] = to_float(static_cast<uint16_t>(b1)), mine[11] = to_float(static_cast<uint16_t>(b1 >> 16));
+  uint64_t words[6];
+  memcpy(words, mine, sizeof mine);
+  const Given given = give(words, 6);
+  const unsigned g = lane() / 4, t = lane() % 4;
+  float sums[4] = {};
+  for (unsigned q = 0; q < 4; q++) {
+    // Elements 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of the inner dimension.
+    float a[12], b[2][12];
+    given.copy(a, 4 * g + q), given.copy(b[0], 8 * t + q), given.copy(b[1], 8 * t + 4 + q);
+    for (unsigned i = 0; i < 4; i++) {
+      const float *x = a + i / 2 * 2, *y = b[i % 2] + 8;
+      sums[i] += x[0] * y[0] + x[1] * y[1] + x[4] * y[2] + x[5] * y[3];
+    }
+  }
+  for (unsigned i = 0; i < 4; i++) d[i] += sums[i];
+}
+
+}  // namespace emulation
+
+namespace ptx {
+
+inline void copy16_later(void* shared, const void* global, uint32_t bytes) {
+  auto& c = emulation::copies();
+  if (c.n == emulation::Copies::MAX || bytes > 16) __builtin_trap();
+  c.pending[c.n++] = {shared, global, bytes, c.group};
+}
+
+inline void end_copies() { emulation::copies().group++; }
+
+template <unsigned N>
+void wait_for_copies() {
+  auto& c = emulation::copies();
+  unsigned kept = 0;
+  for (unsigned i = 0; i < c.n; i++) {
+    const auto& copy = c.pending[i];
+    if (copy.group + N >= c.group) {
+      c.pending[kept++] = copy;
+      continue;
+    }
+    memset(copy.to, 0, 16);
+    memcpy(copy.to, copy.from, copy.bytes);
+  }
+  c.n = kept;
+}
+
+inline void load_matrices(uint32_t (&r)[4], const void* row) {
+  const uint64_t word = reinterpret_cast<uint64_t>(row);
+  const auto rows = emulation::give(&word, 1);
+  const unsigned g = emulation::lane() / 4, t = emulation::lane() % 4;
+  for (unsigned i = 0; i < 4; i++) {
+    r[i] = emulation::matrix_element(rows, i, g, 2 * t) | emulation::matrix_element(rows, i, g, 2 * t + 1) << 16;
+  }
+}
+
+inline void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
+  const uint64_t word = reinterpret_cast<uint64_t>(row);
+  const auto rows = emulation::give(&word, 1);
+  const unsigned g = emulation::lane() / 4, t = emulation::lane() % 4;
+  for (unsigned i = 0; i < 4; i++) {
+    r[i] = emulation::matrix_element(rows, i, 2 * t, g) | emulation::matrix_element(rows, i, 2 * t + 1, g) << 16;
+  }
+}
+
+inline void multiply_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  emulation::multiply(d, a, b0, b1, f16_to_f32);
+}
+
+inline void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  emulation::multiply(d, a, b0, b1, [](uint16_t x) { return __uint_as_float(static_cast<uint32_t>(x) << 16); });
+}
+
+}  // namespace ptx

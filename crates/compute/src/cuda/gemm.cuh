@@ -1,0 +1,48 @@
+// What the products of many rows share: their arguments, and what happens to a product.
+#pragma once
+#include "activation.cuh"
+#include "halves.cuh"
+
+enum Epilogue : uint32_t { STORE, ADD, GATE };
+
+struct GemmHalvesArgs {
+  float* y;               // [m, y_stride], and this launch's outputs from 0 on
+  const uint16_t* x;      // [m, k]
+  const float* x_scales;  // [m], factors of the rows, or null
+  const uint16_t* w;      // [n_out, k]
+  const uint16_t* up;     // [n_out, k] for GATE: what is multiplied with the activated products with w
+  const float* bias;      // [n_out] or null
+  uint32_t k;             // a multiple of 8
+  uint32_t n_out, m, y_stride;
+  uint32_t epilogue, activation;
+};
+
+// Outputs `out` and `out` + 1 of a row.
+DEVICE void put_pair(const GemmHalvesArgs& a, int row, int out, float v0, float v1) {
+  const int n_out = a.n_out;
+  if (out >= n_out) return;
+  float* y = a.y + static_cast<size_t>(row) * a.y_stride + out;
+  if (out + 1 < n_out && reinterpret_cast<uintptr_t>(y) % 8 == 0) {
+    float2 v = {v0, v1};
+    if (a.epilogue == ADD) {
+      const float2 before = *reinterpret_cast<const float2*>(y);
+      v.x += before.x, v.y += before.y;
+    }
+    *reinterpret_cast<float2*>(y) = v;
+  } else {
+    y[0] = a.epilogue == ADD ? y[0] + v0 : v0;
+    if (out + 1 < n_out) y[1] = a.epilogue == ADD ? y[1] + v1 : v1;
+  }
+}
+
+// From the sums of two outputs of a row.
+DEVICE void finish(const GemmHalvesArgs& a, int row, float scale, int out, float s0, float s1) {
+  const int n_out = a.n_out;
+  const float b0 = a.bias && out < n_out ? a.bias[out] : 0.0f, b1 = a.bias && out + 1 < n_out ? a.bias[out + 1] : 0.0f;
+  put_pair(a, row, out, s0 * scale + b0, s1 * scale + b1);
+}
+
+// From the sums of two gates of a row and those of their ups.
+DEVICE void finish_gate(const GemmHalvesArgs& a, int row, float scale, int out, float g0, float g1, float u0, float u1) {
+  put_pair(a, row, out, activate_one(a.activation, g0 * scale) * (u0 * scale), activate_one(a.activation, g1 * scale) * (u1 * scale));
+}

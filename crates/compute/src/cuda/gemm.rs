@@ -1,0 +1,268 @@
+//! Launches of products of many rows of activations on the tensor cores.
+//!
+//! Both operands have 16 bits: weights of F16 and BF16 as they lie, all others decoded to half precision in slabs; activations as
+//! their weights, in half precision with a power of two per row. Half precision keeps 11 bits of what a quantized weight stands
+//! for, eight times finer than BF16.
+
+use super::driver::{DevicePtr, Driver, Function};
+use super::elementwise;
+use super::matrix::{Layout, Matrix, Part};
+use super::matvec::Epilogue;
+use super::{Cuda, kernels};
+use crate::{DType, Result, Tensor};
+
+/// Elements of the largest slab of weights that is decoded at once.
+const SLAB: usize = 64 << 20;
+
+/// The 16-bit types that are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Half {
+    F16,
+    BF16,
+}
+
+/// What a block computes, and with which instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tile {
+    pub(super) rows: usize,
+    pub(super) outs: usize,
+    /// Whether it is for Hopper only.
+    pub(super) hopper: bool,
+}
+
+/// The tiles that the kernels are compiled for.
+pub(super) const TILES: [Tile; 5] = [
+    Tile { rows: 128, outs: 256, hopper: false },
+    Tile { rows: 128, outs: 128, hopper: false },
+    Tile { rows: 64, outs: 128, hopper: false },
+    Tile { rows: 128, outs: 256, hopper: true },
+    Tile { rows: 128, outs: 128, hopper: true },
+];
+
+/// How fast the blocks of each tile are on an H200, once they fill it: blocks of a multiprocessor, and TFLOP/s.
+const SPEEDS: [(usize, f64); 5] = [(1, 290.0), (2, 310.0), (2, 250.0), (1, 600.0), (1, 500.0)];
+
+impl Tile {
+    /// Four stages of 32 elements of each row, or of 64 from a multiple of 1024 bytes on.
+    pub(super) const fn shared_bytes(self) -> usize {
+        match self.hopper {
+            false => 4 * 32 * 2 * (self.rows + self.outs),
+            true => 4 * 64 * 2 * (self.rows + self.outs) + 1024,
+        }
+    }
+
+    /// Name of the kernel for a type.
+    pub(super) fn kernel(self, half: Half) -> String {
+        let half = match half {
+            Half::F16 => "Half",
+            Half::BF16 => "Bfloat",
+        };
+        format!("gemm_{}{half}_{}x{}", if self.hopper { "hopper_" } else { "" }, self.rows, self.outs)
+    }
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ActivationArgs {
+    y: DevicePtr,
+    scales: DevicePtr,
+    x: DevicePtr,
+    n: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct WeightArgs {
+    y: DevicePtr,
+    w: DevicePtr,
+    codebook: DevicePtr,
+    row_bytes: u64,
+    n: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Args {
+    y: DevicePtr,
+    x: DevicePtr,
+    x_scales: DevicePtr,
+    w: DevicePtr,
+    up: DevicePtr,
+    bias: DevicePtr,
+    k: u32,
+    n_out: u32,
+    m: u32,
+    y_stride: u32,
+    epilogue: u32,
+    activation: u32,
+}
+
+/// Activations as the kernel reads them.
+#[derive(Clone, Copy)]
+struct Rows {
+    x: DevicePtr,
+    scales: DevicePtr,
+}
+
+/// Whether these kernels multiply with such a matrix. F32 weights have no place in 16 bits.
+pub(super) fn can(cuda: &Cuda, w: &Matrix) -> bool {
+    !cuda.exact && w.n_experts == 1 && w.n_in > 0 && w.parts.iter().all(|p| p.dtype != DType::F32)
+}
+
+/// Rows of a part that one launch multiplies with.
+#[derive(Clone, Copy)]
+struct Span<'a> {
+    part: &'a Part,
+    first: usize,
+    len: usize,
+}
+
+impl Span<'_> {
+    /// `len` of its rows from `first` on.
+    fn part(self, first: usize, len: usize) -> Self {
+        Self { part: self.part, first: self.first + first, len }
+    }
+}
+
+/// `x` [m, n_in] times the matrix into `y` [m, n_out], or for a gate [m, n_out / 2].
+///
+/// For a gate the matrix is one part, or a gate's and its up's, as [`can_gate`] says.
+pub(super) fn matmul(
+    cuda: &Cuda,
+    y: DevicePtr,
+    x: DevicePtr,
+    w: &Matrix,
+    bias: Option<&Tensor<Cuda>>,
+    m: usize,
+    epilogue: Epilogue,
+) -> Result<()> {
+    let mut rows = [None; 2];
+    let mut product = |span: Span<'_>, up: Option<Span<'_>>, y: DevicePtr, bias: DevicePtr, y_stride| {
+        let half = kind(span.part, w.n_in);
+        let Rows { x, scales } = match rows[half as usize] {
+            Some(rows) => rows,
+            None => *rows[half as usize].insert(activations(cuda, half, x, m, w.n_in)?),
+        };
+        let per_slab = (SLAB / if up.is_some() { 2 * w.n_in } else { w.n_in }).max(1);
+        let in_place = is_in_place(span.part, w.n_in) && up.is_none_or(|u| is_in_place(u.part, w.n_in));
+        let step = if in_place { span.len } else { per_slab.min(span.len) };
+        for first in (0..span.len).step_by(step.max(1)) {
+            let n = step.min(span.len - first);
+            let args = Args {
+                y: y.offset(4 * first),
+                x,
+                x_scales: scales,
+                w: weights(cuda, "a slab of halves", span.part(first, n), w.n_in)?,
+                up: match up {
+                    Some(up) => weights(cuda, "another slab of halves", up.part(first, n), w.n_in)?,
+                    None => DevicePtr::NULL,
+                },
+                bias: if bias == DevicePtr::NULL { bias } else { bias.offset(4 * first) },
+                k: w.n_in.next_multiple_of(8) as u32,
+                n_out: n as u32,
+                m: m as u32,
+                y_stride,
+                epilogue: epilogue.code(),
+                activation: match epilogue {
+                    Epilogue::Gate(f) => elementwise::code(f),
+                    _ => 0,
+                },
+            };
+            let tile = choose_tile(&*cuda.driver, m, if up.is_some() { 2 * n } else { n });
+            let outs = if up.is_some() { tile.outs / 2 } else { tile.outs };
+            let blocks = [m.div_ceil(tile.rows), n.div_ceil(outs), 1];
+            let f = cuda.kernels.of_tile(half, tile);
+            // SAFETY: x and the weights are padded rows of k elements, of which there are m and n; y and the bias as the callers
+            // checked.
+            unsafe { cuda.launch_shared(f, blocks, kernels::GEMM_THREADS, tile.shared_bytes(), &args)? };
+        }
+        Ok(())
+    };
+    if let Epilogue::Gate(_) = epilogue {
+        let half = w.n_out / 2;
+        let (gate, up) = match &w.parts[..] {
+            [both] => (Span { part: both, first: 0, len: half }, Span { part: both, first: half, len: half }),
+            [gate, up] => (Span { part: gate, first: 0, len: half }, Span { part: up, first: 0, len: half }),
+            _ => unreachable!("the callers ask whether this can be gated"),
+        };
+        return product(gate, Some(up), y, DevicePtr::NULL, half as u32);
+    }
+    for part in &w.parts {
+        let bias = bias.map_or(DevicePtr::NULL, |b| b.ptr().offset(4 * part.first_out));
+        let span = Span { part, first: 0, len: part.n_out };
+        product(span, None, y.offset(4 * part.first_out), bias, w.n_out as u32)?;
+    }
+    Ok(())
+}
+
+/// Whether the first half of a matrix's outputs can be the gate of the second in one launch.
+pub(super) fn can_gate(w: &Matrix) -> bool {
+    match &w.parts[..] {
+        [both] => both.n_out.is_multiple_of(2),
+        [gate, up] => gate.n_out == up.n_out && kind(gate, w.n_in) == kind(up, w.n_in),
+        _ => false,
+    }
+}
+
+/// The tile whose blocks are done first: full waves of fast blocks.
+fn choose_tile(driver: &dyn Driver, m: usize, n_out: usize) -> Tile {
+    let time = |i: usize| {
+        let (tile, (resident, speed)) = (TILES[i], SPEEDS[i]);
+        let blocks = m.div_ceil(tile.rows) * n_out.div_ceil(tile.outs);
+        let waves = blocks.div_ceil(driver.n_multiprocessors() as usize * resident);
+        (waves * resident * tile.rows * tile.outs) as f64 / speed
+    };
+    let there = (0..TILES.len()).filter(|&i| !TILES[i].hopper || driver.is_hopper());
+    let best = there.min_by(|&a, &b| time(a).total_cmp(&time(b)));
+    TILES[best.expect("some tiles are for every GPU")]
+}
+
+fn kind(part: &Part, n_in: usize) -> Half {
+    match part.dtype {
+        DType::BF16 if is_in_place(part, n_in) => Half::BF16,
+        _ => Half::F16,
+    }
+}
+
+/// Whether the weights lie as the kernel reads them: rows of 16 bits that begin at multiples of 16 bytes.
+fn is_in_place(part: &Part, n_in: usize) -> bool {
+    matches!(part.dtype, DType::F16 | DType::BF16) && n_in.is_multiple_of(8)
+}
+
+fn activations(cuda: &Cuda, half: Half, x: DevicePtr, m: usize, n: usize) -> Result<Rows> {
+    let bytes = 2 * m * n.next_multiple_of(8);
+    let (y, scales, f) = match half {
+        Half::F16 => (
+            cuda.scratch.get(&cuda.driver, "activations in half precision", bytes)?,
+            cuda.scratch.get(&cuda.driver, "factors of activations", 4 * m)?,
+            cuda.kernels.activations_half,
+        ),
+        Half::BF16 => (
+            cuda.scratch.get(&cuda.driver, "activations in BF16", bytes)?,
+            DevicePtr::NULL,
+            cuda.kernels.activations_bfloat,
+        ),
+    };
+    let args = ActivationArgs { y, scales, x, n: n as u32 };
+    // SAFETY: x has m rows of n floats, and the scratch memory as many of padded halves.
+    unsafe { cuda.launch(f, [m, 1, 1], 256, &args)? };
+    Ok(Rows { x: y, scales })
+}
+
+/// Where rows of weights are in 16 bits, after they were decoded if need be.
+fn weights(cuda: &Cuda, slab: &'static str, span: Span<'_>, n_in: usize) -> Result<DevicePtr> {
+    let Span { part, first, len } = span;
+    let w = part.weights.ptr().offset(first * part.row_bytes);
+    if is_in_place(part, n_in) {
+        return Ok(w);
+    }
+    let y = cuda.scratch.get(&cuda.driver, slab, 2 * len * n_in.next_multiple_of(8))?;
+    let args = WeightArgs { y, w, codebook: part.codebook, row_bytes: part.row_bytes as u64, n: n_in as u32 };
+    let f: Function = match part.layout {
+        Layout::Blocks => cuda.kernels.of_type(part.dtype).halves,
+        Layout::Packed => cuda.kernels.of_packed(part.dtype).halves,
+    };
+    // SAFETY: the part has these rows, and the slab room for them.
+    unsafe { cuda.launch(f, [len, n_in.div_ceil(1024), 1], 128, &args)? };
+    Ok(y)
+}

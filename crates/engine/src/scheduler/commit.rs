@@ -1,0 +1,148 @@
+//! What the outcome of a step means for its sequences.
+
+use super::{LaunchedSeq, Scheduler};
+use crate::request::{Event, FinishReason};
+use crate::runner::{Choice, Sampled};
+use crate::sequence::SeqId;
+use crate::{Error, SampleError};
+use std::time::Duration;
+
+impl Scheduler {
+    /// Takes the outcome of the oldest step in flight; appends what it means for its sequences to `out`.
+    pub fn commit(&mut self, sampled: &Sampled, now: Duration, out: &mut Vec<(SeqId, Event)>) {
+        let launched = self.in_flight.pop_front().expect("a step is in flight");
+        let mut row = 0;
+        for part in launched {
+            let rows = row..row + part.scored.len() + part.n_chosen;
+            row = rows.end;
+            let rows = &sampled.rows[rows];
+            // A sequence that ended meanwhile has no use for the rest of what was computed for it.
+            if let Some(seq) = self.seqs.get_mut(&part.id) {
+                seq.n_in_flight -= 1;
+                let n_accepted = accepted(&part.drafts, &rows[part.scored.len()..]);
+                if part.n_chosen > 0 {
+                    self.counters.drafted_tokens += part.drafts.len() as u64;
+                    self.counters.accepted_tokens += n_accepted as u64;
+                    seq.drafted(part.drafts.len(), n_accepted);
+                }
+                if seq.epoch == part.epoch {
+                    // The positions of the other drafts hold what never was; they are computed again.
+                    seq.n_computed = part.end + n_accepted;
+                    seq.n_launched = seq.n_launched.max(seq.n_computed);
+                    seq.prefilled |= part.end >= seq.n_prompt;
+                }
+                let n_taken = part.scored.len() + part.n_chosen.min(n_accepted + 1);
+                if let Some(end) = self.take_rows(&part, &rows[..n_taken], now, out) {
+                    self.offer_blocks(part.id);
+                    self.remove(part.id);
+                    out.push((part.id, end));
+                } else {
+                    self.offer_blocks(part.id);
+                }
+            }
+        }
+        assert_eq!(row, sampled.rows.len(), "one outcome per row of logits");
+    }
+
+    /// Ends all sequences of the oldest step in flight with an error.
+    pub fn fail_oldest(&mut self, error: &Error, out: &mut Vec<(SeqId, Event)>) {
+        let launched = self.in_flight.pop_front().expect("a step is in flight");
+        self.fail(launched, error, out);
+    }
+
+    /// Ends all sequences of the step scheduled last with an error.
+    pub fn fail_newest(&mut self, error: &Error, out: &mut Vec<(SeqId, Event)>) {
+        let launched = self.in_flight.pop_back().expect("a step is in flight");
+        self.fail(launched, error, out);
+    }
+
+    /// Takes the outcomes of a sequence's rows. Returns its last event if it ends.
+    fn take_rows(
+        &mut self,
+        part: &LaunchedSeq,
+        rows: &[std::result::Result<Choice, SampleError>],
+        now: Duration,
+        out: &mut Vec<(SeqId, Event)>,
+    ) -> Option<Event> {
+        let seq = self.seqs.get_mut(&part.id).expect("checked by the caller");
+        for (row, position) in rows.iter().zip(part.scored.clone()) {
+            match row {
+                Ok(c) => {
+                    let (id, logprob, top_logprobs) = (c.token, c.logprob, c.top_logprobs.clone());
+                    out.push((part.id, Event::PromptToken { id, logprob, top_logprobs }));
+                    seq.n_scored = position + 1;
+                }
+                Err(e) => return Some(Event::Error(Error::Sample(*e))),
+            }
+        }
+        if part.n_chosen == 0 {
+            let done = seq.max_tokens == 0 && seq.n_scored + 1 >= seq.n_prompt;
+            return done.then(|| seq.finished(FinishReason::Length, now));
+        }
+        seq.n_unseen -= 1;
+        seq.verifies = false;
+        for row in &rows[part.scored.len()..] {
+            let choice = match row {
+                Ok(choice) => choice,
+                Err(e) => return Some(Event::Error(Error::Sample(*e))),
+            };
+            seq.first_token.get_or_insert(now);
+            let id = choice.token;
+            if seq.stop_tokens.contains(&id) {
+                return Some(seq.finished(FinishReason::Stop { token: Some(id) }, now));
+            }
+            seq.tokens.push(id);
+            let (logprob, top_logprobs) = (choice.logprob, choice.top_logprobs.clone());
+            out.push((part.id, Event::Token { choice: part.id.choice, id, logprob, top_logprobs }));
+            let n_generated = seq.tokens.len() - seq.n_prompt;
+            if n_generated >= seq.max_tokens || seq.tokens.len() > self.info.max_seq_len() {
+                return Some(seq.finished(FinishReason::Length, now));
+            }
+            if let Some(constraint) = &mut seq.constraint {
+                let next = constraint.accept(id).and_then(|()| constraint.allowed());
+                match next {
+                    Ok(mask) => seq.mask.copy_from_slice(mask.words()),
+                    Err(message) => return Some(Event::Error(Error::Constraint { message })),
+                }
+            }
+        }
+        None
+    }
+
+    /// Offers a sequence's full blocks to the prefix cache, as far as they are known to be computed.
+    fn offer_blocks(&mut self, id: SeqId) {
+        if !self.prefix_cache {
+            return;
+        }
+        let block_size = self.info.block_size;
+        let seq = self.seqs.get_mut(&id).expect("checked by the caller");
+        while let Some(parent) = seq.node {
+            let tokens = seq.n_offered * block_size..(seq.n_offered + 1) * block_size;
+            // A sequence that ends with an error may not have taken all that was computed for it.
+            if tokens.end > seq.n_computed.min(seq.tokens.len()) {
+                break;
+            }
+            let block = seq.blocks[seq.n_offered];
+            let inserted = self.cache.insert(block, &seq.tokens[tokens], parent, seq.salt);
+            if inserted.is_some_and(|i| i.listed) {
+                self.pool.set_cached(block);
+            }
+            seq.node = inserted.map(|i| i.node);
+            seq.n_offered += 1;
+        }
+    }
+
+    fn fail(&mut self, launched: Vec<LaunchedSeq>, error: &Error, out: &mut Vec<(SeqId, Event)>) {
+        for part in launched {
+            if self.remove(part.id).is_some() {
+                out.push((part.id, Event::Error(error.clone())));
+            }
+        }
+    }
+}
+
+/// How many drafts the model would have generated itself: those before the first one that it chose differently.
+fn accepted(drafts: &[u32], chosen: &[std::result::Result<Choice, SampleError>]) -> usize {
+    let same = |(draft, row): &(&u32, _)| matches!(row, Ok::<&Choice, _>(c) if c.token == **draft);
+    drafts.iter().zip(chosen.iter().map(|r| r.as_ref())).take_while(same).count()
+}

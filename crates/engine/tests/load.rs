@@ -1,0 +1,72 @@
+//! The cache of keys and values that a model is loaded with: its size, its type, and what is refused.
+
+use realizar_compute::DType;
+use realizar_engine::load::{Device, LoadError, LoadOptions, load};
+use realizar_engine::{Engine, EngineConfig, Event, Request};
+use realizar_model::source::{self, TensorSource};
+use std::path::Path;
+
+fn demo() -> Box<dyn TensorSource> {
+    source::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo.gguf")).unwrap()
+}
+
+fn options(kv_type: DType) -> LoadOptions {
+    LoadOptions {
+        device: Device::Cpu,
+        n_ctx: Some(200),
+        cache_tokens: Some(1000),
+        kv_type,
+        exact: true,
+        ..LoadOptions::default()
+    }
+}
+
+#[test]
+fn the_cache_has_the_size_and_type_that_were_asked_for() {
+    let tokens: Vec<u32> = (0..100).map(|i| 300 + i * 7 % 900).collect();
+    let mut exact: Option<Vec<f32>> = None;
+    for (kv_type, bytes, tolerance) in [
+        (DType::F32, 4.0, 0.0),
+        (DType::F16, 2.0, 0.01),
+        (DType::BF16, 2.0, 0.06),
+        (DType::Q8_0, 34.0 / 32.0, 0.06),
+    ] {
+        let loaded = load(&*demo(), &options(kv_type)).unwrap();
+        let info = loaded.runner.info();
+        // Whole blocks of 32.
+        assert_eq!((info.cache_tokens(), info.max_seq_len()), (1024, 200));
+        let heads = loaded.config.heads;
+        let values = 2 * loaded.config.layers.len() * heads.n_kv_heads * heads.head_dim;
+        assert_eq!(loaded.cache_bytes as f64, 1024.0 * values as f64 * bytes, "{kv_type}");
+        let client = Engine::start(loaded.runner, EngineConfig::default());
+        let request = Request { prompt_logprobs: Some(0), ..Request::new(tokens.clone(), 1) };
+        let events = client.submit(request).unwrap();
+        let logprobs = events.filter_map(|e| match e {
+            Event::PromptToken { logprob, .. } => logprob,
+            Event::Error(e) => panic!("{e}"),
+            _ => None,
+        });
+        let logprobs: Vec<f32> = logprobs.collect();
+        assert_eq!(logprobs.len(), 99);
+        let exact = exact.get_or_insert_with(|| logprobs.clone());
+        let squares = logprobs.iter().zip(exact).map(|(a, b)| (a - *b).powi(2));
+        let rms = (squares.sum::<f32>() / 99.0).sqrt();
+        assert!(rms <= tolerance, "{kv_type}: log-probabilities differ by {rms}");
+        assert!(rms > 0.0 || kv_type == DType::F32, "{kv_type} is not used");
+    }
+}
+
+#[test]
+fn a_cache_that_cannot_be_is_refused_with_the_option_at_fault() {
+    let refused = |options: LoadOptions| match load(&*demo(), &options).map(|_| ()) {
+        Err(LoadError::Option { option, value, reason }) => (option, value, reason),
+        other => panic!("{other:?}"),
+    };
+    let (option, _, reason) = refused(LoadOptions { n_ctx: Some(0), ..options(DType::F16) });
+    assert!(option == "--ctx" && reason.contains("at least one"), "{reason}");
+    let (option, value, reason) = refused(LoadOptions { n_ctx: Some(1 << 40), ..options(DType::F16) });
+    assert_eq!((option, value.as_str()), ("--ctx", "1099511627776"));
+    assert!(reason.contains("MiB are free"), "{reason}");
+    let (option, _, reason) = refused(options(DType::Q4_K));
+    assert!(option == "--kv-type" && reason.contains("whole blocks"), "{reason}");
+}
