@@ -149,7 +149,7 @@ fn what_cannot_be_served_is_said() {
     is_wrong_usage(&run(&["serve", "--drain-seconds=-1"]), "drain-seconds");
     is_wrong_usage(&run(&["serve", "--api-key", ""]), "api-key");
     fails(&run(&["serve", "-m", "/no/such/model.gguf"]), &["/no/such/model.gguf"]);
-    fails(&run(&["serve", "--kv-memory", "1k", "--ctx", "512"]), &["--kv-memory", "512 tokens"]);
+    fails(&run(&["serve", "--kv-memory", "1k", "--ctx", "512"]), &["--kv-memory", "512 are wanted"]);
     fails(&run(&["serve", "--port", "0", "--cors", "everyone"]), &["everyone", "not an origin"]);
     fails(
         &run(&["serve", "--port", "0", "--host", "256.256.256.256"]),
