@@ -4,6 +4,7 @@
 // schedule, always the same one; races do not show. Warp collectives count the lanes that have not returned, and do not look at their
 // masks. Shared memory is static storage, which a block inherits from the one before it, as it stands.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -127,6 +128,8 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
   return bits;
 }
 
+using std::max;
+using std::min;
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
@@ -155,8 +158,11 @@ inline int __dp4a(int a, int b, int c) {
   return c;
 }
 template <class T> T atomicAdd(T* p, T x) { const T before = *p; *p += x; return before; }
+template <class T> T atomicMax(T* p, T x) { const T before = *p; *p = x > before ? x : before; return before; }
+template <class T> T atomicExch(T* p, T x) { const T before = *p; *p = x; return before; }
 template <class T> T __ldg(const T* p) { return *p; }
 template <class T> T __ldcs(const T* p) { return *p; }
+template <class T> T __ldcg(const T* p) { return *p; }
 
 namespace ptx {
 
@@ -186,6 +192,22 @@ inline uint16_t f32_to_bf16(float x) {
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
+inline int dp4a_unsigned(uint32_t a, int b, int c) {
+  for (int i = 0; i < 4; i++) c += static_cast<uint8_t>(a >> 8 * i) * static_cast<int8_t>(b >> 8 * i);
+  return c;
+}
+
+// Copies are over when they have begun.
+inline void barrier_init(uint64_t*, int) {}
+inline void barriers_are_ready() {}
+inline void expect_bytes(uint64_t*, int, uint32_t) {}
+inline void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t*, int lane) {
+  if (lane == 0) memcpy(to, from, bytes);
+}
+inline void copies_are_begun(uint64_t*) {}
+inline void wait_for_phase(uint64_t*, uint32_t) {}
+
+inline void prefetch(const void*) {}
 inline void wait_for_previous_kernel() {}
 inline void let_next_kernel_start() {}
 

@@ -5,7 +5,7 @@
 //! an access past its end stops the test, and holds NaN until it is written.
 
 use libloading::Library;
-use realizar_compute::cuda::driver::{DevicePtr, Driver, Function, Graph, Grid, Image};
+use realizar_compute::cuda::driver::{DevicePtr, Driver, Function, Graph, Grid, Image, Pending};
 use realizar_compute::{DeviceMemory, Result};
 use std::ffi::{CString, c_char, c_void};
 use std::path::{Path, PathBuf};
@@ -17,6 +17,8 @@ pub(crate) struct Emulation {
     library: Library,
     /// Kernels run one at a time.
     running: Mutex<()>,
+    /// Copies to the host that nobody has fetched.
+    pending: Mutex<Vec<Option<Vec<u8>>>>,
     /// What the device claims to have.
     n_multiprocessors: u32,
 }
@@ -32,7 +34,12 @@ impl Emulation {
         let path = compile();
         // SAFETY: the library is the one just compiled; its initializers fill a list.
         let library = unsafe { Library::new(&path) }.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        Some(Arc::new(Self { library, running: Mutex::new(()), n_multiprocessors: 4 }))
+        Some(Arc::new(Self {
+            library,
+            running: Mutex::new(()),
+            pending: Mutex::default(),
+            n_multiprocessors: 4,
+        }))
     }
 
     fn call<F: Copy>(&self, name: &str) -> F {
@@ -103,6 +110,10 @@ impl Driver for Emulation {
         self.n_multiprocessors
     }
 
+    fn max_shared_bytes(&self) -> usize {
+        99 << 10
+    }
+
     fn memory(&self) -> DeviceMemory {
         DeviceMemory { free: usize::MAX, total: usize::MAX }
     }
@@ -145,6 +156,21 @@ impl Driver for Emulation {
     unsafe fn read(&self, dst: &mut [u8], src: DevicePtr) -> Result<()> {
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(src.0 as *const u8, dst.as_mut_ptr(), dst.len()) };
+        Ok(())
+    }
+
+    unsafe fn read_later(&self, src: DevicePtr, bytes: usize) -> Result<Pending> {
+        let mut copy = vec![0; bytes];
+        // SAFETY: by this function's contract.
+        unsafe { self.read(&mut copy, src)? };
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.push(Some(copy));
+        Ok(Pending(pending.len() - 1))
+    }
+
+    fn finish_read(&self, pending: Pending, dst: &mut [u8]) -> Result<()> {
+        let copy = self.pending.lock().unwrap_or_else(PoisonError::into_inner)[pending.0].take();
+        dst.copy_from_slice(&copy.expect("a copy is fetched once"));
         Ok(())
     }
 

@@ -154,6 +154,24 @@ pub struct GraphKey {
     pub n_tokens: usize,
     /// Rows of logits of the step.
     pub n_logits: usize,
+    /// Whether the step chooses tokens.
+    pub chooses: bool,
+}
+
+/// What [`Backend::choose_likeliest`] found in a row of logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Likeliest {
+    /// The token with the largest logit, the lowest of equal ones.
+    Token(u32),
+    /// A logit that is not a number, the first, or else one that is infinite.
+    NotFinite {
+        /// Of which token.
+        token: u32,
+        /// Not a number, as opposed to infinite.
+        nan: bool,
+    },
+    /// All logits are minus infinity, which means never.
+    Nothing,
 }
 
 impl GraphKey {
@@ -185,6 +203,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     type Matrix: Send + Sync;
     /// A step's batch where the device can read it.
     type Batch: Send;
+    /// Tokens that were chosen, on their way to the host.
+    type Choices: Send;
 
     /// Short name, such as `cpu`.
     fn name(&self) -> &'static str;
@@ -347,6 +367,20 @@ pub trait Backend: Sized + Send + Sync + 'static {
         params: &AttentionParams,
     ) -> Result<()>;
 
+    /// [`Backend::store_kv`], then [`Backend::attention`]; the contents of `qkv` are unspecified afterwards.
+    fn store_and_attend(
+        &self,
+        y: &mut Tensor<Self>,
+        qkv: &mut Tensor<Self>,
+        kv: &mut KvLayer<Self>,
+        batch: &Self::Batch,
+        prep: QkvPrep<'_, Self>,
+        params: &AttentionParams,
+    ) -> Result<()> {
+        self.timed("store_kv", || self.store_kv(qkv, kv, batch, prep))?;
+        self.timed("attention", || self.attention(y, qkv, kv, batch, params))
+    }
+
     /// `y[n, len] = activation(x[n, ..len]) · x[n, len..]`, gate first.
     fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, activation: Activation) -> Result<()>;
 
@@ -370,6 +404,21 @@ pub trait Backend: Sized + Send + Sync + 'static {
 
     /// The rows of `x` that yield logits: `y[n_logits, n]`.
     fn select_rows(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, batch: &Self::Batch) -> Result<()>;
+
+    /// Chooses a token from each row of `logits` `[n_logits, vocab_size]`. Deferred tokens of the batch that is staged next are of
+    /// these.
+    fn choose_likeliest(&self, batch: &mut Self::Batch, logits: &Tensor<Self>) -> Result<()>;
+
+    /// Sends the host what was chosen last.
+    fn fetch_choices(&self, batch: &Self::Batch) -> Result<Self::Choices>;
+
+    /// Waits for choices, and appends one for each row.
+    fn wait_for_choices(&self, choices: Self::Choices, out: &mut Vec<Likeliest>) -> Result<()>;
+
+    /// Whether operations only enqueue work for the device. Their failure may show when something is waited for.
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
 
     /// `x = cap · tanh(x / cap)`.
     fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()>;

@@ -3,7 +3,7 @@
 //! Prefill, a chunk of a prefill and decode differ only in how many tokens a sequence brings. The scheduler decides every length
 //! once and writes it here; nothing downstream derives it again.
 
-use crate::{Error, Result};
+use crate::{Error, Likeliest, Result};
 use std::ops::Range;
 
 /// The part of one sequence that a step computes.
@@ -99,6 +99,7 @@ pub struct HostBatch {
     positions: Vec<u32>,
     seq_of_token: Vec<u32>,
     logit_tokens: Vec<u32>,
+    chosen: Vec<Likeliest>,
 }
 
 impl HostBatch {
@@ -115,10 +116,11 @@ impl HostBatch {
             positions: Vec::with_capacity(limits.n_tokens),
             seq_of_token: Vec::with_capacity(limits.n_tokens),
             logit_tokens: Vec::with_capacity(limits.n_logits),
+            chosen: Vec::with_capacity(limits.n_logits),
         }
     }
 
-    /// Takes over a step. Deferred tokens must already stand in `batch.tokens`.
+    /// Takes over a step.
     pub fn set(&mut self, batch: &Batch) -> Result<()> {
         self.limits.check(batch)?;
         self.batch.clone_from(batch);
@@ -135,6 +137,27 @@ impl HostBatch {
         }
         assert_eq!(self.positions.len(), batch.tokens.len(), "the sequences cover all tokens, in order");
         Ok(())
+    }
+
+    /// Puts in the deferred tokens, which were chosen last; where none could be, token 0.
+    pub fn set_deferred(&mut self) {
+        for &(token, row) in &self.batch.deferred {
+            self.batch.tokens[token] = match self.chosen[row] {
+                Likeliest::Token(chosen) => chosen,
+                _ => 0,
+            };
+        }
+    }
+
+    /// Keeps the choice from each row of logits.
+    pub fn set_chosen(&mut self, chosen: impl Iterator<Item = Likeliest>) {
+        self.chosen.clear();
+        self.chosen.extend(chosen);
+    }
+
+    /// What was chosen last.
+    pub fn chosen(&self) -> &[Likeliest] {
+        &self.chosen
     }
 
     /// Token ids, `[n_tokens]`.

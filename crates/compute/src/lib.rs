@@ -18,8 +18,8 @@ mod reference;
 mod tensor;
 
 pub use backend::{
-    Activation, AttentionParams, Backend, DeviceMemory, GraphKey, Heads, KvLayer, MatrixPart, MoeParams,
-    MoeScratch, Norm, NormKind, QkvPrep, RopeStyle,
+    Activation, AttentionParams, Backend, DeviceMemory, GraphKey, Heads, KvLayer, Likeliest, MatrixPart,
+    MoeParams, MoeScratch, Norm, NormKind, QkvPrep, RopeStyle,
 };
 pub use batch::{Batch, BatchLimits, BatchSeq, HostBatch};
 pub use dtype::DType;

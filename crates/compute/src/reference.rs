@@ -4,8 +4,26 @@
 
 use crate::{
     Activation, AttentionParams, Backend, Batch, BatchLimits, DType, DeviceMemory, Error, HostBatch, KvLayer,
-    MatrixPart, MoeParams, MoeScratch, Norm, NormKind, QkvPrep, Result, RopeStyle, Tensor,
+    Likeliest, MatrixPart, MoeParams, MoeScratch, Norm, NormKind, QkvPrep, Result, RopeStyle, Tensor,
 };
+
+/// The token with the largest of these logits.
+pub(crate) fn likeliest(logits: &[f32]) -> Likeliest {
+    if let Some(i) = logits.iter().position(|l| l.is_nan()) {
+        return Likeliest::NotFinite { token: i as u32, nan: true };
+    }
+    let mut best = 0;
+    for (i, &l) in logits.iter().enumerate() {
+        if l > logits[best] {
+            best = i;
+        }
+    }
+    match logits.get(best) {
+        None | Some(&f32::NEG_INFINITY) => Likeliest::Nothing,
+        Some(&f32::INFINITY) => Likeliest::NotFinite { token: best as u32, nan: false },
+        Some(_) => Likeliest::Token(best as u32),
+    }
+}
 
 /// The specification as a backend: unoptimized, single-threaded, host memory.
 ///
@@ -132,6 +150,7 @@ impl Backend for Reference {
     type Buffer = Vec<f32>;
     type Matrix = DenseMatrix;
     type Batch = HostBatch;
+    type Choices = Vec<Likeliest>;
 
     fn name(&self) -> &'static str {
         "reference"
@@ -188,7 +207,9 @@ impl Backend for Reference {
     }
 
     fn stage(&self, staged: &mut HostBatch, batch: &Batch) -> Result<()> {
-        staged.set(batch)
+        staged.set(batch)?;
+        staged.set_deferred();
+        Ok(())
     }
 
     fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()> {
@@ -430,6 +451,21 @@ impl Backend for Reference {
         for (i, &t) in batch.logit_tokens().iter().enumerate() {
             y.buffer_mut()[i * n..][..n].copy_from_slice(&x.buffer()[t as usize * n..][..n]);
         }
+        Ok(())
+    }
+
+    fn choose_likeliest(&self, batch: &mut HostBatch, logits: &Tensor<Self>) -> Result<()> {
+        assert_eq!(logits.rows(), batch.logit_tokens().len());
+        batch.set_chosen(logits.buffer()[..logits.len()].chunks_exact(logits.row_len()).map(likeliest));
+        Ok(())
+    }
+
+    fn fetch_choices(&self, batch: &HostBatch) -> Result<Vec<Likeliest>> {
+        Ok(batch.chosen().to_vec())
+    }
+
+    fn wait_for_choices(&self, choices: Vec<Likeliest>, out: &mut Vec<Likeliest>) -> Result<()> {
+        out.extend(choices);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Speed of a model on its device: prefill and decode, at chosen batch sizes and depths.
 
-use crate::{Result, Row, Runner, SamplingParams, Step};
+use crate::{Result, Row, Runner, SamplingParams, Step, Ticket};
 use realizar_compute::OpTime;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -77,15 +77,28 @@ impl<'a> Bench<'a> {
                 if depth > 0 {
                     self.prefill(depth, batch, depth + n_tokens)?;
                 }
+                // As the engine does: with a device that works on its own, the next step begins before the last one is known.
+                let overlaps = self.runner.info().asynchronous;
                 let start = self.start();
+                let mut in_flight = None;
                 for i in 0..n_tokens {
                     self.step.clear();
                     for seq in 0..batch {
                         let token = self.token();
+                        if overlaps && i > 0 {
+                            self.step.batch.deferred.push((seq, seq));
+                        }
                         self.push(seq, &[token], depth + i, depth + n_tokens, 1);
                     }
-                    self.launch()?;
+                    let ticket = self.runner.launch(&self.step)?;
+                    if let Some(before) = in_flight.replace(ticket) {
+                        self.finish(before)?;
+                    }
+                    if !overlaps {
+                        in_flight.take().map_or(Ok(()), |ticket| self.finish(ticket))?;
+                    }
                 }
+                in_flight.map_or(Ok(()), |ticket| self.finish(ticket))?;
                 Ok(start.elapsed())
             }
         }
@@ -140,6 +153,10 @@ impl<'a> Bench<'a> {
 
     fn launch(&mut self) -> Result<()> {
         let ticket = self.runner.launch(&self.step)?;
+        self.finish(ticket)
+    }
+
+    fn finish(&mut self, ticket: Ticket) -> Result<()> {
         for row in self.runner.finish(ticket)?.rows {
             row?;
         }

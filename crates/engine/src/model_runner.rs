@@ -1,13 +1,15 @@
 //! A model on a backend, as a [`Runner`].
 
 use crate::sampler::Sampler;
-use crate::{BlockCopy, Result, Runner, RunnerInfo, Sampled, Step, Ticket};
-use realizar_compute::{Backend, Batch, BatchLimits, DType, GraphKey, OpTime, Profiler};
+use crate::{BlockCopy, Choice, Result, Row, Runner, RunnerInfo, SampleError, Sampled, Step, Ticket};
+use realizar_compute::{Backend, Batch, BatchLimits, DType, GraphKey, Likeliest, OpTime, Profiler};
 use realizar_model::{Decoder, KvCache, Workspace};
+use std::collections::VecDeque;
 
-/// Runs a [`Decoder`] and chooses tokens on the host.
+/// Runs a [`Decoder`].
 ///
-/// A step is complete when `launch` returns; its outcome waits for `finish`.
+/// Where the backend is asynchronous and every row takes just the likeliest token, the device chooses, and `launch` returns while it
+/// computes. Otherwise tokens are chosen on the host, and a step is complete when `launch` returns. Its outcome waits for `finish`.
 pub struct ModelRunner<B: Backend> {
     backend: B,
     model: Decoder<B>,
@@ -21,10 +23,16 @@ pub struct ModelRunner<B: Backend> {
     /// The step's batch with its deferred tokens filled in.
     batch: Batch,
     logits: Vec<f32>,
-    /// Tokens of the step launched last, one per row; 0 where none could be chosen.
-    previous: Vec<u32>,
+    /// Tokens of the step launched last, one per row; 0 where none could be chosen. `None`: they are on the device.
+    previous: Option<Vec<u32>>,
     launched: u64,
-    outcomes: std::collections::VecDeque<(Ticket, Sampled)>,
+    outcomes: VecDeque<(Ticket, Outcome<B>)>,
+}
+
+/// What a step brought.
+enum Outcome<B: Backend> {
+    Known(Sampled),
+    OnDevice(B::Choices),
 }
 
 /// Sizes of a [`ModelRunner`]'s buffers.
@@ -66,7 +74,7 @@ impl<B: Backend> ModelRunner<B> {
             block_size: sizes.block_size,
             context_length: sizes.context_length,
             limits,
-            asynchronous: false,
+            asynchronous: backend.is_asynchronous(),
         };
         Ok(Self {
             cache: KvCache::new(&backend, config, sizes.kv_type, sizes.n_blocks, sizes.block_size)?,
@@ -77,7 +85,7 @@ impl<B: Backend> ModelRunner<B> {
             sampler: Sampler::new(),
             batch: Batch::default(),
             logits: vec![0.0; config.vocab_size * sizes.max_logits],
-            previous: Vec::with_capacity(sizes.max_logits),
+            previous: Some(Vec::new()),
             launched: 0,
             outcomes: Default::default(),
             model,
@@ -94,6 +102,63 @@ impl<B: Backend> ModelRunner<B> {
     pub fn backend(&self) -> &B {
         &self.backend
     }
+
+    /// Chooses tokens from the step's logits on the host.
+    fn sample(&mut self, step: &Step, n_logits: usize) -> Result<Sampled> {
+        let previous = self.previous.take().unwrap_or_default();
+        let sampled = self.backend.timed("sample", || {
+            let logits = &mut self.logits[..n_logits * self.info.vocab_size];
+            if n_logits > 0 {
+                self.backend.download(logits, &self.ws.logits)?;
+            }
+            let rows = logits.chunks_exact_mut(self.info.vocab_size).enumerate();
+            Ok(Sampled { rows: rows.map(|(i, row)| self.sampler.sample(row, step, i, &previous)).collect() })
+        })?;
+        self.previous = Some(tokens(&sampled));
+        Ok(sampled)
+    }
+
+    /// Waits for the tokens of the step launched last, if they are on the device.
+    fn learn_previous(&mut self) -> Result<()> {
+        if self.previous.is_some() {
+            return Ok(());
+        }
+        // Without an outcome that waits, the step was finished, and its caller knows its tokens.
+        let Some((ticket, Outcome::OnDevice(choices))) = self.outcomes.pop_back() else {
+            self.previous = Some(Vec::new());
+            return Ok(());
+        };
+        let sampled = wait(&self.backend, choices)?;
+        self.previous = Some(tokens(&sampled));
+        self.outcomes.push_back((ticket, Outcome::Known(sampled)));
+        Ok(())
+    }
+}
+
+/// Whether a row wants the token with the largest logit, as the model computed it, and nothing else.
+fn takes_likeliest(row: &Row) -> bool {
+    let p = &row.params;
+    p.is_greedy()
+        && !p.has_penalties()
+        && p.logit_bias.is_empty()
+        && row.given.is_none()
+        && row.mask.is_none()
+        && row.n_logprobs.is_none()
+}
+
+fn tokens(sampled: &Sampled) -> Vec<u32> {
+    sampled.rows.iter().map(|r| r.as_ref().map_or(0, |c| c.token)).collect()
+}
+
+fn wait<B: Backend>(backend: &B, choices: B::Choices) -> Result<Sampled> {
+    let mut found = Vec::new();
+    backend.wait_for_choices(choices, &mut found)?;
+    let rows = found.into_iter().map(|choice| match choice {
+        Likeliest::Token(token) => Ok(Choice { token, ..Choice::default() }),
+        Likeliest::NotFinite { token, nan } => Err(SampleError::NotFinite { token, nan }),
+        Likeliest::Nothing => Err(SampleError::NothingAllowed),
+    });
+    Ok(Sampled { rows: rows.collect() })
 }
 
 impl<B: Backend> Drop for ModelRunner<B> {
@@ -115,45 +180,56 @@ impl<B: Backend> Runner for ModelRunner<B> {
     }
 
     fn launch(&mut self, step: &Step) -> Result<Ticket> {
+        let chooses = self.backend.is_asynchronous() && step.rows.iter().all(takes_likeliest);
+        if !chooses && step.rows.iter().any(|r| r.unseen.is_some()) {
+            self.learn_previous()?;
+        }
         self.batch.clone_from(&step.batch);
-        for &(token, row) in &step.batch.deferred {
-            self.batch.tokens[token] = self.previous[row];
+        if let Some(previous) = &self.previous {
+            for &(token, row) in &step.batch.deferred {
+                self.batch.tokens[token] = previous[row];
+            }
+            self.batch.deferred.clear();
         }
         self.backend.stage(&mut self.staged, &self.batch)?;
         let (n_tokens, n_logits) = (self.batch.tokens.len(), self.batch.n_logits());
         assert_eq!(n_logits, step.rows.len(), "a row for each row of logits");
-        let (backend, staged, cache, ws) = (&self.backend, &self.staged, &mut self.cache, &mut self.ws);
-        let mut forward = || self.model.forward(backend, staged, n_tokens, n_logits, cache, ws);
+        let (backend, staged, cache, ws) = (&self.backend, &mut self.staged, &mut self.cache, &mut self.ws);
+        let mut forward = || {
+            self.model.forward(backend, staged, n_tokens, n_logits, cache, ws)?;
+            match chooses && n_logits > 0 {
+                true => backend.timed("sample", || backend.choose_likeliest(staged, &ws.logits)),
+                false => Ok(()),
+            }
+        };
         // Steps of one token per sequence differ only in what the batch says. A profiler has to see each part.
         let profiled = backend.profiler().is_some_and(Profiler::is_on);
         if !profiled && self.batch.seqs.iter().all(|s| s.tokens.len() == 1) {
-            backend.captured(GraphKey { owner: self.owner, n_tokens, n_logits }, forward)?;
+            backend.captured(GraphKey { owner: self.owner, n_tokens, n_logits, chooses }, forward)?;
         } else {
             forward()?;
         }
         // A replayed step leaves the buffers' lengths as another step set them.
         self.ws.set_rows(n_tokens, n_logits);
-        let sampled = self.backend.timed("sample", || {
-            let logits = &mut self.logits[..n_logits * self.info.vocab_size];
-            if n_logits > 0 {
-                self.backend.download(logits, &self.ws.logits)?;
+        let outcome = match chooses && n_logits > 0 {
+            true => {
+                self.previous = None;
+                Outcome::OnDevice(self.backend.fetch_choices(&self.staged)?)
             }
-            let rows = logits.chunks_exact_mut(self.info.vocab_size).enumerate();
-            Ok(Sampled {
-                rows: rows.map(|(i, row)| self.sampler.sample(row, step, i, &self.previous)).collect(),
-            })
-        })?;
-        self.previous.clear();
-        self.previous.extend(sampled.rows.iter().map(|r| r.as_ref().map_or(0, |c| c.token)));
+            false => Outcome::Known(self.sample(step, n_logits)?),
+        };
         self.launched += 1;
-        self.outcomes.push_back((Ticket(self.launched), sampled));
+        self.outcomes.push_back((Ticket(self.launched), outcome));
         Ok(Ticket(self.launched))
     }
 
     fn finish(&mut self, ticket: Ticket) -> Result<Sampled> {
-        let (oldest, sampled) = self.outcomes.pop_front().expect("a ticket belongs to a launched step");
+        let (oldest, outcome) = self.outcomes.pop_front().expect("a ticket belongs to a launched step");
         assert_eq!(oldest, ticket, "steps are finished in the order of their launches");
-        Ok(sampled)
+        match outcome {
+            Outcome::Known(sampled) => Ok(sampled),
+            Outcome::OnDevice(choices) => wait(&self.backend, choices),
+        }
     }
 
     fn profile(&mut self, on: bool) {

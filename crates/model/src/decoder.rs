@@ -137,18 +137,17 @@ impl<B: Backend> Decoder<B> {
         if n_logits == 0 {
             return Ok(());
         }
-        backend.timed("final_norm", || {
-            backend.select_rows(&mut ws.last, &ws.residual, batch)?;
-            backend.norm_in_place(&mut ws.last, &self.final_norm)
-        })?;
+        backend.timed("select_rows", || backend.select_rows(&mut ws.last, &ws.residual, batch))?;
         backend.timed("lm_head", || self.logits(backend, ws))
     }
 
     /// `ws.last` → `ws.logits`
     fn logits(&self, backend: &B, ws: &mut Workspace<B>) -> realizar_compute::Result<()> {
+        ws.normed.set_rows(ws.last.rows());
+        let (y, normed, x, norm) = (&mut ws.logits, &mut ws.normed, &ws.last, &self.final_norm);
         match &self.lm_head {
-            Some(head) => head.apply(backend, &mut ws.logits, &ws.last)?,
-            None => backend.matmul(&mut ws.logits, &ws.last, &self.embed, None)?,
+            Some(head) => head.apply_norm(backend, y, normed, x, norm)?,
+            None => backend.norm_matmul(y, normed, x, norm, &self.embed, None)?,
         }
         self.config.logit_softcap.map_or(Ok(()), |cap| backend.softcap(&mut ws.logits, cap))
     }
@@ -186,8 +185,7 @@ impl<B: Backend> Decoder<B> {
             backend.norm(&mut ws.normed, &ws.residual, &layer.attn_norm)?;
             layer.qkv.apply(backend, &mut ws.qkv, &ws.normed)
         })?;
-        backend.timed("store_kv", || backend.store_kv(&mut ws.qkv, kv, batch, prep))?;
-        backend.timed("attention", || backend.attention(&mut ws.attended, &ws.qkv, kv, batch, &params))?;
+        backend.store_and_attend(&mut ws.attended, &mut ws.qkv, kv, batch, prep, &params)?;
         if let Some(norm) = &layer.attn_sub_norm {
             backend.norm_in_place(&mut ws.attended, norm)?;
         }

@@ -21,7 +21,7 @@ pub use buffer::Buffer;
 
 use crate::{
     Activation, AttentionParams, Backend, Batch, BatchLimits, DType, DeviceMemory, HostBatch, KvLayer,
-    MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Result, Tensor,
+    Likeliest, MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Result, Tensor,
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions};
@@ -80,6 +80,7 @@ impl Backend for Cpu {
     type Buffer = Buffer;
     type Matrix = Matrix;
     type Batch = HostBatch;
+    type Choices = Vec<Likeliest>;
 
     fn name(&self) -> &'static str {
         "cpu"
@@ -127,7 +128,9 @@ impl Backend for Cpu {
     }
 
     fn stage(&self, staged: &mut HostBatch, batch: &Batch) -> Result<()> {
-        staged.set(batch)
+        staged.set(batch)?;
+        staged.set_deferred();
+        Ok(())
     }
 
     fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()> {
@@ -242,6 +245,21 @@ impl Backend for Cpu {
         parallel::rows(&self.pool, y.floats_mut(), n, |i, y| {
             y.copy_from_slice(&x[tokens[i] as usize * n..][..n]);
         });
+        Ok(())
+    }
+
+    fn choose_likeliest(&self, batch: &mut HostBatch, logits: &Tensor<Self>) -> Result<()> {
+        assert_eq!(logits.rows(), batch.logit_tokens().len());
+        batch.set_chosen(logits.floats().chunks_exact(logits.row_len()).map(crate::reference::likeliest));
+        Ok(())
+    }
+
+    fn fetch_choices(&self, batch: &HostBatch) -> Result<Vec<Likeliest>> {
+        Ok(batch.chosen().to_vec())
+    }
+
+    fn wait_for_choices(&self, choices: Vec<Likeliest>, out: &mut Vec<Likeliest>) -> Result<()> {
+        out.extend(choices);
         Ok(())
     }
 

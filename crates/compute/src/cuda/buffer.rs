@@ -90,10 +90,35 @@ impl Scratch {
         purpose: &'static str,
         bytes: usize,
     ) -> Result<DevicePtr> {
+        self.find(driver, purpose, bytes, false)
+    }
+
+    /// As `get`; zeros when it is made.
+    pub(super) fn zeros(
+        &self,
+        driver: &Arc<dyn Driver>,
+        purpose: &'static str,
+        bytes: usize,
+    ) -> Result<DevicePtr> {
+        self.find(driver, purpose, bytes, true)
+    }
+
+    fn find(
+        &self,
+        driver: &Arc<dyn Driver>,
+        purpose: &'static str,
+        bytes: usize,
+        zeros: bool,
+    ) -> Result<DevicePtr> {
         let mut by_purpose = lock(&self.by_purpose);
         let buffers = by_purpose.entry(purpose).or_default();
         if buffers.last().is_none_or(|b| b.bytes() < bytes) {
-            buffers.push(Buffer::new(driver, bytes.next_power_of_two(), purpose)?);
+            let buffer = Buffer::new(driver, bytes.next_power_of_two(), purpose)?;
+            if zeros {
+                // SAFETY: the buffer has this many bytes.
+                unsafe { driver.zero(buffer.ptr, buffer.bytes)? };
+            }
+            buffers.push(buffer);
         }
         Ok(buffers.last().expect("one was just made").ptr())
     }

@@ -8,19 +8,25 @@ struct DequantizeArgs {
   const uint8_t* w;       // rows of `row_bytes`
   const void* codebook;
   const uint32_t* rows;   // which row of w; null: row blockIdx.x
+  const uint32_t* sources;  // null, or: which of `chosen` says the row instead, where it is not NONE
+  const uint32_t* chosen;
   uint64_t row_bytes;
   uint32_t n;
   uint32_t n_w_rows;      // rows of w; an index past them reads the last
   float scale;
 };
 
+constexpr uint32_t NONE = 0xffffffffu;
+
 // `load` decodes eight weights of a row.
 template <class Load>
 DEVICE void dequantize(const DequantizeArgs& a, Load load) {
+  ptx::let_next_kernel_start();
   ptx::wait_for_previous_kernel();
   const int n = a.n, k = (blockIdx.y * 128 + threadIdx.x) * 8;
   if (k >= n) return;
   uint32_t row = a.rows ? a.rows[blockIdx.x] : blockIdx.x;
+  if (a.sources && a.sources[blockIdx.x] != NONE) row = a.chosen[a.sources[blockIdx.x]];
   if (row >= a.n_w_rows) row = a.n_w_rows - 1;
   float w[8];
   load(w, a.w + row * a.row_bytes, k, n, a.codebook);

@@ -26,6 +26,10 @@ pub struct Function(pub usize);
 #[derive(Debug)]
 pub struct Graph(pub usize);
 
+/// Bytes on their way to the host.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Pending(pub usize);
+
 /// Compiled kernels: the file `name`.cu.
 #[derive(Debug)]
 pub struct Image {
@@ -55,6 +59,9 @@ pub trait Driver: Send + Sync {
 
     /// Multiprocessors of the device.
     fn n_multiprocessors(&self) -> u32;
+
+    /// Shared memory that a block can have, in bytes.
+    fn max_shared_bytes(&self) -> usize;
 
     /// Whether it runs machine code for Hopper, whose tensor cores have instructions of their own.
     fn is_hopper(&self) -> bool {
@@ -95,6 +102,15 @@ pub trait Driver: Send + Sync {
     /// # Safety
     /// `src` points to `dst.len()` bytes.
     unsafe fn read(&self, dst: &mut [u8], src: DevicePtr) -> Result<()>;
+
+    /// Enqueues a copy from the device, which [`Driver::finish_read`] waits for.
+    ///
+    /// # Safety
+    /// `src` points to `bytes` bytes until then.
+    unsafe fn read_later(&self, src: DevicePtr, bytes: usize) -> Result<Pending>;
+
+    /// Waits for a copy and for all before it; `dst` has the bytes that were asked for.
+    fn finish_read(&self, pending: Pending, dst: &mut [u8]) -> Result<()>;
 
     /// Copies within the device.
     ///

@@ -7,14 +7,15 @@ enum Epilogue : uint32_t { STORE, ADD, GATE };
 
 struct GemmHalvesArgs {
   float* y;               // [m, y_stride], and this launch's outputs from 0 on
-  const uint16_t* x;      // [m, k]
+  const uint16_t* x;      // [m, k], or for Hopper [k / 64, x_rows, 64] as `tiled` in halves.cu
   const float* x_scales;  // [m], factors of the rows, or null
-  const uint16_t* w;      // [n_out, k]
-  const uint16_t* up;     // [n_out, k] for GATE: what is multiplied with the activated products with w
+  const uint16_t* w;      // [n_out, k], or for Hopper [k / 64, w_rows, 64]
+  const uint16_t* up;     // as w for GATE: what is multiplied with the activated products with w
   const float* bias;      // [n_out] or null
-  uint32_t k;             // a multiple of 8
+  uint32_t k;             // a multiple of 8, or for Hopper of 64
   uint32_t n_out, m, y_stride;
   uint32_t epilogue, activation;
+  uint32_t x_rows, w_rows;
 };
 
 // Outputs `out` and `out` + 1 of a row.
@@ -42,7 +43,15 @@ DEVICE void finish(const GemmHalvesArgs& a, int row, float scale, int out, float
   put_pair(a, row, out, s0 * scale + b0, s1 * scale + b1);
 }
 
+// As `activate_one` within a few units in the last place, by one formula for the functions that models gate with: GELU by tanh is a
+// sigmoid, too. Short, since the kernels contain it for every pair that a thread holds.
+DEVICE float activate_gate(uint32_t f, float x) {
+  if (f > GELU_TANH) return activate_one(f, x);
+  const float z = f == SILU ? x : 1.5957691216057308f * x * fmaf(0.044715f * x, x, 1.0f);
+  return __fdividef(x, 1.0f + __expf(-z));
+}
+
 // From the sums of two gates of a row and those of their ups.
 DEVICE void finish_gate(const GemmHalvesArgs& a, int row, float scale, int out, float g0, float g1, float u0, float u1) {
-  put_pair(a, row, out, activate_one(a.activation, g0 * scale) * (u0 * scale), activate_one(a.activation, g1 * scale) * (u1 * scale));
+  put_pair(a, row, out, activate_gate(a.activation, g0 * scale) * (u0 * scale), activate_gate(a.activation, g1 * scale) * (u1 * scale));
 }

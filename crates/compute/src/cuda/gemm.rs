@@ -1,18 +1,21 @@
 //! Launches of products of many rows of activations on the tensor cores.
 //!
-//! Both operands have 16 bits: weights of F16 and BF16 as they lie, all others decoded to half precision in slabs; activations as
-//! their weights, in half precision with a power of two per row. Half precision keeps 11 bits of what a quantized weight stands
-//! for, eight times finer than BF16.
+//! Both operands have 16 bits: BF16 where the weights are, and half precision for all others, which keeps 11 bits of what a
+//! quantized weight stands for, eight times finer than BF16; rows of activations in half precision have a power of two each. Weights
+//! are decoded in slabs, or read where they are if they lie as the kernel wants them.
 
+use super::Cuda;
 use super::driver::{DevicePtr, Driver, Function};
 use super::elementwise;
 use super::matrix::{Layout, Matrix, Part};
 use super::matvec::Epilogue;
-use super::{Cuda, kernels};
-use crate::{DType, Result, Tensor};
+use crate::{DType, Norm, NormKind, Result, Tensor};
 
-/// Elements of the largest slab of weights that is decoded at once.
-const SLAB: usize = 64 << 20;
+/// Elements of the largest slab of weights that is decoded at once. Hopper's GPUs have memory for whole matrices, which fill
+/// their last wave of blocks best.
+fn slab_len(driver: &dyn Driver) -> usize {
+    if driver.is_hopper() { 124 << 20 } else { 60 << 20 }
+}
 
 /// The 16-bit types that are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +54,11 @@ impl Tile {
         }
     }
 
+    /// Threads of a block; on Hopper one more warp copies.
+    const fn threads(self) -> u32 {
+        if self.hopper { 288 } else { 256 }
+    }
+
     /// Name of the kernel for a type.
     pub(super) fn kernel(self, half: Half) -> String {
         let half = match half {
@@ -67,7 +75,12 @@ struct ActivationArgs {
     y: DevicePtr,
     scales: DevicePtr,
     x: DevicePtr,
+    weight: DevicePtr,
+    bias: DevicePtr,
     n: u32,
+    n_rows: u32,
+    layer: u32,
+    eps: f32,
 }
 
 #[derive(Clone, Copy)]
@@ -78,6 +91,7 @@ struct WeightArgs {
     codebook: DevicePtr,
     row_bytes: u64,
     n: u32,
+    n_rows: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -95,6 +109,8 @@ struct Args {
     y_stride: u32,
     epilogue: u32,
     activation: u32,
+    x_rows: u32,
+    w_rows: u32,
 }
 
 /// Activations as the kernel reads them.
@@ -124,41 +140,50 @@ impl Span<'_> {
     }
 }
 
-/// `x` [m, n_in] times the matrix into `y` [m, n_out], or for a gate [m, n_out / 2].
+/// `x` [m, n_in], normalized if so wanted, times the matrix into `y` [m, n_out], or for a gate [m, n_out / 2].
 ///
 /// For a gate the matrix is one part, or a gate's and its up's, as [`can_gate`] says.
 pub(super) fn matmul(
     cuda: &Cuda,
     y: DevicePtr,
     x: DevicePtr,
+    norm: Option<&Norm<Cuda>>,
     w: &Matrix,
     bias: Option<&Tensor<Cuda>>,
     m: usize,
     epilogue: Epilogue,
 ) -> Result<()> {
-    let mut rows = [None; 2];
+    if let Some(norm) = norm {
+        assert_eq!(norm.weight.len(), w.n_in);
+        assert!(norm.bias.as_ref().is_none_or(|b| b.len() == w.n_in), "a bias for {} elements", w.n_in);
+    }
+    let mut rows = [[None; 2]; 2];
     let mut product = |span: Span<'_>, up: Option<Span<'_>>, y: DevicePtr, bias: DevicePtr, y_stride| {
-        let half = kind(span.part, w.n_in);
-        let Rows { x, scales } = match rows[half as usize] {
-            Some(rows) => rows,
-            None => *rows[half as usize].insert(activations(cuda, half, x, m, w.n_in)?),
-        };
-        let per_slab = (SLAB / if up.is_some() { 2 * w.n_in } else { w.n_in }).max(1);
+        let half = kind(span.part);
         let in_place = is_in_place(span.part, w.n_in) && up.is_none_or(|u| is_in_place(u.part, w.n_in));
-        let step = if in_place { span.len } else { per_slab.min(span.len) };
+        let n_outs = |n: usize| if up.is_some() { 2 * n } else { n };
+        let tile = choose_tile(&*cuda.driver, m, n_outs(span.len), in_place);
+        let layout = if tile.hopper { Places::Tiled } else { Places::Rows };
+        let Rows { x, scales } = match rows[half as usize][layout as usize] {
+            Some(rows) => rows,
+            None => *rows[half as usize][layout as usize]
+                .insert(activations(cuda, half, layout, x, norm, m, w.n_in)?),
+        };
+        let per_slab = (slab_len(&*cuda.driver) / n_outs(w.n_in)).next_multiple_of(128);
+        let step = if in_place && layout == Places::Rows { span.len } else { per_slab.min(span.len) };
         for first in (0..span.len).step_by(step.max(1)) {
             let n = step.min(span.len - first);
             let args = Args {
                 y: y.offset(4 * first),
                 x,
                 x_scales: scales,
-                w: weights(cuda, "a slab of halves", span.part(first, n), w.n_in)?,
+                w: weights(cuda, "a slab of halves", layout, span.part(first, n), w.n_in)?,
                 up: match up {
-                    Some(up) => weights(cuda, "another slab of halves", up.part(first, n), w.n_in)?,
+                    Some(up) => weights(cuda, "another slab of halves", layout, up.part(first, n), w.n_in)?,
                     None => DevicePtr::NULL,
                 },
                 bias: if bias == DevicePtr::NULL { bias } else { bias.offset(4 * first) },
-                k: w.n_in.next_multiple_of(8) as u32,
+                k: layout.padded(w.n_in) as u32,
                 n_out: n as u32,
                 m: m as u32,
                 y_stride,
@@ -167,14 +192,15 @@ pub(super) fn matmul(
                     Epilogue::Gate(f) => elementwise::code(f),
                     _ => 0,
                 },
+                x_rows: layout.rows(m) as u32,
+                w_rows: layout.rows(n) as u32,
             };
-            let tile = choose_tile(&*cuda.driver, m, if up.is_some() { 2 * n } else { n });
             let outs = if up.is_some() { tile.outs / 2 } else { tile.outs };
             let blocks = [m.div_ceil(tile.rows), n.div_ceil(outs), 1];
             let f = cuda.kernels.of_tile(half, tile);
             // SAFETY: x and the weights are padded rows of k elements, of which there are m and n; y and the bias as the callers
             // checked.
-            unsafe { cuda.launch_shared(f, blocks, kernels::GEMM_THREADS, tile.shared_bytes(), &args)? };
+            unsafe { cuda.launch_shared(f, blocks, tile.threads(), tile.shared_bytes(), &args)? };
         }
         Ok(())
     };
@@ -199,28 +225,67 @@ pub(super) fn matmul(
 pub(super) fn can_gate(w: &Matrix) -> bool {
     match &w.parts[..] {
         [both] => both.n_out.is_multiple_of(2),
-        [gate, up] => gate.n_out == up.n_out && kind(gate, w.n_in) == kind(up, w.n_in),
+        [gate, up] => gate.n_out == up.n_out && kind(gate) == kind(up),
         _ => false,
     }
 }
 
-/// The tile whose blocks are done first: full waves of fast blocks.
-fn choose_tile(driver: &dyn Driver, m: usize, n_out: usize) -> Tile {
+/// Rows from which on weights of 16 bits are worth a copy to tiles.
+const MIN_ROWS_TO_TILE: usize = 512;
+
+/// The tile whose blocks are done first: full waves of fast blocks. Weights that are used in place are not copied for few rows.
+fn choose_tile(driver: &dyn Driver, m: usize, n_out: usize, in_place: bool) -> Tile {
+    let tiled = driver.is_hopper() && (!in_place || m >= MIN_ROWS_TO_TILE);
     let time = |i: usize| {
         let (tile, (resident, speed)) = (TILES[i], SPEEDS[i]);
         let blocks = m.div_ceil(tile.rows) * n_out.div_ceil(tile.outs);
         let waves = blocks.div_ceil(driver.n_multiprocessors() as usize * resident);
         (waves * resident * tile.rows * tile.outs) as f64 / speed
     };
-    let there = (0..TILES.len()).filter(|&i| !TILES[i].hopper || driver.is_hopper());
+    let there = (0..TILES.len()).filter(|&i| !TILES[i].hopper || tiled);
     let best = there.min_by(|&a, &b| time(a).total_cmp(&time(b)));
     TILES[best.expect("some tiles are for every GPU")]
 }
 
-fn kind(part: &Part, n_in: usize) -> Half {
+fn kind(part: &Part) -> Half {
     match part.dtype {
-        DType::BF16 if is_in_place(part, n_in) => Half::BF16,
+        DType::BF16 => Half::BF16,
         _ => Half::F16,
+    }
+}
+
+/// How operands of 16 bits lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Places {
+    /// Row after row.
+    Rows,
+    /// As Hopper's tensor cores read them, 64 columns of all rows after each other.
+    Tiled,
+}
+
+impl Places {
+    /// Elements of a row with its padding.
+    fn padded(self, n: usize) -> usize {
+        match self {
+            Self::Rows => n.next_multiple_of(8),
+            Self::Tiled => n.next_multiple_of(64),
+        }
+    }
+
+    /// Rows of a tiled operand, which begin at multiples of 1024 bytes; else 0.
+    fn rows(self, n: usize) -> usize {
+        match self {
+            Self::Rows => 0,
+            Self::Tiled => n.next_multiple_of(8),
+        }
+    }
+
+    /// Bytes of `n_rows` rows, and of what a kernel reads past the last and does not use.
+    fn bytes(self, n_rows: usize, n: usize) -> usize {
+        match self {
+            Self::Rows => 2 * n_rows * self.padded(n),
+            Self::Tiled => 2 * (self.rows(n_rows) * self.padded(n) + 256 * 64),
+        }
     }
 }
 
@@ -229,40 +294,71 @@ fn is_in_place(part: &Part, n_in: usize) -> bool {
     matches!(part.dtype, DType::F16 | DType::BF16) && n_in.is_multiple_of(8)
 }
 
-fn activations(cuda: &Cuda, half: Half, x: DevicePtr, m: usize, n: usize) -> Result<Rows> {
-    let bytes = 2 * m * n.next_multiple_of(8);
-    let (y, scales, f) = match half {
-        Half::F16 => (
-            cuda.scratch.get(&cuda.driver, "activations in half precision", bytes)?,
-            cuda.scratch.get(&cuda.driver, "factors of activations", 4 * m)?,
-            cuda.kernels.activations_half,
-        ),
-        Half::BF16 => (
-            cuda.scratch.get(&cuda.driver, "activations in BF16", bytes)?,
-            DevicePtr::NULL,
-            cuda.kernels.activations_bfloat,
-        ),
+fn activations(
+    cuda: &Cuda,
+    half: Half,
+    layout: Places,
+    x: DevicePtr,
+    norm: Option<&Norm<Cuda>>,
+    m: usize,
+    n: usize,
+) -> Result<Rows> {
+    let purpose = match (half, layout) {
+        (Half::F16, Places::Rows) => "activations in half precision",
+        (Half::F16, Places::Tiled) => "activations in half precision, tiled",
+        (Half::BF16, Places::Rows) => "activations in BF16",
+        (Half::BF16, Places::Tiled) => "activations in BF16, tiled",
     };
-    let args = ActivationArgs { y, scales, x, n: n as u32 };
-    // SAFETY: x has m rows of n floats, and the scratch memory as many of padded halves.
+    let y = cuda.scratch.get(&cuda.driver, purpose, layout.bytes(m, n))?;
+    let (scales, f) = match half {
+        Half::F16 => {
+            (cuda.scratch.get(&cuda.driver, "factors of activations", 4 * m)?, cuda.kernels.activations_half)
+        }
+        Half::BF16 => (DevicePtr::NULL, cuda.kernels.activations_bfloat),
+    };
+    let args = ActivationArgs {
+        y,
+        scales,
+        x,
+        weight: norm.map_or(DevicePtr::NULL, |n| n.weight.ptr()),
+        bias: norm.and_then(|n| n.bias.as_ref()).map_or(DevicePtr::NULL, Tensor::ptr),
+        n: n as u32,
+        n_rows: layout.rows(m) as u32,
+        layer: u32::from(norm.is_some_and(|n| n.kind == NormKind::Layer)),
+        eps: norm.map_or(0.0, |n| n.eps),
+    };
+    // SAFETY: x has m rows of n floats, and the scratch memory room for as many of padded halves.
     unsafe { cuda.launch(f, [m, 1, 1], 256, &args)? };
     Ok(Rows { x: y, scales })
 }
 
 /// Where rows of weights are in 16 bits, after they were decoded if need be.
-fn weights(cuda: &Cuda, slab: &'static str, span: Span<'_>, n_in: usize) -> Result<DevicePtr> {
+fn weights(
+    cuda: &Cuda,
+    slab: &'static str,
+    layout: Places,
+    span: Span<'_>,
+    n_in: usize,
+) -> Result<DevicePtr> {
     let Span { part, first, len } = span;
     let w = part.weights.ptr().offset(first * part.row_bytes);
-    if is_in_place(part, n_in) {
+    if layout == Places::Rows && is_in_place(part, n_in) {
         return Ok(w);
     }
-    let y = cuda.scratch.get(&cuda.driver, slab, 2 * len * n_in.next_multiple_of(8))?;
-    let args = WeightArgs { y, w, codebook: part.codebook, row_bytes: part.row_bytes as u64, n: n_in as u32 };
-    let f: Function = match part.layout {
-        Layout::Blocks => cuda.kernels.of_type(part.dtype).halves,
-        Layout::Packed => cuda.kernels.of_packed(part.dtype).halves,
+    let y = cuda.scratch.get(&cuda.driver, slab, layout.bytes(len, n_in))?;
+    let args = WeightArgs {
+        y,
+        w,
+        codebook: part.codebook,
+        row_bytes: part.row_bytes as u64,
+        n: n_in as u32,
+        n_rows: layout.rows(len) as u32,
+    };
+    let (f, per_block): (Function, usize) = match part.layout {
+        Layout::Blocks => (cuda.kernels.of_type(part.dtype).halves, 1024),
+        Layout::Packed => (cuda.kernels.of_packed(part.dtype).halves, 2048),
     };
     // SAFETY: the part has these rows, and the slab room for them.
-    unsafe { cuda.launch(f, [len, n_in.div_ceil(1024), 1], 128, &args)? };
+    unsafe { cuda.launch(f, [len, layout.padded(n_in).div_ceil(per_block), 1], 128, &args)? };
     Ok(y)
 }

@@ -1,6 +1,6 @@
 //! The GPU's driver, opened when the program runs: a machine without one needs nothing and loses nothing.
 
-use super::driver::{DevicePtr, Driver, Function, Graph, Grid, Image};
+use super::driver::{DevicePtr, Driver, Function, Graph, Grid, Image, Pending};
 use crate::{DeviceMemory, Error, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
@@ -23,11 +23,21 @@ pub(super) struct Gpu {
     ordinal: usize,
     capability: (i32, i32),
     n_multiprocessors: u32,
+    max_shared_bytes: usize,
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
     modules: Mutex<HashMap<&'static str, sys::CUmodule>>,
     staging: Mutex<Staging>,
+    mailboxes: Mutex<Vec<Mailbox>>,
+}
+
+/// A page-locked buffer for what comes back, with the event of its copy.
+struct Mailbox {
+    memory: *mut u8,
+    bytes: usize,
+    event: sys::CUevent,
+    taken: bool,
 }
 
 /// Page-locked buffers in turn, each with the event of its last copy.
@@ -108,6 +118,8 @@ impl Gpu {
         }
         let n_multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
             .map_err(|e| fail("no multiprocessor count", e))? as u32;
+        let max_shared_bytes = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+            .map_err(|e| fail("no size of shared memory", e))? as usize;
         // SAFETY: the device is valid; the context is released when this is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }
             .map_err(|e| fail("cannot make a context, possibly for lack of memory", e))?;
@@ -116,11 +128,13 @@ impl Gpu {
             ordinal,
             capability: (major, minor),
             n_multiprocessors,
+            max_shared_bytes,
             device,
             context,
             stream: std::ptr::null_mut(),
             modules: Mutex::default(),
             staging: Mutex::new(Staging { chunks: Vec::new(), next: 0 }),
+            mailboxes: Mutex::default(),
         };
         gpu.bind()?;
         gpu.stream = result::stream::create(result::stream::StreamKind::NonBlocking)
@@ -174,6 +188,10 @@ impl Driver for Gpu {
         self.n_multiprocessors
     }
 
+    fn max_shared_bytes(&self) -> usize {
+        self.max_shared_bytes
+    }
+
     fn is_hopper(&self) -> bool {
         self.capability == (9, 0)
     }
@@ -205,10 +223,17 @@ impl Driver for Gpu {
         // SAFETY: the module is loaded and stays so as long as this.
         let f = unsafe { result::module::get_function(module, c_name) };
         let f = self.check(&format!("finding the kernel {name}"), f)?;
+        // A multiprocessor must be idle to divide its memory anew between cache and shared memory. With one division for all kernels,
+        // the next can start while one ends.
+        let mut attributes =
+            vec![(sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)];
         if shared_bytes > 48 << 10 {
-            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            attributes.push((most, shared_bytes as i32));
+        }
+        for (attribute, value) in attributes {
             // SAFETY: the function was just found.
-            let set = unsafe { result::function::set_function_attribute(f, attribute, shared_bytes as i32) };
+            let set = unsafe { result::function::set_function_attribute(f, attribute, value) };
             self.check(&format!("shared memory for the kernel {name}"), set)?;
         }
         Ok(Function(f as usize))
@@ -280,6 +305,53 @@ impl Driver for Gpu {
             part.copy_from_slice(chunk);
         }
         Ok(())
+    }
+
+    unsafe fn read_later(&self, src: DevicePtr, bytes: usize) -> Result<Pending> {
+        self.bind()?;
+        let mut boxes = lock(&self.mailboxes);
+        let i = match boxes.iter().position(|b| !b.taken && b.bytes >= bytes) {
+            Some(i) => i,
+            None => {
+                let bytes = bytes.next_power_of_two().max(4096);
+                // SAFETY: the memory is freed when this is dropped; it is read after it was written.
+                let memory = unsafe { result::malloc_host(bytes, 0) };
+                let memory = self.check("page-locking host memory", memory)?.cast();
+                let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+                boxes.push(Mailbox {
+                    memory,
+                    bytes,
+                    event: self.check("cuEventCreate", event)?,
+                    taken: false,
+                });
+                boxes.len() - 1
+            }
+        };
+        // SAFETY: the buffer has this many bytes and nobody else uses it; `src` by this function's contract.
+        unsafe {
+            let to = std::slice::from_raw_parts_mut(boxes[i].memory, bytes);
+            self.check("cuMemcpyDtoHAsync", result::memcpy_dtoh_async(to, src.0, self.stream))?;
+            self.check("cuEventRecord", result::event::record(boxes[i].event, self.stream))?;
+        }
+        boxes[i].taken = true;
+        Ok(Pending(i))
+    }
+
+    fn finish_read(&self, pending: Pending, dst: &mut [u8]) -> Result<()> {
+        self.bind()?;
+        let (memory, event) = {
+            let b = &lock(&self.mailboxes)[pending.0];
+            assert!(b.taken && dst.len() <= b.bytes, "{} bytes of {}", dst.len(), b.bytes);
+            (b.memory, b.event)
+        };
+        // SAFETY: the event is alive.
+        let waited = self.check("cuEventSynchronize", unsafe { result::event::synchronize(event) });
+        if waited.is_ok() {
+            // SAFETY: the copy is over, and the buffer has as many bytes.
+            unsafe { std::ptr::copy_nonoverlapping(memory, dst.as_mut_ptr(), dst.len()) };
+        }
+        lock(&self.mailboxes)[pending.0].taken = false;
+        waited
     }
 
     unsafe fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<()> {
@@ -374,6 +446,10 @@ impl Drop for Gpu {
             for &(chunk, event) in &lock(&self.staging).chunks {
                 let _ = result::event::destroy(event);
                 let _ = result::free_host(chunk.cast());
+            }
+            for b in lock(&self.mailboxes).iter() {
+                let _ = result::event::destroy(b.event);
+                let _ = result::free_host(b.memory.cast());
             }
             for &module in lock(&self.modules).values() {
                 let _ = result::module::unload(module);

@@ -1,37 +1,83 @@
-// Operands of the tensor cores: rows of activations and slabs of weights as numbers of 16 bits.
+// Operands of the tensor cores: rows of activations, normalized where a norm comes before, and slabs of weights as numbers of 16 bits.
 //
-// Rows are padded to a multiple of 8 with zeros. A block of `activations` converts one row, of `weights` 1024 elements of one, a
-// thread 8 at a time. Moves: each number in once (activations twice, the second time from a cache), 2 bytes per element out.
+// Rows are padded with zeros, to a multiple of 8 or, where they are tiled, of 64. A block of `activations` converts one row, of
+// `weights` 1024 elements of one (2048 of packed ones), a thread 8 or 16 at a time. Moves: each number in once (activations two or
+// three times more, from a cache), 2 bytes per element out.
 #include "halves.cuh"
-#include "packed.cuh"
+#include "unpack.cuh"
+
+// Where eight elements of a row from k on go. Hopper's tensor cores read tiles: for each 64 columns all rows, of which each 16 bytes
+// lie at their number xor the row's, modulo 8. `n_rows` are the rows of tiles; 0: rows lie one after the other.
+DEVICE size_t place(uint32_t row, int k, int padded, uint32_t n_rows) {
+  if (n_rows == 0) return static_cast<size_t>(row) * padded + k;
+  return (static_cast<size_t>(k / 64) * n_rows + row) * 64 + ((k / 8 ^ row) & 7) * 8;
+}
+
+DEVICE int padded_len(int n, uint32_t n_rows) { return n_rows ? ceil_div(n, 64) * 64 : ceil_div(n, 8) * 8; }
 
 struct ActivationArgs {
-  uint16_t* y;    // [m, n rounded up to 8], one row per block
-  float* scales;  // [m], what each row must be multiplied with; not written for bfloat16
-  const float* x; // [m, n]
-  uint32_t n;
+  uint16_t* y;          // as `place` says, one row per block
+  float* scales;        // [m], what each row must be multiplied with; not written for bfloat16
+  const float* x;       // [m, n]
+  const float* weight;  // [n] of the norm that comes before, or null
+  const float* bias;    // [n] or null
+  uint32_t n, n_rows;
+  uint32_t layer;       // 1: the norm takes the mean out
+  float eps;
 };
 
 template <class T>
 DEVICE void activations(const ActivationArgs& a) {
   ptx::wait_for_previous_kernel();
-  __shared__ float maxima[8];
-  const int n = a.n, padded = ceil_div(n, 8) * 8;
+  __shared__ float scratch[8];
+  const int n = a.n, padded = padded_len(n, a.n_rows);
   const float* x = a.x + static_cast<size_t>(blockIdx.x) * n;
-  uint16_t* y = a.y + static_cast<size_t>(blockIdx.x) * padded;
+  // Calls f with eight elements at a time and their place; elements past the end are zeros.
+  const auto for_eights = [&](auto f) {
+    for (int k = threadIdx.x * 8; k < padded; k += 2048) {
+      float v[8] = {};
+      if (k < n) load8_floats(v, x, k, n);
+      f(v, k);
+    }
+  };
+  float mean = 0, inverse = 1;
+  if (a.weight) {
+    float sum = 0;
+    if (a.layer) {
+      for_eights([&](float* v, int) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum += v[j];
+      });
+      mean = block_sum(sum, scratch) / n;
+    }
+    sum = 0;
+    for_eights([&](float* v, int k) {
+#pragma unroll
+      for (int j = 0; j < 8; j++) sum += k + j < n ? (v[j] - mean) * (v[j] - mean) : 0.0f;
+    });
+    inverse = 1.0f / sqrtf(block_sum(sum, scratch) / n + a.eps);
+  }
+  const auto norm = [&](float* v, int k) {
+    if (!a.weight || k >= n) return;
+    float w[8], b[8] = {};
+    load8_floats(w, a.weight, k, n);
+    if (a.bias) load8_floats(b, a.bias, k, n);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = (v[j] - mean) * inverse * w[j] + b[j];
+  };
   float factor = 1;
   if constexpr (T::SCALED) {
     float max = 0;
-    for (int k = threadIdx.x * 8; k < n; k += 2048) {
-      float v[8];
-      load8_floats(v, x, k, n);
+    for_eights([&](float* v, int k) {
+      norm(v, k);
 #pragma unroll
       for (int j = 0; j < 8; j++) max = fmaxf(max, fabsf(v[j]));
-    }
+    });
     max = warp_max(max);
-    if (threadIdx.x % 32 == 0) maxima[threadIdx.x / 32] = max;
     __syncthreads();
-    for (int w = 0; w < 8; w++) max = fmaxf(max, maxima[w]);
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = max;
+    __syncthreads();
+    for (int w = 0; w < 8; w++) max = fmaxf(max, scratch[w]);
     // The power of two that brings the largest magnitude to 2^12 or just above; exponents of both factors stay normal.
     const int exponent = __float_as_uint(max) >> 23;
     const int e = 127 + 139 - exponent;
@@ -39,44 +85,54 @@ DEVICE void activations(const ActivationArgs& a) {
     factor = __uint_as_float(bounded << 23);
     if (threadIdx.x == 0) a.scales[blockIdx.x] = __uint_as_float((254 - bounded) << 23);
   }
-  for (int k = threadIdx.x * 8; k < n; k += 2048) {
-    float v[8];
-    load8_floats(v, x, k, n);
+  for_eights([&](float* v, int k) {
+    norm(v, k);
 #pragma unroll
     for (int j = 0; j < 8; j++) v[j] *= factor;
-    *reinterpret_cast<uint4*>(y + k) = eight_of<T>(v);
-  }
+    *reinterpret_cast<uint4*>(a.y + place(blockIdx.x, k, padded, a.n_rows)) = eight_of<T>(*reinterpret_cast<float(*)[8]>(v));
+  });
 }
 
 KERNEL(activations_Half, ActivationArgs, 256) { activations<Half>(a); }
 KERNEL(activations_Bfloat, ActivationArgs, 256) { activations<Bfloat>(a); }
 
 struct WeightArgs {
-  uint16_t* y;       // [n_rows, n rounded up to 8], one row per blockIdx.x
+  uint16_t* y;       // as `place` says, one row per blockIdx.x
   const uint8_t* w;  // rows of `row_bytes`
   const void* codebook;
   uint64_t row_bytes;
-  uint32_t n;
+  uint32_t n, n_rows;
 };
 
 // `load` decodes eight weights of a row.
-template <class Load>
+template <class T, class Load>
 DEVICE void weights(const WeightArgs& a, Load load) {
   ptx::wait_for_previous_kernel();
-  const int n = a.n, k = (blockIdx.y * 128 + threadIdx.x) * 8;
-  if (k >= n) return;
-  float v[8];
-  load(v, a.w + blockIdx.x * a.row_bytes, k, n, a.codebook);
-  uint16_t* y = a.y + static_cast<size_t>(blockIdx.x) * (ceil_div(n, 8) * 8);
-  *reinterpret_cast<uint4*>(y + k) = eight_of<Half>(v);
+  const int n = a.n, padded = padded_len(n, a.n_rows), k = (blockIdx.y * 128 + threadIdx.x) * 8;
+  if (k >= padded) return;
+  float v[8] = {};
+  if (k < n) load(v, a.w + blockIdx.x * a.row_bytes, k, n, a.codebook);
+  *reinterpret_cast<uint4*>(a.y + place(blockIdx.x, k, padded, a.n_rows)) = eight_of<T>(v);
 }
 
+template <class Q> struct HalfOf { typedef Half Type; };
+template <> struct HalfOf<BF16> { typedef Bfloat Type; };
+
 #define WEIGHTS(Q) \
-  KERNEL(weights_##Q, WeightArgs, 128) { weights(a, load8<Q>); }
+  KERNEL(weights_##Q, WeightArgs, 128) { weights<HalfOf<Q>::Type>(a, load8<Q>); }
 FOR_EACH_QUANT(WEIGHTS)
 
-#define WEIGHTS_PACKED(P)                                                                                     \
-  KERNEL(weights_##P, WeightArgs, 128) {                                                                      \
-    weights(a, [](float* y, const uint8_t* row, int k, int n, const void*) { P::load8(y, row, k, n); });      \
-  }
+// A thread converts sixteen weights of a piece of 64; these rows need no padding.
+template <class P>
+DEVICE void packed_weights(const WeightArgs& a) {
+  ptx::wait_for_previous_kernel();
+  const int n = a.n, i = blockIdx.y * 128 + threadIdx.x, piece = i / 4, k = piece * 64 + i % 4 * 8;
+  if (k >= n) return;
+  const Sixteen v = unpack16<P>(a.w + blockIdx.x * a.row_bytes, piece, i % 4, n);
+  *reinterpret_cast<uint4*>(a.y + place(blockIdx.x, k, n, a.n_rows)) = eight_of<Half>(v.low);
+  *reinterpret_cast<uint4*>(a.y + place(blockIdx.x, k + 32, n, a.n_rows)) = eight_of<Half>(v.high);
+}
+
+#define WEIGHTS_PACKED(P) \
+  KERNEL(weights_##P, WeightArgs, 128) { packed_weights<P>(a); }
 FOR_EACH_PACKED(WEIGHTS_PACKED)

@@ -15,13 +15,13 @@ macro_rules! images {
         };
     )*};
 }
-images!(attention dequantize elementwise gemm gemm_hopper halves matmul matvec moe norm prefill_attention repack rope);
+images!(
+    attention decode_attention dequantize elementwise gemm gemm_hopper halves matmul matvec moe norm prefill_attention repack rope
+    sample
+);
 
-/// Dynamic shared memory that the fused products may ask for, in bytes; two blocks of a multiprocessor have it.
-pub(super) const MATVEC_SHARED: u32 = 96 << 10;
-
-/// Threads of a block of the products on tensor cores.
-pub(super) const GEMM_THREADS: u32 = 256;
+/// Static shared memory of the fused products, at most.
+const MATVEC_STATIC: usize = 1 << 10;
 
 /// Element types that are repacked when they are loaded.
 pub(super) const PACKED: [DType; 5] = [DType::Q4_0, DType::Q8_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
@@ -42,11 +42,18 @@ pub(super) struct Kernels {
     pub(super) norm_rows: Function,
     pub(super) rope_angles: Function,
     pub(super) gemm: Function,
-    pub(super) matvec: Function,
+    /// One row of activations, with so many threads.
+    pub(super) matvec_256: Function,
+    pub(super) matvec_384: Function,
+    /// Up to 8 rows of activations.
+    pub(super) matvec_8: Function,
+    /// Dynamic shared memory that the fused products may ask for, in bytes.
+    pub(super) matvec_shared: usize,
     pub(super) moe_route: Function,
     pub(super) moe_group: Function,
     pub(super) moe_combine: Function,
     pub(super) attention_merge: Function,
+    pub(super) likeliest: Function,
     pub(super) activations_half: Function,
     pub(super) activations_bfloat: Function,
     /// In the order of [`TILES`], of half precision and of BF16; those that the GPU can run.
@@ -86,6 +93,7 @@ pub(super) struct TypeKernels {
 pub(super) struct CacheKernels {
     pub(super) store_kv: Function,
     pub(super) attention: Function,
+    pub(super) decode_attention: Function,
     /// In the order of [`HEAD_DIMS`]; for types of 16 bits.
     pub(super) prefill_attention: [Option<Function>; 2],
 }
@@ -93,6 +101,7 @@ pub(super) struct CacheKernels {
 impl Kernels {
     pub(super) fn load(driver: &dyn Driver) -> Result<Self> {
         let f = |image: &Image, name: &str| driver.function(image, name, 0);
+        let matvec_shared = driver.max_shared_bytes() - MATVEC_STATIC;
         let by_type = QUANTS.iter().map(|s| {
             Ok(TypeKernels {
                 halves: f(&halves, &format!("weights_{}", s.name))?,
@@ -122,6 +131,7 @@ impl Kernels {
             Ok(CacheKernels {
                 store_kv: f(&rope, &format!("store_kv_{t}"))?,
                 attention: f(&attention, &format!("attention_{t}"))?,
+                decode_attention: f(&decode_attention, &format!("decode_attention_{t}"))?,
                 prefill_attention: [prefill(*t, HEAD_DIMS[0])?, prefill(*t, HEAD_DIMS[1])?],
             })
         });
@@ -146,11 +156,15 @@ impl Kernels {
             norm_rows: f(&norm, "norm_rows")?,
             rope_angles: f(&rope, "rope_angles")?,
             gemm: f(&matmul, "gemm")?,
-            matvec: driver.function(&matvec, "matvec", MATVEC_SHARED)?,
+            matvec_256: driver.function(&matvec, "matvec_256", matvec_shared as u32)?,
+            matvec_384: driver.function(&matvec, "matvec_384", matvec_shared as u32)?,
+            matvec_8: driver.function(&matvec, "matvec_8", matvec_shared as u32)?,
+            matvec_shared,
             moe_route: f(&moe, "moe_route")?,
             moe_group: f(&moe, "moe_group")?,
             moe_combine: f(&moe, "moe_combine")?,
             attention_merge: f(&attention, "attention_merge")?,
+            likeliest: f(&sample, "likeliest")?,
             activations_half: f(&halves, "activations_Half")?,
             activations_bfloat: f(&halves, "activations_Bfloat")?,
             by_tile: by_tile.collect::<Result<_>>()?,

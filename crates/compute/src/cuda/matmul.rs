@@ -61,7 +61,7 @@ pub(super) fn matmul(
         return plan.run(cuda, y.ptr(), x.ptr(), None, bias, Epilogue::Store);
     }
     if pays_on_tensor_cores(cuda, w, m) {
-        return tensor_cores::matmul(cuda, y.ptr(), x.ptr(), w, bias, m, Epilogue::Store);
+        return tensor_cores::matmul(cuda, y.ptr(), x.ptr(), None, w, bias, m, Epilogue::Store);
     }
     let (y, x, bias) = (y.ptr(), x.ptr(), bias.map(Tensor::ptr));
     for part in &w.parts {

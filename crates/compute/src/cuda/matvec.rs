@@ -3,14 +3,15 @@
 use super::Cuda;
 use super::driver::DevicePtr;
 use super::elementwise;
-use super::kernels::MATVEC_SHARED;
 use super::matrix::{Layout, Matrix, Part};
 use crate::{Activation, DType, Norm, NormKind, Result, Tensor};
 
 /// Rows of activations that the kernel takes.
 const MAX_ROWS: usize = 8;
-/// Threads of a block, and the lanes that share a row of weights.
-const THREADS: u32 = 320;
+/// Most passes over the weights that more rows take: up to here they are faster than the tensor cores, for which weights are decoded.
+const MAX_PASSES: usize = 2;
+/// Bytes of the ring of weights in shared memory.
+const RING: usize = 60 << 10;
 /// Parts that the kernel takes.
 const MAX_PARTS: usize = 4;
 /// Bytes of 64 activations as integers.
@@ -141,7 +142,7 @@ fn finish(
     y_stride: usize,
     gate: bool,
 ) -> Option<Plan> {
-    if cuda.exact || w.n_experts != 1 || m > MAX_ROWS || parts.len() > MAX_PARTS || w.n_in == 0 {
+    if cuda.exact || w.n_experts != 1 || m > MAX_ROWS * MAX_PASSES || parts.len() > MAX_PARTS || w.n_in == 0 {
         return None;
     }
     // Part by part; a gate's outputs are one part's, with two rows of weights each.
@@ -150,31 +151,28 @@ fn finish(
         false => parts.iter().map(|p| p.n_out as usize).collect(),
     };
     let bytes: Vec<usize> = spans.iter().zip(&parts).map(|(n, p)| n * p.row_bytes as usize).collect();
-    let total: usize = bytes.iter().sum();
     let is_plain = parts[0].layout < 2;
     if parts.iter().any(|p| (p.layout < 2) != is_plain) {
         return None;
     }
-    let (n_eighths, x_bytes) = match is_plain {
-        true => (w.n_in.div_ceil(256), 4 * w.n_in),
-        false => ((w.n_in / 64).div_ceil(8), w.n_in / 64 * X_PIECE),
+    let (n_groups, x_bytes) = match is_plain {
+        true => (w.n_in.div_ceil(1024), 4 * w.n_in),
+        false => ((w.n_in / 64).div_ceil(32), w.n_in / 64 * X_PIECE),
     };
-    // Two blocks to a multiprocessor, and twice as many while the sums of one do not fit.
-    let mut wanted = 2 * cuda.driver.n_multiprocessors() as usize;
+    // A block to a multiprocessor, and more where the sums of one do not fit.
+    let mut wanted = cuda.driver.n_multiprocessors() as usize;
     loop {
+        let blocks = share(wanted, &spans, &bytes);
         let mut n_blocks = 0;
-        let mut max_units = 0;
+        let mut max_sums = 0;
         for (i, &n_out) in spans.iter().enumerate() {
             parts[i].first_block = n_blocks as u32;
-            let blocks = (wanted * bytes[i] + total / 2) / total.max(1);
-            let blocks = blocks.clamp(1, n_out.max(1));
-            n_blocks += blocks;
-            let rows = n_out.div_ceil(blocks) * if gate { 2 } else { 1 };
-            max_units = max_units.max(rows * n_eighths);
+            n_blocks += blocks[i];
+            max_sums = max_sums.max(n_out.div_ceil(blocks[i]) * if gate { 2 } else { 1 } * n_groups);
         }
-        let per_row = x_bytes + 4 * max_units;
-        let rows = (MATVEC_SHARED as usize / per_row.max(1)).min(m);
-        if rows == m || (rows > 0 && 4 * max_units <= x_bytes) {
+        let per_row = x_bytes + 4 * max_sums;
+        let rows = (cuda.kernels.matvec_shared.saturating_sub(RING) / per_row.max(1)).min(m).min(MAX_ROWS);
+        if rows == m.min(MAX_ROWS) || (rows > 0 && 4 * max_sums <= x_bytes) {
             return Some(Plan {
                 parts,
                 n_blocks,
@@ -190,6 +188,24 @@ fn finish(
         }
         wanted *= 2;
     }
+}
+
+/// Shares `wanted` blocks among parts by their bytes; each part of some outputs gets one at least, and one to an output at most.
+fn share(wanted: usize, spans: &[usize], bytes: &[usize]) -> Vec<usize> {
+    let total: usize = bytes.iter().sum();
+    let mut blocks: Vec<usize> = spans
+        .iter()
+        .zip(bytes)
+        .map(|(&n_out, &bytes)| (wanted * bytes / total.max(1)).clamp(1, n_out.max(1)))
+        .collect();
+    // What rounding left goes to the parts whose blocks have most to do.
+    for _ in blocks.iter().sum()..wanted {
+        let busiest =
+            (0..spans.len()).filter(|&i| blocks[i] < spans[i]).max_by_key(|&i| bytes[i] / blocks[i]);
+        let Some(i) = busiest else { break };
+        blocks[i] += 1;
+    }
+    blocks
 }
 
 impl Plan {
@@ -228,11 +244,15 @@ impl Plan {
                 inv_n: 1.0 / self.n_in as f32,
                 eps: norm.map_or(0.0, |n| n.eps),
             };
-            let shared = m * self.shared_bytes_per_row;
-            // SAFETY: the callers checked the shapes of x and y; the parts hold the rows that they say.
-            unsafe {
-                cuda.launch_shared(cuda.kernels.matvec, [self.n_blocks, 1, 1], THREADS, shared, &args)?
+            let shared = RING + m * self.shared_bytes_per_row;
+            let (f, threads) = match (m, self.parts[0].layout) {
+                (2.., _) => (cuda.kernels.matvec_8, 384),
+                // F16, BF16, Q8_0.
+                (_, 0 | 1 | 3) => (cuda.kernels.matvec_256, 256),
+                _ => (cuda.kernels.matvec_384, 384),
             };
+            // SAFETY: the callers checked the shapes of x and y; the parts hold the rows that they say.
+            unsafe { cuda.launch_shared(f, [self.n_blocks, 1, 1], threads, shared, &args)? };
         }
         Ok(())
     }

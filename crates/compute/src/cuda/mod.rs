@@ -7,6 +7,7 @@
 mod attention;
 mod batch;
 mod buffer;
+mod decode_attention;
 pub mod driver;
 mod elementwise;
 mod embed;
@@ -20,14 +21,16 @@ mod moe;
 mod norm;
 mod prefill_attention;
 mod rope;
+mod sample;
 
 pub use batch::StagedBatch;
 pub use buffer::Buffer;
 pub use matrix::Matrix;
+pub use sample::Choices;
 
 use crate::{
     Activation, AttentionParams, Backend, Batch, BatchLimits, DType, DeviceMemory, Error, GraphKey, Heads,
-    KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, QkvPrep, Result, Tensor,
+    KvLayer, Likeliest, MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Result, Tensor,
 };
 use buffer::Scratch;
 use driver::{Driver, Function, Graph, Grid};
@@ -59,6 +62,7 @@ pub struct Cuda {
     kernels: Kernels,
     driver: Arc<dyn Driver>,
     exact: bool,
+    profiler: Profiler,
 }
 
 /// What is known about a sequence of operations that repeats.
@@ -90,6 +94,7 @@ impl Cuda {
             kernels: Kernels::load(&*driver)?,
             driver,
             exact,
+            profiler: Profiler::default(),
         })
     }
 
@@ -140,6 +145,7 @@ impl Backend for Cuda {
     type Buffer = Buffer;
     type Matrix = Matrix;
     type Batch = StagedBatch;
+    type Choices = Choices;
 
     fn name(&self) -> &'static str {
         "cuda"
@@ -245,11 +251,11 @@ impl Backend for Cuda {
 
     fn norm(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
         assert_eq!(y.shape(), x.shape());
-        norm::norm(self, y.ptr(), x, None, norm)
+        norm::norm(self, y.ptr(), x, norm)
     }
 
     fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
-        norm::norm(self, x.ptr(), x, None, norm)
+        norm::norm(self, x.ptr(), x, norm)
     }
 
     fn add(&self, y: &mut Tensor<Self>, x: &Tensor<Self>) -> Result<()> {
@@ -279,6 +285,9 @@ impl Backend for Cuda {
         assert_eq!((x.row_len(), y.row_len(), x.rows()), (w.n_in, w.n_out, y.rows()));
         match matvec::plan(self, w, x.rows()).filter(|_| matvec::can_fuse(norm, w)) {
             Some(plan) => plan.run(self, y.ptr(), x.ptr(), Some(norm), bias, Epilogue::Store),
+            None if matmul::pays_on_tensor_cores(self, w, x.rows()) => {
+                gemm::matmul(self, y.ptr(), x.ptr(), Some(norm), w, bias, x.rows(), Epilogue::Store)
+            }
             None => {
                 self.norm(normed, x, norm)?;
                 self.matmul(y, normed, w, bias)
@@ -298,7 +307,7 @@ impl Backend for Cuda {
         match matvec::plan(self, w, x.rows()) {
             Some(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
             None if matmul::pays_on_tensor_cores(self, w, x.rows()) => {
-                gemm::matmul(self, y.ptr(), x.ptr(), w, bias, x.rows(), Epilogue::Add)
+                gemm::matmul(self, y.ptr(), x.ptr(), None, w, bias, x.rows(), Epilogue::Add)
             }
             None => {
                 self.matmul(product, x, w, bias)?;
@@ -321,9 +330,8 @@ impl Backend for Cuda {
         match matvec::gate_plan(self, w, x.rows()).filter(|_| matvec::can_fuse(norm, w)) {
             Some(plan) => plan.run(self, y.ptr(), x.ptr(), Some(norm), None, Epilogue::Gate(activation)),
             None if matmul::pays_on_tensor_cores(self, w, x.rows()) && gemm::can_gate(w) => {
-                self.norm(normed, x, norm)?;
-                let m = x.rows();
-                gemm::matmul(self, y.ptr(), normed.ptr(), w, None, m, Epilogue::Gate(activation))
+                let gate = Epilogue::Gate(activation);
+                gemm::matmul(self, y.ptr(), x.ptr(), Some(norm), w, None, x.rows(), gate)
             }
             None => {
                 self.norm(normed, x, norm)?;
@@ -354,6 +362,23 @@ impl Backend for Cuda {
         attention::attention(self, y, qkv, kv, batch, params)
     }
 
+    fn store_and_attend(
+        &self,
+        y: &mut Tensor<Self>,
+        qkv: &mut Tensor<Self>,
+        kv: &mut KvLayer<Self>,
+        batch: &StagedBatch,
+        prep: QkvPrep<'_, Self>,
+        params: &AttentionParams,
+    ) -> Result<()> {
+        if decode_attention::can(self, batch, params) {
+            return self
+                .timed("attention", || decode_attention::attention(self, y, qkv, kv, batch, prep, params));
+        }
+        self.timed("store_kv", || self.store_kv(qkv, kv, batch, prep))?;
+        self.timed("attention", || self.attention(y, qkv, kv, batch, params))
+    }
+
     fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, f: Activation) -> Result<()> {
         assert_eq!((x.row_len(), x.rows()), (2 * y.row_len(), y.rows()));
         elementwise::each(self, self.kernels.gated, y, Some(x), Some(f), 0.0)
@@ -379,6 +404,26 @@ impl Backend for Cuda {
     fn select_rows(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, batch: &StagedBatch) -> Result<()> {
         assert_eq!(y.rows(), batch.n_logits());
         elementwise::rows(self, self.kernels.select_rows, y, x, batch.logit_tokens())
+    }
+
+    fn choose_likeliest(&self, batch: &mut StagedBatch, logits: &Tensor<Self>) -> Result<()> {
+        sample::likeliest(self, batch, logits)
+    }
+
+    fn fetch_choices(&self, batch: &StagedBatch) -> Result<Choices> {
+        sample::fetch(&*self.driver, batch)
+    }
+
+    fn wait_for_choices(&self, choices: Choices, out: &mut Vec<Likeliest>) -> Result<()> {
+        sample::wait(&*self.driver, choices, out)
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        true
+    }
+
+    fn profiler(&self) -> Option<&Profiler> {
+        Some(&self.profiler)
     }
 
     fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {

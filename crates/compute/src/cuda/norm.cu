@@ -1,12 +1,11 @@
-// Normalization of rows, with the addition to the residual stream before it.
+// Normalization of rows.
 //
-// A block owns a row. Moves: the row in and out, twice where it is added first.
+// A block owns a row. Moves: the row in and out.
 #include "common.cuh"
 
 struct NormArgs {
-  float* y;             // [n_rows, n]; may be x or the residual
+  float* y;             // [n_rows, n]; may be x
   const float* x;       // [n_rows, n]
-  float* residual;      // null, or [n_rows, n]: residual += x, and the norm is the residual's
   const float* weight;  // [n]
   const float* bias;    // [n] or null
   uint32_t n;
@@ -30,15 +29,10 @@ DEVICE void norm_row(float* y, const float* x, const float* weight, const float*
 }
 
 KERNEL(norm_rows, NormArgs, 1024) {
+  ptx::let_next_kernel_start();
   ptx::wait_for_previous_kernel();
   __shared__ float scratch[32];
   const int n = a.n;
   const size_t at = static_cast<size_t>(blockIdx.x) * n;
-  const float* x = a.x + at;
-  if (a.residual) {
-    float* residual = a.residual + at;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) residual[i] += x[i];
-    x = residual;
-  }
-  norm_row(a.y + at, x, a.weight, a.bias, n, a.layer, a.eps, scratch);
+  norm_row(a.y + at, a.x + at, a.weight, a.bias, n, a.layer, a.eps, scratch);
 }

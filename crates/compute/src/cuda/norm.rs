@@ -9,7 +9,6 @@ use crate::{Norm, NormKind, Result, Tensor};
 struct Args {
     y: DevicePtr,
     x: DevicePtr,
-    residual: DevicePtr,
     weight: DevicePtr,
     bias: DevicePtr,
     n: u32,
@@ -17,21 +16,14 @@ struct Args {
     eps: f32,
 }
 
-/// `y = norm(x)`, or `residual += x` and `y = norm(residual)`; `y` has the shape of `x`.
-pub(super) fn norm(
-    cuda: &Cuda,
-    y: DevicePtr,
-    x: &Tensor<Cuda>,
-    residual: Option<&mut Tensor<Cuda>>,
-    norm: &Norm<Cuda>,
-) -> Result<()> {
+/// `y = norm(x)`; `y` has the shape of `x`.
+pub(super) fn norm(cuda: &Cuda, y: DevicePtr, x: &Tensor<Cuda>, norm: &Norm<Cuda>) -> Result<()> {
     let n = x.row_len();
     assert_eq!(n, norm.weight.len());
     assert!(norm.bias.as_ref().is_none_or(|b| b.len() == n), "a bias for {n} elements");
     let args = Args {
         y,
         x: x.ptr(),
-        residual: residual.map_or(DevicePtr::NULL, |r| r.ptr()),
         weight: norm.weight.ptr(),
         bias: norm.bias.as_ref().map_or(DevicePtr::NULL, Tensor::ptr),
         n: n as u32,

@@ -23,6 +23,82 @@ __device__ __forceinline__ uint16_t f32_to_bf16(float x) {
   return bits;
 }
 
+// c + the products of four unsigned bytes of a with four signed ones of b.
+__device__ __forceinline__ int dp4a_unsigned(uint32_t a, int b, int c) {
+  int d;
+  asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// Copies by a warp from global to shared memory that go on while it does: each lane calls these alike. On Hopper a copy is one request
+// of the first lane's; before, it is many of all lanes'. A barrier counts what has arrived; its phases have parity 0, 1, 0, …
+// Addresses and sizes are multiples of 16.
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, int lane) {
+#if __CUDA_ARCH__ >= 900
+  if (lane == 0) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+#else
+  if (lane == 0) asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(shared_address(barrier)) : "memory");
+#endif
+}
+
+// Makes new barriers known to copies.
+__device__ __forceinline__ void barriers_are_ready() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+  __syncwarp();
+}
+
+// Begins a phase that is over when `bytes` bytes have been copied.
+__device__ __forceinline__ void expect_bytes(uint64_t* barrier, int lane, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  if (lane == 0) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+  }
+#endif
+}
+
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier, int lane) {
+#if __CUDA_ARCH__ >= 900
+  if (lane == 0) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+  }
+#else
+  for (uint32_t i = lane * 16; i < bytes; i += 512) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to) + i), "l"(static_cast<const char*>(from) + i)
+                 : "memory");
+  }
+#endif
+}
+
+// After the last copy of a phase.
+__device__ __forceinline__ void copies_are_begun(uint64_t* barrier) {
+#if __CUDA_ARCH__ < 900
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void wait_for_phase(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  do {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+#else
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+#endif
+                 : "=r"(done)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
+  } while (!done);
+}
+
+// Brings what lies at this address nearer, into the cache that all multiprocessors share.
+__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // Until this returns, what earlier kernels of the stream wrote may not be read. Does nothing in a kernel that was launched without
 // the attribute of programmatic launch, and on GPUs before Hopper.
 __device__ __forceinline__ void wait_for_previous_kernel() {

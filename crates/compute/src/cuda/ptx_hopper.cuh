@@ -1,6 +1,6 @@
 // Hopper's own instructions (sm_90a), each wrapped once: products by groups of 4 warps, from shared memory.
 #pragma once
-#include <cstdint>
+#include "ptx.cuh"
 
 namespace ptx {
 
@@ -12,8 +12,14 @@ __device__ __forceinline__ uint64_t matrix_at(const void* shared) {
   return (address & 0x3ffff) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
-// What this thread wrote to shared memory is seen by the tensor cores, after the next barrier.
-__device__ __forceinline__ void show_to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// A barrier in shared memory; a phase is over after `n` arrivals and all bytes that were announced.
+__device__ __forceinline__ void make_barrier(uint64_t* barrier, uint32_t n) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(n) : "memory");
+}
+
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 
 // Before the first product of a group, and after its sums were touched.
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

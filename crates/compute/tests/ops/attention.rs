@@ -59,8 +59,8 @@ impl Attention {
         positions.flat_map(|p| Random(part.id << 32 | p as u64).normals(n)).collect()
     }
 
-    /// Stores and attends `parts` after their histories. Returns `qkv` as it was rotated, and `y`.
-    fn step<B: Backend>(&self, b: &B) -> (Vec<f32>, Vec<f32>) {
+    /// Stores and attends `parts` after their histories. Returns `qkv` as it was rotated, `y`, and the same in one operation.
+    fn step<B: Backend>(&self, b: &B) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
         let Self { heads, block_size, .. } = *self;
         let n_qkv = heads.qkv_len();
         let sizes: Vec<usize> =
@@ -78,8 +78,8 @@ impl Attention {
         let mut batch = Batch::default();
         batch.push(&vec![0; n_slots], 0, &all, 0);
         let mut garbage = b.upload(&[n_slots, n_qkv], &vec![poison; n_slots * n_qkv]).unwrap();
-        let plain = QkvPrep { heads, qk_norm: None, angles: None };
-        b.store_kv(&mut garbage, &mut kv, &staged(b, &batch), plain).unwrap();
+        let plain = || QkvPrep { heads, qk_norm: None, angles: None };
+        b.store_kv(&mut garbage, &mut kv, &staged(b, &batch), plain()).unwrap();
 
         let mut tables: Vec<&mut [u32]> = Vec::new();
         let (mut rest, spare) = blocks.split_at_mut(n_used);
@@ -112,7 +112,14 @@ impl Attention {
         let mut y = poisoned(b, qkv.rows(), heads.n_heads * heads.head_dim);
         b.attention(&mut y, &qkv, &kv, &batch, &params).unwrap();
         let mut qkv = qkv;
-        (read(b, &mut qkv), read(b, &mut y))
+        let mut together = poisoned(b, qkv.rows(), heads.n_heads * heads.head_dim);
+        // The step's keys and values are lost, and written a second time.
+        let mut garbage = rows_of(b, &vec![poison; now.len()], n_qkv);
+        b.store_kv(&mut garbage, &mut kv, &batch, plain()).unwrap();
+        self.prepare(b, &batch, &now, |again, prep| {
+            b.store_and_attend(&mut together, again, &mut kv, &batch, prep, &params).unwrap();
+        });
+        (read(b, &mut qkv), read(b, &mut y), read(b, &mut together))
     }
 
     fn scale(&self) -> f32 {
@@ -126,8 +133,20 @@ impl Attention {
         batch: &Batch,
         values: &[f32],
     ) -> (Tensor<B>, B::Batch) {
-        let dim = self.heads.head_dim;
         let batch = staged(b, batch);
+        let qkv = self.prepare(b, &batch, values, |qkv, prep| b.store_kv(qkv, kv, &batch, prep).unwrap());
+        (qkv, batch)
+    }
+
+    /// Does `f` with queries, keys and values of these numbers, and what is to be done with them.
+    fn prepare<B: Backend>(
+        &self,
+        b: &B,
+        batch: &B::Batch,
+        values: &[f32],
+        f: impl FnOnce(&mut Tensor<B>, QkvPrep<'_, B>),
+    ) -> Tensor<B> {
+        let dim = self.heads.head_dim;
         let mut qkv = rows_of(b, values, self.heads.qkv_len());
         let norm = |seed| {
             self.qk_norm.map(|kind| {
@@ -140,7 +159,7 @@ impl Attention {
             let n = rope_dim / 2;
             let f: Vec<f32> = (0..n).map(|i| 100f32.powf(-(i as f32) / n as f32)).collect();
             let mut angles = poisoned(b, qkv.rows(), rope_dim);
-            b.rope_angles(&mut angles, &vector(b, &f), &batch, 1.0).unwrap();
+            b.rope_angles(&mut angles, &vector(b, &f), batch, 1.0).unwrap();
             (angles, style)
         });
         let prep = QkvPrep {
@@ -148,8 +167,9 @@ impl Attention {
             qk_norm: q_norm.as_ref().zip(k_norm.as_ref()),
             angles: angles.as_ref().map(|(angles, style)| (angles, *style)),
         };
-        b.store_kv(&mut qkv, kv, &batch, prep).unwrap();
-        (qkv, batch)
+        f(&mut qkv, prep);
+        b.synchronize().unwrap();
+        qkv
     }
 
     /// The result of every token by sequence and position.
@@ -165,8 +185,8 @@ impl Case for Attention {
     const PATHS: Paths = Paths::Precision;
 
     fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
-        let (qkv, y) = self.step(b);
-        vec![("qkv", qkv), ("y", y)]
+        let (qkv, y, together) = self.step(b);
+        vec![("qkv", qkv), ("y", y), ("together", together)]
     }
 
     fn tolerance(&self, exact: bool) -> f64 {
@@ -256,6 +276,24 @@ fn long_sequences() {
         check(&[
             Attention { cache, window, ..case(4, 1, 64, &[(3000, 1)]) },
             Attention { cache, window, ..case(2, 2, 32, &[(2000, 1), (1023, 2), (4000, 40), (0, 3)]) },
+        ]);
+    }
+}
+
+#[test]
+fn sequences_of_one_token_each() {
+    let tokens = |positions: &[usize]| positions.iter().map(|&p| (p, 1)).collect::<Vec<_>>();
+    for (cache, block_size) in [(DType::F32, 16), (DType::F16, 32), (DType::BF16, 1), (DType::Q8_0, 40)] {
+        for (n_heads, n_kv_heads, head_dim) in [(2, 2, 64), (4, 1, 128), (7, 1, 32), (16, 2, 96), (3, 3, 256)]
+        {
+            let positions = tokens(&[0, 1, 40, 127, 128, 300]);
+            check(&[Attention { cache, block_size, ..case(n_heads, n_kv_heads, head_dim, &positions) }]);
+        }
+        let long = Attention { cache, block_size, ..case(8, 2, 64, &tokens(&[3000, 5])) };
+        check(&[
+            Attention { window: Some(700), ..long.clone() },
+            Attention { softcap: Some(5.0), rope: Some((64, RopeStyle::Half)), ..long.clone() },
+            Attention { qk_norm: Some(NormKind::Rms), rope: Some((32, RopeStyle::Interleaved)), ..long },
         ]);
     }
 }

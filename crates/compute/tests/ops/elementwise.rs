@@ -1,7 +1,7 @@
 //! Operations without weights or cache: norms, activations, sums, scales, selections, angles.
 
 use super::*;
-use realizar_compute::{Activation, Norm, NormKind};
+use realizar_compute::{Activation, Likeliest, MatrixPart, Norm, NormKind};
 
 const ACTIVATIONS: [Activation; 5] =
     [Activation::Silu, Activation::GeluTanh, Activation::GeluErf, Activation::ReluSquared, Activation::Relu];
@@ -216,4 +216,54 @@ fn rope_angles() {
             Guided::RopeAngles { n, positions: (300..700).collect(), scale: 1.0 },
         ]);
     }
+}
+
+#[test]
+fn choices() {
+    fn run<B: Backend>(b: &B) {
+        let n = 5000;
+        let mut rows: Vec<Vec<f32>> = (0..7).map(|i| Random(i).normals(n)).collect();
+        rows[1][4999] = 9.0;
+        // Of equal logits the first; zero has no sign.
+        (rows[2][77], rows[2][3000]) = (9.0, 9.0);
+        rows[3] = vec![-1.0; n];
+        (rows[3][4000], rows[3][4001]) = (-0.0, 0.0);
+        rows[4][2100] = f32::NAN;
+        rows[4][100] = f32::INFINITY;
+        rows[5][4500] = f32::INFINITY;
+        rows[6] = vec![f32::NEG_INFINITY; n];
+        let want = [
+            Likeliest::Token((0..n).max_by(|&i, &j| rows[0][i].total_cmp(&rows[0][j])).unwrap() as u32),
+            Likeliest::Token(4999),
+            Likeliest::Token(77),
+            Likeliest::Token(4000),
+            Likeliest::NotFinite { token: 2100, nan: true },
+            Likeliest::NotFinite { token: 4500, nan: false },
+            Likeliest::Nothing,
+        ];
+        let logits = rows_of(b, &rows.concat(), n);
+        let mut batch = staged(b, &batch_of(&[(0, 0, true); 7]));
+        // Twice, since a choice leaves counters behind.
+        for _ in 0..2 {
+            b.choose_likeliest(&mut batch, &logits).unwrap();
+            let mut found = Vec::new();
+            b.wait_for_choices(b.fetch_choices(&batch).unwrap(), &mut found).unwrap();
+            assert_eq!(found, want, "on {}", b.describe());
+        }
+        // A batch may begin with what was chosen, in any order.
+        let table: Vec<f32> = (0..n).map(|i| i as f32).collect();
+        let bytes = bytemuck::cast_slice(&table).to_vec().into();
+        let part = MatrixPart { dtype: DType::F32, n_experts: 1, n_out: n, n_in: 1, bytes };
+        let table = b.matrix(vec![part]).unwrap();
+        let mut next = batch_of(&[(9, 1, true), (0, 1, true), (0, 1, true), (0, 1, true)]);
+        next.deferred = vec![(3, 1), (1, 2)];
+        next.tokens[2] = 8;
+        b.stage(&mut batch, &next).unwrap();
+        let mut y = poisoned(b, 4, 1);
+        b.embed(&mut y, &table, &batch, 1.0).unwrap();
+        assert_eq!(read(b, &mut y), [9.0, 77.0, 8.0, 4999.0], "on {}", b.describe());
+    }
+    run(&Reference);
+    cpus(Paths::Instructions).for_each(run);
+    gpus().iter().for_each(|g| run(&g.2));
 }

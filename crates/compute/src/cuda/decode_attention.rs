@@ -1,0 +1,117 @@
+//! Launches of attention for sequences that bring one token each, with the norms, the rotation and the way into the cache before it.
+
+use super::driver::DevicePtr;
+use super::{Cuda, StagedBatch};
+use crate::{AttentionParams, KvLayer, NormKind, QkvPrep, Result, RopeStyle, Tensor};
+
+/// Query heads of a block.
+const ROWS: usize = 4;
+/// Most parts that a token's positions are cut into.
+const MAX_SPLITS: usize = 64;
+const THREADS: u32 = 256;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Args {
+    y: DevicePtr,
+    partial: DevicePtr,
+    arrived: DevicePtr,
+    qkv: DevicePtr,
+    k_cache: DevicePtr,
+    v_cache: DevicePtr,
+    q_weight: DevicePtr,
+    q_bias: DevicePtr,
+    k_weight: DevicePtr,
+    k_bias: DevicePtr,
+    angles: DevicePtr,
+    positions: DevicePtr,
+    table_starts: DevicePtr,
+    block_tables: DevicePtr,
+    n_heads: u32,
+    n_kv_heads: u32,
+    head_dim: u32,
+    head_bytes: u32,
+    rope_dim: u32,
+    interleaved: u32,
+    block_size: u32,
+    layer: u32,
+    n_splits: u32,
+    window: u32,
+    q_eps: f32,
+    k_eps: f32,
+    scale: f32,
+    softcap: f32,
+}
+
+/// Whether the kernel can do this step: each token is alone in its sequence, so that none reads what another writes, and heads are
+/// whole vectors.
+pub(super) fn can(cuda: &Cuda, batch: &StagedBatch, params: &AttentionParams) -> bool {
+    !cuda.exact && batch.is_decode() && params.heads.head_dim.is_multiple_of(8)
+}
+
+pub(super) fn attention(
+    cuda: &Cuda,
+    y: &mut Tensor<Cuda>,
+    qkv: &Tensor<Cuda>,
+    kv: &mut KvLayer<Cuda>,
+    batch: &StagedBatch,
+    prep: QkvPrep<'_, Cuda>,
+    params: &AttentionParams,
+) -> Result<()> {
+    let h = params.heads;
+    let n_tokens = batch.n_tokens();
+    let dtype = kv.k.dtype();
+    assert_eq!(h, prep.heads);
+    assert_eq!((qkv.row_len(), y.row_len()), (h.qkv_len(), h.n_heads * h.head_dim));
+    assert_eq!((qkv.rows(), y.rows()), (n_tokens, n_tokens));
+    assert_eq!((kv.k.shape()[1], kv.k.shape()[3]), (h.n_kv_heads, h.head_dim));
+    let (q_norm, k_norm) = prep.qk_norm.unzip();
+    for norm in [q_norm, k_norm].into_iter().flatten() {
+        assert_eq!(norm.weight.len(), h.head_dim);
+    }
+    if let (Some(q), Some(k)) = (q_norm, k_norm) {
+        assert_eq!(q.kind, k.kind, "norms of queries and keys");
+    }
+    let rope_dim = prep.angles.map_or(0, |(t, _)| t.row_len());
+    assert!(rope_dim <= h.head_dim, "{rope_dim} of {} elements turn", h.head_dim);
+    let f = cuda.kernels.of_cache(dtype)?.decode_attention;
+    let blocks = h.n_kv_heads * (h.n_heads / h.n_kv_heads).div_ceil(ROWS);
+    // Enough blocks to fill the device twice. The number does not depend on lengths, so that a recorded graph serves any.
+    let n_splits =
+        (2 * cuda.driver.n_multiprocessors() as usize / (n_tokens * blocks).max(1)).clamp(1, MAX_SPLITS);
+    let floats = n_tokens * h.n_heads * n_splits * (h.head_dim + 2);
+    let ptr = |t: Option<&Tensor<Cuda>>| t.map_or(DevicePtr::NULL, Tensor::ptr);
+    let args = Args {
+        y: y.ptr(),
+        partial: cuda.scratch.get(&cuda.driver, "attention in parts", 4 * floats)?,
+        arrived: cuda.scratch.zeros(&cuda.driver, "counts of parts", 4 * n_tokens * blocks)?,
+        qkv: qkv.ptr(),
+        k_cache: kv.k.buffer().ptr(),
+        v_cache: kv.v.buffer().ptr(),
+        q_weight: ptr(q_norm.map(|n| &n.weight)),
+        q_bias: ptr(q_norm.and_then(|n| n.bias.as_ref())),
+        k_weight: ptr(k_norm.map(|n| &n.weight)),
+        k_bias: ptr(k_norm.and_then(|n| n.bias.as_ref())),
+        angles: ptr(prep.angles.map(|a| a.0)),
+        positions: batch.positions(),
+        table_starts: batch.table_starts(),
+        block_tables: batch.block_tables(),
+        n_heads: h.n_heads as u32,
+        n_kv_heads: h.n_kv_heads as u32,
+        head_dim: h.head_dim as u32,
+        head_bytes: dtype.bytes_for(h.head_dim).expect("a cache was made of whole blocks") as u32,
+        rope_dim: rope_dim as u32,
+        interleaved: u32::from(prep.angles.is_some_and(|(_, s)| s == RopeStyle::Interleaved)),
+        block_size: kv.k.shape()[2] as u32,
+        layer: u32::from(q_norm.is_some_and(|n| n.kind == NormKind::Layer)),
+        n_splits: n_splits as u32,
+        window: params.window.map_or(i32::MAX as u32, |w| w.min(i32::MAX as usize) as u32),
+        q_eps: q_norm.map_or(0.0, |n| n.eps),
+        k_eps: k_norm.map_or(0.0, |n| n.eps),
+        scale: params.scale,
+        softcap: params.softcap.unwrap_or(0.0),
+    };
+    // SAFETY: every token has a row in qkv and y, and its block table covers its positions, each of which the scheduler gave to one
+    // token only; `partial` has room for all splits, `arrived` for all blocks of heads.
+    unsafe { cuda.launch(f, [n_tokens, blocks, n_splits], THREADS, &args) }
+}
