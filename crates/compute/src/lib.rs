@@ -14,6 +14,7 @@ mod dtype;
 mod error;
 mod profile;
 pub mod quant;
+mod ranks;
 mod reference;
 mod tensor;
 
@@ -25,5 +26,6 @@ pub use batch::{Batch, BatchLimits, BatchSeq, HostBatch};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use profile::{OpTime, Profiler};
+pub use ranks::Rank;
 pub use reference::Reference;
 pub use tensor::{Shape, Tensor};

@@ -19,6 +19,7 @@ pub mod load;
 mod model_runner;
 pub mod perplexity;
 mod prefix_cache;
+mod ranks;
 mod request;
 mod runner;
 pub mod sampler;

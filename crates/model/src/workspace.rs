@@ -1,10 +1,10 @@
 //! The buffers that a step computes in, made once for the largest batch.
 
 use crate::Result;
-use crate::config::ModelConfig;
+use crate::shard::{Join, Shard};
 use realizar_compute::{Backend, BatchLimits, DType, MoeScratch, Tensor};
 
-/// Activations of one step; every tensor is `F32`.
+/// Activations of one step; every tensor is `F32`. Heads and hidden activations are those of one rank.
 pub struct Workspace<B: Backend> {
     /// The residual stream, `[n_tokens, hidden_size]`.
     pub residual: Tensor<B>,
@@ -28,11 +28,51 @@ pub struct Workspace<B: Backend> {
     pub last: Tensor<B>,
     /// `[n_logits, vocab_size]`
     pub logits: Tensor<B>,
+    /// Where several ranks share the model.
+    pub(crate) shared: Option<Shared<B>>,
+}
+
+/// What ranks exchange beside the tensors that one rank has too. Without rows where the model's blocks are joined otherwise.
+pub(crate) struct Shared<B: Backend> {
+    /// Attention's result of all ranks, `[n_tokens, n_heads · head_dim]`.
+    pub(crate) attended: Tensor<B>,
+    /// A feed-forward block's hidden activations of all ranks, `[n_tokens, intermediate_size]`.
+    pub(crate) hidden: Tensor<B>,
+    /// This rank's columns of a block's output, `[n_tokens, hidden_size / n_ranks]`.
+    pub(crate) output: Tensor<B>,
+    /// This rank's logits, `[n_logits, vocab_size / n_ranks]`.
+    pub(crate) logits: Tensor<B>,
+}
+
+impl<B: Backend> Shared<B> {
+    fn new(backend: &B, shard: &Shard, limits: &BatchLimits) -> Result<Self> {
+        let starts = shard.starts();
+        let last = |starts: &[usize]| starts.last().copied().unwrap_or(0);
+        let f32s = |rows: usize, len: usize| backend.zeros(DType::F32, &[rows, len]);
+        let rows = |join: Join| if join == Join::Gather { limits.n_tokens } else { 0 };
+        let (attention, feed_forward) = (rows(shard.attention()), rows(shard.feed_forward()));
+        Ok(Self {
+            attended: f32s(attention, last(&starts.attended))?,
+            hidden: f32s(feed_forward, last(&starts.hidden))?,
+            output: f32s(attention.max(feed_forward), shard.mine(&starts.residual).len())?,
+            logits: f32s(limits.n_logits, shard.mine(&starts.vocab).len())?,
+        })
+    }
+
+    fn set_rows(&mut self, n_tokens: usize, n_logits: usize) {
+        for t in [&mut self.attended, &mut self.hidden, &mut self.output] {
+            if t.max_rows() > 0 {
+                t.set_rows(n_tokens);
+            }
+        }
+        self.logits.set_rows(n_logits);
+    }
 }
 
 impl<B: Backend> Workspace<B> {
     /// Buffers for batches within `limits`.
-    pub fn new(backend: &B, c: &ModelConfig, limits: &BatchLimits) -> Result<Self> {
+    pub fn new(backend: &B, shard: &Shard, limits: &BatchLimits) -> Result<Self> {
+        let c = shard.config();
         let n = limits.n_tokens;
         let f32s = |rows: usize, len: usize| backend.zeros(DType::F32, &[rows, len]);
         let moe = c.moe.map(|m| -> Result<_> {
@@ -59,6 +99,10 @@ impl<B: Backend> Workspace<B> {
             angles: c.ropes.iter().map(|r| f32s(n, r.dim)).collect::<std::result::Result<_, _>>()?,
             last: f32s(limits.n_logits, c.hidden_size)?,
             logits: f32s(limits.n_logits, c.vocab_size)?,
+            shared: match shard.rank().is_alone() {
+                true => None,
+                false => Some(Shared::new(backend, shard, limits)?),
+            },
         })
     }
 
@@ -81,5 +125,8 @@ impl<B: Backend> Workspace<B> {
         }
         self.last.set_rows(n_logits);
         self.logits.set_rows(n_logits);
+        if let Some(shared) = &mut self.shared {
+            shared.set_rows(n_tokens, n_logits);
+        }
     }
 }

@@ -16,7 +16,7 @@ macro_rules! images {
     )*};
 }
 images!(
-    attention decode_attention dequantize elementwise gemm gemm_hopper halves matmul matvec moe norm prefill_attention repack rope
+    attention decode_attention dequantize elementwise gemm gemm_hopper halves matmul matvec moe norm prefill_attention ranks repack rope
     sample
 );
 
@@ -54,6 +54,9 @@ pub(super) struct Kernels {
     pub(super) moe_combine: Function,
     pub(super) attention_merge: Function,
     pub(super) likeliest: Function,
+    pub(super) all_reduce: Function,
+    pub(super) all_gather: Function,
+    pub(super) spread_columns: Function,
     pub(super) activations_half: Function,
     pub(super) activations_bfloat: Function,
     /// In the order of [`TILES`], of half precision and of BF16; those that the GPU can run.
@@ -165,6 +168,9 @@ impl Kernels {
             moe_combine: f(&moe, "moe_combine")?,
             attention_merge: f(&attention, "attention_merge")?,
             likeliest: f(&sample, "likeliest")?,
+            all_reduce: f(&ranks, "all_reduce")?,
+            all_gather: f(&ranks, "all_gather")?,
+            spread_columns: f(&ranks, "spread_columns")?,
             activations_half: f(&halves, "activations_Half")?,
             activations_bfloat: f(&halves, "activations_Bfloat")?,
             by_tile: by_tile.collect::<Result<_>>()?,

@@ -13,24 +13,28 @@ mod elementwise;
 mod embed;
 mod gemm;
 mod gpu;
+mod gpu_link;
 mod kernels;
 mod matmul;
 mod matrix;
 mod matvec;
 mod moe;
+mod nccl;
 mod norm;
 mod prefill_attention;
+mod ranks;
 mod rope;
 mod sample;
 
 pub use batch::StagedBatch;
 pub use buffer::Buffer;
 pub use matrix::Matrix;
+pub use ranks::MAX_RANKS;
 pub use sample::Choices;
 
 use crate::{
     Activation, AttentionParams, Backend, Batch, BatchLimits, DType, DeviceMemory, Error, GraphKey, Heads,
-    KvLayer, Likeliest, MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Result, Tensor,
+    KvLayer, Likeliest, MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Rank, Result, Tensor,
 };
 use buffer::Scratch;
 use driver::{Driver, Function, Graph, Grid};
@@ -63,6 +67,8 @@ pub struct Cuda {
     driver: Arc<dyn Driver>,
     exact: bool,
     profiler: Profiler,
+    /// Where several GPUs share a model.
+    member: Option<ranks::Member>,
 }
 
 /// What is known about a sequence of operations that repeats.
@@ -87,6 +93,10 @@ impl Cuda {
 
     /// The backend on another driver than the GPU's; for tests.
     pub fn with_driver(driver: Arc<dyn Driver>, exact: bool) -> Result<Self> {
+        Self::with_member(driver, exact, None)
+    }
+
+    fn with_member(driver: Arc<dyn Driver>, exact: bool, member: Option<ranks::Member>) -> Result<Self> {
         Ok(Self {
             graphs: Mutex::default(),
             scratch: Scratch::default(),
@@ -95,6 +105,7 @@ impl Cuda {
             driver,
             exact,
             profiler: Profiler::default(),
+            member,
         })
     }
 
@@ -157,6 +168,14 @@ impl Backend for Cuda {
 
     fn memory(&self) -> DeviceMemory {
         self.driver.memory()
+    }
+
+    fn rank(&self) -> Rank {
+        self.member.as_ref().map_or(Rank::ALONE, |m| m.rank)
+    }
+
+    fn is_exact(&self) -> bool {
+        self.exact
     }
 
     fn check_heads(&self, heads: Heads) -> Result<()> {
@@ -426,6 +445,24 @@ impl Backend for Cuda {
         Some(&self.profiler)
     }
 
+    fn all_reduce(&self, x: &mut Tensor<Self>) -> Result<()> {
+        ranks::all_reduce(self, x)
+    }
+
+    fn all_reduce_add(&self, y: &mut Tensor<Self>, x: &mut Tensor<Self>) -> Result<()> {
+        ranks::all_reduce_add(self, y, x)
+    }
+
+    fn all_gather(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, starts: &[usize]) -> Result<()> {
+        ranks::all_gather(self, y, x, starts)
+    }
+
+    fn leave(&self) {
+        if let Some(member) = &self.member {
+            member.leave();
+        }
+    }
+
     fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {
         elementwise::each(self, self.kernels.softcap, x, None, None, cap)
     }
@@ -444,6 +481,9 @@ impl Backend for Cuda {
         key: GraphKey,
         mut f: impl FnMut() -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
+        if let Some(member) = &self.member {
+            member.check()?;
+        }
         let mut graphs = lock(&self.graphs);
         match graphs.get(&key) {
             None => {
