@@ -5,11 +5,12 @@
 //! an access past its end stops the test, and holds NaN until it is written.
 
 use libloading::Library;
-use realizar_compute::cuda::driver::{DevicePtr, Driver, Function, Graph, Grid, Image, Pending};
+use realizar_compute::cuda::driver::{DevicePtr, Driver, Function, Graph, Grid, Image, Link, Pending};
 use realizar_compute::{DeviceMemory, Result};
 use std::ffi::{CString, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The emulated device.
@@ -31,20 +32,62 @@ impl Emulation {
             eprintln!("SKIPPED: kernels are not tested, since there is no g++ to compile them for the CPU");
             return None;
         }
-        let path = compile();
-        // SAFETY: the library is the one just compiled; its initializers fill a list.
-        let library = unsafe { Library::new(&path) }.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        Some(Arc::new(Self {
-            library,
-            running: Mutex::new(()),
-            pending: Mutex::default(),
-            n_multiprocessors: 4,
-        }))
+        Some(Arc::new(Self::open(&compile())))
+    }
+
+    fn open(path: &Path) -> Self {
+        // SAFETY: the library is one that was compiled here; its initializers fill a list.
+        let library = unsafe { Library::new(path) }.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        Self { library, running: Mutex::new(()), pending: Mutex::default(), n_multiprocessors: 4 }
     }
 
     fn call<F: Copy>(&self, name: &str) -> F {
         // SAFETY: the callers name functions of emulation.cpp with their types.
         *unsafe { self.library.get::<F>(name) }.unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+}
+
+/// Devices side by side, which write to each other's memory: copies of the library, since each holds the state of one device.
+#[allow(dead_code)]
+pub(crate) fn group(count: usize) -> Option<(Vec<Arc<dyn Driver>>, Arc<dyn Link>)> {
+    Emulation::build()?;
+    let kernels = compile();
+    let copy = |i: usize| {
+        let path = kernels.with_extension(format!("{i}.{}.so", std::process::id()));
+        std::fs::copy(&kernels, &path).unwrap();
+        let device = Emulation::open(&path);
+        std::fs::remove_file(&path).unwrap();
+        Arc::new(device) as Arc<dyn Driver>
+    };
+    Some(((0..count).map(copy).collect(), Arc::new(EmulatedLink(AtomicU32::new(0)))))
+}
+
+/// Nothing but the word that ends all waiting.
+struct EmulatedLink(AtomicU32);
+
+impl Link for EmulatedLink {
+    fn reaches(&self) -> bool {
+        true
+    }
+
+    fn adds(&self) -> bool {
+        false
+    }
+
+    unsafe fn all_reduce(&self, _: usize, _: DevicePtr, _: usize) -> Result<()> {
+        unreachable!("this link does not add")
+    }
+
+    fn cut_word(&self) -> DevicePtr {
+        DevicePtr(self.0.as_ptr() as u64)
+    }
+
+    fn cut(&self) {
+        self.0.store(1, Ordering::SeqCst);
+    }
+
+    fn is_cut(&self) -> bool {
+        self.0.load(Ordering::SeqCst) != 0
     }
 }
 

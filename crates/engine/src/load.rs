@@ -5,24 +5,24 @@ use crate::model_runner::{ModelRunner, RunnerSizes};
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions, threads};
 #[cfg(feature = "cuda")]
-use realizar_compute::cuda::{Cuda, CudaOptions};
-use realizar_compute::{Backend, DType};
+use realizar_compute::cuda::Cuda;
+use realizar_compute::{Backend, DType, Rank};
 use realizar_model::source::TensorSource;
-use realizar_model::{Decoder, ModelConfig, WeightBytes, arch};
+use realizar_model::{Decoder, ModelConfig, Shard, WeightBytes, arch, names};
 use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 /// Where a model runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Device {
     /// The best device that can hold the model.
     #[default]
     Auto,
     /// The processor.
     Cpu,
-    /// The NVIDIA GPU of this number.
-    Cuda(usize),
+    /// The NVIDIA GPUs of these numbers; several share the model.
+    Cuda(Vec<usize>),
 }
 
 impl FromStr for Device {
@@ -32,11 +32,12 @@ impl FromStr for Device {
         match s.split_once(':') {
             None if s == "auto" => Ok(Self::Auto),
             None if s == "cpu" => Ok(Self::Cpu),
-            None if s == "cuda" => Ok(Self::Cuda(0)),
-            Some(("cuda", n)) => {
-                n.parse().map(Self::Cuda).map_err(|_| format!("{n:?} is not the number of a GPU"))
+            None if s == "cuda" => Ok(Self::Cuda(vec![0])),
+            Some(("cuda", list)) => {
+                let number = |n: &str| n.parse().map_err(|_| format!("{n:?} is not the number of a GPU"));
+                list.split(',').map(number).collect::<Result<_, _>>().map(Self::Cuda)
             }
-            _ => Err(format!("{s:?} is not one of auto, cpu, cuda, cuda:N")),
+            _ => Err(format!("{s:?} is not one of auto, cpu, cuda, cuda:N, cuda:N,M")),
         }
     }
 }
@@ -46,7 +47,10 @@ impl fmt::Display for Device {
         match self {
             Self::Auto => f.write_str("auto"),
             Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(n) => write!(f, "cuda:{n}"),
+            Self::Cuda(list) => {
+                let list: Vec<String> = list.iter().map(ToString::to_string).collect();
+                write!(f, "cuda:{}", list.join(","))
+            }
         }
     }
 }
@@ -56,6 +60,9 @@ impl fmt::Display for Device {
 pub struct LoadOptions {
     /// Where it runs. Default: [`Device::Auto`].
     pub device: Device,
+    /// Devices that share the model, each with a part of every weight (tensor parallelism): as many GPUs, from the first that
+    /// `device` names on, or exactly those where it names several. Default 1.
+    pub tp: usize,
     /// Longest sequence, in tokens; `None`: the model's own, or less where the cache cannot hold it. Default `None`.
     pub n_ctx: Option<usize>,
     /// Tokens that the cache holds at least, all sequences together; `None`: one sequence of `n_ctx`. Default `None`.
@@ -84,6 +91,7 @@ impl Default for LoadOptions {
     fn default() -> Self {
         Self {
             device: Device::Auto,
+            tp: 1,
             n_ctx: None,
             cache_tokens: None,
             kv_memory: None,
@@ -111,9 +119,9 @@ pub struct LoadedModel {
     pub no_gpu: Option<String>,
     /// Threads of the CPU backend.
     pub n_threads: usize,
-    /// Sizes of the weights on the device.
+    /// Sizes of the weights on all devices together.
     pub weights: WeightBytes,
-    /// Size of the cache on the device, in bytes.
+    /// Size of the cache on all devices together, in bytes.
     pub cache_bytes: usize,
     /// From the opened file to here.
     pub load_time: Duration,
@@ -152,10 +160,13 @@ pub enum LoadError {
 pub fn load(source: &dyn TensorSource, options: &LoadOptions) -> Result<LoadedModel, LoadError> {
     let start = Instant::now();
     let config = arch::configure(source)?;
-    let mut loaded = match options.device {
-        Device::Cpu => load_on_cpu(source, config, options)?,
-        Device::Cuda(n) => load_on_gpu(source, config, options, n)?,
-        Device::Auto => match load_on_gpu(source, config.clone(), options, 0) {
+    let mut loaded = match gpus(options)? {
+        None => load_on_cpu(source, config, options)?,
+        // Several GPUs were asked for, so something else will not do.
+        Some(gpus) if options.device != Device::Auto || gpus.len() > 1 => {
+            load_on_gpus(source, config, options, &gpus)?
+        }
+        Some(gpus) => match load_on_gpus(source, config.clone(), options, &gpus) {
             Ok(loaded) => loaded,
             // What is wrong with the file shows again on the CPU.
             Err(why) => {
@@ -169,69 +180,129 @@ pub fn load(source: &dyn TensorSource, options: &LoadOptions) -> Result<LoadedMo
     Ok(loaded)
 }
 
+/// The GPUs that the options ask for; `None`: the CPU.
+fn gpus(options: &LoadOptions) -> Result<Option<Vec<usize>>, LoadError> {
+    let tp = options.tp;
+    let invalid = |reason: String| LoadError::Option { option: "--tp", value: tp.to_string(), reason };
+    if tp == 0 {
+        return Err(invalid("a model needs one device at least".into()));
+    }
+    match &options.device {
+        Device::Cpu => Ok(None),
+        Device::Auto => Ok(Some((0..tp).collect())),
+        Device::Cuda(list) => match list[..] {
+            [first] => Ok(Some((first..first + tp).collect())),
+            _ if tp == 1 || tp == list.len() => Ok(Some(list.clone())),
+            _ => Err(invalid(format!("--device names {} GPUs", list.len()))),
+        },
+    }
+}
+
 fn load_on_cpu(
     source: &dyn TensorSource,
     config: ModelConfig,
     options: &LoadOptions,
 ) -> Result<LoadedModel, LoadError> {
     let n_threads = if options.n_threads == 0 { threads::default_threads() } else { options.n_threads };
-    let cpu =
-        Cpu::new(CpuOptions { n_threads, isa: Isa::best(), exact: options.exact, repack: options.repack });
-    let n_threads = cpu.options().n_threads;
-    load_on(cpu, source, config, options, n_threads)
+    let cpu_options =
+        CpuOptions { n_threads, isa: Isa::best(), exact: options.exact, repack: options.repack };
+    let cpus = match options.tp {
+        1 => vec![Cpu::new(cpu_options)],
+        n => Cpu::group(n, cpu_options),
+    };
+    let n_threads = cpus.iter().map(|cpu| cpu.options().n_threads).sum();
+    // They share one memory.
+    let free = cpus[0].memory().free / cpus.len();
+    load_on(cpus, free, source, config, options, n_threads)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn load_on_gpu(
+fn load_on_gpus(
     _: &dyn TensorSource,
     _: ModelConfig,
     _: &LoadOptions,
-    n: usize,
+    gpus: &[usize],
 ) -> Result<LoadedModel, LoadError> {
-    Err(LoadError::Device { device: Device::Cuda(n), reason: "this build has no CUDA backend".into() })
+    let device = Device::Cuda(gpus.to_vec());
+    Err(LoadError::Device { device, reason: "this build has no CUDA backend".into() })
 }
 
 #[cfg(feature = "cuda")]
-fn load_on_gpu(
+fn load_on_gpus(
     source: &dyn TensorSource,
     config: ModelConfig,
     options: &LoadOptions,
-    n: usize,
+    gpus: &[usize],
 ) -> Result<LoadedModel, LoadError> {
-    let refused = |reason| LoadError::Device { device: Device::Cuda(n), reason };
-    let gpu =
-        Cuda::new(CudaOptions { device: n, exact: options.exact }).map_err(|e| refused(e.to_string()))?;
-    gpu.check_heads(config.heads).map_err(|e| refused(e.to_string()))?;
+    let refused = |reason| LoadError::Device { device: Device::Cuda(gpus.to_vec()), reason };
+    let gpus = Cuda::group(gpus, options.exact).map_err(|e| refused(e.to_string()))?;
+    gpus[0].check_heads(config.heads).map_err(|e| refused(e.to_string()))?;
+    let fullest = gpus.iter().min_by_key(|gpu| gpu.memory().free).expect("a group has members");
     // Before anything is uploaded.
-    let (weights, free) = (source.tensors().iter().map(|t| t.n_bytes()).sum::<usize>(), gpu.memory().free);
+    let (weights, free) = (weights_per_device(source, gpus.len()), fullest.memory().free);
     if weights > free {
         return Err(refused(format!(
-            "the weights take {} MiB, and {} MiB of {}'s memory are free: {} MiB are missing; use a smaller type",
+            "the weights take {} MiB{}, and {} MiB of {}'s memory are free: {} MiB are missing; use a smaller type or \
+             more GPUs (--tp)",
             weights >> 20,
+            if gpus.len() > 1 { " on each GPU" } else { "" },
             free >> 20,
-            gpu.describe(),
+            fullest.describe(),
             (weights - free).div_ceil(1 << 20)
         )));
     }
-    load_on(gpu, source, config, options, 1)
+    load_on(gpus, free, source, config, options, 1)
 }
 
+/// About how many bytes of a model's weights each of `n` devices holds: its share, and all of the embedding, which is not shared.
+pub fn weights_per_device(source: &dyn TensorSource, n: usize) -> usize {
+    let all: usize = source.tensors().iter().map(|t| t.n_bytes()).sum();
+    if n == 1 {
+        return all;
+    }
+    let embed = names::file_name(source, "embed", None, None, "weight");
+    all.div_ceil(n) + embed.and_then(|name| source.find(&name)).map_or(0, |t| t.n_bytes())
+}
+
+/// `free`: bytes of memory that each backend may use.
 fn load_on<B: Backend>(
-    backend: B,
+    backends: Vec<B>,
+    free: usize,
     source: &dyn TensorSource,
     config: ModelConfig,
     options: &LoadOptions,
     n_threads: usize,
 ) -> Result<LoadedModel, LoadError> {
-    let sizes = sizes(&config, options, backend.memory().free)?;
-    let device = backend.describe();
-    let model = Decoder::load(&backend, source, config.clone(), sizes.context_length)?;
-    let weights = model.weight_bytes(&backend);
+    let count = backends.len();
+    let mut kv_bytes = Vec::with_capacity(count);
+    for index in 0..count {
+        let shard = Shard::new(&config, source, Rank { index, count }, options.exact)?;
+        kv_bytes.push(shard.config().kv_bytes_per_token(options.kv_type));
+    }
+    let sizes = sizes(&config, options, free, kv_bytes.iter().copied().max().unwrap_or(0))?;
+    let device = match count {
+        1 => backends[0].describe(),
+        _ => format!("{count} × {}", backends[0].describe()),
+    };
+    let load = |backend: &B| Decoder::load(backend, source, config.clone(), sizes.context_length);
+    // Side by side, since each has its own way to its device.
+    let models = std::thread::scope(|scope| {
+        let rest: Vec<_> = backends[1..].iter().map(|b| scope.spawn(move || load(b))).collect();
+        let first = load(&backends[0]);
+        let rest = rest.into_iter().map(|t| t.join().unwrap_or_else(|p| std::panic::resume_unwind(p)));
+        std::iter::once(first).chain(rest).collect::<realizar_model::Result<Vec<_>>>()
+    })?;
+    let mut weights = WeightBytes { total: 0, per_step: 0 };
+    for (backend, model) in backends.iter().zip(&models) {
+        let part = model.weight_bytes(backend);
+        weights.total += part.total;
+        weights.per_step += part.per_step;
+    }
     if options.repack {
         source.release();
     }
-    let runner = ModelRunner::new(backend, model, &sizes)?;
-    let cache_bytes = sizes.n_blocks * sizes.block_size * config.kv_bytes_per_token(sizes.kv_type);
+    let runner = ModelRunner::new(backends.into_iter().zip(models).collect(), &sizes)?;
+    let cache_bytes = sizes.n_blocks * sizes.block_size * kv_bytes.iter().sum::<usize>();
     tracing::info!(
         tokens = sizes.n_blocks * sizes.block_size,
         bytes = cache_bytes,
@@ -251,7 +322,13 @@ fn load_on<B: Backend>(
 }
 
 /// How many blocks the cache gets and how long a sequence can be.
-fn sizes(config: &ModelConfig, options: &LoadOptions, free: usize) -> Result<RunnerSizes, LoadError> {
+/// `free`: bytes of a device, `per_token`: those that a token's keys and values take there.
+fn sizes(
+    config: &ModelConfig,
+    options: &LoadOptions,
+    free: usize,
+    per_token: usize,
+) -> Result<RunnerSizes, LoadError> {
     let invalid = |option, value: String, reason: String| Err(LoadError::Option { option, value, reason });
     let head_dim = config.heads.head_dim;
     if !head_dim.is_multiple_of(options.kv_type.block_len()) {
@@ -267,7 +344,7 @@ fn sizes(config: &ModelConfig, options: &LoadOptions, free: usize) -> Result<Run
         let reason = format!("the model has learned {} positions", config.context_length);
         return invalid("--ctx", n.to_string(), reason);
     }
-    let per_token = config.kv_bytes_per_token(options.kv_type).max(1);
+    let per_token = per_token.max(1);
     let wanted = options.n_ctx.unwrap_or(config.context_length);
     let given = options.kv_memory.map(|bytes| bytes / per_token / options.block_size * options.block_size);
     if let (Some(bytes), Some(tokens)) = (options.kv_memory, given) {

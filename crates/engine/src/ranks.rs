@@ -78,9 +78,7 @@ impl<B: Backend> ModelRank<B> {
     }
 
     pub(crate) fn copy_blocks(&mut self, copies: &[BlockCopy]) -> realizar_compute::Result<()> {
-        copies
-            .iter()
-            .try_for_each(|c| self.cache.copy_block(&self.backend, c.to as usize, c.from as usize))
+        copies.iter().try_for_each(|c| self.cache.copy_block(&self.backend, c.to as usize, c.from as usize))
     }
 }
 
