@@ -48,12 +48,12 @@ impl Emulation {
 }
 
 /// Devices side by side, which write to each other's memory: copies of the library, since each holds the state of one device.
-#[allow(dead_code)]
+#[allow(dead_code, clippy::type_complexity)]
 pub(crate) fn group(count: usize) -> Option<(Vec<Arc<dyn Driver>>, Arc<dyn Link>)> {
     Emulation::build()?;
     let kernels = compile();
     let copy = |i: usize| {
-        let path = kernels.with_extension(format!("{i}.{}.so", std::process::id()));
+        let path = kernels.with_extension(format!("{i}.{}.so", unique()));
         std::fs::copy(&kernels, &path).unwrap();
         let device = Emulation::open(&path);
         std::fs::remove_file(&path).unwrap();
@@ -96,6 +96,12 @@ impl Link for EmulatedLink {
 #[repr(C)]
 struct Blocks([u32; 3]);
 
+/// What no other file of this or another test has in its name.
+fn unique() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
 /// Where the compiled kernels are, named by a hash of their sources.
 fn compile() -> PathBuf {
     let root = &Path::new(env!("CARGO_MANIFEST_DIR")).join("../compute");
@@ -117,10 +123,12 @@ fn compile() -> PathBuf {
         return path;
     }
     // Another test may compile at the same time.
-    let new = dir.join(format!("kernels-{hash:016x}.{}", std::process::id()));
+    let new = dir.join(format!("kernels-{hash:016x}.{}", unique()));
     let kernels = sources.iter().filter(|p| p.extension().is_some_and(|e| e == "cu"));
     let status = Command::new("g++")
         .args(["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing"])
+        // Copies of the library must not share the static storage that stands for shared memory.
+        .arg("-fno-gnu-unique")
         .args(["-Wno-unknown-pragmas", "-DREALIZAR_EMULATION", "-Icuda-emulation", "-o"])
         .arg(&new)
         .args(["cuda-emulation/emulation.cpp", "-x", "c++"])

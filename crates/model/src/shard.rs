@@ -55,6 +55,13 @@ pub(crate) enum Cut {
     Columns(Range<usize>),
 }
 
+impl Cut {
+    /// All of `n` rows.
+    pub(crate) fn all(n: usize) -> Self {
+        Self::Rows(std::iter::once(0..n).collect())
+    }
+}
+
 /// What one rank computes.
 #[derive(Clone, Debug)]
 pub struct Shard {
@@ -194,8 +201,8 @@ impl Shard {
         let residual = || Cut::Rows(vec![self.mine(&self.starts.residual)]);
         let Sizes { heads, intermediate_size } = self.whole;
         match split {
-            _ if self.rank.is_alone() => Cut::Rows(vec![0..n_out]),
-            Split::Whole => Cut::Rows(vec![0..n_out]),
+            _ if self.rank.is_alone() => Cut::all(n_out),
+            Split::Whole => Cut::all(n_out),
             Split::QueryHeads => Cut::Rows(vec![at(0, &self.heads, dim)]),
             Split::KvHeads => Cut::Rows(vec![at(0, &self.kv_heads, dim)]),
             Split::Qkv => {

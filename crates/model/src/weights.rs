@@ -174,7 +174,7 @@ impl<B: Backend> Loader<'_, B> {
         for &(w, len) in parts {
             let rows = match self.shard.cut(names::split(w.name), len, false) {
                 Cut::Rows(rows) => rows,
-                Cut::Columns(_) if self.shard.rank().is_first() => vec![0..len],
+                Cut::Columns(_) if self.shard.rank().is_first() => std::iter::once(0..len).collect(),
                 Cut::Columns(_) => return Ok(None),
             };
             match self.file_name(w, None, "bias") {

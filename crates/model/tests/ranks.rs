@@ -3,9 +3,12 @@
 //! The ranks are CPU backends on threads of their own. Where sums are taken in one order (`exact`), the logits must be the same bits;
 //! only experts' parts are added in another order. Otherwise rounding may differ.
 
+#[path = "../../compute/cuda-emulation/emulation.rs"]
+mod emulation;
 mod support;
 
 use realizar_compute::cpu::{Cpu, CpuOptions};
+use realizar_compute::cuda::Cuda;
 use realizar_compute::{Backend, DType};
 use realizar_model::arch::configure;
 use realizar_model::{Decoder, Error, Join, source};
@@ -44,13 +47,19 @@ fn answer<B: Backend>(backend: &B, path: &Path) -> Result<Answer, Error> {
 /// What each rank has in the end.
 fn answers(count: usize, exact: bool, path: &Path) -> Vec<Result<Answer, Error>> {
     let ranks = Cpu::group(count, CpuOptions { n_threads: 1, exact, ..CpuOptions::default() });
-    std::thread::scope(|scope| {
-        let run = |rank: Cpu| {
-            let found = answer(&rank, path);
+    answers_of(&ranks, path)
+}
+
+fn answers_of<B: Backend>(ranks: &[B], path: &Path) -> Vec<Result<Answer, Error>> {
+    let run = |rank: &B| {
+        let found = answer(rank, path);
+        if found.is_err() {
             rank.leave();
-            found
-        };
-        let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || run(rank))).collect();
+        }
+        found
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || run(rank))).collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     })
 }
@@ -105,6 +114,42 @@ fn ranks_together_answer_as_one_that_has_the_whole_model() {
         }
     }
     assert!(joins.contains(&Join::Sum) && joins.contains(&Join::Gather), "both ways were taken");
+}
+
+/// On GPUs where there are several, or else on emulated ones, which are slow.
+#[test]
+#[allow(clippy::print_stderr)]
+fn gpus_together_answer_as_a_cpu_alone() {
+    let real = Cuda::group(&[0, 1], true).is_ok();
+    for path in fixtures() {
+        let names = ["llama-gqa/hf", "mixtral/hf", "bitnet/model.gguf"];
+        if !real && !names.iter().any(|name| path.ends_with(name)) {
+            continue;
+        }
+        let alone = answers(1, true, &path).swap_remove(0).unwrap();
+        for exact in [true, false] {
+            let gpus = match real {
+                true => Cuda::group(&[0, 1], exact).unwrap(),
+                false => match emulation::group(2) {
+                    Some((drivers, link)) => Cuda::group_on(drivers, link, exact).unwrap(),
+                    None => return,
+                },
+            };
+            for (rank, found) in answers_of(&gpus, &path).into_iter().enumerate() {
+                let (found, what) = (found.unwrap(), format!("{}, rank {rank}", path.display()));
+                // Where products round, another token may follow.
+                let n = alone.logits.len() / (PROMPT.len() + N_GENERATED)
+                    * if exact { PROMPT.len() + N_GENERATED } else { PROMPT.len() };
+                let difference = largest_difference(&alone.logits[..n], &found.logits[..n]);
+                let tolerance = if exact { TOLERANCE } else { 0.02 };
+                assert!(difference < tolerance, "{what}, exact: {exact}: {difference}");
+                assert!(!exact || found.tokens == alone.tokens, "{what}");
+            }
+        }
+    }
+    if !real {
+        eprintln!("SKIPPED: models are not shared among GPUs, since there are not two");
+    }
 }
 
 #[test]

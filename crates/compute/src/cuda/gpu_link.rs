@@ -21,8 +21,11 @@ unsafe impl Send for GpuLink {}
 // SAFETY: as above.
 unsafe impl Sync for GpuLink {}
 
+/// Devices and what connects them.
+pub(super) type Group = (Vec<Arc<dyn Driver>>, Arc<dyn Link>);
+
 /// Opens the GPUs of these numbers and connects them.
-pub(super) fn open(devices: &[usize]) -> Result<(Vec<Arc<dyn Driver>>, Arc<dyn Link>)> {
+pub(super) fn open(devices: &[usize]) -> Result<Group> {
     let twice = (0..devices.len()).find(|&i| devices[..i].contains(&devices[i]));
     if let Some(i) = twice {
         return Err(failed(devices, format!("GPU {} is named twice", devices[i])));

@@ -2,7 +2,7 @@
 
 use super::driver::{Driver, Function, Image};
 use super::gemm::{Half, TILES, Tile};
-use super::prefill_attention::{HEAD_DIMS, shared_bytes};
+use super::prefill_attention::{HEAD_DIMS, ON_TENSOR_CORES, shared_bytes};
 use crate::quant::QUANTS;
 use crate::{DType, Error, Result};
 
@@ -97,7 +97,7 @@ pub(super) struct CacheKernels {
     pub(super) store_kv: Function,
     pub(super) attention: Function,
     pub(super) decode_attention: Function,
-    /// In the order of [`HEAD_DIMS`]; for types of 16 bits.
+    /// In the order of [`HEAD_DIMS`]; for types that tensor cores can read, or that are decoded for them.
     pub(super) prefill_attention: [Option<Function>; 2],
 }
 
@@ -122,12 +122,10 @@ impl Kernels {
             })
         });
         let prefill = |dtype: DType, dim: usize| {
-            let half = match dtype {
-                DType::F16 => "Half",
-                DType::BF16 => "Bfloat",
-                _ => return Ok(None),
-            };
-            let name = format!("prefill_attention_{half}_{dim}");
+            if !ON_TENSOR_CORES.contains(&dtype) {
+                return Ok(None);
+            }
+            let name = format!("prefill_attention_{dtype}_{dim}");
             driver.function(&prefill_attention, &name, shared_bytes(dim) as u32).map(Some)
         };
         let by_cache = CACHE_TYPES.iter().map(|t| {
