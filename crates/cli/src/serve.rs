@@ -57,9 +57,10 @@ pub(crate) struct ServeArgs {
     /// Sequences that are computed at the same time.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = positive)]
     max_seqs: usize,
-    /// Tokens of a step at most: how much of a long prompt may come between two tokens of others.
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = positive)]
-    step_tokens: usize,
+    /// Tokens of a step at most: how much of a long prompt may come between two tokens of others [default: 512 on the CPU, 2048 on a
+    /// GPU].
+    #[arg(long, value_name = "N", value_parser = positive)]
+    step_tokens: Option<usize>,
     /// Sequences that may wait; further requests are refused with 429.
     #[arg(long, value_name = "N", default_value_t = 1024)]
     max_queue: usize,

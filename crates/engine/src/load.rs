@@ -51,6 +51,11 @@ impl fmt::Display for Device {
     }
 }
 
+/// Tokens of a step on the CPU, where nothing else is asked for.
+pub const CPU_STEP_TOKENS: usize = 512;
+/// Tokens of a step on a GPU, where nothing else is asked for: smaller products do not fill it.
+pub const GPU_STEP_TOKENS: usize = 2048;
+
 /// How a model is loaded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadOptions {
@@ -66,8 +71,8 @@ pub struct LoadOptions {
     pub kv_type: DType,
     /// Tokens of a cache block. Default 32.
     pub block_size: usize,
-    /// Tokens of a step. Default 512.
-    pub step_tokens: usize,
+    /// Tokens of a step; `None`: [`CPU_STEP_TOKENS`] or [`GPU_STEP_TOKENS`]. Default `None`.
+    pub step_tokens: Option<usize>,
     /// Sequences of a step. Default 64.
     pub max_seqs: usize,
     /// Rows of logits of a step. Default 64.
@@ -89,7 +94,7 @@ impl Default for LoadOptions {
             kv_memory: None,
             kv_type: DType::F16,
             block_size: 32,
-            step_tokens: 512,
+            step_tokens: None,
             max_seqs: 64,
             max_logits: 64,
             n_threads: 0,
@@ -178,7 +183,7 @@ fn load_on_cpu(
     let cpu =
         Cpu::new(CpuOptions { n_threads, isa: Isa::best(), exact: options.exact, repack: options.repack });
     let n_threads = cpu.options().n_threads;
-    load_on(cpu, source, config, options, n_threads)
+    load_on(cpu, source, config, options, n_threads, CPU_STEP_TOKENS)
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -213,7 +218,7 @@ fn load_on_gpu(
             (weights - free).div_ceil(1 << 20)
         )));
     }
-    load_on(gpu, source, config, options, 1)
+    load_on(gpu, source, config, options, 1, GPU_STEP_TOKENS)
 }
 
 fn load_on<B: Backend>(
@@ -222,8 +227,10 @@ fn load_on<B: Backend>(
     config: ModelConfig,
     options: &LoadOptions,
     n_threads: usize,
+    step_tokens: usize,
 ) -> Result<LoadedModel, LoadError> {
-    let sizes = sizes(&config, options, backend.memory().free)?;
+    let step_tokens = options.step_tokens.unwrap_or(step_tokens);
+    let sizes = sizes(&config, options, step_tokens, backend.memory().free)?;
     let device = backend.describe();
     let model = Decoder::load(&backend, source, config.clone(), sizes.context_length)?;
     let weights = model.weight_bytes(&backend);
@@ -251,7 +258,12 @@ fn load_on<B: Backend>(
 }
 
 /// How many blocks the cache gets and how long a sequence can be.
-fn sizes(config: &ModelConfig, options: &LoadOptions, free: usize) -> Result<RunnerSizes, LoadError> {
+fn sizes(
+    config: &ModelConfig,
+    options: &LoadOptions,
+    step_tokens: usize,
+    free: usize,
+) -> Result<RunnerSizes, LoadError> {
     let invalid = |option, value: String, reason: String| Err(LoadError::Option { option, value, reason });
     let head_dim = config.heads.head_dim;
     if !head_dim.is_multiple_of(options.kv_type.block_len()) {
@@ -305,7 +317,7 @@ fn sizes(config: &ModelConfig, options: &LoadOptions, free: usize) -> Result<Run
         block_size: options.block_size,
         kv_type: options.kv_type,
         context_length: n_ctx,
-        step_tokens: options.step_tokens,
+        step_tokens,
         max_seqs: options.max_seqs,
         max_logits: options.max_logits,
     })

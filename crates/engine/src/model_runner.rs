@@ -2,14 +2,16 @@
 
 use crate::sampler::Sampler;
 use crate::{BlockCopy, Choice, Result, Row, Runner, RunnerInfo, SampleError, Sampled, Step, Ticket};
-use realizar_compute::{Backend, Batch, BatchLimits, DType, GraphKey, Likeliest, OpTime, Profiler};
+use realizar_compute::sampling::{LastToken, SamplerRow, Samplers};
+use realizar_compute::{Backend, Batch, BatchLimits, Choosing, Chosen, DType, GraphKey, OpTime, Profiler};
 use realizar_model::{Decoder, KvCache, Workspace};
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Runs a [`Decoder`].
 ///
-/// Where the backend is asynchronous and every row takes just the likeliest token, the device chooses, and `launch` returns while it
-/// computes. Otherwise tokens are chosen on the host, and a step is complete when `launch` returns. Its outcome waits for `finish`.
+/// Where the backend is asynchronous, the device chooses, and `launch` returns while it computes. Otherwise, and where log-probabilities
+/// are wanted, tokens are chosen on the host, and a step is complete when `launch` returns. Its outcome waits for `finish`.
 pub struct ModelRunner<B: Backend> {
     backend: B,
     model: Decoder<B>,
@@ -20,6 +22,7 @@ pub struct ModelRunner<B: Backend> {
     /// Whom the backend's recorded steps belong to.
     owner: u64,
     sampler: Sampler,
+    samplers: Samplers,
     /// The step's batch with its deferred tokens filled in.
     batch: Batch,
     logits: Vec<f32>,
@@ -83,6 +86,7 @@ impl<B: Backend> ModelRunner<B> {
             info,
             owner: GraphKey::new_owner(),
             sampler: Sampler::new(),
+            samplers: Samplers::default(),
             batch: Batch::default(),
             logits: vec![0.0; config.vocab_size * sizes.max_logits],
             previous: Some(Vec::new()),
@@ -135,15 +139,58 @@ impl<B: Backend> ModelRunner<B> {
     }
 }
 
-/// Whether a row wants the token with the largest logit, as the model computed it, and nothing else.
+/// Whether a row wants a token and nothing else.
+fn is_choice(row: &Row) -> bool {
+    row.given.is_none() && row.n_logprobs.is_none()
+}
+
+/// Whether a row's choice is the token with the largest logit, as the model computed it.
 fn takes_likeliest(row: &Row) -> bool {
     let p = &row.params;
-    p.is_greedy()
-        && !p.has_penalties()
-        && p.logit_bias.is_empty()
-        && row.given.is_none()
-        && row.mask.is_none()
-        && row.n_logprobs.is_none()
+    p.is_greedy() && !p.has_penalties() && p.logit_bias.is_empty() && row.mask.is_none()
+}
+
+/// What the device is to do with a step's rows. `previous`: the tokens of the step launched just before, if the host knows them.
+pub(crate) fn set_samplers(samplers: &mut Samplers, step: &Step, previous: Option<&[u32]>) {
+    samplers.clear();
+    samplers.history.extend_from_slice(&step.history);
+    samplers.masks.extend_from_slice(&step.masks);
+    for row in &step.rows {
+        let (p, first_bias) = (&row.params, samplers.biases.len());
+        samplers.biases.extend_from_slice(&p.logit_bias);
+        samplers.rows.push(SamplerRow {
+            temperature: p.temperature,
+            top_k: p.top_k,
+            top_p: p.top_p,
+            min_p: p.min_p,
+            repetition_penalty: p.repetition_penalty,
+            frequency_penalty: p.frequency_penalty,
+            presence_penalty: p.presence_penalty,
+            biases: first_bias..samplers.biases.len(),
+            prompt: row.prompt.clone(),
+            generated: row.generated.clone(),
+            last: row.unseen.map(|row| match previous {
+                Some(tokens) => LastToken::Known(tokens[row]),
+                None => LastToken::Chosen(row),
+            }),
+            mask: row.mask.clone(),
+            uniform: row.uniform,
+        });
+    }
+}
+
+/// What tells apart steps that are worth recording, besides their sizes: `None` for steps that come up once, as those of prompts do.
+fn shape(batch: &Batch) -> Option<u64> {
+    if batch.seqs.iter().all(|s| s.tokens.len() == 1) {
+        return Some(0);
+    }
+    // Guesses to verify: each token yields logits.
+    if batch.seqs.iter().any(|s| s.n_logits != s.tokens.len()) {
+        return None;
+    }
+    let mut hasher = DefaultHasher::new();
+    batch.seqs.iter().for_each(|s| s.tokens.len().hash(&mut hasher));
+    Some(hasher.finish().max(1))
 }
 
 fn tokens(sampled: &Sampled) -> Vec<u32> {
@@ -154,9 +201,9 @@ fn wait<B: Backend>(backend: &B, choices: B::Choices) -> Result<Sampled> {
     let mut found = Vec::new();
     backend.wait_for_choices(choices, &mut found)?;
     let rows = found.into_iter().map(|choice| match choice {
-        Likeliest::Token(token) => Ok(Choice { token, ..Choice::default() }),
-        Likeliest::NotFinite { token, nan } => Err(SampleError::NotFinite { token, nan }),
-        Likeliest::Nothing => Err(SampleError::NothingAllowed),
+        Chosen::Token(token) => Ok(Choice { token, ..Choice::default() }),
+        Chosen::NotFinite { token, nan } => Err(SampleError::NotFinite { token, nan }),
+        Chosen::Nothing => Err(SampleError::NothingAllowed),
     });
     Ok(Sampled { rows: rows.collect() })
 }
@@ -180,10 +227,16 @@ impl<B: Backend> Runner for ModelRunner<B> {
     }
 
     fn launch(&mut self, step: &Step) -> Result<Ticket> {
-        let chooses = self.backend.is_asynchronous() && step.rows.iter().all(takes_likeliest);
-        if !chooses && step.rows.iter().any(|r| r.unseen.is_some()) {
+        let on_device = self.backend.is_asynchronous() && step.rows.iter().all(is_choice);
+        if !on_device && step.rows.iter().any(|r| r.unseen.is_some()) {
             self.learn_previous()?;
         }
+        let choosing = match on_device {
+            true if step.rows.is_empty() => Choosing::Nothing,
+            true if step.rows.iter().all(takes_likeliest) => Choosing::Likeliest,
+            true => Choosing::Sampled,
+            false => Choosing::Nothing,
+        };
         self.batch.clone_from(&step.batch);
         if let Some(previous) = &self.previous {
             for &(token, row) in &step.batch.deferred {
@@ -194,29 +247,38 @@ impl<B: Backend> Runner for ModelRunner<B> {
         self.backend.stage(&mut self.staged, &self.batch)?;
         let (n_tokens, n_logits) = (self.batch.tokens.len(), self.batch.n_logits());
         assert_eq!(n_logits, step.rows.len(), "a row for each row of logits");
+        if choosing == Choosing::Sampled {
+            set_samplers(&mut self.samplers, step, self.previous.as_deref());
+            self.backend.stage_samplers(&mut self.staged, &self.samplers)?;
+        }
         let (backend, staged, cache, ws) = (&self.backend, &mut self.staged, &mut self.cache, &mut self.ws);
         let mut forward = || {
             self.model.forward(backend, staged, n_tokens, n_logits, cache, ws)?;
-            match chooses && n_logits > 0 {
-                true => backend.timed("sample", || backend.choose_likeliest(staged, &ws.logits)),
-                false => Ok(()),
+            match choosing {
+                Choosing::Nothing => Ok(()),
+                Choosing::Likeliest => {
+                    backend.timed("sample", || backend.choose_likeliest(staged, &ws.logits))
+                }
+                Choosing::Sampled => backend.timed("sample", || backend.sample(staged, &mut ws.logits)),
             }
         };
-        // Steps of one token per sequence differ only in what the batch says. A profiler has to see each part.
+        // Steps of one shape differ only in what the batch says. A profiler has to see each part.
         let profiled = backend.profiler().is_some_and(Profiler::is_on);
-        if !profiled && self.batch.seqs.iter().all(|s| s.tokens.len() == 1) {
-            backend.captured(GraphKey { owner: self.owner, n_tokens, n_logits, chooses }, forward)?;
-        } else {
-            forward()?;
+        match shape(&self.batch).filter(|_| !profiled) {
+            Some(shape) => {
+                let key = GraphKey { owner: self.owner, n_tokens, n_logits, choosing, shape };
+                backend.captured(key, forward)?;
+            }
+            None => forward()?,
         }
         // A replayed step leaves the buffers' lengths as another step set them.
         self.ws.set_rows(n_tokens, n_logits);
-        let outcome = match chooses && n_logits > 0 {
-            true => {
+        let outcome = match choosing {
+            Choosing::Nothing => Outcome::Known(self.sample(step, n_logits)?),
+            Choosing::Likeliest | Choosing::Sampled => {
                 self.previous = None;
                 Outcome::OnDevice(self.backend.fetch_choices(&self.staged)?)
             }
-            false => Outcome::Known(self.sample(step, n_logits)?),
         };
         self.launched += 1;
         self.outcomes.push_back((Ticket(self.launched), outcome));

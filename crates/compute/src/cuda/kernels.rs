@@ -54,6 +54,9 @@ pub(super) struct Kernels {
     pub(super) moe_combine: Function,
     pub(super) attention_merge: Function,
     pub(super) likeliest: Function,
+    pub(super) sample_edit: Function,
+    pub(super) sample_weigh: Function,
+    pub(super) sample_choose: Function,
     pub(super) activations_half: Function,
     pub(super) activations_bfloat: Function,
     /// In the order of [`TILES`], of half precision and of BF16; those that the GPU can run.
@@ -100,7 +103,7 @@ pub(super) struct CacheKernels {
 
 impl Kernels {
     pub(super) fn load(driver: &dyn Driver) -> Result<Self> {
-        let f = |image: &Image, name: &str| driver.function(image, name, 0);
+        let f = |image: &'static Image, name: &str| driver.function(image, name, 0);
         let matvec_shared = driver.max_shared_bytes() - MATVEC_STATIC;
         let by_type = QUANTS.iter().map(|s| {
             Ok(TypeKernels {
@@ -165,6 +168,9 @@ impl Kernels {
             moe_combine: f(&moe, "moe_combine")?,
             attention_merge: f(&attention, "attention_merge")?,
             likeliest: f(&sample, "likeliest")?,
+            sample_edit: f(&sample, "sample_edit")?,
+            sample_weigh: f(&sample, "sample_weigh")?,
+            sample_choose: f(&sample, "sample_choose")?,
             activations_half: f(&halves, "activations_Half")?,
             activations_bfloat: f(&halves, "activations_Bfloat")?,
             by_tile: by_tile.collect::<Result<_>>()?,

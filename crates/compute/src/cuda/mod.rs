@@ -28,9 +28,10 @@ pub use buffer::Buffer;
 pub use matrix::Matrix;
 pub use sample::Choices;
 
+use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, Backend, Batch, BatchLimits, DType, DeviceMemory, Error, GraphKey, Heads,
-    KvLayer, Likeliest, MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Result, Tensor,
+    Activation, AttentionParams, Backend, Batch, BatchLimits, Chosen, DType, DeviceMemory, Error, GraphKey,
+    Heads, KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Result, Tensor,
 };
 use buffer::Scratch;
 use driver::{Driver, Function, Graph, Grid};
@@ -410,11 +411,19 @@ impl Backend for Cuda {
         sample::likeliest(self, batch, logits)
     }
 
+    fn stage_samplers(&self, batch: &mut StagedBatch, samplers: &Samplers) -> Result<()> {
+        batch.set_samplers(samplers)
+    }
+
+    fn sample(&self, batch: &mut StagedBatch, logits: &mut Tensor<Self>) -> Result<()> {
+        sample::sample(self, batch, logits)
+    }
+
     fn fetch_choices(&self, batch: &StagedBatch) -> Result<Choices> {
         sample::fetch(&*self.driver, batch)
     }
 
-    fn wait_for_choices(&self, choices: Choices, out: &mut Vec<Likeliest>) -> Result<()> {
+    fn wait_for_choices(&self, choices: Choices, out: &mut Vec<Chosen>) -> Result<()> {
         sample::wait(&*self.driver, choices, out)
     }
 

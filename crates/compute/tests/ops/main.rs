@@ -11,6 +11,7 @@ mod elementwise;
 #[path = "../../cuda-emulation/emulation.rs"]
 mod emulation;
 mod matrices;
+mod sampling;
 
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions};
