@@ -172,16 +172,23 @@ fn load_options(args: &ServeArgs, model: &ModelConfig) -> LoadOptions {
 
 /// What is worth knowing about a model that is ready.
 fn about(loaded: &LoadedModel, options: &LoadOptions) -> String {
-    let info = loaded.runner.info();
-    format!(
+    let (info, memory) = (loaded.runner.info(), loaded.memory);
+    let mut text = format!(
         "{} in {:.1} s, context of {} tokens, cache of {} tokens ({} MiB of {})",
         loaded.device,
         loaded.load_time.as_secs_f64(),
         info.max_seq_len(),
         info.cache_tokens(),
-        loaded.cache_bytes >> 20,
+        memory.cache >> 20,
         options.kv_type
-    )
+    );
+    if memory.weights > 0 {
+        text += &format!(", weights {} MiB, workspace {} MiB", memory.weights >> 20, memory.workspace >> 20);
+    }
+    if let Some(why) = &loaded.no_gpu {
+        text += &format!("; no GPU: {why}");
+    }
+    text
 }
 
 fn names(args: &ServeArgs) -> Vec<String> {

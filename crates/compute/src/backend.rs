@@ -239,6 +239,11 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Memory of the device now.
     fn memory(&self) -> DeviceMemory;
 
+    /// Memory that operations take besides their tensors, about: what does not fit should be refused before it is loaded.
+    fn scratch_bytes(&self) -> usize {
+        0
+    }
+
     /// Whether attention with such heads can run here.
     ///
     /// Errors: `UnsupportedSize`.

@@ -130,15 +130,15 @@ pub fn share(fraction: u64, sum: u64) -> u64 {
 /// The exponential is a power of two times a polynomial (Cody and Waite 1980); every operation is a plain one of `F32`.
 #[inline]
 pub fn weight(x: f32) -> u64 {
-    // Not true of what is not a number, either, which minus infinity less itself is.
-    if !(x >= -28.0) {
+    // Minus infinity less itself is not a number.
+    if x.is_nan() || x < -28.0 {
         return 0;
     }
     // Adding 1.5 · 2²³ leaves no room for a fraction.
     const ROUND: f32 = 12_582_912.0;
     let n = (x * std::f32::consts::LOG2_E + ROUND) - ROUND;
     // ln 2 in two parts; the first has few bits, so that its product with n is exact.
-    let r = (x - n * 0.693_359_375) - n * -2.121_944_4e-4;
+    let r = (x - n * (355.0 / 512.0)) - n * -2.121_944_4e-4;
     let mut p = 1.0 / 5040.0;
     for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
         p = p * r + c;

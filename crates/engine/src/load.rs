@@ -1,7 +1,8 @@
 //! From a file to a running model: the one place that chooses a device.
 
 use crate::Runner;
-use crate::model_runner::{ModelRunner, RunnerSizes};
+use crate::memory::{DeviceSizes, MemoryPlan, mib, plan};
+use crate::model_runner::ModelRunner;
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions, threads};
 #[cfg(feature = "cuda")]
@@ -118,8 +119,8 @@ pub struct LoadedModel {
     pub n_threads: usize,
     /// Sizes of the weights on the device.
     pub weights: WeightBytes,
-    /// Size of the cache on the device, in bytes.
-    pub cache_bytes: usize,
+    /// What its parts take on the device.
+    pub memory: MemoryPlan,
     /// From the opened file to here.
     pub load_time: Duration,
 }
@@ -138,6 +139,25 @@ pub enum LoadError {
         device: Device,
         /// Why not.
         reason: String,
+        /// Whether there is no such device at all.
+        absent: bool,
+    },
+    /// The device's memory does not hold the model.
+    #[error(
+        "the model does not fit: {plan} ({context} tokens in {kv_type}), {} in all, and {} are free: {} are missing; {remedy}",
+        mib(plan.total()), mib(*free), mib(plan.total() - free)
+    )]
+    Memory {
+        /// Longest sequence, in tokens.
+        context: usize,
+        /// Element type of the cache.
+        kv_type: DType,
+        /// What it would take.
+        plan: MemoryPlan,
+        /// What is free on the device, in bytes.
+        free: usize,
+        /// What would fit.
+        remedy: String,
     },
     /// An option contradicts the model.
     #[error("{option} of {value} cannot be: {reason}")]
@@ -162,9 +182,13 @@ pub fn load(source: &dyn TensorSource, options: &LoadOptions) -> Result<LoadedMo
         Device::Cuda(n) => load_on_gpu(source, config, options, n)?,
         Device::Auto => match load_on_gpu(source, config.clone(), options, 0) {
             Ok(loaded) => loaded,
-            // What is wrong with the file shows again on the CPU.
+            // What is wrong with the file or with an option shows again on the CPU.
             Err(why) => {
-                tracing::info!("running on the CPU: {why}");
+                match why {
+                    LoadError::Device { absent: true, .. } => tracing::info!("running on the CPU: {why}"),
+                    // Somebody who has a GPU will want to know.
+                    _ => tracing::warn!("running on the CPU: {why}"),
+                }
                 LoadedModel { no_gpu: Some(why.to_string()), ..load_on_cpu(source, config, options)? }
             }
         },
@@ -183,7 +207,14 @@ fn load_on_cpu(
     let cpu =
         Cpu::new(CpuOptions { n_threads, isa: Isa::best(), exact: options.exact, repack: options.repack });
     let n_threads = cpu.options().n_threads;
-    load_on(cpu, source, config, options, n_threads, CPU_STEP_TOKENS)
+    let device = DeviceSizes {
+        memory: cpu.memory(),
+        // They are read from the file, whose pages the system can take back; packed copies take the place of those pages.
+        weights: 0,
+        scratch: cpu.scratch_bytes(),
+        step_tokens: CPU_STEP_TOKENS,
+    };
+    Ok(LoadedModel { n_threads, ..load_on(cpu, source, config, options, device)? })
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -193,7 +224,8 @@ fn load_on_gpu(
     _: &LoadOptions,
     n: usize,
 ) -> Result<LoadedModel, LoadError> {
-    Err(LoadError::Device { device: Device::Cuda(n), reason: "this build has no CUDA backend".into() })
+    let reason = "this build has no CUDA backend".into();
+    Err(LoadError::Device { device: Device::Cuda(n), reason, absent: true })
 }
 
 #[cfg(feature = "cuda")]
@@ -203,22 +235,43 @@ fn load_on_gpu(
     options: &LoadOptions,
     n: usize,
 ) -> Result<LoadedModel, LoadError> {
-    let refused = |reason| LoadError::Device { device: Device::Cuda(n), reason };
-    let gpu =
-        Cuda::new(CudaOptions { device: n, exact: options.exact }).map_err(|e| refused(e.to_string()))?;
-    gpu.check_heads(config.heads).map_err(|e| refused(e.to_string()))?;
-    // Before anything is uploaded.
-    let (weights, free) = (source.tensors().iter().map(|t| t.n_bytes()).sum::<usize>(), gpu.memory().free);
-    if weights > free {
-        return Err(refused(format!(
-            "the weights take {} MiB, and {} MiB of {}'s memory are free: {} MiB are missing; use a smaller type",
-            weights >> 20,
-            free >> 20,
-            gpu.describe(),
-            (weights - free).div_ceil(1 << 20)
-        )));
-    }
-    load_on(gpu, source, config, options, 1, GPU_STEP_TOKENS)
+    let gpu = Cuda::new(CudaOptions { device: n, exact: options.exact }).map_err(|e| LoadError::Device {
+        device: Device::Cuda(n),
+        absent: matches!(e, realizar_compute::Error::NoDevice { .. }),
+        reason: e.to_string(),
+    })?;
+    load_with_memory(gpu, source, config, options)
+}
+
+/// Brings a model to a backend that is open and has memory of its own.
+///
+/// Errors: as of [`load`]; what does not fit is refused before anything is allocated.
+pub fn load_on_device<B: Backend>(
+    backend: B,
+    source: &dyn TensorSource,
+    options: &LoadOptions,
+) -> Result<LoadedModel, LoadError> {
+    load_with_memory(backend, source, arch::configure(source)?, options)
+}
+
+fn load_with_memory<B: Backend>(
+    backend: B,
+    source: &dyn TensorSource,
+    config: ModelConfig,
+    options: &LoadOptions,
+) -> Result<LoadedModel, LoadError> {
+    backend.check_heads(config.heads).map_err(|e| LoadError::Device {
+        device: options.device,
+        reason: e.to_string(),
+        absent: false,
+    })?;
+    let device = DeviceSizes {
+        memory: backend.memory(),
+        weights: source.tensors().iter().map(|t| t.n_bytes()).sum(),
+        scratch: backend.scratch_bytes(),
+        step_tokens: GPU_STEP_TOKENS,
+    };
+    load_on(backend, source, config, options, device)
 }
 
 fn load_on<B: Backend>(
@@ -226,99 +279,38 @@ fn load_on<B: Backend>(
     source: &dyn TensorSource,
     config: ModelConfig,
     options: &LoadOptions,
-    n_threads: usize,
-    step_tokens: usize,
+    device: DeviceSizes,
 ) -> Result<LoadedModel, LoadError> {
-    let step_tokens = options.step_tokens.unwrap_or(step_tokens);
-    let sizes = sizes(&config, options, step_tokens, backend.memory().free)?;
-    let device = backend.describe();
+    let start = Instant::now();
+    let (sizes, mut memory) = plan(&config, options, device)?;
+    let name = backend.describe();
     let model = Decoder::load(&backend, source, config.clone(), sizes.context_length)?;
     let weights = model.weight_bytes(&backend);
     if options.repack {
         source.release();
     }
+    backend.synchronize().map_err(realizar_model::Error::from)?;
+    tracing::debug!(ms = start.elapsed().as_millis() as u64, bytes = weights.total, "weights ready");
+    memory.weights = weights.total;
     let runner = ModelRunner::new(backend, model, &sizes)?;
-    let cache_bytes = sizes.n_blocks * sizes.block_size * config.kv_bytes_per_token(sizes.kv_type);
     tracing::info!(
-        tokens = sizes.n_blocks * sizes.block_size,
-        bytes = cache_bytes,
+        device = name,
+        weights = mib(memory.weights),
+        cache = mib(memory.cache),
+        workspace = mib(memory.workspace),
+        cache_tokens = sizes.n_blocks * sizes.block_size,
         kv_type = %sizes.kv_type,
-        "cache of keys and values ready"
+        free = mib(device.memory.free),
+        "memory"
     );
     Ok(LoadedModel {
         runner: Box::new(runner),
         config,
-        device,
+        device: name,
         no_gpu: None,
-        n_threads,
+        n_threads: 1,
         weights,
-        cache_bytes,
+        memory,
         load_time: Duration::ZERO,
-    })
-}
-
-/// How many blocks the cache gets and how long a sequence can be.
-fn sizes(
-    config: &ModelConfig,
-    options: &LoadOptions,
-    step_tokens: usize,
-    free: usize,
-) -> Result<RunnerSizes, LoadError> {
-    let invalid = |option, value: String, reason: String| Err(LoadError::Option { option, value, reason });
-    let head_dim = config.heads.head_dim;
-    if !head_dim.is_multiple_of(options.kv_type.block_len()) {
-        let reason =
-            format!("heads of {head_dim} elements are not whole blocks of {}", options.kv_type.block_len());
-        return invalid("--kv-type", options.kv_type.to_string(), reason);
-    }
-    if let Some(0) = options.n_ctx {
-        return invalid("--ctx", "0".into(), "a context holds at least one token".into());
-    }
-    if let Some(n) = options.n_ctx.filter(|_| config.learned_positions).filter(|&n| n > config.context_length)
-    {
-        let reason = format!("the model has learned {} positions", config.context_length);
-        return invalid("--ctx", n.to_string(), reason);
-    }
-    let per_token = config.kv_bytes_per_token(options.kv_type).max(1);
-    let wanted = options.n_ctx.unwrap_or(config.context_length);
-    let given = options.kv_memory.map(|bytes| bytes / per_token / options.block_size * options.block_size);
-    if let (Some(bytes), Some(tokens)) = (options.kv_memory, given) {
-        let least = options.n_ctx.unwrap_or(options.block_size);
-        if tokens < least {
-            let reason = format!(
-                "it holds {tokens} tokens in blocks of {}, and {least} are wanted; a token takes {per_token} bytes in {}",
-                options.block_size, options.kv_type
-            );
-            return invalid("--kv-memory", format!("{bytes} bytes"), reason);
-        }
-    }
-    let n_ctx = match (options.n_ctx, given) {
-        (Some(n), _) => n,
-        (None, Some(tokens)) => wanted.min(tokens),
-        // Without a wish, the cache takes at most half of what is free: the weights may still be on their way.
-        (None, None) => wanted.min((free / 2 / per_token).max(options.block_size)),
-    };
-    let tokens = given.unwrap_or(options.cache_tokens.unwrap_or(n_ctx).max(n_ctx));
-    let n_blocks = tokens.div_ceil(options.block_size);
-    if (n_blocks * options.block_size).checked_mul(per_token).is_none_or(|b| b > free) {
-        let reason = format!(
-            "its cache of keys and values takes {} MiB in {}, and {} MiB are free; use a shorter context or a smaller type",
-            tokens.saturating_mul(per_token) >> 20,
-            options.kv_type,
-            free >> 20
-        );
-        return match options.kv_memory {
-            Some(bytes) => invalid("--kv-memory", format!("{bytes} bytes"), reason),
-            None => invalid("--ctx", tokens.to_string(), reason),
-        };
-    }
-    Ok(RunnerSizes {
-        n_blocks,
-        block_size: options.block_size,
-        kv_type: options.kv_type,
-        context_length: n_ctx,
-        step_tokens,
-        max_seqs: options.max_seqs,
-        max_logits: options.max_logits,
     })
 }

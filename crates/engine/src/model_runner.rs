@@ -294,6 +294,10 @@ impl<B: Backend> Runner for ModelRunner<B> {
         }
     }
 
+    fn recover(&mut self) -> Result<()> {
+        Ok(self.backend.synchronize()?)
+    }
+
     fn profile(&mut self, on: bool) {
         if let Some(profiler) = self.backend.profiler() {
             profiler.set(on);

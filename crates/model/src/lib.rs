@@ -31,4 +31,4 @@ pub use error::{Error, Result};
 pub use kv_cache::KvCache;
 pub use rope::{RopeConfig, RopeScaling};
 pub use sampling_hints::SamplingHints;
-pub use workspace::Workspace;
+pub use workspace::{Workspace, workspace_bytes};

@@ -83,3 +83,58 @@ impl<B: Backend> Workspace<B> {
         self.logits.set_rows(n_logits);
     }
 }
+
+/// What the buffers of a [`Workspace`] for batches within `limits` take, in bytes.
+pub fn workspace_bytes(c: &ModelConfig, limits: &BatchLimits) -> usize {
+    let has_dense = c.layers.iter().any(|l| !l.moe);
+    let dense = if has_dense { c.intermediate_size } else { 0 };
+    let moe = c.moe.map_or(0, |m| m.n_experts + m.n_used * (2 * c.hidden_size + 3 * m.intermediate_size));
+    let per_token = 3 * c.hidden_size
+        + c.heads.qkv_len()
+        + c.heads.n_heads * c.heads.head_dim
+        + if c.gated { 3 * dense } else { dense }
+        + moe
+        + c.ropes.iter().map(|r| r.dim).sum::<usize>();
+    let floats = limits.n_tokens.saturating_mul(per_token);
+    floats.saturating_add(limits.n_logits.saturating_mul(c.hidden_size + c.vocab_size)).saturating_mul(4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{arch, source};
+    use realizar_compute::Reference;
+
+    #[test]
+    fn its_size_is_known_before_it_is_made() {
+        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch");
+        let mut n_models = 0;
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path().join("model.gguf");
+            let Ok(config) = source::open(&path).and_then(|s| arch::configure(&*s)) else { continue };
+            let limits = BatchLimits { n_tokens: 5, n_seqs: 2, n_blocks: 2, n_logits: 3 };
+            let ws = Workspace::new(&Reference, &config, &limits).unwrap();
+            let own = [
+                &ws.residual,
+                &ws.normed,
+                &ws.output,
+                &ws.qkv,
+                &ws.attended,
+                &ws.gate_up,
+                &ws.hidden,
+                &ws.last,
+                &ws.logits,
+            ];
+            let moe = ws.moe.iter().flat_map(|(r, s)| [r, &s.x, &s.gate_up, &s.hidden, &s.y]);
+            let all = own.into_iter().chain(moe).chain(&ws.angles);
+            assert_eq!(
+                workspace_bytes(&config, &limits),
+                4 * all.map(|t| t.len()).sum::<usize>(),
+                "{}",
+                path.display()
+            );
+            n_models += 1;
+        }
+        assert!(n_models > 10, "{n_models} models");
+    }
+}

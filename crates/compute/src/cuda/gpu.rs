@@ -7,7 +7,8 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Instant;
 
 /// The interface that the driver must offer: CUDA 13.0, which came with driver 580.
@@ -31,9 +32,13 @@ pub(super) struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
+    /// Held to enqueue, and while a graph is recorded: what other threads enqueue must not become a part of it.
+    turn: Mutex<()>,
+    /// The thread that records.
+    recorder: Mutex<Option<ThreadId>>,
     modules: Mutex<HashMap<&'static str, sys::CUmodule>>,
-    /// Boxed, since launches refer to them by address.
-    kernels: Mutex<Vec<Box<LazyKernel>>>,
+    /// Each in its own place, since launches refer to them by address.
+    kernels: Mutex<Vec<Arc<LazyKernel>>>,
     staging: Mutex<Staging>,
     mailboxes: Mutex<Vec<Mailbox>>,
 }
@@ -86,6 +91,11 @@ fn unusable(ordinal: usize, message: impl Into<String>) -> Error {
     Error::Device { device: format!("CUDA device {ordinal}"), message: message.into() }
 }
 
+/// That there is no GPU `ordinal`, in one line.
+fn absent(ordinal: usize, message: impl Into<String>) -> Error {
+    Error::NoDevice { device: format!("CUDA device {ordinal}"), message: message.into() }
+}
+
 fn words(e: DriverError) -> String {
     let text = |s: std::result::Result<&std::ffi::CStr, _>| s.ok().map(|s| s.to_string_lossy().into_owned());
     let name = text(e.error_name()).unwrap_or_else(|| format!("error {}", e.0 as u32));
@@ -103,7 +113,7 @@ impl Gpu {
         let start = Instant::now();
         // SAFETY: loads the driver's library, whose initialization has no demands.
         if !unsafe { sys::is_culib_present() } {
-            return Err(unusable(ordinal, "there is no NVIDIA driver (libcuda was not found)"));
+            return Err(absent(ordinal, "there is no NVIDIA driver (libcuda was not found)"));
         }
         let fail = |what: &str, e: DriverError| unusable(ordinal, format!("{what}: {}", words(e)));
         let mut version = 0;
@@ -121,10 +131,13 @@ impl Gpu {
                 ),
             ));
         }
-        result::init().map_err(|e| fail("the NVIDIA driver does not start", e))?;
+        result::init().map_err(|e| match e.0 {
+            CUresult::CUDA_ERROR_NO_DEVICE => absent(ordinal, "the NVIDIA driver finds no GPU"),
+            _ => fail("the NVIDIA driver does not start", e),
+        })?;
         let count = result::device::get_count().map_err(|e| fail("cannot count GPUs", e))?;
         if ordinal >= count as usize {
-            return Err(unusable(ordinal, format!("there is no such GPU; {count} were found")));
+            return Err(absent(ordinal, format!("there is no such GPU; {count} were found")));
         }
         let device = result::device::get(ordinal as i32).map_err(|e| fail("cannot open", e))?;
         let name = result::device::get_name(device).map_err(|e| fail("no name", e))?;
@@ -159,6 +172,8 @@ impl Gpu {
             device,
             context,
             stream: std::ptr::null_mut(),
+            turn: Mutex::default(),
+            recorder: Mutex::default(),
             modules: Mutex::default(),
             kernels: Mutex::default(),
             staging: Mutex::new(Staging { chunks: Vec::new(), next: 0 }),
@@ -177,6 +192,14 @@ impl Gpu {
 
     fn check<T>(&self, call: &str, result: std::result::Result<T, DriverError>) -> Result<T> {
         result.map_err(|e| Error::Device { device: self.label(), message: format!("{call}: {}", words(e)) })
+    }
+
+    /// Waits until no other thread records, and keeps others from recording.
+    fn turn(&self) -> Option<MutexGuard<'_, ()>> {
+        match *lock(&self.recorder) == Some(thread::current().id()) {
+            true => None,
+            false => Some(lock(&self.turn)),
+        }
     }
 
     /// Makes the context the calling thread's.
@@ -232,7 +255,7 @@ impl Gpu {
     /// `dst` points to `src.len()` bytes.
     unsafe fn write_in_parallel(&self, staging: &mut Staging, dst: DevicePtr, src: &[u8]) -> Result<()> {
         let n_parts = src.len().div_ceil(CHUNK);
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let cores = thread::available_parallelism().map_or(1, usize::from);
         let n_threads = cores.min(MAX_FILLERS).min(n_parts);
         self.make_chunks(staging, n_threads * CHUNKS_OF_THREAD)?;
         let next = AtomicUsize::new(0);
@@ -251,7 +274,7 @@ impl Gpu {
             }
             Ok(())
         };
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             let fill = &fill;
             let threads: Vec<_> = (0..n_threads)
                 .map(|t| {
@@ -339,7 +362,7 @@ impl Driver for Gpu {
 
     fn function(&self, image: &'static Image, name: &str, shared_bytes: u32) -> Result<Function> {
         let kernel = LazyKernel { image, name: name.to_owned(), shared_bytes, loaded: OnceLock::new() };
-        let kernel = Box::new(kernel);
+        let kernel = Arc::new(kernel);
         let address = std::ptr::from_ref(&*kernel).expose_provenance();
         lock(&self.kernels).push(kernel);
         Ok(Function(address))
@@ -372,6 +395,7 @@ impl Driver for Gpu {
 
     unsafe fn zero(&self, ptr: DevicePtr, bytes: usize) -> Result<()> {
         self.bind()?;
+        let _turn = self.turn();
         if bytes == 0 {
             return Ok(());
         }
@@ -381,6 +405,7 @@ impl Driver for Gpu {
 
     unsafe fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<()> {
         self.bind()?;
+        let _turn = self.turn();
         let mut staging = lock(&self.staging);
         if src.len() > CHUNK {
             // SAFETY: by this function's contract.
@@ -396,6 +421,7 @@ impl Driver for Gpu {
 
     unsafe fn read(&self, dst: &mut [u8], src: DevicePtr) -> Result<()> {
         self.bind()?;
+        let _turn = self.turn();
         let mut staging = lock(&self.staging);
         for (i, part) in dst.chunks_mut(CHUNK).enumerate() {
             let chunk = self.next_chunk(&mut staging)?;
@@ -412,6 +438,7 @@ impl Driver for Gpu {
 
     unsafe fn read_later(&self, src: DevicePtr, bytes: usize) -> Result<Pending> {
         self.bind()?;
+        let _turn = self.turn();
         let mut boxes = lock(&self.mailboxes);
         let i = match boxes.iter().position(|b| !b.taken && b.bytes >= bytes) {
             Some(i) => i,
@@ -459,6 +486,7 @@ impl Driver for Gpu {
 
     unsafe fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<()> {
         self.bind()?;
+        let _turn = self.turn();
         // SAFETY: by this function's contract.
         let copied = unsafe { result::memcpy_dtod_async(dst.0, src.0, bytes, self.stream) };
         self.check("cuMemcpyDtoDAsync", copied)
@@ -468,6 +496,7 @@ impl Driver for Gpu {
         self.bind()?;
         // SAFETY: functions are addresses of kernels, which live as long as this.
         let f = self.load(unsafe { &*std::ptr::with_exposed_provenance::<LazyKernel>(f.0) })?;
+        let _turn = self.turn();
         let Grid { blocks: [x, y, z], threads, shared_bytes } = grid;
         let mut args = args.cast_mut();
         // Hopper's machine code waits for its inputs by itself, so a kernel may start while the one before it ends. Other GPUs run
@@ -502,11 +531,14 @@ impl Driver for Gpu {
 
     fn record(&self, f: &mut dyn FnMut()) -> Result<Option<Graph>> {
         self.bind()?;
+        let _turn = lock(&self.turn);
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as this.
         let began = unsafe { result::stream::begin_capture(self.stream, mode) };
         self.check("cuStreamBeginCapture", began)?;
+        *lock(&self.recorder) = Some(thread::current().id());
         f();
+        *lock(&self.recorder) = None;
         // SAFETY: as above; capturing began.
         let graph = unsafe { result::stream::end_capture(self.stream) };
         let graph = self.check("cuStreamEndCapture", graph)?;
@@ -521,6 +553,7 @@ impl Driver for Gpu {
 
     unsafe fn replay(&self, graph: &Graph) -> Result<()> {
         self.bind()?;
+        let _turn = self.turn();
         // SAFETY: the graph was instantiated; the rest by this function's contract.
         let launched = unsafe { result::graph::launch(graph.0 as sys::CUgraphExec, self.stream) };
         self.check("cuGraphLaunch", launched)

@@ -40,9 +40,14 @@ use matrix::Codebooks;
 use matvec::Epilogue;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 /// Largest head that the attention kernels hold.
 const MAX_HEAD_DIM: usize = 256;
+
+/// Recorded sequences of operations at most. Steps of guesses have many shapes, most of which come up rarely; when there are so many,
+/// all are recorded anew.
+const MAX_GRAPHS: usize = 512;
 
 /// How a GPU is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,10 +59,10 @@ pub struct CudaOptions {
     pub exact: bool,
 }
 
-/// One NVIDIA GPU.
+/// One NVIDIA GPU, or one queue of its work: threads may use it at the same time, and each gets what it would get alone.
 pub struct Cuda {
     // Freed before the driver goes: graphs, then memory.
-    graphs: Mutex<HashMap<GraphKey, Recorded>>,
+    graphs: Mutex<HashMap<(ThreadId, GraphKey), Recorded>>,
     scratch: Scratch,
     codebooks: Codebooks,
     kernels: Kernels,
@@ -83,7 +88,14 @@ impl Cuda {
     ///
     /// Errors: `Device` with the reason in one line: no driver, one that is too old, no such GPU, a GPU that is too old.
     pub fn new(options: CudaOptions) -> Result<Self> {
-        Self::with_driver(Arc::new(gpu::Gpu::open(options.device)?), options.exact)
+        Self::with_driver(Self::open_driver(options.device)?, options.exact)
+    }
+
+    /// The GPU's driver by itself, which tests put others in front of.
+    ///
+    /// Errors: as [`Cuda::new`].
+    pub fn open_driver(device: usize) -> Result<Arc<dyn Driver>> {
+        Ok(Arc::new(gpu::Gpu::open(device)?))
     }
 
     /// The backend on another driver than the GPU's; for tests.
@@ -97,6 +109,15 @@ impl Cuda {
             exact,
             profiler: Profiler::default(),
         })
+    }
+
+    fn forget_all<K>(&self, graphs: &mut HashMap<K, Recorded>) {
+        for (_, recorded) in graphs.drain() {
+            if let Recorded::Graph(graph) = recorded {
+                // SAFETY: the graph is out of the table. The driver waits for its last run.
+                unsafe { self.driver.forget(graph) }
+            }
+        }
     }
 
     /// Enqueues a kernel with its arguments.
@@ -133,12 +154,7 @@ impl Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        for (_, recorded) in lock(&self.graphs).drain() {
-            if let Recorded::Graph(graph) = recorded {
-                // SAFETY: the graph is not used again.
-                unsafe { self.driver.forget(graph) }
-            }
-        }
+        self.forget_all(&mut lock(&self.graphs));
     }
 }
 
@@ -158,6 +174,11 @@ impl Backend for Cuda {
 
     fn memory(&self) -> DeviceMemory {
         self.driver.memory()
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        // Slabs of decoded weights, activations in 16 bits, kernels.
+        if self.driver.is_hopper() { 832 << 20 } else { 384 << 20 }
     }
 
     fn check_heads(&self, heads: Heads) -> Result<()> {
@@ -453,7 +474,12 @@ impl Backend for Cuda {
         key: GraphKey,
         mut f: impl FnMut() -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
+        // A graph uses the scratch memory of the thread that recorded it.
+        let key = (thread::current().id(), key);
         let mut graphs = lock(&self.graphs);
+        if graphs.len() >= MAX_GRAPHS && !graphs.contains_key(&key) {
+            self.forget_all(&mut graphs);
+        }
         match graphs.get(&key) {
             None => {
                 f()?;
@@ -462,14 +488,22 @@ impl Backend for Cuda {
             Some(Recorded::Ran) => {
                 let mut outcome = Ok(());
                 let graph = self.driver.record(&mut || outcome = f());
-                outcome?;
-                match graph? {
-                    Some(graph) => {
+                match (outcome, graph) {
+                    (Ok(()), Ok(Some(graph))) => {
                         // SAFETY: the caller keeps what its operations use for as long as it uses this key.
-                        unsafe { self.driver.replay(&graph)? };
+                        let replayed = unsafe { self.driver.replay(&graph) };
                         graphs.insert(key, Recorded::Graph(graph));
+                        replayed?;
                     }
-                    None => f()?,
+                    (Ok(()), Ok(None)) => f()?,
+                    (Ok(()), Err(error)) => return Err(error.into()),
+                    (Err(error), graph) => {
+                        if let Ok(Some(graph)) = graph {
+                            // SAFETY: the graph lacks a part and was never used.
+                            unsafe { self.driver.forget(graph) };
+                        }
+                        return Err(error);
+                    }
                 }
             }
             // SAFETY: as above.
@@ -479,7 +513,7 @@ impl Backend for Cuda {
     }
 
     fn forget(&self, owner: u64) {
-        let gone = lock(&self.graphs).extract_if(|key, _| key.owner == owner).collect::<Vec<_>>();
+        let gone = lock(&self.graphs).extract_if(|(_, key), _| key.owner == owner).collect::<Vec<_>>();
         for (_, recorded) in gone {
             if let Recorded::Graph(graph) = recorded {
                 // SAFETY: the graph is out of the table. The driver waits for its last run.

@@ -6,8 +6,8 @@
 // Otherwise three kernels. sample_edit: a block owns PART logits of a row; it applies biases, penalties and the mask, and finds the
 // likeliest token of its part. sample_weigh: the same blocks make logits relative to the row's largest, in place, and sum the weights of
 // their part; for rows that are cut by rank they also add to the row's histogram, whose bins are 1/64 wide, the likeliest first.
-// sample_choose: one block per row. It finds the bins where top-k and top-p cut, refines within these, and draws. Move: the logits once
-// each; the last one reads only bins that can be kept. Shared memory: 16, 24 and 35 KiB.
+// sample_choose: one block per row. It finds the bins where top-k and top-p cut, gathers the tokens up to there, and refines. Move: the
+// logits once each. Shared memory: 16, 24 and 35 KiB.
 #include "common.cuh"
 
 constexpr int THREADS = 256;
@@ -198,7 +198,9 @@ DEVICE unsigned long long weight(float x) {
   return shift >= 0 ? mantissa << shift : mantissa >> -shift;
 }
 
-DEVICE uint32_t bin_of(float x) { return x > -31.5f ? static_cast<uint32_t>(x * -64.0f) : N_BINS - 1; }
+// The last bin has all that is not above this.
+constexpr float LAST_BIN = -31.5f;
+DEVICE uint32_t bin_of(float x) { return x > LAST_BIN ? static_cast<uint32_t>(x * -64.0f) : N_BINS - 1; }
 
 // blockIdx.x: part of the row, blockIdx.y: row.
 KERNEL(sample_edit, SampleArgs, THREADS) {
@@ -213,11 +215,18 @@ KERNEL(sample_edit, SampleArgs, THREADS) {
   float* logits = a.logits + static_cast<size_t>(row) * a.n + from;
   const bool edits = r.n_biases || r.penalizes || r.mask;
   unsigned long long computed = 0, best = 0;
-  for (uint32_t i = threadIdx.x; i < size; i += THREADS) {
-    const float l = logits[i];
-    const unsigned long long k = key(l, from + i);
+  float mine[PART / THREADS];
+#pragma unroll
+  for (uint32_t j = 0; j < PART / THREADS; j++) {
+    const uint32_t i = threadIdx.x + j * THREADS;
+    mine[j] = i < size ? logits[i] : -INFINITY;
+  }
+#pragma unroll
+  for (uint32_t j = 0; j < PART / THREADS; j++) {
+    const uint32_t i = threadIdx.x + j * THREADS;
+    const unsigned long long k = i < size ? key(mine[j], from + i) : 0;
     computed = k > computed ? k : computed;
-    if (edits) edited[i] = l, counts[i] = 0;
+    if (edits) edited[i] = mine[j], counts[i] = 0;
   }
   best = computed;
   if (is_ranked(r, a.n)) {
@@ -296,8 +305,17 @@ KERNEL(sample_weigh, SampleArgs, THREADS) {
   const float max = logit_of(best.edited), temperature = r.temperature, least = r.least;
   float* logits = a.logits + static_cast<size_t>(row) * a.n;
   unsigned long long sum = 0;
-  for (uint32_t i = from + threadIdx.x; i < to; i += THREADS) {
-    const float x = __fdiv_rn(__fadd_rn(logits[i], -max), temperature);
+  float mine[PART / THREADS];
+#pragma unroll
+  for (uint32_t j = 0; j < PART / THREADS; j++) {
+    const uint32_t i = from + threadIdx.x + j * THREADS;
+    mine[j] = i < to ? logits[i] : -INFINITY;
+  }
+#pragma unroll
+  for (uint32_t j = 0; j < PART / THREADS; j++) {
+    const uint32_t i = from + threadIdx.x + j * THREADS;
+    if (i >= to) break;
+    const float x = __fdiv_rn(__fadd_rn(mine[j], -max), temperature);
     logits[i] = x;
     const unsigned long long w = weight(x);
     if (ranked) {
@@ -323,6 +341,8 @@ KERNEL(sample_weigh, SampleArgs, THREADS) {
 constexpr int CHOOSERS = 512;
 // Tokens that sample_choose can hold in shared memory; where more may be kept, it reads the row again and again.
 constexpr uint32_t LIST = 4096;
+// Logits that a thread reads at a time.
+constexpr uint32_t BATCH = 8;
 
 struct Found {
   uint32_t index;
@@ -360,62 +380,77 @@ DEVICE unsigned long long sum_of(Value value, uint32_t n, unsigned long long* sc
   return block_sum(sum, scratch);
 }
 
-// Tokens that may be kept, by rising id: those of the first bins.
-struct Candidates {
+// Tokens with their relative logits, in no order: all of a row, or a list.
+struct Tokens {
   const float* row;
-  const uint2* list;  // token and bits of its relative logit; null: all of the row, of which those in later bins do not count
-  uint32_t n, last_bin;
+  const uint2* list;  // token and bits of its relative logit; null: all of the row
+  uint32_t n;
 
-  DEVICE bool get(uint32_t i, uint32_t& token, float& x) const {
+  // Calls f with each token and its relative logit, which threads share among them.
+  template <class F>
+  DEVICE void each(F f) const {
     if (list) {
-      token = list[i].x, x = __uint_as_float(list[i].y);
-      return true;
+      for (uint32_t i = threadIdx.x; i < n; i += CHOOSERS) f(list[i].x, __uint_as_float(list[i].y));
+      return;
     }
-    token = i, x = row[i];
-    return bin_of(x) <= last_bin;
+    for (uint32_t base = threadIdx.x; base < n; base += CHOOSERS * BATCH) {
+      float mine[BATCH];
+#pragma unroll
+      for (uint32_t j = 0; j < BATCH; j++) mine[j] = base + j * CHOOSERS < n ? row[base + j * CHOOSERS] : 0;
+#pragma unroll
+      for (uint32_t j = 0; j < BATCH; j++) {
+        if (base + j * CHOOSERS < n) f(base + j * CHOOSERS, mine[j]);
+      }
+    }
   }
 };
 
-struct Digits {
-  unsigned long long sums[256];
-};
+// The tokens of the row for which `wanted` is true, if they fit the list; else all.
+template <class Wanted>
+DEVICE Tokens gather(const float* row, uint32_t n, Wanted wanted, uint32_t n_wanted, uint2* list, uint32_t* n_listed) {
+  if (n_wanted > LIST) return Tokens{row, nullptr, n};
+  if (threadIdx.x == 0) *n_listed = 0;
+  __syncthreads();
+  Tokens{row, nullptr, n}.each([&](uint32_t token, float x) {
+    if (wanted(x)) list[atomicAdd(n_listed, 1u)] = uint2{token, __float_as_uint(x)};
+  });
+  __syncthreads();
+  return Tokens{row, list, n_wanted};
+}
 
-// Of the candidates in `bin` whose keys are at least `least`: the largest key at which the sum of `value`, from the largest key on
-// and beginning with `above`, reaches `wanted`.
-template <class Value>
-DEVICE unsigned long long cut(const Candidates& c, uint32_t bin, unsigned long long least, unsigned long long above,
-                              unsigned long long wanted, Value value, Digits& digits, unsigned long long* scratch, Found* found) {
-  // The key lies in low..=high. Each round finds the next digit below the bits in which all keys there agree.
-  unsigned long long low = least, high = ~0ull;
+// How many of a histogram's or a digit's values there are.
+constexpr uint32_t N_DIGITS = 256;
+
+// The largest key in low..=high at which the sum of `value` over the tokens, from the key `high` on and beginning with `above`, reaches
+// `wanted`. Keys differ.
+template <class Key, class Value>
+DEVICE unsigned long long cut(const Tokens& tokens, Key key_of, Value value, unsigned long long low, unsigned long long high,
+                              unsigned long long above, unsigned long long wanted, unsigned long long* digits,
+                              unsigned long long* scratch, Found* found) {
+  // Each round finds the next digit below the bits in which all keys agree.
   for (;;) {
     unsigned long long smallest = ~0ull, largest = 0;
-    for (uint32_t i = threadIdx.x; i < c.n; i += CHOOSERS) {
-      uint32_t token;
-      float x;
-      if (!c.get(i, token, x) || bin_of(x) != bin) continue;
-      const unsigned long long k = key(x, token);
-      if (k < low || k > high) continue;
+    tokens.each([&](uint32_t token, float x) {
+      const unsigned long long k = key_of(token, x);
+      if (k < low || k > high) return;
       smallest = k < smallest ? k : smallest;
       largest = k > largest ? k : largest;
-    }
+    });
     low = ~block_max(~smallest, scratch);
     high = block_max(largest, scratch);
     if (low >= high) return low;
     const int agreeing = __clzll(static_cast<long long>(low ^ high)), shift = agreeing < 56 ? 56 - agreeing : 0;
-    for (uint32_t i = threadIdx.x; i < 256; i += CHOOSERS) digits.sums[i] = 0;
+    for (uint32_t i = threadIdx.x; i < N_DIGITS; i += CHOOSERS) digits[i] = 0;
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < c.n; i += CHOOSERS) {
-      uint32_t token;
-      float x;
-      if (!c.get(i, token, x) || bin_of(x) != bin) continue;
-      const unsigned long long k = key(x, token);
+    tokens.each([&](uint32_t token, float x) {
+      const unsigned long long k = key_of(token, x);
       // Larger digits first.
-      if (k >= low && k <= high) atomicAdd(digits.sums + (255 - (k >> shift & 255)), value(x));
-    }
+      if (k >= low && k <= high) atomicAdd(digits + (N_DIGITS - 1 - (k >> shift & (N_DIGITS - 1))), value(x));
+    });
     __syncthreads();
-    const Found f = find([&](uint32_t i) { return digits.sums[i]; }, 256, wanted - above - 1, scratch, found);
+    const Found f = find([&](uint32_t i) { return digits[i]; }, N_DIGITS, wanted - above - 1, scratch, found);
     above += f.before;
-    const unsigned long long digit = 255ull - f.index;
+    const unsigned long long digit = N_DIGITS - 1 - f.index;
     const unsigned long long first = (shift < 56 ? high >> (shift + 8) << (shift + 8) : 0) | digit << shift;
     const unsigned long long last = first | ((1ull << shift) - 1);
     low = first > low ? first : low;
@@ -423,13 +458,18 @@ DEVICE unsigned long long cut(const Candidates& c, uint32_t bin, unsigned long l
   }
 }
 
+// The smallest and largest key that a token in this bin can have.
+DEVICE unsigned long long bin_low(uint32_t bin) { return bin == N_BINS - 1 ? 0 : key((bin + 1) * (-1.0f / 64), 0) + 1; }
+DEVICE unsigned long long bin_high(uint32_t bin) { return key(bin == N_BINS - 1 ? LAST_BIN : bin * (-1.0f / 64), 0); }
+
 // blockIdx.x: row.
 KERNEL(sample_choose, SampleArgs, CHOOSERS) {
   ptx::let_next_kernel_start();
   ptx::wait_for_previous_kernel();
   __shared__ uint2 list[LIST];
-  __shared__ Digits digits;
+  __shared__ unsigned long long digits[N_DIGITS];
   __shared__ unsigned long long scratch[CHOOSERS / 32];
+  __shared__ uint32_t n_listed;
   __shared__ Found found;
   const uint32_t row = blockIdx.x;
   const SamplerRow& r = a.rows[row];
@@ -456,60 +496,51 @@ KERNEL(sample_choose, SampleArgs, CHOOSERS) {
   const uint32_t* counts = a.counts + static_cast<size_t>(row) * N_BINS;
   const auto bin_count = [&](uint32_t i) { return static_cast<unsigned long long>(counts[i]); };
   const auto bin_weight = [&](uint32_t i) { return weights[i]; };
-  const auto one = [](float) { return 1ull; };
-  const auto weight_of = [](float x) { return weight(x); };
+  const auto likelihood = [](uint32_t token, float x) { return key(x, token); };
+  const bool by_count = has_top_k(r, a.n);
   // The bin in which the first cut lies. What comes after it is lost.
   Found at;
-  unsigned long long wanted = 0;
-  if (has_top_k(r, a.n)) {
-    at = find(bin_count, N_BINS, r.top_k - 1, scratch, &found);
+  unsigned long long wanted;
+  if (by_count) {
+    wanted = r.top_k;
+    at = find(bin_count, N_BINS, wanted - 1, scratch, &found);
   } else {
     wanted = __umul64hi(r.top_p, sum_of(bin_weight, N_BINS, scratch));
     wanted = wanted ? wanted : 1;
     at = find(bin_weight, N_BINS, wanted - 1, scratch, &found);
   }
-  Candidates c{x, nullptr, a.n, at.index};
-  if (sum_of(bin_count, at.index + 1, scratch) <= LIST) {
-    uint32_t n = 0;
-    for (uint32_t base = 0; base < a.n; base += 4 * CHOOSERS) {
-      const uint32_t first = base + 4 * threadIdx.x;
-      float v[4];
-      uint32_t mine = 0;
-      for (uint32_t j = 0; j < 4; j++) {
-        v[j] = first + j < a.n ? x[first + j] : -INFINITY;
-        mine += first + j < a.n && bin_of(v[j]) <= c.last_bin;
-      }
-      unsigned long long sum;
-      uint32_t to = n + static_cast<uint32_t>(block_prefix(mine, scratch, sum));
-      for (uint32_t j = 0; j < 4; j++) {
-        if (first + j < a.n && bin_of(v[j]) <= c.last_bin) list[to++] = uint2{first + j, __float_as_uint(v[j])};
-      }
-      n += static_cast<uint32_t>(sum);
-    }
-    __syncthreads();
-    c.list = list, c.n = n;
-  }
+  const uint32_t last_bin = at.index, n_up_to = static_cast<uint32_t>(sum_of(bin_count, last_bin + 1, scratch));
+  const Tokens tokens =
+      gather(x, a.n, [&](float x) { return bin_of(x) <= last_bin; }, n_up_to, list, &n_listed);
+  // Where all of these are too many, those of the bin alone may not be.
+  const auto in_bin = [&](uint32_t bin) {
+    if (tokens.list) return tokens;
+    return gather(x, a.n, [&](float x) { return bin_of(x) == bin; }, counts[bin], list, &n_listed);
+  };
   unsigned long long threshold = 0;
-  if (has_top_k(r, a.n)) {
-    threshold = cut(c, at.index, 0, at.before, r.top_k, one, digits, scratch, &found);
+  if (by_count) {
+    threshold = cut(in_bin(last_bin), likelihood, [](float) { return 1ull; }, bin_low(last_bin), bin_high(last_bin), at.before, wanted,
+                    digits, scratch, &found);
     if (r.has_top_p) {
-      const auto in_top_k = [&](uint32_t i) {
-        uint32_t token;
-        float x;
-        return c.get(i, token, x) && key(x, token) >= threshold ? weight(x) : 0ull;
-      };
-      wanted = __umul64hi(r.top_p, sum_of(in_top_k, c.n, scratch));
+      unsigned long long sum = 0;
+      tokens.each([&](uint32_t token, float x) { sum += key(x, token) >= threshold ? weight(x) : 0; });
+      wanted = __umul64hi(r.top_p, block_sum(sum, scratch));
       wanted = wanted ? wanted : 1;
       at = find(bin_weight, N_BINS, wanted - 1, scratch, &found);
     }
   }
-  if (r.has_top_p) threshold = cut(c, at.index, threshold, at.before, wanted, weight_of, digits, scratch, &found);
-  const auto kept = [&](uint32_t i) {
-    uint32_t token;
-    float x;
-    return c.get(i, token, x) && key(x, token) >= threshold && x >= least ? weight(x) : 0ull;
-  };
-  const unsigned long long target = __umul64hi(r.uniform, sum_of(kept, c.n, scratch));
-  const Found token = find(kept, c.n, target, scratch, &found);
-  if (threadIdx.x == 0) a.chosen[row] = c.list ? c.list[token.index].x : token.index;
+  if (r.has_top_p) {
+    const unsigned long long low = bin_low(at.index);
+    threshold = cut(in_bin(at.index), likelihood, [](float x) { return weight(x); }, low > threshold ? low : threshold,
+                    bin_high(at.index), at.before, wanted, digits, scratch, &found);
+  }
+  // The draw is a cut, too: by rising id.
+  const unsigned long long lowest = key(least, 0) - 0xffffffffu;
+  threshold = lowest > threshold ? lowest : threshold;
+  const auto order = [&](uint32_t token, float x) { return key(x, token) >= threshold ? 1ull << 32 | (0xffffffffu - token) : 0; };
+  unsigned long long sum = 0;
+  tokens.each([&](uint32_t token, float x) { sum += order(token, x) ? weight(x) : 0; });
+  const unsigned long long target = __umul64hi(r.uniform, block_sum(sum, scratch));
+  const unsigned long long drawn = cut(tokens, order, [](float x) { return weight(x); }, 1, ~0ull, 0, target + 1, digits, scratch, &found);
+  if (threadIdx.x == 0) a.chosen[row] = token_of(drawn);
 }
