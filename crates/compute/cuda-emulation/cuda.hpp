@@ -134,11 +134,16 @@ using std::min;
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
+inline int __clzll(long long x) { return x ? __builtin_clzll(static_cast<unsigned long long>(x)) : 64; }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 inline float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
 inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
 inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x)); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 inline int __float2int_rn(float x) { return static_cast<int>(rintf(x)); }
 inline float __expf(float x) { return expf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
@@ -159,6 +164,7 @@ inline int __dp4a(int a, int b, int c) {
   return c;
 }
 template <class T> T atomicAdd(T* p, T x) { const T before = *p; *p += x; return before; }
+template <class T> T atomicOr(T* p, T x) { const T before = *p; *p |= x; return before; }
 template <class T> T atomicMax(T* p, T x) { const T before = *p; *p = x > before ? x : before; return before; }
 template <class T> T atomicExch(T* p, T x) { const T before = *p; *p = x; return before; }
 template <class T> T __ldg(const T* p) { return *p; }

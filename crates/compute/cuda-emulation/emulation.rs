@@ -169,7 +169,7 @@ impl Driver for Emulation {
         DeviceMemory { free: usize::MAX, total: usize::MAX }
     }
 
-    fn function(&self, _: &Image, name: &str, _: u32) -> Result<Function> {
+    fn function(&self, _: &'static Image, name: &str, _: u32) -> Result<Function> {
         let find: unsafe extern "C" fn(*const c_char) -> usize = self.call("emulation_find");
         let c_name = CString::new(name).unwrap();
         // SAFETY: the name ends with a zero.

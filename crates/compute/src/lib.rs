@@ -16,11 +16,12 @@ mod profile;
 pub mod quant;
 mod ranks;
 mod reference;
+pub mod sampling;
 mod tensor;
 
 pub use backend::{
-    Activation, AttentionParams, Backend, DeviceMemory, GraphKey, Heads, KvLayer, Likeliest, MatrixPart,
-    MoeParams, MoeScratch, Norm, NormKind, QkvPrep, RopeStyle,
+    Activation, AttentionParams, Backend, Choosing, Chosen, DeviceMemory, GraphKey, Heads, KvLayer,
+    MatrixPart, MoeParams, MoeScratch, Norm, NormKind, QkvPrep, RopeStyle,
 };
 pub use batch::{Batch, BatchLimits, BatchSeq, HostBatch};
 pub use dtype::DType;

@@ -79,8 +79,13 @@ impl HostGroup {
         // Who leaves after a meeting does not undo it.
         match meeting.number == number {
             false => Ok(()),
-            true => Err(Error::Device { device: "a rank".into(), message: "another rank has failed".into() }),
+            true => Err(left()),
         }
+    }
+
+    /// Errors: `Device` after somebody left.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.meeting().is_over { Err(left()) } else { Ok(()) }
     }
 
     /// Brings `mine` and looks at what every rank brought, one after the other: `see(rank, values)`.
@@ -110,6 +115,10 @@ impl HostGroup {
         self.meeting().is_over = true;
         self.changed.notify_all();
     }
+}
+
+fn left() -> Error {
+    Error::Device { device: "a rank".into(), message: "another rank has failed".into() }
 }
 
 /// Writes `part`, rows of columns `from..to`, to its place in `whole`, `n` columns wide.

@@ -26,6 +26,8 @@ pub struct Engine {
     inbox: Receiver<Command>,
     requests: HashMap<u64, Active>,
     n_paused: usize,
+    /// What the device said when it was found to be lost.
+    lost: Option<String>,
     /// When to give up on requests that still run; set by a shutdown.
     drain_until: Option<Instant>,
     proposer: Option<Box<dyn Proposer>>,
@@ -160,6 +162,7 @@ impl Engine {
             inbox: receiver,
             requests: HashMap::new(),
             n_paused: 0,
+            lost: None,
             drain_until: None,
             step: Step::default(),
             events: Vec::new(),
@@ -175,13 +178,18 @@ impl Engine {
 
     fn main(mut self) {
         match catch_unwind(AssertUnwindSafe(|| self.run())) {
-            Ok(()) => self.end(Health::Stopped, &Error::ShuttingDown),
-            Err(panic) => {
-                let message = panic_message(panic.as_ref());
-                tracing::error!(message, "engine failed");
-                self.end(Health::Failed { message: message.clone() }, &Error::EngineFailed { message });
-            }
+            Ok(()) => match self.lost.take() {
+                None => self.end(Health::Stopped, &Error::ShuttingDown),
+                Some(message) => self.fail(message),
+            },
+            Err(panic) => self.fail(panic_message(panic.as_ref())),
         }
+    }
+
+    /// Ends because nothing can be computed any more.
+    fn fail(&mut self, message: String) {
+        tracing::error!(message, "engine failed");
+        self.end(Health::Failed { message: message.clone() }, &Error::EngineFailed { message });
     }
 
     /// Answers whoever still waits.
@@ -218,7 +226,7 @@ impl Engine {
             in_flight = launched.map(|ticket| (ticket, scheduled));
             self.end_stalled();
             self.publish();
-            if self.drained() && in_flight.is_none() {
+            if self.lost.is_some() || self.drained() && in_flight.is_none() {
                 break;
             }
         }
@@ -356,9 +364,13 @@ impl Engine {
         self.deliver();
     }
 
-    fn step_failed(&self, error: &Error) {
+    /// Notes a failure and finds out whether the device is still there. After some failures, such as a lack of memory, it is.
+    fn step_failed(&mut self, error: &Error) {
         tracing::error!(%error, "step failed");
         self.shared.stats.failed_steps.add(1);
+        if let Err(lost) = self.runner.recover() {
+            self.lost = Some(lost.to_string());
+        }
     }
 
     /// Sends the collected events to their streams.

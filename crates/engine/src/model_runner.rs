@@ -3,14 +3,15 @@
 use crate::ranks::{ModelRank, Order, OtherRanks};
 use crate::sampler::Sampler;
 use crate::{BlockCopy, Choice, Result, Row, Runner, RunnerInfo, SampleError, Sampled, Step, Ticket};
-use realizar_compute::{Backend, BatchLimits, DType, Likeliest, OpTime, Profiler};
+use realizar_compute::sampling::{LastToken, SamplerRow, Samplers};
+use realizar_compute::{Backend, BatchLimits, Choosing, Chosen, DType, OpTime, Profiler};
 use realizar_model::Decoder;
 use std::collections::VecDeque;
 
 /// Runs a [`Decoder`], or the ranks of one that several devices share.
 ///
-/// Where the backend is asynchronous and every row takes just the likeliest token, the device chooses, and `launch` returns while it
-/// computes. Otherwise tokens are chosen on the host, and a step is complete when `launch` returns. Its outcome waits for `finish`.
+/// Where the backend is asynchronous, the device chooses, and `launch` returns while it computes. Otherwise, and where log-probabilities
+/// are wanted, tokens are chosen on the host, and a step is complete when `launch` returns. Its outcome waits for `finish`.
 pub struct ModelRunner<B: Backend> {
     /// Dropped before the first rank, whose work it may wait for.
     others: OtherRanks,
@@ -140,15 +141,44 @@ impl<B: Backend> ModelRunner<B> {
     }
 }
 
-/// Whether a row wants the token with the largest logit, as the model computed it, and nothing else.
+/// Whether a row wants a token and nothing else.
+fn is_choice(row: &Row) -> bool {
+    row.given.is_none() && row.n_logprobs.is_none()
+}
+
+/// Whether a row's choice is the token with the largest logit, as the model computed it.
 fn takes_likeliest(row: &Row) -> bool {
     let p = &row.params;
-    p.is_greedy()
-        && !p.has_penalties()
-        && p.logit_bias.is_empty()
-        && row.given.is_none()
-        && row.mask.is_none()
-        && row.n_logprobs.is_none()
+    p.is_greedy() && !p.has_penalties() && p.logit_bias.is_empty() && row.mask.is_none()
+}
+
+/// What the device is to do with a step's rows. `previous`: the tokens of the step launched just before, if the host knows them.
+pub(crate) fn set_samplers(samplers: &mut Samplers, step: &Step, previous: Option<&[u32]>) {
+    samplers.clear();
+    samplers.history.extend_from_slice(&step.history);
+    samplers.masks.extend_from_slice(&step.masks);
+    for row in &step.rows {
+        let (p, first_bias) = (&row.params, samplers.biases.len());
+        samplers.biases.extend_from_slice(&p.logit_bias);
+        samplers.rows.push(SamplerRow {
+            temperature: p.temperature,
+            top_k: p.top_k,
+            top_p: p.top_p,
+            min_p: p.min_p,
+            repetition_penalty: p.repetition_penalty,
+            frequency_penalty: p.frequency_penalty,
+            presence_penalty: p.presence_penalty,
+            biases: first_bias..samplers.biases.len(),
+            prompt: row.prompt.clone(),
+            generated: row.generated.clone(),
+            last: row.unseen.map(|row| match previous {
+                Some(tokens) => LastToken::Known(tokens[row]),
+                None => LastToken::Chosen(row),
+            }),
+            mask: row.mask.clone(),
+            uniform: row.uniform,
+        });
+    }
 }
 
 fn tokens(sampled: &Sampled) -> Vec<u32> {
@@ -159,9 +189,9 @@ fn wait<B: Backend>(backend: &B, choices: B::Choices) -> Result<Sampled> {
     let mut found = Vec::new();
     backend.wait_for_choices(choices, &mut found)?;
     let rows = found.into_iter().map(|choice| match choice {
-        Likeliest::Token(token) => Ok(Choice { token, ..Choice::default() }),
-        Likeliest::NotFinite { token, nan } => Err(SampleError::NotFinite { token, nan }),
-        Likeliest::Nothing => Err(SampleError::NothingAllowed),
+        Chosen::Token(token) => Ok(Choice { token, ..Choice::default() }),
+        Chosen::NotFinite { token, nan } => Err(SampleError::NotFinite { token, nan }),
+        Chosen::Nothing => Err(SampleError::NothingAllowed),
     });
     Ok(Sampled { rows: rows.collect() })
 }
@@ -176,10 +206,16 @@ impl<B: Backend> Runner for ModelRunner<B> {
     }
 
     fn launch(&mut self, step: &Step) -> Result<Ticket> {
-        let chooses = self.info.asynchronous && step.rows.iter().all(takes_likeliest);
-        if !chooses && step.rows.iter().any(|r| r.unseen.is_some()) {
+        let on_device = self.info.asynchronous && step.rows.iter().all(is_choice);
+        if !on_device && step.rows.iter().any(|r| r.unseen.is_some()) {
             self.learn_previous()?;
         }
+        let choosing = match on_device {
+            true if step.rows.is_empty() => Choosing::Nothing,
+            true if step.rows.iter().all(takes_likeliest) => Choosing::Likeliest,
+            true => Choosing::Sampled,
+            false => Choosing::Nothing,
+        };
         let mut batch = step.batch.clone();
         if let Some(previous) = &self.previous {
             for &(token, row) in &step.batch.deferred {
@@ -189,13 +225,17 @@ impl<B: Backend> Runner for ModelRunner<B> {
         }
         let n_logits = batch.n_logits();
         assert_eq!(n_logits, step.rows.len(), "a row for each row of logits");
-        self.others.compute(&mut self.first, Order { batch, chooses })?;
-        let outcome = match chooses && n_logits > 0 {
-            true => {
+        let mut samplers = Samplers::default();
+        if choosing == Choosing::Sampled {
+            set_samplers(&mut samplers, step, self.previous.as_deref());
+        }
+        self.others.compute(&mut self.first, Order { batch, choosing, samplers })?;
+        let outcome = match choosing {
+            Choosing::Nothing => Outcome::Known(self.sample(step, n_logits)?),
+            Choosing::Likeliest | Choosing::Sampled => {
                 self.previous = None;
                 Outcome::OnDevice(self.first.backend.fetch_choices(&self.first.staged)?)
             }
-            false => Outcome::Known(self.sample(step, n_logits)?),
         };
         self.launched += 1;
         self.outcomes.push_back((Ticket(self.launched), outcome));
@@ -209,6 +249,10 @@ impl<B: Backend> Runner for ModelRunner<B> {
             Outcome::Known(sampled) => Ok(sampled),
             Outcome::OnDevice(choices) => wait(&self.first.backend, choices),
         }
+    }
+
+    fn recover(&mut self) -> Result<()> {
+        Ok(self.first.backend.synchronize()?)
     }
 
     fn profile(&mut self, on: bool) {

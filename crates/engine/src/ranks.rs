@@ -5,17 +5,36 @@
 
 use crate::model_runner::RunnerSizes;
 use crate::{BlockCopy, Error, Result};
-use realizar_compute::{Backend, Batch, BatchLimits, GraphKey, Profiler};
+use realizar_compute::sampling::Samplers;
+use realizar_compute::{Backend, Batch, BatchLimits, Choosing, GraphKey, Profiler};
 use realizar_model::{Decoder, KvCache, Workspace};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 /// What every rank computes.
 pub(crate) struct Order {
+    /// With its deferred tokens filled in, where the host knows them.
     pub(crate) batch: Batch,
-    /// Whether the device chooses tokens in the end.
-    pub(crate) chooses: bool,
+    /// How the step ends.
+    pub(crate) choosing: Choosing,
+    /// What to do with each row of logits, where they are sampled.
+    pub(crate) samplers: Samplers,
+}
+
+/// What tells apart steps that are worth recording, besides their sizes: `None` for steps that come up once, as those of prompts do.
+fn shape(batch: &Batch) -> Option<u64> {
+    if batch.seqs.iter().all(|s| s.tokens.len() == 1) {
+        return Some(0);
+    }
+    // Guesses to verify: each token yields logits.
+    if batch.seqs.iter().any(|s| s.n_logits != s.tokens.len()) {
+        return None;
+    }
+    let mut hasher = DefaultHasher::new();
+    batch.seqs.iter().for_each(|s| s.tokens.len().hash(&mut hasher));
+    Some(hasher.finish().max(1))
 }
 
 /// A model, or its part, with all memory that steps need.
@@ -50,24 +69,33 @@ impl<B: Backend> ModelRank<B> {
     /// Enqueues a step.
     pub(crate) fn compute(&mut self, order: &Order) -> realizar_compute::Result<()> {
         let Self { backend, model, cache, ws, staged, owner } = self;
-        let (batch, chooses) = (&order.batch, order.chooses);
+        let (batch, choosing) = (&order.batch, order.choosing);
         let (n_tokens, n_logits) = (batch.tokens.len(), batch.n_logits());
         // A batch that is too large for one rank is so for all.
         backend.stage(staged, batch)?;
+        let staged_samplers = match choosing {
+            Choosing::Sampled => backend.stage_samplers(staged, &order.samplers),
+            _ => Ok(()),
+        };
         let mut forward = || {
             model.forward(backend, staged, n_tokens, n_logits, cache, ws)?;
-            match chooses && n_logits > 0 {
-                true => backend.timed("sample", || backend.choose_likeliest(staged, &ws.logits)),
-                false => Ok(()),
+            match choosing {
+                Choosing::Nothing => Ok(()),
+                Choosing::Likeliest => {
+                    backend.timed("sample", || backend.choose_likeliest(staged, &ws.logits))
+                }
+                Choosing::Sampled => backend.timed("sample", || backend.sample(staged, &mut ws.logits)),
             }
         };
-        // Steps of one token per sequence differ only in what the batch says. A profiler has to see each part.
+        // Steps of one shape differ only in what the batch says. A profiler has to see each part.
         let profiled = backend.profiler().is_some_and(Profiler::is_on);
-        let computed = if !profiled && batch.seqs.iter().all(|s| s.tokens.len() == 1) {
-            backend.captured(GraphKey { owner: *owner, n_tokens, n_logits, chooses }, forward)
-        } else {
-            forward()
-        };
+        let computed = staged_samplers.and_then(|()| match shape(batch).filter(|_| !profiled) {
+            Some(shape) => {
+                let key = GraphKey { owner: *owner, n_tokens, n_logits, choosing, shape };
+                backend.captured(key, forward)
+            }
+            None => forward(),
+        });
         if computed.is_err() {
             // The others would wait for what this rank did not enqueue.
             backend.leave();

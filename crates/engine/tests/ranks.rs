@@ -62,7 +62,7 @@ fn several_devices_give_the_same_texts_as_one() {
 #[test]
 fn sizes_are_those_of_all_devices_together() {
     let (one, two) = (load(&*demo(), &options(1)).unwrap(), load(&*demo(), &options(2)).unwrap());
-    assert_eq!((two.cache_bytes, two.runner.info()), (one.cache_bytes, one.runner.info()));
+    assert_eq!((2 * two.memory.cache, two.runner.info()), (one.memory.cache, one.runner.info()));
     // Each has the whole embedding.
     assert!(two.weights.total > one.weights.total);
     assert!(two.device.starts_with("2 × CPU"), "{}", two.device);

@@ -33,4 +33,4 @@ pub use kv_cache::KvCache;
 pub use rope::{RopeConfig, RopeScaling};
 pub use sampling_hints::SamplingHints;
 pub use shard::{Join, Shard, Split};
-pub use workspace::Workspace;
+pub use workspace::{Workspace, workspace_bytes};

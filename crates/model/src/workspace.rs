@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::shard::{Join, Shard};
-use realizar_compute::{Backend, BatchLimits, DType, MoeScratch, Tensor};
+use realizar_compute::{Backend, BatchLimits, DType, MoeScratch, Reference, Tensor};
 
 /// Activations of one step; every tensor is `F32`. Heads and hidden activations are those of one rank.
 pub struct Workspace<B: Backend> {
@@ -45,18 +45,29 @@ pub(crate) struct Shared<B: Backend> {
 }
 
 impl<B: Backend> Shared<B> {
-    fn new(backend: &B, shard: &Shard, limits: &BatchLimits) -> Result<Self> {
+    /// `[rows, row_len]` of each, in the order of the fields.
+    fn shapes(shard: &Shard, limits: &BatchLimits) -> [[usize; 2]; 4] {
         let starts = shard.starts();
         let last = |starts: &[usize]| starts.last().copied().unwrap_or(0);
-        let f32s = |rows: usize, len: usize| backend.zeros(DType::F32, &[rows, len]);
         let rows = |join: Join| if join == Join::Gather { limits.n_tokens } else { 0 };
         let (attention, feed_forward) = (rows(shard.attention()), rows(shard.feed_forward()));
-        Ok(Self {
-            attended: f32s(attention, last(&starts.attended))?,
-            hidden: f32s(feed_forward, last(&starts.hidden))?,
-            output: f32s(attention.max(feed_forward), shard.mine(&starts.residual).len())?,
-            logits: f32s(limits.n_logits, shard.mine(&starts.vocab).len())?,
-        })
+        [
+            [attention, last(&starts.attended)],
+            [feed_forward, last(&starts.hidden)],
+            [attention.max(feed_forward), shard.mine(&starts.residual).len()],
+            [limits.n_logits, shard.mine(&starts.vocab).len()],
+        ]
+    }
+
+    fn new(backend: &B, shard: &Shard, limits: &BatchLimits) -> Result<Self> {
+        let [attended, hidden, output, logits] =
+            Self::shapes(shard, limits).map(|shape| backend.zeros(DType::F32, &shape));
+        Ok(Self { attended: attended?, hidden: hidden?, output: output?, logits: logits? })
+    }
+
+    /// Numbers in all of them.
+    fn floats(shard: &Shard, limits: &BatchLimits) -> usize {
+        Self::shapes(shard, limits).iter().map(|[rows, len]| rows.saturating_mul(*len)).sum()
     }
 
     fn set_rows(&mut self, n_tokens: usize, n_logits: usize) {
@@ -128,5 +139,65 @@ impl<B: Backend> Workspace<B> {
         if let Some(shared) = &mut self.shared {
             shared.set_rows(n_tokens, n_logits);
         }
+    }
+}
+
+/// What the buffers of a [`Workspace`] for batches within `limits` take, in bytes.
+pub fn workspace_bytes(shard: &Shard, limits: &BatchLimits) -> usize {
+    let c = shard.config();
+    let shared = if shard.rank().is_alone() { 0 } else { Shared::<Reference>::floats(shard, limits) };
+    let has_dense = c.layers.iter().any(|l| !l.moe);
+    let dense = if has_dense { c.intermediate_size } else { 0 };
+    let moe = c.moe.map_or(0, |m| m.n_experts + m.n_used * (2 * c.hidden_size + 3 * m.intermediate_size));
+    let per_token = 3 * c.hidden_size
+        + c.heads.qkv_len()
+        + c.heads.n_heads * c.heads.head_dim
+        + if c.gated { 3 * dense } else { dense }
+        + moe
+        + c.ropes.iter().map(|r| r.dim).sum::<usize>();
+    let floats = limits.n_tokens.saturating_mul(per_token);
+    let floats = floats.saturating_add(limits.n_logits.saturating_mul(c.hidden_size + c.vocab_size));
+    floats.saturating_add(shared).saturating_mul(4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{arch, source};
+    use realizar_compute::Rank;
+
+    #[test]
+    fn its_size_is_known_before_it_is_made() {
+        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch");
+        let mut n_models = 0;
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path().join("model.gguf");
+            let Ok(source) = source::open(&path) else { continue };
+            let config = arch::configure(&*source).unwrap();
+            let shard = Shard::new(&config, &*source, Rank::ALONE, false).unwrap();
+            let limits = BatchLimits { n_tokens: 5, n_seqs: 2, n_blocks: 2, n_logits: 3 };
+            let ws = Workspace::new(&Reference, &shard, &limits).unwrap();
+            let own = [
+                &ws.residual,
+                &ws.normed,
+                &ws.output,
+                &ws.qkv,
+                &ws.attended,
+                &ws.gate_up,
+                &ws.hidden,
+                &ws.last,
+                &ws.logits,
+            ];
+            let moe = ws.moe.iter().flat_map(|(r, s)| [r, &s.x, &s.gate_up, &s.hidden, &s.y]);
+            let all = own.into_iter().chain(moe).chain(&ws.angles);
+            assert_eq!(
+                workspace_bytes(&shard, &limits),
+                4 * all.map(|t| t.len()).sum::<usize>(),
+                "{}",
+                path.display()
+            );
+            n_models += 1;
+        }
+        assert!(n_models > 10, "{n_models} models");
     }
 }

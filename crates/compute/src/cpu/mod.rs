@@ -20,9 +20,10 @@ pub mod threads;
 pub use buffer::Buffer;
 
 use crate::ranks::{HostGroup, place_columns};
+use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, Backend, Batch, BatchLimits, DType, DeviceMemory, HostBatch, KvLayer,
-    Likeliest, MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Rank, Result, Tensor,
+    Activation, AttentionParams, Backend, Batch, BatchLimits, Chosen, DType, DeviceMemory, HostBatch,
+    KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Rank, Result, Tensor,
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions};
@@ -94,7 +95,7 @@ impl Backend for Cpu {
     type Buffer = Buffer;
     type Matrix = Matrix;
     type Batch = HostBatch;
-    type Choices = Vec<Likeliest>;
+    type Choices = Vec<Chosen>;
 
     fn name(&self) -> &'static str {
         "cpu"
@@ -276,11 +277,23 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn fetch_choices(&self, batch: &HostBatch) -> Result<Vec<Likeliest>> {
+    fn stage_samplers(&self, batch: &mut HostBatch, samplers: &Samplers) -> Result<()> {
+        assert_eq!(samplers.rows.len(), batch.logit_tokens().len());
+        batch.set_samplers(samplers);
+        Ok(())
+    }
+
+    fn sample(&self, batch: &mut HostBatch, logits: &mut Tensor<Self>) -> Result<()> {
+        assert_eq!(logits.rows(), batch.logit_tokens().len());
+        batch.sample(logits.floats(), logits.row_len());
+        Ok(())
+    }
+
+    fn fetch_choices(&self, batch: &HostBatch) -> Result<Vec<Chosen>> {
         Ok(batch.chosen().to_vec())
     }
 
-    fn wait_for_choices(&self, choices: Vec<Likeliest>, out: &mut Vec<Likeliest>) -> Result<()> {
+    fn wait_for_choices(&self, choices: Vec<Chosen>, out: &mut Vec<Chosen>) -> Result<()> {
         out.extend(choices);
         Ok(())
     }
@@ -307,6 +320,10 @@ impl Backend for Cpu {
 
     fn leave(&self) {
         self.group.leave();
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.group.check()
     }
 
     fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {

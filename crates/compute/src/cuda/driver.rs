@@ -4,7 +4,7 @@ use crate::{DeviceMemory, Result};
 use std::ffi::c_void;
 
 /// Address in device memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(transparent)]
 pub struct DevicePtr(pub u64);
 
@@ -71,8 +71,9 @@ pub trait Driver: Send + Sync {
     /// Memory now.
     fn memory(&self) -> DeviceMemory;
 
-    /// The kernel `name` of an image, which may be launched with up to `shared_bytes` of dynamic shared memory (48 KiB at least).
-    fn function(&self, image: &Image, name: &str, shared_bytes: u32) -> Result<Function>;
+    /// The kernel `name` of an image, which may be launched with up to `shared_bytes` of dynamic shared memory (48 KiB at least). A
+    /// device may load it when it is first launched, and fail only then.
+    fn function(&self, image: &'static Image, name: &str, shared_bytes: u32) -> Result<Function>;
 
     /// New memory with unspecified contents, aligned to 16 bytes at least.
     ///

@@ -57,6 +57,9 @@ pub(super) struct Kernels {
     pub(super) all_reduce: Function,
     pub(super) all_gather: Function,
     pub(super) spread_columns: Function,
+    pub(super) sample_edit: Function,
+    pub(super) sample_weigh: Function,
+    pub(super) sample_choose: Function,
     pub(super) activations_half: Function,
     pub(super) activations_bfloat: Function,
     /// In the order of [`TILES`], of half precision and of BF16; those that the GPU can run.
@@ -103,7 +106,7 @@ pub(super) struct CacheKernels {
 
 impl Kernels {
     pub(super) fn load(driver: &dyn Driver) -> Result<Self> {
-        let f = |image: &Image, name: &str| driver.function(image, name, 0);
+        let f = |image: &'static Image, name: &str| driver.function(image, name, 0);
         let matvec_shared = driver.max_shared_bytes() - MATVEC_STATIC;
         let by_type = QUANTS.iter().map(|s| {
             Ok(TypeKernels {
@@ -169,6 +172,9 @@ impl Kernels {
             all_reduce: f(&ranks, "all_reduce")?,
             all_gather: f(&ranks, "all_gather")?,
             spread_columns: f(&ranks, "spread_columns")?,
+            sample_edit: f(&sample, "sample_edit")?,
+            sample_weigh: f(&sample, "sample_weigh")?,
+            sample_choose: f(&sample, "sample_choose")?,
             activations_half: f(&halves, "activations_Half")?,
             activations_bfloat: f(&halves, "activations_Bfloat")?,
             by_tile: by_tile.collect::<Result<_>>()?,
