@@ -214,6 +214,12 @@ inline void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t*, in
 inline void copies_are_begun(uint64_t*) {}
 inline void wait_for_phase(uint64_t*, uint32_t) {}
 
+inline uint32_t scale_bytes(uint32_t bytes, uint32_t scale) {
+  const float d = f16_to_f32(static_cast<uint16_t>(scale));
+  const uint32_t low = f32_to_f16(static_cast<int8_t>(bytes) * d), high = f32_to_f16(static_cast<int8_t>(bytes >> 8) * d);
+  return low | high << 16;
+}
+
 // Devices that are emulated side by side run on threads of their own.
 inline void store_packet(uint4* to, uint32_t a, uint32_t b, uint32_t number) {
   uint64_t* halves = reinterpret_cast<uint64_t*>(to);

@@ -102,7 +102,11 @@ fn unique() -> String {
     format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Where the compiled kernels are, named by a hash of their sources.
+/// Of the compiler. Copies of the library must not share the static storage that stands for shared memory: no unique symbols.
+const FLAGS: [&str; 7] =
+    ["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-gnu-unique"];
+
+/// Where the compiled kernels are, named by a hash of their sources and the compiler's flags.
 fn compile() -> PathBuf {
     let root = &Path::new(env!("CARGO_MANIFEST_DIR")).join("../compute");
     let mut sources = Vec::new();
@@ -112,11 +116,13 @@ fn compile() -> PathBuf {
     sources.sort();
     // FNV-1a.
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    for source in &sources {
-        for byte in std::fs::read(source).unwrap() {
+    let mut add = |bytes: &[u8]| {
+        for &byte in bytes {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         }
-    }
+    };
+    add(FLAGS.concat().as_bytes());
+    sources.iter().for_each(|source| add(&std::fs::read(source).unwrap()));
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let path = dir.join(format!("kernels-{hash:016x}.so"));
     if path.exists() {
@@ -126,9 +132,7 @@ fn compile() -> PathBuf {
     let new = dir.join(format!("kernels-{hash:016x}.{}", unique()));
     let kernels = sources.iter().filter(|p| p.extension().is_some_and(|e| e == "cu"));
     let status = Command::new("g++")
-        .args(["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing"])
-        // Copies of the library must not share the static storage that stands for shared memory.
-        .arg("-fno-gnu-unique")
+        .args(FLAGS)
         .args(["-Wno-unknown-pragmas", "-DREALIZAR_EMULATION", "-Icuda-emulation", "-o"])
         .arg(&new)
         .args(["cuda-emulation/emulation.cpp", "-x", "c++"])

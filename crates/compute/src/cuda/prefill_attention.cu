@@ -48,9 +48,11 @@ struct Blocks8 {
   static DEVICE void bring(uint16_t* shared, const uint8_t* cache, size_t row, int i, bool there) {
     uint4 packed = {0, 0, 0, 0};
     if (there) {
-      float x[8];
-      Q8_0::load8(x, cache + row + i / Q8_0::LEN * Q8_0::BYTES, i % Q8_0::LEN, nullptr);
-      packed = eight_of<Half>(x);
+      const uint8_t* block = cache + row + i / Q8_0::LEN * Q8_0::BYTES;
+      const uint8_t* q = block + 2 + i % Q8_0::LEN;
+      const uint32_t scale = u16_at(block) * 0x10001u;
+      packed = {ptx::scale_bytes(u16_at(q), scale), ptx::scale_bytes(u16_at(q + 2), scale),
+                ptx::scale_bytes(u16_at(q + 4), scale), ptx::scale_bytes(u16_at(q + 6), scale)};
     }
     *reinterpret_cast<uint4*>(shared) = packed;
   }

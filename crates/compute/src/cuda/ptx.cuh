@@ -186,4 +186,13 @@ __device__ __forceinline__ uint32_t load_word(const uint32_t* from) {
 // Between two looks at memory that another GPU or the host writes.
 __device__ __forceinline__ void pause() {}
 
+// Two signed bytes times a number in half precision, which stands in both halves of `scale`; the products rounded to half precision.
+// A byte under the exponent of 1024 is a number of half precision by itself.
+__device__ __forceinline__ uint32_t scale_bytes(uint32_t bytes, uint32_t scale) {
+  uint32_t pair = __byte_perm(bytes ^ 0x8080u, 0x64646464u, 0x4140);
+  asm("sub.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(0x64806480u));
+  asm("mul.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(scale));
+  return pair;
+}
+
 }  // namespace ptx
