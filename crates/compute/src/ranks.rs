@@ -110,9 +110,9 @@ impl HostGroup {
         self.meet()
     }
 
-    /// Ends all meetings, those that others wait in too.
+    /// Ends all meetings, those that others wait in too. Who is alone has nobody to leave.
     pub(crate) fn leave(&self) {
-        self.meeting().is_over = true;
+        self.meeting().is_over = self.slots.len() > 1;
         self.changed.notify_all();
     }
 }

@@ -71,12 +71,15 @@ impl<B: Backend> ModelRank<B> {
         let Self { backend, model, cache, ws, staged, owner } = self;
         let (batch, choosing) = (&order.batch, order.choosing);
         let (n_tokens, n_logits) = (batch.tokens.len(), batch.n_logits());
-        // A batch that is too large for one rank is so for all.
-        backend.stage(staged, batch)?;
-        let staged_samplers = match choosing {
+        // A batch that is too large for one rank is so for all, and nobody begins.
+        let staged_batch = match backend.stage(staged, batch) {
+            Err(too_large @ realizar_compute::Error::BatchTooLarge { .. }) => return Err(too_large),
+            found => found,
+        };
+        let staged_all = staged_batch.and_then(|()| match choosing {
             Choosing::Sampled => backend.stage_samplers(staged, &order.samplers),
             _ => Ok(()),
-        };
+        });
         let mut forward = || {
             model.forward(backend, staged, n_tokens, n_logits, cache, ws)?;
             match choosing {
@@ -89,7 +92,7 @@ impl<B: Backend> ModelRank<B> {
         };
         // Steps of one shape differ only in what the batch says. A profiler has to see each part.
         let profiled = backend.profiler().is_some_and(Profiler::is_on);
-        let computed = staged_samplers.and_then(|()| match shape(batch).filter(|_| !profiled) {
+        let computed = staged_all.and_then(|()| match shape(batch).filter(|_| !profiled) {
             Some(shape) => {
                 let key = GraphKey { owner: *owner, n_tokens, n_logits, choosing, shape };
                 backend.captured(key, forward)
