@@ -109,6 +109,7 @@ struct Kernel {
   static void name(const Args& a)
 
 #define KERNEL_2(name, Args, max_threads) KERNEL(name, Args, max_threads)
+#define KERNEL_4(name, Args, max_threads) KERNEL(name, Args, max_threads)
 #define DYNAMIC_SHARED(name) unsigned char* name = emulation::dynamic_shared
 
 inline void __syncthreads() { emulation::wait(emulation::block_barrier); }
