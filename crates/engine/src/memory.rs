@@ -54,8 +54,8 @@ const SMALLER_CACHES: [DType; 2] = [DType::F16, DType::Q8_0];
 
 /// How many blocks the cache gets, how long a sequence can be, and what all of it takes.
 ///
-/// Without a wish for its size the cache is as large as the model's context, or as large as what is left can hold: all of it where the
-/// weights are counted, and half where they may still come out of it.
+/// Without a wish for its size the cache is as large as the model's context, or as large as what is left can hold: nine tenths of it where
+/// the weights are counted, and half where they may still come out of it.
 ///
 /// `shard`: the part of the model that the device has.
 ///
@@ -93,7 +93,8 @@ pub(crate) fn plan(
             return Err(invalid("--kv-memory", format!("{bytes} bytes"), reason));
         }
     }
-    let fitting = tokens_in(if device.weights > 0 { left } else { left / 2 }, options.kv_type).max(block);
+    let fitting = if device.weights > 0 { left / 10 * 9 } else { left / 2 };
+    let fitting = tokens_in(fitting, options.kv_type).max(block);
     let (n_ctx, tokens) = match (options.n_ctx, given) {
         (Some(n), Some(tokens)) => (n, tokens),
         (None, Some(tokens)) => (wanted.min(tokens), tokens),
@@ -113,7 +114,7 @@ pub(crate) fn plan(
             kv_type: options.kv_type,
             plan,
             free,
-            remedy: remedy(options, &plan, free, tokens_in),
+            remedy: remedy(config.heads.head_dim, options, &plan, free, tokens_in),
         });
     }
     let sizes = RunnerSizes {
@@ -130,6 +131,7 @@ pub(crate) fn plan(
 
 /// What would fit, as the end of a sentence.
 fn remedy(
+    head_dim: usize,
     options: &LoadOptions,
     plan: &MemoryPlan,
     free: usize,
@@ -137,8 +139,9 @@ fn remedy(
 ) -> String {
     let for_weights = free.saturating_sub(plan.workspace);
     let for_cache = for_weights.saturating_sub(plan.weights);
-    let size = |t: &DType| t.bytes_for(options.kv_type.block_len() * t.block_len());
-    let fitting = SMALLER_CACHES.iter().filter(|t| size(t) <= size(&options.kv_type));
+    let size = |t: &DType| t.bytes_for(1 << 10);
+    let can_be = |t: &DType| head_dim.is_multiple_of(t.block_len()) && size(t) <= size(&options.kv_type);
+    let fitting = SMALLER_CACHES.iter().filter(|t| can_be(t));
     let fitting: Vec<String> = std::iter::once(&options.kv_type)
         .chain(fitting.filter(|t| **t != options.kv_type))
         .map(|&t| (t, tokens_in(for_cache, t)))

@@ -12,6 +12,14 @@
 
 constexpr int THREADS = 256;
 
+// Functions that are compiled once and called. These kernels run once a step, so their instructions come from memory each time: code that
+// is short is fast.
+#ifdef REALIZAR_EMULATION
+#define CALLED inline
+#else
+#define CALLED __device__ __noinline__
+#endif
+
 struct LikeliestArgs {
   uint32_t* chosen;        // [n_rows]
   const float* logits;     // [n_rows, n]
@@ -57,6 +65,7 @@ DEVICE unsigned long long block_max(unsigned long long x, unsigned long long* sc
   __syncthreads();
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
   __syncthreads();
+#pragma unroll 1
   for (unsigned w = 0; w < blockDim.x / 32; w++) x = scratch[w] > x ? scratch[w] : x;
   return x;
 }
@@ -68,6 +77,7 @@ DEVICE unsigned long long block_sum(unsigned long long x, unsigned long long* sc
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
   __syncthreads();
   x = 0;
+#pragma unroll 1
   for (unsigned w = 0; w < blockDim.x / 32; w++) x += scratch[w];
   return x;
 }
@@ -86,6 +96,7 @@ DEVICE unsigned long long block_prefix(unsigned long long x, unsigned long long*
   __syncthreads();
   unsigned long long before = 0;
   sum = 0;
+#pragma unroll 1
   for (unsigned w = 0; w < blockDim.x / 32; w++) {
     before += w < warp ? scratch[w] : 0;
     sum += scratch[w];
@@ -146,7 +157,7 @@ struct SampleArgs {
   unsigned long long* best;   // [n_rows, 2, n_parts]: the largest key of a part, and the largest before anything was changed
   unsigned long long* sums;   // [n_rows, n_parts]: weights of a part
   unsigned long long* weights;  // [n_rows, N_BINS]
-  uint32_t* counts;           // [n_rows, N_BINS]
+  unsigned long long* counts;   // [n_rows, N_BINS]
   uint32_t n, n_parts;
 };
 
@@ -161,6 +172,7 @@ struct Best {
 DEVICE Best row_best(const SampleArgs& a, uint32_t row, unsigned long long* scratch) {
   const unsigned long long* parts = a.best + static_cast<size_t>(row) * 2 * a.n_parts;
   unsigned long long edited = 0, computed = 0;
+#pragma unroll 1
   for (uint32_t p = threadIdx.x; p < a.n_parts; p += blockDim.x) {
     edited = parts[p] > edited ? parts[p] : edited;
     computed = parts[a.n_parts + p] > computed ? parts[a.n_parts + p] : computed;
@@ -180,7 +192,7 @@ DEVICE float logit_of(unsigned long long key) {
   return __uint_as_float(order >> 31 ? order & 0x7fffffffu : ~order);
 }
 
-DEVICE unsigned long long weight(float x) {
+CALLED unsigned long long weight(float x) {
   if (!(x >= -28.0f)) return 0;
   const float n = __fadd_rn(__fadd_rn(__fmul_rn(x, 1.44269504088896341f), 12582912.0f), -12582912.0f);
   const float r = __fadd_rn(__fadd_rn(x, -__fmul_rn(n, 0.693359375f)), -__fmul_rn(n, -2.1219444e-4f));
@@ -200,6 +212,8 @@ DEVICE unsigned long long weight(float x) {
 
 // The last bin has all that is not above this.
 constexpr float LAST_BIN = -31.5f;
+CALLED float quotient(float x, float y) { return __fdiv_rn(x, y); }
+
 DEVICE uint32_t bin_of(float x) { return x > LAST_BIN ? static_cast<uint32_t>(x * -64.0f) : N_BINS - 1; }
 
 // blockIdx.x: part of the row, blockIdx.y: row.
@@ -230,6 +244,7 @@ KERNEL(sample_edit, SampleArgs, THREADS) {
   }
   best = computed;
   if (is_ranked(r, a.n)) {
+#pragma unroll 1
     for (uint32_t i = part * THREADS + threadIdx.x; i < N_BINS; i += gridDim.x * THREADS) {
       a.weights[static_cast<size_t>(row) * N_BINS + i] = 0;
       a.counts[static_cast<size_t>(row) * N_BINS + i] = 0;
@@ -237,16 +252,19 @@ KERNEL(sample_edit, SampleArgs, THREADS) {
   }
   if (edits) {
     __syncthreads();
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < r.n_biases; i += THREADS) {
       const uint2 b = r.biases[i];
       if (b.x - from < size) edited[b.x - from] += __uint_as_float(b.y);
     }
     if (r.penalizes) {
       // Bit 0 says that a token occurs, the bits above it count how often it was generated.
+#pragma unroll 1
       for (uint32_t i = threadIdx.x; i < r.n_generated; i += THREADS) {
         const uint32_t t = r.generated[i] - from;
         if (t < size) atomicAdd(counts + t, 2u);
       }
+#pragma unroll 1
       for (uint32_t i = threadIdx.x; i < r.n_prompt; i += THREADS) {
         const uint32_t t = r.prompt[i] - from;
         if (t < size) atomicOr(counts + t, 1u);
@@ -262,10 +280,11 @@ KERNEL(sample_edit, SampleArgs, THREADS) {
     }
     __syncthreads();
     best = 0;
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < size; i += THREADS) {
       float l = edited[i];
       if (const uint32_t count = counts[i]) {
-        l = l > 0 ? __fdiv_rn(l, r.repetition) : __fmul_rn(l, r.repetition);
+        l = l > 0 ? quotient(l, r.repetition) : __fmul_rn(l, r.repetition);
         if (const uint32_t n = count / 2) {
           l = __fadd_rn(l, -__fadd_rn(__fmul_rn(static_cast<float>(n), r.frequency), r.presence));
         }
@@ -315,7 +334,7 @@ KERNEL(sample_weigh, SampleArgs, THREADS) {
   for (uint32_t j = 0; j < PART / THREADS; j++) {
     const uint32_t i = from + threadIdx.x + j * THREADS;
     if (i >= to) break;
-    const float x = __fdiv_rn(__fadd_rn(mine[j], -max), temperature);
+    const float x = quotient(__fadd_rn(mine[j], -max), temperature);
     logits[i] = x;
     const unsigned long long w = weight(x);
     if (ranked) {
@@ -331,10 +350,11 @@ KERNEL(sample_weigh, SampleArgs, THREADS) {
     return;
   }
   __syncthreads();
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < N_BINS; i += THREADS) {
     if (counts[i] == 0) continue;
     atomicAdd(a.weights + static_cast<size_t>(row) * N_BINS + i, weights[i]);
-    atomicAdd(a.counts + static_cast<size_t>(row) * N_BINS + i, counts[i]);
+    atomicAdd(a.counts + static_cast<size_t>(row) * N_BINS + i, static_cast<unsigned long long>(counts[i]));
   }
 }
 
@@ -349,17 +369,17 @@ struct Found {
   unsigned long long before;  // the sum before it
 };
 
-// The first of n items at which the running sum of `value` passes `target`, or the last item. A thread takes four at a time.
-template <class Value>
-DEVICE Found find(Value value, uint32_t n, unsigned long long target, unsigned long long* scratch, Found* found) {
+// The first of n values at which their running sum passes `target`, or the last one. A thread takes four at a time.
+CALLED void find_in(const unsigned long long* values, uint32_t n, unsigned long long target, unsigned long long* scratch, Found* found) {
   unsigned long long running = 0;
   __syncthreads();
   if (threadIdx.x == 0) *found = Found{n - 1, 0};
   __syncthreads();
+#pragma unroll 1
   for (uint32_t base = 0; base < n; base += 4 * CHOOSERS) {
     const uint32_t first = base + 4 * threadIdx.x;
     unsigned long long v[4];
-    for (uint32_t j = 0; j < 4; j++) v[j] = first + j < n ? value(first + j) : 0;
+    for (uint32_t j = 0; j < 4; j++) v[j] = first + j < n ? values[first + j] : 0;
     unsigned long long sum;
     unsigned long long before = running + block_prefix(v[0] + v[1] + v[2] + v[3], scratch, sum);
     for (uint32_t j = 0; j < 4; j++) {
@@ -370,13 +390,17 @@ DEVICE Found find(Value value, uint32_t n, unsigned long long target, unsigned l
     if (running > target) break;
   }
   __syncthreads();
+}
+
+DEVICE Found find(const unsigned long long* values, uint32_t n, unsigned long long target, unsigned long long* scratch, Found* found) {
+  find_in(values, n, target, scratch, found);
   return *found;
 }
 
-template <class Value>
-DEVICE unsigned long long sum_of(Value value, uint32_t n, unsigned long long* scratch) {
+DEVICE unsigned long long sum_of(const unsigned long long* values, uint32_t n, unsigned long long* scratch) {
   unsigned long long sum = 0;
-  for (uint32_t i = threadIdx.x; i < n; i += CHOOSERS) sum += value(i);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < n; i += CHOOSERS) sum += values[i];
   return block_sum(sum, scratch);
 }
 
@@ -389,78 +413,50 @@ struct Tokens {
   // Calls f with each token and its relative logit, which threads share among them.
   template <class F>
   DEVICE void each(F f) const {
-    if (list) {
-      for (uint32_t i = threadIdx.x; i < n; i += CHOOSERS) f(list[i].x, __uint_as_float(list[i].y));
-      return;
-    }
-    for (uint32_t base = threadIdx.x; base < n; base += CHOOSERS * BATCH) {
-      float mine[BATCH];
-#pragma unroll
-      for (uint32_t j = 0; j < BATCH; j++) mine[j] = base + j * CHOOSERS < n ? row[base + j * CHOOSERS] : 0;
-#pragma unroll
-      for (uint32_t j = 0; j < BATCH; j++) {
-        if (base + j * CHOOSERS < n) f(base + j * CHOOSERS, mine[j]);
-      }
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < n; i += CHOOSERS) {
+      const uint2 t = list ? list[i] : uint2{i, __float_as_uint(row[i])};
+      f(t.x, __uint_as_float(t.y));
     }
   }
 };
 
-// The tokens of the row for which `wanted` is true, if they fit the list; else all.
-template <class Wanted>
-DEVICE Tokens gather(const float* row, uint32_t n, Wanted wanted, uint32_t n_wanted, uint2* list, uint32_t* n_listed) {
-  if (n_wanted > LIST) return Tokens{row, nullptr, n};
+// Lists the tokens of the row in bins `first` to `last`.
+CALLED void gather_in(const float* row, uint32_t n, uint32_t first, uint32_t last, uint2* list, uint32_t* n_listed) {
+  __syncthreads();
   if (threadIdx.x == 0) *n_listed = 0;
   __syncthreads();
-  Tokens{row, nullptr, n}.each([&](uint32_t token, float x) {
-    if (wanted(x)) list[atomicAdd(n_listed, 1u)] = uint2{token, __float_as_uint(x)};
-  });
+#pragma unroll 1
+  for (uint32_t base = threadIdx.x; base < n; base += CHOOSERS * BATCH) {
+    float x[BATCH];
+#pragma unroll
+    for (uint32_t j = 0; j < BATCH; j++) x[j] = base + j * CHOOSERS < n ? row[base + j * CHOOSERS] : 0;
+#pragma unroll
+    for (uint32_t j = 0; j < BATCH; j++) {
+      const uint32_t bin = bin_of(x[j]);
+      if (bin >= first && bin <= last && base + j * CHOOSERS < n) {
+        list[atomicAdd(n_listed, 1u)] = uint2{base + j * CHOOSERS, __float_as_uint(x[j])};
+      }
+    }
+  }
   __syncthreads();
+}
+
+// These tokens, of which there are n_wanted, if they fit the list; else all of the row.
+DEVICE Tokens gather(const float* row, uint32_t n, uint32_t first, uint32_t last, uint32_t n_wanted, uint2* list, uint32_t* n_listed) {
+  if (n_wanted > LIST) return Tokens{row, nullptr, n};
+  gather_in(row, n, first, last, list, n_listed);
   return Tokens{row, list, n_wanted};
 }
 
-// How many of a histogram's or a digit's values there are.
-constexpr uint32_t N_DIGITS = 256;
-
-// The largest key in low..=high at which the sum of `value` over the tokens, from the key `high` on and beginning with `above`, reaches
-// `wanted`. Keys differ.
-template <class Key, class Value>
-DEVICE unsigned long long cut(const Tokens& tokens, Key key_of, Value value, unsigned long long low, unsigned long long high,
-                              unsigned long long above, unsigned long long wanted, unsigned long long* digits,
-                              unsigned long long* scratch, Found* found) {
-  // Each round finds the next digit below the bits in which all keys agree.
-  for (;;) {
-    unsigned long long smallest = ~0ull, largest = 0;
-    tokens.each([&](uint32_t token, float x) {
-      const unsigned long long k = key_of(token, x);
-      if (k < low || k > high) return;
-      smallest = k < smallest ? k : smallest;
-      largest = k > largest ? k : largest;
-    });
-    low = ~block_max(~smallest, scratch);
-    high = block_max(largest, scratch);
-    if (low >= high) return low;
-    const int agreeing = __clzll(static_cast<long long>(low ^ high)), shift = agreeing < 56 ? 56 - agreeing : 0;
-    for (uint32_t i = threadIdx.x; i < N_DIGITS; i += CHOOSERS) digits[i] = 0;
-    __syncthreads();
-    tokens.each([&](uint32_t token, float x) {
-      const unsigned long long k = key_of(token, x);
-      // Larger digits first.
-      if (k >= low && k <= high) atomicAdd(digits + (N_DIGITS - 1 - (k >> shift & (N_DIGITS - 1))), value(x));
-    });
-    __syncthreads();
-    const Found f = find([&](uint32_t i) { return digits[i]; }, N_DIGITS, wanted - above - 1, scratch, found);
-    above += f.before;
-    const unsigned long long digit = N_DIGITS - 1 - f.index;
-    const unsigned long long first = (shift < 56 ? high >> (shift + 8) << (shift + 8) : 0) | digit << shift;
-    const unsigned long long last = first | ((1ull << shift) - 1);
-    low = first > low ? first : low;
-    high = last < high ? last : high;
-  }
-}
+// The cuts of a row, in their order. The draw is one, too: by rising id, at the random number's share of the weights.
+enum Cut { TOP_K, TOP_P, DRAW };
 
 // The smallest and largest key that a token in this bin can have.
 DEVICE unsigned long long bin_low(uint32_t bin) { return bin == N_BINS - 1 ? 0 : key((bin + 1) * (-1.0f / 64), 0) + 1; }
 DEVICE unsigned long long bin_high(uint32_t bin) { return key(bin == N_BINS - 1 ? LAST_BIN : bin * (-1.0f / 64), 0); }
+
+constexpr uint32_t N_DIGITS = 256;
 
 // blockIdx.x: row.
 KERNEL(sample_choose, SampleArgs, CHOOSERS) {
@@ -480,67 +476,99 @@ KERNEL(sample_choose, SampleArgs, CHOOSERS) {
     return;
   }
   const float* x = a.logits + static_cast<size_t>(row) * a.n;
-  const float least = r.least;
   if (!is_ranked(r, a.n)) {
     const unsigned long long* sums = a.sums + static_cast<size_t>(row) * a.n_parts;
-    const auto part_sum = [&](uint32_t i) { return sums[i]; };
-    const unsigned long long target = __umul64hi(r.uniform, sum_of(part_sum, a.n_parts, scratch));
-    const Found part = find(part_sum, a.n_parts, target, scratch, &found);
+    const unsigned long long target = __umul64hi(r.uniform, sum_of(sums, a.n_parts, scratch));
+    const Found part = find(sums, a.n_parts, target, scratch, &found);
     const uint32_t from = part.index * PART, size = from + PART < a.n ? PART : a.n - from;
-    const auto kept = [&](uint32_t i) { return x[from + i] >= least ? weight(x[from + i]) : 0ull; };
-    const Found token = find(kept, size, target - part.before, scratch, &found);
+    unsigned long long* weights = reinterpret_cast<unsigned long long*>(list);
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < size; i += CHOOSERS) weights[i] = x[from + i] >= r.least ? weight(x[from + i]) : 0;
+    const Found token = find(weights, size, target - part.before, scratch, &found);
     if (threadIdx.x == 0) a.chosen[row] = from + token.index;
     return;
   }
   const unsigned long long* weights = a.weights + static_cast<size_t>(row) * N_BINS;
-  const uint32_t* counts = a.counts + static_cast<size_t>(row) * N_BINS;
-  const auto bin_count = [&](uint32_t i) { return static_cast<unsigned long long>(counts[i]); };
-  const auto bin_weight = [&](uint32_t i) { return weights[i]; };
-  const auto likelihood = [](uint32_t token, float x) { return key(x, token); };
-  const bool by_count = has_top_k(r, a.n);
-  // The bin in which the first cut lies. What comes after it is lost.
-  Found at;
-  unsigned long long wanted;
-  if (by_count) {
-    wanted = r.top_k;
-    at = find(bin_count, N_BINS, wanted - 1, scratch, &found);
-  } else {
-    wanted = __umul64hi(r.top_p, sum_of(bin_weight, N_BINS, scratch));
-    wanted = wanted ? wanted : 1;
-    at = find(bin_weight, N_BINS, wanted - 1, scratch, &found);
-  }
-  const uint32_t last_bin = at.index, n_up_to = static_cast<uint32_t>(sum_of(bin_count, last_bin + 1, scratch));
-  const Tokens tokens =
-      gather(x, a.n, [&](float x) { return bin_of(x) <= last_bin; }, n_up_to, list, &n_listed);
-  // Where all of these are too many, those of the bin alone may not be.
-  const auto in_bin = [&](uint32_t bin) {
-    if (tokens.list) return tokens;
-    return gather(x, a.n, [&](float x) { return bin_of(x) == bin; }, counts[bin], list, &n_listed);
-  };
+  const unsigned long long* counts = a.counts + static_cast<size_t>(row) * N_BINS;
+  // What may be kept; all of the row until the first cut is made.
+  Tokens tokens{x, nullptr, a.n};
+  bool is_cut = false;
+  // Tokens with smaller keys are lost.
   unsigned long long threshold = 0;
-  if (by_count) {
-    threshold = cut(in_bin(last_bin), likelihood, [](float) { return 1ull; }, bin_low(last_bin), bin_high(last_bin), at.before, wanted,
-                    digits, scratch, &found);
-    if (r.has_top_p) {
-      unsigned long long sum = 0;
-      tokens.each([&](uint32_t token, float x) { sum += key(x, token) >= threshold ? weight(x) : 0; });
-      wanted = __umul64hi(r.top_p, block_sum(sum, scratch));
-      wanted = wanted ? wanted : 1;
-      at = find(bin_weight, N_BINS, wanted - 1, scratch, &found);
+#pragma unroll 1
+  for (int cut = has_top_k(r, a.n) ? TOP_K : TOP_P; cut <= DRAW; cut++) {
+    if (cut == TOP_P && !r.has_top_p) continue;
+    if (cut == DRAW) {
+      const unsigned long long least = key(r.least, 0) - 0xffffffffu;  // of the last token with this logit
+      threshold = least > threshold ? least : threshold;
     }
+    // The sum that the cut shall reach.
+    unsigned long long wanted = r.top_k;
+    if (cut != TOP_K) {
+      unsigned long long sum = 0;
+      if (is_cut) {
+        tokens.each([&](uint32_t token, float x) { sum += key(x, token) >= threshold ? weight(x) : 0; });
+        sum = block_sum(sum, scratch);
+      } else {
+        sum = sum_of(weights, N_BINS, scratch);
+      }
+      wanted = __umul64hi(cut == TOP_P ? r.top_p : r.uniform, sum);
+      if (cut == DRAW || wanted == 0) wanted++;
+    }
+    // Where the cut lies at first: in a bin, or among all tokens that are kept.
+    Tokens among = tokens;
+    unsigned long long low = 0, high = a.n - 1, above = 0;
+    if (cut != DRAW) {
+      const Found at = find(cut == TOP_K ? counts : weights, N_BINS, wanted - 1, scratch, &found);
+      if (!is_cut) {
+        tokens = gather(x, a.n, 0, at.index, static_cast<uint32_t>(sum_of(counts, at.index + 1, scratch)), list, &n_listed);
+        is_cut = true;
+      }
+      // Where all that may be kept is too much for the list, this bin alone may not be.
+      among = tokens.list ? tokens
+                          : gather(x, a.n, at.index, at.index, static_cast<uint32_t>(counts[at.index]), list, &n_listed);
+      low = bin_low(at.index), high = bin_high(at.index), above = at.before;
+      low = threshold > low ? threshold : low;
+    }
+    const auto key_of = [&](uint32_t token, float x) { return cut == DRAW ? a.n - 1 - token : key(x, token); };
+    const auto value = [&](uint32_t token, float x) {
+      if (cut == TOP_K) return 1ull;
+      return cut == TOP_P || key(x, token) >= threshold ? weight(x) : 0ull;
+    };
+    // Each round finds the next digit of the key in low..=high at which the sum of values, from the largest key on, reaches what is wanted.
+#pragma unroll 1
+    while (low < high) {
+      if (among.list) {
+        // Few keys agree in more bits than they must.
+        unsigned long long smallest = ~0ull, largest = 0;
+        among.each([&](uint32_t token, float x) {
+          const unsigned long long k = key_of(token, x);
+          if (k < low || k > high) return;
+          smallest = k < smallest ? k : smallest;
+          largest = k > largest ? k : largest;
+        });
+        low = ~block_max(~smallest, scratch);
+        high = block_max(largest, scratch);
+        if (low >= high) break;
+      }
+      const int agreeing = __clzll(static_cast<long long>(low ^ high)), shift = agreeing < 56 ? 56 - agreeing : 0;
+      __syncthreads();
+      for (uint32_t i = threadIdx.x; i < N_DIGITS; i += CHOOSERS) digits[i] = 0;
+      __syncthreads();
+      among.each([&](uint32_t token, float x) {
+        const unsigned long long k = key_of(token, x);
+        // Larger digits first.
+        if (k >= low && k <= high) atomicAdd(digits + (N_DIGITS - 1 - (k >> shift & (N_DIGITS - 1))), value(token, x));
+      });
+      const Found f = find(digits, N_DIGITS, wanted - above - 1, scratch, &found);
+      above += f.before;
+      const unsigned long long digit = N_DIGITS - 1 - f.index;
+      const unsigned long long first = (shift < 56 ? high >> (shift + 8) << (shift + 8) : 0) | digit << shift;
+      const unsigned long long last = first | ((1ull << shift) - 1);
+      low = first > low ? first : low;
+      high = last < high ? last : high;
+    }
+    threshold = low;
   }
-  if (r.has_top_p) {
-    const unsigned long long low = bin_low(at.index);
-    threshold = cut(in_bin(at.index), likelihood, [](float x) { return weight(x); }, low > threshold ? low : threshold,
-                    bin_high(at.index), at.before, wanted, digits, scratch, &found);
-  }
-  // The draw is a cut, too: by rising id.
-  const unsigned long long lowest = key(least, 0) - 0xffffffffu;
-  threshold = lowest > threshold ? lowest : threshold;
-  const auto order = [&](uint32_t token, float x) { return key(x, token) >= threshold ? 1ull << 32 | (0xffffffffu - token) : 0; };
-  unsigned long long sum = 0;
-  tokens.each([&](uint32_t token, float x) { sum += order(token, x) ? weight(x) : 0; });
-  const unsigned long long target = __umul64hi(r.uniform, block_sum(sum, scratch));
-  const unsigned long long drawn = cut(tokens, order, [](float x) { return weight(x); }, 1, ~0ull, 0, target + 1, digits, scratch, &found);
-  if (threadIdx.x == 0) a.chosen[row] = token_of(drawn);
+  if (threadIdx.x == 0) a.chosen[row] = a.n - 1 - static_cast<uint32_t>(threshold);
 }

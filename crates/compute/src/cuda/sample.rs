@@ -180,7 +180,7 @@ pub(super) fn sample(cuda: &Cuda, batch: &mut StagedBatch, logits: &mut Tensor<C
         best: scratch("largest logits of parts", 16 * n_rows * n_parts)?,
         sums: scratch("weights of parts of logits", 8 * n_rows * n_parts)?,
         weights: scratch("histograms of weights", 8 * n_rows * N_BINS)?,
-        counts: scratch("histograms of logits", 4 * n_rows * N_BINS)?,
+        counts: scratch("histograms of logits", 8 * n_rows * N_BINS)?,
         n: n as u32,
         n_parts: n_parts as u32,
     };
