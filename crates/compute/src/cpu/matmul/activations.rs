@@ -44,7 +44,7 @@ pub(super) struct Prepared {
     pairs: Vec<u32>,
     q: Vec<i8>,
     scales: Vec<f32>,
-    offsets: [Vec<i32>; 2],
+    offsets: [Vec<i32>; 3],
 }
 
 /// A tile of rows in one form; fields that the form does not have are empty.
@@ -64,17 +64,17 @@ pub(super) struct Tile<'a> {
     ///
     /// [`Form::Int8Block32`]: -128 times and -8 times the sum of each block, [n_in / 32, rows] both.
     /// [`Form::Int8Block256`]: the sums of blocks of 32 as pairs of `i16`, [n_in / 256, rows, 4]; -32 times the sums of
-    /// blocks of 16, [n_in / 16, rows].
-    pub(super) offsets: [&'a [i32]; 2],
+    /// blocks of 16, [n_in / 16, rows]; the sums of blocks of 16 as pairs of `i16`, [n_in / 256, rows, 8].
+    pub(super) offsets: [&'a [i32]; 3],
 }
 
-/// Numbers per row of a form's arrays: floats, pairs, q, scales, offsets.
-fn sizes(form: Form, n_in: usize) -> [usize; 6] {
+/// Numbers per row of a form's arrays: floats, pairs, q, scales, three kinds of offsets.
+fn sizes(form: Form, n_in: usize) -> [usize; 7] {
     match form {
-        Form::F32 => [n_in, 0, 0, 0, 0, 0],
-        Form::Bf16 => [0, n_in.div_ceil(2), 0, 0, 0, 0],
-        Form::Int8Block32 => [0, 0, n_in, n_in / 32, n_in / 32, n_in / 32],
-        Form::Int8Block256 => [0, 0, n_in, n_in / 256, n_in / 64, n_in / 16],
+        Form::F32 => [n_in, 0, 0, 0, 0, 0, 0],
+        Form::Bf16 => [0, n_in.div_ceil(2), 0, 0, 0, 0, 0],
+        Form::Int8Block32 => [0, 0, n_in, n_in / 32, n_in / 32, n_in / 32, 0],
+        Form::Int8Block256 => [0, 0, n_in, n_in / 256, n_in / 64, n_in / 16, n_in / 32],
     }
 }
 
@@ -88,6 +88,7 @@ impl Tile<'_> {
             self.scales.len(),
             self.offsets[0].len(),
             self.offsets[1].len(),
+            self.offsets[2].len(),
         ];
         assert!(self.rows <= TILE, "tile of {} rows", self.rows);
         assert_eq!(found, sizes(form, n_in).map(|n| n * self.rows), "{form:?} [{}, {n_in}]", self.rows);
@@ -142,6 +143,7 @@ impl Prepared {
             offsets: [
                 &self.offsets[0][first * n[4]..][..rows * n[4]],
                 &self.offsets[1][first * n[5]..][..rows * n[5]],
+                &self.offsets[2][first * n[6]..][..rows * n[6]],
             ],
         }
     }
@@ -156,12 +158,13 @@ impl Prepared {
         self.scales.resize(m * n[3], 0.0);
         self.offsets[0].resize(m * n[4], 0);
         self.offsets[1].resize(m * n[5], 0);
+        self.offsets[2].resize(m * n[6], 0);
         let out = Out {
             floats: self.floats.as_mut_ptr(),
             pairs: self.pairs.as_mut_ptr(),
             q: self.q.as_mut_ptr(),
             scales: self.scales.as_mut_ptr(),
-            offsets: [self.offsets[0].as_mut_ptr(), self.offsets[1].as_mut_ptr()],
+            offsets: self.offsets.each_mut().map(Vec::as_mut_ptr),
         };
         // Below some ten thousand elements the conversion takes less time than waking the others.
         let chunk = (16_384 / n_in).max(1);
@@ -190,7 +193,7 @@ struct Out {
     pairs: *mut u32,
     q: *mut i8,
     scales: *mut f32,
-    offsets: [*mut i32; 2],
+    offsets: [*mut i32; 3],
 }
 
 // SAFETY: rows are written by one thread each, to addresses that no other row has.
@@ -198,13 +201,13 @@ unsafe impl Sync for Out {}
 
 impl Out {
     /// The tile that starts at row `first`; `n` as in [`sizes`].
-    fn tile(&self, first: usize, n: [usize; 6]) -> Self {
+    fn tile(&self, first: usize, n: [usize; 7]) -> Self {
         Self {
             floats: self.floats.wrapping_add(first * n[0]),
             pairs: self.pairs.wrapping_add(first * n[1]),
             q: self.q.wrapping_add(first * n[2]),
             scales: self.scales.wrapping_add(first * n[3]),
-            offsets: [self.offsets[0].wrapping_add(first * n[4]), self.offsets[1].wrapping_add(first * n[5])],
+            offsets: std::array::from_fn(|o| self.offsets[o].wrapping_add(first * n[4 + o])),
         }
     }
 }
@@ -263,6 +266,7 @@ impl Kernel for Row<'_> {
                             let two = quantize(out.q.add(((8 * b + j) * rows + r) * 32), sub, inverse);
                             *out.offsets[1].add((16 * b + 2 * j) * rows + r) = -32 * two[0];
                             *out.offsets[1].add((16 * b + 2 * j + 1) * rows + r) = -32 * two[1];
+                            *out.offsets[2].add((b * rows + r) * 8 + j) = two[0] & 0xffff | two[1] << 16;
                             sums[j] = two[0] + two[1];
                         }
                         for p in 0..4 {

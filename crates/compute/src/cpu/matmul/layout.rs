@@ -12,6 +12,7 @@
 //! rows did, rounded up to lines. A last group with fewer rows is filled with zeros.
 
 use super::activations::{Form, Tile};
+use super::code_types::{Coding, coding};
 use super::{float, q4_0, q4_k, q5_k, q6_k, q8_0};
 use crate::DType;
 use crate::cpu::isa::Isa;
@@ -33,6 +34,8 @@ pub(super) enum Layout {
     Q4K,
     Q5K,
     Q6K,
+    /// Codes for the bytes of a table.
+    Codes(&'static Coding),
 }
 
 /// One product: a group of 16 rows by a tile of activations.
@@ -59,11 +62,12 @@ impl Layout {
             DType::Q4_K if !exact => Layout::Q4K,
             DType::Q5_K if !exact => Layout::Q5K,
             DType::Q6_K if !exact => Layout::Q6K,
+            _ if !exact => coding(dtype).map_or(Layout::F32, Layout::Codes),
             _ => Layout::F32,
         }
     }
 
-    /// Whether rows of `dtype` keep their size in this layout, so that packing them ahead costs no memory.
+    /// Whether rows of `dtype` keep about their size in this layout, so that packing them ahead costs little memory.
     pub(super) fn keeps_size(self, dtype: DType) -> bool {
         self != Layout::F32 || dtype == DType::F32
     }
@@ -74,7 +78,7 @@ impl Layout {
             Layout::F32 | Layout::F16 | Layout::Bf16 => Form::F32,
             Layout::Bf16Dot => Form::Bf16,
             Layout::Q8_0 | Layout::Q4_0 => Form::Int8Block32,
-            Layout::Q4K | Layout::Q5K | Layout::Q6K => Form::Int8Block256,
+            Layout::Q4K | Layout::Q5K | Layout::Q6K | Layout::Codes(_) => Form::Int8Block256,
         }
     }
 
@@ -89,6 +93,7 @@ impl Layout {
             Layout::Q4K => q4_k::group_bytes(n_in),
             Layout::Q5K => q5_k::group_bytes(n_in),
             Layout::Q6K => q6_k::group_bytes(n_in),
+            Layout::Codes(coding) => (coding.kernels.group_bytes)(n_in),
         };
         bytes.next_multiple_of(LINE)
     }
@@ -109,12 +114,17 @@ impl Layout {
                 Layout::Q4K => q4_k::pack(group, lane, row),
                 Layout::Q5K => q5_k::pack(group, lane, row),
                 Layout::Q6K => q6_k::pack(group, lane, row),
+                Layout::Codes(coding) => (coding.kernels.pack)(group, lane, row, coding),
             }
         }
     }
 
-    /// Restores the original bytes of one row of a packed group.
-    pub(super) fn unpack(self, row: &mut [u8], group: &[u8], lane: usize) {
+    /// Decodes one row of a packed group of `dtype`, as the type's own decoder would; `scratch` is for the row's bytes.
+    pub(super) fn decode(self, out: &mut [f32], group: &[u8], lane: usize, dtype: DType, scratch: &mut Vec<u8>) {
+        let spec = dtype.spec();
+        let row_bytes = out.len() / spec.block_len * spec.block_bytes;
+        scratch.resize(scratch.len().max(row_bytes), 0);
+        let row = &mut scratch[..row_bytes];
         match self {
             Layout::F32 => get_dwords(row, group, lane),
             Layout::F16 => float::unpack_f16(row, group, lane),
@@ -124,7 +134,9 @@ impl Layout {
             Layout::Q4K => q4_k::unpack(row, group, lane),
             Layout::Q5K => q5_k::unpack(row, group, lane),
             Layout::Q6K => q6_k::unpack(row, group, lane),
+            Layout::Codes(coding) => return (coding.kernels.decode)(out, group, lane, coding),
         }
+        (spec.dequantize)(row, out);
     }
 
     /// Multiplies a group by a tile; writes every element of `args.y`.
@@ -147,6 +159,7 @@ impl Layout {
                 Layout::Q4K => dispatch(isa, q4_k::Multiply(args)),
                 Layout::Q5K => dispatch(isa, q5_k::Multiply(args)),
                 Layout::Q6K => dispatch(isa, q6_k::Multiply(args)),
+                Layout::Codes(coding) => (coding.kernels.multiply)(isa, args, coding),
             }
         }
     }

@@ -9,6 +9,8 @@
 //! neighbours in the batch, and whether weights were packed ahead or not.
 
 mod activations;
+mod code_types;
+mod codes;
 mod float;
 mod int8;
 mod k_scales;
@@ -141,10 +143,7 @@ impl Matrix {
             Weights::Packed(groups) => SCRATCH.with_borrow_mut(|scratch| {
                 let group = expert * part.n_groups + row / LANES;
                 let group = &groups.as_slice()[group * part.group_bytes..][..part.group_bytes];
-                scratch.resize(scratch.len().max(part.row_bytes), 0);
-                let bytes = &mut scratch[..part.row_bytes];
-                part.layout.unpack(bytes, group, row % LANES);
-                dequantize(bytes, out);
+                part.layout.decode(out, group, row % LANES, part.dtype, scratch);
             }),
         }
     }

@@ -96,7 +96,7 @@ fn tolerance(layout: Layout) -> f64 {
         Layout::F32 | Layout::F16 | Layout::Bf16 => 1e-11,
         Layout::Bf16Dot => 5e-6,
         Layout::Q8_0 | Layout::Q4_0 => 6e-5,
-        Layout::Q4K | Layout::Q5K | Layout::Q6K => 1.2e-4,
+        Layout::Q4K | Layout::Q5K | Layout::Q6K | Layout::Codes(_) => 1.2e-4,
     }
 }
 

@@ -197,6 +197,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn table(bytes: &[u8; 16]) -> I {
+        unsafe { [_mm256_broadcastsi128_si256(_mm_loadu_si128(bytes.as_ptr().cast())); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn lookup(table: I, codes: I) -> I {
+        both!(_mm256_shuffle_epi8, table, codes)
+    }
+
+    #[inline(always)]
     unsafe fn shl<const N: u32>(v: I) -> I {
         unsafe {
             let n = _mm_cvtsi32_si128(N as i32);
@@ -208,6 +218,14 @@ impl Simd for Avx2 {
     unsafe fn shr<const N: u32>(v: I) -> I {
         unsafe {
             let n = _mm_cvtsi32_si128(N as i32);
+            [_mm256_srl_epi16(v[0], n), _mm256_srl_epi16(v[1], n)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn shr_by(v: I, n: u32) -> I {
+        unsafe {
+            let n = _mm_cvtsi32_si128(n as i32);
             [_mm256_srl_epi16(v[0], n), _mm256_srl_epi16(v[1], n)]
         }
     }
@@ -228,7 +246,8 @@ impl Simd for Avx2 {
         w: &[I; N],
         x: *const i8,
     ) {
-        // How many products of two pairs an i16 holds: 8 · 2 · 15 · 127, 4 · 2 · 31 · 127 and 2 · 2 · 63 · 127 do.
+        // How many products of two pairs an i16 holds: 8 · 2 · 15 · 127, 4 · 2 · 31 · 127, 2 · 2 · 63 · 127
+        // and 2 · 127 · 127 do.
         let run = match MAX {
             15 => 8,
             31 => 4,

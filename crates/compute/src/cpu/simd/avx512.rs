@@ -178,6 +178,16 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
+    unsafe fn table(bytes: &[u8; 16]) -> __m512i {
+        unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(bytes.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn lookup(table: __m512i, codes: __m512i) -> __m512i {
+        unsafe { _mm512_shuffle_epi8(table, codes) }
+    }
+
+    #[inline(always)]
     unsafe fn shl<const N: u32>(v: __m512i) -> __m512i {
         unsafe { _mm512_slli_epi16::<N>(v) }
     }
@@ -185,6 +195,11 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     #[inline(always)]
     unsafe fn shr<const N: u32>(v: __m512i) -> __m512i {
         unsafe { _mm512_srli_epi16::<N>(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn shr_by(v: __m512i, n: u32) -> __m512i {
+        unsafe { _mm512_srl_epi16(v, _mm_cvtsi32_si128(n as i32)) }
     }
 
     #[inline(always)]

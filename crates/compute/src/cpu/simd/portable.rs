@@ -159,6 +159,18 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn table(bytes: &[u8; 16]) -> Self::I {
+        let dwords = bytemuck::cast::<[u8; 16], [[u8; 4]; 4]>(*bytes);
+        std::array::from_fn(|lane| i32::from_le_bytes(dwords[lane % 4]))
+    }
+
+    #[inline(always)]
+    unsafe fn lookup(table: Self::I, codes: Self::I) -> Self::I {
+        let byte = |code: u8| table[usize::from(code >> 2 & 3)].to_le_bytes()[usize::from(code & 3)];
+        map(codes, |codes| i32::from_le_bytes(codes.to_le_bytes().map(byte)))
+    }
+
+    #[inline(always)]
     unsafe fn shl<const N: u32>(v: Self::I) -> Self::I {
         let mask = (0xffff_u32 << N) & 0xffff;
         map(v, |x| (((x as u32) << N) & (mask | mask << 16)) as i32)
@@ -168,6 +180,12 @@ impl Simd for Portable {
     unsafe fn shr<const N: u32>(v: Self::I) -> Self::I {
         let mask = 0xffff_u32 >> N;
         map(v, |x| (((x as u32) >> N) & (mask | mask << 16)) as i32)
+    }
+
+    #[inline(always)]
+    unsafe fn shr_by(v: Self::I, n: u32) -> Self::I {
+        let mask = 0xffff_u32 >> n;
+        map(v, |x| (((x as u32) >> n) & (mask | mask << 16)) as i32)
     }
 
     #[inline(always)]

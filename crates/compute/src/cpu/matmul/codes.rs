@@ -1,0 +1,482 @@
+//! Super-blocks whose weights are codes of 2 to 4 bits for the bytes of a table: the I-quants, Q2_K, Q3_K and the ternary types.
+//!
+//! The points of their codebooks have few coordinates: IQ2 knows three magnitudes, IQ3 eight, and with the sign that is a code
+//! of 3 or 4 bits per weight. So packing looks each point up once, and a product needs one byte shuffle for 64 weights instead of
+//! a search in a codebook. Types that keep several weights under one index get larger by it, see docs/cpu.md.
+//!
+//! Group: the factors, F16 [n_super_blocks, 16], twice as many for types with minimums (d, then dmin), filled up to a line; then per
+//! super-block the sub-blocks' scales and the codes. Scales, byte j·16 + row of a line:
+//!
+//! - [`Scales::Signed`]: scale j as `i8`; 4 sub-blocks per line
+//! - [`Scales::Odd`]: low nibble scale j, high nibble scale j + 4, both standing for 2·nibble + 1; 8 sub-blocks per line
+//! - [`Scales::WithMin`]: low nibble scale j, high nibble minimum j; 4 sub-blocks per line
+//!
+//! Codes, where block k is weights 32·k to 32·k + 31 and line i has weights 4·i to 4·i + 3 of the 16 rows' block:
+//!
+//! - 4 bits: for each pair of blocks 8 lines, the first block in the low nibbles
+//! - 2 bits: for each four blocks 8 lines, the first block in the lowest bits
+//! - 3 bits: the low two bits as above, and 8 lines of high bits, in which bit k of each byte belongs to block k. They alternate with
+//!   the lines of the first four blocks, so that lines stand in the order of their first use.
+
+use super::code_types::Coding;
+use super::int8::{self, Sums};
+use super::layout::{Args, put_dwords};
+use crate::cpu::isa::Isa;
+use crate::cpu::simd::{Kernel, LANES, LINE, Simd, dispatch};
+use half::f16;
+use std::marker::PhantomData;
+
+/// How a type keeps the scales of its sub-blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Scales {
+    /// One factor for the whole super-block
+    None,
+    /// `i8`
+    Signed,
+    /// 2·n + 1 with `n` in 0..16
+    Odd,
+    /// Scale and minimum, each in 0..16
+    WithMin,
+}
+
+/// What a kernel must know when it is compiled.
+trait Shape {
+    /// Bits of a code: 2, 3 or 4.
+    const BITS: usize;
+    /// Weights of a sub-block: 16 or 32.
+    const SUB: usize;
+    /// Largest byte of the table, as [`Simd::dot`] wants it.
+    const MAX: u8;
+    const SCALES: Scales;
+
+    /// Sub-blocks of a super-block.
+    const N_SUB: usize = 256 / Self::SUB;
+    /// Factors of a super-block.
+    const N_FACTORS: usize = if matches!(Self::SCALES, Scales::WithMin) { 2 } else { 1 };
+    const SCALE_LINES: usize = match Self::SCALES {
+        Scales::None => 0,
+        Scales::Odd => Self::N_SUB / 8,
+        Scales::Signed | Scales::WithMin => Self::N_SUB / 4,
+    };
+    const BLOCK_LINES: usize = Self::SCALE_LINES + 8 * Self::BITS;
+}
+
+/// IQ4_XS
+struct Signed4x32;
+/// IQ3_S, IQ3_XXS
+struct Odd4x32;
+/// IQ2_XXS, IQ1_S
+struct Odd3x32;
+/// IQ2_XS, IQ2_S, IQ1_M
+struct Odd3x16;
+/// Q3_K
+struct Signed3x16;
+/// Q2_K
+struct WithMin2x16;
+/// TQ1_0, TQ2_0
+struct Plain2x32;
+
+macro_rules! shape {
+    ($name:ident, $kernels:ident: $bits:literal, $sub:literal, $max:literal, $scales:ident) => {
+        impl Shape for $name {
+            const BITS: usize = $bits;
+            const SUB: usize = $sub;
+            const MAX: u8 = $max;
+            const SCALES: Scales = Scales::$scales;
+        }
+
+        pub(super) const $kernels: Kernels = Kernels {
+            group_bytes: group_bytes::<$name>,
+            pack: pack::<$name>,
+            decode: decode::<$name>,
+            multiply: multiply::<$name>,
+        };
+    };
+}
+shape!(Signed4x32, SIGNED_4X32: 4, 32, 255, Signed);
+shape!(Odd4x32, ODD_4X32: 4, 32, 127, Odd);
+shape!(Odd3x32, ODD_3X32: 3, 32, 127, Odd);
+shape!(Odd3x16, ODD_3X16: 3, 16, 127, Odd);
+shape!(Signed3x16, SIGNED_3X16: 3, 16, 15, Signed);
+shape!(WithMin2x16, WITH_MIN_2X16: 2, 16, 15, WithMin);
+shape!(Plain2x32, PLAIN_2X32: 2, 32, 15, None);
+
+/// The functions of one shape.
+pub(super) struct Kernels {
+    /// Bytes of a group of 16 rows of so many elements.
+    pub(super) group_bytes: fn(usize) -> usize,
+    /// Writes a row, by its bytes in the file, into a lane of a group.
+    pub(super) pack: fn(&mut [u8], usize, &[u8], &Coding),
+    /// Reads a lane of a group back as numbers.
+    pub(super) decode: fn(&mut [f32], &[u8], usize, &Coding),
+    /// Multiplies a group by a tile; unsafe as [`dispatch`] is.
+    pub(super) multiply: unsafe fn(Isa, Args<'_>, &'static Coding),
+}
+
+/// # Safety
+/// The processor has `isa`; sizes were checked by [`Layout::multiply`](super::layout::Layout::multiply).
+unsafe fn multiply<T: Shape>(isa: Isa, args: Args<'_>, coding: &'static Coding) {
+    // SAFETY: the caller's promise.
+    unsafe { dispatch(isa, Multiply::<T> { args, coding, shape: PhantomData }) }
+}
+
+/// One row's super-block, taken apart.
+pub(super) struct SuperBlock {
+    /// Factors d and dmin, F16.
+    pub(super) factors: [[u8; 2]; 2],
+    /// As [`Scales`] keeps them; unused ones are 0.
+    pub(super) scales: [u8; 16],
+    pub(super) codes: [u8; 256],
+}
+
+/// Where the parts of a group stand.
+struct Parts<T>(PhantomData<T>);
+
+impl<T: Shape> Parts<T> {
+    fn factors_bytes(n_blocks: usize) -> usize {
+        int8::factors_bytes(n_blocks * T::N_FACTORS)
+    }
+
+    /// Line after the scales, and lowest bit in its bytes, of the low two (or all four) bits of dword `i` of block `k`.
+    fn low(k: usize, i: usize) -> (usize, usize) {
+        match T::BITS {
+            4 => (k / 2 * 8 + i, k % 2 * 4),
+            3 if k < 4 => (2 * i, k % 4 * 2),
+            3 => (16 + i, k % 4 * 2),
+            _ => (k / 4 * 8 + i, k % 4 * 2),
+        }
+    }
+
+    /// Line after the scales of the high bits of dword `i`.
+    fn high(i: usize) -> usize {
+        2 * i + 1
+    }
+
+    /// Byte of the scales, and lowest bit in it, of sub-block `j` of a row.
+    fn scale(j: usize, lane: usize) -> (usize, usize) {
+        match T::SCALES {
+            Scales::Odd => (j / 8 * LINE + j % 4 * LANES + lane, j / 4 % 2 * 4),
+            _ => (j * LANES + lane, 0),
+        }
+    }
+}
+
+fn group_bytes<T: Shape>(n_in: usize) -> usize {
+    Parts::<T>::factors_bytes(n_in / 256) + n_in / 256 * T::BLOCK_LINES * LINE
+}
+
+fn pack<T: Shape>(group: &mut [u8], lane: usize, row: &[u8], coding: &Coding) {
+    let block_bytes = coding.dtype.spec().block_bytes;
+    let n_blocks = row.len() / block_bytes;
+    let (factors, blocks) = group.split_at_mut(Parts::<T>::factors_bytes(n_blocks));
+    for (b, (block, lines)) in
+        row.chunks_exact(block_bytes).zip(blocks.chunks_exact_mut(T::BLOCK_LINES * LINE)).enumerate()
+    {
+        let block = (coding.read)(block);
+        for (f, factor) in block.factors[..T::N_FACTORS].iter().enumerate() {
+            factors[2 * ((b * T::N_FACTORS + f) * LANES + lane)..][..2].copy_from_slice(factor);
+        }
+        let (scales, lines) = lines.split_at_mut(T::SCALE_LINES * LINE);
+        if T::SCALES != Scales::None {
+            for j in 0..T::N_SUB {
+                let (byte, bit) = Parts::<T>::scale(j, lane);
+                // A lower nibble comes before its higher one and clears what was there.
+                let below = if bit == 0 { 0 } else { scales[byte] & 15 };
+                scales[byte] = below | block.scales[j] << bit;
+            }
+        }
+        let codes = block.codes.as_chunks::<32>().0;
+        let mut words = [[0_u8; 32]; 8];
+        if T::BITS == 4 {
+            for (word, pair) in words.iter_mut().zip(codes.as_chunks::<2>().0) {
+                *word = std::array::from_fn(|i| pair[0][i] | pair[1][i] << 4);
+            }
+        } else {
+            for (word, four) in words.iter_mut().zip(codes.as_chunks::<4>().0) {
+                *word = std::array::from_fn(|i| {
+                    four[0][i] & 3 | (four[1][i] & 3) << 2 | (four[2][i] & 3) << 4 | (four[3][i] & 3) << 6
+                });
+            }
+        }
+        let n_words = if T::BITS == 4 { 4 } else { 2 };
+        for (w, word) in words[..n_words].iter().enumerate() {
+            let first = w * 8 / n_words;
+            for (i, dword) in word.as_chunks::<4>().0.iter().enumerate() {
+                put_dwords(&mut lines[Parts::<T>::low(first, i).0 * LINE..][..LINE], lane, dword);
+            }
+        }
+        if T::BITS == 3 {
+            let mut high = [0_u8; 32];
+            for (k, codes) in codes.iter().enumerate() {
+                high.iter_mut().zip(codes).for_each(|(high, code)| *high |= (code >> 2) << k);
+            }
+            for (i, dword) in high.as_chunks::<4>().0.iter().enumerate() {
+                put_dwords(&mut lines[Parts::<T>::high(i) * LINE..][..LINE], lane, dword);
+            }
+        }
+    }
+}
+
+/// Decodes one row of a packed group. Every product of a factor, a scale and a table's number is exact in `f32`, so the result has
+/// the same bits as the type's own decoder gives.
+fn decode<T: Shape>(out: &mut [f32], group: &[u8], lane: usize, coding: &Coding) {
+    let (blocks, _) = out.as_chunks_mut::<256>();
+    let (factors, lines) = group.split_at(Parts::<T>::factors_bytes(blocks.len()));
+    for (b, (out, lines)) in
+        blocks.iter_mut().zip(lines.chunks_exact(T::BLOCK_LINES * LINE)).enumerate()
+    {
+        let factor = |f: usize| {
+            let at = 2 * ((b * T::N_FACTORS + f) * LANES + lane);
+            f16::from_le_bytes([factors[at], factors[at + 1]]).to_f32()
+        };
+        let (scales, lines) = lines.split_at(T::SCALE_LINES * LINE);
+        for (j, out) in out.chunks_exact_mut(T::SUB).enumerate() {
+            let (byte, bit) = Parts::<T>::scale(j, lane);
+            let (scale, min) = match T::SCALES {
+                Scales::None => (1.0, 0.0),
+                Scales::Signed => (f32::from(scales[byte] as i8), 0.0),
+                Scales::Odd => (f32::from(2 * (scales[byte] >> bit & 15) + 1), 0.0),
+                Scales::WithMin => {
+                    (f32::from(scales[byte] & 15), factor(T::N_FACTORS - 1) * f32::from(scales[byte] >> 4))
+                }
+            };
+            let scale = factor(0) * coding.unit * scale;
+            for (w, out) in out.iter_mut().enumerate() {
+                let (k, within) = ((j * T::SUB + w) / 32, (j * T::SUB + w) % 32);
+                let at = 4 * lane + within % 4;
+                let (line, bit) = Parts::<T>::low(k, within / 4);
+                let mut code = lines[line * LINE + at] >> bit & if T::BITS == 4 { 15 } else { 3 };
+                if T::BITS == 3 {
+                    code |= (lines[Parts::<T>::high(within / 4) * LINE + at] >> k & 1) << 2;
+                }
+                *out = scale * f32::from(coding.values[usize::from(code)]) - min;
+            }
+        }
+    }
+}
+
+/// The product of a group by a tile.
+struct Multiply<'a, T> {
+    args: Args<'a>,
+    coding: &'static Coding,
+    shape: PhantomData<T>,
+}
+
+impl<T: Shape> Kernel for Multiply<'_, T> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: the caller's promise.
+        unsafe { if self.args.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() } }
+    }
+}
+
+impl<T: Shape> Multiply<'_, T> {
+    /// What the table's bytes are above the numbers that they stand for: the dot product takes unsigned weights.
+    ///
+    /// A type with minimums has unsigned numbers.
+    fn bias<S: Simd>() -> u8 {
+        match T::SCALES {
+            Scales::WithMin => 0,
+            _ if T::MAX == 255 && S::CENTERS_BYTES => 0,
+            _ => T::MAX / 2 + 1,
+        }
+    }
+
+    /// With the number of rows known, for one row, the sums stay in registers.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
+    #[inline(always)]
+    unsafe fn multiply<S: Simd, const ONE: bool>(self) {
+        let Args { w, n_in, x, y } = self.args;
+        let rows = if ONE { 1 } else { x.rows };
+        let n_blocks = n_in / 256;
+        let mut t = Sums::uninit();
+        let t = t.as_mut_ptr();
+        let (factors, blocks) = (w.as_ptr(), w[Parts::<T>::factors_bytes(n_blocks)..].as_ptr());
+        let above = if T::SCALES == Scales::WithMin { 0 } else { T::MAX / 2 + 1 };
+        let table = self.coding.values.map(|v| (v as u8).wrapping_add(above));
+        // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
+        unsafe {
+            let table = S::table(&table);
+            int8::clear::<S>(y, rows);
+            int8::clear::<S>(t, rows);
+            for b in 0..n_blocks {
+                let block = blocks.add(b * T::BLOCK_LINES * LINE);
+                let header = Header::<S>::load::<T>(
+                    factors.add(b * T::N_FACTORS * 2 * LANES),
+                    block,
+                    self.coding.unit,
+                    Self::bias::<S>(),
+                );
+                let at = Block {
+                    lines: block.add(T::SCALE_LINES * LINE),
+                    q: x.q.as_ptr().add(8 * b * rows * 32),
+                    rows,
+                    table,
+                };
+                for k in 0..8 {
+                    at.add::<S, T>(t, &header, k);
+                }
+                if Self::bias::<S>() != 0 || T::SCALES == Scales::WithMin {
+                    let sums = match T::SUB {
+                        32 => x.offsets[0].as_ptr().add(b * rows * 4),
+                        _ => x.offsets[2].as_ptr().add(b * rows * 8),
+                    };
+                    header.subtract::<T>(t, sums, rows);
+                }
+                int8::end_super_block::<S>(y, t, rows, x.scales.as_ptr().add(b * rows));
+            }
+        }
+    }
+}
+
+/// Scales of a super-block of 16 rows, decoded.
+struct Header<S: Simd> {
+    /// Of the first `N_SUB` sub-blocks.
+    scales: [S::F; 16],
+    /// What `pairs` are in units of.
+    unit: S::F,
+    /// What is to be subtracted for each unit of the activations' sums: two sub-blocks each, as 16-bit numbers.
+    pairs: [S::I; 8],
+}
+
+impl<S: Simd> Header<S> {
+    /// # Safety
+    /// [`Simd`]'s contract; `factors` and `scales` are those of a super-block.
+    #[inline(always)]
+    unsafe fn load<T: Shape>(factors: *const u8, scales: *const u8, unit: f32, bias: u8) -> Self {
+        // SAFETY: the caller's promise; the decoded bytes are 16 or 32 times 16.
+        unsafe {
+            let d = S::mul(S::load_f16(factors), S::splat(unit));
+            let mut this = Self { scales: [d; 16], unit: S::mul(d, S::splat(f32::from(bias))), pairs: [S::splat_i32(0x0001_0001); 8] };
+            let nibble = S::splat_i32(0x0f0f_0f0f);
+            let mut bytes = [0_u8; 16 * LANES];
+            let mut mins = [0_u8; 16 * LANES];
+            let (b, m) = (bytes.as_mut_ptr(), mins.as_mut_ptr());
+            match T::SCALES {
+                Scales::None => return this,
+                Scales::Signed => {}
+                Scales::Odd => {
+                    let (even, one) = (S::splat_i32(0x1e1e_1e1e), S::splat_i32(0x0101_0101));
+                    for l in 0..T::SCALE_LINES {
+                        let line = S::load(scales.add(l * LINE));
+                        S::store(b.add(2 * l * LINE), S::or(S::and(S::shl::<1>(line), even), one));
+                        S::store(b.add((2 * l + 1) * LINE), S::or(S::and(S::shr::<3>(line), even), one));
+                    }
+                }
+                Scales::WithMin => {
+                    this.unit = S::load_f16(factors.add(2 * LANES));
+                    for l in 0..T::SCALE_LINES {
+                        let line = S::load(scales.add(l * LINE));
+                        S::store(b.add(l * LINE), S::and(line, nibble));
+                        S::store(m.add(l * LINE), S::and(S::shr::<4>(line), nibble));
+                    }
+                }
+            }
+            let from = if T::SCALES == Scales::Signed { scales } else { b.cast_const() };
+            let low = S::splat_i32(0xffff);
+            for p in 0..T::N_SUB / 2 {
+                let first = S::load_i8(from.add(2 * p * LANES));
+                let second = S::load_i8(from.add((2 * p + 1) * LANES));
+                this.scales[2 * p] = S::mul(d, S::to_f32(first));
+                this.scales[2 * p + 1] = S::mul(d, S::to_f32(second));
+                this.pairs[p] = if T::SCALES == Scales::WithMin {
+                    let m = m.add(2 * p * LANES).cast_const();
+                    S::pair(S::load_u8(m), S::load_u8(m.add(LANES)))
+                } else {
+                    S::pair(S::and(first, low), S::and(second, low))
+                };
+            }
+            this
+        }
+    }
+
+    /// `t -= unit · Σ pairs · (sums of activations)`; `sums`: pairs of 16-bit numbers, [rows, N_SUB / 2].
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; `t` is [rows, 16].
+    #[inline(always)]
+    unsafe fn subtract<T: Shape>(&self, t: *mut f32, sums: *const i32, rows: usize) {
+        let n = T::N_SUB / 2;
+        for r in 0..rows {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let mut sum = S::splat_i32(0);
+                for p in 0..n {
+                    sum = S::dot_i16(sum, self.pairs[p], *sums.add(n * r + p));
+                }
+                let t = t.add(r * LANES);
+                S::store_f32(t, S::fnma(S::to_f32(sum), self.unit, S::load_f32(t)));
+            }
+        }
+    }
+}
+
+/// The codes of a super-block of 16 rows, and its activations.
+struct Block<I> {
+    lines: *const u8,
+    /// [8, rows, 32]
+    q: *const i8,
+    rows: usize,
+    table: I,
+}
+
+impl<I: Copy> Block<I> {
+    /// Adds block `k` of 32 weights.
+    ///
+    /// The shifts are no constants: one copy of this code instead of eight.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; `t` is [rows, 16].
+    #[inline(always)]
+    unsafe fn add<S: Simd<I = I>, T: Shape>(&self, t: *mut f32, header: &Header<S>, k: usize) {
+        let (line, shift) = Parts::<T>::low(k, 0);
+        let step = Parts::<T>::low(k, 1).0 - line;
+        // SAFETY: the caller's promise; the super-block has these lines.
+        unsafe {
+            let mask = S::splat_i32(if T::BITS == 4 { 0x0f0f_0f0f } else { 0x0303_0303 });
+            let mut v = [mask; 8];
+            for i in 0..8 {
+                let low = S::load(self.lines.add((line + i * step) * LINE));
+                let mut code = S::and(S::shr_by(low, shift as u32), mask);
+                if T::BITS == 3 {
+                    let high = S::load(self.lines.add(Parts::<T>::high(i) * LINE));
+                    let bit = S::and(S::shr_by(high, k as u32), S::splat_i32(0x0101_0101));
+                    code = S::or(code, S::shl::<2>(bit));
+                }
+                v[i] = S::lookup(self.table, code);
+            }
+            let q = self.q.add(k * self.rows * 32);
+            if T::SUB == 32 {
+                add::<S, T, 8>(t, &v, header.scales[k], self.rows, q);
+            } else {
+                let [a, b, c, d, e, f, g, h] = v;
+                add::<S, T, 4>(t, &[a, b, c, d], header.scales[2 * k], self.rows, q);
+                add::<S, T, 4>(t, &[e, f, g, h], header.scales[2 * k + 1], self.rows, q.add(16));
+            }
+        }
+    }
+}
+
+/// [`int8::add_sub_block`] with the shape's largest byte.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn add<S: Simd, T: Shape, const N: usize>(
+    t: *mut f32,
+    w: &[S::I; N],
+    scale: S::F,
+    rows: usize,
+    q: *const i8,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match T::MAX {
+            15 => int8::add_sub_block::<S, N, 15>(t, w, scale, rows, q, std::ptr::null()),
+            127 => int8::add_sub_block::<S, N, 127>(t, w, scale, rows, q, std::ptr::null()),
+            _ => int8::add_sub_block::<S, N, 255>(t, w, scale, rows, q, std::ptr::null()),
+        }
+    }
+}
