@@ -16,6 +16,7 @@ mod parallel;
 mod rope;
 pub(crate) mod simd;
 pub mod threads;
+pub mod topology;
 
 pub use buffer::Buffer;
 

@@ -15,8 +15,8 @@
 //!
 //! - 4 bits: for each pair of blocks 8 lines, the first block in the low nibbles
 //! - 2 bits: for each four blocks 8 lines, the first block in the lowest bits
-//! - 3 bits: the low two bits as above, and 8 lines of high bits, in which bit k of each byte belongs to block k. They alternate with
-//!   the lines of the first four blocks, so that lines stand in the order of their first use.
+//! - 3 bits: the low two bits as above, and 8 lines of high bits, in which bit k of each byte belongs to block k; in the order low
+//!   bits of the first four blocks, high bits, low bits of the other four, for each of the 8 lines
 
 use super::code_types::Coding;
 use super::int8::{self, Sums};
@@ -133,26 +133,29 @@ pub(super) struct SuperBlock {
 struct Parts<T>(PhantomData<T>);
 
 impl<T: Shape> Parts<T> {
+    #[inline(always)]
     fn factors_bytes(n_blocks: usize) -> usize {
         int8::factors_bytes(n_blocks * T::N_FACTORS)
     }
 
     /// Line after the scales, and lowest bit in its bytes, of the low two (or all four) bits of dword `i` of block `k`.
+    #[inline(always)]
     fn low(k: usize, i: usize) -> (usize, usize) {
         match T::BITS {
             4 => (k / 2 * 8 + i, k % 2 * 4),
-            3 if k < 4 => (2 * i, k % 4 * 2),
-            3 => (16 + i, k % 4 * 2),
+            3 => (3 * i + k / 4 * 2, k % 4 * 2),
             _ => (k / 4 * 8 + i, k % 4 * 2),
         }
     }
 
     /// Line after the scales of the high bits of dword `i`.
+    #[inline(always)]
     fn high(i: usize) -> usize {
-        2 * i + 1
+        3 * i + 1
     }
 
     /// Byte of the scales, and lowest bit in it, of sub-block `j` of a row.
+    #[inline(always)]
     fn scale(j: usize, lane: usize) -> (usize, usize) {
         match T::SCALES {
             Scales::Odd => (j / 8 * LINE + j % 4 * LANES + lane, j / 4 % 2 * 4),
@@ -274,6 +277,7 @@ impl<T: Shape> Multiply<'_, T> {
     /// What the table's bytes are above the numbers that they stand for: the dot product takes unsigned weights.
     ///
     /// A type with minimums has unsigned numbers.
+    #[inline(always)]
     fn bias<S: Simd>() -> u8 {
         match T::SCALES {
             Scales::WithMin => 0,
@@ -315,8 +319,19 @@ impl<T: Shape> Multiply<'_, T> {
                     rows,
                     table,
                 };
+                // One row's sum stays in a register.
+                let mut sum = S::splat(0.0);
                 for k in 0..8 {
-                    at.add::<S, T>(t, &header, k);
+                    int8::prefetch::<S, ONE>(block.add(k * T::BITS * LINE), T::BITS + k / 7 * T::SCALE_LINES);
+                    let v = at.weights::<S, T>(k);
+                    if ONE {
+                        sum = at.add_one::<S, T>(sum, &v, &header, k);
+                    } else {
+                        at.add::<S, T>(t, &v, &header, k);
+                    }
+                }
+                if ONE {
+                    S::store_f32(t, sum);
                 }
                 if Self::bias::<S>() != 0 || T::SCALES == Scales::WithMin {
                     let sums = match T::SUB {
@@ -423,22 +438,21 @@ struct Block<I> {
 }
 
 impl<I: Copy> Block<I> {
-    /// Adds block `k` of 32 weights.
-    ///
-    /// The shifts are no constants: one copy of this code instead of eight.
+    /// The weights of block `k`, as the table has them; the shifts are no constants, so that one copy of this code serves all.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; `t` is [rows, 16].
+    /// [`Simd`]'s contract.
     #[inline(always)]
-    unsafe fn add<S: Simd<I = I>, T: Shape>(&self, t: *mut f32, header: &Header<S>, k: usize) {
+    unsafe fn weights<S: Simd<I = I>, T: Shape>(&self, k: usize) -> [I; 8] {
         let (line, shift) = Parts::<T>::low(k, 0);
-        let step = Parts::<T>::low(k, 1).0 - line;
+        let step = Parts::<T>::low(0, 1).0;
         // SAFETY: the caller's promise; the super-block has these lines.
         unsafe {
+            let lines = self.lines.add(line * LINE);
             let mask = S::splat_i32(if T::BITS == 4 { 0x0f0f_0f0f } else { 0x0303_0303 });
             let mut v = [mask; 8];
             for i in 0..8 {
-                let low = S::load(self.lines.add((line + i * step) * LINE));
+                let low = S::load(lines.add(i * step * LINE));
                 let mut code = S::and(S::shr_by(low, shift as u32), mask);
                 if T::BITS == 3 {
                     let high = S::load(self.lines.add(Parts::<T>::high(i) * LINE));
@@ -447,15 +461,64 @@ impl<I: Copy> Block<I> {
                 }
                 v[i] = S::lookup(self.table, code);
             }
+            v
+        }
+    }
+
+    /// Adds block `k` for every row.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; `t` is [rows, 16].
+    #[inline(always)]
+    unsafe fn add<S: Simd<I = I>, T: Shape>(&self, t: *mut f32, v: &[I; 8], header: &Header<S>, k: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
             let q = self.q.add(k * self.rows * 32);
             if T::SUB == 32 {
-                add::<S, T, 8>(t, &v, header.scales[k], self.rows, q);
+                add::<S, T, 8>(t, v, header.scales[k], self.rows, q);
             } else {
-                let [a, b, c, d, e, f, g, h] = v;
+                let [a, b, c, d, e, f, g, h] = *v;
                 add::<S, T, 4>(t, &[a, b, c, d], header.scales[2 * k], self.rows, q);
                 add::<S, T, 4>(t, &[e, f, g, h], header.scales[2 * k + 1], self.rows, q.add(16));
             }
         }
+    }
+
+    /// Adds block `k` for the one row that there is, by the operations of [`Block::add`] in the same order.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract.
+    #[inline(always)]
+    unsafe fn add_one<S: Simd<I = I>, T: Shape>(&self, sum: S::F, v: &[I; 8], header: &Header<S>, k: usize) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let q = self.q.add(k * 32);
+            if T::SUB == 32 {
+                S::fma(S::to_f32(dot::<S, T, 8>(v, q)), header.scales[k], sum)
+            } else {
+                let [a, b, c, d, e, f, g, h] = *v;
+                let sum = S::fma(S::to_f32(dot::<S, T, 4>(&[a, b, c, d], q)), header.scales[2 * k], sum);
+                S::fma(S::to_f32(dot::<S, T, 4>(&[e, f, g, h], q.add(16))), header.scales[2 * k + 1], sum)
+            }
+        }
+    }
+}
+
+/// The sum of one row's products with a sub-block.
+///
+/// # Safety
+/// As [`Simd::dot`].
+#[inline(always)]
+unsafe fn dot<S: Simd, T: Shape, const N: usize>(w: &[S::I; N], q: *const i8) -> S::I {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [S::splat_i32(0)];
+        match T::MAX {
+            15 => S::dot::<N, 15, 1>(&mut sums, w, q),
+            127 => S::dot::<N, 127, 1>(&mut sums, w, q),
+            _ => S::dot::<N, 255, 1>(&mut sums, w, q),
+        }
+        sums[0]
     }
 }
 

@@ -1,6 +1,6 @@
 //! F32, F16 and BF16 weights, and through F32 every type that has no kernel of its own.
 //!
-//! Groups: F32 and F16 as [n_in, 16]; BF16 as pairs, [n_in / 2, 16, 2]. An output element is the sum of two chains, one
+//! Groups: F32 and F16 as [n_in, 16]; BF16, and F16 that is multiplied as BF16, as pairs, [n_in / 2, 16, 2]. An output element is the sum of two chains, one
 //! over the even and one over the odd steps, for any number of rows: one chain alone would wait for its own additions.
 
 use super::activations::{BAND, Tile, band};
@@ -43,7 +43,7 @@ pub(super) fn unpack_f16(row: &mut [u8], group: &[u8], lane: usize) {
     }
 }
 
-pub(super) fn pack_bf16(group: &mut [u8], lane: usize, row: &[u8]) {
+pub(super) fn pack_pairs(group: &mut [u8], lane: usize, row: &[u8]) {
     put_dwords(group, lane, row);
     // An odd last element pairs with a zero.
     if let Some(last) = row.as_chunks::<4>().1.first_chunk::<2>() {
@@ -53,7 +53,7 @@ pub(super) fn pack_bf16(group: &mut [u8], lane: usize, row: &[u8]) {
     }
 }
 
-pub(super) fn unpack_bf16(row: &mut [u8], group: &[u8], lane: usize) {
+pub(super) fn unpack_pairs(row: &mut [u8], group: &[u8], lane: usize) {
     get_dwords(row, group, lane);
     let at = row.len() / 4 * LINE + 4 * lane;
     if let Some(last) = row.as_chunks_mut::<4>().1.first_chunk_mut::<2>() {
@@ -90,6 +90,8 @@ pub(super) struct F16;
 pub(super) struct Bf16;
 /// Pairs of BF16 numbers by pairs of activations rounded to BF16.
 pub(super) struct Bf16Dot;
+/// Pairs of half-precision numbers and of activations, both rounded to BF16.
+pub(super) struct F16Dot;
 
 // SAFETY of the blocks below: the trait's contract.
 #[allow(clippy::undocumented_unsafe_blocks)]
@@ -163,6 +165,25 @@ impl Step for Bf16Dot {
     #[inline(always)]
     unsafe fn load<S: Simd>(w: *const u8, k: usize) -> S::I {
         unsafe { S::load(w.add(k * LINE)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add<S: Simd>(sum: S::F, w: S::I, x: &Tile<'_>, i: usize) -> S::F {
+        unsafe { S::dot_bf16(sum, w, *x.pairs.get_unchecked(i)) }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Step for F16Dot {
+    type W<S: Simd> = S::I;
+
+    fn n_steps(n_in: usize) -> usize {
+        n_in.div_ceil(2)
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(w: *const u8, k: usize) -> S::I {
+        unsafe { S::load_f16_as_bf16(w.add(k * LINE)) }
     }
 
     #[inline(always)]

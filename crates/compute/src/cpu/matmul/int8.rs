@@ -71,6 +71,24 @@ pub(super) fn factors_bytes(n_blocks: usize) -> usize {
     (n_blocks * 2 * LANES).next_multiple_of(LINE)
 }
 
+/// How far ahead of their use the lines of a weight are asked for, in bytes, where a line has work to do for several rows: the
+/// processor fetches too little by itself while it computes, and the two times would add up.
+const AHEAD: usize = 4096;
+
+/// Asks for `n` lines [`AHEAD`] of `lines`, unless there is one row: then the processor's own fetching is ahead anyway.
+///
+/// # Safety
+/// [`Simd`]'s contract.
+#[inline(always)]
+pub(super) unsafe fn prefetch<S: Simd, const ONE: bool>(lines: *const u8, n: usize) {
+    if !ONE {
+        for i in 0..n {
+            // SAFETY: the caller's promise; the address may be any.
+            unsafe { S::prefetch(lines.wrapping_add(i * LINE + AHEAD)) }
+        }
+    }
+}
+
 /// Sets `rows` rows of 16 floats to zero.
 ///
 /// # Safety

@@ -12,6 +12,7 @@
 //! rows did, rounded up to lines. A last group with fewer rows is filled with zeros.
 
 use super::activations::{Form, Tile};
+use super::blocks::{self, Kernels};
 use super::code_types::{Coding, coding};
 use super::{float, q4_0, q4_k, q5_k, q6_k, q8_0};
 use crate::DType;
@@ -25,6 +26,8 @@ pub(super) enum Layout {
     F32,
     /// Half-precision numbers, multiplied as `f32`.
     F16,
+    /// Pairs of half-precision numbers, multiplied as BF16 numbers.
+    F16Dot,
     /// Pairs of BF16 numbers, multiplied as `f32`.
     Bf16,
     /// Pairs of BF16 numbers, multiplied with activations rounded to BF16.
@@ -34,7 +37,9 @@ pub(super) enum Layout {
     Q4K,
     Q5K,
     Q6K,
-    /// Codes for the bytes of a table.
+    /// Blocks of 32 of further types.
+    Blocks(&'static Kernels),
+    /// Super-blocks of codes for the bytes of a table.
     Codes(&'static Coding),
 }
 
@@ -54,7 +59,8 @@ impl Layout {
     /// The layout that serves a type best; `exact` keeps activations in `f32`.
     pub(super) fn of(dtype: DType, isa: Isa, exact: bool) -> Self {
         match dtype {
-            DType::F16 => Layout::F16,
+            DType::F16 if exact || isa < Isa::Avx512Bf16 => Layout::F16,
+            DType::F16 => Layout::F16Dot,
             DType::BF16 if exact || isa < Isa::Avx512Bf16 => Layout::Bf16,
             DType::BF16 => Layout::Bf16Dot,
             DType::Q8_0 if !exact => Layout::Q8_0,
@@ -62,8 +68,11 @@ impl Layout {
             DType::Q4_K if !exact => Layout::Q4K,
             DType::Q5_K if !exact => Layout::Q5K,
             DType::Q6_K if !exact => Layout::Q6K,
-            _ if !exact => coding(dtype).map_or(Layout::F32, Layout::Codes),
-            _ => Layout::F32,
+            _ if exact => Layout::F32,
+            _ => {
+                let codes = || coding(dtype).map(Layout::Codes);
+                blocks::kernels(dtype).map(Layout::Blocks).or_else(codes).unwrap_or(Layout::F32)
+            }
         }
     }
 
@@ -76,8 +85,8 @@ impl Layout {
     pub(super) fn form(self) -> Form {
         match self {
             Layout::F32 | Layout::F16 | Layout::Bf16 => Form::F32,
-            Layout::Bf16Dot => Form::Bf16,
-            Layout::Q8_0 | Layout::Q4_0 => Form::Int8Block32,
+            Layout::F16Dot | Layout::Bf16Dot => Form::Bf16,
+            Layout::Q8_0 | Layout::Q4_0 | Layout::Blocks(_) => Form::Int8Block32,
             Layout::Q4K | Layout::Q5K | Layout::Q6K | Layout::Codes(_) => Form::Int8Block256,
         }
     }
@@ -87,12 +96,13 @@ impl Layout {
         let bytes = match self {
             Layout::F32 => n_in * 4 * LANES,
             Layout::F16 => n_in * 2 * LANES,
-            Layout::Bf16 | Layout::Bf16Dot => n_in.div_ceil(2) * 4 * LANES,
+            Layout::F16Dot | Layout::Bf16 | Layout::Bf16Dot => n_in.div_ceil(2) * 4 * LANES,
             Layout::Q8_0 => q8_0::group_bytes(n_in),
             Layout::Q4_0 => q4_0::group_bytes(n_in),
             Layout::Q4K => q4_k::group_bytes(n_in),
             Layout::Q5K => q5_k::group_bytes(n_in),
             Layout::Q6K => q6_k::group_bytes(n_in),
+            Layout::Blocks(kernels) => (kernels.group_bytes)(n_in),
             Layout::Codes(coding) => (coding.kernels.group_bytes)(n_in),
         };
         bytes.next_multiple_of(LINE)
@@ -108,12 +118,13 @@ impl Layout {
             match self {
                 Layout::F32 => float::pack_f32(group, lane, row, dtype),
                 Layout::F16 => float::pack_f16(group, lane, row),
-                Layout::Bf16 | Layout::Bf16Dot => float::pack_bf16(group, lane, row),
+                Layout::F16Dot | Layout::Bf16 | Layout::Bf16Dot => float::pack_pairs(group, lane, row),
                 Layout::Q8_0 => q8_0::pack(group, lane, row),
                 Layout::Q4_0 => q4_0::pack(group, lane, row),
                 Layout::Q4K => q4_k::pack(group, lane, row),
                 Layout::Q5K => q5_k::pack(group, lane, row),
                 Layout::Q6K => q6_k::pack(group, lane, row),
+                Layout::Blocks(kernels) => (kernels.pack)(group, lane, row),
                 Layout::Codes(coding) => (coding.kernels.pack)(group, lane, row, coding),
             }
         }
@@ -128,12 +139,13 @@ impl Layout {
         match self {
             Layout::F32 => get_dwords(row, group, lane),
             Layout::F16 => float::unpack_f16(row, group, lane),
-            Layout::Bf16 | Layout::Bf16Dot => float::unpack_bf16(row, group, lane),
+            Layout::F16Dot | Layout::Bf16 | Layout::Bf16Dot => float::unpack_pairs(row, group, lane),
             Layout::Q8_0 => q8_0::unpack(row, group, lane),
             Layout::Q4_0 => q4_0::unpack(row, group, lane),
             Layout::Q4K => q4_k::unpack(row, group, lane),
             Layout::Q5K => q5_k::unpack(row, group, lane),
             Layout::Q6K => q6_k::unpack(row, group, lane),
+            Layout::Blocks(kernels) => return (kernels.decode)(out, group, lane),
             Layout::Codes(coding) => return (coding.kernels.decode)(out, group, lane, coding),
         }
         (spec.dequantize)(row, out);
@@ -152,6 +164,7 @@ impl Layout {
             match self {
                 Layout::F32 => dispatch(isa, float::Multiply::<float::F32>::new(args)),
                 Layout::F16 => dispatch(isa, float::Multiply::<float::F16>::new(args)),
+                Layout::F16Dot => dispatch(isa, float::Multiply::<float::F16Dot>::new(args)),
                 Layout::Bf16 => dispatch(isa, float::Multiply::<float::Bf16>::new(args)),
                 Layout::Bf16Dot => dispatch(isa, float::Multiply::<float::Bf16Dot>::new(args)),
                 Layout::Q8_0 => dispatch(isa, q8_0::Multiply(args)),
@@ -159,6 +172,7 @@ impl Layout {
                 Layout::Q4K => dispatch(isa, q4_k::Multiply(args)),
                 Layout::Q5K => dispatch(isa, q5_k::Multiply(args)),
                 Layout::Q6K => dispatch(isa, q6_k::Multiply(args)),
+                Layout::Blocks(kernels) => (kernels.multiply)(isa, args),
                 Layout::Codes(coding) => (coding.kernels.multiply)(isa, args, coding),
             }
         }

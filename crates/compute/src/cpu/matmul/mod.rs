@@ -9,6 +9,7 @@
 //! neighbours in the batch, and whether weights were packed ahead or not.
 
 mod activations;
+mod blocks;
 mod code_types;
 mod codes;
 mod float;

@@ -63,6 +63,7 @@ impl Multiply<'_> {
                 for c in 0..4 {
                     let lines = block.add((HEADER_LINES + 8 * c) * LINE);
                     let q = x.q.as_ptr().add((8 * b + 2 * c) * rows * 32);
+                    int8::prefetch::<S, ONE>(lines, 8 + c / 3 * HEADER_LINES);
                     let mut v = [low; 8];
                     for i in 0..8 {
                         v[i] = S::and(S::load(lines.add(i * LINE)), low);

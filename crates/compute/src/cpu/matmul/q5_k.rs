@@ -76,6 +76,7 @@ impl Multiply<'_> {
                 let lines = block.add(HEADER_LINES * LINE);
                 let q = x.q.as_ptr().add(8 * b * rows * 32);
                 let next = rows * 32;
+                int8::prefetch::<S, ONE>(block, BLOCK_LINES);
                 // Sub-block j: nibbles of pair j / 2, low ones if j is even; bit j moved to bit 4.
                 let s = &header.scales;
                 sub_block::<S, 0, 4, 0, 0>(t, lines, s[0], rows, q);

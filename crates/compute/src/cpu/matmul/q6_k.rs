@@ -95,6 +95,7 @@ impl Multiply<'_> {
                     *scale = S::mul(d, S::to_f32(S::load_i8(block.add(j * LANES))));
                 }
                 for half in 0..2 {
+                    int8::prefetch::<S, ONE>(block.add(half * BLOCK_LINES / 2 * LINE), BLOCK_LINES / 2);
                     let at = Half {
                         lines: block.add((SCALE_LINES + 24 * half) * LINE),
                         q: x.q.as_ptr().add((8 * b + 4 * half) * rows * 32),

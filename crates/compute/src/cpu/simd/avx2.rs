@@ -187,6 +187,22 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_f16_as_bf16(p: *const u8) -> I {
+        unsafe {
+            let (first, second) = (Self::load_f16(p), Self::load_f16(p.add(32)));
+            let bits = |x: __m256| {
+                let bits = _mm256_castps_si256(x);
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+                let up = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+                _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, up))
+            };
+            // Packing works within halves of a register; the permutation puts the quarters in order.
+            let join = |[a, b]: F| _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(bits(a), bits(b)));
+            [join(first), join(second)]
+        }
+    }
+
+    #[inline(always)]
     unsafe fn and(a: I, b: I) -> I {
         both!(_mm256_and_si256, a, b)
     }

@@ -168,6 +168,24 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
+    unsafe fn load_f16_as_bf16(p: *const u8) -> __m512i {
+        unsafe {
+            let (first, second) = (Self::load_f16(p), Self::load_f16(p.add(32)));
+            if BF16 {
+                // SAFETY: __m512bh holds any 512 bits.
+                return std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first));
+            }
+            let round = |x: __m512| {
+                let bits = _mm512_castps_si512(x);
+                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                let up = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+                _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_add_epi32(bits, up)))
+            };
+            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(round(first)), round(second))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn and(a: __m512i, b: __m512i) -> __m512i {
         unsafe { _mm512_and_si512(a, b) }
     }

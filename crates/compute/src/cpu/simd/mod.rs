@@ -81,6 +81,9 @@ pub(crate) trait Simd: Copy {
     /// Every lane's two numbers rounded to BF16, the first in the low half.
     unsafe fn bf16_pairs(first: Self::F, second: Self::F) -> Self::I;
 
+    /// Every lane's two numbers of half precision (64 bytes) rounded to BF16.
+    unsafe fn load_f16_as_bf16(p: *const u8) -> Self::I;
+
     /// Bitwise and.
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
     /// Bitwise or.

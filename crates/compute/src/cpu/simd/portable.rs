@@ -149,6 +149,16 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_f16_as_bf16(p: *const u8) -> Self::I {
+        let round = |x: u16| u32::from(bf16::from_f32(f16::from_bits(x).to_f32()).to_bits());
+        // SAFETY: 64 readable bytes by contract.
+        map(unsafe { read::<[i32; LANES]>(p) }, |x| {
+            let x = i32::from_le(x) as u32;
+            (round(x as u16) | round((x >> 16) as u16) << 16) as i32
+        })
+    }
+
+    #[inline(always)]
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I {
         zip(a, b, |a, b| a & b)
     }
