@@ -102,7 +102,8 @@ impl Pool {
         let mut handles = Vec::with_capacity(n_threads - 1);
         for worker in 1..n_threads {
             let shared = Arc::clone(&shared);
-            let cpus = if nodes.len() > 1 { nodes[node_of(worker, n_threads, nodes.len())].clone() } else { vec![] };
+            let cpus =
+                if nodes.len() > 1 { nodes[node_of(worker, n_threads, nodes.len())].clone() } else { vec![] };
             let builder = std::thread::Builder::new().name(format!("compute-{worker}"));
             let life = move || {
                 bind(&cpus);
@@ -443,7 +444,11 @@ mod tests {
             assert!(seen.iter().all(|s| s.load(Ordering::Relaxed) == 1), "{n_threads} {n_nodes}");
             let firsts: Vec<usize> = lock(&firsts).values().copied().collect();
             // Whoever took part began inside some node's share, the caller in that of the first.
-            let share = |first: &usize| (0..n_nodes).filter(|n| 1000 * (n * n_threads).div_ceil(n_nodes) / n_threads <= *first).count();
+            let share = |first: &usize| {
+                (0..n_nodes)
+                    .filter(|n| 1000 * (n * n_threads).div_ceil(n_nodes) / n_threads <= *first)
+                    .count()
+            };
             assert!(firsts.iter().any(|first| share(first) == 1));
             if firsts.len() == n_threads {
                 assert!((1..=n_nodes).all(|n| firsts.iter().any(|first| share(first) == n)), "{firsts:?}");

@@ -32,9 +32,10 @@ impl Topology {
         let mut seen = BTreeSet::new();
         let mut cores = Vec::new();
         for &cpu in &fast {
-            let siblings = text(root, &format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
-                .and_then(|list| parse_cpu_list(&list))
-                .unwrap_or_else(|| vec![cpu]);
+            let siblings =
+                text(root, &format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
+                    .and_then(|list| parse_cpu_list(&list))
+                    .unwrap_or_else(|| vec![cpu]);
             // A core counts once, whichever of its processors we may use.
             if seen.insert(siblings.first().copied().unwrap_or(cpu)) {
                 cores.push(cpu);
@@ -190,7 +191,10 @@ mod tests {
             for cpus in pairs {
                 let list = cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
                 for cpu in *cpus {
-                    self.write(&format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"), &list);
+                    self.write(
+                        &format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"),
+                        &list,
+                    );
                 }
             }
         }

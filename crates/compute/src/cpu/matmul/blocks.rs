@@ -225,7 +225,11 @@ fn decode<T: Type>(out: &mut [f32], group: &[u8], lane: usize) {
         let number = |lane: usize| {
             let at = At::<T>::scales(b) + 2 * lane;
             let bytes = [group[at], group[at + 1]];
-            if T::BF16_SCALES { bf16::from_le_bytes(bytes).to_f32() } else { f16::from_le_bytes(bytes).to_f32() }
+            if T::BF16_SCALES {
+                bf16::from_le_bytes(bytes).to_f32()
+            } else {
+                f16::from_le_bytes(bytes).to_f32()
+            }
         };
         let lines = &group[At::<T>::lines(b)..][..At::<T>::LINES * LINE];
         let (mut packed, mut high) = ([0; 16], [0; 4]);

@@ -15,8 +15,12 @@
 //!
 //! - 4 bits: for each pair of blocks 8 lines, the first block in the low nibbles
 //! - 2 bits: for each four blocks 8 lines, the first block in the lowest bits
-//! - 3 bits: the low two bits as above, and 8 lines of high bits, in which bit k of each byte belongs to block k; in the order low
-//!   bits of the first four blocks, high bits, low bits of the other four, for each of the 8 lines
+//! - 3 bits: the low two bits as above, and 8 lines of high bits, one bit of each byte per block; in the order low bits of the first
+//!   four blocks, high bits, low bits of the other four, for each of the 8 lines
+//!
+//! A byte shuffle takes its index from the low four bits, so two bits need not be moved to the lowest place: where they stand at bit 2
+//! a table in another order serves. High bits stand where they complete such an index (see [`HIGH_BITS`]), so that half of the blocks
+//! need no shift and the others one by four.
 
 use super::code_types::Coding;
 use super::int8::{self, Sums};
@@ -129,6 +133,22 @@ pub(super) struct SuperBlock {
     pub(super) codes: [u8; 256],
 }
 
+/// The bit of a byte of high bits that belongs to each block: beside the block's low bits in their half of the byte.
+const HIGH_BITS: [usize; 8] = [2, 0, 6, 4, 3, 1, 7, 5];
+
+/// The table for indices of block 4·`half` + `j`: its low bits stand at bit 0 or, for odd `j`, at bit 2, its high bit where
+/// [`HIGH_BITS`] has it, both modulo 4.
+fn table(values: [i8; 16], bits: usize, above: u8, half: usize, j: usize) -> [u8; 16] {
+    std::array::from_fn(|index| {
+        let code = match bits {
+            4 => index,
+            2 => index >> (j % 2 * 2) & 3,
+            _ => index >> (j % 2 * 2) & 3 | (index >> (HIGH_BITS[4 * half + j] % 4) & 1) << 2,
+        };
+        (values[code] as u8).wrapping_add(above)
+    })
+}
+
 /// Where the parts of a group stand.
 struct Parts<T>(PhantomData<T>);
 
@@ -211,7 +231,7 @@ fn pack<T: Shape>(group: &mut [u8], lane: usize, row: &[u8], coding: &Coding) {
         if T::BITS == 3 {
             let mut high = [0_u8; 32];
             for (k, codes) in codes.iter().enumerate() {
-                high.iter_mut().zip(codes).for_each(|(high, code)| *high |= (code >> 2) << k);
+                high.iter_mut().zip(codes).for_each(|(high, code)| *high |= (code >> 2) << HIGH_BITS[k]);
             }
             for (i, dword) in high.as_chunks::<4>().0.iter().enumerate() {
                 put_dwords(&mut lines[Parts::<T>::high(i) * LINE..][..LINE], lane, dword);
@@ -225,9 +245,7 @@ fn pack<T: Shape>(group: &mut [u8], lane: usize, row: &[u8], coding: &Coding) {
 fn decode<T: Shape>(out: &mut [f32], group: &[u8], lane: usize, coding: &Coding) {
     let (blocks, _) = out.as_chunks_mut::<256>();
     let (factors, lines) = group.split_at(Parts::<T>::factors_bytes(blocks.len()));
-    for (b, (out, lines)) in
-        blocks.iter_mut().zip(lines.chunks_exact(T::BLOCK_LINES * LINE)).enumerate()
-    {
+    for (b, (out, lines)) in blocks.iter_mut().zip(lines.chunks_exact(T::BLOCK_LINES * LINE)).enumerate() {
         let factor = |f: usize| {
             let at = 2 * ((b * T::N_FACTORS + f) * LANES + lane);
             f16::from_le_bytes([factors[at], factors[at + 1]]).to_f32()
@@ -250,7 +268,7 @@ fn decode<T: Shape>(out: &mut [f32], group: &[u8], lane: usize, coding: &Coding)
                 let (line, bit) = Parts::<T>::low(k, within / 4);
                 let mut code = lines[line * LINE + at] >> bit & if T::BITS == 4 { 15 } else { 3 };
                 if T::BITS == 3 {
-                    code |= (lines[Parts::<T>::high(within / 4) * LINE + at] >> k & 1) << 2;
+                    code |= (lines[Parts::<T>::high(within / 4) * LINE + at] >> HIGH_BITS[k] & 1) << 2;
                 }
                 *out = scale * f32::from(coding.values[usize::from(code)]) - min;
             }
@@ -269,7 +287,9 @@ impl<T: Shape> Kernel for Multiply<'_, T> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: the caller's promise.
-        unsafe { if self.args.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() } }
+        unsafe {
+            if self.args.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() }
+        }
     }
 }
 
@@ -299,10 +319,12 @@ impl<T: Shape> Multiply<'_, T> {
         let t = t.as_mut_ptr();
         let (factors, blocks) = (w.as_ptr(), w[Parts::<T>::factors_bytes(n_blocks)..].as_ptr());
         let above = if T::SCALES == Scales::WithMin { 0 } else { T::MAX / 2 + 1 };
-        let table = self.coding.values.map(|v| (v as u8).wrapping_add(above));
+        let tables = [[0, 0], [0, 1], [1, 0], [1, 1]]
+            .map(|[half, j]| table(self.coding.values, T::BITS, above, half, j));
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
-            let table = S::table(&table);
+            let [a, b, c, d] = tables;
+            let tables = [[S::table(&a), S::table(&b)], [S::table(&c), S::table(&d)]];
             int8::clear::<S>(y, rows);
             int8::clear::<S>(t, rows);
             for b in 0..n_blocks {
@@ -317,18 +339,15 @@ impl<T: Shape> Multiply<'_, T> {
                     lines: block.add(T::SCALE_LINES * LINE),
                     q: x.q.as_ptr().add(8 * b * rows * 32),
                     rows,
-                    table,
+                    tables,
                 };
                 // One row's sum stays in a register.
                 let mut sum = S::splat(0.0);
-                for k in 0..8 {
-                    int8::prefetch::<S, ONE>(block.add(k * T::BITS * LINE), T::BITS + k / 7 * T::SCALE_LINES);
-                    let v = at.weights::<S, T>(k);
-                    if ONE {
-                        sum = at.add_one::<S, T>(sum, &v, &header, k);
-                    } else {
-                        at.add::<S, T>(t, &v, &header, k);
-                    }
+                for half in 0..2 {
+                    sum = at.add::<S, T, ONE, 0>(sum, t, &header, half);
+                    sum = at.add::<S, T, ONE, 1>(sum, t, &header, half);
+                    sum = at.add::<S, T, ONE, 2>(sum, t, &header, half);
+                    sum = at.add::<S, T, ONE, 3>(sum, t, &header, half);
                 }
                 if ONE {
                     S::store_f32(t, sum);
@@ -364,7 +383,11 @@ impl<S: Simd> Header<S> {
         // SAFETY: the caller's promise; the decoded bytes are 16 or 32 times 16.
         unsafe {
             let d = S::mul(S::load_f16(factors), S::splat(unit));
-            let mut this = Self { scales: [d; 16], unit: S::mul(d, S::splat(f32::from(bias))), pairs: [S::splat_i32(0x0001_0001); 8] };
+            let mut this = Self {
+                scales: [d; 16],
+                unit: S::mul(d, S::splat(f32::from(bias))),
+                pairs: [S::splat_i32(0x0001_0001); 8],
+            };
             let nibble = S::splat_i32(0x0f0f_0f0f);
             let mut bytes = [0_u8; 16 * LANES];
             let mut mins = [0_u8; 16 * LANES];
@@ -434,32 +457,61 @@ struct Block<I> {
     /// [8, rows, 32]
     q: *const i8,
     rows: usize,
-    table: I,
+    /// For the first and second four blocks, for even and odd ones.
+    tables: [[I; 2]; 2],
 }
 
 impl<I: Copy> Block<I> {
-    /// The weights of block `k`, as the table has them; the shifts are no constants, so that one copy of this code serves all.
+    /// Adds block 4·`half` + `J`: to `sum`, if there is one row, else to `t`.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; `t` is [rows, 16].
+    #[inline(always)]
+    unsafe fn add<S: Simd<I = I>, T: Shape, const ONE: bool, const J: usize>(
+        &self,
+        sum: S::F,
+        t: *mut f32,
+        header: &Header<S>,
+        half: usize,
+    ) -> S::F {
+        let k = 4 * half + J;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let scale_lines = if k == 7 { T::SCALE_LINES } else { 0 };
+            int8::prefetch::<S, ONE>(self.lines.add(k * T::BITS * LINE), T::BITS + scale_lines);
+            let v = self.weights::<S, T, J>(half);
+            if ONE {
+                return self.add_one::<S, T>(sum, &v, header, k);
+            }
+            self.add_all::<S, T>(t, &v, header, k);
+            sum
+        }
+    }
+
+    /// The weights of block 4·`half` + `J`, as the table has them.
     ///
     /// # Safety
     /// [`Simd`]'s contract.
     #[inline(always)]
-    unsafe fn weights<S: Simd<I = I>, T: Shape>(&self, k: usize) -> [I; 8] {
-        let (line, shift) = Parts::<T>::low(k, 0);
+    unsafe fn weights<S: Simd<I = I>, T: Shape, const J: usize>(&self, half: usize) -> [I; 8] {
+        let (line, bit) = Parts::<T>::low(4 * half + J, 0);
         let step = Parts::<T>::low(0, 1).0;
+        let bytes = |mask: usize| (mask as u32 * 0x0101_0101) as i32;
         // SAFETY: the caller's promise; the super-block has these lines.
         unsafe {
             let lines = self.lines.add(line * LINE);
-            let mask = S::splat_i32(if T::BITS == 4 { 0x0f0f_0f0f } else { 0x0303_0303 });
+            let mask = S::splat_i32(bytes(if T::BITS == 4 { 15 << (J % 2 * 4) } else { 3 << bit }));
+            let high_mask = S::splat_i32(bytes(1 << HIGH_BITS[4 * half + J]));
+            let table = self.tables[half][J % 2];
             let mut v = [mask; 8];
             for i in 0..8 {
-                let low = S::load(lines.add(i * step * LINE));
-                let mut code = S::and(S::shr_by(low, shift as u32), mask);
+                let mut code = S::and(S::load(lines.add(i * step * LINE)), mask);
                 if T::BITS == 3 {
                     let high = S::load(self.lines.add(Parts::<T>::high(i) * LINE));
-                    let bit = S::and(S::shr_by(high, k as u32), S::splat_i32(0x0101_0101));
-                    code = S::or(code, S::shl::<2>(bit));
+                    code = S::or(code, S::and(high, high_mask));
                 }
-                v[i] = S::lookup(self.table, code);
+                let upper = if T::BITS == 4 { J % 2 == 1 } else { J >= 2 };
+                v[i] = S::lookup(table, if upper { S::shr::<4>(code) } else { code });
             }
             v
         }
@@ -470,7 +522,13 @@ impl<I: Copy> Block<I> {
     /// # Safety
     /// [`Simd`]'s contract; `t` is [rows, 16].
     #[inline(always)]
-    unsafe fn add<S: Simd<I = I>, T: Shape>(&self, t: *mut f32, v: &[I; 8], header: &Header<S>, k: usize) {
+    unsafe fn add_all<S: Simd<I = I>, T: Shape>(
+        &self,
+        t: *mut f32,
+        v: &[I; 8],
+        header: &Header<S>,
+        k: usize,
+    ) {
         // SAFETY: the caller's promise.
         unsafe {
             let q = self.q.add(k * self.rows * 32);
@@ -484,12 +542,18 @@ impl<I: Copy> Block<I> {
         }
     }
 
-    /// Adds block `k` for the one row that there is, by the operations of [`Block::add`] in the same order.
+    /// Adds block `k` for the one row that there is, by the operations of [`Block::add_all`] in the same order.
     ///
     /// # Safety
     /// [`Simd`]'s contract.
     #[inline(always)]
-    unsafe fn add_one<S: Simd<I = I>, T: Shape>(&self, sum: S::F, v: &[I; 8], header: &Header<S>, k: usize) -> S::F {
+    unsafe fn add_one<S: Simd<I = I>, T: Shape>(
+        &self,
+        sum: S::F,
+        v: &[I; 8],
+        header: &Header<S>,
+        k: usize,
+    ) -> S::F {
         // SAFETY: the caller's promise.
         unsafe {
             let q = self.q.add(k * 32);

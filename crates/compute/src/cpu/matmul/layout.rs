@@ -131,7 +131,14 @@ impl Layout {
     }
 
     /// Decodes one row of a packed group of `dtype`, as the type's own decoder would; `scratch` is for the row's bytes.
-    pub(super) fn decode(self, out: &mut [f32], group: &[u8], lane: usize, dtype: DType, scratch: &mut Vec<u8>) {
+    pub(super) fn decode(
+        self,
+        out: &mut [f32],
+        group: &[u8],
+        lane: usize,
+        dtype: DType,
+        scratch: &mut Vec<u8>,
+    ) {
         let spec = dtype.spec();
         let row_bytes = out.len() / spec.block_len * spec.block_bytes;
         scratch.resize(scratch.len().max(row_bytes), 0);

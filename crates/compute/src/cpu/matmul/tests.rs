@@ -151,7 +151,20 @@ fn every_type_on_every_path_equals_the_decoded_product() {
 fn vector_paths_agree_bit_for_bit() {
     let pool = Pool::new(1);
     let paths: Vec<Isa> = Isa::available().iter().copied().filter(|&isa| isa != Isa::Portable).collect();
-    for dtype in [DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ3_S, DType::Q2_K, DType::Q3_K, DType::TQ2_0, DType::IQ4_NL, DType::Q5_1, DType::F32] {
+    for dtype in [
+        DType::Q8_0,
+        DType::Q4_0,
+        DType::Q4_K,
+        DType::Q5_K,
+        DType::Q6_K,
+        DType::IQ3_S,
+        DType::Q2_K,
+        DType::Q3_K,
+        DType::TQ2_0,
+        DType::IQ4_NL,
+        DType::Q5_1,
+        DType::F32,
+    ] {
         let case = case(dtype, 33, 1024, 5);
         let results: Vec<_> = paths
             .iter()

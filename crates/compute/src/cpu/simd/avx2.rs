@@ -197,7 +197,8 @@ impl Simd for Avx2 {
                 _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, up))
             };
             // Packing works within halves of a register; the permutation puts the quarters in order.
-            let join = |[a, b]: F| _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(bits(a), bits(b)));
+            let join =
+                |[a, b]: F| _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(bits(a), bits(b)));
             [join(first), join(second)]
         }
     }
