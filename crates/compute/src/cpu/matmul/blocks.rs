@@ -274,7 +274,7 @@ impl<T: Type> Multiply<'_, T> {
     /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
     #[inline(always)]
     unsafe fn multiply<S: Simd, const ONE: bool>(self) {
-        let Args { w, n_in, x, y } = self.0;
+        let Args { w, n_in, x, y, .. } = self.0;
         let rows = if ONE { 1 } else { x.rows };
         let group = w.as_ptr();
         // The dot product takes unsigned weights: the table's bytes are 128 above its numbers.

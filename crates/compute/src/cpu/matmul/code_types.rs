@@ -42,32 +42,38 @@ pub(super) fn coding(dtype: DType) -> Option<&'static Coding> {
 }
 
 static CODINGS: [Coding; 12] = [
-    Coding { dtype: DType::IQ4_XS, values: VALUES, unit: 1.0, read: iq4_xs, kernels: codes::SIGNED_4X32 },
+    Coding { dtype: DType::IQ4_XS, values: VALUES, unit: 1.0, read: iq4_xs, kernels: codes::WIDE_4X32 },
     Coding {
         dtype: DType::IQ3_S,
         values: signed_8([1, 3, 5, 7, 9, 11, 13, 15]),
         unit: 1.0,
         read: iq3_s,
-        kernels: codes::ODD_4X32,
+        kernels: codes::SIGNED_4X32,
     },
     Coding {
         dtype: DType::IQ3_XXS,
         values: signed_8([4, 12, 20, 28, 36, 44, 52, 62]),
         unit: 0.25,
         read: iq3_xxs,
-        kernels: codes::ODD_4X32,
+        kernels: codes::SIGNED_4X32,
     },
     Coding {
         dtype: DType::IQ2_XXS,
         values: IQ2_VALUES,
         unit: 0.125,
         read: iq2_xxs,
-        kernels: codes::ODD_3X32,
+        kernels: codes::SIGNED_3X32,
     },
-    Coding { dtype: DType::IQ2_XS, values: IQ2_VALUES, unit: 0.125, read: iq2_xs, kernels: codes::ODD_3X16 },
-    Coding { dtype: DType::IQ2_S, values: IQ2_VALUES, unit: 0.125, read: iq2_s, kernels: codes::ODD_3X16 },
-    Coding { dtype: DType::IQ1_S, values: IQ1_VALUES, unit: 0.125, read: iq1_s, kernels: codes::ODD_3X32 },
-    Coding { dtype: DType::IQ1_M, values: IQ1_VALUES, unit: 0.125, read: iq1_m, kernels: codes::ODD_3X16 },
+    Coding {
+        dtype: DType::IQ2_XS,
+        values: IQ2_VALUES,
+        unit: 0.125,
+        read: iq2_xs,
+        kernels: codes::SIGNED_3X16,
+    },
+    Coding { dtype: DType::IQ2_S, values: IQ2_VALUES, unit: 0.125, read: iq2_s, kernels: codes::SIGNED_3X16 },
+    Coding { dtype: DType::IQ1_S, values: IQ1_VALUES, unit: 0.125, read: iq1_s, kernels: codes::SIGNED_3X32 },
+    Coding { dtype: DType::IQ1_M, values: IQ1_VALUES, unit: 0.125, read: iq1_m, kernels: codes::SIGNED_3X16 },
     Coding { dtype: DType::Q3_K, values: counted(-4), unit: 1.0, read: q3_k, kernels: codes::SIGNED_3X16 },
     Coding { dtype: DType::Q2_K, values: counted(0), unit: 1.0, read: q2_k, kernels: codes::WITH_MIN_2X16 },
     Coding { dtype: DType::TQ1_0, values: counted(-1), unit: 1.0, read: tq1_0, kernels: codes::PLAIN_2X32 },
@@ -139,6 +145,11 @@ fn in_eights(codes: impl Fn(usize) -> [u8; 8]) -> [u8; 256] {
     all
 }
 
+/// Scales that are stored as half of themselves, rounded down: they are all odd.
+fn odd(scales: [u8; 16]) -> [u8; 16] {
+    scales.map(|s| 2 * s + 1)
+}
+
 /// The scales of a type that has fewer than 16.
 fn first<const N: usize>(scales: [u8; N]) -> [u8; 16] {
     let mut all = [0; 16];
@@ -173,7 +184,7 @@ fn iq3_s(bytes: &[u8]) -> SuperBlock {
         };
         iq3_codes::<1>([point(2 * g), point(2 * g + 1)], b.signs[g])
     });
-    SuperBlock { factors: [b.d, [0; 2]], scales: in_order(b.scales), codes }
+    SuperBlock { factors: [b.d, [0; 2]], scales: odd(in_order(b.scales)), codes }
 }
 
 fn iq3_xxs(bytes: &[u8]) -> SuperBlock {
@@ -183,7 +194,7 @@ fn iq3_xxs(bytes: &[u8]) -> SuperBlock {
         let signs = EVEN_SIGNS[(words[g / 4] >> (7 * (g % 4)) & 127) as usize];
         iq3_codes::<3>([2 * g, 2 * g + 1].map(|i| iq3_xxs::GRID[usize::from(b.qs[i])]), signs)
     });
-    SuperBlock { factors: [b.d, [0; 2]], scales: first(words.map(|w| (w >> 28) as u8)), codes }
+    SuperBlock { factors: [b.d, [0; 2]], scales: odd(first(words.map(|w| (w >> 28) as u8))), codes }
 }
 
 fn iq2_xxs(bytes: &[u8]) -> SuperBlock {
@@ -193,7 +204,7 @@ fn iq2_xxs(bytes: &[u8]) -> SuperBlock {
         let signs = EVEN_SIGNS[(words[g / 4] >> (7 * (g % 4)) & 127) as usize];
         iq2_codes(iq2_xxs::GRID[usize::from(b.qs[g / 4][g % 4])], signs)
     });
-    SuperBlock { factors: [b.d, [0; 2]], scales: first(words.map(|w| (w >> 28) as u8)), codes }
+    SuperBlock { factors: [b.d, [0; 2]], scales: odd(first(words.map(|w| (w >> 28) as u8))), codes }
 }
 
 fn iq2_xs(bytes: &[u8]) -> SuperBlock {
@@ -202,7 +213,7 @@ fn iq2_xs(bytes: &[u8]) -> SuperBlock {
         let q = usize::from(u16::from_le_bytes(b.qs[g]));
         iq2_codes(iq2_xs::GRID[q & 511], EVEN_SIGNS[q >> 9])
     });
-    SuperBlock { factors: [b.d, [0; 2]], scales: in_order(b.scales), codes }
+    SuperBlock { factors: [b.d, [0; 2]], scales: odd(in_order(b.scales)), codes }
 }
 
 fn iq2_s(bytes: &[u8]) -> SuperBlock {
@@ -211,7 +222,7 @@ fn iq2_s(bytes: &[u8]) -> SuperBlock {
         let high = b.qh[g / 4] >> (2 * (g % 4)) & 3;
         iq2_codes(iq2_s::GRID[usize::from(b.qs[g]) | usize::from(high) << 8], b.signs[g])
     });
-    SuperBlock { factors: [b.d, [0; 2]], scales: in_order(b.scales), codes }
+    SuperBlock { factors: [b.d, [0; 2]], scales: odd(in_order(b.scales)), codes }
 }
 
 fn iq1_s(bytes: &[u8]) -> SuperBlock {
@@ -222,7 +233,7 @@ fn iq1_s(bytes: &[u8]) -> SuperBlock {
         let high = usize::from(word >> (3 * (g % 4)) & 7);
         iq1_codes(usize::from(b.qs[g]) | high << 8, word >> 15 == 1)
     });
-    SuperBlock { factors: [b.d, [0; 2]], scales: first(words.map(|w| (w >> 12 & 7) as u8)), codes }
+    SuperBlock { factors: [b.d, [0; 2]], scales: odd(first(words.map(|w| (w >> 12 & 7) as u8))), codes }
 }
 
 fn iq1_m(bytes: &[u8]) -> SuperBlock {
@@ -232,7 +243,7 @@ fn iq1_m(bytes: &[u8]) -> SuperBlock {
         iq1_codes(usize::from(b.qs[g]) | usize::from(high & 7) << 8, high & 8 == 8)
     });
     let scales = std::array::from_fn(|j| (u16::from_le_bytes(b.scales[j / 4]) >> (3 * (j % 4)) & 7) as u8);
-    SuperBlock { factors: [b.d(), [0; 2]], scales, codes }
+    SuperBlock { factors: [b.d(), [0; 2]], scales: odd(scales), codes }
 }
 
 fn q3_k(bytes: &[u8]) -> SuperBlock {

@@ -5,11 +5,8 @@
 //! a search in a codebook. Types that keep several weights under one index get larger by it, see docs/cpu.md.
 //!
 //! Group: the factors, F16 [n_super_blocks, 16], twice as many for types with minimums (d, then dmin), filled up to a line; then per
-//! super-block the sub-blocks' scales and the codes. Scales, byte j·16 + row of a line:
-//!
-//! - [`Scales::Signed`]: scale j as `i8`; 4 sub-blocks per line
-//! - [`Scales::Odd`]: low nibble scale j, high nibble scale j + 4, both standing for 2·nibble + 1; 8 sub-blocks per line
-//! - [`Scales::WithMin`]: low nibble scale j, high nibble minimum j; 4 sub-blocks per line
+//! super-block the scales of its sub-blocks, a byte each, [n_sub, 16 rows], and the codes. With minimums, a scale is the low nibble of
+//! its byte and the minimum the high one. Inside a super-block everything is summed in whole numbers.
 //!
 //! Codes, where block k is weights 32·k to 32·k + 31 and line i has weights 4·i to 4·i + 3 of the 16 rows' block:
 //!
@@ -32,13 +29,11 @@ use std::marker::PhantomData;
 
 /// How a type keeps the scales of its sub-blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Scales {
+enum Scales {
     /// One factor for the whole super-block
     None,
     /// `i8`
     Signed,
-    /// 2·n + 1 with `n` in 0..16
-    Odd,
     /// Scale and minimum, each in 0..16
     WithMin,
 }
@@ -57,23 +52,21 @@ trait Shape {
     const N_SUB: usize = 256 / Self::SUB;
     /// Factors of a super-block.
     const N_FACTORS: usize = if matches!(Self::SCALES, Scales::WithMin) { 2 } else { 1 };
-    const SCALE_LINES: usize = match Self::SCALES {
-        Scales::None => 0,
-        Scales::Odd => Self::N_SUB / 8,
-        Scales::Signed | Scales::WithMin => Self::N_SUB / 4,
-    };
+    const SCALE_LINES: usize =
+        if matches!(Self::SCALES, Scales::None) { 0 } else { Self::N_SUB * LANES / LINE };
+    /// What the table's bytes are above the numbers that they stand for, since the dot product takes unsigned weights. The numbers of a
+    /// type with minimums are not negative.
+    const ABOVE: u8 = if matches!(Self::SCALES, Scales::WithMin) { 0 } else { Self::MAX / 2 + 1 };
     const BLOCK_LINES: usize = Self::SCALE_LINES + 8 * Self::BITS;
 }
 
 /// IQ4_XS
-struct Signed4x32;
+struct Wide4x32;
 /// IQ3_S, IQ3_XXS
-struct Odd4x32;
+struct Signed4x32;
 /// IQ2_XXS, IQ1_S
-struct Odd3x32;
-/// IQ2_XS, IQ2_S, IQ1_M
-struct Odd3x16;
-/// Q3_K
+struct Signed3x32;
+/// IQ2_XS, IQ2_S, IQ1_M, Q3_K
 struct Signed3x16;
 /// Q2_K
 struct WithMin2x16;
@@ -97,13 +90,12 @@ macro_rules! shape {
         };
     };
 }
-shape!(Signed4x32, SIGNED_4X32: 4, 32, 255, Signed);
-shape!(Odd4x32, ODD_4X32: 4, 32, 127, Odd);
-shape!(Odd3x32, ODD_3X32: 3, 32, 127, Odd);
-shape!(Odd3x16, ODD_3X16: 3, 16, 127, Odd);
-shape!(Signed3x16, SIGNED_3X16: 3, 16, 15, Signed);
+shape!(Wide4x32, WIDE_4X32: 4, 32, 255, Signed);
+shape!(Signed4x32, SIGNED_4X32: 4, 32, 127, Signed);
+shape!(Signed3x32, SIGNED_3X32: 3, 32, 127, Signed);
+shape!(Signed3x16, SIGNED_3X16: 3, 16, 127, Signed);
 shape!(WithMin2x16, WITH_MIN_2X16: 2, 16, 15, WithMin);
-shape!(Plain2x32, PLAIN_2X32: 2, 32, 15, None);
+shape!(Plain2x32, PLAIN_2X32: 2, 32, 127, None);
 
 /// The functions of one shape.
 pub(super) struct Kernels {
@@ -128,7 +120,7 @@ unsafe fn multiply<T: Shape>(isa: Isa, args: Args<'_>, coding: &'static Coding) 
 pub(super) struct SuperBlock {
     /// Factors d and dmin, F16.
     pub(super) factors: [[u8; 2]; 2],
-    /// As [`Scales`] keeps them; unused ones are 0.
+    /// One byte per sub-block; unused ones are 0.
     pub(super) scales: [u8; 16],
     pub(super) codes: [u8; 256],
 }
@@ -173,15 +165,6 @@ impl<T: Shape> Parts<T> {
     fn high(i: usize) -> usize {
         3 * i + 1
     }
-
-    /// Byte of the scales, and lowest bit in it, of sub-block `j` of a row.
-    #[inline(always)]
-    fn scale(j: usize, lane: usize) -> (usize, usize) {
-        match T::SCALES {
-            Scales::Odd => (j / 8 * LINE + j % 4 * LANES + lane, j / 4 % 2 * 4),
-            _ => (j * LANES + lane, 0),
-        }
-    }
 }
 
 fn group_bytes<T: Shape>(n_in: usize) -> usize {
@@ -200,13 +183,8 @@ fn pack<T: Shape>(group: &mut [u8], lane: usize, row: &[u8], coding: &Coding) {
             factors[2 * ((b * T::N_FACTORS + f) * LANES + lane)..][..2].copy_from_slice(factor);
         }
         let (scales, lines) = lines.split_at_mut(T::SCALE_LINES * LINE);
-        if T::SCALES != Scales::None {
-            for j in 0..T::N_SUB {
-                let (byte, bit) = Parts::<T>::scale(j, lane);
-                // A lower nibble comes before its higher one and clears what was there.
-                let below = if bit == 0 { 0 } else { scales[byte] & 15 };
-                scales[byte] = below | block.scales[j] << bit;
-            }
+        for (scales, scale) in scales.chunks_exact_mut(LANES).zip(block.scales) {
+            scales[lane] = scale;
         }
         let codes = block.codes.as_chunks::<32>().0;
         let mut words = [[0_u8; 32]; 8];
@@ -252,13 +230,12 @@ fn decode<T: Shape>(out: &mut [f32], group: &[u8], lane: usize, coding: &Coding)
         };
         let (scales, lines) = lines.split_at(T::SCALE_LINES * LINE);
         for (j, out) in out.chunks_exact_mut(T::SUB).enumerate() {
-            let (byte, bit) = Parts::<T>::scale(j, lane);
             let (scale, min) = match T::SCALES {
                 Scales::None => (1.0, 0.0),
-                Scales::Signed => (f32::from(scales[byte] as i8), 0.0),
-                Scales::Odd => (f32::from(2 * (scales[byte] >> bit & 15) + 1), 0.0),
+                Scales::Signed => (f32::from(scales[j * LANES + lane] as i8), 0.0),
                 Scales::WithMin => {
-                    (f32::from(scales[byte] & 15), factor(T::N_FACTORS - 1) * f32::from(scales[byte] >> 4))
+                    let byte = scales[j * LANES + lane];
+                    (f32::from(byte & 15), factor(T::N_FACTORS - 1) * f32::from(byte >> 4))
                 }
             };
             let scale = factor(0) * coding.unit * scale;
@@ -294,168 +271,82 @@ impl<T: Shape> Kernel for Multiply<'_, T> {
 }
 
 impl<T: Shape> Multiply<'_, T> {
-    /// What the table's bytes are above the numbers that they stand for: the dot product takes unsigned weights.
-    ///
-    /// A type with minimums has unsigned numbers.
-    #[inline(always)]
-    fn bias<S: Simd>() -> u8 {
-        match T::SCALES {
-            Scales::WithMin => 0,
-            _ if T::MAX == 255 && S::CENTERS_BYTES => 0,
-            _ => T::MAX / 2 + 1,
-        }
-    }
-
     /// With the number of rows known, for one row, the sums stay in registers.
     ///
     /// # Safety
     /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
     #[inline(always)]
     unsafe fn multiply<S: Simd, const ONE: bool>(self) {
-        let Args { w, n_in, x, y } = self.args;
+        let Args { w, n_in, x, y, .. } = self.args;
         let rows = if ONE { 1 } else { x.rows };
         let n_blocks = n_in / 256;
-        let mut t = Sums::uninit();
-        let t = t.as_mut_ptr();
+        let mut t: Sums = Sums::uninit();
+        let t = t.as_mut_ptr().cast::<u8>();
         let (factors, blocks) = (w.as_ptr(), w[Parts::<T>::factors_bytes(n_blocks)..].as_ptr());
-        let above = if T::SCALES == Scales::WithMin { 0 } else { T::MAX / 2 + 1 };
-        let tables = [[0, 0], [0, 1], [1, 0], [1, 1]]
-            .map(|[half, j]| table(self.coding.values, T::BITS, above, half, j));
+        let [a, b, c, d] = [[0, 0], [0, 1], [1, 0], [1, 1]]
+            .map(|[half, j]| table(self.coding.values, T::BITS, T::ABOVE, half, j));
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
-            let [a, b, c, d] = tables;
             let tables = [[S::table(&a), S::table(&b)], [S::table(&c), S::table(&d)]];
             int8::clear::<S>(y, rows);
-            int8::clear::<S>(t, rows);
             for b in 0..n_blocks {
-                let block = blocks.add(b * T::BLOCK_LINES * LINE);
-                let header = Header::<S>::load::<T>(
-                    factors.add(b * T::N_FACTORS * 2 * LANES),
-                    block,
-                    self.coding.unit,
-                    Self::bias::<S>(),
-                );
+                let factors = factors.add(b * T::N_FACTORS * 2 * LANES);
+                let scales = blocks.add(b * T::BLOCK_LINES * LINE);
+                let offsets = match T::SUB {
+                    _ if T::ABOVE == 0 || (T::MAX == 255 && S::CENTERS_BYTES) => std::ptr::null(),
+                    16 => x.offsets[2].as_ptr().add(16 * b * rows),
+                    _ => x.offsets[3].as_ptr().add(8 * b * rows),
+                };
                 let at = Block {
-                    lines: block.add(T::SCALE_LINES * LINE),
+                    scales,
+                    lines: scales.add(T::SCALE_LINES * LINE),
                     q: x.q.as_ptr().add(8 * b * rows * 32),
+                    offsets,
                     rows,
                     tables,
                 };
-                // One row's sum stays in a register.
-                let mut sum = S::splat(0.0);
-                for half in 0..2 {
-                    sum = at.add::<S, T, ONE, 0>(sum, t, &header, half);
-                    sum = at.add::<S, T, ONE, 1>(sum, t, &header, half);
-                    sum = at.add::<S, T, ONE, 2>(sum, t, &header, half);
-                    sum = at.add::<S, T, ONE, 3>(sum, t, &header, half);
+                for r in 0..rows {
+                    S::store(t.add(r * LINE), S::splat_i32(0));
                 }
-                if ONE {
-                    S::store_f32(t, sum);
-                }
-                if Self::bias::<S>() != 0 || T::SCALES == Scales::WithMin {
-                    let sums = match T::SUB {
-                        32 => x.offsets[0].as_ptr().add(b * rows * 4),
-                        _ => x.offsets[2].as_ptr().add(b * rows * 8),
-                    };
-                    header.subtract::<T>(t, sums, rows);
-                }
-                int8::end_super_block::<S>(y, t, rows, x.scales.as_ptr().add(b * rows));
-            }
-        }
-    }
-}
-
-/// Scales of a super-block of 16 rows, decoded.
-struct Header<S: Simd> {
-    /// Of the first `N_SUB` sub-blocks.
-    scales: [S::F; 16],
-    /// What `pairs` are in units of.
-    unit: S::F,
-    /// What is to be subtracted for each unit of the activations' sums: two sub-blocks each, as 16-bit numbers.
-    pairs: [S::I; 8],
-}
-
-impl<S: Simd> Header<S> {
-    /// # Safety
-    /// [`Simd`]'s contract; `factors` and `scales` are those of a super-block.
-    #[inline(always)]
-    unsafe fn load<T: Shape>(factors: *const u8, scales: *const u8, unit: f32, bias: u8) -> Self {
-        // SAFETY: the caller's promise; the decoded bytes are 16 or 32 times 16.
-        unsafe {
-            let d = S::mul(S::load_f16(factors), S::splat(unit));
-            let mut this = Self {
-                scales: [d; 16],
-                unit: S::mul(d, S::splat(f32::from(bias))),
-                pairs: [S::splat_i32(0x0001_0001); 8],
-            };
-            let nibble = S::splat_i32(0x0f0f_0f0f);
-            let mut bytes = [0_u8; 16 * LANES];
-            let mut mins = [0_u8; 16 * LANES];
-            let (b, m) = (bytes.as_mut_ptr(), mins.as_mut_ptr());
-            match T::SCALES {
-                Scales::None => return this,
-                Scales::Signed => {}
-                Scales::Odd => {
-                    let (even, one) = (S::splat_i32(0x1e1e_1e1e), S::splat_i32(0x0101_0101));
-                    for l in 0..T::SCALE_LINES {
-                        let line = S::load(scales.add(l * LINE));
-                        S::store(b.add(2 * l * LINE), S::or(S::and(S::shl::<1>(line), even), one));
-                        S::store(b.add((2 * l + 1) * LINE), S::or(S::and(S::shr::<3>(line), even), one));
-                    }
-                }
-                Scales::WithMin => {
-                    this.unit = S::load_f16(factors.add(2 * LANES));
-                    for l in 0..T::SCALE_LINES {
-                        let line = S::load(scales.add(l * LINE));
-                        S::store(b.add(l * LINE), S::and(line, nibble));
-                        S::store(m.add(l * LINE), S::and(S::shr::<4>(line), nibble));
-                    }
-                }
-            }
-            let from = if T::SCALES == Scales::Signed { scales } else { b.cast_const() };
-            let low = S::splat_i32(0xffff);
-            for p in 0..T::N_SUB / 2 {
-                let first = S::load_i8(from.add(2 * p * LANES));
-                let second = S::load_i8(from.add((2 * p + 1) * LANES));
-                this.scales[2 * p] = S::mul(d, S::to_f32(first));
-                this.scales[2 * p + 1] = S::mul(d, S::to_f32(second));
-                this.pairs[p] = if T::SCALES == Scales::WithMin {
-                    let m = m.add(2 * p * LANES).cast_const();
-                    S::pair(S::load_u8(m), S::load_u8(m.add(LANES)))
-                } else {
-                    S::pair(S::and(first, low), S::and(second, low))
-                };
-            }
-            this
-        }
-    }
-
-    /// `t -= unit · Σ pairs · (sums of activations)`; `sums`: pairs of 16-bit numbers, [rows, N_SUB / 2].
-    ///
-    /// # Safety
-    /// [`Simd`]'s contract; `t` is [rows, 16].
-    #[inline(always)]
-    unsafe fn subtract<T: Shape>(&self, t: *mut f32, sums: *const i32, rows: usize) {
-        let n = T::N_SUB / 2;
-        for r in 0..rows {
-            // SAFETY: the caller's promise.
-            unsafe {
                 let mut sum = S::splat_i32(0);
-                for p in 0..n {
-                    sum = S::dot_i16(sum, self.pairs[p], *sums.add(n * r + p));
+                for half in 0..2 {
+                    sum = at.add::<S, T, ONE, 0>(sum, t, half);
+                    sum = at.add::<S, T, ONE, 1>(sum, t, half);
+                    sum = at.add::<S, T, ONE, 2>(sum, t, half);
+                    sum = at.add::<S, T, ONE, 3>(sum, t, half);
                 }
-                let t = t.add(r * LANES);
-                S::store_f32(t, S::fnma(S::to_f32(sum), self.unit, S::load_f32(t)));
+                let d = S::mul(S::load_f16(factors), S::splat(self.coding.unit));
+                let mins = if T::SCALES == Scales::WithMin { at.mins::<S>() } else { [sum; 8] };
+                for r in 0..rows {
+                    let sum = if ONE { sum } else { S::load(t.add(r * LINE)) };
+                    let mut product = S::mul(S::to_f32(sum), d);
+                    if T::SCALES == Scales::WithMin {
+                        let sums = x.offsets[4].as_ptr().add((b * rows + r) * 8);
+                        let mut sum = S::splat_i32(0);
+                        for p in 0..8 {
+                            sum = S::dot_i16(sum, mins[p], *sums.add(p));
+                        }
+                        let dmin = S::load_f16(factors.add(2 * LANES));
+                        product = S::fnma(S::to_f32(sum), dmin, product);
+                    }
+                    let scale = S::splat(*x.scales.as_ptr().add(b * rows + r));
+                    let y = y.add(r * LANES);
+                    S::store_f32(y, S::fma(product, scale, S::load_f32(y)));
+                }
             }
         }
     }
 }
 
-/// The codes of a super-block of 16 rows, and its activations.
+/// A super-block of 16 rows, and its activations.
 struct Block<I> {
+    /// [n_sub, 16]
+    scales: *const u8,
     lines: *const u8,
     /// [8, rows, 32]
     q: *const i8,
+    /// What sums start from, in units of a table that is 64 above: [n_sub, rows]; null for zero.
+    offsets: *const i32,
     rows: usize,
     /// For the first and second four blocks, for even and odd ones.
     tables: [[I; 2]; 2],
@@ -465,26 +356,101 @@ impl<I: Copy> Block<I> {
     /// Adds block 4·`half` + `J`: to `sum`, if there is one row, else to `t`.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; `t` is [rows, 16].
+    /// [`Simd`]'s contract; `t` is `i32` [rows, 16].
     #[inline(always)]
     unsafe fn add<S: Simd<I = I>, T: Shape, const ONE: bool, const J: usize>(
         &self,
-        sum: S::F,
-        t: *mut f32,
-        header: &Header<S>,
+        sum: I,
+        t: *mut u8,
         half: usize,
-    ) -> S::F {
+    ) -> I {
         let k = 4 * half + J;
         // SAFETY: the caller's promise.
         unsafe {
             let scale_lines = if k == 7 { T::SCALE_LINES } else { 0 };
             int8::prefetch::<S, ONE>(self.lines.add(k * T::BITS * LINE), T::BITS + scale_lines);
             let v = self.weights::<S, T, J>(half);
-            if ONE {
-                return self.add_one::<S, T>(sum, &v, header, k);
+            let q = self.q.add(k * self.rows * 32);
+            if T::SUB == 32 {
+                return self.add_sub::<S, T, ONE, 8>(sum, t, &v, k, q);
             }
-            self.add_all::<S, T>(t, &v, header, k);
-            sum
+            let [a, b, c, d, e, f, g, h] = v;
+            let sum = self.add_sub::<S, T, ONE, 4>(sum, t, &[a, b, c, d], 2 * k, q);
+            self.add_sub::<S, T, ONE, 4>(sum, t, &[e, f, g, h], 2 * k + 1, q.add(16))
+        }
+    }
+
+    /// Adds sub-block `j`.
+    ///
+    /// # Safety
+    /// As [`Block::add`].
+    #[inline(always)]
+    unsafe fn add_sub<S: Simd<I = I>, T: Shape, const ONE: bool, const N: usize>(
+        &self,
+        sum: I,
+        t: *mut u8,
+        v: &[I; N],
+        j: usize,
+        q: *const i8,
+    ) -> I {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let scale = match T::SCALES {
+                Scales::None => S::splat_i32(1),
+                Scales::Signed => S::load_i8(self.scales.add(j * LANES)),
+                Scales::WithMin => S::and(S::load_u8(self.scales.add(j * LANES)), S::splat_i32(15)),
+            };
+            if ONE {
+                let [product] = self.dot::<S, T, N, 1>(v, j, q, 0);
+                return S::add_i32(sum, scaled::<S, T>(product, scale));
+            }
+            let mut r = 0;
+            while r + ROWS <= self.rows {
+                let products = self.dot::<S, T, N, ROWS>(v, j, q, r);
+                for i in 0..ROWS {
+                    let t = t.add((r + i) * LINE);
+                    S::store(t, S::add_i32(S::load(t), scaled::<S, T>(products[i], scale)));
+                }
+                r += ROWS;
+            }
+            while r < self.rows {
+                let [product] = self.dot::<S, T, N, 1>(v, j, q, r);
+                let t = t.add(r * LINE);
+                S::store(t, S::add_i32(S::load(t), scaled::<S, T>(product, scale)));
+                r += 1;
+            }
+        }
+        sum
+    }
+
+    /// Sums of the products of sub-block `j` with `R` rows from row `r` on.
+    ///
+    /// # Safety
+    /// As [`Block::add`].
+    #[inline(always)]
+    unsafe fn dot<S: Simd<I = I>, T: Shape, const N: usize, const R: usize>(
+        &self,
+        v: &[I; N],
+        j: usize,
+        q: *const i8,
+        r: usize,
+    ) -> [I; R] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = [S::splat_i32(0); R];
+            if !self.offsets.is_null() {
+                for i in 0..R {
+                    let times = i32::from(T::ABOVE) / 64;
+                    sums[i] = S::splat_i32(*self.offsets.add(j * self.rows + r + i) * times);
+                }
+            }
+            let q = q.add(r * 32);
+            match T::MAX {
+                15 => S::dot::<N, 15, R>(&mut sums, v, q),
+                127 => S::dot::<N, 127, R>(&mut sums, v, q),
+                _ => S::dot::<N, 255, R>(&mut sums, v, q),
+            }
+            sums
         }
     }
 
@@ -517,93 +483,31 @@ impl<I: Copy> Block<I> {
         }
     }
 
-    /// Adds block `k` for every row.
+    /// The minimums of all sub-blocks, two in each lane.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; `t` is [rows, 16].
+    /// [`Simd`]'s contract; the type has minimums.
     #[inline(always)]
-    unsafe fn add_all<S: Simd<I = I>, T: Shape>(
-        &self,
-        t: *mut f32,
-        v: &[I; 8],
-        header: &Header<S>,
-        k: usize,
-    ) {
+    unsafe fn mins<S: Simd<I = I>>(&self) -> [I; 8] {
         // SAFETY: the caller's promise.
         unsafe {
-            let q = self.q.add(k * self.rows * 32);
-            if T::SUB == 32 {
-                add::<S, T, 8>(t, v, header.scales[k], self.rows, q);
-            } else {
-                let [a, b, c, d, e, f, g, h] = *v;
-                add::<S, T, 4>(t, &[a, b, c, d], header.scales[2 * k], self.rows, q);
-                add::<S, T, 4>(t, &[e, f, g, h], header.scales[2 * k + 1], self.rows, q.add(16));
+            let mut mins = [S::splat_i32(0); 8];
+            for (p, pair) in mins.iter_mut().enumerate() {
+                let min = |j: usize| S::shr::<4>(S::load_u8(self.scales.add(j * LANES)));
+                *pair = S::pair(min(2 * p), min(2 * p + 1));
             }
-        }
-    }
-
-    /// Adds block `k` for the one row that there is, by the operations of [`Block::add_all`] in the same order.
-    ///
-    /// # Safety
-    /// [`Simd`]'s contract.
-    #[inline(always)]
-    unsafe fn add_one<S: Simd<I = I>, T: Shape>(
-        &self,
-        sum: S::F,
-        v: &[I; 8],
-        header: &Header<S>,
-        k: usize,
-    ) -> S::F {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let q = self.q.add(k * 32);
-            if T::SUB == 32 {
-                S::fma(S::to_f32(dot::<S, T, 8>(v, q)), header.scales[k], sum)
-            } else {
-                let [a, b, c, d, e, f, g, h] = *v;
-                let sum = S::fma(S::to_f32(dot::<S, T, 4>(&[a, b, c, d], q)), header.scales[2 * k], sum);
-                S::fma(S::to_f32(dot::<S, T, 4>(&[e, f, g, h], q.add(16))), header.scales[2 * k + 1], sum)
-            }
+            mins
         }
     }
 }
 
-/// The sum of one row's products with a sub-block.
-///
-/// # Safety
-/// As [`Simd::dot`].
-#[inline(always)]
-unsafe fn dot<S: Simd, T: Shape, const N: usize>(w: &[S::I; N], q: *const i8) -> S::I {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut sums = [S::splat_i32(0)];
-        match T::MAX {
-            15 => S::dot::<N, 15, 1>(&mut sums, w, q),
-            127 => S::dot::<N, 127, 1>(&mut sums, w, q),
-            _ => S::dot::<N, 255, 1>(&mut sums, w, q),
-        }
-        sums[0]
-    }
-}
+/// Rows that are in flight together, to hide the latency of the dot product.
+const ROWS: usize = 4;
 
-/// [`int8::add_sub_block`] with the shape's largest byte.
-///
 /// # Safety
-/// As there.
+/// [`Simd`]'s contract.
 #[inline(always)]
-unsafe fn add<S: Simd, T: Shape, const N: usize>(
-    t: *mut f32,
-    w: &[S::I; N],
-    scale: S::F,
-    rows: usize,
-    q: *const i8,
-) {
+unsafe fn scaled<S: Simd, T: Shape>(product: S::I, scale: S::I) -> S::I {
     // SAFETY: the caller's promise.
-    unsafe {
-        match T::MAX {
-            15 => int8::add_sub_block::<S, N, 15>(t, w, scale, rows, q, std::ptr::null()),
-            127 => int8::add_sub_block::<S, N, 127>(t, w, scale, rows, q, std::ptr::null()),
-            _ => int8::add_sub_block::<S, N, 255>(t, w, scale, rows, q, std::ptr::null()),
-        }
-    }
+    if T::SCALES == Scales::None { product } else { unsafe { S::mul_i32(product, scale) } }
 }

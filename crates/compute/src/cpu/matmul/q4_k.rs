@@ -48,9 +48,9 @@ impl Multiply<'_> {
     /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
     #[inline(always)]
     unsafe fn multiply<S: Simd, const ONE: bool>(self) {
-        let Args { w, n_in, x, y } = self.0;
+        let Args { w, n_in, x, y, .. } = self.0;
         let rows = if ONE { 1 } else { x.rows };
-        let mut t = Sums::uninit();
+        let mut t: Sums = Sums::uninit();
         let t = t.as_mut_ptr();
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {

@@ -133,6 +133,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn add_i32(a: I, b: I) -> I {
+        both!(_mm256_add_epi32, a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn mul_i32(a: I, b: I) -> I {
+        both!(_mm256_mullo_epi32, a, b)
+    }
+
+    #[inline(always)]
     unsafe fn mul(a: F, b: F) -> F {
         both!(_mm256_mul_ps, a, b)
     }

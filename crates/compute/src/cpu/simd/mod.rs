@@ -65,6 +65,10 @@ pub(crate) trait Simd: Copy {
     unsafe fn splat_i32(x: i32) -> Self::I;
     /// The nearest float of every integer.
     unsafe fn to_f32(v: Self::I) -> Self::F;
+    /// `a + b`, wrapping.
+    unsafe fn add_i32(a: Self::I, b: Self::I) -> Self::I;
+    /// The low half of `a * b`.
+    unsafe fn mul_i32(a: Self::I, b: Self::I) -> Self::I;
     /// `a * b`.
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
     /// `a + b`.

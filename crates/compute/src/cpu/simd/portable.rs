@@ -112,6 +112,16 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn add_i32(a: Self::I, b: Self::I) -> Self::I {
+        zip(a, b, i32::wrapping_add)
+    }
+
+    #[inline(always)]
+    unsafe fn mul_i32(a: Self::I, b: Self::I) -> Self::I {
+        zip(a, b, i32::wrapping_mul)
+    }
+
+    #[inline(always)]
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
         zip(a, b, |a, b| a * b)
     }
