@@ -187,6 +187,17 @@ fn extreme_weights_do_not_saturate() {
         (DType::Q5_K, [&[0x00, 0x3c, 0x00, 0x3c][..], &[0xff; 172]].concat()),
         (DType::Q6_K, [&[0xff; 192][..], &[0x80; 16], &[0x00, 0x3c]].concat()),
         (DType::Q6_K, [&[0x00; 192][..], &[0x7f; 16], &[0x00, 0x3c]].concat()),
+        (DType::IQ4_XS, [&[0x00, 0x3c][..], &[0xff; 134]].concat()),
+        (DType::IQ4_XS, [&[0x00, 0x3c][..], &[0x00; 134]].concat()),
+        (DType::IQ3_S, [&[0x00, 0x3c][..], &[0xff; 108]].concat()),
+        (DType::IQ2_S, [&[0x00, 0x3c][..], &[0xff; 80]].concat()),
+        (DType::Q3_K, [&[0xff; 108][..], &[0x00, 0x3c]].concat()),
+        (DType::Q3_K, [&[0x00; 108][..], &[0x00, 0x3c]].concat()),
+        (DType::Q2_K, [&[0xff; 80][..], &[0x00, 0x3c, 0x00, 0x00]].concat()),
+        (DType::TQ2_0, [&[0xaa; 64][..], &[0x00, 0x3c]].concat()),
+        (DType::IQ4_NL, [&[0x00, 0x3c][..], &[0x00; 16]].concat()),
+        (DType::MXFP4, [&[127][..], &[0x77; 16]].concat()),
+        (DType::Q5_1, [&[0x00, 0x3c, 0x00, 0x3c][..], &[0xff; 20]].concat()),
     ] {
         let n_in = 512;
         let bytes = block.repeat(16 * n_in / dtype.block_len());
