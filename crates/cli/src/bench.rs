@@ -35,7 +35,7 @@ pub(crate) struct BenchArgs {
     /// Tokens in the cache before decode begins.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
     depth: Vec<usize>,
-    /// Most tokens of one step; longer prompts take several [default: 512].
+    /// Most tokens of one step; longer prompts take several [default: 512 on the CPU, 2048 on a GPU].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     step_tokens: Option<u32>,
     /// Runs of each measurement, after one that does not count.
@@ -123,7 +123,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let mut options = args.runner.load_options(Some(n_ctx));
     options.cache_tokens = Some(n_ctx.next_multiple_of(options.block_size) * max_batch);
     options.max_seqs = options.max_seqs.max(max_batch);
-    options.step_tokens = args.step_tokens.map_or(options.step_tokens, |n| n as usize);
+    options.step_tokens = args.step_tokens.map(|n| n as usize);
     options.max_logits = max_batch;
     let source: Box<dyn TensorSource> = match args.synth {
         Some(spec) => Box::new(Synth::new(spec.shape, spec.mix, 1, args.runner.threads.or_all_cores())?),

@@ -90,7 +90,7 @@ impl Model {
             config: loaded.config,
             device: loaded.device,
             weights: loaded.weights,
-            cache_bytes: loaded.cache_bytes,
+            cache_bytes: loaded.memory.cache,
             load_time: loaded.load_time,
         })
     }

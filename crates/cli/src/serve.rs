@@ -57,9 +57,10 @@ pub(crate) struct ServeArgs {
     /// Sequences that are computed at the same time.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = positive)]
     max_seqs: usize,
-    /// Tokens of a step at most: how much of a long prompt may come between two tokens of others.
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = positive)]
-    step_tokens: usize,
+    /// Tokens of a step at most: how much of a long prompt may come between two tokens of others [default: 512 on the CPU, 2048 on a
+    /// GPU].
+    #[arg(long, value_name = "N", value_parser = positive)]
+    step_tokens: Option<usize>,
     /// Sequences that may wait; further requests are refused with 429.
     #[arg(long, value_name = "N", default_value_t = 1024)]
     max_queue: usize,
@@ -171,16 +172,23 @@ fn load_options(args: &ServeArgs, model: &ModelConfig) -> LoadOptions {
 
 /// What is worth knowing about a model that is ready.
 fn about(loaded: &LoadedModel, options: &LoadOptions) -> String {
-    let info = loaded.runner.info();
-    format!(
+    let (info, memory) = (loaded.runner.info(), loaded.memory);
+    let mut text = format!(
         "{} in {:.1} s, context of {} tokens, cache of {} tokens ({} MiB of {})",
         loaded.device,
         loaded.load_time.as_secs_f64(),
         info.max_seq_len(),
         info.cache_tokens(),
-        loaded.cache_bytes >> 20,
+        memory.cache >> 20,
         options.kv_type
-    )
+    );
+    if memory.weights > 0 {
+        text += &format!(", weights {} MiB, workspace {} MiB", memory.weights >> 20, memory.workspace >> 20);
+    }
+    if let Some(why) = &loaded.no_gpu {
+        text += &format!("; no GPU: {why}");
+    }
+    text
 }
 
 fn names(args: &ServeArgs) -> Vec<String> {

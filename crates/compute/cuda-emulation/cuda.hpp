@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <sched.h>
 
 #define __global__
 #define __device__
@@ -109,6 +110,7 @@ struct Kernel {
   static void name(const Args& a)
 
 #define KERNEL_2(name, Args, max_threads) KERNEL(name, Args, max_threads)
+#define KERNEL_4(name, Args, max_threads) KERNEL(name, Args, max_threads)
 #define DYNAMIC_SHARED(name) unsigned char* name = emulation::dynamic_shared
 
 inline void __syncthreads() { emulation::wait(emulation::block_barrier); }
@@ -133,11 +135,16 @@ using std::min;
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
+inline int __clzll(long long x) { return x ? __builtin_clzll(static_cast<unsigned long long>(x)) : 64; }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 inline float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
 inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
 inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x)); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 inline int __float2int_rn(float x) { return static_cast<int>(rintf(x)); }
 inline float __expf(float x) { return expf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
@@ -158,6 +165,7 @@ inline int __dp4a(int a, int b, int c) {
   return c;
 }
 template <class T> T atomicAdd(T* p, T x) { const T before = *p; *p += x; return before; }
+template <class T> T atomicOr(T* p, T x) { const T before = *p; *p |= x; return before; }
 template <class T> T atomicMax(T* p, T x) { const T before = *p; *p = x > before ? x : before; return before; }
 template <class T> T atomicExch(T* p, T x) { const T before = *p; *p = x; return before; }
 template <class T> T __ldg(const T* p) { return *p; }
@@ -206,6 +214,26 @@ inline void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t*, in
 }
 inline void copies_are_begun(uint64_t*) {}
 inline void wait_for_phase(uint64_t*, uint32_t) {}
+
+inline uint32_t scale_bytes(uint32_t bytes, uint32_t scale) {
+  const float d = f16_to_f32(static_cast<uint16_t>(scale));
+  const uint32_t low = f32_to_f16(static_cast<int8_t>(bytes) * d), high = f32_to_f16(static_cast<int8_t>(bytes >> 8) * d);
+  return low | high << 16;
+}
+
+// Devices that are emulated side by side run on threads of their own.
+inline void store_packet(uint4* to, uint32_t a, uint32_t b, uint32_t number) {
+  uint64_t* halves = reinterpret_cast<uint64_t*>(to);
+  __atomic_store_n(halves, a | static_cast<uint64_t>(number) << 32, __ATOMIC_RELEASE);
+  __atomic_store_n(halves + 1, b | static_cast<uint64_t>(number) << 32, __ATOMIC_RELEASE);
+}
+inline uint4 load_packet(const uint4* from) {
+  const uint64_t* halves = reinterpret_cast<const uint64_t*>(from);
+  const uint64_t a = __atomic_load_n(halves, __ATOMIC_ACQUIRE), b = __atomic_load_n(halves + 1, __ATOMIC_ACQUIRE);
+  return {static_cast<unsigned>(a), static_cast<unsigned>(a >> 32), static_cast<unsigned>(b), static_cast<unsigned>(b >> 32)};
+}
+inline uint32_t load_word(const uint32_t* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
+inline void pause() { sched_yield(); }
 
 inline void prefetch(const void*) {}
 inline void wait_for_previous_kernel() {}

@@ -4,7 +4,8 @@
 //! A fused operation is a method with a default composition; a backend overrides it where it has it in one kernel, and model code
 //! stays the same. The meaning of each required method is its loop in `reference.rs`.
 
-use crate::{Batch, BatchLimits, DType, Profiler, Result, Tensor};
+use crate::sampling::Samplers;
+use crate::{Batch, BatchLimits, DType, Profiler, Rank, Result, Tensor};
 use bytes::Bytes;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -154,14 +155,16 @@ pub struct GraphKey {
     pub n_tokens: usize,
     /// Rows of logits of the step.
     pub n_logits: usize,
-    /// Whether the step chooses tokens.
-    pub chooses: bool,
+    /// What becomes of the logits.
+    pub choosing: Choosing,
+    /// Tells apart steps whose tokens belong to sequences in other ways; 0 where each is a sequence's one token.
+    pub shape: u64,
 }
 
-/// What [`Backend::choose_likeliest`] found in a row of logits.
+/// What was chosen from a row of logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Likeliest {
-    /// The token with the largest logit, the lowest of equal ones.
+pub enum Chosen {
+    /// A token: of [`Backend::choose_likeliest`] the one with the largest logit, the lowest of equal ones.
     Token(u32),
     /// A logit that is not a number, the first, or else one that is infinite.
     NotFinite {
@@ -170,8 +173,29 @@ pub enum Likeliest {
         /// Not a number, as opposed to infinite.
         nan: bool,
     },
-    /// All logits are minus infinity, which means never.
+    /// All logits are minus infinity, which means never, or no token is allowed.
     Nothing,
+}
+
+impl Chosen {
+    /// The token; 0 where none could be chosen.
+    pub fn token_or_zero(self) -> u32 {
+        match self {
+            Self::Token(token) => token,
+            _ => 0,
+        }
+    }
+}
+
+/// How a step ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Choosing {
+    /// With logits.
+    Nothing,
+    /// With [`Backend::choose_likeliest`].
+    Likeliest,
+    /// With [`Backend::sample`].
+    Sampled,
 }
 
 impl GraphKey {
@@ -214,6 +238,21 @@ pub trait Backend: Sized + Send + Sync + 'static {
 
     /// Memory of the device now.
     fn memory(&self) -> DeviceMemory;
+
+    /// Which of the devices that share a model this is.
+    fn rank(&self) -> Rank {
+        Rank::ALONE
+    }
+
+    /// Whether every sum is taken in one order, so that a result does not depend on what is computed beside it.
+    fn is_exact(&self) -> bool {
+        false
+    }
+
+    /// Memory that operations take besides their tensors, about: what does not fit should be refused before it is loaded.
+    fn scratch_bytes(&self) -> usize {
+        0
+    }
 
     /// Whether attention with such heads can run here.
     ///
@@ -409,16 +448,45 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// these.
     fn choose_likeliest(&self, batch: &mut Self::Batch, logits: &Tensor<Self>) -> Result<()>;
 
+    /// Hands the device what [`Backend::sample`] shall do with each row of logits of the step that is staged.
+    ///
+    /// Errors: `OutOfMemory` if what the rows know, such as the tokens that penalties look at, has become larger than what is free.
+    fn stage_samplers(&self, batch: &mut Self::Batch, samplers: &Samplers) -> Result<()>;
+
+    /// Chooses a token from each row of `logits` `[n_logits, vocab_size]` as [`crate::sampling`] defines it, in the ways staged last.
+    /// Deferred tokens of the batch that is staged next are of these. The contents of `logits` are unspecified afterwards.
+    fn sample(&self, batch: &mut Self::Batch, logits: &mut Tensor<Self>) -> Result<()>;
+
     /// Sends the host what was chosen last.
     fn fetch_choices(&self, batch: &Self::Batch) -> Result<Self::Choices>;
 
     /// Waits for choices, and appends one for each row.
-    fn wait_for_choices(&self, choices: Self::Choices, out: &mut Vec<Likeliest>) -> Result<()>;
+    fn wait_for_choices(&self, choices: Self::Choices, out: &mut Vec<Chosen>) -> Result<()>;
 
     /// Whether operations only enqueue work for the device. Their failure may show when something is waited for.
     fn is_asynchronous(&self) -> bool {
         false
     }
+
+    /// `x = sum of every rank's x`, added in the order of ranks: all of them get the same bits.
+    ///
+    /// All ranks do this together, each on its own thread. Errors: `Device`, also when another rank has left.
+    fn all_reduce(&self, x: &mut Tensor<Self>) -> Result<()>;
+
+    /// `y += sum of every rank's x`; the contents of `x`, of the shape of `y`, are unspecified afterwards.
+    fn all_reduce_add(&self, y: &mut Tensor<Self>, x: &mut Tensor<Self>) -> Result<()> {
+        self.all_reduce(x)?;
+        self.add(y, x)
+    }
+
+    /// Every rank's x side by side: `y[n, starts[rank] .. starts[rank + 1]] = x[n, ..]` of that rank. `starts` has an entry more than
+    /// there are ranks, and its last is the length of a row of `y`.
+    ///
+    /// As for [`Backend::all_reduce`], all ranks do this together.
+    fn all_gather(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, starts: &[usize]) -> Result<()>;
+
+    /// Lets the other ranks know that this one does not go on: what they do together with it fails instead of waiting.
+    fn leave(&self) {}
 
     /// `x = cap · tanh(x / cap)`.
     fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()>;

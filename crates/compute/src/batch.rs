@@ -3,7 +3,8 @@
 //! Prefill, a chunk of a prefill and decode differ only in how many tokens a sequence brings. The scheduler decides every length
 //! once and writes it here; nothing downstream derives it again.
 
-use crate::{Error, Likeliest, Result};
+use crate::sampling::{self, Samplers};
+use crate::{Chosen, Error, Result};
 use std::ops::Range;
 
 /// The part of one sequence that a step computes.
@@ -99,7 +100,8 @@ pub struct HostBatch {
     positions: Vec<u32>,
     seq_of_token: Vec<u32>,
     logit_tokens: Vec<u32>,
-    chosen: Vec<Likeliest>,
+    chosen: Vec<Chosen>,
+    samplers: Samplers,
 }
 
 impl HostBatch {
@@ -117,6 +119,7 @@ impl HostBatch {
             seq_of_token: Vec::with_capacity(limits.n_tokens),
             logit_tokens: Vec::with_capacity(limits.n_logits),
             chosen: Vec::with_capacity(limits.n_logits),
+            samplers: Samplers::default(),
         }
     }
 
@@ -142,21 +145,30 @@ impl HostBatch {
     /// Puts in the deferred tokens, which were chosen last; where none could be, token 0.
     pub fn set_deferred(&mut self) {
         for &(token, row) in &self.batch.deferred {
-            self.batch.tokens[token] = match self.chosen[row] {
-                Likeliest::Token(chosen) => chosen,
-                _ => 0,
-            };
+            self.batch.tokens[token] = self.chosen[row].token_or_zero();
         }
     }
 
     /// Keeps the choice from each row of logits.
-    pub fn set_chosen(&mut self, chosen: impl Iterator<Item = Likeliest>) {
+    pub fn set_chosen(&mut self, chosen: impl Iterator<Item = Chosen>) {
         self.chosen.clear();
         self.chosen.extend(chosen);
     }
 
+    /// Keeps how to choose.
+    pub fn set_samplers(&mut self, samplers: &Samplers) {
+        self.samplers.clone_from(samplers);
+    }
+
+    /// Chooses from rows of logits, each `vocab_size` long, as was said last.
+    pub fn sample(&mut self, logits: &[f32], vocab_size: usize) {
+        let previous = std::mem::take(&mut self.chosen);
+        let rows = logits.chunks_exact(vocab_size).enumerate();
+        self.chosen.extend(rows.map(|(i, row)| sampling::choose(row, &self.samplers, i, &previous)));
+    }
+
     /// What was chosen last.
-    pub fn chosen(&self) -> &[Likeliest] {
+    pub fn chosen(&self) -> &[Chosen] {
         &self.chosen
     }
 

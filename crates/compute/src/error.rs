@@ -16,6 +16,14 @@ pub enum Error {
         /// Size of the allocation, in bytes.
         requested: usize,
     },
+    /// There is no such device.
+    #[error("{device}: {message}")]
+    NoDevice {
+        /// Name of the device.
+        device: String,
+        /// What is missing.
+        message: String,
+    },
     /// The backend has no implementation for this combination.
     #[error("{backend} cannot run {op} on {dtype}")]
     Unsupported {

@@ -14,16 +14,19 @@ mod dtype;
 mod error;
 mod profile;
 pub mod quant;
+mod ranks;
 mod reference;
+pub mod sampling;
 mod tensor;
 
 pub use backend::{
-    Activation, AttentionParams, Backend, DeviceMemory, GraphKey, Heads, KvLayer, Likeliest, MatrixPart,
-    MoeParams, MoeScratch, Norm, NormKind, QkvPrep, RopeStyle,
+    Activation, AttentionParams, Backend, Choosing, Chosen, DeviceMemory, GraphKey, Heads, KvLayer,
+    MatrixPart, MoeParams, MoeScratch, Norm, NormKind, QkvPrep, RopeStyle,
 };
 pub use batch::{Batch, BatchLimits, BatchSeq, HostBatch};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use profile::{OpTime, Profiler};
+pub use ranks::Rank;
 pub use reference::Reference;
 pub use tensor::{Shape, Tensor};

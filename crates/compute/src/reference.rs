@@ -2,15 +2,16 @@
 //!
 //! Slow on purpose. Sums that matter are taken in f64, so that a fast backend's error can be told from this one's.
 
+use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, Backend, Batch, BatchLimits, DType, DeviceMemory, Error, HostBatch, KvLayer,
-    Likeliest, MatrixPart, MoeParams, MoeScratch, Norm, NormKind, QkvPrep, Result, RopeStyle, Tensor,
+    Activation, AttentionParams, Backend, Batch, BatchLimits, Chosen, DType, DeviceMemory, Error, HostBatch,
+    KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, NormKind, QkvPrep, Result, RopeStyle, Tensor,
 };
 
 /// The token with the largest of these logits.
-pub(crate) fn likeliest(logits: &[f32]) -> Likeliest {
+pub(crate) fn likeliest(logits: &[f32]) -> Chosen {
     if let Some(i) = logits.iter().position(|l| l.is_nan()) {
-        return Likeliest::NotFinite { token: i as u32, nan: true };
+        return Chosen::NotFinite { token: i as u32, nan: true };
     }
     let mut best = 0;
     for (i, &l) in logits.iter().enumerate() {
@@ -19,9 +20,9 @@ pub(crate) fn likeliest(logits: &[f32]) -> Likeliest {
         }
     }
     match logits.get(best) {
-        None | Some(&f32::NEG_INFINITY) => Likeliest::Nothing,
-        Some(&f32::INFINITY) => Likeliest::NotFinite { token: best as u32, nan: false },
-        Some(_) => Likeliest::Token(best as u32),
+        None | Some(&f32::NEG_INFINITY) => Chosen::Nothing,
+        Some(&f32::INFINITY) => Chosen::NotFinite { token: best as u32, nan: false },
+        Some(_) => Chosen::Token(best as u32),
     }
 }
 
@@ -150,7 +151,7 @@ impl Backend for Reference {
     type Buffer = Vec<f32>;
     type Matrix = DenseMatrix;
     type Batch = HostBatch;
-    type Choices = Vec<Likeliest>;
+    type Choices = Vec<Chosen>;
 
     fn name(&self) -> &'static str {
         "reference"
@@ -460,12 +461,35 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn fetch_choices(&self, batch: &HostBatch) -> Result<Vec<Likeliest>> {
+    fn stage_samplers(&self, batch: &mut HostBatch, samplers: &Samplers) -> Result<()> {
+        assert_eq!(samplers.rows.len(), batch.logit_tokens().len());
+        batch.set_samplers(samplers);
+        Ok(())
+    }
+
+    fn sample(&self, batch: &mut HostBatch, logits: &mut Tensor<Self>) -> Result<()> {
+        assert_eq!(logits.rows(), batch.logit_tokens().len());
+        batch.sample(&logits.buffer()[..logits.len()], logits.row_len());
+        Ok(())
+    }
+
+    fn fetch_choices(&self, batch: &HostBatch) -> Result<Vec<Chosen>> {
         Ok(batch.chosen().to_vec())
     }
 
-    fn wait_for_choices(&self, choices: Vec<Likeliest>, out: &mut Vec<Likeliest>) -> Result<()> {
+    fn wait_for_choices(&self, choices: Vec<Chosen>, out: &mut Vec<Chosen>) -> Result<()> {
         out.extend(choices);
+        Ok(())
+    }
+
+    fn all_reduce(&self, _: &mut Tensor<Self>) -> Result<()> {
+        Ok(())
+    }
+
+    fn all_gather(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, starts: &[usize]) -> Result<()> {
+        assert_eq!((y.shape(), starts), (x.shape(), &[0, x.row_len()][..]));
+        let len = x.len();
+        y.buffer_mut()[..len].copy_from_slice(&x.buffer()[..len]);
         Ok(())
     }
 

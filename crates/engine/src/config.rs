@@ -8,9 +8,9 @@ use std::time::Duration;
 pub struct EngineConfig {
     /// Sequences that share a step at most; the runner's own limit also holds. Default 64.
     pub max_seqs: usize,
-    /// Tokens of a step at most, those of prompts and of running sequences together; the runner's own limit also holds. It bounds
-    /// how long a long prompt can delay the next token of others. Default 512.
-    pub step_tokens: usize,
+    /// Tokens of a step at most, those of prompts and of running sequences together; the runner's own limit also holds, and alone where
+    /// this is `None`. It bounds how long a long prompt can delay the next token of others. Default `None`.
+    pub step_tokens: Option<usize>,
     /// Sequences that may wait for their turn; further requests are refused. Default 1024.
     pub max_queue: usize,
     /// Keeps blocks of finished sequences for prompts that begin alike. Default true.
@@ -37,7 +37,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             max_seqs: 64,
-            step_tokens: 512,
+            step_tokens: None,
             max_queue: 1024,
             prefix_cache: true,
             priority_step: Duration::from_secs(10),

@@ -26,6 +26,8 @@ pub struct Engine {
     inbox: Receiver<Command>,
     requests: HashMap<u64, Active>,
     n_paused: usize,
+    /// What the device said when it was found to be lost.
+    lost: Option<String>,
     /// When to give up on requests that still run; set by a shutdown.
     drain_until: Option<Instant>,
     proposer: Option<Box<dyn Proposer>>,
@@ -160,6 +162,7 @@ impl Engine {
             inbox: receiver,
             requests: HashMap::new(),
             n_paused: 0,
+            lost: None,
             drain_until: None,
             step: Step::default(),
             events: Vec::new(),
@@ -175,18 +178,29 @@ impl Engine {
 
     fn main(mut self) {
         match catch_unwind(AssertUnwindSafe(|| self.run())) {
-            Ok(()) => self.end(Health::Stopped, &Error::ShuttingDown),
-            Err(panic) => {
-                let message = panic_message(panic.as_ref());
-                tracing::error!(message, "engine failed");
-                self.end(Health::Failed { message: message.clone() }, &Error::EngineFailed { message });
-            }
+            Ok(()) => match self.lost.take() {
+                None => {
+                    self.answer_all(&Error::ShuttingDown);
+                    // Whoever waits for the end may then end the process, and the device must have been given back by then.
+                    let shared = self.shared.clone();
+                    drop(self);
+                    shared.set_health(Health::Stopped);
+                }
+                Some(message) => self.fail(message),
+            },
+            Err(panic) => self.fail(panic_message(panic.as_ref())),
         }
     }
 
+    /// Ends because nothing can be computed any more.
+    fn fail(&mut self, message: String) {
+        tracing::error!(message, "engine failed");
+        self.shared.set_health(Health::Failed { message: message.clone() });
+        self.answer_all(&Error::EngineFailed { message });
+    }
+
     /// Answers whoever still waits.
-    fn end(&mut self, health: Health, error: &Error) {
-        self.shared.set_health(health);
+    fn answer_all(&mut self, error: &Error) {
         for active in self.requests.values_mut() {
             active.producer.push(Event::Error(error.clone()));
             self.shared.stats.finished_error.add(1);
@@ -218,7 +232,7 @@ impl Engine {
             in_flight = launched.map(|ticket| (ticket, scheduled));
             self.end_stalled();
             self.publish();
-            if self.drained() && in_flight.is_none() {
+            if self.lost.is_some() || self.drained() && in_flight.is_none() {
                 break;
             }
         }
@@ -356,9 +370,13 @@ impl Engine {
         self.deliver();
     }
 
-    fn step_failed(&self, error: &Error) {
+    /// Notes a failure and finds out whether the device is still there. After some failures, such as a lack of memory, it is.
+    fn step_failed(&mut self, error: &Error) {
         tracing::error!(%error, "step failed");
         self.shared.stats.failed_steps.add(1);
+        if let Err(lost) = self.runner.recover() {
+            self.lost = Some(lost.to_string());
+        }
     }
 
     /// Sends the collected events to their streams.
@@ -532,7 +550,7 @@ impl Client {
     }
 
     /// Takes no more requests, lets the others finish for up to `timeout`, ends the rest with an error and waits for the engine to
-    /// stop. A second call with a shorter time shortens the first.
+    /// stop and to give its device back. A second call with a shorter time shortens the first.
     pub fn shutdown(&self, timeout: Duration) {
         let mut health = self.shared.health();
         if *health == Health::Ready {

@@ -1,28 +1,29 @@
 //! From a file to a running model: the one place that chooses a device.
 
 use crate::Runner;
-use crate::model_runner::{ModelRunner, RunnerSizes};
+use crate::memory::{DeviceSizes, MemoryPlan, mib, plan};
+use crate::model_runner::ModelRunner;
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions, threads};
 #[cfg(feature = "cuda")]
-use realizar_compute::cuda::{Cuda, CudaOptions};
-use realizar_compute::{Backend, DType};
+use realizar_compute::cuda::Cuda;
+use realizar_compute::{Backend, DType, DeviceMemory, Rank};
 use realizar_model::source::TensorSource;
-use realizar_model::{Decoder, ModelConfig, WeightBytes, arch};
+use realizar_model::{Decoder, ModelConfig, Shard, WeightBytes, arch, names};
 use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 /// Where a model runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Device {
     /// The best device that can hold the model.
     #[default]
     Auto,
     /// The processor.
     Cpu,
-    /// The NVIDIA GPU of this number.
-    Cuda(usize),
+    /// The NVIDIA GPUs of these numbers; several share the model.
+    Cuda(Vec<usize>),
 }
 
 impl FromStr for Device {
@@ -32,11 +33,12 @@ impl FromStr for Device {
         match s.split_once(':') {
             None if s == "auto" => Ok(Self::Auto),
             None if s == "cpu" => Ok(Self::Cpu),
-            None if s == "cuda" => Ok(Self::Cuda(0)),
-            Some(("cuda", n)) => {
-                n.parse().map(Self::Cuda).map_err(|_| format!("{n:?} is not the number of a GPU"))
+            None if s == "cuda" => Ok(Self::Cuda(vec![0])),
+            Some(("cuda", list)) => {
+                let number = |n: &str| n.parse().map_err(|_| format!("{n:?} is not the number of a GPU"));
+                list.split(',').map(number).collect::<Result<_, _>>().map(Self::Cuda)
             }
-            _ => Err(format!("{s:?} is not one of auto, cpu, cuda, cuda:N")),
+            _ => Err(format!("{s:?} is not one of auto, cpu, cuda, cuda:N, cuda:N,M")),
         }
     }
 }
@@ -46,16 +48,27 @@ impl fmt::Display for Device {
         match self {
             Self::Auto => f.write_str("auto"),
             Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(n) => write!(f, "cuda:{n}"),
+            Self::Cuda(list) => {
+                let list: Vec<String> = list.iter().map(ToString::to_string).collect();
+                write!(f, "cuda:{}", list.join(","))
+            }
         }
     }
 }
+
+/// Tokens of a step on the CPU, where nothing else is asked for.
+pub const CPU_STEP_TOKENS: usize = 512;
+/// Tokens of a step on a GPU, where nothing else is asked for: smaller products do not fill it.
+pub const GPU_STEP_TOKENS: usize = 2048;
 
 /// How a model is loaded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadOptions {
     /// Where it runs. Default: [`Device::Auto`].
     pub device: Device,
+    /// Devices that share the model, each with a part of every weight (tensor parallelism): as many GPUs, from the first that
+    /// `device` names on, or exactly those where it names several. Default 1.
+    pub tp: usize,
     /// Longest sequence, in tokens; `None`: the model's own, or less where the cache cannot hold it. Default `None`.
     pub n_ctx: Option<usize>,
     /// Tokens that the cache holds at least, all sequences together; `None`: one sequence of `n_ctx`. Default `None`.
@@ -66,8 +79,8 @@ pub struct LoadOptions {
     pub kv_type: DType,
     /// Tokens of a cache block. Default 32.
     pub block_size: usize,
-    /// Tokens of a step. Default 512.
-    pub step_tokens: usize,
+    /// Tokens of a step; `None`: [`CPU_STEP_TOKENS`] or [`GPU_STEP_TOKENS`]. Default `None`.
+    pub step_tokens: Option<usize>,
     /// Sequences of a step. Default 64.
     pub max_seqs: usize,
     /// Rows of logits of a step. Default 64.
@@ -84,12 +97,13 @@ impl Default for LoadOptions {
     fn default() -> Self {
         Self {
             device: Device::Auto,
+            tp: 1,
             n_ctx: None,
             cache_tokens: None,
             kv_memory: None,
             kv_type: DType::F16,
             block_size: 32,
-            step_tokens: 512,
+            step_tokens: None,
             max_seqs: 64,
             max_logits: 64,
             n_threads: 0,
@@ -111,10 +125,10 @@ pub struct LoadedModel {
     pub no_gpu: Option<String>,
     /// Threads of the CPU backend.
     pub n_threads: usize,
-    /// Sizes of the weights on the device.
+    /// Sizes of the weights on all devices together.
     pub weights: WeightBytes,
-    /// Size of the cache on the device, in bytes.
-    pub cache_bytes: usize,
+    /// What its parts take on the device, or at most on each of several.
+    pub memory: MemoryPlan,
     /// From the opened file to here.
     pub load_time: Duration,
 }
@@ -133,6 +147,25 @@ pub enum LoadError {
         device: Device,
         /// Why not.
         reason: String,
+        /// Whether there is no such device at all.
+        absent: bool,
+    },
+    /// The device's memory does not hold the model.
+    #[error(
+        "the model does not fit: {plan} ({context} tokens in {kv_type}), {} in all, and {} are free: {} are missing; {remedy}",
+        mib(plan.total()), mib(*free), mib(plan.total() - free)
+    )]
+    Memory {
+        /// Longest sequence, in tokens.
+        context: usize,
+        /// Element type of the cache.
+        kv_type: DType,
+        /// What it would take.
+        plan: MemoryPlan,
+        /// What is free on the device, in bytes.
+        free: usize,
+        /// What would fit.
+        remedy: String,
     },
     /// An option contradicts the model.
     #[error("{option} of {value} cannot be: {reason}")]
@@ -152,14 +185,21 @@ pub enum LoadError {
 pub fn load(source: &dyn TensorSource, options: &LoadOptions) -> Result<LoadedModel, LoadError> {
     let start = Instant::now();
     let config = arch::configure(source)?;
-    let mut loaded = match options.device {
-        Device::Cpu => load_on_cpu(source, config, options)?,
-        Device::Cuda(n) => load_on_gpu(source, config, options, n)?,
-        Device::Auto => match load_on_gpu(source, config.clone(), options, 0) {
+    let mut loaded = match gpus(options)? {
+        None => load_on_cpu(source, config, options)?,
+        // Several GPUs were asked for, so something else will not do.
+        Some(gpus) if options.device != Device::Auto || gpus.len() > 1 => {
+            load_on_gpus(source, config, options, &gpus)?
+        }
+        Some(gpus) => match load_on_gpus(source, config.clone(), options, &gpus) {
             Ok(loaded) => loaded,
-            // What is wrong with the file shows again on the CPU.
+            // What is wrong with the file or with an option shows again on the CPU.
             Err(why) => {
-                tracing::info!("running on the CPU: {why}");
+                match why {
+                    LoadError::Device { absent: true, .. } => tracing::info!("running on the CPU: {why}"),
+                    // Somebody who has a GPU will want to know.
+                    _ => tracing::warn!("running on the CPU: {why}"),
+                }
                 LoadedModel { no_gpu: Some(why.to_string()), ..load_on_cpu(source, config, options)? }
             }
         },
@@ -169,144 +209,177 @@ pub fn load(source: &dyn TensorSource, options: &LoadOptions) -> Result<LoadedMo
     Ok(loaded)
 }
 
+/// The GPUs that the options ask for; `None`: the CPU.
+fn gpus(options: &LoadOptions) -> Result<Option<Vec<usize>>, LoadError> {
+    let tp = options.tp;
+    let invalid = |reason: String| LoadError::Option { option: "--tp", value: tp.to_string(), reason };
+    if tp == 0 {
+        return Err(invalid("a model needs one device at least".into()));
+    }
+    match &options.device {
+        Device::Cpu => Ok(None),
+        Device::Auto => Ok(Some((0..tp).collect())),
+        Device::Cuda(list) => match list[..] {
+            [first] => Ok(Some((first..first + tp).collect())),
+            _ if tp == 1 || tp == list.len() => Ok(Some(list.clone())),
+            _ => Err(invalid(format!("--device names {} GPUs", list.len()))),
+        },
+    }
+}
+
 fn load_on_cpu(
     source: &dyn TensorSource,
     config: ModelConfig,
     options: &LoadOptions,
 ) -> Result<LoadedModel, LoadError> {
     let n_threads = if options.n_threads == 0 { threads::default_threads() } else { options.n_threads };
-    let cpu =
-        Cpu::new(CpuOptions { n_threads, isa: Isa::best(), exact: options.exact, repack: options.repack });
-    let n_threads = cpu.options().n_threads;
-    load_on(cpu, source, config, options, n_threads)
+    let cpu_options =
+        CpuOptions { n_threads, isa: Isa::best(), exact: options.exact, repack: options.repack };
+    let cpus = match options.tp {
+        1 => vec![Cpu::new(cpu_options)],
+        n => Cpu::group(n, cpu_options),
+    };
+    let n_threads = cpus.iter().map(|cpu| cpu.options().n_threads).sum();
+    let DeviceMemory { free, total } = cpus[0].memory();
+    let device = DeviceSizes {
+        // They share one memory.
+        memory: DeviceMemory { free: free / cpus.len(), total },
+        // They are read from the file, whose pages the system can take back; packed copies take the place of those pages.
+        weights: 0,
+        scratch: cpus[0].scratch_bytes(),
+        step_tokens: CPU_STEP_TOKENS,
+    };
+    Ok(LoadedModel { n_threads, ..load_on(cpus, source, config, options, device)? })
 }
 
 #[cfg(not(feature = "cuda"))]
-fn load_on_gpu(
+fn load_on_gpus(
     _: &dyn TensorSource,
     _: ModelConfig,
     _: &LoadOptions,
-    n: usize,
+    gpus: &[usize],
 ) -> Result<LoadedModel, LoadError> {
-    Err(LoadError::Device { device: Device::Cuda(n), reason: "this build has no CUDA backend".into() })
+    let reason = "this build has no CUDA backend".into();
+    Err(LoadError::Device { device: Device::Cuda(gpus.to_vec()), reason, absent: true })
 }
 
 #[cfg(feature = "cuda")]
-fn load_on_gpu(
+fn load_on_gpus(
     source: &dyn TensorSource,
     config: ModelConfig,
     options: &LoadOptions,
-    n: usize,
+    gpus: &[usize],
 ) -> Result<LoadedModel, LoadError> {
-    let refused = |reason| LoadError::Device { device: Device::Cuda(n), reason };
-    let gpu =
-        Cuda::new(CudaOptions { device: n, exact: options.exact }).map_err(|e| refused(e.to_string()))?;
-    gpu.check_heads(config.heads).map_err(|e| refused(e.to_string()))?;
-    // Before anything is uploaded.
-    let (weights, free) = (source.tensors().iter().map(|t| t.n_bytes()).sum::<usize>(), gpu.memory().free);
-    if weights > free {
-        return Err(refused(format!(
-            "the weights take {} MiB, and {} MiB of {}'s memory are free: {} MiB are missing; use a smaller type",
-            weights >> 20,
-            free >> 20,
-            gpu.describe(),
-            (weights - free).div_ceil(1 << 20)
-        )));
-    }
-    load_on(gpu, source, config, options, 1)
+    let gpus = Cuda::group(gpus, options.exact).map_err(|e| LoadError::Device {
+        device: Device::Cuda(gpus.to_vec()),
+        absent: matches!(e, realizar_compute::Error::NoDevice { .. }),
+        reason: e.to_string(),
+    })?;
+    load_with_memory(gpus, source, config, options)
 }
 
-fn load_on<B: Backend>(
+/// Brings a model to a backend that is open and has memory of its own.
+///
+/// Errors: as of [`load`]; what does not fit is refused before anything is allocated.
+pub fn load_on_device<B: Backend>(
     backend: B,
+    source: &dyn TensorSource,
+    options: &LoadOptions,
+) -> Result<LoadedModel, LoadError> {
+    load_with_memory(vec![backend], source, arch::configure(source)?, options)
+}
+
+fn load_with_memory<B: Backend>(
+    backends: Vec<B>,
     source: &dyn TensorSource,
     config: ModelConfig,
     options: &LoadOptions,
-    n_threads: usize,
 ) -> Result<LoadedModel, LoadError> {
-    let sizes = sizes(&config, options, backend.memory().free)?;
-    let device = backend.describe();
-    let model = Decoder::load(&backend, source, config.clone(), sizes.context_length)?;
-    let weights = model.weight_bytes(&backend);
+    backends[0].check_heads(config.heads).map_err(|e| LoadError::Device {
+        device: options.device.clone(),
+        reason: e.to_string(),
+        absent: false,
+    })?;
+    let device = DeviceSizes {
+        memory: backends.iter().map(B::memory).min_by_key(|m| m.free).expect("a device at least"),
+        weights: weights_per_device(source, backends.len()),
+        scratch: backends[0].scratch_bytes(),
+        step_tokens: GPU_STEP_TOKENS,
+    };
+    load_on(backends, source, config, options, device)
+}
+
+/// About how many bytes of a model's weights each of `n` devices holds: its share, and all of the embedding, which is not shared.
+pub fn weights_per_device(source: &dyn TensorSource, n: usize) -> usize {
+    let all: usize = source.tensors().iter().map(|t| t.n_bytes()).sum();
+    if n == 1 {
+        return all;
+    }
+    let embed = names::file_name(source, "embed", None, None, "weight");
+    all.div_ceil(n) + embed.and_then(|name| source.find(&name)).map_or(0, |t| t.n_bytes())
+}
+
+/// `device`: what each backend has.
+fn load_on<B: Backend>(
+    backends: Vec<B>,
+    source: &dyn TensorSource,
+    config: ModelConfig,
+    options: &LoadOptions,
+    device: DeviceSizes,
+) -> Result<LoadedModel, LoadError> {
+    let start = Instant::now();
+    let count = backends.len();
+    let shards = (0..count).map(|index| Shard::new(&config, source, Rank { index, count }, options.exact));
+    let shards = shards.collect::<realizar_model::Result<Vec<_>>>()?;
+    let largest = shards.iter().max_by_key(|s| s.config().heads.n_kv_heads).expect("a device at least");
+    let (sizes, mut memory) = plan(largest, options, device)?;
+    let name = match count {
+        1 => backends[0].describe(),
+        _ => format!("{count} × {}", backends[0].describe()),
+    };
+    let load = |backend: &B| {
+        let model = Decoder::load(backend, source, config.clone(), sizes.context_length)?;
+        backend.synchronize()?;
+        Ok(model)
+    };
+    // Side by side, since each has its own way to its device.
+    let models = std::thread::scope(|scope| {
+        let rest: Vec<_> = backends[1..].iter().map(|b| scope.spawn(move || load(b))).collect();
+        let first = load(&backends[0]);
+        let rest = rest.into_iter().map(|t| t.join().unwrap_or_else(|p| std::panic::resume_unwind(p)));
+        std::iter::once(first).chain(rest).collect::<realizar_model::Result<Vec<_>>>()
+    })?;
+    let mut weights = WeightBytes { total: 0, per_step: 0 };
+    memory.weights = 0;
+    for (backend, model) in backends.iter().zip(&models) {
+        let part = model.weight_bytes(backend);
+        weights.total += part.total;
+        weights.per_step += part.per_step;
+        memory.weights = memory.weights.max(part.total);
+    }
     if options.repack {
         source.release();
     }
-    let runner = ModelRunner::new(backend, model, &sizes)?;
-    let cache_bytes = sizes.n_blocks * sizes.block_size * config.kv_bytes_per_token(sizes.kv_type);
+    tracing::debug!(ms = start.elapsed().as_millis() as u64, bytes = weights.total, "weights ready");
+    let runner = ModelRunner::new(backends.into_iter().zip(models).collect(), &sizes)?;
     tracing::info!(
-        tokens = sizes.n_blocks * sizes.block_size,
-        bytes = cache_bytes,
+        device = name,
+        weights = mib(memory.weights),
+        cache = mib(memory.cache),
+        workspace = mib(memory.workspace),
+        cache_tokens = sizes.n_blocks * sizes.block_size,
         kv_type = %sizes.kv_type,
-        "cache of keys and values ready"
+        free = mib(device.memory.free),
+        "memory"
     );
     Ok(LoadedModel {
         runner: Box::new(runner),
         config,
-        device,
+        device: name,
         no_gpu: None,
-        n_threads,
+        n_threads: 1,
         weights,
-        cache_bytes,
+        memory,
         load_time: Duration::ZERO,
-    })
-}
-
-/// How many blocks the cache gets and how long a sequence can be.
-fn sizes(config: &ModelConfig, options: &LoadOptions, free: usize) -> Result<RunnerSizes, LoadError> {
-    let invalid = |option, value: String, reason: String| Err(LoadError::Option { option, value, reason });
-    let head_dim = config.heads.head_dim;
-    if !head_dim.is_multiple_of(options.kv_type.block_len()) {
-        let reason =
-            format!("heads of {head_dim} elements are not whole blocks of {}", options.kv_type.block_len());
-        return invalid("--kv-type", options.kv_type.to_string(), reason);
-    }
-    if let Some(0) = options.n_ctx {
-        return invalid("--ctx", "0".into(), "a context holds at least one token".into());
-    }
-    if let Some(n) = options.n_ctx.filter(|_| config.learned_positions).filter(|&n| n > config.context_length)
-    {
-        let reason = format!("the model has learned {} positions", config.context_length);
-        return invalid("--ctx", n.to_string(), reason);
-    }
-    let per_token = config.kv_bytes_per_token(options.kv_type).max(1);
-    let wanted = options.n_ctx.unwrap_or(config.context_length);
-    let given = options.kv_memory.map(|bytes| bytes / per_token / options.block_size * options.block_size);
-    if let (Some(bytes), Some(tokens)) = (options.kv_memory, given) {
-        let least = options.n_ctx.unwrap_or(options.block_size);
-        if tokens < least {
-            let reason = format!(
-                "it holds {tokens} tokens in blocks of {}, and {least} are wanted; a token takes {per_token} bytes in {}",
-                options.block_size, options.kv_type
-            );
-            return invalid("--kv-memory", format!("{bytes} bytes"), reason);
-        }
-    }
-    let n_ctx = match (options.n_ctx, given) {
-        (Some(n), _) => n,
-        (None, Some(tokens)) => wanted.min(tokens),
-        // Without a wish, the cache takes at most half of what is free: the weights may still be on their way.
-        (None, None) => wanted.min((free / 2 / per_token).max(options.block_size)),
-    };
-    let tokens = given.unwrap_or(options.cache_tokens.unwrap_or(n_ctx).max(n_ctx));
-    let n_blocks = tokens.div_ceil(options.block_size);
-    if (n_blocks * options.block_size).checked_mul(per_token).is_none_or(|b| b > free) {
-        let reason = format!(
-            "its cache of keys and values takes {} MiB in {}, and {} MiB are free; use a shorter context or a smaller type",
-            tokens.saturating_mul(per_token) >> 20,
-            options.kv_type,
-            free >> 20
-        );
-        return match options.kv_memory {
-            Some(bytes) => invalid("--kv-memory", format!("{bytes} bytes"), reason),
-            None => invalid("--ctx", tokens.to_string(), reason),
-        };
-    }
-    Ok(RunnerSizes {
-        n_blocks,
-        block_size: options.block_size,
-        kv_type: options.kv_type,
-        context_length: n_ctx,
-        step_tokens: options.step_tokens,
-        max_seqs: options.max_seqs,
-        max_logits: options.max_logits,
     })
 }

@@ -1,27 +1,23 @@
 //! A model on a backend, as a [`Runner`].
 
+use crate::ranks::{ModelRank, Order, OtherRanks};
 use crate::sampler::Sampler;
 use crate::{BlockCopy, Choice, Result, Row, Runner, RunnerInfo, SampleError, Sampled, Step, Ticket};
-use realizar_compute::{Backend, Batch, BatchLimits, DType, GraphKey, Likeliest, OpTime, Profiler};
-use realizar_model::{Decoder, KvCache, Workspace};
+use realizar_compute::sampling::{LastToken, SamplerRow, Samplers};
+use realizar_compute::{Backend, BatchLimits, Choosing, Chosen, DType, OpTime, Profiler};
+use realizar_model::Decoder;
 use std::collections::VecDeque;
 
-/// Runs a [`Decoder`].
+/// Runs a [`Decoder`], or the ranks of one that several devices share.
 ///
-/// Where the backend is asynchronous and every row takes just the likeliest token, the device chooses, and `launch` returns while it
-/// computes. Otherwise tokens are chosen on the host, and a step is complete when `launch` returns. Its outcome waits for `finish`.
+/// Where the backend is asynchronous, the device chooses, and `launch` returns while it computes. Otherwise, and where log-probabilities
+/// are wanted, tokens are chosen on the host, and a step is complete when `launch` returns. Its outcome waits for `finish`.
 pub struct ModelRunner<B: Backend> {
-    backend: B,
-    model: Decoder<B>,
-    cache: KvCache<B>,
-    ws: Workspace<B>,
-    staged: B::Batch,
+    /// Dropped before the first rank, whose work it may wait for.
+    others: OtherRanks,
+    first: ModelRank<B>,
     info: RunnerInfo,
-    /// Whom the backend's recorded steps belong to.
-    owner: u64,
     sampler: Sampler,
-    /// The step's batch with its deferred tokens filled in.
-    batch: Batch,
     logits: Vec<f32>,
     /// Tokens of the step launched last, one per row; 0 where none could be chosen. `None`: they are on the device.
     previous: Option<Vec<u32>>,
@@ -55,11 +51,13 @@ pub struct RunnerSizes {
 }
 
 impl<B: Backend> ModelRunner<B> {
-    /// Makes the buffers.
+    /// Makes the buffers. `ranks`: every rank of the model, in their order; one for a device that has all of it.
     ///
     /// Errors: they do not fit the device's memory.
-    pub fn new(backend: B, model: Decoder<B>, sizes: &RunnerSizes) -> realizar_model::Result<Self> {
-        let config = model.config();
+    ///
+    /// # Panics
+    /// Without ranks, or with others than that.
+    pub fn new(ranks: Vec<(B, Decoder<B>)>, sizes: &RunnerSizes) -> realizar_model::Result<Self> {
         let blocks_per_seq = sizes.context_length.div_ceil(sizes.block_size).min(sizes.n_blocks);
         let limits = BatchLimits {
             n_tokens: sizes.step_tokens,
@@ -68,48 +66,56 @@ impl<B: Backend> ModelRunner<B> {
             n_blocks: blocks_per_seq * sizes.max_seqs,
             n_logits: sizes.max_logits,
         };
+        let count = ranks.len();
+        let mut made = Vec::with_capacity(count);
+        for (index, (backend, model)) in ranks.into_iter().enumerate() {
+            assert_eq!((backend.rank().index, backend.rank().count), (index, count), "all ranks in order");
+            made.push(ModelRank::new(backend, model, sizes, limits)?);
+        }
+        let first = made.remove(0);
+        let others = OtherRanks::start(made).map_err(|e| realizar_compute::Error::Device {
+            device: first.backend.describe(),
+            message: format!("no thread for another rank: {e}"),
+        })?;
+        let vocab_size = first.model.config().vocab_size;
         let info = RunnerInfo {
-            vocab_size: config.vocab_size,
+            vocab_size,
             n_blocks: sizes.n_blocks,
             block_size: sizes.block_size,
             context_length: sizes.context_length,
             limits,
-            asynchronous: backend.is_asynchronous(),
+            asynchronous: first.backend.is_asynchronous(),
         };
         Ok(Self {
-            cache: KvCache::new(&backend, config, sizes.kv_type, sizes.n_blocks, sizes.block_size)?,
-            ws: Workspace::new(&backend, config, &limits)?,
-            staged: backend.new_batch(limits)?,
+            others,
+            first,
             info,
-            owner: GraphKey::new_owner(),
             sampler: Sampler::new(),
-            batch: Batch::default(),
-            logits: vec![0.0; config.vocab_size * sizes.max_logits],
+            logits: vec![0.0; vocab_size * sizes.max_logits],
             previous: Some(Vec::new()),
             launched: 0,
             outcomes: Default::default(),
-            model,
-            backend,
         })
     }
 
-    /// The model.
+    /// The model, or the first rank's part.
     pub fn model(&self) -> &Decoder<B> {
-        &self.model
+        &self.first.model
     }
 
-    /// The device.
+    /// The device, or the first.
     pub fn backend(&self) -> &B {
-        &self.backend
+        &self.first.backend
     }
 
     /// Chooses tokens from the step's logits on the host.
     fn sample(&mut self, step: &Step, n_logits: usize) -> Result<Sampled> {
         let previous = self.previous.take().unwrap_or_default();
-        let sampled = self.backend.timed("sample", || {
+        let ModelRank { backend, ws, .. } = &self.first;
+        let sampled = backend.timed("sample", || {
             let logits = &mut self.logits[..n_logits * self.info.vocab_size];
             if n_logits > 0 {
-                self.backend.download(logits, &self.ws.logits)?;
+                backend.download(logits, &ws.logits)?;
             }
             let rows = logits.chunks_exact_mut(self.info.vocab_size).enumerate();
             Ok(Sampled { rows: rows.map(|(i, row)| self.sampler.sample(row, step, i, &previous)).collect() })
@@ -128,22 +134,51 @@ impl<B: Backend> ModelRunner<B> {
             self.previous = Some(Vec::new());
             return Ok(());
         };
-        let sampled = wait(&self.backend, choices)?;
+        let sampled = wait(&self.first.backend, choices)?;
         self.previous = Some(tokens(&sampled));
         self.outcomes.push_back((ticket, Outcome::Known(sampled)));
         Ok(())
     }
 }
 
-/// Whether a row wants the token with the largest logit, as the model computed it, and nothing else.
+/// Whether a row wants a token and nothing else.
+fn is_choice(row: &Row) -> bool {
+    row.given.is_none() && row.n_logprobs.is_none()
+}
+
+/// Whether a row's choice is the token with the largest logit, as the model computed it.
 fn takes_likeliest(row: &Row) -> bool {
     let p = &row.params;
-    p.is_greedy()
-        && !p.has_penalties()
-        && p.logit_bias.is_empty()
-        && row.given.is_none()
-        && row.mask.is_none()
-        && row.n_logprobs.is_none()
+    p.is_greedy() && !p.has_penalties() && p.logit_bias.is_empty() && row.mask.is_none()
+}
+
+/// What the device is to do with a step's rows. `previous`: the tokens of the step launched just before, if the host knows them.
+pub(crate) fn set_samplers(samplers: &mut Samplers, step: &Step, previous: Option<&[u32]>) {
+    samplers.clear();
+    samplers.history.extend_from_slice(&step.history);
+    samplers.masks.extend_from_slice(&step.masks);
+    for row in &step.rows {
+        let (p, first_bias) = (&row.params, samplers.biases.len());
+        samplers.biases.extend_from_slice(&p.logit_bias);
+        samplers.rows.push(SamplerRow {
+            temperature: p.temperature,
+            top_k: p.top_k,
+            top_p: p.top_p,
+            min_p: p.min_p,
+            repetition_penalty: p.repetition_penalty,
+            frequency_penalty: p.frequency_penalty,
+            presence_penalty: p.presence_penalty,
+            biases: first_bias..samplers.biases.len(),
+            prompt: row.prompt.clone(),
+            generated: row.generated.clone(),
+            last: row.unseen.map(|row| match previous {
+                Some(tokens) => LastToken::Known(tokens[row]),
+                None => LastToken::Chosen(row),
+            }),
+            mask: row.mask.clone(),
+            uniform: row.uniform,
+        });
+    }
 }
 
 fn tokens(sampled: &Sampled) -> Vec<u32> {
@@ -154,17 +189,11 @@ fn wait<B: Backend>(backend: &B, choices: B::Choices) -> Result<Sampled> {
     let mut found = Vec::new();
     backend.wait_for_choices(choices, &mut found)?;
     let rows = found.into_iter().map(|choice| match choice {
-        Likeliest::Token(token) => Ok(Choice { token, ..Choice::default() }),
-        Likeliest::NotFinite { token, nan } => Err(SampleError::NotFinite { token, nan }),
-        Likeliest::Nothing => Err(SampleError::NothingAllowed),
+        Chosen::Token(token) => Ok(Choice { token, ..Choice::default() }),
+        Chosen::NotFinite { token, nan } => Err(SampleError::NotFinite { token, nan }),
+        Chosen::Nothing => Err(SampleError::NothingAllowed),
     });
     Ok(Sampled { rows: rows.collect() })
-}
-
-impl<B: Backend> Drop for ModelRunner<B> {
-    fn drop(&mut self) {
-        self.backend.forget(self.owner);
-    }
 }
 
 impl<B: Backend> Runner for ModelRunner<B> {
@@ -173,50 +202,40 @@ impl<B: Backend> Runner for ModelRunner<B> {
     }
 
     fn copy_blocks(&mut self, copies: &[BlockCopy]) -> Result<()> {
-        for c in copies {
-            self.cache.copy_block(&self.backend, c.to as usize, c.from as usize)?;
-        }
-        Ok(())
+        self.others.copy_blocks(&mut self.first, copies)
     }
 
     fn launch(&mut self, step: &Step) -> Result<Ticket> {
-        let chooses = self.backend.is_asynchronous() && step.rows.iter().all(takes_likeliest);
-        if !chooses && step.rows.iter().any(|r| r.unseen.is_some()) {
+        let on_device = self.info.asynchronous && step.rows.iter().all(is_choice);
+        if !on_device && step.rows.iter().any(|r| r.unseen.is_some()) {
             self.learn_previous()?;
         }
-        self.batch.clone_from(&step.batch);
+        let choosing = match on_device {
+            true if step.rows.is_empty() => Choosing::Nothing,
+            true if step.rows.iter().all(takes_likeliest) => Choosing::Likeliest,
+            true => Choosing::Sampled,
+            false => Choosing::Nothing,
+        };
+        let mut batch = step.batch.clone();
         if let Some(previous) = &self.previous {
             for &(token, row) in &step.batch.deferred {
-                self.batch.tokens[token] = previous[row];
+                batch.tokens[token] = previous[row];
             }
-            self.batch.deferred.clear();
+            batch.deferred.clear();
         }
-        self.backend.stage(&mut self.staged, &self.batch)?;
-        let (n_tokens, n_logits) = (self.batch.tokens.len(), self.batch.n_logits());
+        let n_logits = batch.n_logits();
         assert_eq!(n_logits, step.rows.len(), "a row for each row of logits");
-        let (backend, staged, cache, ws) = (&self.backend, &mut self.staged, &mut self.cache, &mut self.ws);
-        let mut forward = || {
-            self.model.forward(backend, staged, n_tokens, n_logits, cache, ws)?;
-            match chooses && n_logits > 0 {
-                true => backend.timed("sample", || backend.choose_likeliest(staged, &ws.logits)),
-                false => Ok(()),
-            }
-        };
-        // Steps of one token per sequence differ only in what the batch says. A profiler has to see each part.
-        let profiled = backend.profiler().is_some_and(Profiler::is_on);
-        if !profiled && self.batch.seqs.iter().all(|s| s.tokens.len() == 1) {
-            backend.captured(GraphKey { owner: self.owner, n_tokens, n_logits, chooses }, forward)?;
-        } else {
-            forward()?;
+        let mut samplers = Samplers::default();
+        if choosing == Choosing::Sampled {
+            set_samplers(&mut samplers, step, self.previous.as_deref());
         }
-        // A replayed step leaves the buffers' lengths as another step set them.
-        self.ws.set_rows(n_tokens, n_logits);
-        let outcome = match chooses && n_logits > 0 {
-            true => {
+        self.others.compute(&mut self.first, Order { batch, choosing, samplers })?;
+        let outcome = match choosing {
+            Choosing::Nothing => Outcome::Known(self.sample(step, n_logits)?),
+            Choosing::Likeliest | Choosing::Sampled => {
                 self.previous = None;
-                Outcome::OnDevice(self.backend.fetch_choices(&self.staged)?)
+                Outcome::OnDevice(self.first.backend.fetch_choices(&self.first.staged)?)
             }
-            false => Outcome::Known(self.sample(step, n_logits)?),
         };
         self.launched += 1;
         self.outcomes.push_back((Ticket(self.launched), outcome));
@@ -228,17 +247,21 @@ impl<B: Backend> Runner for ModelRunner<B> {
         assert_eq!(oldest, ticket, "steps are finished in the order of their launches");
         match outcome {
             Outcome::Known(sampled) => Ok(sampled),
-            Outcome::OnDevice(choices) => wait(&self.backend, choices),
+            Outcome::OnDevice(choices) => wait(&self.first.backend, choices),
         }
     }
 
+    fn recover(&mut self) -> Result<()> {
+        Ok(self.first.backend.synchronize()?)
+    }
+
     fn profile(&mut self, on: bool) {
-        if let Some(profiler) = self.backend.profiler() {
+        if let Some(profiler) = self.first.backend.profiler() {
             profiler.set(on);
         }
     }
 
     fn take_profile(&mut self) -> Vec<OpTime> {
-        self.backend.profiler().map_or_else(Vec::new, Profiler::take)
+        self.first.backend.profiler().map_or_else(Vec::new, Profiler::take)
     }
 }

@@ -102,7 +102,7 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Only this many of the last tokens count for the penalties; `None` counts all. Default `None`.
     pub penalty_window: Option<usize>,
-    /// Added to logits, per token, -100 to 100. Default empty.
+    /// Added to logits, per token, -100 to 100; several of one token add up. Default empty.
     pub logit_bias: Vec<(u32, f32)>,
     /// The same seed and request give the same tokens again; `None` takes one at random. Default `None`.
     pub seed: Option<u64>,
@@ -139,6 +139,19 @@ impl SamplingParams {
     /// Whether the choice depends on the tokens so far.
     pub fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
+    }
+
+    /// The same with one bias for each token that has any.
+    pub(crate) fn with_biases_merged(mut self) -> Self {
+        self.logit_bias.sort_by_key(|&(token, _)| token);
+        self.logit_bias.dedup_by(|next, kept| {
+            let same = next.0 == kept.0;
+            if same {
+                kept.1 += next.1;
+            }
+            same
+        });
+        self
     }
 
     /// Errors: [`Error::InvalidParam`] for the first field outside its range; not-a-number is outside every range.

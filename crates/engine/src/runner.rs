@@ -24,6 +24,13 @@ pub trait Runner: Send {
     /// launched is still finished.
     fn finish(&mut self, ticket: Ticket) -> Result<Sampled>;
 
+    /// After a step failed: waits for what is under way, and says whether steps can be computed again.
+    ///
+    /// Errors: the device is lost, with what it says; no step will ever succeed.
+    fn recover(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Starts to record the time of each part of a step, or stops.
     fn profile(&mut self, _on: bool) {}
 

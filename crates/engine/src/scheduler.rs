@@ -129,7 +129,7 @@ impl Scheduler {
             "block tables of {} entries cannot hold {longest}",
             limits.n_blocks
         );
-        let step_tokens = config.step_tokens.min(limits.n_tokens).max(1);
+        let step_tokens = config.step_tokens.unwrap_or(usize::MAX).min(limits.n_tokens).max(1);
         // Not more sequences than tokens or rows of a step, so that each running one can advance in every step.
         let max_seqs = config.max_seqs.min(limits.n_seqs).min(limits.n_logits).min(step_tokens).max(1);
         Self {
@@ -183,7 +183,7 @@ impl Scheduler {
         let priority_us = i64::from(request.priority).saturating_mul(self.priority_step.as_micros() as i64);
         let due_us = (arrival.as_micros() as i64).saturating_sub(priority_us);
         let stop_tokens: Arc<[u32]> = if request.ignore_eos { [].into() } else { request.stop_tokens.into() };
-        let params = Arc::new(request.sampling);
+        let params = Arc::new(request.sampling.with_biases_merged());
         let n_prompt = request.prompt.len();
         let forks = (1..request.n).map(|_| request.constraint.as_ref().map(|c| c.fork())).collect::<Vec<_>>();
         for (choice, constraint) in std::iter::once(request.constraint).chain(forks).enumerate() {

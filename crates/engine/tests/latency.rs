@@ -27,7 +27,8 @@ fn gaps_while_reading(n_prompt: usize, n_streams: usize, step_tokens: usize) -> 
         limits,
         asynchronous: false,
     };
-    let mut scheduler = Scheduler::new(&EngineConfig { step_tokens, ..EngineConfig::default() }, info);
+    let mut scheduler =
+        Scheduler::new(&EngineConfig { step_tokens: Some(step_tokens), ..EngineConfig::default() }, info);
     let mut runner = FakeRunner::new(info);
     let mut random = Random::new(1);
     let (mut step, mut events, mut now) = (Step::default(), Vec::new(), Duration::ZERO);

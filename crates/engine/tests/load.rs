@@ -37,7 +37,7 @@ fn the_cache_has_the_size_and_type_that_were_asked_for() {
         assert_eq!((info.cache_tokens(), info.max_seq_len()), (1024, 200));
         let heads = loaded.config.heads;
         let values = 2 * loaded.config.layers.len() * heads.n_kv_heads * heads.head_dim;
-        assert_eq!(loaded.cache_bytes as f64, 1024.0 * values as f64 * bytes, "{kv_type}");
+        assert_eq!(loaded.memory.cache as f64, 1024.0 * values as f64 * bytes, "{kv_type}");
         let client = Engine::start(loaded.runner, EngineConfig::default());
         let request = Request { prompt_logprobs: Some(0), ..Request::new(tokens.clone(), 1) };
         let events = client.submit(request).unwrap();
@@ -64,9 +64,26 @@ fn a_cache_that_cannot_be_is_refused_with_the_option_at_fault() {
     };
     let (option, _, reason) = refused(LoadOptions { n_ctx: Some(0), ..options(DType::F16) });
     assert!(option == "--ctx" && reason.contains("at least one"), "{reason}");
-    let (option, value, reason) = refused(LoadOptions { n_ctx: Some(1 << 40), ..options(DType::F16) });
-    assert_eq!((option, value.as_str()), ("--ctx", "1099511627776"));
-    assert!(reason.contains("MiB are free"), "{reason}");
     let (option, _, reason) = refused(options(DType::Q4_K));
     assert!(option == "--kv-type" && reason.contains("whole blocks"), "{reason}");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_all_numbers_and_with_what_would() {
+    let options = LoadOptions { n_ctx: Some(1 << 40), ..options(DType::F16) };
+    let error = load(&*demo(), &options).map(|_| ()).unwrap_err();
+    let LoadError::Memory { context, plan, free, .. } = &error else { panic!("{error:?}") };
+    assert_eq!(*context, 1 << 40);
+    assert!(plan.cache > *free, "{plan} of {free}");
+    let text = error.to_string();
+    for part in [
+        "cache",
+        "1099511627776 tokens in F16",
+        "are free",
+        "are missing",
+        "what fits: --ctx",
+        "--kv-type q8_0",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
 }

@@ -89,7 +89,7 @@ impl Simulation {
         };
         let config = EngineConfig {
             max_seqs: 1 + random.below(12),
-            step_tokens: 1 + random.below(60),
+            step_tokens: Some(1 + random.below(60)),
             prefix_cache: random.below(5) > 0,
             priority_step: Duration::from_millis(random.below(200) as u64),
             speculate: random.once_in(2),

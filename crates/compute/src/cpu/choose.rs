@@ -3,7 +3,7 @@
 use super::isa::Isa;
 use super::simd::{Kernel, LANES, Simd, dispatch};
 use super::threads::Pool;
-use crate::Likeliest;
+use crate::Chosen;
 use crate::reference;
 use std::sync::Mutex;
 
@@ -11,7 +11,7 @@ use std::sync::Mutex;
 const PIECE: usize = 16 * 1024;
 
 /// The choice that [`reference::likeliest`] makes, for each row of `n` logits.
-pub(super) fn likeliest(pool: &Pool, isa: Isa, logits: &[f32], n: usize) -> Vec<Likeliest> {
+pub(super) fn likeliest(pool: &Pool, isa: Isa, logits: &[f32], n: usize) -> Vec<Chosen> {
     if n == 0 {
         return Vec::new();
     }
@@ -38,9 +38,9 @@ pub(super) fn likeliest(pool: &Pool, isa: Isa, logits: &[f32], n: usize) -> Vec<
         // Of equals the first.
         let best = pieces.iter().fold(pieces[0], |best, &p| if p.max > best.max { p } else { best });
         match best.max {
-            f32::NEG_INFINITY => Likeliest::Nothing,
-            f32::INFINITY => Likeliest::NotFinite { token: best.at as u32, nan: false },
-            _ => Likeliest::Token(best.at as u32),
+            f32::NEG_INFINITY => Chosen::Nothing,
+            f32::INFINITY => Chosen::NotFinite { token: best.at as u32, nan: false },
+            _ => Chosen::Token(best.at as u32),
         }
     };
     logits.chunks_exact(n).zip(found.chunks_exact(pieces_per_row)).map(choose).collect()
@@ -99,7 +99,7 @@ mod tests {
             rows[6][n - 1] = f32::NAN;
             rows[7].fill(-0.0);
             let logits = rows.concat();
-            let expected: Vec<Likeliest> = rows.iter().map(|row| reference::likeliest(row)).collect();
+            let expected: Vec<Chosen> = rows.iter().map(|row| reference::likeliest(row)).collect();
             for &isa in Isa::available() {
                 assert_eq!(likeliest(&pool, isa, &logits, n), expected, "{isa} {n}");
             }

@@ -2,6 +2,8 @@
 
 use super::buffer::Buffer;
 use super::driver::{DevicePtr, Driver};
+use super::sample::StagedSamplers;
+use crate::sampling::Samplers;
 use crate::{Batch, BatchLimits, HostBatch, Result};
 use std::sync::Arc;
 
@@ -14,6 +16,8 @@ pub struct StagedBatch {
     device: Buffer,
     /// The token that was chosen last from each row of logits.
     chosen: Buffer,
+    samplers: StagedSamplers,
+    driver: Arc<dyn Driver>,
 }
 
 /// In place of a row of the last choices: the token is in the batch itself.
@@ -24,7 +28,25 @@ impl StagedBatch {
         let len = 4 * limits.n_tokens + limits.n_logits + limits.n_seqs + 1 + limits.n_blocks;
         let device = Buffer::new(driver, 4 * len.max(1), "a batch")?;
         let chosen = Buffer::new(driver, 4 * limits.n_logits.max(1), "chosen tokens")?;
-        Ok(Self { host: HostBatch::new(limits), limits, words: vec![0; len], device, chosen })
+        Ok(Self {
+            host: HostBatch::new(limits),
+            limits,
+            words: vec![0; len],
+            device,
+            chosen,
+            samplers: StagedSamplers::new(driver, limits.n_logits)?,
+            driver: driver.clone(),
+        })
+    }
+
+    pub(super) fn set_samplers(&mut self, samplers: &Samplers) -> Result<()> {
+        assert_eq!(samplers.rows.len(), self.n_logits());
+        self.samplers.set(&self.driver, samplers)
+    }
+
+    /// How the rows of logits are sampled.
+    pub(super) fn samplers(&self) -> &StagedSamplers {
+        &self.samplers
     }
 
     pub(super) fn set(&mut self, batch: &Batch) -> Result<()> {

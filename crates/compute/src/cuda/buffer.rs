@@ -5,6 +5,7 @@ use super::{Cuda, lock};
 use crate::{DType, Error, Result, Tensor};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 
 /// Device memory, freed when dropped.
 pub struct Buffer {
@@ -77,10 +78,13 @@ impl Tensor<Cuda> {
 
 /// Memory that one operation writes and reads and no other sees; each purpose has its own.
 ///
+/// What a thread enqueues, the device does in that order, so operations of one thread can share it. Threads have their own, since
+/// between two kernels of an operation may come those of another thread's.
+///
 /// It grows while shapes are new and then stays. What it outgrew is kept, since recorded graphs may still use it.
 #[derive(Default)]
 pub(super) struct Scratch {
-    by_purpose: Mutex<HashMap<&'static str, Vec<Buffer>>>,
+    by_purpose: Mutex<HashMap<(ThreadId, &'static str), Vec<Buffer>>>,
 }
 
 impl Scratch {
@@ -111,7 +115,7 @@ impl Scratch {
         zeros: bool,
     ) -> Result<DevicePtr> {
         let mut by_purpose = lock(&self.by_purpose);
-        let buffers = by_purpose.entry(purpose).or_default();
+        let buffers = by_purpose.entry((thread::current().id(), purpose)).or_default();
         if buffers.last().is_none_or(|b| b.bytes() < bytes) {
             let buffer = Buffer::new(driver, bytes.next_power_of_two(), purpose)?;
             if zeros {

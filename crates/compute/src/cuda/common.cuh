@@ -15,6 +15,9 @@
 // Two blocks at a time on a multiprocessor.
 #define KERNEL_2(name, Args, max_threads) \
   extern "C" __global__ void __launch_bounds__(max_threads, 2) name(const __grid_constant__ Args a)
+// Four blocks.
+#define KERNEL_4(name, Args, max_threads) \
+  extern "C" __global__ void __launch_bounds__(max_threads, 4) name(const __grid_constant__ Args a)
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #endif
 
@@ -32,6 +35,28 @@ DEVICE float warp_max(float x) {
 #pragma unroll
   for (int d = 16; d; d >>= 1) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, d));
   return x;
+}
+
+// Sums of N numbers of each lane over WIDTH neighbouring lanes, both powers of two. Lane l of these gets the sum of number
+// l / (WIDTH / N).
+template <int N, int WIDTH>
+DEVICE float sums_over(const float (&v)[N], int lane) {
+  if constexpr (N == 1) {
+    float sum = v[0];
+#pragma unroll
+    for (int d = WIDTH / 2; d; d >>= 1) sum += __shfl_xor_sync(ALL_LANES, sum, d);
+    return sum;
+  } else {
+    // Each half of the lanes goes on with half of the numbers.
+    const bool upper = lane & WIDTH / 2;
+    float half[N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+      const float give = upper ? v[i] : v[N / 2 + i], keep = upper ? v[N / 2 + i] : v[i];
+      half[i] = keep + __shfl_xor_sync(ALL_LANES, give, WIDTH / 2);
+    }
+    return sums_over<N / 2, WIDTH / 2>(half, lane);
+  }
 }
 
 // Sum over a block of whole warps; every thread gets it. `scratch`: one float per warp, free again after the next barrier.

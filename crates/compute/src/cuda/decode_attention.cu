@@ -1,13 +1,15 @@
 // Attention of sequences that bring one token each, with what comes before it: the norms and rotation of its queries and key, and the
 // key's and value's way into the cache. By online softmax (Milakov and Gimelshein 2018), in parts (Dao et al. 2023).
 //
-// A block owns up to 4 query heads that share a key-value head, over one split of the positions that the token sees. A warp takes
-// several keys at a time, 8 elements of a key to a lane, and keeps its own maximum, sum and output. The warps' are merged in shared
-// memory, the splits' by the block that comes last; a short sequence is one split. Moves: the keys and values of the split, once for
-// all its heads. Shared memory: 36 KiB.
+// A block owns up to 4 query heads that share a key-value head, over one split of the positions that the token sees. 8, 16 or 32 lanes
+// share a key, 8 elements to a lane, and keep their own maxima, sums and outputs. These are merged in shared memory, the splits' by the
+// block that comes last; a short sequence is one split. The first keys and values are loaded while the queries are not there yet. A
+// block is small, so that one of the next product fits beside it and fetches its weights meanwhile.
+//
+// Moves: the keys and values of the split, once for all its heads. Shared memory: 23 KiB.
 #include "heads.cuh"
 
-constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int WARPS = 4, THREADS = WARPS * 32;
 constexpr int ROWS = 4;         // query heads of a block
 constexpr int MAX_DIM = 256;
 constexpr int MIN_SPLIT = 128;  // keys that are worth a block
@@ -38,20 +40,6 @@ struct DecodeAttentionArgs {
   float softcap;                 // 0: none
 };
 
-// Of one query head: the largest score, and relative to it the sum of weights and eight elements of the weighted values.
-struct Weighted {
-  float max, sum, out[8];
-  DEVICE Weighted() : max(-INFINITY), sum(0), out{} {}
-  DEVICE void merge(float other_max, float other_sum, const float (&other)[8]) {
-    const float to = fmaxf(max, other_max);
-    const float mine = max == -INFINITY ? 0.0f : __expf(max - to), theirs = other_max == -INFINITY ? 0.0f : __expf(other_max - to);
-    max = to;
-    sum = sum * mine + other_sum * theirs;
-#pragma unroll
-    for (int j = 0; j < 8; j++) out[j] = out[j] * mine + other[j] * theirs;
-  }
-};
-
 // Eight elements of a head on their way from the cache, as they lie there.
 template <class T>
 struct Eight {
@@ -79,19 +67,27 @@ struct Eight<F16> : EightHalves<F16> {};
 template <>
 struct Eight<BF16> : EightHalves<BF16> {};
 
-template <class T>
-DEVICE void decode_attention(const DecodeAttentionArgs& a) {
-  constexpr int AT_A_TIME = sizeof(Eight<T>) > 16 ? 2 : 4;  // keys that a lane has under way
-  ptx::let_next_kernel_start();
-  __shared__ __align__(16) float q[ROWS][MAX_DIM];
-  __shared__ __align__(16) float outs[WARPS][ROWS][MAX_DIM];
-  __shared__ float maxima[WARPS][ROWS], totals[WARPS][ROWS];
-  __shared__ bool is_last;
+// exp(x - max), 0 where nothing has been seen.
+DEVICE float weight_of(float x, float max) { return x == -INFINITY ? 0.0f : __expf(x - max); }
+
+struct Shared {
+  __align__(16) float q[ROWS][MAX_DIM];
+  __align__(16) float fresh[2][MAX_DIM];  // the token's own key and value
+  __align__(16) float outs[WARPS][ROWS][MAX_DIM];
+  float maxima[WARPS][ROWS], totals[WARPS][ROWS];
+  bool is_last;
+};
+
+template <class T, int WIDTH>
+DEVICE void attend(const DecodeAttentionArgs& a, Shared& shared) {
+  constexpr int PER_PASS = THREADS / WIDTH;
+  // Keys that a lane has under way.
+  constexpr int KEYS = sizeof(Eight<T>) <= 16 ? (WIDTH == 16 ? 4 : 2) : (WIDTH == 32 ? 1 : 2);
+  constexpr int SCORES = ROWS * KEYS, REPEAT = WIDTH / SCORES;
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const int dim = a.head_dim, n_heads = a.n_heads, n_kv_heads = a.n_kv_heads;
   const int group = n_heads / n_kv_heads, chunks = ceil_div(group, ROWS);
-  const int token = blockIdx.x, kv_head = blockIdx.y / chunks, split = blockIdx.z;
-  const int first_row = blockIdx.y % chunks * ROWS;
+  const int token = blockIdx.x, kv_head = blockIdx.y / chunks, split = blockIdx.z, first_row = blockIdx.y % chunks * ROWS;
   const int n_rows = group - first_row < ROWS ? group - first_row : ROWS;
   const int first_head = kv_head * group + first_row;
 
@@ -103,184 +99,240 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   if (split >= n_used) return;
   const int from = start + split * per_split, to = from + per_split < end ? from + per_split : end;
   const uint32_t* table = a.block_tables + a.table_starts[token];
-  const auto head_at = [&](const uint8_t* cache, int position) {
-    const size_t block = table[position / a.block_size];
-    return cache + ((block * n_kv_heads + kv_head) * a.block_size + position % a.block_size) * a.head_bytes;
+  // Which head of both caches a position's is: their number fits 32 bits.
+  const auto head_at = [&](int position) {
+    const uint32_t row = static_cast<uint32_t>(position) / a.block_size;
+    return (table[row] * n_kv_heads + kv_head) * a.block_size + (position - row * a.block_size);
   };
+  const auto byte_of = [&](uint32_t head) { return static_cast<size_t>(head) * a.head_bytes; };
+  // The token's own key and value as the cache has them, before there are outputs.
+  uint8_t* own = reinterpret_cast<uint8_t*>(shared.outs);
 
-  // Keys to a warp: 8, 16 or 32 lanes have one.
-  const int width = dim <= 64 ? 8 : dim <= 128 ? 16 : 32, per_pass = THREADS / width;
-  const int slot = tid / width, at = tid % width * 8;
-  // All but the last of the cache is from earlier steps.
-  for (int key = from + slot; key < to && key < end - 1 && at < dim; key += per_pass) {
-    const int offset = at * static_cast<int>(a.head_bytes) / dim;
-    ptx::prefetch(head_at(a.k_cache, key) + offset);
-    ptx::prefetch(head_at(a.v_cache, key) + offset);
+  const int slot = tid / WIDTH, at = tid % WIDTH * 8, in_group = lane % WIDTH;
+  Eight<T> k[KEYS], v[KEYS];
+  // Loads the keys and values from `base` on; all but the token's own are from earlier steps.
+  const auto load = [&](int base) {
+#pragma unroll
+    for (int u = 0; u < KEYS; u++) {
+      const int key = base + u * PER_PASS + slot;
+      k[u].clear(), v[u].clear();
+      if (key < to && key != end - 1 && at < dim) {
+        const size_t head = byte_of(head_at(key));
+        k[u].load(a.k_cache + head, at, dim);
+        v[u].load(a.v_cache + head, at, dim);
+      }
+    }
+  };
+  const auto load_own = [&](int base) {
+#pragma unroll
+    for (int u = 0; u < KEYS; u++) {
+      if (base + u * PER_PASS + slot == end - 1 && at < dim) {
+        k[u].load(own, at, dim);
+        v[u].load(own + a.head_bytes, at, dim);
+      }
+    }
+  };
+  load(from);
+  for (int key = from + KEYS * PER_PASS + slot; key < to && key < end - 1 && at < dim; key += PER_PASS) {
+    const size_t head = byte_of(head_at(key)) + at * static_cast<int>(a.head_bytes) / dim;
+    ptx::prefetch(a.k_cache + head);
+    ptx::prefetch(a.v_cache + head);
   }
   ptx::wait_for_previous_kernel();
 
-  // Queries, and where the split has the new position, its key and value.
+  // Queries, and where the split has the token itself, its key and value: two heads to a warp, whose loads go side by side.
   const int n_heads_here = n_rows + (to == end ? 2 : 0);
-  for (int i = warp; i < n_heads_here; i += WARPS) {
-    const bool is_query = i < n_rows, is_value = i == n_rows + 1;
-    const int head = is_query ? first_head + i : n_heads + (is_value ? n_kv_heads : 0) + kv_head;
-    const float* row = a.qkv + (static_cast<size_t>(token) * (n_heads + 2 * n_kv_heads) + head) * dim;
-    float* shared = is_query ? q[i] : outs[i][0];
-    Head h;
+  static_assert(2 * WARPS >= ROWS + 2, "a block has a warp's half for each head");
+  Head heads[2];
+  constexpr int TURNS = WIDTH / 8;  // pairs of a lane
+  float cosines[TURNS], sines[TURNS];
+  const int half_turns = a.angles ? a.rope_dim / 2 : 0;
+  const float* angles = a.angles + static_cast<size_t>(token) * a.rope_dim;
 #pragma unroll
-    for (int j = 0; j < 8; j++) h.x[j] = lane + 32 * j < dim ? row[lane + 32 * j] : 0.0f;
+  for (int u = 0; u < 2; u++) {
+    const int i = warp + u * WARPS;
+    const int head = i < n_rows ? first_head + i : n_heads + (i - n_rows) * n_kv_heads + kv_head;
+    const float* row = a.qkv + (static_cast<size_t>(token) * (n_heads + 2 * n_kv_heads) + head) * dim;
+#pragma unroll
+    for (int j = 0; j < 8; j++) heads[u].x[j] = i < n_heads_here && lane + 32 * j < dim ? row[lane + 32 * j] : 0.0f;
+  }
+#pragma unroll
+  for (int j = 0; j < TURNS; j++) {
+    const int i = lane + 32 * j;
+    cosines[j] = i < half_turns ? angles[i] : 0.0f;
+    sines[j] = i < half_turns ? angles[half_turns + i] : 0.0f;
+  }
+#pragma unroll
+  for (int u = 0; u < 2; u++) {
+    const int i = warp + u * WARPS;
+    if (i >= n_heads_here) break;
+    const bool is_query = i < n_rows, is_value = i == n_rows + 1;
+    float* x = is_query ? shared.q[i] : shared.fresh[is_value];
     if (!is_value && a.q_weight) {
-      norm_head(h, dim, lane, is_query ? a.q_weight : a.k_weight, is_query ? a.q_bias : a.k_bias, a.layer,
+      norm_head(heads[u], dim, lane, is_query ? a.q_weight : a.k_weight, is_query ? a.q_bias : a.k_bias, a.layer,
                 is_query ? a.q_eps : a.k_eps);
     }
 #pragma unroll
-    for (int j = 0; j < 8; j++) shared[lane + 32 * j] = h.x[j];
+    for (int j = 0; j < 8; j++) {
+      if (lane + 32 * j < dim) x[lane + 32 * j] = heads[u].x[j];
+    }
     __syncwarp();
-    if (!is_value && a.angles) {
-      rotate(shared, a.angles + static_cast<size_t>(token) * a.rope_dim, a.rope_dim, a.interleaved, lane);
+    if (!is_value) {
+#pragma unroll
+      for (int j = 0; j < TURNS; j++) {
+        const int pair = lane + 32 * j;
+        if (pair < half_turns) rotate_pair(x, pair, half_turns, a.interleaved, cosines[j], sines[j]);
+      }
       __syncwarp();
     }
-    if (!is_query) write_head<T>(const_cast<uint8_t*>(head_at(is_value ? a.v_cache : a.k_cache, end - 1)), shared, dim, lane);
+    if (!is_query) {
+      write_head<T>(own + is_value * a.head_bytes, x, dim, lane);
+      write_head<T>((is_value ? a.v_cache : a.k_cache) + byte_of(head_at(end - 1)), x, dim, lane);
+    }
+  }
+  for (int i = tid; i < ROWS * MAX_DIM; i += THREADS) {
+    if (i / MAX_DIM >= n_rows || i % MAX_DIM >= dim) shared.q[i / MAX_DIM][i % MAX_DIM] = 0;
   }
   __syncthreads();
+  load_own(from);
 
-  float queries[ROWS][8];
-#pragma unroll
-  for (int r = 0; r < ROWS; r++) {
-#pragma unroll
-    for (int j = 0; j < 8; j++) queries[r][j] = r < n_rows ? q[r][at + j] * a.scale : 0.0f;
-  }
-  Weighted state[ROWS];
+  // A lane keeps the maximum of its score's row, and its share of the sum.
+  float max = -INFINITY, sum = 0, out[ROWS][8] = {};
+  const int score_key = in_group / REPEAT % KEYS;
   // All slots go round equally often, for the shuffles.
 #pragma unroll 1
-  for (int base = from; base < to; base += AT_A_TIME * per_pass) {
-    Eight<T> k[AT_A_TIME], v[AT_A_TIME];
-#pragma unroll
-    for (int u = 0; u < AT_A_TIME; u++) {
-      const int key = base + u * per_pass + slot;
-      k[u].clear(), v[u].clear();
-      if (key < to && at < dim) {
-        k[u].load(head_at(a.k_cache, key), at, dim);
-        v[u].load(head_at(a.v_cache, key), at, dim);
-      }
+  for (int base = from; base < to; base += KEYS * PER_PASS) {
+    if (base > from) {
+      load(base);
+      load_own(base);
     }
-    float scores[ROWS][AT_A_TIME];
-#pragma unroll
-    for (int u = 0; u < AT_A_TIME; u++) {
-      float x[8];
-      k[u].floats(x);
-#pragma unroll
-      for (int r = 0; r < ROWS; r++) {
-        float s = 0;
-#pragma unroll
-        for (int j = 0; j < 8; j++) s = fmaf(queries[r][j], x[j], s);
-        scores[r][u] = s;
-      }
-    }
+    float scores[SCORES];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-      if (r >= n_rows) break;
-      float max = state[r].max;
+      const float4 q0 = *reinterpret_cast<const float4*>(&shared.q[r][at]), q1 = *reinterpret_cast<const float4*>(&shared.q[r][at + 4]);
+      const float query[8] = {q0.x, q0.y, q0.z, q0.w, q1.x, q1.y, q1.z, q1.w};
 #pragma unroll
-      for (int u = 0; u < AT_A_TIME; u++) {
-        float s = scores[r][u];
-        for (int d = width / 2; d; d >>= 1) s += __shfl_xor_sync(ALL_LANES, s, d);
-        if (a.softcap != 0.0f) s = a.softcap * tanhf(s / a.softcap);
-        scores[r][u] = base + u * per_pass + slot < to ? s : -INFINITY;
-        max = fmaxf(max, scores[r][u]);
-      }
-      // Where there was no key yet, all weights come out as 0.
-      const float shift = max == -INFINITY ? 0.0f : max, fade = __expf(state[r].max - shift);
-      state[r].max = max;
-      state[r].sum *= fade;
+      for (int u = 0; u < KEYS; u++) {
+        float x[8], s = 0;
+        k[u].floats(x);
 #pragma unroll
-      for (int j = 0; j < 8; j++) state[r].out[j] *= fade;
-#pragma unroll
-      for (int u = 0; u < AT_A_TIME; u++) {
-        scores[r][u] = __expf(scores[r][u] - shift);
-        state[r].sum += scores[r][u];
+        for (int j = 0; j < 8; j++) s = fmaf(query[j], x[j], s);
+        scores[r * KEYS + u] = s;
       }
     }
+    float score = sums_over<SCORES, WIDTH>(scores, lane) * a.scale;
+    if (a.softcap != 0.0f) score = a.softcap * tanhf(score / a.softcap);
+    if (base + score_key * PER_PASS + slot >= to) score = -INFINITY;
+    float largest = score;
 #pragma unroll
-    for (int u = 0; u < AT_A_TIME; u++) {
+    for (int d = REPEAT; d < KEYS * REPEAT; d *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, d));
+    largest = fmaxf(largest, max);
+    const float fade = weight_of(max, largest), p = weight_of(score, largest);
+    max = largest;
+    sum = sum * fade + p;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      const float f = __shfl_sync(ALL_LANES, fade, lane - in_group + r * KEYS * REPEAT);
+#pragma unroll
+      for (int j = 0; j < 8; j++) out[r][j] *= f;
+    }
+#pragma unroll
+    for (int u = 0; u < KEYS; u++) {
       float x[8];
       v[u].floats(x);
 #pragma unroll
       for (int r = 0; r < ROWS; r++) {
-        if (r >= n_rows) break;
+        const float w = __shfl_sync(ALL_LANES, p, lane - in_group + (r * KEYS + u) * REPEAT);
 #pragma unroll
-        for (int j = 0; j < 8; j++) state[r].out[j] = fmaf(scores[r][u], x[j], state[r].out[j]);
+        for (int j = 0; j < 8; j++) out[r][j] = fmaf(w, x[j], out[r][j]);
       }
     }
   }
+#pragma unroll
+  for (int d = REPEAT; d < KEYS * REPEAT; d *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, d);
 
-  // The keys of a warp, then the warps. The key and value that lay in `outs` are in the cache by now.
+  // The token's own key and value have been read before outputs lie there.
+  __syncthreads();
+  // The keys of a warp, then the warps.
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
-    if (r >= n_rows) break;
-    for (int d = width; d < 32; d *= 2) {
-      float other[8];
-      const float max = __shfl_xor_sync(ALL_LANES, state[r].max, d), sum = __shfl_xor_sync(ALL_LANES, state[r].sum, d);
+    float row_max = __shfl_sync(ALL_LANES, max, lane - in_group + r * KEYS * REPEAT);
+    float row_sum = __shfl_sync(ALL_LANES, sum, lane - in_group + r * KEYS * REPEAT);
 #pragma unroll
-      for (int j = 0; j < 8; j++) other[j] = __shfl_xor_sync(ALL_LANES, state[r].out[j], d);
-      state[r].merge(max, sum, other);
-    }
-    if (lane < width) {
+    for (int d = WIDTH; d < 32; d *= 2) {
+      const float other_max = __shfl_xor_sync(ALL_LANES, row_max, d), other_sum = __shfl_xor_sync(ALL_LANES, row_sum, d);
+      const float both = fmaxf(row_max, other_max), mine = weight_of(row_max, both), theirs = weight_of(other_max, both);
+      row_max = both;
+      row_sum = row_sum * mine + other_sum * theirs;
 #pragma unroll
-      for (int j = 0; j < 8; j++) outs[warp][r][at + j] = state[r].out[j];
+      for (int j = 0; j < 8; j++) out[r][j] = out[r][j] * mine + __shfl_xor_sync(ALL_LANES, out[r][j], d) * theirs;
     }
-    if (lane == 0) maxima[warp][r] = state[r].max, totals[warp][r] = state[r].sum;
+    if (lane < WIDTH && at < dim) {
+      float4* to_outs = reinterpret_cast<float4*>(&shared.outs[warp][r][at]);
+      to_outs[0] = float4{out[r][0], out[r][1], out[r][2], out[r][3]};
+      to_outs[1] = float4{out[r][4], out[r][5], out[r][6], out[r][7]};
+    }
+    if (lane == 0) shared.maxima[warp][r] = row_max, shared.totals[warp][r] = row_sum;
   }
   __syncthreads();
   const int partial_len = dim + 2;
   for (int i = tid; i < n_rows * dim; i += THREADS) {
     const int r = i / dim, e = i % dim;
-    float max = -INFINITY, sum = 0, out = 0;
+    float most = -INFINITY, total = 0, y = 0;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) max = fmaxf(max, maxima[w][r]);
+    for (int w = 0; w < WARPS; w++) most = fmaxf(most, shared.maxima[w][r]);
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
-      const float factor = maxima[w][r] == -INFINITY ? 0.0f : __expf(maxima[w][r] - max);
-      sum += totals[w][r] * factor;
-      out += outs[w][r][e] * factor;
+      const float factor = weight_of(shared.maxima[w][r], most);
+      total += shared.totals[w][r] * factor;
+      y += shared.outs[w][r][e] * factor;
     }
     const size_t row = static_cast<size_t>(token) * n_heads + first_head + r;
     if (n_used == 1) {
-      a.y[row * dim + e] = out / sum;
+      a.y[row * dim + e] = y / total;
       continue;
     }
     float* partial = a.partial + (row * a.n_splits + split) * partial_len;
-    partial[e] = out;
-    if (e == 0) partial[dim] = max, partial[dim + 1] = sum;
+    partial[e] = y;
+    if (e == 0) partial[dim] = most, partial[dim + 1] = total;
   }
-  if (n_used == 1) return;
-
-  __threadfence();
-  __syncthreads();
-  if (tid == 0) {
-    uint32_t* arrived = a.arrived + static_cast<size_t>(token) * gridDim.y + blockIdx.y;
-    is_last = atomicAdd(arrived, 1u) == static_cast<uint32_t>(n_used - 1);
-    if (is_last) *arrived = 0;
-  }
-  __syncthreads();
-  if (!is_last) return;
-  __threadfence();
-  for (int i = tid; i < n_rows * dim; i += THREADS) {
-    const int r = i / dim, e = i % dim;
-    const size_t row = static_cast<size_t>(token) * n_heads + first_head + r;
-    // Other blocks wrote them: not from this multiprocessor's cache.
-    const float* partial = a.partial + row * a.n_splits * partial_len;
-    float max = -INFINITY, sum = 0, out = 0;
-    for (int s = 0; s < n_used; s++) max = fmaxf(max, __ldcg(partial + s * partial_len + dim));
-    for (int s = 0; s < n_used; s++) {
-      const float factor = __expf(__ldcg(partial + s * partial_len + dim) - max);
-      sum += __ldcg(partial + s * partial_len + dim + 1) * factor;
-      out += __ldcg(partial + s * partial_len + e) * factor;
+  if (n_used > 1) {
+    __threadfence();
+    __syncthreads();
+    if (tid == 0) {
+      uint32_t* count = a.arrived + static_cast<size_t>(token) * gridDim.y + blockIdx.y;
+      shared.is_last = atomicAdd(count, 1u) == static_cast<uint32_t>(n_used - 1);
+      if (shared.is_last) *count = 0;
     }
-    a.y[row * dim + e] = out / sum;
+    __syncthreads();
+    if (!shared.is_last) return;
+    __threadfence();
+    for (int i = tid; i < n_rows * dim; i += THREADS) {
+      const int r = i / dim, e = i % dim;
+      const size_t row = static_cast<size_t>(token) * n_heads + first_head + r;
+      // Other blocks wrote them: not from this multiprocessor's cache.
+      const float* partial = a.partial + row * a.n_splits * partial_len;
+      float most = -INFINITY, total = 0, y = 0;
+      for (int s = 0; s < n_used; s++) most = fmaxf(most, __ldcg(partial + s * partial_len + dim));
+      for (int s = 0; s < n_used; s++) {
+        const float factor = __expf(__ldcg(partial + s * partial_len + dim) - most);
+        total += __ldcg(partial + s * partial_len + dim + 1) * factor;
+        y += __ldcg(partial + s * partial_len + e) * factor;
+      }
+      a.y[row * dim + e] = y / total;
+    }
   }
 }
 
+template <class T>
+DEVICE void decode_attention(const DecodeAttentionArgs& a) {
+  ptx::let_next_kernel_start();
+  __shared__ Shared shared;
+  if (a.head_dim <= 64) return attend<T, 8>(a, shared);
+  if (a.head_dim <= 128) return attend<T, 16>(a, shared);
+  attend<T, 32>(a, shared);
+}
+
 #define DECODE_ATTENTION(T) \
-  KERNEL_2(decode_attention_##T, DecodeAttentionArgs, THREADS) { decode_attention<T>(a); }
+  KERNEL_4(decode_attention_##T, DecodeAttentionArgs, THREADS) { decode_attention<T>(a); }
 DECODE_ATTENTION(F32) DECODE_ATTENTION(F16) DECODE_ATTENTION(BF16) DECODE_ATTENTION(Q8_0)

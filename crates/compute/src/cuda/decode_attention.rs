@@ -8,7 +8,7 @@ use crate::{AttentionParams, KvLayer, NormKind, QkvPrep, Result, RopeStyle, Tens
 const ROWS: usize = 4;
 /// Most parts that a token's positions are cut into.
 const MAX_SPLITS: usize = 64;
-const THREADS: u32 = 256;
+const THREADS: u32 = 128;
 
 #[derive(Clone, Copy)]
 #[repr(C)]

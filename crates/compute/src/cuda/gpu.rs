@@ -6,16 +6,21 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::Instant;
 
 /// The interface that the driver must offer: CUDA 13.0, which came with driver 580.
 const MIN_CUDA_VERSION: i32 = 13_000;
 /// Ampere.
 const MIN_CAPABILITY: (i32, i32) = (8, 0);
 /// Bytes of a buffer through which data goes to the device and back.
-const CHUNK: usize = 8 << 20;
-/// Such buffers: while one is filled, others are on their way.
-const N_CHUNKS: usize = 4;
+const CHUNK: usize = 4 << 20;
+/// Such buffers of a thread: while one is filled, another is on its way.
+const CHUNKS_OF_THREAD: usize = 2;
+/// Threads that fill buffers at most. One reads a mapped file at a tenth of the speed of the bus.
+const MAX_FILLERS: usize = 12;
 
 /// One NVIDIA GPU.
 pub(super) struct Gpu {
@@ -27,7 +32,13 @@ pub(super) struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
+    /// Held to enqueue, and while a graph is recorded: what other threads enqueue must not become a part of it.
+    turn: Mutex<()>,
+    /// The thread that records.
+    recorder: Mutex<Option<ThreadId>>,
     modules: Mutex<HashMap<&'static str, sys::CUmodule>>,
+    /// Each in its own place, since launches refer to them by address.
+    kernels: Mutex<Vec<Arc<LazyKernel>>>,
     staging: Mutex<Staging>,
     mailboxes: Mutex<Vec<Mailbox>>,
 }
@@ -40,10 +51,30 @@ struct Mailbox {
     taken: bool,
 }
 
-/// Page-locked buffers in turn, each with the event of its last copy.
+/// Page-locked buffers.
 struct Staging {
-    chunks: Vec<(*mut u8, sys::CUevent)>,
+    /// `CHUNKS_OF_THREAD` for each thread that fills them; made as they are wanted.
+    chunks: Vec<Chunk>,
+    /// The one that a single thread fills next.
     next: usize,
+}
+
+/// A page-locked buffer of [`CHUNK`] bytes and the event of its last copy.
+#[derive(Clone, Copy)]
+struct Chunk {
+    memory: *mut u8,
+    event: sys::CUevent,
+}
+
+// SAFETY: the memory is not bound to a thread, and only one thread at a time holds a chunk.
+unsafe impl Send for Chunk {}
+
+/// A kernel that is loaded when it is first launched: most models need a few of them.
+struct LazyKernel {
+    image: &'static Image,
+    name: String,
+    shared_bytes: u32,
+    loaded: OnceLock<usize>,
 }
 
 // SAFETY: the driver's handles may be used from any thread, as long as the context is made current there, which every method does.
@@ -60,6 +91,11 @@ fn unusable(ordinal: usize, message: impl Into<String>) -> Error {
     Error::Device { device: format!("CUDA device {ordinal}"), message: message.into() }
 }
 
+/// That there is no GPU `ordinal`, in one line.
+fn absent(ordinal: usize, message: impl Into<String>) -> Error {
+    Error::NoDevice { device: format!("CUDA device {ordinal}"), message: message.into() }
+}
+
 fn words(e: DriverError) -> String {
     let text = |s: std::result::Result<&std::ffi::CStr, _>| s.ok().map(|s| s.to_string_lossy().into_owned());
     let name = text(e.error_name()).unwrap_or_else(|| format!("error {}", e.0 as u32));
@@ -74,9 +110,10 @@ impl Gpu {
     ///
     /// Errors: `Device` saying what is missing: the driver, a newer one, a GPU of this number, a newer GPU.
     pub(super) fn open(ordinal: usize) -> Result<Self> {
+        let start = Instant::now();
         // SAFETY: loads the driver's library, whose initialization has no demands.
         if !unsafe { sys::is_culib_present() } {
-            return Err(unusable(ordinal, "there is no NVIDIA driver (libcuda was not found)"));
+            return Err(absent(ordinal, "there is no NVIDIA driver (libcuda was not found)"));
         }
         let fail = |what: &str, e: DriverError| unusable(ordinal, format!("{what}: {}", words(e)));
         let mut version = 0;
@@ -94,10 +131,13 @@ impl Gpu {
                 ),
             ));
         }
-        result::init().map_err(|e| fail("the NVIDIA driver does not start", e))?;
+        result::init().map_err(|e| match e.0 {
+            CUresult::CUDA_ERROR_NO_DEVICE => absent(ordinal, "the NVIDIA driver finds no GPU"),
+            _ => fail("the NVIDIA driver does not start", e),
+        })?;
         let count = result::device::get_count().map_err(|e| fail("cannot count GPUs", e))?;
         if ordinal >= count as usize {
-            return Err(unusable(ordinal, format!("there is no such GPU; {count} were found")));
+            return Err(absent(ordinal, format!("there is no such GPU; {count} were found")));
         }
         let device = result::device::get(ordinal as i32).map_err(|e| fail("cannot open", e))?;
         let name = result::device::get_name(device).map_err(|e| fail("no name", e))?;
@@ -132,28 +172,64 @@ impl Gpu {
             device,
             context,
             stream: std::ptr::null_mut(),
+            turn: Mutex::default(),
+            recorder: Mutex::default(),
             modules: Mutex::default(),
+            kernels: Mutex::default(),
             staging: Mutex::new(Staging { chunks: Vec::new(), next: 0 }),
             mailboxes: Mutex::default(),
         };
         gpu.bind()?;
         gpu.stream = result::stream::create(result::stream::StreamKind::NonBlocking)
             .map_err(|e| fail("cannot make a stream", e))?;
-        {
-            let mut staging = lock(&gpu.staging);
-            for _ in 0..N_CHUNKS {
-                // SAFETY: the memory is freed when this is dropped; it is written before it is read.
-                let chunk = unsafe { result::malloc_host(CHUNK, 0) }
-                    .map_err(|e| fail("cannot page-lock host memory", e))?;
-                let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
-                    .map_err(|e| fail("cannot make an event", e))?;
-                staging.chunks.push((chunk.cast(), event));
-            }
-        }
+        tracing::debug!(ms = start.elapsed().as_millis() as u64, "GPU opened");
         Ok(gpu)
     }
 
-    fn label(&self) -> String {
+    /// Its stream, in whose order everything takes effect.
+    pub(super) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    /// Lets kernels of this GPU use the memory of another; `false` where they cannot.
+    pub(super) fn reach(&self, other: &Self) -> Result<bool> {
+        self.bind()?;
+        let mut can = 0;
+        // SAFETY: both devices are valid.
+        let asked = unsafe { sys::cuDeviceCanAccessPeer(&mut can, self.device, other.device) };
+        self.check("cuDeviceCanAccessPeer", asked.result())?;
+        if can == 0 {
+            return Ok(false);
+        }
+        // SAFETY: both contexts are valid, and this one is current.
+        match unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) }.result() {
+            Ok(()) | Err(DriverError(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)) => Ok(true),
+            Err(e) => self.check("cuCtxEnablePeerAccess", Err(e)),
+        }
+    }
+
+    /// Host memory of this many bytes that every GPU can read, until [`Gpu::free_host`].
+    pub(super) fn host_memory(&self, bytes: usize) -> Result<*mut u8> {
+        self.bind()?;
+        // SAFETY: the caller writes the memory before it reads it.
+        let memory = unsafe {
+            result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP)
+        };
+        Ok(self.check("page-locking host memory", memory)?.cast())
+    }
+
+    /// Gives host memory back.
+    ///
+    /// # Safety
+    /// `memory` is from [`Gpu::host_memory`] of this GPU, and nobody uses it any more.
+    pub(super) unsafe fn free_host(&self, memory: *mut u8) {
+        if self.bind().is_ok() {
+            // SAFETY: by this function's contract.
+            let _ = unsafe { result::free_host(memory.cast()) };
+        }
+    }
+
+    pub(super) fn label(&self) -> String {
         format!("CUDA device {} ({})", self.ordinal, self.name)
     }
 
@@ -161,19 +237,143 @@ impl Gpu {
         result.map_err(|e| Error::Device { device: self.label(), message: format!("{call}: {}", words(e)) })
     }
 
+    /// Waits until no other thread records, and keeps others from recording.
+    fn turn(&self) -> Option<MutexGuard<'_, ()>> {
+        match *lock(&self.recorder) == Some(thread::current().id()) {
+            true => None,
+            false => Some(lock(&self.turn)),
+        }
+    }
+
     /// Makes the context the calling thread's.
-    fn bind(&self) -> Result<()> {
+    pub(super) fn bind(&self) -> Result<()> {
         // SAFETY: the context lives as long as this.
         self.check("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.context) })
     }
 
-    /// The next buffer, when its last copy is over.
-    fn next_chunk(&self, staging: &mut Staging) -> Result<(*mut u8, sys::CUevent)> {
-        let (chunk, event) = staging.chunks[staging.next];
+    /// Makes page-locked buffers until there are `n`.
+    fn make_chunks(&self, staging: &mut Staging, n: usize) -> Result<()> {
+        while staging.chunks.len() < n {
+            // SAFETY: the memory is freed when this is dropped; it is written before it is read.
+            let memory = unsafe { result::malloc_host(CHUNK, 0) };
+            let memory = self.check("page-locking host memory", memory)?.cast();
+            let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+            staging.chunks.push(Chunk { memory, event: self.check("cuEventCreate", event)? });
+        }
+        Ok(())
+    }
+
+    /// The next buffer of a single thread, when its last copy is over.
+    fn next_chunk(&self, staging: &mut Staging) -> Result<Chunk> {
+        self.make_chunks(staging, CHUNKS_OF_THREAD)?;
+        let chunk = staging.chunks[staging.next];
         staging.next = (staging.next + 1) % staging.chunks.len();
+        self.wait(chunk)?;
+        Ok(chunk)
+    }
+
+    fn wait(&self, chunk: Chunk) -> Result<()> {
         // SAFETY: the event is alive. One that was never recorded counts as over.
-        self.check("cuEventSynchronize", unsafe { result::event::synchronize(event) })?;
-        Ok((chunk, event))
+        self.check("cuEventSynchronize", unsafe { result::event::synchronize(chunk.event) })
+    }
+
+    /// Copies `src`, of up to `CHUNK` bytes, by way of a buffer that nothing uses.
+    ///
+    /// # Safety
+    /// `dst` points to `src.len()` bytes.
+    unsafe fn write_by(&self, chunk: Chunk, dst: DevicePtr, src: &[u8]) -> Result<()> {
+        // SAFETY: the buffer has CHUNK bytes, and no copy reads it any more.
+        let staged = unsafe { std::slice::from_raw_parts_mut(chunk.memory, src.len()) };
+        staged.copy_from_slice(src);
+        // SAFETY: by this function's contract; the buffer stays until the event.
+        unsafe {
+            self.check("cuMemcpyHtoDAsync", result::memcpy_htod_async(dst.0, staged, self.stream))?;
+            self.check("cuEventRecord", result::event::record(chunk.event, self.stream))
+        }
+    }
+
+    /// Copies `src` with several threads, since what limits a copy is one thread that reads a mapped file.
+    ///
+    /// # Safety
+    /// `dst` points to `src.len()` bytes.
+    unsafe fn write_in_parallel(&self, staging: &mut Staging, dst: DevicePtr, src: &[u8]) -> Result<()> {
+        let n_parts = src.len().div_ceil(CHUNK);
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let n_threads = cores.min(MAX_FILLERS).min(n_parts);
+        self.make_chunks(staging, n_threads * CHUNKS_OF_THREAD)?;
+        let next = AtomicUsize::new(0);
+        let fill = |chunks: [Chunk; CHUNKS_OF_THREAD]| {
+            self.bind()?;
+            for turn in 0.. {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                if i >= n_parts {
+                    break;
+                }
+                let chunk = chunks[turn % CHUNKS_OF_THREAD];
+                self.wait(chunk)?;
+                let part = &src[i * CHUNK..][..CHUNK.min(src.len() - i * CHUNK)];
+                // SAFETY: by this function's contract; the buffer is this thread's.
+                unsafe { self.write_by(chunk, dst.offset(i * CHUNK), part)? };
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let fill = &fill;
+            let threads: Vec<_> = (0..n_threads)
+                .map(|t| {
+                    let chunks = std::array::from_fn(|i| staging.chunks[t * CHUNKS_OF_THREAD + i]);
+                    scope.spawn(move || fill(chunks))
+                })
+                .collect();
+            threads.into_iter().try_for_each(|t| t.join().expect("copying does not panic"))
+        })
+    }
+
+    /// The handle of a kernel, which is loaded now if it is not yet.
+    fn load(&self, kernel: &LazyKernel) -> Result<sys::CUfunction> {
+        if let Some(&f) = kernel.loaded.get() {
+            return Ok(f as sys::CUfunction);
+        }
+        let (image, name) = (kernel.image, &kernel.name);
+        let mut modules = lock(&self.modules);
+        let module = match modules.get(image.name) {
+            Some(&module) => module,
+            None => {
+                let start = Instant::now();
+                // The driver reads words, and embedded bytes lie anywhere.
+                let mut aligned = vec![0u64; image.bytes.len().div_ceil(8)];
+                bytemuck::cast_slice_mut(&mut aligned)[..image.bytes.len()].copy_from_slice(image.bytes);
+                // SAFETY: the image is a whole fatbin, which says its own length; the driver copies it.
+                let module = unsafe { result::module::load_data(aligned.as_ptr().cast()) };
+                let module = self.check(&format!("loading the kernels of {}", image.name), module)?;
+                modules.insert(image.name, module);
+                tracing::debug!(
+                    module = image.name,
+                    us = start.elapsed().as_micros() as u64,
+                    "kernels loaded"
+                );
+                module
+            }
+        };
+        let c_name = CString::new(name.as_str()).expect("kernel names have no zeros");
+        // SAFETY: the module is loaded and stays so as long as this.
+        let f = unsafe { result::module::get_function(module, c_name) };
+        let f = self.check(&format!("finding the kernel {name}"), f)?;
+        // A multiprocessor must be idle to divide its memory anew between cache and shared memory. With one division for all kernels,
+        // the next can start while one ends.
+        let mut attributes =
+            vec![(sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)];
+        if kernel.shared_bytes > 48 << 10 {
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            attributes.push((most, kernel.shared_bytes as i32));
+        }
+        for (attribute, value) in attributes {
+            // SAFETY: the function was just found.
+            let set = unsafe { result::function::set_function_attribute(f, attribute, value) };
+            self.check(&format!("shared memory for the kernel {name}"), set)?;
+        }
+        // Another thread may have been as quick; the driver gives both the same handle.
+        Ok(*kernel.loaded.get_or_init(|| f as usize) as sys::CUfunction)
     }
 }
 
@@ -203,40 +403,12 @@ impl Driver for Gpu {
         }
     }
 
-    fn function(&self, image: &Image, name: &str, shared_bytes: u32) -> Result<Function> {
-        self.bind()?;
-        let mut modules = lock(&self.modules);
-        let module = match modules.get(image.name) {
-            Some(&module) => module,
-            None => {
-                // The driver reads words, and embedded bytes lie anywhere.
-                let mut aligned = vec![0u64; image.bytes.len().div_ceil(8)];
-                bytemuck::cast_slice_mut(&mut aligned)[..image.bytes.len()].copy_from_slice(image.bytes);
-                // SAFETY: the image is a whole fatbin, which says its own length; the driver copies it.
-                let module = unsafe { result::module::load_data(aligned.as_ptr().cast()) };
-                let module = self.check(&format!("loading the kernels of {}", image.name), module)?;
-                modules.insert(image.name, module);
-                module
-            }
-        };
-        let c_name = CString::new(name).expect("kernel names have no zeros");
-        // SAFETY: the module is loaded and stays so as long as this.
-        let f = unsafe { result::module::get_function(module, c_name) };
-        let f = self.check(&format!("finding the kernel {name}"), f)?;
-        // A multiprocessor must be idle to divide its memory anew between cache and shared memory. With one division for all kernels,
-        // the next can start while one ends.
-        let mut attributes =
-            vec![(sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)];
-        if shared_bytes > 48 << 10 {
-            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            attributes.push((most, shared_bytes as i32));
-        }
-        for (attribute, value) in attributes {
-            // SAFETY: the function was just found.
-            let set = unsafe { result::function::set_function_attribute(f, attribute, value) };
-            self.check(&format!("shared memory for the kernel {name}"), set)?;
-        }
-        Ok(Function(f as usize))
+    fn function(&self, image: &'static Image, name: &str, shared_bytes: u32) -> Result<Function> {
+        let kernel = LazyKernel { image, name: name.to_owned(), shared_bytes, loaded: OnceLock::new() };
+        let kernel = Arc::new(kernel);
+        let address = std::ptr::from_ref(&*kernel).expose_provenance();
+        lock(&self.kernels).push(kernel);
+        Ok(Function(address))
     }
 
     fn allocate(&self, bytes: usize, what: &str) -> Result<DevicePtr> {
@@ -266,6 +438,7 @@ impl Driver for Gpu {
 
     unsafe fn zero(&self, ptr: DevicePtr, bytes: usize) -> Result<()> {
         self.bind()?;
+        let _turn = self.turn();
         if bytes == 0 {
             return Ok(());
         }
@@ -275,29 +448,28 @@ impl Driver for Gpu {
 
     unsafe fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<()> {
         self.bind()?;
+        let _turn = self.turn();
         let mut staging = lock(&self.staging);
-        for (i, part) in src.chunks(CHUNK).enumerate() {
-            let (chunk, event) = self.next_chunk(&mut staging)?;
-            // SAFETY: the buffer has CHUNK bytes, and no copy reads it any more.
-            let chunk = unsafe { std::slice::from_raw_parts_mut(chunk, part.len()) };
-            chunk.copy_from_slice(part);
-            // SAFETY: by this function's contract; the buffer stays until the event.
-            unsafe {
-                let dst = dst.offset(i * CHUNK).0;
-                self.check("cuMemcpyHtoDAsync", result::memcpy_htod_async(dst, chunk, self.stream))?;
-                self.check("cuEventRecord", result::event::record(event, self.stream))?;
-            }
+        if src.len() > CHUNK {
+            // SAFETY: by this function's contract.
+            return unsafe { self.write_in_parallel(&mut staging, dst, src) };
         }
-        Ok(())
+        if src.is_empty() {
+            return Ok(());
+        }
+        let chunk = self.next_chunk(&mut staging)?;
+        // SAFETY: by this function's contract; the buffer is free.
+        unsafe { self.write_by(chunk, dst, src) }
     }
 
     unsafe fn read(&self, dst: &mut [u8], src: DevicePtr) -> Result<()> {
         self.bind()?;
+        let _turn = self.turn();
         let mut staging = lock(&self.staging);
         for (i, part) in dst.chunks_mut(CHUNK).enumerate() {
-            let (chunk, _) = self.next_chunk(&mut staging)?;
+            let chunk = self.next_chunk(&mut staging)?;
             // SAFETY: the buffer has CHUNK bytes, and no copy uses it any more.
-            let chunk = unsafe { std::slice::from_raw_parts_mut(chunk, part.len()) };
+            let chunk = unsafe { std::slice::from_raw_parts_mut(chunk.memory, part.len()) };
             // SAFETY: by this function's contract.
             let copied = unsafe { result::memcpy_dtoh_async(chunk, src.offset(i * CHUNK).0, self.stream) };
             self.check("cuMemcpyDtoHAsync", copied)?;
@@ -309,6 +481,7 @@ impl Driver for Gpu {
 
     unsafe fn read_later(&self, src: DevicePtr, bytes: usize) -> Result<Pending> {
         self.bind()?;
+        let _turn = self.turn();
         let mut boxes = lock(&self.mailboxes);
         let i = match boxes.iter().position(|b| !b.taken && b.bytes >= bytes) {
             Some(i) => i,
@@ -356,6 +529,7 @@ impl Driver for Gpu {
 
     unsafe fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<()> {
         self.bind()?;
+        let _turn = self.turn();
         // SAFETY: by this function's contract.
         let copied = unsafe { result::memcpy_dtod_async(dst.0, src.0, bytes, self.stream) };
         self.check("cuMemcpyDtoDAsync", copied)
@@ -363,6 +537,9 @@ impl Driver for Gpu {
 
     unsafe fn launch(&self, f: Function, grid: Grid, args: *const c_void) -> Result<()> {
         self.bind()?;
+        // SAFETY: functions are addresses of kernels, which live as long as this.
+        let f = self.load(unsafe { &*std::ptr::with_exposed_provenance::<LazyKernel>(f.0) })?;
+        let _turn = self.turn();
         let Grid { blocks: [x, y, z], threads, shared_bytes } = grid;
         let mut args = args.cast_mut();
         // Hopper's machine code waits for its inputs by itself, so a kernel may start while the one before it ends. Other GPUs run
@@ -385,9 +562,7 @@ impl Driver for Gpu {
             numAttrs: u32::from(self.capability == (9, 0)),
         };
         // SAFETY: by this function's contract; the driver copies the arguments.
-        let launched = unsafe {
-            sys::cuLaunchKernelEx(&config, f.0 as sys::CUfunction, &mut args, std::ptr::null_mut())
-        };
+        let launched = unsafe { sys::cuLaunchKernelEx(&config, f, &mut args, std::ptr::null_mut()) };
         self.check("cuLaunchKernelEx", launched.result())
     }
 
@@ -399,11 +574,14 @@ impl Driver for Gpu {
 
     fn record(&self, f: &mut dyn FnMut()) -> Result<Option<Graph>> {
         self.bind()?;
+        let _turn = lock(&self.turn);
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as this.
         let began = unsafe { result::stream::begin_capture(self.stream, mode) };
         self.check("cuStreamBeginCapture", began)?;
+        *lock(&self.recorder) = Some(thread::current().id());
         f();
+        *lock(&self.recorder) = None;
         // SAFETY: as above; capturing began.
         let graph = unsafe { result::stream::end_capture(self.stream) };
         let graph = self.check("cuStreamEndCapture", graph)?;
@@ -418,6 +596,7 @@ impl Driver for Gpu {
 
     unsafe fn replay(&self, graph: &Graph) -> Result<()> {
         self.bind()?;
+        let _turn = self.turn();
         // SAFETY: the graph was instantiated; the rest by this function's contract.
         let launched = unsafe { result::graph::launch(graph.0 as sys::CUgraphExec, self.stream) };
         self.check("cuGraphLaunch", launched)
@@ -443,9 +622,9 @@ impl Drop for Gpu {
                 let _ = result::stream::synchronize(self.stream);
                 let _ = result::stream::destroy(self.stream);
             }
-            for &(chunk, event) in &lock(&self.staging).chunks {
-                let _ = result::event::destroy(event);
-                let _ = result::free_host(chunk.cast());
+            for chunk in &lock(&self.staging).chunks {
+                let _ = result::event::destroy(chunk.event);
+                let _ = result::free_host(chunk.memory.cast());
             }
             for b in lock(&self.mailboxes).iter() {
                 let _ = result::event::destroy(b.event);

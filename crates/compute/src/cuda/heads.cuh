@@ -26,15 +26,17 @@ DEVICE void norm_head(Head& h, int dim, int lane, const float* weight, const flo
   }
 }
 
-// Turns pairs of the head in shared memory.
+// Turns pair `i` of the head in shared memory, of which `n` pairs turn.
+DEVICE void rotate_pair(float* head, int i, int n, bool interleaved, float c, float s) {
+  const int p = interleaved ? 2 * i : i, q = interleaved ? 2 * i + 1 : i + n;
+  const float x = head[p], y = head[q];
+  head[p] = x * c - y * s;
+  head[q] = x * s + y * c;
+}
+
 DEVICE void rotate(float* head, const float* angles, int rope_dim, bool interleaved, int lane) {
   const int n = rope_dim / 2;
-  for (int i = lane; i < n; i += 32) {
-    const int p = interleaved ? 2 * i : i, q = interleaved ? 2 * i + 1 : i + n;
-    const float x = head[p], y = head[q], c = angles[i], s = angles[n + i];
-    head[p] = x * c - y * s;
-    head[q] = x * s + y * c;
-  }
+  for (int i = lane; i < n; i += 32) rotate_pair(head, i, n, interleaved, angles[i], angles[n + i]);
 }
 
 // How each type of cache holds a head; `lane` writes its share.

@@ -13,24 +13,29 @@ mod elementwise;
 mod embed;
 mod gemm;
 mod gpu;
+mod gpu_link;
 mod kernels;
 mod matmul;
 mod matrix;
 mod matvec;
 mod moe;
+mod nccl;
 mod norm;
 mod prefill_attention;
+mod ranks;
 mod rope;
 mod sample;
 
 pub use batch::StagedBatch;
 pub use buffer::Buffer;
 pub use matrix::Matrix;
+pub use ranks::MAX_RANKS;
 pub use sample::Choices;
 
+use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, Backend, Batch, BatchLimits, DType, DeviceMemory, Error, GraphKey, Heads,
-    KvLayer, Likeliest, MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Result, Tensor,
+    Activation, AttentionParams, Backend, Batch, BatchLimits, Chosen, DType, DeviceMemory, Error, GraphKey,
+    Heads, KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Rank, Result, Tensor,
 };
 use buffer::Scratch;
 use driver::{Driver, Function, Graph, Grid};
@@ -39,9 +44,14 @@ use matrix::Codebooks;
 use matvec::Epilogue;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 /// Largest head that the attention kernels hold.
 const MAX_HEAD_DIM: usize = 256;
+
+/// Recorded sequences of operations at most. Steps of guesses have many shapes, most of which come up rarely; when there are so many,
+/// all are recorded anew.
+const MAX_GRAPHS: usize = 512;
 
 /// How a GPU is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,16 +63,18 @@ pub struct CudaOptions {
     pub exact: bool,
 }
 
-/// One NVIDIA GPU.
+/// One NVIDIA GPU, or one queue of its work: threads may use it at the same time, and each gets what it would get alone.
 pub struct Cuda {
     // Freed before the driver goes: graphs, then memory.
-    graphs: Mutex<HashMap<GraphKey, Recorded>>,
+    graphs: Mutex<HashMap<(ThreadId, GraphKey), Recorded>>,
     scratch: Scratch,
     codebooks: Codebooks,
     kernels: Kernels,
     driver: Arc<dyn Driver>,
     exact: bool,
     profiler: Profiler,
+    /// Where several GPUs share a model.
+    member: Option<ranks::Member>,
 }
 
 /// What is known about a sequence of operations that repeats.
@@ -82,11 +94,22 @@ impl Cuda {
     ///
     /// Errors: `Device` with the reason in one line: no driver, one that is too old, no such GPU, a GPU that is too old.
     pub fn new(options: CudaOptions) -> Result<Self> {
-        Self::with_driver(Arc::new(gpu::Gpu::open(options.device)?), options.exact)
+        Self::with_driver(Self::open_driver(options.device)?, options.exact)
+    }
+
+    /// The GPU's driver by itself, which tests put others in front of.
+    ///
+    /// Errors: as [`Cuda::new`].
+    pub fn open_driver(device: usize) -> Result<Arc<dyn Driver>> {
+        Ok(Arc::new(gpu::Gpu::open(device)?))
     }
 
     /// The backend on another driver than the GPU's; for tests.
     pub fn with_driver(driver: Arc<dyn Driver>, exact: bool) -> Result<Self> {
+        Self::with_member(driver, exact, None)
+    }
+
+    fn with_member(driver: Arc<dyn Driver>, exact: bool, member: Option<ranks::Member>) -> Result<Self> {
         Ok(Self {
             graphs: Mutex::default(),
             scratch: Scratch::default(),
@@ -95,7 +118,17 @@ impl Cuda {
             driver,
             exact,
             profiler: Profiler::default(),
+            member,
         })
+    }
+
+    fn forget_all<K>(&self, graphs: &mut HashMap<K, Recorded>) {
+        for (_, recorded) in graphs.drain() {
+            if let Recorded::Graph(graph) = recorded {
+                // SAFETY: the graph is out of the table. The driver waits for its last run.
+                unsafe { self.driver.forget(graph) }
+            }
+        }
     }
 
     /// Enqueues a kernel with its arguments.
@@ -132,12 +165,7 @@ impl Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        for (_, recorded) in lock(&self.graphs).drain() {
-            if let Recorded::Graph(graph) = recorded {
-                // SAFETY: the graph is not used again.
-                unsafe { self.driver.forget(graph) }
-            }
-        }
+        self.forget_all(&mut lock(&self.graphs));
     }
 }
 
@@ -157,6 +185,19 @@ impl Backend for Cuda {
 
     fn memory(&self) -> DeviceMemory {
         self.driver.memory()
+    }
+
+    fn rank(&self) -> Rank {
+        self.member.as_ref().map_or(Rank::ALONE, |m| m.rank)
+    }
+
+    fn is_exact(&self) -> bool {
+        self.exact
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        // Slabs of decoded weights, activations in 16 bits, kernels.
+        if self.driver.is_hopper() { 832 << 20 } else { 384 << 20 }
     }
 
     fn check_heads(&self, heads: Heads) -> Result<()> {
@@ -410,11 +451,19 @@ impl Backend for Cuda {
         sample::likeliest(self, batch, logits)
     }
 
+    fn stage_samplers(&self, batch: &mut StagedBatch, samplers: &Samplers) -> Result<()> {
+        batch.set_samplers(samplers)
+    }
+
+    fn sample(&self, batch: &mut StagedBatch, logits: &mut Tensor<Self>) -> Result<()> {
+        sample::sample(self, batch, logits)
+    }
+
     fn fetch_choices(&self, batch: &StagedBatch) -> Result<Choices> {
         sample::fetch(&*self.driver, batch)
     }
 
-    fn wait_for_choices(&self, choices: Choices, out: &mut Vec<Likeliest>) -> Result<()> {
+    fn wait_for_choices(&self, choices: Choices, out: &mut Vec<Chosen>) -> Result<()> {
         sample::wait(&*self.driver, choices, out)
     }
 
@@ -424,6 +473,24 @@ impl Backend for Cuda {
 
     fn profiler(&self) -> Option<&Profiler> {
         Some(&self.profiler)
+    }
+
+    fn all_reduce(&self, x: &mut Tensor<Self>) -> Result<()> {
+        ranks::all_reduce(self, x)
+    }
+
+    fn all_reduce_add(&self, y: &mut Tensor<Self>, x: &mut Tensor<Self>) -> Result<()> {
+        ranks::all_reduce_add(self, y, x)
+    }
+
+    fn all_gather(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, starts: &[usize]) -> Result<()> {
+        ranks::all_gather(self, y, x, starts)
+    }
+
+    fn leave(&self) {
+        if let Some(member) = &self.member {
+            member.leave();
+        }
     }
 
     fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {
@@ -444,7 +511,15 @@ impl Backend for Cuda {
         key: GraphKey,
         mut f: impl FnMut() -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
+        if let Some(member) = &self.member {
+            member.check()?;
+        }
+        // A graph uses the scratch memory of the thread that recorded it.
+        let key = (thread::current().id(), key);
         let mut graphs = lock(&self.graphs);
+        if graphs.len() >= MAX_GRAPHS && !graphs.contains_key(&key) {
+            self.forget_all(&mut graphs);
+        }
         match graphs.get(&key) {
             None => {
                 f()?;
@@ -453,14 +528,22 @@ impl Backend for Cuda {
             Some(Recorded::Ran) => {
                 let mut outcome = Ok(());
                 let graph = self.driver.record(&mut || outcome = f());
-                outcome?;
-                match graph? {
-                    Some(graph) => {
+                match (outcome, graph) {
+                    (Ok(()), Ok(Some(graph))) => {
                         // SAFETY: the caller keeps what its operations use for as long as it uses this key.
-                        unsafe { self.driver.replay(&graph)? };
+                        let replayed = unsafe { self.driver.replay(&graph) };
                         graphs.insert(key, Recorded::Graph(graph));
+                        replayed?;
                     }
-                    None => f()?,
+                    (Ok(()), Ok(None)) => f()?,
+                    (Ok(()), Err(error)) => return Err(error.into()),
+                    (Err(error), graph) => {
+                        if let Ok(Some(graph)) = graph {
+                            // SAFETY: the graph lacks a part and was never used.
+                            unsafe { self.driver.forget(graph) };
+                        }
+                        return Err(error);
+                    }
                 }
             }
             // SAFETY: as above.
@@ -470,7 +553,7 @@ impl Backend for Cuda {
     }
 
     fn forget(&self, owner: u64) {
-        let gone = lock(&self.graphs).extract_if(|key, _| key.owner == owner).collect::<Vec<_>>();
+        let gone = lock(&self.graphs).extract_if(|(_, key), _| key.owner == owner).collect::<Vec<_>>();
         for (_, recorded) in gone {
             if let Recorded::Graph(graph) = recorded {
                 // SAFETY: the graph is out of the table. The driver waits for its last run.
@@ -480,6 +563,7 @@ impl Backend for Cuda {
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.driver.synchronize()
+        self.driver.synchronize()?;
+        self.member.as_ref().map_or(Ok(()), ranks::Member::check)
     }
 }

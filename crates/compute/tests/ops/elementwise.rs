@@ -1,7 +1,7 @@
 //! Operations without weights or cache: norms, activations, sums, scales, selections, angles.
 
 use super::*;
-use realizar_compute::{Activation, Likeliest, MatrixPart, Norm, NormKind};
+use realizar_compute::{Activation, Chosen, MatrixPart, Norm, NormKind};
 
 const ACTIVATIONS: [Activation; 5] =
     [Activation::Silu, Activation::GeluTanh, Activation::GeluErf, Activation::ReluSquared, Activation::Relu];
@@ -233,13 +233,13 @@ fn choices() {
         rows[5][4500] = f32::INFINITY;
         rows[6] = vec![f32::NEG_INFINITY; n];
         let want = [
-            Likeliest::Token((0..n).max_by(|&i, &j| rows[0][i].total_cmp(&rows[0][j])).unwrap() as u32),
-            Likeliest::Token(4999),
-            Likeliest::Token(77),
-            Likeliest::Token(4000),
-            Likeliest::NotFinite { token: 2100, nan: true },
-            Likeliest::NotFinite { token: 4500, nan: false },
-            Likeliest::Nothing,
+            Chosen::Token((0..n).max_by(|&i, &j| rows[0][i].total_cmp(&rows[0][j])).unwrap() as u32),
+            Chosen::Token(4999),
+            Chosen::Token(77),
+            Chosen::Token(4000),
+            Chosen::NotFinite { token: 2100, nan: true },
+            Chosen::NotFinite { token: 4500, nan: false },
+            Chosen::Nothing,
         ];
         let logits = rows_of(b, &rows.concat(), n);
         let mut batch = staged(b, &batch_of(&[(0, 0, true); 7]));

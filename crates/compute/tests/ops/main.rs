@@ -11,6 +11,8 @@ mod elementwise;
 #[path = "../../cuda-emulation/emulation.rs"]
 mod emulation;
 mod matrices;
+mod ranks;
+mod sampling;
 
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions};
@@ -18,7 +20,7 @@ use realizar_compute::cpu::{Cpu, CpuOptions};
 use realizar_compute::cuda::{Cuda, CudaOptions};
 use realizar_compute::{Backend, Batch, BatchLimits, DType, Reference, Tensor};
 use std::fmt::Debug;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 /// Largest normalized squared error `Σ (got - want)² / Σ want²` per element type of the weights or the cache: `(type, exact,
 /// fast)`. Types without a line have [`DECODED`].
@@ -101,7 +103,8 @@ fn cpus(paths: Paths) -> impl Iterator<Item = &'static Cpu> {
     })
 }
 
-/// The GPU, or else the emulated one that runs the same kernels on the CPU; exact and fast. What is not there is reported.
+/// The GPU, or else the emulated one that runs the same kernels on the CPU; exact and fast. What is not there is reported. Tests on
+/// several threads share them.
 #[cfg(feature = "cuda")]
 #[allow(clippy::print_stderr)]
 fn gpus() -> &'static [(&'static str, bool, Cuda)] {
@@ -127,12 +130,6 @@ fn gpus() -> &'static [(&'static str, bool, Cuda)] {
     })
 }
 
-/// Held while a test runs operations on a GPU: an operation of several kernels expects no other between them.
-fn on_the_gpu() -> MutexGuard<'static, ()> {
-    static GPU: Mutex<()> = Mutex::new(());
-    GPU.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(not(feature = "cuda"))]
 fn gpus() -> &'static [(&'static str, bool, Reference)] {
     &[]
@@ -147,7 +144,6 @@ fn check<C: Case>(cases: &[C]) {
             let exact = cpu.options().exact;
             compare(case, &format!("{:?}", cpu.options()), &case.run(cpu), &want, case.tolerance(exact));
         }
-        let _alone = on_the_gpu();
         for (path, exact, gpu) in gpus() {
             compare(case, path, &case.run(gpu), &want, case.tolerance(*exact));
         }
@@ -288,7 +284,6 @@ fn a_batch_larger_than_its_limits_is_refused() {
     }
     run(&Reference);
     cpus(Paths::Instructions).for_each(run);
-    let _alone = on_the_gpu();
     gpus().iter().for_each(|g| run(&g.2));
 }
 

@@ -4,6 +4,7 @@ use super::{Candidates, likelier};
 use crate::SampleError;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
+use realizar_compute::sampling::{fraction, share, weight};
 
 /// The random number in 0..1 with which `choice` of a request draws the token at `position`: a pure function of its arguments.
 pub fn uniform(seed: u64, choice: u32, position: usize) -> f64 {
@@ -21,34 +22,26 @@ pub(super) fn likeliest(candidates: &Candidates) -> Result<u32, SampleError> {
             best = (l, id);
         }
     });
-    if best.1 == u32::MAX { Err(SampleError::NothingAllowed) } else { Ok(best.1) }
+    match best {
+        (_, u32::MAX) => Err(SampleError::NothingAllowed),
+        // Only a bias or penalty on a logit near the end of f32's range gets here.
+        (f32::INFINITY, token) => Err(SampleError::NotFinite { token, nan: false }),
+        (_, token) => Ok(token),
+    }
 }
 
-/// The token at which the running sum of probabilities, by rising id, passes `uniform`.
+/// The token at which the running sum of weights, by rising id, passes its share `uniform` of their sum.
 pub(super) fn draw(candidates: &Candidates, uniform: f64) -> Result<u32, SampleError> {
     let max = candidates.max();
-    if max == f32::NEG_INFINITY {
-        return Err(SampleError::NothingAllowed);
-    }
-    if max == f32::INFINITY {
-        // Only a bias or penalty on a logit near the end of f32's range gets here.
-        return Err(SampleError::NotFinite { token: likeliest(candidates)?, nan: false });
-    }
-    let weight = |l: f32| f64::from((l - max).exp());
-    let mut total = 0.0;
-    candidates.for_each(|_, l| total += weight(l));
-    let target = uniform * total;
-    let (mut sum, mut chosen, mut last) = (0.0, None, 0);
+    let mut total = 0;
+    candidates.for_each(|_, l| total += weight(l - max));
+    let target = share(fraction(uniform), total);
+    let (mut sum, mut chosen) = (0, None);
     candidates.for_each(|id, l| {
-        let w = weight(l);
-        sum += w;
-        if w > 0.0 {
-            last = id;
-            if chosen.is_none() && sum > target {
-                chosen = Some(id);
-            }
+        sum += weight(l - max);
+        if sum > target && chosen.is_none() {
+            chosen = Some(id);
         }
     });
-    // Rounding can leave the last sum a little below the target.
-    Ok(chosen.unwrap_or(last))
+    chosen.ok_or(SampleError::NothingAllowed)
 }

@@ -3,6 +3,9 @@
 //! The order is that of OpenAI's API and Hugging Face's `generate`: temperature comes before the truncations, so that a high one
 //! also widens what they keep. (llama.cpp applies temperature last; with temperature 1 the two agree.) Each step is in a file of
 //! its own and sees the tokens that the steps before left.
+//!
+//! [`realizar_compute::sampling`] is the definition, which devices that sample follow; this does the same on the host, where a step
+//! cannot be sampled on its device, and chooses the same tokens. Probabilities are therefore integer weights, in any order of summation.
 
 mod draw;
 mod logit_bias;
@@ -173,10 +176,11 @@ fn check_finite(logits: &[f32]) -> Result<(), SampleError> {
     if !logits.chunks(256).any(|chunk| chunk.iter().fold(false, |any, &l| any | bad(l))) {
         return Ok(());
     }
-    match logits.iter().position(|&l| bad(l)) {
-        Some(i) => Err(SampleError::NotFinite { token: i as u32, nan: logits[i].is_nan() }),
-        None => Ok(()),
-    }
+    let first = |nan: bool| {
+        let i = logits.iter().position(|&l| bad(l) && l.is_nan() == nan)?;
+        Some(SampleError::NotFinite { token: i as u32, nan })
+    };
+    first(true).or_else(|| first(false)).map_or(Ok(()), Err)
 }
 
 /// Whether `a` is likelier than `b`; the lower id wins a tie.

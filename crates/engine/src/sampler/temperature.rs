@@ -1,10 +1,10 @@
-//! Flattens or sharpens the distribution.
+//! Flattens or sharpens the distribution, and makes logits relative to the largest one.
 
 use super::SamplerStep;
 
 pub(super) const STEP: SamplerStep = SamplerStep {
     name: "temperature",
-    active: |row| row.params.temperature != 1.0 && !row.params.is_greedy(),
+    active: |row| !row.params.is_greedy(),
     apply: |candidates, row, _| {
         // Relative to the largest, so that the smallest temperature cannot turn two logits into infinities that compare equal.
         let max = candidates.max();

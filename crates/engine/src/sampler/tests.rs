@@ -4,6 +4,8 @@ use super::*;
 use crate::runner::Row;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
+use realizar_compute::Chosen;
+use realizar_compute::sampling::{self, Samplers};
 use std::sync::Arc;
 
 struct Random(ChaCha8Rng);
@@ -194,7 +196,7 @@ fn penalties_leave_no_trace_for_the_next_row() {
     sampler.sample(&mut a, &step, 0, &[]).unwrap();
     sampler.sample(&mut b, &step, 0, &[]).unwrap();
     assert_eq!(a, b);
-    assert_eq!(a, [1.0, 0.0, 0.0, 1.0]);
+    assert_eq!(a, [0.0, -1.0, -1.0, 0.0], "relative to the largest");
 }
 
 #[test]
@@ -325,4 +327,59 @@ fn logprobs_are_those_of_the_model_before_any_step() {
     let scored = Sampler::new().sample(&mut logits.to_vec(), &step, 0, &[]).unwrap();
     assert_eq!(scored.token, 1);
     close(scored.logprob.unwrap(), 2.0);
+}
+
+/// The host against the definition, which devices follow: the same token or the same error, for thousands of random rows.
+#[test]
+fn the_host_chooses_what_the_definition_says() {
+    let mut sampler = Sampler::new();
+    let mut n_sampled = 0;
+    for seed in 0..6000 {
+        let mut random = Random::new(seed);
+        let mut logits = random.logits();
+        let n = logits.len();
+        match random.below(100) {
+            0 => logits[random.below(n)] = f32::NAN,
+            1 => logits[random.below(n)] = f32::INFINITY,
+            2 => logits.fill(f32::NEG_INFINITY),
+            3 => logits.fill(0.0),
+            _ => {}
+        }
+        let params = SamplingParams {
+            temperature: [0.0, 0.2, 1.0, 1.0, 1.9][random.below(5)],
+            top_k: [0, 0, 1, 7, 50, usize::MAX][random.below(6)],
+            top_p: [1.0, 1.0, 0.0, 0.5, 0.95, random.unit()][random.below(6)],
+            min_p: [0.0, 0.0, 0.05, 1.0][random.below(4)],
+            repetition_penalty: [1.0, 1.0, 1.2][random.below(3)],
+            frequency_penalty: [0.0, 0.0, 0.6][random.below(3)],
+            presence_penalty: [0.0, 0.0, -0.4][random.below(3)],
+            // The second bias of a token adds to the first.
+            logit_bias: (0..random.below(12))
+                .map(|i| ((i / 2 * 7 % n) as u32, random.unit() * 8.0 - 4.0))
+                .collect(),
+            ..SamplingParams::default()
+        };
+        let mut step = step_of(params.with_biases_merged(), uniform(seed, 0, 0));
+        step.history = (0..random.below(50)).map(|_| random.below(n) as u32).collect();
+        let n_prompt = random.below(step.history.len() + 1);
+        step.rows[0].prompt = 0..n_prompt;
+        step.rows[0].generated = n_prompt..step.history.len();
+        step.rows[0].unseen = (random.below(2) == 0).then_some(0);
+        if random.below(3) == 0 {
+            step.masks = (0..n.div_ceil(32)).map(|_| random.0.next_u32()).collect();
+            step.rows[0].mask = Some(0..step.masks.len());
+        }
+        let previous = random.below(n) as u32;
+        let mut samplers = Samplers::default();
+        crate::model_runner::set_samplers(&mut samplers, &step, None);
+        let want = match sampling::choose(&logits, &samplers, 0, &[Chosen::Token(previous)]) {
+            Chosen::Token(token) => Ok(token),
+            Chosen::NotFinite { token, nan } => Err(SampleError::NotFinite { token, nan }),
+            Chosen::Nothing => Err(SampleError::NothingAllowed),
+        };
+        n_sampled += usize::from(want.is_ok());
+        let got = sampler.sample(&mut logits, &step, 0, &[previous]).map(|c| c.token);
+        assert_eq!(got, want, "seed {seed}: {:?}", step.rows[0].params);
+    }
+    assert!(n_sampled > 5000, "{n_sampled}");
 }

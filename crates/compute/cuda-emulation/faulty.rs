@@ -1,0 +1,209 @@
+//! A driver that fails when it is told to, for tests of what happens then; everything else it passes on.
+
+use realizar_compute::cuda::driver::{DevicePtr, Driver, Function, Graph, Grid, Image, Pending};
+use realizar_compute::{DeviceMemory, Error, Result};
+use std::collections::HashSet;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What can fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Call {
+    Allocate,
+    Write,
+    Launch,
+    ReadLater,
+    FinishRead,
+    Synchronize,
+}
+
+/// The calls that a test lets fail.
+pub(crate) const CALLS: [Call; 5] =
+    [Call::Allocate, Call::Write, Call::Launch, Call::ReadLater, Call::FinishRead];
+
+#[derive(Default)]
+struct State {
+    /// Which call fails, after how many more of its kind.
+    fault: Option<(Call, usize)>,
+    /// Whether that is the end of the device.
+    fatal: bool,
+    lost: bool,
+    n_faults: usize,
+    n_allocations: usize,
+    live: HashSet<u64>,
+    memory: Option<DeviceMemory>,
+}
+
+/// Passes everything on to another driver, but for one fault.
+pub(crate) struct Faulty {
+    inner: Arc<dyn Driver>,
+    state: Mutex<State>,
+}
+
+impl Faulty {
+    pub(crate) fn new(inner: Arc<dyn Driver>) -> Arc<Self> {
+        Arc::new(Self { inner, state: Mutex::default() })
+    }
+
+    /// Lets the call fail that comes after `n` others of its kind; from then on all fail if it is `fatal`.
+    pub(crate) fn fail(&self, call: Call, n: usize, fatal: bool) {
+        let mut state = self.state();
+        (state.fault, state.fatal) = (Some((call, n)), fatal);
+    }
+
+    /// Lets nothing more fail, and brings back a lost device. Returns whether anything failed since the last time.
+    pub(crate) fn heal(&self) -> bool {
+        let mut state = self.state();
+        (state.fault, state.lost) = (None, false);
+        std::mem::take(&mut state.n_faults) > 0
+    }
+
+    /// What the device claims to have.
+    pub(crate) fn set_memory(&self, memory: DeviceMemory) {
+        self.state().memory = Some(memory);
+    }
+
+    /// Allocations so far.
+    pub(crate) fn n_allocations(&self) -> usize {
+        self.state().n_allocations
+    }
+
+    /// Allocations that were not given back.
+    pub(crate) fn n_live(&self) -> usize {
+        self.state().live.len()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check(&self, call: Call) -> Result<()> {
+        let mut state = self.state();
+        let due = match &mut state.fault {
+            Some((which, n)) if *which == call => {
+                let due = *n == 0;
+                *n = n.saturating_sub(1);
+                due
+            }
+            _ => false,
+        };
+        if due {
+            state.fault = None;
+            state.n_faults += 1;
+            state.lost |= state.fatal;
+        }
+        if !due && !state.lost {
+            return Ok(());
+        }
+        Err(match call {
+            Call::Allocate if !state.lost => {
+                Error::OutOfMemory { device: "a faulty GPU".into(), what: "a test".into(), requested: 1 }
+            }
+            _ => {
+                let message =
+                    format!("{call:?}: {}", if state.lost { "the device is lost" } else { "a fault" });
+                Error::Device { device: "a faulty GPU".into(), message }
+            }
+        })
+    }
+}
+
+impl Driver for Faulty {
+    fn describe(&self) -> String {
+        "a faulty GPU".into()
+    }
+
+    fn n_multiprocessors(&self) -> u32 {
+        self.inner.n_multiprocessors()
+    }
+
+    fn max_shared_bytes(&self) -> usize {
+        self.inner.max_shared_bytes()
+    }
+
+    fn is_hopper(&self) -> bool {
+        self.inner.is_hopper()
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        self.state().memory.unwrap_or_else(|| self.inner.memory())
+    }
+
+    fn function(&self, image: &'static Image, name: &str, shared_bytes: u32) -> Result<Function> {
+        self.inner.function(image, name, shared_bytes)
+    }
+
+    fn allocate(&self, bytes: usize, what: &str) -> Result<DevicePtr> {
+        self.check(Call::Allocate)?;
+        let ptr = self.inner.allocate(bytes, what)?;
+        let mut state = self.state();
+        state.n_allocations += 1;
+        state.live.insert(ptr.0);
+        Ok(ptr)
+    }
+
+    unsafe fn free(&self, ptr: DevicePtr) {
+        assert!(self.state().live.remove(&ptr.0), "memory is given back once");
+        // SAFETY: by this function's contract.
+        unsafe { self.inner.free(ptr) }
+    }
+
+    unsafe fn zero(&self, ptr: DevicePtr, bytes: usize) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.inner.zero(ptr, bytes) }
+    }
+
+    unsafe fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<()> {
+        self.check(Call::Write)?;
+        // SAFETY: by this function's contract.
+        unsafe { self.inner.write(dst, src) }
+    }
+
+    unsafe fn read(&self, dst: &mut [u8], src: DevicePtr) -> Result<()> {
+        self.check(Call::Synchronize)?;
+        // SAFETY: by this function's contract.
+        unsafe { self.inner.read(dst, src) }
+    }
+
+    unsafe fn read_later(&self, src: DevicePtr, bytes: usize) -> Result<Pending> {
+        self.check(Call::ReadLater)?;
+        // SAFETY: by this function's contract.
+        unsafe { self.inner.read_later(src, bytes) }
+    }
+
+    fn finish_read(&self, pending: Pending, dst: &mut [u8]) -> Result<()> {
+        let failed = self.check(Call::FinishRead);
+        self.inner.finish_read(pending, dst)?;
+        failed
+    }
+
+    unsafe fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.inner.copy(dst, src, bytes) }
+    }
+
+    unsafe fn launch(&self, f: Function, grid: Grid, args: *const c_void) -> Result<()> {
+        self.check(Call::Launch)?;
+        // SAFETY: by this function's contract.
+        unsafe { self.inner.launch(f, grid, args) }
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.check(Call::Synchronize)?;
+        self.inner.synchronize()
+    }
+
+    fn record(&self, f: &mut dyn FnMut()) -> Result<Option<Graph>> {
+        self.inner.record(f)
+    }
+
+    unsafe fn replay(&self, graph: &Graph) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.inner.replay(graph) }
+    }
+
+    unsafe fn forget(&self, graph: Graph) {
+        // SAFETY: by this function's contract.
+        unsafe { self.inner.forget(graph) }
+    }
+}

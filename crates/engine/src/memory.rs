@@ -1,0 +1,184 @@
+//! What a model takes of its device's memory, decided before anything is allocated: weights, cache, workspace, and what to do where
+//! they do not fit.
+
+use crate::load::{LoadError, LoadOptions};
+use crate::model_runner::RunnerSizes;
+use realizar_compute::{BatchLimits, DType, DeviceMemory};
+use realizar_model::{ModelConfig, Shard, workspace_bytes};
+use std::fmt;
+
+/// Bytes of a model's parts on its device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Weights that the device keeps a copy of; 0 where it reads them from the file.
+    pub weights: usize,
+    /// Keys and values.
+    pub cache: usize,
+    /// Activations and logits of a step, and what operations need besides.
+    pub workspace: usize,
+}
+
+impl MemoryPlan {
+    /// All parts.
+    pub fn total(&self) -> usize {
+        self.weights.saturating_add(self.cache).saturating_add(self.workspace)
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { weights, cache, workspace } = *self;
+        write!(f, "weights {}, cache {}, workspace {}", mib(weights), mib(cache), mib(workspace))
+    }
+}
+
+/// A size for people, rounded up.
+pub(crate) fn mib(bytes: usize) -> String {
+    format!("{} MiB", bytes.div_ceil(1 << 20))
+}
+
+/// What a device has for a model, and what it takes besides what is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceSizes {
+    pub(crate) memory: DeviceMemory,
+    /// Bytes of weights that it will hold.
+    pub(crate) weights: usize,
+    /// Bytes that operations need besides the tensors of a step.
+    pub(crate) scratch: usize,
+    /// Tokens of a step where nothing else is asked for.
+    pub(crate) step_tokens: usize,
+}
+
+/// Types of the cache to propose.
+const SMALLER_CACHES: [DType; 2] = [DType::F16, DType::Q8_0];
+
+/// How many blocks the cache gets, how long a sequence can be, and what all of it takes.
+///
+/// Without a wish for its size the cache is as large as the model's context, or as large as what is left can hold: nine tenths of it where
+/// the weights are counted, and half where they may still come out of it.
+///
+/// `shard`: the part of the model that the device has.
+///
+/// Errors: an option contradicts the model, or it does not fit, with all sizes and with what would fit.
+pub(crate) fn plan(
+    shard: &Shard,
+    options: &LoadOptions,
+    device: DeviceSizes,
+) -> Result<(RunnerSizes, MemoryPlan), LoadError> {
+    let config = shard.config();
+    check_options(config, options)?;
+    let step_tokens = options.step_tokens.unwrap_or(device.step_tokens);
+    let limits = BatchLimits {
+        n_tokens: step_tokens,
+        n_seqs: options.max_seqs,
+        n_blocks: 0,
+        n_logits: options.max_logits,
+    };
+    let workspace = workspace_bytes(shard, &limits).saturating_add(device.scratch);
+    let free = device.memory.free;
+    let left = free.saturating_sub(device.weights).saturating_sub(workspace);
+    let block = options.block_size;
+    let tokens_in =
+        |bytes: usize, kv_type: DType| bytes / config.kv_bytes_per_token(kv_type).max(1) / block * block;
+    let wanted = options.n_ctx.unwrap_or(config.context_length);
+    let given = options.kv_memory.map(|bytes| tokens_in(bytes, options.kv_type));
+    if let (Some(bytes), Some(tokens)) = (options.kv_memory, given) {
+        let least = options.n_ctx.unwrap_or(block);
+        if tokens < least {
+            let reason = format!(
+                "it holds {tokens} tokens in blocks of {block}, and {least} are wanted; a token takes {} bytes in {}",
+                config.kv_bytes_per_token(options.kv_type),
+                options.kv_type
+            );
+            return Err(invalid("--kv-memory", format!("{bytes} bytes"), reason));
+        }
+    }
+    let fitting = if device.weights > 0 { left / 10 * 9 } else { left / 2 };
+    let fitting = tokens_in(fitting, options.kv_type).max(block);
+    let (n_ctx, tokens) = match (options.n_ctx, given) {
+        (Some(n), Some(tokens)) => (n, tokens),
+        (None, Some(tokens)) => (wanted.min(tokens), tokens),
+        (Some(n), None) => (n, options.cache_tokens.unwrap_or(n).max(n)),
+        (None, None) => {
+            let n = wanted.min(fitting);
+            (n, options.cache_tokens.map_or(n, |t| t.min(fitting).max(n)))
+        }
+    };
+    let n_blocks = tokens.div_ceil(block);
+    let per_token = config.kv_bytes_per_token(options.kv_type);
+    let cache = (n_blocks * block).saturating_mul(per_token);
+    let plan = MemoryPlan { weights: device.weights, cache, workspace };
+    if plan.total() > free {
+        return Err(LoadError::Memory {
+            context: n_ctx,
+            kv_type: options.kv_type,
+            plan,
+            free,
+            remedy: remedy(config.heads.head_dim, options, &plan, free, tokens_in),
+        });
+    }
+    let sizes = RunnerSizes {
+        n_blocks,
+        block_size: block,
+        kv_type: options.kv_type,
+        context_length: n_ctx,
+        step_tokens,
+        max_seqs: options.max_seqs,
+        max_logits: options.max_logits,
+    };
+    Ok((sizes, plan))
+}
+
+/// What would fit, as the end of a sentence.
+fn remedy(
+    head_dim: usize,
+    options: &LoadOptions,
+    plan: &MemoryPlan,
+    free: usize,
+    tokens_in: impl Fn(usize, DType) -> usize,
+) -> String {
+    let for_weights = free.saturating_sub(plan.workspace);
+    let for_cache = for_weights.saturating_sub(plan.weights);
+    let size = |t: &DType| t.bytes_for(1 << 10);
+    let can_be = |t: &DType| head_dim.is_multiple_of(t.block_len()) && size(t) <= size(&options.kv_type);
+    let fitting = SMALLER_CACHES.iter().filter(|t| can_be(t));
+    let fitting: Vec<String> = std::iter::once(&options.kv_type)
+        .chain(fitting.filter(|t| **t != options.kv_type))
+        .map(|&t| (t, tokens_in(for_cache, t)))
+        .filter(|&(_, tokens)| tokens > 0)
+        .map(|(t, tokens)| format!("--ctx {tokens} with --kv-type {}", t.name().to_lowercase()))
+        .collect();
+    match (fitting.is_empty(), for_weights * 100 / plan.weights.max(1)) {
+        (false, _) => format!("what fits: {}", fitting.join(", or ")),
+        (true, _) if plan.weights == 0 => "use fewer --step-tokens".to_owned(),
+        (true, 0) => "it is too large for this device in any type".to_owned(),
+        (true, share) => {
+            format!(
+                "what fits: weights of a type with less than {share} % of these bits, or fewer --step-tokens"
+            )
+        }
+    }
+}
+
+fn invalid(option: &'static str, value: String, reason: String) -> LoadError {
+    LoadError::Option { option, value, reason }
+}
+
+fn check_options(config: &ModelConfig, options: &LoadOptions) -> Result<(), LoadError> {
+    let head_dim = config.heads.head_dim;
+    if !head_dim.is_multiple_of(options.kv_type.block_len()) {
+        let reason =
+            format!("heads of {head_dim} elements are not whole blocks of {}", options.kv_type.block_len());
+        return Err(invalid("--kv-type", options.kv_type.to_string(), reason));
+    }
+    if let Some(0) = options.n_ctx {
+        return Err(invalid("--ctx", "0".into(), "a context holds at least one token".into()));
+    }
+    match options.n_ctx.filter(|&n| config.learned_positions && n > config.context_length) {
+        None => Ok(()),
+        Some(n) => {
+            let reason = format!("the model has learned {} positions", config.context_length);
+            Err(invalid("--ctx", n.to_string(), reason))
+        }
+    }
+}

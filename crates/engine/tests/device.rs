@@ -1,0 +1,254 @@
+//! A model on a device that chooses tokens by itself, works ahead, runs short of memory and fails: a GPU, or an emulated one that runs
+//! the kernels' own sources on the CPU, behind a driver that fails when it is told to.
+#![cfg(feature = "cuda")]
+
+#[path = "../../compute/cuda-emulation/emulation.rs"]
+mod emulation;
+#[path = "../../compute/cuda-emulation/faulty.rs"]
+mod faulty;
+
+use faulty::{CALLS, Call, Faulty};
+use realizar_compute::DeviceMemory;
+use realizar_compute::cuda::Cuda;
+use realizar_engine::load::{Device, LoadError, LoadOptions, load, load_on_device};
+use realizar_engine::speculative::{Ngram, SpeculationCosts};
+use realizar_engine::{
+    Client, Engine, EngineConfig, Error, Event, FinishReason, Health, Request, SamplingParams, Stream,
+};
+use realizar_model::source::{self, TensorSource};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+fn model(name: &str) -> Box<dyn TensorSource> {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/data/arch");
+    source::open(&data.join(name).join("model.gguf")).unwrap()
+}
+
+fn options() -> LoadOptions {
+    LoadOptions {
+        n_ctx: Some(96),
+        cache_tokens: Some(400),
+        step_tokens: Some(24),
+        max_seqs: 4,
+        max_logits: 12,
+        exact: true,
+        block_size: 16,
+        n_threads: 1,
+        ..LoadOptions::default()
+    }
+}
+
+/// The GPU, or else the emulated one, and who may use it now. `None` without a compiler to make it.
+fn device() -> Option<(Arc<Faulty>, MutexGuard<'static, ()>)> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let driver = Cuda::open_driver(0).ok().or_else(emulation::Emulation::build);
+    Some((Faulty::new(driver?), turn))
+}
+
+fn on_device(driver: &Arc<Faulty>, options: &LoadOptions, config: EngineConfig) -> Client {
+    let cuda = Cuda::with_driver(driver.clone(), true).unwrap();
+    let loaded = load_on_device(cuda, &*model("llama"), options).unwrap();
+    assert!(loaded.runner.info().asynchronous);
+    Engine::start(loaded.runner, config)
+}
+
+fn on_cpu() -> Client {
+    let options = LoadOptions { device: Device::Cpu, ..options() };
+    Engine::start(load(&*model("llama"), &options).unwrap().runner, EngineConfig::default())
+}
+
+/// Requests with all kinds of parameters.
+fn requests() -> Vec<Request> {
+    let sampled = |seed, change: &dyn Fn(&mut SamplingParams)| {
+        let mut sampling = SamplingParams { seed: Some(seed), ..SamplingParams::default() };
+        change(&mut sampling);
+        let prompt = (0..5 + seed as u32 * 3).map(|i| 3 + i * 7 % 50).collect();
+        Request { sampling, ignore_eos: true, ..Request::new(prompt, 20) }
+    };
+    vec![
+        sampled(1, &|_| {}),
+        sampled(2, &|p| p.temperature = 0.0),
+        sampled(3, &|p| (p.temperature, p.top_k) = (0.7, 20)),
+        sampled(4, &|p| (p.top_p, p.min_p) = (0.8, 0.02)),
+        sampled(5, &|p| (p.repetition_penalty, p.frequency_penalty) = (1.3, 0.5)),
+        sampled(6, &|p| (p.temperature, p.presence_penalty, p.penalty_window) = (0.0, 1.9, Some(6))),
+        sampled(7, &|p| p.logit_bias = vec![(5, 3.0), (6, -100.0), (5, 1.0)]),
+        Request { n: 3, ..sampled(8, &|p| p.top_k = 9) },
+        Request { n_logprobs: Some(2), ..sampled(9, &|p| p.temperature = 1.5) },
+    ]
+}
+
+/// The tokens of each choice, or what ended the request.
+fn tokens(stream: Stream) -> Result<Vec<Vec<u32>>, Error> {
+    let mut choices: Vec<Vec<u32>> = Vec::new();
+    for event in stream {
+        match event {
+            Event::Token { choice, id, .. } => {
+                choices.resize(choices.len().max(choice as usize + 1), Vec::new());
+                choices[choice as usize].push(id);
+            }
+            Event::Finished { reason, .. } => assert_eq!(reason, FinishReason::Length),
+            Event::Error(error) => return Err(error),
+            Event::PromptToken { .. } => {}
+        }
+    }
+    Ok(choices)
+}
+
+fn all_tokens(client: &Client) -> Vec<Result<Vec<Vec<u32>>, Error>> {
+    let streams: Vec<_> = requests().into_iter().map(|r| client.submit(r).unwrap()).collect();
+    streams.into_iter().map(tokens).collect()
+}
+
+/// Devices that compute exactly have the same logits but for the last bits; sampled texts may differ where a number falls between, so
+/// the seeds are such that none does.
+#[test]
+fn a_device_that_works_ahead_generates_what_the_host_chooses() {
+    let Some((driver, _turn)) = device() else { return };
+    let want = all_tokens(&on_cpu());
+    assert!(want.iter().all(Result::is_ok));
+    for overlap in [Some(true), Some(false)] {
+        let client = on_device(&driver, &options(), EngineConfig { overlap, ..EngineConfig::default() });
+        assert_eq!(all_tokens(&client), want, "overlap {overlap:?}");
+        // One after the other, too.
+        for (request, want) in requests().into_iter().zip(&want) {
+            assert_eq!(&tokens(client.submit(request).unwrap()), want, "alone, overlap {overlap:?}");
+        }
+    }
+}
+
+#[test]
+fn guesses_are_verified_by_what_the_device_samples() {
+    let Some((driver, _turn)) = device() else { return };
+    let want = all_tokens(&on_cpu());
+    let cuda = Cuda::with_driver(driver, true).unwrap();
+    let loaded = load_on_device(cuda, &*model("llama"), &options()).unwrap();
+    let costs = Some(SpeculationCosts { row: 0.01, guess: 0.0 });
+    let config = EngineConfig { speculation_costs: costs, max_drafts: 3, ..EngineConfig::default() };
+    let guesses: Option<Box<dyn realizar_engine::speculative::Proposer>> = Some(Box::new(Ngram::default()));
+    let client = Engine::start_speculating(loaded.runner, guesses, config).unwrap();
+    assert_eq!(all_tokens(&client), want);
+    assert!(client.stats().drafted_tokens.get() > 0, "nothing was guessed");
+}
+
+#[test]
+fn after_a_failed_step_the_next_request_gets_what_it_would_have_got() {
+    let Some((driver, _turn)) = device() else { return };
+    let request = || requests().swap_remove(4);
+    let want = tokens(on_device(&driver, &options(), EngineConfig::default()).submit(request()).unwrap());
+    assert!(want.is_ok());
+    for call in CALLS {
+        let mut n_failed = 0;
+        for n in [0, 1, 2, 7, 60] {
+            let client = on_device(&driver, &options(), EngineConfig::default());
+            driver.fail(call, n, false);
+            let outcome = tokens(client.submit(request()).unwrap());
+            let failed = driver.heal();
+            n_failed += usize::from(failed);
+            match outcome {
+                Err(Error::Device { message }) => assert!(failed, "{message}"),
+                outcome => assert!(!failed && outcome == want, "{call:?} {n}: {outcome:?}"),
+            }
+            assert_eq!(tokens(client.submit(request()).unwrap()), want, "after {call:?} {n}");
+            assert_eq!(client.health(), Health::Ready);
+            assert_eq!(client.stats().failed_steps.get(), u64::from(failed));
+        }
+        assert!(n_failed > 0, "{call:?} never failed");
+    }
+}
+
+#[test]
+fn a_lost_device_ends_all_requests_and_turns_health_red() {
+    let Some((driver, _turn)) = device() else { return };
+    for call in [Call::Write, Call::Launch, Call::ReadLater, Call::FinishRead] {
+        let client = on_device(&driver, &options(), EngineConfig::default());
+        driver.fail(call, 3, true);
+        let streams: Vec<_> = requests().into_iter().map_while(|r| client.submit(r).ok()).collect();
+        for outcome in streams.into_iter().map(tokens) {
+            match outcome {
+                Err(Error::Device { message } | Error::EngineFailed { message }) => {
+                    assert!(message.contains("a faulty GPU"), "{message}");
+                }
+                other => panic!("{call:?}: {other:?}"),
+            }
+        }
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while client.health() == Health::Ready && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        assert!(
+            matches!(client.health(), Health::Failed { message } if message.contains("lost")),
+            "{call:?}"
+        );
+        assert!(matches!(client.submit(requests().remove(0)), Err(Error::EngineFailed { .. })));
+        drop(client);
+        driver.heal();
+    }
+}
+
+#[test]
+fn a_model_that_cannot_be_loaded_leaves_nothing_behind() {
+    let Some((driver, _turn)) = device() else { return };
+    let source = model("llama");
+    let load = || {
+        let cuda = Cuda::with_driver(driver.clone(), false).unwrap();
+        load_on_device(cuda, &*source, &LoadOptions { exact: false, ..options() }).map(drop)
+    };
+    let before = driver.n_allocations();
+    load().unwrap();
+    let n = driver.n_allocations() - before;
+    assert!(n > 20 && driver.n_live() == 0, "{n} allocations, {} left", driver.n_live());
+    for at in 0..n {
+        driver.fail(Call::Allocate, at, false);
+        let error = load().unwrap_err().to_string();
+        assert!(error.contains("out of memory"), "{error}");
+        assert_eq!(driver.n_live(), 0, "after allocation {at} failed");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_allocated() {
+    let Some((driver, _turn)) = device() else { return };
+    let source = model("llama");
+    let cuda = || Cuda::with_driver(driver.clone(), false).unwrap();
+    let load = |free: usize, n_ctx| {
+        driver.set_memory(DeviceMemory { free, total: 16 << 30 });
+        let before = driver.n_allocations();
+        let loaded =
+            load_on_device(cuda(), &*source, &LoadOptions { n_ctx, cache_tokens: None, ..options() });
+        let loaded = loaded.map(|l| (l.runner.info().context_length, l.memory));
+        if loaded.is_err() {
+            assert_eq!(driver.n_allocations(), before, "memory was taken");
+        }
+        loaded
+    };
+    let (_, plenty) = load(15 << 30, Some(96)).unwrap();
+    let least = plenty.total();
+    load(least + (1 << 20), Some(96)).unwrap();
+    // Too long a context: what would fit is named, and fits.
+    let Err(error @ LoadError::Memory { .. }) = load(least + (1 << 20), Some(1 << 20)) else { panic!() };
+    let text = error.to_string();
+    for part in ["weights", "cache", "workspace", "1048576 tokens in F16", "are missing", "what fits: --ctx "]
+    {
+        assert!(text.contains(part), "{text}");
+    }
+    let ctx = text.split("--ctx ").nth(1).and_then(|t| t.split(' ').next()).unwrap().parse().unwrap();
+    load(least + (1 << 20), Some(ctx)).unwrap();
+    // No context at all.
+    let Err(error @ LoadError::Memory { .. }) = load(plenty.workspace, Some(96)) else { panic!() };
+    assert!(error.to_string().contains("too large for this device"), "{error}");
+    let Err(error @ LoadError::Memory { .. }) = load(plenty.workspace + plenty.weights / 2, Some(96)) else {
+        panic!()
+    };
+    assert!(error.to_string().contains("% of these bits"), "{error}");
+    // Without a wish, the context is what fits.
+    assert_eq!(load(15 << 30, None).unwrap().0, arch_context(&*source));
+    let (n_ctx, memory) = load(least + (16 << 10), None).unwrap();
+    assert!(n_ctx < arch_context(&*source) && memory.total() <= least + (16 << 10), "{n_ctx}: {memory}");
+}
+
+fn arch_context(source: &dyn TensorSource) -> usize {
+    realizar_model::arch::configure(source).unwrap().context_length
+}
