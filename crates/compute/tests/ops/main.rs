@@ -37,8 +37,8 @@ const TOLERANCES: &[(DType, f64, f64)] = &[
     (DType::Q6_K, 1e-11, 2e-4),
 ];
 
-/// The tolerance of types that are decoded to f32 before they are multiplied. Fast backends may also round activations.
-const DECODED: (f64, f64) = (1e-11, 2e-4);
+/// The tolerance of the other types, which some backends decode to f32 before they are multiplied. Fast ones may also round activations.
+const DECODED: (f64, f64) = (1e-11, 3e-4);
 
 /// The tolerance of attention per element type of the cache. Where a norm or a rotation precedes the cache, a last bit may
 /// tip a rounding. Where it is fast and the cache has less than full precision, queries, keys, weights and values may be
