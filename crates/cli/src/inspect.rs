@@ -5,11 +5,12 @@ use crate::output;
 use anyhow::Result;
 use clap::{Args, ValueHint};
 use realizar_compute::cpu::{Cpu, CpuOptions};
-use realizar_compute::{Backend, DType};
+use realizar_compute::{Backend, DType, Rank};
+use realizar_engine::load::weights_per_device;
 use realizar_model::chat_template::ChatTemplate;
 use realizar_model::source::{Format, TensorSource};
 use realizar_model::tokenizer::Tokenizer;
-use realizar_model::{ModelConfig, arch};
+use realizar_model::{ModelConfig, Shard, arch};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -22,6 +23,9 @@ pub(crate) struct InspectArgs {
     /// Tokens of context to state the memory for; by default the model's own length, at most 4096.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     ctx: Option<u32>,
+    /// States what each of this many GPUs has to hold that share the model.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
+    tp: u8,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -95,11 +99,11 @@ const CACHE_TYPES: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::Q8_
 
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     let source = args.model.open()?;
-    let report = report(&*source, &args.model, args.ctx.map(|n| n as usize));
+    let report = report(&*source, &args.model, args.ctx.map(|n| n as usize), usize::from(args.tp));
     if args.json { output::print_json(&report) } else { output::print(text(&report)) }
 }
 
-fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>) -> Report {
+fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>, tp: usize) -> Report {
     let metadata = source.metadata();
     let string = |key: &str| metadata.get_str(key).ok().flatten().map(str::to_owned);
     let architecture = match source.format() {
@@ -133,6 +137,8 @@ fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>) -> Re
     let (template, chat_template_error) = template.map_or((None, None), split);
     let need = weight_bytes + cache_bytes.get(DType::F16.name()).copied().unwrap_or(0);
     let unsupported = config.as_ref().err().map(ToString::to_string);
+    let shared =
+        config.as_ref().map_err(ToString::to_string).and_then(|c| need_of_each(source, c, context, tp));
     Report {
         model: model.to_string(),
         format: source.format().to_string(),
@@ -148,7 +154,7 @@ fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>) -> Re
         chat_template_error,
         context,
         cache_bytes,
-        devices: vec![cpu(unsupported.as_deref(), need), cuda(unsupported.as_deref(), need)],
+        devices: vec![cpu(unsupported.as_deref(), need), cuda(shared, tp)],
         unsupported,
     }
 }
@@ -197,17 +203,43 @@ fn cpu(unsupported: Option<&str>, need: usize) -> DeviceReport {
     device_report("cpu", &Cpu::new(CpuOptions::default()), unsupported, need)
 }
 
+/// Bytes that each of `tp` GPUs holds of the weights and of an F16 cache for `context` tokens; or why the model cannot be shared so.
+fn need_of_each(
+    source: &dyn TensorSource,
+    config: &ModelConfig,
+    context: usize,
+    tp: usize,
+) -> Result<usize, String> {
+    let cache = |index| {
+        let shard = Shard::new(config, source, Rank { index, count: tp }, false)?;
+        Ok(context * shard.config().kv_bytes_per_token(DType::F16))
+    };
+    let caches = (0..tp).map(cache).collect::<realizar_model::Result<Vec<_>>>().map_err(|e| e.to_string())?;
+    Ok(weights_per_device(source, tp) + caches.into_iter().max().unwrap_or(0))
+}
+
 #[cfg(feature = "cuda")]
-fn cuda(unsupported: Option<&str>, need: usize) -> DeviceReport {
+fn cuda(need: Result<usize, String>, tp: usize) -> DeviceReport {
     use realizar_compute::cuda::{Cuda, CudaOptions};
-    match Cuda::new(CudaOptions { device: 0, exact: false }) {
-        Ok(gpu) => device_report("cuda", &gpu, unsupported, need),
-        Err(error) => no_gpu(error.to_string()),
+    let open = |device| Cuda::new(CudaOptions { device, exact: false });
+    let gpus = match (0..tp).map(open).collect::<Result<Vec<_>, _>>() {
+        Ok(gpus) => gpus,
+        Err(error) => return no_gpu(error.to_string()),
+    };
+    let fullest = gpus.iter().min_by_key(|gpu| gpu.memory().free).expect("one GPU at least");
+    let (unsupported, need) = match need {
+        Ok(need) => (None, need),
+        Err(reason) => (Some(reason), 0),
+    };
+    let mut report = device_report("cuda", fullest, unsupported.as_deref(), need);
+    if tp > 1 {
+        report.description = format!("each of {tp} × {}", report.description);
     }
+    report
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda(_: Option<&str>, _: usize) -> DeviceReport {
+fn cuda(_: Result<usize, String>, _: usize) -> DeviceReport {
     no_gpu("this build has no CUDA backend".to_owned())
 }
 

@@ -12,9 +12,12 @@ use realizar_model::tokenizer::Tokenizer;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunnerOptions {
-    /// Where the model runs: auto, cpu, cuda or cuda:N.
+    /// Where the model runs: auto, cpu, cuda, cuda:N, or cuda:N,M for GPUs that share it.
     #[arg(long, default_value_t = Device::Auto)]
     pub(crate) device: Device,
+    /// GPUs that share the model, each with a part of every weight.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub(crate) tp: u8,
     #[command(flatten)]
     pub(crate) threads: ThreadsOption,
     /// Computes products with unrounded activations: slower, and the same tokens on every device.
@@ -81,7 +84,11 @@ impl SpeculationOptions {
         let config = realizar_model::arch::configure(&*draft_source).with_context(whose)?;
         let n_ctx = options.n_ctx.map(|n| n.min(config.context_length));
         // Its cache holds as many tokens as the model's, and it guesses for each sequence in turn.
-        let options = LoadOptions { n_ctx, max_logits: options.max_seqs, ..options.clone() };
+        let mut options = LoadOptions { n_ctx, max_logits: options.max_seqs, tp: 1, ..options.clone() };
+        // Small enough for the first of several GPUs.
+        if let Device::Cuda(gpus) = &mut options.device {
+            gpus.truncate(1);
+        }
         let loaded = load(&*draft_source, &options).with_context(whose)?;
         Ok(Some(Box::new(DraftModel::new(loaded.runner))))
     }
@@ -110,7 +117,8 @@ impl RunnerOptions {
     /// Load options with these choices and the given longest sequence.
     pub(crate) fn load_options(&self, n_ctx: Option<usize>) -> LoadOptions {
         LoadOptions {
-            device: self.device,
+            device: self.device.clone(),
+            tp: usize::from(self.tp),
             n_ctx,
             n_threads: self.threads.get().unwrap_or(0),
             exact: self.exact,

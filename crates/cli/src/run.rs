@@ -111,9 +111,17 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let proposer = args.speculation.proposer(&*source, &options)?;
     let config = EngineConfig { max_drafts, ..EngineConfig::default() };
     let model = Model::speculating(&*source, &options, proposer, config)?;
-    let Some(prompt) = prompt else { return chat::chat(args, &model, &params) };
-    let answer = answer(args, &model, &prompt, &params).map_err(|error| explain(error, &*source))?;
-    if args.json { output::print_json(&report(args, &model, &answer)) } else { Ok(()) }
+    let done = match prompt {
+        None => chat::chat(args, &model, &params),
+        Some(prompt) => {
+            answer(args, &model, &prompt, &params).map_err(|error| explain(error, &*source)).and_then(
+                |answer| if args.json { output::print_json(&report(args, &model, &answer)) } else { Ok(()) },
+            )
+        }
+    };
+    // Libraries of devices do not take it well when the process ends while a thread still gives theirs back.
+    model.engine().client().shutdown(Duration::ZERO);
+    done
 }
 
 fn answer(args: &RunArgs, model: &Model, prompt: &str, params: &TextParams) -> Result<Completion> {

@@ -42,6 +42,8 @@ fn wrong_usage_exits_with_2() {
     is_wrong_usage(&run(&["pull", "gpt2"]), "hf:OWNER/NAME");
     is_wrong_usage(&run(&["perplexity"]), "FILE");
     is_wrong_usage(&run(&["bench", "--device", "tpu"]), "tpu");
+    is_wrong_usage(&run(&["bench", "--device", "cuda:0,x"]), "not the number of a GPU");
+    is_wrong_usage(&run(&["bench", "--tp", "0"]), "1..=8");
     is_wrong_usage(&run(&["run", "--temp=-1", "x"]), "at least 0");
     is_wrong_usage(&run(&["run", "--temp=nan", "x"]), "at least 0");
     is_wrong_usage(&run(&["run", "--top-p=1.5", "x"]), "between 0 and 1");

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <sched.h>
 
 #define __global__
 #define __device__
@@ -213,6 +214,26 @@ inline void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t*, in
 }
 inline void copies_are_begun(uint64_t*) {}
 inline void wait_for_phase(uint64_t*, uint32_t) {}
+
+inline uint32_t scale_bytes(uint32_t bytes, uint32_t scale) {
+  const float d = f16_to_f32(static_cast<uint16_t>(scale));
+  const uint32_t low = f32_to_f16(static_cast<int8_t>(bytes) * d), high = f32_to_f16(static_cast<int8_t>(bytes >> 8) * d);
+  return low | high << 16;
+}
+
+// Devices that are emulated side by side run on threads of their own.
+inline void store_packet(uint4* to, uint32_t a, uint32_t b, uint32_t number) {
+  uint64_t* halves = reinterpret_cast<uint64_t*>(to);
+  __atomic_store_n(halves, a | static_cast<uint64_t>(number) << 32, __ATOMIC_RELEASE);
+  __atomic_store_n(halves + 1, b | static_cast<uint64_t>(number) << 32, __ATOMIC_RELEASE);
+}
+inline uint4 load_packet(const uint4* from) {
+  const uint64_t* halves = reinterpret_cast<const uint64_t*>(from);
+  const uint64_t a = __atomic_load_n(halves, __ATOMIC_ACQUIRE), b = __atomic_load_n(halves + 1, __ATOMIC_ACQUIRE);
+  return {static_cast<unsigned>(a), static_cast<unsigned>(a >> 32), static_cast<unsigned>(b), static_cast<unsigned>(b >> 32)};
+}
+inline uint32_t load_word(const uint32_t* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
+inline void pause() { sched_yield(); }
 
 inline void prefetch(const void*) {}
 inline void wait_for_previous_kernel() {}

@@ -5,11 +5,12 @@
 //! an access past its end stops the test, and holds NaN until it is written.
 
 use libloading::Library;
-use realizar_compute::cuda::driver::{DevicePtr, Driver, Function, Graph, Grid, Image, Pending};
+use realizar_compute::cuda::driver::{DevicePtr, Driver, Function, Graph, Grid, Image, Link, Pending};
 use realizar_compute::{DeviceMemory, Result};
 use std::ffi::{CString, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The emulated device.
@@ -31,15 +32,13 @@ impl Emulation {
             eprintln!("SKIPPED: kernels are not tested, since there is no g++ to compile them for the CPU");
             return None;
         }
-        let path = compile();
-        // SAFETY: the library is the one just compiled; its initializers fill a list.
-        let library = unsafe { Library::new(&path) }.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        Some(Arc::new(Self {
-            library,
-            running: Mutex::new(()),
-            pending: Mutex::default(),
-            n_multiprocessors: 4,
-        }))
+        Some(Arc::new(Self::open(&compile())))
+    }
+
+    fn open(path: &Path) -> Self {
+        // SAFETY: the library is one that was compiled here; its initializers fill a list.
+        let library = unsafe { Library::new(path) }.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        Self { library, running: Mutex::new(()), pending: Mutex::default(), n_multiprocessors: 4 }
     }
 
     fn call<F: Copy>(&self, name: &str) -> F {
@@ -48,12 +47,66 @@ impl Emulation {
     }
 }
 
+/// Devices side by side, which write to each other's memory: copies of the library, since each holds the state of one device.
+#[allow(dead_code, clippy::type_complexity)]
+pub(crate) fn group(count: usize) -> Option<(Vec<Arc<dyn Driver>>, Arc<dyn Link>)> {
+    Emulation::build()?;
+    let kernels = compile();
+    let copy = |i: usize| {
+        let path = kernels.with_extension(format!("{i}.{}.so", unique()));
+        std::fs::copy(&kernels, &path).unwrap();
+        let device = Emulation::open(&path);
+        std::fs::remove_file(&path).unwrap();
+        Arc::new(device) as Arc<dyn Driver>
+    };
+    Some(((0..count).map(copy).collect(), Arc::new(EmulatedLink(AtomicU32::new(0)))))
+}
+
+/// Nothing but the word that ends all waiting.
+struct EmulatedLink(AtomicU32);
+
+impl Link for EmulatedLink {
+    fn reaches(&self) -> bool {
+        true
+    }
+
+    fn adds(&self) -> bool {
+        false
+    }
+
+    unsafe fn all_reduce(&self, _: usize, _: DevicePtr, _: usize) -> Result<()> {
+        unreachable!("this link does not add")
+    }
+
+    fn cut_word(&self) -> DevicePtr {
+        DevicePtr(self.0.as_ptr() as u64)
+    }
+
+    fn cut(&self) {
+        self.0.store(1, Ordering::SeqCst);
+    }
+
+    fn is_cut(&self) -> bool {
+        self.0.load(Ordering::SeqCst) != 0
+    }
+}
+
 /// The counts of blocks as C++ passes them.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Blocks([u32; 3]);
 
-/// Where the compiled kernels are, named by a hash of their sources.
+/// What no other file of this or another test has in its name.
+fn unique() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Of the compiler. Copies of the library must not share the static storage that stands for shared memory: no unique symbols.
+const FLAGS: [&str; 7] =
+    ["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-gnu-unique"];
+
+/// Where the compiled kernels are, named by a hash of their sources and the compiler's flags.
 fn compile() -> PathBuf {
     let root = &Path::new(env!("CARGO_MANIFEST_DIR")).join("../compute");
     let mut sources = Vec::new();
@@ -63,21 +116,23 @@ fn compile() -> PathBuf {
     sources.sort();
     // FNV-1a.
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    for source in &sources {
-        for byte in std::fs::read(source).unwrap() {
+    let mut add = |bytes: &[u8]| {
+        for &byte in bytes {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         }
-    }
+    };
+    add(FLAGS.concat().as_bytes());
+    sources.iter().for_each(|source| add(&std::fs::read(source).unwrap()));
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let path = dir.join(format!("kernels-{hash:016x}.so"));
     if path.exists() {
         return path;
     }
     // Another test may compile at the same time.
-    let new = dir.join(format!("kernels-{hash:016x}.{}", std::process::id()));
+    let new = dir.join(format!("kernels-{hash:016x}.{}", unique()));
     let kernels = sources.iter().filter(|p| p.extension().is_some_and(|e| e == "cu"));
     let status = Command::new("g++")
-        .args(["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing"])
+        .args(FLAGS)
         .args(["-Wno-unknown-pragmas", "-DREALIZAR_EMULATION", "-Icuda-emulation", "-o"])
         .arg(&new)
         .args(["cuda-emulation/emulation.cpp", "-x", "c++"])

@@ -5,7 +5,7 @@
 //! stays the same. The meaning of each required method is its loop in `reference.rs`.
 
 use crate::sampling::Samplers;
-use crate::{Batch, BatchLimits, DType, Profiler, Result, Tensor};
+use crate::{Batch, BatchLimits, DType, Profiler, Rank, Result, Tensor};
 use bytes::Bytes;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -239,6 +239,16 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Memory of the device now.
     fn memory(&self) -> DeviceMemory;
 
+    /// Which of the devices that share a model this is.
+    fn rank(&self) -> Rank {
+        Rank::ALONE
+    }
+
+    /// Whether every sum is taken in one order, so that a result does not depend on what is computed beside it.
+    fn is_exact(&self) -> bool {
+        false
+    }
+
     /// Memory that operations take besides their tensors, about: what does not fit should be refused before it is loaded.
     fn scratch_bytes(&self) -> usize {
         0
@@ -457,6 +467,26 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn is_asynchronous(&self) -> bool {
         false
     }
+
+    /// `x = sum of every rank's x`, added in the order of ranks: all of them get the same bits.
+    ///
+    /// All ranks do this together, each on its own thread. Errors: `Device`, also when another rank has left.
+    fn all_reduce(&self, x: &mut Tensor<Self>) -> Result<()>;
+
+    /// `y += sum of every rank's x`; the contents of `x`, of the shape of `y`, are unspecified afterwards.
+    fn all_reduce_add(&self, y: &mut Tensor<Self>, x: &mut Tensor<Self>) -> Result<()> {
+        self.all_reduce(x)?;
+        self.add(y, x)
+    }
+
+    /// Every rank's x side by side: `y[n, starts[rank] .. starts[rank + 1]] = x[n, ..]` of that rank. `starts` has an entry more than
+    /// there are ranks, and its last is the length of a row of `y`.
+    ///
+    /// As for [`Backend::all_reduce`], all ranks do this together.
+    fn all_gather(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, starts: &[usize]) -> Result<()>;
+
+    /// Lets the other ranks know that this one does not go on: what they do together with it fails instead of waiting.
+    fn leave(&self) {}
 
     /// `x = cap · tanh(x / cap)`.
     fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()>;

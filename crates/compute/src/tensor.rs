@@ -68,6 +68,11 @@ impl<B: Backend> Tensor<B> {
         self.shape.dims[0] = n;
     }
 
+    /// Rows that the tensor was made with.
+    pub fn max_rows(&self) -> usize {
+        self.max_rows
+    }
+
     /// Rows in use: the outermost dimension.
     pub fn rows(&self) -> usize {
         self.shape.dims[0]

@@ -179,7 +179,13 @@ impl Engine {
     fn main(mut self) {
         match catch_unwind(AssertUnwindSafe(|| self.run())) {
             Ok(()) => match self.lost.take() {
-                None => self.end(Health::Stopped, &Error::ShuttingDown),
+                None => {
+                    self.answer_all(&Error::ShuttingDown);
+                    // Whoever waits for the end may then end the process, and the device must have been given back by then.
+                    let shared = self.shared.clone();
+                    drop(self);
+                    shared.set_health(Health::Stopped);
+                }
                 Some(message) => self.fail(message),
             },
             Err(panic) => self.fail(panic_message(panic.as_ref())),
@@ -189,12 +195,12 @@ impl Engine {
     /// Ends because nothing can be computed any more.
     fn fail(&mut self, message: String) {
         tracing::error!(message, "engine failed");
-        self.end(Health::Failed { message: message.clone() }, &Error::EngineFailed { message });
+        self.shared.set_health(Health::Failed { message: message.clone() });
+        self.answer_all(&Error::EngineFailed { message });
     }
 
     /// Answers whoever still waits.
-    fn end(&mut self, health: Health, error: &Error) {
-        self.shared.set_health(health);
+    fn answer_all(&mut self, error: &Error) {
         for active in self.requests.values_mut() {
             active.producer.push(Event::Error(error.clone()));
             self.shared.stats.finished_error.add(1);
@@ -544,7 +550,7 @@ impl Client {
     }
 
     /// Takes no more requests, lets the others finish for up to `timeout`, ends the rest with an error and waits for the engine to
-    /// stop. A second call with a shorter time shortens the first.
+    /// stop and to give its device back. A second call with a shorter time shortens the first.
     pub fn shutdown(&self, timeout: Duration) {
         let mut health = self.shared.health();
         if *health == Health::Ready {

@@ -20,6 +20,7 @@ mod memory;
 mod model_runner;
 pub mod perplexity;
 mod prefix_cache;
+mod ranks;
 mod request;
 mod runner;
 pub mod sampler;

@@ -6,24 +6,24 @@ use crate::model_runner::ModelRunner;
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions, threads};
 #[cfg(feature = "cuda")]
-use realizar_compute::cuda::{Cuda, CudaOptions};
-use realizar_compute::{Backend, DType};
+use realizar_compute::cuda::Cuda;
+use realizar_compute::{Backend, DType, DeviceMemory, Rank};
 use realizar_model::source::TensorSource;
-use realizar_model::{Decoder, ModelConfig, WeightBytes, arch};
+use realizar_model::{Decoder, ModelConfig, Shard, WeightBytes, arch, names};
 use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 /// Where a model runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Device {
     /// The best device that can hold the model.
     #[default]
     Auto,
     /// The processor.
     Cpu,
-    /// The NVIDIA GPU of this number.
-    Cuda(usize),
+    /// The NVIDIA GPUs of these numbers; several share the model.
+    Cuda(Vec<usize>),
 }
 
 impl FromStr for Device {
@@ -33,11 +33,12 @@ impl FromStr for Device {
         match s.split_once(':') {
             None if s == "auto" => Ok(Self::Auto),
             None if s == "cpu" => Ok(Self::Cpu),
-            None if s == "cuda" => Ok(Self::Cuda(0)),
-            Some(("cuda", n)) => {
-                n.parse().map(Self::Cuda).map_err(|_| format!("{n:?} is not the number of a GPU"))
+            None if s == "cuda" => Ok(Self::Cuda(vec![0])),
+            Some(("cuda", list)) => {
+                let number = |n: &str| n.parse().map_err(|_| format!("{n:?} is not the number of a GPU"));
+                list.split(',').map(number).collect::<Result<_, _>>().map(Self::Cuda)
             }
-            _ => Err(format!("{s:?} is not one of auto, cpu, cuda, cuda:N")),
+            _ => Err(format!("{s:?} is not one of auto, cpu, cuda, cuda:N, cuda:N,M")),
         }
     }
 }
@@ -47,7 +48,10 @@ impl fmt::Display for Device {
         match self {
             Self::Auto => f.write_str("auto"),
             Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(n) => write!(f, "cuda:{n}"),
+            Self::Cuda(list) => {
+                let list: Vec<String> = list.iter().map(ToString::to_string).collect();
+                write!(f, "cuda:{}", list.join(","))
+            }
         }
     }
 }
@@ -62,6 +66,9 @@ pub const GPU_STEP_TOKENS: usize = 2048;
 pub struct LoadOptions {
     /// Where it runs. Default: [`Device::Auto`].
     pub device: Device,
+    /// Devices that share the model, each with a part of every weight (tensor parallelism): as many GPUs, from the first that
+    /// `device` names on, or exactly those where it names several. Default 1.
+    pub tp: usize,
     /// Longest sequence, in tokens; `None`: the model's own, or less where the cache cannot hold it. Default `None`.
     pub n_ctx: Option<usize>,
     /// Tokens that the cache holds at least, all sequences together; `None`: one sequence of `n_ctx`. Default `None`.
@@ -90,6 +97,7 @@ impl Default for LoadOptions {
     fn default() -> Self {
         Self {
             device: Device::Auto,
+            tp: 1,
             n_ctx: None,
             cache_tokens: None,
             kv_memory: None,
@@ -117,9 +125,9 @@ pub struct LoadedModel {
     pub no_gpu: Option<String>,
     /// Threads of the CPU backend.
     pub n_threads: usize,
-    /// Sizes of the weights on the device.
+    /// Sizes of the weights on all devices together.
     pub weights: WeightBytes,
-    /// What its parts take on the device.
+    /// What its parts take on the device, or at most on each of several.
     pub memory: MemoryPlan,
     /// From the opened file to here.
     pub load_time: Duration,
@@ -177,10 +185,13 @@ pub enum LoadError {
 pub fn load(source: &dyn TensorSource, options: &LoadOptions) -> Result<LoadedModel, LoadError> {
     let start = Instant::now();
     let config = arch::configure(source)?;
-    let mut loaded = match options.device {
-        Device::Cpu => load_on_cpu(source, config, options)?,
-        Device::Cuda(n) => load_on_gpu(source, config, options, n)?,
-        Device::Auto => match load_on_gpu(source, config.clone(), options, 0) {
+    let mut loaded = match gpus(options)? {
+        None => load_on_cpu(source, config, options)?,
+        // Several GPUs were asked for, so something else will not do.
+        Some(gpus) if options.device != Device::Auto || gpus.len() > 1 => {
+            load_on_gpus(source, config, options, &gpus)?
+        }
+        Some(gpus) => match load_on_gpus(source, config.clone(), options, &gpus) {
             Ok(loaded) => loaded,
             // What is wrong with the file or with an option shows again on the CPU.
             Err(why) => {
@@ -198,49 +209,73 @@ pub fn load(source: &dyn TensorSource, options: &LoadOptions) -> Result<LoadedMo
     Ok(loaded)
 }
 
+/// The GPUs that the options ask for; `None`: the CPU.
+fn gpus(options: &LoadOptions) -> Result<Option<Vec<usize>>, LoadError> {
+    let tp = options.tp;
+    let invalid = |reason: String| LoadError::Option { option: "--tp", value: tp.to_string(), reason };
+    if tp == 0 {
+        return Err(invalid("a model needs one device at least".into()));
+    }
+    match &options.device {
+        Device::Cpu => Ok(None),
+        Device::Auto => Ok(Some((0..tp).collect())),
+        Device::Cuda(list) => match list[..] {
+            [first] => Ok(Some((first..first + tp).collect())),
+            _ if tp == 1 || tp == list.len() => Ok(Some(list.clone())),
+            _ => Err(invalid(format!("--device names {} GPUs", list.len()))),
+        },
+    }
+}
+
 fn load_on_cpu(
     source: &dyn TensorSource,
     config: ModelConfig,
     options: &LoadOptions,
 ) -> Result<LoadedModel, LoadError> {
     let n_threads = if options.n_threads == 0 { threads::default_threads() } else { options.n_threads };
-    let cpu =
-        Cpu::new(CpuOptions { n_threads, isa: Isa::best(), exact: options.exact, repack: options.repack });
-    let n_threads = cpu.options().n_threads;
+    let cpu_options =
+        CpuOptions { n_threads, isa: Isa::best(), exact: options.exact, repack: options.repack };
+    let cpus = match options.tp {
+        1 => vec![Cpu::new(cpu_options)],
+        n => Cpu::group(n, cpu_options),
+    };
+    let n_threads = cpus.iter().map(|cpu| cpu.options().n_threads).sum();
+    let DeviceMemory { free, total } = cpus[0].memory();
     let device = DeviceSizes {
-        memory: cpu.memory(),
+        // They share one memory.
+        memory: DeviceMemory { free: free / cpus.len(), total },
         // They are read from the file, whose pages the system can take back; packed copies take the place of those pages.
         weights: 0,
-        scratch: cpu.scratch_bytes(),
+        scratch: cpus[0].scratch_bytes(),
         step_tokens: CPU_STEP_TOKENS,
     };
-    Ok(LoadedModel { n_threads, ..load_on(cpu, source, config, options, device)? })
+    Ok(LoadedModel { n_threads, ..load_on(cpus, source, config, options, device)? })
 }
 
 #[cfg(not(feature = "cuda"))]
-fn load_on_gpu(
+fn load_on_gpus(
     _: &dyn TensorSource,
     _: ModelConfig,
     _: &LoadOptions,
-    n: usize,
+    gpus: &[usize],
 ) -> Result<LoadedModel, LoadError> {
     let reason = "this build has no CUDA backend".into();
-    Err(LoadError::Device { device: Device::Cuda(n), reason, absent: true })
+    Err(LoadError::Device { device: Device::Cuda(gpus.to_vec()), reason, absent: true })
 }
 
 #[cfg(feature = "cuda")]
-fn load_on_gpu(
+fn load_on_gpus(
     source: &dyn TensorSource,
     config: ModelConfig,
     options: &LoadOptions,
-    n: usize,
+    gpus: &[usize],
 ) -> Result<LoadedModel, LoadError> {
-    let gpu = Cuda::new(CudaOptions { device: n, exact: options.exact }).map_err(|e| LoadError::Device {
-        device: Device::Cuda(n),
+    let gpus = Cuda::group(gpus, options.exact).map_err(|e| LoadError::Device {
+        device: Device::Cuda(gpus.to_vec()),
         absent: matches!(e, realizar_compute::Error::NoDevice { .. }),
         reason: e.to_string(),
     })?;
-    load_with_memory(gpu, source, config, options)
+    load_with_memory(gpus, source, config, options)
 }
 
 /// Brings a model to a backend that is open and has memory of its own.
@@ -251,48 +286,82 @@ pub fn load_on_device<B: Backend>(
     source: &dyn TensorSource,
     options: &LoadOptions,
 ) -> Result<LoadedModel, LoadError> {
-    load_with_memory(backend, source, arch::configure(source)?, options)
+    load_with_memory(vec![backend], source, arch::configure(source)?, options)
 }
 
 fn load_with_memory<B: Backend>(
-    backend: B,
+    backends: Vec<B>,
     source: &dyn TensorSource,
     config: ModelConfig,
     options: &LoadOptions,
 ) -> Result<LoadedModel, LoadError> {
-    backend.check_heads(config.heads).map_err(|e| LoadError::Device {
-        device: options.device,
+    backends[0].check_heads(config.heads).map_err(|e| LoadError::Device {
+        device: options.device.clone(),
         reason: e.to_string(),
         absent: false,
     })?;
     let device = DeviceSizes {
-        memory: backend.memory(),
-        weights: source.tensors().iter().map(|t| t.n_bytes()).sum(),
-        scratch: backend.scratch_bytes(),
+        memory: backends.iter().map(B::memory).min_by_key(|m| m.free).expect("a device at least"),
+        weights: weights_per_device(source, backends.len()),
+        scratch: backends[0].scratch_bytes(),
         step_tokens: GPU_STEP_TOKENS,
     };
-    load_on(backend, source, config, options, device)
+    load_on(backends, source, config, options, device)
 }
 
+/// About how many bytes of a model's weights each of `n` devices holds: its share, and all of the embedding, which is not shared.
+pub fn weights_per_device(source: &dyn TensorSource, n: usize) -> usize {
+    let all: usize = source.tensors().iter().map(|t| t.n_bytes()).sum();
+    if n == 1 {
+        return all;
+    }
+    let embed = names::file_name(source, "embed", None, None, "weight");
+    all.div_ceil(n) + embed.and_then(|name| source.find(&name)).map_or(0, |t| t.n_bytes())
+}
+
+/// `device`: what each backend has.
 fn load_on<B: Backend>(
-    backend: B,
+    backends: Vec<B>,
     source: &dyn TensorSource,
     config: ModelConfig,
     options: &LoadOptions,
     device: DeviceSizes,
 ) -> Result<LoadedModel, LoadError> {
     let start = Instant::now();
-    let (sizes, mut memory) = plan(&config, options, device)?;
-    let name = backend.describe();
-    let model = Decoder::load(&backend, source, config.clone(), sizes.context_length)?;
-    let weights = model.weight_bytes(&backend);
+    let count = backends.len();
+    let shards = (0..count).map(|index| Shard::new(&config, source, Rank { index, count }, options.exact));
+    let shards = shards.collect::<realizar_model::Result<Vec<_>>>()?;
+    let largest = shards.iter().max_by_key(|s| s.config().heads.n_kv_heads).expect("a device at least");
+    let (sizes, mut memory) = plan(largest, options, device)?;
+    let name = match count {
+        1 => backends[0].describe(),
+        _ => format!("{count} × {}", backends[0].describe()),
+    };
+    let load = |backend: &B| {
+        let model = Decoder::load(backend, source, config.clone(), sizes.context_length)?;
+        backend.synchronize()?;
+        Ok(model)
+    };
+    // Side by side, since each has its own way to its device.
+    let models = std::thread::scope(|scope| {
+        let rest: Vec<_> = backends[1..].iter().map(|b| scope.spawn(move || load(b))).collect();
+        let first = load(&backends[0]);
+        let rest = rest.into_iter().map(|t| t.join().unwrap_or_else(|p| std::panic::resume_unwind(p)));
+        std::iter::once(first).chain(rest).collect::<realizar_model::Result<Vec<_>>>()
+    })?;
+    let mut weights = WeightBytes { total: 0, per_step: 0 };
+    memory.weights = 0;
+    for (backend, model) in backends.iter().zip(&models) {
+        let part = model.weight_bytes(backend);
+        weights.total += part.total;
+        weights.per_step += part.per_step;
+        memory.weights = memory.weights.max(part.total);
+    }
     if options.repack {
         source.release();
     }
-    backend.synchronize().map_err(realizar_model::Error::from)?;
     tracing::debug!(ms = start.elapsed().as_millis() as u64, bytes = weights.total, "weights ready");
-    memory.weights = weights.total;
-    let runner = ModelRunner::new(backend, model, &sizes)?;
+    let runner = ModelRunner::new(backends.into_iter().zip(models).collect(), &sizes)?;
     tracing::info!(
         device = name,
         weights = mib(memory.weights),

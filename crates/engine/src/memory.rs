@@ -4,7 +4,7 @@
 use crate::load::{LoadError, LoadOptions};
 use crate::model_runner::RunnerSizes;
 use realizar_compute::{BatchLimits, DType, DeviceMemory};
-use realizar_model::{ModelConfig, workspace_bytes};
+use realizar_model::{ModelConfig, Shard, workspace_bytes};
 use std::fmt;
 
 /// Bytes of a model's parts on its device.
@@ -57,12 +57,15 @@ const SMALLER_CACHES: [DType; 2] = [DType::F16, DType::Q8_0];
 /// Without a wish for its size the cache is as large as the model's context, or as large as what is left can hold: nine tenths of it where
 /// the weights are counted, and half where they may still come out of it.
 ///
+/// `shard`: the part of the model that the device has.
+///
 /// Errors: an option contradicts the model, or it does not fit, with all sizes and with what would fit.
 pub(crate) fn plan(
-    config: &ModelConfig,
+    shard: &Shard,
     options: &LoadOptions,
     device: DeviceSizes,
 ) -> Result<(RunnerSizes, MemoryPlan), LoadError> {
+    let config = shard.config();
     check_options(config, options)?;
     let step_tokens = options.step_tokens.unwrap_or(device.step_tokens);
     let limits = BatchLimits {
@@ -71,7 +74,7 @@ pub(crate) fn plan(
         n_blocks: 0,
         n_logits: options.max_logits,
     };
-    let workspace = workspace_bytes(config, &limits).saturating_add(device.scratch);
+    let workspace = workspace_bytes(shard, &limits).saturating_add(device.scratch);
     let free = device.memory.free;
     let left = free.saturating_sub(device.weights).saturating_sub(workspace);
     let block = options.block_size;

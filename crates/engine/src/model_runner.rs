@@ -1,30 +1,23 @@
 //! A model on a backend, as a [`Runner`].
 
+use crate::ranks::{ModelRank, Order, OtherRanks};
 use crate::sampler::Sampler;
 use crate::{BlockCopy, Choice, Result, Row, Runner, RunnerInfo, SampleError, Sampled, Step, Ticket};
 use realizar_compute::sampling::{LastToken, SamplerRow, Samplers};
-use realizar_compute::{Backend, Batch, BatchLimits, Choosing, Chosen, DType, GraphKey, OpTime, Profiler};
-use realizar_model::{Decoder, KvCache, Workspace};
+use realizar_compute::{Backend, BatchLimits, Choosing, Chosen, DType, OpTime, Profiler};
+use realizar_model::Decoder;
 use std::collections::VecDeque;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Runs a [`Decoder`].
+/// Runs a [`Decoder`], or the ranks of one that several devices share.
 ///
 /// Where the backend is asynchronous, the device chooses, and `launch` returns while it computes. Otherwise, and where log-probabilities
 /// are wanted, tokens are chosen on the host, and a step is complete when `launch` returns. Its outcome waits for `finish`.
 pub struct ModelRunner<B: Backend> {
-    backend: B,
-    model: Decoder<B>,
-    cache: KvCache<B>,
-    ws: Workspace<B>,
-    staged: B::Batch,
+    /// Dropped before the first rank, whose work it may wait for.
+    others: OtherRanks,
+    first: ModelRank<B>,
     info: RunnerInfo,
-    /// Whom the backend's recorded steps belong to.
-    owner: u64,
     sampler: Sampler,
-    samplers: Samplers,
-    /// The step's batch with its deferred tokens filled in.
-    batch: Batch,
     logits: Vec<f32>,
     /// Tokens of the step launched last, one per row; 0 where none could be chosen. `None`: they are on the device.
     previous: Option<Vec<u32>>,
@@ -58,11 +51,13 @@ pub struct RunnerSizes {
 }
 
 impl<B: Backend> ModelRunner<B> {
-    /// Makes the buffers.
+    /// Makes the buffers. `ranks`: every rank of the model, in their order; one for a device that has all of it.
     ///
     /// Errors: they do not fit the device's memory.
-    pub fn new(backend: B, model: Decoder<B>, sizes: &RunnerSizes) -> realizar_model::Result<Self> {
-        let config = model.config();
+    ///
+    /// # Panics
+    /// Without ranks, or with others than that.
+    pub fn new(ranks: Vec<(B, Decoder<B>)>, sizes: &RunnerSizes) -> realizar_model::Result<Self> {
         let blocks_per_seq = sizes.context_length.div_ceil(sizes.block_size).min(sizes.n_blocks);
         let limits = BatchLimits {
             n_tokens: sizes.step_tokens,
@@ -71,49 +66,56 @@ impl<B: Backend> ModelRunner<B> {
             n_blocks: blocks_per_seq * sizes.max_seqs,
             n_logits: sizes.max_logits,
         };
+        let count = ranks.len();
+        let mut made = Vec::with_capacity(count);
+        for (index, (backend, model)) in ranks.into_iter().enumerate() {
+            assert_eq!((backend.rank().index, backend.rank().count), (index, count), "all ranks in order");
+            made.push(ModelRank::new(backend, model, sizes, limits)?);
+        }
+        let first = made.remove(0);
+        let others = OtherRanks::start(made).map_err(|e| realizar_compute::Error::Device {
+            device: first.backend.describe(),
+            message: format!("no thread for another rank: {e}"),
+        })?;
+        let vocab_size = first.model.config().vocab_size;
         let info = RunnerInfo {
-            vocab_size: config.vocab_size,
+            vocab_size,
             n_blocks: sizes.n_blocks,
             block_size: sizes.block_size,
             context_length: sizes.context_length,
             limits,
-            asynchronous: backend.is_asynchronous(),
+            asynchronous: first.backend.is_asynchronous(),
         };
         Ok(Self {
-            cache: KvCache::new(&backend, config, sizes.kv_type, sizes.n_blocks, sizes.block_size)?,
-            ws: Workspace::new(&backend, config, &limits)?,
-            staged: backend.new_batch(limits)?,
+            others,
+            first,
             info,
-            owner: GraphKey::new_owner(),
             sampler: Sampler::new(),
-            samplers: Samplers::default(),
-            batch: Batch::default(),
-            logits: vec![0.0; config.vocab_size * sizes.max_logits],
+            logits: vec![0.0; vocab_size * sizes.max_logits],
             previous: Some(Vec::new()),
             launched: 0,
             outcomes: Default::default(),
-            model,
-            backend,
         })
     }
 
-    /// The model.
+    /// The model, or the first rank's part.
     pub fn model(&self) -> &Decoder<B> {
-        &self.model
+        &self.first.model
     }
 
-    /// The device.
+    /// The device, or the first.
     pub fn backend(&self) -> &B {
-        &self.backend
+        &self.first.backend
     }
 
     /// Chooses tokens from the step's logits on the host.
     fn sample(&mut self, step: &Step, n_logits: usize) -> Result<Sampled> {
         let previous = self.previous.take().unwrap_or_default();
-        let sampled = self.backend.timed("sample", || {
+        let ModelRank { backend, ws, .. } = &self.first;
+        let sampled = backend.timed("sample", || {
             let logits = &mut self.logits[..n_logits * self.info.vocab_size];
             if n_logits > 0 {
-                self.backend.download(logits, &self.ws.logits)?;
+                backend.download(logits, &ws.logits)?;
             }
             let rows = logits.chunks_exact_mut(self.info.vocab_size).enumerate();
             Ok(Sampled { rows: rows.map(|(i, row)| self.sampler.sample(row, step, i, &previous)).collect() })
@@ -132,7 +134,7 @@ impl<B: Backend> ModelRunner<B> {
             self.previous = Some(Vec::new());
             return Ok(());
         };
-        let sampled = wait(&self.backend, choices)?;
+        let sampled = wait(&self.first.backend, choices)?;
         self.previous = Some(tokens(&sampled));
         self.outcomes.push_back((ticket, Outcome::Known(sampled)));
         Ok(())
@@ -179,20 +181,6 @@ pub(crate) fn set_samplers(samplers: &mut Samplers, step: &Step, previous: Optio
     }
 }
 
-/// What tells apart steps that are worth recording, besides their sizes: `None` for steps that come up once, as those of prompts do.
-fn shape(batch: &Batch) -> Option<u64> {
-    if batch.seqs.iter().all(|s| s.tokens.len() == 1) {
-        return Some(0);
-    }
-    // Guesses to verify: each token yields logits.
-    if batch.seqs.iter().any(|s| s.n_logits != s.tokens.len()) {
-        return None;
-    }
-    let mut hasher = DefaultHasher::new();
-    batch.seqs.iter().for_each(|s| s.tokens.len().hash(&mut hasher));
-    Some(hasher.finish().max(1))
-}
-
 fn tokens(sampled: &Sampled) -> Vec<u32> {
     sampled.rows.iter().map(|r| r.as_ref().map_or(0, |c| c.token)).collect()
 }
@@ -208,26 +196,17 @@ fn wait<B: Backend>(backend: &B, choices: B::Choices) -> Result<Sampled> {
     Ok(Sampled { rows: rows.collect() })
 }
 
-impl<B: Backend> Drop for ModelRunner<B> {
-    fn drop(&mut self) {
-        self.backend.forget(self.owner);
-    }
-}
-
 impl<B: Backend> Runner for ModelRunner<B> {
     fn info(&self) -> RunnerInfo {
         self.info
     }
 
     fn copy_blocks(&mut self, copies: &[BlockCopy]) -> Result<()> {
-        for c in copies {
-            self.cache.copy_block(&self.backend, c.to as usize, c.from as usize)?;
-        }
-        Ok(())
+        self.others.copy_blocks(&mut self.first, copies)
     }
 
     fn launch(&mut self, step: &Step) -> Result<Ticket> {
-        let on_device = self.backend.is_asynchronous() && step.rows.iter().all(is_choice);
+        let on_device = self.info.asynchronous && step.rows.iter().all(is_choice);
         if !on_device && step.rows.iter().any(|r| r.unseen.is_some()) {
             self.learn_previous()?;
         }
@@ -237,47 +216,25 @@ impl<B: Backend> Runner for ModelRunner<B> {
             true => Choosing::Sampled,
             false => Choosing::Nothing,
         };
-        self.batch.clone_from(&step.batch);
+        let mut batch = step.batch.clone();
         if let Some(previous) = &self.previous {
             for &(token, row) in &step.batch.deferred {
-                self.batch.tokens[token] = previous[row];
+                batch.tokens[token] = previous[row];
             }
-            self.batch.deferred.clear();
+            batch.deferred.clear();
         }
-        self.backend.stage(&mut self.staged, &self.batch)?;
-        let (n_tokens, n_logits) = (self.batch.tokens.len(), self.batch.n_logits());
+        let n_logits = batch.n_logits();
         assert_eq!(n_logits, step.rows.len(), "a row for each row of logits");
+        let mut samplers = Samplers::default();
         if choosing == Choosing::Sampled {
-            set_samplers(&mut self.samplers, step, self.previous.as_deref());
-            self.backend.stage_samplers(&mut self.staged, &self.samplers)?;
+            set_samplers(&mut samplers, step, self.previous.as_deref());
         }
-        let (backend, staged, cache, ws) = (&self.backend, &mut self.staged, &mut self.cache, &mut self.ws);
-        let mut forward = || {
-            self.model.forward(backend, staged, n_tokens, n_logits, cache, ws)?;
-            match choosing {
-                Choosing::Nothing => Ok(()),
-                Choosing::Likeliest => {
-                    backend.timed("sample", || backend.choose_likeliest(staged, &ws.logits))
-                }
-                Choosing::Sampled => backend.timed("sample", || backend.sample(staged, &mut ws.logits)),
-            }
-        };
-        // Steps of one shape differ only in what the batch says. A profiler has to see each part.
-        let profiled = backend.profiler().is_some_and(Profiler::is_on);
-        match shape(&self.batch).filter(|_| !profiled) {
-            Some(shape) => {
-                let key = GraphKey { owner: self.owner, n_tokens, n_logits, choosing, shape };
-                backend.captured(key, forward)?;
-            }
-            None => forward()?,
-        }
-        // A replayed step leaves the buffers' lengths as another step set them.
-        self.ws.set_rows(n_tokens, n_logits);
+        self.others.compute(&mut self.first, Order { batch, choosing, samplers })?;
         let outcome = match choosing {
             Choosing::Nothing => Outcome::Known(self.sample(step, n_logits)?),
             Choosing::Likeliest | Choosing::Sampled => {
                 self.previous = None;
-                Outcome::OnDevice(self.backend.fetch_choices(&self.staged)?)
+                Outcome::OnDevice(self.first.backend.fetch_choices(&self.first.staged)?)
             }
         };
         self.launched += 1;
@@ -290,21 +247,21 @@ impl<B: Backend> Runner for ModelRunner<B> {
         assert_eq!(oldest, ticket, "steps are finished in the order of their launches");
         match outcome {
             Outcome::Known(sampled) => Ok(sampled),
-            Outcome::OnDevice(choices) => wait(&self.backend, choices),
+            Outcome::OnDevice(choices) => wait(&self.first.backend, choices),
         }
     }
 
     fn recover(&mut self) -> Result<()> {
-        Ok(self.backend.synchronize()?)
+        Ok(self.first.backend.synchronize()?)
     }
 
     fn profile(&mut self, on: bool) {
-        if let Some(profiler) = self.backend.profiler() {
+        if let Some(profiler) = self.first.backend.profiler() {
             profiler.set(on);
         }
     }
 
     fn take_profile(&mut self) -> Vec<OpTime> {
-        self.backend.profiler().map_or_else(Vec::new, Profiler::take)
+        self.first.backend.profiler().map_or_else(Vec::new, Profiler::take)
     }
 }

@@ -3,20 +3,22 @@
 use crate::Result;
 use crate::config::{LayerConfig, ModelConfig};
 use crate::kv_cache::KvCache;
+use crate::shard::{Join, Shard, Split};
 use crate::source::TensorSource;
 use crate::weights::{Linear, Loader, Weight};
 use crate::workspace::Workspace;
 use realizar_compute::{AttentionParams, Backend, MoeParams, Norm, QkvPrep, Tensor};
 
-/// A decoder-only transformer on a backend.
+/// A decoder-only transformer on a backend, or one rank's part of it.
 pub struct Decoder<B: Backend> {
     config: ModelConfig,
+    shard: Shard,
     embed: B::Matrix,
     position_embed: Option<Tensor<B>>,
     ropes: Vec<Rope<B>>,
     layers: Vec<Layer<B>>,
     final_norm: Norm<B>,
-    /// `None`: the embedding serves as output matrix.
+    /// `None`: the embedding serves as output matrix. Of several ranks, each has its rows.
     lm_head: Option<Linear<B>>,
 }
 
@@ -29,19 +31,26 @@ struct Layer<B: Backend> {
     attn_norm: Norm<B>,
     qkv: Linear<B>,
     qk_norm: Option<(Norm<B>, Norm<B>)>,
-    attn_sub_norm: Option<Norm<B>>,
-    o_proj: Linear<B>,
-    post_attn_norm: Option<Norm<B>>,
+    attn_out: BlockOutput<B>,
     /// `None` where attention's norm serves both blocks.
     ffn_norm: Option<Norm<B>>,
     ffn: Ffn<B>,
-    post_ffn_norm: Option<Norm<B>>,
 }
 
 enum Ffn<B: Backend> {
-    Gated { gate_up: Linear<B>, sub_norm: Option<Norm<B>>, down: Linear<B> },
-    Plain { up: Linear<B>, down: Linear<B> },
-    Moe { router: Linear<B>, gate_up: B::Matrix, down: B::Matrix },
+    Gated { gate_up: Linear<B>, down: BlockOutput<B> },
+    Plain { up: Linear<B>, down: BlockOutput<B> },
+    Moe { router: Linear<B>, gate_up: B::Matrix, down: B::Matrix, post_norm: Option<Norm<B>> },
+}
+
+/// The last matrix of a block, which leads back to the residual, and the norms around it.
+struct BlockOutput<B: Backend> {
+    /// Of its input.
+    sub_norm: Option<Norm<B>>,
+    linear: Linear<B>,
+    /// Of its output.
+    post_norm: Option<Norm<B>>,
+    join: Join,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -51,7 +60,8 @@ impl<B: Backend> Decoder<B> {
     /// allocated after an error.
     pub fn load(backend: &B, source: &dyn TensorSource, config: ModelConfig, n_ctx: usize) -> Result<Self> {
         backend.check_heads(config.heads)?;
-        let loader = Loader { backend, source, config: &config };
+        let shard = Shard::new(&config, source, backend.rank(), backend.is_exact())?;
+        let loader = Loader { backend, source, config: &config, shard: &shard };
         let c = &config;
         let global = |name| Weight { name, layer: None };
         let ropes = c.ropes.iter().map(|r| {
@@ -63,11 +73,15 @@ impl<B: Backend> Decoder<B> {
         let head = global("lm_head");
         let lm_head = if !c.always_tied && loader.has(head) {
             Some(loader.linear(&[(head, c.vocab_size)], c.hidden_size)?)
-        } else {
+        } else if shard.rank().is_alone() {
             None
+        } else {
+            let rows = loader.parts_of(global("embed"), Split::Vocab, c.vocab_size, c.hidden_size)?;
+            Some(Linear::bare(backend.matrix(rows)?))
         };
+        let embed = loader.parts_of(global("embed"), Split::Whole, c.vocab_size, c.hidden_size)?;
         Ok(Self {
-            embed: backend.matrix(vec![loader.part(global("embed"), c.vocab_size, c.hidden_size)?])?,
+            embed: backend.matrix(embed)?,
             position_embed: match c.learned_positions {
                 true => Some(loader.table(global("position_embed"), c.hidden_size)?),
                 false => None,
@@ -77,12 +91,18 @@ impl<B: Backend> Decoder<B> {
             final_norm: loader.norm(global("final_norm"), c.hidden_size)?,
             lm_head,
             config,
+            shard,
         })
     }
 
     /// The model's description.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// The part of the model that is here.
+    pub fn shard(&self) -> &Shard {
+        &self.shard
     }
 
     /// Bytes of weights on the device, and of those that one decode step reads (an embedding that serves only to look up rows, and
@@ -93,11 +113,13 @@ impl<B: Backend> Decoder<B> {
         let head = self.lm_head.as_ref().map(size);
         let mut sum = WeightBytes { total: embed + head.unwrap_or(0), per_step: head.unwrap_or(embed) };
         for layer in &self.layers {
-            let attention = size(&layer.qkv) + size(&layer.o_proj);
+            let attention = size(&layer.qkv) + size(&layer.attn_out.linear);
             let (total, used) = match &layer.ffn {
-                Ffn::Gated { gate_up, down, .. } => (size(gate_up) + size(down), size(gate_up) + size(down)),
-                Ffn::Plain { up, down } => (size(up) + size(down), size(up) + size(down)),
-                Ffn::Moe { router, gate_up, down } => {
+                Ffn::Gated { gate_up: up, down } | Ffn::Plain { up, down } => {
+                    let both = size(up) + size(&down.linear);
+                    (both, both)
+                }
+                Ffn::Moe { router, gate_up, down, .. } => {
                     let experts = backend.matrix_bytes(gate_up) + backend.matrix_bytes(down);
                     let used = self.config.moe.map_or(experts, |m| experts / m.n_experts * m.n_used);
                     (size(router) + experts, size(router) + used)
@@ -120,7 +142,7 @@ impl<B: Backend> Decoder<B> {
         cache: &mut KvCache<B>,
         ws: &mut Workspace<B>,
     ) -> realizar_compute::Result<()> {
-        let c = &self.config;
+        let c = self.shard.config();
         ws.set_rows(n_tokens, n_logits);
         backend.timed("embed", || backend.embed(&mut ws.residual, &self.embed, batch, c.embed_scale))?;
         if let Some(table) = &self.position_embed {
@@ -138,18 +160,32 @@ impl<B: Backend> Decoder<B> {
             return Ok(());
         }
         backend.timed("select_rows", || backend.select_rows(&mut ws.last, &ws.residual, batch))?;
-        backend.timed("lm_head", || self.logits(backend, ws))
+        backend.timed("lm_head", || self.logits(backend, ws))?;
+        match &ws.shared {
+            None => Ok(()),
+            Some(shared) => {
+                let starts = &self.shard.starts().vocab;
+                backend.timed("all_gather", || backend.all_gather(&mut ws.logits, &shared.logits, starts))
+            }
+        }
     }
 
-    /// `ws.last` → `ws.logits`
+    /// `ws.last` → `ws.logits`, or this rank's part of them.
     fn logits(&self, backend: &B, ws: &mut Workspace<B>) -> realizar_compute::Result<()> {
         ws.normed.set_rows(ws.last.rows());
-        let (y, normed, x, norm) = (&mut ws.logits, &mut ws.normed, &ws.last, &self.final_norm);
+        let (normed, x, norm) = (&mut ws.normed, &ws.last, &self.final_norm);
+        let y = ws.shared.as_mut().map_or(&mut ws.logits, |shared| &mut shared.logits);
         match &self.lm_head {
             Some(head) => head.apply_norm(backend, y, normed, x, norm)?,
             None => backend.norm_matmul(y, normed, x, norm, &self.embed, None)?,
         }
-        self.config.logit_softcap.map_or(Ok(()), |cap| backend.softcap(&mut ws.logits, cap))
+        if let Some(cap) = self.config.logit_softcap {
+            backend.softcap(y, cap)?;
+        }
+        match &ws.shared {
+            Some(shared) => backend.all_gather(&mut ws.logits, &shared.logits, &self.shard.starts().vocab),
+            None => Ok(()),
+        }
     }
 
     /// Adds attention to `ws.residual`.
@@ -163,7 +199,7 @@ impl<B: Backend> Decoder<B> {
         index: usize,
         ws: &mut Workspace<B>,
     ) -> realizar_compute::Result<()> {
-        let c = &self.config;
+        let c = self.shard.config();
         let kv = cache.layer_mut(index);
         let prep = QkvPrep {
             heads: c.heads,
@@ -186,13 +222,9 @@ impl<B: Backend> Decoder<B> {
             layer.qkv.apply(backend, &mut ws.qkv, &ws.normed)
         })?;
         backend.store_and_attend(&mut ws.attended, &mut ws.qkv, kv, batch, prep, &params)?;
-        if let Some(norm) = &layer.attn_sub_norm {
-            backend.norm_in_place(&mut ws.attended, norm)?;
-        }
-        let post_norm = layer.post_attn_norm.as_ref();
-        backend.timed("o_proj", || {
-            add_output(backend, &layer.o_proj, post_norm, &mut ws.residual, &mut ws.output, &ws.attended)
-        })
+        let shared = ws.shared.as_mut().map(|s| (&mut s.attended, &mut s.output));
+        let x = Inside { x: &mut ws.attended, shared, starts: &self.shard.starts().attended };
+        self.add_output(backend, "o_proj", &layer.attn_out, &mut ws.residual, &mut ws.output, x)
     }
 
     /// Adds the feed-forward block to `ws.residual`.
@@ -202,10 +234,9 @@ impl<B: Backend> Decoder<B> {
         layer: &Layer<B>,
         ws: &mut Workspace<B>,
     ) -> realizar_compute::Result<()> {
-        let c = &self.config;
-        let post_norm = layer.post_ffn_norm.as_ref();
+        let c = self.shard.config();
         match &layer.ffn {
-            Ffn::Gated { gate_up, sub_norm, down } => {
+            Ffn::Gated { gate_up, down } => {
                 backend.timed("gate_up_proj", || match &layer.ffn_norm {
                     Some(norm) if gate_up.is_bare() => backend.norm_gated_matmul(
                         &mut ws.hidden,
@@ -222,12 +253,7 @@ impl<B: Backend> Decoder<B> {
                         backend.gated(&mut ws.hidden, &ws.gate_up, c.activation)
                     }
                 })?;
-                if let Some(norm) = sub_norm {
-                    backend.norm_in_place(&mut ws.hidden, norm)?;
-                }
-                backend.timed("down_proj", || {
-                    add_output(backend, down, post_norm, &mut ws.residual, &mut ws.output, &ws.hidden)
-                })
+                self.add_down(backend, down, ws)
             }
             Ffn::Plain { up, down } => {
                 backend.timed("up_proj", || {
@@ -235,11 +261,9 @@ impl<B: Backend> Decoder<B> {
                     apply_norm_if(backend, up, norm, &mut ws.hidden, &mut ws.normed, &ws.residual)?;
                     backend.activate(&mut ws.hidden, c.activation)
                 })?;
-                backend.timed("down_proj", || {
-                    add_output(backend, down, post_norm, &mut ws.residual, &mut ws.output, &ws.hidden)
-                })
+                self.add_down(backend, down, ws)
             }
-            Ffn::Moe { router, gate_up, down } => {
+            Ffn::Moe { router, gate_up, down, post_norm } => {
                 let moe = c.moe.expect("a layer with experts belongs to a model with experts");
                 let params =
                     MoeParams { n_used: moe.n_used, norm_topk: moe.norm_topk, activation: c.activation };
@@ -251,14 +275,59 @@ impl<B: Backend> Decoder<B> {
                     router.apply(backend, scores, &ws.normed)
                 })?;
                 backend.timed("experts", || {
-                    backend.moe(&mut ws.output, &ws.normed, scores, gate_up, down, &params, scratch)?;
-                    if let Some(norm) = post_norm {
-                        backend.norm_in_place(&mut ws.output, norm)?;
-                    }
-                    backend.add(&mut ws.residual, &ws.output)
-                })
+                    backend.moe(&mut ws.output, &ws.normed, scores, gate_up, down, &params, scratch)
+                })?;
+                let join = if self.shard.rank().is_alone() { Join::Alone } else { Join::Sum };
+                add_parts(backend, join, post_norm.as_ref(), &mut ws.residual, &mut ws.output)
             }
         }
+    }
+
+    /// Adds `down` of `ws.hidden` to `ws.residual`.
+    fn add_down(
+        &self,
+        backend: &B,
+        down: &BlockOutput<B>,
+        ws: &mut Workspace<B>,
+    ) -> realizar_compute::Result<()> {
+        let shared = ws.shared.as_mut().map(|s| (&mut s.hidden, &mut s.output));
+        let x = Inside { x: &mut ws.hidden, shared, starts: &self.shard.starts().hidden };
+        self.add_output(backend, "down_proj", down, &mut ws.residual, &mut ws.output, x)
+    }
+
+    /// Adds a block's output to the residual stream; `name` is the product's for the profiler.
+    fn add_output(
+        &self,
+        backend: &B,
+        name: &'static str,
+        out: &BlockOutput<B>,
+        residual: &mut Tensor<B>,
+        output: &mut Tensor<B>,
+        inside: Inside<'_, B>,
+    ) -> realizar_compute::Result<()> {
+        let Inside { x, shared, starts } = inside;
+        let (x, part) = match (out.join, shared) {
+            (Join::Gather, Some((all, part))) => {
+                backend.timed("all_gather", || backend.all_gather(all, x, starts))?;
+                (all, Some(part))
+            }
+            _ => (x, None),
+        };
+        if let Some(norm) = &out.sub_norm {
+            backend.timed("norm", || backend.norm_in_place(x, norm))?;
+        }
+        match part {
+            Some(part) => {
+                backend.timed(name, || out.linear.apply(backend, part, x))?;
+                let starts = &self.shard.starts().residual;
+                backend.timed("all_gather", || backend.all_gather(output, part, starts))?;
+            }
+            None if out.join == Join::Alone && out.post_norm.is_none() => {
+                return backend.timed(name, || out.linear.apply_add(backend, residual, output, x));
+            }
+            None => backend.timed(name, || out.linear.apply(backend, output, x))?,
+        }
+        add_parts(backend, out.join, out.post_norm.as_ref(), residual, output)
     }
 }
 
@@ -277,21 +346,37 @@ fn apply_norm_if<B: Backend>(
     }
 }
 
-/// Adds a block's output to the residual stream, normalized before where the model does so.
-fn add_output<B: Backend>(
+/// The input of a block's last matrix.
+struct Inside<'a, B: Backend> {
+    /// This rank's columns.
+    x: &'a mut Tensor<B>,
+    /// Room for all columns, and for this rank's columns of the output.
+    shared: Option<(&'a mut Tensor<B>, &'a mut Tensor<B>)>,
+    /// Where each rank's columns begin.
+    starts: &'a [usize],
+}
+
+/// Adds to the residual stream what this rank, or each of several, has in `output`, normalized before where the model does so.
+fn add_parts<B: Backend>(
     backend: &B,
-    linear: &Linear<B>,
+    join: Join,
     post_norm: Option<&Norm<B>>,
     residual: &mut Tensor<B>,
     output: &mut Tensor<B>,
-    x: &Tensor<B>,
 ) -> realizar_compute::Result<()> {
     let Some(norm) = post_norm else {
-        return linear.apply_add(backend, residual, output, x);
+        return match join {
+            Join::Sum => backend.timed("all_reduce", || backend.all_reduce_add(residual, output)),
+            _ => backend.timed("add", || backend.add(residual, output)),
+        };
     };
-    linear.apply(backend, output, x)?;
-    backend.norm_in_place(output, norm)?;
-    backend.add(residual, output)
+    if join == Join::Sum {
+        backend.timed("all_reduce", || backend.all_reduce(output))?;
+    }
+    backend.timed("add", || {
+        backend.norm_in_place(output, norm)?;
+        backend.add(residual, output)
+    })
 }
 
 /// Sizes of a model's weights on its device.
@@ -320,12 +405,14 @@ fn load_layer<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Layer<B>> {
         attn_norm: l.norm(w("attn_norm"), c.hidden_size)?,
         qkv,
         qk_norm: q_norm.zip(k_norm),
-        attn_sub_norm: norm_if(c.sub_norms, "attn_sub_norm", q_len)?,
-        o_proj: l.linear(&[(w("o_proj"), c.hidden_size)], q_len)?,
-        post_attn_norm: norm_if(c.post_norms, "post_attn_norm", c.hidden_size)?,
+        attn_out: BlockOutput {
+            sub_norm: norm_if(c.sub_norms, "attn_sub_norm", q_len)?,
+            linear: l.linear(&[(w("o_proj"), c.hidden_size)], q_len)?,
+            post_norm: norm_if(c.post_norms, "post_attn_norm", c.hidden_size)?,
+            join: l.shard.attention(),
+        },
         ffn_norm: norm_if(!c.parallel, "ffn_norm", c.hidden_size)?,
         ffn: load_ffn(l, i)?,
-        post_ffn_norm: norm_if(c.post_norms, "post_ffn_norm", c.hidden_size)?,
     })
 }
 
@@ -333,6 +420,8 @@ fn load_ffn<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Ffn<B>> {
     let c = l.config;
     let w = |name| Weight { name, layer: Some(i) };
     let (n, inner) = (c.hidden_size, c.intermediate_size);
+    let norm_if = |on: bool, name, len| if on { l.norm(w(name), len).map(Some) } else { Ok(None) };
+    let post_norm = norm_if(c.post_norms, "post_ffn_norm", n)?;
     if let (true, Some(moe)) = (c.layers[i].moe, c.moe) {
         let (experts, inner) = (moe.n_experts, moe.intermediate_size);
         let gate_up =
@@ -341,9 +430,15 @@ fn load_ffn<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Ffn<B>> {
             router: l.linear(&[(w("router"), experts)], n)?,
             gate_up: l.backend.matrix(gate_up.into_iter().collect::<Result<_>>()?)?,
             down: l.backend.matrix(vec![l.experts(w("experts.down_proj"), experts, n, inner)?])?,
+            post_norm,
         });
     }
-    let down = l.linear(&[(w("down_proj"), n)], inner)?;
+    let down = BlockOutput {
+        sub_norm: norm_if(c.sub_norms && c.gated, "ffn_sub_norm", inner)?,
+        linear: l.linear(&[(w("down_proj"), n)], inner)?,
+        post_norm,
+        join: l.shard.feed_forward(),
+    };
     if !c.gated {
         return Ok(Ffn::Plain { up: l.linear(&[(w("up_proj"), inner)], n)?, down });
     }
@@ -352,6 +447,5 @@ fn load_ffn<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Ffn<B>> {
     } else {
         l.linear(&[(w("gate_up_proj"), 2 * inner)], n)?
     };
-    let sub_norm = if c.sub_norms { Some(l.norm(w("ffn_sub_norm"), inner)?) } else { None };
-    Ok(Ffn::Gated { gate_up, sub_norm, down })
+    Ok(Ffn::Gated { gate_up, down })
 }

@@ -124,6 +124,16 @@ pub enum Error {
         /// What is wrong.
         error: crate::tokenizer::Error,
     },
+    /// There is too little of something to share it among so many devices.
+    #[error("{} cannot be shared among {n_ranks} devices: it has {what}", path.display())]
+    CannotSplit {
+        /// The file or folder.
+        path: PathBuf,
+        /// What there is too little of.
+        what: String,
+        /// Devices.
+        n_ranks: usize,
+    },
     /// The device refused or failed.
     #[error(transparent)]
     Compute(#[from] realizar_compute::Error),

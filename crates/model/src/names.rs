@@ -1,5 +1,6 @@
 //! The names of weights: ours, GGUF's and Hugging Face's.
 
+use crate::shard::Split;
 use crate::source::{Format, TensorSource};
 
 /// One weight's names, without the `.weight` or `.bias` at their end.
@@ -13,10 +14,19 @@ pub struct WeightName {
     pub gguf: &'static str,
     /// In Hugging Face folders; the first that a file has counts.
     pub hf: &'static [&'static str],
+    /// How several devices share it.
+    pub split: Split,
 }
 
 const fn row(ours: &'static str, gguf: &'static str, hf: &'static [&'static str]) -> WeightName {
-    WeightName { ours, gguf, hf }
+    WeightName { ours, gguf, hf, split: Split::Whole }
+}
+
+impl WeightName {
+    const fn split(mut self, split: Split) -> Self {
+        self.split = split;
+        self
+    }
 }
 
 /// All weights of all architectures.
@@ -25,20 +35,21 @@ pub static NAMES: &[WeightName] = &[
     row("embed", "token_embd", &["model.embed_tokens", "transformer.wte", "wte", "lm_head"]),
     row("position_embed", "position_embd", &["transformer.wpe", "wpe"]),
     row("final_norm", "output_norm", &["model.norm", "model.final_layernorm", "transformer.ln_f", "ln_f"]),
-    row("lm_head", "output", &["lm_head"]),
+    row("lm_head", "output", &["lm_head"]).split(Split::Vocab),
     row(
         "attn_norm",
         "blk.{i}.attn_norm",
         &["model.layers.{i}.input_layernorm", "transformer.h.{i}.ln_1", "h.{i}.ln_1"],
     ),
-    row("q_proj", "blk.{i}.attn_q", &["model.layers.{i}.self_attn.q_proj"]),
-    row("k_proj", "blk.{i}.attn_k", &["model.layers.{i}.self_attn.k_proj"]),
-    row("v_proj", "blk.{i}.attn_v", &["model.layers.{i}.self_attn.v_proj"]),
+    row("q_proj", "blk.{i}.attn_q", &["model.layers.{i}.self_attn.q_proj"]).split(Split::QueryHeads),
+    row("k_proj", "blk.{i}.attn_k", &["model.layers.{i}.self_attn.k_proj"]).split(Split::KvHeads),
+    row("v_proj", "blk.{i}.attn_v", &["model.layers.{i}.self_attn.v_proj"]).split(Split::KvHeads),
     row(
         "qkv_proj",
         "blk.{i}.attn_qkv",
         &["model.layers.{i}.self_attn.qkv_proj", "transformer.h.{i}.attn.c_attn", "h.{i}.attn.c_attn"],
-    ),
+    )
+    .split(Split::Qkv),
     row("q_norm", "blk.{i}.attn_q_norm", &["model.layers.{i}.self_attn.q_norm"]),
     row("k_norm", "blk.{i}.attn_k_norm", &["model.layers.{i}.self_attn.k_norm"]),
     row("attn_sub_norm", "blk.{i}.attn_sub_norm", &["model.layers.{i}.self_attn.attn_sub_norm"]),
@@ -51,7 +62,8 @@ pub static NAMES: &[WeightName] = &[
             "transformer.h.{i}.attn.c_proj",
             "h.{i}.attn.c_proj",
         ],
-    ),
+    )
+    .split(Split::FromHeads),
     row("post_attn_norm", "blk.{i}.post_attention_norm", &["model.layers.{i}.post_attention_layernorm"]),
     row(
         "ffn_norm",
@@ -63,7 +75,7 @@ pub static NAMES: &[WeightName] = &[
             "h.{i}.ln_2",
         ],
     ),
-    row("gate_proj", "blk.{i}.ffn_gate", &["model.layers.{i}.mlp.gate_proj"]),
+    row("gate_proj", "blk.{i}.ffn_gate", &["model.layers.{i}.mlp.gate_proj"]).split(Split::Hidden),
     row(
         "up_proj",
         "blk.{i}.ffn_up",
@@ -73,9 +85,10 @@ pub static NAMES: &[WeightName] = &[
             "transformer.h.{i}.mlp.c_fc",
             "h.{i}.mlp.c_fc",
         ],
-    ),
+    )
+    .split(Split::Hidden),
     // GGUF has no name of its own for a fused gate and up: it is an `ffn_up` of twice the rows.
-    row("gate_up_proj", "blk.{i}.ffn_up", &["model.layers.{i}.mlp.gate_up_proj"]),
+    row("gate_up_proj", "blk.{i}.ffn_up", &["model.layers.{i}.mlp.gate_up_proj"]).split(Split::GateUp),
     row("ffn_sub_norm", "blk.{i}.ffn_sub_norm", &["model.layers.{i}.mlp.ffn_sub_norm"]),
     row(
         "down_proj",
@@ -86,7 +99,8 @@ pub static NAMES: &[WeightName] = &[
             "transformer.h.{i}.mlp.c_proj",
             "h.{i}.mlp.c_proj",
         ],
-    ),
+    )
+    .split(Split::FromHidden),
     row("post_ffn_norm", "blk.{i}.post_ffw_norm", &["model.layers.{i}.post_feedforward_layernorm"]),
     row(
         "router",
@@ -97,25 +111,40 @@ pub static NAMES: &[WeightName] = &[
         "experts.gate_proj",
         "blk.{i}.ffn_gate_exps",
         &["model.layers.{i}.block_sparse_moe.experts.{e}.w1", "model.layers.{i}.mlp.experts.{e}.gate_proj"],
-    ),
+    )
+    .split(Split::Hidden),
     row(
         "experts.up_proj",
         "blk.{i}.ffn_up_exps",
         &["model.layers.{i}.block_sparse_moe.experts.{e}.w3", "model.layers.{i}.mlp.experts.{e}.up_proj"],
-    ),
+    )
+    .split(Split::Hidden),
     row(
         "experts.down_proj",
         "blk.{i}.ffn_down_exps",
         &["model.layers.{i}.block_sparse_moe.experts.{e}.w2", "model.layers.{i}.mlp.experts.{e}.down_proj"],
-    ),
+    )
+    .split(Split::FromHidden),
 ];
+
+fn find(ours: &str) -> &'static WeightName {
+    NAMES.iter().find(|n| n.ours == ours).unwrap_or_else(|| panic!("no weight is called {ours}"))
+}
+
+/// How several devices share a weight.
+///
+/// # Panics
+/// If `ours` is not in [`NAMES`].
+pub fn split(ours: &str) -> Split {
+    find(ours).split
+}
 
 /// The candidates for a weight's name in a format.
 ///
 /// # Panics
 /// If `ours` is not in [`NAMES`].
 pub fn candidates(ours: &str, format: Format) -> &'static [&'static str] {
-    let row = NAMES.iter().find(|n| n.ours == ours).unwrap_or_else(|| panic!("no weight is called {ours}"));
+    let row = find(ours);
     match format {
         Format::Gguf => std::slice::from_ref(&row.gguf),
         Format::Safetensors => row.hf,

@@ -2,6 +2,7 @@
 
 use crate::config::ModelConfig;
 use crate::names;
+use crate::shard::{Cut, Shard, Split};
 use crate::source::{TensorSource, TensorView};
 use crate::{Error, Result};
 use bytes::Bytes;
@@ -18,6 +19,11 @@ pub struct Linear<B: Backend> {
 }
 
 impl<B: Backend> Linear<B> {
+    /// A matrix that nothing follows.
+    pub(crate) fn bare(weight: B::Matrix) -> Self {
+        Self { weight, scale: None, bias: None }
+    }
+
     /// `y[n_tokens, n_out] = x[n_tokens, n_in] · weightᵀ · scale + bias`
     pub(crate) fn apply(
         &self,
@@ -115,7 +121,10 @@ pub fn find_non_finite(source: &dyn TensorSource) -> Result<Option<(String, usiz
 pub(crate) struct Loader<'a, B: Backend> {
     pub(crate) backend: &'a B,
     pub(crate) source: &'a dyn TensorSource,
+    /// The whole model.
     pub(crate) config: &'a ModelConfig,
+    /// The part of it to load. All sizes that the loader's functions take are the whole model's.
+    pub(crate) shard: &'a Shard,
 }
 
 impl<B: Backend> Loader<'_, B> {
@@ -157,17 +166,24 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    /// The biases of stacked matrices; a part without one counts as zeros, and all without as none.
+    /// The biases of stacked matrices; a part without one counts as zeros, and all without as none. Where the products of several
+    /// ranks are added, the first has the bias.
     fn bias(&self, parts: &[(Weight<'_>, usize)]) -> Result<Option<Tensor<B>>> {
         let mut all = Vec::new();
         let mut any = false;
         for &(w, len) in parts {
+            let rows = match self.shard.cut(names::split(w.name), len, false) {
+                Cut::Rows(rows) => rows,
+                Cut::Columns(_) if self.shard.rank().is_first() => std::iter::once(0..len).collect(),
+                Cut::Columns(_) => return Ok(None),
+            };
             match self.file_name(w, None, "bias") {
                 Some(name) => {
                     any = true;
-                    all.extend(vector(self.source, &name, Some(len))?);
+                    let whole = vector(self.source, &name, Some(len))?;
+                    rows.into_iter().for_each(|r| all.extend_from_slice(&whole[r]));
                 }
-                None => all.resize(all.len() + len, 0.0),
+                None => all.resize(all.len() + rows.into_iter().map(|r| r.len()).sum::<usize>(), 0.0),
             }
         }
         if any { Ok(Some(self.backend.upload(&[all.len()], &all)?)) } else { Ok(None) }
@@ -183,8 +199,19 @@ impl<B: Backend> Loader<'_, B> {
         Ok(self.backend.upload(&shape, &vector(self.source, &name, None)?)?)
     }
 
-    /// One matrix of the file as a part to stack.
-    pub(crate) fn part(&self, w: Weight<'_>, n_out: usize, n_in: usize) -> Result<MatrixPart> {
+    /// One matrix of the file as parts to stack, cut as the names table says.
+    fn parts(&self, w: Weight<'_>, n_out: usize, n_in: usize) -> Result<Vec<MatrixPart>> {
+        self.parts_of(w, names::split(w.name), n_out, n_in)
+    }
+
+    /// As `parts`, cut by `split`.
+    pub(crate) fn parts_of(
+        &self,
+        w: Weight<'_>,
+        split: Split,
+        n_out: usize,
+        n_in: usize,
+    ) -> Result<Vec<MatrixPart>> {
         let name = self.need(w, None)?;
         self.no_other_scale(&name)?;
         let mut t = self.source.tensor(&name)?;
@@ -195,7 +222,8 @@ impl<B: Backend> Loader<'_, B> {
             return Err(self.wrong_shape(&name, &t.shape, &[n_out, n_in]));
         }
         self.check_blocks(&name, t.dtype, n_in)?;
-        Ok(MatrixPart { dtype: t.dtype, n_experts: 1, n_out, n_in, bytes: t.bytes })
+        let whole = MatrixPart { dtype: t.dtype, n_experts: 1, n_out, n_in, bytes: t.bytes };
+        Ok(cut(whole, self.shard.cut(split, n_out, false)))
     }
 
     /// The factors of stacked matrices whose files keep one apart from the weights; a part without one counts as 1.
@@ -209,6 +237,10 @@ impl<B: Backend> Loader<'_, B> {
                     vector(self.source, &name, Some(1))?[0]
                 }
                 None => 1.0,
+            };
+            let len = match self.shard.cut(names::split(w.name), len, false) {
+                Cut::Rows(rows) => rows.into_iter().map(|r| r.len()).sum(),
+                Cut::Columns(_) => len,
             };
             all.resize(all.len() + len, scale);
         }
@@ -244,7 +276,10 @@ impl<B: Backend> Loader<'_, B> {
 
     /// Matrices stacked along their outputs, with their biases.
     pub(crate) fn linear(&self, parts: &[(Weight<'_>, usize)], n_in: usize) -> Result<Linear<B>> {
-        let stacked = parts.iter().map(|&(w, n_out)| self.part(w, n_out, n_in)).collect::<Result<_>>()?;
+        let mut stacked = Vec::with_capacity(parts.len());
+        for &(w, n_out) in parts {
+            stacked.extend(self.parts(w, n_out, n_in)?);
+        }
         let (scale, bias) = (self.scale(parts)?, self.bias(parts)?);
         if scale.is_some() && bias.is_some() {
             let name = self.need(parts[0].0, None)?;
@@ -269,8 +304,14 @@ impl<B: Backend> Loader<'_, B> {
         let t = self.source.tensor(&first)?;
         self.check_blocks(&first, t.dtype, n_in)?;
         let expected = [n_experts, n_out, n_in];
+        let whole = |bytes| {
+            let all = MatrixPart { dtype: t.dtype, n_experts, n_out, n_in, bytes };
+            let mut parts = cut(all, self.shard.cut(names::split(w.name), n_out, true));
+            assert_eq!(parts.len(), 1, "an expert's matrices are not fused");
+            parts.swap_remove(0)
+        };
         if t.shape == expected {
-            return Ok(MatrixPart { dtype: t.dtype, n_experts, n_out, n_in, bytes: t.bytes });
+            return Ok(whole(t.bytes.clone()));
         }
         if t.shape != expected[1..] {
             return Err(self.wrong_shape(&first, &t.shape, &expected));
@@ -284,7 +325,38 @@ impl<B: Backend> Loader<'_, B> {
             }
             bytes.extend_from_slice(&one.bytes);
         }
-        Ok(MatrixPart { dtype: t.dtype, n_experts, n_out, n_in, bytes: Bytes::from(bytes) })
+        Ok(whole(Bytes::from(bytes)))
+    }
+}
+
+/// Takes a part out of a matrix: a matrix per range of rows, or one of some columns. Whole rows of a single matrix are not copied.
+fn cut(p: MatrixPart, cut: Cut) -> Vec<MatrixPart> {
+    let bytes_of = |n: usize| p.dtype.bytes_for(n).expect("a cut falls on whole blocks");
+    let row_bytes = bytes_of(p.n_in);
+    match cut {
+        Cut::Rows(ranges) => {
+            let one = |rows: std::ops::Range<usize>| {
+                let range = rows.start * row_bytes..rows.end * row_bytes;
+                let bytes = match p.n_experts {
+                    _ if rows == (0..p.n_out) => p.bytes.clone(),
+                    1 => p.bytes.slice(range),
+                    _ => {
+                        let mut bytes = Vec::with_capacity(p.n_experts * range.len());
+                        let experts = p.bytes.chunks_exact(p.n_out * row_bytes);
+                        experts.for_each(|e| bytes.extend_from_slice(&e[range.clone()]));
+                        Bytes::from(bytes)
+                    }
+                };
+                MatrixPart { n_out: rows.len(), bytes, ..p }
+            };
+            ranges.into_iter().map(one).collect()
+        }
+        Cut::Columns(columns) => {
+            let range = bytes_of(columns.start)..bytes_of(columns.end);
+            let mut bytes = Vec::with_capacity(p.bytes.len() / row_bytes.max(1) * range.len());
+            p.bytes.chunks_exact(row_bytes).for_each(|row| bytes.extend_from_slice(&row[range.clone()]));
+            vec![MatrixPart { n_in: columns.len(), bytes: Bytes::from(bytes), ..p }]
+        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! The buffers that a step computes in, made once for the largest batch.
 
 use crate::Result;
-use crate::config::ModelConfig;
-use realizar_compute::{Backend, BatchLimits, DType, MoeScratch, Tensor};
+use crate::shard::{Join, Shard};
+use realizar_compute::{Backend, BatchLimits, DType, MoeScratch, Reference, Tensor};
 
-/// Activations of one step; every tensor is `F32`.
+/// Activations of one step; every tensor is `F32`. Heads and hidden activations are those of one rank.
 pub struct Workspace<B: Backend> {
     /// The residual stream, `[n_tokens, hidden_size]`.
     pub residual: Tensor<B>,
@@ -28,11 +28,62 @@ pub struct Workspace<B: Backend> {
     pub last: Tensor<B>,
     /// `[n_logits, vocab_size]`
     pub logits: Tensor<B>,
+    /// Where several ranks share the model.
+    pub(crate) shared: Option<Shared<B>>,
+}
+
+/// What ranks exchange beside the tensors that one rank has too. Without rows where the model's blocks are joined otherwise.
+pub(crate) struct Shared<B: Backend> {
+    /// Attention's result of all ranks, `[n_tokens, n_heads · head_dim]`.
+    pub(crate) attended: Tensor<B>,
+    /// A feed-forward block's hidden activations of all ranks, `[n_tokens, intermediate_size]`.
+    pub(crate) hidden: Tensor<B>,
+    /// This rank's columns of a block's output, `[n_tokens, hidden_size / n_ranks]`.
+    pub(crate) output: Tensor<B>,
+    /// This rank's logits, `[n_logits, vocab_size / n_ranks]`.
+    pub(crate) logits: Tensor<B>,
+}
+
+impl<B: Backend> Shared<B> {
+    /// `[rows, row_len]` of each, in the order of the fields.
+    fn shapes(shard: &Shard, limits: &BatchLimits) -> [[usize; 2]; 4] {
+        let starts = shard.starts();
+        let last = |starts: &[usize]| starts.last().copied().unwrap_or(0);
+        let rows = |join: Join| if join == Join::Gather { limits.n_tokens } else { 0 };
+        let (attention, feed_forward) = (rows(shard.attention()), rows(shard.feed_forward()));
+        [
+            [attention, last(&starts.attended)],
+            [feed_forward, last(&starts.hidden)],
+            [attention.max(feed_forward), shard.mine(&starts.residual).len()],
+            [limits.n_logits, shard.mine(&starts.vocab).len()],
+        ]
+    }
+
+    fn new(backend: &B, shard: &Shard, limits: &BatchLimits) -> Result<Self> {
+        let [attended, hidden, output, logits] =
+            Self::shapes(shard, limits).map(|shape| backend.zeros(DType::F32, &shape));
+        Ok(Self { attended: attended?, hidden: hidden?, output: output?, logits: logits? })
+    }
+
+    /// Numbers in all of them.
+    fn floats(shard: &Shard, limits: &BatchLimits) -> usize {
+        Self::shapes(shard, limits).iter().map(|[rows, len]| rows.saturating_mul(*len)).sum()
+    }
+
+    fn set_rows(&mut self, n_tokens: usize, n_logits: usize) {
+        for t in [&mut self.attended, &mut self.hidden, &mut self.output] {
+            if t.max_rows() > 0 {
+                t.set_rows(n_tokens);
+            }
+        }
+        self.logits.set_rows(n_logits);
+    }
 }
 
 impl<B: Backend> Workspace<B> {
     /// Buffers for batches within `limits`.
-    pub fn new(backend: &B, c: &ModelConfig, limits: &BatchLimits) -> Result<Self> {
+    pub fn new(backend: &B, shard: &Shard, limits: &BatchLimits) -> Result<Self> {
+        let c = shard.config();
         let n = limits.n_tokens;
         let f32s = |rows: usize, len: usize| backend.zeros(DType::F32, &[rows, len]);
         let moe = c.moe.map(|m| -> Result<_> {
@@ -59,6 +110,10 @@ impl<B: Backend> Workspace<B> {
             angles: c.ropes.iter().map(|r| f32s(n, r.dim)).collect::<std::result::Result<_, _>>()?,
             last: f32s(limits.n_logits, c.hidden_size)?,
             logits: f32s(limits.n_logits, c.vocab_size)?,
+            shared: match shard.rank().is_alone() {
+                true => None,
+                false => Some(Shared::new(backend, shard, limits)?),
+            },
         })
     }
 
@@ -81,11 +136,16 @@ impl<B: Backend> Workspace<B> {
         }
         self.last.set_rows(n_logits);
         self.logits.set_rows(n_logits);
+        if let Some(shared) = &mut self.shared {
+            shared.set_rows(n_tokens, n_logits);
+        }
     }
 }
 
 /// What the buffers of a [`Workspace`] for batches within `limits` take, in bytes.
-pub fn workspace_bytes(c: &ModelConfig, limits: &BatchLimits) -> usize {
+pub fn workspace_bytes(shard: &Shard, limits: &BatchLimits) -> usize {
+    let c = shard.config();
+    let shared = if shard.rank().is_alone() { 0 } else { Shared::<Reference>::floats(shard, limits) };
     let has_dense = c.layers.iter().any(|l| !l.moe);
     let dense = if has_dense { c.intermediate_size } else { 0 };
     let moe = c.moe.map_or(0, |m| m.n_experts + m.n_used * (2 * c.hidden_size + 3 * m.intermediate_size));
@@ -96,14 +156,15 @@ pub fn workspace_bytes(c: &ModelConfig, limits: &BatchLimits) -> usize {
         + moe
         + c.ropes.iter().map(|r| r.dim).sum::<usize>();
     let floats = limits.n_tokens.saturating_mul(per_token);
-    floats.saturating_add(limits.n_logits.saturating_mul(c.hidden_size + c.vocab_size)).saturating_mul(4)
+    let floats = floats.saturating_add(limits.n_logits.saturating_mul(c.hidden_size + c.vocab_size));
+    floats.saturating_add(shared).saturating_mul(4)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{arch, source};
-    use realizar_compute::Reference;
+    use realizar_compute::Rank;
 
     #[test]
     fn its_size_is_known_before_it_is_made() {
@@ -111,9 +172,11 @@ mod tests {
         let mut n_models = 0;
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path().join("model.gguf");
-            let Ok(config) = source::open(&path).and_then(|s| arch::configure(&*s)) else { continue };
+            let Ok(source) = source::open(&path) else { continue };
+            let config = arch::configure(&*source).unwrap();
+            let shard = Shard::new(&config, &*source, Rank::ALONE, false).unwrap();
             let limits = BatchLimits { n_tokens: 5, n_seqs: 2, n_blocks: 2, n_logits: 3 };
-            let ws = Workspace::new(&Reference, &config, &limits).unwrap();
+            let ws = Workspace::new(&Reference, &shard, &limits).unwrap();
             let own = [
                 &ws.residual,
                 &ws.normed,
@@ -128,7 +191,7 @@ mod tests {
             let moe = ws.moe.iter().flat_map(|(r, s)| [r, &s.x, &s.gate_up, &s.hidden, &s.y]);
             let all = own.into_iter().chain(moe).chain(&ws.angles);
             assert_eq!(
-                workspace_bytes(&config, &limits),
+                workspace_bytes(&shard, &limits),
                 4 * all.map(|t| t.len()).sum::<usize>(),
                 "{}",
                 path.display()

@@ -6,7 +6,7 @@ mod emulation;
 #[path = "../../compute/cuda-emulation/faulty.rs"]
 #[allow(dead_code)]
 mod faulty;
-#[allow(dead_code)]
+#[allow(dead_code, unreachable_pub)]
 mod http;
 
 use faulty::{Call, Faulty};

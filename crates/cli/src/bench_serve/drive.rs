@@ -30,15 +30,26 @@ pub(super) enum Pace {
     Closed { concurrency: usize },
 }
 
-/// Sends all requests and returns their records in the order of the plan.
+/// Sends all requests and returns their records in the order of the plan; and that of `beside`, which is sent when it is due, whatever
+/// the pace of the others.
 pub(super) async fn drive(
     client: Arc<Client>,
     requests: Vec<(Planned, Bytes)>,
+    beside: Option<(Planned, Bytes)>,
     pace: Pace,
     timeout: Duration,
     bar: ProgressBar,
-) -> Vec<Record> {
+) -> (Vec<Record>, Option<Record>) {
     let began = Instant::now();
+    let beside = beside.map(|(planned, body)| {
+        let client = client.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep_until((began + planned.at).into()).await;
+            let sent = began.elapsed();
+            let outcome = client.complete(body, began + planned.at, timeout).await;
+            Record { planned, sent, start: planned.at, end: began.elapsed(), outcome }
+        })
+    });
     let requests = Arc::new(requests);
     let one = {
         let requests = requests.clone();
@@ -89,5 +100,9 @@ pub(super) async fn drive(
         }
     }
     records.sort_by_key(|r| r.0);
-    records.into_iter().map(|r| r.1).collect()
+    let beside = match beside {
+        Some(task) => Some(task.await.expect("no task panics or is aborted")),
+        None => None,
+    };
+    (records.into_iter().map(|r| r.1).collect(), beside)
 }

@@ -19,7 +19,7 @@ use clap::{Args, ValueHint};
 use client::Client;
 use drive::{Pace, drive};
 use hyper::Method;
-use report::{Objective, Report};
+use report::{LongPrompt, Objective, Report};
 use serde::Deserialize;
 use serde_json::json;
 use std::io::Write;
@@ -66,6 +66,15 @@ pub(crate) struct BenchServeArgs {
     #[arg(long, value_name = "N", default_value_t = 64, conflicts_with = "trace",
           value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
+    /// The first N tokens of all prompts are the same, so that a prefix cache helps.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    shared_tokens: u32,
+    /// Without a trace: also sends one prompt of this many tokens while the others run, and says how long they wait meanwhile.
+    #[arg(long, value_name = "N", conflicts_with = "trace", value_parser = clap::value_parser!(u32).range(1..))]
+    long_prompt: Option<u32>,
+    /// When that is sent, in seconds after the start.
+    #[arg(long, value_name = "SECONDS", default_value = "2", requires = "long_prompt", value_parser = factor)]
+    long_after: f64,
     /// Objective: time to the first token.
     #[arg(long, value_name = "MS", default_value = "1000", value_parser = factor)]
     slo_ttft_ms: f64,
@@ -147,8 +156,11 @@ async fn measure(args: &BenchServeArgs) -> Result<(Report, Vec<drive::Record>)> 
     let words = client.json::<Tokens>(Method::POST, "/tokenize", words.to_string().into()).await;
     let words = words.map_err(|e| anyhow!("could not make prompts by /tokenize: {e}"))?.tokens;
     ensure!(!words.is_empty(), "/tokenize made no tokens of a text");
+    let shared: Vec<u32> = (0..args.shared_tokens).map(|_| words[random.below(words.len())]).collect();
     let mut body = |prompt_tokens: usize, output_tokens: usize| {
-        let prompt: Vec<u32> = (0..prompt_tokens).map(|_| words[random.below(words.len())]).collect();
+        let shared = shared.iter().copied().take(prompt_tokens);
+        let own = prompt_tokens.saturating_sub(shared.len());
+        let prompt: Vec<u32> = shared.chain((0..own).map(|_| words[random.below(words.len())])).collect();
         let body = json!({
             "model": model.id, "prompt": prompt, "max_tokens": output_tokens, "ignore_eos": true, "seed": args.seed,
             "stream": true, "stream_options": { "include_usage": true },
@@ -162,11 +174,23 @@ async fn measure(args: &BenchServeArgs) -> Result<(Report, Vec<drive::Record>)> 
         return Err(anyhow!("a first, small request failed: {error}"));
     }
     let requests = planned.iter().map(|p| (*p, body(p.prompt_tokens, p.output_tokens))).collect();
+    let beside = match args.long_prompt {
+        None => None,
+        Some(n) => {
+            let long = Planned {
+                at: Duration::from_secs_f64(args.long_after),
+                ..workload::uniform(1, n as usize, 1, model.max_model_len)?[0]
+            };
+            Some((long, body(long.prompt_tokens, long.output_tokens)))
+        }
+    };
     let bar = progress::requests_bar(planned.len());
-    let records = drive(client.clone(), requests, pace, timeout, bar.clone()).await;
+    let (records, beside) = drive(client.clone(), requests, beside, pace, timeout, bar.clone()).await;
     bar.finish_and_clear();
     let objective = Objective { first_token_ms: args.slo_ttft_ms, inter_token_ms: args.slo_itl_ms };
-    Ok((Report::new(client.url(), model.id, workload, objective, &records), records))
+    let mut report = Report::new(client.url(), model.id, workload, objective, &records);
+    report.long_prompt = beside.map(|long| LongPrompt::new(&long, &records));
+    Ok((report, records))
 }
 
 /// What to send to a server with a context of `limit` tokens, and how.

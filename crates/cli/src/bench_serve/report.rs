@@ -23,6 +23,8 @@ pub(super) struct Report {
     pub(super) duration_s: f64,
     pub(super) throughput: Throughput,
     pub(super) latency_ms: Latencies,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) long_prompt: Option<LongPrompt>,
     pub(super) goodput: Goodput,
     /// How late the latest request was sent: what the client itself added.
     pub(super) client_lag_ms: f64,
@@ -75,6 +77,48 @@ pub(super) struct Latencies {
     pub(super) per_output_token: Option<Summary>,
     /// From the start to the end.
     pub(super) end_to_end: Option<Summary>,
+}
+
+/// A long prompt that came while others were answered, and how long these waited for their tokens.
+#[derive(Debug, Serialize)]
+pub(super) struct LongPrompt {
+    pub(super) prompt_tokens: usize,
+    /// From its arrival to its first token.
+    pub(super) first_token_ms: Option<f64>,
+    /// Of the others, from each token to the next: those that overlap that time.
+    pub(super) inter_token_meanwhile_ms: Option<Summary>,
+    /// The others' before it came.
+    pub(super) inter_token_before_ms: Option<Summary>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) error: Option<String>,
+}
+
+impl LongPrompt {
+    pub(super) fn new(long: &Record, others: &[Record]) -> Self {
+        let begin = long.sent;
+        let end = long.start + long.outcome.first_token.unwrap_or_default();
+        let (mut meanwhile, mut before) = (Vec::new(), Vec::new());
+        for record in others {
+            let Some(first) = record.outcome.first_token else { continue };
+            let mut at = record.start + first;
+            for &gap in &record.outcome.gaps {
+                let from = at;
+                at += gap;
+                if at <= begin {
+                    before.push(ms(gap));
+                } else if from < end {
+                    meanwhile.push(ms(gap));
+                }
+            }
+        }
+        Self {
+            prompt_tokens: long.planned.prompt_tokens,
+            first_token_ms: long.outcome.first_token.map(ms),
+            inter_token_meanwhile_ms: Summary::of(meanwhile),
+            inter_token_before_ms: Summary::of(before),
+            error: long.outcome.error.clone(),
+        }
+    }
 }
 
 /// What met the objective.
@@ -161,6 +205,7 @@ impl Report {
                 per_output_token: of_answered(|e| e.per_output_token_ms),
                 end_to_end: of_answered(|e| Some(e.end_to_end_ms)),
             },
+            long_prompt: None,
             goodput: Goodput {
                 objective,
                 requests: good,
@@ -242,17 +287,24 @@ impl Report {
             out += &format!(" {name:>9}");
         }
         out.push('\n');
-        for (name, summary) in self.latencies() {
-            out += &format!("{name:<18}");
-            match summary {
-                Some(s) => {
-                    for value in [s.mean, s.p50, s.p90, s.p95, s.p99, s.max] {
-                        out += &format!(" {value:>9.2}");
-                    }
-                }
-                None => out += " nothing was measured",
-            }
-            out.push('\n');
+        let row = |name: &str, summary: Option<Summary>| {
+            let values =
+                |s: Summary| [s.mean, s.p50, s.p90, s.p95, s.p99, s.max].map(|v| format!(" {v:>9.2}"));
+            let values = summary.map_or(" nothing was measured".to_owned(), |s| values(s).concat());
+            format!("{name:<18}{values}\n")
+        };
+        self.latencies().into_iter().for_each(|(name, summary)| out += &row(name, summary));
+        if let Some(long) = &self.long_prompt {
+            out += &match (&long.error, long.first_token_ms) {
+                (Some(error), _) => format!("\na prompt of {} tokens failed: {error}\n", long.prompt_tokens),
+                (None, first) => format!(
+                    "\na prompt of {} tokens had its first token after {:.2} ms; time between tokens of the others\n",
+                    long.prompt_tokens,
+                    first.unwrap_or_default()
+                ),
+            };
+            out += &row("before", long.inter_token_before_ms);
+            out += &row("meanwhile", long.inter_token_meanwhile_ms);
         }
         out += &format!("\ngoodput {}\n", self.goodput_in_words());
         self.remarks().iter().for_each(|line| out += &format!("{line}\n"));
@@ -363,6 +415,25 @@ mod tests {
         assert!((report.duration_s - 0.17).abs() < 1e-9 && (report.client_lag_ms - 1.0).abs() < 1e-9);
         let table = report.table();
         assert!(table.contains("2 of 5 (40.0 %)") && table.contains("1 × gone"), "{table}");
+    }
+
+    #[test]
+    fn waiting_for_a_long_prompt_is_told_from_waiting_before_it() {
+        let of_ms = Duration::from_millis;
+        // Tokens at 110, 120, 130, 150, 190 and 200 ms.
+        let others = [record(10, &[10, 10, 20, 40, 10], None)];
+        let mut long = record(45, &[], None);
+        (long.start, long.sent, long.planned.prompt_tokens) = (of_ms(130), of_ms(130), 9000);
+        let found = LongPrompt::new(&long, &others);
+        assert_eq!((found.prompt_tokens, found.first_token_ms), (9000, Some(45.0)));
+        let before = found.inter_token_before_ms.expect("gaps before");
+        assert_eq!((before.n, before.max), (2, 10.0));
+        // Until its first token at 175 ms; the gap that began before counts.
+        let meanwhile = found.inter_token_meanwhile_ms.expect("gaps meanwhile");
+        assert_eq!((meanwhile.n, meanwhile.max), (2, 40.0));
+        let mut report = report(&others);
+        report.long_prompt = Some(found);
+        assert!(report.table().contains("a prompt of 9000 tokens had its first token after 45.00 ms"));
     }
 
     #[test]

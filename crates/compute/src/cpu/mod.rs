@@ -19,10 +19,11 @@ pub mod threads;
 
 pub use buffer::Buffer;
 
+use crate::ranks::{HostGroup, place_columns};
 use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, Backend, Batch, BatchLimits, Chosen, DType, DeviceMemory, HostBatch,
-    KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Result, Tensor,
+    KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Rank, Result, Tensor,
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions};
@@ -56,14 +57,27 @@ pub struct Cpu {
     /// Inputs of products in the forms that weights want; one product runs at a time.
     activations: Mutex<Activations>,
     profiler: Profiler,
+    rank: Rank,
+    group: Arc<HostGroup>,
 }
 
 impl Cpu {
     /// Starts the threads.
     pub fn new(options: CpuOptions) -> Self {
+        Self::member(options, Rank::ALONE, Arc::new(HostGroup::new(1)))
+    }
+
+    /// As many ranks of a group, which share the threads among them.
+    pub fn group(count: usize, options: CpuOptions) -> Vec<Self> {
+        let group = Arc::new(HostGroup::new(count));
+        let options = CpuOptions { n_threads: (options.n_threads / count.max(1)).max(1), ..options };
+        (0..count).map(|index| Self::member(options, Rank { index, count }, group.clone())).collect()
+    }
+
+    fn member(options: CpuOptions, rank: Rank, group: Arc<HostGroup>) -> Self {
         let pool = Arc::new(Pool::new(options.n_threads));
         let options = CpuOptions { n_threads: pool.n_threads(), ..options };
-        Self { options, pool, activations: Mutex::default(), profiler: Profiler::default() }
+        Self { options, pool, activations: Mutex::default(), profiler: Profiler::default(), rank, group }
     }
 
     /// How the CPU is used.
@@ -98,6 +112,14 @@ impl Backend for Cpu {
 
     fn memory(&self) -> DeviceMemory {
         buffer::host_memory()
+    }
+
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn is_exact(&self) -> bool {
+        self.options.exact
     }
 
     fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor<Self>> {
@@ -274,6 +296,34 @@ impl Backend for Cpu {
     fn wait_for_choices(&self, choices: Vec<Chosen>, out: &mut Vec<Chosen>) -> Result<()> {
         out.extend(choices);
         Ok(())
+    }
+
+    fn all_reduce(&self, x: &mut Tensor<Self>) -> Result<()> {
+        let mut sum = vec![0.0; x.len()];
+        self.group.exchange(self.rank.index, x.floats(), |rank, x| match rank {
+            0 => sum.copy_from_slice(x),
+            _ => sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x),
+        })?;
+        x.floats_mut().copy_from_slice(&sum);
+        Ok(())
+    }
+
+    fn all_gather(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, starts: &[usize]) -> Result<()> {
+        let (n, index) = (y.row_len(), self.rank.index);
+        assert_eq!((starts.len(), starts.last()), (self.rank.count + 1, Some(&n)));
+        assert_eq!((y.rows(), x.row_len()), (x.rows(), starts[index + 1] - starts[index]));
+        let y = y.floats_mut();
+        self.group.exchange(index, x.floats(), |rank, part| {
+            place_columns(y, n, part, starts[rank], starts[rank + 1]);
+        })
+    }
+
+    fn leave(&self) {
+        self.group.leave();
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.group.check()
     }
 
     fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {

@@ -143,3 +143,28 @@ pub trait Driver: Send + Sync {
     /// `graph` is from [`Driver::record`] and not used again.
     unsafe fn forget(&self, graph: Graph);
 }
+
+/// What connects devices that share a model. Each is a rank, with a number from 0.
+pub trait Link: Send + Sync {
+    /// Whether kernels can write to the memory of all these devices.
+    fn reaches(&self) -> bool;
+
+    /// Whether [`Link::all_reduce`] can be called; without it, `reaches` is true.
+    fn adds(&self) -> bool;
+
+    /// Enqueues, on the rank's device: `x[n] = sum of every rank's x[n]`, floats, with the same bits everywhere. All ranks do this
+    /// together, each on a thread of its own.
+    ///
+    /// # Safety
+    /// `x` points to `n` floats on the rank's device, until this has run.
+    unsafe fn all_reduce(&self, rank: usize, x: DevicePtr, n: usize) -> Result<()>;
+
+    /// A word that all these devices can read: 0 until the link is cut.
+    fn cut_word(&self) -> DevicePtr;
+
+    /// Ends the waiting of devices for each other, now and later.
+    fn cut(&self);
+
+    /// Whether that was done.
+    fn is_cut(&self) -> bool;
+}

@@ -186,7 +186,50 @@ impl Gpu {
         Ok(gpu)
     }
 
-    fn label(&self) -> String {
+    /// Its stream, in whose order everything takes effect.
+    pub(super) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    /// Lets kernels of this GPU use the memory of another; `false` where they cannot.
+    pub(super) fn reach(&self, other: &Self) -> Result<bool> {
+        self.bind()?;
+        let mut can = 0;
+        // SAFETY: both devices are valid.
+        let asked = unsafe { sys::cuDeviceCanAccessPeer(&mut can, self.device, other.device) };
+        self.check("cuDeviceCanAccessPeer", asked.result())?;
+        if can == 0 {
+            return Ok(false);
+        }
+        // SAFETY: both contexts are valid, and this one is current.
+        match unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) }.result() {
+            Ok(()) | Err(DriverError(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)) => Ok(true),
+            Err(e) => self.check("cuCtxEnablePeerAccess", Err(e)),
+        }
+    }
+
+    /// Host memory of this many bytes that every GPU can read, until [`Gpu::free_host`].
+    pub(super) fn host_memory(&self, bytes: usize) -> Result<*mut u8> {
+        self.bind()?;
+        // SAFETY: the caller writes the memory before it reads it.
+        let memory = unsafe {
+            result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP)
+        };
+        Ok(self.check("page-locking host memory", memory)?.cast())
+    }
+
+    /// Gives host memory back.
+    ///
+    /// # Safety
+    /// `memory` is from [`Gpu::host_memory`] of this GPU, and nobody uses it any more.
+    pub(super) unsafe fn free_host(&self, memory: *mut u8) {
+        if self.bind().is_ok() {
+            // SAFETY: by this function's contract.
+            let _ = unsafe { result::free_host(memory.cast()) };
+        }
+    }
+
+    pub(super) fn label(&self) -> String {
         format!("CUDA device {} ({})", self.ordinal, self.name)
     }
 
@@ -203,7 +246,7 @@ impl Gpu {
     }
 
     /// Makes the context the calling thread's.
-    fn bind(&self) -> Result<()> {
+    pub(super) fn bind(&self) -> Result<()> {
         // SAFETY: the context lives as long as this.
         self.check("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.context) })
     }

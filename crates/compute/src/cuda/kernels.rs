@@ -2,7 +2,7 @@
 
 use super::driver::{Driver, Function, Image};
 use super::gemm::{Half, TILES, Tile};
-use super::prefill_attention::{HEAD_DIMS, shared_bytes};
+use super::prefill_attention::{HEAD_DIMS, ON_TENSOR_CORES, shared_bytes};
 use crate::quant::QUANTS;
 use crate::{DType, Error, Result};
 
@@ -16,7 +16,7 @@ macro_rules! images {
     )*};
 }
 images!(
-    attention decode_attention dequantize elementwise gemm gemm_hopper halves matmul matvec moe norm prefill_attention repack rope
+    attention decode_attention dequantize elementwise gemm gemm_hopper halves matmul matvec moe norm prefill_attention ranks repack rope
     sample
 );
 
@@ -54,6 +54,9 @@ pub(super) struct Kernels {
     pub(super) moe_combine: Function,
     pub(super) attention_merge: Function,
     pub(super) likeliest: Function,
+    pub(super) all_reduce: Function,
+    pub(super) all_gather: Function,
+    pub(super) spread_columns: Function,
     pub(super) sample_edit: Function,
     pub(super) sample_weigh: Function,
     pub(super) sample_choose: Function,
@@ -97,7 +100,7 @@ pub(super) struct CacheKernels {
     pub(super) store_kv: Function,
     pub(super) attention: Function,
     pub(super) decode_attention: Function,
-    /// In the order of [`HEAD_DIMS`]; for types of 16 bits.
+    /// In the order of [`HEAD_DIMS`]; for types that tensor cores can read, or that are decoded for them.
     pub(super) prefill_attention: [Option<Function>; 2],
 }
 
@@ -122,12 +125,10 @@ impl Kernels {
             })
         });
         let prefill = |dtype: DType, dim: usize| {
-            let half = match dtype {
-                DType::F16 => "Half",
-                DType::BF16 => "Bfloat",
-                _ => return Ok(None),
-            };
-            let name = format!("prefill_attention_{half}_{dim}");
+            if !ON_TENSOR_CORES.contains(&dtype) {
+                return Ok(None);
+            }
+            let name = format!("prefill_attention_{dtype}_{dim}");
             driver.function(&prefill_attention, &name, shared_bytes(dim) as u32).map(Some)
         };
         let by_cache = CACHE_TYPES.iter().map(|t| {
@@ -168,6 +169,9 @@ impl Kernels {
             moe_combine: f(&moe, "moe_combine")?,
             attention_merge: f(&attention, "attention_merge")?,
             likeliest: f(&sample, "likeliest")?,
+            all_reduce: f(&ranks, "all_reduce")?,
+            all_gather: f(&ranks, "all_gather")?,
+            spread_columns: f(&ranks, "spread_columns")?,
             sample_edit: f(&sample, "sample_edit")?,
             sample_weigh: f(&sample, "sample_weigh")?,
             sample_choose: f(&sample, "sample_choose")?,

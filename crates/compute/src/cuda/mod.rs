@@ -13,25 +13,29 @@ mod elementwise;
 mod embed;
 mod gemm;
 mod gpu;
+mod gpu_link;
 mod kernels;
 mod matmul;
 mod matrix;
 mod matvec;
 mod moe;
+mod nccl;
 mod norm;
 mod prefill_attention;
+mod ranks;
 mod rope;
 mod sample;
 
 pub use batch::StagedBatch;
 pub use buffer::Buffer;
 pub use matrix::Matrix;
+pub use ranks::MAX_RANKS;
 pub use sample::Choices;
 
 use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, Backend, Batch, BatchLimits, Chosen, DType, DeviceMemory, Error, GraphKey,
-    Heads, KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Result, Tensor,
+    Heads, KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Rank, Result, Tensor,
 };
 use buffer::Scratch;
 use driver::{Driver, Function, Graph, Grid};
@@ -69,6 +73,8 @@ pub struct Cuda {
     driver: Arc<dyn Driver>,
     exact: bool,
     profiler: Profiler,
+    /// Where several GPUs share a model.
+    member: Option<ranks::Member>,
 }
 
 /// What is known about a sequence of operations that repeats.
@@ -100,6 +106,10 @@ impl Cuda {
 
     /// The backend on another driver than the GPU's; for tests.
     pub fn with_driver(driver: Arc<dyn Driver>, exact: bool) -> Result<Self> {
+        Self::with_member(driver, exact, None)
+    }
+
+    fn with_member(driver: Arc<dyn Driver>, exact: bool, member: Option<ranks::Member>) -> Result<Self> {
         Ok(Self {
             graphs: Mutex::default(),
             scratch: Scratch::default(),
@@ -108,6 +118,7 @@ impl Cuda {
             driver,
             exact,
             profiler: Profiler::default(),
+            member,
         })
     }
 
@@ -174,6 +185,14 @@ impl Backend for Cuda {
 
     fn memory(&self) -> DeviceMemory {
         self.driver.memory()
+    }
+
+    fn rank(&self) -> Rank {
+        self.member.as_ref().map_or(Rank::ALONE, |m| m.rank)
+    }
+
+    fn is_exact(&self) -> bool {
+        self.exact
     }
 
     fn scratch_bytes(&self) -> usize {
@@ -456,6 +475,24 @@ impl Backend for Cuda {
         Some(&self.profiler)
     }
 
+    fn all_reduce(&self, x: &mut Tensor<Self>) -> Result<()> {
+        ranks::all_reduce(self, x)
+    }
+
+    fn all_reduce_add(&self, y: &mut Tensor<Self>, x: &mut Tensor<Self>) -> Result<()> {
+        ranks::all_reduce_add(self, y, x)
+    }
+
+    fn all_gather(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, starts: &[usize]) -> Result<()> {
+        ranks::all_gather(self, y, x, starts)
+    }
+
+    fn leave(&self) {
+        if let Some(member) = &self.member {
+            member.leave();
+        }
+    }
+
     fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {
         elementwise::each(self, self.kernels.softcap, x, None, None, cap)
     }
@@ -474,6 +511,9 @@ impl Backend for Cuda {
         key: GraphKey,
         mut f: impl FnMut() -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
+        if let Some(member) = &self.member {
+            member.check()?;
+        }
         // A graph uses the scratch memory of the thread that recorded it.
         let key = (thread::current().id(), key);
         let mut graphs = lock(&self.graphs);
@@ -523,6 +563,7 @@ impl Backend for Cuda {
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.driver.synchronize()
+        self.driver.synchronize()?;
+        self.member.as_ref().map_or(Ok(()), ranks::Member::check)
     }
 }

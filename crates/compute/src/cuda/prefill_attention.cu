@@ -4,17 +4,19 @@
 // A block of 4 warps owns up to 64 rows, a warp 16: a row is a token and one of the query heads that share a key-value head. It walks
 // the positions that its tokens see, 64 at a time, through two stages in shared memory that are filled in the
 // background; the 16 bytes of a row lie where `place` says, so that reads of 8 rows fall on all banks. Queries, scores and sums stay
-// in registers; queries and weights are rounded to the cache's type. Moves: the keys and values that a block sees, once. Shared
-// memory: 64 KiB at most.
+// in registers; queries and weights are rounded to the cache's type. A cache of 8 bits is decoded to half precision on its way to
+// shared memory, and then the reads of one block pass in the shadow of another's products. Moves: the keys and values that a block
+// sees, once. Shared memory: 64 KiB at most.
 #include "halves.cuh"
+#include "../quant/q8_0/device.cuh"
 
 constexpr int THREADS = 128;
 
 struct PrefillAttentionArgs {
   float* y;                      // [n_tokens, n_heads, head_dim]
   const float* qkv;              // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
-  const uint16_t* k_cache;       // [n_blocks, n_kv_heads, block_size, head_dim]
-  const uint16_t* v_cache;
+  const uint8_t* k_cache;        // [n_blocks, n_kv_heads, block_size, head_dim]
+  const uint8_t* v_cache;
   const uint32_t* positions;     // [n_tokens]
   const uint32_t* table_starts;  // [n_tokens]
   const uint32_t* block_tables;
@@ -33,7 +35,30 @@ DEVICE int place(int row, int chunk) {
   return row * DIM + (chunk ^ (row & 7)) * 8;
 }
 
-template <class T, int DIM>
+// How eight elements of a cache, from `i` on, come to shared memory; `there`: else zeros stand for them.
+struct Plain {
+  static DEVICE size_t row_bytes(int dim) { return 2 * dim; }
+  static DEVICE void bring(uint16_t* shared, const uint8_t* cache, size_t row, int i, bool there) {
+    ptx::copy16_later(shared, cache + (there ? row + 2 * i : 0), there ? 16 : 0);
+  }
+};
+
+struct Blocks8 {
+  static DEVICE size_t row_bytes(int dim) { return dim / Q8_0::LEN * Q8_0::BYTES; }
+  static DEVICE void bring(uint16_t* shared, const uint8_t* cache, size_t row, int i, bool there) {
+    uint4 packed = {0, 0, 0, 0};
+    if (there) {
+      const uint8_t* block = cache + row + i / Q8_0::LEN * Q8_0::BYTES;
+      const uint8_t* q = block + 2 + i % Q8_0::LEN;
+      const uint32_t scale = u16_at(block) * 0x10001u;
+      packed = {ptx::scale_bytes(u16_at(q), scale), ptx::scale_bytes(u16_at(q + 2), scale),
+                ptx::scale_bytes(u16_at(q + 4), scale), ptx::scale_bytes(u16_at(q + 6), scale)};
+    }
+    *reinterpret_cast<uint4*>(shared) = packed;
+  }
+};
+
+template <class T, class Cache, int DIM>
 DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
   constexpr int KEYS = 64, CHUNKS = DIM / 8, LOADS = KEYS * CHUNKS / THREADS;
   constexpr uint32_t NOWHERE = 0xffffffffu;
@@ -71,6 +96,7 @@ DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
     }
   };
   const int chunk = tid % CHUNKS;
+  const size_t row_bytes = Cache::row_bytes(dim);
   const auto fetch = [&](int step) {
     uint16_t* k = tiles + step % 2 * 2 * KEYS * DIM;
 #pragma unroll
@@ -79,9 +105,9 @@ DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
       const uint32_t row = key_rows[step % 2][key];
       // Zeros stand for keys that are not there, and for what a head lacks.
       const bool there = row != NOWHERE && chunk * 8 < dim;
-      const size_t at = there ? static_cast<size_t>(row) * dim + chunk * 8 : 0;
-      ptx::copy16_later(k + place<DIM>(key, chunk), a.k_cache + at, there ? 16 : 0);
-      ptx::copy16_later(k + KEYS * DIM + place<DIM>(key, chunk), a.v_cache + at, there ? 16 : 0);
+      const size_t at = row * row_bytes;
+      Cache::bring(k + place<DIM>(key, chunk), a.k_cache, at, chunk * 8, there);
+      Cache::bring(k + KEYS * DIM + place<DIM>(key, chunk), a.v_cache, at, chunk * 8, there);
     }
     ptx::end_copies();
   };
@@ -221,6 +247,8 @@ DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
   }
 }
 
-#define PREFILL_ATTENTION(T, DIM) \
-  KERNEL(prefill_attention_##T##_##DIM, PrefillAttentionArgs, THREADS) { prefill_attention<T, DIM>(a); }
-PREFILL_ATTENTION(Half, 64) PREFILL_ATTENTION(Half, 128) PREFILL_ATTENTION(Bfloat, 64) PREFILL_ATTENTION(Bfloat, 128)
+#define PREFILL_ATTENTION(NAME, T, CACHE, DIM) \
+  KERNEL(prefill_attention_##NAME##_##DIM, PrefillAttentionArgs, THREADS) { prefill_attention<T, CACHE, DIM>(a); }
+PREFILL_ATTENTION(F16, Half, Plain, 64) PREFILL_ATTENTION(F16, Half, Plain, 128)
+PREFILL_ATTENTION(BF16, Bfloat, Plain, 64) PREFILL_ATTENTION(BF16, Bfloat, Plain, 128)
+PREFILL_ATTENTION(Q8_0, Half, Blocks8, 64) PREFILL_ATTENTION(Q8_0, Half, Blocks8, 128)

@@ -39,11 +39,14 @@ struct Args {
     softcap: f32,
 }
 
-/// Whether these kernels compute such a step: many tokens per sequence, over a cache of 16 bits.
+/// Element types of a cache that the kernels read.
+pub(super) const ON_TENSOR_CORES: [DType; 3] = [DType::F16, DType::BF16, DType::Q8_0];
+
+/// Whether these kernels compute such a step: many tokens per sequence, over a cache that they read.
 pub(super) fn can(cuda: &Cuda, kv: &KvLayer<Cuda>, batch: &StagedBatch, params: &AttentionParams) -> bool {
     let dim = params.heads.head_dim;
     !cuda.exact
-        && matches!(kv.k.dtype(), DType::F16 | DType::BF16)
+        && ON_TENSOR_CORES.contains(&kv.k.dtype())
         && dim.is_multiple_of(8)
         && dim <= HEAD_DIMS[1]
         && batch.n_tokens() > 2 * batch.n_seqs()

@@ -164,4 +164,35 @@ __device__ __forceinline__ void multiply_bf16(float (&d)[4], const uint32_t (&a)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// A packet of two words, each followed by a number, to another GPU's memory or from its own, where another GPU writes. Each half
+// of 8 bytes is written and read at once.
+__device__ __forceinline__ void store_packet(uint4* to, uint32_t a, uint32_t b, uint32_t number) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(to), "r"(a), "r"(b), "r"(number) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_packet(const uint4* from) {
+  uint4 p;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(p.x), "=r"(p.y), "=r"(p.z), "=r"(p.w) : "l"(from) : "memory");
+  return p;
+}
+
+// A word that the host may change.
+__device__ __forceinline__ uint32_t load_word(const uint32_t* from) {
+  uint32_t word;
+  asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+  return word;
+}
+
+// Between two looks at memory that another GPU or the host writes.
+__device__ __forceinline__ void pause() {}
+
+// Two signed bytes times a number in half precision, which stands in both halves of `scale`; the products rounded to half precision.
+// A byte under the exponent of 1024 is a number of half precision by itself.
+__device__ __forceinline__ uint32_t scale_bytes(uint32_t bytes, uint32_t scale) {
+  uint32_t pair = __byte_perm(bytes ^ 0x8080u, 0x64646464u, 0x4140);
+  asm("sub.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(0x64806480u));
+  asm("mul.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(scale));
+  return pair;
+}
+
 }  // namespace ptx

@@ -202,8 +202,16 @@ fn head_sizes_and_groups() {
             check(&[case(n_heads, n_kv_heads, head_dim, &RAGGED)]);
         }
     }
-    // Caches of 16 bits, with sequences of several tiles.
-    for (cache, head_dim) in [(DType::F16, 40), (DType::F16, 128), (DType::BF16, 64), (DType::BF16, 80)] {
+    // Caches that tensor cores read, with sequences of several tiles.
+    for (cache, head_dim) in [
+        (DType::F16, 40),
+        (DType::F16, 128),
+        (DType::BF16, 64),
+        (DType::BF16, 80),
+        (DType::Q8_0, 64),
+        (DType::Q8_0, 96),
+        (DType::Q8_0, 128),
+    ] {
         for (n_heads, n_kv_heads) in [(2, 2), (3, 1), (8, 2)] {
             check(&[Attention { cache, ..case(n_heads, n_kv_heads, head_dim, &LONG) }]);
         }

@@ -11,6 +11,7 @@ mod elementwise;
 #[path = "../../cuda-emulation/emulation.rs"]
 mod emulation;
 mod matrices;
+mod ranks;
 mod sampling;
 
 use realizar_compute::cpu::isa::Isa;

@@ -27,8 +27,8 @@ impl<'a, B: Backend> Session<'a, B> {
             backend,
             model,
             batch: backend.new_batch(limits).unwrap(),
-            cache: KvCache::new(backend, model.config(), kv_type, n_blocks, BLOCK_SIZE).unwrap(),
-            ws: Workspace::new(backend, model.config(), &limits).unwrap(),
+            cache: KvCache::new(backend, model.shard().config(), kv_type, n_blocks, BLOCK_SIZE).unwrap(),
+            ws: Workspace::new(backend, model.shard(), &limits).unwrap(),
             blocks,
             n_done: 0,
         }
@@ -36,15 +36,19 @@ impl<'a, B: Backend> Session<'a, B> {
 
     /// Logits of each of `tokens`.
     pub(crate) fn step(&mut self, tokens: &[u32]) -> Vec<f32> {
+        self.try_step(tokens).unwrap()
+    }
+
+    pub(crate) fn try_step(&mut self, tokens: &[u32]) -> realizar_compute::Result<Vec<f32>> {
         let n = tokens.len();
         let mut batch = Batch::default();
         batch.push(tokens, self.n_done, &self.blocks[..(self.n_done + n).div_ceil(BLOCK_SIZE)], n);
-        self.backend.stage(&mut self.batch, &batch).unwrap();
-        self.model.forward(self.backend, &self.batch, n, n, &mut self.cache, &mut self.ws).unwrap();
+        self.backend.stage(&mut self.batch, &batch)?;
+        self.model.forward(self.backend, &self.batch, n, n, &mut self.cache, &mut self.ws)?;
         self.n_done += n;
         let mut logits = vec![0.0; n * self.model.config().vocab_size];
-        self.backend.download(&mut logits, &self.ws.logits).unwrap();
-        logits
+        self.backend.download(&mut logits, &self.ws.logits)?;
+        Ok(logits)
     }
 }
 

@@ -1,0 +1,173 @@
+//! Every architecture shared among ranks against one that has it all.
+//!
+//! The ranks are CPU backends on threads of their own. Where sums are taken in one order (`exact`), the logits must be the same bits;
+//! only experts' parts are added in another order. Otherwise rounding may differ.
+
+#[path = "../../compute/cuda-emulation/emulation.rs"]
+mod emulation;
+mod support;
+
+use realizar_compute::cpu::{Cpu, CpuOptions};
+use realizar_compute::cuda::Cuda;
+use realizar_compute::{Backend, DType};
+use realizar_model::arch::configure;
+use realizar_model::{Decoder, Error, Join, source};
+use std::path::{Path, PathBuf};
+use support::{Session, argmax};
+
+/// Largest difference of a logit, relative to the largest logit.
+const TOLERANCE: f32 = 1e-4;
+const PROMPT: &[u32] = &[3, 140, 7, 7, 201, 99, 18, 256, 41];
+const N_GENERATED: usize = 8;
+
+struct Answer {
+    /// Of the prompt, read in two chunks, and of each token after it.
+    logits: Vec<f32>,
+    tokens: Vec<u32>,
+    joins: [Join; 2],
+}
+
+fn answer<B: Backend>(backend: &B, path: &Path) -> Result<Answer, Error> {
+    let source = source::open(path).unwrap();
+    let n_ctx = PROMPT.len() + N_GENERATED;
+    let model = Decoder::load(backend, &*source, configure(&*source).unwrap(), n_ctx)?;
+    let mut session = Session::new(backend, &model, n_ctx, DType::F32);
+    let (first, rest) = PROMPT.split_at(4);
+    let mut logits = session.step(first);
+    logits.extend(session.step(rest));
+    let mut tokens = Vec::new();
+    for _ in 0..N_GENERATED {
+        let vocab_size = model.config().vocab_size;
+        tokens.push(argmax(&logits[logits.len() - vocab_size..]));
+        logits.extend(session.step(&tokens[tokens.len() - 1..]));
+    }
+    Ok(Answer { logits, tokens, joins: [model.shard().attention(), model.shard().feed_forward()] })
+}
+
+/// What each rank has in the end.
+fn answers(count: usize, exact: bool, path: &Path) -> Vec<Result<Answer, Error>> {
+    let ranks = Cpu::group(count, CpuOptions { n_threads: 1, exact, ..CpuOptions::default() });
+    answers_of(&ranks, path)
+}
+
+fn answers_of<B: Backend>(ranks: &[B], path: &Path) -> Vec<Result<Answer, Error>> {
+    let run = |rank: &B| {
+        let found = answer(rank, path);
+        if found.is_err() {
+            rank.leave();
+        }
+        found
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || run(rank))).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+fn fixtures() -> Vec<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch");
+    let mut found: Vec<_> = std::fs::read_dir(dir)
+        .unwrap()
+        .flat_map(|e| ["hf", "model.gguf"].map(|form| e.as_ref().unwrap().path().join(form)))
+        .filter(|p| p.exists())
+        .collect();
+    found.sort();
+    found
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let largest = a.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    a.iter().zip(b).fold(0.0f32, |m, (a, b)| m.max((a - b).abs())) / largest
+}
+
+#[test]
+fn ranks_together_answer_as_one_that_has_the_whole_model() {
+    let mut joins = Vec::new();
+    for path in fixtures() {
+        let config = configure(&*source::open(&path).unwrap()).unwrap();
+        for exact in [true, false] {
+            let alone = answers(1, exact, &path).swap_remove(0).unwrap();
+            for count in 2..=4 {
+                let what = format!("{} with {count} ranks, exact: {exact}", path.display());
+                let can = config.heads.n_heads >= count;
+                for (rank, found) in answers(count, exact, &path).into_iter().enumerate() {
+                    let found = match found {
+                        Ok(found) => found,
+                        Err(Error::CannotSplit { n_ranks, .. }) if !can => {
+                            assert_eq!(n_ranks, count);
+                            continue;
+                        }
+                        Err(e) => panic!("{what}: {e}"),
+                    };
+                    assert!(can, "{what}");
+                    if exact && config.moe.is_none() {
+                        assert!(found.logits == alone.logits, "{what}, rank {rank}: other bits");
+                    } else {
+                        let difference = largest_difference(&alone.logits, &found.logits);
+                        assert!(difference < TOLERANCE, "{what}, rank {rank}: {difference}");
+                    }
+                    assert_eq!(found.tokens, alone.tokens, "{what}, rank {rank}");
+                    joins.extend(found.joins);
+                }
+            }
+        }
+    }
+    assert!(joins.contains(&Join::Sum) && joins.contains(&Join::Gather), "both ways were taken");
+}
+
+/// On GPUs where there are several, or else on emulated ones, which are slow.
+#[test]
+#[allow(clippy::print_stderr)]
+fn gpus_together_answer_as_a_cpu_alone() {
+    // Connecting takes long, so that all models take turns.
+    let connect = |exact| Cuda::group(&[0, 1], exact).map(|gpus| (exact, gpus));
+    let (groups, real) = match (connect(true), connect(false)) {
+        (Ok(exact), Ok(fast)) => (vec![exact, fast], true),
+        _ => {
+            let Some((drivers, link)) = emulation::group(2) else { return };
+            let exact = Cuda::group_on(drivers.clone(), link.clone(), true).unwrap();
+            (vec![(true, exact), (false, Cuda::group_on(drivers, link, false).unwrap())], false)
+        }
+    };
+    for path in fixtures() {
+        let names = ["llama-gqa/hf", "mixtral/hf", "bitnet/model.gguf"];
+        if !real && !names.iter().any(|name| path.ends_with(name)) {
+            continue;
+        }
+        let alone = answers(1, true, &path).swap_remove(0).unwrap();
+        for (exact, gpus) in &groups {
+            let exact = *exact;
+            for (rank, found) in answers_of(gpus, &path).into_iter().enumerate() {
+                let (found, what) = (found.unwrap(), format!("{}, rank {rank}", path.display()));
+                // Where products round, another token may follow.
+                let n = alone.logits.len() / (PROMPT.len() + N_GENERATED)
+                    * if exact { PROMPT.len() + N_GENERATED } else { PROMPT.len() };
+                let difference = largest_difference(&alone.logits[..n], &found.logits[..n]);
+                let tolerance = if exact { TOLERANCE } else { 0.02 };
+                assert!(difference < tolerance, "{what}, exact: {exact}: {difference}");
+                assert!(!exact || found.tokens == alone.tokens, "{what}");
+            }
+        }
+    }
+    if !real {
+        eprintln!("SKIPPED: models are not shared among GPUs, since there are not two");
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_fails_the_others_instead_of_keeping_them_waiting() {
+    let path = fixtures().into_iter().find(|p| p.ends_with("llama/hf")).unwrap();
+    let mut ranks = Cpu::group(2, CpuOptions { n_threads: 1, ..CpuOptions::default() });
+    let leaver = ranks.pop().unwrap();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let source = source::open(&path).unwrap();
+            let model = Decoder::load(&ranks[0], &*source, configure(&*source).unwrap(), 8).unwrap();
+            Session::new(&ranks[0], &model, 8, DType::F32).try_step(&[1, 2]).err()
+        });
+        leaver.leave();
+        let error = other.join().unwrap().expect("a step without the other rank");
+        assert!(error.to_string().contains("another rank has failed"), "{error}");
+    });
+}
