@@ -3,11 +3,14 @@
 //! `cargo bench -p realizar-compute --bench matmul -- [TYPE…] [rows=M,…] [threads=N,…] [isa=NAME] [shape=OUTxIN,…] [cpu-time] [hot]
 //! [model=Q4_K_M,Q8_0,…]`; with `model`, all products of a model of Llama-3.2-1B's shape: one token, and a prompt of 512.
 //!
-//! Each figure is the median of several passes (in brackets the best one; bandwidth and barrier are the best). For one row the weights are several copies of the matrix, larger
+//! For many rows the share is that of the multiplying instruction from registers. Each figure is the median of several passes (in brackets the best one; bandwidth and barrier are the best). For one row the weights are several copies of the matrix, larger
 //! together than the caches, as they are in a model.
 #![allow(clippy::print_stdout, missing_docs)]
 
+mod machine;
+
 use bytes::Bytes;
+use machine::{peak_gop_s, read};
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::matmul::{Activations, Matrix, MatrixOptions, matmul};
 use realizar_compute::cpu::threads::{Pool, default_threads};
@@ -60,10 +63,7 @@ fn main() {
         }
     }
     if types.is_empty() {
-        types = ["Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q8_0", "F16", "BF16", "F32"]
-            .iter()
-            .filter_map(|name| DType::from_name(name))
-            .collect();
+        types = realizar_compute::quant::QUANTS.iter().map(|spec| spec.dtype).collect();
     }
     threads.dedup();
     for &n in &threads {
@@ -134,19 +134,6 @@ fn read_gb_s(pool: &Pool) -> f64 {
     PASS_BYTES as f64 / seconds / 1e9
 }
 
-/// Reads all of `data`, with every thread of the pool.
-fn read(pool: &Pool, data: &[u64]) {
-    pool.for_each_chunk(data.len(), 64 << 10, |range| {
-        let mut sums = [0_u64; 32];
-        for x in data[range].as_chunks::<32>().0 {
-            for (sum, x) in sums.iter_mut().zip(x) {
-                *sum |= x;
-            }
-        }
-        black_box(sums);
-    });
-}
-
 /// Ratio of two speeds on a machine whose speed changes: the median over passes of one right after the other.
 fn ratio(mut a: impl FnMut(), mut b: impl FnMut()) -> f64 {
     let clock = |f: &mut dyn FnMut()| {
@@ -180,6 +167,9 @@ fn product(pool: &Pool, dtype: DType, n_out: usize, n_in: usize, m: usize, isa: 
         let data = vec![1_u64; PASS_BYTES / 8];
         let share = ratio(&mut pass, || read(pool, &data)) * bytes / PASS_BYTES as f64;
         format!("  {:.0} % of read bandwidth", share * 100.0)
+    } else if let Some(peak) = peak_gop_s(pool, dtype, isa).filter(|_| m > 1) {
+        let speed = 2.0 * (n_out * n_in * m * copies) as f64 / median / 1e9;
+        format!("  {:.0} % of {peak:.0} GOP/s", speed / peak * 100.0)
     } else {
         String::new()
     };

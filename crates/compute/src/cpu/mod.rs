@@ -6,6 +6,7 @@
 mod activation;
 mod attention;
 mod buffer;
+mod choose;
 mod embed;
 pub mod isa;
 pub mod matmul;
@@ -16,6 +17,7 @@ mod parallel;
 mod rope;
 pub(crate) mod simd;
 pub mod threads;
+pub mod topology;
 
 pub use buffer::Buffer;
 
@@ -273,7 +275,8 @@ impl Backend for Cpu {
 
     fn choose_likeliest(&self, batch: &mut HostBatch, logits: &Tensor<Self>) -> Result<()> {
         assert_eq!(logits.rows(), batch.logit_tokens().len());
-        batch.set_chosen(logits.floats().chunks_exact(logits.row_len()).map(crate::reference::likeliest));
+        let chosen = choose::likeliest(&self.pool, self.options.isa, logits.floats(), logits.row_len());
+        batch.set_chosen(chosen.into_iter());
         Ok(())
     }
 

@@ -74,6 +74,22 @@ pub(super) fn store_kv(
             match key_layout {
                 // SAFETY: as above.
                 KeyLayout::ByPosition => encode(key, unsafe { k_cache.slice(at, head_bytes) }),
+                KeyLayout::CodesByElement => {
+                    let scales = head + dim * block_size;
+                    let mut encoded = [0; Q8_0_BYTES];
+                    for (b, key) in key.as_chunks::<32>().0.iter().enumerate() {
+                        encode(key, &mut encoded);
+                        // SAFETY: as above.
+                        let scale =
+                            unsafe { k_cache.slice(scales + (b * block_size + pos % block_size) * 2, 2) };
+                        scale.copy_from_slice(&encoded[..2]);
+                        for (j, &code) in encoded[2..].iter().enumerate() {
+                            let at = head + (b * 32 + j) * block_size + pos % block_size;
+                            // SAFETY: as above.
+                            unsafe { k_cache.slice(at, 1) }.copy_from_slice(&[code]);
+                        }
+                    }
+                }
                 KeyLayout::ByElement => {
                     let bytes = head_bytes / dim;
                     let mut encoded = [0; LINE];
@@ -91,6 +107,9 @@ pub(super) fn store_kv(
     });
     Ok(())
 }
+
+/// Bytes of a block of Q8_0: a scale and 32 codes.
+const Q8_0_BYTES: usize = 34;
 
 /// The function that writes numbers as `dtype`.
 fn encoder(dtype: DType) -> Result<Quantize> {

@@ -3,9 +3,13 @@
 //! The thread that calls takes part in the work. Workers that have nothing to do spin for some tens of microseconds, which
 //! covers the gaps between the operations of a forward pass, and then sleep until they are woken.
 //!
+//! Where memory has several nodes, each worker stays on the processors of one node, and work in chunks is cut into one share per
+//! node: who packs a weight later reads it. A worker whose share is done helps with the others'.
+//!
 //! Work in chunks waits only for workers that have begun. On a machine that is busy with other things, a worker without a
 //! processor costs its share of the speed and not the time until the system runs it again.
 
+use super::topology::Topology;
 use std::any::Any;
 use std::cell::Cell;
 use std::ops::Range;
@@ -25,6 +29,8 @@ pub struct Pool {
     handles: Vec<JoinHandle<()>>,
     /// Held while a job runs, so that several callers take turns.
     turn: Mutex<()>,
+    /// Processors of each memory node; one entry where memory is uniform.
+    nodes: Vec<Vec<usize>>,
 }
 
 /// What a worker calls: its number among the workers.
@@ -62,14 +68,28 @@ enum Wait {
 thread_local! {
     /// Set while this thread runs a job, so that a job that starts another runs it alone instead of waiting for itself.
     static IN_JOB: Cell<bool> = const { Cell::new(false) };
+    /// Set when this thread was bound to a node's processors.
+    static BOUND: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Pool {
     /// A pool of `n_threads` workers, the calling thread among them; 0 counts as 1.
     ///
     /// Where the system refuses a thread the pool is smaller; [`Pool::n_threads`] says how many there are.
+    ///
+    /// On a machine with several memory nodes the workers are bound to them, also the thread that calls [`Pool::run`], when it does.
     pub fn new(n_threads: usize) -> Self {
+        let nodes = Topology::read().map(|t| t.nodes).unwrap_or_default();
+        Self::over_nodes(n_threads, nodes)
+    }
+
+    /// A pool on these memory nodes, each given by its processors.
+    fn over_nodes(n_threads: usize, mut nodes: Vec<Vec<usize>>) -> Self {
         let n_threads = n_threads.clamp(1, BEGUN);
+        nodes.truncate(n_threads);
+        if nodes.is_empty() {
+            nodes.push(Vec::new());
+        }
         let shared = Arc::new(Shared {
             gate: AtomicUsize::new(0),
             left: AtomicUsize::new(0),
@@ -82,8 +102,14 @@ impl Pool {
         let mut handles = Vec::with_capacity(n_threads - 1);
         for worker in 1..n_threads {
             let shared = Arc::clone(&shared);
+            let cpus =
+                if nodes.len() > 1 { nodes[node_of(worker, n_threads, nodes.len())].clone() } else { vec![] };
             let builder = std::thread::Builder::new().name(format!("compute-{worker}"));
-            match builder.spawn(move || work(&shared, worker)) {
+            let life = move || {
+                bind(&cpus);
+                work(&shared, worker);
+            };
+            match builder.spawn(life) {
                 Ok(handle) => handles.push(handle),
                 Err(error) => {
                     tracing::warn!(wanted = n_threads, got = worker, %error, "the system gives fewer threads");
@@ -91,8 +117,8 @@ impl Pool {
                 }
             }
         }
-        tracing::info!(n_threads = handles.len() + 1, "worker pool ready");
-        Self { shared, handles, turn: Mutex::new(()) }
+        tracing::info!(n_threads = handles.len() + 1, n_nodes = nodes.len(), "worker pool ready");
+        Self { shared, handles, turn: Mutex::new(()), nodes }
     }
 
     /// Workers, the calling thread among them.
@@ -112,6 +138,9 @@ impl Pool {
             return f(0, 1);
         }
         let _turn = lock(&self.turn);
+        if self.nodes.len() > 1 && !BOUND.replace(true) {
+            bind(&self.nodes[0]);
+        }
         let shared = &*self.shared;
         let n_workers = self.n_threads();
         let job = |worker: usize| f(worker, n_workers);
@@ -162,18 +191,54 @@ impl Pool {
             }
             return;
         }
-        let next = AtomicUsize::new(0);
-        self.broadcast(Wait::ForThoseThatBegan, |_, _| {
-            loop {
-                let start = next.fetch_add(chunk, Ordering::Relaxed);
-                if start >= n_items {
-                    break;
+        let (n_workers, n_nodes) = (self.n_threads(), self.nodes.len());
+        // Borders of the nodes' shares, in proportion to their workers.
+        let border = |node: usize| n_items * (node * n_workers).div_ceil(n_nodes) / n_workers;
+        let next: Vec<AtomicUsize> = (0..n_nodes).map(|node| AtomicUsize::new(border(node))).collect();
+        self.broadcast(Wait::ForThoseThatBegan, |worker, _| {
+            let own = node_of(worker, n_workers, n_nodes);
+            for node in (own..n_nodes).chain(0..own) {
+                let end = border(node + 1);
+                loop {
+                    let start = next[node].fetch_add(chunk, Ordering::Relaxed);
+                    if start >= end {
+                        break;
+                    }
+                    f(start..end.min(start + chunk));
                 }
-                f(start..n_items.min(start + chunk));
             }
         });
     }
 }
+
+/// The memory node that a worker belongs to: as many workers for each, side by side.
+fn node_of(worker: usize, n_workers: usize, n_nodes: usize) -> usize {
+    worker * n_nodes / n_workers
+}
+
+/// Keeps the calling thread on these processors; no processors, or a system that refuses, leaves it free.
+#[cfg(target_os = "linux")]
+fn bind(cpus: &[usize]) {
+    use std::ffi::{c_int, c_ulong};
+    // From the C library, which the standard library links anyway.
+    unsafe extern "C" {
+        fn sched_setaffinity(pid: c_int, size: usize, mask: *const c_ulong) -> c_int;
+    }
+    let Some(last) = cpus.iter().max() else { return };
+    let bits = c_ulong::BITS as usize;
+    let mut mask = vec![0 as c_ulong; last / bits + 1];
+    for cpu in cpus {
+        mask[cpu / bits] |= 1 << (cpu % bits);
+    }
+    // SAFETY: the mask has the size that is named; 0 stands for the calling thread.
+    let status = unsafe { sched_setaffinity(0, std::mem::size_of_val(&mask[..]), mask.as_ptr()) };
+    if status != 0 {
+        tracing::debug!(?cpus, "the system does not let a thread be bound");
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn bind(_cpus: &[usize]) {}
 
 impl Drop for Pool {
     fn drop(&mut self) {
@@ -245,40 +310,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of threads to use when nobody says: one per physical core that this process may run on.
-///
-/// Honours affinity masks and the CPU limit of a container; a second hardware thread of a core adds nothing to kernels
-/// that already keep its units busy.
+/// The number of threads to use when nobody says: one per physical core that this process may run on, on a hybrid machine per fast
+/// one, within the CPU limit of a container.
 pub fn default_threads() -> usize {
-    let limit = std::thread::available_parallelism().map_or(1, |n| n.get());
-    physical_cores().map_or(limit, |cores| cores.clamp(1, limit))
-}
-
-/// Physical cores among the processors of this process's affinity mask; `None` where the system does not tell.
-fn physical_cores() -> Option<usize> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-    let mut cores = std::collections::BTreeSet::new();
-    for cpu in parse_cpu_list(allowed)? {
-        let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
-        let siblings = std::fs::read_to_string(path).ok()?;
-        cores.insert(*parse_cpu_list(&siblings)?.first()?);
+    match Topology::read() {
+        Some(topology) => topology.default_threads(),
+        None => std::thread::available_parallelism().map_or(1, |n| n.get()),
     }
-    (!cores.is_empty()).then_some(cores.len())
-}
-
-/// The numbers of a list such as `0-3,8,10-11`.
-fn parse_cpu_list(list: &str) -> Option<Vec<usize>> {
-    let mut cpus = Vec::new();
-    for part in list.trim().split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-        if last < first || last - first > 1 << 16 {
-            return None;
-        }
-        cpus.extend(first..=last);
-    }
-    Some(cpus)
 }
 
 #[cfg(test)]
@@ -383,11 +421,38 @@ mod tests {
     }
 
     #[test]
-    fn cpu_lists_parse() {
-        assert_eq!(parse_cpu_list("0-3,8,10-11\n"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
-        assert_eq!(parse_cpu_list("\t5"), Some(vec![5]));
-        assert_eq!(parse_cpu_list("3-1"), None);
-        assert_eq!(parse_cpu_list("x"), None);
-        assert!(default_threads() >= 1);
+    fn the_default_is_at_least_one_and_no_more_than_the_system_gives() {
+        let most = std::thread::available_parallelism().map_or(1, |n| n.get());
+        assert!((1..=most.max(1)).contains(&default_threads()));
+    }
+
+    #[test]
+    fn each_node_begins_with_its_own_share_and_helps_with_the_rest() {
+        for (n_threads, n_nodes) in [(2, 2), (3, 2), (5, 3)] {
+            let pool = Pool::over_nodes(n_threads, vec![vec![0]; n_nodes]);
+            let seen: Vec<AtomicUsize> = (0..1000).map(|_| AtomicUsize::new(0)).collect();
+            let firsts = Mutex::new(std::collections::BTreeMap::new());
+            pool.for_each_chunk(seen.len(), 3, |range| {
+                let id = std::thread::current().id();
+                lock(&firsts).entry(format!("{id:?}")).or_insert(range.start);
+                for i in range {
+                    seen[i].fetch_add(1, Ordering::Relaxed);
+                    // Time for the others to begin.
+                    std::thread::sleep(Duration::from_micros(20));
+                }
+            });
+            assert!(seen.iter().all(|s| s.load(Ordering::Relaxed) == 1), "{n_threads} {n_nodes}");
+            let firsts: Vec<usize> = lock(&firsts).values().copied().collect();
+            // Whoever took part began inside some node's share, the caller in that of the first.
+            let share = |first: &usize| {
+                (0..n_nodes)
+                    .filter(|n| 1000 * (n * n_threads).div_ceil(n_nodes) / n_threads <= *first)
+                    .count()
+            };
+            assert!(firsts.iter().any(|first| share(first) == 1));
+            if firsts.len() == n_threads {
+                assert!((1..=n_nodes).all(|n| firsts.iter().any(|first| share(first) == n)), "{firsts:?}");
+            }
+        }
     }
 }

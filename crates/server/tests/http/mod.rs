@@ -15,22 +15,22 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Longer than anything takes, also on a machine that is busy with other things.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-pub struct TestServer {
-    pub address: SocketAddr,
-    pub client: Client,
-    pub handle: Handle,
+pub(crate) struct TestServer {
+    pub(crate) address: SocketAddr,
+    pub(crate) client: Client,
+    pub(crate) handle: Handle,
     thread: Option<JoinHandle<Ended>>,
     agent: ureq::Agent,
 }
 
 /// What a test changes before the start.
 #[derive(Default)]
-pub struct Setup {
-    pub config: Config,
-    pub engine: EngineConfig,
-    pub load: LoadOptions,
+pub(crate) struct Setup {
+    pub(crate) config: Config,
+    pub(crate) engine: EngineConfig,
+    pub(crate) load: LoadOptions,
 }
 
 fn demo_path() -> PathBuf {
@@ -38,7 +38,7 @@ fn demo_path() -> PathBuf {
 }
 
 /// The demo model's tokenizer and template around a runner of the test's.
-pub fn text_engine(runner: Box<dyn Runner>, config: EngineConfig) -> TextEngine {
+pub(crate) fn text_engine(runner: Box<dyn Runner>, config: EngineConfig) -> TextEngine {
     let source = source::open(&demo_path()).expect("the demo model");
     let tokenizer = Arc::new(Tokenizer::from_source(&*source).expect("a tokenizer"));
     let template = ChatTemplate::from_source(&*source, &tokenizer).expect("a template");
@@ -46,11 +46,11 @@ pub fn text_engine(runner: Box<dyn Runner>, config: EngineConfig) -> TextEngine 
 }
 
 impl TestServer {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self::with(|_| {})
     }
 
-    pub fn with(change: impl FnOnce(&mut Setup)) -> Self {
+    pub(crate) fn with(change: impl FnOnce(&mut Setup)) -> Self {
         let load_options = LoadOptions {
             device: Device::Cpu,
             n_threads: 1,
@@ -65,7 +65,7 @@ impl TestServer {
         Self::around(text_engine(loaded.runner, setup.engine), setup.config)
     }
 
-    pub fn around(engine: TextEngine, config: Config) -> Self {
+    pub(crate) fn around(engine: TextEngine, config: Config) -> Self {
         let client = engine.client().clone();
         let server = Server::bind(engine, Config { port: 0, ..config }).expect("a free port");
         let (address, handle) = (server.address(), server.handle());
@@ -74,19 +74,19 @@ impl TestServer {
         Self { address, client, handle, thread, agent: config.build().into() }
     }
 
-    pub fn url(&self, path: &str) -> String {
+    pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
-    pub fn get(&self, path: &str) -> Reply {
+    pub(crate) fn get(&self, path: &str) -> Reply {
         Reply::new(self.agent.get(self.url(path)).call().expect("an answer"))
     }
 
-    pub fn post(&self, path: &str, body: &Value) -> Reply {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Reply {
         self.post_with(path, &[], body)
     }
 
-    pub fn post_with(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Reply {
+    pub(crate) fn post_with(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Reply {
         let mut request = self.agent.post(self.url(path));
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -94,13 +94,13 @@ impl TestServer {
         Reply::new(request.send_json(body).expect("an answer"))
     }
 
-    pub fn post_bytes(&self, path: &str, body: &[u8]) -> Reply {
+    pub(crate) fn post_bytes(&self, path: &str, body: &[u8]) -> Reply {
         let request = self.agent.post(self.url(path)).header("content-type", "application/json");
         Reply::new(request.send(body).expect("an answer"))
     }
 
     /// A streamed answer's events, each as JSON, without the last, which is checked.
-    pub fn events(&self, path: &str, body: &Value) -> Vec<Value> {
+    pub(crate) fn events(&self, path: &str, body: &Value) -> Vec<Value> {
         let reply = self.post(path, body);
         assert_eq!(reply.status, 200, "{}", reply.text);
         assert_eq!(reply.header("content-type"), "text/event-stream");
@@ -109,14 +109,14 @@ impl TestServer {
         events.iter().map(|e| serde_json::from_str(e).expect("JSON")).collect()
     }
 
-    pub fn connect(&self) -> TcpStream {
+    pub(crate) fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).expect("a connection");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         stream
     }
 
     /// Sends bytes as they are and returns all that comes back before the connection ends.
-    pub fn raw(&self, bytes: &[u8]) -> String {
+    pub(crate) fn raw(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
         // A server that refuses early does not read everything.
         let _ = stream.write_all(bytes);
@@ -124,7 +124,7 @@ impl TestServer {
     }
 
     /// Begins a streamed answer and returns its connection after the first piece of text.
-    pub fn begin_stream(&self, body: &Value) -> BufReader<TcpStream> {
+    pub(crate) fn begin_stream(&self, body: &Value) -> BufReader<TcpStream> {
         let mut stream = self.connect();
         stream.write_all(&post_bytes("/v1/chat/completions", body)).expect("it is read");
         let mut reader = BufReader::new(stream);
@@ -138,7 +138,7 @@ impl TestServer {
 
     /// Waits until nothing runs, and checks that no block is held.
     #[track_caller]
-    pub fn is_idle_in_the_end(&self) {
+    pub(crate) fn is_idle_in_the_end(&self) {
         let stats = self.client.stats();
         until("the engine is idle", || {
             stats.running.get() + stats.waiting.get() + stats.blocks_in_use.get() == 0
@@ -149,7 +149,7 @@ impl TestServer {
     }
 
     /// How `Server::run` ended.
-    pub fn join(mut self) -> Ended {
+    pub(crate) fn join(mut self) -> Ended {
         self.thread.take().expect("not joined before").join().expect("no panic")
     }
 }
@@ -165,10 +165,10 @@ impl Drop for TestServer {
     }
 }
 
-pub struct Reply {
-    pub status: u16,
-    pub headers: Vec<(String, String)>,
-    pub text: String,
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) text: String,
 }
 
 impl Reply {
@@ -180,20 +180,20 @@ impl Reply {
         Self { status: response.status().as_u16(), headers, text }
     }
 
-    pub fn header(&self, name: &str) -> &str {
+    pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.iter().find(|(k, _)| k == name).map_or("", |(_, v)| v)
     }
 
     /// The body of an answer that is fine.
     #[track_caller]
-    pub fn ok(&self) -> Value {
+    pub(crate) fn ok(&self) -> Value {
         assert_eq!(self.status, 200, "{}", self.text);
         serde_json::from_str(&self.text).expect("JSON")
     }
 
     /// Checks an error's status, its shape, and what it says.
     #[track_caller]
-    pub fn is_error(&self, status: u16, param: Option<&str>, part: &str) {
+    pub(crate) fn is_error(&self, status: u16, param: Option<&str>, part: &str) {
         assert_eq!(self.status, status, "{}", self.text);
         let body: Value = serde_json::from_str(&self.text).expect("JSON");
         let error = &body["error"];
@@ -204,19 +204,19 @@ impl Reply {
 }
 
 /// The data of server-sent events.
-pub fn data_of(text: &str) -> Vec<String> {
+pub(crate) fn data_of(text: &str) -> Vec<String> {
     text.lines().filter_map(|l| l.strip_prefix("data: ")).map(str::to_owned).collect()
 }
 
 /// A POST as it goes over the wire.
-pub fn post_bytes(path: &str, body: &Value) -> Vec<u8> {
+pub(crate) fn post_bytes(path: &str, body: &Value) -> Vec<u8> {
     let body = body.to_string();
     let n = body.len();
     format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {n}\r\n\r\n{body}")
         .into_bytes()
 }
 
-pub fn read_all(stream: &mut impl Read) -> String {
+pub(crate) fn read_all(stream: &mut impl Read) -> String {
     let mut bytes = Vec::new();
     // A connection that is reset has said all it will.
     let _ = stream.read_to_end(&mut bytes);
@@ -225,7 +225,7 @@ pub fn read_all(stream: &mut impl Read) -> String {
 
 /// Waits for a condition.
 #[track_caller]
-pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(start.elapsed() < PATIENCE, "{what}: not after {PATIENCE:?}");
@@ -234,7 +234,7 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 /// A conversation of one question, answered greedily.
-pub fn ask(question: &str, more: &Value) -> Value {
+pub(crate) fn ask(question: &str, more: &Value) -> Value {
     let mut body = json!({
         "model": "demo",
         "messages": [{"role": "user", "content": question}],

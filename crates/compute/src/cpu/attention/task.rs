@@ -7,7 +7,7 @@ use super::tile::{
 };
 use crate::cpu::activation::tanh;
 use crate::cpu::parallel::Shared;
-use crate::cpu::simd::{Kernel, LANES, Simd, dispatch};
+use crate::cpu::simd::{Kernel, LANES, LINE, Simd, dispatch};
 use crate::cpu::{Cpu, CpuOptions};
 use crate::{AttentionParams, DType, KvLayer};
 use std::cell::RefCell;
@@ -285,7 +285,7 @@ impl Walk<'_, '_> {
             let here = at.max(begin)..end.min(at + TILE);
             // SAFETY: the caller's promise; a tile's pointers are readable, and scratch has the sizes that are asked for.
             unsafe {
-                let tile = this.stage::<N, A>(at, here);
+                let tile = this.stage::<S, N, A>(at, here);
                 if this.rows.count() <= DIRECT_ROWS {
                     this.tile::<S, A, Numbers<N>>(at, &tile, partial);
                 } else {
@@ -340,8 +340,11 @@ impl Walk<'_, '_> {
     }
 
     /// Finds the tile at position `at`, of which `seen` is wanted: in the cache if it can be read as it is.
+    ///
+    /// # Safety
+    /// The contract of [`Simd`].
     #[inline(always)]
-    fn stage<N: Number, A: Arithmetic>(&mut self, at: usize, seen: Range<usize>) -> Tile {
+    unsafe fn stage<S: Simd, N: Number, A: Arithmetic>(&mut self, at: usize, seen: Range<usize>) -> Tile {
         let Rows { kv, table, kv_head, params, .. } = self.rows;
         let (n_kv_heads, block_size) = (params.heads.n_kv_heads, kv.k.shape()[2]);
         let head_bytes = head_bytes(&kv.k);
@@ -400,9 +403,46 @@ impl Walk<'_, '_> {
 
         let head_dim = params.heads.head_dim;
         let dequantize = kv.k.dtype().spec().dequantize;
-        to_k.fill(0.0);
         to_v.fill(0.0);
-        for pos in seen {
+        let by_element = KeyLayout::of(kv) == KeyLayout::CodesByElement;
+        if by_element {
+            let next = at + TILE..positions.end.min(at + 2 * TILE);
+            for chunk in next.step_by(LANES) {
+                let (head, first) = place(chunk);
+                let bytes = LANES * head_bytes;
+                let (k, v) = (&k[head..], &v[head + first * head_bytes..]);
+                for line in (0..bytes).step_by(LINE) {
+                    // SAFETY: the caller's promise; the address may be any.
+                    unsafe {
+                        S::prefetch_l2(k.as_ptr().wrapping_add(line));
+                        S::prefetch_l2(v.as_ptr().wrapping_add(line));
+                    }
+                }
+            }
+            for c in 0..n_chunks {
+                let chunk = at + c * LANES..at + (c + 1) * LANES;
+                let wanted = chunk.start.max(seen.start)..chunk.end.min(seen.end);
+                if wanted.is_empty() {
+                    continue;
+                }
+                // Keys that nobody sees may be any: no row weighs them.
+                let (head, first) = place(chunk.start);
+                let keys = &k[head..][..block_size * head_bytes];
+                // SAFETY: the caller's promise; a head's block holds dim · block_size codes and the scales behind them, of which
+                // 16 from `first` on are a chunk; `to_k` is [dim, TILE].
+                unsafe { decode_keys::<S>(&mut to_k[c * LANES..], keys, head_dim, block_size, first) };
+                for pos in wanted {
+                    let from = head + (first + pos - chunk.start) * head_bytes;
+                    let row = &mut to_v[(pos - at) * dim..][..head_dim];
+                    // SAFETY: the caller's promise.
+                    unsafe { decode_values::<S>(row, &v[from..from + head_bytes]) };
+                }
+            }
+        }
+        if !by_element {
+            to_k.fill(0.0);
+        }
+        for pos in if by_element { 0..0 } else { seen } {
             let (head, first) = place(pos);
             let bytes = head + first * head_bytes..head + (first + 1) * head_bytes;
             let i = pos - at;
@@ -423,6 +463,58 @@ impl Walk<'_, '_> {
         let (k_step, v_step) = (A::STEP * TILE * 4, A::STEP * dim * 4);
         // Staging reads the cache ahead of the products already.
         Tile { n_chunks, dim, k, k_step, v, v_step, next: (k, v) }
+    }
+}
+
+/// Writes 16 positions of Q8_0 keys, in the order of [`KeyLayout::CodesByElement`], as numbers: rows of `to` are [`TILE`] apart.
+///
+/// # Safety
+/// [`Simd`]'s contract; positions `first..first + 16` lie in the block.
+#[inline(always)]
+unsafe fn decode_keys<S: Simd>(
+    to: &mut [f32],
+    keys: &[u8],
+    head_dim: usize,
+    block_size: usize,
+    first: usize,
+) {
+    assert!(
+        first + LANES <= block_size && keys.len() >= head_dim * block_size + head_dim / 32 * block_size * 2
+    );
+    assert!(to.len() >= (head_dim - 1) * TILE + LANES);
+    let (codes, scales) = keys.split_at(head_dim * block_size);
+    for b in 0..head_dim / 32 {
+        // SAFETY: the caller's promise, and the sizes above.
+        unsafe {
+            let scale = S::load_f16(scales.as_ptr().add((b * block_size + first) * 2));
+            for d in 32 * b..32 * b + 32 {
+                let code = S::load_i8(codes.as_ptr().add(d * block_size + first));
+                S::store_f32(to.as_mut_ptr().add(d * TILE), S::mul(S::to_f32(code), scale));
+            }
+        }
+    }
+}
+
+/// Writes one position of Q8_0 values as numbers.
+///
+/// # Safety
+/// [`Simd`]'s contract.
+#[inline(always)]
+unsafe fn decode_values<S: Simd>(to: &mut [f32], blocks: &[u8]) {
+    for (to, block) in to.as_chunks_mut::<32>().0.iter_mut().zip(blocks.as_chunks::<34>().0) {
+        // A positive number of half precision, or zero: the exponent's bias is 112 less.
+        let bits = u32::from(u16::from_le_bytes([block[0], block[1]]) & 0x7fff);
+        let scale = f32::from_bits(bits << 13) * f32::from_bits((112 + 127) << 23);
+        // What is no number must not look like one.
+        let scale = if bits < 0x7c00 { scale } else { f32::NAN };
+        // SAFETY: the caller's promise; 32 codes and 32 numbers.
+        unsafe {
+            let scale = S::splat(scale);
+            for half in 0..2 {
+                let code = S::load_i8(block.as_ptr().add(2 + half * LANES));
+                S::store_f32(to.as_mut_ptr().add(half * LANES), S::mul(S::to_f32(code), scale));
+            }
+        }
     }
 }
 

@@ -44,7 +44,7 @@ pub(super) struct Prepared {
     pairs: Vec<u32>,
     q: Vec<i8>,
     scales: Vec<f32>,
-    offsets: [Vec<i32>; 2],
+    offsets: [Vec<i32>; 5],
 }
 
 /// A tile of rows in one form; fields that the form does not have are empty.
@@ -64,31 +64,26 @@ pub(super) struct Tile<'a> {
     ///
     /// [`Form::Int8Block32`]: -128 times and -8 times the sum of each block, [n_in / 32, rows] both.
     /// [`Form::Int8Block256`]: the sums of blocks of 32 as pairs of `i16`, [n_in / 256, rows, 4]; -32 times the sums of
-    /// blocks of 16, [n_in / 16, rows].
-    pub(super) offsets: [&'a [i32]; 2],
+    /// blocks of 16, [n_in / 16, rows]; -64 times the sums of blocks of 16 and of 32, [n_in / 16, rows] and [n_in / 32, rows]; the
+    /// sums of blocks of 16 as pairs of `i16`, [n_in / 256, rows, 8].
+    pub(super) offsets: [&'a [i32]; 5],
 }
 
-/// Numbers per row of a form's arrays: floats, pairs, q, scales, offsets.
-fn sizes(form: Form, n_in: usize) -> [usize; 6] {
+/// Numbers per row of a form's arrays: floats, pairs, q, scales, five kinds of offsets.
+fn sizes(form: Form, n_in: usize) -> [usize; 9] {
     match form {
-        Form::F32 => [n_in, 0, 0, 0, 0, 0],
-        Form::Bf16 => [0, n_in.div_ceil(2), 0, 0, 0, 0],
-        Form::Int8Block32 => [0, 0, n_in, n_in / 32, n_in / 32, n_in / 32],
-        Form::Int8Block256 => [0, 0, n_in, n_in / 256, n_in / 64, n_in / 16],
+        Form::F32 => [n_in, 0, 0, 0, 0, 0, 0, 0, 0],
+        Form::Bf16 => [0, n_in.div_ceil(2), 0, 0, 0, 0, 0, 0, 0],
+        Form::Int8Block32 => [0, 0, n_in, n_in / 32, n_in / 32, n_in / 32, 0, 0, 0],
+        Form::Int8Block256 => [0, 0, n_in, n_in / 256, n_in / 64, n_in / 16, n_in / 16, n_in / 32, n_in / 32],
     }
 }
 
 impl Tile<'_> {
     /// Panics unless the tile is complete in this form.
     pub(super) fn check(&self, form: Form, n_in: usize) {
-        let found = [
-            self.floats.len(),
-            self.pairs.len(),
-            self.q.len(),
-            self.scales.len(),
-            self.offsets[0].len(),
-            self.offsets[1].len(),
-        ];
+        let mut found = [self.floats.len(), self.pairs.len(), self.q.len(), self.scales.len(), 0, 0, 0, 0, 0];
+        found[4..].iter_mut().zip(self.offsets).for_each(|(n, offsets)| *n = offsets.len());
         assert!(self.rows <= TILE, "tile of {} rows", self.rows);
         assert_eq!(found, sizes(form, n_in).map(|n| n * self.rows), "{form:?} [{}, {n_in}]", self.rows);
     }
@@ -139,10 +134,7 @@ impl Prepared {
             pairs: &self.pairs[first * n[1]..][..rows * n[1]],
             q: &self.q[first * n[2]..][..rows * n[2]],
             scales: &self.scales[first * n[3]..][..rows * n[3]],
-            offsets: [
-                &self.offsets[0][first * n[4]..][..rows * n[4]],
-                &self.offsets[1][first * n[5]..][..rows * n[5]],
-            ],
+            offsets: std::array::from_fn(|o| &self.offsets[o][first * n[4 + o]..][..rows * n[4 + o]]),
         }
     }
 
@@ -154,14 +146,13 @@ impl Prepared {
         self.pairs.resize(m * n[1], 0);
         self.q.resize(m * n[2], 0);
         self.scales.resize(m * n[3], 0.0);
-        self.offsets[0].resize(m * n[4], 0);
-        self.offsets[1].resize(m * n[5], 0);
+        self.offsets.iter_mut().zip(&n[4..]).for_each(|(offsets, n)| offsets.resize(m * n, 0));
         let out = Out {
             floats: self.floats.as_mut_ptr(),
             pairs: self.pairs.as_mut_ptr(),
             q: self.q.as_mut_ptr(),
             scales: self.scales.as_mut_ptr(),
-            offsets: [self.offsets[0].as_mut_ptr(), self.offsets[1].as_mut_ptr()],
+            offsets: self.offsets.each_mut().map(Vec::as_mut_ptr),
         };
         // Below some ten thousand elements the conversion takes less time than waking the others.
         let chunk = (16_384 / n_in).max(1);
@@ -190,7 +181,7 @@ struct Out {
     pairs: *mut u32,
     q: *mut i8,
     scales: *mut f32,
-    offsets: [*mut i32; 2],
+    offsets: [*mut i32; 5],
 }
 
 // SAFETY: rows are written by one thread each, to addresses that no other row has.
@@ -198,13 +189,13 @@ unsafe impl Sync for Out {}
 
 impl Out {
     /// The tile that starts at row `first`; `n` as in [`sizes`].
-    fn tile(&self, first: usize, n: [usize; 6]) -> Self {
+    fn tile(&self, first: usize, n: [usize; 9]) -> Self {
         Self {
             floats: self.floats.wrapping_add(first * n[0]),
             pairs: self.pairs.wrapping_add(first * n[1]),
             q: self.q.wrapping_add(first * n[2]),
             scales: self.scales.wrapping_add(first * n[3]),
-            offsets: [self.offsets[0].wrapping_add(first * n[4]), self.offsets[1].wrapping_add(first * n[5])],
+            offsets: std::array::from_fn(|o| self.offsets[o].wrapping_add(first * n[4 + o])),
         }
     }
 }
@@ -263,6 +254,10 @@ impl Kernel for Row<'_> {
                             let two = quantize(out.q.add(((8 * b + j) * rows + r) * 32), sub, inverse);
                             *out.offsets[1].add((16 * b + 2 * j) * rows + r) = -32 * two[0];
                             *out.offsets[1].add((16 * b + 2 * j + 1) * rows + r) = -32 * two[1];
+                            *out.offsets[2].add((16 * b + 2 * j) * rows + r) = -64 * two[0];
+                            *out.offsets[2].add((16 * b + 2 * j + 1) * rows + r) = -64 * two[1];
+                            *out.offsets[3].add((8 * b + j) * rows + r) = -64 * (two[0] + two[1]);
+                            *out.offsets[4].add((b * rows + r) * 8 + j) = two[0] & 0xffff | two[1] << 16;
                             sums[j] = two[0] + two[1];
                         }
                         for p in 0..4 {

@@ -13,9 +13,12 @@ const ROWS: usize = 4;
 /// Room for the sums of a tile, [rows, 16]: aligned, because a vector that crosses two cache lines costs twice; not
 /// initialized, because most products have one row.
 #[repr(align(64))]
-pub(super) struct Sums(MaybeUninit<[f32; TILE * LANES]>);
+pub(super) struct Sums<const N: usize = { TILE * LANES }>(MaybeUninit<[f32; N]>);
 
-impl Sums {
+/// [`Sums`] for two groups.
+pub(super) type PairSums = Sums<{ 2 * TILE * LANES }>;
+
+impl<const N: usize> Sums<N> {
     pub(super) fn uninit() -> Self {
         Self(MaybeUninit::uninit())
     }
@@ -69,6 +72,24 @@ impl<const LINES: usize> Blocks<LINES> {
 /// Bytes of the factors of `n_blocks` super-blocks in a region of their own: F16 [n_blocks, 16], filled up to a line.
 pub(super) fn factors_bytes(n_blocks: usize) -> usize {
     (n_blocks * 2 * LANES).next_multiple_of(LINE)
+}
+
+/// How far ahead of their use the lines of a weight are asked for, in bytes, where a line has work to do for several rows: the
+/// processor fetches too little by itself while it computes, and the two times would add up.
+const AHEAD: usize = 4096;
+
+/// Asks for `n` lines [`AHEAD`] of `lines`, unless there is one row: then the processor's own fetching is ahead anyway.
+///
+/// # Safety
+/// [`Simd`]'s contract.
+#[inline(always)]
+pub(super) unsafe fn prefetch<S: Simd, const ONE: bool>(lines: *const u8, n: usize) {
+    if !ONE {
+        for i in 0..n {
+            // SAFETY: the caller's promise; the address may be any.
+            unsafe { S::prefetch(lines.wrapping_add(i * LINE + AHEAD)) }
+        }
+    }
 }
 
 /// Sets `rows` rows of 16 floats to zero.

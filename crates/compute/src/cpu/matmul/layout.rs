@@ -12,6 +12,8 @@
 //! rows did, rounded up to lines. A last group with fewer rows is filled with zeros.
 
 use super::activations::{Form, Tile};
+use super::blocks::{self, Kernels};
+use super::code_types::{Coding, coding};
 use super::{float, q4_0, q4_k, q5_k, q6_k, q8_0};
 use crate::DType;
 use crate::cpu::isa::Isa;
@@ -24,6 +26,8 @@ pub(super) enum Layout {
     F32,
     /// Half-precision numbers, multiplied as `f32`.
     F16,
+    /// Pairs of half-precision numbers, multiplied as BF16 numbers.
+    F16Dot,
     /// Pairs of BF16 numbers, multiplied as `f32`.
     Bf16,
     /// Pairs of BF16 numbers, multiplied with activations rounded to BF16.
@@ -33,17 +37,23 @@ pub(super) enum Layout {
     Q4K,
     Q5K,
     Q6K,
+    /// Blocks of 32 of further types.
+    Blocks(&'static Kernels),
+    /// Super-blocks of codes for the bytes of a table.
+    Codes(&'static Coding),
 }
 
-/// One product: a group of 16 rows by a tile of activations.
+/// One product: a group of 16 rows, or two, by a tile of activations.
 #[derive(Clone, Copy)]
 pub(super) struct Args<'a> {
-    /// The group, `Layout::group_bytes` long.
+    /// The groups, `Layout::group_bytes` long each.
     pub(super) w: &'a [u8],
+    /// 1, or 2 where [`Layout::takes_pairs`].
+    pub(super) n_groups: usize,
     /// Length of a row.
     pub(super) n_in: usize,
     pub(super) x: Tile<'a>,
-    /// Result, `f32` [x.rows, 16].
+    /// Result, `f32` [n_groups, x.rows, 16].
     pub(super) y: *mut f32,
 }
 
@@ -51,7 +61,8 @@ impl Layout {
     /// The layout that serves a type best; `exact` keeps activations in `f32`.
     pub(super) fn of(dtype: DType, isa: Isa, exact: bool) -> Self {
         match dtype {
-            DType::F16 => Layout::F16,
+            DType::F16 if exact || isa < Isa::Avx512Bf16 => Layout::F16,
+            DType::F16 => Layout::F16Dot,
             DType::BF16 if exact || isa < Isa::Avx512Bf16 => Layout::Bf16,
             DType::BF16 => Layout::Bf16Dot,
             DType::Q8_0 if !exact => Layout::Q8_0,
@@ -59,22 +70,31 @@ impl Layout {
             DType::Q4_K if !exact => Layout::Q4K,
             DType::Q5_K if !exact => Layout::Q5K,
             DType::Q6_K if !exact => Layout::Q6K,
-            _ => Layout::F32,
+            _ if exact => Layout::F32,
+            _ => {
+                let codes = || coding(dtype).map(Layout::Codes);
+                blocks::kernels(dtype).map(Layout::Blocks).or_else(codes).unwrap_or(Layout::F32)
+            }
         }
     }
 
-    /// Whether rows of `dtype` keep their size in this layout, so that packing them ahead costs no memory.
+    /// Whether rows of `dtype` keep about their size in this layout, so that packing them ahead costs little memory.
     pub(super) fn keeps_size(self, dtype: DType) -> bool {
         self != Layout::F32 || dtype == DType::F32
+    }
+
+    /// Whether the kernel multiplies two groups at once.
+    pub(super) fn takes_pairs(self) -> bool {
+        matches!(self, Layout::F32 | Layout::F16 | Layout::F16Dot | Layout::Bf16 | Layout::Bf16Dot)
     }
 
     /// What the kernel wants the activations as.
     pub(super) fn form(self) -> Form {
         match self {
             Layout::F32 | Layout::F16 | Layout::Bf16 => Form::F32,
-            Layout::Bf16Dot => Form::Bf16,
-            Layout::Q8_0 | Layout::Q4_0 => Form::Int8Block32,
-            Layout::Q4K | Layout::Q5K | Layout::Q6K => Form::Int8Block256,
+            Layout::F16Dot | Layout::Bf16Dot => Form::Bf16,
+            Layout::Q8_0 | Layout::Q4_0 | Layout::Blocks(_) => Form::Int8Block32,
+            Layout::Q4K | Layout::Q5K | Layout::Q6K | Layout::Codes(_) => Form::Int8Block256,
         }
     }
 
@@ -83,12 +103,14 @@ impl Layout {
         let bytes = match self {
             Layout::F32 => n_in * 4 * LANES,
             Layout::F16 => n_in * 2 * LANES,
-            Layout::Bf16 | Layout::Bf16Dot => n_in.div_ceil(2) * 4 * LANES,
+            Layout::F16Dot | Layout::Bf16 | Layout::Bf16Dot => n_in.div_ceil(2) * 4 * LANES,
             Layout::Q8_0 => q8_0::group_bytes(n_in),
             Layout::Q4_0 => q4_0::group_bytes(n_in),
             Layout::Q4K => q4_k::group_bytes(n_in),
             Layout::Q5K => q5_k::group_bytes(n_in),
             Layout::Q6K => q6_k::group_bytes(n_in),
+            Layout::Blocks(kernels) => (kernels.group_bytes)(n_in),
+            Layout::Codes(coding) => (coding.kernels.group_bytes)(n_in),
         };
         bytes.next_multiple_of(LINE)
     }
@@ -103,43 +125,65 @@ impl Layout {
             match self {
                 Layout::F32 => float::pack_f32(group, lane, row, dtype),
                 Layout::F16 => float::pack_f16(group, lane, row),
-                Layout::Bf16 | Layout::Bf16Dot => float::pack_bf16(group, lane, row),
+                Layout::F16Dot | Layout::Bf16 | Layout::Bf16Dot => float::pack_pairs(group, lane, row),
                 Layout::Q8_0 => q8_0::pack(group, lane, row),
                 Layout::Q4_0 => q4_0::pack(group, lane, row),
                 Layout::Q4K => q4_k::pack(group, lane, row),
                 Layout::Q5K => q5_k::pack(group, lane, row),
                 Layout::Q6K => q6_k::pack(group, lane, row),
+                Layout::Blocks(kernels) => (kernels.pack)(group, lane, row),
+                Layout::Codes(coding) => (coding.kernels.pack)(group, lane, row, coding),
             }
         }
     }
 
-    /// Restores the original bytes of one row of a packed group.
-    pub(super) fn unpack(self, row: &mut [u8], group: &[u8], lane: usize) {
+    /// Decodes one row of a packed group of `dtype`, as the type's own decoder would; `scratch` is for the row's bytes.
+    pub(super) fn decode(
+        self,
+        out: &mut [f32],
+        group: &[u8],
+        lane: usize,
+        dtype: DType,
+        scratch: &mut Vec<u8>,
+    ) {
+        let spec = dtype.spec();
+        let row_bytes = out.len() / spec.block_len * spec.block_bytes;
+        scratch.resize(scratch.len().max(row_bytes), 0);
+        let row = &mut scratch[..row_bytes];
         match self {
             Layout::F32 => get_dwords(row, group, lane),
             Layout::F16 => float::unpack_f16(row, group, lane),
-            Layout::Bf16 | Layout::Bf16Dot => float::unpack_bf16(row, group, lane),
+            Layout::F16Dot | Layout::Bf16 | Layout::Bf16Dot => float::unpack_pairs(row, group, lane),
             Layout::Q8_0 => q8_0::unpack(row, group, lane),
             Layout::Q4_0 => q4_0::unpack(row, group, lane),
             Layout::Q4K => q4_k::unpack(row, group, lane),
             Layout::Q5K => q5_k::unpack(row, group, lane),
             Layout::Q6K => q6_k::unpack(row, group, lane),
+            Layout::Blocks(kernels) => return (kernels.decode)(out, group, lane),
+            Layout::Codes(coding) => return (coding.kernels.decode)(out, group, lane, coding),
         }
+        (spec.dequantize)(row, out);
     }
 
-    /// Multiplies a group by a tile; writes every element of `args.y`.
+    /// Multiplies groups by a tile; writes every element of `args.y`.
     ///
     /// # Safety
-    /// The processor has `isa`; `args.y` is writable for `args.x.rows * 16` floats and shared with nobody.
+    /// The processor has `isa`; `args.y` is writable for `args.n_groups * args.x.rows * 16` floats and shared with nobody.
     pub(super) unsafe fn multiply(self, isa: Isa, args: Args<'_>) {
         // The kernels read without bounds checks; these are the bounds.
-        assert_eq!(args.w.len(), self.group_bytes(args.n_in), "{self:?}");
+        assert!(
+            args.n_groups == 1 || args.n_groups == 2 && self.takes_pairs(),
+            "{} groups of {self:?}",
+            args.n_groups
+        );
+        assert_eq!(args.w.len(), args.n_groups * self.group_bytes(args.n_in), "{self:?}");
         args.x.check(self.form(), args.n_in);
         // SAFETY: the sizes were checked, the rest is the caller's promise.
         unsafe {
             match self {
                 Layout::F32 => dispatch(isa, float::Multiply::<float::F32>::new(args)),
                 Layout::F16 => dispatch(isa, float::Multiply::<float::F16>::new(args)),
+                Layout::F16Dot => dispatch(isa, float::Multiply::<float::F16Dot>::new(args)),
                 Layout::Bf16 => dispatch(isa, float::Multiply::<float::Bf16>::new(args)),
                 Layout::Bf16Dot => dispatch(isa, float::Multiply::<float::Bf16Dot>::new(args)),
                 Layout::Q8_0 => dispatch(isa, q8_0::Multiply(args)),
@@ -147,6 +191,8 @@ impl Layout {
                 Layout::Q4K => dispatch(isa, q4_k::Multiply(args)),
                 Layout::Q5K => dispatch(isa, q5_k::Multiply(args)),
                 Layout::Q6K => dispatch(isa, q6_k::Multiply(args)),
+                Layout::Blocks(kernels) => (kernels.multiply)(isa, args),
+                Layout::Codes(coding) => (coding.kernels.multiply)(isa, args, coding),
             }
         }
     }

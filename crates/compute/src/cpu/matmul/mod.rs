@@ -9,6 +9,9 @@
 //! neighbours in the batch, and whether weights were packed ahead or not.
 
 mod activations;
+mod blocks;
+mod code_types;
+mod codes;
 mod float;
 mod int8;
 mod k_scales;
@@ -29,9 +32,9 @@ use super::simd::LANES;
 use super::threads::Pool;
 use crate::backend::MatrixPart;
 use crate::{DType, Error, Result};
-use activations::TILE;
+use activations::{BAND, TILE};
 use bytes::Bytes;
-use int8::Sums;
+use int8::PairSums;
 use layout::{Args, Layout};
 use std::cell::RefCell;
 
@@ -91,11 +94,58 @@ impl Matrix {
         let (mut n_out, mut n_groups) = (0, 0);
         for part in parts {
             check(&part, n_experts, n_in)?;
-            let part = Part::new(part, n_out, n_groups, options, pool)?;
+            let part = Part::new(part, n_out, n_groups, options);
             (n_out, n_groups) = (n_out + part.n_out, n_groups + part.n_groups);
             made.push(part);
         }
-        Ok(Self { parts: made, n_experts, n_out, n_in, isa: options.isa })
+        let mut this = Self { parts: made, n_experts, n_out, n_in, isa: options.isa };
+        if options.repack {
+            this.pack(n_groups, pool)?;
+        }
+        Ok(this)
+    }
+
+    /// Interleaves the rows of the parts that gain by it.
+    ///
+    /// The groups of all parts are shared out as [`matmul`] does: where memory has several nodes, who writes a page has it near, and
+    /// reads it later.
+    fn pack(&mut self, n_groups: usize, pool: &Pool) -> Result<()> {
+        let mut packed = Vec::with_capacity(self.parts.len());
+        for part in &self.parts {
+            let len =
+                if part.gains_by_packing() { self.n_experts * part.n_groups * part.group_bytes } else { 0 };
+            packed.push(Memory::zeroed(len, || "packed weights".into())?);
+        }
+        let outs: Vec<SharedMut<u8>> =
+            packed.iter_mut().map(|memory| SharedMut(memory.as_mut_slice().as_mut_ptr())).collect();
+        pool.for_each_chunk(n_groups, if self.n_experts == 1 { 4 } else { 1 }, |range| {
+            for g in range {
+                let p = self.part_of(g);
+                let part = &self.parts[p];
+                if !part.gains_by_packing() {
+                    continue;
+                }
+                let g = g - part.first_group;
+                for expert in 0..self.n_experts {
+                    let at = (expert * part.n_groups + g) * part.group_bytes;
+                    // SAFETY: each group is written by the one call whose range holds it, inside the buffer.
+                    let group =
+                        unsafe { std::slice::from_raw_parts_mut(outs[p].0.add(at), part.group_bytes) };
+                    part.pack(group, self.n_in, expert, g);
+                }
+            }
+        });
+        for (part, packed) in self.parts.iter_mut().zip(packed) {
+            if part.gains_by_packing() {
+                part.weights = Weights::Packed(packed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of the part that has group `g` of all.
+    fn part_of(&self, g: usize) -> usize {
+        self.parts.partition_point(|p| p.first_group + p.n_groups <= g)
     }
 
     /// Output features: rows of all parts.
@@ -141,10 +191,7 @@ impl Matrix {
             Weights::Packed(groups) => SCRATCH.with_borrow_mut(|scratch| {
                 let group = expert * part.n_groups + row / LANES;
                 let group = &groups.as_slice()[group * part.group_bytes..][..part.group_bytes];
-                scratch.resize(scratch.len().max(part.row_bytes), 0);
-                let bytes = &mut scratch[..part.row_bytes];
-                part.layout.unpack(bytes, group, row % LANES);
-                dequantize(bytes, out);
+                part.layout.decode(out, group, row % LANES, part.dtype, scratch);
             }),
         }
     }
@@ -176,44 +223,24 @@ fn check(part: &MatrixPart, n_experts: usize, n_in: usize) -> Result<()> {
 }
 
 impl Part {
-    fn new(
-        part: MatrixPart,
-        first_row: usize,
-        first_group: usize,
-        options: MatrixOptions,
-        pool: &Pool,
-    ) -> Result<Self> {
-        let MatrixPart { dtype, n_experts, n_out, n_in, bytes } = part;
+    fn new(part: MatrixPart, first_row: usize, first_group: usize, options: MatrixOptions) -> Self {
+        let MatrixPart { dtype, n_out, n_in, bytes, .. } = part;
         let layout = Layout::of(dtype, options.isa, options.exact);
-        let n_groups = n_out.div_ceil(LANES);
-        let mut made = Self {
+        Self {
             dtype,
             layout,
             n_out,
             first_row,
             first_group,
-            n_groups,
+            n_groups: n_out.div_ceil(LANES),
             row_bytes: n_in / dtype.block_len() * dtype.spec().block_bytes,
             group_bytes: layout.group_bytes(n_in),
             weights: Weights::Rows(bytes),
-        };
-        if options.repack && layout.keeps_size(dtype) && made.group_bytes > 0 {
-            let n_groups = n_experts * n_groups;
-            let mut packed = Memory::zeroed(n_groups * made.group_bytes, || "packed weights".into())?;
-            let out = SharedMut(packed.as_mut_slice().as_mut_ptr());
-            pool.for_each_chunk(n_groups, 4, |range| {
-                let out = &out;
-                for g in range {
-                    // SAFETY: each group is written by the one call whose range holds it, inside the buffer.
-                    let group = unsafe {
-                        std::slice::from_raw_parts_mut(out.0.add(g * made.group_bytes), made.group_bytes)
-                    };
-                    made.pack(group, n_in, g / made.n_groups, g % made.n_groups);
-                }
-            });
-            made.weights = Weights::Packed(packed);
         }
-        Ok(made)
+    }
+
+    fn gains_by_packing(&self) -> bool {
+        self.layout.keeps_size(self.dtype) && self.group_bytes > 0
     }
 
     /// Interleaves the rows of one group, from the file's rows.
@@ -281,11 +308,15 @@ pub fn matmul(
     let chunk = (n_groups / (pool.n_threads() * CHUNKS_PER_THREAD)).max(1);
     let y = SharedMut(y.as_mut_ptr());
     pool.for_each_chunk(n_blocks * n_groups, chunk, |range| {
-        for item in range {
+        let mut item = range.start;
+        while item < range.end {
             let (block, g) = (item / n_groups, item % n_groups);
-            let part = &w.parts[w.parts.partition_point(|p| p.first_group + p.n_groups <= g)];
+            let part = &w.parts[w.part_of(g)];
             let first_row = part.first_row + (g - part.first_group) * LANES;
-            let n_rows = LANES.min(part.first_row + part.n_out - first_row);
+            // Where it saves reading the activations twice, two groups go together.
+            let left = (part.first_group + part.n_groups - g).min(range.end - item);
+            let n = if m >= BAND && part.layout.takes_pairs() { left.min(2) } else { 1 };
+            let n_rows = (n * LANES).min(part.first_row + part.n_out - first_row);
             let task = Task {
                 y: &y,
                 y_stride,
@@ -296,7 +327,10 @@ pub fn matmul(
                 tiles: block * block_tiles..n_tiles.min((block + 1) * block_tiles),
                 x: scratch,
             };
-            part.with_group(w.n_in, expert, g - part.first_group, |group| task.run(part.layout, group));
+            part.with_groups(w.n_in, expert, g - part.first_group, n, |groups| {
+                task.run(part.layout, groups, n)
+            });
+            item += n;
         }
     });
 }
@@ -310,27 +344,30 @@ const BLOCK_ELEMENTS: usize = 512 << 10;
 const CHUNKS_PER_THREAD: usize = 8;
 
 impl Part {
-    /// Calls `f` with one packed group, packing it first if it is not.
-    fn with_group(&self, n_in: usize, expert: usize, g: usize, f: impl FnOnce(&[u8])) {
+    /// Calls `f` with `n` packed groups from `g` on, packing them first if they are not.
+    fn with_groups(&self, n_in: usize, expert: usize, g: usize, n: usize, f: impl FnOnce(&[u8])) {
+        let len = n * self.group_bytes;
         match &self.weights {
             Weights::Packed(groups) => {
-                f(&groups.as_slice()[(expert * self.n_groups + g) * self.group_bytes..][..self.group_bytes]);
+                f(&groups.as_slice()[(expert * self.n_groups + g) * self.group_bytes..][..len]);
             }
             Weights::Rows(_) => SCRATCH.with_borrow_mut(|scratch| {
-                scratch.resize(scratch.len().max(self.group_bytes), 0);
-                let group = &mut scratch[..self.group_bytes];
-                self.pack(group, n_in, expert, g);
-                f(group);
+                scratch.resize(scratch.len().max(len), 0);
+                for i in 0..n {
+                    let group = &mut scratch[i * self.group_bytes..][..self.group_bytes];
+                    self.pack(group, n_in, expert, g + i);
+                }
+                f(&scratch[..len]);
             }),
         }
     }
 }
 
-/// One group of weights by a block of tiles.
+/// One or two groups of weights by a block of tiles.
 struct Task<'a> {
     y: &'a SharedMut<f32>,
     y_stride: usize,
-    /// Output elements that the group's lanes are, at most 16.
+    /// Output elements that the groups' lanes are, at most 16 for each.
     columns: std::ops::Range<usize>,
     bias: Option<&'a [f32]>,
     n_in: usize,
@@ -340,29 +377,31 @@ struct Task<'a> {
 }
 
 impl Task<'_> {
-    fn run(&self, layout: Layout, group: &[u8]) {
-        let n = self.columns.len();
+    fn run(&self, layout: Layout, groups: &[u8], n_groups: usize) {
         let bias = self.bias.map(|bias| &bias[self.columns.clone()]);
-        let mut sums = Sums::uninit();
+        let mut sums = PairSums::uninit();
         for t in self.tiles.clone() {
             let x = self.x.get(layout.form()).tile(layout.form(), t);
-            let args = Args { w: group, n_in: self.n_in, x, y: sums.as_mut_ptr() };
+            let args = Args { w: groups, n_groups, n_in: self.n_in, x, y: sums.as_mut_ptr() };
             // SAFETY: `Matrix::new` checked that the instruction set is available; a tile has at most TILE rows, for which
-            // there is room, and the kernel writes them all.
+            // there is room in up to two groups, and the kernel writes them all.
             let sums = unsafe {
                 layout.multiply(self.isa, args);
-                std::slice::from_raw_parts_mut(args.y, x.rows * LANES)
+                std::slice::from_raw_parts_mut(args.y, n_groups * x.rows * LANES)
             };
-            for (r, sums) in sums.chunks_exact_mut(LANES).enumerate() {
+            for (i, sums) in sums.chunks_exact_mut(LANES).enumerate() {
+                let (group, r) = (i / x.rows, i % x.rows);
+                let first = group * LANES;
+                let n = LANES.min(self.columns.len() - first);
                 if let Some(bias) = bias {
-                    for (sum, bias) in sums.iter_mut().zip(bias) {
+                    for (sum, bias) in sums.iter_mut().zip(&bias[first..]) {
                         *sum += bias;
                     }
                 }
                 // SAFETY: row t · TILE + r < m and columns lie in 0..n_out, so this is inside y; no other task has these
                 // columns of these rows.
                 unsafe {
-                    let y = self.y.0.add((t * TILE + r) * self.y_stride + self.columns.start);
+                    let y = self.y.0.add((t * TILE + r) * self.y_stride + self.columns.start + first);
                     std::ptr::copy_nonoverlapping(sums.as_ptr(), y, n);
                 }
             }

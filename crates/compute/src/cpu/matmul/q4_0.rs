@@ -47,7 +47,7 @@ impl Multiply<'_> {
     /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
     #[inline(always)]
     unsafe fn multiply<S: Simd, const ONE: bool>(self) {
-        let Args { w, n_in, x, y } = self.0;
+        let Args { w, n_in, x, y, .. } = self.0;
         let rows = if ONE { 1 } else { x.rows };
         let n_blocks = n_in / 32;
         let group = w.as_ptr();
@@ -58,6 +58,7 @@ impl Multiply<'_> {
             for b in 0..n_blocks {
                 let scale = S::load_f16(group.add(Lines::scales(b)));
                 let lines = group.add(Lines::lines(b));
+                int8::prefetch::<S, ONE>(lines, BLOCK_LINES + b % 2);
                 let mut w = [S::splat_i32(0); 8];
                 for i in 0..4 {
                     let line = S::load(lines.add(i * LINE));

@@ -48,9 +48,9 @@ impl Multiply<'_> {
     /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
     #[inline(always)]
     unsafe fn multiply<S: Simd, const ONE: bool>(self) {
-        let Args { w, n_in, x, y } = self.0;
+        let Args { w, n_in, x, y, .. } = self.0;
         let rows = if ONE { 1 } else { x.rows };
-        let mut t = Sums::uninit();
+        let mut t: Sums = Sums::uninit();
         let t = t.as_mut_ptr();
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
@@ -63,6 +63,7 @@ impl Multiply<'_> {
                 for c in 0..4 {
                     let lines = block.add((HEADER_LINES + 8 * c) * LINE);
                     let q = x.q.as_ptr().add((8 * b + 2 * c) * rows * 32);
+                    int8::prefetch::<S, ONE>(lines, 8 + c / 3 * HEADER_LINES);
                     let mut v = [low; 8];
                     for i in 0..8 {
                         v[i] = S::and(S::load(lines.add(i * LINE)), low);

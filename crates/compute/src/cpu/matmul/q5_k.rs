@@ -62,9 +62,9 @@ impl Multiply<'_> {
     /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
     #[inline(always)]
     unsafe fn multiply<S: Simd, const ONE: bool>(self) {
-        let Args { w, n_in, x, y } = self.0;
+        let Args { w, n_in, x, y, .. } = self.0;
         let rows = if ONE { 1 } else { x.rows };
-        let mut t = Sums::uninit();
+        let mut t: Sums = Sums::uninit();
         let t = t.as_mut_ptr();
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
@@ -76,6 +76,7 @@ impl Multiply<'_> {
                 let lines = block.add(HEADER_LINES * LINE);
                 let q = x.q.as_ptr().add(8 * b * rows * 32);
                 let next = rows * 32;
+                int8::prefetch::<S, ONE>(block, BLOCK_LINES);
                 // Sub-block j: nibbles of pair j / 2, low ones if j is even; bit j moved to bit 4.
                 let s = &header.scales;
                 sub_block::<S, 0, 4, 0, 0>(t, lines, s[0], rows, q);

@@ -77,9 +77,9 @@ impl Multiply<'_> {
     /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
     #[inline(always)]
     unsafe fn multiply<S: Simd, const ONE: bool>(self) {
-        let Args { w, n_in, x, y } = self.0;
+        let Args { w, n_in, x, y, .. } = self.0;
         let rows = if ONE { 1 } else { x.rows };
-        let mut t = Sums::uninit();
+        let mut t: Sums = Sums::uninit();
         let t = t.as_mut_ptr();
         let (factors, blocks) = (w.as_ptr(), w[int8::factors_bytes(n_in / 256)..].as_ptr());
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
@@ -95,6 +95,7 @@ impl Multiply<'_> {
                     *scale = S::mul(d, S::to_f32(S::load_i8(block.add(j * LANES))));
                 }
                 for half in 0..2 {
+                    int8::prefetch::<S, ONE>(block.add(half * BLOCK_LINES / 2 * LINE), BLOCK_LINES / 2);
                     let at = Half {
                         lines: block.add((SCALE_LINES + 24 * half) * LINE),
                         q: x.q.as_ptr().add((8 * b + 4 * half) * rows * 32),

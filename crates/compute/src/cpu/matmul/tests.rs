@@ -95,8 +95,9 @@ fn tolerance(layout: Layout) -> f64 {
     match layout {
         Layout::F32 | Layout::F16 | Layout::Bf16 => 1e-11,
         Layout::Bf16Dot => 5e-6,
-        Layout::Q8_0 | Layout::Q4_0 => 6e-5,
-        Layout::Q4K | Layout::Q5K | Layout::Q6K => 1.2e-4,
+        Layout::F16Dot => 1e-5,
+        Layout::Q8_0 | Layout::Q4_0 | Layout::Blocks(_) => 6e-5,
+        Layout::Q4K | Layout::Q5K | Layout::Q6K | Layout::Codes(_) => 1.2e-4,
     }
 }
 
@@ -150,7 +151,20 @@ fn every_type_on_every_path_equals_the_decoded_product() {
 fn vector_paths_agree_bit_for_bit() {
     let pool = Pool::new(1);
     let paths: Vec<Isa> = Isa::available().iter().copied().filter(|&isa| isa != Isa::Portable).collect();
-    for dtype in [DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::F16, DType::F32] {
+    for dtype in [
+        DType::Q8_0,
+        DType::Q4_0,
+        DType::Q4_K,
+        DType::Q5_K,
+        DType::Q6_K,
+        DType::IQ3_S,
+        DType::Q2_K,
+        DType::Q3_K,
+        DType::TQ2_0,
+        DType::IQ4_NL,
+        DType::Q5_1,
+        DType::F32,
+    ] {
         let case = case(dtype, 33, 1024, 5);
         let results: Vec<_> = paths
             .iter()
@@ -173,6 +187,17 @@ fn extreme_weights_do_not_saturate() {
         (DType::Q5_K, [&[0x00, 0x3c, 0x00, 0x3c][..], &[0xff; 172]].concat()),
         (DType::Q6_K, [&[0xff; 192][..], &[0x80; 16], &[0x00, 0x3c]].concat()),
         (DType::Q6_K, [&[0x00; 192][..], &[0x7f; 16], &[0x00, 0x3c]].concat()),
+        (DType::IQ4_XS, [&[0x00, 0x3c][..], &[0xff; 134]].concat()),
+        (DType::IQ4_XS, [&[0x00, 0x3c][..], &[0x00; 134]].concat()),
+        (DType::IQ3_S, [&[0x00, 0x3c][..], &[0xff; 108]].concat()),
+        (DType::IQ2_S, [&[0x00, 0x3c][..], &[0xff; 80]].concat()),
+        (DType::Q3_K, [&[0xff; 108][..], &[0x00, 0x3c]].concat()),
+        (DType::Q3_K, [&[0x00; 108][..], &[0x00, 0x3c]].concat()),
+        (DType::Q2_K, [&[0xff; 80][..], &[0x00, 0x3c, 0x00, 0x00]].concat()),
+        (DType::TQ2_0, [&[0xaa; 64][..], &[0x00, 0x3c]].concat()),
+        (DType::IQ4_NL, [&[0x00, 0x3c][..], &[0x00; 16]].concat()),
+        (DType::MXFP4, [&[127][..], &[0x77; 16]].concat()),
+        (DType::Q5_1, [&[0x00, 0x3c, 0x00, 0x3c][..], &[0xff; 20]].concat()),
     ] {
         let n_in = 512;
         let bytes = block.repeat(16 * n_in / dtype.block_len());

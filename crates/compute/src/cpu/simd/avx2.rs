@@ -133,6 +133,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn add_i32(a: I, b: I) -> I {
+        both!(_mm256_add_epi32, a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn mul_i32(a: I, b: I) -> I {
+        both!(_mm256_mullo_epi32, a, b)
+    }
+
+    #[inline(always)]
     unsafe fn mul(a: F, b: F) -> F {
         both!(_mm256_mul_ps, a, b)
     }
@@ -187,6 +197,23 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_f16_as_bf16(p: *const u8) -> I {
+        unsafe {
+            let (first, second) = (Self::load_f16(p), Self::load_f16(p.add(32)));
+            let bits = |x: __m256| {
+                let bits = _mm256_castps_si256(x);
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+                let up = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+                _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, up))
+            };
+            // Packing works within halves of a register; the permutation puts the quarters in order.
+            let join =
+                |[a, b]: F| _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(bits(a), bits(b)));
+            [join(first), join(second)]
+        }
+    }
+
+    #[inline(always)]
     unsafe fn and(a: I, b: I) -> I {
         both!(_mm256_and_si256, a, b)
     }
@@ -194,6 +221,16 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn or(a: I, b: I) -> I {
         both!(_mm256_or_si256, a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn table(bytes: &[u8; 16]) -> I {
+        unsafe { [_mm256_broadcastsi128_si256(_mm_loadu_si128(bytes.as_ptr().cast())); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn lookup(table: I, codes: I) -> I {
+        both!(_mm256_shuffle_epi8, table, codes)
     }
 
     #[inline(always)]
@@ -208,6 +245,14 @@ impl Simd for Avx2 {
     unsafe fn shr<const N: u32>(v: I) -> I {
         unsafe {
             let n = _mm_cvtsi32_si128(N as i32);
+            [_mm256_srl_epi16(v[0], n), _mm256_srl_epi16(v[1], n)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn shr_by(v: I, n: u32) -> I {
+        unsafe {
+            let n = _mm_cvtsi32_si128(n as i32);
             [_mm256_srl_epi16(v[0], n), _mm256_srl_epi16(v[1], n)]
         }
     }
@@ -228,7 +273,8 @@ impl Simd for Avx2 {
         w: &[I; N],
         x: *const i8,
     ) {
-        // How many products of two pairs an i16 holds: 8 · 2 · 15 · 127, 4 · 2 · 31 · 127 and 2 · 2 · 63 · 127 do.
+        // How many products of two pairs an i16 holds: 8 · 2 · 15 · 127, 4 · 2 · 31 · 127, 2 · 2 · 63 · 127
+        // and 2 · 127 · 127 do.
         let run = match MAX {
             15 => 8,
             31 => 4,

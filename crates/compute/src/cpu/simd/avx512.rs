@@ -106,6 +106,16 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
+    unsafe fn add_i32(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_i32(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_mullo_epi32(a, b) }
+    }
+
+    #[inline(always)]
     unsafe fn mul(a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_mul_ps(a, b) }
     }
@@ -168,6 +178,24 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
+    unsafe fn load_f16_as_bf16(p: *const u8) -> __m512i {
+        unsafe {
+            let (first, second) = (Self::load_f16(p), Self::load_f16(p.add(32)));
+            if BF16 {
+                // SAFETY: __m512bh holds any 512 bits.
+                return std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first));
+            }
+            let round = |x: __m512| {
+                let bits = _mm512_castps_si512(x);
+                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                let up = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+                _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_add_epi32(bits, up)))
+            };
+            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(round(first)), round(second))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn and(a: __m512i, b: __m512i) -> __m512i {
         unsafe { _mm512_and_si512(a, b) }
     }
@@ -178,6 +206,16 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
+    unsafe fn table(bytes: &[u8; 16]) -> __m512i {
+        unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(bytes.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn lookup(table: __m512i, codes: __m512i) -> __m512i {
+        unsafe { _mm512_shuffle_epi8(table, codes) }
+    }
+
+    #[inline(always)]
     unsafe fn shl<const N: u32>(v: __m512i) -> __m512i {
         unsafe { _mm512_slli_epi16::<N>(v) }
     }
@@ -185,6 +223,11 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     #[inline(always)]
     unsafe fn shr<const N: u32>(v: __m512i) -> __m512i {
         unsafe { _mm512_srli_epi16::<N>(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn shr_by(v: __m512i, n: u32) -> __m512i {
+        unsafe { _mm512_srl_epi16(v, _mm_cvtsi32_si128(n as i32)) }
     }
 
     #[inline(always)]

@@ -65,6 +65,10 @@ pub(crate) trait Simd: Copy {
     unsafe fn splat_i32(x: i32) -> Self::I;
     /// The nearest float of every integer.
     unsafe fn to_f32(v: Self::I) -> Self::F;
+    /// `a + b`, wrapping.
+    unsafe fn add_i32(a: Self::I, b: Self::I) -> Self::I;
+    /// The low half of `a * b`.
+    unsafe fn mul_i32(a: Self::I, b: Self::I) -> Self::I;
     /// `a * b`.
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
     /// `a + b`.
@@ -81,21 +85,30 @@ pub(crate) trait Simd: Copy {
     /// Every lane's two numbers rounded to BF16, the first in the low half.
     unsafe fn bf16_pairs(first: Self::F, second: Self::F) -> Self::I;
 
+    /// Every lane's two numbers of half precision (64 bytes) rounded to BF16.
+    unsafe fn load_f16_as_bf16(p: *const u8) -> Self::I;
+
     /// Bitwise and.
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
     /// Bitwise or.
     unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
+    /// A table of 16 bytes for [`Simd::lookup`].
+    unsafe fn table(bytes: &[u8; 16]) -> Self::I;
+    /// For each byte of `codes`, which lie in 0..16, the byte of the table that it numbers.
+    unsafe fn lookup(table: Self::I, codes: Self::I) -> Self::I;
     /// Every 16-bit half lane shifted left by `N` bits.
     unsafe fn shl<const N: u32>(v: Self::I) -> Self::I;
     /// Every 16-bit half lane shifted right by `N` bits.
     unsafe fn shr<const N: u32>(v: Self::I) -> Self::I;
+    /// Every 16-bit half lane shifted right by `n` bits, `n` < 16.
+    unsafe fn shr_by(v: Self::I, n: u32) -> Self::I;
     /// Lanes whose low half is `low` and whose high half is `high`; both lie in 0..65536.
     unsafe fn pair(low: Self::I, high: Self::I) -> Self::I;
 
     /// Adds to every lane of sum `r` the products of its 4·N weights with the 4·N signed activations at `x + 32 * r`.
     ///
     /// Lane `l` of `w[i]` holds, as bytes, its weights for activations `4 * i..4 * i + 4`. Weights lie in `0..=MAX`, where
-    /// `MAX` is 15, 31, 63 or 255 (see [`Simd::CENTERS_BYTES`]); activations lie in -127..=127. The result is exact.
+    /// `MAX` is 15, 31, 63, 127 or 255 (see [`Simd::CENTERS_BYTES`]); activations lie in -127..=127. The result is exact.
     unsafe fn dot<const N: usize, const MAX: u8, const R: usize>(
         sums: &mut [Self::I; R],
         w: &[Self::I; N],

@@ -112,6 +112,16 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn add_i32(a: Self::I, b: Self::I) -> Self::I {
+        zip(a, b, i32::wrapping_add)
+    }
+
+    #[inline(always)]
+    unsafe fn mul_i32(a: Self::I, b: Self::I) -> Self::I {
+        zip(a, b, i32::wrapping_mul)
+    }
+
+    #[inline(always)]
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
         zip(a, b, |a, b| a * b)
     }
@@ -149,6 +159,16 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_f16_as_bf16(p: *const u8) -> Self::I {
+        let round = |x: u16| u32::from(bf16::from_f32(f16::from_bits(x).to_f32()).to_bits());
+        // SAFETY: 64 readable bytes by contract.
+        map(unsafe { read::<[i32; LANES]>(p) }, |x| {
+            let x = i32::from_le(x) as u32;
+            (round(x as u16) | round((x >> 16) as u16) << 16) as i32
+        })
+    }
+
+    #[inline(always)]
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I {
         zip(a, b, |a, b| a & b)
     }
@@ -156,6 +176,18 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn or(a: Self::I, b: Self::I) -> Self::I {
         zip(a, b, |a, b| a | b)
+    }
+
+    #[inline(always)]
+    unsafe fn table(bytes: &[u8; 16]) -> Self::I {
+        let dwords = bytemuck::cast::<[u8; 16], [[u8; 4]; 4]>(*bytes);
+        std::array::from_fn(|lane| i32::from_le_bytes(dwords[lane % 4]))
+    }
+
+    #[inline(always)]
+    unsafe fn lookup(table: Self::I, codes: Self::I) -> Self::I {
+        let byte = |code: u8| table[usize::from(code >> 2 & 3)].to_le_bytes()[usize::from(code & 3)];
+        map(codes, |codes| i32::from_le_bytes(codes.to_le_bytes().map(byte)))
     }
 
     #[inline(always)]
@@ -168,6 +200,12 @@ impl Simd for Portable {
     unsafe fn shr<const N: u32>(v: Self::I) -> Self::I {
         let mask = 0xffff_u32 >> N;
         map(v, |x| (((x as u32) >> N) & (mask | mask << 16)) as i32)
+    }
+
+    #[inline(always)]
+    unsafe fn shr_by(v: Self::I, n: u32) -> Self::I {
+        let mask = 0xffff_u32 >> n;
+        map(v, |x| (((x as u32) >> n) & (mask | mask << 16)) as i32)
     }
 
     #[inline(always)]
