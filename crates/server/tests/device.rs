@@ -6,7 +6,7 @@ mod emulation;
 #[path = "../../compute/cuda-emulation/faulty.rs"]
 #[allow(dead_code)]
 mod faulty;
-#[allow(dead_code)]
+#[allow(dead_code, unreachable_pub)]
 mod http;
 
 use faulty::{Call, Faulty};
@@ -18,7 +18,10 @@ use realizar_model::source;
 use realizar_server::Config;
 use serde_json::{Value, json};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Tests take turns: the emulation runs one device's kernels at a time.
+static TURN: Mutex<()> = Mutex::new(());
 
 fn start() -> Option<(TestServer, Arc<Faulty>)> {
     let driver = Faulty::new(Cuda::open_driver(0).ok().or_else(emulation::Emulation::build)?);
@@ -41,6 +44,7 @@ fn text(server: &TestServer) -> String {
 
 #[test]
 fn a_failed_step_fails_its_request_and_no_other() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((server, driver)) = start() else { return };
     let want = text(&server);
     for call in [Call::Launch, Call::Write, Call::FinishRead] {
@@ -54,6 +58,7 @@ fn a_failed_step_fails_its_request_and_no_other() {
 
 #[test]
 fn a_lost_device_is_said_to_everybody() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((server, driver)) = start() else { return };
     text(&server);
     driver.fail(Call::FinishRead, 1, true);
@@ -62,6 +67,6 @@ fn a_lost_device_is_said_to_everybody() {
     until("the server is not ready", || server.get("/ready").status == 503);
     let condition = server.get("/ready").text;
     assert!(condition.contains("failed") && condition.contains("lost"), "{condition}");
-    assert_eq!(server.get("/health").status, 200, "the process lives");
+    assert_eq!(server.get("/health").status, 503, "the process should be started anew");
     server.post("/v1/completions", &request(false)).is_error(500, None, "engine has failed");
 }
