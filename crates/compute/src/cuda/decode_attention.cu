@@ -3,8 +3,10 @@
 //
 // A block owns up to 4 query heads that share a key-value head, over one split of the positions that the token sees. 8, 16 or 32 lanes
 // share a key, 8 elements to a lane, and keep their own maxima, sums and outputs. These are merged in shared memory, the splits' by the
-// block that comes last; a short sequence is one split. The first keys and values are loaded while the queries are not there yet. A
-// block is small, so that one of the next product fits beside it and fetches its weights meanwhile.
+// block that comes last; a short sequence is one split. The first keys and values are loaded while the queries are not there yet.
+//
+// Two blocks take what one of a product leaves of a multiprocessor, and no block ends before that product does, whether it has something
+// to do or not. So each multiprocessor has room for one block of the next product, and not some for two and some for none.
 //
 // Moves: the keys and values of the split, once for all its heads. Shared memory: 23 KiB.
 #include "heads.cuh"
@@ -31,6 +33,7 @@ struct DecodeAttentionArgs {
   const uint32_t* block_tables;
   uint32_t n_heads, n_kv_heads, head_dim, head_bytes;
   uint32_t rope_dim, interleaved;
+  uint32_t n_tokens;
   uint32_t block_size;
   uint32_t layer;                // 1: the norms take the mean out
   uint32_t n_splits;
@@ -82,12 +85,15 @@ template <class T, int WIDTH>
 DEVICE void attend(const DecodeAttentionArgs& a, Shared& shared) {
   constexpr int PER_PASS = THREADS / WIDTH;
   // Keys that a lane has under way.
-  constexpr int KEYS = sizeof(Eight<T>) <= 16 ? (WIDTH == 16 ? 4 : 2) : (WIDTH == 32 ? 1 : 2);
+  constexpr int KEYS = sizeof(Eight<T>) <= 16 ? (WIDTH == 16 ? 4 : 2) : (WIDTH == 32 || T::LEN == 1 ? 1 : 2);
   constexpr int SCORES = ROWS * KEYS, REPEAT = WIDTH / SCORES;
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const int dim = a.head_dim, n_heads = a.n_heads, n_kv_heads = a.n_kv_heads;
   const int group = n_heads / n_kv_heads, chunks = ceil_div(group, ROWS);
-  const int token = blockIdx.x, kv_head = blockIdx.y / chunks, split = blockIdx.z, first_row = blockIdx.y % chunks * ROWS;
+  // All tokens' first splits come first.
+  const int head_blocks = n_kv_heads * chunks, head_block = blockIdx.x % head_blocks;
+  const int token = blockIdx.x / head_blocks % a.n_tokens, split = blockIdx.x / head_blocks / a.n_tokens;
+  const int kv_head = head_block / chunks, first_row = head_block % chunks * ROWS;
   const int n_rows = group - first_row < ROWS ? group - first_row : ROWS;
   const int first_head = kv_head * group + first_row;
 
@@ -96,7 +102,10 @@ DEVICE void attend(const DecodeAttentionArgs& a, Shared& shared) {
   const int start = end > static_cast<int>(a.window) ? end - static_cast<int>(a.window) : 0;
   const int even = ceil_div(ceil_div(end - start, a.n_splits), 32) * 32, per_split = even < MIN_SPLIT ? MIN_SPLIT : even;
   const int n_used = ceil_div(end - start, per_split);
-  if (split >= n_used) return;
+  if (split >= n_used) {
+    ptx::wait_for_previous_kernel();
+    return;
+  }
   const int from = start + split * per_split, to = from + per_split < end ? from + per_split : end;
   const uint32_t* table = a.block_tables + a.table_starts[token];
   // Which head of both caches a position's is: their number fits 32 bits.
@@ -300,7 +309,7 @@ DEVICE void attend(const DecodeAttentionArgs& a, Shared& shared) {
     __threadfence();
     __syncthreads();
     if (tid == 0) {
-      uint32_t* count = a.arrived + static_cast<size_t>(token) * gridDim.y + blockIdx.y;
+      uint32_t* count = a.arrived + token * head_blocks + head_block;
       shared.is_last = atomicAdd(count, 1u) == static_cast<uint32_t>(n_used - 1);
       if (shared.is_last) *count = 0;
     }

@@ -33,6 +33,7 @@ struct Args {
     head_bytes: u32,
     rope_dim: u32,
     interleaved: u32,
+    n_tokens: u32,
     block_size: u32,
     layer: u32,
     n_splits: u32,
@@ -79,6 +80,8 @@ pub(super) fn attention(
     // Enough blocks to fill the device twice. The number does not depend on lengths, so that a recorded graph serves any.
     let n_splits =
         (2 * cuda.driver.n_multiprocessors() as usize / (n_tokens * blocks).max(1)).clamp(1, MAX_SPLITS);
+    // Some without work, so that all multiprocessors have as many: see decode_attention.cu.
+    let n_blocks = (n_tokens * blocks * n_splits).next_multiple_of(2 * cuda.driver.n_multiprocessors() as usize);
     let floats = n_tokens * h.n_heads * n_splits * (h.head_dim + 2);
     let ptr = |t: Option<&Tensor<Cuda>>| t.map_or(DevicePtr::NULL, Tensor::ptr);
     let args = Args {
@@ -102,6 +105,7 @@ pub(super) fn attention(
         head_bytes: dtype.bytes_for(h.head_dim).expect("a cache was made of whole blocks") as u32,
         rope_dim: rope_dim as u32,
         interleaved: u32::from(prep.angles.is_some_and(|(_, s)| s == RopeStyle::Interleaved)),
+        n_tokens: n_tokens as u32,
         block_size: kv.k.shape()[2] as u32,
         layer: u32::from(q_norm.is_some_and(|n| n.kind == NormKind::Layer)),
         n_splits: n_splits as u32,
@@ -113,5 +117,5 @@ pub(super) fn attention(
     };
     // SAFETY: every token has a row in qkv and y, and its block table covers its positions, each of which the scheduler gave to one
     // token only; `partial` has room for all splits, `arrived` for all blocks of heads.
-    unsafe { cuda.launch(f, [n_tokens, blocks, n_splits], THREADS, &args) }
+    unsafe { cuda.launch(f, [n_blocks, 1, 1], THREADS, &args) }
 }
