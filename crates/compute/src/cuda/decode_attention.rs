@@ -81,7 +81,8 @@ pub(super) fn attention(
     let n_splits =
         (2 * cuda.driver.n_multiprocessors() as usize / (n_tokens * blocks).max(1)).clamp(1, MAX_SPLITS);
     // Some without work, so that all multiprocessors have as many: see decode_attention.cu.
-    let n_blocks = (n_tokens * blocks * n_splits).next_multiple_of(2 * cuda.driver.n_multiprocessors() as usize);
+    let n_blocks =
+        (n_tokens * blocks * n_splits).next_multiple_of(2 * cuda.driver.n_multiprocessors() as usize);
     let floats = n_tokens * h.n_heads * n_splits * (h.head_dim + 2);
     let ptr = |t: Option<&Tensor<Cuda>>| t.map_or(DevicePtr::NULL, Tensor::ptr);
     let args = Args {
