@@ -53,7 +53,7 @@ const CASES: &[Case] = &[
         model: "stories260K/stories260K-F16.gguf",
         golden: "stories260K/golden.json",
         tolerance: 2e-3,
-        fast_tolerance: 2e-2,
+        fast_tolerance: 1e-2,
     },
     Case {
         model: "stories260K/stories260K-Q8_0.gguf",
@@ -77,13 +77,13 @@ const CASES: &[Case] = &[
         model: "bitllama2/bitllama2-3M-TQ2_0.gguf",
         golden: "bitllama2/golden_act_float.json",
         tolerance: 5e-3,
-        fast_tolerance: 2e-2,
+        fast_tolerance: 1e-2,
     },
     Case {
         model: "bitllama2/bitllama2-3M-TQ1_0.gguf",
         golden: "bitllama2/golden_act_float.json",
         tolerance: 5e-3,
-        fast_tolerance: 2e-2,
+        fast_tolerance: 1e-2,
     },
 ];
 

@@ -189,9 +189,9 @@ impl Case for Attention {
         vec![("qkv", qkv), ("y", y), ("together", together)]
     }
 
-    fn tolerance(&self, exact: bool) -> f64 {
+    fn tolerance(&self, sums: Sums) -> f64 {
         let line = CACHE_TOLERANCES.iter().find(|t| t.0 == self.cache).unwrap();
-        if exact { line.1 } else { line.2 }
+        if matches!(sums, Sums::Exact) { line.1 } else { line.2 }
     }
 }
 

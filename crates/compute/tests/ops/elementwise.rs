@@ -84,7 +84,7 @@ impl Case for Rows {
         run(b, self, 0..self.rows)
     }
 
-    fn tolerance(&self, _: bool) -> f64 {
+    fn tolerance(&self, _: Sums) -> f64 {
         ELEMENTWISE
     }
 }
@@ -178,7 +178,7 @@ impl Case for Guided {
         }
     }
 
-    fn tolerance(&self, _: bool) -> f64 {
+    fn tolerance(&self, _: Sums) -> f64 {
         ELEMENTWISE
     }
 }

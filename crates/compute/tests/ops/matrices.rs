@@ -70,8 +70,8 @@ impl Case for Matmul {
         vec![("y", read(b, &mut y))]
     }
 
-    fn tolerance(&self, exact: bool) -> f64 {
-        self.parts.iter().map(|p| tolerance(p.0, exact)).fold(0.0, f64::max)
+    fn tolerance(&self, sums: Sums) -> f64 {
+        self.parts.iter().map(|p| tolerance(p.0, sums)).fold(0.0, f64::max)
     }
 }
 
@@ -152,7 +152,7 @@ impl Case for Embed {
         vec![("y", read(b, &mut y))]
     }
 
-    fn tolerance(&self, _: bool) -> f64 {
+    fn tolerance(&self, _: Sums) -> f64 {
         0.0
     }
 }
@@ -210,9 +210,9 @@ impl Case for Moe {
         vec![("y", read(b, &mut y))]
     }
 
-    fn tolerance(&self, exact: bool) -> f64 {
+    fn tolerance(&self, sums: Sums) -> f64 {
         // Two products one after the other, with a product of two results of the first between them.
-        4.0 * tolerance(self.dtype, exact)
+        4.0 * tolerance(self.dtype, sums)
     }
 }
 
@@ -331,9 +331,9 @@ impl Case for Fused {
         vec![("y", read(b, &mut y)), ("sum", read(b, &mut sum)), ("gated", read(b, &mut gated))]
     }
 
-    fn tolerance(&self, exact: bool) -> f64 {
+    fn tolerance(&self, sums: Sums) -> f64 {
         // The gated outputs multiply two results.
-        4.0 * self.parts.iter().map(|p| tolerance(p.0, exact)).fold(0.0, f64::max)
+        4.0 * self.parts.iter().map(|p| tolerance(p.0, sums)).fold(0.0, f64::max)
     }
 }
 
