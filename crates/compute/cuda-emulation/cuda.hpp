@@ -200,6 +200,8 @@ inline uint16_t f32_to_bf16(float x) {
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
+inline uint32_t mask_and_set(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
+
 inline int dp4a_unsigned(uint32_t a, int b, int c) {
   for (int i = 0; i < 4; i++) c += static_cast<uint8_t>(a >> 8 * i) * static_cast<int8_t>(b >> 8 * i);
   return c;
@@ -208,6 +210,7 @@ inline int dp4a_unsigned(uint32_t a, int b, int c) {
 // Copies are over when they have begun.
 inline void barrier_init(uint64_t*, int) {}
 inline void barriers_are_ready() {}
+inline int copying_lane(int lane) { return lane; }
 inline void expect_bytes(uint64_t*, int, uint32_t) {}
 inline void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t*, int lane) {
   if (lane == 0) memcpy(to, from, bytes);
@@ -236,6 +239,7 @@ inline uint32_t load_word(const uint32_t* from) { return __atomic_load_n(from, _
 inline void pause() { sched_yield(); }
 
 inline void prefetch(const void*) {}
+inline uint32_t count_up(uint32_t* counter) { return (*counter)++; }
 inline void wait_for_previous_kernel() {}
 inline void let_next_kernel_start() {}
 

@@ -101,6 +101,14 @@ inline void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
   }
 }
 
+inline uint32_t transpose_matrix(uint32_t r) {
+  const uint64_t word = r;
+  const auto given = emulation::give(&word, 1);
+  const unsigned g = emulation::lane() / 4, t = emulation::lane() % 4;
+  const unsigned shift = g % 2 * 16;
+  return (given(8 * t + g / 2) >> shift & 0xffff) | (given(8 * t + 4 + g / 2) >> shift & 0xffff) << 16;
+}
+
 inline void multiply_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   emulation::multiply(d, a, b0, b1, f16_to_f32);
 }

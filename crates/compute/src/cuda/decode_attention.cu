@@ -1,20 +1,25 @@
 // Attention of sequences that bring one token each, with what comes before it: the norms and rotation of its queries and key, and the
-// key's and value's way into the cache. By online softmax (Milakov and Gimelshein 2018), in parts (Dao et al. 2023).
+// key's and value's way into the cache. On the tensor cores, by online softmax (Milakov and Gimelshein 2018), in parts (Dao et al. 2023).
 //
-// A block owns up to 4 query heads that share a key-value head, over one split of the positions that the token sees. 8, 16 or 32 lanes
-// share a key, 8 elements to a lane, and keep their own maxima, sums and outputs. These are merged in shared memory, the splits' by the
-// block that comes last; a short sequence is one split. The first keys and values are loaded while the queries are not there yet.
+// A block owns up to 8 query heads that share a key-value head, over one split of the positions that the token sees. A warp takes 16
+// keys at a time: scores are keys times queries, so that the heads fill the short side of a product, and outputs are values times
+// weights. Keys and values come to shared memory in the background, the next keys while the scores of the last are weighed. The warps'
+// results are merged in shared memory, the splits' by the block that comes last; a short sequence is one split. The first keys and values
+// are loaded while the queries are not there yet. The code is short and has few copies of itself: most of it runs once per launch, and a
+// multiprocessor waits for instructions that it has not run before.
 //
-// Two blocks take what one of a product leaves of a multiprocessor, and no block ends before that product does, whether it has something
-// to do or not. So each multiprocessor has room for one block of the next product, and not some for two and some for none.
+// No block ends before the product that runs beside it, whether it has something to do or not. So each multiprocessor has room for one
+// block of the next product, and not some for two and some for none.
 //
-// Moves: the keys and values of the split, once for all its heads. Shared memory: 23 KiB.
+// Moves: the keys and values of the split, once for all its heads. Shared memory: 77 KiB at most.
 #include "heads.cuh"
+#include "halves.cuh"
 
-constexpr int WARPS = 4, THREADS = WARPS * 32;
-constexpr int ROWS = 4;         // query heads of a block
-constexpr int MAX_DIM = 256;
-constexpr int MIN_SPLIT = 128;  // keys that are worth a block
+constexpr int HEADS = 8;        // query heads of a block
+constexpr int KEYS = 16;        // keys of a tile
+constexpr int MIN_SPLIT = 256;  // keys that are worth a block
+constexpr int MAX_SPLITS = 64;
+constexpr float LOG2_E = 1.4426950408889634f;
 
 struct DecodeAttentionArgs {
   float* y;                      // [n_tokens, n_heads, head_dim]
@@ -43,305 +48,347 @@ struct DecodeAttentionArgs {
   float softcap;                 // 0: none
 };
 
-// Eight elements of a head on their way from the cache, as they lie there.
-template <class T>
-struct Eight {
-  float x[8];
-  DEVICE void load(const uint8_t* head, int at, int dim) { load8<T>(x, head, at, dim, nullptr); }
-  DEVICE void clear() {
-#pragma unroll
-    for (int j = 0; j < 8; j++) x[j] = 0;
+// A type of cache: what its numbers become for the tensor cores (PLAIN: they are such numbers), and how eight of a head, from `i` on, come to shared memory; `there`:
+// else zeros stand for them.
+struct CacheF16 {
+  typedef F16 Stored;
+  typedef Half Number;
+  static constexpr bool PLAIN = true;
+  DEVICE static void bring(uint16_t* to, const uint8_t* head, int i, bool there) { ptx::copy16_later(to, head + 2 * i, there ? 16 : 0); }
+};
+struct CacheBF16 {
+  typedef BF16 Stored;
+  typedef Bfloat Number;
+  static constexpr bool PLAIN = true;
+  DEVICE static void bring(uint16_t* to, const uint8_t* head, int i, bool there) { CacheF16::bring(to, head, i, there); }
+};
+struct CacheQ8_0 {
+  typedef Q8_0 Stored;
+  typedef Half Number;
+  static constexpr bool PLAIN = false;
+  DEVICE static void bring(uint16_t* to, const uint8_t* head, int i, bool there) {
+    uint4 packed = {0, 0, 0, 0};
+    if (there) {
+      const uint8_t* block = head + i / Q8_0::LEN * Q8_0::BYTES;
+      const uint8_t* q = block + 2 + i % Q8_0::LEN;
+      const uint32_t scale = u16_at(block) * 0x10001u;
+      packed = {ptx::scale_bytes(u16_at(q), scale), ptx::scale_bytes(u16_at(q + 2), scale),
+                ptx::scale_bytes(u16_at(q + 4), scale), ptx::scale_bytes(u16_at(q + 6), scale)};
+    }
+    *reinterpret_cast<uint4*>(to) = packed;
   }
-  DEVICE void floats(float (&y)[8]) const {
+};
+
+// Where the elements of pair `p` are, if `half` pairs of the head turn: those come first.
+DEVICE int low_of(int p, int half, bool interleaved) { return p < half && !interleaved ? p : 2 * p; }
+DEVICE int high_of(int p, int half, bool interleaved) { return p < half && !interleaved ? p + half : 2 * p + 1; }
+
+// Maxima and sums over the lanes that share a column of a product.
+DEVICE float column_max(float x) {
 #pragma unroll
-    for (int j = 0; j < 8; j++) y[j] = x[j];
-  }
-};
+  for (int d = 4; d < 32; d *= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, d));
+  return x;
+}
+DEVICE float column_sum(float x) {
+#pragma unroll
+  for (int d = 4; d < 32; d *= 2) x += __shfl_xor_sync(ALL_LANES, x, d);
+  return x;
+}
 
-template <class T>
-struct EightHalves {
-  uint4 bits;
-  DEVICE void load(const uint8_t* head, int at, int) { bits = *reinterpret_cast<const uint4*>(head + 2 * at); }
-  DEVICE void clear() { bits = uint4{0, 0, 0, 0}; }
-  DEVICE void floats(float (&y)[8]) const { T::load8_aligned(y, reinterpret_cast<const uint8_t*>(&bits)); }
-};
-template <>
-struct Eight<F16> : EightHalves<F16> {};
-template <>
-struct Eight<BF16> : EightHalves<BF16> {};
+// exp2(x - max), 0 where nothing has been seen.
+DEVICE float weight_of(float x, float max) { return x == -INFINITY ? 0.0f : exp2f(x - max); }
 
-// exp(x - max), 0 where nothing has been seen.
-DEVICE float weight_of(float x, float max) { return x == -INFINITY ? 0.0f : __expf(x - max); }
+template <class Cache, int DIM>
+DEVICE void decode_attention(const DecodeAttentionArgs& a) {
+  typedef typename Cache::Number Number;
+  constexpr int WARPS = DIM > 128 ? 4 : 8, THREADS = WARPS * 32;
+  // Rows in shared memory are 16 bytes longer, so that reads of 8 of them fall on all banks.
+  constexpr int CHUNKS = DIM / 8, ROW = DIM + 8, TILE = KEYS * ROW, OUT = DIM + 4;
+  ptx::let_next_kernel_start();
+  DYNAMIC_SHARED(shared);
+  uint16_t* tiles = reinterpret_cast<uint16_t*>(shared);      // [WARPS, 2, TILE]
+  float* outs = reinterpret_cast<float*>(shared);             // [WARPS, HEADS, OUT], when the tiles are done
+  uint16_t* queries = tiles + WARPS * 2 * TILE;               // [HEADS, ROW]
+  uint16_t* own = queries + HEADS * ROW;                      // [2, ROW]: the token's own key and value as the cache has them
+  float* heads = reinterpret_cast<float*>(own + 2 * ROW);     // [WARPS, DIM]
+  __shared__ float maxima[WARPS][HEADS], totals[WARPS][HEADS];
+  __shared__ float factors[HEADS][MAX_SPLITS];
+  __shared__ bool is_last;
 
-struct Shared {
-  __align__(16) float q[ROWS][MAX_DIM];
-  __align__(16) float fresh[2][MAX_DIM];  // the token's own key and value
-  __align__(16) float outs[WARPS][ROWS][MAX_DIM];
-  float maxima[WARPS][ROWS], totals[WARPS][ROWS];
-  bool is_last;
-};
-
-template <class T, int WIDTH>
-DEVICE void attend(const DecodeAttentionArgs& a, Shared& shared) {
-  constexpr int PER_PASS = THREADS / WIDTH;
-  // Keys that a lane has under way.
-  constexpr int KEYS = sizeof(Eight<T>) <= 16 ? (WIDTH == 16 ? 4 : 2) : (WIDTH == 32 || T::LEN == 1 ? 1 : 2);
-  constexpr int SCORES = ROWS * KEYS, REPEAT = WIDTH / SCORES;
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const int dim = a.head_dim, n_heads = a.n_heads, n_kv_heads = a.n_kv_heads;
-  const int group = n_heads / n_kv_heads, chunks = ceil_div(group, ROWS);
+  const int group = n_heads / n_kv_heads, parts = ceil_div(group, HEADS);
   // All tokens' first splits come first.
-  const int head_blocks = n_kv_heads * chunks, head_block = blockIdx.x % head_blocks;
+  const int head_blocks = n_kv_heads * parts, head_block = blockIdx.x % head_blocks;
   const int token = blockIdx.x / head_blocks % a.n_tokens, split = blockIdx.x / head_blocks / a.n_tokens;
-  const int kv_head = head_block / chunks, first_row = head_block % chunks * ROWS;
-  const int n_rows = group - first_row < ROWS ? group - first_row : ROWS;
-  const int first_head = kv_head * group + first_row;
+  const int kv_head = head_block / parts, first_row = head_block % parts * HEADS;
+  const int n_rows = min(group - first_row, HEADS), first_head = kv_head * group + first_row;
 
   // The batch was there before the step began.
   const int end = a.positions[token] + 1;
   const int start = end > static_cast<int>(a.window) ? end - static_cast<int>(a.window) : 0;
-  const int even = ceil_div(ceil_div(end - start, a.n_splits), 32) * 32, per_split = even < MIN_SPLIT ? MIN_SPLIT : even;
+  const int even = ceil_div(ceil_div(end - start, a.n_splits), KEYS) * KEYS, per_split = max(even, MIN_SPLIT);
   const int n_used = ceil_div(end - start, per_split);
   if (split >= n_used) {
     ptx::wait_for_previous_kernel();
     return;
   }
-  const int from = start + split * per_split, to = from + per_split < end ? from + per_split : end;
+  const int from = start + split * per_split, to = min(from + per_split, end);
   const uint32_t* table = a.block_tables + a.table_starts[token];
-  // Which head of both caches a position's is: their number fits 32 bits.
+  // Where a position's head is in both caches.
   const auto head_at = [&](int position) {
-    const uint32_t row = static_cast<uint32_t>(position) / a.block_size;
-    return (table[row] * n_kv_heads + kv_head) * a.block_size + (position - row * a.block_size);
+    const uint32_t block = static_cast<uint32_t>(position) / a.block_size;
+    return (table[block] * n_kv_heads + kv_head) * a.block_size + (position - block * a.block_size);
   };
   const auto byte_of = [&](uint32_t head) { return static_cast<size_t>(head) * a.head_bytes; };
-  // The token's own key and value as the cache has them, before there are outputs.
-  uint8_t* own = reinterpret_cast<uint8_t*>(shared.outs);
 
-  const int slot = tid / WIDTH, at = tid % WIDTH * 8, in_group = lane % WIDTH;
-  Eight<T> k[KEYS], v[KEYS];
-  // Loads the keys and values from `base` on; all but the token's own are from earlier steps.
-  const auto load = [&](int base) {
-#pragma unroll
-    for (int u = 0; u < KEYS; u++) {
-      const int key = base + u * PER_PASS + slot;
-      k[u].clear(), v[u].clear();
-      if (key < to && key != end - 1 && at < dim) {
-        const size_t head = byte_of(head_at(key));
-        k[u].load(a.k_cache + head, at, dim);
-        v[u].load(a.v_cache + head, at, dim);
-      }
+  constexpr uint32_t NOWHERE = 0xffffffffu;
+  // Each of the first 16 lanes, and of the others, knows where a key of the next tile is. All but the token's own are from earlier steps.
+  const auto locate = [&](int base) {
+    const int key = base + lane % KEYS;
+    return key < to && key != end - 1 ? head_at(key) : NOWHERE;
+  };
+  const auto fetch = [&](uint16_t* tile, const uint8_t* cache, uint32_t located) {
+#pragma unroll 2
+    for (int i = lane; i < KEYS * CHUNKS; i += 32) {
+      const int key = i / CHUNKS, at = i % CHUNKS * 8;
+      const uint32_t head = __shfl_sync(ALL_LANES, located, key);
+      const bool there = head != NOWHERE && at < dim;
+      Cache::bring(tile + key * ROW + at, cache + (there ? byte_of(head) : 0), there ? at : 0, there);
     }
   };
-  const auto load_own = [&](int base) {
-#pragma unroll
-    for (int u = 0; u < KEYS; u++) {
-      if (base + u * PER_PASS + slot == end - 1 && at < dim) {
-        k[u].load(own, at, dim);
-        v[u].load(own + a.head_bytes, at, dim);
-      }
-    }
-  };
-  load(from);
-  for (int key = from + KEYS * PER_PASS + slot; key < to && key < end - 1 && at < dim; key += PER_PASS) {
-    const size_t head = byte_of(head_at(key)) + at * static_cast<int>(a.head_bytes) / dim;
-    ptx::prefetch(a.k_cache + head);
-    ptx::prefetch(a.v_cache + head);
-  }
+  uint16_t* k_tile = tiles + warp * 2 * TILE;
+  uint16_t* v_tile = k_tile + TILE;
+  uint32_t located = locate(from + warp * KEYS);
+  fetch(k_tile, a.k_cache, located);
+  ptx::end_copies();
+  fetch(v_tile, a.v_cache, located);
+  ptx::end_copies();
+#pragma unroll 1
+  for (int i = tid; i < (HEADS + 2) * ROW / 2; i += THREADS) reinterpret_cast<uint32_t*>(queries)[i] = 0;
+  __syncthreads();
   ptx::wait_for_previous_kernel();
 
-  // Queries, and where the split has the token itself, its key and value: two heads to a warp, whose loads go side by side.
-  const int n_heads_here = n_rows + (to == end ? 2 : 0);
-  static_assert(2 * WARPS >= ROWS + 2, "a block has a warp's half for each head");
-  Head heads[2];
-  constexpr int TURNS = WIDTH / 8;  // pairs of a lane
-  float cosines[TURNS], sines[TURNS];
-  const int half_turns = a.angles ? a.rope_dim / 2 : 0;
-  const float* angles = a.angles + static_cast<size_t>(token) * a.rope_dim;
-#pragma unroll
-  for (int u = 0; u < 2; u++) {
-    const int i = warp + u * WARPS;
-    const int head = i < n_rows ? first_head + i : n_heads + (i - n_rows) * n_kv_heads + kv_head;
-    const float* row = a.qkv + (static_cast<size_t>(token) * (n_heads + 2 * n_kv_heads) + head) * dim;
-#pragma unroll
-    for (int j = 0; j < 8; j++) heads[u].x[j] = i < n_heads_here && lane + 32 * j < dim ? row[lane + 32 * j] : 0.0f;
-  }
-#pragma unroll
-  for (int j = 0; j < TURNS; j++) {
-    const int i = lane + 32 * j;
-    cosines[j] = i < half_turns ? angles[i] : 0.0f;
-    sines[j] = i < half_turns ? angles[half_turns + i] : 0.0f;
-  }
-#pragma unroll
-  for (int u = 0; u < 2; u++) {
-    const int i = warp + u * WARPS;
-    if (i >= n_heads_here) break;
+  // Queries, and where the split has the token itself, its key and value: a head to a warp.
+  const int n_here = n_rows + (to == end ? 2 : 0);
+  float* x = heads + warp * DIM;
+#pragma unroll 1
+  for (int i = warp; i < n_here; i += WARPS) {
+    constexpr int PAIRS = DIM / 64;
     const bool is_query = i < n_rows, is_value = i == n_rows + 1;
-    float* x = is_query ? shared.q[i] : shared.fresh[is_value];
-    if (!is_value && a.q_weight) {
-      norm_head(heads[u], dim, lane, is_query ? a.q_weight : a.k_weight, is_query ? a.q_bias : a.k_bias, a.layer,
-                is_query ? a.q_eps : a.k_eps);
+    const int head = is_query ? first_head + i : n_heads + (i - n_rows) * n_kv_heads + kv_head;
+    const float* row = a.qkv + (static_cast<size_t>(token) * (n_heads + 2 * n_kv_heads) + head) * dim;
+    const int half = a.angles && !is_value ? a.rope_dim / 2 : 0;
+    const float* angles = a.angles + static_cast<size_t>(token) * a.rope_dim;
+    float low[PAIRS], high[PAIRS], cosine[PAIRS], sine[PAIRS];
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+      const int p = lane + 32 * j;
+      const bool there = 2 * p < dim;
+      low[j] = there ? __ldcg(row + low_of(p, half, a.interleaved)) : 0.0f;
+      high[j] = there ? __ldcg(row + high_of(p, half, a.interleaved)) : 0.0f;
+      cosine[j] = p < half ? angles[p] : 1.0f;
+      sine[j] = p < half ? angles[half + p] : 0.0f;
+    }
+    const float* weight = is_query ? a.q_weight : a.k_weight;
+    if (weight && !is_value) {
+      const float* bias = is_query ? a.q_bias : a.k_bias;
+      float mean = 0, squares = 0;
+      if (a.layer) {
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++) mean += low[j] + high[j];
+        mean = warp_sum(mean) / dim;
+      }
+#pragma unroll
+      for (int j = 0; j < PAIRS; j++) {
+        if (2 * (lane + 32 * j) >= dim) break;
+        low[j] -= mean, high[j] -= mean;
+        squares += low[j] * low[j] + high[j] * high[j];
+      }
+      const float inverse = 1.0f / sqrtf(warp_sum(squares) / dim + (is_query ? a.q_eps : a.k_eps));
+#pragma unroll
+      for (int j = 0; j < PAIRS; j++) {
+        const int p = lane + 32 * j, l = low_of(p, half, a.interleaved), h = high_of(p, half, a.interleaved);
+        if (2 * p >= dim) break;
+        low[j] = low[j] * inverse * weight[l] + (bias ? bias[l] : 0.0f);
+        high[j] = high[j] * inverse * weight[h] + (bias ? bias[h] : 0.0f);
+      }
     }
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-      if (lane + 32 * j < dim) x[lane + 32 * j] = heads[u].x[j];
+    for (int j = 0; j < PAIRS; j++) {
+      const int p = lane + 32 * j;
+      if (2 * p >= dim) break;
+      x[low_of(p, half, a.interleaved)] = low[j] * cosine[j] - high[j] * sine[j];
+      x[high_of(p, half, a.interleaved)] = low[j] * sine[j] + high[j] * cosine[j];
     }
     __syncwarp();
-    if (!is_value) {
-#pragma unroll
-      for (int j = 0; j < TURNS; j++) {
-        const int pair = lane + 32 * j;
-        if (pair < half_turns) rotate_pair(x, pair, half_turns, a.interleaved, cosines[j], sines[j]);
-      }
-      __syncwarp();
+    uint16_t* numbers = is_query ? queries + i * ROW : own + is_value * ROW;
+    if (is_query || Cache::PLAIN) {
+#pragma unroll 1
+      for (int e = lane; e < dim; e += 32) numbers[e] = Number::from(x[e]);
     }
     if (!is_query) {
-      write_head<T>(own + is_value * a.head_bytes, x, dim, lane);
-      write_head<T>((is_value ? a.v_cache : a.k_cache) + byte_of(head_at(end - 1)), x, dim, lane);
+      uint8_t* cached = (is_value ? a.v_cache : a.k_cache) + byte_of(head_at(end - 1));
+      write_head<typename Cache::Stored>(cached, x, dim, lane);
+      if (!Cache::PLAIN) {
+        __syncwarp();
+        if (lane * 8 < dim) Cache::bring(numbers + lane * 8, cached, lane * 8, true);
+      }
     }
-  }
-  for (int i = tid; i < ROWS * MAX_DIM; i += THREADS) {
-    if (i / MAX_DIM >= n_rows || i % MAX_DIM >= dim) shared.q[i / MAX_DIM][i % MAX_DIM] = 0;
+    __syncwarp();
   }
   __syncthreads();
-  load_own(from);
 
-  // A lane keeps the maximum of its score's row, and its share of the sum.
-  float max = -INFINITY, sum = 0, out[ROWS][8] = {};
-  const int score_key = in_group / REPEAT % KEYS;
-  // All slots go round equally often, for the shuffles.
+  uint32_t q[DIM / 16][2];
+#pragma unroll
+  for (int i = 0; i < DIM / 32; i++) {
+    uint32_t r[4];
+    ptx::load_matrices(r, queries + lane % 8 * ROW + (i * 4 + lane / 8) * 8);
+    q[2 * i][0] = r[0], q[2 * i][1] = r[1], q[2 * i + 1][0] = r[2], q[2 * i + 1][1] = r[3];
+  }
+  // A score times `factor` is the exponent of two of its weight. A lane has heads 2 t and 2 t + 1, t = lane % 4, and of the keys of a tile
+  // and the elements of outputs each eighth.
+  const bool capped = a.softcap != 0.0f;
+  const float factor = capped ? LOG2_E : a.scale * LOG2_E;
+  float max[2] = {-INFINITY, -INFINITY}, sum[2] = {}, out[DIM / 16][4] = {};
 #pragma unroll 1
-  for (int base = from; base < to; base += KEYS * PER_PASS) {
-    if (base > from) {
-      load(base);
-      load_own(base);
+  for (int base = from + warp * KEYS; base < to; base += WARPS * KEYS) {
+    const int fresh = end - 1 - base;  // the tile's row that is the token's own
+    ptx::wait_for_copies<1>();
+    __syncwarp();
+    if (fresh < KEYS && lane < CHUNKS) *reinterpret_cast<uint4*>(k_tile + fresh * ROW + lane * 8) = *reinterpret_cast<const uint4*>(own + lane * 8);
+    __syncwarp();
+    float score[4] = {};
+#pragma unroll
+    for (int i = 0; i < DIM / 16; i++) {
+      uint32_t k[4];
+      ptx::load_matrices(k, k_tile + lane % 16 * ROW + (2 * i + lane / 16) * 8);
+      Number::multiply(score, k, q[i][0], q[i][1]);
     }
-    float scores[SCORES];
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-      const float4 q0 = *reinterpret_cast<const float4*>(&shared.q[r][at]), q1 = *reinterpret_cast<const float4*>(&shared.q[r][at + 4]);
-      const float query[8] = {q0.x, q0.y, q0.z, q0.w, q1.x, q1.y, q1.z, q1.w};
-#pragma unroll
-      for (int u = 0; u < KEYS; u++) {
-        float x[8], s = 0;
-        k[u].floats(x);
-#pragma unroll
-        for (int j = 0; j < 8; j++) s = fmaf(query[j], x[j], s);
-        scores[r * KEYS + u] = s;
-      }
-    }
-    float score = sums_over<SCORES, WIDTH>(scores, lane) * a.scale;
-    if (a.softcap != 0.0f) score = a.softcap * tanhf(score / a.softcap);
-    if (base + score_key * PER_PASS + slot >= to) score = -INFINITY;
-    float largest = score;
-#pragma unroll
-    for (int d = REPEAT; d < KEYS * REPEAT; d *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, d));
-    largest = fmaxf(largest, max);
-    const float fade = weight_of(max, largest), p = weight_of(score, largest);
-    max = largest;
-    sum = sum * fade + p;
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-      const float f = __shfl_sync(ALL_LANES, fade, lane - in_group + r * KEYS * REPEAT);
-#pragma unroll
-      for (int j = 0; j < 8; j++) out[r][j] *= f;
-    }
-#pragma unroll
-    for (int u = 0; u < KEYS; u++) {
-      float x[8];
-      v[u].floats(x);
-#pragma unroll
-      for (int r = 0; r < ROWS; r++) {
-        const float w = __shfl_sync(ALL_LANES, p, lane - in_group + (r * KEYS + u) * REPEAT);
-#pragma unroll
-        for (int j = 0; j < 8; j++) out[r][j] = fmaf(w, x[j], out[r][j]);
-      }
-    }
-  }
-#pragma unroll
-  for (int d = REPEAT; d < KEYS * REPEAT; d *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, d);
+    const int next = base + WARPS * KEYS;
+    located = locate(next);
+    __syncwarp();
+    if (next < to) fetch(k_tile, a.k_cache, located);
+    ptx::end_copies();
 
-  // The token's own key and value have been read before outputs lie there.
+    if (capped) {
+#pragma unroll
+      for (int c = 0; c < 4; c++) score[c] = a.softcap * tanhf(score[c] * a.scale / a.softcap);
+    }
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+      score[c] = base + lane / 4 + c / 2 * 8 < to ? score[c] * factor : -INFINITY;
+    }
+    uint32_t p[2];
+    float fade[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const float largest = column_max(fmaxf(max[h], fmaxf(score[h], score[2 + h])));
+      fade[h] = weight_of(max[h], largest);
+      max[h] = largest;
+      score[h] = exp2f(score[h] - largest), score[2 + h] = exp2f(score[2 + h] - largest);
+      sum[h] = sum[h] * fade[h] + score[h] + score[2 + h];
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) p[i] = ptx::transpose_matrix(pair_of<Number>(score[2 * i], score[2 * i + 1]));
+    ptx::wait_for_copies<1>();
+    __syncwarp();
+    if (fresh < KEYS && lane < CHUNKS) *reinterpret_cast<uint4*>(v_tile + fresh * ROW + lane * 8) = *reinterpret_cast<const uint4*>(own + ROW + lane * 8);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < DIM / 16; i++) {
+      uint32_t v[4];
+      ptx::load_matrices_transposed(v, v_tile + (lane % 8 + lane / 16 * 8) * ROW + (2 * i + lane / 8 % 2) * 8);
+#pragma unroll
+      for (int c = 0; c < 4; c++) out[i][c] *= fade[c % 2];
+      Number::multiply(out[i], v, p[0], p[1]);
+    }
+    __syncwarp();
+    if (next < to) fetch(v_tile, a.v_cache, located);
+    ptx::end_copies();
+  }
+  ptx::wait_for_copies<0>();
   __syncthreads();
-  // The keys of a warp, then the warps.
+
+  // The warps' results.
 #pragma unroll
-  for (int r = 0; r < ROWS; r++) {
-    float row_max = __shfl_sync(ALL_LANES, max, lane - in_group + r * KEYS * REPEAT);
-    float row_sum = __shfl_sync(ALL_LANES, sum, lane - in_group + r * KEYS * REPEAT);
+  for (int i = 0; i < DIM / 16; i++) {
 #pragma unroll
-    for (int d = WIDTH; d < 32; d *= 2) {
-      const float other_max = __shfl_xor_sync(ALL_LANES, row_max, d), other_sum = __shfl_xor_sync(ALL_LANES, row_sum, d);
-      const float both = fmaxf(row_max, other_max), mine = weight_of(row_max, both), theirs = weight_of(other_max, both);
-      row_max = both;
-      row_sum = row_sum * mine + other_sum * theirs;
+    for (int c = 0; c < 4; c++) outs[(warp * HEADS + lane % 4 * 2 + c % 2) * OUT + i * 16 + c / 2 * 8 + lane / 4] = out[i][c];
+  }
 #pragma unroll
-      for (int j = 0; j < 8; j++) out[r][j] = out[r][j] * mine + __shfl_xor_sync(ALL_LANES, out[r][j], d) * theirs;
-    }
-    if (lane < WIDTH && at < dim) {
-      float4* to_outs = reinterpret_cast<float4*>(&shared.outs[warp][r][at]);
-      to_outs[0] = float4{out[r][0], out[r][1], out[r][2], out[r][3]};
-      to_outs[1] = float4{out[r][4], out[r][5], out[r][6], out[r][7]};
-    }
-    if (lane == 0) shared.maxima[warp][r] = row_max, shared.totals[warp][r] = row_sum;
+  for (int h = 0; h < 2; h++) {
+    const float total = column_sum(sum[h]);
+    if (lane < 4) maxima[warp][lane * 2 + h] = max[h], totals[warp][lane * 2 + h] = total;
   }
   __syncthreads();
-  const int partial_len = dim + 2;
+  const size_t first_y = static_cast<size_t>(token) * n_heads + first_head;
+#pragma unroll 1
   for (int i = tid; i < n_rows * dim; i += THREADS) {
-    const int r = i / dim, e = i % dim;
+    const int r = i / dim, e = i - r * dim;
     float most = -INFINITY, total = 0, y = 0;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) most = fmaxf(most, shared.maxima[w][r]);
+    for (int w = 0; w < WARPS; w++) most = fmaxf(most, maxima[w][r]);
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
-      const float factor = weight_of(shared.maxima[w][r], most);
-      total += shared.totals[w][r] * factor;
-      y += shared.outs[w][r][e] * factor;
+      const float f = weight_of(maxima[w][r], most);
+      total += totals[w][r] * f;
+      y += outs[(w * HEADS + r) * OUT + e] * f;
     }
-    const size_t row = static_cast<size_t>(token) * n_heads + first_head + r;
     if (n_used == 1) {
-      a.y[row * dim + e] = y / total;
+      a.y[(first_y + r) * dim + e] = y / total;
       continue;
     }
-    float* partial = a.partial + (row * a.n_splits + split) * partial_len;
+    float* partial = a.partial + ((first_y + r) * a.n_splits + split) * (dim + 2);
     partial[e] = y;
     if (e == 0) partial[dim] = most, partial[dim + 1] = total;
   }
   if (n_used > 1) {
-    __threadfence();
     __syncthreads();
     if (tid == 0) {
       uint32_t* count = a.arrived + token * head_blocks + head_block;
-      shared.is_last = atomicAdd(count, 1u) == static_cast<uint32_t>(n_used - 1);
-      if (shared.is_last) *count = 0;
+      is_last = ptx::count_up(count) == static_cast<uint32_t>(n_used - 1);
+      if (is_last) *count = 0;
     }
     __syncthreads();
-    if (!shared.is_last) return;
-    __threadfence();
-    for (int i = tid; i < n_rows * dim; i += THREADS) {
-      const int r = i / dim, e = i % dim;
-      const size_t row = static_cast<size_t>(token) * n_heads + first_head + r;
-      // Other blocks wrote them: not from this multiprocessor's cache.
-      const float* partial = a.partial + row * a.n_splits * partial_len;
-      float most = -INFINITY, total = 0, y = 0;
-      for (int s = 0; s < n_used; s++) most = fmaxf(most, __ldcg(partial + s * partial_len + dim));
-      for (int s = 0; s < n_used; s++) {
-        const float factor = __expf(__ldcg(partial + s * partial_len + dim) - most);
-        total += __ldcg(partial + s * partial_len + dim + 1) * factor;
-        y += __ldcg(partial + s * partial_len + e) * factor;
+    if (!is_last) return;
+    // Other blocks wrote them: not from this multiprocessor's cache.
+    const float* partial = a.partial + first_y * a.n_splits * (dim + 2);
+#pragma unroll 1
+    for (int r = warp; r < n_rows; r += WARPS) {
+      float largest[MAX_SPLITS / 32], total = 0, most = -INFINITY;
+      const float* row = partial + r * a.n_splits * (dim + 2) + dim;
+#pragma unroll
+      for (int j = 0; j < MAX_SPLITS / 32; j++) {
+        const int s = lane + 32 * j;
+        largest[j] = s < n_used ? __ldcg(row + s * (dim + 2)) : -INFINITY;
+        most = fmaxf(most, largest[j]);
       }
-      a.y[row * dim + e] = y / total;
+      most = warp_max(most);
+#pragma unroll
+      for (int j = 0; j < MAX_SPLITS / 32; j++) {
+        const int s = lane + 32 * j;
+        const float factor = weight_of(largest[j], most);
+        if (s < n_used) total += __ldcg(row + s * (dim + 2) + 1) * factor;
+        factors[r][s] = factor;
+      }
+      total = warp_sum(total);
+      if (lane == 0) totals[0][r] = total;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = tid; i < n_rows * dim; i += THREADS) {
+      const int r = i / dim, e = i - r * dim;
+      const float* row = partial + r * a.n_splits * (dim + 2) + e;
+      float y = 0;
+#pragma unroll 8
+      for (int s = 0; s < n_used; s++) y += __ldcg(row + s * (dim + 2)) * factors[r][s];
+      a.y[(first_y + r) * dim + e] = y / totals[0][r];
     }
   }
 }
 
-template <class T>
-DEVICE void decode_attention(const DecodeAttentionArgs& a) {
-  ptx::let_next_kernel_start();
-  __shared__ Shared shared;
-  if (a.head_dim <= 64) return attend<T, 8>(a, shared);
-  if (a.head_dim <= 128) return attend<T, 16>(a, shared);
-  attend<T, 32>(a, shared);
-}
-
-#define DECODE_ATTENTION(T) \
-  KERNEL_4(decode_attention_##T, DecodeAttentionArgs, THREADS) { decode_attention<T>(a); }
-DECODE_ATTENTION(F32) DECODE_ATTENTION(F16) DECODE_ATTENTION(BF16) DECODE_ATTENTION(Q8_0)
+#define DECODE_ATTENTION(T, DIM, THREADS) \
+  KERNEL(decode_attention_##T##_##DIM, DecodeAttentionArgs, THREADS) { decode_attention<Cache##T, DIM>(a); }
+#define DECODE_ATTENTIONS(T) DECODE_ATTENTION(T, 64, 256) DECODE_ATTENTION(T, 128, 256) DECODE_ATTENTION(T, 256, 128)
+DECODE_ATTENTIONS(F16) DECODE_ATTENTIONS(BF16) DECODE_ATTENTIONS(Q8_0)

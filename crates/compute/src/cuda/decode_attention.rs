@@ -1,14 +1,30 @@
 //! Launches of attention for sequences that bring one token each, with the norms, the rotation and the way into the cache before it.
 
 use super::driver::DevicePtr;
+use super::prefill_attention::ON_TENSOR_CORES;
 use super::{Cuda, StagedBatch};
 use crate::{AttentionParams, KvLayer, NormKind, QkvPrep, Result, RopeStyle, Tensor};
 
 /// Query heads of a block.
-const ROWS: usize = 4;
+const HEADS: usize = 8;
+/// Positions that a warp looks at together.
+const KEYS: usize = 16;
 /// Most parts that a token's positions are cut into.
 const MAX_SPLITS: usize = 64;
-const THREADS: u32 = 128;
+/// Sizes of heads that the kernels are compiled for; smaller ones are padded.
+pub(super) const HEAD_DIMS: [usize; 3] = [64, 128, 256];
+
+/// Warps of a block.
+const fn warps(head_dim: usize) -> usize {
+    if head_dim > 128 { 4 } else { 8 }
+}
+
+/// Shared memory of a block: a tile of keys and one of values for each warp, queries, the token's own key and value, and a head for each
+/// warp.
+pub(super) const fn shared_bytes(head_dim: usize) -> usize {
+    let row = 2 * (head_dim + 8);
+    warps(head_dim) * (2 * KEYS * row + 4 * head_dim) + (HEADS + 2) * row
+}
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -45,9 +61,14 @@ struct Args {
 }
 
 /// Whether the kernel can do this step: each token is alone in its sequence, so that none reads what another writes, and heads are
-/// whole vectors.
-pub(super) fn can(cuda: &Cuda, batch: &StagedBatch, params: &AttentionParams) -> bool {
-    !cuda.exact && batch.is_decode() && params.heads.head_dim.is_multiple_of(8)
+/// whole vectors in a cache that the tensor cores can read.
+pub(super) fn can(cuda: &Cuda, kv: &KvLayer<Cuda>, batch: &StagedBatch, params: &AttentionParams) -> bool {
+    let dim = params.heads.head_dim;
+    !cuda.exact
+        && ON_TENSOR_CORES.contains(&kv.k.dtype())
+        && batch.is_decode()
+        && dim.is_multiple_of(8)
+        && dim <= HEAD_DIMS[HEAD_DIMS.len() - 1]
 }
 
 pub(super) fn attention(
@@ -75,14 +96,15 @@ pub(super) fn attention(
     }
     let rope_dim = prep.angles.map_or(0, |(t, _)| t.row_len());
     assert!(rope_dim <= h.head_dim, "{rope_dim} of {} elements turn", h.head_dim);
-    let f = cuda.kernels.of_cache(dtype)?.decode_attention;
-    let blocks = h.n_kv_heads * (h.n_heads / h.n_kv_heads).div_ceil(ROWS);
-    // Enough blocks to fill the device twice. The number does not depend on lengths, so that a recorded graph serves any.
-    let n_splits =
-        (2 * cuda.driver.n_multiprocessors() as usize / (n_tokens * blocks).max(1)).clamp(1, MAX_SPLITS);
+    let size = HEAD_DIMS.iter().position(|&dim| h.head_dim <= dim).expect("a size of heads that is compiled");
+    let kernels = cuda.kernels.of_cache(dtype)?.decode_attention;
+    let f = kernels[size].expect("a type of cache that the tensor cores can read");
+    let blocks = h.n_kv_heads * (h.n_heads / h.n_kv_heads).div_ceil(HEADS);
+    // Enough blocks to fill the device. The number does not depend on lengths, so that a recorded graph serves any.
+    let n_multiprocessors = cuda.driver.n_multiprocessors() as usize;
+    let n_splits = (n_multiprocessors / (n_tokens * blocks).max(1)).clamp(1, MAX_SPLITS);
     // Some without work, so that all multiprocessors have as many: see decode_attention.cu.
-    let n_blocks =
-        (n_tokens * blocks * n_splits).next_multiple_of(2 * cuda.driver.n_multiprocessors() as usize);
+    let n_blocks = (n_tokens * blocks * n_splits).next_multiple_of(n_multiprocessors);
     let floats = n_tokens * h.n_heads * n_splits * (h.head_dim + 2);
     let ptr = |t: Option<&Tensor<Cuda>>| t.map_or(DevicePtr::NULL, Tensor::ptr);
     let args = Args {
@@ -118,5 +140,6 @@ pub(super) fn attention(
     };
     // SAFETY: every token has a row in qkv and y, and its block table covers its positions, each of which the scheduler gave to one
     // token only; `partial` has room for all splits, `arrived` for all blocks of heads.
-    unsafe { cuda.launch(f, [n_blocks, 1, 1], THREADS, &args) }
+    let (threads, shared) = (32 * warps(HEAD_DIMS[size]) as u32, shared_bytes(HEAD_DIMS[size]));
+    unsafe { cuda.launch_shared(f, [n_blocks, 1, 1], threads, shared, &args) }
 }

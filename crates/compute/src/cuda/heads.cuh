@@ -45,16 +45,19 @@ DEVICE void write_head(uint8_t* out, const float* head, int dim, int lane);
 
 template <>
 DEVICE void write_head<F32>(uint8_t* out, const float* head, int dim, int lane) {
+#pragma unroll 1
   for (int i = lane; i < dim; i += 32) reinterpret_cast<float*>(out)[i] = head[i];
 }
 
 template <>
 DEVICE void write_head<F16>(uint8_t* out, const float* head, int dim, int lane) {
+#pragma unroll 1
   for (int i = lane; i < dim; i += 32) reinterpret_cast<uint16_t*>(out)[i] = ptx::f32_to_f16(head[i]);
 }
 
 template <>
 DEVICE void write_head<BF16>(uint8_t* out, const float* head, int dim, int lane) {
+#pragma unroll 1
   for (int i = lane; i < dim; i += 32) reinterpret_cast<uint16_t*>(out)[i] = ptx::f32_to_bf16(head[i]);
 }
 

@@ -2,7 +2,7 @@
 
 use super::driver::{Driver, Function, Image};
 use super::gemm::{Half, TILES, Tile};
-use super::prefill_attention::{HEAD_DIMS, ON_TENSOR_CORES, shared_bytes};
+use super::prefill_attention::ON_TENSOR_CORES;
 use crate::quant::QUANTS;
 use crate::{DType, Error, Result};
 
@@ -21,7 +21,7 @@ images!(
 );
 
 /// Static shared memory of the fused products, at most.
-const MATVEC_STATIC: usize = 1 << 10;
+const MATVEC_STATIC: usize = 3 << 9;
 
 /// Element types that are repacked when they are loaded.
 pub(super) const PACKED: [DType; 5] = [DType::Q4_0, DType::Q8_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
@@ -45,6 +45,7 @@ pub(super) struct Kernels {
     /// One row of activations, with so many threads.
     pub(super) matvec_256: Function,
     pub(super) matvec_384: Function,
+    pub(super) matvec_512: Function,
     /// Up to 8 rows of activations.
     pub(super) matvec_8: Function,
     /// Dynamic shared memory that the fused products may ask for, in bytes.
@@ -99,8 +100,8 @@ pub(super) struct TypeKernels {
 pub(super) struct CacheKernels {
     pub(super) store_kv: Function,
     pub(super) attention: Function,
-    pub(super) decode_attention: Function,
-    /// In the order of [`HEAD_DIMS`]; for types that tensor cores can read, or that are decoded for them.
+    /// By the sizes of heads that the launchers list; for types that tensor cores can read, or that are decoded for them.
+    pub(super) decode_attention: [Option<Function>; 3],
     pub(super) prefill_attention: [Option<Function>; 2],
 }
 
@@ -124,19 +125,27 @@ impl Kernels {
                 gemv_8: f(&matmul, &format!("gemv_8_Packed_{t}"))?,
             })
         });
-        let prefill = |dtype: DType, dim: usize| {
+        // A kernel for heads of one size over a cache that tensor cores can read.
+        let on_tensor_cores = |image: &'static Image, dtype: DType, dim: usize, shared: usize| {
             if !ON_TENSOR_CORES.contains(&dtype) {
                 return Ok(None);
             }
-            let name = format!("prefill_attention_{dtype}_{dim}");
-            driver.function(&prefill_attention, &name, shared_bytes(dim) as u32).map(Some)
+            driver.function(image, &format!("{}_{dtype}_{dim}", image.name), shared as u32).map(Some)
+        };
+        let decode = |dtype: DType, i: usize| {
+            let dim = super::decode_attention::HEAD_DIMS[i];
+            on_tensor_cores(&decode_attention, dtype, dim, super::decode_attention::shared_bytes(dim))
+        };
+        let prefill = |dtype: DType, i: usize| {
+            let dim = super::prefill_attention::HEAD_DIMS[i];
+            on_tensor_cores(&prefill_attention, dtype, dim, super::prefill_attention::shared_bytes(dim))
         };
         let by_cache = CACHE_TYPES.iter().map(|t| {
             Ok(CacheKernels {
                 store_kv: f(&rope, &format!("store_kv_{t}"))?,
                 attention: f(&attention, &format!("attention_{t}"))?,
-                decode_attention: f(&decode_attention, &format!("decode_attention_{t}"))?,
-                prefill_attention: [prefill(*t, HEAD_DIMS[0])?, prefill(*t, HEAD_DIMS[1])?],
+                decode_attention: [decode(*t, 0)?, decode(*t, 1)?, decode(*t, 2)?],
+                prefill_attention: [prefill(*t, 0)?, prefill(*t, 1)?],
             })
         });
         let by_tile = TILES.iter().map(|tile| {
@@ -162,6 +171,7 @@ impl Kernels {
             gemm: f(&matmul, "gemm")?,
             matvec_256: driver.function(&matvec, "matvec_256", matvec_shared as u32)?,
             matvec_384: driver.function(&matvec, "matvec_384", matvec_shared as u32)?,
+            matvec_512: driver.function(&matvec, "matvec_512", matvec_shared as u32)?,
             matvec_8: driver.function(&matvec, "matvec_8", matvec_shared as u32)?,
             matvec_shared,
             moe_route: f(&moe, "moe_route")?,

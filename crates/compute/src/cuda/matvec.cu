@@ -2,18 +2,24 @@
 // the input, the quantization of activations, bias, the sum with the residual stream, gate · up.
 //
 // A block owns a contiguous range of outputs of one part of the matrix. A warp takes a group (packed.cuh) of one or two rows at a time,
-// a piece to a lane; groups go round the block's warps, so that a block reads memory from front to back. Each group's sum is left in
-// shared memory, where the groups of an output are added in order: an output does not depend on the other rows of x.
+// a piece to a lane. The block's warps share its work group by group: a warp goes down the rows with one group, whose activations it keeps
+// in registers. Each group's sum is left in shared memory, where the groups of an output are added in order: an output does not depend on
+// the other rows of x.
 //
 // Weights come through a ring in shared memory that fills before the kernel before has ended, since they do not depend on it. There is
-// one block to a multiprocessor, with half of what it has, so that the next kernel's block fits beside it.
+// one block to a multiprocessor, with half of what it has, so that the next kernel's block fits beside it. Most of the code runs once per
+// launch, and a multiprocessor waits for instructions that it has not run before: so it is short, and has few copies of itself.
 //
 // Moves: the weights once. Shared memory: the ring, 80 bytes per 64 activations of each row, 4 bytes per group of a row and row of x.
 #include "packed.cuh"
 
 constexpr int MAX_PARTS = 4, MAX_ROWS = 8;
-// Bytes of the ring, and the most stages that it has. A stage is a group of each warp, of one or two rows.
+// Bytes of the ring, and the most stages that it has. A stage is a group of each warp, of one or two rows. Two blocks fit a multiprocessor.
+#if __CUDA_ARCH__ >= 900
+constexpr int RING = 92 << 10;
+#else
 constexpr int RING = 60 << 10;
+#endif
 constexpr int MAX_STAGES = 6;
 
 enum Layout : uint32_t { LAYOUT_F16, LAYOUT_BF16, LAYOUT_Q4_0, LAYOUT_Q8_0, LAYOUT_Q4_K, LAYOUT_Q5_K, LAYOUT_Q6_K };
@@ -54,37 +60,40 @@ DEVICE float activate(uint32_t f, float x) {
   }
 }
 
-// Activations of a piece of plain numbers: 8 at `at` + 256 j, for j below n.
+// Activations of a piece of plain numbers: 8 at 256 j, for j below 4.
 struct XPlain {
-  const float* at;
-  int n;
+  float v[32];
 };
 
 // Weights of plain numbers: a piece is 32 of them, 8 at lane * 8 + 256 j of its group, so that loads lie side by side. A group of
-// fewer than 32 pieces is filled from its front.
+// fewer than 32 pieces is filled from its front, the rest is zeros.
 template <bool BRAIN>
 struct Plain {
   static constexpr bool PACKED = false, PAIRS_OF_SUMS = false;
+  static constexpr int ROWS = 2;
   DEVICE static constexpr int bytes(int size) { return 64 * size; }
   struct Piece {
     uint4 q[4];
   };
-  DEVICE static void take(Piece& p, const uint8_t* group, int, int at) { take_vectors(p.q, group, GROUP, at); }
+  // Of a group of `size` numbers.
+  DEVICE static void take(Piece& p, const uint8_t* group, int size, int at) {
+    take_vectors(p.q, group, GROUP, at);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      if (at * 8 + j * 256 >= size) p.q[j] = uint4{0, 0, 0, 0};
+    }
+  }
   DEVICE static float dot(const Piece& p, const XPlain& x) {
     float sum = 0;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      if (j >= x.n) break;
-      const float4 a = *reinterpret_cast<const float4*>(x.at + 256 * j);
-      const float4 b = *reinterpret_cast<const float4*>(x.at + 256 * j + 4);
-      const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const uint32_t w = word(p.q[j], i);
         const float low = BRAIN ? __uint_as_float(w << 16) : ptx::f16_to_f32(static_cast<uint16_t>(w));
         const float high = BRAIN ? __uint_as_float(w & 0xffff0000u) : ptx::f16_to_f32(static_cast<uint16_t>(w >> 16));
-        sum = fmaf(low, v[2 * i], sum);
-        sum = fmaf(high, v[2 * i + 1], sum);
+        sum = fmaf(low, x.v[8 * j + 2 * i], sum);
+        sum = fmaf(high, x.v[8 * j + 2 * i + 1], sum);
       }
     }
     return sum;
@@ -112,14 +121,16 @@ DEVICE void convert(const float (&v)[8], int k, int n, XPiece* pieces, float* fl
   bits = max(bits, __shfl_xor_sync(ALL_LANES, bits, 2));
   const float largest = __uint_as_float(bits), scale = largest * (1.0f / 127.0f);
   const float per_unit = largest > 1e-30f ? __fdividef(127.0f, largest) : 0.0f;
-  uint32_t packed[2] = {};
-  int sum = 0;
+  // The last byte of a float of this size is an integer, rounded.
+  uint32_t q[8];
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
-    const int q = __float2int_rn(v[i] * per_unit);
-    sum += q;
-    packed[i / 4] |= (static_cast<uint32_t>(q) & 255) << 8 * (i % 4);
+  for (int i = 0; i < 8; i++) q[i] = __float_as_uint(fmaf(v[i], per_unit, 12582912.0f));
+  uint32_t packed[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    packed[i] = __byte_perm(__byte_perm(q[4 * i], q[4 * i + 1], 0x0040), __byte_perm(q[4 * i + 2], q[4 * i + 3], 0x0040), 0x5410);
   }
+  int sum = __dp4a(static_cast<int>(packed[0]), 0x01010101, __dp4a(static_cast<int>(packed[1]), 0x01010101, 0));
   sum += __shfl_xor_sync(ALL_LANES, sum, 1);
   const int next = __shfl_xor_sync(ALL_LANES, sum, 2);
   if (k < n) {
@@ -133,58 +144,86 @@ DEVICE void convert(const float (&v)[8], int k, int n, XPiece* pieces, float* fl
   }
 }
 
-DEVICE void load_if(float (&v)[8], const float* x, int k, int n) {
+// Eight activations, or zeros past the end. Not from this multiprocessor's cache, which may hold what the kernel before overwrote.
+DEVICE void load_fresh(float (&v)[8], const float* x, int k, int n) {
+  float4 a = {}, b = {};
   if (k < n) {
-    load8_floats(v, x, k, n);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = 0;
+    a = __ldcg(reinterpret_cast<const float4*>(x + k));
+    b = __ldcg(reinterpret_cast<const float4*>(x + k + 4));
   }
+  v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+DEVICE void load_norm(float (&w)[8], const float* weight, int k, int n) {
+  float4 a = {}, b = {};
+  if (k < n) {
+    a = *reinterpret_cast<const float4*>(weight + k);
+    b = *reinterpret_cast<const float4*>(weight + k + 4);
+  }
+  w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w, w[4] = b.x, w[5] = b.y, w[6] = b.z, w[7] = b.w;
 }
 
 // Converts the rows of x, times the norm's weights. What the norm divides them by is left to the end: the thread's share of the sum of
-// squares of row j goes to `squares(j, share)`. `weights`: the first of the norm's, which were there before.
-template <int THREADS, int CHUNKS, class Squares>
-DEVICE void prepare(const MatvecArgs& a, const float (&weights)[CHUNKS][8], XPiece* pieces, float* floats, Form form, Squares squares) {
-  constexpr int CHUNK = THREADS * 8;
-  const int n = a.n_in, m = a.m, own = threadIdx.x * 8;
+// squares of row j goes to `squares(j, share)`.
+template <int THREADS, class Squares>
+DEVICE void prepare(const MatvecArgs& a, int m, XPiece* pieces, float* floats, Form form, Squares squares) {
+  // Chunks that are on their way at the same time.
+  constexpr int CHUNK = THREADS * 8, CHUNKS = THREADS < 512 ? 5 : 4;
+  const int n = a.n_in;
 #pragma unroll 1
   for (int j = 0; j < m; j++) {
     const float* x = a.x + static_cast<size_t>(j) * n;
     float sum = 0;
+    float v[CHUNKS][8];
+    int k = threadIdx.x * 8;
 #pragma unroll 1
-    for (int base = 0; base < n; base += CHUNKS * CHUNK) {
-      float v[CHUNKS][8];
+    for (int base = 0; base < n; base += CHUNK, k += CHUNK) {
+      if (base % (CHUNKS * CHUNK) == 0) {
 #pragma unroll
-      for (int c = 0; c < CHUNKS; c++) load_if(v[c], x, base + c * CHUNK + own, n);
+        for (int c = 0; c < CHUNKS; c++) load_fresh(v[c], x, k + c * CHUNK, n);
+      }
+      if (a.norm_weight) {
+        float w[8];
+        load_norm(w, a.norm_weight, k, n);
 #pragma unroll
-      for (int c = 0; c < CHUNKS; c++) {
-        const int k = base + c * CHUNK + own;
-        if (base + c * CHUNK >= n) break;
-        if (a.norm_weight) {
-          float w[8];
-          if (base > 0) load_if(w, a.norm_weight, k, n);
-#pragma unroll
-          for (int i = 0; i < 8; i++) {
-            sum += v[c][i] * v[c][i];
-            v[c][i] *= base > 0 ? w[i] : weights[c][i];
-          }
+        for (int i = 0; i < 8; i++) {
+          sum += v[0][i] * v[0][i];
+          v[0][i] *= w[i];
         }
-        convert(v[c], k, n, pieces + j * (n / 64), floats + static_cast<size_t>(j) * n, form);
+      }
+      convert(v[0], k, n, pieces + j * (n / 64), floats + static_cast<size_t>(j) * n, form);
+#pragma unroll
+      for (int c = 0; c + 1 < CHUNKS; c++) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[c][i] = v[c + 1][i];
       }
     }
     if (a.norm_weight) squares(j, sum);
   }
 }
 
-// The activations of a lane's piece of a group, of row j.
+// The activations of a lane's piece of a group of row j; zeros where it has none.
 template <class P>
-DEVICE auto activations(const XPiece* pieces, const float* floats, int j, int group, int lane, int n) {
+DEVICE auto activations(const XPiece* pieces, const float* floats, int j, int group, int size, int lane, int n) {
   if constexpr (P::PACKED) {
-    return X(pieces + j * (n / 64) + group * GROUP + lane);
+    X x;
+    x.clear();
+    if (lane < size) x.load(pieces + j * (n / 64) + group * GROUP + lane);
+    return x;
   } else {
+    XPlain x;
     const int k = group * 1024 + lane * 8;
-    return XPlain{floats + static_cast<size_t>(j) * n + k, k < n ? ceil_div(n - k, 256) : 0};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float4 a = {}, b = {};
+      if (k + 256 * i < n) {
+        a = *reinterpret_cast<const float4*>(floats + static_cast<size_t>(j) * n + k + 256 * i);
+        b = *reinterpret_cast<const float4*>(floats + static_cast<size_t>(j) * n + k + 256 * i + 4);
+      }
+      x.v[8 * i] = a.x, x.v[8 * i + 1] = a.y, x.v[8 * i + 2] = a.z, x.v[8 * i + 3] = a.w;
+      x.v[8 * i + 4] = b.x, x.v[8 * i + 5] = b.y, x.v[8 * i + 6] = b.z, x.v[8 * i + 7] = b.w;
+    }
+    return x;
   }
 }
 
@@ -200,14 +239,11 @@ struct Common {
 template <class P, int THREADS, bool ONE>
 DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int n_rows, bool gate, unsigned char* shared,
                      Common<THREADS / 32>& common) {
-  // Chunks of THREADS * 8 activations that are on their way at the same time.
-  constexpr int WARPS = THREADS / 32, CHUNKS = THREADS <= 256 ? 4 : 2;
-  // A lane has two rows, which share what it reads of x, where the ring has room.
-  constexpr int BYTES = P::bytes(GROUP);
-  constexpr int ROWS = 2 * WARPS * 2 * BYTES <= RING ? 2 : 1, STAGE = ROWS * BYTES;
+  constexpr int WARPS = THREADS / 32, BYTES = P::bytes(GROUP);
+  constexpr int ROWS = 2 * WARPS * P::ROWS * BYTES <= RING ? P::ROWS : 1, STAGE = ROWS * BYTES;
   constexpr int FIT = RING / (WARPS * STAGE), STAGES = FIT > MAX_STAGES ? MAX_STAGES : FIT;
-  static_assert(STAGES >= 2, "the ring is too small");
-  const int n = a.n_in, lane = threadIdx.x % 32, warp = threadIdx.x / 32, m = ONE ? 1 : a.m;
+  static_assert(STAGES >= 1, "the ring is too small");
+  const int n = a.n_in, lane = threadIdx.x % 32, warp = __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), m = ONE ? 1 : a.m;
   const int n_pieces = P::PACKED ? n / 64 : ceil_div(n, 32), n_groups = ceil_div(n_pieces, GROUP);
   const int last_size = n_pieces - (n_groups - 1) * GROUP;
   const uint32_t last_bytes = P::PACKED ? P::bytes(last_size) : (n - (n_groups - 1) * 1024) * 2;
@@ -216,96 +252,92 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
   XPiece* pieces = reinterpret_cast<XPiece*>(shared + RING);
   float* floats = reinterpret_cast<float*>(shared + RING);
   float* sums = reinterpret_cast<float*>(shared + RING + x_bytes * m);  // [rows, groups, m]
-  uint64_t* barrier = common.barriers[warp];
 
-  // A warp has rows `row` and `row` + n_own: two places that the block reads from front to back.
+  // A unit is a group of rows `row` and `row` + n_own. They are shared out group by group, so that a warp keeps its activations.
   const int n_own = ceil_div(n_rows, ROWS), n_units = n_own * n_groups;
-  const int step_rows = WARPS / n_groups, step_groups = WARPS % n_groups;
+  const int begin = n_units * warp / WARPS, end = n_units * (warp + 1) / WARPS;
+  const int first_group = n_own > 0 ? begin / n_own : 0, first_row = begin - first_group * n_own;
   const uint8_t* w = part.w + static_cast<size_t>(first) * part.row_bytes;
+  const int64_t row_bytes = static_cast<int64_t>(part.row_bytes);
   // From a row to the other; the other of an odd number's last is itself.
-  const int64_t other = gate ? a.parts[1].w - a.parts[0].w : static_cast<int64_t>(n_own) * static_cast<int64_t>(part.row_bytes);
+  const int64_t other = gate ? a.parts[1].w - a.parts[0].w : n_own * row_bytes;
 
   // The copies run ahead of the products.
-  int ahead = warp, ahead_group = ahead % n_groups, ahead_row = ahead / n_groups;
+  int ahead = begin, ahead_group = first_group, ahead_row = first_row;
+  const uint8_t* from = w + first_group * BYTES + first_row * row_bytes;
+  uint64_t* barrier = common.barriers[warp];
   const auto fetch_stage = [&](int stage) {
-    if (ahead < n_units) {
+    if (ahead < end) {
       const uint32_t bytes = ahead_group + 1 == n_groups ? last_bytes : BYTES;
-      ptx::expect_bytes(barrier + stage, lane, ROWS * bytes);
-      const uint8_t* r = w + ahead_row * part.row_bytes + ahead_group * BYTES;
-      if (ROWS == 1 && gate && ahead_row >= n_own / 2) r += other - static_cast<int64_t>(n_own / 2 * part.row_bytes);
-      ptx::copy_bytes(ring + stage * STAGE, r, bytes, barrier + stage, lane);
+      const int copier = ptx::copying_lane(lane);
+      ptx::expect_bytes(barrier + stage, copier, ROWS * bytes);
+      const uint8_t* r = from;
+      if (ROWS == 1 && gate && ahead_row >= n_own / 2) r += other - n_own / 2 * row_bytes;
+      ptx::copy_bytes(ring + stage * STAGE, r, bytes, barrier + stage, copier);
       if (ROWS == 2) {
-        if (gate || ahead_row + n_own < n_rows) r += other;
-        ptx::copy_bytes(ring + stage * STAGE + BYTES, r, bytes, barrier + stage, lane);
+        ptx::copy_bytes(ring + stage * STAGE + BYTES, gate || ahead_row + n_own < n_rows ? r + other : r, bytes, barrier + stage, copier);
       }
       ptx::copies_are_begun(barrier + stage);
     }
-    ahead += WARPS, ahead_row += step_rows, ahead_group += step_groups;
-    if (ahead_group >= n_groups) ahead_group -= n_groups, ahead_row++;
+    ahead++, ahead_row++, from += row_bytes;
+    if (ahead_row == n_own) ahead_row = 0, ahead_group++, from += BYTES - n_own * row_bytes;
   };
-#pragma unroll
+#pragma unroll 1
   for (int s = 0; s < STAGES; s++) ptx::barrier_init(barrier + s, lane);
   ptx::barriers_are_ready();
 #pragma unroll 1
   for (int s = 0; s < STAGES; s++) fetch_stage(s);
 
-  float weights[CHUNKS][8];
-#pragma unroll
-  for (int c = 0; c < CHUNKS; c++) {
-    load_if(weights[c], a.norm_weight, (c * THREADS + threadIdx.x) * 8, a.norm_weight ? n : 0);
+  const int n_y = gate ? n_rows / 2 : n_rows;
+  if (a.norm_weight) {
+#pragma unroll 1
+    for (int k = threadIdx.x * 8; k < n; k += THREADS * 8) ptx::prefetch(a.norm_weight + k);
   }
   ptx::wait_for_previous_kernel();
   // What the sums will be added to.
-  const int n_y = gate ? n_rows / 2 : n_rows;
   float before = 0;
   if (a.epilogue == ADD && threadIdx.x < n_y * m) {
-    before = a.y[static_cast<size_t>(threadIdx.x / n_y) * a.y_stride + part.first_out + first + threadIdx.x % n_y];
+    before = __ldcg(a.y + static_cast<size_t>(threadIdx.x / n_y) * a.y_stride + part.first_out + first + threadIdx.x % n_y);
   }
-  prepare<THREADS>(a, weights, pieces, floats, !P::PACKED ? Form::FLOATS : P::PAIRS_OF_SUMS ? Form::PAIRS_OF_SUMS : Form::SUMS,
-          [&](int j, float share) {
-            share = warp_sum(share);
-            if (lane == 0) common.squares[j][warp] = share;
-          });
+  prepare<THREADS>(a, m, pieces, floats, !P::PACKED ? Form::FLOATS : P::PAIRS_OF_SUMS ? Form::PAIRS_OF_SUMS : Form::SUMS,
+                   [&](int j, float share) {
+                     share = warp_sum(share);
+                     if (lane == 0) common.squares[j][warp] = share;
+                   });
   __syncthreads();
 
-  int stage = 0, group = warp % n_groups, row = warp / n_groups;
+  int stage = 0;
   uint32_t parity = 0;
 #pragma unroll 1
-  for (int unit = warp; unit < n_units; unit += WARPS) {
-    const int size = group + 1 == n_groups ? last_size : GROUP;
-    ptx::wait_for_phase(barrier + stage, parity);
-    typename P::Piece p[ROWS];
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) P::take(p[i], ring + stage * STAGE + i * BYTES, size, P::PACKED ? min(lane, size - 1) : lane);
-    // The lanes have taken theirs before it is overwritten.
-    __syncwarp();
-    fetch_stage(stage);
-    if (++stage == STAGES) stage = 0, parity ^= 1;
+  for (int unit = begin, group = first_group; unit < end; group++) {
+    const int size = group + 1 == n_groups ? last_size : GROUP, length = P::PACKED ? size : min(n - group * 1024, 1024);
+    auto x = activations<P>(pieces, floats, 0, group, size, lane, n);
+    const int until = min(end, (group + 1) * n_own);
+    int row = unit - group * n_own;
 #pragma unroll 1
-    for (int j = 0; j < m; j++) {
-      float sum[ROWS] = {};
-      if (!P::PACKED || lane < size) {
-        const auto x = activations<P>(pieces, floats, j, group, lane, n);
+    for (; unit < until; unit++, row++) {
+      ptx::wait_for_phase(barrier + stage, parity);
+      typename P::Piece p[ROWS];
+#pragma unroll
+      for (int i = 0; i < ROWS; i++) P::take(p[i], ring + stage * STAGE + i * BYTES, length, P::PACKED ? min(lane, size - 1) : lane);
+      // The lanes have taken theirs before it is overwritten.
+      __syncwarp();
+      fetch_stage(stage);
+      if (++stage == STAGES) stage = 0, parity ^= 1;
+#pragma unroll 1
+      for (int j = 0; j < m; j++) {
+        if (!ONE && j > 0) x = activations<P>(pieces, floats, j, group, size, lane, n);
+        float sum[ROWS];
 #pragma unroll
         for (int i = 0; i < ROWS; i++) sum[i] = P::dot(p[i], x);
+        const float s = sums_over<ROWS, 32>(sum, lane);
+        // Each half of the warp has one of two rows.
+        const int mine = row + (ROWS == 2 && lane >= 16 ? n_own : 0);
+        if (lane % (32 / ROWS) == 0 && mine < n_rows) sums[(mine * n_groups + group) * m + j] = s;
+        if (ONE) break;
       }
-      if (ROWS == 2) {
-        // Each half of the warp adds one of the two.
-        const bool upper = lane >= 16;
-        float s = upper ? sum[ROWS - 1] : sum[0];
-        s += __shfl_xor_sync(ALL_LANES, upper ? sum[0] : sum[ROWS - 1], 16);
-#pragma unroll
-        for (int d = 8; d; d >>= 1) s += __shfl_xor_sync(ALL_LANES, s, d);
-        const int mine = row + (upper ? n_own : 0);
-        if (lane % 16 == 0 && mine < n_rows) sums[(mine * n_groups + group) * m + j] = s;
-      } else {
-        const float s = warp_sum(sum[0]);
-        if (lane == 0) sums[(row * n_groups + group) * m + j] = s;
-      }
-      if (ONE) break;
+      if (!ONE) x = activations<P>(pieces, floats, 0, group, size, lane, n);
     }
-    row += step_rows, group += step_groups;
-    if (group >= n_groups) group -= n_groups, row++;
   }
   __syncthreads();
 
@@ -319,24 +351,30 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
   };
   const auto total = [&](int row, int j) {
     float sum = 0;
+#pragma unroll 2
     for (int g = 0; g < n_groups; g++) sum += sums[(row * n_groups + g) * m + j];
-    return sum * inverse(j);
+    return sum;
   };
+#pragma unroll 1
   for (int i = threadIdx.x; i < n_y * m; i += THREADS) {
-    const int row = i % n_y, j = i / n_y;
+    const int row = ONE ? i : i % n_y, j = ONE ? 0 : i / n_y;
+    const float factor = inverse(j);
     float* y = a.y + static_cast<size_t>(j) * a.y_stride;
+    float sum = total(row, j) * factor;
+    int out = first + row;
     if (gate) {
-      y[first + row] = activate(a.activation, total(row, j)) * total(n_y + row, j);
-      continue;
+      sum = activate(a.activation, sum) * (total(n_y + row, j) * factor);
+    } else {
+      out += part.first_out;
+      if (a.bias) sum += a.bias[out];
+      if (a.epilogue == ADD) sum += i < THREADS ? before : __ldcg(y + out);
     }
-    const int out = part.first_out + first + row;
-    float sum = total(row, j);
-    if (a.bias) sum += a.bias[out];
-    y[out] = a.epilogue != ADD ? sum : sum + (i < THREADS ? before : y[out]);
+    y[out] = sum;
   }
 }
 
-template <int THREADS, bool ONE>
+// PLAIN: whether weights may be plain numbers. ONE: whether x has one row.
+template <int THREADS, bool PLAIN, bool ONE>
 DEVICE void multiply_parts(const MatvecArgs& a) {
   DYNAMIC_SHARED(shared);
   ptx::let_next_kernel_start();
@@ -351,9 +389,11 @@ DEVICE void multiply_parts(const MatvecArgs& a) {
   const uint64_t block = blockIdx.x - part.first_block, n_blocks = end - part.first_block;
   const int first = static_cast<int>(part.n_out * block / n_blocks), last = static_cast<int>(part.n_out * (block + 1) / n_blocks);
   const int n_rows = (last - first) * (gate ? 2 : 1);
+  if constexpr (PLAIN) {
+    if (part.layout == LAYOUT_F16) return multiply<Plain<false>, THREADS, ONE>(a, part, first, n_rows, gate, shared, common);
+    if (part.layout == LAYOUT_BF16) return multiply<Plain<true>, THREADS, ONE>(a, part, first, n_rows, gate, shared, common);
+  }
   switch (part.layout) {
-    case LAYOUT_F16: return multiply<Plain<false>, THREADS, ONE>(a, part, first, n_rows, gate, shared, common);
-    case LAYOUT_BF16: return multiply<Plain<true>, THREADS, ONE>(a, part, first, n_rows, gate, shared, common);
     case LAYOUT_Q4_0: return multiply<Packed_Q4_0, THREADS, ONE>(a, part, first, n_rows, gate, shared, common);
     case LAYOUT_Q8_0: return multiply<Packed_Q8_0, THREADS, ONE>(a, part, first, n_rows, gate, shared, common);
     case LAYOUT_Q4_K: return multiply<Packed_Q4_K, THREADS, ONE>(a, part, first, n_rows, gate, shared, common);
@@ -362,8 +402,9 @@ DEVICE void multiply_parts(const MatvecArgs& a) {
   }
 }
 
-// One row of x. Two blocks, of one kernel and the next, fit a multiprocessor. More threads suit weights that take more work.
-KERNEL_2(matvec_256, MatvecArgs, 256) { multiply_parts<256, true>(a); }
-KERNEL_2(matvec_384, MatvecArgs, 384) { multiply_parts<384, true>(a); }
+// One row of x. Two blocks, of one kernel and the next, fit a multiprocessor. More threads suit weights that take more work, and more rows.
+KERNEL_2(matvec_256, MatvecArgs, 256) { multiply_parts<256, true, true>(a); }
+KERNEL_2(matvec_384, MatvecArgs, 384) { multiply_parts<384, false, true>(a); }
+KERNEL_2(matvec_512, MatvecArgs, 512) { multiply_parts<512, false, true>(a); }
 // Up to 8 rows.
-KERNEL(matvec_8, MatvecArgs, 384) { multiply_parts<384, false>(a); }
+KERNEL(matvec_8, MatvecArgs, 384) { multiply_parts<384, true, false>(a); }

@@ -11,7 +11,11 @@ const MAX_ROWS: usize = 8;
 /// Most passes over the weights that more rows take: up to here they are faster than the tensor cores, for which weights are decoded.
 const MAX_PASSES: usize = 2;
 /// Bytes of the ring of weights in shared memory.
-const RING: usize = 60 << 10;
+fn ring(cuda: &Cuda) -> usize {
+    if cuda.driver.is_hopper() { 92 << 10 } else { 60 << 10 }
+}
+/// Bytes of weights per block from which more threads are faster, if a row has several groups.
+const LARGE: usize = 64 << 10;
 /// Parts that the kernel takes.
 const MAX_PARTS: usize = 4;
 /// Bytes of 64 activations as integers.
@@ -73,6 +77,7 @@ impl Epilogue {
 pub(super) struct Plan {
     parts: Vec<PartArgs>,
     n_blocks: usize,
+    is_large: bool,
     n_in: usize,
     y_stride: usize,
     m: usize,
@@ -171,11 +176,14 @@ fn finish(
             max_sums = max_sums.max(n_out.div_ceil(blocks[i]) * if gate { 2 } else { 1 } * n_groups);
         }
         let per_row = x_bytes + 4 * max_sums;
-        let rows = (cuda.kernels.matvec_shared.saturating_sub(RING) / per_row.max(1)).min(m).min(MAX_ROWS);
+        let rows =
+            (cuda.kernels.matvec_shared.saturating_sub(ring(cuda)) / per_row.max(1)).min(m).min(MAX_ROWS);
         if rows == m.min(MAX_ROWS) || (rows > 0 && 4 * max_sums <= x_bytes) {
+            let total = if gate { 2 * bytes[0] } else { bytes.iter().sum() };
             return Some(Plan {
                 parts,
                 n_blocks,
+                is_large: n_groups > 1 && total >= LARGE * n_blocks,
                 n_in: w.n_in,
                 y_stride,
                 m,
@@ -244,11 +252,12 @@ impl Plan {
                 inv_n: 1.0 / self.n_in as f32,
                 eps: norm.map_or(0.0, |n| n.eps),
             };
-            let shared = RING + m * self.shared_bytes_per_row;
+            let shared = ring(cuda) + m * self.shared_bytes_per_row;
             let (f, threads) = match (m, self.parts[0].layout) {
                 (2.., _) => (cuda.kernels.matvec_8, 384),
                 // F16, BF16, Q8_0.
                 (_, 0 | 1 | 3) => (cuda.kernels.matvec_256, 256),
+                _ if self.is_large => (cuda.kernels.matvec_512, 512),
                 _ => (cuda.kernels.matvec_384, 384),
             };
             // SAFETY: the callers checked the shapes of x and y; the parts hold the rows that they say.

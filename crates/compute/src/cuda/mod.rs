@@ -412,7 +412,7 @@ impl Backend for Cuda {
         prep: QkvPrep<'_, Self>,
         params: &AttentionParams,
     ) -> Result<()> {
-        if decode_attention::can(self, batch, params) {
+        if decode_attention::can(self, kv, batch, params) {
             return self
                 .timed("attention", || decode_attention::attention(self, y, qkv, kv, batch, prep, params));
         }

@@ -9,6 +9,7 @@
 //   Piece, take    a piece in registers, from its group in shared memory,
 //   dot            its product with 64 activations of int8 (see XPiece),
 //   PAIRS_OF_SUMS  which sums of activations `dot` wants,
+//   ROWS           of which a lane takes a piece at a time: as many as its registers hold,
 //   load8          eight weights as floats, bit for bit as from the file's block,
 //   pack           the conversion of one piece.
 #pragma once
@@ -28,7 +29,12 @@ constexpr int FLOAT_UNITS = 0x4b400000;
 DEVICE float units(int sum) { return __uint_as_float(static_cast<uint32_t>(sum)) - 12582912.0f; }
 
 // The float of six bits.
-DEVICE float six_bits(uint32_t x) { return __uint_as_float((x & 63) | 0x4b000000u) - 8388608.0f; }
+DEVICE float six_bits(uint32_t x) { return __uint_as_float(ptx::mask_and_set(x, 63, 0x4b000000u)) - 8388608.0f; }
+
+// Six bits times a number, of which `offset` is the product with -2^23: the bits are the last of a float between 2^23 and 2^24. Rounded once.
+DEVICE float times_six_bits(uint32_t x, float factor, float offset) {
+  return fmaf(__uint_as_float(ptx::mask_and_set(x, 63, 0x4b000000u)), factor, offset);
+}
 
 DEVICE int low_half(uint32_t x) { return static_cast<int16_t>(x); }
 DEVICE int high_half(uint32_t x) { return static_cast<int>(x) >> 16; }
@@ -45,9 +51,18 @@ DEVICE uint32_t word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y
 // A piece of activations in registers.
 struct X {
   uint4 v[5];
-  DEVICE explicit X(const XPiece* p) {
+  float offsets[4];  // scales and sums times -2^23
+  DEVICE void load(const XPiece* p) {
 #pragma unroll
     for (int i = 0; i < 5; i++) v[i] = reinterpret_cast<const uint4*>(p)[i];
+#pragma unroll
+    for (int i = 0; i < 4; i++) offsets[i] = __uint_as_float(word(v[4], i)) * -8388608.0f;
+  }
+  DEVICE void clear() {
+#pragma unroll
+    for (int i = 0; i < 5; i++) v[i] = uint4{0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < 4; i++) offsets[i] = 0;
   }
   DEVICE int q(int i) const { return static_cast<int>(word(v[i / 4], i % 4)); }
   DEVICE float scale(int half) const { return __uint_as_float(word(v[4], half)); }
@@ -105,15 +120,16 @@ DEVICE void pack_k_scales(uint8_t* out, const uint8_t* in, int piece) {
 struct KHeader {
   uint32_t d, bits;
   DEVICE void take(const uint8_t* header, int piece_of_block) {
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(header);
-    const int first = piece_of_block < 2 ? 1 : piece_of_block;
-    d = words[0];
-    bits = __funnelshift_r(words[first], words[piece_of_block < 2 ? 2 : 3], 24 * piece_of_block & 31);
+    const uint4 words = load16(header);
+    const bool front = piece_of_block < 2;
+    d = words.x;
+    bits = __funnelshift_r(front ? words.y : piece_of_block == 2 ? words.z : words.w, front ? words.z : words.w, 24 * piece_of_block & 31);
   }
   // d * (scales · sums of products) - dmin * (mins · sums of activations)
   DEVICE float apply(float low, float high, const X& x) const {
-    const float scaled = six_bits(bits) * x.scale(0) * low + six_bits(bits >> 12) * x.scale(1) * high;
-    const float mins = six_bits(bits >> 6) * x.sum(0) + six_bits(bits >> 18) * x.sum(1);
+    const float scaled =
+        times_six_bits(bits, x.scale(0), x.offsets[0]) * low + times_six_bits(bits >> 12, x.scale(1), x.offsets[1]) * high;
+    const float mins = times_six_bits(bits >> 6, x.sum(0), x.offsets[2]) + times_six_bits(bits >> 18, x.sum(1), x.offsets[3]);
     return ptx::f16_to_f32(static_cast<uint16_t>(d)) * scaled - ptx::f16_to_f32(static_cast<uint16_t>(d >> 16)) * mins;
   }
   // The floats of weights of one half of a piece, as the scalar code rounds them.
@@ -130,6 +146,7 @@ struct KHeader {
 // Groups: 2 vectors, then headers of blocks of 256.
 struct Packed_Q4_K {
   static constexpr bool PACKED = true, PAIRS_OF_SUMS = false;
+  static constexpr int ROWS = 2;
   DEVICE static constexpr int bytes(int size) { return padded(36 * size); }
   typedef Q4_K Source;
   struct Piece {
@@ -171,6 +188,7 @@ struct Packed_Q4_K {
 // that of weight 4 j + b, of its second word that of weight 32 + 4 j + b.
 struct Packed_Q5_K {
   static constexpr bool PACKED = true, PAIRS_OF_SUMS = false;
+  static constexpr int ROWS = 1;
   DEVICE static constexpr int bytes(int size) { return padded(44 * size); }
   typedef Q5_K Source;
   struct Piece {
@@ -233,6 +251,7 @@ struct Packed_Q5_K {
 // as f16. Bits 8 b + 2 t of word i of a piece's upper bits are those of weight 16 i + 4 t + b.
 struct Packed_Q6_K {
   static constexpr bool PACKED = true, PAIRS_OF_SUMS = true;
+  static constexpr int ROWS = 1;
   DEVICE static constexpr int bytes(int size) { return padded(105 * size / 2); }
   typedef Q6_K Source;
   struct Piece {
@@ -311,6 +330,7 @@ struct Packed_Q6_K {
 // Groups: 4 vectors of pieces of two blocks, the blocks' d as f16.
 struct Packed_Q8_0 {
   static constexpr bool PACKED = true, PAIRS_OF_SUMS = false;
+  static constexpr int ROWS = 1;
   DEVICE static constexpr int bytes(int size) { return padded(68 * size); }
   typedef Q8_0 Source;
   struct Piece {
@@ -353,6 +373,7 @@ struct Packed_Q8_0 {
 // Groups: 2 vectors of pieces of two blocks, the blocks' d as f16.
 struct Packed_Q4_0 {
   static constexpr bool PACKED = true, PAIRS_OF_SUMS = false;
+  static constexpr int ROWS = 2;
   DEVICE static constexpr int bytes(int size) { return padded(36 * size); }
   typedef Q4_0 Source;
   struct Piece {

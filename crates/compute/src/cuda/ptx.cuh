@@ -30,10 +30,29 @@ __device__ __forceinline__ int dp4a_unsigned(uint32_t a, int b, int c) {
   return d;
 }
 
+// x & mask | bits, in one instruction though both are constants.
+__device__ __forceinline__ uint32_t mask_and_set(uint32_t x, uint32_t mask, uint32_t bits) {
+  uint32_t y;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
+  return y;
+}
+
 // Copies by a warp from global to shared memory that go on while it does: each lane calls these alike. On Hopper a copy is one request
 // of the first lane's; before, it is many of all lanes'. A barrier counts what has arrived; its phases have parity 0, 1, 0, …
 // Addresses and sizes are multiples of 16.
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+// The lane as copies want to know it. On Hopper, where they only ask whether it is the first, another may stand for that: when the whole
+// warp asks, the compiler knows that it is one, and keeps addresses where copies want them.
+__device__ __forceinline__ int copying_lane(int lane) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t elected;
+  asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(elected));
+  return elected ? 0 : 1;
+#else
+  return lane;
+#endif
+}
 
 __device__ __forceinline__ void barrier_init(uint64_t* barrier, int lane) {
 #if __CUDA_ARCH__ >= 900
@@ -146,6 +165,20 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(from)
                : "memory");
+}
+
+// An 8 x 8 matrix of 16-bit numbers with rows and columns exchanged: lane l has elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4.
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t r) {
+  uint32_t t;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t) : "r"(r));
+  return t;
+}
+
+// Adds one to a counter of the device and returns what it was. What was written before is seen by those who find it counted.
+__device__ __forceinline__ uint32_t count_up(uint32_t* counter) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
 }
 
 // d += a b on the tensor cores: a [16, 16] and b [16, 8] of half precision, sums [16, 8] in floats. With g = lane / 4, t = lane % 4 a

@@ -11,6 +11,7 @@ struct AnglesArgs {
 
 // A block owns a token. The product is rounded to f32, as the reference library does; its cosine and sine are then taken exactly.
 KERNEL(rope_angles, AnglesArgs, 128) {
+  ptx::let_next_kernel_start();
   ptx::wait_for_previous_kernel();
   const int n = a.n;
   float* y = a.y + static_cast<size_t>(blockIdx.x) * 2 * n;
