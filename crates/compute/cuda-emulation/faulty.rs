@@ -1,6 +1,8 @@
 //! A driver that fails when it is told to, for tests of what happens then; everything else it passes on.
 
-use realizar_compute::cuda::driver::{DevicePtr, Driver, Function, Graph, Grid, Image, Pending};
+use realizar_compute::cuda::driver::{
+    BoxMap, Boxes, DevicePtr, Driver, Function, Graph, Grid, Image, Pending,
+};
 use realizar_compute::{DeviceMemory, Error, Result};
 use std::collections::HashSet;
 use std::ffi::c_void;
@@ -123,6 +125,10 @@ impl Driver for Faulty {
 
     fn is_hopper(&self) -> bool {
         self.inner.is_hopper()
+    }
+
+    fn box_map(&self, boxes: Boxes) -> Result<BoxMap> {
+        self.inner.box_map(boxes)
     }
 
     fn memory(&self) -> DeviceMemory {

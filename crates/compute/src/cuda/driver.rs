@@ -48,6 +48,30 @@ pub struct Grid {
     pub threads: u32,
     /// Dynamic shared memory of a block, in bytes.
     pub shared_bytes: u32,
+    /// Neighbouring blocks, in the first dimension, that run together and see each other's shared memory; 1: none.
+    pub cluster: u32,
+}
+
+/// What a GPU's copy engine must know of rows of bytes to bring boxes of them to shared memory; kernels take it by value.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub struct BoxMap(pub [u64; 16]);
+
+/// Rows of bytes, and the boxes that are brought of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Boxes {
+    /// The first row, at a multiple of 16 bytes.
+    pub rows: DevicePtr,
+    /// Rows there are.
+    pub n_rows: usize,
+    /// Bytes of a row, a multiple of 16.
+    pub row_bytes: usize,
+    /// Rows of a box.
+    pub box_rows: usize,
+    /// Bytes of a row of a box, a multiple of 16.
+    pub box_bytes: usize,
+    /// Whether rows of a box have 128 bytes, of which each 16 go to their number xor the row's, modulo 8.
+    pub swizzled: bool,
 }
 
 /// A device with one queue of work, in whose order everything here takes effect.
@@ -66,6 +90,11 @@ pub trait Driver: Send + Sync {
     /// Whether it runs machine code for Hopper, whose tensor cores have instructions of their own.
     fn is_hopper(&self) -> bool {
         false
+    }
+
+    /// Describes boxes to the copy engine of a GPU that runs machine code for Hopper.
+    fn box_map(&self, boxes: Boxes) -> Result<BoxMap> {
+        unreachable!("{boxes:?} on a device that is not for Hopper's code")
     }
 
     /// Memory now.

@@ -1,6 +1,6 @@
 //! The GPU's driver, opened when the program runs: a machine without one needs nothing and loses nothing.
 
-use super::driver::{DevicePtr, Driver, Function, Graph, Grid, Image, Pending};
+use super::driver::{BoxMap, Boxes, DevicePtr, Driver, Function, Graph, Grid, Image, Pending};
 use crate::{DeviceMemory, Error, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
@@ -396,6 +396,36 @@ impl Driver for Gpu {
         self.capability == (9, 0)
     }
 
+    fn box_map(&self, boxes: Boxes) -> Result<BoxMap> {
+        let Boxes { rows, n_rows, row_bytes, box_rows, box_bytes, swizzled } = boxes;
+        self.bind()?;
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        let (lens, strides) = ([row_bytes as u64, n_rows as u64], [row_bytes as u64]);
+        let (box_lens, steps) = ([box_bytes as u32, box_rows as u32], [1, 1]);
+        // SAFETY: reads the arrays, one number per dimension (strides: but the first), and writes the map.
+        let encoded = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut map,
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                2,
+                rows.0 as *mut c_void,
+                lens.as_ptr(),
+                strides.as_ptr(),
+                box_lens.as_ptr(),
+                steps.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                match swizzled {
+                    true => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                    false => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+                },
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        self.check("cuTensorMapEncodeTiled", encoded.result())?;
+        Ok(BoxMap(map.opaque))
+    }
+
     fn memory(&self) -> DeviceMemory {
         match self.bind().map(|()| result::mem_get_info()) {
             Ok(Ok((free, total))) => DeviceMemory { free, total },
@@ -540,14 +570,27 @@ impl Driver for Gpu {
         // SAFETY: functions are addresses of kernels, which live as long as this.
         let f = self.load(unsafe { &*std::ptr::with_exposed_provenance::<LazyKernel>(f.0) })?;
         let _turn = self.turn();
-        let Grid { blocks: [x, y, z], threads, shared_bytes } = grid;
+        let Grid { blocks: [x, y, z], threads, shared_bytes, cluster } = grid;
         let mut args = args.cast_mut();
+        let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
         // Hopper's machine code waits for its inputs by itself, so a kernel may start while the one before it ends. Other GPUs run
-        // the PTX of an older target, which cannot wait.
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        // the PTX of an older target, which cannot wait, and have no clusters.
+        let mut attributes = [
+            attribute(
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+            ),
+            attribute(
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                sys::CUlaunchAttributeValue {
+                    clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 },
+                },
+            ),
+        ];
+        let n_attributes = match (self.is_hopper(), cluster) {
+            (false, _) => 0,
+            (true, 1) => 1,
+            (true, _) => 2,
         };
         let config = sys::CUlaunchConfig {
             gridDimX: x,
@@ -558,8 +601,8 @@ impl Driver for Gpu {
             blockDimZ: 1,
             sharedMemBytes: shared_bytes,
             hStream: self.stream,
-            attrs: &mut attribute,
-            numAttrs: u32::from(self.capability == (9, 0)),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: n_attributes,
         };
         // SAFETY: by this function's contract; the driver copies the arguments.
         let launched = unsafe { sys::cuLaunchKernelEx(&config, f, &mut args, std::ptr::null_mut()) };

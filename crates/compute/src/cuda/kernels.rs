@@ -3,6 +3,7 @@
 use super::driver::{Driver, Function, Image};
 use super::gemm::{Half, TILES, Tile};
 use super::prefill_attention::ON_TENSOR_CORES;
+use super::skinny::SHAPES;
 use crate::quant::QUANTS;
 use crate::{DType, Error, Result};
 
@@ -17,7 +18,7 @@ macro_rules! images {
 }
 images!(
     attention decode_attention dequantize elementwise gemm gemm_hopper halves matmul matvec moe norm prefill_attention ranks repack rope
-    sample
+    sample skinny
 );
 
 /// Static shared memory of the fused products, at most.
@@ -63,6 +64,8 @@ pub(super) struct Kernels {
     pub(super) sample_choose: Function,
     pub(super) activations_half: Function,
     pub(super) activations_bfloat: Function,
+    /// Where the GPU can run them.
+    pub(super) skinny: Option<SkinnyKernels>,
     /// In the order of [`TILES`], of half precision and of BF16; those that the GPU can run.
     by_tile: Vec<Option<[Function; 2]>>,
     /// In the order of [`PACKED`].
@@ -71,6 +74,13 @@ pub(super) struct Kernels {
     by_type: Vec<TypeKernels>,
     /// In the order of [`CACHE_TYPES`].
     by_cache: Vec<CacheKernels>,
+}
+
+/// Kernels for a middling number of rows of activations.
+pub(super) struct SkinnyKernels {
+    pub(super) activations: Function,
+    /// In the order of [`SHAPES`].
+    pub(super) by_shape: Vec<Function>,
 }
 
 /// Kernels for one packed layout.
@@ -157,6 +167,16 @@ impl Kernels {
             let kernel = |half| driver.function(image, &tile.kernel(half), tile.shared_bytes() as u32);
             Ok(Some([kernel(Half::F16)?, kernel(Half::BF16)?]))
         });
+        let by_shape = SHAPES.iter().map(|shape| {
+            driver.function(&skinny, &format!("skinny_{}", shape.rows), shape.shared_bytes as u32)
+        });
+        let skinny_kernels = match driver.is_hopper() {
+            true => Some(SkinnyKernels {
+                activations: f(&skinny, "skinny_activations")?,
+                by_shape: by_shape.collect::<Result<_>>()?,
+            }),
+            false => None,
+        };
         Ok(Self {
             add: f(&elementwise, "add")?,
             add_rows: f(&elementwise, "add_rows")?,
@@ -187,6 +207,7 @@ impl Kernels {
             sample_choose: f(&sample, "sample_choose")?,
             activations_half: f(&halves, "activations_Half")?,
             activations_bfloat: f(&halves, "activations_Bfloat")?,
+            skinny: skinny_kernels,
             by_tile: by_tile.collect::<Result<_>>()?,
             by_packed: by_packed.collect::<Result<_>>()?,
             by_type: by_type.collect::<Result<_>>()?,

@@ -3,7 +3,7 @@
 use super::driver::DevicePtr;
 use super::matrix::{Layout, Matrix, Part};
 use super::matvec::{self, Epilogue};
-use super::{Cuda, embed, gemm as tensor_cores};
+use super::{Cuda, embed, gemm as tensor_cores, skinny};
 use crate::{DType, Result, Tensor};
 
 /// Rows of activations that one pass over the weights serves.
@@ -57,11 +57,11 @@ pub(super) fn matmul(
     assert_eq!(w.n_experts, 1);
     assert!(bias.is_none_or(|b| b.len() == w.n_out), "a bias for {} outputs", w.n_out);
     let m = x.rows();
-    if let Some(plan) = matvec::plan(cuda, w, m) {
-        return plan.run(cuda, y.ptr(), x.ptr(), None, bias, Epilogue::Store);
-    }
-    if pays_on_tensor_cores(cuda, w, m) {
-        return tensor_cores::matmul(cuda, y.ptr(), x.ptr(), None, w, bias, m, Epilogue::Store);
+    match way(cuda, w, m) {
+        Way::Matvec(plan) => return plan.run(cuda, y.ptr(), x.ptr(), None, bias, Epilogue::Store),
+        Way::Skinny(plan) => return plan.run(cuda, y.ptr(), x.ptr(), None, bias, Epilogue::Store),
+        Way::Gemm => return tensor_cores::matmul(cuda, y.ptr(), x.ptr(), None, w, bias, m, Epilogue::Store),
+        Way::Plain => {}
     }
     let (y, x, bias) = (y.ptr(), x.ptr(), bias.map(Tensor::ptr));
     for part in &w.parts {
@@ -77,9 +77,49 @@ pub(super) fn matmul(
     Ok(())
 }
 
-/// Whether a product of `m` rows is one for the tensor cores. Fewer rows than this are read straight from the weights.
-pub(super) fn pays_on_tensor_cores(cuda: &Cuda, w: &Matrix, m: usize) -> bool {
-    m > TILE_ROWS && tensor_cores::can(cuda, w)
+/// How a product is done.
+pub(super) enum Way {
+    /// A few rows straight from the weights, which are read once.
+    Matvec(matvec::Plan),
+    /// Up to 256 rows on Hopper's tensor cores, for which each weight is decoded on the way.
+    Skinny(skinny::Plan),
+    /// Many rows on the tensor cores, for which weights are decoded to slabs.
+    Gemm,
+    /// In floats.
+    Plain,
+}
+
+/// Most rows that `matvec` is faster for than `skinny`.
+const MATVEC_ROWS: usize = 1;
+
+/// The way for `m` rows of activations, by what was measured on an H200: `skinny` as soon as it can, but for one row.
+pub(super) fn way(cuda: &Cuda, w: &Matrix, m: usize) -> Way {
+    choose(cuda, w, m, || matvec::plan(cuda, w, m), || skinny::plan(cuda, w, m), true)
+}
+
+/// The same where the first half of the outputs are the gate's.
+pub(super) fn gated_way(cuda: &Cuda, w: &Matrix, m: usize) -> Way {
+    let can_many = tensor_cores::can_gate(w);
+    choose(cuda, w, m, || matvec::gate_plan(cuda, w, m), || skinny::gate_plan(cuda, w, m), can_many)
+}
+
+fn choose(
+    cuda: &Cuda,
+    w: &Matrix,
+    m: usize,
+    few: impl FnOnce() -> Option<matvec::Plan>,
+    some: impl FnOnce() -> Option<skinny::Plan>,
+    can_many: bool,
+) -> Way {
+    if let Some(plan) = (m > MATVEC_ROWS).then(some).flatten() {
+        return Way::Skinny(plan);
+    }
+    match few() {
+        Some(plan) => Way::Matvec(plan),
+        // Fewer rows than this are read straight from the weights.
+        None if m > TILE_ROWS && can_many && tensor_cores::can(cuda, w) => Way::Gemm,
+        None => Way::Plain,
+    }
 }
 
 /// Which rows of activations meet which expert.

@@ -2,8 +2,9 @@
 
 use super::Cuda;
 use super::buffer::Buffer;
-use super::driver::{DevicePtr, Driver};
+use super::driver::{BoxMap, DevicePtr, Driver};
 use super::kernels::PACKED;
+use super::skinny;
 use crate::quant::{iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs, iq4_nl};
 use crate::reference::check_part;
 use crate::{DType, MatrixPart, Result};
@@ -38,6 +39,8 @@ pub(super) struct Part {
     pub(super) weights: Buffer,
     /// What the type's codes stand for; null for types without a table.
     pub(super) codebook: DevicePtr,
+    /// Boxes of the rows that `skinny` brings to shared memory, where it can multiply with this part.
+    pub(super) boxes: Option<[BoxMap; 2]>,
 }
 
 /// Bytes of the file's blocks that are on their way to a packed layout at a time.
@@ -89,12 +92,15 @@ impl Part {
         let what = format!("{} weights [{}, {}, {}]", p.dtype, p.n_experts, p.n_out, p.n_in);
         let mut weights = Buffer::new(&cuda.driver, p.bytes.len(), &what)?;
         weights.write(0, &p.bytes)?;
+        let row_bytes = p.dtype.bytes_for(p.n_in).expect("the part was checked");
+        let rows = p.n_experts * p.n_out;
         Ok(Self {
             dtype: p.dtype,
             layout: Layout::Blocks,
             first_out,
             n_out: p.n_out,
-            row_bytes: p.dtype.bytes_for(p.n_in).expect("the part was checked"),
+            row_bytes,
+            boxes: skinny::boxes(cuda, weights.ptr(), rows, row_bytes, Layout::Blocks, p.dtype)?,
             weights,
             codebook: cuda.codebooks.get(&cuda.driver, p.dtype)?,
         })
@@ -131,6 +137,7 @@ impl Part {
             first_out,
             n_out: p.n_out,
             row_bytes,
+            boxes: skinny::boxes(cuda, weights.ptr(), p.n_out, row_bytes, Layout::Packed, p.dtype)?,
             weights,
             codebook: DevicePtr::NULL,
         })

@@ -87,7 +87,7 @@ pub(super) struct Plan {
 }
 
 /// The number that the kernel knows a part's layout by; `None` where it knows it not.
-fn code(part: &Part, n_in: usize) -> Option<u32> {
+pub(super) fn code(part: &Part, n_in: usize) -> Option<u32> {
     match (part.layout, part.dtype) {
         (Layout::Blocks, DType::F16) if n_in.is_multiple_of(8) => Some(0),
         (Layout::Blocks, DType::BF16) if n_in.is_multiple_of(8) => Some(1),

@@ -25,6 +25,7 @@ mod prefill_attention;
 mod ranks;
 mod rope;
 mod sample;
+mod skinny;
 
 pub use batch::StagedBatch;
 pub use buffer::Buffer;
@@ -40,6 +41,7 @@ use crate::{
 use buffer::Scratch;
 use driver::{Driver, Function, Graph, Grid};
 use kernels::Kernels;
+use matmul::Way;
 use matrix::Codebooks;
 use matvec::Epilogue;
 use std::collections::HashMap;
@@ -152,12 +154,29 @@ impl Cuda {
         shared_bytes: usize,
         args: &A,
     ) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.launch_clusters(f, blocks, 1, threads, shared_bytes, args) }
+    }
+
+    /// As `launch_shared`, with `cluster` neighbouring blocks that see each other's shared memory.
+    ///
+    /// # Safety
+    /// As for `launch_shared`.
+    unsafe fn launch_clusters<A: Copy>(
+        &self,
+        f: Function,
+        blocks: [usize; 3],
+        cluster: usize,
+        threads: u32,
+        shared_bytes: usize,
+        args: &A,
+    ) -> Result<()> {
         if blocks.contains(&0) {
             return Ok(());
         }
         let blocks = blocks.map(|n| u32::try_from(n).expect("a grid's blocks fit 32 bits"));
         assert!(blocks[1] < 1 << 16 && blocks[2] < 1 << 16, "a grid of {blocks:?}");
-        let grid = Grid { blocks, threads, shared_bytes: shared_bytes as u32 };
+        let grid = Grid { blocks, threads, shared_bytes: shared_bytes as u32, cluster: cluster as u32 };
         // SAFETY: by this function's contract.
         unsafe { self.driver.launch(f, grid, std::ptr::from_ref(args).cast()) }
     }
@@ -324,12 +343,16 @@ impl Backend for Cuda {
         bias: Option<&Tensor<Self>>,
     ) -> Result<()> {
         assert_eq!((x.row_len(), y.row_len(), x.rows()), (w.n_in, w.n_out, y.rows()));
-        match matvec::plan(self, w, x.rows()).filter(|_| matvec::can_fuse(norm, w)) {
-            Some(plan) => plan.run(self, y.ptr(), x.ptr(), Some(norm), bias, Epilogue::Store),
-            None if matmul::pays_on_tensor_cores(self, w, x.rows()) => {
-                gemm::matmul(self, y.ptr(), x.ptr(), Some(norm), w, bias, x.rows(), Epilogue::Store)
+        let store = Epilogue::Store;
+        match matmul::way(self, w, x.rows()) {
+            Way::Matvec(plan) if matvec::can_fuse(norm, w) => {
+                plan.run(self, y.ptr(), x.ptr(), Some(norm), bias, store)
             }
-            None => {
+            Way::Skinny(plan) if matvec::can_fuse(norm, w) => {
+                plan.run(self, y.ptr(), x.ptr(), Some(norm), bias, store)
+            }
+            Way::Gemm => gemm::matmul(self, y.ptr(), x.ptr(), Some(norm), w, bias, x.rows(), store),
+            _ => {
                 self.norm(normed, x, norm)?;
                 self.matmul(y, normed, w, bias)
             }
@@ -345,12 +368,11 @@ impl Backend for Cuda {
         bias: Option<&Tensor<Self>>,
     ) -> Result<()> {
         assert_eq!((x.row_len(), y.row_len(), x.rows()), (w.n_in, w.n_out, y.rows()));
-        match matvec::plan(self, w, x.rows()) {
-            Some(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
-            None if matmul::pays_on_tensor_cores(self, w, x.rows()) => {
-                gemm::matmul(self, y.ptr(), x.ptr(), None, w, bias, x.rows(), Epilogue::Add)
-            }
-            None => {
+        match matmul::way(self, w, x.rows()) {
+            Way::Matvec(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
+            Way::Skinny(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
+            Way::Gemm => gemm::matmul(self, y.ptr(), x.ptr(), None, w, bias, x.rows(), Epilogue::Add),
+            Way::Plain => {
                 self.matmul(product, x, w, bias)?;
                 self.add(y, product)
             }
@@ -368,13 +390,16 @@ impl Backend for Cuda {
         activation: Activation,
     ) -> Result<()> {
         assert_eq!((x.row_len(), 2 * y.row_len(), x.rows()), (w.n_in, w.n_out, y.rows()));
-        match matvec::gate_plan(self, w, x.rows()).filter(|_| matvec::can_fuse(norm, w)) {
-            Some(plan) => plan.run(self, y.ptr(), x.ptr(), Some(norm), None, Epilogue::Gate(activation)),
-            None if matmul::pays_on_tensor_cores(self, w, x.rows()) && gemm::can_gate(w) => {
-                let gate = Epilogue::Gate(activation);
-                gemm::matmul(self, y.ptr(), x.ptr(), Some(norm), w, None, x.rows(), gate)
+        let gate = Epilogue::Gate(activation);
+        match matmul::gated_way(self, w, x.rows()) {
+            Way::Matvec(plan) if matvec::can_fuse(norm, w) => {
+                plan.run(self, y.ptr(), x.ptr(), Some(norm), None, gate)
             }
-            None => {
+            Way::Skinny(plan) if matvec::can_fuse(norm, w) => {
+                plan.run(self, y.ptr(), x.ptr(), Some(norm), None, gate)
+            }
+            Way::Gemm => gemm::matmul(self, y.ptr(), x.ptr(), Some(norm), w, None, x.rows(), gate),
+            _ => {
                 self.norm(normed, x, norm)?;
                 self.matmul(gate_up, normed, w, None)?;
                 self.gated(y, gate_up, activation)

@@ -21,6 +21,21 @@ __device__ __forceinline__ void arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+// As `arrive` and `wait_for_phase`, by the barrier's address in shared memory.
+__device__ __forceinline__ void arrive_at(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void wait_at(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  do {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+  } while (!done);
+}
+
 // Before the first product of a group, and after its sums were touched.
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
@@ -89,5 +104,137 @@ MULTIPLY_GROUP_256(f16) MULTIPLY_GROUP_256(bf16)
   }
 MULTIPLY_GROUP_128(f16) MULTIPLY_GROUP_128(bf16)
 #undef MULTIPLY_GROUP_128
+
+// The description of a matrix of bytes in global memory, of which the copy engine brings boxes; the driver makes it.
+struct alignas(64) Map {
+  uint64_t words[16];
+};
+
+// Copies the box whose first byte is `column` of row `row`. What lies outside the matrix becomes zeros, and counts as copied. By one thread.
+__device__ __forceinline__ void copy_box(void* to, const Map* map, int column, int row, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+                   shared_address(to)),
+               "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+               : "memory");
+}
+
+// A matrix `bytes` further on, a multiple of 16, than one whose description begins with the word `first`.
+__device__ __forceinline__ uint64_t matrix_after(uint32_t first, uint32_t bytes) {
+  uint64_t matrix;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(matrix) : "r"(first + bytes / 16), "r"(0x40000040));
+  return matrix;
+}
+
+// A barrier of all threads of a cluster.
+__device__ __forceinline__ void meet_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// The same, which also makes what they wrote to shared memory known to each other.
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Four floats of another block's shared memory, where `p` is in one's own.
+__device__ __forceinline__ float4 load_of_block(const float* p, uint32_t rank) {
+  uint32_t at;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(rank));
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+  return v;
+}
+
+// As `multiply_group_*`, for a of [64, 16] in registers, which must stay until these products are over: each lane of warp w holds of
+// rows 16 w to 16 w + 15 what `multiply_f16` wants.
+#define FLOATS_1(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define FLOATS_2(d, i) FLOATS_1(d, i), FLOATS_1(d, i + 1)
+#define FLOATS_4(d, i) FLOATS_2(d, i), FLOATS_2(d, i + 2)
+#define FLOATS_8(d, i) FLOATS_4(d, i), FLOATS_4(d, i + 4)
+#define FLOATS_16(d, i) FLOATS_8(d, i), FLOATS_8(d, i + 8)
+#define FLOATS_32(d, i) FLOATS_16(d, i), FLOATS_16(d, i + 16)
+#define NAMES_1 "%0, %1, %2, %3"
+#define NAMES_2 NAMES_1 ", %4, %5, %6, %7"
+#define NAMES_4 NAMES_2 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_8 NAMES_4 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_16 \
+  NAMES_8 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, " \
+          "%56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_32 \
+  NAMES_16 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, " \
+           "%87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, " \
+           "%109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define MULTIPLY_ROWS(columns, eighths, operands)                                                                          \
+  __device__ __forceinline__ void multiply_rows(float (&d)[eighths][4], const uint32_t (&a)[4], uint64_t b) {              \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.f16.f16 {" NAMES_##eighths "}, " operands ", 1, 1, 1, 0;" \
+                 : FLOATS_##eighths(d, 0)                                                                                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                    \
+  }
+MULTIPLY_ROWS(8, 1, "{%4, %5, %6, %7}, %8")
+MULTIPLY_ROWS(16, 2, "{%8, %9, %10, %11}, %12")
+MULTIPLY_ROWS(32, 4, "{%16, %17, %18, %19}, %20")
+MULTIPLY_ROWS(64, 8, "{%32, %33, %34, %35}, %36")
+MULTIPLY_ROWS(128, 16, "{%64, %65, %66, %67}, %68")
+MULTIPLY_ROWS(256, 32, "{%128, %129, %130, %131}, %132")
+#undef MULTIPLY_ROWS
+
+// The same of a and b in shared memory.
+#define MULTIPLY_SHARED(type, columns, eighths, operands)                                                                  \
+  __device__ __forceinline__ void multiply_shared_##type(float (&d)[eighths][4], uint64_t a, uint64_t b) {                 \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." #type "." #type " {" NAMES_##eighths "}, " operands \
+                 ", 1, 1, 1, 0, 0;"                                                                                        \
+                 : FLOATS_##eighths(d, 0)                                                                                  \
+                 : "l"(a), "l"(b));                                                                                        \
+  }
+#define MULTIPLY_SHARED_OF(type)                                                                              \
+  MULTIPLY_SHARED(type, 8, 1, "%4, %5") MULTIPLY_SHARED(type, 16, 2, "%8, %9") MULTIPLY_SHARED(type, 32, 4, "%16, %17") \
+  MULTIPLY_SHARED(type, 64, 8, "%32, %33") MULTIPLY_SHARED(type, 128, 16, "%64, %65") MULTIPLY_SHARED(type, 256, 32, "%128, %129")
+MULTIPLY_SHARED_OF(f16) MULTIPLY_SHARED_OF(bf16)
+#undef MULTIPLY_SHARED
+#undef MULTIPLY_SHARED_OF
+
+// a & b | c as one instruction, also where b and c are constants.
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// Pairs of half precision.
+__device__ __forceinline__ uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+__device__ __forceinline__ uint32_t add_f16(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+__device__ __forceinline__ uint32_t mul_f16(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+// Changes how many registers each thread of a group of 4 warps has; a block has no more of them together than at its start.
+template <int N>
+__device__ __forceinline__ void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+template <int N>
+__device__ __forceinline__ void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// A barrier of N threads of a block, whole warps; `id` is 1 to 15.
+template <int N>
+__device__ __forceinline__ void sync_threads(int id) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(N) : "memory");
+}
 
 }  // namespace ptx

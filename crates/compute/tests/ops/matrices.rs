@@ -105,12 +105,16 @@ fn matmul_of_stacked_parts_of_different_types() {
 fn matmul_of_many_rows() {
     use DType::*;
     // More and fewer rows and outputs than blocks of a GPU have, and inputs that end within a step.
-    for (n_out, n_in, m) in [(300, 64, 260), (1000, 64, 130), (129, 72, 65), (256, 320, 9), (2, 1, 20)] {
+    for (n_out, n_in, m) in
+        [(300, 64, 260), (1000, 64, 130), (129, 72, 65), (256, 320, 9), (2, 1, 20), (140, 2312, 70)]
+    {
         for dtype in [F16, BF16, F32] {
             check(&[Matmul { parts: vec![(dtype, n_out)], n_in, rows: 0..m, bias: true }]);
         }
     }
-    for (n_out, n_in, m) in [(300, 256, 140), (40, 1280, 64)] {
+    // Blocks that share the columns of their outputs, and more than one group of pieces, of which the last is short.
+    check(&[Matmul { parts: vec![(Q8_0, 40), (Q4_0, 9)], n_in: 2240, rows: 0..40, bias: true }]);
+    for (n_out, n_in, m) in [(300, 256, 140), (40, 1280, 64), (30, 4352, 20), (20, 2304, 200)] {
         for dtype in [Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q3_K] {
             check(&[Matmul { parts: vec![(dtype, n_out)], n_in, rows: 0..m, bias: false }]);
         }

@@ -1,0 +1,332 @@
+//! Launches of products of up to 256 rows of activations on Hopper's tensor cores, which decode packed weights on the way.
+
+use super::Cuda;
+use super::driver::{BoxMap, Boxes, DevicePtr};
+use super::elementwise;
+use super::kernels::SkinnyKernels;
+use super::matrix::{Layout, Matrix, Part};
+use super::matvec::{self, Epilogue};
+use crate::{DType, Norm, Result, Tensor};
+
+/// Parts that the kernels take.
+const MAX_PARTS: usize = 4;
+/// Outputs of a block, and rows of a box of weights.
+const OUTS: usize = 128;
+const BOX_ROWS: usize = 64;
+/// Bytes of the boxes' rows: of vectors of packed weights, and of what else four pieces have.
+const BOX_BYTES: [usize; 2] = [64, 16];
+/// Bytes of a row of a box of plain weights, which is all that a stage has of it.
+const PLAIN_BYTES: usize = 128;
+/// Columns of a stage of packed weights. Ranges of columns that blocks share, and activations, are so many or some times that.
+const STEP: usize = 256;
+/// Threads of a block.
+const THREADS: u32 = 384;
+/// Stages of the rings at most.
+const MAX_STAGES: usize = 16;
+/// Threads that convert a row of activations.
+const ACTIVATION_THREADS: u32 = 512;
+
+/// What a kernel is like; skinny.cu has the same numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    /// Rows of activations that it takes.
+    pub(super) rows: usize,
+    /// Blocks that a multiprocessor has room for.
+    blocks: usize,
+    /// Dynamic shared memory.
+    pub(super) shared_bytes: usize,
+    /// Of it, what the ring of activations has at least, and the bytes of one of its stages.
+    x_ring: usize,
+    x_stage: usize,
+}
+
+/// The kernels, by the rows that they take.
+#[rustfmt::skip]
+pub(super) const SHAPES: [Shape; 6] = [
+    Shape { rows: 8,   blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 4 << 10 },
+    Shape { rows: 16,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 8 << 10 },
+    Shape { rows: 32,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 16 << 10 },
+    Shape { rows: 64,  blocks: 2, shared_bytes: 112 << 10, x_ring: 48 << 10,  x_stage: 16 << 10 },
+    Shape { rows: 128, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 16 << 10 },
+    Shape { rows: 256, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 32 << 10 },
+];
+
+/// Blocks of a cluster, and how many of these an H200 runs at once with one block to each of its 132 multiprocessors, of which not all have
+/// enough neighbours.
+const CLUSTERS: [(usize, usize); 5] = [(1, 132), (2, 66), (3, 39), (4, 30), (6, 17)];
+const CLUSTERS_OF: usize = 132;
+/// Steps that a block of a cluster has at least: with fewer, adding their sums takes longer than what they share.
+const MIN_STEPS: usize = 4;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PartArgs {
+    boxes: [BoxMap; 2],
+    layout: u32,
+    first_out: u32,
+    n_out: u32,
+    first_tile: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Args {
+    parts: [PartArgs; MAX_PARTS],
+    y: DevicePtr,
+    x: DevicePtr,
+    x_scales: DevicePtr,
+    bias: DevicePtr,
+    n_parts: u32,
+    n_pieces: u32,
+    m: u32,
+    y_stride: u32,
+    epilogue: u32,
+    activation: u32,
+    up_row: u32,
+    w_stages: u32,
+    x_stages: u32,
+    w_stage_bytes: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ActivationArgs {
+    y: DevicePtr,
+    scales: DevicePtr,
+    x: DevicePtr,
+    weight: DevicePtr,
+    n: u32,
+    padded: u32,
+    form: u32,
+    rows: u32,
+    eps: f32,
+}
+
+/// What activations become, by the kernel's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// Half precision in the order of packed columns.
+    PackedHalf = 0,
+    /// Half precision as they are.
+    PlainHalf = 1,
+    /// BF16 as they are.
+    PlainBfloat = 2,
+}
+
+impl Form {
+    /// What a part of a matrix wants.
+    fn of(part: &Part) -> Self {
+        match (part.layout, part.dtype) {
+            (Layout::Packed, _) => Self::PackedHalf,
+            (Layout::Blocks, DType::BF16) => Self::PlainBfloat,
+            (Layout::Blocks, _) => Self::PlainHalf,
+        }
+    }
+}
+
+/// How one product is done.
+pub(super) struct Plan {
+    parts: Vec<PartArgs>,
+    form: Form,
+    /// Index of the kernel.
+    shape: usize,
+    n_tiles: usize,
+    /// Blocks that share the columns.
+    cluster: usize,
+    n_in: usize,
+    m: usize,
+    y_stride: usize,
+    up_row: usize,
+    w_stages: usize,
+    x_stages: usize,
+    w_stage_bytes: usize,
+}
+
+/// The boxes of a part's rows of `n_in` weights; `None` where no kernel wants them.
+pub(super) fn boxes(
+    cuda: &Cuda,
+    rows: DevicePtr,
+    n_rows: usize,
+    row_bytes: usize,
+    layout: Layout,
+    dtype: DType,
+) -> Result<Option<[BoxMap; 2]>> {
+    let is_wanted = match layout {
+        Layout::Packed => true,
+        Layout::Blocks => matches!(dtype, DType::F16 | DType::BF16) && row_bytes.is_multiple_of(16),
+    };
+    if cuda.kernels.skinny.is_none() || !is_wanted || n_rows == 0 || row_bytes == 0 {
+        return Ok(None);
+    }
+    let of = |box_bytes, swizzled| {
+        cuda.driver.box_map(Boxes { rows, n_rows, row_bytes, box_rows: BOX_ROWS, box_bytes, swizzled })
+    };
+    Ok(Some(match layout {
+        Layout::Packed => [of(BOX_BYTES[0], false)?, of(BOX_BYTES[1], false)?],
+        Layout::Blocks => [of(PLAIN_BYTES, true)?; 2],
+    }))
+}
+
+/// The product of `m` rows with a matrix; `None` where it is none for these kernels.
+pub(super) fn plan(cuda: &Cuda, w: &Matrix, m: usize) -> Option<Plan> {
+    let parts = w.parts.iter().map(|p| args(p, w.n_in)).collect::<Option<Vec<_>>>()?;
+    finish(cuda, w, m, parts, None)
+}
+
+/// The same for a matrix whose first half of outputs are the gate's.
+pub(super) fn gate_plan(cuda: &Cuda, w: &Matrix, m: usize) -> Option<Plan> {
+    let half = w.n_out / 2;
+    let (parts, up_row) = match &w.parts[..] {
+        [both] => (vec![PartArgs { n_out: half as u32, ..args(both, w.n_in)? }; 2], half),
+        [gate, up] if gate.n_out == half => (vec![args(gate, w.n_in)?, args(up, w.n_in)?], 0),
+        _ => return None,
+    };
+    if parts[0].layout != parts[1].layout {
+        return None;
+    }
+    finish(cuda, w, m, parts, Some(up_row))
+}
+
+fn args(part: &Part, n_in: usize) -> Option<PartArgs> {
+    Some(PartArgs {
+        boxes: part.boxes?,
+        layout: matvec::code(part, n_in)?,
+        first_out: part.first_out as u32,
+        n_out: part.n_out as u32,
+        first_tile: 0,
+    })
+}
+
+/// Bytes of a stage of weights, for one output.
+fn stage_bytes(dtype: DType) -> usize {
+    let (vectors, rest) = match dtype {
+        DType::F16 | DType::BF16 => return PLAIN_BYTES,
+        DType::Q8_0 => (4, 1),
+        DType::Q6_K => (3, 2),
+        DType::Q5_K => (2, 3),
+        _ => (2, 1),
+    };
+    vectors * BOX_BYTES[0] + rest * BOX_BYTES[1]
+}
+
+fn finish(
+    cuda: &Cuda,
+    w: &Matrix,
+    m: usize,
+    mut parts: Vec<PartArgs>,
+    up_row: Option<usize>,
+) -> Option<Plan> {
+    let index = SHAPES.iter().position(|s| m <= s.rows)?;
+    if cuda.exact || w.n_experts != 1 || parts.len() > MAX_PARTS {
+        return None;
+    }
+    let shape = SHAPES[index];
+    let form = Form::of(w.parts.first()?);
+    if w.parts.iter().any(|p| Form::of(p) != form) {
+        return None;
+    }
+    let n_tiles = match up_row {
+        Some(_) => (parts[0].n_out as usize).div_ceil(OUTS / 2),
+        None => {
+            let mut n_tiles = 0;
+            for part in &mut parts {
+                part.first_tile = n_tiles as u32;
+                n_tiles += (part.n_out as usize).div_ceil(OUTS);
+            }
+            n_tiles
+        }
+    };
+    let n_steps = w.n_in.div_ceil(STEP);
+    let multiprocessors = cuda.driver.n_multiprocessors() as usize;
+    let at_once = |clusters: usize| clusters * shape.blocks * multiprocessors / CLUSTERS_OF;
+    let fit =
+        CLUSTERS.iter().filter(|&&(n, clusters)| n * MIN_STEPS <= n_steps && n_tiles <= at_once(clusters));
+    let cluster = fit.map(|&(n, _)| n).max().unwrap_or(1);
+    let w_stage_bytes = OUTS * w.parts.iter().map(|p| stage_bytes(p.dtype)).max()?;
+    let w_stages = ((shape.shared_bytes - shape.x_ring) / w_stage_bytes).clamp(2, MAX_STAGES);
+    Some(Plan {
+        parts,
+        form,
+        shape: index,
+        n_tiles,
+        cluster,
+        n_in: w.n_in,
+        m,
+        y_stride: if up_row.is_some() { w.n_out / 2 } else { w.n_out },
+        up_row: up_row.unwrap_or(0),
+        w_stages,
+        x_stages: ((shape.shared_bytes - w_stages * w_stage_bytes) / shape.x_stage).min(MAX_STAGES),
+        w_stage_bytes,
+    })
+}
+
+impl Plan {
+    /// `x` [m, n_in], `y` [m, outputs]. A norm is one that [`matvec::can_fuse`] allows.
+    pub(super) fn run(
+        &self,
+        cuda: &Cuda,
+        y: DevicePtr,
+        x: DevicePtr,
+        norm: Option<&Norm<Cuda>>,
+        bias: Option<&Tensor<Cuda>>,
+        epilogue: Epilogue,
+    ) -> Result<()> {
+        let shape = SHAPES[self.shape];
+        let kernels = cuda.kernels.skinny.as_ref().expect("parts have boxes only where these are");
+        let (tiles, scales) = self.activations(cuda, kernels, x, norm)?;
+        let none = PartArgs { boxes: [BoxMap([0; 16]); 2], layout: 0, first_out: 0, n_out: 0, first_tile: 0 };
+        let mut parts = [none; MAX_PARTS];
+        parts[..self.parts.len()].copy_from_slice(&self.parts);
+        let args = Args {
+            parts,
+            y,
+            x: tiles,
+            x_scales: scales,
+            bias: bias.map_or(DevicePtr::NULL, Tensor::ptr),
+            n_parts: self.parts.len() as u32,
+            n_pieces: self.n_in.div_ceil(64) as u32,
+            m: self.m as u32,
+            y_stride: self.y_stride as u32,
+            epilogue: epilogue.code(),
+            activation: match epilogue {
+                Epilogue::Gate(f) => elementwise::code(f),
+                _ => 0,
+            },
+            up_row: self.up_row as u32,
+            w_stages: self.w_stages as u32,
+            x_stages: self.x_stages as u32,
+            w_stage_bytes: self.w_stage_bytes as u32,
+        };
+        let (f, blocks) = (kernels.by_shape[self.shape], [self.cluster, self.n_tiles, 1]);
+        // SAFETY: the callers checked the shapes of x, y and the bias; the maps are of the parts' rows, and the activations are tiles of
+        // as many rows and columns as the kernel reads.
+        unsafe { cuda.launch_clusters(f, blocks, self.cluster, THREADS, shape.shared_bytes, &args) }
+    }
+
+    /// The rows of x as tiles, and what each must be multiplied with.
+    fn activations(
+        &self,
+        cuda: &Cuda,
+        kernels: &SkinnyKernels,
+        x: DevicePtr,
+        norm: Option<&Norm<Cuda>>,
+    ) -> Result<(DevicePtr, DevicePtr)> {
+        let (rows, padded) = (SHAPES[self.shape].rows, self.n_in.next_multiple_of(STEP));
+        let y = cuda.scratch.get(&cuda.driver, "tiles of activations", 2 * rows * padded)?;
+        let scales = cuda.scratch.get(&cuda.driver, "factors of activations", 4 * rows)?;
+        let args = ActivationArgs {
+            y,
+            scales,
+            x,
+            weight: norm.map_or(DevicePtr::NULL, |n| n.weight.ptr()),
+            n: self.n_in as u32,
+            padded: padded as u32,
+            form: self.form as u32,
+            rows: rows as u32,
+            eps: norm.map_or(0.0, |n| n.eps),
+        };
+        // SAFETY: x has m rows of n_in floats, and the scratch memory room for as many in tiles.
+        unsafe { cuda.launch(kernels.activations, [self.m, 1, 1], ACTIVATION_THREADS, &args)? };
+        Ok((y, scales))
+    }
+}
