@@ -110,7 +110,8 @@ struct alignas(64) Map {
   uint64_t words[16];
 };
 
-// Copies the box whose first byte is `column` of row `row`. What lies outside the matrix becomes zeros, and counts as copied. By one thread.
+// Copies the box whose first byte is `column` of row `row`; by one thread. What lies outside the matrix becomes zeros, and counts as
+// copied.
 __device__ __forceinline__ void copy_box(void* to, const Map* map, int column, int row, uint64_t* barrier) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
                    shared_address(to)),

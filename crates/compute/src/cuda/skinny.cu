@@ -45,7 +45,9 @@ struct SkinnyArgs {
   const uint16_t* x;      // as `skinny_activations` writes it
   const float* x_scales;  // [m]
   const float* bias;      // [n_out] or null
-  uint32_t n_parts, n_pieces, m, y_stride;  // pieces of a row of weights
+  uint32_t n_parts;
+  uint32_t n_pieces;      // of a row of weights, the last of which may end early
+  uint32_t m, y_stride;
   uint32_t epilogue;      // GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
   uint32_t activation;
   uint32_t up_row;        // of part 1: its first row of weights
@@ -349,8 +351,8 @@ struct PlainBfloat {
 };
 
 template <class T, int N>
-DEVICE void multiply_plain(const SkinnyArgs& a, const Work& work, float (&sums)[N / 8][4], const uint8_t* w_ring, const uint8_t* x_ring, Ring w,
-                           Ring x) {
+DEVICE void multiply_plain(const SkinnyArgs& a, const Work& work, float (&sums)[N / 8][4], const uint8_t* w_ring,
+                           const uint8_t* x_ring, Ring w, Ring x) {
   typedef Shape<N> S;
   const int lane = threadIdx.x % 32, n_tiles = (work.last_step - work.first_step) * (STEP / TILE);
   const uint32_t w_first = static_cast<uint32_t>(ptx::matrix_at(w_ring + threadIdx.x / 128 * OUTS * TILE * 2));
@@ -513,9 +515,10 @@ DEVICE void multiply_tile(const SkinnyArgs& a) {
 #endif
 }
 
-#define SKINNY(N)                                                                                                                         \
-  extern "C" __global__ void __launch_bounds__(THREADS, Shape<N>::BLOCKS) skinny_##N(const __grid_constant__ SkinnyArgs a) { \
-    multiply_tile<N>(a);                                                                                                                   \
+#define SKINNY(N)                                                                           \
+  extern "C" __global__ void __launch_bounds__(THREADS, Shape<N>::BLOCKS) skinny_##N(     \
+      const __grid_constant__ SkinnyArgs a) {                                             \
+    multiply_tile<N>(a);                                                                  \
   }
 SKINNY(8) SKINNY(16) SKINNY(32) SKINNY(64) SKINNY(128) SKINNY(256)
 
