@@ -89,10 +89,10 @@ pub(super) enum Way {
     Plain,
 }
 
-/// Most rows that `matvec` is faster for than `skinny`.
+/// Most rows that `matvec` multiplies where `skinny` could.
 const MATVEC_ROWS: usize = 1;
 
-/// The way for `m` rows of activations, by what was measured on an H200: `skinny` as soon as it can, but for one row.
+/// The way for `m` rows of activations.
 pub(super) fn way(cuda: &Cuda, w: &Matrix, m: usize) -> Way {
     choose(cuda, w, m, || matvec::plan(cuda, w, m), || skinny::plan(cuda, w, m), true)
 }

@@ -110,7 +110,8 @@ struct alignas(64) Map {
   uint64_t words[16];
 };
 
-// Copies the box whose first byte is `column` of row `row`. What lies outside the matrix becomes zeros, and counts as copied. By one thread.
+// Copies the box whose first byte is `column` of row `row`; by one thread. What lies outside the matrix becomes zeros, and counts as
+// copied.
 __device__ __forceinline__ void copy_box(void* to, const Map* map, int column, int row, uint64_t* barrier) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
                    shared_address(to)),
@@ -193,13 +194,6 @@ MULTIPLY_ROWS(256, 32, "{%128, %129, %130, %131}, %132")
 MULTIPLY_SHARED_OF(f16) MULTIPLY_SHARED_OF(bf16)
 #undef MULTIPLY_SHARED
 #undef MULTIPLY_SHARED_OF
-
-// a & b | c as one instruction, also where b and c are constants.
-__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t d;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
 
 // Pairs of half precision.
 __device__ __forceinline__ uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) {
