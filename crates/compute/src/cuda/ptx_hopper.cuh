@@ -195,13 +195,6 @@ MULTIPLY_SHARED_OF(f16) MULTIPLY_SHARED_OF(bf16)
 #undef MULTIPLY_SHARED
 #undef MULTIPLY_SHARED_OF
 
-// a & b | c as one instruction, also where b and c are constants.
-__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t d;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
-
 // Pairs of half precision.
 __device__ __forceinline__ uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t d;

@@ -69,8 +69,8 @@ struct Four {
 };
 
 // Numbers of 4 bits to half precision: those in the low nibbles, and those in the high ones.
-DEVICE uint32_t low_nibbles(uint32_t w) { return ptx::add_f16(ptx::and_or(w, 0x000f000f, MAGIC), 0xe400e400); }
-DEVICE uint32_t high_nibbles(uint32_t w) { return ptx::fma_f16(ptx::and_or(w, 0x00f000f0, MAGIC), 0x2c002c00, 0xd400d400); }
+DEVICE uint32_t low_nibbles(uint32_t w) { return ptx::add_f16(ptx::mask_and_set(w, 0x000f000f, MAGIC), 0xe400e400); }
+DEVICE uint32_t high_nibbles(uint32_t w) { return ptx::fma_f16(ptx::mask_and_set(w, 0x00f000f0, MAGIC), 0x2c002c00, 0xd400d400); }
 
 DEVICE void put(uint32_t* q, uint4 v) { q[0] = v.x, q[1] = v.y, q[2] = v.z, q[3] = v.w; }
 
@@ -79,8 +79,8 @@ struct KScales {
   uint32_t scale[2], min[2];
   DEVICE void take(const KHeader& header) {
     const uint32_t bits = header.bits;
-    const uint32_t s = ptx::and_or(bits << 4, 0x3f0000, ptx::and_or(bits, 0x3f, MAGIC));
-    const uint32_t m = ptx::and_or(bits >> 2, 0x3f0000, ptx::and_or(bits >> 6, 0x3f, MAGIC));
+    const uint32_t s = ptx::mask_and_set(bits << 4, 0x3f0000, ptx::mask_and_set(bits, 0x3f, MAGIC));
+    const uint32_t m = ptx::mask_and_set(bits >> 2, 0x3f0000, ptx::mask_and_set(bits >> 6, 0x3f, MAGIC));
     const uint32_t s2 = ptx::mul_f16(ptx::add_f16(s, 0xe400e400), twice(header.d, false));
     const uint32_t m2 = ptx::mul_f16(ptx::add_f16(m, 0xe400e400), twice(header.d, true) ^ 0x80008000);
     scale[0] = twice(s2, false), scale[1] = twice(s2, true), min[0] = twice(m2, false), min[1] = twice(m2, true);
@@ -125,10 +125,10 @@ struct Piece_Q5_K {
     // Bit i of each byte is the fifth: to bit 4, and for the high half to bit 8.
     const uint32_t u0 = i <= 4 ? u << (4 - i) : u >> (i - 4), u1 = u >> (4 + i), v0 = v << (8 - i), v1 = v >> i;
     const auto low = [&](uint32_t nibbles, uint32_t fifth) {
-      return ptx::add_f16(ptx::and_or(fifth, 0x00100010, ptx::and_or(nibbles, 0x000f000f, MAGIC)), 0xe400e400);
+      return ptx::add_f16(ptx::mask_and_set(fifth, 0x00100010, ptx::mask_and_set(nibbles, 0x000f000f, MAGIC)), 0xe400e400);
     };
     const auto up = [&](uint32_t nibbles, uint32_t fifth) {
-      return ptx::fma_f16(ptx::and_or(fifth, 0x01000100, ptx::and_or(nibbles, 0x00f000f0, MAGIC)), 0x2c002c00, 0xd400d400);
+      return ptx::fma_f16(ptx::mask_and_set(fifth, 0x01000100, ptx::mask_and_set(nibbles, 0x00f000f0, MAGIC)), 0x2c002c00, 0xd400d400);
     };
     return {{k.weight(0, low(w, u0)), k.weight(0, low(w8, u1))}, {k.weight(1, up(w, v0)), k.weight(1, up(w8, v1))}};
   }
@@ -156,11 +156,11 @@ struct Piece_Q6_K {
     const uint32_t u = high[i / 4], v = high[2 + i / 4];
     const uint32_t u0 = j <= 4 ? u << (4 - j) : u >> (j - 4), u1 = u >> (4 + j), v0 = v << (8 - j), v1 = v >> j;
     const auto low = [&](uint32_t nibbles, uint32_t upper) {
-      const uint32_t x = ptx::and_or(upper, 0x00300030, ptx::and_or(nibbles, 0x000f000f, MAGIC));
+      const uint32_t x = ptx::mask_and_set(upper, 0x00300030, ptx::mask_and_set(nibbles, 0x000f000f, MAGIC));
       return ptx::mul_f16(ptx::add_f16(x, 0xe420e420), scale[i / 4]);
     };
     const auto up = [&](uint32_t nibbles, uint32_t upper) {
-      const uint32_t x = ptx::and_or(upper, 0x03000300, ptx::and_or(nibbles, 0x00f000f0, MAGIC));
+      const uint32_t x = ptx::mask_and_set(upper, 0x03000300, ptx::mask_and_set(nibbles, 0x00f000f0, MAGIC));
       return ptx::mul_f16(ptx::fma_f16(x, 0x2c002c00, 0xd600d600), scale[2 + i / 4]);
     };
     return {{low(w, u0), low(w8, u1)}, {up(w, v0), up(w8, v1)}};
@@ -181,10 +181,10 @@ struct Piece_Q4_0 {
   DEVICE Four word(int i) const {
     const uint32_t w = q[i], w8 = w >> 8;
     const auto low = [&](uint32_t nibbles) {
-      return ptx::mul_f16(ptx::add_f16(ptx::and_or(nibbles, 0x000f000f, MAGIC), 0xe408e408), scale[0]);
+      return ptx::mul_f16(ptx::add_f16(ptx::mask_and_set(nibbles, 0x000f000f, MAGIC), 0xe408e408), scale[0]);
     };
     const auto up = [&](uint32_t nibbles) {
-      return ptx::mul_f16(ptx::fma_f16(ptx::and_or(nibbles, 0x00f000f0, MAGIC), 0x2c002c00, 0xd480d480), scale[1]);
+      return ptx::mul_f16(ptx::fma_f16(ptx::mask_and_set(nibbles, 0x00f000f0, MAGIC), 0x2c002c00, 0xd480d480), scale[1]);
     };
     return {{low(w), low(w8)}, {up(w), up(w8)}};
   }
