@@ -43,13 +43,18 @@ DEVICE void finish(const GemmHalvesArgs& a, int row, float scale, int out, float
   put_pair(a, row, out, s0 * scale + b0, s1 * scale + b1);
 }
 
-// As `activate_one` within a few units in the last place, by one formula for the functions that models gate with: GELU by tanh is a
-// sigmoid, too. Short, since the kernels contain it for every pair that a thread holds.
-DEVICE float activate_gate(uint32_t f, float x) {
-  if (f > GELU_TANH) return activate_one(f, x);
-  const float z = f == SILU ? x : 1.5957691216057308f * x * fmaf(0.044715f * x, x, 1.0f);
-  return __fdividef(x, 1.0f + __expf(-z));
-}
+// As `activate_one` within a few units in the last place, by one formula for the functions that models gate with, without branches: GELU
+// by tanh is a sigmoid, too.
+struct GateSigmoid {
+  float slope, cubic;
+  DEVICE explicit GateSigmoid(uint32_t f) : slope(f == SILU ? 1.0f : 1.5957691216057308f), cubic(f == SILU ? 0.0f : 0.044715f) {}
+  DEVICE float operator()(float x) const {
+    const float z = slope * x * fmaf(cubic * x, x, 1.0f);
+    return __fdividef(x, 1.0f + __expf(-z));
+  }
+};
+
+DEVICE float activate_gate(uint32_t f, float x) { return f > GELU_TANH ? activate_one(f, x) : GateSigmoid(f)(x); }
 
 // From the sums of two gates of a row and those of their ups.
 DEVICE void finish_gate(const GemmHalvesArgs& a, int row, float scale, int out, float g0, float g1, float u0, float u1) {

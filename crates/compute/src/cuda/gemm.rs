@@ -34,29 +34,39 @@ pub(super) struct Tile {
 }
 
 /// The tiles that the kernels are compiled for.
-pub(super) const TILES: [Tile; 5] = [
+pub(super) const TILES: [Tile; 6] = [
     Tile { rows: 128, outs: 256, hopper: false },
     Tile { rows: 128, outs: 128, hopper: false },
     Tile { rows: 64, outs: 128, hopper: false },
     Tile { rows: 128, outs: 256, hopper: true },
+    Tile { rows: 128, outs: 192, hopper: true },
     Tile { rows: 128, outs: 128, hopper: true },
 ];
 
 /// How fast the blocks of each tile are on an H200, once they fill it: blocks of a multiprocessor, and TFLOP/s.
-const SPEEDS: [(usize, f64); 5] = [(1, 290.0), (2, 310.0), (2, 250.0), (1, 600.0), (1, 500.0)];
+const SPEEDS: [(usize, f64); 6] = [(1, 290.0), (2, 310.0), (2, 250.0), (1, 700.0), (1, 685.0), (1, 665.0)];
 
 impl Tile {
-    /// Four stages of 32 elements of each row, or of 64 from a multiple of 1024 bytes on.
+    /// Four stages of 32 elements of each row, or as many stages of 64 as fit 200 KiB, from a multiple of 1024 bytes on.
     pub(super) const fn shared_bytes(self) -> usize {
+        let stage = 64 * 2 * (self.rows + self.outs);
         match self.hopper {
-            false => 4 * 32 * 2 * (self.rows + self.outs),
-            true => 4 * 64 * 2 * (self.rows + self.outs) + 1024,
+            false => 2 * stage,
+            true => (200 << 10) / stage * stage + 1024,
         }
     }
 
-    /// Threads of a block; on Hopper one more warp copies.
+    /// Threads of a block; on Hopper those that compute and those that copy.
     const fn threads(self) -> u32 {
-        if self.hopper { 288 } else { 256 }
+        if self.hopper { 384 } else { 256 }
+    }
+
+    /// Blocks of a launch over so many tiles of rows and of outputs. On Hopper a block goes through tiles until all are done.
+    fn blocks(self, driver: &dyn Driver, rows: usize, outs: usize) -> [usize; 3] {
+        match self.hopper {
+            false => [rows, outs, 1],
+            true => [(rows * outs).min(driver.n_multiprocessors() as usize), 1, 1],
+        }
     }
 
     /// Name of the kernel for a type.
@@ -92,6 +102,7 @@ struct WeightArgs {
     row_bytes: u64,
     n: u32,
     n_rows: u32,
+    first_row: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -125,18 +136,40 @@ pub(super) fn can(cuda: &Cuda, w: &Matrix) -> bool {
     !cuda.exact && w.n_experts == 1 && w.n_in > 0 && w.parts.iter().all(|p| p.dtype != DType::F32)
 }
 
-/// Rows of a part that one launch multiplies with.
+/// Outputs that one launch computes: of parts that follow one another, `len` from `first` on.
 #[derive(Clone, Copy)]
 struct Span<'a> {
-    part: &'a Part,
+    parts: &'a [Part],
     first: usize,
     len: usize,
 }
 
-impl Span<'_> {
-    /// `len` of its rows from `first` on.
+impl<'a> Span<'a> {
+    fn all(parts: &'a [Part]) -> Self {
+        Self { parts, first: 0, len: parts.iter().map(|p| p.n_out).sum() }
+    }
+
+    /// `len` of its outputs from `first` on.
     fn part(self, first: usize, len: usize) -> Self {
-        Self { part: self.part, first: self.first + first, len }
+        Self { first: self.first + first, len, ..self }
+    }
+
+    fn kind(self) -> Half {
+        kind(&self.parts[0])
+    }
+
+    fn is_in_place(self, n_in: usize) -> bool {
+        self.parts.iter().all(|p| is_in_place(p, n_in))
+    }
+
+    /// Of each part that has some of the outputs: the first of its own, how many, and where they are among these.
+    fn pieces(self) -> impl Iterator<Item = (&'a Part, usize, usize, usize)> {
+        let start = self.parts[0].first_out + self.first;
+        self.parts.iter().filter_map(move |p| {
+            let from = start.max(p.first_out);
+            let to = (start + self.len).min(p.first_out + p.n_out);
+            (from < to).then(|| (p, from - p.first_out, to - from, from - start))
+        })
     }
 }
 
@@ -159,8 +192,8 @@ pub(super) fn matmul(
     }
     let mut rows = [[None; 2]; 2];
     let mut product = |span: Span<'_>, up: Option<Span<'_>>, y: DevicePtr, bias: DevicePtr, y_stride| {
-        let half = kind(span.part);
-        let in_place = is_in_place(span.part, w.n_in) && up.is_none_or(|u| is_in_place(u.part, w.n_in));
+        let half = span.kind();
+        let in_place = span.is_in_place(w.n_in) && up.is_none_or(|u| u.is_in_place(w.n_in));
         let n_outs = |n: usize| if up.is_some() { 2 * n } else { n };
         let tile = choose_tile(&*cuda.driver, m, n_outs(span.len), in_place);
         let layout = if tile.hopper { Places::Tiled } else { Places::Rows };
@@ -196,7 +229,7 @@ pub(super) fn matmul(
                 w_rows: layout.rows(n) as u32,
             };
             let outs = if up.is_some() { tile.outs / 2 } else { tile.outs };
-            let blocks = [m.div_ceil(tile.rows), n.div_ceil(outs), 1];
+            let blocks = tile.blocks(&*cuda.driver, m.div_ceil(tile.rows), n.div_ceil(outs));
             let f = cuda.kernels.of_tile(half, tile);
             // SAFETY: x and the weights are padded rows of k elements, of which there are m and n; y and the bias as the callers
             // checked.
@@ -206,16 +239,18 @@ pub(super) fn matmul(
     };
     if let Epilogue::Gate(_) = epilogue {
         let half = w.n_out / 2;
-        let (gate, up) = match &w.parts[..] {
-            [both] => (Span { part: both, first: 0, len: half }, Span { part: both, first: half, len: half }),
-            [gate, up] => (Span { part: gate, first: 0, len: half }, Span { part: up, first: 0, len: half }),
-            _ => unreachable!("the callers ask whether this can be gated"),
-        };
-        return product(gate, Some(up), y, DevicePtr::NULL, half as u32);
+        let both = Span::all(&w.parts);
+        return product(both.part(0, half), Some(both.part(half, half)), y, DevicePtr::NULL, half as u32);
     }
-    for part in &w.parts {
+    // Parts of one kind are decoded together, so that one launch has blocks for the whole device; what is used in place is not.
+    let tiles = pays_to_tile(&*cuda.driver, m);
+    let mut left = &w.parts[..];
+    while let Some(part) = left.first() {
+        let in_place = |p: &Part| !tiles && is_in_place(p, w.n_in);
+        let alike = left.iter().take_while(|p| kind(p) == kind(part) && !in_place(p)).count().max(1);
+        let span = Span::all(&left[..alike]);
+        left = &left[alike..];
         let bias = bias.map_or(DevicePtr::NULL, |b| b.ptr().offset(4 * part.first_out));
-        let span = Span { part, first: 0, len: part.n_out };
         product(span, None, y.offset(4 * part.first_out), bias, w.n_out as u32)?;
     }
     Ok(())
@@ -233,9 +268,14 @@ pub(super) fn can_gate(w: &Matrix) -> bool {
 /// Rows from which on weights of 16 bits are worth a copy to tiles.
 const MIN_ROWS_TO_TILE: usize = 512;
 
-/// The tile whose blocks are done first: full waves of fast blocks. Weights that are used in place are not copied for few rows.
+/// Whether weights that could be used in place are copied to tiles for `m` rows.
+fn pays_to_tile(driver: &dyn Driver, m: usize) -> bool {
+    driver.is_hopper() && m >= MIN_ROWS_TO_TILE
+}
+
+/// The tile whose blocks are done first: full waves of fast blocks.
 fn choose_tile(driver: &dyn Driver, m: usize, n_out: usize, in_place: bool) -> Tile {
-    let tiled = driver.is_hopper() && (!in_place || m >= MIN_ROWS_TO_TILE);
+    let tiled = driver.is_hopper() && (!in_place || pays_to_tile(driver, m));
     let time = |i: usize| {
         let (tile, (resident, speed)) = (TILES[i], SPEEDS[i]);
         let blocks = m.div_ceil(tile.rows) * n_out.div_ceil(tile.outs);
@@ -310,12 +350,11 @@ fn activations(
         (Half::BF16, Places::Tiled) => "activations in BF16, tiled",
     };
     let y = cuda.scratch.get(&cuda.driver, purpose, layout.bytes(m, n))?;
-    let (scales, f) = match half {
-        Half::F16 => {
-            (cuda.scratch.get(&cuda.driver, "factors of activations", 4 * m)?, cuda.kernels.activations_half)
-        }
-        Half::BF16 => (DevicePtr::NULL, cuda.kernels.activations_bfloat),
+    let scales = match half {
+        Half::F16 => cuda.scratch.get(&cuda.driver, "factors of activations", 4 * m)?,
+        Half::BF16 => DevicePtr::NULL,
     };
+    let f = cuda.kernels.of_activations(half, n);
     let args = ActivationArgs {
         y,
         scales,
@@ -340,25 +379,29 @@ fn weights(
     span: Span<'_>,
     n_in: usize,
 ) -> Result<DevicePtr> {
-    let Span { part, first, len } = span;
-    let w = part.weights.ptr().offset(first * part.row_bytes);
-    if layout == Places::Rows && is_in_place(part, n_in) {
-        return Ok(w);
+    if let (Places::Rows, Some((part, first, len, _))) = (layout, span.pieces().next())
+        && len == span.len
+        && is_in_place(part, n_in)
+    {
+        return Ok(part.weights.ptr().offset(first * part.row_bytes));
     }
-    let y = cuda.scratch.get(&cuda.driver, slab, layout.bytes(len, n_in))?;
-    let args = WeightArgs {
-        y,
-        w,
-        codebook: part.codebook,
-        row_bytes: part.row_bytes as u64,
-        n: n_in as u32,
-        n_rows: layout.rows(len) as u32,
-    };
-    let (f, per_block): (Function, usize) = match part.layout {
-        Layout::Blocks => (cuda.kernels.of_type(part.dtype).halves, 1024),
-        Layout::Packed => (cuda.kernels.of_packed(part.dtype).halves, 2048),
-    };
-    // SAFETY: the part has these rows, and the slab room for them.
-    unsafe { cuda.launch(f, [len, layout.padded(n_in).div_ceil(per_block), 1], 128, &args)? };
+    let y = cuda.scratch.get(&cuda.driver, slab, layout.bytes(span.len, n_in))?;
+    for (part, first, len, to) in span.pieces() {
+        let args = WeightArgs {
+            y,
+            w: part.weights.ptr().offset(first * part.row_bytes),
+            codebook: part.codebook,
+            row_bytes: part.row_bytes as u64,
+            n: n_in as u32,
+            n_rows: layout.rows(span.len) as u32,
+            first_row: to as u32,
+        };
+        let (f, per_block): (Function, usize) = match part.layout {
+            Layout::Blocks => (cuda.kernels.of_type(part.dtype).halves, 1024),
+            Layout::Packed => (cuda.kernels.of_packed(part.dtype).halves, 2048),
+        };
+        // SAFETY: the part has these rows, and the slab room for them where they go.
+        unsafe { cuda.launch(f, [len, layout.padded(n_in).div_ceil(per_block), 1], 128, &args)? };
+    }
     Ok(y)
 }

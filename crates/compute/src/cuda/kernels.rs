@@ -2,7 +2,7 @@
 
 use super::driver::{Driver, Function, Image};
 use super::gemm::{Half, TILES, Tile};
-use super::prefill_attention::ON_TENSOR_CORES;
+use super::prefill_attention::{Block, ON_TENSOR_CORES};
 use super::skinny::SHAPES;
 use crate::quant::QUANTS;
 use crate::{DType, Error, Result};
@@ -17,8 +17,8 @@ macro_rules! images {
     )*};
 }
 images!(
-    attention decode_attention dequantize elementwise gemm gemm_hopper halves matmul matvec moe norm prefill_attention ranks repack rope
-    sample skinny
+    attention decode_attention dequantize elementwise gemm gemm_hopper halves matmul matvec moe norm prefill_attention
+    prefill_attention_hopper ranks repack rope sample skinny
 );
 
 /// Static shared memory of the fused products, at most.
@@ -62,8 +62,8 @@ pub(super) struct Kernels {
     pub(super) sample_edit: Function,
     pub(super) sample_weigh: Function,
     pub(super) sample_choose: Function,
-    pub(super) activations_half: Function,
-    pub(super) activations_bfloat: Function,
+    /// To 16 bits, of half precision and of BF16: of rows of up to 4,096 elements, up to 16,384, and longer ones.
+    activations: [[Function; 3]; 2],
     /// Where the GPU can run them.
     pub(super) skinny: Option<SkinnyKernels>,
     /// In the order of [`TILES`], of half precision and of BF16; those that the GPU can run.
@@ -148,7 +148,9 @@ impl Kernels {
         };
         let prefill = |dtype: DType, i: usize| {
             let dim = super::prefill_attention::HEAD_DIMS[i];
-            on_tensor_cores(&prefill_attention, dtype, dim, super::prefill_attention::shared_bytes(dim))
+            let block = Block::on(driver);
+            let image = if block.hopper { &prefill_attention_hopper } else { &prefill_attention };
+            on_tensor_cores(image, dtype, dim, block.shared_bytes(dim))
         };
         let by_cache = CACHE_TYPES.iter().map(|t| {
             Ok(CacheKernels {
@@ -158,6 +160,10 @@ impl Kernels {
                 prefill_attention: [prefill(*t, 0)?, prefill(*t, 1)?],
             })
         });
+        let activations = |half: &str| -> Result<_> {
+            let kernel = |longest: &str| f(&halves, &format!("activations_{half}{longest}"));
+            Ok([kernel("_4096")?, kernel("_16384")?, kernel("")?])
+        };
         let by_tile = TILES.iter().map(|tile| {
             let image = match tile.hopper {
                 false => &gemm,
@@ -205,8 +211,7 @@ impl Kernels {
             sample_edit: f(&sample, "sample_edit")?,
             sample_weigh: f(&sample, "sample_weigh")?,
             sample_choose: f(&sample, "sample_choose")?,
-            activations_half: f(&halves, "activations_Half")?,
-            activations_bfloat: f(&halves, "activations_Bfloat")?,
+            activations: [activations("Half")?, activations("Bfloat")?],
             skinny: skinny_kernels,
             by_tile: by_tile.collect::<Result<_>>()?,
             by_packed: by_packed.collect::<Result<_>>()?,
@@ -218,6 +223,11 @@ impl Kernels {
     pub(super) fn of_packed(&self, dtype: DType) -> PackedKernels {
         let i = PACKED.iter().position(|&t| t == dtype);
         self.by_packed[i.expect("a packed type")]
+    }
+
+    /// To 16 bits, for rows of `n` elements.
+    pub(super) fn of_activations(&self, half: Half, n: usize) -> Function {
+        self.activations[half as usize][usize::from(n > 4096) + usize::from(n > 16384)]
     }
 
     pub(super) fn of_tile(&self, half: Half, tile: Tile) -> Function {

@@ -7,27 +7,9 @@
 // in registers; queries and weights are rounded to the cache's type. A cache of 8 bits is decoded to half precision on its way to
 // shared memory, and then the reads of one block pass in the shadow of another's products. Moves: the keys and values that a block
 // sees, once. Shared memory: 64 KiB at most.
-#include "halves.cuh"
-#include "../quant/q8_0/device.cuh"
+#include "prefill_attention.cuh"
 
 constexpr int THREADS = 128;
-
-struct PrefillAttentionArgs {
-  float* y;                      // [n_tokens, n_heads, head_dim]
-  const float* qkv;              // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
-  const uint8_t* k_cache;        // [n_blocks, n_kv_heads, block_size, head_dim]
-  const uint8_t* v_cache;
-  const uint32_t* positions;     // [n_tokens]
-  const uint32_t* table_starts;  // [n_tokens]
-  const uint32_t* block_tables;
-  const uint32_t* seq_starts;    // [n_seqs + 1]: first token of each sequence, and the number of tokens
-  uint32_t n_seqs, n_heads, n_kv_heads, head_dim, block_size;
-  uint32_t tile_tokens;          // tokens of a block
-  uint32_t tile_heads;           // query heads of a block
-  uint32_t window;               // positions that a token sees, itself among them
-  float scale;
-  float softcap;                 // 0: none
-};
 
 // Element of a tile where 16 bytes of a row are.
 template <int DIM>
@@ -35,33 +17,9 @@ DEVICE int place(int row, int chunk) {
   return row * DIM + (chunk ^ (row & 7)) * 8;
 }
 
-// How eight elements of a cache, from `i` on, come to shared memory; `there`: else zeros stand for them.
-struct Plain {
-  static DEVICE size_t row_bytes(int dim) { return 2 * dim; }
-  static DEVICE void bring(uint16_t* shared, const uint8_t* cache, size_t row, int i, bool there) {
-    ptx::copy16_later(shared, cache + (there ? row + 2 * i : 0), there ? 16 : 0);
-  }
-};
-
-struct Blocks8 {
-  static DEVICE size_t row_bytes(int dim) { return dim / Q8_0::LEN * Q8_0::BYTES; }
-  static DEVICE void bring(uint16_t* shared, const uint8_t* cache, size_t row, int i, bool there) {
-    uint4 packed = {0, 0, 0, 0};
-    if (there) {
-      const uint8_t* block = cache + row + i / Q8_0::LEN * Q8_0::BYTES;
-      const uint8_t* q = block + 2 + i % Q8_0::LEN;
-      const uint32_t scale = u16_at(block) * 0x10001u;
-      packed = {ptx::scale_bytes(u16_at(q), scale), ptx::scale_bytes(u16_at(q + 2), scale),
-                ptx::scale_bytes(u16_at(q + 4), scale), ptx::scale_bytes(u16_at(q + 6), scale)};
-    }
-    *reinterpret_cast<uint4*>(shared) = packed;
-  }
-};
-
 template <class T, class Cache, int DIM>
 DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
   constexpr int KEYS = 64, CHUNKS = DIM / 8, LOADS = KEYS * CHUNKS / THREADS;
-  constexpr uint32_t NOWHERE = 0xffffffffu;
   constexpr float LOG2_E = 1.4426950408889634f;
   ptx::wait_for_previous_kernel();
   DYNAMIC_SHARED(shared);
@@ -72,20 +30,10 @@ DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
   const int group = n_heads / n_kv_heads, head_tiles = ceil_div(group, a.tile_heads);
   const int kv_head = blockIdx.y / head_tiles, first_head = blockIdx.y % head_tiles * a.tile_heads;
 
-  // The last tiles see the most keys, so they come first.
-  int tile = gridDim.x - 1 - blockIdx.x, seq = 0;
-  for (;; seq++) {
-    const int n = ceil_div(a.seq_starts[seq + 1] - a.seq_starts[seq], a.tile_tokens);
-    if (tile < n) break;
-    tile -= n;
-  }
-  const int first_token = a.seq_starts[seq] + tile * a.tile_tokens;
-  const int left = a.seq_starts[seq + 1] - first_token;
-  const int n_tokens = left < static_cast<int>(a.tile_tokens) ? left : a.tile_tokens;
-  const int first_position = a.positions[first_token], end = first_position + n_tokens;
+  const TokenTile t(a);
+  const int first_token = t.first_token, n_tokens = t.n_tokens, first_position = t.first_position, end = t.end, start = t.start;
   const int window = a.window;
-  const int start = first_position + 1 > window ? first_position + 1 - window : 0;
-  const uint32_t* table = a.block_tables + a.table_starts[first_token];
+  const uint32_t* table = t.table;
 
   // Where the keys from `base` on are, by one thread each; a row of the cache is a head of a position.
   const auto locate = [&](int step) {

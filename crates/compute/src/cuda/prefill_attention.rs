@@ -1,19 +1,35 @@
 //! Launches of attention of many tokens of a sequence on the tensor cores.
 
-use super::driver::DevicePtr;
+use super::driver::{DevicePtr, Driver};
 use super::{Cuda, StagedBatch};
 use crate::{AttentionParams, DType, KvLayer, Result, Tensor};
 
-/// Rows of a block: tokens times query heads that share a key-value head.
-const ROWS: usize = 64;
-/// Positions that a block looks at together.
-const KEYS: usize = 64;
 /// Sizes of heads that the kernels are compiled for; smaller ones are padded.
 pub(super) const HEAD_DIMS: [usize; 2] = [64, 128];
 
-/// Shared memory of a block: two stages of keys and values.
-pub(super) const fn shared_bytes(head_dim: usize) -> usize {
-    2 * 2 * KEYS * head_dim * 2
+/// What a block of the kernels for a GPU is.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    /// Tokens times query heads that share a key-value head.
+    rows: usize,
+    /// Positions that it looks at together.
+    keys: usize,
+    threads: u32,
+    pub(super) hopper: bool,
+}
+
+impl Block {
+    pub(super) fn on(driver: &dyn Driver) -> Self {
+        match driver.is_hopper() {
+            false => Self { rows: 64, keys: 64, threads: 128, hopper: false },
+            true => Self { rows: 128, keys: 128, threads: 384, hopper: true },
+        }
+    }
+
+    /// Shared memory: two stages of keys and values, on Hopper from a multiple of 1024 bytes on.
+    pub(super) const fn shared_bytes(self, head_dim: usize) -> usize {
+        2 * 2 * self.keys * head_dim * 2 + if self.hopper { 1024 } else { 0 }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -63,8 +79,9 @@ pub(super) fn attention(
 ) -> Result<()> {
     let h = params.heads;
     let group = h.n_heads / h.n_kv_heads;
-    let tile_heads = group.min(ROWS);
-    let tile_tokens = ROWS / tile_heads;
+    let block = Block::on(&*cuda.driver);
+    let tile_heads = group.min(block.rows);
+    let tile_tokens = block.rows / tile_heads;
     let args = Args {
         y: y.ptr(),
         qkv: qkv.ptr(),
@@ -91,5 +108,5 @@ pub(super) fn attention(
     let f = cuda.kernels.of_cache(kv.k.dtype())?.prefill_attention[i].expect("a type that can be");
     // SAFETY: every token has a row in qkv and y, and its block table covers its positions; the grid has a block for each tile of
     // the staged sequences.
-    unsafe { cuda.launch_shared(f, blocks, 128, shared_bytes(HEAD_DIMS[i]), &args) }
+    unsafe { cuda.launch_shared(f, blocks, block.threads, block.shared_bytes(HEAD_DIMS[i]), &args) }
 }

@@ -21,7 +21,30 @@ __device__ __forceinline__ void arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// As `arrive` and `wait_for_phase`, by the barrier's address in shared memory.
+// A shared address that the compiler does not derive anew wherever it is used.
+__device__ __forceinline__ uint32_t fixed_address(const void* shared) {
+  uint32_t address;
+  asm volatile("mov.u32 %0, %1;" : "=r"(address) : "r"(shared_address(shared)));
+  return address;
+}
+
+// The same, and what ptx.cuh has, by addresses in shared memory.
+__device__ __forceinline__ uint64_t matrix_at(uint32_t shared) { return (shared & 0x3ffff) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+
+__device__ __forceinline__ void make_barrier(uint32_t barrier, uint32_t n) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(n) : "memory");
+}
+
+__device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
+               "r"(barrier)
+               : "memory");
+}
+
 __device__ __forceinline__ void arrive_at(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -46,64 +69,6 @@ template <int N>
 __device__ __forceinline__ void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-
-// d += a bT in the background, by 4 warps: a [64, 16], b [N, 16]. Warp w of the four has rows 16 w to 16 w + 15 of d, each 8 columns
-// as in `multiply_f16`.
-#define MULTIPLY_GROUP_256(type) \
-  __device__ __forceinline__ void multiply_group_##type(float (&d)[32][4], uint64_t a, uint64_t b) { \
-    asm volatile( \
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32." #type "." #type " " \
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, " \
-        "%128, %129, 1, 1, 1, 0, 0;" \
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), \
-          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), \
-          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), \
-          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), \
-          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), \
-          "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), \
-          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), \
-          "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3]), \
-          "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]), "+f"(d[17][2]), "+f"(d[17][3]), \
-          "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]), "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3]), \
-          "+f"(d[20][0]), "+f"(d[20][1]), "+f"(d[20][2]), "+f"(d[20][3]), "+f"(d[21][0]), "+f"(d[21][1]), "+f"(d[21][2]), "+f"(d[21][3]), \
-          "+f"(d[22][0]), "+f"(d[22][1]), "+f"(d[22][2]), "+f"(d[22][3]), "+f"(d[23][0]), "+f"(d[23][1]), "+f"(d[23][2]), "+f"(d[23][3]), \
-          "+f"(d[24][0]), "+f"(d[24][1]), "+f"(d[24][2]), "+f"(d[24][3]), "+f"(d[25][0]), "+f"(d[25][1]), "+f"(d[25][2]), "+f"(d[25][3]), \
-          "+f"(d[26][0]), "+f"(d[26][1]), "+f"(d[26][2]), "+f"(d[26][3]), "+f"(d[27][0]), "+f"(d[27][1]), "+f"(d[27][2]), "+f"(d[27][3]), \
-          "+f"(d[28][0]), "+f"(d[28][1]), "+f"(d[28][2]), "+f"(d[28][3]), "+f"(d[29][0]), "+f"(d[29][1]), "+f"(d[29][2]), "+f"(d[29][3]), \
-          "+f"(d[30][0]), "+f"(d[30][1]), "+f"(d[30][2]), "+f"(d[30][3]), "+f"(d[31][0]), "+f"(d[31][1]), "+f"(d[31][2]), "+f"(d[31][3]) \
-        : "l"(a), "l"(b)); \
-  }
-MULTIPLY_GROUP_256(f16) MULTIPLY_GROUP_256(bf16)
-#undef MULTIPLY_GROUP_256
-
-#define MULTIPLY_GROUP_128(type) \
-  __device__ __forceinline__ void multiply_group_##type(float (&d)[16][4], uint64_t a, uint64_t b) { \
-    asm volatile( \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." #type "." #type " " \
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
-        "%64, %65, 1, 1, 1, 0, 0;" \
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), \
-          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), \
-          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), \
-          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), \
-          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), \
-          "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), \
-          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), \
-          "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3]) \
-        : "l"(a), "l"(b)); \
-  }
-MULTIPLY_GROUP_128(f16) MULTIPLY_GROUP_128(bf16)
-#undef MULTIPLY_GROUP_128
 
 // The description of a matrix of bytes in global memory, of which the copy engine brings boxes; the driver makes it.
 struct alignas(64) Map {
@@ -166,6 +131,10 @@ __device__ __forceinline__ float4 load_of_block(const float* p, uint32_t rank) {
   NAMES_16 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, " \
            "%87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, " \
            "%109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define FLOATS_24(d, i) FLOATS_16(d, i), FLOATS_8(d, i + 16)
+#define NAMES_24 \
+  NAMES_16 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, " \
+           "%87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define MULTIPLY_ROWS(columns, eighths, operands)                                                                          \
   __device__ __forceinline__ void multiply_rows(float (&d)[eighths][4], const uint32_t (&a)[4], uint64_t b) {              \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.f16.f16 {" NAMES_##eighths "}, " operands ", 1, 1, 1, 0;" \
@@ -194,6 +163,56 @@ MULTIPLY_ROWS(256, 32, "{%128, %129, %130, %131}, %132")
 MULTIPLY_SHARED_OF(f16) MULTIPLY_SHARED_OF(bf16)
 #undef MULTIPLY_SHARED
 #undef MULTIPLY_SHARED_OF
+
+// d += a bT in the background, or d = a bT where `add` is 0, by 4 warps: a [64, 16], b [N, 16]. Warp w of the four has rows 16 w to
+// 16 w + 15 of d, each 8 columns as in `multiply_f16`.
+#define MULTIPLY_GROUP(type, columns, eighths, a_name, b_name, add_name) \
+  __device__ __forceinline__ void multiply_group_##type(float (&d)[eighths][4], uint64_t a, uint64_t b, uint32_t add) { \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, " add_name ", 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." #type "." #type " {" NAMES_##eighths "}, " a_name ", " b_name \
+                 ", p, 1, 1, 0, 0; }" \
+                 : FLOATS_##eighths(d, 0) \
+                 : "l"(a), "l"(b), "r"(add)); \
+  }
+#define MULTIPLY_GROUPS(type) \
+  MULTIPLY_GROUP(type, 128, 16, "%64", "%65", "%66") MULTIPLY_GROUP(type, 192, 24, "%96", "%97", "%98") \
+  MULTIPLY_GROUP(type, 256, 32, "%128", "%129", "%130")
+MULTIPLY_GROUPS(f16) MULTIPLY_GROUPS(bf16)
+#undef MULTIPLY_GROUP
+#undef MULTIPLY_GROUPS
+
+// The same with a in registers, as `multiply_f16` has it. `B_ROWS`: whether b is [N, 16] as above, or 16 rows of N numbers, where
+// `rows_at` says how they lie.
+#define MULTIPLY_REGISTERS(type, columns, eighths, a_names, b_name, add_name, order_name) \
+  template <bool B_ROWS> \
+  __device__ __forceinline__ void multiply_registers_##type(float (&d)[eighths][4], const uint32_t (&a)[4], uint64_t b, uint32_t add) { \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, " add_name ", 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." #type "." #type " {" NAMES_##eighths "}, {" a_names "}, " b_name \
+                 ", p, 1, 1, " order_name "; }" \
+                 : FLOATS_##eighths(d, 0) \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(B_ROWS ? 0 : 1)); \
+  }
+#define MULTIPLY_REGISTERS_OF(type) \
+  MULTIPLY_REGISTERS(type, 64, 8, "%32, %33, %34, %35", "%36", "%37", "%38") \
+  MULTIPLY_REGISTERS(type, 128, 16, "%64, %65, %66, %67", "%68", "%69", "%70")
+MULTIPLY_REGISTERS_OF(f16) MULTIPLY_REGISTERS_OF(bf16)
+#undef MULTIPLY_REGISTERS
+#undef MULTIPLY_REGISTERS_OF
+
+// Where rows of 64 numbers are, as `matrix_at`; the next 64 columns of all are `next_columns` bytes further on. 16 rows are 2048 bytes.
+__device__ __forceinline__ uint64_t rows_at(uint32_t shared, uint32_t next_columns) {
+  return (shared & 0x3ffff) >> 4 | static_cast<uint64_t>(next_columns >> 4) << 16 | 64ull << 32 | 1ull << 62;
+}
+
+// After ordinary writes to shared memory that the tensor cores read.
+__device__ __forceinline__ void show_to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Two to the power of x, within two units in the last place.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 // Pairs of half precision.
 __device__ __forceinline__ uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) {

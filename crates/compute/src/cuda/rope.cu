@@ -46,6 +46,7 @@ struct StoreArgs {
 // A warp owns one head of one token; blockIdx.x counts tokens, and blockIdx.y fours of heads: queries, keys, values.
 template <class T>
 DEVICE void store_kv(const StoreArgs& a) {
+  ptx::let_next_kernel_start();
   ptx::wait_for_previous_kernel();
   __shared__ float heads[4][256];
   const int dim = a.head_dim, n_heads = a.n_heads, n_kv_heads = a.n_kv_heads;
