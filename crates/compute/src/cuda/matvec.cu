@@ -320,10 +320,6 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
       typename P::Piece p[ROWS];
 #pragma unroll
       for (int i = 0; i < ROWS; i++) P::take(p[i], ring + stage * STAGE + i * BYTES, length, P::PACKED ? min(lane, size - 1) : lane);
-      // The lanes have taken theirs before it is overwritten.
-      __syncwarp();
-      fetch_stage(stage);
-      if (++stage == STAGES) stage = 0, parity ^= 1;
 #pragma unroll 1
       for (int j = 0; j < m; j++) {
         if (!ONE && j > 0) x = activations<P>(pieces, floats, j, group, size, lane, n);
@@ -336,6 +332,9 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
         if (lane % (32 / ROWS) == 0 && mine < n_rows) sums[(mine * n_groups + group) * m + j] = s;
         if (ONE) break;
       }
+      // The lanes' sums have met: each has had in hand what it took, and not only asked for it, before the next copy overwrites it.
+      fetch_stage(stage);
+      if (++stage == STAGES) stage = 0, parity ^= 1;
       if (!ONE) x = activations<P>(pieces, floats, 0, group, size, lane, n);
     }
   }
