@@ -7,11 +7,12 @@ use crate::cpu::isa::Isa;
 use crate::cpu::simd::{Kernel, LANES, Simd, dispatch};
 use crate::cpu::threads::Pool;
 
-/// Rows of a tile (the last one may have fewer).
-pub(super) const TILE: usize = 32;
+/// Rows of a tile (the last one may have fewer): a few bands.
+pub(super) const TILE: usize = 3 * BAND;
 
-/// Rows that a kernel for plain numbers multiplies together; each band of a tile is one stream.
-pub(super) const BAND: usize = 8;
+/// Rows that a kernel for plain numbers multiplies together: as many as 32 registers have room for two sums of each. Each band of a
+/// tile is one stream.
+pub(super) const BAND: usize = 12;
 
 /// What a kernel wants activations as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,6 +25,12 @@ pub(super) enum Form {
     Int8Block32,
     /// `i8` [n_in / 32, rows, 32] with a scale for each block of 256
     Int8Block256,
+}
+
+impl Form {
+    pub(super) fn is_int8(self) -> bool {
+        matches!(self, Form::Int8Block32 | Form::Int8Block256)
+    }
 }
 
 /// Buffers for the forms of one input; reused from product to product, they grow and never shrink.
