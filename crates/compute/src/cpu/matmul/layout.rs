@@ -102,7 +102,8 @@ impl Layout {
             Layout::F32 | Layout::F16 | Layout::Bf16 => Form::F32,
             Layout::F16Dot | Layout::Bf16Dot => Form::Bf16,
             Layout::Q8_0 | Layout::Q4_0 | Layout::Blocks(_) => Form::Int8Block32,
-            Layout::Q4K | Layout::Q5K | Layout::Q6K | Layout::Codes(_) => Form::Int8Block256,
+            Layout::Q4K | Layout::Q5K | Layout::Q6K => Form::Int8Block256,
+            Layout::Codes(coding) => coding.kernels.form,
         }
     }
 
