@@ -69,7 +69,8 @@ pub(super) struct Tile<'a> {
     pub(super) scales: &'a [f32],
     /// What integer sums start from or subtract, for weights that are stored with a zero point.
     ///
-    /// [`Form::Int8Block32`]: -128, -8 and -64 times the sum of each block, [n_in / 32, rows] each.
+    /// [`Form::Int8Block32`]: -128, -8 and -64 times the sum of each block, [n_in / 32, rows] each; -16 times the sums of half
+    /// blocks, [n_in / 16, rows].
     /// [`Form::Int8Block256`]: the sums of blocks of 32 as pairs of `i16`, [n_in / 256, rows, 4]; -32 and -64 times the sums of
     /// blocks of 16, [n_in / 16, rows] both; the sums of blocks of 16 as pairs of `i16`, [n_in / 256, rows, 8].
     pub(super) offsets: [&'a [i32]; 4],
@@ -80,7 +81,7 @@ fn sizes(form: Form, n_in: usize) -> [usize; 8] {
     match form {
         Form::F32 => [n_in, 0, 0, 0, 0, 0, 0, 0],
         Form::Bf16 => [0, n_in.div_ceil(2), 0, 0, 0, 0, 0, 0],
-        Form::Int8Block32 => [0, 0, n_in, n_in / 32, n_in / 32, n_in / 32, n_in / 32, 0],
+        Form::Int8Block32 => [0, 0, n_in, n_in / 32, n_in / 32, n_in / 32, n_in / 32, n_in / 16],
         Form::Int8Block256 => [0, 0, n_in, n_in / 256, n_in / 64, n_in / 16, n_in / 16, n_in / 32],
     }
 }
@@ -250,6 +251,9 @@ impl Kernel for Row<'_> {
                         *out.offsets[0].add(at) = -128 * sum;
                         *out.offsets[1].add(at) = -8 * sum;
                         *out.offsets[2].add(at) = -64 * sum;
+                        for (half, sum) in sums.into_iter().enumerate() {
+                            *out.offsets[3].add((2 * b + half) * rows + r) = -16 * sum;
+                        }
                     }
                 }
                 Form::Int8Block256 => {

@@ -16,6 +16,8 @@ mod float;
 mod int8;
 mod k_scales;
 mod layout;
+mod nvfp4;
+mod q1_0;
 mod q4_0;
 mod q4_k;
 mod q5_k;
