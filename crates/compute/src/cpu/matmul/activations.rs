@@ -7,11 +7,12 @@ use crate::cpu::isa::Isa;
 use crate::cpu::simd::{Kernel, LANES, Simd, dispatch};
 use crate::cpu::threads::Pool;
 
-/// Rows of a tile (the last one may have fewer).
-pub(super) const TILE: usize = 32;
+/// Rows of a tile (the last one may have fewer): a few bands.
+pub(super) const TILE: usize = 3 * BAND;
 
-/// Rows that a kernel for plain numbers multiplies together; each band of a tile is one stream.
-pub(super) const BAND: usize = 8;
+/// Rows that a kernel for plain numbers multiplies together: as many as 32 registers have room for two sums of each. Each band of a
+/// tile is one stream.
+pub(super) const BAND: usize = 12;
 
 /// What a kernel wants activations as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,6 +25,12 @@ pub(super) enum Form {
     Int8Block32,
     /// `i8` [n_in / 32, rows, 32] with a scale for each block of 256
     Int8Block256,
+}
+
+impl Form {
+    pub(super) fn is_int8(self) -> bool {
+        matches!(self, Form::Int8Block32 | Form::Int8Block256)
+    }
 }
 
 /// Buffers for the forms of one input; reused from product to product, they grow and never shrink.
@@ -44,7 +51,7 @@ pub(super) struct Prepared {
     pairs: Vec<u32>,
     q: Vec<i8>,
     scales: Vec<f32>,
-    offsets: [Vec<i32>; 5],
+    offsets: [Vec<i32>; 4],
 }
 
 /// A tile of rows in one form; fields that the form does not have are empty.
@@ -62,27 +69,27 @@ pub(super) struct Tile<'a> {
     pub(super) scales: &'a [f32],
     /// What integer sums start from or subtract, for weights that are stored with a zero point.
     ///
-    /// [`Form::Int8Block32`]: -128 times and -8 times the sum of each block, [n_in / 32, rows] both.
-    /// [`Form::Int8Block256`]: the sums of blocks of 32 as pairs of `i16`, [n_in / 256, rows, 4]; -32 times the sums of
-    /// blocks of 16, [n_in / 16, rows]; -64 times the sums of blocks of 16 and of 32, [n_in / 16, rows] and [n_in / 32, rows]; the
-    /// sums of blocks of 16 as pairs of `i16`, [n_in / 256, rows, 8].
-    pub(super) offsets: [&'a [i32]; 5],
+    /// [`Form::Int8Block32`]: -128, -8 and -64 times the sum of each block, [n_in / 32, rows] each; -16 times the sums of half
+    /// blocks, [n_in / 16, rows].
+    /// [`Form::Int8Block256`]: the sums of blocks of 32 as pairs of `i16`, [n_in / 256, rows, 4]; -32 and -64 times the sums of
+    /// blocks of 16, [n_in / 16, rows] both; the sums of blocks of 16 as pairs of `i16`, [n_in / 256, rows, 8].
+    pub(super) offsets: [&'a [i32]; 4],
 }
 
-/// Numbers per row of a form's arrays: floats, pairs, q, scales, five kinds of offsets.
-fn sizes(form: Form, n_in: usize) -> [usize; 9] {
+/// Numbers per row of a form's arrays: floats, pairs, q, scales, four kinds of offsets.
+fn sizes(form: Form, n_in: usize) -> [usize; 8] {
     match form {
-        Form::F32 => [n_in, 0, 0, 0, 0, 0, 0, 0, 0],
-        Form::Bf16 => [0, n_in.div_ceil(2), 0, 0, 0, 0, 0, 0, 0],
-        Form::Int8Block32 => [0, 0, n_in, n_in / 32, n_in / 32, n_in / 32, 0, 0, 0],
-        Form::Int8Block256 => [0, 0, n_in, n_in / 256, n_in / 64, n_in / 16, n_in / 16, n_in / 32, n_in / 32],
+        Form::F32 => [n_in, 0, 0, 0, 0, 0, 0, 0],
+        Form::Bf16 => [0, n_in.div_ceil(2), 0, 0, 0, 0, 0, 0],
+        Form::Int8Block32 => [0, 0, n_in, n_in / 32, n_in / 32, n_in / 32, n_in / 32, n_in / 16],
+        Form::Int8Block256 => [0, 0, n_in, n_in / 256, n_in / 64, n_in / 16, n_in / 16, n_in / 32],
     }
 }
 
 impl Tile<'_> {
     /// Panics unless the tile is complete in this form.
     pub(super) fn check(&self, form: Form, n_in: usize) {
-        let mut found = [self.floats.len(), self.pairs.len(), self.q.len(), self.scales.len(), 0, 0, 0, 0, 0];
+        let mut found = [self.floats.len(), self.pairs.len(), self.q.len(), self.scales.len(), 0, 0, 0, 0];
         found[4..].iter_mut().zip(self.offsets).for_each(|(n, offsets)| *n = offsets.len());
         assert!(self.rows <= TILE, "tile of {} rows", self.rows);
         assert_eq!(found, sizes(form, n_in).map(|n| n * self.rows), "{form:?} [{}, {n_in}]", self.rows);
@@ -181,7 +188,7 @@ struct Out {
     pairs: *mut u32,
     q: *mut i8,
     scales: *mut f32,
-    offsets: [*mut i32; 5],
+    offsets: [*mut i32; 4],
 }
 
 // SAFETY: rows are written by one thread each, to addresses that no other row has.
@@ -189,7 +196,7 @@ unsafe impl Sync for Out {}
 
 impl Out {
     /// The tile that starts at row `first`; `n` as in [`sizes`].
-    fn tile(&self, first: usize, n: [usize; 9]) -> Self {
+    fn tile(&self, first: usize, n: [usize; 8]) -> Self {
         Self {
             floats: self.floats.wrapping_add(first * n[0]),
             pairs: self.pairs.wrapping_add(first * n[1]),
@@ -243,6 +250,10 @@ impl Kernel for Row<'_> {
                         *out.scales.add(at) = scale;
                         *out.offsets[0].add(at) = -128 * sum;
                         *out.offsets[1].add(at) = -8 * sum;
+                        *out.offsets[2].add(at) = -64 * sum;
+                        for (half, sum) in sums.into_iter().enumerate() {
+                            *out.offsets[3].add((2 * b + half) * rows + r) = -16 * sum;
+                        }
                     }
                 }
                 Form::Int8Block256 => {
@@ -256,8 +267,7 @@ impl Kernel for Row<'_> {
                             *out.offsets[1].add((16 * b + 2 * j + 1) * rows + r) = -32 * two[1];
                             *out.offsets[2].add((16 * b + 2 * j) * rows + r) = -64 * two[0];
                             *out.offsets[2].add((16 * b + 2 * j + 1) * rows + r) = -64 * two[1];
-                            *out.offsets[3].add((8 * b + j) * rows + r) = -64 * (two[0] + two[1]);
-                            *out.offsets[4].add((b * rows + r) * 8 + j) = two[0] & 0xffff | two[1] << 16;
+                            *out.offsets[3].add((b * rows + r) * 8 + j) = two[0] & 0xffff | two[1] << 16;
                             sums[j] = two[0] + two[1];
                         }
                         for p in 0..4 {

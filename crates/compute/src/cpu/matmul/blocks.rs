@@ -7,6 +7,7 @@
 
 use super::int8::{self, Blocks};
 use super::layout::{Args, get_dwords, put_dwords};
+use super::{nvfp4, q1_0};
 use crate::DType;
 use crate::cpu::isa::Isa;
 use crate::cpu::simd::{Kernel, LANES, LINE, Simd, dispatch};
@@ -155,8 +156,15 @@ pub(super) fn kernels(dtype: DType) -> Option<&'static Kernels> {
     KERNELS.iter().find(|k| k.dtype == dtype)
 }
 
-static KERNELS: [Kernels; 5] =
-    [of_type::<Iq4Nl>(), of_type::<Mxfp4>(), of_type::<Q4_1>(), of_type::<Q5_0>(), of_type::<Q5_1>()];
+static KERNELS: [Kernels; 7] = [
+    of_type::<Iq4Nl>(),
+    of_type::<Mxfp4>(),
+    of_type::<Q4_1>(),
+    of_type::<Q5_0>(),
+    of_type::<Q5_1>(),
+    nvfp4::KERNELS,
+    q1_0::KERNELS,
+];
 
 const fn of_type<T: Type>() -> Kernels {
     Kernels {

@@ -6,7 +6,8 @@
 //!
 //! Group: the factors, F16 [n_super_blocks, 16], twice as many for types with minimums (d, then dmin), filled up to a line; then per
 //! super-block the scales of its sub-blocks, a byte each, [n_sub, 16 rows], and the codes. With minimums, a scale is the low nibble of
-//! its byte and the minimum the high one. Inside a super-block everything is summed in whole numbers.
+//! its byte and the minimum the high one. Inside a sub-block of 32, or a super-block of sub-blocks of 16, everything is summed in whole
+//! numbers.
 //!
 //! Codes, where block k is weights 32·k to 32·k + 31 and line i has weights 4·i to 4·i + 3 of the 16 rows' block:
 //!
@@ -19,6 +20,7 @@
 //! a table in another order serves. High bits stand where they complete such an index (see [`HIGH_BITS`]), so that half of the blocks
 //! need no shift and the others one by four.
 
+use super::activations::{Form, Tile};
 use super::code_types::Coding;
 use super::int8::{self, Sums};
 use super::layout::{Args, put_dwords};
@@ -83,6 +85,7 @@ macro_rules! shape {
         }
 
         pub(super) const $kernels: Kernels = Kernels {
+            form: if $sub == 32 { Form::Int8Block32 } else { Form::Int8Block256 },
             group_bytes: group_bytes::<$name>,
             pack: pack::<$name>,
             decode: decode::<$name>,
@@ -99,6 +102,8 @@ shape!(Plain2x32, PLAIN_2X32: 2, 32, 127, None);
 
 /// The functions of one shape.
 pub(super) struct Kernels {
+    /// What [`Kernels::multiply`] wants the activations as: they have a scale of their own for each 32, where sub-blocks have.
+    pub(super) form: Form,
     /// Bytes of a group of 16 rows of so many elements.
     pub(super) group_bytes: fn(usize) -> usize,
     /// Writes a row, by its bytes in the file, into a lane of a group.
@@ -292,19 +297,24 @@ impl<T: Shape> Multiply<'_, T> {
             for b in 0..n_blocks {
                 let factors = factors.add(b * T::N_FACTORS * 2 * LANES);
                 let scales = blocks.add(b * T::BLOCK_LINES * LINE);
-                let offsets = match T::SUB {
-                    _ if T::ABOVE == 0 || (T::MAX == 255 && S::CENTERS_BYTES) => std::ptr::null(),
-                    16 => x.offsets[2].as_ptr().add(16 * b * rows),
-                    _ => x.offsets[3].as_ptr().add(8 * b * rows),
-                };
                 let at = Block {
                     scales,
                     lines: scales.add(T::SCALE_LINES * LINE),
                     q: x.q.as_ptr().add(8 * b * rows * 32),
-                    offsets,
+                    offsets: x.offsets[2].as_ptr().add(256 / T::SUB * b * rows),
                     rows,
                     tables,
                 };
+                let d = S::mul(S::load_f16(factors), S::splat(self.coding.unit));
+                if T::SUB == 32 {
+                    for half in 0..2 {
+                        at.add_block::<S, T, ONE, 0>(y, &x, b, d, half);
+                        at.add_block::<S, T, ONE, 1>(y, &x, b, d, half);
+                        at.add_block::<S, T, ONE, 2>(y, &x, b, d, half);
+                        at.add_block::<S, T, ONE, 3>(y, &x, b, d, half);
+                    }
+                    continue;
+                }
                 for r in 0..rows {
                     S::store(t.add(r * LINE), S::splat_i32(0));
                 }
@@ -315,13 +325,12 @@ impl<T: Shape> Multiply<'_, T> {
                     sum = at.add::<S, T, ONE, 2>(sum, t, half);
                     sum = at.add::<S, T, ONE, 3>(sum, t, half);
                 }
-                let d = S::mul(S::load_f16(factors), S::splat(self.coding.unit));
                 let mins = if T::SCALES == Scales::WithMin { at.mins::<S>() } else { [sum; 8] };
                 for r in 0..rows {
                     let sum = if ONE { sum } else { S::load(t.add(r * LINE)) };
                     let mut product = S::mul(S::to_f32(sum), d);
                     if T::SCALES == Scales::WithMin {
-                        let sums = x.offsets[4].as_ptr().add((b * rows + r) * 8);
+                        let sums = x.offsets[3].as_ptr().add((b * rows + r) * 8);
                         let mut sum = S::splat_i32(0);
                         for p in 0..8 {
                             sum = S::dot_i16(sum, mins[p], *sums.add(p));
@@ -345,7 +354,7 @@ struct Block<I> {
     lines: *const u8,
     /// [8, rows, 32]
     q: *const i8,
-    /// What sums start from, in units of a table that is 64 above: [n_sub, rows]; null for zero.
+    /// What the sums of a table that is 64 above start from: [n_sub, rows]
     offsets: *const i32,
     rows: usize,
     /// For the first and second four blocks, for even and odd ones.
@@ -353,7 +362,55 @@ struct Block<I> {
 }
 
 impl<I: Copy> Block<I> {
-    /// Adds block 4·`half` + `J`: to `sum`, if there is one row, else to `t`.
+    /// Asks for what block `k` needs some super-blocks ahead.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract.
+    #[inline(always)]
+    unsafe fn prefetch<S: Simd<I = I>, T: Shape, const ONE: bool>(&self, k: usize) {
+        let scale_lines = if k == 7 { T::SCALE_LINES } else { 0 };
+        // SAFETY: the caller's promise.
+        unsafe {
+            int8::prefetch::<S, ONE>(self.lines.wrapping_add(k * T::BITS * LINE), T::BITS + scale_lines)
+        }
+    }
+
+    /// Adds block 4·`half` + `J` of super-block `b` to `y` [rows, 16], where it is a sub-block.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; `x` has the super-block.
+    #[inline(always)]
+    unsafe fn add_block<S: Simd<I = I>, T: Shape, const ONE: bool, const J: usize>(
+        &self,
+        y: *mut f32,
+        x: &Tile<'_>,
+        b: usize,
+        d: S::F,
+        half: usize,
+    ) {
+        let k = 4 * half + J;
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.prefetch::<S, T, ONE>(k);
+            let v = self.weights::<S, T, J>(half);
+            let scale = match T::SCALES {
+                Scales::None => d,
+                _ => S::mul(d, S::to_f32(S::load_i8(self.scales.add(k * LANES)))),
+            };
+            let at = 8 * b + k;
+            if T::MAX == 255 {
+                let all = x.offsets[0].as_ptr().add(at * self.rows);
+                let offsets = if S::CENTERS_BYTES { std::ptr::null() } else { all };
+                let x = int8::Block::of(x, self.rows, at, offsets);
+                int8::add_block::<S, 255>(y, &v, scale, self.rows, x);
+            } else {
+                let x = int8::Block::of(x, self.rows, at, self.offsets.add(k * self.rows));
+                int8::add_block::<S, 127>(y, &v, scale, self.rows, x);
+            }
+        }
+    }
+
+    /// Adds block 4·`half` + `J`, which has two sub-blocks: to `sum`, if there is one row, else to `t`.
     ///
     /// # Safety
     /// [`Simd`]'s contract; `t` is `i32` [rows, 16].
@@ -367,16 +424,11 @@ impl<I: Copy> Block<I> {
         let k = 4 * half + J;
         // SAFETY: the caller's promise.
         unsafe {
-            let scale_lines = if k == 7 { T::SCALE_LINES } else { 0 };
-            int8::prefetch::<S, ONE>(self.lines.add(k * T::BITS * LINE), T::BITS + scale_lines);
-            let v = self.weights::<S, T, J>(half);
+            self.prefetch::<S, T, ONE>(k);
             let q = self.q.add(k * self.rows * 32);
-            if T::SUB == 32 {
-                return self.add_sub::<S, T, ONE, 8>(sum, t, &v, k, q);
-            }
-            let [a, b, c, d, e, f, g, h] = v;
-            let sum = self.add_sub::<S, T, ONE, 4>(sum, t, &[a, b, c, d], 2 * k, q);
-            self.add_sub::<S, T, ONE, 4>(sum, t, &[e, f, g, h], 2 * k + 1, q.add(16))
+            let [a, b, c, d, e, f, g, h] = self.weights::<S, T, J>(half);
+            let sum = self.add_sub::<S, T, ONE>(sum, t, &[a, b, c, d], 2 * k, q);
+            self.add_sub::<S, T, ONE>(sum, t, &[e, f, g, h], 2 * k + 1, q.add(16))
         }
     }
 
@@ -385,38 +437,37 @@ impl<I: Copy> Block<I> {
     /// # Safety
     /// As [`Block::add`].
     #[inline(always)]
-    unsafe fn add_sub<S: Simd<I = I>, T: Shape, const ONE: bool, const N: usize>(
+    unsafe fn add_sub<S: Simd<I = I>, T: Shape, const ONE: bool>(
         &self,
         sum: I,
         t: *mut u8,
-        v: &[I; N],
+        v: &[I; 4],
         j: usize,
         q: *const i8,
     ) -> I {
         // SAFETY: the caller's promise.
         unsafe {
             let scale = match T::SCALES {
-                Scales::None => S::splat_i32(1),
-                Scales::Signed => S::load_i8(self.scales.add(j * LANES)),
+                Scales::None | Scales::Signed => S::load_i8(self.scales.add(j * LANES)),
                 Scales::WithMin => S::and(S::load_u8(self.scales.add(j * LANES)), S::splat_i32(15)),
             };
             if ONE {
-                let [product] = self.dot::<S, T, N, 1>(v, j, q, 0);
-                return S::add_i32(sum, scaled::<S, T>(product, scale));
+                let [product] = self.dot::<S, T, 1>(v, j, q, 0);
+                return S::add_i32(sum, S::mul_i32(product, scale));
             }
             let mut r = 0;
             while r + ROWS <= self.rows {
-                let products = self.dot::<S, T, N, ROWS>(v, j, q, r);
+                let products = self.dot::<S, T, ROWS>(v, j, q, r);
                 for i in 0..ROWS {
                     let t = t.add((r + i) * LINE);
-                    S::store(t, S::add_i32(S::load(t), scaled::<S, T>(products[i], scale)));
+                    S::store(t, S::add_i32(S::load(t), S::mul_i32(products[i], scale)));
                 }
                 r += ROWS;
             }
             while r < self.rows {
-                let [product] = self.dot::<S, T, N, 1>(v, j, q, r);
+                let [product] = self.dot::<S, T, 1>(v, j, q, r);
                 let t = t.add(r * LINE);
-                S::store(t, S::add_i32(S::load(t), scaled::<S, T>(product, scale)));
+                S::store(t, S::add_i32(S::load(t), S::mul_i32(product, scale)));
                 r += 1;
             }
         }
@@ -428,9 +479,9 @@ impl<I: Copy> Block<I> {
     /// # Safety
     /// As [`Block::add`].
     #[inline(always)]
-    unsafe fn dot<S: Simd<I = I>, T: Shape, const N: usize, const R: usize>(
+    unsafe fn dot<S: Simd<I = I>, T: Shape, const R: usize>(
         &self,
-        v: &[I; N],
+        v: &[I; 4],
         j: usize,
         q: *const i8,
         r: usize,
@@ -438,17 +489,15 @@ impl<I: Copy> Block<I> {
         // SAFETY: the caller's promise.
         unsafe {
             let mut sums = [S::splat_i32(0); R];
-            if !self.offsets.is_null() {
+            if T::ABOVE != 0 {
                 for i in 0..R {
-                    let times = i32::from(T::ABOVE) / 64;
-                    sums[i] = S::splat_i32(*self.offsets.add(j * self.rows + r + i) * times);
+                    sums[i] = S::splat_i32(*self.offsets.add(j * self.rows + r + i));
                 }
             }
             let q = q.add(r * 32);
             match T::MAX {
-                15 => S::dot::<N, 15, R>(&mut sums, v, q),
-                127 => S::dot::<N, 127, R>(&mut sums, v, q),
-                _ => S::dot::<N, 255, R>(&mut sums, v, q),
+                15 => S::dot::<4, 15, R>(&mut sums, v, q),
+                _ => S::dot::<4, 127, R>(&mut sums, v, q),
             }
             sums
         }
@@ -503,11 +552,3 @@ impl<I: Copy> Block<I> {
 
 /// Rows that are in flight together, to hide the latency of the dot product.
 const ROWS: usize = 4;
-
-/// # Safety
-/// [`Simd`]'s contract.
-#[inline(always)]
-unsafe fn scaled<S: Simd, T: Shape>(product: S::I, scale: S::I) -> S::I {
-    // SAFETY: the caller's promise.
-    if T::SCALES == Scales::None { product } else { unsafe { S::mul_i32(product, scale) } }
-}

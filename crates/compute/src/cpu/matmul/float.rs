@@ -4,14 +4,14 @@
 //! over the even and one over the odd steps, for any number of rows: one chain alone would wait for its own additions.
 
 use super::activations::{BAND, Tile, band};
-use super::int8::{self, PairSums};
 use super::layout::{Args, get_dwords, put_dwords};
 use crate::DType;
 use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
 use std::marker::PhantomData;
 
-/// Steps after which the next band of rows has its turn, so that the weights come from the first-level cache; even.
-const RUN: usize = 128;
+/// How far ahead of their use the lines of a weight are asked for, in bytes, where a line has work to do for several rows: the
+/// processor fetches too little by itself while it computes.
+const AHEAD: usize = 4096;
 
 /// Decodes a row of any type into its lane of floats.
 pub(super) fn pack_f32(group: &mut [u8], lane: usize, row: &[u8], dtype: DType) {
@@ -65,9 +65,23 @@ pub(super) fn unpack_pairs(row: &mut [u8], group: &[u8], lane: usize) {
 pub(super) trait Step {
     /// The weights of a step, in registers.
     type W<S: Simd>: Copy;
+    /// Bytes of a step of a group, on average: Bf16 has two steps in each line.
+    const STEP_BYTES: usize;
 
     /// Steps of a row of `n_in` elements.
     fn n_steps(n_in: usize) -> usize;
+
+    /// Asks for the lines that come some way after steps `k` and `k + 1`.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract.
+    #[inline(always)]
+    unsafe fn prefetch<S: Simd>(w: *const u8, k: usize) {
+        for i in 0..2 * Self::STEP_BYTES / LINE {
+            // SAFETY: the caller's promise; the address may be any.
+            unsafe { S::prefetch_l2(w.wrapping_add(k * Self::STEP_BYTES + i * LINE + AHEAD)) }
+        }
+    }
 
     /// Loads step `k`.
     ///
@@ -97,6 +111,7 @@ pub(super) struct F16Dot;
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Step for F32 {
     type W<S: Simd> = S::F;
+    const STEP_BYTES: usize = LINE;
 
     fn n_steps(n_in: usize) -> usize {
         n_in
@@ -116,6 +131,7 @@ impl Step for F32 {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Step for F16 {
     type W<S: Simd> = S::F;
+    const STEP_BYTES: usize = 2 * LANES;
 
     fn n_steps(n_in: usize) -> usize {
         n_in
@@ -135,6 +151,7 @@ impl Step for F16 {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Step for Bf16 {
     type W<S: Simd> = S::F;
+    const STEP_BYTES: usize = 2 * LANES;
 
     fn n_steps(n_in: usize) -> usize {
         n_in
@@ -157,6 +174,7 @@ impl Step for Bf16 {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Step for Bf16Dot {
     type W<S: Simd> = S::I;
+    const STEP_BYTES: usize = LINE;
 
     fn n_steps(n_in: usize) -> usize {
         n_in.div_ceil(2)
@@ -176,6 +194,7 @@ impl Step for Bf16Dot {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Step for F16Dot {
     type W<S: Simd> = S::I;
+    const STEP_BYTES: usize = LINE;
 
     fn n_steps(n_in: usize) -> usize {
         n_in.div_ceil(2)
@@ -192,7 +211,7 @@ impl Step for F16Dot {
     }
 }
 
-/// The product of one or two groups of one kind of weights by a tile.
+/// The product of a group of one kind of weights by a tile.
 pub(super) struct Multiply<'a, T>(Args<'a>, PhantomData<T>);
 
 impl<'a, T: Step> Multiply<'a, T> {
@@ -200,142 +219,86 @@ impl<'a, T: Step> Multiply<'a, T> {
         Self(args, PhantomData)
     }
 
-    /// Adds steps `from..to` of rows `r..r + N`, which lie side by side in a band, to their chains.
+    /// Multiplies rows `r..r + N`, which lie side by side in a band, and returns how many they are. Their sums stay in registers from
+    /// the first step to the last.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; the tile has these rows and steps; `from` is even; `sums` are [x.rows, 16].
+    /// [`Simd`]'s contract; the tile has these rows.
     #[inline(always)]
-    unsafe fn run_steps<S: Simd, const N: usize>(
-        &self,
-        sums: [*mut f32; 2],
-        r: usize,
-        from: usize,
-        to: usize,
-    ) {
-        let Args { w, n_in, x, .. } = &self.0;
-        let (start, step) = band(r, x.rows, T::n_steps(*n_in));
+    unsafe fn rows<S: Simd, const N: usize>(&self, r: usize) -> usize {
+        let Args { w, n_in, x, y } = &self.0;
+        let n_steps = T::n_steps(*n_in);
+        let (start, step) = band(r, x.rows, n_steps);
         let w = w.as_ptr();
         // SAFETY: the caller's promise.
         unsafe {
-            let [even_sums, odd_sums] = sums.map(|sums| sums.add(r * LANES));
             let mut even = [S::splat(0.0); N];
             let mut odd = even;
-            for i in 0..N {
-                even[i] = S::load_f32(even_sums.add(i * LANES));
-                odd[i] = S::load_f32(odd_sums.add(i * LANES));
-            }
-            let mut k = from;
-            while k + 2 <= to {
+            let mut k = 0;
+            while k + 2 <= n_steps {
+                if N > 1 {
+                    T::prefetch::<S>(w, k);
+                }
                 let (first, second) = (T::load::<S>(w, k), T::load::<S>(w, k + 1));
                 for i in 0..N {
                     even[i] = T::add::<S>(even[i], first, x, start + k * step + i);
+                }
+                for i in 0..N {
                     odd[i] = T::add::<S>(odd[i], second, x, start + (k + 1) * step + i);
                 }
                 k += 2;
             }
-            if k < to {
+            if k < n_steps {
                 let last = T::load::<S>(w, k);
                 for i in 0..N {
                     even[i] = T::add::<S>(even[i], last, x, start + k * step + i);
                 }
             }
             for i in 0..N {
-                S::store_f32(even_sums.add(i * LANES), even[i]);
-                S::store_f32(odd_sums.add(i * LANES), odd[i]);
+                S::store_f32(y.add((r + i) * LANES), S::add(even[i], odd[i]));
             }
         }
-    }
-}
-
-impl<T: Step> Multiply<'_, T> {
-    /// Adds steps `from..to` of a band's rows from `r` on to their chains, for two groups at once and chain by chain: so many sums
-    /// fit into registers, and each activation that is loaded serves twice.
-    ///
-    /// # Safety
-    /// As [`Multiply::run_steps`]; `sums` are [2, x.rows, 16].
-    #[inline(always)]
-    unsafe fn run_pair<S: Simd>(&self, sums: [*mut f32; 2], r: usize, from: usize, to: usize) {
-        let Args { w, n_in, x, .. } = &self.0;
-        let (start, step) = band(r, x.rows, T::n_steps(*n_in));
-        let (first, second) = (w.as_ptr(), w[w.len() / 2..].as_ptr());
-        // SAFETY: the caller's promise.
-        unsafe {
-            for (chain, sums) in sums.into_iter().enumerate() {
-                let (a, b) = (sums.add(r * LANES), sums.add((x.rows + r) * LANES));
-                let mut a_sums = [S::splat(0.0); BAND];
-                let mut b_sums = a_sums;
-                for i in 0..BAND {
-                    a_sums[i] = S::load_f32(a.add(i * LANES));
-                    b_sums[i] = S::load_f32(b.add(i * LANES));
-                }
-                let mut k = from + chain;
-                while k < to {
-                    let (first, second) = (T::load::<S>(first, k), T::load::<S>(second, k));
-                    for i in 0..BAND {
-                        let at = start + k * step + i;
-                        a_sums[i] = T::add::<S>(a_sums[i], first, x, at);
-                        b_sums[i] = T::add::<S>(b_sums[i], second, x, at);
-                    }
-                    k += 2;
-                }
-                for i in 0..BAND {
-                    S::store_f32(a.add(i * LANES), a_sums[i]);
-                    S::store_f32(b.add(i * LANES), b_sums[i]);
-                }
-            }
-        }
-    }
-
-    /// The part of the product that one group is.
-    fn one(&self, group: usize) -> Self {
-        let Args { w, n_groups, x, y, .. } = self.0;
-        let len = w.len() / n_groups;
-        let w = &w[group * len..][..len];
-        Self(Args { w, n_groups: 1, y: y.wrapping_add(group * x.rows * LANES), ..self.0 }, PhantomData)
+        N
     }
 }
 
 impl<T: Step> Kernel for Multiply<'_, T> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Args { n_in, n_groups, x, y, .. } = self.0;
-        let (rows, n_steps) = (x.rows, T::n_steps(n_in));
-        let mut even = PairSums::uninit();
-        let mut odd = PairSums::uninit();
-        let sums = [even.as_mut_ptr(), odd.as_mut_ptr()];
-        let of_group = |group: usize| sums.map(|sums| sums.wrapping_add(group * rows * LANES));
-        // Fewer registers hold one group's sums only.
-        let pairs = n_groups == 2 && S::REGISTERS >= 32;
-        let mut from = 0;
-        // SAFETY: `Layout::multiply` checked the sizes; r + N <= rows.
-        unsafe {
-            int8::clear::<S>(sums[0], n_groups * rows);
-            int8::clear::<S>(sums[1], n_groups * rows);
-            while from < n_steps {
-                let to = n_steps.min(from + RUN);
-                let mut r = 0;
-                while r + BAND <= rows {
-                    if pairs {
-                        self.run_pair::<S>(sums, r, from, to);
-                    } else {
-                        for group in 0..n_groups {
-                            self.one(group).run_steps::<S, BAND>(of_group(group), r, from, to);
-                        }
-                    }
-                    r += BAND;
+        let rows = self.0.x.rows;
+        let many = S::REGISTERS >= 32;
+        let mut r = 0;
+        while r < rows {
+            let left_of_band = rows.min(r / BAND * BAND + BAND) - r;
+            // SAFETY: `Layout::multiply` checked the sizes; these rows are of one band.
+            r += unsafe {
+                match left_of_band {
+                    BAND.. if many => self.rows::<S, BAND>(r),
+                    8.. if many => self.rows::<S, 8>(r),
+                    4.. if many => self.rows::<S, 4>(r),
+                    3.. => self.rows::<S, 3>(r),
+                    2 => self.rows::<S, 2>(r),
+                    _ => self.rows::<S, 1>(r),
                 }
-                while r < rows {
-                    for group in 0..n_groups {
-                        self.one(group).run_steps::<S, 1>(of_group(group), r, from, to);
-                    }
-                    r += 1;
-                }
-                from = to;
-            }
-            for r in 0..n_groups * rows {
-                let [even, odd] = sums.map(|sums| S::load_f32(sums.add(r * LANES)));
-                S::store_f32(y.add(r * LANES), S::add(even, odd));
-            }
+            };
+        }
+    }
+}
+
+/// Half-precision weights rounded to BF16 once, for products with so many rows that doing it at each would cost more.
+pub(super) struct ToBf16<'a> {
+    /// A group of [`F16Dot`].
+    pub(super) from: &'a [u8],
+    /// A group of [`Bf16Dot`], as long.
+    pub(super) to: &'a mut [u8],
+}
+
+impl Kernel for ToBf16<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for (to, from) in self.to.as_chunks_mut::<LINE>().0.iter_mut().zip(self.from.as_chunks::<LINE>().0) {
+            // SAFETY: both lines have 64 bytes.
+            unsafe { S::store(to.as_mut_ptr(), S::load_f16_as_bf16(from.as_ptr())) }
         }
     }
 }

@@ -13,12 +13,9 @@ const ROWS: usize = 4;
 /// Room for the sums of a tile, [rows, 16]: aligned, because a vector that crosses two cache lines costs twice; not
 /// initialized, because most products have one row.
 #[repr(align(64))]
-pub(super) struct Sums<const N: usize = { TILE * LANES }>(MaybeUninit<[f32; N]>);
+pub(super) struct Sums(MaybeUninit<[f32; TILE * LANES]>);
 
-/// [`Sums`] for two groups.
-pub(super) type PairSums = Sums<{ 2 * TILE * LANES }>;
-
-impl<const N: usize> Sums<N> {
+impl Sums {
     pub(super) fn uninit() -> Self {
         Self(MaybeUninit::uninit())
     }

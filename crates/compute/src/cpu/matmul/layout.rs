@@ -43,17 +43,15 @@ pub(super) enum Layout {
     Codes(&'static Coding),
 }
 
-/// One product: a group of 16 rows, or two, by a tile of activations.
+/// One product: a group of 16 rows by a tile of activations.
 #[derive(Clone, Copy)]
 pub(super) struct Args<'a> {
-    /// The groups, `Layout::group_bytes` long each.
+    /// The group, `Layout::group_bytes` long.
     pub(super) w: &'a [u8],
-    /// 1, or 2 where [`Layout::takes_pairs`].
-    pub(super) n_groups: usize,
     /// Length of a row.
     pub(super) n_in: usize,
     pub(super) x: Tile<'a>,
-    /// Result, `f32` [n_groups, x.rows, 16].
+    /// Result, `f32` [x.rows, 16].
     pub(super) y: *mut f32,
 }
 
@@ -83,9 +81,19 @@ impl Layout {
         self != Layout::F32 || dtype == DType::F32
     }
 
-    /// Whether the kernel multiplies two groups at once.
-    pub(super) fn takes_pairs(self) -> bool {
-        matches!(self, Layout::F32 | Layout::F16 | Layout::F16Dot | Layout::Bf16 | Layout::Bf16Dot)
+    /// What a group is brought into before it meets many rows.
+    pub(super) fn for_many_rows(self) -> Self {
+        if self == Layout::F16Dot { Layout::Bf16Dot } else { self }
+    }
+
+    /// Writes a group as [`Layout::for_many_rows`] says.
+    ///
+    /// # Safety
+    /// The processor has `isa`.
+    pub(super) unsafe fn convert_for_many_rows(self, isa: Isa, to: &mut [u8], from: &[u8]) {
+        assert_eq!((self, to.len()), (Layout::F16Dot, from.len()));
+        // SAFETY: the caller's promise.
+        unsafe { dispatch(isa, float::ToBf16 { from, to }) }
     }
 
     /// What the kernel wants the activations as.
@@ -94,7 +102,8 @@ impl Layout {
             Layout::F32 | Layout::F16 | Layout::Bf16 => Form::F32,
             Layout::F16Dot | Layout::Bf16Dot => Form::Bf16,
             Layout::Q8_0 | Layout::Q4_0 | Layout::Blocks(_) => Form::Int8Block32,
-            Layout::Q4K | Layout::Q5K | Layout::Q6K | Layout::Codes(_) => Form::Int8Block256,
+            Layout::Q4K | Layout::Q5K | Layout::Q6K => Form::Int8Block256,
+            Layout::Codes(coding) => coding.kernels.form,
         }
     }
 
@@ -165,18 +174,13 @@ impl Layout {
         (spec.dequantize)(row, out);
     }
 
-    /// Multiplies groups by a tile; writes every element of `args.y`.
+    /// Multiplies a group by a tile; writes every element of `args.y`.
     ///
     /// # Safety
-    /// The processor has `isa`; `args.y` is writable for `args.n_groups * args.x.rows * 16` floats and shared with nobody.
+    /// The processor has `isa`; `args.y` is writable for `args.x.rows * 16` floats and shared with nobody.
     pub(super) unsafe fn multiply(self, isa: Isa, args: Args<'_>) {
         // The kernels read without bounds checks; these are the bounds.
-        assert!(
-            args.n_groups == 1 || args.n_groups == 2 && self.takes_pairs(),
-            "{} groups of {self:?}",
-            args.n_groups
-        );
-        assert_eq!(args.w.len(), args.n_groups * self.group_bytes(args.n_in), "{self:?}");
+        assert_eq!(args.w.len(), self.group_bytes(args.n_in), "{self:?}");
         args.x.check(self.form(), args.n_in);
         // SAFETY: the sizes were checked, the rest is the caller's promise.
         unsafe {

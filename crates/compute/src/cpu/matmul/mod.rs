@@ -16,6 +16,8 @@ mod float;
 mod int8;
 mod k_scales;
 mod layout;
+mod nvfp4;
+mod q1_0;
 mod q4_0;
 mod q4_k;
 mod q5_k;
@@ -34,7 +36,7 @@ use crate::backend::MatrixPart;
 use crate::{DType, Error, Result};
 use activations::{BAND, TILE};
 use bytes::Bytes;
-use int8::PairSums;
+use int8::Sums;
 use layout::{Args, Layout};
 use std::cell::RefCell;
 
@@ -303,71 +305,80 @@ pub fn matmul(
     let last = &w.parts[w.parts.len() - 1];
     let n_groups = last.first_group + last.n_groups;
     let n_tiles = m.div_ceil(TILE);
-    let block_tiles = (BLOCK_ELEMENTS / (TILE * w.n_in.max(1))).clamp(1, n_tiles);
+    let elements = if forms.iter().all(|form| form.is_int8()) { INT8_BLOCK } else { FLOAT_BLOCK };
+    let block_tiles = (elements / (TILE * w.n_in.max(1))).clamp(1, n_tiles);
     let n_blocks = n_tiles.div_ceil(block_tiles);
     let chunk = (n_groups / (pool.n_threads() * CHUNKS_PER_THREAD)).max(1);
     let y = SharedMut(y.as_mut_ptr());
     pool.for_each_chunk(n_blocks * n_groups, chunk, |range| {
-        let mut item = range.start;
-        while item < range.end {
+        for item in range {
             let (block, g) = (item / n_groups, item % n_groups);
             let part = &w.parts[w.part_of(g)];
             let first_row = part.first_row + (g - part.first_group) * LANES;
-            // Where it saves reading the activations twice, two groups go together.
-            let left = (part.first_group + part.n_groups - g).min(range.end - item);
-            let n = if m >= BAND && part.layout.takes_pairs() { left.min(2) } else { 1 };
-            let n_rows = (n * LANES).min(part.first_row + part.n_out - first_row);
             let task = Task {
                 y: &y,
                 y_stride,
-                columns: first_row..first_row + n_rows,
+                columns: first_row..(part.first_row + part.n_out).min(first_row + LANES),
                 bias,
                 n_in: w.n_in,
                 isa: w.isa,
                 tiles: block * block_tiles..n_tiles.min((block + 1) * block_tiles),
                 x: scratch,
             };
-            part.with_groups(w.n_in, expert, g - part.first_group, n, |groups| {
-                task.run(part.layout, groups, n)
-            });
-            item += n;
+            let layout = if m > BAND { part.layout.for_many_rows() } else { part.layout };
+            part.with_group(w, expert, g - part.first_group, layout, |group| task.run(layout, group));
         }
     });
 }
 
-/// Activations (in elements) that a block of tiles holds: they stay in a core's second-level cache while the weights of a
+/// Activations (in elements) that a block of tiles holds, of 8 bits: they stay in a core's second-level cache while the weights of a
 /// chunk pass by.
-const BLOCK_ELEMENTS: usize = 512 << 10;
+const INT8_BLOCK: usize = 512 << 10;
+
+/// The same for floats and BF16 numbers. A band of these has so much to do with each line that it may come from the third-level
+/// cache; what counts is that the weights pass rarely.
+const FLOAT_BLOCK: usize = 4 << 20;
 
 /// Into how many chunks each thread's share of the weights is cut: more even out threads of unequal speed, fewer stay
 /// longer in one stream.
 const CHUNKS_PER_THREAD: usize = 8;
 
 impl Part {
-    /// Calls `f` with `n` packed groups from `g` on, packing them first if they are not.
-    fn with_groups(&self, n_in: usize, expert: usize, g: usize, n: usize, f: impl FnOnce(&[u8])) {
-        let len = n * self.group_bytes;
-        match &self.weights {
+    /// Calls `f` with group `g` in `layout`, the part's own or that for many rows; the group is packed first if it was not.
+    fn with_group(&self, w: &Matrix, expert: usize, g: usize, layout: Layout, f: impl FnOnce(&[u8])) {
+        let n = self.group_bytes;
+        let packed = match &self.weights {
             Weights::Packed(groups) => {
-                f(&groups.as_slice()[(expert * self.n_groups + g) * self.group_bytes..][..len]);
-            }
-            Weights::Rows(_) => SCRATCH.with_borrow_mut(|scratch| {
-                scratch.resize(scratch.len().max(len), 0);
-                for i in 0..n {
-                    let group = &mut scratch[i * self.group_bytes..][..self.group_bytes];
-                    self.pack(group, n_in, expert, g + i);
+                let group = &groups.as_slice()[(expert * self.n_groups + g) * n..][..n];
+                if layout == self.layout {
+                    return f(group);
                 }
-                f(&scratch[..len]);
-            }),
-        }
+                Some(group)
+            }
+            Weights::Rows(_) => None,
+        };
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.resize(scratch.len().max(2 * n), 0);
+            let (ours, converted) = scratch[..2 * n].split_at_mut(n);
+            let packed = packed.unwrap_or_else(|| {
+                self.pack(ours, w.n_in, expert, g);
+                ours
+            });
+            if layout == self.layout {
+                return f(packed);
+            }
+            // SAFETY: `Matrix::new` checked that the instruction set is available.
+            unsafe { self.layout.convert_for_many_rows(w.isa, converted, packed) }
+            f(converted);
+        });
     }
 }
 
-/// One or two groups of weights by a block of tiles.
+/// A group of weights by a block of tiles.
 struct Task<'a> {
     y: &'a SharedMut<f32>,
     y_stride: usize,
-    /// Output elements that the groups' lanes are, at most 16 for each.
+    /// Output elements that the group's lanes are, at most 16.
     columns: std::ops::Range<usize>,
     bias: Option<&'a [f32]>,
     n_in: usize,
@@ -377,32 +388,29 @@ struct Task<'a> {
 }
 
 impl Task<'_> {
-    fn run(&self, layout: Layout, groups: &[u8], n_groups: usize) {
+    fn run(&self, layout: Layout, group: &[u8]) {
         let bias = self.bias.map(|bias| &bias[self.columns.clone()]);
-        let mut sums = PairSums::uninit();
+        let mut sums = Sums::uninit();
         for t in self.tiles.clone() {
             let x = self.x.get(layout.form()).tile(layout.form(), t);
-            let args = Args { w: groups, n_groups, n_in: self.n_in, x, y: sums.as_mut_ptr() };
+            let args = Args { w: group, n_in: self.n_in, x, y: sums.as_mut_ptr() };
             // SAFETY: `Matrix::new` checked that the instruction set is available; a tile has at most TILE rows, for which
-            // there is room in up to two groups, and the kernel writes them all.
+            // there is room, and the kernel writes them all.
             let sums = unsafe {
                 layout.multiply(self.isa, args);
-                std::slice::from_raw_parts_mut(args.y, n_groups * x.rows * LANES)
+                std::slice::from_raw_parts_mut(args.y, x.rows * LANES)
             };
-            for (i, sums) in sums.chunks_exact_mut(LANES).enumerate() {
-                let (group, r) = (i / x.rows, i % x.rows);
-                let first = group * LANES;
-                let n = LANES.min(self.columns.len() - first);
+            for (r, sums) in sums.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
                 if let Some(bias) = bias {
-                    for (sum, bias) in sums.iter_mut().zip(&bias[first..]) {
+                    for (sum, bias) in sums.iter_mut().zip(bias) {
                         *sum += bias;
                     }
                 }
                 // SAFETY: row t · TILE + r < m and columns lie in 0..n_out, so this is inside y; no other task has these
                 // columns of these rows.
                 unsafe {
-                    let y = self.y.0.add((t * TILE + r) * self.y_stride + self.columns.start + first);
-                    std::ptr::copy_nonoverlapping(sums.as_ptr(), y, n);
+                    let y = self.y.0.add((t * TILE + r) * self.y_stride + self.columns.start);
+                    std::ptr::copy_nonoverlapping(sums.as_ptr(), y, self.columns.len());
                 }
             }
         }

@@ -1,0 +1,175 @@
+//! NVFP4: blocks of 64 weights in FP4, each 16 of them with a scale in unsigned E4M3.
+//!
+//! Group: per block a line of scales, a byte each, [4 sub-blocks, 16 rows], and for each half of the block 4 lines of nibbles, of which
+//! the low ones are the half's first sub-block. It is as large as its rows.
+
+use super::blocks::Kernels;
+use super::int8;
+use super::layout::{Args, get_dwords, put_dwords};
+use crate::DType;
+use crate::cpu::isa::Isa;
+use crate::cpu::simd::{Kernel, LANES, LINE, Simd, dispatch};
+use crate::quant::bits::nibbles;
+use crate::quant::fp4::DOUBLED_VALUES;
+use crate::quant::nvfp4::Block;
+use half::bf16;
+
+const HALF_LINES: usize = 4;
+const BLOCK_LINES: usize = 1 + 2 * HALF_LINES;
+
+/// Exponent and mantissa of E4M3 are the low bits of those of BF16; this is between the two biases, and halves the scale for
+/// [`DOUBLED_VALUES`].
+const SCALE_UNIT: f32 = f32::from_bits((127 + 119) << 23);
+
+/// The dot product takes unsigned weights.
+const ABOVE: i8 = 16;
+
+/// Rows that are in flight together, to hide the latency of the dot product.
+const ROWS: usize = 4;
+
+pub(super) const KERNELS: Kernels = Kernels { dtype: DType::NVFP4, group_bytes, pack, decode, multiply };
+
+fn group_bytes(n_in: usize) -> usize {
+    n_in / 64 * BLOCK_LINES * LINE
+}
+
+fn pack(group: &mut [u8], lane: usize, row: &[u8]) {
+    let blocks = row.as_chunks::<{ size_of::<Block>() }>().0;
+    for (block, lines) in blocks.iter().zip(group.as_chunks_mut::<{ BLOCK_LINES * LINE }>().0) {
+        let block: Block = bytemuck::pod_read_unaligned(block);
+        let (scales, lines) = lines.split_at_mut(LINE);
+        for (scales, d) in scales.as_chunks_mut::<LANES>().0.iter_mut().zip(block.d) {
+            // The code for not-a-number stands for 0, the top bit for nothing.
+            scales[lane] = if d == 0x7f { 0 } else { d & 0x7f };
+        }
+        // In a file 8 bytes hold a sub-block, here 16 bytes hold two.
+        for (lines, two) in lines.chunks_exact_mut(HALF_LINES * LINE).zip(block.qs.as_chunks::<16>().0) {
+            let code = |sub: usize, i: usize| two[8 * sub + i % 8] >> (i / 8 * 4) & 15;
+            let bytes: [u8; 16] = std::array::from_fn(|i| code(0, i) | code(1, i) << 4);
+            put_dwords(lines, lane, &bytes);
+        }
+    }
+}
+
+fn decode(out: &mut [f32], group: &[u8], lane: usize) {
+    let blocks = group.as_chunks::<{ BLOCK_LINES * LINE }>().0;
+    for (out, lines) in out.as_chunks_mut::<64>().0.iter_mut().zip(blocks) {
+        for (half, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let mut packed = [0; 16];
+            get_dwords(&mut packed, &lines[(1 + half * HALF_LINES) * LINE..], lane);
+            for (w, (out, code)) in out.iter_mut().zip(nibbles(&packed)).enumerate() {
+                let byte = lines[(2 * half + w / 16) * LANES + lane];
+                let scale = bf16::from_bits(u16::from(byte) << 4).to_f32() * SCALE_UNIT;
+                *out = f32::from(DOUBLED_VALUES[usize::from(code)]) * scale;
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The processor has `isa`; sizes were checked by [`Layout::multiply`](super::layout::Layout::multiply).
+unsafe fn multiply(isa: Isa, args: Args<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { dispatch(isa, Multiply(args)) }
+}
+
+struct Multiply<'a>(Args<'a>);
+
+impl Kernel for Multiply<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: the caller's promise.
+        unsafe { if self.0.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() } }
+    }
+}
+
+impl Multiply<'_> {
+    /// With the number of rows known, for one row, the sums stay in registers.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
+    #[inline(always)]
+    unsafe fn multiply<S: Simd, const ONE: bool>(self) {
+        let Args { w, n_in, x, y } = self.0;
+        let rows = if ONE { 1 } else { x.rows };
+        let table = DOUBLED_VALUES.map(|v| (v + ABOVE) as u8);
+        // SAFETY: `Layout::multiply` checked the sizes that the loops run to.
+        unsafe {
+            let (table, low) = (S::table(&table), S::splat_i32(0x0f0f_0f0f));
+            int8::clear::<S>(y, rows);
+            for b in 0..n_in / 32 {
+                let block = w.as_ptr().add(b / 2 * BLOCK_LINES * LINE);
+                let scale = |sub: usize| {
+                    let byte = S::load_u8(block.add((b % 2 * 2 + sub) * LANES));
+                    let bf16 = S::shl::<4>(S::pair(S::splat_i32(0), byte));
+                    S::mul(S::bf16_high(bf16), S::splat(SCALE_UNIT))
+                };
+                let scales = [scale(0), scale(1)];
+                let lines = block.add((1 + b % 2 * HALF_LINES) * LINE);
+                int8::prefetch::<S, ONE>(lines, HALF_LINES + b % 2);
+                let mut subs = [[low; HALF_LINES]; 2];
+                for i in 0..HALF_LINES {
+                    let line = S::load(lines.add(i * LINE));
+                    subs[0][i] = S::lookup(table, S::and(line, low));
+                    subs[1][i] = S::lookup(table, S::and(S::shr::<4>(line), low));
+                }
+                let at = Activations {
+                    q: x.q.as_ptr().add(b * rows * 32),
+                    scales: x.scales.as_ptr().add(b * rows),
+                    offsets: [0, 1].map(|sub| x.offsets[3].as_ptr().add((2 * b + sub) * rows)),
+                };
+                let mut r = 0;
+                while r + ROWS <= rows {
+                    at.add::<S, ROWS>(y, &subs, scales, r);
+                    r += ROWS;
+                }
+                while r < rows {
+                    at.add::<S, 1>(y, &subs, scales, r);
+                    r += 1;
+                }
+            }
+        }
+    }
+}
+
+/// A block of 32 activations of every row of a tile.
+struct Activations {
+    /// [rows, 32]
+    q: *const i8,
+    /// [rows]
+    scales: *const f32,
+    /// What the sums of each sub-block start from, [rows]
+    offsets: [*const i32; 2],
+}
+
+impl Activations {
+    /// Adds the products of two sub-blocks with `R` rows from row `r` on.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; the rows exist, `y` is [rows, 16].
+    #[inline(always)]
+    unsafe fn add<S: Simd, const R: usize>(
+        &self,
+        y: *mut f32,
+        subs: &[[S::I; HALF_LINES]; 2],
+        scales: [S::F; 2],
+        r: usize,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = [[S::splat_i32(0); R]; 2];
+            for sub in 0..2 {
+                for i in 0..R {
+                    sums[sub][i] = S::splat_i32(*self.offsets[sub].add(r + i));
+                }
+                S::dot::<HALF_LINES, 31, R>(&mut sums[sub], &subs[sub], self.q.add(r * 32 + sub * 16));
+            }
+            for i in 0..R {
+                let [first, second] = [S::to_f32(sums[0][i]), S::to_f32(sums[1][i])];
+                let product = S::fma(second, scales[1], S::mul(first, scales[0]));
+                let y = y.add((r + i) * LANES);
+                S::store_f32(y, S::fma(product, S::splat(*self.scales.add(r + i)), S::load_f32(y)));
+            }
+        }
+    }
+}
