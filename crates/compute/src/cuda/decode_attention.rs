@@ -138,8 +138,8 @@ pub(super) fn attention(
         scale: params.scale,
         softcap: params.softcap.unwrap_or(0.0),
     };
+    let (threads, shared) = (32 * warps(HEAD_DIMS[size]) as u32, shared_bytes(HEAD_DIMS[size]));
     // SAFETY: every token has a row in qkv and y, and its block table covers its positions, each of which the scheduler gave to one
     // token only; `partial` has room for all splits, `arrived` for all blocks of heads.
-    let (threads, shared) = (32 * warps(HEAD_DIMS[size]) as u32, shared_bytes(HEAD_DIMS[size]));
     unsafe { cuda.launch_shared(f, [n_blocks, 1, 1], threads, shared, &args) }
 }
