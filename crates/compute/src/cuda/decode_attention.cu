@@ -11,14 +11,14 @@
 // No block ends before the product that runs beside it, whether it has something to do or not. So each multiprocessor has room for one
 // block of the next product, and not some for two and some for none.
 //
-// Moves: the keys and values of the split, once for all its heads. Shared memory: 77 KiB at most.
+// Moves: the keys and values of the split, once for all its heads. Shared memory: 78 KiB at most.
+#include "cached.cuh"
 #include "heads.cuh"
-#include "halves.cuh"
 
 constexpr int HEADS = 8;        // query heads of a block
 constexpr int KEYS = 16;        // keys of a tile
 constexpr int MIN_SPLIT = 256;  // keys that are worth a block
-constexpr int MAX_SPLITS = 64;
+constexpr int MAX_SPLITS = 64;  // the launcher asks for no more
 constexpr float LOG2_E = 1.4426950408889634f;
 
 struct DecodeAttentionArgs {
@@ -48,37 +48,6 @@ struct DecodeAttentionArgs {
   float softcap;                 // 0: none
 };
 
-// A type of cache: what its numbers become for the tensor cores (PLAIN: they are such numbers), and how eight of a head, from `i` on, come to shared memory; `there`:
-// else zeros stand for them.
-struct CacheF16 {
-  typedef F16 Stored;
-  typedef Half Number;
-  static constexpr bool PLAIN = true;
-  DEVICE static void bring(uint16_t* to, const uint8_t* head, int i, bool there) { ptx::copy16_later(to, head + 2 * i, there ? 16 : 0); }
-};
-struct CacheBF16 {
-  typedef BF16 Stored;
-  typedef Bfloat Number;
-  static constexpr bool PLAIN = true;
-  DEVICE static void bring(uint16_t* to, const uint8_t* head, int i, bool there) { CacheF16::bring(to, head, i, there); }
-};
-struct CacheQ8_0 {
-  typedef Q8_0 Stored;
-  typedef Half Number;
-  static constexpr bool PLAIN = false;
-  DEVICE static void bring(uint16_t* to, const uint8_t* head, int i, bool there) {
-    uint4 packed = {0, 0, 0, 0};
-    if (there) {
-      const uint8_t* block = head + i / Q8_0::LEN * Q8_0::BYTES;
-      const uint8_t* q = block + 2 + i % Q8_0::LEN;
-      const uint32_t scale = u16_at(block) * 0x10001u;
-      packed = {ptx::scale_bytes(u16_at(q), scale), ptx::scale_bytes(u16_at(q + 2), scale),
-                ptx::scale_bytes(u16_at(q + 4), scale), ptx::scale_bytes(u16_at(q + 6), scale)};
-    }
-    *reinterpret_cast<uint4*>(to) = packed;
-  }
-};
-
 // Where the elements of pair `p` are, if `half` pairs of the head turn: those come first.
 DEVICE int low_of(int p, int half, bool interleaved) { return p < half && !interleaved ? p : 2 * p; }
 DEVICE int high_of(int p, int half, bool interleaved) { return p < half && !interleaved ? p + half : 2 * p + 1; }
@@ -98,9 +67,9 @@ DEVICE float column_sum(float x) {
 // exp2(x - max), 0 where nothing has been seen.
 DEVICE float weight_of(float x, float max) { return x == -INFINITY ? 0.0f : exp2f(x - max); }
 
-template <class Cache, int DIM>
+// `Stored`: the cache's type, which comes by way of `Cache` and is multiplied as `Number`.
+template <class Stored, class Cache, class Number, int DIM>
 DEVICE void decode_attention(const DecodeAttentionArgs& a) {
-  typedef typename Cache::Number Number;
   constexpr int WARPS = DIM > 128 ? 4 : 8, THREADS = WARPS * 32;
   // Rows in shared memory are 16 bytes longer, so that reads of 8 of them fall on all banks.
   constexpr int CHUNKS = DIM / 8, ROW = DIM + 8, TILE = KEYS * ROW, OUT = DIM + 4;
@@ -142,7 +111,6 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   };
   const auto byte_of = [&](uint32_t head) { return static_cast<size_t>(head) * a.head_bytes; };
 
-  constexpr uint32_t NOWHERE = 0xffffffffu;
   // Each of the first 16 lanes, and of the others, knows where a key of the next tile is. All but the token's own are from earlier steps.
   const auto locate = [&](int base) {
     const int key = base + lane % KEYS;
@@ -154,7 +122,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
       const int key = i / CHUNKS, at = i % CHUNKS * 8;
       const uint32_t head = __shfl_sync(ALL_LANES, located, key);
       const bool there = head != NOWHERE && at < dim;
-      Cache::bring(tile + key * ROW + at, cache + (there ? byte_of(head) : 0), there ? at : 0, there);
+      Cache::bring(tile + key * ROW + at, cache, byte_of(head), at, there);
     }
   };
   uint16_t* k_tile = tiles + warp * 2 * TILE;
@@ -223,16 +191,16 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
     }
     __syncwarp();
     uint16_t* numbers = is_query ? queries + i * ROW : own + is_value * ROW;
-    if (is_query || Cache::PLAIN) {
+    if (is_query || Cache::AS_IS) {
 #pragma unroll 1
       for (int e = lane; e < dim; e += 32) numbers[e] = Number::from(x[e]);
     }
     if (!is_query) {
       uint8_t* cached = (is_value ? a.v_cache : a.k_cache) + byte_of(head_at(end - 1));
-      write_head<typename Cache::Stored>(cached, x, dim, lane);
-      if (!Cache::PLAIN) {
+      write_head<Stored>(cached, x, dim, lane);
+      if (!Cache::AS_IS) {
         __syncwarp();
-        if (lane * 8 < dim) Cache::bring(numbers + lane * 8, cached, lane * 8, true);
+        if (lane * 8 < dim) Cache::bring(numbers + lane * 8, cached, 0, lane * 8, true);
       }
     }
     __syncwarp();
@@ -388,7 +356,9 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   }
 }
 
-#define DECODE_ATTENTION(T, DIM, THREADS) \
-  KERNEL(decode_attention_##T##_##DIM, DecodeAttentionArgs, THREADS) { decode_attention<Cache##T, DIM>(a); }
-#define DECODE_ATTENTIONS(T) DECODE_ATTENTION(T, 64, 256) DECODE_ATTENTION(T, 128, 256) DECODE_ATTENTION(T, 256, 128)
-DECODE_ATTENTIONS(F16) DECODE_ATTENTIONS(BF16) DECODE_ATTENTIONS(Q8_0)
+#define DECODE_ATTENTION(T, CACHE, NUMBER, DIM, THREADS) \
+  KERNEL(decode_attention_##T##_##DIM, DecodeAttentionArgs, THREADS) { decode_attention<T, CACHE, NUMBER, DIM>(a); }
+#define DECODE_ATTENTIONS(T, CACHE, NUMBER)                                                         \
+  DECODE_ATTENTION(T, CACHE, NUMBER, 64, 256) DECODE_ATTENTION(T, CACHE, NUMBER, 128, 256) \
+  DECODE_ATTENTION(T, CACHE, NUMBER, 256, 128)
+DECODE_ATTENTIONS(F16, Plain, Half) DECODE_ATTENTIONS(BF16, Plain, Bfloat) DECODE_ATTENTIONS(Q8_0, Blocks8, Half)

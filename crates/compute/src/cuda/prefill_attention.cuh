@@ -1,8 +1,6 @@
-// What the kernels of attention of many tokens share: their arguments, the tokens of a block, and how each type of cache comes to shared
-// memory.
+// What the kernels of attention of many tokens share: their arguments, and the tokens of a block.
 #pragma once
-#include "halves.cuh"
-#include "../quant/q8_0/device.cuh"
+#include "cached.cuh"
 
 struct PrefillAttentionArgs {
   float* y;                      // [n_tokens, n_heads, head_dim]
@@ -19,32 +17,6 @@ struct PrefillAttentionArgs {
   uint32_t window;               // positions that a token sees, itself among them
   float scale;
   float softcap;                 // 0: none
-};
-
-// Of a key that is not there: the row of the cache where it would be.
-constexpr uint32_t NOWHERE = 0xffffffffu;
-
-// How eight elements of a cache, from `i` on, come to shared memory; `there`: else zeros stand for them.
-struct Plain {
-  static DEVICE size_t row_bytes(int dim) { return 2 * dim; }
-  static DEVICE void bring(uint16_t* shared, const uint8_t* cache, size_t row, int i, bool there) {
-    ptx::copy16_later(shared, cache + (there ? row + 2 * i : 0), there ? 16 : 0);
-  }
-};
-
-struct Blocks8 {
-  static DEVICE size_t row_bytes(int dim) { return dim / Q8_0::LEN * Q8_0::BYTES; }
-  static DEVICE void bring(uint16_t* shared, const uint8_t* cache, size_t row, int i, bool there) {
-    uint4 packed = {0, 0, 0, 0};
-    if (there) {
-      const uint8_t* block = cache + row + i / Q8_0::LEN * Q8_0::BYTES;
-      const uint8_t* q = block + 2 + i % Q8_0::LEN;
-      const uint32_t scale = u16_at(block) * 0x10001u;
-      packed = {ptx::scale_bytes(u16_at(q), scale), ptx::scale_bytes(u16_at(q + 2), scale),
-                ptx::scale_bytes(u16_at(q + 4), scale), ptx::scale_bytes(u16_at(q + 6), scale)};
-    }
-    *reinterpret_cast<uint4*>(shared) = packed;
-  }
 };
 
 // The tokens of a block's tile, and which of them is where.
