@@ -70,6 +70,7 @@ struct Report {
     threads: usize,
     weight_bytes: usize,
     bytes_per_token: usize,
+    /// What the device tells of its memory, or what the CPU's threads read.
     peak_gb_s: f64,
     results: Vec<Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -134,7 +135,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         Some(spec) => format!("{}:{} (random weights)", spec.shape.name, spec.mix.name),
         None => args.model.model.to_string(),
     };
-    let peak_gb_s = realizar_engine::bench::read_bandwidth(model.n_threads);
+    let peak_gb_s = match model.memory_bandwidth {
+        Some(bytes) => bytes as f64 / 1e9,
+        None => realizar_engine::bench::read_bandwidth(model.n_threads),
+    };
     let kv_bytes = model.config.kv_bytes_per_token(options.kv_type);
     let mut report = Report {
         model: name,

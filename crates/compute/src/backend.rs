@@ -239,6 +239,11 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Memory of the device now.
     fn memory(&self) -> DeviceMemory;
 
+    /// Bytes per second that the device's memory delivers by its clock and width, where the device tells them.
+    fn memory_bandwidth(&self) -> Option<u64> {
+        None
+    }
+
     /// Which of the devices that share a model this is.
     fn rank(&self) -> Rank {
         Rank::ALONE

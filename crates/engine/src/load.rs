@@ -125,6 +125,8 @@ pub struct LoadedModel {
     pub no_gpu: Option<String>,
     /// Threads of the CPU backend.
     pub n_threads: usize,
+    /// Bytes per second that the memory of all devices together delivers, where they tell.
+    pub memory_bandwidth: Option<u64>,
     /// Sizes of the weights on all devices together.
     pub weights: WeightBytes,
     /// What its parts take on the device, or at most on each of several.
@@ -337,6 +339,7 @@ fn load_on<B: Backend>(
         1 => backends[0].describe(),
         _ => format!("{count} × {}", backends[0].describe()),
     };
+    let memory_bandwidth = backends.iter().map(Backend::memory_bandwidth).sum();
     let load = |backend: &B| {
         let model = Decoder::load(backend, source, config.clone(), sizes.context_length)?;
         backend.synchronize()?;
@@ -378,6 +381,7 @@ fn load_on<B: Backend>(
         device: name,
         no_gpu: None,
         n_threads: 1,
+        memory_bandwidth,
         weights,
         memory,
         load_time: Duration::ZERO,

@@ -97,6 +97,11 @@ pub trait Driver: Send + Sync {
         unreachable!("{boxes:?} on a device that is not for Hopper's code")
     }
 
+    /// Bytes per second that memory delivers by its clock and width, where the device tells them.
+    fn memory_bandwidth(&self) -> Option<u64> {
+        None
+    }
+
     /// Memory now.
     fn memory(&self) -> DeviceMemory;
 

@@ -426,6 +426,16 @@ impl Driver for Gpu {
         Ok(BoxMap(map.opaque))
     }
 
+    fn memory_bandwidth(&self) -> Option<u64> {
+        // SAFETY: the device is one that the driver gave.
+        let attribute = |a| unsafe { result::device::get_attribute(self.device, a) }.ok();
+        let khz = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
+        let bits = attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?;
+        // Two transfers in a cycle; a device that does not tell says 0.
+        let bytes = khz as u64 * 1000 * 2 * bits as u64 / 8;
+        (bytes > 0).then_some(bytes)
+    }
+
     fn memory(&self) -> DeviceMemory {
         match self.bind().map(|()| result::mem_get_info()) {
             Ok(Ok((free, total))) => DeviceMemory { free, total },

@@ -206,6 +206,10 @@ impl Backend for Cuda {
         self.driver.memory()
     }
 
+    fn memory_bandwidth(&self) -> Option<u64> {
+        self.driver.memory_bandwidth()
+    }
+
     fn rank(&self) -> Rank {
         self.member.as_ref().map_or(Rank::ALONE, |m| m.rank)
     }
