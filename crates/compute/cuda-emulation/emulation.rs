@@ -5,7 +5,7 @@
 //! an access past its end stops the test, and holds NaN until it is written.
 
 use libloading::Library;
-use realizar_compute::cuda::driver::{DevicePtr, Driver, Function, Graph, Grid, Image, Link, Pending};
+use realizar_compute::cuda::driver::{Answer, DevicePtr, Driver, Function, Graph, Grid, Image, Link};
 use realizar_compute::{DeviceMemory, Result};
 use std::ffi::{CString, c_char, c_void};
 use std::path::{Path, PathBuf};
@@ -18,8 +18,8 @@ pub(crate) struct Emulation {
     library: Library,
     /// Kernels run one at a time.
     running: Mutex<()>,
-    /// Copies to the host that nobody has fetched.
-    pending: Mutex<Vec<Option<Vec<u8>>>>,
+    /// Memory for answers that nobody has finished.
+    answers: Mutex<Vec<Option<Vec<u64>>>>,
     /// What the device claims to have.
     n_multiprocessors: u32,
 }
@@ -38,7 +38,7 @@ impl Emulation {
     fn open(path: &Path) -> Self {
         // SAFETY: the library is one that was compiled here; its initializers fill a list.
         let library = unsafe { Library::new(path) }.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        Self { library, running: Mutex::new(()), pending: Mutex::default(), n_multiprocessors: 4 }
+        Self { library, running: Mutex::new(()), answers: Mutex::default(), n_multiprocessors: 4 }
     }
 
     fn call<F: Copy>(&self, name: &str) -> F {
@@ -214,18 +214,24 @@ impl Driver for Emulation {
         Ok(())
     }
 
-    unsafe fn read_later(&self, src: DevicePtr, bytes: usize) -> Result<Pending> {
-        let mut copy = vec![0; bytes];
-        // SAFETY: by this function's contract.
-        unsafe { self.read(&mut copy, src)? };
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        pending.push(Some(copy));
-        Ok(Pending(pending.len() - 1))
+    fn answer(&self, bytes: usize) -> Result<Answer> {
+        let mut memory = vec![0u64; bytes.div_ceil(8)];
+        let ptr = DevicePtr(memory.as_mut_ptr() as u64);
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        answers.push(Some(memory));
+        Ok(Answer { index: answers.len() - 1, ptr })
     }
 
-    fn finish_read(&self, pending: Pending, dst: &mut [u8]) -> Result<()> {
-        let copy = self.pending.lock().unwrap_or_else(PoisonError::into_inner)[pending.0].take();
-        dst.copy_from_slice(&copy.expect("a copy is fetched once"));
+    fn end_answer(&self, _: &Answer) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish_answer(&self, answer: Answer, dst: &mut [u8]) -> Result<()> {
+        let memory = self.answers.lock().unwrap_or_else(PoisonError::into_inner)[answer.index].take();
+        let memory = memory.expect("an answer is finished once");
+        assert!(dst.len() <= 8 * memory.len());
+        // SAFETY: checked; kernels wrote through the address that they were given, and none runs.
+        unsafe { std::ptr::copy_nonoverlapping(memory.as_ptr().cast(), dst.as_mut_ptr(), dst.len()) };
         Ok(())
     }
 

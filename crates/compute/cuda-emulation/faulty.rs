@@ -1,7 +1,7 @@
 //! A driver that fails when it is told to, for tests of what happens then; everything else it passes on.
 
 use realizar_compute::cuda::driver::{
-    BoxMap, Boxes, DevicePtr, Driver, Function, Graph, Grid, Image, Pending,
+    Answer, BoxMap, Boxes, DevicePtr, Driver, Function, Graph, Grid, Image,
 };
 use realizar_compute::{DeviceMemory, Error, Result};
 use std::collections::HashSet;
@@ -14,14 +14,15 @@ pub(crate) enum Call {
     Allocate,
     Write,
     Launch,
-    ReadLater,
-    FinishRead,
+    Answer,
+    EndAnswer,
+    FinishAnswer,
     Synchronize,
 }
 
 /// The calls that a test lets fail.
-pub(crate) const CALLS: [Call; 5] =
-    [Call::Allocate, Call::Write, Call::Launch, Call::ReadLater, Call::FinishRead];
+pub(crate) const CALLS: [Call; 6] =
+    [Call::Allocate, Call::Write, Call::Launch, Call::Answer, Call::EndAnswer, Call::FinishAnswer];
 
 #[derive(Default)]
 struct State {
@@ -171,15 +172,19 @@ impl Driver for Faulty {
         unsafe { self.inner.read(dst, src) }
     }
 
-    unsafe fn read_later(&self, src: DevicePtr, bytes: usize) -> Result<Pending> {
-        self.check(Call::ReadLater)?;
-        // SAFETY: by this function's contract.
-        unsafe { self.inner.read_later(src, bytes) }
+    fn answer(&self, bytes: usize) -> Result<Answer> {
+        self.check(Call::Answer)?;
+        self.inner.answer(bytes)
     }
 
-    fn finish_read(&self, pending: Pending, dst: &mut [u8]) -> Result<()> {
-        let failed = self.check(Call::FinishRead);
-        self.inner.finish_read(pending, dst)?;
+    fn end_answer(&self, answer: &Answer) -> Result<()> {
+        self.check(Call::EndAnswer)?;
+        self.inner.end_answer(answer)
+    }
+
+    fn finish_answer(&self, answer: Answer, dst: &mut [u8]) -> Result<()> {
+        let failed = self.check(Call::FinishAnswer);
+        self.inner.finish_answer(answer, dst)?;
         failed
     }
 

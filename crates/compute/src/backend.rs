@@ -462,8 +462,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Deferred tokens of the batch that is staged next are of these. The contents of `logits` are unspecified afterwards.
     fn sample(&self, batch: &mut Self::Batch, logits: &mut Tensor<Self>) -> Result<()>;
 
-    /// Sends the host what was chosen last.
-    fn fetch_choices(&self, batch: &Self::Batch) -> Result<Self::Choices>;
+    /// Sends the host what was chosen for the batch that is staged, once.
+    fn fetch_choices(&self, batch: &mut Self::Batch) -> Result<Self::Choices>;
 
     /// Waits for choices, and appends one for each row.
     fn wait_for_choices(&self, choices: Self::Choices, out: &mut Vec<Chosen>) -> Result<()>;

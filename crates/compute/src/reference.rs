@@ -473,7 +473,7 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn fetch_choices(&self, batch: &HostBatch) -> Result<Vec<Chosen>> {
+    fn fetch_choices(&self, batch: &mut HostBatch) -> Result<Vec<Chosen>> {
         Ok(batch.chosen().to_vec())
     }
 

@@ -234,7 +234,7 @@ impl<B: Backend> Runner for ModelRunner<B> {
             Choosing::Nothing => Outcome::Known(self.sample(step, n_logits)?),
             Choosing::Likeliest | Choosing::Sampled => {
                 self.previous = None;
-                Outcome::OnDevice(self.first.backend.fetch_choices(&self.first.staged)?)
+                Outcome::OnDevice(self.first.backend.fetch_choices(&mut self.first.staged)?)
             }
         };
         self.launched += 1;

@@ -159,7 +159,10 @@ impl<B: Backend> Decoder<B> {
         if n_logits == 0 {
             return Ok(());
         }
-        backend.timed("select_rows", || backend.select_rows(&mut ws.last, &ws.residual, batch))?;
+        // Otherwise every token has a row of logits, in order.
+        if n_logits < n_tokens {
+            backend.timed("select_rows", || backend.select_rows(&mut ws.last, &ws.residual, batch))?;
+        }
         backend.timed("lm_head", || self.logits(backend, ws))?;
         match &ws.shared {
             None => Ok(()),
@@ -170,10 +173,11 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// `ws.last` → `ws.logits`, or this rank's part of them.
+    /// `ws.last`, or `ws.residual` where it has as many rows → `ws.logits`, or this rank's part of them.
     fn logits(&self, backend: &B, ws: &mut Workspace<B>) -> realizar_compute::Result<()> {
         ws.normed.set_rows(ws.last.rows());
-        let (normed, x, norm) = (&mut ws.normed, &ws.last, &self.final_norm);
+        let x = if ws.residual.rows() == ws.last.rows() { &ws.residual } else { &ws.last };
+        let (normed, norm) = (&mut ws.normed, &self.final_norm);
         let y = ws.shared.as_mut().map_or(&mut ws.logits, |shared| &mut shared.logits);
         match &self.lm_head {
             Some(head) => head.apply_norm(backend, y, normed, x, norm)?,

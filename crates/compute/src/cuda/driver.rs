@@ -26,9 +26,14 @@ pub struct Function(pub usize);
 #[derive(Debug)]
 pub struct Graph(pub usize);
 
-/// Bytes on their way to the host.
+/// Memory of the host that kernels write an answer to.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Pending(pub usize);
+pub struct Answer {
+    /// Its number with the driver.
+    pub index: usize,
+    /// Where kernels write.
+    pub ptr: DevicePtr,
+}
 
 /// Compiled kernels: the file `name`.cu.
 #[derive(Debug)]
@@ -138,14 +143,15 @@ pub trait Driver: Send + Sync {
     /// `src` points to `dst.len()` bytes.
     unsafe fn read(&self, dst: &mut [u8], src: DevicePtr) -> Result<()>;
 
-    /// Enqueues a copy from the device, which [`Driver::finish_read`] waits for.
-    ///
-    /// # Safety
-    /// `src` points to `bytes` bytes until then.
-    unsafe fn read_later(&self, src: DevicePtr, bytes: usize) -> Result<Pending>;
+    /// Claims `bytes` bytes of the host's memory that kernels can write to, until [`Driver::finish_answer`]. A copy from the device in a
+    /// queue of kernels makes it wait for its copy engine, which takes longer than a small kernel.
+    fn answer(&self, bytes: usize) -> Result<Answer>;
 
-    /// Waits for a copy and for all before it; `dst` has the bytes that were asked for.
-    fn finish_read(&self, pending: Pending, dst: &mut [u8]) -> Result<()>;
+    /// Marks in the queue that what was enqueued up to here has written the answer.
+    fn end_answer(&self, answer: &Answer) -> Result<()>;
+
+    /// Waits until then, reads the answer and gives its memory back; `dst` is not longer than what was claimed.
+    fn finish_answer(&self, answer: Answer, dst: &mut [u8]) -> Result<()>;
 
     /// Copies within the device.
     ///

@@ -78,3 +78,16 @@ KERNEL(scale_columns, ElementwiseArgs, 256) {
   const size_t i = element();
   if (i < a.len) a.y[i] *= a.x[i % a.row_len];
 }
+
+// A few words on their way from the host.
+struct PutArgs {
+  uint32_t* y;
+  uint32_t n;
+  uint32_t words[1000];
+};
+
+KERNEL(put, PutArgs, 256) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
+  for (uint32_t i = threadIdx.x; i < a.n; i += blockDim.x) a.y[i] = a.words[i];
+}

@@ -1,6 +1,7 @@
 //! Launches of operations on each element by itself.
 
 use super::Cuda;
+use super::buffer::Buffer;
 use super::driver::{DevicePtr, Function};
 use crate::{Activation, Result, Tensor};
 
@@ -26,6 +27,30 @@ pub(super) fn code(f: Activation) -> u32 {
         Activation::ReluSquared => 3,
         Activation::Relu => 4,
     }
+}
+
+/// Words that fit the arguments of a kernel.
+const PUT_WORDS: usize = 1000;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PutArgs {
+    y: DevicePtr,
+    n: u32,
+    words: [u32; PUT_WORDS],
+}
+
+/// Writes `words` at the start of `to`: as arguments of a kernel, if they are few, since a copy would make the device wait for its copy
+/// engine.
+pub(super) fn put(cuda: &Cuda, to: &mut Buffer, words: &[u32]) -> Result<()> {
+    assert!(4 * words.len() <= to.bytes(), "{} words in {} bytes", words.len(), to.bytes());
+    if words.len() > PUT_WORDS {
+        return to.write(0, bytemuck::cast_slice(words));
+    }
+    let mut args = PutArgs { y: to.ptr(), n: words.len() as u32, words: [0; PUT_WORDS] };
+    args.words[..words.len()].copy_from_slice(words);
+    // SAFETY: the buffer has room, as was checked.
+    unsafe { cuda.launch(cuda.kernels.put, [1, 1, 1], 256, &args) }
 }
 
 fn launch(cuda: &Cuda, f: Function, args: &Args) -> Result<()> {

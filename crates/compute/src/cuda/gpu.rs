@@ -1,6 +1,6 @@
 //! The GPU's driver, opened when the program runs: a machine without one needs nothing and loses nothing.
 
-use super::driver::{BoxMap, Boxes, DevicePtr, Driver, Function, Graph, Grid, Image, Pending};
+use super::driver::{Answer, BoxMap, Boxes, DevicePtr, Driver, Function, Graph, Grid, Image};
 use crate::{DeviceMemory, Error, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
@@ -40,11 +40,11 @@ pub(super) struct Gpu {
     /// Each in its own place, since launches refer to them by address.
     kernels: Mutex<Vec<Arc<LazyKernel>>>,
     staging: Mutex<Staging>,
-    mailboxes: Mutex<Vec<Mailbox>>,
+    answers: Mutex<Vec<AnswerMemory>>,
 }
 
-/// A page-locked buffer for what comes back, with the event of its copy.
-struct Mailbox {
+/// Page-locked memory for an answer, and the event after which it is there.
+struct AnswerMemory {
     memory: *mut u8,
     bytes: usize,
     event: sys::CUevent,
@@ -177,7 +177,7 @@ impl Gpu {
             modules: Mutex::default(),
             kernels: Mutex::default(),
             staging: Mutex::new(Staging { chunks: Vec::new(), next: 0 }),
-            mailboxes: Mutex::default(),
+            answers: Mutex::default(),
         };
         gpu.bind()?;
         gpu.stream = result::stream::create(result::stream::StreamKind::NonBlocking)
@@ -519,51 +519,49 @@ impl Driver for Gpu {
         Ok(())
     }
 
-    unsafe fn read_later(&self, src: DevicePtr, bytes: usize) -> Result<Pending> {
+    fn answer(&self, bytes: usize) -> Result<Answer> {
         self.bind()?;
-        let _turn = self.turn();
-        let mut boxes = lock(&self.mailboxes);
-        let i = match boxes.iter().position(|b| !b.taken && b.bytes >= bytes) {
-            Some(i) => i,
+        let mut answers = lock(&self.answers);
+        let index = match answers.iter().position(|a| !a.taken && a.bytes >= bytes) {
+            Some(index) => index,
             None => {
                 let bytes = bytes.next_power_of_two().max(4096);
                 // SAFETY: the memory is freed when this is dropped; it is read after it was written.
                 let memory = unsafe { result::malloc_host(bytes, 0) };
                 let memory = self.check("page-locking host memory", memory)?.cast();
                 let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
-                boxes.push(Mailbox {
-                    memory,
-                    bytes,
-                    event: self.check("cuEventCreate", event)?,
-                    taken: false,
-                });
-                boxes.len() - 1
+                let event = self.check("cuEventCreate", event)?;
+                answers.push(AnswerMemory { memory, bytes, event, taken: false });
+                answers.len() - 1
             }
         };
-        // SAFETY: the buffer has this many bytes and nobody else uses it; `src` by this function's contract.
-        unsafe {
-            let to = std::slice::from_raw_parts_mut(boxes[i].memory, bytes);
-            self.check("cuMemcpyDtoHAsync", result::memcpy_dtoh_async(to, src.0, self.stream))?;
-            self.check("cuEventRecord", result::event::record(boxes[i].event, self.stream))?;
-        }
-        boxes[i].taken = true;
-        Ok(Pending(i))
+        answers[index].taken = true;
+        // Page-locked memory has the same address on the device.
+        Ok(Answer { index, ptr: DevicePtr(answers[index].memory as u64) })
     }
 
-    fn finish_read(&self, pending: Pending, dst: &mut [u8]) -> Result<()> {
+    fn end_answer(&self, answer: &Answer) -> Result<()> {
+        self.bind()?;
+        let _turn = self.turn();
+        let event = lock(&self.answers)[answer.index].event;
+        // SAFETY: the event and the stream live as long as this.
+        self.check("cuEventRecord", unsafe { result::event::record(event, self.stream) })
+    }
+
+    fn finish_answer(&self, answer: Answer, dst: &mut [u8]) -> Result<()> {
         self.bind()?;
         let (memory, event) = {
-            let b = &lock(&self.mailboxes)[pending.0];
-            assert!(b.taken && dst.len() <= b.bytes, "{} bytes of {}", dst.len(), b.bytes);
-            (b.memory, b.event)
+            let a = &lock(&self.answers)[answer.index];
+            assert!(a.taken && dst.len() <= a.bytes, "{} bytes of {}", dst.len(), a.bytes);
+            (a.memory, a.event)
         };
         // SAFETY: the event is alive.
         let waited = self.check("cuEventSynchronize", unsafe { result::event::synchronize(event) });
         if waited.is_ok() {
-            // SAFETY: the copy is over, and the buffer has as many bytes.
+            // SAFETY: the device has written, and the memory has as many bytes.
             unsafe { std::ptr::copy_nonoverlapping(memory, dst.as_mut_ptr(), dst.len()) };
         }
-        lock(&self.mailboxes)[pending.0].taken = false;
+        lock(&self.answers)[answer.index].taken = false;
         waited
     }
 
@@ -679,7 +677,7 @@ impl Drop for Gpu {
                 let _ = result::event::destroy(chunk.event);
                 let _ = result::free_host(chunk.memory.cast());
             }
-            for b in lock(&self.mailboxes).iter() {
+            for b in lock(&self.answers).iter() {
                 let _ = result::event::destroy(b.event);
                 let _ = result::free_host(b.memory.cast());
             }

@@ -265,7 +265,7 @@ impl Backend for Cuda {
     }
 
     fn stage(&self, staged: &mut StagedBatch, batch: &Batch) -> Result<()> {
-        staged.set(batch)
+        staged.set(self, batch)
     }
 
     fn kv_layer(
@@ -481,14 +481,14 @@ impl Backend for Cuda {
     }
 
     fn stage_samplers(&self, batch: &mut StagedBatch, samplers: &Samplers) -> Result<()> {
-        batch.set_samplers(samplers)
+        batch.set_samplers(self, samplers)
     }
 
     fn sample(&self, batch: &mut StagedBatch, logits: &mut Tensor<Self>) -> Result<()> {
         sample::sample(self, batch, logits)
     }
 
-    fn fetch_choices(&self, batch: &StagedBatch) -> Result<Choices> {
+    fn fetch_choices(&self, batch: &mut StagedBatch) -> Result<Choices> {
         sample::fetch(&*self.driver, batch)
     }
 

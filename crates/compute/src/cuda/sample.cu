@@ -22,6 +22,7 @@ constexpr int THREADS = 256;
 
 struct LikeliestArgs {
   uint32_t* chosen;        // [n_rows]
+  uint32_t* const* answer;  // where the host reads the same
   const float* logits;     // [n_rows, n]
   unsigned long long* best;  // [n_rows]: the largest key so far; zero before and after
   uint32_t* arrived;       // [n_rows]: blocks that are done; zero before and after
@@ -39,6 +40,10 @@ DEVICE unsigned long long key(float logit, uint32_t token) {
 }
 
 DEVICE uint32_t token_of(unsigned long long key) { return 0xffffffffu - static_cast<uint32_t>(key); }
+
+// The choice of a row, for the next step and for the host.
+template <class Args>
+DEVICE void choose(const Args& a, size_t row, uint32_t token) { a.chosen[row] = token, (*a.answer)[row] = token; }
 
 // The token of a row's largest key, marked if it cannot be chosen.
 DEVICE uint32_t marked(unsigned long long best) {
@@ -126,7 +131,7 @@ KERNEL(likeliest, LikeliestArgs, THREADS) {
   __threadfence();
   best = atomicExch(a.best + row, 0ull);
   a.arrived[row] = 0;
-  a.chosen[row] = marked(best);
+  choose(a, row, marked(best));
 }
 
 // Logits of a block of sample_edit and sample_weigh.
@@ -152,6 +157,7 @@ struct SamplerRow {
 
 struct SampleArgs {
   uint32_t* chosen;           // [n_rows]: in, of the logits before; out, of these
+  uint32_t* const* answer;    // where the host reads the same
   float* logits;              // [n_rows, n]
   const SamplerRow* rows;     // [n_rows]
   unsigned long long* best;   // [n_rows, 2, n_parts]: the largest key of a part, and the largest before anything was changed
@@ -472,7 +478,7 @@ KERNEL(sample_choose, SampleArgs, CHOOSERS) {
   const Best best = row_best(a, row, scratch);
   if (is_decided(r, best)) {
     const uint32_t computed = marked(best.computed), mark = computed & MARKS;
-    if (threadIdx.x == 0) a.chosen[row] = mark == NOT_A_NUMBER || mark == INFINITE ? computed : marked(best.edited);
+    if (threadIdx.x == 0) choose(a, row, mark == NOT_A_NUMBER || mark == INFINITE ? computed : marked(best.edited));
     return;
   }
   const float* x = a.logits + static_cast<size_t>(row) * a.n;
@@ -485,7 +491,7 @@ KERNEL(sample_choose, SampleArgs, CHOOSERS) {
 #pragma unroll 4
     for (uint32_t i = threadIdx.x; i < size; i += CHOOSERS) weights[i] = x[from + i] >= r.least ? weight(x[from + i]) : 0;
     const Found token = find(weights, size, target - part.before, scratch, &found);
-    if (threadIdx.x == 0) a.chosen[row] = from + token.index;
+    if (threadIdx.x == 0) choose(a, row, from + token.index);
     return;
   }
   const unsigned long long* weights = a.weights + static_cast<size_t>(row) * N_BINS;
@@ -570,5 +576,5 @@ KERNEL(sample_choose, SampleArgs, CHOOSERS) {
     }
     threshold = low;
   }
-  if (threadIdx.x == 0) a.chosen[row] = a.n - 1 - static_cast<uint32_t>(threshold);
+  if (threadIdx.x == 0) choose(a, row, a.n - 1 - static_cast<uint32_t>(threshold));
 }

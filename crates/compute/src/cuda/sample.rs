@@ -1,8 +1,8 @@
 //! Choosing tokens on the device.
 
 use super::buffer::Buffer;
-use super::driver::{DevicePtr, Driver, Pending};
-use super::{Cuda, StagedBatch};
+use super::driver::{Answer, DevicePtr, Driver};
+use super::{Cuda, StagedBatch, elementwise};
 use crate::sampling::{LastToken, MAX_VOCAB, Samplers, fraction};
 use crate::{Chosen, Result, Tensor};
 use std::sync::Arc;
@@ -16,6 +16,7 @@ const MARK: u32 = 3 << 30;
 #[repr(C)]
 struct Args {
     chosen: DevicePtr,
+    answer: DevicePtr,
     logits: DevicePtr,
     best: DevicePtr,
     arrived: DevicePtr,
@@ -24,7 +25,7 @@ struct Args {
 
 /// Tokens on their way to the host.
 pub struct Choices {
-    pending: Pending,
+    answer: Answer,
     n: usize,
 }
 
@@ -34,6 +35,7 @@ pub(super) fn likeliest(cuda: &Cuda, batch: &mut StagedBatch, logits: &Tensor<Cu
     assert!(n < 1 << 30, "{n} tokens");
     let args = Args {
         chosen: batch.chosen(),
+        answer: batch.answer(),
         logits: logits.ptr(),
         best: cuda.scratch.zeros(&cuda.driver, "largest logits", 8 * rows.max(1))?,
         arrived: cuda.scratch.zeros(&cuda.driver, "counts of parts of logits", 4 * rows.max(1))?,
@@ -82,6 +84,7 @@ struct Row {
 #[repr(C)]
 struct SampleArgs {
     chosen: DevicePtr,
+    answer: DevicePtr,
     logits: DevicePtr,
     rows: DevicePtr,
     best: DevicePtr,
@@ -108,7 +111,7 @@ impl StagedSamplers {
         Ok(Self { rows, data: None, host_rows: Vec::new(), words: Vec::new() })
     }
 
-    pub(super) fn set(&mut self, driver: &Arc<dyn Driver>, samplers: &Samplers) -> Result<()> {
+    pub(super) fn set(&mut self, cuda: &Cuda, samplers: &Samplers) -> Result<()> {
         // Biases first, since they are pairs of words.
         self.words.clear();
         self.words.extend(samplers.biases.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]));
@@ -119,8 +122,11 @@ impl StagedSamplers {
         let bytes = 4 * self.words.len();
         if bytes > 0 && self.data.as_ref().is_none_or(|b| b.bytes() < bytes) {
             // Freeing what it outgrew waits for the steps that still read it.
-            self.data =
-                Some(Buffer::new(driver, bytes.next_power_of_two(), "histories and masks of sampling")?);
+            self.data = Some(Buffer::new(
+                &cuda.driver,
+                bytes.next_power_of_two(),
+                "histories and masks of sampling",
+            )?);
         }
         let start = match &mut self.data {
             Some(data) if bytes > 0 => {
@@ -163,7 +169,7 @@ impl StagedSamplers {
             let words: [u64; size_of::<Row>() / 8] = bytemuck::cast(row);
             self.host_rows.extend_from_slice(&words);
         }
-        self.rows.write(0, bytemuck::cast_slice(&self.host_rows))
+        elementwise::put(cuda, &mut self.rows, bytemuck::cast_slice(&self.host_rows))
     }
 }
 
@@ -175,6 +181,7 @@ pub(super) fn sample(cuda: &Cuda, batch: &mut StagedBatch, logits: &mut Tensor<C
     let scratch = |purpose, bytes| cuda.scratch.get(&cuda.driver, purpose, bytes);
     let args = SampleArgs {
         chosen: batch.chosen(),
+        answer: batch.answer(),
         logits: logits.ptr(),
         rows: batch.samplers().rows.ptr(),
         best: scratch("largest logits of parts", 16 * n_rows * n_parts)?,
@@ -194,15 +201,15 @@ pub(super) fn sample(cuda: &Cuda, batch: &mut StagedBatch, logits: &mut Tensor<C
     }
 }
 
-pub(super) fn fetch(driver: &dyn Driver, batch: &StagedBatch) -> Result<Choices> {
-    let n = batch.n_logits();
-    // SAFETY: the batch has room for a token of each row.
-    Ok(Choices { pending: unsafe { driver.read_later(batch.chosen(), 4 * n)? }, n })
+pub(super) fn fetch(driver: &dyn Driver, batch: &mut StagedBatch) -> Result<Choices> {
+    let answer = batch.take_answer();
+    driver.end_answer(&answer)?;
+    Ok(Choices { answer, n: batch.n_logits() })
 }
 
 pub(super) fn wait(driver: &dyn Driver, choices: Choices, out: &mut Vec<Chosen>) -> Result<()> {
     let mut words = vec![0u32; choices.n];
-    driver.finish_read(choices.pending, bytemuck::cast_slice_mut(&mut words))?;
+    driver.finish_answer(choices.answer, bytemuck::cast_slice_mut(&mut words))?;
     out.extend(words.into_iter().map(|w| match (w >> 30, w & !MARK) {
         (0, token) => Chosen::Token(token),
         (1, token) => Chosen::NotFinite { token, nan: true },

@@ -242,12 +242,14 @@ fn choices() {
             Chosen::Nothing,
         ];
         let logits = rows_of(b, &rows.concat(), n);
-        let mut batch = staged(b, &batch_of(&[(0, 0, true); 7]));
+        let step = batch_of(&[(0, 0, true); 7]);
+        let mut batch = staged(b, &step);
         // Twice, since a choice leaves counters behind.
         for _ in 0..2 {
+            b.stage(&mut batch, &step).unwrap();
             b.choose_likeliest(&mut batch, &logits).unwrap();
             let mut found = Vec::new();
-            b.wait_for_choices(b.fetch_choices(&batch).unwrap(), &mut found).unwrap();
+            b.wait_for_choices(b.fetch_choices(&mut batch).unwrap(), &mut found).unwrap();
             assert_eq!(found, want, "on {}", b.describe());
         }
         // A batch may begin with what was chosen, in any order.

@@ -122,7 +122,7 @@ fn chosen<B: Backend>(b: &B, steps: &[Step]) -> Vec<Vec<Chosen>> {
         let mut logits = rows_of(b, &step.logits, step.vocab_size);
         b.sample(&mut batch, &mut logits).unwrap();
         let mut found = Vec::new();
-        b.wait_for_choices(b.fetch_choices(&batch).unwrap(), &mut found).unwrap();
+        b.wait_for_choices(b.fetch_choices(&mut batch).unwrap(), &mut found).unwrap();
         found
     };
     steps.iter().map(choose).collect()
