@@ -7,7 +7,7 @@ use crate::{bench_serve, output, profile, speculation};
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueHint};
 use realizar_engine::bench::{Bench, Work};
-use realizar_engine::load::load;
+use realizar_engine::load::{CacheSize, load};
 use realizar_model::source::TensorSource;
 use realizar_model::synth::Synth;
 use serde::Serialize;
@@ -122,10 +122,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     });
     let n_ctx = longest.max().unwrap_or(1);
     let mut options = args.runner.load_options(Some(n_ctx));
-    options.cache_tokens = Some(n_ctx.next_multiple_of(options.block_size) * max_batch);
-    options.max_seqs = options.max_seqs.max(max_batch);
+    options.cache = CacheSize::Tokens(n_ctx.next_multiple_of(options.block_size) * max_batch);
+    options.max_seqs = Some(max_batch);
     options.step_tokens = args.step_tokens.map(|n| n as usize);
-    options.max_logits = max_batch;
     let source: Box<dyn TensorSource> = match args.synth {
         Some(spec) => Box::new(Synth::new(spec.shape, spec.mix, 1, args.runner.threads.or_all_cores())?),
         None => args.model.model.open()?,

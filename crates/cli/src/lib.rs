@@ -19,7 +19,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-pub use realizar_engine::load::{Device, LoadError, LoadOptions as Options};
+pub use realizar_engine::load::{CacheSize, Device, LoadError, LoadOptions as Options};
 pub use realizar_engine::speculative::{DraftModel, Ngram, Proposer};
 pub use realizar_engine::{
     Completion, EngineConfig, FinishReason, SamplingParams, TextEngine, TextParams, Timings, TokenInfo, Usage,
@@ -82,7 +82,8 @@ impl Model {
         let tokenizer = Arc::new(Tokenizer::from_source(source)?);
         let template = ChatTemplate::from_source(source, &tokenizer)?;
         let loaded = load::load(source, options)?;
-        let config = EngineConfig { step_tokens: options.step_tokens, max_seqs: options.max_seqs, ..config };
+        let max_seqs = loaded.runner.info().limits.n_seqs;
+        let config = EngineConfig { step_tokens: options.step_tokens, max_seqs, ..config };
         let client = Engine::start_speculating(loaded.runner, proposer, config)?;
         let engine = TextEngine::new(client, tokenizer, template);
         Ok(Self {

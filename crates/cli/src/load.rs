@@ -62,10 +62,10 @@ impl SpeculationOptions {
         if self.is_on() { usize::from(self.max_drafts) } else { 0 }
     }
 
-    /// Rows of logits of a step that `max_seqs` sequences may share. Many sequences at once have few guesses, so not all of them need
-    /// room for the most.
-    pub(crate) fn max_logits(&self, max_seqs: usize) -> usize {
-        max_seqs + self.max_drafts() * max_seqs.min(16)
+    /// Guesses of a step that `max_seqs` sequences may share. Many sequences at once have few guesses, so not all of them need room for
+    /// the most.
+    pub(crate) fn max_guesses(&self, max_seqs: Option<usize>) -> usize {
+        self.max_drafts() * max_seqs.map_or(16, |n| n.min(16))
     }
 
     /// Who guesses for the model of `source`, loaded with `options`.
@@ -84,7 +84,7 @@ impl SpeculationOptions {
         let config = realizar_model::arch::configure(&*draft_source).with_context(whose)?;
         let n_ctx = options.n_ctx.map(|n| n.min(config.context_length));
         // Its cache holds as many tokens as the model's, and it guesses for each sequence in turn.
-        let mut options = LoadOptions { n_ctx, max_logits: options.max_seqs, tp: 1, ..options.clone() };
+        let mut options = LoadOptions { n_ctx, max_guesses: 0, tp: 1, ..options.clone() };
         // Small enough for the first of several GPUs.
         if let Device::Cuda(gpus) = &mut options.device {
             gpus.truncate(1);

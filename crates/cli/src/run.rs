@@ -104,8 +104,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     // One stream: room for its own tokens is enough.
     let max_drafts = args.speculation.max_drafts();
     let options = Options {
-        max_seqs: 1,
-        max_logits: args.speculation.max_logits(1),
+        max_seqs: Some(1),
+        max_guesses: args.speculation.max_guesses(Some(1)),
         ..args.runner.load_options(args.ctx)
     };
     let proposer = args.speculation.proposer(&*source, &options)?;

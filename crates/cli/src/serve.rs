@@ -6,20 +6,16 @@ use crate::model_arg::ModelArg;
 use anyhow::{Result, bail};
 use clap::Args;
 use realizar::SamplingParams;
-use realizar_engine::load::{LoadOptions, LoadedModel, load};
+use realizar_engine::load::{CacheSize, LoadOptions, LoadedModel, load};
 use realizar_engine::{Engine, EngineConfig, TextEngine};
-use realizar_model::arch;
+use realizar_model::SamplingHints;
 use realizar_model::chat_template::ChatTemplate;
 use realizar_model::source::TensorSource;
 use realizar_model::tokenizer::Tokenizer;
-use realizar_model::{ModelConfig, SamplingHints};
 use realizar_server::{Config, Ended, Server};
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Size of the cache at most where nothing else is asked for, but for that it holds one whole sequence.
-const DEFAULT_KV_BYTES: usize = 1 << 30;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -47,16 +43,16 @@ pub(crate) struct ServeArgs {
     /// Longest sequence of prompt and answer, in tokens; by default the model's own, or less where memory is short.
     #[arg(long, value_name = "N")]
     ctx: Option<usize>,
-    /// Memory for keys and values, such as 4G; by default enough for --max-seqs whole sequences, but at most 1G unless one needs
-    /// more.
+    /// Memory for keys and values, such as 4G; by default enough for --max-seqs whole sequences, but at most nine tenths of
+    /// what is left of a GPU's memory, or 1G on the CPU unless one sequence needs more.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     kv_memory: Option<usize>,
     /// Tokens in a block of keys and values.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = positive)]
     block_size: usize,
-    /// Sequences that are computed at the same time.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = positive)]
-    max_seqs: usize,
+    /// Sequences that are computed at the same time [default: 64 on the CPU, 256 on a GPU].
+    #[arg(long, value_name = "N", value_parser = positive)]
+    max_seqs: Option<usize>,
     /// Tokens of a step at most: how much of a long prompt may come between two tokens of others [default: 512 on the CPU, 2048 on a
     /// GPU].
     #[arg(long, value_name = "N", value_parser = positive)]
@@ -97,11 +93,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let tokenizer = Arc::new(Tokenizer::from_source(&*source)?);
     let template = ChatTemplate::from_source(&*source, &tokenizer)?;
     let sampling = sampling(&*source)?;
-    let options = load_options(args, &arch::configure(&*source)?);
+    let options = load_options(args);
     let loaded = load(&*source, &options)?;
     let about = about(&loaded, &options);
     let engine_config = EngineConfig {
-        max_seqs: args.max_seqs,
+        max_seqs: loaded.runner.info().limits.n_seqs,
         step_tokens: args.step_tokens,
         max_queue: args.max_queue,
         prefix_cache: !args.no_prefix_cache,
@@ -155,18 +151,15 @@ fn sampling(source: &dyn TensorSource) -> Result<SamplingParams> {
     Ok(params)
 }
 
-fn load_options(args: &ServeArgs, model: &ModelConfig) -> LoadOptions {
-    let base = args.runner.load_options(args.ctx);
-    let per_token = model.kv_bytes_per_token(base.kv_type).max(1);
-    let all = args.ctx.unwrap_or(model.context_length).saturating_mul(args.max_seqs);
+fn load_options(args: &ServeArgs) -> LoadOptions {
     LoadOptions {
         kv_memory: args.kv_memory,
-        cache_tokens: Some(all.min(DEFAULT_KV_BYTES / per_token)),
+        cache: CacheSize::AllSequences,
         block_size: args.block_size,
         step_tokens: args.step_tokens,
         max_seqs: args.max_seqs,
-        max_logits: args.speculation.max_logits(args.max_seqs),
-        ..base
+        max_guesses: args.speculation.max_guesses(args.max_seqs),
+        ..args.runner.load_options(args.ctx)
     }
 }
 

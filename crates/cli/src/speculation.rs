@@ -56,7 +56,11 @@ pub(crate) fn run(
     as_json: bool,
 ) -> Result<()> {
     let max_drafts = speculation.max_drafts();
-    let options = Options { max_seqs: batch, max_logits: speculation.max_logits(batch), ..options.clone() };
+    let options = Options {
+        max_seqs: Some(batch),
+        max_guesses: speculation.max_guesses(Some(batch)),
+        ..options.clone()
+    };
     let proposer = speculation.proposer(source, &options)?;
     // Both runs read each prompt whole.
     let config = EngineConfig { max_drafts, prefix_cache: false, ..EngineConfig::default() };

@@ -61,6 +61,26 @@ pub const CPU_STEP_TOKENS: usize = 512;
 /// Tokens of a step on a GPU, where nothing else is asked for: smaller products do not fill it.
 pub const GPU_STEP_TOKENS: usize = 2048;
 
+/// Sequences of a step on the CPU, where nothing else is asked for.
+pub const CPU_MAX_SEQS: usize = 64;
+/// Sequences of a step on a GPU, where nothing else is asked for.
+pub const GPU_MAX_SEQS: usize = 256;
+/// Bytes of the CPU's memory that a cache takes at most where nobody asks for more.
+const CPU_CACHE_BYTES: usize = 1 << 30;
+
+/// How much a cache holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheSize {
+    /// One sequence of the longest.
+    #[default]
+    OneSequence,
+    /// So many tokens at least.
+    Tokens(usize),
+    /// All sequences of a step, each of the longest, or as many of their tokens as nine tenths of what is left on a GPU can hold. Of the
+    /// CPU's memory it takes 1 GiB at most, unless one sequence needs more.
+    AllSequences,
+}
+
 /// How a model is loaded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadOptions {
@@ -71,9 +91,9 @@ pub struct LoadOptions {
     pub tp: usize,
     /// Longest sequence, in tokens; `None`: the model's own, or less where the cache cannot hold it. Default `None`.
     pub n_ctx: Option<usize>,
-    /// Tokens that the cache holds at least, all sequences together; `None`: one sequence of `n_ctx`. Default `None`.
-    pub cache_tokens: Option<usize>,
-    /// Size of the cache in bytes, all sequences together; `None` follows `cache_tokens`. Default `None`.
+    /// How much the cache holds, all sequences together. Default [`CacheSize::OneSequence`].
+    pub cache: CacheSize,
+    /// Size of the cache in bytes, all sequences together; `None` follows `cache`. Default `None`.
     pub kv_memory: Option<usize>,
     /// Element type of the cache. Default `F16`.
     pub kv_type: DType,
@@ -81,10 +101,10 @@ pub struct LoadOptions {
     pub block_size: usize,
     /// Tokens of a step; `None`: [`CPU_STEP_TOKENS`] or [`GPU_STEP_TOKENS`]. Default `None`.
     pub step_tokens: Option<usize>,
-    /// Sequences of a step. Default 64.
-    pub max_seqs: usize,
-    /// Rows of logits of a step. Default 64.
-    pub max_logits: usize,
+    /// Sequences of a step; `None`: [`CPU_MAX_SEQS`] or [`GPU_MAX_SEQS`]. Default `None`.
+    pub max_seqs: Option<usize>,
+    /// Guesses that a step verifies at most, of all sequences together. Each is one more row of logits. Default 0.
+    pub max_guesses: usize,
     /// Threads of the CPU backend; 0: as many as the machine has cores. Default 0.
     pub n_threads: usize,
     /// Products with activations as they are, so that every device and batch gives the same tokens. Default false.
@@ -99,13 +119,13 @@ impl Default for LoadOptions {
             device: Device::Auto,
             tp: 1,
             n_ctx: None,
-            cache_tokens: None,
+            cache: CacheSize::OneSequence,
             kv_memory: None,
             kv_type: DType::F16,
             block_size: 32,
             step_tokens: None,
-            max_seqs: 64,
-            max_logits: 64,
+            max_seqs: None,
+            max_guesses: 0,
             n_threads: 0,
             exact: false,
             repack: true,
@@ -250,6 +270,8 @@ fn load_on_cpu(
         weights: 0,
         scratch: cpus[0].scratch_bytes(),
         step_tokens: CPU_STEP_TOKENS,
+        max_seqs: CPU_MAX_SEQS,
+        cache: CPU_CACHE_BYTES,
     };
     Ok(LoadedModel { n_threads, ..load_on(cpus, source, config, options, device)? })
 }
@@ -307,6 +329,8 @@ fn load_with_memory<B: Backend>(
         weights: weights_per_device(source, backends.len()),
         scratch: backends[0].scratch_bytes(),
         step_tokens: GPU_STEP_TOKENS,
+        max_seqs: GPU_MAX_SEQS,
+        cache: usize::MAX,
     };
     load_on(backends, source, config, options, device)
 }

@@ -1,7 +1,7 @@
 //! What a model takes of its device's memory, decided before anything is allocated: weights, cache, workspace, and what to do where
 //! they do not fit.
 
-use crate::load::{LoadError, LoadOptions};
+use crate::load::{CacheSize, LoadError, LoadOptions};
 use crate::model_runner::RunnerSizes;
 use realizar_compute::{BatchLimits, DType, DeviceMemory};
 use realizar_model::{ModelConfig, Shard, workspace_bytes};
@@ -47,6 +47,10 @@ pub(crate) struct DeviceSizes {
     pub(crate) scratch: usize,
     /// Tokens of a step where nothing else is asked for.
     pub(crate) step_tokens: usize,
+    /// Sequences of a step where nothing else is asked for.
+    pub(crate) max_seqs: usize,
+    /// Bytes that a cache for all sequences takes at most.
+    pub(crate) cache: usize,
 }
 
 /// Types of the cache to propose.
@@ -68,12 +72,9 @@ pub(crate) fn plan(
     let config = shard.config();
     check_options(config, options)?;
     let step_tokens = options.step_tokens.unwrap_or(device.step_tokens);
-    let limits = BatchLimits {
-        n_tokens: step_tokens,
-        n_seqs: options.max_seqs,
-        n_blocks: 0,
-        n_logits: options.max_logits,
-    };
+    let max_seqs = options.max_seqs.unwrap_or(device.max_seqs);
+    let max_logits = max_seqs + options.max_guesses;
+    let limits = BatchLimits { n_tokens: step_tokens, n_seqs: max_seqs, n_blocks: 0, n_logits: max_logits };
     let workspace = workspace_bytes(shard, &limits).saturating_add(device.scratch);
     let free = device.memory.free;
     let left = free.saturating_sub(device.weights).saturating_sub(workspace);
@@ -94,14 +95,20 @@ pub(crate) fn plan(
         }
     }
     let fitting = if device.weights > 0 { left / 10 * 9 } else { left / 2 };
+    let unasked = tokens_in(fitting.min(device.cache), options.kv_type);
     let fitting = tokens_in(fitting, options.kv_type).max(block);
+    let cache_tokens = |n_ctx: usize| match options.cache {
+        CacheSize::OneSequence => n_ctx,
+        CacheSize::Tokens(n) => n.max(n_ctx),
+        CacheSize::AllSequences => n_ctx.saturating_mul(max_seqs).min(unasked).max(n_ctx),
+    };
     let (n_ctx, tokens) = match (options.n_ctx, given) {
         (Some(n), Some(tokens)) => (n, tokens),
         (None, Some(tokens)) => (wanted.min(tokens), tokens),
-        (Some(n), None) => (n, options.cache_tokens.unwrap_or(n).max(n)),
+        (Some(n), None) => (n, cache_tokens(n)),
         (None, None) => {
             let n = wanted.min(fitting);
-            (n, options.cache_tokens.map_or(n, |t| t.min(fitting).max(n)))
+            (n, cache_tokens(n).min(fitting).max(n))
         }
     };
     let n_blocks = tokens.div_ceil(block);
@@ -123,8 +130,8 @@ pub(crate) fn plan(
         kv_type: options.kv_type,
         context_length: n_ctx,
         step_tokens,
-        max_seqs: options.max_seqs,
-        max_logits: options.max_logits,
+        max_seqs,
+        max_logits,
     };
     Ok((sizes, plan))
 }

@@ -10,7 +10,7 @@ mod faulty;
 use faulty::{CALLS, Call, Faulty};
 use realizar_compute::DeviceMemory;
 use realizar_compute::cuda::Cuda;
-use realizar_engine::load::{Device, LoadError, LoadOptions, load, load_on_device};
+use realizar_engine::load::{CacheSize, Device, LoadError, LoadOptions, load, load_on_device};
 use realizar_engine::speculative::{Ngram, SpeculationCosts};
 use realizar_engine::{
     Client, Engine, EngineConfig, Error, Event, FinishReason, Health, Request, SamplingParams, Stream,
@@ -28,10 +28,10 @@ fn model(name: &str) -> Box<dyn TensorSource> {
 fn options() -> LoadOptions {
     LoadOptions {
         n_ctx: Some(96),
-        cache_tokens: Some(400),
+        cache: CacheSize::Tokens(400),
         step_tokens: Some(24),
-        max_seqs: 4,
-        max_logits: 12,
+        max_seqs: Some(4),
+        max_guesses: 8,
         exact: true,
         block_size: 16,
         n_threads: 1,
@@ -213,17 +213,17 @@ fn what_does_not_fit_is_refused_before_anything_is_allocated() {
     let Some((driver, _turn)) = device() else { return };
     let source = model("llama");
     let cuda = || Cuda::with_driver(driver.clone(), false).unwrap();
-    let load = |free: usize, n_ctx| {
+    let load_with = |free: usize, n_ctx, cache| {
         driver.set_memory(DeviceMemory { free, total: 16 << 30 });
         let before = driver.n_allocations();
-        let loaded =
-            load_on_device(cuda(), &*source, &LoadOptions { n_ctx, cache_tokens: None, ..options() });
+        let loaded = load_on_device(cuda(), &*source, &LoadOptions { n_ctx, cache, ..options() });
         let loaded = loaded.map(|l| (l.runner.info().context_length, l.memory));
         if loaded.is_err() {
             assert_eq!(driver.n_allocations(), before, "memory was taken");
         }
         loaded
     };
+    let load = |free, n_ctx| load_with(free, n_ctx, CacheSize::OneSequence);
     let (_, plenty) = load(15 << 30, Some(96)).unwrap();
     let least = plenty.total();
     load(least + (1 << 20), Some(96)).unwrap();
@@ -247,6 +247,11 @@ fn what_does_not_fit_is_refused_before_anything_is_allocated() {
     assert_eq!(load(15 << 30, None).unwrap().0, arch_context(&*source));
     let (n_ctx, memory) = load(least + (16 << 10), None).unwrap();
     assert!(n_ctx < arch_context(&*source) && memory.total() <= least + (16 << 10), "{n_ctx}: {memory}");
+    // A cache for all four sequences, or as many of their tokens as nine tenths of what is left can hold.
+    let (_, memory) = load_with(15 << 30, Some(96), CacheSize::AllSequences).unwrap();
+    assert_eq!(memory.cache, 4 * plenty.cache);
+    let (_, memory) = load_with(least + plenty.cache, Some(96), CacheSize::AllSequences).unwrap();
+    assert!((plenty.cache..2 * plenty.cache * 9 / 10).contains(&memory.cache), "{memory}");
 }
 
 fn arch_context(source: &dyn TensorSource) -> usize {

@@ -3,7 +3,7 @@
 //! Method: a runner that recites a text whatever it is asked, so that the expected output is known; then the demo model itself.
 
 use realizar_compute::BatchLimits;
-use realizar_engine::load::{Device, LoadOptions, load};
+use realizar_engine::load::{CacheSize, Device, LoadOptions, load};
 use realizar_engine::sampler::Sampler;
 use realizar_engine::{
     BlockCopy, Engine, EngineConfig, Error, FinishReason, Result, Runner, RunnerInfo, Sampled,
@@ -222,7 +222,7 @@ fn demo_engine() -> TextEngine {
     let options = LoadOptions {
         device: Device::Cpu,
         n_ctx: Some(256),
-        cache_tokens: Some(2048),
+        cache: CacheSize::Tokens(2048),
         exact: true,
         ..LoadOptions::default()
     };

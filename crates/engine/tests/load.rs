@@ -1,7 +1,7 @@
 //! The cache of keys and values that a model is loaded with: its size, its type, and what is refused.
 
 use realizar_compute::DType;
-use realizar_engine::load::{Device, LoadError, LoadOptions, load};
+use realizar_engine::load::{CacheSize, Device, LoadError, LoadOptions, load};
 use realizar_engine::{Engine, EngineConfig, Event, Request};
 use realizar_model::source::{self, TensorSource};
 use std::path::Path;
@@ -14,7 +14,7 @@ fn options(kv_type: DType) -> LoadOptions {
     LoadOptions {
         device: Device::Cpu,
         n_ctx: Some(200),
-        cache_tokens: Some(1000),
+        cache: CacheSize::Tokens(1000),
         kv_type,
         exact: true,
         ..LoadOptions::default()

@@ -1,6 +1,6 @@
 //! A model that several devices share, behind the engine: the same answers as from one device, and what is refused.
 
-use realizar_engine::load::{Device, LoadError, LoadOptions, load};
+use realizar_engine::load::{CacheSize, Device, LoadError, LoadOptions, load};
 use realizar_engine::{Engine, EngineConfig, Event, Request, SamplingParams};
 use realizar_model::source::{self, TensorSource};
 use std::path::Path;
@@ -15,7 +15,7 @@ fn options(tp: usize) -> LoadOptions {
         tp,
         n_threads: 2,
         n_ctx: Some(200),
-        cache_tokens: Some(1000),
+        cache: CacheSize::Tokens(1000),
         exact: true,
         ..LoadOptions::default()
     }

@@ -6,7 +6,7 @@
 mod support;
 
 use realizar_compute::BatchLimits;
-use realizar_engine::load::{Device, LoadOptions, load};
+use realizar_engine::load::{CacheSize, Device, LoadOptions, load};
 use realizar_engine::sampler::Sampler;
 use realizar_engine::speculative::{DraftModel, DraftWanted, Ngram, Proposer, SpeculationCosts};
 use realizar_engine::{
@@ -321,8 +321,8 @@ fn demo_runner(exact: bool) -> Box<dyn Runner> {
     let options = LoadOptions {
         device: Device::Cpu,
         n_ctx: Some(256),
-        cache_tokens: Some(4096),
-        max_logits: 512,
+        cache: CacheSize::Tokens(4096),
+        max_guesses: 448,
         exact,
         ..LoadOptions::default()
     };

@@ -27,7 +27,7 @@ fn start() -> Option<(TestServer, Arc<Faulty>)> {
     let driver = Faulty::new(Cuda::open_driver(0).ok().or_else(emulation::Emulation::build)?);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo.gguf");
     let source = source::open(&path).unwrap();
-    let options = LoadOptions { n_ctx: Some(64), max_seqs: 4, max_logits: 4, ..LoadOptions::default() };
+    let options = LoadOptions { n_ctx: Some(64), max_seqs: Some(4), ..LoadOptions::default() };
     let cuda = Cuda::with_driver(driver.clone(), false).unwrap();
     let loaded = load_on_device(cuda, &*source, &options).unwrap();
     let config = Config { names: vec!["demo".into()], ..Config::default() };

@@ -1,6 +1,6 @@
 //! A server with the demo model on a free port, and clients.
 
-use realizar_engine::load::{Device, LoadOptions, load};
+use realizar_engine::load::{CacheSize, Device, LoadOptions, load};
 use realizar_engine::{Client, Engine, EngineConfig, Runner, TextEngine};
 use realizar_model::chat_template::ChatTemplate;
 use realizar_model::source;
@@ -54,7 +54,7 @@ impl TestServer {
         let load_options = LoadOptions {
             device: Device::Cpu,
             n_threads: 1,
-            cache_tokens: Some(8192),
+            cache: CacheSize::Tokens(8192),
             ..LoadOptions::default()
         };
         let mut setup = Setup { load: load_options, ..Setup::default() };
