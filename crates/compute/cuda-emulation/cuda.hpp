@@ -200,6 +200,10 @@ inline uint16_t f32_to_bf16(float x) {
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
+inline uint32_t f32_to_f16(float low, float high) { return f32_to_f16(low) | static_cast<uint32_t>(f32_to_f16(high)) << 16; }
+inline uint32_t f32_to_bf16(float low, float high) { return f32_to_bf16(low) | static_cast<uint32_t>(f32_to_bf16(high)) << 16; }
+inline float exp2_fast(float x) { return exp2f(x); }
+
 inline uint32_t mask_and_set(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
 
 inline int dp4a_unsigned(uint32_t a, int b, int c) {

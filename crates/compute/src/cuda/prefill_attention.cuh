@@ -19,14 +19,19 @@ struct PrefillAttentionArgs {
   float softcap;                 // 0: none
 };
 
-// The tokens of a block's tile, and which of them is where.
-struct TokenTile {
+// What a block owns: some tokens of a sequence, and some of the query heads that share a key-value head.
+struct Tile {
   int first_token, n_tokens, first_position, end, start;
+  int group, kv_head, first_head;
   const uint32_t* table;
 
-  // The last tiles see the most keys, so they come first.
-  DEVICE explicit TokenTile(const PrefillAttentionArgs& a) {
-    int tile = gridDim.x - 1 - blockIdx.x, seq = 0;
+  // The last tokens see the most keys, so they come first, of all heads.
+  DEVICE explicit Tile(const PrefillAttentionArgs& a) {
+    group = a.n_heads / a.n_kv_heads;
+    const int head_tiles = ceil_div(group, a.tile_heads);
+    const int n_head_tiles = a.n_kv_heads * head_tiles, head_tile = blockIdx.x % n_head_tiles;
+    kv_head = head_tile / head_tiles, first_head = head_tile % head_tiles * a.tile_heads;
+    int tile = (gridDim.x - 1 - blockIdx.x) / n_head_tiles, seq = 0;
     for (;; seq++) {
       const int n = ceil_div(a.seq_starts[seq + 1] - a.seq_starts[seq], a.tile_tokens);
       if (tile < n) break;
@@ -40,4 +45,140 @@ struct TokenTile {
     start = first_position + 1 > window ? first_position + 1 - window : 0;
     table = a.block_tables + a.table_starts[first_token];
   }
+
+  // The row of the cache, a head of a position, where the sequence has this position.
+  DEVICE uint32_t row_of(const PrefillAttentionArgs& a, int position) const {
+    const int block_size = a.block_size;
+    return (table[position / block_size] * a.n_kv_heads + kv_head) * block_size + position % block_size;
+  }
 };
+
+// The two rows of a lane among the 16 of its warp, which begin with row `first` of the block: a row is a token and a query head.
+struct Rows {
+  int position[2];
+  size_t query[2], out[2];  // elements before them
+  bool there[2];
+
+  DEVICE Rows(const PrefillAttentionArgs& a, const Tile& t, int first, int lane) {
+    const int n_heads = a.n_heads, n_kv_heads = a.n_kv_heads, dim = a.head_dim;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int row = first + h * 8 + lane / 4;
+      const int token = row / a.tile_heads, in_group = t.first_head + row % a.tile_heads;
+      there[h] = token < t.n_tokens && in_group < t.group;
+      position[h] = t.first_position + token;
+      const size_t of_all = t.first_token + token, head = t.kv_head * t.group + in_group;
+      query[h] = (of_all * (n_heads + 2 * n_kv_heads) + head) * dim;
+      out[h] = (of_all * n_heads + head) * dim;
+    }
+  }
+};
+
+// Queries as the tensor cores want them, rounded to the cache's type; zeros for what is not there.
+template <class T, int DIM>
+DEVICE void load_queries(uint32_t (&q)[DIM / 16][4], const PrefillAttentionArgs& a, const Rows& rows, int lane) {
+  const int dim = a.head_dim;
+#pragma unroll
+  for (int i = 0; i < DIM / 16; i++) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const int at = i * 16 + j / 2 * 8 + lane % 4 * 2;
+      const bool there = rows.there[j % 2] && at < dim;
+      const float2 v = there ? *reinterpret_cast<const float2*>(a.qkv + rows.query[j % 2] + at) : float2{0, 0};
+      q[i][j] = pair_of<T>(v.x, v.y);
+    }
+  }
+}
+
+// The softmax of two rows over keys that come a tile at a time.
+struct Softmax {
+  float max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+  // What has been summed up so far is to be multiplied with this.
+  float correction[2];
+  // A score times this is the exponent of two of its weight.
+  float factor;
+
+  DEVICE explicit Softmax(const PrefillAttentionArgs& a) {
+    constexpr float LOG2_E = 1.4426950408889634f;
+    factor = a.softcap != 0.0f ? LOG2_E : a.scale * LOG2_E;
+  }
+
+  // Makes weights of the scores of 8 * N keys from position `base` on.
+  template <int N>
+  DEVICE void weigh(float (&score)[N][4], const PrefillAttentionArgs& a, const Tile& t, const Rows& rows, int base, int lane) {
+    if (a.softcap != 0.0f) {
+#pragma unroll
+      for (int j = 0; j < N; j++) {
+#pragma unroll
+        for (int c = 0; c < 4; c++) score[j][c] = a.softcap * tanhf(score[j][c] * a.scale / a.softcap);
+      }
+    }
+    const int window = a.window;
+    if (base + 8 * N > t.first_position + 1 || base <= t.end - 1 - window) {
+#pragma unroll
+      for (int j = 0; j < N; j++) {
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+          const int key = base + j * 8 + lane % 4 * 2 + c % 2, at = rows.position[c / 2];
+          if (key > at || at - key >= window) score[j][c] = -INFINITY;
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      float largest = max[h];
+#pragma unroll
+      for (int j = 0; j < N; j++) largest = fmaxf(largest, fmaxf(score[j][2 * h], score[j][2 * h + 1]));
+      largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
+      // A row that sees no key of this tile may have seen none before, too.
+      const float offset = largest == -INFINITY ? 0.0f : largest * factor;
+      correction[h] = ptx::exp2_fast(max[h] * factor - offset);
+      max[h] = largest;
+      sum[h] *= correction[h];
+#pragma unroll
+      for (int j = 0; j < N; j++) {
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+          const float p = ptx::exp2_fast(fmaf(score[j][2 * h + c], factor, -offset));
+          score[j][2 * h + c] = p;
+          sum[h] += p;
+        }
+      }
+    }
+  }
+
+  template <int N>
+  DEVICE void correct(float (&out)[N][4]) const {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+#pragma unroll
+      for (int c = 0; c < 4; c++) out[i][c] *= correction[c / 2];
+    }
+  }
+
+  // Writes the outputs of the two rows.
+  template <int N>
+  DEVICE void finish(const float (&out)[N][4], const PrefillAttentionArgs& a, const Rows& rows, int lane) {
+    const int dim = a.head_dim;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      sum[h] += __shfl_xor_sync(ALL_LANES, sum[h], 1);
+      sum[h] += __shfl_xor_sync(ALL_LANES, sum[h], 2);
+      if (!rows.there[h]) continue;
+      const float inverse = 1.0f / sum[h];
+#pragma unroll
+      for (int i = 0; i < N; i++) {
+        const int at = i * 8 + lane % 4 * 2;
+        if (at < dim) *reinterpret_cast<float2*>(a.y + rows.out[h] + at) = float2{out[i][2 * h] * inverse, out[i][2 * h + 1] * inverse};
+      }
+    }
+  }
+};
+
+// The weights of 16 keys, from key 16 * j on, as the tensor cores want them.
+template <class T, int N>
+DEVICE void pack_weights(uint32_t (&weights)[4], const float (&score)[N][4], int j) {
+  weights[0] = pair_of<T>(score[2 * j][0], score[2 * j][1]), weights[1] = pair_of<T>(score[2 * j][2], score[2 * j][3]);
+  weights[2] = pair_of<T>(score[2 * j + 1][0], score[2 * j + 1][1]), weights[3] = pair_of<T>(score[2 * j + 1][2], score[2 * j + 1][3]);
+}

@@ -1,6 +1,6 @@
 //! Launches of attention of many tokens of a sequence on the tensor cores.
 
-use super::driver::{DevicePtr, Driver};
+use super::driver::{BoxMap, Boxes, DevicePtr, Driver};
 use super::{Cuda, StagedBatch};
 use crate::{AttentionParams, DType, KvLayer, Result, Tensor};
 
@@ -55,6 +55,27 @@ struct Args {
     softcap: f32,
 }
 
+/// The same on Hopper, with what its copy engine must know.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct HopperArgs {
+    of_all: Args,
+    n_cache_rows: u32,
+    box_rows: u32,
+    maps: Maps,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Maps([BoxMap; 2]);
+
+/// Rows of a box, where keys and values can come as boxes: heads as they are, and a number of rows that tiles are made of.
+fn box_rows(kv: &KvLayer<Cuda>, block: Block) -> Option<usize> {
+    let rows = kv.k.shape()[2].min(block.keys);
+    let is_whole = rows >= 8 && block.keys.is_multiple_of(rows) && kv.k.shape()[2].is_multiple_of(rows);
+    (kv.k.dtype() != DType::Q8_0 && is_whole).then_some(rows)
+}
+
 /// Element types of a cache that the kernels read.
 pub(super) const ON_TENSOR_CORES: [DType; 3] = [DType::F16, DType::BF16, DType::Q8_0];
 
@@ -102,11 +123,35 @@ pub(super) fn attention(
         scale: params.scale,
         softcap: params.softcap.unwrap_or(0.0),
     };
-    let tiles = batch.seq_lens().map(|n| n.div_ceil(tile_tokens)).sum();
-    let blocks = [tiles, h.n_kv_heads * group.div_ceil(tile_heads), 1];
+    let tiles: usize = batch.seq_lens().map(|n| n.div_ceil(tile_tokens)).sum();
+    let blocks = [tiles * h.n_kv_heads * group.div_ceil(tile_heads), 1, 1];
     let i = HEAD_DIMS.iter().position(|&d| h.head_dim <= d).expect("a size that can be");
     let f = cuda.kernels.of_cache(kv.k.dtype())?.prefill_attention[i].expect("a type that can be");
-    // SAFETY: every token has a row in qkv and y, and its block table covers its positions; the grid has a block for each tile of
-    // the staged sequences.
-    unsafe { cuda.launch_shared(f, blocks, block.threads, block.shared_bytes(HEAD_DIMS[i]), &args) }
+    let shared = block.shared_bytes(HEAD_DIMS[i]);
+    if !block.hopper {
+        // SAFETY: every token has a row in qkv and y, and its block table covers its positions; the grid has a block for each tile of
+        // the staged sequences.
+        return unsafe { cuda.launch_shared(f, blocks, block.threads, shared, &args) };
+    }
+    let n_cache_rows = kv.k.shape()[..3].iter().product::<usize>();
+    let box_rows = box_rows(kv, block).filter(|_| i32::try_from(n_cache_rows).is_ok());
+    let map = |cache: &Tensor<Cuda>| match box_rows {
+        None => Ok(BoxMap([0; 16])),
+        Some(box_rows) => cuda.driver.box_map(Boxes {
+            rows: cache.buffer().ptr(),
+            n_rows: n_cache_rows,
+            row_bytes: 2 * h.head_dim,
+            box_rows,
+            box_bytes: 128,
+            swizzled: true,
+        }),
+    };
+    let args = HopperArgs {
+        of_all: args,
+        n_cache_rows: n_cache_rows as u32,
+        box_rows: box_rows.unwrap_or(0) as u32,
+        maps: Maps([map(&kv.k)?, map(&kv.v)?]),
+    };
+    // SAFETY: as above; the boxes are of the cache.
+    unsafe { cuda.launch_shared(f, blocks, block.threads, shared, &args) }
 }

@@ -23,6 +23,26 @@ __device__ __forceinline__ uint16_t f32_to_bf16(float x) {
   return bits;
 }
 
+// Two numbers at once, the first in the low half.
+__device__ __forceinline__ uint32_t f32_to_f16(float low, float high) {
+  uint32_t bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+
+__device__ __forceinline__ uint32_t f32_to_bf16(float low, float high) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+
+// Two to the power of x, within two units in the last place.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // c + the products of four unsigned bytes of a with four signed ones of b.
 __device__ __forceinline__ int dp4a_unsigned(uint32_t a, int b, int c) {
   int d;

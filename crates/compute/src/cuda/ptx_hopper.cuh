@@ -84,6 +84,12 @@ __device__ __forceinline__ void copy_box(void* to, const Map* map, int column, i
                : "memory");
 }
 
+__device__ __forceinline__ void copy_box(uint32_t to, const Map* map, int column, int row, uint32_t barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+               "l"(map), "r"(column), "r"(row), "r"(barrier)
+               : "memory");
+}
+
 // A matrix `bytes` further on, a multiple of 16, than one whose description begins with the word `first`.
 __device__ __forceinline__ uint64_t matrix_after(uint32_t first, uint32_t bytes) {
   uint64_t matrix;
@@ -206,13 +212,6 @@ __device__ __forceinline__ uint64_t rows_at(uint32_t shared, uint32_t next_colum
 
 // After ordinary writes to shared memory that the tensor cores read.
 __device__ __forceinline__ void show_to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// Two to the power of x, within two units in the last place.
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // Pairs of half precision.
 __device__ __forceinline__ uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) {
