@@ -34,11 +34,6 @@ DEVICE void rotate_pair(float* head, int i, int n, bool interleaved, float c, fl
   head[q] = x * s + y * c;
 }
 
-DEVICE void rotate(float* head, const float* angles, int rope_dim, bool interleaved, int lane) {
-  const int n = rope_dim / 2;
-  for (int i = lane; i < n; i += 32) rotate_pair(head, i, n, interleaved, angles[i], angles[n + i]);
-}
-
 // How each type of cache holds a head; `lane` writes its share.
 template <class T>
 DEVICE void write_head(uint8_t* out, const float* head, int dim, int lane);

@@ -57,17 +57,13 @@ struct Args {
 
 /// The same on Hopper, with what its copy engine must know.
 #[derive(Clone, Copy)]
-#[repr(C, align(64))]
+#[repr(C)]
 struct HopperArgs {
     of_all: Args,
     n_cache_rows: u32,
     box_rows: u32,
-    maps: Maps,
+    maps: [BoxMap; 2],
 }
-
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Maps([BoxMap; 2]);
 
 /// Rows of a box, where keys and values can come as boxes: heads as they are, and a number of rows that tiles are made of.
 fn box_rows(kv: &KvLayer<Cuda>, block: Block) -> Option<usize> {
@@ -150,7 +146,7 @@ pub(super) fn attention(
         of_all: args,
         n_cache_rows: n_cache_rows as u32,
         box_rows: box_rows.unwrap_or(0) as u32,
-        maps: Maps([map(&kv.k)?, map(&kv.v)?]),
+        maps: [map(&kv.k)?, map(&kv.v)?],
     };
     // SAFETY: as above; the boxes are of the cache.
     unsafe { cuda.launch_shared(f, blocks, block.threads, shared, &args) }

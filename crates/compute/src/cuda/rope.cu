@@ -56,9 +56,25 @@ DEVICE void store_kv(const StoreArgs& a) {
   float* row = a.qkv + (static_cast<size_t>(token) * (n_heads + 2 * n_kv_heads) + head) * dim;
   float* shared = heads[threadIdx.x / 32];
   const bool is_query = head < n_heads, is_value = head >= n_heads + n_kv_heads;
+  // All that comes from memory is asked for before any of it is waited for.
+  const float* angles = is_value || !a.angles ? nullptr : a.angles + static_cast<size_t>(token) * a.rope_dim;
+  const int n_pairs = angles ? a.rope_dim / 2 : 0;
   Head h;
+  float cosines[4], sines[4];
 #pragma unroll
   for (int j = 0; j < 8; j++) h.x[j] = lane + 32 * j < dim ? row[lane + 32 * j] : 0.0f;
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    if (lane + 32 * j < n_pairs) cosines[j] = angles[lane + 32 * j], sines[j] = angles[n_pairs + lane + 32 * j];
+  }
+  uint8_t* cached = nullptr;
+  if (!is_query) {
+    const uint32_t position = a.positions[token];
+    const size_t block = a.block_tables[a.table_starts[token] + position / a.block_size];
+    const int kv_head = is_value ? head - n_heads - n_kv_heads : head - n_heads;
+    const size_t slot = (block * n_kv_heads + kv_head) * a.block_size + position % a.block_size;
+    cached = (is_value ? a.v_cache : a.k_cache) + slot * a.head_bytes;
+  }
   if (!is_value && a.q_weight) {
     norm_head(h, dim, lane, is_query ? a.q_weight : a.k_weight, is_query ? a.q_bias : a.k_bias, a.layer,
               is_query ? a.q_eps : a.k_eps);
@@ -68,17 +84,18 @@ DEVICE void store_kv(const StoreArgs& a) {
     if (lane + 32 * j < dim) shared[lane + 32 * j] = h.x[j];
   }
   __syncwarp();
-  if (!is_value && a.angles) {
-    rotate(shared, a.angles + static_cast<size_t>(token) * a.rope_dim, a.rope_dim, a.interleaved, lane);
-    __syncwarp();
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    if (lane + 32 * j < n_pairs) rotate_pair(shared, lane + 32 * j, n_pairs, a.interleaved, cosines[j], sines[j]);
   }
-  for (int i = lane; i < dim; i += 32) row[i] = shared[i];
-  if (is_query) return;
-  const uint32_t position = a.positions[token];
-  const size_t block = a.block_tables[a.table_starts[token] + position / a.block_size];
-  const int kv_head = is_value ? head - n_heads - n_kv_heads : head - n_heads;
-  const size_t slot = (block * n_kv_heads + kv_head) * a.block_size + position % a.block_size;
-  write_head<T>((is_value ? a.v_cache : a.k_cache) + slot * a.head_bytes, shared, dim, lane);
+  __syncwarp();
+  if (!is_value) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      if (lane + 32 * j < dim) row[lane + 32 * j] = shared[lane + 32 * j];
+    }
+  }
+  if (!is_query) write_head<T>(cached, shared, dim, lane);
 }
 
 #define STORE_KV(T) \
