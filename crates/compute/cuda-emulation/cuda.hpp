@@ -43,7 +43,7 @@ struct Fiber {
 };
 
 extern Fiber fibers[MAX_THREADS];
-extern Barrier block_barrier, warp_barriers[MAX_THREADS / 32];
+extern Barrier block_barrier, warp_barriers[MAX_THREADS / 32], named_barriers[16];
 extern unsigned current;
 extern Dim3 thread_index, block_index, block_dim, grid_dim;
 extern unsigned char* dynamic_shared;
@@ -111,6 +111,7 @@ struct Kernel {
 
 #define KERNEL_2(name, Args, max_threads) KERNEL(name, Args, max_threads)
 #define KERNEL_4(name, Args, max_threads) KERNEL(name, Args, max_threads)
+#define KERNEL_OF(name, Args, registers) KERNEL(name, Args, 0)
 #define DYNAMIC_SHARED(name) unsigned char* name = emulation::dynamic_shared
 
 inline void __syncthreads() { emulation::wait(emulation::block_barrier); }
@@ -139,6 +140,7 @@ inline int __clzll(long long x) { return x ? __builtin_clzll(static_cast<unsigne
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
 }
+inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
 inline float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
 inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
 inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x)); }
@@ -211,16 +213,40 @@ inline int dp4a_unsigned(uint32_t a, int b, int c) {
   return c;
 }
 
-// Copies are over when they have begun.
-inline void barrier_init(uint64_t*, int) {}
-inline void barriers_are_ready() {}
+// Copies are over when they have begun. A barrier: the warps that are yet to come in this phase, all of them, and how many phases are over.
+struct PhaseBarrier {
+  uint16_t missing, warps;
+  uint32_t phases;
+};
+inline PhaseBarrier& phase_barrier(uint64_t* barrier) { return *reinterpret_cast<PhaseBarrier*>(barrier); }
+inline void counter_init(uint64_t* barrier, int lane, int warps) {
+  const uint16_t n = static_cast<uint16_t>(warps);
+  if (lane == 0) phase_barrier(barrier) = {n, n, 0};
+}
+inline void count(uint64_t* barrier, int lane) {
+  PhaseBarrier& b = phase_barrier(barrier);
+  if (lane == 0 && --b.missing == 0) b.missing = b.warps, b.phases++;
+}
+inline void wait_for_count(uint64_t* barrier, uint32_t parity) {
+  while ((phase_barrier(barrier).phases & 1) == parity) emulation::yield();
+}
+inline void barrier_init(uint64_t* barrier, int lane) { counter_init(barrier, lane, 1); }
+inline void barriers_are_ready() { __syncwarp(); }
 inline int copying_lane(int lane) { return lane; }
 inline void expect_bytes(uint64_t*, int, uint32_t) {}
 inline void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t*, int lane) {
   if (lane == 0) memcpy(to, from, bytes);
 }
-inline void copies_are_begun(uint64_t*) {}
-inline void wait_for_phase(uint64_t*, uint32_t) {}
+inline void copies_are_begun(uint64_t* barrier) { count(barrier, static_cast<int>(emulation::lane())); }
+inline void wait_for_phase(uint64_t* barrier, uint32_t parity) { wait_for_count(barrier, parity); }
+inline void give_to_copies() {}
+inline unsigned anew(unsigned x) { return x; }
+
+template <int N>
+void sync_threads(int id) {
+  emulation::named_barriers[id].live = N;
+  emulation::wait(emulation::named_barriers[id]);
+}
 
 inline uint32_t scale_bytes(uint32_t bytes, uint32_t scale) {
   const float d = f16_to_f32(static_cast<uint16_t>(scale));

@@ -18,6 +18,9 @@
 // Four blocks.
 #define KERNEL_4(name, Args, max_threads) \
   extern "C" __global__ void __launch_bounds__(max_threads, 4) name(const __grid_constant__ Args a)
+// With so many registers for a thread.
+#define KERNEL_OF(name, Args, registers) \
+  extern "C" __global__ void __maxnreg__(registers) name(const __grid_constant__ Args a)
 // One block, of groups of 4 warps that divide its registers anew.
 #define KERNEL_1(name, Args, max_threads) \
   extern "C" __global__ void __launch_bounds__(max_threads, 1) name(const __grid_constant__ Args a)

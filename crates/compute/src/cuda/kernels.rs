@@ -17,12 +17,15 @@ macro_rules! images {
     )*};
 }
 images!(
-    attention decode_attention dequantize elementwise gemm gemm_hopper halves matmul matvec moe norm prefill_attention
+    attention decode_attention dequantize elementwise few gemm gemm_hopper halves matmul matvec moe norm prefill_attention
     prefill_attention_hopper ranks repack rope sample skinny
 );
 
 /// Static shared memory of the fused products, at most.
 const MATVEC_STATIC: usize = 3 << 9;
+
+/// Static shared memory of products of a few rows, at most.
+const FEW_STATIC: usize = 1 << 8;
 
 /// Element types that are repacked when they are loaded.
 pub(super) const PACKED: [DType; 5] = [DType::Q4_0, DType::Q8_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
@@ -52,6 +55,11 @@ pub(super) struct Kernels {
     pub(super) matvec_8: Function,
     /// Dynamic shared memory that the fused products may ask for, in bytes.
     pub(super) matvec_shared: usize,
+    /// Up to 8 rows of activations with packed weights, and what rounds activations for it.
+    pub(super) few: Function,
+    pub(super) few_activations: Function,
+    /// Dynamic shared memory that it may ask for, in bytes.
+    pub(super) few_shared: usize,
     pub(super) moe_route: Function,
     pub(super) moe_group: Function,
     pub(super) moe_combine: Function,
@@ -120,6 +128,7 @@ impl Kernels {
     pub(super) fn load(driver: &dyn Driver) -> Result<Self> {
         let f = |image: &'static Image, name: &str| driver.function(image, name, 0);
         let matvec_shared = driver.max_shared_bytes() - MATVEC_STATIC;
+        let few_shared = driver.max_shared_bytes() - FEW_STATIC;
         let by_type = QUANTS.iter().map(|s| {
             Ok(TypeKernels {
                 halves: f(&halves, &format!("weights_{}", s.name))?,
@@ -202,6 +211,9 @@ impl Kernels {
             matvec_512: driver.function(&matvec, "matvec_512", matvec_shared as u32)?,
             matvec_8: driver.function(&matvec, "matvec_8", matvec_shared as u32)?,
             matvec_shared,
+            few: driver.function(&few, "few", few_shared as u32)?,
+            few_activations: f(&few, "few_activations")?,
+            few_shared,
             moe_route: f(&moe, "moe_route")?,
             moe_group: f(&moe, "moe_group")?,
             moe_combine: f(&moe, "moe_combine")?,

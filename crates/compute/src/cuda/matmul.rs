@@ -3,7 +3,7 @@
 use super::driver::DevicePtr;
 use super::matrix::{Layout, Matrix, Part};
 use super::matvec::{self, Epilogue};
-use super::{Cuda, embed, gemm as tensor_cores, skinny};
+use super::{Cuda, embed, few, gemm as tensor_cores, skinny};
 use crate::{DType, Result, Tensor};
 
 /// Rows of activations that one pass over the weights serves.
@@ -59,6 +59,7 @@ pub(super) fn matmul(
     let m = x.rows();
     match way(cuda, w, m) {
         Way::Matvec(plan) => return plan.run(cuda, y.ptr(), x.ptr(), None, bias, Epilogue::Store),
+        Way::Few(plan) => return plan.run(cuda, y.ptr(), x.ptr(), None, bias, Epilogue::Store),
         Way::Skinny(plan) => return plan.run(cuda, y.ptr(), x.ptr(), None, bias, Epilogue::Store),
         Way::Gemm => return tensor_cores::matmul(cuda, y.ptr(), x.ptr(), None, w, bias, m, Epilogue::Store),
         Way::Plain => {}
@@ -79,8 +80,10 @@ pub(super) fn matmul(
 
 /// How a product is done.
 pub(super) enum Way {
-    /// A few rows straight from the weights, which are read once.
+    /// One row, or a few, straight from the weights, which are read once.
     Matvec(matvec::Plan),
+    /// 2 to 8 rows on the tensor cores' integers, with packed weights.
+    Few(few::Plan),
     /// Up to 256 rows on Hopper's tensor cores, for which each weight is decoded on the way.
     Skinny(skinny::Plan),
     /// Many rows on the tensor cores, for which weights are decoded to slabs.
@@ -89,37 +92,42 @@ pub(super) enum Way {
     Plain,
 }
 
-/// Most rows that `matvec` multiplies where `skinny` could.
-const MATVEC_ROWS: usize = 1;
-
 /// The way for `m` rows of activations.
 pub(super) fn way(cuda: &Cuda, w: &Matrix, m: usize) -> Way {
-    choose(cuda, w, m, || matvec::plan(cuda, w, m), || skinny::plan(cuda, w, m), true)
+    choose(
+        m,
+        || matvec::plan(cuda, w, m).map(Way::Matvec),
+        || few::plan(cuda, w, m).map(Way::Few),
+        || skinny::plan(cuda, w, m).map(Way::Skinny),
+        || tensor_cores::can(cuda, w),
+    )
 }
 
 /// The same where the first half of the outputs are the gate's.
 pub(super) fn gated_way(cuda: &Cuda, w: &Matrix, m: usize) -> Way {
-    let can_many = tensor_cores::can_gate(w);
-    choose(cuda, w, m, || matvec::gate_plan(cuda, w, m), || skinny::gate_plan(cuda, w, m), can_many)
+    choose(
+        m,
+        || matvec::gate_plan(cuda, w, m).map(Way::Matvec),
+        || few::gate_plan(cuda, w, m).map(Way::Few),
+        || skinny::gate_plan(cuda, w, m).map(Way::Skinny),
+        || tensor_cores::can_gate(w) && tensor_cores::can(cuda, w),
+    )
 }
 
+/// The first way that can: by speed, as measured.
 fn choose(
-    cuda: &Cuda,
-    w: &Matrix,
     m: usize,
-    few: impl FnOnce() -> Option<matvec::Plan>,
-    some: impl FnOnce() -> Option<skinny::Plan>,
-    can_many: bool,
+    one: impl Fn() -> Option<Way>,
+    few: impl Fn() -> Option<Way>,
+    some: impl Fn() -> Option<Way>,
+    can_many: impl Fn() -> bool,
 ) -> Way {
-    if let Some(plan) = (m > MATVEC_ROWS).then(some).flatten() {
-        return Way::Skinny(plan);
+    if m == 1 {
+        return one().unwrap_or(Way::Plain);
     }
-    match few() {
-        Some(plan) => Way::Matvec(plan),
-        // Fewer rows than this are read straight from the weights.
-        None if m > TILE_ROWS && can_many && tensor_cores::can(cuda, w) => Way::Gemm,
-        None => Way::Plain,
-    }
+    let fast = few().or_else(some).or_else(one);
+    // Fewer rows than this are read straight from the weights.
+    fast.unwrap_or_else(|| if m > TILE_ROWS && can_many() { Way::Gemm } else { Way::Plain })
 }
 
 /// Which rows of activations meet which expert.

@@ -199,7 +199,7 @@ fn finish(
 }
 
 /// Shares `wanted` blocks among parts by their bytes; each part of some outputs gets one at least, and one to an output at most.
-fn share(wanted: usize, spans: &[usize], bytes: &[usize]) -> Vec<usize> {
+pub(super) fn share(wanted: usize, spans: &[usize], bytes: &[usize]) -> Vec<usize> {
     let total: usize = bytes.iter().sum();
     let mut blocks: Vec<usize> = spans
         .iter()

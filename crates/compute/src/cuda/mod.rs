@@ -11,6 +11,7 @@ mod decode_attention;
 pub mod driver;
 mod elementwise;
 mod embed;
+mod few;
 mod gemm;
 mod gpu;
 mod gpu_link;
@@ -352,6 +353,9 @@ impl Backend for Cuda {
             Way::Matvec(plan) if matvec::can_fuse(norm, w) => {
                 plan.run(self, y.ptr(), x.ptr(), Some(norm), bias, store)
             }
+            Way::Few(plan) if matvec::can_fuse(norm, w) => {
+                plan.run(self, y.ptr(), x.ptr(), Some(norm), bias, store)
+            }
             Way::Skinny(plan) if matvec::can_fuse(norm, w) => {
                 plan.run(self, y.ptr(), x.ptr(), Some(norm), bias, store)
             }
@@ -374,6 +378,7 @@ impl Backend for Cuda {
         assert_eq!((x.row_len(), y.row_len(), x.rows()), (w.n_in, w.n_out, y.rows()));
         match matmul::way(self, w, x.rows()) {
             Way::Matvec(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
+            Way::Few(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
             Way::Skinny(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
             Way::Gemm => gemm::matmul(self, y.ptr(), x.ptr(), None, w, bias, x.rows(), Epilogue::Add),
             Way::Plain => {
@@ -397,6 +402,9 @@ impl Backend for Cuda {
         let gate = Epilogue::Gate(activation);
         match matmul::gated_way(self, w, x.rows()) {
             Way::Matvec(plan) if matvec::can_fuse(norm, w) => {
+                plan.run(self, y.ptr(), x.ptr(), Some(norm), None, gate)
+            }
+            Way::Few(plan) if matvec::can_fuse(norm, w) => {
                 plan.run(self, y.ptr(), x.ptr(), Some(norm), None, gate)
             }
             Way::Skinny(plan) if matvec::can_fuse(norm, w) => {

@@ -57,6 +57,12 @@ __device__ __forceinline__ uint32_t mask_and_set(uint32_t x, uint32_t mask, uint
   return y;
 }
 
+// The same number, from which the compiler may not know what follows: it computes that where it is wanted, and keeps no registers for it.
+__device__ __forceinline__ unsigned anew(unsigned x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // Copies by a warp from global to shared memory that go on while it does: each lane calls these alike. On Hopper a copy is one request
 // of the first lane's; before, it is many of all lanes'. A barrier counts what has arrived; its phases have parity 0, 1, 0, …
 // Addresses and sizes are multiples of 16.
@@ -80,6 +86,18 @@ __device__ __forceinline__ void barrier_init(uint64_t* barrier, int lane) {
 #else
   if (lane == 0) asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(shared_address(barrier)) : "memory");
 #endif
+}
+
+// A barrier that counts warps, in phases like those of copies.
+__device__ __forceinline__ void counter_init(uint64_t* barrier, int lane, int warps) {
+  if (lane == 0) asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(warps) : "memory");
+}
+
+// A warp is done, all lanes of which have met.
+__device__ __forceinline__ void count(uint64_t* barrier, int lane) {
+  if (lane == 0) {
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(barrier)) : "memory");
+  }
 }
 
 // Makes new barriers known to copies.
@@ -133,6 +151,15 @@ __device__ __forceinline__ void wait_for_phase(uint64_t* barrier, uint32_t parit
                  : "r"(shared_address(barrier)), "r"(parity)
                  : "memory");
   } while (!done);
+}
+
+__device__ __forceinline__ void wait_for_count(uint64_t* barrier, uint32_t parity) { wait_for_phase(barrier, parity); }
+
+// Before copies to shared memory that threads have written.
+__device__ __forceinline__ void give_to_copies() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 }
 
 // Brings what lies at this address nearer, into the cache that all multiprocessors share.
@@ -215,6 +242,35 @@ __device__ __forceinline__ void multiply_bf16(float (&d)[4], const uint32_t (&a)
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// d = a b + c on the tensor cores' integers: a [16, 32] without signs, b [32, 8] with them, c the same number everywhere. With g = lane / 4,
+// t = lane % 4 a lane holds of a elements 4 t to 4 t + 3 of rows g, g + 8, and 4 t + 16 to 4 t + 19 of these; of b such rows of column g; of
+// d columns 2 t, 2 t + 1 of rows g, g + 8.
+__device__ __forceinline__ void multiply_u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int c) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c));
+}
+
+// The same of numbers with signs.
+__device__ __forceinline__ void multiply_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int c) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c));
+}
+
+// The same of 16 columns of a: elements 4 t to 4 t + 3 of rows g and g + 8.
+__device__ __forceinline__ void multiply_s8_16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, int c) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a0), "r"(a1), "r"(b), "r"(c));
+}
+
+// A barrier of N threads of a block, whole warps; `id` is 1 to 15.
+template <int N>
+__device__ __forceinline__ void sync_threads(int id) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(N) : "memory");
 }
 
 // A packet of two words, each followed by a number, to another GPU's memory or from its own, where another GPU writes. Each half

@@ -243,10 +243,4 @@ __device__ __forceinline__ void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// A barrier of N threads of a block, whole warps; `id` is 1 to 15.
-template <int N>
-__device__ __forceinline__ void sync_threads(int id) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(N) : "memory");
-}
-
 }  // namespace ptx

@@ -122,6 +122,29 @@ fn matmul_of_many_rows() {
 }
 
 #[test]
+fn matmul_of_a_few_rows_of_packed_weights() {
+    use DType::*;
+    // Outputs that end within a tile, one group of pieces and several, an odd number of them, of which the last may be short.
+    for (n_out, n_in, m) in [
+        (1, 256, 2),
+        (40, 512, 8),
+        (300, 6400, 5),
+        (70, 4352, 8),
+        (33, 2048, 7),
+        (90, 2816, 3),
+        (20, 2304, 9),
+    ] {
+        for dtype in [Q4_0, Q8_0, Q4_K, Q5_K, Q6_K] {
+            check(&[Matmul { parts: vec![(dtype, n_out)], n_in, rows: 0..m, bias: m % 2 == 0 }]);
+        }
+    }
+    for m in [4, 8] {
+        let parts = vec![(Q4_K, 70), (Q6_K, 24), (Q5_K, 1), (Q4_K, 5)];
+        check(&[Matmul { parts, n_in: 2304, rows: 0..m, bias: true }]);
+    }
+}
+
+#[test]
 fn matmul_rows_do_not_depend_on_the_batch() {
     use DType::*;
     for dtype in [F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, Q3_K, IQ2_XS, MXFP4] {
@@ -356,6 +379,16 @@ fn products_with_what_stands_around_them() {
         [vec![(Q4_K, 150), (Q4_K, 150)], vec![(Q4_K, 300)], vec![(Q6_K, 70), (F16, 70)], vec![(BF16, 90)]]
     {
         check(&[Fused { parts, n_in: 256, rows: 70, norm: NormKind::Rms, bias: true }]);
+    }
+    for (rows, n_in) in [(2, 2304), (8, 256), (7, 4352)] {
+        for parts in [
+            vec![(Q4_K, 90), (Q4_K, 90)],
+            vec![(Q6_K, 30)],
+            vec![(Q4_K, 40), (Q6_K, 40)],
+            vec![(Q8_0, 7), (Q8_0, 7)],
+        ] {
+            check(&[Fused { parts, n_in, rows, norm: NormKind::Rms, bias: true }]);
+        }
     }
     check(&[Fused {
         parts: vec![(F16, 64), (BF16, 64)],
