@@ -141,7 +141,7 @@ fn ratio(mut a: impl FnMut(), mut b: impl FnMut()) -> f64 {
         f();
         now() - start
     };
-    let mut ratios: Vec<f64> = (0..15).map(|_| clock(&mut b) / clock(&mut a)).collect();
+    let mut ratios: Vec<f64> = (0..81).map(|_| clock(&mut b) / clock(&mut a)).collect();
     ratios.sort_by(f64::total_cmp);
     ratios[ratios.len() / 2]
 }

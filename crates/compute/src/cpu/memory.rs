@@ -5,11 +5,16 @@
 //! hundreds of thousands of them, and the processor's prefetchers stop at each border; the lookups are dearest in a virtual
 //! machine, where they cost more than the reading.
 
-use crate::cpu::simd::LINE;
+use crate::cpu::simd::{LANES, LINE};
 use crate::{Error, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Numbers of a line, aligned as one, so that no vector of a buffer of these lies across two.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+pub(super) struct Line([f32; LANES]);
 
 /// Alignment of a slab: a large page.
 const LARGE_PAGE: usize = 2 << 20;

@@ -6,6 +6,7 @@ use super::tile::{
     Tile, Words,
 };
 use crate::cpu::activation::tanh;
+use crate::cpu::memory::Line;
 use crate::cpu::parallel::Shared;
 use crate::cpu::simd::{Kernel, LANES, LINE, Simd, dispatch};
 use crate::cpu::{Cpu, CpuOptions};
@@ -19,11 +20,6 @@ pub(super) const SPAN: usize = 512;
 
 /// Up to so many rows, numbers of the cache are converted for each product instead of once for all.
 const DIRECT_ROWS: usize = 2 * ROWS;
-
-/// A cache line, so that no vector of a task's memory lies across two.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct Line([f32; LANES]);
 
 thread_local! {
     static SCRATCH: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };

@@ -299,12 +299,12 @@ impl<T: Type> Multiply<'_, T> {
                 int8::prefetch::<S, ONE>(lines, At::<T>::LINES + b % 2);
                 let mut w = [low; 8];
                 for i in 0..4 {
-                    let line = S::load(lines.add(i * LINE));
+                    let line = S::load_in_order(lines.add(i * LINE));
                     w[i] = S::and(line, low);
                     w[4 + i] = S::and(S::shr::<4>(line), low);
                 }
                 if T::FIVE_BITS {
-                    let high = S::load(lines.add(4 * LINE));
+                    let high = S::load_in_order(lines.add(4 * LINE));
                     for i in 0..8 {
                         w[i] = S::or(w[i], S::shl::<4>(S::and(S::shr_by(high, i as u32), one)));
                     }

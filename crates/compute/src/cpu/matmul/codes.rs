@@ -520,9 +520,9 @@ impl<I: Copy> Block<I> {
             let table = self.tables[half][J % 2];
             let mut v = [mask; 8];
             for i in 0..8 {
-                let mut code = S::and(S::load(lines.add(i * step * LINE)), mask);
+                let mut code = S::and(S::load_in_order(lines.add(i * step * LINE)), mask);
                 if T::BITS == 3 {
-                    let high = S::load(self.lines.add(Parts::<T>::high(i) * LINE));
+                    let high = S::load_in_order(self.lines.add(Parts::<T>::high(i) * LINE));
                     code = S::or(code, S::and(high, high_mask));
                 }
                 let upper = if T::BITS == 4 { J % 2 == 1 } else { J >= 2 };

@@ -160,7 +160,7 @@ impl Step for Bf16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(w: *const u8, k: usize) -> S::F {
         unsafe {
-            let pair = S::load(w.add(k / 2 * LINE));
+            let pair = S::load_in_order(w.add(k / 2 * LINE));
             if k.is_multiple_of(2) { S::bf16_low(pair) } else { S::bf16_high(pair) }
         }
     }
@@ -182,7 +182,7 @@ impl Step for Bf16Dot {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(w: *const u8, k: usize) -> S::I {
-        unsafe { S::load(w.add(k * LINE)) }
+        unsafe { S::load_in_order(w.add(k * LINE)) }
     }
 
     #[inline(always)]

@@ -67,7 +67,11 @@ impl<S: Simd> Header<S> {
         unsafe {
             let (d, dmin) = (S::load_f16(p), S::load_f16(p.add(32)));
             let (nibble, two) = (S::splat_i32(0x0f0f_0f0f), S::splat_i32(0x3030_3030));
-            let (s, m, high) = (S::load(p.add(LINE)), S::load(p.add(2 * LINE)), S::load(p.add(3 * LINE)));
+            let (s, m, high) = (
+                S::load_in_order(p.add(LINE)),
+                S::load_in_order(p.add(2 * LINE)),
+                S::load_in_order(p.add(3 * LINE)),
+            );
             let mut bytes = [0_u8; 4 * LINE];
             let b = bytes.as_mut_ptr();
             S::store(b, S::or(S::and(s, nibble), S::and(S::shl::<4>(high), two)));

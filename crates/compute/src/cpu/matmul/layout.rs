@@ -17,7 +17,9 @@ use super::code_types::{Coding, coding};
 use super::{float, q4_0, q4_k, q5_k, q6_k, q8_0};
 use crate::DType;
 use crate::cpu::isa::Isa;
+use crate::cpu::memory::Line;
 use crate::cpu::simd::{LANES, LINE, dispatch};
+use bytemuck::Zeroable;
 
 /// The interleaved form of 16 rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -153,12 +155,12 @@ impl Layout {
         group: &[u8],
         lane: usize,
         dtype: DType,
-        scratch: &mut Vec<u8>,
+        scratch: &mut Vec<Line>,
     ) {
         let spec = dtype.spec();
         let row_bytes = out.len() / spec.block_len * spec.block_bytes;
-        scratch.resize(scratch.len().max(row_bytes), 0);
-        let row = &mut scratch[..row_bytes];
+        scratch.resize(scratch.len().max(row_bytes.div_ceil(LINE)), Line::zeroed());
+        let row = &mut bytemuck::cast_slice_mut(scratch)[..row_bytes];
         match self {
             Layout::F32 => get_dwords(row, group, lane),
             Layout::F16 => float::unpack_f16(row, group, lane),
@@ -181,6 +183,7 @@ impl Layout {
     pub(super) unsafe fn multiply(self, isa: Isa, args: Args<'_>) {
         // The kernels read without bounds checks; these are the bounds.
         assert_eq!(args.w.len(), self.group_bytes(args.n_in), "{self:?}");
+        assert!(args.w.as_ptr().addr().is_multiple_of(LINE), "{self:?}");
         args.x.check(self.form(), args.n_in);
         // SAFETY: the sizes were checked, the rest is the caller's promise.
         unsafe {

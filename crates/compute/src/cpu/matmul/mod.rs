@@ -29,12 +29,13 @@ mod tests;
 pub use activations::Activations;
 
 use super::isa::Isa;
-use super::memory::Memory;
-use super::simd::LANES;
+use super::memory::{Line, Memory};
+use super::simd::{LANES, LINE};
 use super::threads::Pool;
 use crate::backend::MatrixPart;
 use crate::{DType, Error, Result};
 use activations::{BAND, TILE};
+use bytemuck::Zeroable;
 use bytes::Bytes;
 use int8::Sums;
 use layout::{Args, Layout};
@@ -264,7 +265,7 @@ unsafe impl<T: Send> Sync for SharedMut<T> {}
 
 thread_local! {
     /// Room for one packed group, or one row, of a weight that was not packed ahead.
-    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static SCRATCH: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
 }
 
 /// `y[i, o] = Σ_k x[i, k] · w[expert, o, k] + bias[o]` for `m` rows.
@@ -358,8 +359,8 @@ impl Part {
             Weights::Rows(_) => None,
         };
         SCRATCH.with_borrow_mut(|scratch| {
-            scratch.resize(scratch.len().max(2 * n), 0);
-            let (ours, converted) = scratch[..2 * n].split_at_mut(n);
+            scratch.resize(scratch.len().max(2 * n / LINE), Line::zeroed());
+            let (ours, converted) = bytemuck::cast_slice_mut(&mut scratch[..2 * n / LINE]).split_at_mut(n);
             let packed = packed.unwrap_or_else(|| {
                 self.pack(ours, w.n_in, expert, g);
                 ours

@@ -109,7 +109,7 @@ impl Multiply<'_> {
                 int8::prefetch::<S, ONE>(lines, HALF_LINES + b % 2);
                 let mut subs = [[low; HALF_LINES]; 2];
                 for i in 0..HALF_LINES {
-                    let line = S::load(lines.add(i * LINE));
+                    let line = S::load_in_order(lines.add(i * LINE));
                     subs[0][i] = S::lookup(table, S::and(line, low));
                     subs[1][i] = S::lookup(table, S::and(S::shr::<4>(line), low));
                 }

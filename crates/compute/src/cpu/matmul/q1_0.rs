@@ -82,7 +82,7 @@ impl Multiply<'_> {
             for b in 0..n_in / 32 {
                 let (block, line) = (b / BLOCK_LINES, b % BLOCK_LINES);
                 let scale = S::mul(S::load_f16(group.add(Lines::scales(block))), S::splat(0.125));
-                let line = S::load(group.add(Lines::lines(block) + line * LINE));
+                let line = S::load_in_order(group.add(Lines::lines(block) + line * LINE));
                 let w = [
                     S::shl::<4>(line),
                     S::shl::<3>(line),

@@ -61,7 +61,7 @@ impl Multiply<'_> {
                 int8::prefetch::<S, ONE>(lines, BLOCK_LINES + b % 2);
                 let mut w = [S::splat_i32(0); 8];
                 for i in 0..4 {
-                    let line = S::load(lines.add(i * LINE));
+                    let line = S::load_in_order(lines.add(i * LINE));
                     w[i] = S::and(line, low);
                     w[4 + i] = S::and(S::shr::<4>(line), low);
                 }

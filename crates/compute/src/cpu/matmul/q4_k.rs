@@ -66,11 +66,11 @@ impl Multiply<'_> {
                     int8::prefetch::<S, ONE>(lines, 8 + c / 3 * HEADER_LINES);
                     let mut v = [low; 8];
                     for i in 0..8 {
-                        v[i] = S::and(S::load(lines.add(i * LINE)), low);
+                        v[i] = S::and(S::load_in_order(lines.add(i * LINE)), low);
                     }
                     int8::add_sub_block::<S, 8, 15>(t, &v, header.scales[2 * c], rows, q, std::ptr::null());
                     for i in 0..8 {
-                        v[i] = S::and(S::shr::<4>(S::load(lines.add(i * LINE))), low);
+                        v[i] = S::and(S::shr::<4>(S::load_in_order(lines.add(i * LINE))), low);
                     }
                     let q = q.add(rows * 32);
                     int8::add_sub_block::<S, 8, 15>(

@@ -112,8 +112,8 @@ unsafe fn sub_block<S: Simd, const PAIR: usize, const LEFT: u32, const RIGHT: u3
         let mut v = [low; 8];
         for i in 0..8 {
             let nibbles = if PAIR == 0 { 2 * i } else { 8 + 8 * PAIR + i };
-            let nibble = S::and(S::shr::<NIBBLE>(S::load(lines.add(nibbles * LINE))), low);
-            let high = S::load(lines.add((2 * i + 1) * LINE));
+            let nibble = S::and(S::shr::<NIBBLE>(S::load_in_order(lines.add(nibbles * LINE))), low);
+            let high = S::load_in_order(lines.add((2 * i + 1) * LINE));
             v[i] = S::or(nibble, S::and(S::shr::<RIGHT>(S::shl::<LEFT>(high)), bit));
         }
         int8::add_sub_block::<S, 8, 31>(t, &v, scale, rows, q, std::ptr::null());

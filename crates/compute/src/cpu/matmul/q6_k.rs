@@ -149,8 +149,8 @@ impl Half {
                 for i in 0..4 {
                     let at = 4 * part + i;
                     let line = if QUARTER.is_multiple_of(2) { 2 * at } else { 16 + at };
-                    let low = S::load(self.lines.add(line * LINE));
-                    let high = S::load(self.lines.add((2 * at + 1) * LINE));
+                    let low = S::load_in_order(self.lines.add(line * LINE));
+                    let high = S::load_in_order(self.lines.add((2 * at + 1) * LINE));
                     let high = S::and(S::shr::<RIGHT>(S::shl::<LEFT>(high)), two);
                     v[i] = S::or(S::and(S::shr::<NIBBLE>(low), nibble), high);
                 }

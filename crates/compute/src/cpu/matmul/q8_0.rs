@@ -10,9 +10,6 @@ use crate::cpu::simd::{Kernel, LINE, Simd};
 
 const BLOCK: usize = 34;
 const BLOCK_LINES: usize = 8;
-/// How far ahead of their use weights are asked for, in bytes, for one row, where the kernel computes too little per line to cover the
-/// way to memory with what the processor fetches by itself. For several rows asking makes it slower.
-const AHEAD: usize = 8 * (1 + 2 * BLOCK_LINES) * LINE / 2;
 
 type Lines = Blocks<BLOCK_LINES>;
 
@@ -67,11 +64,11 @@ impl Multiply<'_> {
             int8::clear::<S>(y, rows);
             // Two blocks per turn, so that every load goes forward in equal steps.
             for pair in 0..n_blocks / 2 {
-                add_block::<S, ONE>(y, group, rows, &x, 2 * pair);
-                add_block::<S, ONE>(y, group, rows, &x, 2 * pair + 1);
+                add_block::<S>(y, group, rows, &x, 2 * pair);
+                add_block::<S>(y, group, rows, &x, 2 * pair + 1);
             }
             if !n_blocks.is_multiple_of(2) {
-                add_block::<S, ONE>(y, group, rows, &x, n_blocks - 1);
+                add_block::<S>(y, group, rows, &x, n_blocks - 1);
             }
         }
     }
@@ -82,23 +79,14 @@ impl Multiply<'_> {
 /// # Safety
 /// [`Simd`]'s contract; the group and the tile have the block; `y` is [rows, 16].
 #[inline(always)]
-unsafe fn add_block<S: Simd, const ONE: bool>(
-    y: *mut f32,
-    group: *const u8,
-    rows: usize,
-    x: &Tile<'_>,
-    b: usize,
-) {
+unsafe fn add_block<S: Simd>(y: *mut f32, group: *const u8, rows: usize, x: &Tile<'_>, b: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         let scale = S::load_f16(group.add(Lines::scales(b)));
         let lines = group.add(Lines::lines(b));
         let mut w = [S::splat_i32(0); 8];
         for i in 0..8 {
-            if ONE {
-                S::prefetch(lines.wrapping_add(i * LINE + AHEAD));
-            }
-            w[i] = S::load(lines.add(i * LINE));
+            w[i] = S::load_in_order(lines.add(i * LINE));
         }
         let offsets = match S::CENTERS_BYTES {
             true => std::ptr::null(),

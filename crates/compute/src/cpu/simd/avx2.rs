@@ -65,6 +65,12 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_in_order(p: *const u8) -> I {
+        let p = p.cast::<__m256i>();
+        unsafe { [p.read_volatile(), p.add(1).read_volatile()] }
+    }
+
+    #[inline(always)]
     unsafe fn store(p: *mut u8, v: I) {
         unsafe {
             _mm256_storeu_si256(p.cast(), v[0]);

@@ -53,6 +53,11 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
+    unsafe fn load_in_order(p: *const u8) -> __m512i {
+        unsafe { p.cast::<__m512i>().read_volatile() }
+    }
+
+    #[inline(always)]
     unsafe fn store(p: *mut u8, v: __m512i) {
         unsafe { _mm512_storeu_si512(p.cast(), v) }
     }

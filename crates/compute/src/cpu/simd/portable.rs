@@ -55,6 +55,12 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_in_order(p: *const u8) -> Self::I {
+        // SAFETY: the same contract.
+        unsafe { Self::load(p) }
+    }
+
+    #[inline(always)]
     unsafe fn store(p: *mut u8, v: Self::I) {
         // SAFETY: 64 writable bytes by contract.
         unsafe { p.cast::<[i32; LANES]>().write_unaligned(map(v, i32::to_le)) }
