@@ -1,6 +1,6 @@
 //! The types that [`codes`](super::codes) multiplies: how their blocks are taken apart, and what their codes stand for.
 
-use super::codes::{self, Kernels, SuperBlock};
+use super::codes::{self, Kernels, SuperBlock, Tables};
 use crate::DType;
 use crate::quant::bits::{nibbles, pairs_256};
 use crate::quant::codebook::EVEN_SIGNS;
@@ -20,6 +20,20 @@ pub(super) struct Coding {
     pub(super) read: fn(&[u8]) -> SuperBlock,
     /// The code that was compiled for the type's shape.
     pub(super) kernels: Kernels,
+    /// `values` as [`Kernels::multiply`] looks them up.
+    pub(super) tables: Tables,
+}
+
+impl Coding {
+    const fn new(
+        dtype: DType,
+        values: [i8; 16],
+        unit: f32,
+        read: fn(&[u8]) -> SuperBlock,
+        kernels: Kernels,
+    ) -> Self {
+        Self { dtype, values, unit, read, tables: kernels.tables(values), kernels }
+    }
 }
 
 impl PartialEq for Coding {
@@ -42,42 +56,18 @@ pub(super) fn coding(dtype: DType) -> Option<&'static Coding> {
 }
 
 static CODINGS: [Coding; 12] = [
-    Coding { dtype: DType::IQ4_XS, values: VALUES, unit: 1.0, read: iq4_xs, kernels: codes::WIDE_4X32 },
-    Coding {
-        dtype: DType::IQ3_S,
-        values: signed_8([1, 3, 5, 7, 9, 11, 13, 15]),
-        unit: 1.0,
-        read: iq3_s,
-        kernels: codes::SIGNED_4X32,
-    },
-    Coding {
-        dtype: DType::IQ3_XXS,
-        values: signed_8([4, 12, 20, 28, 36, 44, 52, 62]),
-        unit: 0.25,
-        read: iq3_xxs,
-        kernels: codes::SIGNED_4X32,
-    },
-    Coding {
-        dtype: DType::IQ2_XXS,
-        values: IQ2_VALUES,
-        unit: 0.125,
-        read: iq2_xxs,
-        kernels: codes::SIGNED_3X32,
-    },
-    Coding {
-        dtype: DType::IQ2_XS,
-        values: IQ2_VALUES,
-        unit: 0.125,
-        read: iq2_xs,
-        kernels: codes::SIGNED_3X16,
-    },
-    Coding { dtype: DType::IQ2_S, values: IQ2_VALUES, unit: 0.125, read: iq2_s, kernels: codes::SIGNED_3X16 },
-    Coding { dtype: DType::IQ1_S, values: IQ1_VALUES, unit: 0.125, read: iq1_s, kernels: codes::SIGNED_3X32 },
-    Coding { dtype: DType::IQ1_M, values: IQ1_VALUES, unit: 0.125, read: iq1_m, kernels: codes::SIGNED_3X16 },
-    Coding { dtype: DType::Q3_K, values: counted(-4), unit: 1.0, read: q3_k, kernels: codes::SIGNED_3X16 },
-    Coding { dtype: DType::Q2_K, values: counted(0), unit: 1.0, read: q2_k, kernels: codes::WITH_MIN_2X16 },
-    Coding { dtype: DType::TQ1_0, values: counted(-1), unit: 1.0, read: tq1_0, kernels: codes::PLAIN_2X32 },
-    Coding { dtype: DType::TQ2_0, values: counted(-1), unit: 1.0, read: tq2_0, kernels: codes::PLAIN_2X32 },
+    Coding::new(DType::IQ4_XS, VALUES, 1.0, iq4_xs, codes::WIDE_4X32),
+    Coding::new(DType::IQ3_S, signed_8([1, 3, 5, 7, 9, 11, 13, 15]), 1.0, iq3_s, codes::SIGNED_4X32),
+    Coding::new(DType::IQ3_XXS, signed_8([4, 12, 20, 28, 36, 44, 52, 62]), 0.25, iq3_xxs, codes::SIGNED_4X32),
+    Coding::new(DType::IQ2_XXS, IQ2_VALUES, 0.125, iq2_xxs, codes::SIGNED_3X32),
+    Coding::new(DType::IQ2_XS, IQ2_VALUES, 0.125, iq2_xs, codes::SIGNED_3X16),
+    Coding::new(DType::IQ2_S, IQ2_VALUES, 0.125, iq2_s, codes::SIGNED_3X16),
+    Coding::new(DType::IQ1_S, IQ1_VALUES, 0.125, iq1_s, codes::SIGNED_3X32),
+    Coding::new(DType::IQ1_M, IQ1_VALUES, 0.125, iq1_m, codes::SIGNED_3X16),
+    Coding::new(DType::Q3_K, counted(-4), 1.0, q3_k, codes::SIGNED_3X16),
+    Coding::new(DType::Q2_K, counted(0), 1.0, q2_k, codes::WITH_MIN_2X16),
+    Coding::new(DType::TQ1_0, counted(-1), 1.0, tq1_0, codes::PLAIN_2X32),
+    Coding::new(DType::TQ2_0, counted(-1), 1.0, tq2_0, codes::PLAIN_2X32),
 ];
 
 /// Three magnitudes, and from 4 on the same below zero.

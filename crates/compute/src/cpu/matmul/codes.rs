@@ -13,8 +13,8 @@
 //!
 //! - 4 bits: for each pair of blocks 8 lines, the first block in the low nibbles
 //! - 2 bits: for each four blocks 8 lines, the first block in the lowest bits
-//! - 3 bits: the low two bits as above, and 8 lines of high bits, one bit of each byte per block; in the order low bits of the first
-//!   four blocks, high bits, low bits of the other four, for each of the 8 lines
+//! - 3 bits: the low two bits as above, and 8 lines of high bits, one bit of each byte per block, which alternate with the low bits of the
+//!   first four blocks: the order of first use
 //!
 //! A byte shuffle takes its index from the low four bits, so two bits need not be moved to the lowest place: where they stand at bit 2
 //! a table in another order serves. High bits stand where they complete such an index (see [`HIGH_BITS`]), so that half of the blocks
@@ -60,6 +60,8 @@ trait Shape {
     /// type with minimums are not negative.
     const ABOVE: u8 = if matches!(Self::SCALES, Scales::WithMin) { 0 } else { Self::MAX / 2 + 1 };
     const BLOCK_LINES: usize = Self::SCALE_LINES + 8 * Self::BITS;
+    /// Blocks whose low bits share lines.
+    const BLOCKS_OF_LINE: usize = if Self::BITS == 4 { 2 } else { 4 };
 }
 
 /// IQ4_XS
@@ -85,6 +87,8 @@ macro_rules! shape {
         }
 
         pub(super) const $kernels: Kernels = Kernels {
+            bits: $bits,
+            above: <$name as Shape>::ABOVE,
             form: if $sub == 32 { Form::Int8Block32 } else { Form::Int8Block256 },
             group_bytes: group_bytes::<$name>,
             pack: pack::<$name>,
@@ -102,6 +106,8 @@ shape!(Plain2x32, PLAIN_2X32: 2, 32, 127, None);
 
 /// The functions of one shape.
 pub(super) struct Kernels {
+    bits: usize,
+    above: u8,
     /// What [`Kernels::multiply`] wants the activations as: they have a scale of their own for each 32, where sub-blocks have.
     pub(super) form: Form,
     /// Bytes of a group of 16 rows of so many elements.
@@ -133,17 +139,27 @@ pub(super) struct SuperBlock {
 /// The bit of a byte of high bits that belongs to each block: beside the block's low bits in their half of the byte.
 const HIGH_BITS: [usize; 8] = [2, 0, 6, 4, 3, 1, 7, 5];
 
-/// The table for indices of block 4·`half` + `j`: its low bits stand at bit 0 or, for odd `j`, at bit 2, its high bit where
-/// [`HIGH_BITS`] has it, both modulo 4.
-fn table(values: [i8; 16], bits: usize, above: u8, half: usize, j: usize) -> [u8; 16] {
-    std::array::from_fn(|index| {
-        let code = match bits {
-            4 => index,
-            2 => index >> (j % 2 * 2) & 3,
-            _ => index >> (j % 2 * 2) & 3 | (index >> (HIGH_BITS[4 * half + j] % 4) & 1) << 2,
-        };
-        (values[code] as u8).wrapping_add(above)
-    })
+/// Tables for the indices of even and odd blocks among the first and the second four.
+pub(super) type Tables = [[[u8; 16]; 2]; 2];
+
+impl Kernels {
+    /// The tables of a type whose codes stand for `values`. The low bits of an index of block 4·`half` + `j` stand at bit 0 or, for odd
+    /// `j`, at bit 2, its high bit where [`HIGH_BITS`] has it, both modulo 4.
+    pub(super) const fn tables(&self, values: [i8; 16]) -> Tables {
+        let mut tables = [[[0; 16]; 2]; 2];
+        let mut at = 0;
+        while at < 64 {
+            let (half, j, index) = (at / 32, at / 16 % 2, at % 16);
+            let code = match self.bits {
+                4 => index,
+                2 => index >> (j * 2) & 3,
+                _ => index >> (j * 2) & 3 | (index >> (HIGH_BITS[4 * half + j] % 4) & 1) << 2,
+            };
+            tables[half][j][index] = (values[code] as u8).wrapping_add(self.above);
+            at += 1;
+        }
+        tables
+    }
 }
 
 /// Where the parts of a group stand.
@@ -160,7 +176,7 @@ impl<T: Shape> Parts<T> {
     fn low(k: usize, i: usize) -> (usize, usize) {
         match T::BITS {
             4 => (k / 2 * 8 + i, k % 2 * 4),
-            3 => (3 * i + k / 4 * 2, k % 4 * 2),
+            3 => (if k < 4 { 2 * i } else { 16 + i }, k % 4 * 2),
             _ => (k / 4 * 8 + i, k % 4 * 2),
         }
     }
@@ -168,7 +184,7 @@ impl<T: Shape> Parts<T> {
     /// Line after the scales of the high bits of dword `i`.
     #[inline(always)]
     fn high(i: usize) -> usize {
-        3 * i + 1
+        2 * i + 1
     }
 }
 
@@ -269,82 +285,210 @@ impl<T: Shape> Kernel for Multiply<'_, T> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: the caller's promise.
-        unsafe {
-            if self.args.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() }
-        }
+        unsafe { if self.args.x.rows == 1 { self.one_row::<S>() } else { self.rows::<S>() } }
     }
 }
 
 impl<T: Shape> Multiply<'_, T> {
-    /// With the number of rows known, for one row, the sums stay in registers.
+    /// One row: each line is loaded once, for all blocks that it holds, and the sums stay in registers.
     ///
     /// # Safety
     /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
     #[inline(always)]
-    unsafe fn multiply<S: Simd, const ONE: bool>(self) {
-        let Args { w, n_in, x, y, .. } = self.args;
-        let rows = if ONE { 1 } else { x.rows };
-        let n_blocks = n_in / 256;
+    unsafe fn one_row<S: Simd>(self) {
+        let Args { w, x, y, .. } = self.args;
+        let n_blocks = self.args.n_in / 256;
+        // SAFETY: `Layout::multiply` checked the sizes that the loops run to.
+        unsafe {
+            let tables = self.tables::<S>();
+            let mut total = S::splat(0.0);
+            touch::<S>(w.as_ptr(), Parts::<T>::factors_bytes(n_blocks) / LINE);
+            for b in 0..n_blocks {
+                let at = self.block::<S>(b, tables);
+                touch::<S>(at.scales, T::SCALE_LINES);
+                let d = S::mul(S::load_f16(self.factors(b)), S::splat(self.coding.unit));
+                let mut sums = OneRow { total, whole: S::splat_i32(0) };
+                if T::BITS == 4 {
+                    at.add_lines::<S, T, 0>(&mut sums, &x, b, d);
+                    at.add_lines::<S, T, 2>(&mut sums, &x, b, d);
+                    at.add_lines::<S, T, 4>(&mut sums, &x, b, d);
+                    at.add_lines::<S, T, 6>(&mut sums, &x, b, d);
+                } else {
+                    at.add_lines::<S, T, 0>(&mut sums, &x, b, d);
+                    at.add_lines::<S, T, 4>(&mut sums, &x, b, d);
+                }
+                let OneRow { whole, .. } = sums;
+                total = sums.total;
+                if T::SUB == 16 {
+                    let mins = at.mins::<S, T>();
+                    total = self.end_super_block::<S>(total, whole, d, mins, b, 0);
+                }
+            }
+            S::store_f32(y, total);
+        }
+    }
+
+    /// Several rows, whose sums are in memory.
+    ///
+    /// # Safety
+    /// As [`Multiply::one_row`].
+    #[inline(always)]
+    unsafe fn rows<S: Simd>(self) {
+        let Args { n_in, x, y, .. } = self.args;
+        let rows = x.rows;
         let mut t: Sums = Sums::uninit();
         let t = t.as_mut_ptr().cast::<u8>();
-        let (factors, blocks) = (w.as_ptr(), w[Parts::<T>::factors_bytes(n_blocks)..].as_ptr());
-        let [a, b, c, d] = [[0, 0], [0, 1], [1, 0], [1, 1]]
-            .map(|[half, j]| table(self.coding.values, T::BITS, T::ABOVE, half, j));
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
-            let tables = [[S::table(&a), S::table(&b)], [S::table(&c), S::table(&d)]];
+            let tables = self.tables::<S>();
             int8::clear::<S>(y, rows);
-            for b in 0..n_blocks {
-                let factors = factors.add(b * T::N_FACTORS * 2 * LANES);
-                let scales = blocks.add(b * T::BLOCK_LINES * LINE);
-                let at = Block {
-                    scales,
-                    lines: scales.add(T::SCALE_LINES * LINE),
-                    q: x.q.as_ptr().add(8 * b * rows * 32),
-                    offsets: x.offsets[2].as_ptr().add(256 / T::SUB * b * rows),
-                    rows,
-                    tables,
-                };
-                let d = S::mul(S::load_f16(factors), S::splat(self.coding.unit));
+            for b in 0..n_in / 256 {
+                let at = self.block::<S>(b, tables);
+                let d = S::mul(S::load_f16(self.factors(b)), S::splat(self.coding.unit));
                 if T::SUB == 32 {
                     for half in 0..2 {
-                        at.add_block::<S, T, ONE, 0>(y, &x, b, d, half);
-                        at.add_block::<S, T, ONE, 1>(y, &x, b, d, half);
-                        at.add_block::<S, T, ONE, 2>(y, &x, b, d, half);
-                        at.add_block::<S, T, ONE, 3>(y, &x, b, d, half);
+                        at.add_block::<S, T, 0>(y, &x, b, d, half);
+                        at.add_block::<S, T, 1>(y, &x, b, d, half);
+                        at.add_block::<S, T, 2>(y, &x, b, d, half);
+                        at.add_block::<S, T, 3>(y, &x, b, d, half);
                     }
                     continue;
                 }
                 for r in 0..rows {
                     S::store(t.add(r * LINE), S::splat_i32(0));
                 }
-                let mut sum = S::splat_i32(0);
                 for half in 0..2 {
-                    sum = at.add::<S, T, ONE, 0>(sum, t, half);
-                    sum = at.add::<S, T, ONE, 1>(sum, t, half);
-                    sum = at.add::<S, T, ONE, 2>(sum, t, half);
-                    sum = at.add::<S, T, ONE, 3>(sum, t, half);
+                    at.add::<S, T, 0>(t, half);
+                    at.add::<S, T, 1>(t, half);
+                    at.add::<S, T, 2>(t, half);
+                    at.add::<S, T, 3>(t, half);
                 }
-                let mins = if T::SCALES == Scales::WithMin { at.mins::<S>() } else { [sum; 8] };
+                let mins = at.mins::<S, T>();
                 for r in 0..rows {
-                    let sum = if ONE { sum } else { S::load(t.add(r * LINE)) };
-                    let mut product = S::mul(S::to_f32(sum), d);
-                    if T::SCALES == Scales::WithMin {
-                        let sums = x.offsets[3].as_ptr().add((b * rows + r) * 8);
-                        let mut sum = S::splat_i32(0);
-                        for p in 0..8 {
-                            sum = S::dot_i16(sum, mins[p], *sums.add(p));
-                        }
-                        let dmin = S::load_f16(factors.add(2 * LANES));
-                        product = S::fnma(S::to_f32(sum), dmin, product);
-                    }
-                    let scale = S::splat(*x.scales.as_ptr().add(b * rows + r));
                     let y = y.add(r * LANES);
-                    S::store_f32(y, S::fma(product, scale, S::load_f32(y)));
+                    let sum = S::load(t.add(r * LINE));
+                    S::store_f32(y, self.end_super_block::<S>(S::load_f32(y), sum, d, mins, b, r));
                 }
             }
         }
     }
+
+    /// The factors of super-block `b`.
+    fn factors(&self, b: usize) -> *const u8 {
+        self.args.w[b * T::N_FACTORS * 2 * LANES..].as_ptr()
+    }
+
+    /// [`Coding::tables`] in registers.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract.
+    #[inline(always)]
+    unsafe fn tables<S: Simd>(&self) -> [[S::I; 2]; 2] {
+        // SAFETY: the caller's promise.
+        self.coding.tables.each_ref().map(|two| two.each_ref().map(|table| unsafe { S::table(table) }))
+    }
+
+    /// Super-block `b`.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; there is that super-block.
+    #[inline(always)]
+    unsafe fn block<S: Simd>(&self, b: usize, tables: [[S::I; 2]; 2]) -> Block<S::I> {
+        let Args { w, n_in, x, .. } = &self.args;
+        let start = Parts::<T>::factors_bytes(n_in / 256) + b * T::BLOCK_LINES * LINE;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let scales = w.as_ptr().add(start);
+            let offsets = if T::MAX == 255 { x.offsets[0] } else { x.offsets[2] };
+            Block {
+                scales,
+                lines: scales.add(T::SCALE_LINES * LINE),
+                q: x.q.as_ptr().add(8 * b * x.rows * 32),
+                offsets: offsets.as_ptr().add(T::N_SUB * b * x.rows),
+                rows: x.rows,
+                tables,
+            }
+        }
+    }
+
+    /// `total` and the whole number that row `r` of super-block `b` came to, with its minimums.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; there are that super-block and that row.
+    #[inline(always)]
+    unsafe fn end_super_block<S: Simd>(
+        &self,
+        total: S::F,
+        whole: S::I,
+        d: S::F,
+        mins: [S::I; 8],
+        b: usize,
+        r: usize,
+    ) -> S::F {
+        let x = &self.args.x;
+        let at = b * x.rows + r;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut product = S::mul(S::to_f32(whole), d);
+            if T::SCALES == Scales::WithMin {
+                let sums = x.offsets[3].as_ptr().add(at * 8);
+                let mut sum = S::splat_i32(0);
+                for p in 0..8 {
+                    sum = S::dot_i16(sum, mins[p], *sums.add(p));
+                }
+                let dmin = S::load_f16(self.factors(b).add(2 * LANES));
+                product = S::fnma(S::to_f32(sum), dmin, product);
+            }
+            S::fma(product, S::splat(*x.scales.as_ptr().add(at)), total)
+        }
+    }
+}
+
+/// Whether sums start from what the table is above its numbers, times the activations.
+fn from_offsets<S: Simd, T: Shape>() -> bool {
+    T::ABOVE != 0 && !(T::MAX == 255 && S::CENTERS_BYTES)
+}
+
+/// What one row has come to: all super-blocks so far, and the current one where it is summed in whole numbers.
+struct OneRow<S: Simd> {
+    total: S::F,
+    whole: S::I,
+}
+
+/// Loads lines that are used later, each a little at a time, so that all lines of a weight are first met in the order in which they
+/// stand.
+///
+/// # Safety
+/// [`Simd`]'s contract; there are `n` lines.
+#[inline(always)]
+unsafe fn touch<S: Simd>(lines: *const u8, n: usize) {
+    for i in 0..n {
+        // SAFETY: the caller's promise.
+        unsafe {
+            S::load_in_order(lines.add(i * LINE));
+        }
+    }
+}
+
+/// Adds the products of 4·N weights with each of `R` rows, which are 32 bytes apart.
+///
+/// # Safety
+/// [`Simd`]'s contract; `q` has the rows.
+#[inline(always)]
+unsafe fn dot<S: Simd, T: Shape, const N: usize, const R: usize>(
+    mut sums: [S::I; R],
+    v: &[S::I; N],
+    q: *const i8,
+) -> [S::I; R] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match T::MAX {
+            15 => S::dot::<N, 15, R>(&mut sums, v, q),
+            255 => S::dot::<N, 255, R>(&mut sums, v, q),
+            _ => S::dot::<N, 127, R>(&mut sums, v, q),
+        }
+    }
+    sums
 }
 
 /// A super-block of 16 rows, and its activations.
@@ -354,7 +498,7 @@ struct Block<I> {
     lines: *const u8,
     /// [8, rows, 32]
     q: *const i8,
-    /// What the sums of a table that is 64 above start from: [n_sub, rows]
+    /// What the sums start from where [`from_offsets`] says so: [n_sub, rows]
     offsets: *const i32,
     rows: usize,
     /// For the first and second four blocks, for even and odd ones.
@@ -367,11 +511,90 @@ impl<I: Copy> Block<I> {
     /// # Safety
     /// [`Simd`]'s contract.
     #[inline(always)]
-    unsafe fn prefetch<S: Simd<I = I>, T: Shape, const ONE: bool>(&self, k: usize) {
+    unsafe fn prefetch<S: Simd<I = I>, T: Shape>(&self, k: usize) {
         let scale_lines = if k == 7 { T::SCALE_LINES } else { 0 };
         // SAFETY: the caller's promise.
         unsafe {
-            int8::prefetch::<S, ONE>(self.lines.wrapping_add(k * T::BITS * LINE), T::BITS + scale_lines)
+            let lines = self.lines.wrapping_add(k * T::BITS * LINE);
+            int8::prefetch::<S, false>(lines, T::BITS + scale_lines)
+        }
+    }
+
+    /// What the sums of sub-block `j` start from, [rows], or null for zero.
+    #[inline(always)]
+    fn offsets<S: Simd<I = I>, T: Shape>(&self, j: usize) -> *const i32 {
+        if from_offsets::<S, T>() { self.offsets.wrapping_add(j * self.rows) } else { std::ptr::null() }
+    }
+
+    /// Adds the blocks of one row whose low bits begin in the lines of block `FIRST`: two of 4 bits, else four. Those that are
+    /// sub-blocks are added to the total, others in whole numbers.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; `x` has super-block `b`.
+    #[inline(always)]
+    unsafe fn add_lines<S: Simd<I = I>, T: Shape, const FIRST: usize>(
+        &self,
+        to: &mut OneRow<S>,
+        x: &Tile<'_>,
+        b: usize,
+        d: S::F,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = [S::splat_i32(0); 4];
+            for part in 0..2 {
+                let v = self.four_lines::<S, T>(FIRST, part);
+                for j in 0..T::BLOCKS_OF_LINE {
+                    let k = FIRST + j;
+                    let sub = (32 * k + 16 * part) / T::SUB;
+                    if T::SUB == 16 || part == 0 {
+                        let start = if from_offsets::<S, T>() { *self.offsets.add(sub) } else { 0 };
+                        sums[j] = S::splat_i32(start);
+                    }
+                    [sums[j]] = dot::<S, T, 4, 1>([sums[j]], &v[j], self.q.add(32 * k + 16 * part));
+                    if T::SUB == 16 {
+                        to.whole = S::add_i32(to.whole, S::mul_i32(sums[j], self.scale::<S, T>(sub)));
+                    }
+                }
+            }
+            if T::SUB == 32 {
+                for j in 0..T::BLOCKS_OF_LINE {
+                    let k = FIRST + j;
+                    let scale = self.float_scale::<S, T>(k, d);
+                    let product = S::mul(S::to_f32(sums[j]), S::splat(*x.scales.as_ptr().add(8 * b + k)));
+                    to.total = S::fma(product, scale, to.total);
+                }
+            }
+        }
+    }
+
+    /// Scale of sub-block `j`.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract.
+    #[inline(always)]
+    unsafe fn scale<S: Simd<I = I>, T: Shape>(&self, j: usize) -> I {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match T::SCALES {
+                Scales::None | Scales::Signed => S::load_i8(self.scales.add(j * LANES)),
+                Scales::WithMin => S::and(S::load_u8(self.scales.add(j * LANES)), S::splat_i32(15)),
+            }
+        }
+    }
+
+    /// `d` times the scale of sub-block `j`, if they have scales.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract.
+    #[inline(always)]
+    unsafe fn float_scale<S: Simd<I = I>, T: Shape>(&self, j: usize, d: S::F) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match T::SCALES {
+                Scales::None => d,
+                _ => S::mul(d, S::to_f32(self.scale::<S, T>(j))),
+            }
         }
     }
 
@@ -380,7 +603,7 @@ impl<I: Copy> Block<I> {
     /// # Safety
     /// [`Simd`]'s contract; `x` has the super-block.
     #[inline(always)]
-    unsafe fn add_block<S: Simd<I = I>, T: Shape, const ONE: bool, const J: usize>(
+    unsafe fn add_block<S: Simd<I = I>, T: Shape, const J: usize>(
         &self,
         y: *mut f32,
         x: &Tile<'_>,
@@ -391,44 +614,31 @@ impl<I: Copy> Block<I> {
         let k = 4 * half + J;
         // SAFETY: the caller's promise.
         unsafe {
-            self.prefetch::<S, T, ONE>(k);
+            self.prefetch::<S, T>(k);
             let v = self.weights::<S, T, J>(half);
-            let scale = match T::SCALES {
-                Scales::None => d,
-                _ => S::mul(d, S::to_f32(S::load_i8(self.scales.add(k * LANES)))),
-            };
-            let at = 8 * b + k;
-            if T::MAX == 255 {
-                let all = x.offsets[0].as_ptr().add(at * self.rows);
-                let offsets = if S::CENTERS_BYTES { std::ptr::null() } else { all };
-                let x = int8::Block::of(x, self.rows, at, offsets);
-                int8::add_block::<S, 255>(y, &v, scale, self.rows, x);
-            } else {
-                let x = int8::Block::of(x, self.rows, at, self.offsets.add(k * self.rows));
-                int8::add_block::<S, 127>(y, &v, scale, self.rows, x);
+            let scale = self.float_scale::<S, T>(k, d);
+            let x = int8::Block::of(x, self.rows, 8 * b + k, self.offsets::<S, T>(k));
+            match T::MAX {
+                255 => int8::add_block::<S, 255>(y, &v, scale, self.rows, x),
+                _ => int8::add_block::<S, 127>(y, &v, scale, self.rows, x),
             }
         }
     }
 
-    /// Adds block 4·`half` + `J`, which has two sub-blocks: to `sum`, if there is one row, else to `t`.
+    /// Adds block 4·`half` + `J`, which has two sub-blocks, to `t`.
     ///
     /// # Safety
     /// [`Simd`]'s contract; `t` is `i32` [rows, 16].
     #[inline(always)]
-    unsafe fn add<S: Simd<I = I>, T: Shape, const ONE: bool, const J: usize>(
-        &self,
-        sum: I,
-        t: *mut u8,
-        half: usize,
-    ) -> I {
+    unsafe fn add<S: Simd<I = I>, T: Shape, const J: usize>(&self, t: *mut u8, half: usize) {
         let k = 4 * half + J;
         // SAFETY: the caller's promise.
         unsafe {
-            self.prefetch::<S, T, ONE>(k);
+            self.prefetch::<S, T>(k);
             let q = self.q.add(k * self.rows * 32);
             let [a, b, c, d, e, f, g, h] = self.weights::<S, T, J>(half);
-            let sum = self.add_sub::<S, T, ONE>(sum, t, &[a, b, c, d], 2 * k, q);
-            self.add_sub::<S, T, ONE>(sum, t, &[e, f, g, h], 2 * k + 1, q.add(16))
+            self.add_sub::<S, T>(t, &[a, b, c, d], 2 * k, q);
+            self.add_sub::<S, T>(t, &[e, f, g, h], 2 * k + 1, q.add(16));
         }
     }
 
@@ -437,55 +647,36 @@ impl<I: Copy> Block<I> {
     /// # Safety
     /// As [`Block::add`].
     #[inline(always)]
-    unsafe fn add_sub<S: Simd<I = I>, T: Shape, const ONE: bool>(
-        &self,
-        sum: I,
-        t: *mut u8,
-        v: &[I; 4],
-        j: usize,
-        q: *const i8,
-    ) -> I {
+    unsafe fn add_sub<S: Simd<I = I>, T: Shape>(&self, t: *mut u8, v: &[I; 4], j: usize, q: *const i8) {
         // SAFETY: the caller's promise.
         unsafe {
-            let scale = match T::SCALES {
-                Scales::None | Scales::Signed => S::load_i8(self.scales.add(j * LANES)),
-                Scales::WithMin => S::and(S::load_u8(self.scales.add(j * LANES)), S::splat_i32(15)),
-            };
-            if ONE {
-                let [product] = self.dot::<S, T, 1>(v, j, q, 0);
-                return S::add_i32(sum, S::mul_i32(product, scale));
-            }
+            let scale = self.scale::<S, T>(j);
             let mut r = 0;
             while r + ROWS <= self.rows {
-                let products = self.dot::<S, T, ROWS>(v, j, q, r);
-                for i in 0..ROWS {
-                    let t = t.add((r + i) * LINE);
-                    S::store(t, S::add_i32(S::load(t), S::mul_i32(products[i], scale)));
-                }
+                self.add_sub_rows::<S, T, ROWS>(t, v, scale, j, q, r);
                 r += ROWS;
             }
             while r < self.rows {
-                let [product] = self.dot::<S, T, 1>(v, j, q, r);
-                let t = t.add(r * LINE);
-                S::store(t, S::add_i32(S::load(t), S::mul_i32(product, scale)));
+                self.add_sub_rows::<S, T, 1>(t, v, scale, j, q, r);
                 r += 1;
             }
         }
-        sum
     }
 
-    /// Sums of the products of sub-block `j` with `R` rows from row `r` on.
+    /// Adds sub-block `j` of `R` rows from row `r` on.
     ///
     /// # Safety
     /// As [`Block::add`].
     #[inline(always)]
-    unsafe fn dot<S: Simd<I = I>, T: Shape, const R: usize>(
+    unsafe fn add_sub_rows<S: Simd<I = I>, T: Shape, const R: usize>(
         &self,
+        t: *mut u8,
         v: &[I; 4],
+        scale: I,
         j: usize,
         q: *const i8,
         r: usize,
-    ) -> [I; R] {
+    ) {
         // SAFETY: the caller's promise.
         unsafe {
             let mut sums = [S::splat_i32(0); R];
@@ -494,56 +685,97 @@ impl<I: Copy> Block<I> {
                     sums[i] = S::splat_i32(*self.offsets.add(j * self.rows + r + i));
                 }
             }
-            let q = q.add(r * 32);
-            match T::MAX {
-                15 => S::dot::<4, 15, R>(&mut sums, v, q),
-                _ => S::dot::<4, 127, R>(&mut sums, v, q),
+            let sums = dot::<S, T, 4, R>(sums, v, q.add(r * 32));
+            for i in 0..R {
+                let t = t.add((r + i) * LINE);
+                S::store(t, S::add_i32(S::load(t), S::mul_i32(sums[i], scale)));
             }
-            sums
         }
     }
 
-    /// The weights of block 4·`half` + `J`, as the table has them.
+    /// The weights of block 4·`half` + `J` in a line, as the table has them, from their low and high bits.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract.
+    #[inline(always)]
+    unsafe fn line<S: Simd<I = I>, T: Shape, const J: usize>(&self, half: usize, low: I, high: I) -> I {
+        let (_, bit) = Parts::<T>::low(J, 0);
+        let bytes = |mask: usize| (mask as u32 * 0x0101_0101) as i32;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut code = S::and(low, S::splat_i32(bytes(if T::BITS == 4 { 15 } else { 3 } << bit)));
+            if T::BITS == 3 {
+                code = S::or(code, S::and(high, S::splat_i32(bytes(1 << HIGH_BITS[4 * half + J]))));
+            }
+            S::lookup(self.tables[half][J % 2], if bit >= 4 { S::shr::<4>(code) } else { code })
+        }
+    }
+
+    /// The weights of block 4·`half` + `J`.
     ///
     /// # Safety
     /// [`Simd`]'s contract.
     #[inline(always)]
     unsafe fn weights<S: Simd<I = I>, T: Shape, const J: usize>(&self, half: usize) -> [I; 8] {
-        let (line, bit) = Parts::<T>::low(4 * half + J, 0);
-        let step = Parts::<T>::low(0, 1).0;
-        let bytes = |mask: usize| (mask as u32 * 0x0101_0101) as i32;
         // SAFETY: the caller's promise; the super-block has these lines.
         unsafe {
-            let lines = self.lines.add(line * LINE);
-            let mask = S::splat_i32(bytes(if T::BITS == 4 { 15 << (J % 2 * 4) } else { 3 << bit }));
-            let high_mask = S::splat_i32(bytes(1 << HIGH_BITS[4 * half + J]));
-            let table = self.tables[half][J % 2];
-            let mut v = [mask; 8];
+            let mut v = [S::splat_i32(0); 8];
             for i in 0..8 {
-                let mut code = S::and(S::load_in_order(lines.add(i * step * LINE)), mask);
-                if T::BITS == 3 {
-                    let high = S::load_in_order(self.lines.add(Parts::<T>::high(i) * LINE));
-                    code = S::or(code, S::and(high, high_mask));
-                }
-                let upper = if T::BITS == 4 { J % 2 == 1 } else { J >= 2 };
-                v[i] = S::lookup(table, if upper { S::shr::<4>(code) } else { code });
+                let low = S::load_in_order(self.lines.add(Parts::<T>::low(4 * half + J, i).0 * LINE));
+                let high = if T::BITS == 3 {
+                    S::load_in_order(self.lines.add(Parts::<T>::high(i) * LINE))
+                } else {
+                    low
+                };
+                v[i] = self.line::<S, T, J>(half, low, high);
             }
             v
         }
     }
 
-    /// The minimums of all sub-blocks, two in each lane.
+    /// Half `part` of each block that begins in the lines of block `first`: two blocks of 4 bits, else four.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; the type has minimums.
+    /// [`Simd`]'s contract.
     #[inline(always)]
-    unsafe fn mins<S: Simd<I = I>>(&self) -> [I; 8] {
+    unsafe fn four_lines<S: Simd<I = I>, T: Shape>(&self, first: usize, part: usize) -> [[I; 4]; 4] {
+        let half = first / 4;
+        // SAFETY: the caller's promise; the super-block has these lines.
+        unsafe {
+            let mut v = [[S::splat_i32(0); 4]; 4];
+            for n in 0..4 {
+                let i = 4 * part + n;
+                let low = S::load_in_order(self.lines.add(Parts::<T>::low(first, i).0 * LINE));
+                let high = if T::BITS == 3 {
+                    S::load_in_order(self.lines.add(Parts::<T>::high(i) * LINE))
+                } else {
+                    low
+                };
+                v[0][n] = self.line::<S, T, 0>(half, low, high);
+                v[1][n] = self.line::<S, T, 1>(half, low, high);
+                if T::BLOCKS_OF_LINE == 4 {
+                    v[2][n] = self.line::<S, T, 2>(half, low, high);
+                    v[3][n] = self.line::<S, T, 3>(half, low, high);
+                }
+            }
+            v
+        }
+    }
+
+    /// The minimums of all sub-blocks, two in each lane, if the type has any.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract.
+    #[inline(always)]
+    unsafe fn mins<S: Simd<I = I>, T: Shape>(&self) -> [I; 8] {
         // SAFETY: the caller's promise.
         unsafe {
             let mut mins = [S::splat_i32(0); 8];
-            for (p, pair) in mins.iter_mut().enumerate() {
-                let min = |j: usize| S::shr::<4>(S::load_u8(self.scales.add(j * LANES)));
-                *pair = S::pair(min(2 * p), min(2 * p + 1));
+            if T::SCALES == Scales::WithMin {
+                for (p, pair) in mins.iter_mut().enumerate() {
+                    let min = |j: usize| S::shr::<4>(S::load_u8(self.scales.add(j * LANES)));
+                    *pair = S::pair(min(2 * p), min(2 * p + 1));
+                }
             }
             mins
         }
