@@ -76,17 +76,16 @@ impl Multiply<'_> {
                 let lines = block.add(HEADER_LINES * LINE);
                 let q = x.q.as_ptr().add(8 * b * rows * 32);
                 let next = rows * 32;
-                int8::prefetch::<S, ONE>(block, BLOCK_LINES);
                 // Sub-block j: nibbles of pair j / 2, low ones if j is even; bit j moved to bit 4.
                 let s = &header.scales;
-                sub_block::<S, 0, 4, 0, 0>(t, lines, s[0], rows, q);
-                sub_block::<S, 0, 3, 0, 4>(t, lines, s[1], rows, q.add(next));
-                sub_block::<S, 1, 2, 0, 0>(t, lines, s[2], rows, q.add(2 * next));
-                sub_block::<S, 1, 1, 0, 4>(t, lines, s[3], rows, q.add(3 * next));
-                sub_block::<S, 2, 0, 0, 0>(t, lines, s[4], rows, q.add(4 * next));
-                sub_block::<S, 2, 0, 1, 4>(t, lines, s[5], rows, q.add(5 * next));
-                sub_block::<S, 3, 0, 2, 0>(t, lines, s[6], rows, q.add(6 * next));
-                sub_block::<S, 3, 0, 3, 4>(t, lines, s[7], rows, q.add(7 * next));
+                sub_block::<S, ONE, 0, 0, 4, 0, 0>(t, lines, s[0], rows, q);
+                sub_block::<S, ONE, 1, 0, 3, 0, 4>(t, lines, s[1], rows, q.add(next));
+                sub_block::<S, ONE, 2, 1, 2, 0, 0>(t, lines, s[2], rows, q.add(2 * next));
+                sub_block::<S, ONE, 3, 1, 1, 0, 4>(t, lines, s[3], rows, q.add(3 * next));
+                sub_block::<S, ONE, 4, 2, 0, 0, 0>(t, lines, s[4], rows, q.add(4 * next));
+                sub_block::<S, ONE, 5, 2, 0, 1, 4>(t, lines, s[5], rows, q.add(5 * next));
+                sub_block::<S, ONE, 6, 3, 0, 2, 0>(t, lines, s[6], rows, q.add(6 * next));
+                sub_block::<S, ONE, 7, 3, 0, 3, 4>(t, lines, s[7], rows, q.add(7 * next));
                 header.subtract_mins(t, &x, rows, b);
                 int8::end_super_block::<S>(y, t, rows, x.scales.as_ptr().add(b * rows));
             }
@@ -94,12 +93,20 @@ impl Multiply<'_> {
     }
 }
 
-/// Adds one sub-block of pair `PAIR`: nibbles shifted right by `NIBBLE`, high bits left by `LEFT` and right by `RIGHT`.
+/// Adds sub-block `J`, of pair `PAIR`: nibbles shifted right by `NIBBLE`, high bits left by `LEFT` and right by `RIGHT`.
 ///
 /// # Safety
 /// [`Simd`]'s contract; `lines` is what follows a header; as [`int8::add_sub_block`].
 #[inline(always)]
-unsafe fn sub_block<S: Simd, const PAIR: usize, const LEFT: u32, const RIGHT: u32, const NIBBLE: u32>(
+unsafe fn sub_block<
+    S: Simd,
+    const ONE: bool,
+    const J: usize,
+    const PAIR: usize,
+    const LEFT: u32,
+    const RIGHT: u32,
+    const NIBBLE: u32,
+>(
     t: *mut f32,
     lines: *const u8,
     scale: S::F,
@@ -109,6 +116,9 @@ unsafe fn sub_block<S: Simd, const PAIR: usize, const LEFT: u32, const RIGHT: u3
     // SAFETY: the caller's promise.
     unsafe {
         let (low, bit) = (S::splat_i32(0x0f0f_0f0f), S::splat_i32(0x1010_1010));
+        // An eighth of a super-block in each: asked for all at once, its lines wait for each other.
+        let (from, to) = (J * BLOCK_LINES / 8, (J + 1) * BLOCK_LINES / 8);
+        int8::prefetch::<S, ONE>(lines.add(from * LINE), to - from);
         let mut v = [low; 8];
         for i in 0..8 {
             let nibbles = if PAIR == 0 { 2 * i } else { 8 + 8 * PAIR + i };

@@ -95,7 +95,6 @@ impl Multiply<'_> {
                     *scale = S::mul(d, S::to_f32(S::load_i8(block.add(j * LANES))));
                 }
                 for half in 0..2 {
-                    int8::prefetch::<S, ONE>(block.add(half * BLOCK_LINES / 2 * LINE), BLOCK_LINES / 2);
                     let at = Half {
                         lines: block.add((SCALE_LINES + 24 * half) * LINE),
                         q: x.q.as_ptr().add((8 * b + 4 * half) * rows * 32),
@@ -103,10 +102,10 @@ impl Multiply<'_> {
                         rows,
                     };
                     // Quarter of the half: 32 weights.
-                    at.add_quarter::<S, 0, 0, 4, 0>(t, &scales[8 * half..]);
-                    at.add_quarter::<S, 1, 0, 2, 0>(t, &scales[8 * half + 2..]);
-                    at.add_quarter::<S, 2, 4, 0, 0>(t, &scales[8 * half + 4..]);
-                    at.add_quarter::<S, 3, 4, 0, 2>(t, &scales[8 * half + 6..]);
+                    at.add_quarter::<S, ONE, 0, 0, 4, 0>(t, &scales[8 * half..]);
+                    at.add_quarter::<S, ONE, 1, 0, 2, 0>(t, &scales[8 * half + 2..]);
+                    at.add_quarter::<S, ONE, 2, 4, 0, 0>(t, &scales[8 * half + 4..]);
+                    at.add_quarter::<S, ONE, 3, 4, 0, 2>(t, &scales[8 * half + 6..]);
                 }
                 int8::end_super_block::<S>(y, t, rows, x.scales.as_ptr().add(b * rows));
             }
@@ -132,6 +131,7 @@ impl Half {
     #[inline(always)]
     unsafe fn add_quarter<
         S: Simd,
+        const ONE: bool,
         const QUARTER: usize,
         const NIBBLE: u32,
         const LEFT: u32,
@@ -144,6 +144,10 @@ impl Half {
         // SAFETY: the caller's promise; a half has 16 lines of nibbles and 8 of high bits.
         unsafe {
             let (nibble, two) = (S::splat_i32(0x0f0f_0f0f), S::splat_i32(0x3030_3030));
+            // A quarter of half a super-block in each: asked for all at once, its lines wait for each other.
+            let lines = BLOCK_LINES / 2;
+            let (from, to) = (QUARTER * lines / 4, (QUARTER + 1) * lines / 4);
+            int8::prefetch::<S, ONE>(self.lines.add(from * LINE), to - from);
             for part in 0..2 {
                 let mut v = [nibble; 4];
                 for i in 0..4 {
