@@ -82,6 +82,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   float* heads = reinterpret_cast<float*>(own + 2 * ROW);     // [WARPS, DIM]
   __shared__ float maxima[WARPS][HEADS], totals[WARPS][HEADS];
   __shared__ float factors[HEADS][MAX_SPLITS];
+  __shared__ uint32_t own_head;  // where the token's own key and value go
   __shared__ bool is_last;
 
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
@@ -128,6 +129,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   uint16_t* k_tile = tiles + warp * 2 * TILE;
   uint16_t* v_tile = k_tile + TILE;
   uint32_t located = locate(from + warp * KEYS);
+  if (tid == 0) own_head = head_at(end - 1);
   fetch(k_tile, a.k_cache, located);
   ptx::end_copies();
   fetch(v_tile, a.v_cache, located);
@@ -196,7 +198,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
       for (int e = lane; e < dim; e += 32) numbers[e] = Number::from(x[e]);
     }
     if (!is_query) {
-      uint8_t* cached = (is_value ? a.v_cache : a.k_cache) + byte_of(head_at(end - 1));
+      uint8_t* cached = (is_value ? a.v_cache : a.k_cache) + byte_of(own_head);
       write_head<Stored>(cached, x, dim, lane);
       if (!Cache::AS_IS) {
         __syncwarp();
@@ -292,23 +294,28 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   __syncthreads();
   const size_t first_y = static_cast<size_t>(token) * n_heads + first_head;
 #pragma unroll 1
-  for (int i = tid; i < n_rows * dim; i += THREADS) {
-    const int r = i / dim, e = i - r * dim;
-    float most = -INFINITY, total = 0, y = 0;
+  for (int i = tid * 4; i < n_rows * DIM; i += THREADS * 4) {
+    const int r = i / DIM, e = i % DIM;
+    if (e >= dim) continue;
+    float most = -INFINITY, total = 0;
+    float4 y = {};
 #pragma unroll
     for (int w = 0; w < WARPS; w++) most = fmaxf(most, maxima[w][r]);
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
       const float f = weight_of(maxima[w][r], most);
+      const float4 out = *reinterpret_cast<const float4*>(outs + (w * HEADS + r) * OUT + e);
       total += totals[w][r] * f;
-      y += outs[(w * HEADS + r) * OUT + e] * f;
+      y.x += out.x * f, y.y += out.y * f, y.z += out.z * f, y.w += out.w * f;
     }
     if (n_used == 1) {
-      a.y[(first_y + r) * dim + e] = y / total;
+      const float inverse = 1.0f / total;
+      *reinterpret_cast<float4*>(a.y + (first_y + r) * dim + e) = float4{y.x * inverse, y.y * inverse, y.z * inverse, y.w * inverse};
       continue;
     }
     float* partial = a.partial + ((first_y + r) * a.n_splits + split) * (dim + 2);
-    partial[e] = y;
+    reinterpret_cast<float2*>(partial + e)[0] = float2{y.x, y.y};
+    reinterpret_cast<float2*>(partial + e)[1] = float2{y.z, y.w};
     if (e == 0) partial[dim] = most, partial[dim + 1] = total;
   }
   if (n_used > 1) {
@@ -345,19 +352,24 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
     }
     __syncthreads();
 #pragma unroll 1
-    for (int i = tid; i < n_rows * dim; i += THREADS) {
-      const int r = i / dim, e = i - r * dim;
+    for (int i = tid * 2; i < n_rows * DIM; i += THREADS * 2) {
+      const int r = i / DIM, e = i % DIM;
+      if (e >= dim) continue;
       const float* row = partial + r * a.n_splits * (dim + 2) + e;
-      float y = 0;
+      float2 y = {};
 #pragma unroll 8
-      for (int s = 0; s < n_used; s++) y += __ldcg(row + s * (dim + 2)) * factors[r][s];
-      a.y[(first_y + r) * dim + e] = y / totals[0][r];
+      for (int s = 0; s < n_used; s++) {
+        const float2 part = __ldcg(reinterpret_cast<const float2*>(row + s * (dim + 2)));
+        y.x += part.x * factors[r][s], y.y += part.y * factors[r][s];
+      }
+      const float inverse = 1.0f / totals[0][r];
+      *reinterpret_cast<float2*>(a.y + (first_y + r) * dim + e) = float2{y.x * inverse, y.y * inverse};
     }
   }
 }
 
 #define DECODE_ATTENTION(T, CACHE, NUMBER, DIM, THREADS) \
-  KERNEL(decode_attention_##T##_##DIM, DecodeAttentionArgs, THREADS) { decode_attention<T, CACHE, NUMBER, DIM>(a); }
+  KERNEL_2(decode_attention_##T##_##DIM, DecodeAttentionArgs, THREADS) { decode_attention<T, CACHE, NUMBER, DIM>(a); }
 #define DECODE_ATTENTIONS(T, CACHE, NUMBER)                                                         \
   DECODE_ATTENTION(T, CACHE, NUMBER, 64, 256) DECODE_ATTENTION(T, CACHE, NUMBER, 128, 256) \
   DECODE_ATTENTION(T, CACHE, NUMBER, 256, 128)
