@@ -43,28 +43,6 @@ DEVICE float warp_max(float x) {
   return x;
 }
 
-// Sums of N numbers of each lane over WIDTH neighbouring lanes, both powers of two. Lane l of these gets the sum of number
-// l / (WIDTH / N).
-template <int N, int WIDTH>
-DEVICE float sums_over(const float (&v)[N], int lane) {
-  if constexpr (N == 1) {
-    float sum = v[0];
-#pragma unroll
-    for (int d = WIDTH / 2; d; d >>= 1) sum += __shfl_xor_sync(ALL_LANES, sum, d);
-    return sum;
-  } else {
-    // Each half of the lanes goes on with half of the numbers.
-    const bool upper = lane & WIDTH / 2;
-    float half[N / 2];
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-      const float give = upper ? v[i] : v[N / 2 + i], keep = upper ? v[N / 2 + i] : v[i];
-      half[i] = keep + __shfl_xor_sync(ALL_LANES, give, WIDTH / 2);
-    }
-    return sums_over<N / 2, WIDTH / 2>(half, lane);
-  }
-}
-
 // Sum over a block of whole warps; every thread gets it. `scratch`: one float per warp, free again after the next barrier.
 DEVICE float block_sum(float x, float* scratch) {
   x = warp_sum(x);
@@ -84,4 +62,4 @@ DEVICE float f16_at(const uint8_t* p) { return ptx::f16_to_f32(static_cast<uint1
 // A product and sums that stay separate roundings, as the scalar code has them; the compiler may not fuse these.
 DEVICE float mul_then_add(float a, float b, float c) { return __fadd_rn(__fmul_rn(a, b), c); }
 
-DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }

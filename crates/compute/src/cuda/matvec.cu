@@ -21,6 +21,8 @@ constexpr int RING = 92 << 10;
 constexpr int RING = 60 << 10;
 #endif
 constexpr int MAX_STAGES = 6;
+// Copies go faster to multiples of this.
+constexpr int LINE = 128;
 
 enum Layout : uint32_t { LAYOUT_F16, LAYOUT_BF16, LAYOUT_Q4_0, LAYOUT_Q8_0, LAYOUT_Q4_K, LAYOUT_Q5_K, LAYOUT_Q6_K };
 enum Epilogue : uint32_t { STORE, ADD, GATE };
@@ -227,9 +229,9 @@ DEVICE auto activations(const XPiece* pieces, const float* floats, int j, int gr
   }
 }
 
-// What is in shared memory whatever the kind of weights.
+// What is in shared memory whatever the kind of weights. What follows, the ring, begins on a line too.
 template <int WARPS>
-struct Common {
+struct __align__(LINE) Common {
   uint64_t barriers[WARPS][MAX_STAGES];
   // A warp's share of the sum of squares of each row of x.
   float squares[MAX_ROWS][WARPS];
@@ -239,8 +241,8 @@ struct Common {
 template <class P, int THREADS, bool ONE>
 DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int n_rows, bool gate, unsigned char* shared,
                      Common<THREADS / 32>& common) {
-  constexpr int WARPS = THREADS / 32, BYTES = P::bytes(GROUP);
-  constexpr int ROWS = 2 * WARPS * P::ROWS * BYTES <= RING ? P::ROWS : 1, STAGE = ROWS * BYTES;
+  constexpr int WARPS = THREADS / 32, BYTES = P::bytes(GROUP), SLOT = ceil_div(BYTES, LINE) * LINE;
+  constexpr int ROWS = 2 * WARPS * P::ROWS * SLOT <= RING ? P::ROWS : 1, STAGE = ROWS * SLOT;
   constexpr int FIT = RING / (WARPS * STAGE), STAGES = FIT > MAX_STAGES ? MAX_STAGES : FIT;
   static_assert(STAGES >= 1, "the ring is too small");
   const int n = a.n_in, lane = threadIdx.x % 32, warp = __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), m = ONE ? 1 : a.m;
@@ -275,7 +277,7 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
       if (ROWS == 1 && gate && ahead_row >= n_own / 2) r += other - n_own / 2 * row_bytes;
       ptx::copy_bytes(ring + stage * STAGE, r, bytes, barrier + stage, copier);
       if (ROWS == 2) {
-        ptx::copy_bytes(ring + stage * STAGE + BYTES, gate || ahead_row + n_own < n_rows ? r + other : r, bytes, barrier + stage, copier);
+        ptx::copy_bytes(ring + stage * STAGE + SLOT, gate || ahead_row + n_own < n_rows ? r + other : r, bytes, barrier + stage, copier);
       }
       ptx::copies_are_begun(barrier + stage);
     }
@@ -293,11 +295,13 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
 #pragma unroll 1
     for (int k = threadIdx.x * 8; k < n; k += THREADS * 8) ptx::prefetch(a.norm_weight + k);
   }
+  // What will be added to the thread's first sum.
+  float addend = 0;
+  if (a.bias && threadIdx.x < n_y * m) addend = a.bias[part.first_out + first + (ONE ? threadIdx.x : threadIdx.x % n_y)];
   ptx::wait_for_previous_kernel();
-  // What the sums will be added to.
-  float before = 0;
   if (a.epilogue == ADD && threadIdx.x < n_y * m) {
-    before = __ldcg(a.y + static_cast<size_t>(threadIdx.x / n_y) * a.y_stride + part.first_out + first + threadIdx.x % n_y);
+    const int row = ONE ? threadIdx.x : threadIdx.x % n_y, j = ONE ? 0 : threadIdx.x / n_y;
+    addend += __ldcg(a.y + static_cast<size_t>(j) * a.y_stride + part.first_out + first + row);
   }
   prepare<THREADS>(a, m, pieces, floats, !P::PACKED ? Form::FLOATS : P::PAIRS_OF_SUMS ? Form::PAIRS_OF_SUMS : Form::SUMS,
                    [&](int j, float share) {
@@ -308,6 +312,11 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
 
   int stage = 0;
   uint32_t parity = 0;
+  // When the lanes' sums meet, each has had in hand what it took, and not only asked for it, before the next copy overwrites it.
+  const auto give_back = [&] {
+    fetch_stage(stage);
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  };
 #pragma unroll 1
   for (int unit = begin, group = first_group; unit < end; group++) {
     const int size = group + 1 == n_groups ? last_size : GROUP, length = P::PACKED ? size : min(n - group * 1024, 1024);
@@ -319,23 +328,28 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
       ptx::wait_for_phase(barrier + stage, parity);
       typename P::Piece p[ROWS];
 #pragma unroll
-      for (int i = 0; i < ROWS; i++) P::take(p[i], ring + stage * STAGE + i * BYTES, length, P::PACKED ? min(lane, size - 1) : lane);
+      for (int i = 0; i < ROWS; i++) P::take(p[i], ring + stage * STAGE + i * SLOT, length, P::PACKED ? min(lane, size - 1) : lane);
 #pragma unroll 1
       for (int j = 0; j < m; j++) {
         if (!ONE && j > 0) x = activations<P>(pieces, floats, j, group, size, lane, n);
         float sum[ROWS];
 #pragma unroll
         for (int i = 0; i < ROWS; i++) sum[i] = P::dot(p[i], x);
-        const float s = sums_over<ROWS, 32>(sum, lane);
-        // Each half of the warp has one of two rows.
-        const int mine = row + (ROWS == 2 && lane >= 16 ? n_own : 0);
+        // Each half of the warp goes on with one of two rows.
+        const bool upper = ROWS == 2 && lane >= 16;
+        float s = upper ? sum[ROWS - 1] : sum[0];
+        s += __shfl_xor_sync(ALL_LANES, upper ? sum[0] : sum[ROWS - 1], 16);
+        if (ONE) give_back();
+#pragma unroll
+        for (int d = 8; d; d >>= 1) s += __shfl_xor_sync(ALL_LANES, s, d);
+        const int mine = row + (upper ? n_own : 0);
         if (lane % (32 / ROWS) == 0 && mine < n_rows) sums[(mine * n_groups + group) * m + j] = s;
         if (ONE) break;
       }
-      // The lanes' sums have met: each has had in hand what it took, and not only asked for it, before the next copy overwrites it.
-      fetch_stage(stage);
-      if (++stage == STAGES) stage = 0, parity ^= 1;
-      if (!ONE) x = activations<P>(pieces, floats, 0, group, size, lane, n);
+      if (!ONE) {
+        give_back();
+        x = activations<P>(pieces, floats, 0, group, size, lane, n);
+      }
     }
   }
   __syncthreads();
@@ -365,8 +379,11 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
       sum = activate(a.activation, sum) * (total(n_y + row, j) * factor);
     } else {
       out += part.first_out;
-      if (a.bias) sum += a.bias[out];
-      if (a.epilogue == ADD) sum += i < THREADS ? before : __ldcg(y + out);
+      if (i >= THREADS) {
+        addend = a.bias ? a.bias[out] : 0.0f;
+        if (a.epilogue == ADD) addend += __ldcg(y + out);
+      }
+      sum += addend;
     }
     y[out] = sum;
   }
