@@ -237,6 +237,9 @@ inline void expect_bytes(uint64_t*, int, uint32_t) {}
 inline void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t*, int lane) {
   if (lane == 0) memcpy(to, from, bytes);
 }
+inline void copy_bytes_once(void* to, const void* from, uint32_t bytes, uint64_t* barrier, int lane) {
+  copy_bytes(to, from, bytes, barrier, lane);
+}
 inline void copies_are_begun(uint64_t* barrier) { count(barrier, static_cast<int>(emulation::lane())); }
 inline void wait_for_phase(uint64_t* barrier, uint32_t parity) { wait_for_count(barrier, parity); }
 inline void give_to_copies() {}

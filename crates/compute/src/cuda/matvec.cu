@@ -275,9 +275,10 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
       ptx::expect_bytes(barrier + stage, copier, ROWS * bytes);
       const uint8_t* r = from;
       if (ROWS == 1 && gate && ahead_row >= n_own / 2) r += other - n_own / 2 * row_bytes;
-      ptx::copy_bytes(ring + stage * STAGE, r, bytes, barrier + stage, copier);
+      ptx::copy_bytes_once(ring + stage * STAGE, r, bytes, barrier + stage, copier);
       if (ROWS == 2) {
-        ptx::copy_bytes(ring + stage * STAGE + SLOT, gate || ahead_row + n_own < n_rows ? r + other : r, bytes, barrier + stage, copier);
+        const uint8_t* second = gate || ahead_row + n_own < n_rows ? r + other : r;
+        ptx::copy_bytes_once(ring + stage * STAGE + SLOT, second, bytes, barrier + stage, copier);
       }
       ptx::copies_are_begun(barrier + stage);
     }

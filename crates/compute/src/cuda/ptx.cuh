@@ -132,6 +132,21 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t 
 #endif
 }
 
+// The same of what nothing reads again soon: it may leave the second-level cache before all else there, such as instructions.
+__device__ __forceinline__ void copy_bytes_once(void* to, const void* from, uint32_t bytes, uint64_t* barrier, int lane) {
+#if __CUDA_ARCH__ >= 900
+  if (lane == 0) {
+    // As `createpolicy.fractional.L2::evict_first` makes it.
+    constexpr uint64_t EVICT_FIRST = 0x12f0000000000000;
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                 ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(EVICT_FIRST)
+                 : "memory");
+  }
+#else
+  copy_bytes(to, from, bytes, barrier, lane);
+#endif
+}
+
 // After the last copy of a phase.
 __device__ __forceinline__ void copies_are_begun(uint64_t* barrier) {
 #if __CUDA_ARCH__ < 900
