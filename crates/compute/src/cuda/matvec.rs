@@ -14,8 +14,8 @@ const MAX_PASSES: usize = 2;
 fn ring(cuda: &Cuda) -> usize {
     if cuda.driver.is_hopper() { 92 << 10 } else { 60 << 10 }
 }
-/// Bytes of weights per block from which more threads are faster, if a row has several groups.
-const LARGE: usize = 64 << 10;
+/// Numbers in a packed group.
+const GROUP: usize = 2048;
 /// Parts that the kernel takes.
 const MAX_PARTS: usize = 4;
 /// Bytes of 64 activations as integers.
@@ -179,11 +179,11 @@ fn finish(
         let rows =
             (cuda.kernels.matvec_shared.saturating_sub(ring(cuda)) / per_row.max(1)).min(m).min(MAX_ROWS);
         if rows == m.min(MAX_ROWS) || (rows > 0 && 4 * max_sums <= x_bytes) {
-            let total = if gate { 2 * bytes[0] } else { bytes.iter().sum() };
             return Some(Plan {
                 parts,
                 n_blocks,
-                is_large: n_groups > 1 && total >= LARGE * n_blocks,
+                // In a model all products choose alike, by its width: so they are one kernel, whose instructions stay near.
+                is_large: w.n_in.min(w.n_out) > GROUP,
                 n_in: w.n_in,
                 y_stride,
                 m,
