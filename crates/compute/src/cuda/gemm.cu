@@ -13,7 +13,7 @@ constexpr int STAGES = 4;
 DEVICE int place(int row, int chunk) { return row * STEP + (chunk ^ (row >> 1 & 3)) * 8; }
 
 template <class T, int ROWS, int OUTS>
-DEVICE void gemm(const GemmHalvesArgs& a) {
+DEVICE void gemm(const ProductArgs& a) {
   constexpr int WARP_ROWS = ROWS / 2, WARP_OUTS = OUTS / 4;
   constexpr int MI = WARP_ROWS / 16, NI = WARP_OUTS / 8;
   constexpr int LOADS = (ROWS + OUTS) * 4 / THREADS, STAGE = (ROWS + OUTS) * STEP;
@@ -28,18 +28,19 @@ DEVICE void gemm(const GemmHalvesArgs& a) {
 
   // What this thread copies in each step: one chunk of 16 bytes in each of LOADS rows. A warp's outputs are half gates and half
   // their ups, so that a thread gets both of a pair.
-  const uint16_t* sources[LOADS];
+  const uint16_t *x_at = reinterpret_cast<const uint16_t*>(a.x), *w_at = reinterpret_cast<const uint16_t*>(a.w);
+  const uint16_t *up_at = reinterpret_cast<const uint16_t*>(a.up), *sources[LOADS];
   const int chunk = tid % 4;
 #pragma unroll
   for (int i = 0; i < LOADS; i++) {
     const int row = (tid + i * THREADS) / 4;
     if (row < ROWS) {
-      sources[i] = first_row + row < m ? a.x + static_cast<size_t>(first_row + row) * k : nullptr;
+      sources[i] = first_row + row < m ? x_at + static_cast<size_t>(first_row + row) * k : nullptr;
     } else {
       const int o = row - ROWS, half = WARP_OUTS / 2;
       const bool is_up = gate && o % WARP_OUTS >= half;
       const int out = first_out + (gate ? o / WARP_OUTS * half + o % half : o);
-      sources[i] = out < n_out ? (is_up ? a.up : a.w) + static_cast<size_t>(out) * k : nullptr;
+      sources[i] = out < n_out ? (is_up ? up_at : w_at) + static_cast<size_t>(out) * k : nullptr;
     }
   }
   const int n_steps = ceil_div(k, STEP);
@@ -51,7 +52,7 @@ DEVICE void gemm(const GemmHalvesArgs& a) {
 #pragma unroll
     for (int i = 0; i < LOADS; i++) {
       const bool there = sources[i] && at < k;
-      ptx::copy16_later(stage + place((tid + i * THREADS) / 4, chunk), there ? sources[i] + at : a.x, there ? 16 : 0);
+      ptx::copy16_later(stage + place((tid + i * THREADS) / 4, chunk), there ? sources[i] + at : x_at, there ? 16 : 0);
     }
   };
 
@@ -115,6 +116,6 @@ DEVICE void gemm(const GemmHalvesArgs& a) {
 }
 
 #define GEMM(T, ROWS, OUTS) \
-  KERNEL(gemm_##T##_##ROWS##x##OUTS, GemmHalvesArgs, THREADS) { gemm<T, ROWS, OUTS>(a); }
+  KERNEL(gemm_##T##_##ROWS##x##OUTS, ProductArgs, THREADS) { gemm<T, ROWS, OUTS>(a); }
 GEMM(Half, 128, 256) GEMM(Half, 128, 128) GEMM(Half, 64, 128)
 GEMM(Bfloat, 128, 256) GEMM(Bfloat, 128, 128) GEMM(Bfloat, 64, 128)

@@ -1,8 +1,9 @@
 //! Launches of products of many rows of activations on the tensor cores.
 //!
-//! Both operands have 16 bits: BF16 where the weights are, and half precision for all others, which keeps 11 bits of what a
-//! quantized weight stands for, eight times finer than BF16; rows of activations in half precision have a power of two each. Weights
-//! are decoded in slabs, or read where they are if they lie as the kernel wants them.
+//! Both operands are of one kind. Hopper multiplies packed weights in 8 bits, with a scale for each 256 columns of a row on both sides.
+//! Else they have 16: BF16 where the weights are, and half precision for all others, which keeps 11 bits of what a quantized weight
+//! stands for, eight times finer than BF16; rows of activations in half precision have a power of two each. Weights are decoded in slabs,
+//! or read where they are if they lie as the kernel wants them.
 
 use super::Cuda;
 use super::driver::{DevicePtr, Driver, Function};
@@ -17,11 +18,32 @@ fn slab_len(driver: &dyn Driver) -> usize {
     if driver.is_hopper() { 124 << 20 } else { 60 << 20 }
 }
 
-/// The 16-bit types that are multiplied.
+/// The types that are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Half {
+pub(super) enum Number {
     F16,
     BF16,
+    Int8,
+}
+
+impl Number {
+    pub(super) const ALL: [Self; 3] = [Self::F16, Self::BF16, Self::Int8];
+
+    /// As kernels' names have it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "Half",
+            Self::BF16 => "Bfloat",
+            Self::Int8 => "Int8",
+        }
+    }
+
+    const fn bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::BF16 => 2,
+            Self::Int8 => 1,
+        }
+    }
 }
 
 /// What a block computes, and with which instructions.
@@ -43,8 +65,12 @@ pub(super) const TILES: [Tile; 6] = [
     Tile { rows: 128, outs: 128, hopper: true },
 ];
 
-/// How fast the blocks of each tile are on an H200, once they fill it: blocks of a multiprocessor, and TFLOP/s.
-const SPEEDS: [(usize, f64); 6] = [(1, 290.0), (2, 310.0), (2, 250.0), (1, 700.0), (1, 685.0), (1, 665.0)];
+/// How fast the blocks of each tile are on an H200, once they fill it: blocks of a multiprocessor, and TFLOP/s with 16 bits and with 8.
+#[rustfmt::skip]
+const SPEEDS: [(usize, f64, Option<f64>); 6] = [
+    (1, 290.0, None), (2, 310.0, None), (2, 250.0, None),
+    (1, 700.0, Some(1200.0)), (1, 685.0, Some(1110.0)), (1, 665.0, Some(1090.0)),
+];
 
 impl Tile {
     /// Four stages of 32 elements of each row, or as many stages of 64 as fit 200 KiB, from a multiple of 1024 bytes on.
@@ -69,13 +95,17 @@ impl Tile {
         }
     }
 
-    /// Name of the kernel for a type.
-    pub(super) fn kernel(self, half: Half) -> String {
-        let half = match half {
-            Half::F16 => "Half",
-            Half::BF16 => "Bfloat",
-        };
-        format!("gemm_{}{half}_{}x{}", if self.hopper { "hopper_" } else { "" }, self.rows, self.outs)
+    /// Name of the kernel for a type, where there is one.
+    pub(super) fn kernel(self, number: Number) -> Option<String> {
+        self.speed(number)?;
+        let hopper = if self.hopper { "hopper_" } else { "" };
+        Some(format!("gemm_{hopper}{}_{}x{}", number.name(), self.rows, self.outs))
+    }
+
+    /// Blocks of a multiprocessor, and TFLOP/s.
+    fn speed(self, number: Number) -> Option<(usize, f64)> {
+        let (blocks, of_halves, of_bytes) = SPEEDS[TILES.iter().position(|&t| t == self)?];
+        Some((blocks, if number == Number::Int8 { of_bytes? } else { of_halves }))
     }
 }
 
@@ -97,13 +127,18 @@ struct ActivationArgs {
 #[repr(C)]
 struct WeightArgs {
     y: DevicePtr,
+    scales: DevicePtr,
     w: DevicePtr,
     codebook: DevicePtr,
     row_bytes: u64,
     n: u32,
     n_rows: u32,
     first_row: u32,
+    n_from: u32,
 }
+
+/// Rows of weights that a block converts to 8 bits; operands.cu has the same number.
+const BYTE_ROWS: usize = 1;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -112,7 +147,9 @@ struct Args {
     x: DevicePtr,
     x_scales: DevicePtr,
     w: DevicePtr,
+    w_scales: DevicePtr,
     up: DevicePtr,
+    up_scales: DevicePtr,
     bias: DevicePtr,
     k: u32,
     n_out: u32,
@@ -124,11 +161,16 @@ struct Args {
     w_rows: u32,
 }
 
-/// Activations as the kernel reads them.
+/// Activations or weights as the kernel reads them.
 #[derive(Clone, Copy)]
-struct Rows {
-    x: DevicePtr,
+struct Operand {
+    numbers: DevicePtr,
+    /// Of rows in half precision, or of tiles of 8 bits; else null.
     scales: DevicePtr,
+}
+
+impl Operand {
+    const NONE: Self = Self { numbers: DevicePtr::NULL, scales: DevicePtr::NULL };
 }
 
 /// Whether these kernels multiply with such a matrix. F32 weights have no place in 16 bits.
@@ -152,10 +194,6 @@ impl<'a> Span<'a> {
     /// `len` of its outputs from `first` on.
     fn part(self, first: usize, len: usize) -> Self {
         Self { first: self.first + first, len, ..self }
-    }
-
-    fn kind(self) -> Half {
-        kind(&self.parts[0])
     }
 
     fn is_in_place(self, n_in: usize) -> bool {
@@ -190,33 +228,37 @@ pub(super) fn matmul(
         assert_eq!(norm.weight.len(), w.n_in);
         assert!(norm.bias.as_ref().is_none_or(|b| b.len() == w.n_in), "a bias for {} elements", w.n_in);
     }
-    let mut rows = [[None; 2]; 2];
+    let mut rows = [[None; 2]; Number::ALL.len()];
     let mut product = |span: Span<'_>, up: Option<Span<'_>>, y: DevicePtr, bias: DevicePtr, y_stride| {
-        let half = span.kind();
+        let number = number(cuda, &span.parts[0]);
         let in_place = span.is_in_place(w.n_in) && up.is_none_or(|u| u.is_in_place(w.n_in));
         let n_outs = |n: usize| if up.is_some() { 2 * n } else { n };
-        let tile = choose_tile(&*cuda.driver, m, n_outs(span.len), in_place);
+        let tile = choose_tile(&*cuda.driver, number, m, n_outs(span.len), in_place);
         let layout = if tile.hopper { Places::Tiled } else { Places::Rows };
-        let Rows { x, scales } = match rows[half as usize][layout as usize] {
+        let x = match rows[number as usize][layout as usize] {
             Some(rows) => rows,
-            None => *rows[half as usize][layout as usize]
-                .insert(activations(cuda, half, layout, x, norm, m, w.n_in)?),
+            None => *rows[number as usize][layout as usize]
+                .insert(activations(cuda, number, layout, x, norm, m, w.n_in)?),
         };
         let per_slab = (slab_len(&*cuda.driver) / n_outs(w.n_in)).next_multiple_of(128);
         let step = if in_place && layout == Places::Rows { span.len } else { per_slab.min(span.len) };
         for first in (0..span.len).step_by(step.max(1)) {
             let n = step.min(span.len - first);
+            let slab = weights(cuda, &SLABS[0], number, layout, span.part(first, n), w.n_in)?;
+            let up_slab = match up {
+                Some(up) => weights(cuda, &SLABS[1], number, layout, up.part(first, n), w.n_in)?,
+                None => Operand::NONE,
+            };
             let args = Args {
                 y: y.offset(4 * first),
-                x,
-                x_scales: scales,
-                w: weights(cuda, "a slab of halves", layout, span.part(first, n), w.n_in)?,
-                up: match up {
-                    Some(up) => weights(cuda, "another slab of halves", layout, up.part(first, n), w.n_in)?,
-                    None => DevicePtr::NULL,
-                },
+                x: x.numbers,
+                x_scales: x.scales,
+                w: slab.numbers,
+                w_scales: slab.scales,
+                up: up_slab.numbers,
+                up_scales: up_slab.scales,
                 bias: if bias == DevicePtr::NULL { bias } else { bias.offset(4 * first) },
-                k: layout.padded(w.n_in) as u32,
+                k: layout.padded(number, w.n_in) as u32,
                 n_out: n as u32,
                 m: m as u32,
                 y_stride,
@@ -230,7 +272,7 @@ pub(super) fn matmul(
             };
             let outs = if up.is_some() { tile.outs / 2 } else { tile.outs };
             let blocks = tile.blocks(&*cuda.driver, m.div_ceil(tile.rows), n.div_ceil(outs));
-            let f = cuda.kernels.of_tile(half, tile);
+            let f = cuda.kernels.of_tile(number, tile);
             // SAFETY: x and the weights are padded rows of k elements, of which there are m and n; y and the bias as the callers
             // checked.
             unsafe { cuda.launch_shared(f, blocks, tile.threads(), tile.shared_bytes(), &args)? };
@@ -247,7 +289,8 @@ pub(super) fn matmul(
     let mut left = &w.parts[..];
     while let Some(part) = left.first() {
         let in_place = |p: &Part| !tiles && is_in_place(p, w.n_in);
-        let alike = left.iter().take_while(|p| kind(p) == kind(part) && !in_place(p)).count().max(1);
+        let alike =
+            left.iter().take_while(|p| number(cuda, p) == number(cuda, part) && !in_place(p)).count().max(1);
         let span = Span::all(&left[..alike]);
         left = &left[alike..];
         let bias = bias.map_or(DevicePtr::NULL, |b| b.ptr().offset(4 * part.first_out));
@@ -257,10 +300,10 @@ pub(super) fn matmul(
 }
 
 /// Whether the first half of a matrix's outputs can be the gate of the second in one launch.
-pub(super) fn can_gate(w: &Matrix) -> bool {
+pub(super) fn can_gate(cuda: &Cuda, w: &Matrix) -> bool {
     match &w.parts[..] {
         [both] => both.n_out.is_multiple_of(2),
-        [gate, up] => gate.n_out == up.n_out && kind(gate) == kind(up),
+        [gate, up] => gate.n_out == up.n_out && number(cuda, gate) == number(cuda, up),
         _ => false,
     }
 }
@@ -274,41 +317,48 @@ fn pays_to_tile(driver: &dyn Driver, m: usize) -> bool {
 }
 
 /// The tile whose blocks are done first: full waves of fast blocks.
-fn choose_tile(driver: &dyn Driver, m: usize, n_out: usize, in_place: bool) -> Tile {
+fn choose_tile(driver: &dyn Driver, number: Number, m: usize, n_out: usize, in_place: bool) -> Tile {
     let tiled = driver.is_hopper() && (!in_place || pays_to_tile(driver, m));
-    let time = |i: usize| {
-        let (tile, (resident, speed)) = (TILES[i], SPEEDS[i]);
+    let time = |tile: Tile| {
+        let (resident, speed) = tile.speed(number)?;
         let blocks = m.div_ceil(tile.rows) * n_out.div_ceil(tile.outs);
         let waves = blocks.div_ceil(driver.n_multiprocessors() as usize * resident);
-        (waves * resident * tile.rows * tile.outs) as f64 / speed
+        Some((waves * resident * tile.rows * tile.outs) as f64 / speed)
     };
-    let there = (0..TILES.len()).filter(|&i| !TILES[i].hopper || tiled);
-    let best = there.min_by(|&a, &b| time(a).total_cmp(&time(b)));
-    TILES[best.expect("some tiles are for every GPU")]
+    let there = TILES.into_iter().filter(|t| !t.hopper || tiled).filter_map(|t| Some((t, time(t)?)));
+    let best = there.min_by(|a, b| a.1.total_cmp(&b.1));
+    best.expect("each kind of numbers has tiles").0
 }
 
-fn kind(part: &Part) -> Half {
-    match part.dtype {
-        DType::BF16 => Half::BF16,
-        _ => Half::F16,
+/// What the weights of a part become.
+fn number(cuda: &Cuda, part: &Part) -> Number {
+    match (part.dtype, part.layout) {
+        (DType::BF16, _) => Number::BF16,
+        (_, Layout::Packed) if cuda.driver.is_hopper() => Number::Int8,
+        _ => Number::F16,
     }
 }
 
-/// How operands of 16 bits lie in memory.
+/// How operands lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Places {
     /// Row after row.
     Rows,
-    /// As Hopper's tensor cores read them, 64 columns of all rows after each other.
+    /// As Hopper's tensor cores read them, 128 bytes of all rows after each other.
     Tiled,
 }
 
+/// Bytes of a row in a tile.
+const LINE: usize = 128;
+/// Columns that share a scale of 8 bits.
+const SCALED: usize = 256;
+
 impl Places {
     /// Elements of a row with its padding.
-    fn padded(self, n: usize) -> usize {
+    fn padded(self, number: Number, n: usize) -> usize {
         match self {
             Self::Rows => n.next_multiple_of(8),
-            Self::Tiled => n.next_multiple_of(64),
+            Self::Tiled => n.next_multiple_of(if number == Number::Int8 { SCALED } else { LINE / 2 }),
         }
     }
 
@@ -321,11 +371,16 @@ impl Places {
     }
 
     /// Bytes of `n_rows` rows, and of what a kernel reads past the last and does not use.
-    fn bytes(self, n_rows: usize, n: usize) -> usize {
+    fn bytes(self, number: Number, n_rows: usize, n: usize) -> usize {
         match self {
-            Self::Rows => 2 * n_rows * self.padded(n),
-            Self::Tiled => 2 * (self.rows(n_rows) * self.padded(n) + 256 * 64),
+            Self::Rows => number.bytes() * n_rows * self.padded(number, n),
+            Self::Tiled => number.bytes() * self.rows(n_rows) * self.padded(number, n) + 256 * LINE,
         }
+    }
+
+    /// The same of the scales of tiles of 8 bits.
+    fn scale_bytes(self, n_rows: usize, n: usize) -> usize {
+        4 * (self.rows(n_rows) * n.div_ceil(SCALED) + 256)
     }
 }
 
@@ -336,25 +391,32 @@ fn is_in_place(part: &Part, n_in: usize) -> bool {
 
 fn activations(
     cuda: &Cuda,
-    half: Half,
+    number: Number,
     layout: Places,
     x: DevicePtr,
     norm: Option<&Norm<Cuda>>,
     m: usize,
     n: usize,
-) -> Result<Rows> {
-    let purpose = match (half, layout) {
-        (Half::F16, Places::Rows) => "activations in half precision",
-        (Half::F16, Places::Tiled) => "activations in half precision, tiled",
-        (Half::BF16, Places::Rows) => "activations in BF16",
-        (Half::BF16, Places::Tiled) => "activations in BF16, tiled",
+) -> Result<Operand> {
+    let purpose = match (number, layout) {
+        (Number::F16, Places::Rows) => "activations in half precision",
+        (Number::F16, Places::Tiled) => "activations in half precision, tiled",
+        (Number::BF16, Places::Rows) => "activations in BF16",
+        (Number::BF16, Places::Tiled) => "activations in BF16, tiled",
+        (Number::Int8, _) => "activations in 8 bits",
     };
-    let y = cuda.scratch.get(&cuda.driver, purpose, layout.bytes(m, n))?;
-    let scales = match half {
-        Half::F16 => cuda.scratch.get(&cuda.driver, "factors of activations", 4 * m)?,
-        Half::BF16 => DevicePtr::NULL,
+    let y = cuda.scratch.get(&cuda.driver, purpose, layout.bytes(number, m, n))?;
+    let scales = match number {
+        Number::F16 => cuda.scratch.get(&cuda.driver, "factors of activations", 4 * m)?,
+        Number::BF16 => DevicePtr::NULL,
+        Number::Int8 => cuda.scratch.get(&cuda.driver, "scales of activations", layout.scale_bytes(m, n))?,
     };
-    let f = cuda.kernels.of_activations(half, n);
+    let (f, blocks) = match (number, norm) {
+        (Number::Int8, None) => {
+            (cuda.kernels.activation_bytes, [m, layout.padded(number, n).div_ceil(2048), 1])
+        }
+        _ => (cuda.kernels.of_activations(number, n), [m, 1, 1]),
+    };
     let args = ActivationArgs {
         y,
         scales,
@@ -366,42 +428,58 @@ fn activations(
         layer: u32::from(norm.is_some_and(|n| n.kind == NormKind::Layer)),
         eps: norm.map_or(0.0, |n| n.eps),
     };
-    // SAFETY: x has m rows of n floats, and the scratch memory room for as many of padded halves.
-    unsafe { cuda.launch(f, [m, 1, 1], 256, &args)? };
-    Ok(Rows { x: y, scales })
+    // SAFETY: x has m rows of n floats, and the scratch memory room for as many of padded numbers and their scales.
+    unsafe { cuda.launch(f, blocks, 256, &args)? };
+    Ok(Operand { numbers: y, scales })
 }
 
-/// Where rows of weights are in 16 bits, after they were decoded if need be.
+/// Scratch memory for decoded weights and their scales, of which a gate's product wants two.
+const SLABS: [[&str; 2]; 2] = [
+    ["a slab of weights for tensor cores", "its scales"],
+    ["a slab of ups for tensor cores", "scales of ups"],
+];
+
+/// Rows of weights as the kernel reads them, after they were decoded if need be.
 fn weights(
     cuda: &Cuda,
-    slab: &'static str,
+    [slab, scales]: &[&'static str; 2],
+    number: Number,
     layout: Places,
     span: Span<'_>,
     n_in: usize,
-) -> Result<DevicePtr> {
+) -> Result<Operand> {
     if let (Places::Rows, Some((part, first, len, _))) = (layout, span.pieces().next())
         && len == span.len
         && is_in_place(part, n_in)
     {
-        return Ok(part.weights.ptr().offset(first * part.row_bytes));
+        let numbers = part.weights.ptr().offset(first * part.row_bytes);
+        return Ok(Operand { numbers, scales: DevicePtr::NULL });
     }
-    let y = cuda.scratch.get(&cuda.driver, slab, layout.bytes(span.len, n_in))?;
+    let y = cuda.scratch.get(&cuda.driver, slab, layout.bytes(number, span.len, n_in))?;
+    let scales = match number {
+        Number::F16 | Number::BF16 => DevicePtr::NULL,
+        Number::Int8 => cuda.scratch.get(&cuda.driver, scales, layout.scale_bytes(span.len, n_in))?,
+    };
     for (part, first, len, to) in span.pieces() {
         let args = WeightArgs {
             y,
+            scales,
             w: part.weights.ptr().offset(first * part.row_bytes),
             codebook: part.codebook,
             row_bytes: part.row_bytes as u64,
             n: n_in as u32,
             n_rows: layout.rows(span.len) as u32,
             first_row: to as u32,
+            n_from: len as u32,
         };
-        let (f, per_block): (Function, usize) = match part.layout {
-            Layout::Blocks => (cuda.kernels.of_type(part.dtype).halves, 1024),
-            Layout::Packed => (cuda.kernels.of_packed(part.dtype).halves, 2048),
+        let (f, rows, columns): (Function, usize, usize) = match (part.layout, number) {
+            (Layout::Blocks, _) => (cuda.kernels.of_type(part.dtype).halves, 1, 1024),
+            (Layout::Packed, Number::Int8) => (cuda.kernels.of_packed(part.dtype).bytes, BYTE_ROWS, 4096),
+            (Layout::Packed, _) => (cuda.kernels.of_packed(part.dtype).halves, 1, 2048),
         };
+        let blocks = [len.div_ceil(rows), layout.padded(number, n_in).div_ceil(columns), 1];
         // SAFETY: the part has these rows, and the slab room for them where they go.
-        unsafe { cuda.launch(f, [len, layout.padded(n_in).div_ceil(per_block), 1], 128, &args)? };
+        unsafe { cuda.launch(f, blocks, 128, &args)? };
     }
-    Ok(y)
+    Ok(Operand { numbers: y, scales })
 }

@@ -1,7 +1,7 @@
 //! The compiled kernels and where each one is.
 
 use super::driver::{Driver, Function, Image};
-use super::gemm::{Half, TILES, Tile};
+use super::gemm::{Number, TILES, Tile};
 use super::prefill_attention::{Block, ON_TENSOR_CORES};
 use super::skinny::SHAPES;
 use crate::quant::QUANTS;
@@ -17,8 +17,8 @@ macro_rules! images {
     )*};
 }
 images!(
-    attention decode_attention dequantize elementwise few gemm gemm_hopper halves matmul matvec moe norm prefill_attention
-    prefill_attention_hopper ranks repack rope sample skinny
+    attention decode_attention dequantize elementwise few gemm gemm_hopper matmul matvec moe norm operands
+    prefill_attention prefill_attention_hopper ranks repack rope sample skinny
 );
 
 /// Static shared memory of the fused products, at most.
@@ -71,12 +71,14 @@ pub(super) struct Kernels {
     pub(super) sample_edit: Function,
     pub(super) sample_weigh: Function,
     pub(super) sample_choose: Function,
-    /// To 16 bits, of half precision and of BF16: of rows of up to 4,096 elements, up to 16,384, and longer ones.
-    activations: [[Function; 3]; 2],
+    /// To numbers that tensor cores multiply, in the order of [`Number::ALL`]: of rows of up to 4,096 elements, up to 16,384, and longer ones.
+    activations: [[Function; 3]; Number::ALL.len()],
+    /// To 8 bits where no norm comes before.
+    pub(super) activation_bytes: Function,
     /// Where the GPU can run them.
     pub(super) skinny: Option<SkinnyKernels>,
-    /// In the order of [`TILES`], of half precision and of BF16; those that the GPU can run.
-    by_tile: Vec<Option<[Function; 2]>>,
+    /// In the order of [`TILES`] and [`Number::ALL`]; those that the GPU can run.
+    by_tile: Vec<[Option<Function>; Number::ALL.len()]>,
     /// In the order of [`PACKED`].
     by_packed: Vec<PackedKernels>,
     /// Indexed by element type.
@@ -96,8 +98,9 @@ pub(super) struct SkinnyKernels {
 #[derive(Clone, Copy)]
 pub(super) struct PackedKernels {
     pub(super) repack: Function,
-    /// To slabs for tensor cores.
+    /// To slabs for tensor cores, of 16 bits and of 8.
     pub(super) halves: Function,
+    pub(super) bytes: Function,
     pub(super) dequantize: Function,
     pub(super) gemv_8: Function,
 }
@@ -131,7 +134,7 @@ impl Kernels {
         let few_shared = driver.max_shared_bytes() - FEW_STATIC;
         let by_type = QUANTS.iter().map(|s| {
             Ok(TypeKernels {
-                halves: f(&halves, &format!("weights_{}", s.name))?,
+                halves: f(&operands, &format!("weights_{}", s.name))?,
                 dequantize: f(&dequantize, &format!("dequantize_{}", s.name))?,
                 gemv_1: f(&matmul, &format!("gemv_1_{}", s.name))?,
                 gemv_8: f(&matmul, &format!("gemv_8_{}", s.name))?,
@@ -139,7 +142,8 @@ impl Kernels {
         });
         let by_packed = PACKED.iter().map(|t| {
             Ok(PackedKernels {
-                halves: f(&halves, &format!("weights_Packed_{t}"))?,
+                halves: f(&operands, &format!("weights_Packed_{t}"))?,
+                bytes: f(&operands, &format!("bytes_Packed_{t}"))?,
                 repack: f(&repack, &format!("repack_Packed_{t}"))?,
                 dequantize: f(&dequantize, &format!("dequantize_Packed_{t}"))?,
                 gemv_8: f(&matmul, &format!("gemv_8_Packed_{t}"))?,
@@ -170,18 +174,21 @@ impl Kernels {
                 prefill_attention: [prefill(*t, 0)?, prefill(*t, 1)?],
             })
         });
-        let activations = |half: &str| -> Result<_> {
-            let kernel = |longest: &str| f(&halves, &format!("activations_{half}{longest}"));
+        let activations = |number: Number| -> Result<_> {
+            let kernel = |longest: &str| f(&operands, &format!("activations_{}{longest}", number.name()));
             Ok([kernel("_4096")?, kernel("_16384")?, kernel("")?])
         };
         let by_tile = TILES.iter().map(|tile| {
             let image = match tile.hopper {
                 false => &gemm,
                 true if driver.is_hopper() => &gemm_hopper,
-                true => return Ok(None),
+                true => return Ok([None; Number::ALL.len()]),
             };
-            let kernel = |half| driver.function(image, &tile.kernel(half), tile.shared_bytes() as u32);
-            Ok(Some([kernel(Half::F16)?, kernel(Half::BF16)?]))
+            let kernel = |number| {
+                let name = tile.kernel(number);
+                name.map(|name| driver.function(image, &name, tile.shared_bytes() as u32)).transpose()
+            };
+            Ok([kernel(Number::F16)?, kernel(Number::BF16)?, kernel(Number::Int8)?])
         });
         let by_shape = SHAPES.iter().map(|shape| {
             driver.function(&skinny, &format!("skinny_{}", shape.rows), shape.shared_bytes as u32)
@@ -225,7 +232,8 @@ impl Kernels {
             sample_edit: f(&sample, "sample_edit")?,
             sample_weigh: f(&sample, "sample_weigh")?,
             sample_choose: f(&sample, "sample_choose")?,
-            activations: [activations("Half")?, activations("Bfloat")?],
+            activations: [activations(Number::F16)?, activations(Number::BF16)?, activations(Number::Int8)?],
+            activation_bytes: f(&operands, "activation_bytes")?,
             skinny: skinny_kernels,
             by_tile: by_tile.collect::<Result<_>>()?,
             by_packed: by_packed.collect::<Result<_>>()?,
@@ -239,14 +247,14 @@ impl Kernels {
         self.by_packed[i.expect("a packed type")]
     }
 
-    /// To 16 bits, for rows of `n` elements.
-    pub(super) fn of_activations(&self, half: Half, n: usize) -> Function {
-        self.activations[half as usize][usize::from(n > 4096) + usize::from(n > 16384)]
+    /// To numbers that tensor cores multiply, for rows of `n` elements.
+    pub(super) fn of_activations(&self, number: Number, n: usize) -> Function {
+        self.activations[number as usize][usize::from(n > 4096) + usize::from(n > 16384)]
     }
 
-    pub(super) fn of_tile(&self, half: Half, tile: Tile) -> Function {
-        let i = TILES.iter().position(|&t| t == tile);
-        self.by_tile[i.expect("a tile that is compiled")].expect("a tile that the GPU can run")[half as usize]
+    pub(super) fn of_tile(&self, number: Number, tile: Tile) -> Function {
+        let i = TILES.iter().position(|&t| t == tile).expect("a tile that is compiled");
+        self.by_tile[i][number as usize].expect("a tile that the GPU can run")
     }
 
     pub(super) fn of_type(&self, dtype: DType) -> TypeKernels {

@@ -110,7 +110,7 @@ pub(super) fn gated_way(cuda: &Cuda, w: &Matrix, m: usize) -> Way {
         || matvec::gate_plan(cuda, w, m).map(Way::Matvec),
         || few::gate_plan(cuda, w, m).map(Way::Few),
         || skinny::gate_plan(cuda, w, m).map(Way::Skinny),
-        || tensor_cores::can_gate(w) && tensor_cores::can(cuda, w),
+        || tensor_cores::can_gate(cuda, w) && tensor_cores::can(cuda, w),
     )
 }
 

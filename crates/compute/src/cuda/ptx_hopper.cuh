@@ -187,6 +187,36 @@ MULTIPLY_GROUPS(f16) MULTIPLY_GROUPS(bf16)
 #undef MULTIPLY_GROUP
 #undef MULTIPLY_GROUPS
 
+// The same of integers of 8 bits: a [64, 32], b [N, 32].
+#define INTEGERS_1(d, i) "+r"(d[i][0]), "+r"(d[i][1]), "+r"(d[i][2]), "+r"(d[i][3])
+#define INTEGERS_2(d, i) INTEGERS_1(d, i), INTEGERS_1(d, i + 1)
+#define INTEGERS_4(d, i) INTEGERS_2(d, i), INTEGERS_2(d, i + 2)
+#define INTEGERS_8(d, i) INTEGERS_4(d, i), INTEGERS_4(d, i + 4)
+#define INTEGERS_16(d, i) INTEGERS_8(d, i), INTEGERS_8(d, i + 8)
+#define INTEGERS_24(d, i) INTEGERS_16(d, i), INTEGERS_8(d, i + 16)
+#define MULTIPLY_BYTES(columns, eighths, a_name, b_name, add_name) \
+  __device__ __forceinline__ void multiply_group_s8(int (&d)[eighths][4], uint64_t a, uint64_t b, uint32_t add) { \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, " add_name ", 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n" #columns "k32.s32.s8.s8 {" NAMES_##eighths "}, " a_name ", " b_name ", p; }" \
+                 : INTEGERS_##eighths(d, 0) \
+                 : "l"(a), "l"(b), "r"(add)); \
+  }
+MULTIPLY_BYTES(128, 16, "%64", "%65", "%66") MULTIPLY_BYTES(192, 24, "%96", "%97", "%98")
+#undef MULTIPLY_BYTES
+
+// Floats in shared memory that the copy engine writes.
+__device__ __forceinline__ float load_float(uint32_t at) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ float2 load_floats(uint32_t at) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
+  return v;
+}
+
 // The same with a in registers, as `multiply_f16` has it. `B_ROWS`: whether b is [N, 16] as above, or 16 rows of N numbers, where
 // `rows_at` says how they lie.
 #define MULTIPLY_REGISTERS(type, columns, eighths, a_names, b_name, add_name, order_name) \

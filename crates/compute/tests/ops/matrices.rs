@@ -114,7 +114,9 @@ fn matmul_of_many_rows() {
     }
     // Blocks that share the columns of their outputs, and more than one group of pieces, of which the last is short.
     check(&[Matmul { parts: vec![(Q8_0, 40), (Q4_0, 9)], n_in: 2240, rows: 0..40, bias: true }]);
-    for (n_out, n_in, m) in [(300, 256, 140), (40, 1280, 64), (30, 4352, 20), (20, 2304, 200)] {
+    check(&[Matmul { parts: vec![(Q8_0, 40), (F16, 9), (Q4_0, 9)], n_in: 320, rows: 0..270, bias: true }]);
+    let shapes = [(300, 256, 140), (40, 1280, 64), (30, 4352, 20), (20, 2304, 200), (300, 512, 400)];
+    for (n_out, n_in, m) in shapes {
         for dtype in [Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q3_K] {
             check(&[Matmul { parts: vec![(dtype, n_out)], n_in, rows: 0..m, bias: false }]);
         }
@@ -378,7 +380,9 @@ fn products_with_what_stands_around_them() {
     for parts in
         [vec![(Q4_K, 150), (Q4_K, 150)], vec![(Q4_K, 300)], vec![(Q6_K, 70), (F16, 70)], vec![(BF16, 90)]]
     {
-        check(&[Fused { parts, n_in: 256, rows: 70, norm: NormKind::Rms, bias: true }]);
+        for rows in [70, 270] {
+            check(&[Fused { parts: parts.clone(), n_in: 256, rows, norm: NormKind::Rms, bias: true }]);
+        }
     }
     for (rows, n_in) in [(2, 2304), (8, 256), (7, 4352)] {
         for parts in [
