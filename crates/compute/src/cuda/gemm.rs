@@ -6,7 +6,7 @@
 //! or read where they are if they lie as the kernel wants them.
 
 use super::Cuda;
-use super::driver::{DevicePtr, Driver, Function};
+use super::driver::{BoxMap, Boxes, DevicePtr, Driver, Function};
 use super::elementwise;
 use super::matrix::{Layout, Matrix, Part};
 use super::matvec::Epilogue;
@@ -161,16 +161,27 @@ struct Args {
     w_rows: u32,
 }
 
+/// The same on Hopper, with what its copy engine must know of weights that it brings as boxes.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct HopperArgs {
+    of_all: Args,
+    as_boxes: u32,
+    maps: [BoxMap; 2],
+}
+
 /// Activations or weights as the kernel reads them.
 #[derive(Clone, Copy)]
 struct Operand {
     numbers: DevicePtr,
     /// Of rows in half precision, or of tiles of 8 bits; else null.
     scales: DevicePtr,
+    /// Whether these are rows of a matrix that Hopper's kernels read as boxes.
+    as_boxes: bool,
 }
 
 impl Operand {
-    const NONE: Self = Self { numbers: DevicePtr::NULL, scales: DevicePtr::NULL };
+    const NONE: Self = Self { numbers: DevicePtr::NULL, scales: DevicePtr::NULL, as_boxes: false };
 }
 
 /// Whether these kernels multiply with such a matrix. F32 weights have no place in 16 bits.
@@ -196,8 +207,11 @@ impl<'a> Span<'a> {
         Self { first: self.first + first, len, ..self }
     }
 
-    fn is_in_place(self, n_in: usize) -> bool {
-        self.parts.iter().all(|p| is_in_place(p, n_in))
+    /// The rows of the only part that has these outputs, if they lie as a kernel reads them.
+    fn in_place(self, n_in: usize) -> Option<DevicePtr> {
+        let (part, first, len, _) = self.pieces().next()?;
+        (len == self.len && is_in_place(part, n_in))
+            .then(|| part.weights.ptr().offset(first * part.row_bytes))
     }
 
     /// Of each part that has some of the outputs: the first of its own, how many, and where they are among these.
@@ -231,9 +245,9 @@ pub(super) fn matmul(
     let mut rows = [[None; 2]; Number::ALL.len()];
     let mut product = |span: Span<'_>, up: Option<Span<'_>>, y: DevicePtr, bias: DevicePtr, y_stride| {
         let number = number(cuda, &span.parts[0]);
-        let in_place = span.is_in_place(w.n_in) && up.is_none_or(|u| u.is_in_place(w.n_in));
+        let in_place = span.in_place(w.n_in).is_some() && up.is_none_or(|u| u.in_place(w.n_in).is_some());
         let n_outs = |n: usize| if up.is_some() { 2 * n } else { n };
-        let tile = choose_tile(&*cuda.driver, number, m, n_outs(span.len), in_place);
+        let tile = choose_tile(&*cuda.driver, number, m, n_outs(span.len));
         let layout = if tile.hopper { Places::Tiled } else { Places::Rows };
         let x = match rows[number as usize][layout as usize] {
             Some(rows) => rows,
@@ -241,12 +255,12 @@ pub(super) fn matmul(
                 .insert(activations(cuda, number, layout, x, norm, m, w.n_in)?),
         };
         let per_slab = (slab_len(&*cuda.driver) / n_outs(w.n_in)).next_multiple_of(128);
-        let step = if in_place && layout == Places::Rows { span.len } else { per_slab.min(span.len) };
+        let step = if in_place { span.len } else { per_slab.min(span.len) };
         for first in (0..span.len).step_by(step.max(1)) {
             let n = step.min(span.len - first);
-            let slab = weights(cuda, &SLABS[0], number, layout, span.part(first, n), w.n_in)?;
+            let slab = weights(cuda, &SLABS[0], number, layout, span.part(first, n), w.n_in, in_place)?;
             let up_slab = match up {
-                Some(up) => weights(cuda, &SLABS[1], number, layout, up.part(first, n), w.n_in)?,
+                Some(up) => weights(cuda, &SLABS[1], number, layout, up.part(first, n), w.n_in, in_place)?,
                 None => Operand::NONE,
             };
             let args = Args {
@@ -273,9 +287,28 @@ pub(super) fn matmul(
             let outs = if up.is_some() { tile.outs / 2 } else { tile.outs };
             let blocks = tile.blocks(&*cuda.driver, m.div_ceil(tile.rows), n.div_ceil(outs));
             let f = cuda.kernels.of_tile(number, tile);
-            // SAFETY: x and the weights are padded rows of k elements, of which there are m and n; y and the bias as the callers
-            // checked.
-            unsafe { cuda.launch_shared(f, blocks, tile.threads(), tile.shared_bytes(), &args)? };
+            let shared = tile.shared_bytes();
+            if !tile.hopper {
+                // SAFETY: x and the weights are padded rows of k elements, of which there are m and n; y and the bias as the callers
+                // checked.
+                unsafe { cuda.launch_shared(f, blocks, tile.threads(), shared, &args)? };
+                continue;
+            }
+            let map = |operand: Operand| match operand.as_boxes {
+                false => Ok(BoxMap([0; 16])),
+                true => cuda.driver.box_map(Boxes {
+                    rows: operand.numbers,
+                    n_rows: n,
+                    row_bytes: number.bytes() * w.n_in,
+                    box_rows: tile.outs / 2,
+                    box_bytes: LINE,
+                    swizzled: true,
+                }),
+            };
+            let maps = [map(slab)?, map(up_slab)?];
+            let args = HopperArgs { of_all: args, as_boxes: u32::from(slab.as_boxes), maps };
+            // SAFETY: as above, where operands are not rows but tiles, or weights boxes of rows.
+            unsafe { cuda.launch_shared(f, blocks, tile.threads(), shared, &args)? };
         }
         Ok(())
     };
@@ -284,11 +317,12 @@ pub(super) fn matmul(
         let both = Span::all(&w.parts);
         return product(both.part(0, half), Some(both.part(half, half)), y, DevicePtr::NULL, half as u32);
     }
-    // Parts of one kind are decoded together, so that one launch has blocks for the whole device; what is used in place is not.
-    let tiles = pays_to_tile(&*cuda.driver, m);
+    // Parts of one kind are decoded together, so that one launch has blocks for the whole device. Other GPUs use what can be used in place;
+    // on Hopper that pays for matrices of one part.
+    let hopper = cuda.driver.is_hopper();
     let mut left = &w.parts[..];
     while let Some(part) = left.first() {
-        let in_place = |p: &Part| !tiles && is_in_place(p, w.n_in);
+        let in_place = |p: &Part| !hopper && is_in_place(p, w.n_in);
         let alike =
             left.iter().take_while(|p| number(cuda, p) == number(cuda, part) && !in_place(p)).count().max(1);
         let span = Span::all(&left[..alike]);
@@ -308,24 +342,16 @@ pub(super) fn can_gate(cuda: &Cuda, w: &Matrix) -> bool {
     }
 }
 
-/// Rows from which on weights of 16 bits are worth a copy to tiles.
-const MIN_ROWS_TO_TILE: usize = 512;
-
-/// Whether weights that could be used in place are copied to tiles for `m` rows.
-fn pays_to_tile(driver: &dyn Driver, m: usize) -> bool {
-    driver.is_hopper() && m >= MIN_ROWS_TO_TILE
-}
-
 /// The tile whose blocks are done first: full waves of fast blocks.
-fn choose_tile(driver: &dyn Driver, number: Number, m: usize, n_out: usize, in_place: bool) -> Tile {
-    let tiled = driver.is_hopper() && (!in_place || pays_to_tile(driver, m));
+fn choose_tile(driver: &dyn Driver, number: Number, m: usize, n_out: usize) -> Tile {
     let time = |tile: Tile| {
         let (resident, speed) = tile.speed(number)?;
         let blocks = m.div_ceil(tile.rows) * n_out.div_ceil(tile.outs);
         let waves = blocks.div_ceil(driver.n_multiprocessors() as usize * resident);
         Some((waves * resident * tile.rows * tile.outs) as f64 / speed)
     };
-    let there = TILES.into_iter().filter(|t| !t.hopper || tiled).filter_map(|t| Some((t, time(t)?)));
+    let there =
+        TILES.into_iter().filter(|t| t.hopper == driver.is_hopper()).filter_map(|t| Some((t, time(t)?)));
     let best = there.min_by(|a, b| a.1.total_cmp(&b.1));
     best.expect("each kind of numbers has tiles").0
 }
@@ -430,7 +456,7 @@ fn activations(
     };
     // SAFETY: x has m rows of n floats, and the scratch memory room for as many of padded numbers and their scales.
     unsafe { cuda.launch(f, blocks, 256, &args)? };
-    Ok(Operand { numbers: y, scales })
+    Ok(Operand { numbers: y, scales, as_boxes: false })
 }
 
 /// Scratch memory for decoded weights and their scales, of which a gate's product wants two.
@@ -447,13 +473,10 @@ fn weights(
     layout: Places,
     span: Span<'_>,
     n_in: usize,
+    in_place: bool,
 ) -> Result<Operand> {
-    if let (Places::Rows, Some((part, first, len, _))) = (layout, span.pieces().next())
-        && len == span.len
-        && is_in_place(part, n_in)
-    {
-        let numbers = part.weights.ptr().offset(first * part.row_bytes);
-        return Ok(Operand { numbers, scales: DevicePtr::NULL });
+    if let (true, Some(numbers)) = (in_place, span.in_place(n_in)) {
+        return Ok(Operand { numbers, scales: DevicePtr::NULL, as_boxes: layout == Places::Tiled });
     }
     let y = cuda.scratch.get(&cuda.driver, slab, layout.bytes(number, span.len, n_in))?;
     let scales = match number {
@@ -481,5 +504,5 @@ fn weights(
         // SAFETY: the part has these rows, and the slab room for them where they go.
         unsafe { cuda.launch(f, blocks, 128, &args)? };
     }
-    Ok(Operand { numbers: y, scales })
+    Ok(Operand { numbers: y, scales, as_boxes: false })
 }

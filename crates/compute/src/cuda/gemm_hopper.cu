@@ -109,10 +109,18 @@ DEVICE void finish_tile(const ProductArgs& a, int row, int out, int lane, const 
   }
 }
 
+struct ProductHopperArgs {
+  ProductArgs of_all;
+  // Whether the weights, and a gate's ups, are rows of 16 bits that the copy engine brings as boxes, instead of tiles.
+  uint32_t as_boxes;
+  ptx::Map w_map, up_map;
+};
+
 // Sums of 8 bits are integers over the columns of two stages, where they are exact, and then times both scales parts of sums of floats.
 template <class T, int OUTS>
-DEVICE void gemm(const ProductArgs& a) {
+DEVICE void gemm(const ProductHopperArgs& args) {
 #if __CUDA_ARCH__ == 900
+  const ProductArgs& a = args.of_all;
   constexpr int HALF = OUTS / 2, ROWS_BYTES = ROWS * LINE, HALF_BYTES = HALF * LINE;
   constexpr int STAGE_BYTES = ROWS_BYTES + 2 * HALF_BYTES, STAGES = (200 << 10) / STAGE_BYTES;
   // Factors of two stages' rows and outputs, which come with the first one. There is room for more of them than stages could be under way,
@@ -174,9 +182,15 @@ DEVICE void gemm(const ProductArgs& a) {
           x_factors += a.x_rows, factors0 += a.w_rows, factors1 += a.w_rows;
         }
         ptx::copy_bytes(stage, x, ROWS_BYTES, barrier);
+        x += static_cast<size_t>(a.x_rows) * LINE;
+        if (T::COLUMNS == 64 && args.as_boxes) {
+          // Outside of the matrix are zeros.
+          ptx::copy_box(stage + ROWS_BYTES, &args.w_map, step * LINE, out, barrier);
+          ptx::copy_box(stage + ROWS_BYTES + HALF_BYTES, gate ? &args.up_map : &args.w_map, step * LINE, gate ? out : out + HALF, barrier);
+          continue;
+        }
         ptx::copy_bytes(stage + ROWS_BYTES, w0, HALF_BYTES, barrier);
         ptx::copy_bytes(stage + ROWS_BYTES + HALF_BYTES, w1, HALF_BYTES, barrier);
-        x += static_cast<size_t>(a.x_rows) * LINE;
         w0 += static_cast<size_t>(a.w_rows) * LINE, w1 += static_cast<size_t>(a.w_rows) * LINE;
       }
     }
@@ -268,6 +282,6 @@ struct HopperInt8 {
 };
 
 #define GEMM(T, OUTS) \
-  KERNEL_1(gemm_hopper_##T##_128x##OUTS, ProductArgs, THREADS) { gemm<Hopper##T, OUTS>(a); }
+  KERNEL_1(gemm_hopper_##T##_128x##OUTS, ProductHopperArgs, THREADS) { gemm<Hopper##T, OUTS>(a); }
 GEMM(Half, 256) GEMM(Half, 192) GEMM(Half, 128) GEMM(Bfloat, 256) GEMM(Bfloat, 192) GEMM(Bfloat, 128) GEMM(Int8, 256) GEMM(Int8, 192) GEMM(Int8, 128)
 #endif
