@@ -73,7 +73,7 @@ pub(crate) fn plan(
     check_options(config, options)?;
     let step_tokens = options.step_tokens.unwrap_or(device.step_tokens);
     let max_seqs = options.max_seqs.unwrap_or(device.max_seqs);
-    let max_logits = max_seqs + options.max_guesses;
+    let max_logits = max_seqs.saturating_add(options.max_guesses);
     let limits = BatchLimits { n_tokens: step_tokens, n_seqs: max_seqs, n_blocks: 0, n_logits: max_logits };
     let workspace = workspace_bytes(shard, &limits).saturating_add(device.scratch);
     let free = device.memory.free;
