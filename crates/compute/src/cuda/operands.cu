@@ -51,13 +51,17 @@ DEVICE void put_bytes(uint8_t* y, uint32_t row, int k, uint32_t n_rows, const fl
   *reinterpret_cast<uint2*>(y + place<Int8>(row, k, 0, n_rows)) = bytes;
 }
 
+// The larger of two magnitudes, as integers, which compare alike: what is not a number is largest, and stays in the scale.
+DEVICE uint32_t larger_magnitude(uint32_t bits, float x) { return max(bits, __float_as_uint(x) & 0x7fffffffu); }
+
 // The largest magnitude that LANES neighbouring lanes have, and what brings it to 127. Numbers too small for a factor become zeros.
 template <int LANES>
 struct Range {
   float max, factor;
-  DEVICE explicit Range(float lanes_max) : max(lanes_max) {
+  DEVICE explicit Range(uint32_t bits) {
 #pragma unroll
-    for (int d = 1; d < LANES; d *= 2) max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, d));
+    for (int d = 1; d < LANES; d *= 2) bits = ::max(bits, __shfl_xor_sync(ALL_LANES, bits, d));
+    max = __uint_as_float(bits);
     factor = max > 1e-36f ? __fdividef(127.0f, max) : 0.0f;
   }
   DEVICE float scale() const { return max * (1.0f / 127.0f); }
@@ -105,10 +109,10 @@ DEVICE void to_halves(const ActivationArgs& a, int padded, float* scratch, ForEi
 
 // Eight elements of a block's row from k on to 8 bits; all lanes of a warp together.
 DEVICE void put_scaled(const ActivationArgs& a, int k, int padded, const float (&v)[8]) {
-  float max = 0;
+  uint32_t largest = 0;
 #pragma unroll
-  for (int j = 0; j < 8; j++) max = fmaxf(max, fabsf(v[j]));
-  const Range<SCALED / 8> range(max);
+  for (int j = 0; j < 8; j++) largest = larger_magnitude(largest, v[j]);
+  const Range<SCALED / 8> range(largest);
   if (k >= padded) return;
   put_bytes(a.y, blockIdx.x, k, a.n_rows, v, range.factor);
   if (k % SCALED == 0) a.scales[static_cast<size_t>(k / SCALED) * a.n_rows + blockIdx.x] = range.scale();
@@ -259,7 +263,7 @@ DEVICE void packed_bytes(const WeightArgs& a) {
     const uint32_t from = blockIdx.x * BYTE_ROWS + r, row = a.first_row + from;
     Codes codes = {};
     if (k < n) codes = codes_of<P>(taken[r], piece, v);
-    const Range<SCALED / 32> range(fmaxf(CodesOf<P>::bound(codes.half[0]), CodesOf<P>::bound(codes.half[1])));
+    const Range<SCALED / 32> range(larger_magnitude(larger_magnitude(0, CodesOf<P>::bound(codes.half[0])), CodesOf<P>::bound(codes.half[1])));
     if (k >= padded_len<Int8>(n, a.n_rows) || from >= a.n_from) continue;
 #pragma unroll
     for (int h = 0; h < 2; h++) {

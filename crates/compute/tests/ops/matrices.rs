@@ -146,6 +146,27 @@ fn matmul_of_a_few_rows_of_packed_weights() {
     }
 }
 
+/// Activations that are rounded to integers must not hide it.
+#[test]
+fn what_is_not_a_number_spoils_its_row_and_no_other() {
+    let (n_out, n_in) = (24, 512);
+    for (_, _, gpu) in gpus() {
+        for dtype in [DType::Q4_K, DType::Q6_K, DType::Q8_0, DType::BF16] {
+            let w = gpu.matrix(vec![part(dtype, 1, n_out, n_in, 1)]).unwrap();
+            for m in [1, 5, 40, 300] {
+                let mut x = Random(6).normals(m * n_in);
+                x[(m - 1) * n_in + 300] = f32::NAN;
+                let mut y = poisoned(gpu, m, n_out);
+                gpu.matmul(&mut y, &rows_of(gpu, &x, n_in), &w, None).unwrap();
+                let y = read(gpu, &mut y);
+                let (others, spoiled) = y.split_at((m - 1) * n_out);
+                assert!(others.iter().all(|v| v.is_finite()), "{dtype} {m} on {}", gpu.describe());
+                assert!(spoiled.iter().all(|v| v.is_nan()), "{dtype} {m} on {}", gpu.describe());
+            }
+        }
+    }
+}
+
 #[test]
 fn matmul_rows_do_not_depend_on_the_batch() {
     use DType::*;
