@@ -91,14 +91,12 @@ pub(super) fn plan(cuda: &Cuda, w: &Matrix, m: usize) -> Option<Plan> {
 /// The same for a matrix whose first half of outputs are the gate's.
 pub(super) fn gate_plan(cuda: &Cuda, w: &Matrix, m: usize) -> Option<Plan> {
     let half = w.n_out / 2;
-    let parts = match &w.parts[..] {
-        [both] => {
-            let gate = PartArgs { n_out: half as u32, ..args(both, w.n_in)? };
-            vec![gate, PartArgs { w: gate.w.offset(half * both.row_bytes), ..gate }]
-        }
-        [gate, up] if gate.n_out == half => vec![args(gate, w.n_in)?, args(up, w.n_in)?],
-        _ => return None,
+    let part = |(part, first): (&Part, usize)| {
+        let all = args(part, w.n_in)?;
+        Some(PartArgs { w: all.w.offset(first * part.row_bytes), n_out: half as u32, ..all })
     };
+    let [gate, up] = w.halves()?.map(part);
+    let parts = vec![gate?, up?];
     if parts[0].layout != parts[1].layout {
         return None;
     }

@@ -242,17 +242,17 @@ pub(super) fn matmul(
         assert_eq!(norm.weight.len(), w.n_in);
         assert!(norm.bias.as_ref().is_none_or(|b| b.len() == w.n_in), "a bias for {} elements", w.n_in);
     }
-    let mut rows = [[None; 2]; Number::ALL.len()];
+    let hopper = cuda.driver.is_hopper();
+    let layout = if hopper { Places::Tiled } else { Places::Rows };
+    let mut rows = [None; Number::ALL.len()];
     let mut product = |span: Span<'_>, up: Option<Span<'_>>, y: DevicePtr, bias: DevicePtr, y_stride| {
         let number = number(cuda, &span.parts[0]);
         let in_place = span.in_place(w.n_in).is_some() && up.is_none_or(|u| u.in_place(w.n_in).is_some());
         let n_outs = |n: usize| if up.is_some() { 2 * n } else { n };
         let tile = choose_tile(&*cuda.driver, number, m, n_outs(span.len));
-        let layout = if tile.hopper { Places::Tiled } else { Places::Rows };
-        let x = match rows[number as usize][layout as usize] {
+        let x = match rows[number as usize] {
             Some(rows) => rows,
-            None => *rows[number as usize][layout as usize]
-                .insert(activations(cuda, number, layout, x, norm, m, w.n_in)?),
+            None => *rows[number as usize].insert(activations(cuda, number, layout, x, norm, m, w.n_in)?),
         };
         let per_slab = (slab_len(&*cuda.driver) / n_outs(w.n_in)).next_multiple_of(128);
         let step = if in_place { span.len } else { per_slab.min(span.len) };
@@ -319,7 +319,6 @@ pub(super) fn matmul(
     }
     // Parts of one kind are decoded together, so that one launch has blocks for the whole device. Other GPUs use what can be used in place;
     // on Hopper that pays for matrices of one part.
-    let hopper = cuda.driver.is_hopper();
     let mut left = &w.parts[..];
     while let Some(part) = left.first() {
         let in_place = |p: &Part| !hopper && is_in_place(p, w.n_in);
@@ -335,11 +334,7 @@ pub(super) fn matmul(
 
 /// Whether the first half of a matrix's outputs can be the gate of the second in one launch.
 pub(super) fn can_gate(cuda: &Cuda, w: &Matrix) -> bool {
-    match &w.parts[..] {
-        [both] => both.n_out.is_multiple_of(2),
-        [gate, up] => gate.n_out == up.n_out && number(cuda, gate) == number(cuda, up),
-        _ => false,
-    }
+    w.halves().is_some_and(|[(gate, _), (up, _)]| number(cuda, gate) == number(cuda, up))
 }
 
 /// The tile whose blocks are done first: full waves of fast blocks.
@@ -424,12 +419,10 @@ fn activations(
     m: usize,
     n: usize,
 ) -> Result<Operand> {
-    let purpose = match (number, layout) {
-        (Number::F16, Places::Rows) => "activations in half precision",
-        (Number::F16, Places::Tiled) => "activations in half precision, tiled",
-        (Number::BF16, Places::Rows) => "activations in BF16",
-        (Number::BF16, Places::Tiled) => "activations in BF16, tiled",
-        (Number::Int8, _) => "activations in 8 bits",
+    let purpose = match number {
+        Number::F16 => "activations in half precision",
+        Number::BF16 => "activations in BF16",
+        Number::Int8 => "activations in 8 bits",
     };
     let y = cuda.scratch.get(&cuda.driver, purpose, layout.bytes(number, m, n))?;
     let scales = match number {

@@ -63,6 +63,16 @@ fn is_packed(dtype: DType, n_in: usize) -> bool {
 }
 
 impl Matrix {
+    /// The parts that have the first and the second half of the outputs, a gate's and its up's, and the rows of these where the halves
+    /// begin; `None` where a half is not one part's.
+    pub(super) fn halves(&self) -> Option<[(&Part, usize); 2]> {
+        match &self.parts[..] {
+            [both] if both.n_out.is_multiple_of(2) => Some([(both, 0), (both, both.n_out / 2)]),
+            [gate, up] if gate.n_out == up.n_out => Some([(gate, 0), (up, 0)]),
+            _ => None,
+        }
+    }
+
     pub(super) fn new(cuda: &Cuda, parts: Vec<MatrixPart>) -> Result<Self> {
         let (n_experts, n_in) = (parts[0].n_experts, parts[0].n_in);
         for p in &parts {

@@ -175,12 +175,9 @@ pub(super) fn plan(cuda: &Cuda, w: &Matrix, m: usize) -> Option<Plan> {
 
 /// The same for a matrix whose first half of outputs are the gate's.
 pub(super) fn gate_plan(cuda: &Cuda, w: &Matrix, m: usize) -> Option<Plan> {
-    let half = w.n_out / 2;
-    let (parts, up_row) = match &w.parts[..] {
-        [both] => (vec![PartArgs { n_out: half as u32, ..args(both, w.n_in)? }; 2], half),
-        [gate, up] if gate.n_out == half => (vec![args(gate, w.n_in)?, args(up, w.n_in)?], 0),
-        _ => return None,
-    };
+    let [(gate, _), (up, up_row)] = w.halves()?;
+    let half = |part| Some(PartArgs { n_out: (w.n_out / 2) as u32, ..args(part, w.n_in)? });
+    let parts = vec![half(gate)?, half(up)?];
     if parts[0].layout != parts[1].layout {
         return None;
     }
