@@ -160,29 +160,19 @@ fn finish(
     let fixed = 8192 + 4 * MULTIPLIERS;
     let all = cuda.kernels.few_shared;
     let enough = if fixed + (ENOUGH_STAGES + 1) * stage_bytes <= all { ENOUGH_STAGES } else { TEAMS };
-    // A block to a multiprocessor, and more where the sums of one do not fit.
-    let mut wanted = cuda.driver.n_multiprocessors() as usize;
-    loop {
-        let blocks = matvec::share(wanted, &spans, &bytes);
-        let (mut n_blocks, mut units) = (0, 0);
-        for (i, &n_out) in spans.iter().enumerate() {
-            parts[i].first_block = n_blocks as u32;
-            n_blocks += blocks[i];
-            let of_unit = if gate { UNIT / 2 } else { UNIT };
-            units = units.max(n_out.div_ceil(blocks[i]).div_ceil(of_unit));
-        }
+    let (blocks, (n_stages, shared_bytes)) = matvec::spread(cuda, &spans, &bytes, |n_out| {
+        let units = n_out.div_ceil(if gate { UNIT / 2 } else { UNIT });
         let sums = 4 * TEAMS * units * UNIT * ROWS;
         let n_stages = all.saturating_sub(fixed + sums) / stage_bytes / TEAMS * TEAMS;
-        if n_stages >= enough {
-            let n_stages = n_stages.min(MAX_STAGES);
-            let shared_bytes = n_stages * stage_bytes + fixed + sums;
-            return Some(Plan { parts, n_blocks, n_in: w.n_in, m, y_stride, n_stages, shared_bytes });
-        }
-        if wanted > 1 << 20 {
-            return None;
-        }
-        wanted *= 2;
+        let used = n_stages.min(MAX_STAGES);
+        (n_stages >= enough).then_some((used, used * stage_bytes + fixed + sums))
+    })?;
+    let mut n_blocks = 0;
+    for (part, n) in parts.iter_mut().zip(blocks) {
+        part.first_block = n_blocks as u32;
+        n_blocks += n;
     }
+    Some(Plan { parts, n_blocks, n_in: w.n_in, m, y_stride, n_stages, shared_bytes })
 }
 
 impl Plan {

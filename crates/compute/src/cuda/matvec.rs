@@ -162,32 +162,45 @@ fn finish(
         true => (w.n_in.div_ceil(1024), 4 * w.n_in),
         false => ((w.n_in / 64).div_ceil(32), w.n_in / 64 * X_PIECE),
     };
-    // A block to a multiprocessor, and more where the sums of one do not fit.
+    let room = cuda.kernels.matvec_shared.saturating_sub(ring(cuda));
+    let (blocks, (rows, shared_bytes_per_row)) = spread(cuda, &spans, &bytes, |n_out| {
+        let max_sums = n_out * if gate { 2 } else { 1 } * n_groups;
+        let per_row = x_bytes + 4 * max_sums;
+        let rows = (room / per_row.max(1)).min(m).min(MAX_ROWS);
+        (rows == m.min(MAX_ROWS) || (rows > 0 && 4 * max_sums <= x_bytes)).then_some((rows, per_row))
+    })?;
+    let mut n_blocks = 0;
+    for (part, n) in parts.iter_mut().zip(blocks) {
+        part.first_block = n_blocks as u32;
+        n_blocks += n;
+    }
+    Some(Plan {
+        parts,
+        n_blocks,
+        // In a model all products choose alike, by its width: so they are one kernel, whose instructions stay near.
+        is_large: w.n_in.min(w.n_out) > GROUP,
+        n_in: w.n_in,
+        y_stride,
+        m,
+        rows,
+        shared_bytes_per_row,
+    })
+}
+
+/// The blocks of each part, by their bytes: one to a multiprocessor, and more until `fit`, which gets the most outputs that one has, finds
+/// room for these; and what it makes of them.
+pub(super) fn spread<T>(
+    cuda: &Cuda,
+    spans: &[usize],
+    bytes: &[usize],
+    fit: impl Fn(usize) -> Option<T>,
+) -> Option<(Vec<usize>, T)> {
     let mut wanted = cuda.driver.n_multiprocessors() as usize;
     loop {
-        let blocks = share(wanted, &spans, &bytes);
-        let mut n_blocks = 0;
-        let mut max_sums = 0;
-        for (i, &n_out) in spans.iter().enumerate() {
-            parts[i].first_block = n_blocks as u32;
-            n_blocks += blocks[i];
-            max_sums = max_sums.max(n_out.div_ceil(blocks[i]) * if gate { 2 } else { 1 } * n_groups);
-        }
-        let per_row = x_bytes + 4 * max_sums;
-        let rows =
-            (cuda.kernels.matvec_shared.saturating_sub(ring(cuda)) / per_row.max(1)).min(m).min(MAX_ROWS);
-        if rows == m.min(MAX_ROWS) || (rows > 0 && 4 * max_sums <= x_bytes) {
-            return Some(Plan {
-                parts,
-                n_blocks,
-                // In a model all products choose alike, by its width: so they are one kernel, whose instructions stay near.
-                is_large: w.n_in.min(w.n_out) > GROUP,
-                n_in: w.n_in,
-                y_stride,
-                m,
-                rows,
-                shared_bytes_per_row: per_row,
-            });
+        let blocks = share(wanted, spans, bytes);
+        let most = spans.iter().zip(&blocks).map(|(n_out, &n)| n_out.div_ceil(n)).max()?;
+        if let Some(found) = fit(most) {
+            return Some((blocks, found));
         }
         if wanted > 1 << 20 {
             return None;
@@ -197,7 +210,7 @@ fn finish(
 }
 
 /// Shares `wanted` blocks among parts by their bytes; each part of some outputs gets one at least, and one to an output at most.
-pub(super) fn share(wanted: usize, spans: &[usize], bytes: &[usize]) -> Vec<usize> {
+fn share(wanted: usize, spans: &[usize], bytes: &[usize]) -> Vec<usize> {
     let total: usize = bytes.iter().sum();
     let mut blocks: Vec<usize> = spans
         .iter()
