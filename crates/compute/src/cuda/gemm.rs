@@ -134,11 +134,7 @@ struct WeightArgs {
     n: u32,
     n_rows: u32,
     first_row: u32,
-    n_from: u32,
 }
-
-/// Rows of weights that a block converts to 8 bits; operands.cu has the same number.
-const BYTE_ROWS: usize = 1;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -486,14 +482,13 @@ fn weights(
             n: n_in as u32,
             n_rows: layout.rows(span.len) as u32,
             first_row: to as u32,
-            n_from: len as u32,
         };
-        let (f, rows, columns): (Function, usize, usize) = match (part.layout, number) {
-            (Layout::Blocks, _) => (cuda.kernels.of_type(part.dtype).halves, 1, 1024),
-            (Layout::Packed, Number::Int8) => (cuda.kernels.of_packed(part.dtype).bytes, BYTE_ROWS, 4096),
-            (Layout::Packed, _) => (cuda.kernels.of_packed(part.dtype).halves, 1, 2048),
+        let (f, columns): (Function, usize) = match (part.layout, number) {
+            (Layout::Blocks, _) => (cuda.kernels.of_type(part.dtype).halves, 1024),
+            (Layout::Packed, Number::Int8) => (cuda.kernels.of_packed(part.dtype).bytes, 4096),
+            (Layout::Packed, _) => (cuda.kernels.of_packed(part.dtype).halves, 2048),
         };
-        let blocks = [len.div_ceil(rows), layout.padded(number, n_in).div_ceil(columns), 1];
+        let blocks = [len, layout.padded(number, n_in).div_ceil(columns), 1];
         // SAFETY: the part has these rows, and the slab room for them where they go.
         unsafe { cuda.launch(f, blocks, 128, &args)? };
     }

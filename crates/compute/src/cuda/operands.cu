@@ -207,11 +207,7 @@ struct WeightArgs {
   uint64_t row_bytes;
   uint32_t n, n_rows;
   uint32_t first_row;  // a slab may hold rows of several matrices
-  uint32_t n_from;     // rows of w
 };
-
-// Rows of w that a block converts to 8 bits.
-constexpr int BYTE_ROWS = 1;
 
 // `load` decodes eight weights of a row.
 template <class T, class Load>
@@ -244,33 +240,25 @@ DEVICE void packed_weights(const WeightArgs& a) {
   put_eight<Half>(a.y, a.first_row + blockIdx.x, k + 32, n, a.n_rows, v.high);
 }
 
-// The same to 8 bits: a thread converts 32 weights of a piece of each of its rows, eight neighbouring threads 256 columns. Weights are asked
+// The same to 8 bits: a thread converts 32 weights of a piece, eight neighbouring threads 256 columns. Weights are asked
 // for before the kernel before has ended, since nobody writes them.
 template <class P>
 DEVICE void packed_bytes(const WeightArgs& a) {
   ptx::let_next_kernel_start();
   const uint32_t i = blockIdx.y * 128 + threadIdx.x, piece = i / 2, v = i % 2, last_piece = a.n / 64 - 1;
   const int n = a.n, k = piece * 64 + v * 16;
-  Taken taken[BYTE_ROWS];
-#pragma unroll
-  for (int r = 0; r < BYTE_ROWS; r++) {
-    const uint32_t from = min(blockIdx.x * BYTE_ROWS + r, a.n_from - 1);
-    taken[r] = take<P>(a.w + from * a.row_bytes, min(piece, last_piece), v, n);
-  }
+  const Taken taken = take<P>(a.w + blockIdx.x * a.row_bytes, min(piece, last_piece), v, n);
   ptx::wait_for_previous_kernel();
+  Codes codes = {};
+  if (k < n) codes = codes_of<P>(taken, piece, v);
+  const Range<SCALED / 32> range(larger_magnitude(larger_magnitude(0, CodesOf<P>::bound(codes.half[0])), CodesOf<P>::bound(codes.half[1])));
+  if (k >= padded_len<Int8>(n, a.n_rows)) return;
+  const uint32_t row = a.first_row + blockIdx.x;
 #pragma unroll
-  for (int r = 0; r < BYTE_ROWS; r++) {
-    const uint32_t from = blockIdx.x * BYTE_ROWS + r, row = a.first_row + from;
-    Codes codes = {};
-    if (k < n) codes = codes_of<P>(taken[r], piece, v);
-    const Range<SCALED / 32> range(larger_magnitude(larger_magnitude(0, CodesOf<P>::bound(codes.half[0])), CodesOf<P>::bound(codes.half[1])));
-    if (k >= padded_len<Int8>(n, a.n_rows) || from >= a.n_from) continue;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      *reinterpret_cast<uint4*>(a.y + place<Int8>(row, k + 32 * h, 0, a.n_rows)) = bytes_of_codes<P>(codes.half[h], range.factor);
-    }
-    if (k % SCALED == 0) a.scales[static_cast<size_t>(k / SCALED) * a.n_rows + row] = range.scale();
+  for (int h = 0; h < 2; h++) {
+    *reinterpret_cast<uint4*>(a.y + place<Int8>(row, k + 32 * h, 0, a.n_rows)) = bytes_of_codes<P>(codes.half[h], range.factor);
   }
+  if (k % SCALED == 0) a.scales[static_cast<size_t>(k / SCALED) * a.n_rows + row] = range.scale();
 }
 
 #define WEIGHTS_PACKED(P) \
