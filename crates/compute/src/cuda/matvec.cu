@@ -14,11 +14,12 @@
 #include "packed.cuh"
 
 constexpr int MAX_PARTS = 4, MAX_ROWS = 8;
-// Bytes of the ring, and the most stages that it has. A stage is a group of each warp, of one or two rows. Two blocks fit a multiprocessor.
+// Bytes of the rings of packed and of plain weights, and the most stages that one has. A stage is a group of each warp, of one or two rows.
+// Two blocks fit a multiprocessor, also where one has 14,336 activations, of which those for plain weights are floats.
 #if __CUDA_ARCH__ >= 900
-constexpr int RING = 92 << 10;
+constexpr int PACKED_RING = 92 << 10, PLAIN_RING = 64 << 10;
 #else
-constexpr int RING = 60 << 10;
+constexpr int PACKED_RING = 60 << 10, PLAIN_RING = 60 << 10;
 #endif
 constexpr int MAX_STAGES = 6;
 // Copies go faster to multiples of this.
@@ -241,7 +242,8 @@ struct __align__(LINE) Common {
 template <class P, int THREADS, bool ONE>
 DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int n_rows, bool gate, unsigned char* shared,
                      Common<THREADS / 32>& common) {
-  constexpr int WARPS = THREADS / 32, BYTES = P::bytes(GROUP), SLOT = ceil_div(BYTES, LINE) * LINE;
+  constexpr int WARPS = THREADS / 32, RING = P::PACKED ? PACKED_RING : PLAIN_RING;
+  constexpr int BYTES = P::bytes(GROUP), SLOT = ceil_div(BYTES, LINE) * LINE;
   constexpr int ROWS = 2 * WARPS * P::ROWS * SLOT <= RING ? P::ROWS : 1, STAGE = ROWS * SLOT;
   constexpr int FIT = RING / (WARPS * STAGE), STAGES = FIT > MAX_STAGES ? MAX_STAGES : FIT;
   static_assert(STAGES >= 1, "the ring is too small");

@@ -11,8 +11,12 @@ const MAX_ROWS: usize = 8;
 /// Most passes over the weights that more rows take: up to here they are faster than the tensor cores, for which weights are decoded.
 const MAX_PASSES: usize = 2;
 /// Bytes of the ring of weights in shared memory.
-fn ring(cuda: &Cuda) -> usize {
-    if cuda.driver.is_hopper() { 92 << 10 } else { 60 << 10 }
+fn ring(cuda: &Cuda, is_plain: bool) -> usize {
+    match (cuda.driver.is_hopper(), is_plain) {
+        (true, false) => 92 << 10,
+        (true, true) => 64 << 10,
+        (false, _) => 60 << 10,
+    }
 }
 /// Numbers in a packed group.
 const GROUP: usize = 2048;
@@ -83,6 +87,7 @@ pub(super) struct Plan {
     m: usize,
     /// Rows of one launch, limited by shared memory.
     rows: usize,
+    ring: usize,
     shared_bytes_per_row: usize,
 }
 
@@ -162,7 +167,8 @@ fn finish(
         true => (w.n_in.div_ceil(1024), 4 * w.n_in),
         false => ((w.n_in / 64).div_ceil(32), w.n_in / 64 * X_PIECE),
     };
-    let room = cuda.kernels.matvec_shared.saturating_sub(ring(cuda));
+    let ring = ring(cuda, is_plain);
+    let room = cuda.kernels.matvec_shared.saturating_sub(ring);
     let (blocks, (rows, shared_bytes_per_row)) = spread(cuda, &spans, &bytes, |n_out| {
         let max_sums = n_out * if gate { 2 } else { 1 } * n_groups;
         let per_row = x_bytes + 4 * max_sums;
@@ -183,6 +189,7 @@ fn finish(
         y_stride,
         m,
         rows,
+        ring,
         shared_bytes_per_row,
     })
 }
@@ -263,7 +270,7 @@ impl Plan {
                 inv_n: 1.0 / self.n_in as f32,
                 eps: norm.map_or(0.0, |n| n.eps),
             };
-            let shared = ring(cuda) + m * self.shared_bytes_per_row;
+            let shared = self.ring + m * self.shared_bytes_per_row;
             let (f, threads) = match (m, self.parts[0].layout) {
                 (2.., _) => (cuda.kernels.matvec_8, 384),
                 // F16, BF16, Q8_0.
