@@ -205,6 +205,7 @@ inline uint16_t f32_to_bf16(float x) {
 inline uint32_t f32_to_f16(float low, float high) { return f32_to_f16(low) | static_cast<uint32_t>(f32_to_f16(high)) << 16; }
 inline uint32_t f32_to_bf16(float low, float high) { return f32_to_bf16(low) | static_cast<uint32_t>(f32_to_bf16(high)) << 16; }
 inline float exp2_fast(float x) { return exp2f(x); }
+inline float max_or_nan(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
 
 inline uint32_t mask_and_set(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
 
@@ -271,7 +272,6 @@ inline uint4 load_packet(const uint4* from) {
 inline uint32_t load_word(const uint32_t* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
 inline void pause() { sched_yield(); }
 
-inline void prefetch(const void*) {}
 inline uint32_t count_up(uint32_t* counter) { return (*counter)++; }
 inline void wait_for_previous_kernel() {}
 inline void let_next_kernel_start() {}

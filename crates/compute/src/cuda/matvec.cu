@@ -106,7 +106,43 @@ struct Plain {
 // How a kind of weights wants activations.
 enum class Form { FLOATS, SUMS, PAIRS_OF_SUMS };
 
-// Converts activations k to k + 7 of a row. Whole warps call it, for the shuffles.
+// A warp converts 256 activations at a time. All blocks want the same ones at the same moment, so what counts is how many lines of memory
+// they ask for: neighbouring lanes load neighbours, four of each half, and then pairs of lanes exchange, so that each has eight in a row.
+constexpr int SPAN = 256;
+
+// Four activations of each half of the span that begins at `first`; zeros past the end. Not from this multiprocessor's cache, which may
+// hold what the kernel before overwrote.
+struct Fours {
+  float4 half[2];
+  DEVICE void load(const float* x, int first, int n) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int k = first + SPAN / 2 * h + threadIdx.x % 32 * 4;
+      half[h] = k < n ? __ldcg(reinterpret_cast<const float4*>(x + k)) : float4{0, 0, 0, 0};
+    }
+  }
+};
+
+// Eight activations in a row, and where a lane's are: in the first half of the span if its number is even.
+struct Eight {
+  float v[8];
+  DEVICE static int at(int first) { return first + threadIdx.x % 2 * (SPAN / 2) + threadIdx.x % 32 / 2 * 8; }
+  DEVICE void exchange(const Fours& f) {
+    const bool odd = threadIdx.x % 2;
+    const float4 keep = odd ? f.half[1] : f.half[0], give = odd ? f.half[0] : f.half[1];
+    const auto pass = [](float x) { return __shfl_xor_sync(ALL_LANES, x, 1); };
+    const float4 got = {pass(give.x), pass(give.y), pass(give.z), pass(give.w)};
+    put(odd ? got : keep, odd ? keep : got);
+  }
+  DEVICE void load(const float* x, int k, int n) {
+    float4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
+    if (k < n) a = reinterpret_cast<const float4*>(x + k)[0], b = reinterpret_cast<const float4*>(x + k)[1];
+    put(a, b);
+  }
+  DEVICE void put(float4 a, float4 b) { v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w; }
+};
+
+// Converts activations k to k + 7 of a row, where k is what `Eight::at` says. Whole warps call it, for the shuffles.
 DEVICE void convert(const float (&v)[8], int k, int n, XPiece* pieces, float* floats, Form form) {
   if (form == Form::FLOATS) {
     if (k < n) {
@@ -116,13 +152,13 @@ DEVICE void convert(const float (&v)[8], int k, int n, XPiece* pieces, float* fl
     }
     return;
   }
-  // Four neighbouring threads convert a block of 32. As integers, magnitudes compare alike, and what is not a number is largest.
-  uint32_t bits = 0;
+  // Every other lane of eight has a quarter of a block of 32. What is not a number is largest.
+  float largest = fabsf(v[0]);
 #pragma unroll
-  for (int i = 0; i < 8; i++) bits = max(bits, __float_as_uint(v[i]) & 0x7fffffffu);
-  bits = max(bits, __shfl_xor_sync(ALL_LANES, bits, 1));
-  bits = max(bits, __shfl_xor_sync(ALL_LANES, bits, 2));
-  const float largest = __uint_as_float(bits), scale = largest * (1.0f / 127.0f);
+  for (int i = 1; i < 8; i++) largest = ptx::max_or_nan(largest, fabsf(v[i]));
+  largest = ptx::max_or_nan(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
+  largest = ptx::max_or_nan(largest, __shfl_xor_sync(ALL_LANES, largest, 4));
+  const float scale = largest * (1.0f / 127.0f);
   const float per_unit = largest > 1e-30f ? __fdividef(127.0f, largest) : 0.0f;
   // The last byte of a float of this size is an integer, rounded.
   uint32_t q[8];
@@ -134,8 +170,8 @@ DEVICE void convert(const float (&v)[8], int k, int n, XPiece* pieces, float* fl
     packed[i] = __byte_perm(__byte_perm(q[4 * i], q[4 * i + 1], 0x0040), __byte_perm(q[4 * i + 2], q[4 * i + 3], 0x0040), 0x5410);
   }
   int sum = __dp4a(static_cast<int>(packed[0]), 0x01010101, __dp4a(static_cast<int>(packed[1]), 0x01010101, 0));
-  sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-  const int next = __shfl_xor_sync(ALL_LANES, sum, 2);
+  sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+  const int next = __shfl_xor_sync(ALL_LANES, sum, 4);
   if (k < n) {
     XPiece* piece = pieces + k / 64;
     *reinterpret_cast<uint2*>(piece->q + k % 64) = uint2{packed[0], packed[1]};
@@ -147,58 +183,37 @@ DEVICE void convert(const float (&v)[8], int k, int n, XPiece* pieces, float* fl
   }
 }
 
-// Eight activations, or zeros past the end. Not from this multiprocessor's cache, which may hold what the kernel before overwrote.
-DEVICE void load_fresh(float (&v)[8], const float* x, int k, int n) {
-  float4 a = {}, b = {};
-  if (k < n) {
-    a = __ldcg(reinterpret_cast<const float4*>(x + k));
-    b = __ldcg(reinterpret_cast<const float4*>(x + k + 4));
-  }
-  v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-}
-
-DEVICE void load_norm(float (&w)[8], const float* weight, int k, int n) {
-  float4 a = {}, b = {};
-  if (k < n) {
-    a = *reinterpret_cast<const float4*>(weight + k);
-    b = *reinterpret_cast<const float4*>(weight + k + 4);
-  }
-  w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w, w[4] = b.x, w[5] = b.y, w[6] = b.z, w[7] = b.w;
-}
-
-// Converts the rows of x, times the norm's weights. What the norm divides them by is left to the end: the thread's share of the sum of
-// squares of row j goes to `squares(j, share)`.
+// Converts the rows of x, times the norm's weights, of which `norm` has those of the thread's first activations. What the norm divides
+// them by is left to the end: the thread's share of the sum of squares of row j goes to `squares(j, share)`.
 template <int THREADS, class Squares>
-DEVICE void prepare(const MatvecArgs& a, int m, XPiece* pieces, float* floats, Form form, Squares squares) {
-  // Chunks that are on their way at the same time.
-  constexpr int CHUNK = THREADS * 8, CHUNKS = THREADS < 512 ? 5 : 4;
+DEVICE void prepare(const MatvecArgs& a, int m, Eight& norm, XPiece* pieces, float* floats, Form form, Squares squares) {
+  // Spans of a warp that are on their way at the same time.
+  constexpr int ALL = THREADS / 32 * SPAN, HELD = THREADS < 384 ? 4 : 2;
   const int n = a.n_in;
 #pragma unroll 1
   for (int j = 0; j < m; j++) {
     const float* x = a.x + static_cast<size_t>(j) * n;
     float sum = 0;
-    float v[CHUNKS][8];
-    int k = threadIdx.x * 8;
 #pragma unroll 1
-    for (int base = 0; base < n; base += CHUNK, k += CHUNK) {
-      if (base % (CHUNKS * CHUNK) == 0) {
+    for (int first = threadIdx.x / 32 * SPAN, done = 0; done < n; first += HELD * ALL, done += HELD * ALL) {
+      Fours held[HELD];
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++) load_fresh(v[c], x, k + c * CHUNK, n);
-      }
-      if (a.norm_weight) {
-        float w[8];
-        load_norm(w, a.norm_weight, k, n);
+      for (int c = 0; c < HELD; c++) held[c].load(x, first + c * ALL, n);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-          sum += v[0][i] * v[0][i];
-          v[0][i] *= w[i];
+      for (int c = 0; c < HELD; c++) {
+        if (c > 0 && done + c * ALL >= n) break;
+        const int k = Eight::at(first + c * ALL);
+        Eight e;
+        e.exchange(held[c]);
+        if (a.norm_weight) {
+          if (j > 0 || done > 0 || c > 0) norm.load(a.norm_weight, k, n);
+#pragma unroll
+          for (int i = 0; i < 8; i++) {
+            sum += e.v[i] * e.v[i];
+            e.v[i] *= norm.v[i];
+          }
         }
-      }
-      convert(v[0], k, n, pieces + j * (n / 64), floats + static_cast<size_t>(j) * n, form);
-#pragma unroll
-      for (int c = 0; c + 1 < CHUNKS; c++) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[c][i] = v[c + 1][i];
+        convert(e.v, k, n, pieces + j * (n / 64), floats + static_cast<size_t>(j) * n, form);
       }
     }
     if (a.norm_weight) squares(j, sum);
@@ -294,10 +309,8 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
   for (int s = 0; s < STAGES; s++) fetch_stage(s);
 
   const int n_y = gate ? n_rows / 2 : n_rows;
-  if (a.norm_weight) {
-#pragma unroll 1
-    for (int k = threadIdx.x * 8; k < n; k += THREADS * 8) ptx::prefetch(a.norm_weight + k);
-  }
+  Eight norm;
+  if (a.norm_weight) norm.load(a.norm_weight, Eight::at(threadIdx.x / 32 * SPAN), n);
   // What will be added to the thread's first sum.
   float addend = 0;
   if (a.bias && threadIdx.x < n_y * m) addend = a.bias[part.first_out + first + (ONE ? threadIdx.x : threadIdx.x % n_y)];
@@ -306,7 +319,7 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
     const int row = ONE ? threadIdx.x : threadIdx.x % n_y, j = ONE ? 0 : threadIdx.x / n_y;
     addend += __ldcg(a.y + static_cast<size_t>(j) * a.y_stride + part.first_out + first + row);
   }
-  prepare<THREADS>(a, m, pieces, floats, !P::PACKED ? Form::FLOATS : P::PAIRS_OF_SUMS ? Form::PAIRS_OF_SUMS : Form::SUMS,
+  prepare<THREADS>(a, m, norm, pieces, floats, !P::PACKED ? Form::FLOATS : P::PAIRS_OF_SUMS ? Form::PAIRS_OF_SUMS : Form::SUMS,
                    [&](int j, float share) {
                      share = warp_sum(share);
                      if (lane == 0) common.squares[j][warp] = share;

@@ -43,6 +43,13 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
+// The larger of two; what is not a number is largest.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
 // c + the products of four unsigned bytes of a with four signed ones of b.
 __device__ __forceinline__ int dp4a_unsigned(uint32_t a, int b, int c) {
   int d;
@@ -176,9 +183,6 @@ __device__ __forceinline__ void give_to_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
-
-// Brings what lies at this address nearer, into the cache that all multiprocessors share.
-__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // Until this returns, what earlier kernels of the stream wrote may not be read. Does nothing in a kernel that was launched without
 // the attribute of programmatic launch, and on GPUs before Hopper.
