@@ -129,10 +129,10 @@ struct Eight {
   DEVICE static int at(int first) { return first + threadIdx.x % 2 * (SPAN / 2) + threadIdx.x % 32 / 2 * 8; }
   DEVICE void exchange(const Fours& f) {
     const bool odd = threadIdx.x % 2;
-    const float4 keep = odd ? f.half[1] : f.half[0], give = odd ? f.half[0] : f.half[1];
+    const float4 give = odd ? f.half[0] : f.half[1];
     const auto pass = [](float x) { return __shfl_xor_sync(ALL_LANES, x, 1); };
     const float4 got = {pass(give.x), pass(give.y), pass(give.z), pass(give.w)};
-    put(odd ? got : keep, odd ? keep : got);
+    put(odd ? got : f.half[0], odd ? f.half[1] : got);
   }
   DEVICE void load(const float* x, int k, int n) {
     float4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
@@ -195,7 +195,8 @@ DEVICE void prepare(const MatvecArgs& a, int m, Eight& norm, XPiece* pieces, flo
     const float* x = a.x + static_cast<size_t>(j) * n;
     float sum = 0;
 #pragma unroll 1
-    for (int first = threadIdx.x / 32 * SPAN, done = 0; done < n; first += HELD * ALL, done += HELD * ALL) {
+    for (int done = 0; done < n; done += HELD * ALL) {
+      const int first = done + threadIdx.x / 32 * SPAN;
       Fours held[HELD];
 #pragma unroll
       for (int c = 0; c < HELD; c++) held[c].load(x, first + c * ALL, n);
