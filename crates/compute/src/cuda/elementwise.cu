@@ -86,8 +86,8 @@ struct PutArgs {
   uint32_t words[1000];
 };
 
+// Kernels of the step read what it puts before they wait for the kernel before them, so none may start while it runs.
 KERNEL(put, PutArgs, 256) {
-  ptx::let_next_kernel_start();
   ptx::wait_for_previous_kernel();
   for (uint32_t i = threadIdx.x; i < a.n; i += blockDim.x) a.y[i] = a.words[i];
 }

@@ -42,8 +42,7 @@ DEVICE unsigned long long key(float logit, uint32_t token) {
 DEVICE uint32_t token_of(unsigned long long key) { return 0xffffffffu - static_cast<uint32_t>(key); }
 
 // The choice of a row, for the next step and for the host.
-template <class Args>
-DEVICE void choose(const Args& a, size_t row, uint32_t token) { a.chosen[row] = token, (*a.answer)[row] = token; }
+DEVICE void choose(uint32_t* chosen, uint32_t* answer, size_t row, uint32_t token) { chosen[row] = token, answer[row] = token; }
 
 // The token of a row's largest key, marked if it cannot be chosen.
 DEVICE uint32_t marked(unsigned long long best) {
@@ -113,12 +112,13 @@ DEVICE unsigned long long block_prefix(unsigned long long x, unsigned long long*
 KERNEL(likeliest, LikeliestArgs, THREADS) {
   ptx::let_next_kernel_start();
   ptx::wait_for_previous_kernel();
+  uint32_t* const answer = *a.answer;
   __shared__ unsigned long long scratch[THREADS / 32];
   const uint32_t n = a.n, row = blockIdx.y, per_block = (n + gridDim.x - 1) / gridDim.x;
   const uint32_t from = blockIdx.x * per_block, to = from + per_block < n ? from + per_block : n;
   const float* logits = a.logits + static_cast<size_t>(row) * n;
   unsigned long long best = 0;
-#pragma unroll 4
+#pragma unroll 8
   for (uint32_t i = from + threadIdx.x; i < to; i += THREADS) {
     const unsigned long long k = key(logits[i], i);
     best = k > best ? k : best;
@@ -131,7 +131,7 @@ KERNEL(likeliest, LikeliestArgs, THREADS) {
   __threadfence();
   best = atomicExch(a.best + row, 0ull);
   a.arrived[row] = 0;
-  choose(a, row, marked(best));
+  choose(a.chosen, answer, row, marked(best));
 }
 
 // Logits of a block of sample_edit and sample_weigh.
@@ -478,7 +478,7 @@ KERNEL(sample_choose, SampleArgs, CHOOSERS) {
   const Best best = row_best(a, row, scratch);
   if (is_decided(r, best)) {
     const uint32_t computed = marked(best.computed), mark = computed & MARKS;
-    if (threadIdx.x == 0) choose(a, row, mark == NOT_A_NUMBER || mark == INFINITE ? computed : marked(best.edited));
+    if (threadIdx.x == 0) choose(a.chosen, *a.answer, row, mark == NOT_A_NUMBER || mark == INFINITE ? computed : marked(best.edited));
     return;
   }
   const float* x = a.logits + static_cast<size_t>(row) * a.n;
@@ -491,7 +491,7 @@ KERNEL(sample_choose, SampleArgs, CHOOSERS) {
 #pragma unroll 4
     for (uint32_t i = threadIdx.x; i < size; i += CHOOSERS) weights[i] = x[from + i] >= r.least ? weight(x[from + i]) : 0;
     const Found token = find(weights, size, target - part.before, scratch, &found);
-    if (threadIdx.x == 0) choose(a, row, from + token.index);
+    if (threadIdx.x == 0) choose(a.chosen, *a.answer, row, from + token.index);
     return;
   }
   const unsigned long long* weights = a.weights + static_cast<size_t>(row) * N_BINS;
@@ -576,5 +576,5 @@ KERNEL(sample_choose, SampleArgs, CHOOSERS) {
     }
     threshold = low;
   }
-  if (threadIdx.x == 0) choose(a, row, a.n - 1 - static_cast<uint32_t>(threshold));
+  if (threadIdx.x == 0) choose(a.chosen, *a.answer, row, a.n - 1 - static_cast<uint32_t>(threshold));
 }
