@@ -6,6 +6,8 @@ use crate::load::{RunnerOptions, SpeculationOptions};
 use crate::{bench_serve, output, profile, speculation};
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueHint};
+use realizar_compute::cpu::bandwidth::ReadTest;
+use realizar_compute::cpu::threads::Pool;
 use realizar_engine::bench::{Bench, Work};
 use realizar_engine::load::{CacheSize, load};
 use realizar_model::source::TensorSource;
@@ -70,7 +72,7 @@ struct Report {
     threads: usize,
     weight_bytes: usize,
     bytes_per_token: usize,
-    /// What the device tells of its memory, or what the CPU's threads read.
+    /// Read bandwidth: what the device tells of its memory, or the median of what the CPU's threads read before and after each repeat.
     peak_gb_s: f64,
     results: Vec<Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -89,6 +91,40 @@ struct Row {
     tok_s_max: f64,
     /// Weights and cache that decode reads; nothing is stated for prefill, which is bound by arithmetic.
     gb_s: Option<f64>,
+    /// Of the read bandwidth; on the CPU the median over repeats, each beside what was read right before and after it.
+    share: Option<f64>,
+}
+
+/// The read bandwidth that decoding is held against, in bytes per second.
+enum Bandwidth {
+    /// As the device tells.
+    Known(f64),
+    /// Of a CPU, whose memory others may use too, so that it has to be measured beside each repeat: all that was measured yet.
+    Measured { pool: Pool, test: ReadTest, all: Vec<f64> },
+}
+
+impl Bandwidth {
+    fn now(&mut self) -> f64 {
+        match self {
+            Bandwidth::Known(speed) => *speed,
+            Bandwidth::Measured { pool, test, all } => {
+                all.push(test.bytes_per_second(pool));
+                all[all.len() - 1]
+            }
+        }
+    }
+
+    fn median(&self) -> f64 {
+        match self {
+            Bandwidth::Known(speed) => *speed,
+            Bandwidth::Measured { all, .. } => median(all.clone()),
+        }
+    }
+}
+
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
@@ -134,9 +170,12 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         Some(spec) => format!("{}:{} (random weights)", spec.shape.name, spec.mix.name),
         None => args.model.model.to_string(),
     };
-    let peak_gb_s = match model.memory_bandwidth {
-        Some(bytes) => bytes as f64 / 1e9,
-        None => realizar_engine::bench::read_bandwidth(model.n_threads),
+    let mut bandwidth = match model.memory_bandwidth {
+        Some(bytes) => Bandwidth::Known(bytes as f64),
+        None => {
+            let pool = Pool::new(model.n_threads);
+            Bandwidth::Measured { test: ReadTest::new(&pool)?, pool, all: Vec::new() }
+        }
     };
     let kv_bytes = model.config.kv_bytes_per_token(options.kv_type);
     let mut report = Report {
@@ -145,7 +184,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         threads: model.n_threads,
         weight_bytes: model.weights.total,
         bytes_per_token: model.weights.per_step,
-        peak_gb_s,
+        peak_gb_s: 0.0,
         results: Vec::new(),
         profile: Vec::new(),
     };
@@ -157,27 +196,37 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
                 bail!("{work:?} with {batch} sequences does not fit the limits of a step or the cache");
             }
             bench.run(work, batch)?;
-            let mut seconds = (0..args.repeat)
-                .map(|_| Ok(bench.run(work, batch)?.as_secs_f64()))
-                .collect::<Result<Vec<_>>>()?;
-            seconds.sort_by(f64::total_cmp);
             let (kind, tokens, depth) = match work {
                 Work::Prefill { n_tokens } => ("prefill", n_tokens, 0),
                 Work::Decode { n_tokens, depth } => ("decode", n_tokens, depth),
             };
-            let rate = |s: f64| (tokens * batch) as f64 / s;
-            let median = seconds[seconds.len() / 2];
             // Each step reads the weights once and each sequence's cache once; on average the cache is half filled by then.
             let step_bytes = report.bytes_per_token + batch * (depth + tokens / 2) * kv_bytes;
+            let bytes = (step_bytes * tokens) as f64;
+            let (mut seconds, mut shares) = (Vec::new(), Vec::new());
+            let mut before = bandwidth.now();
+            for _ in 0..args.repeat {
+                let taken = bench.run(work, batch)?.as_secs_f64();
+                let after = bandwidth.now();
+                // Half of the bytes at either speed.
+                shares.push((0.5 / before + 0.5 / after) * bytes / taken);
+                seconds.push(taken);
+                before = after;
+            }
+            seconds.sort_by(f64::total_cmp);
+            let rate = |s: f64| (tokens * batch) as f64 / s;
+            let middle = seconds[seconds.len() / 2];
+            let decodes = kind == "decode";
             report.results.push(Row {
                 kind,
                 tokens,
                 batch,
                 depth,
-                tok_s: rate(median),
+                tok_s: rate(middle),
                 tok_s_min: rate(seconds[seconds.len() - 1]),
                 tok_s_max: rate(seconds[0]),
-                gb_s: (kind == "decode").then(|| (step_bytes * tokens) as f64 / median / 1e9),
+                gb_s: decodes.then(|| bytes / middle / 1e9),
+                share: decodes.then(|| median(shares)),
             });
             if args.profile.is_some() {
                 let (duration, times) = bench.profile(work, batch)?;
@@ -187,6 +236,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
             }
         }
     }
+    report.peak_gb_s = bandwidth.median() / 1e9;
     if let Some(path) = &args.profile {
         trace.write(path)?;
         tracing::info!(file = %path.display(), "trace written");
@@ -210,7 +260,8 @@ fn table(r: &Report) -> String {
         "GB/s (share)"
     );
     for row in &r.results {
-        let gb_s = row.gb_s.map_or(String::new(), |g| format!("{g:.1} ({:.0} %)", g / r.peak_gb_s * 100.0));
+        let gb_s = row.gb_s.zip(row.share);
+        let gb_s = gb_s.map_or(String::new(), |(g, share)| format!("{g:.1} ({:.0} %)", share * 100.0));
         let spread = format!("{:.1} … {:.1}", row.tok_s_min, row.tok_s_max);
         out += &format!(
             "{:>8} {:>7} {:>6} {:>6} {:>10.1} {spread:>19} {gb_s:>14}\n",

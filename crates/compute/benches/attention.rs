@@ -8,11 +8,11 @@
 //! on the machine does not count.
 #![allow(clippy::print_stdout, missing_docs)]
 
+use realizar_compute::cpu::bandwidth::ReadTest;
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::threads::{Pool, default_threads};
 use realizar_compute::cpu::{Cpu, CpuOptions};
 use realizar_compute::{AttentionParams, Backend, Batch, BatchLimits, DType, Heads, KvLayer, QkvPrep};
-use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 /// Bytes that one pass of decoding reads, beyond any cache.
@@ -90,19 +90,9 @@ fn measure(n_threads: usize, mut f: impl FnMut()) -> f64 {
 
 fn read_gb_s(n_threads: usize) -> f64 {
     let pool = Pool::new(n_threads);
-    let data = vec![1_u64; PASS_BYTES / 8];
-    let seconds = measure(n_threads, || {
-        pool.for_each_chunk(data.len(), 64 << 10, |range| {
-            let mut sums = [0_u64; 32];
-            for x in data[range].as_chunks::<32>().0 {
-                for (sum, x) in sums.iter_mut().zip(x) {
-                    *sum |= x;
-                }
-            }
-            black_box(sums);
-        });
-    });
-    PASS_BYTES as f64 / seconds / 1e9
+    let test = ReadTest::new(&pool).expect("memory");
+    let speeds = (0..21).map(|_| test.bytes_per_second(&pool));
+    speeds.fold(0.0, f64::max) / 1e9
 }
 
 /// A cache with `n` tokens, and the last `n_new` of them as a batch with their queries.

@@ -10,7 +10,8 @@
 mod machine;
 
 use bytes::Bytes;
-use machine::{peak_gop_s, read};
+use machine::peak_gop_s;
+use realizar_compute::cpu::bandwidth::ReadTest;
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::matmul::{Activations, Matrix, MatrixOptions, matmul};
 use realizar_compute::cpu::threads::{Pool, default_threads};
@@ -69,7 +70,9 @@ fn main() {
     for &n in &threads {
         let pool = Pool::new(n);
         println!("barrier, {n} threads: {:.2} µs", barrier_us(&pool));
-        println!("read bandwidth, {n} threads: {:.1} GB/s", read_gb_s(&pool));
+        let test = ReadTest::new(&pool).expect("memory");
+        let bandwidth = (0..TURNS).map(|_| test.bytes_per_second(&pool)).fold(0.0, f64::max);
+        println!("read bandwidth, {n} threads: {:.1} GB/s", bandwidth / 1e9);
         for name in &models {
             model(&pool, name, isa);
         }
@@ -79,7 +82,7 @@ fn main() {
         for &dtype in &types {
             for &(n_out, n_in) in &shapes {
                 for &m in &rows {
-                    product(&pool, dtype, n_out, n_in, m, isa);
+                    product(&pool, &test, dtype, n_out, n_in, m, isa);
                 }
             }
         }
@@ -128,25 +131,25 @@ fn barrier_us(pool: &Pool) -> f64 {
     .1 * 1e3
 }
 
-fn read_gb_s(pool: &Pool) -> f64 {
-    let data = vec![1_u64; PASS_BYTES / 8];
-    let (_, seconds) = time(|| read(pool, &data));
-    PASS_BYTES as f64 / seconds / 1e9
+/// Passes beside which reading is measured.
+const TURNS: usize = 81;
+
+/// Speed of `pass`, which reads so many bytes, as a share of the read bandwidth on a machine whose speed changes: the median over
+/// passes of one right after the other.
+fn share_of_bandwidth(pool: &Pool, test: &ReadTest, bytes: f64, mut pass: impl FnMut()) -> f64 {
+    let mut shares: Vec<f64> = (0..TURNS)
+        .map(|_| {
+            let bandwidth = test.bytes_per_second(pool);
+            let start = now();
+            pass();
+            bytes / (now() - start) / bandwidth
+        })
+        .collect();
+    shares.sort_by(f64::total_cmp);
+    shares[TURNS / 2]
 }
 
-/// Ratio of two speeds on a machine whose speed changes: the median over passes of one right after the other.
-fn ratio(mut a: impl FnMut(), mut b: impl FnMut()) -> f64 {
-    let clock = |f: &mut dyn FnMut()| {
-        let start = now();
-        f();
-        now() - start
-    };
-    let mut ratios: Vec<f64> = (0..81).map(|_| clock(&mut b) / clock(&mut a)).collect();
-    ratios.sort_by(f64::total_cmp);
-    ratios[ratios.len() / 2]
-}
-
-fn product(pool: &Pool, dtype: DType, n_out: usize, n_in: usize, m: usize, isa: Isa) {
+fn product(pool: &Pool, test: &ReadTest, dtype: DType, n_out: usize, n_in: usize, m: usize, isa: Isa) {
     let options = MatrixOptions { isa, exact: false, repack: true };
     let size = dtype.bytes_for(n_out * n_in).expect("whole blocks");
     let copies = if m <= 16 && !HOT.load(Ordering::Relaxed) { (PASS_BYTES / size).max(1) } else { 1 };
@@ -164,8 +167,7 @@ fn product(pool: &Pool, dtype: DType, n_out: usize, n_in: usize, m: usize, isa: 
     let (median, best) = time(&mut pass);
     let bytes = (copies * made[0].bytes()) as f64;
     let share = if m == 1 && copies > 1 {
-        let data = vec![1_u64; PASS_BYTES / 8];
-        let share = ratio(&mut pass, || read(pool, &data)) * bytes / PASS_BYTES as f64;
+        let share = share_of_bandwidth(pool, test, bytes, &mut pass);
         format!("  {:.0} % of read bandwidth", share * 100.0)
     } else if let Some(peak) = peak_gop_s(pool, dtype, isa).filter(|_| m > 1) {
         let speed = 2.0 * (n_out * n_in * m * copies) as f64 / median / 1e9;

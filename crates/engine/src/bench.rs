@@ -194,21 +194,3 @@ pub(crate) fn step_times(runner: &mut dyn Runner, n: usize) -> Result<(Duration,
     }
     Ok((best[0], best[1]))
 }
-
-/// Bytes per second that this many threads read from memory, in GB/s: the best of several passes over a buffer that no cache holds.
-pub fn read_bandwidth(n_threads: usize) -> f64 {
-    let words = vec![1u64; 32 << 20];
-    let chunk = words.len().div_ceil(n_threads.max(1));
-    let best = (0..6)
-        .map(|_| {
-            let start = Instant::now();
-            let sum: u64 = std::thread::scope(|s| {
-                let parts: Vec<_> = words.chunks(chunk).map(|c| s.spawn(|| c.iter().sum::<u64>())).collect();
-                parts.into_iter().map(|p| p.join().unwrap_or(0)).sum()
-            });
-            std::hint::black_box(sum);
-            start.elapsed()
-        })
-        .min();
-    best.map_or(0.0, |t| (words.len() * 8) as f64 / t.as_secs_f64() / 1e9)
-}

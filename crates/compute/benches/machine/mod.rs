@@ -8,19 +8,6 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Reads all of `data`, with every thread of the pool.
-pub(crate) fn read(pool: &Pool, data: &[u64]) {
-    pool.for_each_chunk(data.len(), 64 << 10, |range| {
-        let mut sums = [0_u64; 32];
-        for x in data[range].as_chunks::<32>().0 {
-            for (sum, x) in sums.iter_mut().zip(x) {
-                *sum |= x;
-            }
-        }
-        black_box(sums);
-    });
-}
-
 /// Operations per second, in units of 10^9, of the multiplying instruction that products with weights of this type use, from
 /// registers, on every thread; `None` where there is no such measurement for the instruction set.
 pub(crate) fn peak_gop_s(pool: &Pool, dtype: DType, isa: Isa) -> Option<f64> {

@@ -5,6 +5,7 @@
 
 mod activation;
 mod attention;
+pub mod bandwidth;
 mod buffer;
 mod choose;
 mod embed;
