@@ -185,9 +185,31 @@ impl Pool {
     /// worker is free. One range, or one thread, runs on the calling thread without a barrier.
     pub fn for_each_chunk(&self, n_items: usize, chunk: usize, f: impl Fn(Range<usize>) + Sync) {
         let chunk = chunk.max(1);
-        if n_items <= chunk || self.handles.is_empty() || IN_JOB.get() {
-            for start in (0..n_items).step_by(chunk) {
-                f(start..n_items.min(start + chunk));
+        self.for_each_range(n_items, chunk, |_| chunk, f);
+    }
+
+    /// Calls `f` for ranges that together are `0..n_items`, on whichever worker is free: long ones first, then ever shorter ones, so
+    /// that all workers end at about the same time, though their speeds differ.
+    pub fn for_each_share(&self, n_items: usize, f: impl Fn(Range<usize>) + Sync) {
+        // Of what is left for its node, a worker takes half of its part.
+        let part = 2 * self.n_threads().div_ceil(self.nodes.len());
+        self.for_each_range(n_items, 1, |left| left.div_ceil(part), f);
+    }
+
+    /// Calls `f` for ranges as long as `length` says for the number of items that are left in a node's share.
+    fn for_each_range(
+        &self,
+        n_items: usize,
+        least: usize,
+        length: impl Fn(usize) -> usize + Sync,
+        f: impl Fn(Range<usize>) + Sync,
+    ) {
+        if n_items <= least || self.handles.is_empty() || IN_JOB.get() {
+            let mut start = 0;
+            while start < n_items {
+                let end = n_items.min(start + length(n_items - start));
+                f(start..end);
+                start = end;
             }
             return;
         }
@@ -199,12 +221,9 @@ impl Pool {
             let own = node_of(worker, n_workers, n_nodes);
             for node in (own..n_nodes).chain(0..own) {
                 let end = border(node + 1);
-                loop {
-                    let start = next[node].fetch_add(chunk, Ordering::Relaxed);
-                    if start >= end {
-                        break;
-                    }
-                    f(start..end.min(start + chunk));
+                let after = |start: usize| (start < end).then(|| end.min(start + length(end - start)));
+                while let Ok(start) = next[node].fetch_update(Ordering::Relaxed, Ordering::Relaxed, after) {
+                    f(start..end.min(start + length(end - start)));
                 }
             }
         });
@@ -349,6 +368,30 @@ mod tests {
                     }
                 });
                 assert!(seen.iter().all(|s| s.load(Ordering::Relaxed) == 1), "{n_threads} {n_items} {chunk}");
+            }
+        }
+    }
+
+    #[test]
+    fn shares_cover_every_item_once_and_end_short() {
+        for (n_threads, n_nodes) in [(1, 1), (2, 1), (5, 3)] {
+            let pool = Pool::over_nodes(n_threads, vec![vec![0]; n_nodes]);
+            for n_items in [0, 1, 7, 1003] {
+                let seen: Vec<AtomicUsize> = (0..n_items).map(|_| AtomicUsize::new(0)).collect();
+                let last = AtomicUsize::new(0);
+                pool.for_each_share(n_items, |range| {
+                    if range.end == n_items {
+                        last.store(range.len(), Ordering::Relaxed);
+                    }
+                    for i in range {
+                        seen[i].fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                assert!(
+                    seen.iter().all(|s| s.load(Ordering::Relaxed) == 1),
+                    "{n_threads} {n_nodes} {n_items}"
+                );
+                assert_eq!(last.into_inner(), n_items.min(1));
             }
         }
     }

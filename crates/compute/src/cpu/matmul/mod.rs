@@ -309,9 +309,8 @@ pub fn matmul(
     let elements = if forms.iter().all(|form| form.is_int8()) { INT8_BLOCK } else { FLOAT_BLOCK };
     let block_tiles = (elements / (TILE * w.n_in.max(1))).clamp(1, n_tiles);
     let n_blocks = n_tiles.div_ceil(block_tiles);
-    let chunk = (n_groups / (pool.n_threads() * CHUNKS_PER_THREAD)).max(1);
     let y = SharedMut(y.as_mut_ptr());
-    pool.for_each_chunk(n_blocks * n_groups, chunk, |range| {
+    pool.for_each_share(n_blocks * n_groups, |range| {
         for item in range {
             let (block, g) = (item / n_groups, item % n_groups);
             let part = &w.parts[w.part_of(g)];
@@ -339,10 +338,6 @@ const INT8_BLOCK: usize = 512 << 10;
 /// The same for floats and BF16 numbers. A band of these has so much to do with each line that it may come from the third-level
 /// cache; what counts is that the weights pass rarely.
 const FLOAT_BLOCK: usize = 4 << 20;
-
-/// Into how many chunks each thread's share of the weights is cut: more even out threads of unequal speed, fewer stay
-/// longer in one stream.
-const CHUNKS_PER_THREAD: usize = 8;
 
 impl Part {
     /// Calls `f` with group `g` in `layout`, the part's own or that for many rows; the group is packed first if it was not.
