@@ -71,7 +71,7 @@ pub(super) struct Tile<'a> {
     ///
     /// [`Form::Int8Block32`]: -128, -8 and -64 times the sum of each block, [n_in / 32, rows] each; -16 times the sums of half
     /// blocks, [n_in / 16, rows].
-    /// [`Form::Int8Block256`]: the sums of blocks of 32 as pairs of `i16`, [n_in / 256, rows, 4]; -32 and -64 times the sums of
+    /// [`Form::Int8Block256`]: the sums of blocks of 32 as pairs of `i16`, [n_in / 256, rows, 4], those of blocks 0 and 2, 1 and 3, 4 and 6, 5 and 7; -32 and -64 times the sums of
     /// blocks of 16, [n_in / 16, rows] both; the sums of blocks of 16 as pairs of `i16`, [n_in / 256, rows, 8].
     pub(super) offsets: [&'a [i32]; 4],
 }
@@ -271,8 +271,9 @@ impl Kernel for Row<'_> {
                             sums[j] = two[0] + two[1];
                         }
                         for p in 0..4 {
+                            let first = p / 2 * 4 + p % 2;
                             *out.offsets[0].add((b * rows + r) * 4 + p) =
-                                sums[2 * p] & 0xffff | sums[2 * p + 1] << 16;
+                                sums[first] & 0xffff | sums[first + 2] << 16;
                         }
                     }
                 }

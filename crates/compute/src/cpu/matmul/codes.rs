@@ -302,10 +302,10 @@ impl<T: Shape> Multiply<'_, T> {
         unsafe {
             let tables = self.tables::<S>();
             let mut total = S::splat(0.0);
-            touch::<S>(w.as_ptr(), Parts::<T>::factors_bytes(n_blocks) / LINE);
+            int8::touch::<S>(w.as_ptr(), Parts::<T>::factors_bytes(n_blocks) / LINE);
             for b in 0..n_blocks {
                 let at = self.block::<S>(b, tables);
-                touch::<S>(at.scales, T::SCALE_LINES);
+                int8::touch::<S>(at.scales, T::SCALE_LINES);
                 let d = S::mul(S::load_f16(self.factors(b)), S::splat(self.coding.unit));
                 let mut sums = OneRow { total, whole: S::splat_i32(0) };
                 if T::BITS == 4 {
@@ -453,21 +453,6 @@ fn from_offsets<S: Simd, T: Shape>() -> bool {
 struct OneRow<S: Simd> {
     total: S::F,
     whole: S::I,
-}
-
-/// Loads lines that are used later, each a little at a time, so that all lines of a weight are first met in the order in which they
-/// stand.
-///
-/// # Safety
-/// [`Simd`]'s contract; there are `n` lines.
-#[inline(always)]
-unsafe fn touch<S: Simd>(lines: *const u8, n: usize) {
-    for i in 0..n {
-        // SAFETY: the caller's promise.
-        unsafe {
-            S::load_in_order(lines.add(i * LINE));
-        }
-    }
 }
 
 /// Adds the products of 4·N weights with each of `R` rows, which are 32 bytes apart.

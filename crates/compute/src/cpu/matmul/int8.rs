@@ -89,6 +89,21 @@ pub(super) unsafe fn prefetch<S: Simd, const ONE: bool>(lines: *const u8, n: usi
     }
 }
 
+/// Loads lines that are used later, each a little at a time, so that all lines of a weight are first met in the order in which they
+/// stand.
+///
+/// # Safety
+/// [`Simd`]'s contract; there are `n` lines.
+#[inline(always)]
+pub(super) unsafe fn touch<S: Simd>(lines: *const u8, n: usize) {
+    for i in 0..n {
+        // SAFETY: the caller's promise.
+        unsafe {
+            S::load_in_order(lines.add(i * LINE));
+        }
+    }
+}
+
 /// Sets `rows` rows of 16 floats to zero.
 ///
 /// # Safety
@@ -177,7 +192,7 @@ unsafe fn add_block_rows<S: Simd, const MAX: u8, const N: usize>(
     }
 }
 
-/// Adds the products of 4·N weights with every row of the tile, in units of the row's scale: `t += sum · scale`.
+/// Adds the products of 4·N weights with every row of the tile, times a whole scale: `t += sum · scale`.
 ///
 /// `q` is the first row's activations and rows are 32 bytes apart; `offsets` [rows] is what the sums start from, or null
 /// for zero.
@@ -186,9 +201,9 @@ unsafe fn add_block_rows<S: Simd, const MAX: u8, const N: usize>(
 /// [`Simd`]'s contract; `t` is [rows, 16].
 #[inline(always)]
 pub(super) unsafe fn add_sub_block<S: Simd, const N: usize, const MAX: u8>(
-    t: *mut f32,
+    t: *mut i32,
     w: &[S::I; N],
-    scale: S::F,
+    scale: S::I,
     rows: usize,
     q: *const i8,
     offsets: *const i32,
@@ -209,9 +224,9 @@ pub(super) unsafe fn add_sub_block<S: Simd, const N: usize, const MAX: u8>(
 
 #[inline(always)]
 unsafe fn add_sub_block_rows<S: Simd, const N: usize, const MAX: u8, const R: usize>(
-    t: *mut f32,
+    t: *mut i32,
     w: &[S::I; N],
-    scale: S::F,
+    scale: S::I,
     r: usize,
     q: *const i8,
     offsets: *const i32,
@@ -226,24 +241,23 @@ unsafe fn add_sub_block_rows<S: Simd, const N: usize, const MAX: u8, const R: us
         }
         S::dot::<N, MAX, R>(&mut sums, w, q.add(r * 32));
         for i in 0..R {
-            let t = t.add((r + i) * LANES);
-            S::store_f32(t, S::fma(S::to_f32(sums[i]), scale, S::load_f32(t)));
+            let t = t.add((r + i) * LANES).cast::<u8>();
+            S::store(t, S::add_i32(S::load(t), S::mul_i32(sums[i], scale)));
         }
     }
 }
 
-/// Ends a super-block: `y += t · x.scale`, and sets `t` back to zero. `scales` [rows].
+/// What [`add_sub_block`] came to for row `r`, which is set back to zero.
 ///
 /// # Safety
-/// [`Simd`]'s contract; `y` and `t` are [rows, 16].
+/// [`Simd`]'s contract; `t` has that row.
 #[inline(always)]
-pub(super) unsafe fn end_super_block<S: Simd>(y: *mut f32, t: *mut f32, rows: usize, scales: *const f32) {
-    for r in 0..rows {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let (y, t) = (y.add(r * LANES), t.add(r * LANES));
-            S::store_f32(y, S::fma(S::load_f32(t), S::splat(*scales.add(r)), S::load_f32(y)));
-            S::store_f32(t, S::splat(0.0));
-        }
+pub(super) unsafe fn take<S: Simd>(t: *mut i32, r: usize) -> S::I {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let t = t.add(r * LANES).cast::<u8>();
+        let sum = S::load(t);
+        S::store(t, S::splat_i32(0));
+        sum
     }
 }

@@ -4,12 +4,13 @@
 //!
 //! ```text
 //! line 0:  d, F16 [16]; dmin, F16 [16]
-//! line 1:  byte j·16 + row: low nibble = low 4 bits of scale j, high nibble = those of scale j + 4      (j in 0..4)
+//! line 1:  byte 4·row + j: low nibble = low 4 bits of scale j, high nibble = those of scale j + 4       (j in 0..4)
 //! line 2:  the same for the minimums
-//! line 3:  byte j·16 + row: from bit 0, two bits each: the high bits of scale j, scale j + 4, minimum j, minimum j + 4
+//! line 3:  byte 4·row + j: from bit 0, two bits each: the high bits of scale j, scale j + 4, minimum j, minimum j + 4
 //! ```
 
 use super::activations::Tile;
+use super::int8;
 use crate::cpu::simd::{LANES, LINE, Simd};
 
 /// Lines of a packed header.
@@ -26,7 +27,7 @@ pub(super) fn pack(lines: &mut [u8], lane: usize, header: &[u8]) {
         // Original: bytes 0..4 and 4..8 hold 6 bits of scale j and minimum j and, on top, the high two bits of scale j + 4
         // and minimum j + 4, whose low nibbles are byte 8 + j.
         let (scale, min) = (s[j], s[4 + j]);
-        let at = j * LANES + lane;
+        let at = 4 * lane + j;
         lines[LINE + at] = scale & 15 | (s[8 + j] & 15) << 4;
         lines[2 * LINE + at] = min & 15 | s[8 + j] & 0xf0;
         lines[3 * LINE + at] = scale >> 4 & 3 | (scale >> 6) << 2 | (min >> 4 & 3) << 4 | min >> 6 << 6;
@@ -39,7 +40,7 @@ pub(super) fn unpack(header: &mut [u8], lines: &[u8], lane: usize) {
     header[2..4].copy_from_slice(&lines[32 + 2 * lane..32 + 2 * lane + 2]);
     let s = &mut header[4..HEADER_BYTES];
     for j in 0..4 {
-        let at = j * LANES + lane;
+        let at = 4 * lane + j;
         let (scale, min, high) = (lines[LINE + at], lines[2 * LINE + at], lines[3 * LINE + at]);
         s[j] = scale & 15 | (high & 3) << 4 | (high >> 2 & 3) << 6;
         s[4 + j] = min & 15 | (high >> 4 & 3) << 4 | high >> 6 << 6;
@@ -49,10 +50,11 @@ pub(super) fn unpack(header: &mut [u8], lines: &[u8], lane: usize) {
 
 /// The decoded header of 16 rows.
 pub(super) struct Header<S: Simd> {
-    /// d · scale for each of the 8 sub-blocks.
-    pub(super) scales: [S::F; 8],
+    /// Of the 8 sub-blocks, as integers.
+    pub(super) scales: [S::I; 8],
+    d: S::F,
     dmin: S::F,
-    /// Minimums of sub-blocks 2p and 2p + 1, as a pair of 16-bit numbers.
+    /// Minimums as pairs of 16-bit numbers, of the same sub-blocks as the activations' sums.
     mins: [S::I; 4],
 }
 
@@ -63,7 +65,7 @@ impl<S: Simd> Header<S> {
     /// [`Simd`]'s contract; `p` has 4 lines.
     #[inline(always)]
     pub(super) unsafe fn load(p: *const u8) -> Self {
-        // SAFETY: the caller's promise; the decoded bytes are 2 × 128.
+        // SAFETY: the caller's promise.
         unsafe {
             let (d, dmin) = (S::load_f16(p), S::load_f16(p.add(32)));
             let (nibble, two) = (S::splat_i32(0x0f0f_0f0f), S::splat_i32(0x3030_3030));
@@ -72,41 +74,63 @@ impl<S: Simd> Header<S> {
                 S::load_in_order(p.add(2 * LINE)),
                 S::load_in_order(p.add(3 * LINE)),
             );
-            let mut bytes = [0_u8; 4 * LINE];
-            let b = bytes.as_mut_ptr();
-            S::store(b, S::or(S::and(s, nibble), S::and(S::shl::<4>(high), two)));
-            S::store(b.add(LINE), S::or(S::and(S::shr::<4>(s), nibble), S::and(S::shl::<2>(high), two)));
-            S::store(b.add(2 * LINE), S::or(S::and(m, nibble), S::and(high, two)));
-            S::store(b.add(3 * LINE), S::or(S::and(S::shr::<4>(m), nibble), S::and(S::shr::<2>(high), two)));
-            let mut scales = [d; 8];
-            for (j, scale) in scales.iter_mut().enumerate() {
-                *scale = S::mul(d, S::to_f32(S::load_u8(b.add(j * LANES))));
+            let scales = [
+                S::or(S::and(s, nibble), S::and(S::shl::<4>(high), two)),
+                S::or(S::and(S::shr::<4>(s), nibble), S::and(S::shl::<2>(high), two)),
+            ];
+            let mins = [
+                S::or(S::and(m, nibble), S::and(high, two)),
+                S::or(S::and(S::shr::<4>(m), nibble), S::and(S::shr::<2>(high), two)),
+            ];
+            let even = S::splat_i32(0x00ff_00ff);
+            Self {
+                scales: [
+                    S::byte::<0>(scales[0]),
+                    S::byte::<1>(scales[0]),
+                    S::byte::<2>(scales[0]),
+                    S::byte::<3>(scales[0]),
+                    S::byte::<0>(scales[1]),
+                    S::byte::<1>(scales[1]),
+                    S::byte::<2>(scales[1]),
+                    S::byte::<3>(scales[1]),
+                ],
+                d,
+                dmin,
+                mins: [
+                    S::and(mins[0], even),
+                    S::shr::<8>(mins[0]),
+                    S::and(mins[1], even),
+                    S::shr::<8>(mins[1]),
+                ],
             }
-            let mut mins = [S::splat_i32(0); 4];
-            for (p, pair) in mins.iter_mut().enumerate() {
-                let b = b.add(2 * LINE + 2 * p * LANES);
-                *pair = S::pair(S::load_u8(b), S::load_u8(b.add(LANES)));
-            }
-            Self { scales, dmin, mins }
         }
     }
 
-    /// Subtracts what the minimums contribute to super-block `b`: `t -= dmin · Σ minimum · (sum of its 32 activations)`.
+    /// Ends super-block `b`: `y += (d · t - dmin · Σ minimum · sum of its 32 activations) · x.scale`, and sets `t` back to zero.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; `t` is [rows, 16].
+    /// [`Simd`]'s contract; `y` and `t` are [rows, 16], and the tile has that super-block.
     #[inline(always)]
-    pub(super) unsafe fn subtract_mins(&self, t: *mut f32, x: &Tile<'_>, rows: usize, b: usize) {
-        // SAFETY: the tile holds [n_super_blocks, rows, 4] sums.
+    pub(super) unsafe fn end_super_block(
+        &self,
+        y: *mut f32,
+        t: *mut i32,
+        x: &Tile<'_>,
+        rows: usize,
+        b: usize,
+    ) {
+        // SAFETY: the caller's promise; the tile holds [n_super_blocks, rows, 4] sums.
         unsafe {
             let sums = x.offsets[0].as_ptr().add(b * rows * 4);
             for r in 0..rows {
-                let mut sum = S::splat_i32(0);
+                let mut min = S::splat_i32(0);
                 for p in 0..4 {
-                    sum = S::dot_i16(sum, self.mins[p], *sums.add(4 * r + p));
+                    min = S::dot_i16(min, self.mins[p], *sums.add(4 * r + p));
                 }
-                let t = t.add(r * LANES);
-                S::store_f32(t, S::fnma(S::to_f32(sum), self.dmin, S::load_f32(t)));
+                let t = int8::take::<S>(t, r);
+                let sum = S::fnma(S::to_f32(min), self.dmin, S::mul(S::to_f32(t), self.d));
+                let y = y.add(r * LANES);
+                S::store_f32(y, S::fma(sum, S::splat(*x.scales.as_ptr().add(b * rows + r)), S::load_f32(y)));
             }
         }
     }

@@ -1,15 +1,17 @@
 //! Q4_K: super-blocks of 8 sub-blocks of 32 unsigned nibbles, each with a 6-bit scale and minimum.
 //!
-//! Group, per super-block: a header of 4 lines (see [`k_scales`](super::k_scales)), then 32 lines of nibbles. Lines 8c to
-//! 8c + 7 hold sub-block 2c in their low nibbles and sub-block 2c + 1 in their high ones.
+//! Group, per super-block: a header of 4 lines (see [`k_scales`](super::k_scales)), then 4 lines of nibbles for each sub-block: weights 0
+//! to 15 in the low ones, 16 to 31 in the high ones.
 
 use super::int8::{self, Sums};
 use super::k_scales::{self, HEADER_BYTES, HEADER_LINES, Header};
 use super::layout::{Args, get_dwords, put_dwords};
 use crate::cpu::simd::{Kernel, LINE, Simd};
+use crate::quant::bits::{self, join_nibbles, join_nibbles_256, nibbles_256};
 
 const BLOCK: usize = 144;
-const BLOCK_LINES: usize = HEADER_LINES + 32;
+const SUB_LINES: usize = 4;
+const BLOCK_LINES: usize = HEADER_LINES + 8 * SUB_LINES;
 
 pub(super) fn group_bytes(n_in: usize) -> usize {
     n_in / 256 * BLOCK_LINES * LINE
@@ -19,7 +21,11 @@ pub(super) fn pack(group: &mut [u8], lane: usize, row: &[u8]) {
     for (block, lines) in row.chunks_exact(BLOCK).zip(group.chunks_exact_mut(BLOCK_LINES * LINE)) {
         let (header, nibbles) = lines.split_at_mut(HEADER_LINES * LINE);
         k_scales::pack(header, lane, block);
-        put_dwords(nibbles, lane, &block[HEADER_BYTES..]);
+        let codes = nibbles_256(block[HEADER_BYTES..].first_chunk().expect("128 bytes"));
+        let lines = nibbles.as_chunks_mut::<{ SUB_LINES * LINE }>().0;
+        for (codes, lines) in codes.as_chunks::<32>().0.iter().zip(lines) {
+            put_dwords(lines, lane, &join_nibbles(codes));
+        }
     }
 }
 
@@ -27,7 +33,14 @@ pub(super) fn unpack(row: &mut [u8], group: &[u8], lane: usize) {
     for (block, lines) in row.chunks_exact_mut(BLOCK).zip(group.chunks_exact(BLOCK_LINES * LINE)) {
         let (header, nibbles) = lines.split_at(HEADER_LINES * LINE);
         k_scales::unpack(block, header, lane);
-        get_dwords(&mut block[HEADER_BYTES..], nibbles, lane);
+        let mut codes = [0; 256];
+        let lines = nibbles.as_chunks::<{ SUB_LINES * LINE }>().0;
+        for (codes, lines) in codes.as_chunks_mut::<32>().0.iter_mut().zip(lines) {
+            let mut bytes = [0; 16];
+            get_dwords(&mut bytes, lines, lane);
+            *codes = bits::nibbles(&bytes);
+        }
+        block[HEADER_BYTES..].copy_from_slice(&join_nibbles_256(&codes));
     }
 }
 
@@ -51,39 +64,28 @@ impl Multiply<'_> {
         let Args { w, n_in, x, y, .. } = self.0;
         let rows = if ONE { 1 } else { x.rows };
         let mut t: Sums = Sums::uninit();
-        let t = t.as_mut_ptr();
+        let t = t.as_mut_ptr().cast::<i32>();
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
             let low = S::splat_i32(0x0f0f_0f0f);
             int8::clear::<S>(y, rows);
-            int8::clear::<S>(t, rows);
+            int8::clear::<S>(t.cast(), rows);
             for b in 0..n_in / 256 {
                 let block = w.as_ptr().add(b * BLOCK_LINES * LINE);
                 let header = Header::<S>::load(block);
-                for c in 0..4 {
-                    let lines = block.add((HEADER_LINES + 8 * c) * LINE);
-                    let q = x.q.as_ptr().add((8 * b + 2 * c) * rows * 32);
-                    int8::prefetch::<S, ONE>(lines, 8 + c / 3 * HEADER_LINES);
+                for j in 0..8 {
+                    let lines = block.add((HEADER_LINES + SUB_LINES * j) * LINE);
+                    int8::prefetch::<S, ONE>(lines, SUB_LINES + j % 2);
                     let mut v = [low; 8];
-                    for i in 0..8 {
-                        v[i] = S::and(S::load_in_order(lines.add(i * LINE)), low);
+                    for i in 0..SUB_LINES {
+                        let line = S::load_in_order(lines.add(i * LINE));
+                        v[i] = S::and(line, low);
+                        v[SUB_LINES + i] = S::and(S::shr::<4>(line), low);
                     }
-                    int8::add_sub_block::<S, 8, 15>(t, &v, header.scales[2 * c], rows, q, std::ptr::null());
-                    for i in 0..8 {
-                        v[i] = S::and(S::shr::<4>(S::load_in_order(lines.add(i * LINE))), low);
-                    }
-                    let q = q.add(rows * 32);
-                    int8::add_sub_block::<S, 8, 15>(
-                        t,
-                        &v,
-                        header.scales[2 * c + 1],
-                        rows,
-                        q,
-                        std::ptr::null(),
-                    );
+                    let q = x.q.as_ptr().add((8 * b + j) * rows * 32);
+                    int8::add_sub_block::<S, 8, 15>(t, &v, header.scales[j], rows, q, std::ptr::null());
                 }
-                header.subtract_mins(t, &x, rows, b);
-                int8::end_super_block::<S>(y, t, rows, x.scales.as_ptr().add(b * rows));
+                header.end_super_block(y, t, &x, rows, b);
             }
         }
     }

@@ -1,48 +1,93 @@
 //! Q5_K: Q4_K with a fifth bit per weight.
 //!
-//! Group, per super-block: a header of 4 lines (see [`k_scales`](super::k_scales)), then 8 times a line of nibbles and one of
-//! high bits, then 24 lines of nibbles: the order of their first use. Nibbles are as in Q4_K; bit `j` of every byte of high
-//! bits belongs to sub-block `j`.
+//! Group, per super-block: a header of 4 lines (see [`k_scales`](super::k_scales)), then 5 lines for each sub-block. Line i has weights
+//! 4·i to 4·i + 3 in the low five bits of its bytes; the three bits above hold the weights from 20 on, so that all of a sub-block is
+//! read once and in order:
+//!
+//! ```text
+//! line   bits 5 to 7
+//! 0      low three bits of weights 20 to 23
+//! 1      high two bits of weights 20 to 23, bit 3 of weights 28 to 31
+//! 2      low three bits of weights 24 to 27
+//! 3      high two bits of weights 24 to 27, bit 4 of weights 28 to 31
+//! 4      low three bits of weights 28 to 31
+//! ```
 
 use super::int8::{self, Sums};
 use super::k_scales::{self, HEADER_BYTES, HEADER_LINES, Header};
 use super::layout::{Args, get_dwords, put_dwords};
 use crate::cpu::simd::{Kernel, LINE, Simd};
+use crate::quant::bits::{bits_256, join_bits_256, join_nibbles_256, nibbles_256};
 
 const BLOCK: usize = 176;
-const BLOCK_LINES: usize = HEADER_LINES + 8 + 32;
+const HIGH: usize = 32;
+const SUB_LINES: usize = 5;
+const BLOCK_LINES: usize = HEADER_LINES + 8 * SUB_LINES;
 
 pub(super) fn group_bytes(n_in: usize) -> usize {
     n_in / 256 * BLOCK_LINES * LINE
 }
 
 pub(super) fn pack(group: &mut [u8], lane: usize, row: &[u8]) {
-    for (block, lines) in row.chunks_exact(BLOCK).zip(group.chunks_exact_mut(BLOCK_LINES * LINE)) {
-        let (header, bits) = lines.split_at_mut(HEADER_LINES * LINE);
+    for (block, lines) in row.as_chunks::<BLOCK>().0.iter().zip(group.chunks_exact_mut(BLOCK_LINES * LINE)) {
+        let (header, lines) = lines.split_at_mut(HEADER_LINES * LINE);
         k_scales::pack(header, lane, block);
-        for (i, dword) in block[HEADER_BYTES..].as_chunks::<4>().0.iter().enumerate() {
-            put_dwords(&mut bits[line(i) * LINE..][..LINE], lane, dword);
+        let (high, low) = block[HEADER_BYTES..].split_at(HIGH);
+        let mut codes = nibbles_256(low.first_chunk().expect("128 bytes"));
+        let high = bits_256(high.first_chunk().expect("32 bytes"));
+        codes.iter_mut().zip(high).for_each(|(code, high)| *code |= high << 4);
+        let lines = lines.as_chunks_mut::<{ SUB_LINES * LINE }>().0;
+        for (codes, lines) in codes.as_chunks::<32>().0.iter().zip(lines) {
+            put_dwords(lines, lane, &join(codes));
         }
     }
 }
 
 pub(super) fn unpack(row: &mut [u8], group: &[u8], lane: usize) {
-    for (block, lines) in row.chunks_exact_mut(BLOCK).zip(group.chunks_exact(BLOCK_LINES * LINE)) {
-        let (header, bits) = lines.split_at(HEADER_LINES * LINE);
+    let blocks = row.as_chunks_mut::<BLOCK>().0;
+    for (block, lines) in blocks.iter_mut().zip(group.chunks_exact(BLOCK_LINES * LINE)) {
+        let (header, lines) = lines.split_at(HEADER_LINES * LINE);
         k_scales::unpack(block, header, lane);
-        for (i, dword) in block[HEADER_BYTES..].as_chunks_mut::<4>().0.iter_mut().enumerate() {
-            get_dwords(dword, &bits[line(i) * LINE..][..LINE], lane);
+        let mut codes = [0; 256];
+        let lines = lines.as_chunks::<{ SUB_LINES * LINE }>().0;
+        for (codes, lines) in codes.as_chunks_mut::<32>().0.iter_mut().zip(lines) {
+            let mut bytes = [0; 4 * SUB_LINES];
+            get_dwords(&mut bytes, lines, lane);
+            *codes = split(&bytes);
         }
+        let (high, low) = block[HEADER_BYTES..].split_at_mut(HIGH);
+        high.copy_from_slice(&join_bits_256(&codes.map(|code| code >> 4)));
+        low.copy_from_slice(&join_nibbles_256(&codes.map(|code| code & 15)));
     }
 }
 
-/// The line after the header that holds four bytes `i` of the original block: 8 times high bits, then 32 times nibbles.
-fn line(i: usize) -> usize {
-    match i {
-        0..8 => 2 * i + 1,
-        8..16 => 2 * (i - 8),
-        _ => i,
-    }
+/// The bytes of a row's sub-block, four for each line.
+fn join(codes: &[u8; 32]) -> [u8; 4 * SUB_LINES] {
+    std::array::from_fn(|i| {
+        let (line, c) = (i / 4, i % 4);
+        let [fifth, sixth, last] = [codes[20 + c], codes[24 + c], codes[28 + c]];
+        let high = match line {
+            0 => fifth & 7,
+            1 => fifth >> 3 | (last >> 3 & 1) << 2,
+            2 => sixth & 7,
+            3 => sixth >> 3 | (last >> 4) << 2,
+            _ => last & 7,
+        };
+        codes[i] | high << 5
+    })
+}
+
+/// The inverse of [`join`].
+fn split(bytes: &[u8; 4 * SUB_LINES]) -> [u8; 32] {
+    std::array::from_fn(|i| {
+        let high = |line: usize| bytes[4 * line + i % 4] >> 5;
+        match i / 4 {
+            0..SUB_LINES => bytes[i] & 31,
+            5 => high(0) | (high(1) & 3) << 3,
+            6 => high(2) | (high(3) & 3) << 3,
+            _ => high(4) | (high(1) >> 2) << 3 | (high(3) >> 2) << 4,
+        }
+    })
 }
 
 pub(super) struct Multiply<'a>(pub(super) Args<'a>);
@@ -65,67 +110,41 @@ impl Multiply<'_> {
         let Args { w, n_in, x, y, .. } = self.0;
         let rows = if ONE { 1 } else { x.rows };
         let mut t: Sums = Sums::uninit();
-        let t = t.as_mut_ptr();
+        let t = t.as_mut_ptr().cast::<i32>();
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
+            let byte = |b: u8| S::splat_i32(i32::from_ne_bytes([b; 4]));
+            let (five, low, high) = (byte(0x1f), byte(0x07), byte(0x18));
+            let (third, fourth) = (byte(0x08), byte(0x10));
             int8::clear::<S>(y, rows);
-            int8::clear::<S>(t, rows);
+            int8::clear::<S>(t.cast(), rows);
             for b in 0..n_in / 256 {
                 let block = w.as_ptr().add(b * BLOCK_LINES * LINE);
                 let header = Header::<S>::load(block);
-                let lines = block.add(HEADER_LINES * LINE);
-                let q = x.q.as_ptr().add(8 * b * rows * 32);
-                let next = rows * 32;
-                // Sub-block j: nibbles of pair j / 2, low ones if j is even; bit j moved to bit 4.
-                let s = &header.scales;
-                sub_block::<S, ONE, 0, 0, 4, 0, 0>(t, lines, s[0], rows, q);
-                sub_block::<S, ONE, 1, 0, 3, 0, 4>(t, lines, s[1], rows, q.add(next));
-                sub_block::<S, ONE, 2, 1, 2, 0, 0>(t, lines, s[2], rows, q.add(2 * next));
-                sub_block::<S, ONE, 3, 1, 1, 0, 4>(t, lines, s[3], rows, q.add(3 * next));
-                sub_block::<S, ONE, 4, 2, 0, 0, 0>(t, lines, s[4], rows, q.add(4 * next));
-                sub_block::<S, ONE, 5, 2, 0, 1, 4>(t, lines, s[5], rows, q.add(5 * next));
-                sub_block::<S, ONE, 6, 3, 0, 2, 0>(t, lines, s[6], rows, q.add(6 * next));
-                sub_block::<S, ONE, 7, 3, 0, 3, 4>(t, lines, s[7], rows, q.add(7 * next));
-                header.subtract_mins(t, &x, rows, b);
-                int8::end_super_block::<S>(y, t, rows, x.scales.as_ptr().add(b * rows));
+                for j in 0..8 {
+                    let lines = block.add((HEADER_LINES + SUB_LINES * j) * LINE);
+                    int8::prefetch::<S, ONE>(lines, SUB_LINES + j % 2);
+                    let mut l = [five; SUB_LINES];
+                    for i in 0..SUB_LINES {
+                        l[i] = S::load_in_order(lines.add(i * LINE));
+                    }
+                    let both = |a, b| S::or(S::and(S::shr::<5>(a), low), S::and(S::shr::<2>(b), high));
+                    let last = S::or(S::and(S::shr::<5>(l[4]), low), S::and(S::shr::<4>(l[1]), third));
+                    let v = [
+                        S::and(l[0], five),
+                        S::and(l[1], five),
+                        S::and(l[2], five),
+                        S::and(l[3], five),
+                        S::and(l[4], five),
+                        both(l[0], l[1]),
+                        both(l[2], l[3]),
+                        S::or(last, S::and(S::shr::<3>(l[3]), fourth)),
+                    ];
+                    let q = x.q.as_ptr().add((8 * b + j) * rows * 32);
+                    int8::add_sub_block::<S, 8, 31>(t, &v, header.scales[j], rows, q, std::ptr::null());
+                }
+                header.end_super_block(y, t, &x, rows, b);
             }
         }
-    }
-}
-
-/// Adds sub-block `J`, of pair `PAIR`: nibbles shifted right by `NIBBLE`, high bits left by `LEFT` and right by `RIGHT`.
-///
-/// # Safety
-/// [`Simd`]'s contract; `lines` is what follows a header; as [`int8::add_sub_block`].
-#[inline(always)]
-unsafe fn sub_block<
-    S: Simd,
-    const ONE: bool,
-    const J: usize,
-    const PAIR: usize,
-    const LEFT: u32,
-    const RIGHT: u32,
-    const NIBBLE: u32,
->(
-    t: *mut f32,
-    lines: *const u8,
-    scale: S::F,
-    rows: usize,
-    q: *const i8,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let (low, bit) = (S::splat_i32(0x0f0f_0f0f), S::splat_i32(0x1010_1010));
-        // An eighth of a super-block in each: asked for all at once, its lines wait for each other.
-        let (from, to) = (J * BLOCK_LINES / 8, (J + 1) * BLOCK_LINES / 8);
-        int8::prefetch::<S, ONE>(lines.add(from * LINE), to - from);
-        let mut v = [low; 8];
-        for i in 0..8 {
-            let nibbles = if PAIR == 0 { 2 * i } else { 8 + 8 * PAIR + i };
-            let nibble = S::and(S::shr::<NIBBLE>(S::load_in_order(lines.add(nibbles * LINE))), low);
-            let high = S::load_in_order(lines.add((2 * i + 1) * LINE));
-            v[i] = S::or(nibble, S::and(S::shr::<RIGHT>(S::shl::<LEFT>(high)), bit));
-        }
-        int8::add_sub_block::<S, 8, 31>(t, &v, scale, rows, q, std::ptr::null());
     }
 }

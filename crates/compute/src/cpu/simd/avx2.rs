@@ -1,6 +1,6 @@
 //! [`Simd`] with AVX2, FMA and F16C: a vector is a pair of registers, lanes 0 to 7 and 8 to 15.
 
-use super::{Kernel, Simd};
+use super::{Kernel, Simd, byte_of_dwords};
 use std::arch::x86_64::*;
 
 /// Runs a kernel compiled for AVX2.
@@ -260,6 +260,14 @@ impl Simd for Avx2 {
         unsafe {
             let n = _mm_cvtsi32_si128(n as i32);
             [_mm256_srl_epi16(v[0], n), _mm256_srl_epi16(v[1], n)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn byte<const J: usize>(v: I) -> I {
+        unsafe {
+            let index = _mm256_broadcastsi128_si256(_mm_loadu_si128(byte_of_dwords::<J>().as_ptr().cast()));
+            [_mm256_shuffle_epi8(v[0], index), _mm256_shuffle_epi8(v[1], index)]
         }
     }
 

@@ -1,6 +1,6 @@
 //! [`Simd`] with AVX-512 (F, BW, VL, DQ, VNNI): a vector is one register.
 
-use super::{Kernel, Simd};
+use super::{Kernel, Simd, byte_of_dwords};
 use std::arch::x86_64::*;
 
 /// Runs a kernel compiled for AVX-512 with VNNI.
@@ -233,6 +233,16 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     #[inline(always)]
     unsafe fn shr_by(v: __m512i, n: u32) -> __m512i {
         unsafe { _mm512_srl_epi16(v, _mm_cvtsi32_si128(n as i32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn byte<const J: usize>(v: __m512i) -> __m512i {
+        unsafe {
+            _mm512_shuffle_epi8(
+                v,
+                _mm512_broadcast_i32x4(_mm_loadu_si128(byte_of_dwords::<J>().as_ptr().cast())),
+            )
+        }
     }
 
     #[inline(always)]

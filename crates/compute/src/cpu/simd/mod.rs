@@ -105,6 +105,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn shr<const N: u32>(v: Self::I) -> Self::I;
     /// Every 16-bit half lane shifted right by `n` bits, `n` < 16.
     unsafe fn shr_by(v: Self::I, n: u32) -> Self::I;
+    /// Byte `J` of every lane, as an integer.
+    unsafe fn byte<const J: usize>(v: Self::I) -> Self::I;
     /// Lanes whose low half is `low` and whose high half is `high`; both lie in 0..65536.
     unsafe fn pair(low: Self::I, high: Self::I) -> Self::I;
 
@@ -121,6 +123,12 @@ pub(crate) trait Simd: Copy {
     unsafe fn dot_i16(sum: Self::I, w: Self::I, x: i32) -> Self::I;
     /// Adds to every lane the products of its two BF16 numbers with the two in `x`.
     unsafe fn dot_bf16(sum: Self::F, w: Self::I, x: u32) -> Self::F;
+}
+
+/// Indices of a byte shuffle of 16 bytes that bring byte `J` of each four to the lowest place and zeros above it.
+#[cfg(target_arch = "x86_64")]
+const fn byte_of_dwords<const J: usize>() -> &'static [i8; 16] {
+    const { &[J as i8, -1, -1, -1, J as i8 + 4, -1, -1, -1, J as i8 + 8, -1, -1, -1, J as i8 + 12, -1, -1, -1] }
 }
 
 /// A body that is compiled once per instruction set.

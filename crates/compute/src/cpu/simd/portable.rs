@@ -215,6 +215,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn byte<const J: usize>(v: Self::I) -> Self::I {
+        map(v, |x| i32::from(x.to_le_bytes()[J]))
+    }
+
+    #[inline(always)]
     unsafe fn pair(low: Self::I, high: Self::I) -> Self::I {
         zip(low, high, |l, h| l | h << 16)
     }

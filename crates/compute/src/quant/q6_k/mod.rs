@@ -49,6 +49,17 @@ impl Block {
         }
         q
     }
+
+    /// The inverse of [`Block::quants`].
+    #[inline]
+    pub(crate) fn set_quants(&mut self, q: &[u8; 256]) {
+        for (q, low) in q.as_chunks::<128>().0.iter().zip(self.ql.as_chunks_mut::<64>().0) {
+            for (l, low) in low.iter_mut().enumerate() {
+                *low = q[l] & 15 | (q[l + 64] & 15) << 4;
+            }
+        }
+        self.qh = join_pairs_256(&q.map(|q| q >> 4));
+    }
 }
 
 fn dequantize(src: &[u8], dst: &mut [f32]) {
@@ -94,13 +105,9 @@ fn quantize(src: &[f32], dst: &mut [u8]) {
         let sub_blocks = x.as_chunks::<16>().0;
         let fits = std::array::from_fn(|s| fit(&sub_blocks[s]));
         let b = symmetric::encode_super_block::<128, 32>(x, &fits);
-        let mut ql = [0; 128];
-        for (q, low) in b.q.as_chunks::<128>().0.iter().zip(ql.as_chunks_mut::<64>().0) {
-            for (l, low) in low.iter_mut().enumerate() {
-                *low = q[l] & 15 | (q[l + 64] & 15) << 4;
-            }
-        }
-        Block { ql, qh: join_pairs_256(&b.q.map(|q| q >> 4)), scales: b.scales, d: b.d }
+        let mut block = Block { ql: [0; 128], qh: [0; 64], scales: b.scales, d: b.d };
+        block.set_quants(&b.q);
+        block
     });
 }
 
