@@ -123,6 +123,18 @@ pub struct MoeParams {
     pub activation: Activation,
 }
 
+/// The product that ends a block, whose input the block computes.
+pub struct OutProduct<'a, B: Backend> {
+    /// Its weights.
+    pub w: &'a B::Matrix,
+    /// What is added to it.
+    pub bias: Option<&'a Tensor<B>>,
+    /// Room for its input.
+    pub x: &'a mut Tensor<B>,
+    /// Room for the product.
+    pub product: &'a mut Tensor<B>,
+}
+
 /// Buffers of [`Backend::moe`], each with room for `n_tokens · n_used` rows.
 #[derive(Debug)]
 pub struct MoeScratch<B: Backend> {
@@ -423,6 +435,40 @@ pub trait Backend: Sized + Send + Sync + 'static {
     ) -> Result<()> {
         self.timed("store_kv", || self.store_kv(qkv, kv, batch, prep))?;
         self.timed("attention", || self.attention(y, qkv, kv, batch, params))
+    }
+
+    /// [`Backend::store_and_attend`], then [`Backend::matmul_add`] of what was attended; the contents of all other tensors but the cache's
+    /// are unspecified afterwards.
+    fn attention_block(
+        &self,
+        y: &mut Tensor<Self>,
+        qkv: &mut Tensor<Self>,
+        kv: &mut KvLayer<Self>,
+        batch: &Self::Batch,
+        prep: QkvPrep<'_, Self>,
+        params: &AttentionParams,
+        out: OutProduct<'_, Self>,
+    ) -> Result<()> {
+        self.store_and_attend(out.x, qkv, kv, batch, prep, params)?;
+        self.timed("o_proj", || self.matmul_add(y, out.product, out.x, out.w, out.bias))
+    }
+
+    /// [`Backend::norm_gated_matmul`] of `y`, then [`Backend::matmul_add`] of its result to `y`; the contents of all other tensors are
+    /// unspecified afterwards.
+    fn gated_block(
+        &self,
+        y: &mut Tensor<Self>,
+        normed: &mut Tensor<Self>,
+        gate_up: &mut Tensor<Self>,
+        norm: &Norm<Self>,
+        w: &Self::Matrix,
+        activation: Activation,
+        out: OutProduct<'_, Self>,
+    ) -> Result<()> {
+        self.timed("gate_up_proj", || {
+            self.norm_gated_matmul(out.x, normed, gate_up, y, norm, w, activation)
+        })?;
+        self.timed("down_proj", || self.matmul_add(y, out.product, out.x, out.w, out.bias))
     }
 
     /// `y[n, len] = activation(x[n, ..len]) · x[n, len..]`, gate first.

@@ -21,7 +21,7 @@ mod tensor;
 
 pub use backend::{
     Activation, AttentionParams, Backend, Choosing, Chosen, DeviceMemory, GraphKey, Heads, KvLayer,
-    MatrixPart, MoeParams, MoeScratch, Norm, NormKind, QkvPrep, RopeStyle,
+    MatrixPart, MoeParams, MoeScratch, Norm, NormKind, OutProduct, QkvPrep, RopeStyle,
 };
 pub use batch::{Batch, BatchLimits, BatchSeq, HostBatch};
 pub use dtype::DType;

@@ -7,7 +7,7 @@ use crate::shard::{Join, Shard, Split};
 use crate::source::TensorSource;
 use crate::weights::{Linear, Loader, Weight};
 use crate::workspace::Workspace;
-use realizar_compute::{AttentionParams, Backend, MoeParams, Norm, QkvPrep, Tensor};
+use realizar_compute::{AttentionParams, Backend, MoeParams, Norm, OutProduct, QkvPrep, Tensor};
 
 /// A decoder-only transformer on a backend, or one rank's part of it.
 pub struct Decoder<B: Backend> {
@@ -51,6 +51,14 @@ struct BlockOutput<B: Backend> {
     /// Of its output.
     post_norm: Option<Norm<B>>,
     join: Join,
+}
+
+impl<B: Backend> BlockOutput<B> {
+    /// Weights and bias, where the product with them joins the residual as it is.
+    fn plain(&self) -> Option<(&B::Matrix, Option<&Tensor<B>>)> {
+        let is_plain = self.sub_norm.is_none() && self.post_norm.is_none() && self.join == Join::Alone;
+        self.linear.unscaled().filter(|_| is_plain)
+    }
 }
 
 impl<B: Backend> Decoder<B> {
@@ -225,6 +233,10 @@ impl<B: Backend> Decoder<B> {
             backend.norm(&mut ws.normed, &ws.residual, &layer.attn_norm)?;
             layer.qkv.apply(backend, &mut ws.qkv, &ws.normed)
         })?;
+        if let Some((w, bias)) = layer.attn_out.plain() {
+            let out = OutProduct { w, bias, x: &mut ws.attended, product: &mut ws.output };
+            return backend.attention_block(&mut ws.residual, &mut ws.qkv, kv, batch, prep, &params, out);
+        }
         backend.store_and_attend(&mut ws.attended, &mut ws.qkv, kv, batch, prep, &params)?;
         let shared = ws.shared.as_mut().map(|s| (&mut s.attended, &mut s.output));
         let x = Inside { x: &mut ws.attended, shared, starts: &self.shard.starts().attended };
@@ -241,6 +253,13 @@ impl<B: Backend> Decoder<B> {
         let c = self.shard.config();
         match &layer.ffn {
             Ffn::Gated { gate_up, down } => {
+                if let (Some(norm), true, Some((w, bias))) =
+                    (&layer.ffn_norm, gate_up.is_bare(), down.plain())
+                {
+                    let out = OutProduct { w, bias, x: &mut ws.hidden, product: &mut ws.output };
+                    let (y, normed, both) = (&mut ws.residual, &mut ws.normed, &mut ws.gate_up);
+                    return backend.gated_block(y, normed, both, norm, &gate_up.weight, c.activation, out);
+                }
                 backend.timed("gate_up_proj", || match &layer.ffn_norm {
                     Some(norm) if gate_up.is_bare() => backend.norm_gated_matmul(
                         &mut ws.hidden,

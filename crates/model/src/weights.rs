@@ -69,6 +69,11 @@ impl<B: Backend> Linear<B> {
         backend.add(y, product)
     }
 
+    /// Weights and bias, where no factors follow.
+    pub(crate) fn unscaled(&self) -> Option<(&B::Matrix, Option<&Tensor<B>>)> {
+        self.scale.is_none().then_some((&self.weight, self.bias.as_ref()))
+    }
+
     /// Whether nothing follows the product.
     pub(crate) fn is_bare(&self) -> bool {
         self.scale.is_none() && self.bias.is_none()

@@ -1,6 +1,7 @@
 //! Launches of attention.
 
 use super::driver::DevicePtr;
+use super::gemm::Output;
 use super::{Cuda, StagedBatch, prefill_attention};
 use crate::{AttentionParams, KvLayer, Result, Tensor};
 
@@ -46,7 +47,7 @@ pub(super) fn attention(
     assert_eq!((qkv.rows(), y.rows()), (n_tokens, n_tokens));
     assert_eq!((kv.k.shape()[1], kv.k.shape()[3]), (h.n_kv_heads, h.head_dim));
     if prefill_attention::can(cuda, kv, batch, params) {
-        return prefill_attention::attention(cuda, y, qkv, kv, batch, params);
+        return prefill_attention::attention(cuda, Output::Floats(y.ptr()), qkv, kv, batch, None, params);
     }
     let kernels = cuda.kernels.of_cache(dtype)?;
     let chunks = (h.n_heads / h.n_kv_heads).div_ceil(MAX_ROWS);

@@ -8,9 +8,10 @@
 use super::Cuda;
 use super::driver::{BoxMap, Boxes, DevicePtr, Driver, Function};
 use super::elementwise;
+use super::matmul::{self, Way};
 use super::matrix::{Layout, Matrix, Part};
 use super::matvec::Epilogue;
-use crate::{DType, Norm, NormKind, Result, Tensor};
+use crate::{Activation, DType, Norm, NormKind, Result, Tensor};
 
 /// Elements of the largest slab of weights that is decoded at once. Hopper's GPUs have memory for whole matrices, which fill
 /// their last wave of blocks best.
@@ -157,14 +158,26 @@ struct Args {
     w_rows: u32,
 }
 
-/// The same on Hopper, with what its copy engine must know of weights that it brings as boxes.
+/// The same on Hopper, with the matrices whose rows the copy engine brings as boxes, and whether y has tiles.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct HopperArgs {
     of_all: Args,
-    as_boxes: u32,
-    maps: [BoxMap; 2],
+    boxes: WeightBoxes,
+    to_tiles: u32,
+    maps: [BoxMap; MAX_MATRICES],
 }
+
+/// How many matrices' rows come as boxes, and the first row of each among a product's outputs. A gate's ups come after it.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct WeightBoxes {
+    n_matrices: u32,
+    first_rows: [u32; MAX_MATRICES],
+}
+
+/// Matrices that a product can have rows of: queries', keys' and values'.
+const MAX_MATRICES: usize = 3;
 
 /// Activations or weights as the kernel reads them.
 #[derive(Clone, Copy)]
@@ -172,12 +185,61 @@ struct Operand {
     numbers: DevicePtr,
     /// Of rows in half precision, or of tiles of 8 bits; else null.
     scales: DevicePtr,
-    /// Whether these are rows of a matrix that Hopper's kernels read as boxes.
-    as_boxes: bool,
 }
 
 impl Operand {
-    const NONE: Self = Self { numbers: DevicePtr::NULL, scales: DevicePtr::NULL, as_boxes: false };
+    const NONE: Self = Self { numbers: DevicePtr::NULL, scales: DevicePtr::NULL };
+}
+
+/// What a product reads.
+#[derive(Clone, Copy)]
+pub(super) enum Input<'a> {
+    /// Floats, which are normalized first where a norm is given.
+    Floats(DevicePtr, Option<&'a Norm<Cuda>>),
+    /// Tiles of BF16.
+    Tiles(DevicePtr),
+}
+
+/// Where an operation puts its result.
+#[derive(Clone, Copy)]
+pub(super) enum Output {
+    Floats(DevicePtr),
+    /// Tiles of BF16, for a product to read.
+    Tiles(DevicePtr),
+}
+
+impl Output {
+    pub(super) fn ptr(self) -> DevicePtr {
+        match self {
+            Self::Floats(y) | Self::Tiles(y) => y,
+        }
+    }
+
+    /// Rows of tiles for `m` rows; 0 where there are none.
+    pub(super) fn tile_rows(self, m: usize) -> usize {
+        match self {
+            Self::Floats(_) => 0,
+            Self::Tiles(_) => Places::Tiled.rows(m),
+        }
+    }
+
+    /// From output `first` on, a multiple of a tile's columns.
+    fn after(self, first: usize, m: usize) -> Self {
+        match self {
+            Self::Floats(y) => Self::Floats(y.offset(4 * first)),
+            Self::Tiles(y) => Self::Tiles(y.offset(2 * first * self.tile_rows(m))),
+        }
+    }
+}
+
+/// `x`'s memory as tiles of BF16, if the product of these matrices and its rows would round them to BF16 anyway, or to less.
+pub(super) fn tiles_for(cuda: &Cuda, w: &Matrix, x: &Tensor<Cuda>) -> Option<DevicePtr> {
+    let (m, n) = (x.rows(), x.row_len());
+    let is_read = matches!(matmul::way(cuda, w, m), Way::Gemm)
+        && w.parts.iter().all(|p| number(cuda, p) != Number::F16)
+        && n.is_multiple_of(LINE / 2);
+    let fits = Places::Tiled.bytes(Number::BF16, m, n) <= 4 * m * n;
+    (cuda.driver.is_hopper() && is_read && fits).then(|| x.ptr())
 }
 
 /// Whether these kernels multiply with such a matrix. F32 weights have no place in 16 bits.
@@ -221,46 +283,50 @@ impl<'a> Span<'a> {
     }
 }
 
-/// `x` [m, n_in], normalized if so wanted, times the matrix into `y` [m, n_out], or for a gate [m, n_out / 2].
+/// `x` [m, n_in] times the matrix into `y` [m, n_out], or for a gate [m, n_out / 2].
 ///
-/// For a gate the matrix is one part, or a gate's and its up's, as [`can_gate`] says.
+/// For a gate the matrix is one part, or a gate's and its up's, as [`can_gate`] says; else `y` is floats.
 pub(super) fn matmul(
     cuda: &Cuda,
-    y: DevicePtr,
-    x: DevicePtr,
-    norm: Option<&Norm<Cuda>>,
+    y: Output,
+    x: Input<'_>,
     w: &Matrix,
     bias: Option<&Tensor<Cuda>>,
     m: usize,
     epilogue: Epilogue,
 ) -> Result<()> {
-    if let Some(norm) = norm {
+    if let Input::Floats(_, Some(norm)) = x {
         assert_eq!(norm.weight.len(), w.n_in);
         assert!(norm.bias.as_ref().is_none_or(|b| b.len() == w.n_in), "a bias for {} elements", w.n_in);
     }
     let hopper = cuda.driver.is_hopper();
     let layout = if hopper { Places::Tiled } else { Places::Rows };
     let mut rows = [None; Number::ALL.len()];
-    let mut product = |span: Span<'_>, up: Option<Span<'_>>, y: DevicePtr, bias: DevicePtr, y_stride| {
+    let mut product = |span: Span<'_>, up: Option<Span<'_>>, y: Output, bias: DevicePtr, y_stride| {
         let number = number(cuda, &span.parts[0]);
-        let in_place = span.in_place(w.n_in).is_some() && up.is_none_or(|u| u.in_place(w.n_in).is_some());
         let n_outs = |n: usize| if up.is_some() { 2 * n } else { n };
-        let tile = choose_tile(&*cuda.driver, number, m, n_outs(span.len));
+        let to_tiles = matches!(y, Output::Tiles(_));
+        let tile = choose_tile(&*cuda.driver, number, m, n_outs(span.len), to_tiles);
         let x = match rows[number as usize] {
             Some(rows) => rows,
-            None => *rows[number as usize].insert(activations(cuda, number, layout, x, norm, m, w.n_in)?),
+            None => *rows[number as usize].insert(activations(cuda, number, layout, x, m, w.n_in)?),
         };
+        let is_there = |span: Span<'_>| span.in_place(w.n_in).is_some();
+        let boxes = if hopper { boxes(cuda, tile, span, up, w.n_in)? } else { None };
+        let in_place = boxes.is_some() || !hopper && is_there(span) && up.is_none_or(is_there);
         let per_slab = (slab_len(&*cuda.driver) / n_outs(w.n_in)).next_multiple_of(128);
         let step = if in_place { span.len } else { per_slab.min(span.len) };
         for first in (0..span.len).step_by(step.max(1)) {
             let n = step.min(span.len - first);
-            let slab = weights(cuda, &SLABS[0], number, layout, span.part(first, n), w.n_in, in_place)?;
-            let up_slab = match up {
-                Some(up) => weights(cuda, &SLABS[1], number, layout, up.part(first, n), w.n_in, in_place)?,
-                None => Operand::NONE,
+            let slab = |names, span: Option<Span<'_>>| match span {
+                Some(span) if boxes.is_none() => {
+                    weights(cuda, names, number, layout, span.part(first, n), w.n_in, in_place)
+                }
+                _ => Ok(Operand::NONE),
             };
+            let (slab, up_slab) = (slab(&SLABS[0], Some(span))?, slab(&SLABS[1], up)?);
             let args = Args {
-                y: y.offset(4 * first),
+                y: y.after(first, m).ptr(),
                 x: x.numbers,
                 x_scales: x.scales,
                 w: slab.numbers,
@@ -290,19 +356,8 @@ pub(super) fn matmul(
                 unsafe { cuda.launch_shared(f, blocks, tile.threads(), shared, &args)? };
                 continue;
             }
-            let map = |operand: Operand| match operand.as_boxes {
-                false => Ok(BoxMap([0; 16])),
-                true => cuda.driver.box_map(Boxes {
-                    rows: operand.numbers,
-                    n_rows: n,
-                    row_bytes: number.bytes() * w.n_in,
-                    box_rows: tile.outs / 2,
-                    box_bytes: LINE,
-                    swizzled: true,
-                }),
-            };
-            let maps = [map(slab)?, map(up_slab)?];
-            let args = HopperArgs { of_all: args, as_boxes: u32::from(slab.as_boxes), maps };
+            let (boxes, maps) = boxes.unwrap_or((WeightBoxes::default(), [BoxMap([0; 16]); MAX_MATRICES]));
+            let args = HopperArgs { of_all: args, boxes, to_tiles: u32::from(to_tiles), maps };
             // SAFETY: as above, where operands are not rows but tiles, or weights boxes of rows.
             unsafe { cuda.launch_shared(f, blocks, tile.threads(), shared, &args)? };
         }
@@ -313,8 +368,8 @@ pub(super) fn matmul(
         let both = Span::all(&w.parts);
         return product(both.part(0, half), Some(both.part(half, half)), y, DevicePtr::NULL, half as u32);
     }
-    // Parts of one kind are decoded together, so that one launch has blocks for the whole device. Other GPUs use what can be used in place;
-    // on Hopper that pays for matrices of one part.
+    // Parts of one kind are multiplied together, so that one launch has blocks for the whole device. Other GPUs multiply each by itself
+    // that can be used in place.
     let mut left = &w.parts[..];
     while let Some(part) = left.first() {
         let in_place = |p: &Part| !hopper && is_in_place(p, w.n_in);
@@ -323,7 +378,7 @@ pub(super) fn matmul(
         let span = Span::all(&left[..alike]);
         left = &left[alike..];
         let bias = bias.map_or(DevicePtr::NULL, |b| b.ptr().offset(4 * part.first_out));
-        product(span, None, y.offset(4 * part.first_out), bias, w.n_out as u32)?;
+        product(span, None, y.after(part.first_out, m), bias, w.n_out as u32)?;
     }
     Ok(())
 }
@@ -333,16 +388,21 @@ pub(super) fn can_gate(cuda: &Cuda, w: &Matrix) -> bool {
     w.halves().is_some_and(|[(gate, _), (up, _)]| number(cuda, gate) == number(cuda, up))
 }
 
-/// The tile whose blocks are done first: full waves of fast blocks.
-fn choose_tile(driver: &dyn Driver, number: Number, m: usize, n_out: usize) -> Tile {
+/// Whether such a gate's outputs can be tiles.
+pub(super) fn can_gate_tiles(w: &Matrix, f: Activation) -> bool {
+    (w.n_out / 2).is_multiple_of(LINE / 2) && matches!(f, Activation::Silu | Activation::GeluTanh)
+}
+
+/// The tile whose blocks are done first: full waves of fast blocks. Those that write tiles have whole ones.
+fn choose_tile(driver: &dyn Driver, number: Number, m: usize, n_out: usize, to_tiles: bool) -> Tile {
     let time = |tile: Tile| {
         let (resident, speed) = tile.speed(number)?;
         let blocks = m.div_ceil(tile.rows) * n_out.div_ceil(tile.outs);
         let waves = blocks.div_ceil(driver.n_multiprocessors() as usize * resident);
         Some((waves * resident * tile.rows * tile.outs) as f64 / speed)
     };
-    let there =
-        TILES.into_iter().filter(|t| t.hopper == driver.is_hopper()).filter_map(|t| Some((t, time(t)?)));
+    let can = |t: &Tile| t.hopper == driver.is_hopper() && (!to_tiles || t.outs.is_multiple_of(LINE));
+    let there = TILES.into_iter().filter(can).filter_map(|t| Some((t, time(t)?)));
     let best = there.min_by(|a, b| a.1.total_cmp(&b.1));
     best.expect("each kind of numbers has tiles").0
 }
@@ -410,8 +470,7 @@ fn activations(
     cuda: &Cuda,
     number: Number,
     layout: Places,
-    x: DevicePtr,
-    norm: Option<&Norm<Cuda>>,
+    x: Input<'_>,
     m: usize,
     n: usize,
 ) -> Result<Operand> {
@@ -420,16 +479,24 @@ fn activations(
         Number::BF16 => "activations in BF16",
         Number::Int8 => "activations in 8 bits",
     };
+    let (x, norm, of_tiles) = match (x, number) {
+        (Input::Floats(x, norm), _) => (x, norm, false),
+        (Input::Tiles(numbers), Number::BF16) => {
+            return Ok(Operand { numbers, scales: DevicePtr::NULL });
+        }
+        (Input::Tiles(x), Number::Int8) => (x, None, true),
+        (Input::Tiles(_), Number::F16) => unreachable!("`tiles_for` refuses these"),
+    };
     let y = cuda.scratch.get(&cuda.driver, purpose, layout.bytes(number, m, n))?;
     let scales = match number {
         Number::F16 => cuda.scratch.get(&cuda.driver, "factors of activations", 4 * m)?,
         Number::BF16 => DevicePtr::NULL,
         Number::Int8 => cuda.scratch.get(&cuda.driver, "scales of activations", layout.scale_bytes(m, n))?,
     };
+    let pieces = layout.padded(number, n).div_ceil(2048);
     let (f, blocks) = match (number, norm) {
-        (Number::Int8, None) => {
-            (cuda.kernels.activation_bytes, [m, layout.padded(number, n).div_ceil(2048), 1])
-        }
+        _ if of_tiles => (cuda.kernels.bfloat_bytes, [m, pieces, 1]),
+        (Number::Int8, None) => (cuda.kernels.activation_bytes, [m, pieces, 1]),
         _ => (cuda.kernels.of_activations(number, n), [m, 1, 1]),
     };
     let args = ActivationArgs {
@@ -443,9 +510,42 @@ fn activations(
         layer: u32::from(norm.is_some_and(|n| n.kind == NormKind::Layer)),
         eps: norm.map_or(0.0, |n| n.eps),
     };
-    // SAFETY: x has m rows of n floats, and the scratch memory room for as many of padded numbers and their scales.
+    // SAFETY: x has m rows of n numbers, and the scratch memory room for as many of padded numbers and their scales.
     unsafe { cuda.launch(f, blocks, 256, &args)? };
-    Ok(Operand { numbers: y, scales, as_boxes: false })
+    Ok(Operand { numbers: y, scales })
+}
+
+/// The matrices that a product has its weights from, and their descriptions, where they are rows that lie as they are read.
+fn boxes(
+    cuda: &Cuda,
+    tile: Tile,
+    span: Span<'_>,
+    up: Option<Span<'_>>,
+    n_in: usize,
+) -> Result<Option<(WeightBoxes, [BoxMap; MAX_MATRICES])>> {
+    let box_rows = tile.outs / 2;
+    let (mut boxes, mut maps) = (WeightBoxes::default(), [BoxMap([0; 16]); MAX_MATRICES]);
+    let starts = [(0, Some(span)), (span.len, up)];
+    let pieces = starts
+        .iter()
+        .flat_map(|&(start, span)| span.into_iter().flat_map(move |s| s.pieces().map(move |p| (start, p))));
+    for (start, (part, first, n, at)) in pieces {
+        let i = boxes.n_matrices as usize;
+        if !is_in_place(part, n_in) || !at.is_multiple_of(box_rows) || i == MAX_MATRICES {
+            return Ok(None);
+        }
+        boxes.first_rows[i] = (start + at) as u32;
+        maps[i] = cuda.driver.box_map(Boxes {
+            rows: part.weights.ptr().offset(first * part.row_bytes),
+            n_rows: n,
+            row_bytes: part.row_bytes,
+            box_rows,
+            box_bytes: LINE,
+            swizzled: true,
+        })?;
+        boxes.n_matrices += 1;
+    }
+    Ok(Some((boxes, maps)))
 }
 
 /// Scratch memory for decoded weights and their scales, of which a gate's product wants two.
@@ -465,7 +565,7 @@ fn weights(
     in_place: bool,
 ) -> Result<Operand> {
     if let (true, Some(numbers)) = (in_place, span.in_place(n_in)) {
-        return Ok(Operand { numbers, scales: DevicePtr::NULL, as_boxes: layout == Places::Tiled });
+        return Ok(Operand { numbers, scales: DevicePtr::NULL });
     }
     let y = cuda.scratch.get(&cuda.driver, slab, layout.bytes(number, span.len, n_in))?;
     let scales = match number {
@@ -492,5 +592,5 @@ fn weights(
         // SAFETY: the part has these rows, and the slab room for them where they go.
         unsafe { cuda.launch(f, blocks, 128, &args)? };
     }
-    Ok(Operand { numbers: y, scales, as_boxes: false })
+    Ok(Operand { numbers: y, scales })
 }

@@ -5,6 +5,8 @@
 // of 8, of the rows and of the weights, which lie in memory as the tensor cores want them (operands.cu), so that it takes three copies.
 // Tiles that run together share 2048 rows at most, which stay in the second-level cache.
 //
+// A gate's outputs can be written as tiles of BF16, for the product that reads them.
+//
 // Between the end of one step's products and the start of those after the next there are half a step's 512 cycles, so that path is short:
 // addresses are made once.
 #ifndef REALIZAR_EMULATION
@@ -79,9 +81,44 @@ DEVICE void write_gated(const ProductArgs& a, int row, int out, int lane, const 
   });
 }
 
+// The same rounded to BF16, into tiles, by way of shared memory, from where rows are copied in the background.
+template <int HALF, class Activate>
+DEVICE void write_gated_tiles(const ProductArgs& a, int row, int out, const float (&scale)[2],
+                              const float (&sums)[HALF / 4][4], Activate activate) {
+  __shared__ __align__(1024) uint8_t lines[ROWS * LINE];
+  // Not before the products, whose registers this would take.
+  const uint32_t tid = ptx::thread_again(), rows = ptx::shared_address(lines) + tid / 32 * 16 * LINE;
+  // The lane's line of the first two matrices; those further on have other bits.
+  const uint32_t line = rows + tid % 16 * LINE + (tid % 32 / 16 ^ tid % 8) * 16;
+  const int n_rows = min(static_cast<int>(a.x_rows) - row, 16);
+#pragma unroll
+  for (int first = 0; first < HALF; first += 64) {
+    ptx::wait_until_read();
+    __syncwarp();
+#pragma unroll
+    for (int j = first / 8; j < first / 8 + 8; j += 2) {
+      uint32_t pairs[4];
+#pragma unroll
+      for (int p = 0; p < 4; p++) {
+        const int h = p % 2;
+        const float *g = sums[j + p / 2] + 2 * h, *u = sums[HALF / 8 + j + p / 2] + 2 * h;
+        pairs[p] = pair_of<Bfloat>(activate(g[0] * scale[h]) * (u[0] * scale[h]), activate(g[1] * scale[h]) * (u[1] * scale[h]));
+      }
+      ptx::store_matrices(line ^ j % 8 * 16, pairs);
+    }
+    ptx::show_to_tensor_cores();
+    __syncwarp();
+    const int column = out + first;
+    if (tid % 32 == 0 && n_rows > 0 && column < static_cast<int>(a.n_out)) {
+      uint8_t* y = reinterpret_cast<uint8_t*>(a.y) + (static_cast<size_t>(column / 64) * a.x_rows + row) * LINE;
+      ptx::copy_out(y, rows, n_rows * LINE);
+    }
+  }
+}
+
 // What becomes of a warp's sums of 16 rows from `row` on.
 template <class T, int OUTS>
-DEVICE void finish_tile(const ProductArgs& a, int row, int out, int lane, const float (&sums)[OUTS / 8][4]) {
+DEVICE void finish_tile(const ProductArgs& a, bool to_tiles, int row, int out, int lane, const float (&sums)[OUTS / 8][4]) {
   float scale[2];
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -103,7 +140,11 @@ DEVICE void finish_tile(const ProductArgs& a, int row, int out, int lane, const 
     });
   } else if (a.activation <= GELU_TANH) {
     const GateSigmoid sigmoid(a.activation);
-    write_gated<OUTS / 2>(a, row, out, lane, scale, sums, [&](float x) { return sigmoid(x); });
+    const auto activate = [&](float x) { return sigmoid(x); };
+    if constexpr (OUTS % 128 == 0) {
+      if (to_tiles) return write_gated_tiles<OUTS / 2>(a, row, out, scale, sums, activate);
+    }
+    write_gated<OUTS / 2>(a, row, out, lane, scale, sums, activate);
   } else {
     write_gated<OUTS / 2>(a, row, out, lane, scale, sums, [&](float x) { return activate_one(a.activation, x); });
   }
@@ -111,9 +152,13 @@ DEVICE void finish_tile(const ProductArgs& a, int row, int out, int lane, const 
 
 struct ProductHopperArgs {
   ProductArgs of_all;
-  // Whether the weights, and a gate's ups, are rows of 16 bits that the copy engine brings as boxes, instead of tiles.
-  uint32_t as_boxes;
-  ptx::Map w_map, up_map;
+  // 0: weights are tiles. Else they are rows of 16 bits, of so many matrices one after the other, which the copy engine brings as
+  // boxes; a gate's ups come after the gates.
+  uint32_t n_matrices;
+  uint32_t first_rows[3];
+  // Whether a gate's outputs are tiles of BF16 with as many rows as those of x.
+  uint32_t to_tiles;
+  ptx::Map maps[3];
 };
 
 // Sums of 8 bits are integers over the columns of two stages, where they are exact, and then times both scales parts of sums of floats.
@@ -161,6 +206,7 @@ DEVICE void gemm(const ProductHopperArgs& args) {
 
   if (group == 2) {
     ptx::fewer_registers<24>();
+    const int n_out = a.n_out, n_matrices = args.n_matrices;
     for (int tile = blockIdx.x; tile < n_tiles && tid == 256; tile += gridDim.x) {
       int row, out;
       locate(tile, row, out);
@@ -168,6 +214,15 @@ DEVICE void gemm(const ProductHopperArgs& args) {
       // The first half of the outputs are gates and the second their ups, so that a thread gets both of a pair.
       const uint8_t* w0 = a.w + static_cast<size_t>(out) * LINE;
       const uint8_t* w1 = gate ? a.up + static_cast<size_t>(out) * LINE : w0 + HALF_BYTES;
+      // Boxes do not reach from one matrix into the next.
+      int box_rows[2] = {out, gate ? n_out + out : out + HALF};
+      const ptx::Map* maps[2] = {args.maps, args.maps};
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        int i = 0;
+        while (i + 1 < n_matrices && box_rows[h] >= static_cast<int>(args.first_rows[i + 1])) i++;
+        maps[h] += i, box_rows[h] -= args.first_rows[i];
+      }
       const float *x_factors = a.x_scales + row, *factors0 = a.w_scales + out, *factors1 = gate ? a.up_scales + out : factors0 + HALF;
       for (int step = 0; step < n_steps; step++, advance()) {
         if (round > 0) ptx::wait_at(emptied + 8 * i, (round - 1) & 1);
@@ -183,10 +238,10 @@ DEVICE void gemm(const ProductHopperArgs& args) {
         }
         ptx::copy_bytes(stage, x, ROWS_BYTES, barrier);
         x += static_cast<size_t>(a.x_rows) * LINE;
-        if (T::COLUMNS == 64 && args.as_boxes) {
-          // Outside of the matrix are zeros.
-          ptx::copy_box(stage + ROWS_BYTES, &args.w_map, step * LINE, out, barrier);
-          ptx::copy_box(stage + ROWS_BYTES + HALF_BYTES, gate ? &args.up_map : &args.w_map, step * LINE, gate ? out : out + HALF, barrier);
+        if (T::COLUMNS == 64 && n_matrices > 0) {
+          // Outside of a matrix are zeros.
+          ptx::copy_box(stage + ROWS_BYTES, maps[0], step * LINE, box_rows[0], barrier);
+          ptx::copy_box(stage + ROWS_BYTES + HALF_BYTES, maps[1], step * LINE, box_rows[1], barrier);
           continue;
         }
         ptx::copy_bytes(stage + ROWS_BYTES, w0, HALF_BYTES, barrier);
@@ -258,8 +313,9 @@ DEVICE void gemm(const ProductHopperArgs& args) {
     }
     int row, out;
     locate(tile, row, out);
-    finish_tile<T, OUTS>(a, row + warp * 16, out, lane, sums);
+    finish_tile<T, OUTS>(a, args.to_tiles, row + warp * 16, out, lane, sums);
   }
+  if (args.to_tiles) ptx::wait_until_written();
 #endif
 }
 

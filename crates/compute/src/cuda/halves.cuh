@@ -22,6 +22,12 @@ DEVICE uint32_t pair_of(float low, float high) {
   return T::pair(low, high);
 }
 
+// Where byte `byte` of a row is in tiles, as Hopper's tensor cores read them: of each 128 bytes of the rows all `n_rows` rows, of which
+// each 16 bytes lie at their number xor the row's, modulo 8.
+DEVICE size_t byte_in_tiles(uint32_t row, uint32_t byte, uint32_t n_rows) {
+  return (static_cast<size_t>(byte / 128) * n_rows + row) * 128 + ((byte / 16 ^ row) & 7) * 16 + byte % 16;
+}
+
 template <class T>
 DEVICE uint4 eight_of(const float (&v)[8]) {
   return uint4{pair_of<T>(v[0], v[1]), pair_of<T>(v[2], v[3]), pair_of<T>(v[4], v[5]), pair_of<T>(v[6], v[7])};

@@ -73,8 +73,9 @@ pub(super) struct Kernels {
     pub(super) sample_choose: Function,
     /// To numbers that tensor cores multiply, in the order of [`Number::ALL`]: of rows of up to 4,096 elements, up to 16,384, and longer ones.
     activations: [[Function; 3]; Number::ALL.len()],
-    /// To 8 bits where no norm comes before.
+    /// To 8 bits where no norm comes before: of floats, and of tiles of BF16.
     pub(super) activation_bytes: Function,
+    pub(super) bfloat_bytes: Function,
     /// Where the GPU can run them.
     pub(super) skinny: Option<SkinnyKernels>,
     /// In the order of [`TILES`] and [`Number::ALL`]; those that the GPU can run.
@@ -234,6 +235,7 @@ impl Kernels {
             sample_choose: f(&sample, "sample_choose")?,
             activations: [activations(Number::F16)?, activations(Number::BF16)?, activations(Number::Int8)?],
             activation_bytes: f(&operands, "activation_bytes")?,
+            bfloat_bytes: f(&operands, "bfloat_bytes")?,
             skinny: skinny_kernels,
             by_tile: by_tile.collect::<Result<_>>()?,
             by_packed: by_packed.collect::<Result<_>>()?,

@@ -1,6 +1,7 @@
 //! Launches of products with weights.
 
 use super::driver::DevicePtr;
+use super::gemm::{Input, Output};
 use super::matrix::{Layout, Matrix, Part};
 use super::matvec::{self, Epilogue};
 use super::{Cuda, embed, few, gemm as tensor_cores, skinny};
@@ -61,7 +62,10 @@ pub(super) fn matmul(
         Way::Matvec(plan) => return plan.run(cuda, y.ptr(), x.ptr(), None, bias, Epilogue::Store),
         Way::Few(plan) => return plan.run(cuda, y.ptr(), x.ptr(), None, bias, Epilogue::Store),
         Way::Skinny(plan) => return plan.run(cuda, y.ptr(), x.ptr(), None, bias, Epilogue::Store),
-        Way::Gemm => return tensor_cores::matmul(cuda, y.ptr(), x.ptr(), None, w, bias, m, Epilogue::Store),
+        Way::Gemm => {
+            let (y, x) = (Output::Floats(y.ptr()), Input::Floats(x.ptr(), None));
+            return tensor_cores::matmul(cuda, y, x, w, bias, m, Epilogue::Store);
+        }
         Way::Plain => {}
     }
     let (y, x, bias) = (y.ptr(), x.ptr(), bias.map(Tensor::ptr));

@@ -37,10 +37,12 @@ pub use sample::Choices;
 use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, Backend, Batch, BatchLimits, Chosen, DType, DeviceMemory, Error, GraphKey,
-    Heads, KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Rank, Result, Tensor,
+    Heads, KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, OutProduct, Profiler, QkvPrep, Rank, Result,
+    Tensor,
 };
 use buffer::Scratch;
-use driver::{Driver, Function, Graph, Grid};
+use driver::{DevicePtr, Driver, Function, Graph, Grid};
+use gemm::{Input, Output};
 use kernels::Kernels;
 use matmul::Way;
 use matrix::Codebooks;
@@ -132,6 +134,13 @@ impl Cuda {
                 unsafe { self.driver.forget(graph) }
             }
         }
+    }
+
+    /// `y += x · wᵀ + bias` for a block's last product and tiles `x` of its input.
+    fn multiply_tiles(&self, y: &mut Tensor<Self>, x: DevicePtr, out: &OutProduct<'_, Self>) -> Result<()> {
+        assert_eq!((out.x.row_len(), y.row_len(), out.x.rows()), (out.w.n_in, out.w.n_out, y.rows()));
+        let (y, m) = (Output::Floats(y.ptr()), y.rows());
+        gemm::matmul(self, y, Input::Tiles(x), out.w, out.bias, m, Epilogue::Add)
     }
 
     /// Enqueues a kernel with its arguments.
@@ -359,7 +368,10 @@ impl Backend for Cuda {
             Way::Skinny(plan) if matvec::can_fuse(norm, w) => {
                 plan.run(self, y.ptr(), x.ptr(), Some(norm), bias, store)
             }
-            Way::Gemm => gemm::matmul(self, y.ptr(), x.ptr(), Some(norm), w, bias, x.rows(), store),
+            Way::Gemm => {
+                let (y, x, m) = (Output::Floats(y.ptr()), Input::Floats(x.ptr(), Some(norm)), x.rows());
+                gemm::matmul(self, y, x, w, bias, m, store)
+            }
             _ => {
                 self.norm(normed, x, norm)?;
                 self.matmul(y, normed, w, bias)
@@ -380,7 +392,10 @@ impl Backend for Cuda {
             Way::Matvec(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
             Way::Few(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
             Way::Skinny(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
-            Way::Gemm => gemm::matmul(self, y.ptr(), x.ptr(), None, w, bias, x.rows(), Epilogue::Add),
+            Way::Gemm => {
+                let (y, x, m) = (Output::Floats(y.ptr()), Input::Floats(x.ptr(), None), x.rows());
+                gemm::matmul(self, y, x, w, bias, m, Epilogue::Add)
+            }
             Way::Plain => {
                 self.matmul(product, x, w, bias)?;
                 self.add(y, product)
@@ -410,7 +425,10 @@ impl Backend for Cuda {
             Way::Skinny(plan) if matvec::can_fuse(norm, w) => {
                 plan.run(self, y.ptr(), x.ptr(), Some(norm), None, gate)
             }
-            Way::Gemm => gemm::matmul(self, y.ptr(), x.ptr(), Some(norm), w, None, x.rows(), gate),
+            Way::Gemm => {
+                let (y, x, m) = (Output::Floats(y.ptr()), Input::Floats(x.ptr(), Some(norm)), x.rows());
+                gemm::matmul(self, y, x, w, None, m, gate)
+            }
             _ => {
                 self.norm(normed, x, norm)?;
                 self.matmul(gate_up, normed, w, None)?;
@@ -426,7 +444,7 @@ impl Backend for Cuda {
         batch: &StagedBatch,
         prep: QkvPrep<'_, Self>,
     ) -> Result<()> {
-        rope::store_kv(self, qkv, kv, batch, prep)
+        rope::store_kv(self, qkv, kv, batch, &prep, 0)
     }
 
     fn attention(
@@ -453,8 +471,56 @@ impl Backend for Cuda {
             return self
                 .timed("attention", || decode_attention::attention(self, y, qkv, kv, batch, prep, params));
         }
+        if prefill_attention::can(self, kv, batch, params) {
+            let y = Output::Floats(y.ptr());
+            return prefill_attention::store_and_attend(self, y, qkv, kv, batch, &prep, params);
+        }
         self.timed("store_kv", || self.store_kv(qkv, kv, batch, prep))?;
         self.timed("attention", || self.attention(y, qkv, kv, batch, params))
+    }
+
+    fn attention_block(
+        &self,
+        y: &mut Tensor<Self>,
+        qkv: &mut Tensor<Self>,
+        kv: &mut KvLayer<Self>,
+        batch: &StagedBatch,
+        prep: QkvPrep<'_, Self>,
+        params: &AttentionParams,
+        out: OutProduct<'_, Self>,
+    ) -> Result<()> {
+        let tiles = gemm::tiles_for(self, out.w, out.x);
+        let Some(x) = tiles.filter(|_| prefill_attention::can(self, kv, batch, params)) else {
+            self.store_and_attend(out.x, qkv, kv, batch, prep, params)?;
+            return self.timed("o_proj", || self.matmul_add(y, out.product, out.x, out.w, out.bias));
+        };
+        prefill_attention::store_and_attend(self, Output::Tiles(x), qkv, kv, batch, &prep, params)?;
+        self.timed("o_proj", || self.multiply_tiles(y, x, &out))
+    }
+
+    fn gated_block(
+        &self,
+        y: &mut Tensor<Self>,
+        normed: &mut Tensor<Self>,
+        gate_up: &mut Tensor<Self>,
+        norm: &Norm<Self>,
+        w: &Matrix,
+        activation: Activation,
+        out: OutProduct<'_, Self>,
+    ) -> Result<()> {
+        let m = y.rows();
+        assert_eq!((y.row_len(), 2 * out.x.row_len(), m), (w.n_in, w.n_out, out.x.rows()));
+        let can = matches!(matmul::gated_way(self, w, m), Way::Gemm) && gemm::can_gate_tiles(w, activation);
+        let Some(x) = gemm::tiles_for(self, out.w, out.x).filter(|_| can) else {
+            self.timed("gate_up_proj", || {
+                self.norm_gated_matmul(out.x, normed, gate_up, y, norm, w, activation)
+            })?;
+            return self.timed("down_proj", || self.matmul_add(y, out.product, out.x, out.w, out.bias));
+        };
+        let gate = Epilogue::Gate(activation);
+        let of_norm = Input::Floats(y.ptr(), Some(norm));
+        self.timed("gate_up_proj", || gemm::matmul(self, Output::Tiles(x), of_norm, w, None, m, gate))?;
+        self.timed("down_proj", || self.multiply_tiles(y, x, &out))
     }
 
     fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, f: Activation) -> Result<()> {

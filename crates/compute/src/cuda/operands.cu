@@ -19,13 +19,11 @@ template <> constexpr int TILE<Int8> = 128;
 // Columns that share a scale of 8 bits.
 constexpr int SCALED = 256;
 
-// Byte where eight elements of a row from k on go. Hopper's tensor cores read tiles: of each so many columns all rows, of which each 16
-// bytes lie at their number xor the row's, modulo 8. `n_rows` are the rows of tiles; 0: rows of 16-bit numbers lie one after the other.
+// Byte where eight elements of a row from k on go. `n_rows` are the rows of tiles; 0: rows of 16-bit numbers lie one after the other.
 template <class T>
 DEVICE size_t place(uint32_t row, int k, int padded, uint32_t n_rows) {
   if (TILE<T> == 64 && n_rows == 0) return (static_cast<size_t>(row) * padded + k) * 2;
-  const uint32_t tile = static_cast<uint32_t>(k) / TILE<T>, byte = static_cast<uint32_t>(k) % TILE<T> * (128 / TILE<T>);
-  return (static_cast<size_t>(tile) * n_rows + row) * 128 + ((byte / 16 ^ row) & 7) * 16 + byte % 16;
+  return byte_in_tiles(row, static_cast<uint32_t>(k) * (128 / TILE<T>), n_rows);
 }
 
 template <class T>
@@ -70,7 +68,7 @@ struct Range {
 struct ActivationArgs {
   uint8_t* y;           // as `place` says, one row per block
   float* scales;        // [m], what each row must be multiplied with; not written for bfloat16; of 8 bits [padded / 256, n_rows]
-  const float* x;       // [m, n]
+  const float* x;       // [m, n]; of `bfloat_bytes` tiles of n_rows rows
   const float* weight;  // [n] of the norm that comes before, or null
   const float* bias;    // [n] or null
   uint32_t n, n_rows;
@@ -190,6 +188,22 @@ KERNEL(activation_bytes, ActivationArgs, 256) {
   const int n = a.n, k = blockIdx.y * 2048 + threadIdx.x * 8;
   float v[8] = {};
   if (k < n) load8_floats(v, a.x + static_cast<size_t>(blockIdx.x) * n, k, n);
+  put_scaled(a, k, padded_len<Int8>(n, a.n_rows), v);
+}
+
+// Rows that lie in tiles of BF16 to 8 bits, 2048 elements by a block.
+KERNEL(bfloat_bytes, ActivationArgs, 256) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
+  const int n = a.n, k = blockIdx.y * 2048 + threadIdx.x * 8;
+  float v[8] = {};
+  if (k < n) {
+    const uint8_t* x = reinterpret_cast<const uint8_t*>(a.x) + place<Bfloat>(blockIdx.x, k, 0, a.n_rows);
+    const uint4 pairs = *reinterpret_cast<const uint4*>(x);
+    const uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = __uint_as_float(j % 2 ? words[j / 2] & 0xffff0000u : words[j / 2] << 16);
+  }
   put_scaled(a, k, padded_len<Int8>(n, a.n_rows), v);
 }
 

@@ -25,7 +25,7 @@ DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
   __shared__ uint32_t key_rows[2][KEYS];
   uint16_t* tiles = reinterpret_cast<uint16_t*>(shared);
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, dim = a.head_dim;
-  const Tile t(a);
+  const Tile t(a, blockIdx.x, gridDim.x);
 
   // Where the keys of a step are, by one thread each.
   const auto locate = [&](int step) {

@@ -3,7 +3,7 @@
 #include "cached.cuh"
 
 struct PrefillAttentionArgs {
-  float* y;                      // [n_tokens, n_heads, head_dim]
+  float* y;                      // [n_tokens, n_heads, head_dim], or tiles of BF16
   const float* qkv;              // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
   const uint8_t* k_cache;        // [n_blocks, n_kv_heads, block_size, head_dim]
   const uint8_t* v_cache;
@@ -17,21 +17,22 @@ struct PrefillAttentionArgs {
   uint32_t window;               // positions that a token sees, itself among them
   float scale;
   float softcap;                 // 0: none
+  uint32_t y_rows;               // rows of y's tiles; 0: y has floats
 };
 
-// What a block owns: some tokens of a sequence, and some of the query heads that share a key-value head.
+// Some tokens of a sequence, and some of the query heads that share a key-value head.
 struct Tile {
   int first_token, n_tokens, first_position, end, start;
   int group, kv_head, first_head;
   const uint32_t* table;
 
   // The last tokens see the most keys, so they come first, of all heads.
-  DEVICE explicit Tile(const PrefillAttentionArgs& a) {
+  DEVICE Tile(const PrefillAttentionArgs& a, int index, int n_tiles) {
     group = a.n_heads / a.n_kv_heads;
     const int head_tiles = ceil_div(group, a.tile_heads);
-    const int n_head_tiles = a.n_kv_heads * head_tiles, head_tile = blockIdx.x % n_head_tiles;
+    const int n_head_tiles = a.n_kv_heads * head_tiles, head_tile = index % n_head_tiles;
     kv_head = head_tile / head_tiles, first_head = head_tile % head_tiles * a.tile_heads;
-    int tile = (gridDim.x - 1 - blockIdx.x) / n_head_tiles, seq = 0;
+    int tile = (n_tiles - 1 - index) / n_head_tiles, seq = 0;
     for (;; seq++) {
       const int n = ceil_div(a.seq_starts[seq + 1] - a.seq_starts[seq], a.tile_tokens);
       if (tile < n) break;
@@ -56,20 +57,18 @@ struct Tile {
 // The two rows of a lane among the 16 of its warp, which begin with row `first` of the block: a row is a token and a query head.
 struct Rows {
   int position[2];
-  size_t query[2], out[2];  // elements before them
+  size_t token[2];
+  int head[2];
   bool there[2];
 
   DEVICE Rows(const PrefillAttentionArgs& a, const Tile& t, int first, int lane) {
-    const int n_heads = a.n_heads, n_kv_heads = a.n_kv_heads, dim = a.head_dim;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const int row = first + h * 8 + lane / 4;
-      const int token = row / a.tile_heads, in_group = t.first_head + row % a.tile_heads;
-      there[h] = token < t.n_tokens && in_group < t.group;
-      position[h] = t.first_position + token;
-      const size_t of_all = t.first_token + token, head = t.kv_head * t.group + in_group;
-      query[h] = (of_all * (n_heads + 2 * n_kv_heads) + head) * dim;
-      out[h] = (of_all * n_heads + head) * dim;
+      const int in_tile = row / a.tile_heads, in_group = t.first_head + row % a.tile_heads;
+      there[h] = in_tile < t.n_tokens && in_group < t.group;
+      position[h] = t.first_position + in_tile;
+      token[h] = t.first_token + in_tile, head[h] = t.kv_head * t.group + in_group;
     }
   }
 };
@@ -82,9 +81,9 @@ DEVICE void load_queries(uint32_t (&q)[DIM / 16][4], const PrefillAttentionArgs&
   for (int i = 0; i < DIM / 16; i++) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      const int at = i * 16 + j / 2 * 8 + lane % 4 * 2;
-      const bool there = rows.there[j % 2] && at < dim;
-      const float2 v = there ? *reinterpret_cast<const float2*>(a.qkv + rows.query[j % 2] + at) : float2{0, 0};
+      const int at = i * 16 + j / 2 * 8 + lane % 4 * 2, h = j % 2;
+      const float* from = a.qkv + (rows.token[h] * (a.n_heads + 2 * a.n_kv_heads) + rows.head[h]) * dim;
+      const float2 v = rows.there[h] && at < dim ? *reinterpret_cast<const float2*>(from + at) : float2{0, 0};
       q[i][j] = pair_of<T>(v.x, v.y);
     }
   }
@@ -160,7 +159,7 @@ struct Softmax {
   // Writes the outputs of the two rows.
   template <int N>
   DEVICE void finish(const float (&out)[N][4], const PrefillAttentionArgs& a, const Rows& rows, int lane) {
-    const int dim = a.head_dim;
+    const int dim = a.head_dim, row_len = a.n_heads * dim;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       sum[h] += __shfl_xor_sync(ALL_LANES, sum[h], 1);
@@ -169,8 +168,15 @@ struct Softmax {
       const float inverse = 1.0f / sum[h];
 #pragma unroll
       for (int i = 0; i < N; i++) {
-        const int at = i * 8 + lane % 4 * 2;
-        if (at < dim) *reinterpret_cast<float2*>(a.y + rows.out[h] + at) = float2{out[i][2 * h] * inverse, out[i][2 * h + 1] * inverse};
+        const int at = i * 8 + lane % 4 * 2, column = rows.head[h] * dim + at;
+        if (at >= dim) continue;
+        const float2 v = {out[i][2 * h] * inverse, out[i][2 * h + 1] * inverse};
+        if (a.y_rows) {
+          uint8_t* y = reinterpret_cast<uint8_t*>(a.y) + byte_in_tiles(rows.token[h], 2 * column, a.y_rows);
+          *reinterpret_cast<uint32_t*>(y) = pair_of<Bfloat>(v.x, v.y);
+        } else {
+          *reinterpret_cast<float2*>(a.y + rows.token[h] * row_len + column) = v;
+        }
       }
     }
   }

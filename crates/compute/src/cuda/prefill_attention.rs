@@ -1,8 +1,9 @@
 //! Launches of attention of many tokens of a sequence on the tensor cores.
 
 use super::driver::{BoxMap, Boxes, DevicePtr, Driver};
-use super::{Cuda, StagedBatch};
-use crate::{AttentionParams, DType, KvLayer, Result, Tensor};
+use super::gemm::Output;
+use super::{Cuda, StagedBatch, rope};
+use crate::{AttentionParams, Backend, DType, KvLayer, NormKind, QkvPrep, Result, RopeStyle, Tensor};
 
 /// Sizes of heads that the kernels are compiled for; smaller ones are padded.
 pub(super) const HEAD_DIMS: [usize; 2] = [64, 128];
@@ -22,13 +23,14 @@ impl Block {
     pub(super) fn on(driver: &dyn Driver) -> Self {
         match driver.is_hopper() {
             false => Self { rows: 64, keys: 64, threads: 128, hopper: false },
-            true => Self { rows: 128, keys: 128, threads: 384, hopper: true },
+            true => Self { rows: 128, keys: 128, threads: 512, hopper: true },
         }
     }
 
-    /// Shared memory: two stages of keys and values, on Hopper from a multiple of 1024 bytes on.
+    /// Shared memory: two stages of keys and values; on Hopper also queries of two tiles, from a multiple of 1024 bytes on.
     pub(super) const fn shared_bytes(self, head_dim: usize) -> usize {
-        2 * 2 * self.keys * head_dim * 2 + if self.hopper { 1024 } else { 0 }
+        let queries = if self.hopper { 2 * self.rows * head_dim * 2 + 1024 } else { 0 };
+        2 * 2 * self.keys * head_dim * 2 + queries
     }
 }
 
@@ -53,6 +55,7 @@ struct Args {
     window: u32,
     scale: f32,
     softcap: f32,
+    y_rows: u32,
 }
 
 /// The same on Hopper, with what its copy engine must know.
@@ -62,6 +65,14 @@ struct HopperArgs {
     of_all: Args,
     n_cache_rows: u32,
     box_rows: u32,
+    n_tiles: u32,
+    q_weight: DevicePtr,
+    q_bias: DevicePtr,
+    angles: DevicePtr,
+    rope_dim: u32,
+    interleaved: u32,
+    q_layer: u32,
+    q_eps: f32,
     maps: [BoxMap; 2],
 }
 
@@ -85,13 +96,32 @@ pub(super) fn can(cuda: &Cuda, kv: &KvLayer<Cuda>, batch: &StagedBatch, params: 
         && batch.n_tokens() > 2 * batch.n_seqs()
 }
 
-/// As [`attention`](super::attention::attention), which checks the shapes.
+/// Keys and values on their way into the cache, then [`attention`], which on Hopper prepares the queries.
+pub(super) fn store_and_attend(
+    cuda: &Cuda,
+    y: Output,
+    qkv: &mut Tensor<Cuda>,
+    kv: &mut KvLayer<Cuda>,
+    batch: &StagedBatch,
+    prep: &QkvPrep<'_, Cuda>,
+    params: &AttentionParams,
+) -> Result<()> {
+    assert_eq!((params.heads, qkv.rows()), (prep.heads, batch.n_tokens()));
+    let left = cuda.driver.is_hopper().then_some(prep);
+    let first_head = left.map_or(0, |p| p.heads.n_heads);
+    cuda.timed("store_kv", || rope::store_kv(cuda, qkv, kv, batch, prep, first_head))?;
+    cuda.timed("attention", || attention(cuda, y, qkv, kv, batch, left, params))
+}
+
+/// As [`attention`](super::attention::attention), which checks the shapes. On Hopper `prep` says what is left to do with queries; elsewhere
+/// they are ready.
 pub(super) fn attention(
     cuda: &Cuda,
-    y: &mut Tensor<Cuda>,
+    y: Output,
     qkv: &Tensor<Cuda>,
     kv: &KvLayer<Cuda>,
     batch: &StagedBatch,
+    prep: Option<&QkvPrep<'_, Cuda>>,
     params: &AttentionParams,
 ) -> Result<()> {
     let h = params.heads;
@@ -118,16 +148,17 @@ pub(super) fn attention(
         window: params.window.map_or(i32::MAX as u32, |w| w.min(i32::MAX as usize) as u32),
         scale: params.scale,
         softcap: params.softcap.unwrap_or(0.0),
+        y_rows: y.tile_rows(batch.n_tokens()) as u32,
     };
     let tiles: usize = batch.seq_lens().map(|n| n.div_ceil(tile_tokens)).sum();
-    let blocks = [tiles * h.n_kv_heads * group.div_ceil(tile_heads), 1, 1];
+    let n_tiles = tiles * h.n_kv_heads * group.div_ceil(tile_heads);
     let i = HEAD_DIMS.iter().position(|&d| h.head_dim <= d).expect("a size that can be");
     let f = cuda.kernels.of_cache(kv.k.dtype())?.prefill_attention[i].expect("a type that can be");
     let shared = block.shared_bytes(HEAD_DIMS[i]);
     if !block.hopper {
         // SAFETY: every token has a row in qkv and y, and its block table covers its positions; the grid has a block for each tile of
         // the staged sequences.
-        return unsafe { cuda.launch_shared(f, blocks, block.threads, shared, &args) };
+        return unsafe { cuda.launch_shared(f, [n_tiles, 1, 1], block.threads, shared, &args) };
     }
     let n_cache_rows = kv.k.shape()[..3].iter().product::<usize>();
     let box_rows = box_rows(kv, block).filter(|_| i32::try_from(n_cache_rows).is_ok());
@@ -142,12 +173,24 @@ pub(super) fn attention(
             swizzled: true,
         }),
     };
+    let q_norm = prep.and_then(|p| p.qk_norm).map(|(q, _)| q);
+    let angles = prep.and_then(|p| p.angles);
+    let ptr = |t: Option<&Tensor<Cuda>>| t.map_or(DevicePtr::NULL, Tensor::ptr);
     let args = HopperArgs {
         of_all: args,
         n_cache_rows: n_cache_rows as u32,
         box_rows: box_rows.unwrap_or(0) as u32,
+        n_tiles: n_tiles as u32,
+        q_weight: ptr(q_norm.map(|n| &n.weight)),
+        q_bias: ptr(q_norm.and_then(|n| n.bias.as_ref())),
+        angles: ptr(angles.map(|a| a.0)),
+        rope_dim: angles.map_or(0, |a| a.0.row_len()) as u32,
+        interleaved: u32::from(angles.is_some_and(|a| a.1 == RopeStyle::Interleaved)),
+        q_layer: u32::from(q_norm.is_some_and(|n| n.kind == NormKind::Layer)),
+        q_eps: q_norm.map_or(0.0, |n| n.eps),
         maps: [map(&kv.k)?, map(&kv.v)?],
     };
-    // SAFETY: as above; the boxes are of the cache.
-    unsafe { cuda.launch_shared(f, blocks, block.threads, shared, &args) }
+    let blocks = n_tiles.min(cuda.driver.n_multiprocessors() as usize);
+    // SAFETY: as above, but that blocks go through the tiles; the boxes are of the cache.
+    unsafe { cuda.launch_shared(f, [blocks, 1, 1], block.threads, shared, &args) }
 }

@@ -28,6 +28,13 @@ __device__ __forceinline__ uint32_t fixed_address(const void* shared) {
   return address;
 }
 
+// A thread's number in its block, of which the compiler makes nothing before this is reached.
+__device__ __forceinline__ uint32_t thread_again() {
+  uint32_t tid;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
+  return tid;
+}
+
 // The same, and what ptx.cuh has, by addresses in shared memory.
 __device__ __forceinline__ uint64_t matrix_at(uint32_t shared) { return (shared & 0x3ffff) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 
@@ -87,6 +94,23 @@ __device__ __forceinline__ void copy_box(void* to, const Map* map, int column, i
 __device__ __forceinline__ void copy_box(uint32_t to, const Map* map, int column, int row, uint32_t barrier) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                "l"(map), "r"(column), "r"(row), "r"(barrier)
+               : "memory");
+}
+
+// Copies from shared memory to global memory in the background, by one thread, which later waits until its copies have been read, or have
+// been written too.
+__device__ __forceinline__ void copy_out(void* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+__device__ __forceinline__ void wait_until_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+__device__ __forceinline__ void wait_until_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Four 8 x 8 matrices of 16-bit numbers as `multiply_f16` has them; lane l names the row l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_matrices(uint32_t row, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
 
@@ -240,7 +264,7 @@ __device__ __forceinline__ uint64_t rows_at(uint32_t shared, uint32_t next_colum
   return (shared & 0x3ffff) >> 4 | static_cast<uint64_t>(next_columns >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
 
-// After ordinary writes to shared memory that the tensor cores read.
+// After ordinary writes to shared memory that the tensor cores or the copy engine read.
 __device__ __forceinline__ void show_to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Pairs of half precision.

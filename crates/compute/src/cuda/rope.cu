@@ -37,6 +37,7 @@ struct StoreArgs {
   const uint32_t* table_starts;  // [n_tokens]: where a token's block table begins
   const uint32_t* block_tables;
   uint32_t n_heads, n_kv_heads, head_dim, head_bytes;
+  uint32_t first_head;           // those before it stay as they are
   uint32_t rope_dim, interleaved;
   uint32_t block_size;
   uint32_t layer;                // 1: the norms take the mean out
@@ -51,7 +52,7 @@ DEVICE void store_kv(const StoreArgs& a) {
   __shared__ float heads[4][256];
   const int dim = a.head_dim, n_heads = a.n_heads, n_kv_heads = a.n_kv_heads;
   const int lane = threadIdx.x % 32, token = blockIdx.x;
-  const int head = blockIdx.y * 4 + threadIdx.x / 32;
+  const int head = a.first_head + blockIdx.y * 4 + threadIdx.x / 32;
   if (head >= n_heads + 2 * n_kv_heads) return;
   float* row = a.qkv + (static_cast<size_t>(token) * (n_heads + 2 * n_kv_heads) + head) * dim;
   float* shared = heads[threadIdx.x / 32];

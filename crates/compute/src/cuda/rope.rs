@@ -45,6 +45,7 @@ struct StoreArgs {
     n_kv_heads: u32,
     head_dim: u32,
     head_bytes: u32,
+    first_head: u32,
     rope_dim: u32,
     interleaved: u32,
     block_size: u32,
@@ -53,12 +54,14 @@ struct StoreArgs {
     k_eps: f32,
 }
 
+/// Prepares the heads from `first_head` on: queries, keys, values.
 pub(super) fn store_kv(
     cuda: &Cuda,
     qkv: &mut Tensor<Cuda>,
     kv: &mut KvLayer<Cuda>,
     batch: &StagedBatch,
-    prep: QkvPrep<'_, Cuda>,
+    prep: &QkvPrep<'_, Cuda>,
+    first_head: usize,
 ) -> Result<()> {
     let h = prep.heads;
     let dtype = kv.k.dtype();
@@ -90,6 +93,7 @@ pub(super) fn store_kv(
         n_kv_heads: h.n_kv_heads as u32,
         head_dim: h.head_dim as u32,
         head_bytes: dtype.bytes_for(h.head_dim).expect("a cache was made of whole blocks") as u32,
+        first_head: first_head as u32,
         rope_dim: rope_dim as u32,
         interleaved: u32::from(prep.angles.is_some_and(|(_, s)| s == RopeStyle::Interleaved)),
         block_size: kv.k.shape()[2] as u32,
@@ -98,7 +102,7 @@ pub(super) fn store_kv(
         k_eps: k_norm.map_or(0.0, |n| n.eps),
     };
     let f = cuda.kernels.of_cache(dtype)?.store_kv;
-    let n_heads = h.n_heads + 2 * h.n_kv_heads;
+    let n_heads = h.n_heads + 2 * h.n_kv_heads - first_head;
     // SAFETY: qkv has a row for each token; the scheduler gives every position a block of the cache, and each to one token only.
     unsafe { cuda.launch(f, [qkv.rows(), n_heads.div_ceil(4), 1], 128, &args) }
 }

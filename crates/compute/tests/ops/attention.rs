@@ -1,7 +1,8 @@
 //! Attention and the way into the cache, over ragged batches, block tables in any order, and every type of cache.
 
+use super::matrices::part;
 use super::*;
-use realizar_compute::{AttentionParams, Heads, KvLayer, Norm, NormKind, QkvPrep, RopeStyle};
+use realizar_compute::{AttentionParams, Heads, KvLayer, Norm, NormKind, OutProduct, QkvPrep, RopeStyle};
 use std::collections::BTreeMap;
 
 /// Tokens of one sequence that a step computes: `n_tokens` from position `start` on. Inputs depend on `id` and position only,
@@ -26,6 +27,8 @@ struct Attention {
     parts: Vec<Part>,
     /// Seed of the order of blocks.
     order: u64,
+    /// Type of the weights of the block's last product, which there are where this is given, and the elements of its outputs.
+    out: Option<(DType, usize)>,
     /// Copy all blocks to others before the step, as a sequence does that shares a prefix.
     copied: bool,
 }
@@ -43,6 +46,7 @@ fn case(n_heads: usize, n_kv_heads: usize, head_dim: usize, parts: &[(usize, usi
         qk_norm: None,
         parts: parts.collect(),
         order: 1,
+        out: None,
         copied: false,
     }
 }
@@ -59,8 +63,9 @@ impl Attention {
         positions.flat_map(|p| Random(part.id << 32 | p as u64).normals(n)).collect()
     }
 
-    /// Stores and attends `parts` after their histories. Returns `qkv` as it was rotated, `y`, and the same in one operation.
-    fn step<B: Backend>(&self, b: &B) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+    /// Stores and attends `parts` after their histories. Returns `qkv` as it was rotated, `y`, the same in one operation, and what
+    /// the whole block adds to other numbers.
+    fn step<B: Backend>(&self, b: &B) -> [Vec<f32>; 4] {
         let Self { heads, block_size, .. } = *self;
         let n_qkv = heads.qkv_len();
         let sizes: Vec<usize> =
@@ -119,7 +124,22 @@ impl Attention {
         self.prepare(b, &batch, &now, |again, prep| {
             b.store_and_attend(&mut together, again, &mut kv, &batch, prep, &params).unwrap();
         });
-        (read(b, &mut qkv), read(b, &mut y), read(b, &mut together))
+        let mut block = Vec::new();
+        if let Some((dtype, n_out)) = self.out {
+            let n_in = heads.n_heads * heads.head_dim;
+            let w = b.matrix(vec![part(dtype, 1, n_out, n_in, 3)]).unwrap();
+            let bias = vector(b, &Random(5).normals(n_out));
+            let mut sum = rows_of(b, &Random(9).normals(qkv.rows() * n_out), n_out);
+            let (mut x, mut product) = (poisoned(b, qkv.rows(), n_in), poisoned(b, qkv.rows(), n_out));
+            let mut garbage = rows_of(b, &vec![poison; now.len()], n_qkv);
+            b.store_kv(&mut garbage, &mut kv, &batch, plain()).unwrap();
+            self.prepare(b, &batch, &now, |again, prep| {
+                let out = OutProduct { w: &w, bias: Some(&bias), x: &mut x, product: &mut product };
+                b.attention_block(&mut sum, again, &mut kv, &batch, prep, &params, out).unwrap();
+            });
+            block = read(b, &mut sum);
+        }
+        [read(b, &mut qkv), read(b, &mut y), read(b, &mut together), block]
     }
 
     fn scale(&self) -> f32 {
@@ -174,7 +194,7 @@ impl Attention {
 
     /// The result of every token by sequence and position.
     fn by_position<B: Backend>(&self, b: &B) -> BTreeMap<(u64, usize), Vec<u32>> {
-        let y = self.step(b).1;
+        let [_, y, _, _] = self.step(b);
         let tokens = self.parts.iter().flat_map(|p| (p.start..p.start + p.n_tokens).map(|pos| (p.id, pos)));
         let row = self.heads.n_heads * self.heads.head_dim;
         tokens.zip(y.chunks_exact(row).map(bits)).collect()
@@ -185,13 +205,15 @@ impl Case for Attention {
     const PATHS: Paths = Paths::Precision;
 
     fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
-        let (qkv, y, together) = self.step(b);
-        vec![("qkv", qkv), ("y", y), ("together", together)]
+        let [qkv, y, together, block] = self.step(b);
+        let all = [("qkv", qkv), ("y", y), ("together", together), ("block", block)];
+        all.into_iter().filter(|(_, values)| !values.is_empty()).collect()
     }
 
     fn tolerance(&self, sums: Sums) -> f64 {
         let line = CACHE_TOLERANCES.iter().find(|t| t.0 == self.cache).unwrap();
-        if matches!(sums, Sums::Exact) { line.1 } else { line.2 }
+        let of_weights = self.out.map_or(0.0, |(dtype, _)| tolerance(dtype, sums));
+        of_weights + if matches!(sums, Sums::Exact) { line.1 } else { line.2 }
     }
 }
 
@@ -256,7 +278,7 @@ fn windows_and_caps() {
 #[test]
 fn rotations_and_norms() {
     for style in [RopeStyle::Interleaved, RopeStyle::Half] {
-        for (head_dim, rope_dim) in [(64, 64), (80, 32), (20, 20), (20, 2), (8, 6)] {
+        for (head_dim, rope_dim) in [(64, 64), (128, 128), (128, 64), (80, 32), (20, 20), (20, 2), (8, 6)] {
             for qk_norm in [None, Some(NormKind::Rms), Some(NormKind::Layer)] {
                 for cache in [DType::F32, DType::F16] {
                     let rope = Some((rope_dim, style));
@@ -266,6 +288,25 @@ fn rotations_and_norms() {
         }
     }
     check(&[Attention { qk_norm: Some(NormKind::Rms), ..case(4, 2, 64, &RAGGED) }]);
+}
+
+#[test]
+fn attention_with_the_product_after_it() {
+    let many = [(90, 75), (70, 1), (0, 230), (0, 3)];
+    for (dtype, n_heads, head_dim, parts) in [
+        (DType::Q4_K, 4, 64, &RAGGED[..]),
+        (DType::Q4_K, 4, 64, &many),
+        (DType::Q8_0, 6, 128, &many),
+        (DType::BF16, 6, 128, &many),
+        (DType::BF16, 4, 80, &many),
+        (DType::F16, 4, 64, &many),
+        (DType::F32, 4, 64, &many),
+    ] {
+        let (cache, rope) = (DType::F16, Some((head_dim, RopeStyle::Interleaved)));
+        let qk_norm = (head_dim == 128).then_some(NormKind::Rms);
+        let out = Some((dtype, 150));
+        check(&[Attention { cache, rope, qk_norm, out, ..case(n_heads, 2, head_dim, parts) }]);
+    }
 }
 
 #[test]

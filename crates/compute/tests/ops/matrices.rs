@@ -3,7 +3,7 @@
 use super::*;
 use bytes::Bytes;
 use realizar_compute::quant::QUANTS;
-use realizar_compute::{Activation, MatrixPart, MoeParams, MoeScratch, Norm, NormKind};
+use realizar_compute::{Activation, MatrixPart, MoeParams, MoeScratch, Norm, NormKind, OutProduct};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
@@ -32,7 +32,7 @@ fn weights(dtype: DType, n: usize, random: &mut Random) -> Bytes {
 }
 
 /// A matrix with the weights of this seed, which are made once: every path wants them, and some types take long to encode.
-fn part(dtype: DType, n_experts: usize, n_out: usize, n_in: usize, seed: u64) -> MatrixPart {
+pub(super) fn part(dtype: DType, n_experts: usize, n_out: usize, n_in: usize, seed: u64) -> MatrixPart {
     static MADE: Mutex<BTreeMap<(DType, usize, u64), Bytes>> = Mutex::new(BTreeMap::new());
     let n = n_experts * n_out * n_in;
     let found = MADE.lock().unwrap().get(&(dtype, n, seed)).cloned();
@@ -384,6 +384,97 @@ impl Case for Fused {
     fn tolerance(&self, sums: Sums) -> f64 {
         // The gated outputs multiply two results.
         4.0 * self.parts.iter().map(|p| tolerance(p.0, sums)).fold(0.0, f64::max)
+    }
+}
+
+/// A gated feed-forward block.
+#[derive(Debug, Clone, Copy)]
+struct Gated {
+    gate: DType,
+    up: DType,
+    down: DType,
+    hidden_size: usize,
+    intermediate_size: usize,
+    rows: usize,
+    activation: Activation,
+}
+
+impl Case for Gated {
+    const PATHS: Paths = Paths::Weights;
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let Self { hidden_size: n, intermediate_size: inner, rows, .. } = *self;
+        let w = b.matrix(vec![part(self.gate, 1, inner, n, 1), part(self.up, 1, inner, n, 2)]).unwrap();
+        let down = b.matrix(vec![part(self.down, 1, n, inner, 3)]).unwrap();
+        let norm =
+            Norm { kind: NormKind::Rms, weight: vector(b, &Random(7).normals(n)), bias: None, eps: 1e-5 };
+        let bias = vector(b, &Random(5).normals(n));
+        let mut y = rows_of(b, &Random(6).normals(rows * n), n);
+        let (mut normed, mut both) = (poisoned(b, rows, n), poisoned(b, rows, 2 * inner));
+        let (mut x, mut product) = (poisoned(b, rows, inner), poisoned(b, rows, n));
+        let out = OutProduct { w: &down, bias: Some(&bias), x: &mut x, product: &mut product };
+        b.gated_block(&mut y, &mut normed, &mut both, &norm, &w, self.activation, out).unwrap();
+        vec![("y", read(b, &mut y))]
+    }
+
+    fn tolerance(&self, sums: Sums) -> f64 {
+        // The gated outputs multiply two results.
+        4.0 * [self.gate, self.up, self.down].map(|t| tolerance(t, sums)).into_iter().fold(0.0, f64::max)
+    }
+}
+
+#[test]
+fn gated_blocks() {
+    use DType::*;
+    let activation = Activation::Silu;
+    for (gate, up, down) in
+        [(BF16, BF16, BF16), (Q4_K, Q4_K, Q6_K), (Q4_K, Q6_K, F16), (F16, F16, Q8_0), (F32, F32, F32)]
+    {
+        let of = |rows, hidden_size, intermediate_size, activation| {
+            check(&[Gated { gate, up, down, hidden_size, intermediate_size, rows, activation }]);
+        };
+        of(3, 256, 256, activation);
+        of(270, 256, 512, Activation::GeluTanh);
+        of(270, 256, 256, Activation::GeluErf);
+    }
+    let of = |dtype, rows| {
+        let (hidden_size, intermediate_size) = (512, 768);
+        check(&[Gated {
+            gate: dtype,
+            up: dtype,
+            down: dtype,
+            hidden_size,
+            intermediate_size,
+            rows,
+            activation,
+        }]);
+    };
+    of(BF16, 387);
+    of(Q4_K, 387);
+    // Pieces of 64 columns that are not multiples of 128 or 256.
+    let case = Gated {
+        gate: BF16,
+        up: BF16,
+        down: BF16,
+        hidden_size: 320,
+        intermediate_size: 320,
+        rows: 261,
+        activation: Activation::Silu,
+    };
+    check(&[Gated { gate: Q8_0, down: Q8_0, ..case }]);
+    check(&[Gated { gate: Q8_0, up: Q8_0, down: BF16, ..case }, case]);
+}
+
+/// Queries, keys and values of rows that lie as products read them, where boxes of a product meet.
+#[test]
+fn products_of_several_matrices_of_16_bits() {
+    use DType::*;
+    for parts in [
+        vec![(BF16, 256), (BF16, 128), (BF16, 128)],
+        vec![(BF16, 384), (BF16, 40), (BF16, 40)],
+        vec![(F16, 512), (F16, 30)],
+    ] {
+        check(&[Fused { parts, n_in: 320, rows: 290, norm: NormKind::Rms, bias: true }]);
     }
 }
 
