@@ -276,8 +276,10 @@ fn work(shared: &Shared, worker: usize) {
     let mut seen = 0;
     IN_JOB.set(true);
     loop {
-        wait(&shared.asleep[worker], || shared.gate.load(Ordering::SeqCst) / JOB != seen);
-        if shared.stop.load(Ordering::SeqCst) {
+        // The gate may have moved for the end of the pool and been seen as that of a job which ended without us, so it alone does not tell.
+        let is_over = || shared.stop.load(Ordering::SeqCst);
+        wait(&shared.asleep[worker], || is_over() || shared.gate.load(Ordering::SeqCst) / JOB != seen);
+        if is_over() {
             return;
         }
         // Passes the gate if it is open; a job that has ended without us is none of ours.
@@ -353,6 +355,13 @@ mod tests {
                 seen[worker].fetch_add(1, Ordering::Relaxed);
             });
             assert!(seen.iter().all(|s| s.load(Ordering::Relaxed) == 1));
+        }
+    }
+
+    #[test]
+    fn a_pool_ends_right_after_a_job() {
+        for _ in 0..3000 {
+            Pool::new(3).run(|_, _| {});
         }
     }
 
