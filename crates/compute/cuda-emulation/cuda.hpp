@@ -204,6 +204,7 @@ inline uint16_t f32_to_bf16(float x) {
 
 inline uint32_t f32_to_f16(float low, float high) { return f32_to_f16(low) | static_cast<uint32_t>(f32_to_f16(high)) << 16; }
 inline uint32_t f32_to_bf16(float low, float high) { return f32_to_bf16(low) | static_cast<uint32_t>(f32_to_bf16(high)) << 16; }
+inline uint32_t small_f16(uint32_t x) { return f32_to_f16(static_cast<float>(x & 0xffff), static_cast<float>(x >> 16)); }
 inline float exp2_fast(float x) { return exp2f(x); }
 inline float max_or_nan(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
 
@@ -240,6 +241,12 @@ inline void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t*, in
 }
 inline void copy_bytes_once(void* to, const void* from, uint32_t bytes, uint64_t* barrier, int lane) {
   copy_bytes(to, from, bytes, barrier, lane);
+}
+typedef unsigned char* SharedAddress;
+inline SharedAddress shared_address(const void* p) { return static_cast<SharedAddress>(const_cast<void*>(p)); }
+inline SharedAddress anew(SharedAddress p) { return p; }
+inline void copy_bytes_once(SharedAddress to, const void* from, uint32_t bytes, SharedAddress, int lane) {
+  copy_bytes(to, from, bytes, nullptr, lane);
 }
 inline void copies_are_begun(uint64_t* barrier) { count(barrier, static_cast<int>(emulation::lane())); }
 inline void wait_for_phase(uint64_t* barrier, uint32_t parity) { wait_for_count(barrier, parity); }

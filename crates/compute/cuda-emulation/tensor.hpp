@@ -57,14 +57,14 @@ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T
 
 // Of integers of 8 bits, WORDS of them in a lane's share of a column of the second operand; those of the first with signs or without.
 template <class A, unsigned WORDS>
-void multiply_bytes(int (&d)[4], const uint32_t (&a)[2 * WORDS], const uint32_t (&b)[WORDS], int c) {
+void multiply_bytes(int (&d)[4], const uint32_t (&a)[2 * WORDS], const uint32_t (&b)[WORDS], const int (&c)[4]) {
   uint32_t mine[8] = {};
   memcpy(mine, a, sizeof a), memcpy(mine + 4, b, sizeof b);
   uint64_t words[4];
   memcpy(words, mine, sizeof mine);
   const Given given = give(words, 4);
   const unsigned g = lane() / 4, t = lane() % 4;
-  for (int& sum : d) sum = c;
+  for (unsigned i = 0; i < 4; i++) d[i] = c[i];
   for (unsigned q = 0; q < 4; q++) {
     uint32_t x[8], y[2][8];
     given.copy(x, 4 * g + q), given.copy(y[0], 8 * t + q), given.copy(y[1], 8 * t + 4 + q);
@@ -140,15 +140,15 @@ inline void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, ui
   emulation::multiply(d, a, b0, b1, [](uint16_t x) { return __uint_as_float(static_cast<uint32_t>(x) << 16); });
 }
 
-inline void multiply_u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int c) {
-  emulation::multiply_bytes<uint8_t, 2>(d, a, {b0, b1}, c);
+inline void multiply_u8(int (&d)[4], const uint32_t (&a)[4], uint2 b, const int (&c)[4]) {
+  emulation::multiply_bytes<uint8_t, 2>(d, a, {b.x, b.y}, c);
 }
 
-inline void multiply_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int c) {
-  emulation::multiply_bytes<int8_t, 2>(d, a, {b0, b1}, c);
+inline void multiply_s8(int (&d)[4], const uint32_t (&a)[4], uint2 b, const int (&c)[4]) {
+  emulation::multiply_bytes<int8_t, 2>(d, a, {b.x, b.y}, c);
 }
 
-inline void multiply_s8_16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, int c) {
+inline void multiply_s8_16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const int (&c)[4]) {
   emulation::multiply_bytes<int8_t, 1>(d, {a0, a1}, {b}, c);
 }
 

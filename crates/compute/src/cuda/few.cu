@@ -1,15 +1,16 @@
 // Products of 2 to 8 rows of activations with packed weights on the tensor cores' integers: 16 rows of weights, unpacked to 8 bits, times 8
-// rows of activations, rounded to 8 bits in blocks of 32.
+// columns of activations, rounded to 8 bits, for the K types in blocks of 256, for others in blocks of 32.
 //
 // A block owns a contiguous range of outputs of one part of the matrix, as in matvec.cu. A unit of its work is a group (packed.cuh) of 16
 // rows of weights. Eight warps, a team, share a unit: each multiplies four pieces of the group, whose activations it keeps in registers
-// while the team goes down the rows with one group. Then their sums, which take the place of weights that were multiplied, are added up in one
-// order: an output does not depend on the other rows of activations. Two teams take groups in pairs.
+// while the team goes down the rows with one group, and leaves its sums in place of weights that it multiplied. Two teams take groups in
+// pairs. One more warp adds up what the warps of a team have left, in one order: an output does not depend on the other rows of
+// activations.
 //
-// One more warp keeps a ring of units in shared memory filled, from before the kernel before has ended, since weights do not depend on it. A
-// multiprocessor has room for one block, and beside it for those that round activations for the next product.
+// The last warp keeps a ring of units in shared memory filled, from before the kernel before has ended, since weights do not depend on
+// it. A multiprocessor has room for one block, and beside it for those that round activations for the next product.
 //
-// Moves: the weights once; the activations, a byte each and 16 bytes for each 256, once for each block.
+// Moves: the weights once; the activations, a byte each and 64 for each 256, once for each block.
 #include "gemm.cuh"
 #include "packed.cuh"
 
@@ -18,21 +19,23 @@ constexpr int MAX_PARTS = 4;
 constexpr int TILE = 16;
 // Teams, warps of one, and pieces of a group that each warp has.
 constexpr int TEAMS = 2, TEAM = 8, PIECES = 4;
-// Threads that multiply; a block has 32 more.
-constexpr int MULTIPLIERS = 32 * TEAM * TEAMS;
+// Warps that multiply; then one that adds up, and one that copies.
+constexpr int MULTIPLIERS = TEAMS * TEAM, ADDER = MULTIPLIERS, COPIER = MULTIPLIERS + 1, THREADS = 32 * (MULTIPLIERS + 2);
 // The ring has an even number of stages, so that one always has units of the same team.
-constexpr int MAX_STAGES = 6;
+constexpr int MAX_STAGES = 8;
+// Numbers that sums will be added to, of which so many are read before the end.
+constexpr int EARLY = 256;
 
 enum Layout : uint32_t { LAYOUT_F16, LAYOUT_BF16, LAYOUT_Q4_0, LAYOUT_Q8_0, LAYOUT_Q4_K, LAYOUT_Q5_K, LAYOUT_Q6_K };
 
 // 256 activations of 8 rows, as lanes (g, t) want them: with g = lane / 4 a row, t = lane % 4.
 struct XBlock {
-  // Of each 32, the integers 4 t to 4 t + 3 of both 16.
+  // Of each 32, a sub-block, the integers 4 t to 4 t + 3 of both 16.
   uint2 q[8][32];
-  // Of each 32, for each row, what its integers are to be multiplied with.
-  float scale[8][8];
-  // Sums of the activations of 32, those of piece t: each as two bfloat16, the second the rest of the first; x has the firsts.
+  // Sums of the integers of sub-blocks 2 t and 2 t + 1: each as two numbers of half precision, y has the rest of x.
   uint2 sums[32];
+  // Of each sub-block, for each row, what its integers are to be multiplied with. For the K types all of a row are one.
+  float scale[8][8];
 };
 
 struct FewPart {
@@ -50,7 +53,7 @@ struct FewPart {
 struct FewArgs {
   float* y;              // [m, y_stride]
   const XBlock* x;       // [n_in / 256]
-  // [m, n_in / 256]: sums of squares of what is to be normalized (root mean square); or null, as with ADD.
+  // [m, n_in / 256]: sums of squares of what is to be normalized (root mean square); or null.
   const float* squares;
   const float* bias;     // [n_out] or null
   FewPart parts[MAX_PARTS];
@@ -63,49 +66,65 @@ struct FewArgs {
   float eps;
 };
 
-// Of a type: what lanes know of one of two rows of a warp's pieces, g and g + 8, and weights as bytes. With MINS, bytes have no sign;
-// UNPACKED ones lie in memory as bytes already.
+// Of a type: what lanes know of two rows of a warp's pieces, g and g + 8, and weights as bytes. With MINS, bytes have no sign; UNPACKED
+// ones lie in memory as bytes already.
 //
-// `take` gets where the row is, how many pieces the group has, and which of these is the lane's: lane t of each four has piece t of the
-// warp's. It finds its scales, SCALES of a piece.
+// `take` gets where the rows are, how many pieces the group has, and which of these is the lane's: lane t of each four has piece t of
+// the warp's. `words` hold the scales of both halves of the piece in both rows, in a form that lanes hand each other; `scale` finds one
+// there.
 //
-// `unpack` makes the tensor cores' first operand of 32 columns of rows g and g + 8, half h of piece `at`: from the piece's first 32 bytes, as
-// `load_matrices` gives them, and from where these rows are.
+// `unpack` makes the tensor cores' first operand of 32 columns of rows g and g + 8, half h of piece `at`: from the piece's first 32
+// bytes, as `load_matrices` gives them, and from where these rows are. `multiply` adds its products to sums, which begin with FIRST, for
+// 32 columns or PARTS of them. `add` adds such sums up by scale, over 256 columns: in integers, exactly, where scales are integers and the
+// activations have one scale, with which `total` is multiplied; with that of the activations where it is OF_32.
 
 // Rotates left.
 DEVICE uint32_t rotate(uint32_t x, int n) { return __funnelshift_r(x, x, 32 - n & 31); }
+DEVICE int byte_at(uint32_t x, int i) { return static_cast<int>(__byte_perm(x, 0, 0x4440 + i)); }
 
-// Scales, those of the high nibbles times a factor, and mins as two of bfloat16.
-struct FewKScales {
-  float scale[2], dmin;
-  uint32_t mins;
-  DEVICE void take(const uint8_t* row, int size, int at, float high_factor) {
-    KHeader header;
-    header.take(row + 32 * size + at / 4 * 16, at % 4);
-    const float d = ptx::f16_to_f32(static_cast<uint16_t>(header.d));
-    dmin = ptx::f16_to_f32(static_cast<uint16_t>(header.d >> 16));
-    scale[0] = d * six_bits(header.bits), scale[1] = d * high_factor * six_bits(header.bits >> 12);
-    mins = __byte_perm(__float_as_uint(six_bits(header.bits >> 6)), __float_as_uint(six_bits(header.bits >> 18)), 0x7632);
+// Scales as bytes, those of row g and then those of g + 8; mins as two of half precision.
+struct FewK {
+  typedef int Sum;
+  static constexpr int WORDS = 1, PARTS = 1, FIRST = 0;
+  static constexpr bool MINS = true, UNPACKED = false, OF_32 = false;
+  float d[2], dmin[2];
+  uint32_t words[1], mins[2];
+  DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
+    uint32_t bits[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      KHeader header;
+      header.take((r ? row1 : row0) + 32 * size + at / 4 * 16, static_cast<int>(at % 4));
+      bits[r] = header.bits;
+      d[r] = ptx::f16_to_f32(static_cast<uint16_t>(header.d));
+      dmin[r] = ptx::f16_to_f32(static_cast<uint16_t>(header.d >> 16));
+      mins[r] = ptx::small_f16((header.bits >> 6 & 0x3f) | (header.bits >> 2 & 0x3f0000));
+    }
+    const uint32_t low = (bits[0] & 63) | (bits[0] >> 4 & 0x3f00), high = (bits[1] & 63) | (bits[1] >> 4 & 0x3f00);
+    words[0] = low | high << 16;
   }
+  DEVICE static int scale(const uint32_t (&w)[1], int h, int, int r) { return byte_at(w[0], 2 * r + h); }
+  DEVICE static void multiply(int (&y)[1][4], const uint32_t (&a)[4], uint2 b, const int (&c)[1][4]) { ptx::multiply_u8(y[0], a, b, c[0]); }
+  DEVICE static void add(int& sum, int d, int scale, float) { sum += d * scale; }
+  DEVICE float total(int sum, float of_mins, int r) const { return d[r] * static_cast<float>(sum) - dmin[r] * of_mins; }
 };
 
 // The high nibbles stay where they are: sixteen times the weights.
-struct Few_Q4_K : FewKScales {
+struct Few_Q4_K : FewK {
   typedef Packed_Q4_K Packed;
-  static constexpr int SCALES = 2;
-  static constexpr bool MINS = true, UNPACKED = false;
-  DEVICE void take(const uint8_t* row, int size, int at) { FewKScales::take(row, size, at, 0.0625f); }
+  DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
+    FewK::take(row0, row1, size, at);
+    d[0] *= 0.0625f, d[1] *= 0.0625f;
+  }
   DEVICE static void unpack(uint32_t (&a)[4], const uint32_t (&q)[4], int h, const uint8_t*, const uint8_t*, int, int, int) {
 #pragma unroll
     for (int i = 0; i < 4; i++) a[i] = q[i] & (h ? 0xf0f0f0f0 : 0x0f0f0f0f);
   }
+  DEVICE float total(int low, int high, float of_mins, int r) const { return FewK::total(low * 16 + high, of_mins, r); }
 };
 
-struct Few_Q5_K : FewKScales {
+struct Few_Q5_K : FewK {
   typedef Packed_Q5_K Packed;
-  static constexpr int SCALES = 2;
-  static constexpr bool MINS = true, UNPACKED = false;
-  DEVICE void take(const uint8_t* row, int size, int at) { FewKScales::take(row, size, at, 1.0f); }
   // Bit 8 b + j of a word of fifth bits is that of weight 4 j + b: lane t wants j = t and 4 + t.
   DEVICE static void unpack(uint32_t (&a)[4], const uint32_t (&q)[4], int h, const uint8_t* row0, const uint8_t* row1, int size, int at,
                             int t) {
@@ -115,20 +134,26 @@ struct Few_Q5_K : FewKScales {
       a[i] = (h ? q[i] >> 4 & 0x0f0f0f0f : q[i] & 0x0f0f0f0f) | (rotate(fifths, 4 - i / 2 * 4 - t) & 0x10101010);
     }
   }
+  DEVICE float total(int low, int high, float of_mins, int r) const { return FewK::total(low + high, of_mins, r); }
 };
 
 // Four times the weights, less their offset.
 struct Few_Q6_K {
   typedef Packed_Q6_K Packed;
-  static constexpr int SCALES = 4;
-  static constexpr bool MINS = false, UNPACKED = false;
-  float scale[4];
-  DEVICE void take(const uint8_t* row, int size, int at) {
-    const uint32_t s = *reinterpret_cast<const uint32_t*>(row + 48 * size + at * 4) ^ 0x80808080;
-    const float d = 0.25f * ptx::f16_to_f32(*reinterpret_cast<const uint16_t*>(row + 52 * size + at / 4 * 2));
+  typedef int Sum;
+  static constexpr int WORDS = 2, PARTS = 2, FIRST = 0;
+  static constexpr bool MINS = false, UNPACKED = false, OF_32 = false;
+  float d[2];
+  uint32_t words[2];
+  DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) scale[i] = d * (__uint_as_float(__byte_perm(s, 0x4b000000, 0x7540 + i)) - 8388736.0f);
+    for (int r = 0; r < 2; r++) {
+      const uint8_t* row = r ? row1 : row0;
+      words[r] = *reinterpret_cast<const uint32_t*>(row + 48 * size + at * 4);
+      d[r] = 0.25f * ptx::f16_to_f32(*reinterpret_cast<const uint16_t*>(row + 52 * size + at / 4 * 2));
+    }
   }
+  DEVICE static int scale(const uint32_t (&w)[2], int h, int part, int r) { return static_cast<int8_t>(w[r] >> 8 * (2 * h + part)); }
   // Bits 8 b + 2 t of word i of a piece's upper bits are those of weight 16 i + 4 t + b.
   DEVICE static void unpack(uint32_t (&a)[4], const uint32_t (&q)[4], int h, const uint8_t* row0, const uint8_t* row1, int size, int at,
                             int t) {
@@ -138,317 +163,300 @@ struct Few_Q6_K {
       a[i] = ptx::mask_and_set(h ? q[i] >> 2 : q[i] << 2, 0x3c3c3c3c, 0x80808080) ^ (rotate(upper, 6 - 2 * t) & 0xc0c0c0c0);
     }
   }
-};
-
-// Sixteen times the weights, less their offset.
-struct Few_Q4_0 {
-  typedef Packed_Q4_0 Packed;
-  static constexpr int SCALES = 2;
-  static constexpr bool MINS = false, UNPACKED = false;
-  float scale[2];
-  DEVICE void take(const uint8_t* row, int size, int at) {
-    const uint32_t d = *reinterpret_cast<const uint32_t*>(row + 32 * size + at * 4);
-    scale[0] = 0.0625f * ptx::f16_to_f32(static_cast<uint16_t>(d)), scale[1] = 0.0625f * ptx::f16_to_f32(static_cast<uint16_t>(d >> 16));
+  DEVICE static void multiply(int (&y)[2][4], const uint32_t (&a)[4], uint2 b, const int (&c)[2][4]) {
+    ptx::multiply_s8_16(y[0], a[0], a[1], b.x, c[0]);
+    ptx::multiply_s8_16(y[1], a[2], a[3], b.y, c[1]);
   }
-  DEVICE static void unpack(uint32_t (&a)[4], const uint32_t (&q)[4], int h, const uint8_t*, const uint8_t*, int, int, int) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) a[i] = ((h ? q[i] : q[i] << 4) & 0xf0f0f0f0) ^ 0x80808080;
-  }
-};
-
-struct Few_Q8_0 {
-  typedef Packed_Q8_0 Packed;
-  static constexpr int SCALES = 2;
-  static constexpr bool MINS = false, UNPACKED = true;
-  float scale[2];
-  DEVICE void take(const uint8_t* row, int size, int at) {
-    const uint32_t d = *reinterpret_cast<const uint32_t*>(row + 64 * size + at * 4);
-    scale[0] = ptx::f16_to_f32(static_cast<uint16_t>(d)), scale[1] = ptx::f16_to_f32(static_cast<uint16_t>(d >> 16));
-  }
+  DEVICE static void add(int& sum, int d, int scale, float) { sum += d * scale; }
+  DEVICE float total(int low, int high, float, int r) const { return d[r] * static_cast<float>(low + high); }
 };
 
 // A number as floats see it when sums begin with FLOAT_UNITS.
 constexpr float UNITS = 12582912.0f;
 
-// The activations that a warp's pieces meet.
-struct Columns {
-  uint2 q[2 * PIECES];
-  // In shared memory: scales and sums as in XBlock.
-  const float* rest;
+struct FewHalves {
+  typedef float Sum;
+  static constexpr int WORDS = 2, PARTS = 1, FIRST = FLOAT_UNITS;
+  static constexpr bool MINS = false, OF_32 = true;
+  uint32_t words[2];
+  DEVICE static float scale(const uint32_t (&w)[2], int h, int, int r) { return ptx::f16_to_f32(static_cast<uint16_t>(w[r] >> 16 * h)); }
+  DEVICE static void multiply(int (&y)[1][4], const uint32_t (&a)[4], uint2 b, const int (&c)[1][4]) { ptx::multiply_s8(y[0], a, b, c[0]); }
+  DEVICE static void add(float& sum, int d, float scale, float x_scale) { sum = fmaf(__int_as_float(d) - UNITS, scale * x_scale, sum); }
 };
 
-// Floats there.
-constexpr int REST = 128;
+// Sixteen times the weights, less their offset.
+struct Few_Q4_0 : FewHalves {
+  typedef Packed_Q4_0 Packed;
+  static constexpr bool UNPACKED = false;
+  DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
+    words[0] = *reinterpret_cast<const uint32_t*>(row0 + 32 * size + at * 4);
+    words[1] = *reinterpret_cast<const uint32_t*>(row1 + 32 * size + at * 4);
+  }
+  DEVICE static void unpack(uint32_t (&a)[4], const uint32_t (&q)[4], int h, const uint8_t*, const uint8_t*, int, int, int) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) a[i] = ((h ? q[i] : q[i] << 4) & 0xf0f0f0f0) ^ 0x80808080;
+  }
+  DEVICE static float total(float low, float high, float, int) { return (low + high) * 0.0625f; }
+};
 
-// The products of 16 rows of a unit with a warp's columns. `stage`: the unit; `at`: the first piece. Sums of rows g and g + 8 with activations
+struct Few_Q8_0 : FewHalves {
+  typedef Packed_Q8_0 Packed;
+  static constexpr bool UNPACKED = true;
+  DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
+    words[0] = *reinterpret_cast<const uint32_t*>(row0 + 64 * size + at * 4);
+    words[1] = *reinterpret_cast<const uint32_t*>(row1 + 64 * size + at * 4);
+  }
+  DEVICE static float total(float low, float high, float, int) { return low + high; }
+};
+
+// The 256 columns of activations that a warp's pieces meet. With R rows, the eight columns of the tensor cores' second operand are 8 / R
+// sets of them: set s has the activations of sub-blocks s R to s R + R - 1, and zeros elsewhere. So products with sub-blocks of several
+// sets add up without meeting, and are scaled together. Column g is row g % R of set g / R.
+template <int R>
+struct Columns {
+  uint2 q[8];           // of each sub-block
+  uint2 sums;           // of sub-blocks 2 t and 2 t + 1
+  const float* scales;  // in shared memory, as in XBlock
+  // `to_scales` is the warp's.
+  DEVICE void load(const XBlock* x, float* to_scales, unsigned lane) {
+    const unsigned g = lane / 4, t = lane % 4, from = g % R * 4 + t;
+    const float2 pair = __ldcg(reinterpret_cast<const float2*>(x->scale) + lane);
+#pragma unroll
+    for (unsigned i = 0; i < 8; i++) q[i] = i / R == g / R ? __ldcg(&x->q[i][from]) : uint2{0, 0};
+    sums = 2 * t / R == g / R ? __ldcg(&x->sums[from]) : uint2{0, 0};
+    __syncwarp();
+    reinterpret_cast<float2*>(to_scales)[lane] = pair;
+    scales = to_scales;
+    __syncwarp();
+  }
+};
+
+// Floats of scales.
+constexpr int X_SCALES = 64;
+
+// The products of 16 rows of a unit with a warp's columns. `stage`: the unit; `at`: the first piece. Sums of rows g and g + 8 with columns
 // 2 t and 2 t + 1.
-template <class P>
-DEVICE void multiply_columns(float (&sums)[4], const uint8_t* stage, int size, int at, const Columns& x, unsigned lane) {
+template <class P, int R>
+DEVICE void multiply_columns(float (&sums)[4], const uint8_t* stage, unsigned size, unsigned at, const Columns<R>& x, unsigned lane) {
+  // What follows from these for each of the types is computed where it is wanted.
+  lane = ptx::anew(lane), size = ptx::anew(size);
   // As the launcher has it.
   constexpr unsigned pitch = (P::Packed::bytes(GROUP) / 16 | 1) * 16;
   const unsigned t = lane % 4;
   const uint8_t *row0 = stage + lane / 4 * pitch, *row1 = row0 + 8 * pitch;
   const uint8_t* matrices = stage + lane % 16 * pitch + (lane / 16 * size + at) * 16;
-  P p[2];
-  p[0].take(row0, size, at + t);
-  p[1].take(row1, size, at + t);
-  if constexpr (P::MINS) {
-    // Twice, for the sums' first and second parts.
-    const uint32_t mins[4] = {p[0].mins, p[1].mins, p[0].mins, p[1].mins};
-    const uint2 x_sums = *reinterpret_cast<const uint2*>(x.rest + 64 + lane * 2);
-    float d[4] = {};
-    ptx::multiply_bf16(d, mins, x_sums.x, x_sums.y);
+  P p;
+  p.take(row0, row1, size, at + t);
+  // Those of columns 2 t and 2 t + 1 for the first sub-block.
+  const float2* x_scales = reinterpret_cast<const float2*>(x.scales + 2 * t % R);
+  // By halves of pieces.
+  typename P::Sum scaled[2][4] = {};
+  int none[P::PARTS][4];
 #pragma unroll
-    for (int j = 0; j < 4; j++) sums[j] = -p[j / 2].dmin * d[j];
-  }
+  for (int i = 0; i < 4 * P::PARTS; i++) none[i / 4][i % 4] = P::FIRST;
+  // A step takes a piece of each set.
+  constexpr int STEPS = R / 2, SETS = 8 / R;
 #pragma unroll
-  for (int i = 0; i < PIECES; i++) {
-    uint32_t raw[4];
-    ptx::load_matrices(raw, matrices + i * 16);
-    const unsigned source = (lane & 28) + i;
+  for (int step = 0; step < STEPS; step++) {
+    int d[2][P::PARTS][4];
+#pragma unroll
+    for (int set = 0; set < SETS; set++) {
+      const int i = set * STEPS + step;
+      uint32_t raw[4];
+      ptx::load_matrices(raw, matrices + i * 16);
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        uint32_t a[4];
+        if constexpr (!P::UNPACKED) {
+          P::unpack(a, raw, h, row0, row1, size, at + i, t);
+        } else {
+          // Its second 32 are bytes of their own.
+          if (h == 1) ptx::load_matrices(raw, matrices + (2 * size + i) * 16);
+#pragma unroll
+          for (int j = 0; j < 4; j++) a[j] = raw[j];
+        }
+        P::multiply(d[h], a, x.q[2 * i + h], set == 0 ? none : d[h]);
+      }
+    }
+    // Those of the step's piece of the lane's columns' set.
+    uint32_t words[P::WORDS];
+#pragma unroll
+    for (int i = 0; i < P::WORDS; i++) {
+      words[i] = STEPS == 1 ? p.words[i] : __shfl_sync(ALL_LANES, p.words[i], (lane & (32 - STEPS)) + step);
+    }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      uint32_t a[4];
-      if constexpr (!P::UNPACKED) {
-        P::unpack(a, raw, h, row0, row1, size, at + i, t);
-      } else {
-        // Its second 32 are bytes of their own.
-        if (h == 1) ptx::load_matrices(raw, matrices + (2 * size + i) * 16);
+      float2 x_scale = {};
+      if constexpr (P::OF_32) x_scale = x_scales[(2 * t / R * R + 2 * step + h) * 4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) a[j] = raw[j];
-      }
-      float scale[P::SCALES / 2][2], offset[P::SCALES / 2][2];
+      for (int part = 0; part < P::PARTS; part++) {
 #pragma unroll
-      for (int s = 0; s < P::SCALES / 2; s++) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-          scale[s][r] = __shfl_sync(ALL_LANES, p[r].scale[h * (P::SCALES / 2) + s], source);
-          offset[s][r] = -UNITS * scale[s][r];
-        }
-      }
-      const uint2 b = x.q[2 * i + h];
-      const float2 x_scale = *reinterpret_cast<const float2*>(x.rest + (2 * i + h) * 8 + 2 * t);
-      int d[P::SCALES / 2][4];
-      if constexpr (P::SCALES == 4) {
-        ptx::multiply_s8_16(d[0], a[0], a[1], b.x, FLOAT_UNITS);
-        ptx::multiply_s8_16(d[1], a[2], a[3], b.y, FLOAT_UNITS);
-      } else if constexpr (P::MINS) {
-        ptx::multiply_u8(d[0], a, b.x, b.y, FLOAT_UNITS);
-      } else {
-        ptx::multiply_s8(d[0], a, b.x, b.y, FLOAT_UNITS);
-      }
-#pragma unroll
-      for (int s = 0; s < P::SCALES / 2; s++) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-          const float product = fmaf(__int_as_float(d[s][j]), scale[s][j / 2], offset[s][j / 2]);
-          sums[j] = fmaf(product, j % 2 ? x_scale.y : x_scale.x, sums[j]);
-        }
+        for (int j = 0; j < 4; j++) P::add(scaled[h][j], d[h][part][j], P::scale(words, h, part, j / 2), j % 2 ? x_scale.y : x_scale.x);
       }
     }
   }
+  float of_mins[4] = {};
+  if constexpr (P::MINS) {
+    // Twice, for the sums' first and second parts.
+    const uint32_t mins[4] = {p.mins[0], p.mins[1], p.mins[0], p.mins[1]};
+    ptx::multiply_f16(of_mins, mins, x.sums.x, x.sums.y);
+  }
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    sums[j] = p.total(scaled[0][j], scaled[1][j], of_mins[j], j / 2);
+    if constexpr (!P::OF_32) sums[j] *= j % 2 ? x_scales->y : x_scales->x;
+  }
 }
-
-// A warp's activations of a group, on their way.
-struct Loads {
-  uint2 q[2 * PIECES];
-  uint4 rest;
-  DEVICE void begin(const FewArgs& a, int group, int member, unsigned lane) {
-    const int first_piece = group * GROUP + member * PIECES;
-    const bool some = first_piece * 64 < static_cast<int>(a.n_in);
-    const XBlock* x = a.x + first_piece / PIECES;
-#pragma unroll
-    for (int i = 0; i < 2 * PIECES; i++) q[i] = some ? __ldcg(&x->q[i][lane]) : uint2{0, 0};
-    rest = some ? __ldcg(reinterpret_cast<const uint4*>(x->scale) + lane) : uint4{0, 0, 0, 0};
-  }
-  // Hands them over. `to_rest` is the warp's.
-  DEVICE void end(Columns& to, float* to_rest, unsigned lane) const {
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 2 * PIECES; i++) to.q[i] = q[i];
-    reinterpret_cast<uint4*>(to_rest)[ptx::anew(lane)] = rest;
-    to.rest = to_rest;
-    __syncwarp();
-  }
-};
 
 // Where a block's things are in shared memory, and what its work is.
 struct FewBlock {
   uint8_t* ring;
-  float *rest, *early, *sums;  // [warps, REST], [MULTIPLIERS], [TEAMS, tiles, rows of a tile, 8]
-  uint64_t *full, *empty;      // of each stage
+  float* x_scales;                // [MULTIPLIERS, X_SCALES]
+  float *early, *factors, *sums;  // [EARLY], [8], [tiles, rows of a tile, 8]
+  uint64_t *full, *done, *empty;  // of each stage: it is copied, its team is done, its sums are added up
   // Of the part: the first output, and how many; tiles, which with a gate have 8 rows of its own and then those of up.
   int first, n_own, own_tile, n_tiles, n_groups;
   unsigned pitch;
   bool gate;
 };
 
-// Units are numbered group by group, but pairs of groups by turns. Copies them, by one warp.
-DEVICE void copy_units(const FewArgs& a, const FewPart& part, const FewBlock& b, unsigned lane) {
-  const int copier = ptx::copying_lane(lane), n_stages = a.n_stages;
-  const uint8_t* first_row = part.w + static_cast<size_t>(b.first) * part.row_bytes;
-  const int64_t to_up = b.gate ? a.parts[1].w - part.w : 0;
-  int stage = 0, unit = 0;
-  uint32_t parity = 1;
+// Calls f(group, tile, stage, use) for units as they stand in the ring: group by group, but pairs of groups by turns. `use` counts those
+// of the stage before.
+template <class F>
+DEVICE void for_each_unit(const FewBlock& b, int n_stages, F f) {
+  int stage = 0, use = 0;
 #pragma unroll 1
   for (int pair = 0; pair < b.n_groups; pair += TEAMS) {
-    const uint8_t* row = first_row;
 #pragma unroll 1
     for (int tile = 0; tile < b.n_tiles; tile++) {
-      const int n = min(b.n_own - tile * b.own_tile, b.own_tile);
 #pragma unroll 1
       for (int group = pair; group < min(pair + TEAMS, b.n_groups); group++) {
-        const uint32_t bytes = group + 1 == b.n_groups ? part.last_bytes : part.group_bytes;
-        if (unit >= n_stages) ptx::wait_for_count(b.empty + stage, parity);
-        uint64_t* barrier = b.full + stage;
-        uint8_t* to = b.ring + stage * (TILE * b.pitch);
-        const uint8_t* from = row + static_cast<size_t>(group) * part.group_bytes;
-        ptx::expect_bytes(barrier, copier, (b.gate ? 2 * n : n) * bytes);
-#pragma unroll 1
-        for (int half = 0; half <= static_cast<int>(b.gate); half++) {
-#pragma unroll 4
-          for (int i = 0; i < n; i++) ptx::copy_bytes(to + i * b.pitch, from + i * part.row_bytes, bytes, barrier, copier);
-          to += TILE / 2 * b.pitch, from += to_up;
-        }
-        ptx::copies_are_begun(barrier);
-        unit++;
-        if (++stage == n_stages) stage = 0, parity ^= 1;
+        f(group, tile, stage, use);
+        if (++stage == n_stages) stage = 0, use++;
       }
-      row += b.own_tile * part.row_bytes;
     }
   }
 }
 
-DEVICE void multiply_units(const FewArgs& a, const FewPart& part, const FewBlock& b, int warp, unsigned lane, Loads& loads) {
-  const int team = warp / TEAM, member = warp % TEAM, n_pieces = a.n_in / 64, n_groups = b.n_groups, n_stages = a.n_stages;
-  float* rest = b.rest + warp * REST;
-  float* team_sums = b.sums + team * b.n_tiles * (TILE * 8);
-  Columns columns;
+DEVICE void copy_units(const FewArgs& a, const FewPart& part, const FewBlock& b, unsigned lane) {
+  const int copier = ptx::copying_lane(lane);
+  const uint8_t* first_row = part.w + static_cast<size_t>(b.first) * part.row_bytes;
+  const int64_t to_up = b.gate ? a.parts[1].w - part.w : 0;
+  const ptx::SharedAddress ring = ptx::anew(ptx::shared_address(b.ring));
+  for_each_unit(b, a.n_stages, [&](int group, int tile, int stage, int use) {
+    if (use > 0) ptx::wait_for_count(b.empty + stage, (use - 1) & 1);
+    const int n = min(b.n_own - tile * b.own_tile, b.own_tile);
+    const uint32_t bytes = group + 1 == b.n_groups ? part.last_bytes : part.group_bytes;
+    const size_t row = static_cast<size_t>(tile) * b.own_tile;
+    const uint8_t* from = first_row + row * part.row_bytes + static_cast<size_t>(group) * part.group_bytes;
+    ptx::SharedAddress to = ring + stage * (TILE * b.pitch);
+    const ptx::SharedAddress barrier = ptx::anew(ptx::shared_address(b.full + stage));
+    ptx::expect_bytes(b.full + stage, copier, (b.gate ? 2 * n : n) * bytes);
+#pragma unroll 1
+    for (int half = 0; half <= static_cast<int>(b.gate); half++) {
+#pragma unroll 4
+      for (int i = 0; i < n; i++) ptx::copy_bytes_once(to + i * b.pitch, from + i * part.row_bytes, bytes, barrier, copier);
+      to += TILE / 2 * b.pitch, from += to_up;
+    }
+    ptx::copies_are_begun(b.full + stage);
+  });
+}
+
+// Adds up what the warps of teams leave of each unit: a lane has four sums. First it finds what the end will want.
+DEVICE void add_units(const FewArgs& a, const FewPart& part, const FewBlock& b, unsigned lane) {
+  const int n_blocks = a.n_in / 256, m = a.m;
+  // Addresses take longer than loads.
+  const float* early[EARLY / 32];
+#pragma unroll
+  for (int i = 0; i < EARLY / 32; i++) {
+    const int k = i * 32 + lane;
+    const float* y = a.y + static_cast<size_t>(k % m) * a.y_stride + part.first_out + b.first;
+    early[i] = a.epilogue == ADD && k < b.n_own * m ? y + k / m : nullptr;
+  }
+  ptx::wait_for_previous_kernel();
+  float to_add[EARLY / 32];
+#pragma unroll
+  for (int i = 0; i < EARLY / 32; i++) to_add[i] = early[i] ? __ldcg(early[i]) : 0.0f;
+#pragma unroll
+  for (int i = 0; i < EARLY / 32; i++) b.early[i * 32 + lane] = to_add[i];
+  if (a.squares) {
+    // Four lanes have a row.
+    const int j = lane / 4;
+    float sum = 0;
+#pragma unroll 4
+    for (int i = lane % 4; i < n_blocks; i += 4) sum += j < m ? __ldcg(a.squares + j * n_blocks + i) : 0.0f;
+    sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+    sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+    if (lane % 4 == 0) b.factors[j] = rsqrtf(sum * a.inv_n + a.eps);
+  }
+  for_each_unit(b, a.n_stages, [&](int group, int tile, int stage, int use) {
+    ptx::wait_for_count(b.done + stage, use & 1);
+    const int n_busy = min(n_blocks - group * TEAM, TEAM);
+    const uint8_t* from = b.ring + (stage * TILE + lane / 2) * b.pitch + lane % 2 * 16;
+    float4* to = reinterpret_cast<float4*>(b.sums + tile * (TILE * 8)) + lane;
+    float4 sum = group == 0 ? float4{0, 0, 0, 0} : *to;
+#pragma unroll 8
+    for (int j = 0; j < n_busy; j++) {
+      const float4 v = *reinterpret_cast<const float4*>(from + j * PIECES * 16);
+      sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    }
+    *to = sum;
+    ptx::give_to_copies();
+    __syncwarp();
+    ptx::count(b.empty + stage, lane);
+  });
+}
+
+template <int R>
+DEVICE void multiply_units(const FewArgs& a, const FewPart& part, const FewBlock& b, int team, int member, unsigned lane) {
+  const int n_blocks = a.n_in / 256, n_groups = b.n_groups, n_stages = a.n_stages;
+  ptx::wait_for_previous_kernel();
   int stage = team;
   uint32_t parity = 0;
-  // Units so far, modulo 4: two warps in turn add up.
-  int count = 0;
 #pragma unroll 1
   for (int pair = 0; pair < n_groups; pair += TEAMS) {
     // A group without a partner is shared by tiles.
     const bool alone = pair + 1 == n_groups;
-    const int group = alone ? pair : pair + team;
-    loads.end(columns, rest, lane);
-    const int next = pair + TEAMS + 1 == n_groups ? n_groups - 1 : pair + TEAMS + team;
-    loads.begin(a, next, member, lane);
-    const int size = min(n_pieces - group * GROUP, GROUP), n_busy = size / PIECES;
+    const int group = alone ? pair : pair + team, n_busy = min(n_blocks - group * TEAM, TEAM);
+    Columns<R> columns;
+    if (member < n_busy) columns.load(a.x + group * TEAM + member, b.x_scales + (team * TEAM + member) * X_SCALES, lane);
 #pragma unroll 1
-    for (int tile = alone ? team : 0; tile < b.n_tiles; tile += alone ? 2 : 1) {
+    for (int tile = alone ? team : 0; tile < b.n_tiles; tile += alone ? TEAMS : 1) {
       ptx::wait_for_phase(b.full + stage, parity);
-      uint8_t* of = b.ring + stage * (TILE * b.pitch);
       if (member < n_busy) {
-        float partial[4] = {};
+        uint8_t* of = b.ring + stage * (TILE * b.pitch);
+        float sums[4];
 #define MULTIPLY_COLUMNS(layout, P) \
-  case layout: multiply_columns<P>(partial, of, size, member * PIECES, columns, lane); break;
+  case layout: multiply_columns<P>(sums, of, n_busy * PIECES, member * PIECES, columns, lane); break;
         switch (part.layout) {
           MULTIPLY_COLUMNS(LAYOUT_Q4_0, Few_Q4_0)
           MULTIPLY_COLUMNS(LAYOUT_Q8_0, Few_Q8_0)
           MULTIPLY_COLUMNS(LAYOUT_Q4_K, Few_Q4_K)
           MULTIPLY_COLUMNS(LAYOUT_Q5_K, Few_Q5_K)
-          default: multiply_columns<Few_Q6_K>(partial, of, size, member * PIECES, columns, lane);
+          default: multiply_columns<Few_Q6_K>(sums, of, n_busy * PIECES, member * PIECES, columns, lane);
         }
         // In each row the first 16 bytes of the warp's pieces make room for the sums.
         __syncwarp();
         uint8_t* to = of + ptx::anew(lane) / 4 * b.pitch + member * PIECES * 16 + ptx::anew(lane) % 4 * 8;
-        *reinterpret_cast<float2*>(to) = float2{partial[0], partial[1]};
-        *reinterpret_cast<float2*>(to + 8 * b.pitch) = float2{partial[2], partial[3]};
-      }
-      ptx::sync_threads<TEAM * 32>(1 + team);
-      if (member / 2 == count) {
-        // Lanes share out 8 rows, and of each 8 sums.
-        const int row = member % 2 * 8 + ptx::anew(lane) / 4, column = ptx::anew(lane) % 4 * 2;
-        const uint8_t* from = of + row * b.pitch + column * 4;
-        float2* to = reinterpret_cast<float2*>(team_sums + (tile * TILE + row) * 8 + column);
-        float2 sum = *to;
-#pragma unroll 8
-        for (int j = 0; j < n_busy; j++) {
-          const float2 v = *reinterpret_cast<const float2*>(from + j * PIECES * 16);
-          sum.x += v.x, sum.y += v.y;
-        }
-        *to = sum;
-        // Nobody needs the stage any more.
-        ptx::give_to_copies();
+        *reinterpret_cast<float2*>(to) = float2{sums[0], sums[1]};
+        *reinterpret_cast<float2*>(to + 8 * b.pitch) = float2{sums[2], sums[3]};
         __syncwarp();
-        ptx::count(b.empty + stage, lane);
       }
-      count = (count + 1) % 4;
+      ptx::count(b.done + stage, lane);
       stage += TEAMS;
       if (stage >= n_stages) stage -= n_stages, parity ^= 1;
     }
   }
 }
 
-DEVICE void multiply(const FewArgs& a, const FewPart& part, const FewBlock& b) {
-  const unsigned tid = threadIdx.x, lane = tid % 32;
-  const int warp = __shfl_sync(ALL_LANES, tid / 32, 0), m = a.m;
-  if (warp == TEAM * TEAMS) {
-#pragma unroll 1
-    for (int s = 0; s < static_cast<int>(a.n_stages); s++) ptx::barrier_init(b.full + s, lane), ptx::counter_init(b.empty + s, lane, 2);
-    ptx::barriers_are_ready();
-  }
-  __syncthreads();
-  if (warp == TEAM * TEAMS) return copy_units(a, part, b, lane);
-
-#pragma unroll 1
-  for (int i = tid; i < TEAMS * b.n_tiles * TILE * 8; i += MULTIPLIERS) b.sums[i] = 0;
-  ptx::wait_for_previous_kernel();
-  // What the end wants: what sums will be added to, or their rows' squares; there is no norm where sums are added.
-  const int n_y = b.n_own * m, squares = a.squares ? a.n_in / 256 : 0, n_squares = m * squares;
-  float wanted = 0;
-  if (a.epilogue == ADD && static_cast<int>(tid) < n_y) {
-    wanted = __ldcg(a.y + static_cast<size_t>(tid % m) * a.y_stride + part.first_out + b.first + tid / m);
-  } else if (static_cast<int>(tid) < n_squares) {
-    wanted = __ldcg(a.squares + tid);
-  }
-  Loads loads;
-  loads.begin(a, b.n_groups == 1 ? 0 : warp / TEAM, warp % TEAM, lane);
-  b.early[tid] = wanted;
-  // Nobody adds to sums that are yet to be made zero.
-  ptx::sync_threads<MULTIPLIERS>(3);
-  multiply_units(a, part, b, warp, lane, loads);
-  ptx::sync_threads<MULTIPLIERS>(3);
-
-  const auto total = [&](int row, int j) {
-    const float* of = b.sums + row * 8 + j;
-    return of[0] + of[b.n_tiles * (TILE * 8)];
-  };
-  // What the norm of row j multiplies with.
-  const auto inverse = [&](int j) {
-    if (!squares) return 1.0f;
-    float sum = 0;
-#pragma unroll 1
-    for (int i = j * squares; i < (j + 1) * squares; i++) sum += i < MULTIPLIERS ? b.early[i] : __ldcg(a.squares + i);
-    return rsqrtf(sum * a.inv_n + a.eps);
-  };
-#pragma unroll 1
-  for (int i = tid; i < n_y; i += MULTIPLIERS) {
-    const int row = i / m, j = i % m;
-    float* y = a.y + static_cast<size_t>(j) * a.y_stride;
-    const float factor = inverse(j);
-    int out = b.first + row;
-    float sum;
-    if (b.gate) {
-      const int at = row / 8 * 16 + row % 8;
-      sum = activate_gate(a.activation, total(at, j) * factor) * (total(at + 8, j) * factor);
-    } else {
-      sum = total(row, j) * factor;
-      out += part.first_out;
-      if (a.bias) sum += a.bias[out];
-      if (a.epilogue == ADD) sum += i < MULTIPLIERS ? b.early[i] : __ldcg(y + out);
-    }
-    y[out] = sum;
-  }
-}
-
-KERNEL_OF(few, FewArgs, 96) {
+template <int R>
+DEVICE void few(const FewArgs& a) {
   DYNAMIC_SHARED(shared);
   ptx::let_next_kernel_start();
-  __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES];
+  __shared__ uint64_t full[MAX_STAGES], done[MAX_STAGES], empty[MAX_STAGES];
+  __shared__ float factors[8];
+  const unsigned tid = threadIdx.x, lane = tid % 32;
+  const int warp = __shfl_sync(ALL_LANES, tid / 32, 0), m = a.m;
   const bool gate = a.epilogue == GATE;
   uint32_t p = 0;
   if (!gate) {
@@ -461,12 +469,57 @@ KERNEL_OF(few, FewArgs, 96) {
   FewBlock b;
   b.first = first, b.n_own = last - first, b.own_tile = gate ? TILE / 2 : TILE, b.n_tiles = ceil_div(b.n_own, b.own_tile);
   b.n_groups = ceil_div(a.n_in / 64, GROUP), b.pitch = part.pitch, b.gate = gate;
-  b.ring = shared, b.full = full, b.empty = empty;
-  b.rest = reinterpret_cast<float*>(shared + a.n_stages * (TILE * b.pitch));
-  b.early = b.rest + TEAM * TEAMS * REST;
-  b.sums = b.early + MULTIPLIERS;
-  multiply(a, part, b);
+  b.ring = shared, b.full = full, b.done = done, b.empty = empty, b.factors = factors;
+  b.x_scales = reinterpret_cast<float*>(shared + a.n_stages * (TILE * b.pitch));
+  b.early = b.x_scales + MULTIPLIERS * X_SCALES;
+  b.sums = b.early + EARLY;
+
+  if (warp == COPIER) {
+#pragma unroll 1
+    for (int s = 0; s < static_cast<int>(a.n_stages); s++) {
+      ptx::barrier_init(full + s, lane), ptx::counter_init(done + s, lane, TEAM), ptx::counter_init(empty + s, lane, 1);
+    }
+    ptx::barriers_are_ready();
+  }
+  __syncthreads();
+  if (warp == COPIER) {
+    copy_units(a, part, b, lane);
+  } else if (warp == ADDER) {
+    add_units(a, part, b, lane);
+  } else {
+    multiply_units<R>(a, part, b, warp / TEAM, warp % TEAM, lane);
+  }
+  __syncthreads();
+
+  const auto total = [&](int row, int j) {
+    float sum = 0;
+#pragma unroll
+    for (int column = 0; column < 8; column += R) sum += b.sums[row * 8 + column + j];
+    return sum * (a.squares ? factors[j] : 1.0f);
+  };
+#pragma unroll 1
+  for (int i = tid; i < b.n_own * m; i += THREADS) {
+    const int row = i / m, j = i % m;
+    float* y = a.y + static_cast<size_t>(j) * a.y_stride;
+    int out = first + row;
+    float sum;
+    if (gate) {
+      const int at = row / 8 * 16 + row % 8;
+      sum = activate_gate(a.activation, total(at, j)) * total(at + 8, j);
+    } else {
+      sum = total(row, j);
+      out += part.first_out;
+      if (a.bias) sum += a.bias[out];
+      if (a.epilogue == ADD) sum += i < EARLY ? b.early[i] : __ldcg(y + out);
+    }
+    y[out] = sum;
+  }
 }
+
+// So many registers that the kernels that round activations find room.
+KERNEL_OF(few_2, FewArgs, 96) { few<2>(a); }
+KERNEL_OF(few_4, FewArgs, 96) { few<4>(a); }
+KERNEL_OF(few_8, FewArgs, 96) { few<8>(a); }
 
 struct FewActivationArgs {
   XBlock* y;            // [n / 256]
@@ -474,6 +527,7 @@ struct FewActivationArgs {
   const float* x;       // [m, n]
   const float* weight;  // [n] of the norm, or null
   uint32_t n;
+  uint32_t of_32;       // whether each 32 have a scale of their own
 };
 
 DEVICE void load8_fresh(float (&v)[8], const float* from) {
@@ -496,12 +550,12 @@ KERNEL(few_activations, FewActivationArgs, 32) {
     squares = warp_sum(squares);
     if (threadIdx.x == 0) a.squares[blockIdx.x] = squares;
   }
-  // Four neighbouring threads convert a block of 32. As integers, magnitudes compare alike, and what is not a number is largest.
+  // As integers, magnitudes compare alike, and what is not a number is largest.
   uint32_t bits = 0;
 #pragma unroll
   for (int i = 0; i < 8; i++) bits = max(bits, __float_as_uint(v[i]) & 0x7fffffffu);
-  bits = max(bits, __shfl_xor_sync(ALL_LANES, bits, 1));
-  bits = max(bits, __shfl_xor_sync(ALL_LANES, bits, 2));
+#pragma unroll 1
+  for (int i = 1; i < (a.of_32 ? 4 : 32); i *= 2) bits = max(bits, __shfl_xor_sync(ALL_LANES, bits, i));
   const float largest = __uint_as_float(bits), scale = largest * (1.0f / 127.0f);
   const float per_unit = largest > 1e-30f ? __fdividef(127.0f, largest) : 0.0f;
   // The last byte of a float of this size is an integer, rounded.
@@ -521,8 +575,8 @@ KERNEL(few_activations, FewActivationArgs, 32) {
   for (int i = 0; i < 2; i++) reinterpret_cast<uint32_t*>(&y->q[part][row * 4 + l % 16 / 4 + i])[l / 16] = packed[i];
   if (l == 0) {
     y->scale[part][row] = scale;
-    const float exact = scale * static_cast<float>(sum);
-    const uint16_t high = ptx::f32_to_bf16(exact), low = ptx::f32_to_bf16(exact - __uint_as_float(static_cast<uint32_t>(high) << 16));
+    const float exact = static_cast<float>(sum);
+    const uint16_t high = ptx::f32_to_f16(exact), low = ptx::f32_to_f16(exact - ptx::f16_to_f32(high));
     uint16_t* sums = reinterpret_cast<uint16_t*>(&y->sums[row * 4 + part / 2]) + part % 2;
     sums[0] = high, sums[2] = low;
   }

@@ -11,6 +11,8 @@ use crate::{DType, Norm, Result, Tensor};
 const MAX_PARTS: usize = 4;
 /// Rows of activations that the kernel takes.
 const ROWS: usize = 8;
+/// The first of the layouts of K types; they are the last.
+const K_LAYOUTS: u32 = 4;
 /// Pieces of 64 columns of a group of weights, and rows of a unit.
 const GROUP: usize = 32;
 const UNIT: usize = 16;
@@ -18,14 +20,17 @@ const UNIT: usize = 16;
 const X_COLUMNS: usize = 256;
 const X_BYTES: usize = 2560;
 const ACTIVATION_THREADS: u32 = 32;
-/// Threads of a block that multiply, and all.
-const MULTIPLIERS: usize = 512;
-const THREADS: u32 = 544;
-/// Teams of warps, each of which has sums of its own, and units of its own in the ring.
+/// Threads of a block.
+const THREADS: u32 = 576;
+/// Teams of warps, each of which has units of its own in the ring.
 const TEAMS: usize = 2;
 /// Stages of the ring: at most, and as many as keep copies on their way.
-const MAX_STAGES: usize = 6;
+const MAX_STAGES: usize = 8;
 const ENOUGH_STAGES: usize = 4;
+/// Bytes of scales of activations that the kernel keeps.
+const X_SCALES: usize = 4096;
+/// Numbers that sums will be added to, of which the kernel reads so many early.
+const EARLY: usize = 256;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -69,6 +74,7 @@ struct ActivationArgs {
     x: DevicePtr,
     weight: DevicePtr,
     n: u32,
+    of_32: u32,
 }
 
 /// How one product is done.
@@ -80,6 +86,8 @@ pub(super) struct Plan {
     y_stride: usize,
     n_stages: usize,
     shared_bytes: usize,
+    /// Whether activations are rounded in blocks of 32, and not of 256.
+    of_32: bool,
 }
 
 /// The product of `m` rows with a matrix; `None` where it is none for these kernels.
@@ -149,6 +157,11 @@ fn finish(
     {
         return None;
     }
+    // The scales of the K types are integers, for which activations are rounded in blocks of 256.
+    let of_32 = parts[0].layout < K_LAYOUTS;
+    if parts.iter().any(|p| (p.layout < K_LAYOUTS) != of_32) {
+        return None;
+    }
     // Part by part; a gate's outputs are one part's, with two rows of weights each.
     let spans: Vec<usize> = match gate {
         true => vec![parts[0].n_out as usize],
@@ -156,13 +169,12 @@ fn finish(
     };
     let bytes: Vec<usize> = spans.iter().zip(&parts).map(|(n, p)| n * p.row_bytes as usize).collect();
     let stage_bytes = UNIT * parts.iter().map(|p| p.pitch as usize).max()?;
-    // Scales and sums of activations, and what the end wants.
-    let fixed = 8192 + 4 * MULTIPLIERS;
+    let fixed = X_SCALES + 4 * EARLY;
     let all = cuda.kernels.few_shared;
     let enough = if fixed + (ENOUGH_STAGES + 1) * stage_bytes <= all { ENOUGH_STAGES } else { TEAMS };
     let (blocks, (n_stages, shared_bytes)) = matvec::spread(cuda, &spans, &bytes, |n_out| {
         let units = n_out.div_ceil(if gate { UNIT / 2 } else { UNIT });
-        let sums = 4 * TEAMS * units * UNIT * ROWS;
+        let sums = 4 * units * UNIT * ROWS;
         let n_stages = all.saturating_sub(fixed + sums) / stage_bytes / TEAMS * TEAMS;
         let used = n_stages.min(MAX_STAGES);
         (n_stages >= enough).then_some((used, used * stage_bytes + fixed + sums))
@@ -172,7 +184,7 @@ fn finish(
         part.first_block = n_blocks as u32;
         n_blocks += n;
     }
-    Some(Plan { parts, n_blocks, n_in: w.n_in, m, y_stride, n_stages, shared_bytes })
+    Some(Plan { parts, n_blocks, n_in: w.n_in, m, y_stride, n_stages, shared_bytes, of_32 })
 }
 
 impl Plan {
@@ -198,6 +210,7 @@ impl Plan {
             x,
             weight: norm.map_or(DevicePtr::NULL, |n| n.weight.ptr()),
             n: self.n_in as u32,
+            of_32: u32::from(self.of_32),
         };
         // SAFETY: x has m rows of n_in floats, and the scratch memory room for as many rounded ones, and for their chunks' sums.
         unsafe {
@@ -238,10 +251,13 @@ impl Plan {
             eps: norm.map_or(0.0, |n| n.eps),
         };
         assert!(norm.is_none() || !matches!(epilogue, Epilogue::Add), "a normalized product that is added");
+        let f = match self.m {
+            0..=2 => cuda.kernels.few_2,
+            3..=4 => cuda.kernels.few_4,
+            _ => cuda.kernels.few_8,
+        };
         // SAFETY: the callers checked the shapes of x, y and the bias; the parts hold the rows that they say, and the rounded activations
         // and sums of squares are those of as many rows.
-        unsafe {
-            cuda.launch_shared(cuda.kernels.few, [self.n_blocks, 1, 1], THREADS, self.shared_bytes, &args)
-        }
+        unsafe { cuda.launch_shared(f, [self.n_blocks, 1, 1], THREADS, self.shared_bytes, &args) }
     }
 }

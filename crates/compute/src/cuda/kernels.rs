@@ -55,10 +55,12 @@ pub(super) struct Kernels {
     pub(super) matvec_8: Function,
     /// Dynamic shared memory that the fused products may ask for, in bytes.
     pub(super) matvec_shared: usize,
-    /// Up to 8 rows of activations with packed weights, and what rounds activations for it.
-    pub(super) few: Function,
+    /// Up to so many rows of activations with packed weights, and what rounds activations for them.
+    pub(super) few_2: Function,
+    pub(super) few_4: Function,
+    pub(super) few_8: Function,
     pub(super) few_activations: Function,
-    /// Dynamic shared memory that it may ask for, in bytes.
+    /// Dynamic shared memory that they may ask for, in bytes.
     pub(super) few_shared: usize,
     pub(super) moe_route: Function,
     pub(super) moe_group: Function,
@@ -219,7 +221,9 @@ impl Kernels {
             matvec_512: driver.function(&matvec, "matvec_512", matvec_shared as u32)?,
             matvec_8: driver.function(&matvec, "matvec_8", matvec_shared as u32)?,
             matvec_shared,
-            few: driver.function(&few, "few", few_shared as u32)?,
+            few_2: driver.function(&few, "few_2", few_shared as u32)?,
+            few_4: driver.function(&few, "few_4", few_shared as u32)?,
+            few_8: driver.function(&few, "few_8", few_shared as u32)?,
             few_activations: f(&few, "few_activations")?,
             few_shared,
             moe_route: f(&moe, "moe_route")?,

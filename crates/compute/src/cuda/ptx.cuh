@@ -64,6 +64,13 @@ __device__ __forceinline__ uint32_t mask_and_set(uint32_t x, uint32_t mask, uint
   return y;
 }
 
+// Two numbers below 1024, in the halves of a word, in half precision.
+__device__ __forceinline__ uint32_t small_f16(uint32_t x) {
+  uint32_t y = x | 0x64006400u;
+  asm("sub.f16x2 %0, %0, %1;" : "+r"(y) : "r"(0x64006400u));
+  return y;
+}
+
 // The same number, from which the compiler may not know what follows: it computes that where it is wanted, and keeps no registers for it.
 __device__ __forceinline__ unsigned anew(unsigned x) {
   asm volatile("" : "+r"(x));
@@ -73,7 +80,8 @@ __device__ __forceinline__ unsigned anew(unsigned x) {
 // Copies by a warp from global to shared memory that go on while it does: each lane calls these alike. On Hopper a copy is one request
 // of the first lane's; before, it is many of all lanes'. A barrier counts what has arrived; its phases have parity 0, 1, 0, …
 // Addresses and sizes are multiples of 16.
-__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+typedef uint32_t SharedAddress;
+__device__ __forceinline__ SharedAddress shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 // The lane as copies want to know it. On Hopper, where they only ask whether it is the first, another may stand for that: when the whole
 // warp asks, the compiler knows that it is one, and keeps addresses where copies want them.
@@ -151,6 +159,22 @@ __device__ __forceinline__ void copy_bytes_once(void* to, const void* from, uint
   }
 #else
   copy_bytes(to, from, bytes, barrier, lane);
+#endif
+}
+
+// The same for many copies in a row, which find addresses in shared memory as they want them.
+__device__ __forceinline__ void copy_bytes_once(SharedAddress to, const void* from, uint32_t bytes, SharedAddress barrier, int lane) {
+#if __CUDA_ARCH__ >= 900
+  if (lane == 0) {
+    constexpr uint64_t EVICT_FIRST = 0x12f0000000000000;
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(EVICT_FIRST)
+                 : "memory");
+  }
+#else
+  for (uint32_t i = lane * 16; i < bytes; i += 512) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i), "l"(static_cast<const char*>(from) + i) : "memory");
+  }
 #endif
 }
 
@@ -263,27 +287,27 @@ __device__ __forceinline__ void multiply_bf16(float (&d)[4], const uint32_t (&a)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// d = a b + c on the tensor cores' integers: a [16, 32] without signs, b [32, 8] with them, c the same number everywhere. With g = lane / 4,
-// t = lane % 4 a lane holds of a elements 4 t to 4 t + 3 of rows g, g + 8, and 4 t + 16 to 4 t + 19 of these; of b such rows of column g; of
-// d columns 2 t, 2 t + 1 of rows g, g + 8.
-__device__ __forceinline__ void multiply_u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int c) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+// d = a b + c on the tensor cores' integers: a [16, 32] without signs, b [32, 8] with them, c [16, 8]. With g = lane / 4, t = lane % 4 a
+// lane holds of a elements 4 t to 4 t + 3 of rows g, g + 8, and 4 t + 16 to 4 t + 19 of these; of b such rows of column g; of c and d
+// columns 2 t, 2 t + 1 of rows g, g + 8.
+__device__ __forceinline__ void multiply_u8(int (&d)[4], const uint32_t (&a)[4], uint2 b, const int (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 
 // The same of numbers with signs.
-__device__ __forceinline__ void multiply_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int c) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+__device__ __forceinline__ void multiply_s8(int (&d)[4], const uint32_t (&a)[4], uint2 b, const int (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 
 // The same of 16 columns of a: elements 4 t to 4 t + 3 of rows g and g + 8.
-__device__ __forceinline__ void multiply_s8_16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, int c) {
-  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+__device__ __forceinline__ void multiply_s8_16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const int (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-      : "r"(a0), "r"(a1), "r"(b), "r"(c));
+      : "r"(a0), "r"(a1), "r"(b), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 
 // A barrier of N threads of a block, whole warps; `id` is 1 to 15.

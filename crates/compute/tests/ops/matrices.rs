@@ -129,11 +129,13 @@ fn matmul_of_a_few_rows_of_packed_weights() {
     // Outputs that end within a tile, one group of pieces and several, an odd number of them, of which the last may be short.
     for (n_out, n_in, m) in [
         (1, 256, 2),
+        (80, 6400, 2),
         (40, 512, 8),
         (300, 6400, 5),
         (70, 4352, 8),
         (33, 2048, 7),
         (90, 2816, 3),
+        (33, 4096, 4),
         (20, 2304, 9),
     ] {
         for dtype in [Q4_0, Q8_0, Q4_K, Q5_K, Q6_K] {
@@ -153,7 +155,7 @@ fn what_is_not_a_number_spoils_its_row_and_no_other() {
     for (_, _, gpu) in gpus() {
         for dtype in [DType::Q4_K, DType::Q6_K, DType::Q8_0, DType::BF16] {
             let w = gpu.matrix(vec![part(dtype, 1, n_out, n_in, 1)]).unwrap();
-            for m in [1, 5, 40, 300] {
+            for m in [1, 2, 3, 5, 40, 300] {
                 let mut x = Random(6).normals(m * n_in);
                 x[(m - 1) * n_in + 300] = f32::NAN;
                 let mut y = poisoned(gpu, m, n_out);
