@@ -92,7 +92,9 @@ pub(super) struct Kernels {
 
 /// Kernels for a middling number of rows of activations.
 pub(super) struct SkinnyKernels {
-    pub(super) activations: Function,
+    /// Conversions of activations to 8 bits and to 16.
+    pub(super) bytes: Function,
+    pub(super) halves: Function,
     /// In the order of [`SHAPES`].
     pub(super) by_shape: Vec<Function>,
 }
@@ -198,7 +200,8 @@ impl Kernels {
         });
         let skinny_kernels = match driver.is_hopper() {
             true => Some(SkinnyKernels {
-                activations: f(&skinny, "skinny_activations")?,
+                bytes: f(&skinny, "skinny_bytes")?,
+                halves: f(&skinny, "skinny_halves")?,
                 by_shape: by_shape.collect::<Result<_>>()?,
             }),
             false => None,
