@@ -92,9 +92,7 @@ pub(super) struct Kernels {
 
 /// Kernels for a middling number of rows of activations.
 pub(super) struct SkinnyKernels {
-    /// Conversions of activations to 8 bits and to 16.
-    pub(super) bytes: Function,
-    pub(super) halves: Function,
+    pub(super) activations: Function,
     /// In the order of [`SHAPES`].
     pub(super) by_shape: Vec<Function>,
 }
@@ -200,8 +198,7 @@ impl Kernels {
         });
         let skinny_kernels = match driver.is_hopper() {
             true => Some(SkinnyKernels {
-                bytes: f(&skinny, "skinny_bytes")?,
-                halves: f(&skinny, "skinny_halves")?,
+                activations: f(&skinny, "skinny_activations")?,
                 by_shape: by_shape.collect::<Result<_>>()?,
             }),
             false => None,

@@ -4,9 +4,10 @@
 // Rows are padded with zeros, to a multiple of 8 or of the columns of a tile. A block of `activations` converts one row, of
 // `weights` 1024 elements of one (2048 of packed ones), a thread 8 or 16 at a time. Moves: each number in once (activations of very long
 // rows two or three times more, from a cache), 2 bytes or 1 per element out.
-#include "bytes.cuh"
-#include "codes.cuh"
+//
+// Numbers of 8 bits are the nearest of 255 multiples of a scale, which 256 columns of a row share: the largest magnitude over 127.
 #include "halves.cuh"
+#include "codes.cuh"
 
 // Half precision and BF16 are in halves.cuh.
 struct Int8 {};
@@ -14,6 +15,9 @@ struct Int8 {};
 // Columns of a tile, 128 bytes of each row.
 template <class T> constexpr int TILE = 64;
 template <> constexpr int TILE<Int8> = 128;
+
+// Columns that share a scale of 8 bits.
+constexpr int SCALED = 256;
 
 // Byte where eight elements of a row from k on go. `n_rows` are the rows of tiles; 0: rows of 16-bit numbers lie one after the other.
 template <class T>
@@ -33,11 +37,33 @@ DEVICE void put_eight(uint8_t* y, uint32_t row, int k, int padded, uint32_t n_ro
   *reinterpret_cast<uint4*>(y + place<T>(row, k, padded, n_rows)) = eight_of<T>(v);
 }
 
+// The bytes of four numbers up to 127 in magnitude, to the nearest: the last ones of sums with a float whose last bit counts ones.
+DEVICE uint32_t four_bytes(float a, float b, float c, float d) {
+  const auto bits = [](float x) { return __float_as_uint(x + 12582912.0f); };
+  return __byte_perm(__byte_perm(bits(a), bits(b), 0x40), __byte_perm(bits(c), bits(d), 0x40), 0x5410);
+}
+
 DEVICE void put_bytes(uint8_t* y, uint32_t row, int k, uint32_t n_rows, const float (&v)[8], float factor) {
   const uint2 bytes = {four_bytes(v[0] * factor, v[1] * factor, v[2] * factor, v[3] * factor),
                        four_bytes(v[4] * factor, v[5] * factor, v[6] * factor, v[7] * factor)};
   *reinterpret_cast<uint2*>(y + place<Int8>(row, k, 0, n_rows)) = bytes;
 }
+
+// The larger of two magnitudes, as integers, which compare alike: what is not a number is largest, and stays in the scale.
+DEVICE uint32_t larger_magnitude(uint32_t bits, float x) { return max(bits, __float_as_uint(x) & 0x7fffffffu); }
+
+// The largest magnitude that LANES neighbouring lanes have, and what brings it to 127. Numbers too small for a factor become zeros.
+template <int LANES>
+struct Range {
+  float max, factor;
+  DEVICE explicit Range(uint32_t bits) {
+#pragma unroll
+    for (int d = 1; d < LANES; d *= 2) bits = ::max(bits, __shfl_xor_sync(ALL_LANES, bits, d));
+    max = __uint_as_float(bits);
+    factor = max > 1e-36f ? __fdividef(127.0f, max) : 0.0f;
+  }
+  DEVICE float scale() const { return max * (1.0f / 127.0f); }
+};
 
 struct ActivationArgs {
   uint8_t* y;           // as `place` says, one row per block

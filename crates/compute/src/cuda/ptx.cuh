@@ -335,13 +335,6 @@ __device__ __forceinline__ uint32_t load_word(const uint32_t* from) {
   return word;
 }
 
-// Within an ulp; of what is too large 0.
-__device__ __forceinline__ float reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // Between two looks at memory that another GPU or the host writes.
 __device__ __forceinline__ void pause() {}
 

@@ -4,13 +4,6 @@
 
 namespace ptx {
 
-// The thread's number in its warp, which the compiler does not keep but asks for again.
-__device__ __forceinline__ uint32_t lane() {
-  uint32_t lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  return lane;
-}
-
 // Where a matrix of 16-bit numbers is in shared memory, for `multiply_group`: rows of 128 bytes one after the other, of which each 16
 // bytes lie at their number xor the row's, modulo 8. It begins at a multiple of 1024 bytes, and 32 bytes further on for each 16
 // columns.
@@ -235,30 +228,11 @@ MULTIPLY_GROUPS(f16) MULTIPLY_GROUPS(bf16)
 MULTIPLY_BYTES(128, 16, "%64", "%65", "%66") MULTIPLY_BYTES(192, 24, "%96", "%97", "%98")
 #undef MULTIPLY_BYTES
 
-// The same with a in registers, as `multiply_s8` has it.
-#define MULTIPLY_BYTES(columns, eighths, operands, add_name) \
-  __device__ __forceinline__ void multiply_rows_s8(int (&d)[eighths][4], const uint32_t (&a)[4], uint64_t b, uint32_t add) { \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, " add_name ", 0;\n" \
-                 "wgmma.mma_async.sync.aligned.m64n" #columns "k32.s32.s8.s8 {" NAMES_##eighths "}, " operands ", p; }" \
-                 : INTEGERS_##eighths(d, 0) \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
-  }
-MULTIPLY_BYTES(8, 1, "{%4, %5, %6, %7}, %8", "%9") MULTIPLY_BYTES(16, 2, "{%8, %9, %10, %11}, %12", "%13")
-MULTIPLY_BYTES(32, 4, "{%16, %17, %18, %19}, %20", "%21") MULTIPLY_BYTES(64, 8, "{%32, %33, %34, %35}, %36", "%37")
-MULTIPLY_BYTES(128, 16, "{%64, %65, %66, %67}, %68", "%69")
-#undef MULTIPLY_BYTES
-
-// Floats, or 16 bytes, in shared memory that the copy engine writes.
+// Floats in shared memory that the copy engine writes.
 __device__ __forceinline__ float load_float(uint32_t at) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
   return x;
-}
-
-__device__ __forceinline__ uint4 load_vector(const void* shared) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(shared_address(shared)) : "memory");
-  return v;
 }
 
 __device__ __forceinline__ float2 load_floats(uint32_t at) {
