@@ -43,7 +43,7 @@ struct Fiber {
 };
 
 extern Fiber fibers[MAX_THREADS];
-extern Barrier block_barrier, warp_barriers[MAX_THREADS / 32], named_barriers[16];
+extern Barrier block_barrier, warp_barriers[MAX_THREADS / 32];
 extern unsigned current;
 extern Dim3 thread_index, block_index, block_dim, grid_dim;
 extern unsigned char* dynamic_shared;
@@ -252,12 +252,6 @@ inline void copies_are_begun(uint64_t* barrier) { count(barrier, static_cast<int
 inline void wait_for_phase(uint64_t* barrier, uint32_t parity) { wait_for_count(barrier, parity); }
 inline void give_to_copies() {}
 inline unsigned anew(unsigned x) { return x; }
-
-template <int N>
-void sync_threads(int id) {
-  emulation::named_barriers[id].live = N;
-  emulation::wait(emulation::named_barriers[id]);
-}
 
 inline uint32_t scale_bytes(uint32_t bytes, uint32_t scale) {
   const float d = f16_to_f32(static_cast<uint16_t>(scale));

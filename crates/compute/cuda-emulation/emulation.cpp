@@ -9,7 +9,7 @@ namespace emulation {
 constexpr size_t STACK_BYTES = 64 << 10;
 
 Fiber fibers[MAX_THREADS];
-Barrier block_barrier, warp_barriers[MAX_THREADS / 32], named_barriers[16];
+Barrier block_barrier, warp_barriers[MAX_THREADS / 32];
 unsigned current;
 Dim3 thread_index, block_index, block_dim, grid_dim;
 unsigned char* dynamic_shared;
@@ -98,7 +98,6 @@ static void run_block(unsigned char* stacks) {
   for (unsigned w = 0; w * 32 < n_threads; w++) {
     warp_barriers[w] = {n_threads - w * 32 < 32 ? n_threads - w * 32 : 32, 0, 0};
   }
-  for (auto& b : named_barriers) b = {};
   for (unsigned i = 0; i < n_threads; i++) {
     fibers[i].done = false;
     // Six registers and the address to return to; a function expects the stack 8 bytes off a multiple of 16.
