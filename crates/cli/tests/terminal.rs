@@ -3,6 +3,7 @@
 #![cfg(target_os = "linux")]
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -23,6 +24,10 @@ impl Chat {
         let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo-terminal");
         grantpt(&controller).expect("its rights");
         unlockpt(&controller).expect("its lock");
+        // A terminal that Ctrl-C interrupts throws away what it was given and has not shown yet, be it the middle of an answer.
+        let mut modes = tcgetattr(&controller).expect("its modes");
+        modes.local_modes |= LocalModes::NOFLSH;
+        tcsetattr(&controller, OptionalActions::Now, &modes).expect("its modes are set");
         let name = ptsname(&controller, Vec::new()).expect("its name");
         let path = std::ffi::OsStr::from_bytes(name.as_bytes());
         let end =
