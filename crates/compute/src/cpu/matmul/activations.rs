@@ -6,6 +6,7 @@
 use crate::cpu::isa::Isa;
 use crate::cpu::simd::{Kernel, LANES, Simd, dispatch};
 use crate::cpu::threads::Pool;
+use std::ops::Range;
 
 /// Rows of a tile (the last one may have fewer): a few bands.
 pub(super) const TILE: usize = 3 * BAND;
@@ -54,9 +55,13 @@ pub(super) struct Prepared {
     offsets: [Vec<i32>; 4],
 }
 
-/// A tile of rows in one form; fields that the form does not have are empty.
+/// A tile of rows in one form, or a slice of its columns; fields that the form does not have are empty. Made by [`Prepared::tile`] alone,
+/// so that its fields have the sizes that they should.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<'a> {
+    pub(super) form: Form,
+    /// Number of columns.
+    pub(super) n_in: usize,
     /// Number of rows, 1 to [`TILE`].
     pub(super) rows: usize,
     /// [`Form::F32`]: [n_in, BAND] for each band of rows
@@ -83,16 +88,6 @@ fn sizes(form: Form, n_in: usize) -> [usize; 8] {
         Form::Bf16 => [0, n_in.div_ceil(2), 0, 0, 0, 0, 0, 0],
         Form::Int8Block32 => [0, 0, n_in, n_in / 32, n_in / 32, n_in / 32, n_in / 32, n_in / 16],
         Form::Int8Block256 => [0, 0, n_in, n_in / 256, n_in / 64, n_in / 16, n_in / 16, n_in / 32],
-    }
-}
-
-impl Tile<'_> {
-    /// Panics unless the tile is complete in this form.
-    pub(super) fn check(&self, form: Form, n_in: usize) {
-        let mut found = [self.floats.len(), self.pairs.len(), self.q.len(), self.scales.len(), 0, 0, 0, 0];
-        found[4..].iter_mut().zip(self.offsets).for_each(|(n, offsets)| *n = offsets.len());
-        assert!(self.rows <= TILE, "tile of {} rows", self.rows);
-        assert_eq!(found, sizes(form, n_in).map(|n| n * self.rows), "{form:?} [{}, {n_in}]", self.rows);
     }
 }
 
@@ -130,18 +125,28 @@ impl Activations {
 }
 
 impl Prepared {
-    /// Rows `t * TILE..` as a tile.
-    pub(super) fn tile(&self, form: Form, t: usize) -> Tile<'_> {
+    /// Columns `columns` of rows `t * TILE..` as a tile. Part of the columns can be had of 8-bit forms, from the start of a block to the
+    /// end of one.
+    pub(super) fn tile(&self, form: Form, t: usize, columns: Range<usize>) -> Tile<'_> {
+        assert!(form.is_int8() || columns == (0..self.n_in), "{form:?} {columns:?} of {}", self.n_in);
         let first = t * TILE;
         let rows = TILE.min(self.m - first);
-        let n = sizes(form, self.n_in);
+        let all = sizes(form, self.n_in);
+        let before = sizes(form, columns.start);
+        let n = sizes(form, columns.len());
+        let range = |i: usize| {
+            let start = first * all[i] + rows * before[i];
+            start..start + rows * n[i]
+        };
         Tile {
+            form,
+            n_in: columns.len(),
             rows,
-            floats: &self.floats[first * n[0]..][..rows * n[0]],
-            pairs: &self.pairs[first * n[1]..][..rows * n[1]],
-            q: &self.q[first * n[2]..][..rows * n[2]],
-            scales: &self.scales[first * n[3]..][..rows * n[3]],
-            offsets: std::array::from_fn(|o| &self.offsets[o][first * n[4 + o]..][..rows * n[4 + o]]),
+            floats: &self.floats[range(0)],
+            pairs: &self.pairs[range(1)],
+            q: &self.q[range(2)],
+            scales: &self.scales[range(3)],
+            offsets: std::array::from_fn(|o| &self.offsets[o][range(4 + o)]),
         }
     }
 

@@ -6,11 +6,11 @@
 //! ones, and for 5 bits a line of high bits: bit i of a row's byte j is that of weight 4·i + j.
 
 use super::int8::{self, Blocks};
-use super::layout::{Args, get_dwords, put_dwords};
+use super::layout::{Args, EachGroup, Product, get_dwords, put_dwords};
 use super::{nvfp4, q1_0};
 use crate::DType;
 use crate::cpu::isa::Isa;
-use crate::cpu::simd::{Kernel, LANES, LINE, Simd, dispatch};
+use crate::cpu::simd::{LANES, LINE, Simd, dispatch};
 use crate::quant::bits::{join_nibbles, nibbles};
 use crate::quant::fp4::DOUBLED_VALUES;
 use crate::quant::iq4_nl::VALUES;
@@ -261,28 +261,17 @@ fn decode<T: Type>(out: &mut [f32], group: &[u8], lane: usize) {
 /// The processor has `isa`; sizes were checked by [`Layout::multiply`](super::layout::Layout::multiply).
 unsafe fn multiply<T: Type>(isa: Isa, args: Args<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { dispatch(isa, Multiply::<T>(args, PhantomData)) }
+    unsafe { dispatch(isa, EachGroup(args, Multiply::<T>(PhantomData))) }
 }
 
 /// The product of a group by a tile.
-struct Multiply<'a, T>(Args<'a>, PhantomData<T>);
+#[derive(Clone, Copy)]
+struct Multiply<T>(PhantomData<T>);
 
-impl<T: Type> Kernel for Multiply<'_, T> {
+impl<T: Type> Product for Multiply<T> {
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        // SAFETY: the caller's promise.
-        unsafe { if self.0.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() } }
-    }
-}
-
-impl<T: Type> Multiply<'_, T> {
-    /// With the number of rows known, for one row, the sums stay in registers.
-    ///
-    /// # Safety
-    /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
-    #[inline(always)]
-    unsafe fn multiply<S: Simd, const ONE: bool>(self) {
-        let Args { w, n_in, x, y, .. } = self.0;
+    unsafe fn add<S: Simd, const ONE: bool>(self, args: Args<'_>) {
+        let Args { w, n_in, x, y, .. } = args;
         let rows = if ONE { 1 } else { x.rows };
         let group = w.as_ptr();
         // The dot product takes unsigned weights: the table's bytes are 128 above its numbers.
@@ -291,7 +280,6 @@ impl<T: Type> Multiply<'_, T> {
         unsafe {
             let table = S::table(&table);
             let (low, one) = (S::splat_i32(0x0f0f_0f0f), S::splat_i32(0x0101_0101));
-            int8::clear::<S>(y, rows);
             for b in 0..n_in / 32 {
                 let scales = group.add(At::<T>::scales(b));
                 let scale = if T::BF16_SCALES { S::load_bf16(scales) } else { S::load_f16(scales) };

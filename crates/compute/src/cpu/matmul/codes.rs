@@ -20,12 +20,12 @@
 //! a table in another order serves. High bits stand where they complete such an index (see [`HIGH_BITS`]), so that half of the blocks
 //! need no shift and the others one by four.
 
-use super::activations::{Form, Tile};
+use super::activations::{Form, TILE, Tile};
 use super::code_types::Coding;
 use super::int8::{self, Sums};
-use super::layout::{Args, put_dwords};
+use super::layout::{Args, EachGroup, Product, put_dwords};
 use crate::cpu::isa::Isa;
-use crate::cpu::simd::{Kernel, LANES, LINE, Simd, dispatch};
+use crate::cpu::simd::{LANES, LINE, Simd, dispatch};
 use half::f16;
 use std::marker::PhantomData;
 
@@ -41,7 +41,7 @@ enum Scales {
 }
 
 /// What a kernel must know when it is compiled.
-trait Shape {
+trait Shape: Copy {
     /// Bits of a code: 2, 3 or 4.
     const BITS: usize;
     /// Weights of a sub-block: 16 or 32.
@@ -65,16 +65,22 @@ trait Shape {
 }
 
 /// IQ4_XS
+#[derive(Clone, Copy)]
 struct Wide4x32;
 /// IQ3_S, IQ3_XXS
+#[derive(Clone, Copy)]
 struct Signed4x32;
 /// IQ2_XXS, IQ1_S
+#[derive(Clone, Copy)]
 struct Signed3x32;
 /// IQ2_XS, IQ2_S, IQ1_M, Q3_K
+#[derive(Clone, Copy)]
 struct Signed3x16;
 /// Q2_K
+#[derive(Clone, Copy)]
 struct WithMin2x16;
 /// TQ1_0, TQ2_0
+#[derive(Clone, Copy)]
 struct Plain2x32;
 
 macro_rules! shape {
@@ -124,7 +130,7 @@ pub(super) struct Kernels {
 /// The processor has `isa`; sizes were checked by [`Layout::multiply`](super::layout::Layout::multiply).
 unsafe fn multiply<T: Shape>(isa: Isa, args: Args<'_>, coding: &'static Coding) {
     // SAFETY: the caller's promise.
-    unsafe { dispatch(isa, Multiply::<T> { args, coding, shape: PhantomData }) }
+    unsafe { dispatch(isa, EachGroup(args, Codes::<T> { coding, shape: PhantomData })) }
 }
 
 /// One row's super-block, taken apart.
@@ -274,19 +280,27 @@ fn decode<T: Shape>(out: &mut [f32], group: &[u8], lane: usize, coding: &Coding)
     }
 }
 
+/// How groups of a type are multiplied.
+#[derive(Clone, Copy)]
+struct Codes<T> {
+    coding: &'static Coding,
+    shape: PhantomData<T>,
+}
+
+impl<T: Shape> Product for Codes<T> {
+    #[inline(always)]
+    unsafe fn add<S: Simd, const ONE: bool>(self, args: Args<'_>) {
+        let multiply = Multiply::<T> { args, coding: self.coding, shape: PhantomData };
+        // SAFETY: the caller's promise.
+        unsafe { if ONE { multiply.one_row::<S>() } else { multiply.rows::<S>() } }
+    }
+}
+
 /// The product of a group by a tile.
 struct Multiply<'a, T> {
     args: Args<'a>,
     coding: &'static Coding,
     shape: PhantomData<T>,
-}
-
-impl<T: Shape> Kernel for Multiply<'_, T> {
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        // SAFETY: the caller's promise.
-        unsafe { if self.args.x.rows == 1 { self.one_row::<S>() } else { self.rows::<S>() } }
-    }
 }
 
 impl<T: Shape> Multiply<'_, T> {
@@ -301,7 +315,7 @@ impl<T: Shape> Multiply<'_, T> {
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to.
         unsafe {
             let tables = self.tables::<S>();
-            let mut total = S::splat(0.0);
+            let mut total = S::load_f32(y);
             int8::touch::<S>(w.as_ptr(), Parts::<T>::factors_bytes(n_blocks) / LINE);
             for b in 0..n_blocks {
                 let at = self.block::<S>(b, tables);
@@ -336,12 +350,11 @@ impl<T: Shape> Multiply<'_, T> {
     unsafe fn rows<S: Simd>(self) {
         let Args { n_in, x, y, .. } = self.args;
         let rows = x.rows;
-        let mut t: Sums = Sums::uninit();
+        let mut t = Sums::<TILE>::uninit();
         let t = t.as_mut_ptr().cast::<u8>();
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
             let tables = self.tables::<S>();
-            int8::clear::<S>(y, rows);
             for b in 0..n_in / 256 {
                 let at = self.block::<S>(b, tables);
                 let d = S::mul(S::load_f16(self.factors(b)), S::splat(self.coding.unit));

@@ -4,7 +4,7 @@
 //! over the even and one over the odd steps, for any number of rows: one chain alone would wait for its own additions.
 
 use super::activations::{BAND, Tile, band};
-use super::layout::{Args, get_dwords, put_dwords};
+use super::layout::{Args, Product, get_dwords, put_dwords};
 use crate::DType;
 use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
 use std::marker::PhantomData;
@@ -62,7 +62,7 @@ pub(super) fn unpack_pairs(row: &mut [u8], group: &[u8], lane: usize) {
 }
 
 /// One kind of weights: what a step along the inputs reads, and how it meets the activations.
-pub(super) trait Step {
+pub(super) trait Step: Copy {
     /// The weights of a step, in registers.
     type W<S: Simd>: Copy;
     /// Bytes of a step of a group, on average: Bf16 has two steps in each line.
@@ -97,14 +97,19 @@ pub(super) trait Step {
 }
 
 /// Floats by floats.
+#[derive(Clone, Copy)]
 pub(super) struct F32;
 /// Half-precision numbers by floats.
+#[derive(Clone, Copy)]
 pub(super) struct F16;
 /// BF16 numbers by floats.
+#[derive(Clone, Copy)]
 pub(super) struct Bf16;
 /// Pairs of BF16 numbers by pairs of activations rounded to BF16.
+#[derive(Clone, Copy)]
 pub(super) struct Bf16Dot;
 /// Pairs of half-precision numbers and of activations, both rounded to BF16.
+#[derive(Clone, Copy)]
 pub(super) struct F16Dot;
 
 // SAFETY of the blocks below: the trait's contract.
@@ -211,13 +216,12 @@ impl Step for F16Dot {
     }
 }
 
-/// The product of a group of one kind of weights by a tile.
-pub(super) struct Multiply<'a, T>(Args<'a>, PhantomData<T>);
+/// How groups of one kind of weights are multiplied.
+#[derive(Clone, Copy)]
+pub(super) struct Multiply<T>(PhantomData<T>);
 
-impl<'a, T: Step> Multiply<'a, T> {
-    pub(super) fn new(args: Args<'a>) -> Self {
-        Self(args, PhantomData)
-    }
+impl<T: Step> Multiply<T> {
+    pub(super) const NEW: Self = Self(PhantomData);
 
     /// Multiplies rows `r..r + N`, which lie side by side in a band, and returns how many they are. Their sums stay in registers from
     /// the first step to the last.
@@ -225,8 +229,8 @@ impl<'a, T: Step> Multiply<'a, T> {
     /// # Safety
     /// [`Simd`]'s contract; the tile has these rows.
     #[inline(always)]
-    unsafe fn rows<S: Simd, const N: usize>(&self, r: usize) -> usize {
-        let Args { w, n_in, x, y } = &self.0;
+    unsafe fn rows<S: Simd, const N: usize>(args: &Args<'_>, r: usize) -> usize {
+        let Args { w, n_in, x, y, .. } = args;
         let n_steps = T::n_steps(*n_in);
         let (start, step) = band(r, x.rows, n_steps);
         let w = w.as_ptr();
@@ -255,17 +259,18 @@ impl<'a, T: Step> Multiply<'a, T> {
                 }
             }
             for i in 0..N {
-                S::store_f32(y.add((r + i) * LANES), S::add(even[i], odd[i]));
+                let y = y.add((r + i) * LANES);
+                S::store_f32(y, S::add(S::load_f32(y), S::add(even[i], odd[i])));
             }
         }
         N
     }
 }
 
-impl<T: Step> Kernel for Multiply<'_, T> {
+impl<T: Step> Product for Multiply<T> {
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let rows = self.0.x.rows;
+    unsafe fn add<S: Simd, const ONE: bool>(self, args: Args<'_>) {
+        let rows = if ONE { 1 } else { args.x.rows };
         let many = S::REGISTERS >= 32;
         let mut r = 0;
         while r < rows {
@@ -273,12 +278,12 @@ impl<T: Step> Kernel for Multiply<'_, T> {
             // SAFETY: `Layout::multiply` checked the sizes; these rows are of one band.
             r += unsafe {
                 match left_of_band {
-                    BAND.. if many => self.rows::<S, BAND>(r),
-                    8.. if many => self.rows::<S, 8>(r),
-                    4.. if many => self.rows::<S, 4>(r),
-                    3.. => self.rows::<S, 3>(r),
-                    2 => self.rows::<S, 2>(r),
-                    _ => self.rows::<S, 1>(r),
+                    BAND.. if many => Self::rows::<S, BAND>(&args, r),
+                    8.. if many => Self::rows::<S, 8>(&args, r),
+                    4.. if many => Self::rows::<S, 4>(&args, r),
+                    3.. => Self::rows::<S, 3>(&args, r),
+                    2 => Self::rows::<S, 2>(&args, r),
+                    _ => Self::rows::<S, 1>(&args, r),
                 }
             };
         }

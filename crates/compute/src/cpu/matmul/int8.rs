@@ -3,25 +3,36 @@
 //! The order in which an output element's products are added is the same for any number of rows and never depends on
 //! what the other rows hold. Inside a block the sum is an exact integer.
 
-use super::activations::{TILE, Tile};
+use super::activations::Tile;
 use crate::cpu::simd::{LANES, LINE, Simd};
 use std::mem::MaybeUninit;
 
 /// Rows that are in flight together, to hide the latency of the dot product.
 const ROWS: usize = 4;
 
-/// Room for the sums of a tile, [rows, 16]: aligned, because a vector that crosses two cache lines costs twice; not
-/// initialized, because most products have one row.
+/// Room for [`ROWS`](Self) rows of 16 sums: aligned, because a vector that crosses two cache lines costs twice; not initialized, because
+/// most products have one row.
 #[repr(align(64))]
-pub(super) struct Sums(MaybeUninit<[f32; TILE * LANES]>);
+pub(super) struct Sums<const ROWS: usize>(MaybeUninit<[[f32; LANES]; ROWS]>);
 
-impl Sums {
+impl<const ROWS: usize> Sums<ROWS> {
     pub(super) fn uninit() -> Self {
         Self(MaybeUninit::uninit())
     }
 
     pub(super) fn as_mut_ptr(&mut self) -> *mut f32 {
         self.0.as_mut_ptr().cast()
+    }
+
+    /// Zeros for the first `rows` rows.
+    pub(super) fn zeroed(&mut self, rows: usize) -> &mut [f32] {
+        assert!(rows <= ROWS);
+        let start = self.as_mut_ptr();
+        // SAFETY: there is room, and zero bytes are floats.
+        unsafe {
+            start.write_bytes(0, rows * LANES);
+            std::slice::from_raw_parts_mut(start, rows * LANES)
+        }
     }
 }
 

@@ -34,12 +34,13 @@ use super::simd::{LANES, LINE};
 use super::threads::Pool;
 use crate::backend::MatrixPart;
 use crate::{DType, Error, Result};
-use activations::{BAND, TILE};
+use activations::{BAND, TILE, Tile};
 use bytemuck::Zeroable;
 use bytes::Bytes;
 use int8::Sums;
-use layout::{Args, Layout};
+use layout::Layout;
 use std::cell::RefCell;
+use std::ops::Range;
 
 /// How a matrix is prepared.
 #[derive(Clone, Copy, Debug)]
@@ -71,12 +72,13 @@ struct Part {
     first_group: usize,
     n_groups: usize,
     row_bytes: usize,
+    /// Of a group with all its slices.
     group_bytes: usize,
     weights: Weights,
 }
 
 enum Weights {
-    /// Groups of 16 rows: [n_experts, n_groups, group_bytes]
+    /// Slices of groups of 16 rows: [n_experts, n_slices, n_groups, bytes of the slice of a group]
     Packed(Memory),
     /// Rows as in the file: [n_experts, n_out, row_bytes]
     Rows(Bytes),
@@ -130,11 +132,14 @@ impl Matrix {
                 }
                 let g = g - part.first_group;
                 for expert in 0..self.n_experts {
-                    let at = (expert * part.n_groups + g) * part.group_bytes;
-                    // SAFETY: each group is written by the one call whose range holds it, inside the buffer.
-                    let group =
-                        unsafe { std::slice::from_raw_parts_mut(outs[p].0.add(at), part.group_bytes) };
-                    part.pack(group, self.n_in, expert, g);
+                    for slice in part.slices(self.n_in) {
+                        let at =
+                            expert * part.n_groups * part.group_bytes + slice.start + g * slice.group_bytes;
+                        // SAFETY: each slice of a group is written by the one call whose range holds the group, inside the buffer.
+                        let group =
+                            unsafe { std::slice::from_raw_parts_mut(outs[p].0.add(at), slice.group_bytes) };
+                        part.pack(group, slice.columns, expert, g);
+                    }
                 }
             }
         });
@@ -191,10 +196,13 @@ impl Matrix {
             Weights::Rows(bytes) => {
                 dequantize(&bytes[(expert * part.n_out + row) * part.row_bytes..][..part.row_bytes], out);
             }
-            Weights::Packed(groups) => SCRATCH.with_borrow_mut(|scratch| {
-                let group = expert * part.n_groups + row / LANES;
-                let group = &groups.as_slice()[group * part.group_bytes..][..part.group_bytes];
-                part.layout.decode(out, group, row % LANES, part.dtype, scratch);
+            Weights::Packed(packed) => SCRATCH.with_borrow_mut(|scratch| {
+                let packed = &packed.as_slice()[expert * part.n_groups * part.group_bytes..];
+                for slice in part.slices(self.n_in) {
+                    let at = slice.start + row / LANES * slice.group_bytes;
+                    let group = &packed[at..][..slice.group_bytes];
+                    part.layout.decode(&mut out[slice.columns], group, row % LANES, part.dtype, scratch);
+                }
             }),
         }
     }
@@ -237,24 +245,57 @@ impl Part {
             first_group,
             n_groups: n_out.div_ceil(LANES),
             row_bytes: n_in / dtype.block_len() * dtype.spec().block_bytes,
-            group_bytes: layout.group_bytes(n_in),
+            group_bytes: slices(layout, n_in).map(|columns| layout.group_bytes(columns.len())).sum(),
             weights: Weights::Rows(bytes),
         }
+    }
+
+    /// The slices of rows of `n_in` elements.
+    fn slices(&self, n_in: usize) -> impl Iterator<Item = Slice> {
+        let mut start = 0;
+        slices(self.layout, n_in).map(move |columns| {
+            let group_bytes = self.layout.group_bytes(columns.len());
+            let slice = Slice { columns, start, group_bytes };
+            start += self.n_groups * group_bytes;
+            slice
+        })
     }
 
     fn gains_by_packing(&self) -> bool {
         self.layout.keeps_size(self.dtype) && self.group_bytes > 0
     }
 
-    /// Interleaves the rows of one group, from the file's rows.
-    fn pack(&self, group: &mut [u8], n_in: usize, expert: usize, g: usize) {
-        if let Weights::Rows(bytes) = &self.weights {
-            let first = g * LANES;
-            let n = LANES.min(self.n_out - first);
-            let rows = &bytes[(expert * self.n_out + first) * self.row_bytes..][..n * self.row_bytes];
-            self.layout.pack(group, rows, self.dtype, n_in);
+    /// Interleaves a slice of the rows of one group, from the file's rows.
+    fn pack(&self, group: &mut [u8], columns: Range<usize>, expert: usize, g: usize) {
+        let Weights::Rows(bytes) = &self.weights else { return };
+        let first = g * LANES;
+        let n = LANES.min(self.n_out - first);
+        if n < LANES {
+            group.fill(0);
+        }
+        let spec = self.dtype.spec();
+        let bytes_of = |columns: usize| columns / spec.block_len * spec.block_bytes;
+        let rows = &bytes[(expert * self.n_out + first) * self.row_bytes..][..n * self.row_bytes];
+        for (lane, row) in rows.chunks_exact(self.row_bytes).enumerate() {
+            let row = &row[bytes_of(columns.start)..][..bytes_of(columns.len())];
+            self.layout.pack(group, lane, row, self.dtype);
         }
     }
+}
+
+/// Columns of a part, and where they stand in the memory of an expert.
+struct Slice {
+    columns: Range<usize>,
+    /// Bytes before its first group.
+    start: usize,
+    /// Bytes of each of its groups.
+    group_bytes: usize,
+}
+
+/// The columns of the slices of a row of `n_in` elements.
+fn slices(layout: Layout, n_in: usize) -> impl Iterator<Item = Range<usize>> {
+    let step = layout.slice(n_in).max(1);
+    (0..n_in).step_by(step).map(move |start| start..n_in.min(start + step))
 }
 
 /// A pointer that several threads write through, each to addresses of its own.
@@ -309,24 +350,33 @@ pub fn matmul(
     let elements = if forms.iter().all(|form| form.is_int8()) { INT8_BLOCK } else { FLOAT_BLOCK };
     let block_tiles = (elements / (TILE * w.n_in.max(1))).clamp(1, n_tiles);
     let n_blocks = n_tiles.div_ceil(block_tiles);
-    let y = SharedMut(y.as_mut_ptr());
-    pool.for_each_share(n_blocks * n_groups, |range| {
-        for item in range {
-            let (block, g) = (item / n_groups, item % n_groups);
-            let part = &w.parts[w.part_of(g)];
-            let first_row = part.first_row + (g - part.first_group) * LANES;
-            let task = Task {
-                y: &y,
-                y_stride,
-                columns: first_row..(part.first_row + part.n_out).min(first_row + LANES),
-                bias,
-                n_in: w.n_in,
-                isa: w.isa,
-                tiles: block * block_tiles..n_tiles.min((block + 1) * block_tiles),
-                x: scratch,
+    let scratch = &*scratch;
+    let tasks: Vec<Task<'_>> = w
+        .parts
+        .iter()
+        .map(|part| {
+            let form = part.layout.form();
+            let tiles = |columns: Range<usize>| {
+                (0..n_tiles).map(move |t| scratch.get(form).tile(form, t, columns.clone()))
             };
-            let layout = if m > BAND { part.layout.for_many_rows() } else { part.layout };
-            part.with_group(w, expert, g - part.first_group, layout, |group| task.run(layout, group));
+            Task { w, part, expert, x: slices(part.layout, w.n_in).flat_map(tiles).collect(), n_tiles }
+        })
+        .collect();
+    let result = Output { y: SharedMut(y.as_mut_ptr()), stride: y_stride, bias };
+    pool.for_each_share(n_blocks * n_groups, |range| {
+        let mut item = range.start;
+        while item < range.end {
+            let (block, g) = (item / n_groups, item % n_groups);
+            let groups = g..n_groups.min(g + range.end - item);
+            item += groups.len();
+            let tiles = block * block_tiles..n_tiles.min((block + 1) * block_tiles);
+            for task in &tasks {
+                let first = task.part.first_group;
+                let own = groups.start.max(first)..groups.end.min(first + task.part.n_groups);
+                if !own.is_empty() {
+                    task.run(own.start - first..own.end - first, tiles.clone(), &result);
+                }
+            }
         }
     });
 }
@@ -339,76 +389,128 @@ const INT8_BLOCK: usize = 512 << 10;
 /// cache; what counts is that the weights pass rarely.
 const FLOAT_BLOCK: usize = 4 << 20;
 
-impl Part {
-    /// Calls `f` with group `g` in `layout`, the part's own or that for many rows; the group is packed first if it was not.
-    fn with_group(&self, w: &Matrix, expert: usize, g: usize, layout: Layout, f: impl FnOnce(&[u8])) {
-        let n = self.group_bytes;
-        let packed = match &self.weights {
-            Weights::Packed(groups) => {
-                let group = &groups.as_slice()[(expert * self.n_groups + g) * n..][..n];
-                if layout == self.layout {
-                    return f(group);
+/// Rows of 16 sums that are kept at a time.
+const SUMS: usize = 256;
+
+/// The product with one part of a weight.
+struct Task<'a> {
+    w: &'a Matrix,
+    part: &'a Part,
+    expert: usize,
+    /// Activations: [n_slices, n_tiles]
+    x: Vec<Tile<'a>>,
+    n_tiles: usize,
+}
+
+/// Where a product goes.
+struct Output<'a> {
+    y: SharedMut<f32>,
+    stride: usize,
+    bias: Option<&'a [f32]>,
+}
+
+impl Task<'_> {
+    /// Multiplies groups of the part by a block of tiles.
+    fn run(&self, groups: Range<usize>, tiles: Range<usize>, result: &Output<'_>) {
+        let mut first = tiles.start;
+        while first < tiles.end {
+            let some = first..tiles.end.min(first + SUMS / TILE);
+            first = some.end;
+            // For one tile slices of many groups pass by; for several a slice of one group meets them all.
+            let n_groups = if some.len() == 1 { SUMS / self.x[some.start].rows } else { 1 };
+            for start in groups.clone().step_by(n_groups) {
+                self.panel(start..groups.end.min(start + n_groups), some.clone(), result);
+            }
+        }
+    }
+
+    /// Multiplies as many groups and tiles as there is room for sums.
+    fn panel(&self, groups: Range<usize>, tiles: Range<usize>, result: &Output<'_>) {
+        let rows: usize = self.x[tiles.clone()].iter().map(|x| x.rows).sum();
+        let mut sums = Sums::<SUMS>::uninit();
+        // [tiles][groups, rows of the tile, 16]
+        let sums = sums.zeroed(groups.len() * rows);
+        for (slice, x) in self.part.slices(self.w.n_in).zip(self.x.chunks_exact(self.n_tiles)) {
+            self.for_runs(groups.clone(), &slice, |layout, run, weights| {
+                let mut sums = &mut sums[..];
+                for x in &x[tiles.clone()] {
+                    let (of_tile, rest) = sums.split_at_mut(groups.len() * x.rows * LANES);
+                    sums = rest;
+                    let first = (run.start - groups.start) * x.rows * LANES;
+                    let y = &mut of_tile[first..][..run.len() * x.rows * LANES];
+                    // SAFETY: `Matrix::new` checked that the instruction set is available.
+                    unsafe { layout.multiply(self.w.isa, y, weights, run.len(), slice.columns.len(), *x) }
                 }
-                Some(group)
+            });
+        }
+        let mut sums = &sums[..];
+        for t in tiles {
+            let rows = self.x[t].rows;
+            for g in groups.clone() {
+                for r in 0..rows {
+                    let (of_row, rest) = sums.split_at(LANES);
+                    sums = rest;
+                    // SAFETY: no other task has these groups' columns of this tile's rows.
+                    unsafe { self.write(g, t * TILE + r, of_row, result) }
+                }
+            }
+        }
+    }
+
+    /// Writes the sums of group `g` for row `row`.
+    ///
+    /// # Safety
+    /// No other thread writes them.
+    unsafe fn write(&self, g: usize, row: usize, sums: &[f32], result: &Output<'_>) {
+        let n = LANES.min(self.part.n_out - g * LANES);
+        let column = self.part.first_row + g * LANES;
+        // SAFETY: `matmul` checked that y has all rows and columns; the rest is the caller's promise.
+        let y = unsafe { std::slice::from_raw_parts_mut(result.y.0.add(row * result.stride + column), n) };
+        match result.bias {
+            Some(bias) => {
+                for ((y, sum), bias) in y.iter_mut().zip(sums).zip(&bias[column..]) {
+                    *y = sum + bias;
+                }
+            }
+            None => y.copy_from_slice(&sums[..n]),
+        }
+    }
+
+    /// Calls `f` with a slice of groups, as many as lie together: all, or if they are packed or converted for this product, one by one.
+    fn for_runs(&self, groups: Range<usize>, slice: &Slice, mut f: impl FnMut(Layout, Range<usize>, &[u8])) {
+        let Self { w, part, .. } = self;
+        let (own, n) = (part.layout, slice.group_bytes);
+        let layout = if self.x[0].rows > BAND { own.for_many_rows() } else { own };
+        let packed = match &part.weights {
+            Weights::Packed(packed) => {
+                let start = self.expert * part.n_groups * part.group_bytes + slice.start + groups.start * n;
+                let packed = &packed.as_slice()[start..][..groups.len() * n];
+                if layout == own {
+                    return f(own, groups, packed);
+                }
+                Some(packed)
             }
             Weights::Rows(_) => None,
         };
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.resize(scratch.len().max(2 * n / LINE), Line::zeroed());
             let (ours, converted) = bytemuck::cast_slice_mut(&mut scratch[..2 * n / LINE]).split_at_mut(n);
-            let packed = packed.unwrap_or_else(|| {
-                self.pack(ours, w.n_in, expert, g);
-                ours
-            });
-            if layout == self.layout {
-                return f(packed);
-            }
-            // SAFETY: `Matrix::new` checked that the instruction set is available.
-            unsafe { self.layout.convert_for_many_rows(w.isa, converted, packed) }
-            f(converted);
-        });
-    }
-}
-
-/// A group of weights by a block of tiles.
-struct Task<'a> {
-    y: &'a SharedMut<f32>,
-    y_stride: usize,
-    /// Output elements that the group's lanes are, at most 16.
-    columns: std::ops::Range<usize>,
-    bias: Option<&'a [f32]>,
-    n_in: usize,
-    isa: Isa,
-    tiles: std::ops::Range<usize>,
-    x: &'a Activations,
-}
-
-impl Task<'_> {
-    fn run(&self, layout: Layout, group: &[u8]) {
-        let bias = self.bias.map(|bias| &bias[self.columns.clone()]);
-        let mut sums = Sums::uninit();
-        for t in self.tiles.clone() {
-            let x = self.x.get(layout.form()).tile(layout.form(), t);
-            let args = Args { w: group, n_in: self.n_in, x, y: sums.as_mut_ptr() };
-            // SAFETY: `Matrix::new` checked that the instruction set is available; a tile has at most TILE rows, for which
-            // there is room, and the kernel writes them all.
-            let sums = unsafe {
-                layout.multiply(self.isa, args);
-                std::slice::from_raw_parts_mut(args.y, x.rows * LANES)
-            };
-            for (r, sums) in sums.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-                if let Some(bias) = bias {
-                    for (sum, bias) in sums.iter_mut().zip(bias) {
-                        *sum += bias;
+            for (i, g) in groups.enumerate() {
+                let group = match packed {
+                    Some(packed) => &packed[i * n..][..n],
+                    None => {
+                        part.pack(ours, slice.columns.clone(), self.expert, g);
+                        &*ours
                     }
+                };
+                if layout == own {
+                    f(own, g..g + 1, group);
+                    continue;
                 }
-                // SAFETY: row t · TILE + r < m and columns lie in 0..n_out, so this is inside y; no other task has these
-                // columns of these rows.
-                unsafe {
-                    let y = self.y.0.add((t * TILE + r) * self.y_stride + self.columns.start);
-                    std::ptr::copy_nonoverlapping(sums.as_ptr(), y, self.columns.len());
-                }
+                // SAFETY: `Matrix::new` checked that the instruction set is available.
+                unsafe { own.convert_for_many_rows(w.isa, converted, group) }
+                f(layout, g..g + 1, converted);
             }
-        }
+        });
     }
 }

@@ -5,10 +5,10 @@
 
 use super::blocks::Kernels;
 use super::int8;
-use super::layout::{Args, get_dwords, put_dwords};
+use super::layout::{Args, EachGroup, Product, get_dwords, put_dwords};
 use crate::DType;
 use crate::cpu::isa::Isa;
-use crate::cpu::simd::{Kernel, LANES, LINE, Simd, dispatch};
+use crate::cpu::simd::{LANES, LINE, Simd, dispatch};
 use crate::quant::bits::nibbles;
 use crate::quant::fp4::DOUBLED_VALUES;
 use crate::quant::nvfp4::Block;
@@ -70,33 +70,21 @@ fn decode(out: &mut [f32], group: &[u8], lane: usize) {
 /// The processor has `isa`; sizes were checked by [`Layout::multiply`](super::layout::Layout::multiply).
 unsafe fn multiply(isa: Isa, args: Args<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { dispatch(isa, Multiply(args)) }
+    unsafe { dispatch(isa, EachGroup(args, Multiply)) }
 }
 
-struct Multiply<'a>(Args<'a>);
+#[derive(Clone, Copy)]
+struct Multiply;
 
-impl Kernel for Multiply<'_> {
+impl Product for Multiply {
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        // SAFETY: the caller's promise.
-        unsafe { if self.0.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() } }
-    }
-}
-
-impl Multiply<'_> {
-    /// With the number of rows known, for one row, the sums stay in registers.
-    ///
-    /// # Safety
-    /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
-    #[inline(always)]
-    unsafe fn multiply<S: Simd, const ONE: bool>(self) {
-        let Args { w, n_in, x, y } = self.0;
+    unsafe fn add<S: Simd, const ONE: bool>(self, args: Args<'_>) {
+        let Args { w, n_in, x, y, .. } = args;
         let rows = if ONE { 1 } else { x.rows };
         let table = DOUBLED_VALUES.map(|v| (v + ABOVE) as u8);
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to.
         unsafe {
             let (table, low) = (S::table(&table), S::splat_i32(0x0f0f_0f0f));
-            int8::clear::<S>(y, rows);
             for b in 0..n_in / 32 {
                 let block = w.as_ptr().add(b / 2 * BLOCK_LINES * LINE);
                 let scale = |sub: usize| {

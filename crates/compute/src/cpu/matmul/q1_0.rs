@@ -5,10 +5,10 @@
 
 use super::blocks::Kernels;
 use super::int8::{self, Blocks};
-use super::layout::{Args, get_dwords, put_dwords};
+use super::layout::{Args, EachGroup, Product, get_dwords, put_dwords};
 use crate::DType;
 use crate::cpu::isa::Isa;
-use crate::cpu::simd::{Kernel, LINE, Simd, dispatch};
+use crate::cpu::simd::{LINE, Simd, dispatch};
 use half::f16;
 
 const BLOCK: usize = 18;
@@ -50,27 +50,16 @@ fn decode(out: &mut [f32], group: &[u8], lane: usize) {
 /// The processor has `isa`; sizes were checked by [`Layout::multiply`](super::layout::Layout::multiply).
 unsafe fn multiply(isa: Isa, args: Args<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { dispatch(isa, Multiply(args)) }
+    unsafe { dispatch(isa, EachGroup(args, Multiply)) }
 }
 
-struct Multiply<'a>(Args<'a>);
+#[derive(Clone, Copy)]
+struct Multiply;
 
-impl Kernel for Multiply<'_> {
+impl Product for Multiply {
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        // SAFETY: the caller's promise.
-        unsafe { if self.0.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() } }
-    }
-}
-
-impl Multiply<'_> {
-    /// With the number of rows known, for one row, the sums stay in registers.
-    ///
-    /// # Safety
-    /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
-    #[inline(always)]
-    unsafe fn multiply<S: Simd, const ONE: bool>(self) {
-        let Args { w, n_in, x, y } = self.0;
+    unsafe fn add<S: Simd, const ONE: bool>(self, args: Args<'_>) {
+        let Args { w, n_in, x, y, .. } = args;
         let rows = if ONE { 1 } else { x.rows };
         let group = w.as_ptr();
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to.
@@ -78,7 +67,6 @@ impl Multiply<'_> {
             // A set bit is moved to where it counts 16. The sums start at -8 times the activations' sum, so they end at 8 times
             // what bits of ±1 would give.
             let bit = S::splat_i32(0x1010_1010);
-            int8::clear::<S>(y, rows);
             for b in 0..n_in / 32 {
                 let (block, line) = (b / BLOCK_LINES, b % BLOCK_LINES);
                 let scale = S::mul(S::load_f16(group.add(Lines::scales(block))), S::splat(0.125));

@@ -4,8 +4,8 @@
 //! block, the high nibbles weights 16 to 31.
 
 use super::int8::{self, Blocks};
-use super::layout::{Args, get_dwords, put_dwords};
-use crate::cpu::simd::{Kernel, LINE, Simd};
+use super::layout::{Args, Product, get_dwords, put_dwords};
+use crate::cpu::simd::{LINE, Simd};
 
 const BLOCK: usize = 18;
 const BLOCK_LINES: usize = 4;
@@ -30,31 +30,19 @@ pub(super) fn unpack(row: &mut [u8], group: &[u8], lane: usize) {
     }
 }
 
-pub(super) struct Multiply<'a>(pub(super) Args<'a>);
+#[derive(Clone, Copy)]
+pub(super) struct Multiply;
 
-impl Kernel for Multiply<'_> {
+impl Product for Multiply {
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        // SAFETY: the caller's promise.
-        unsafe { if self.0.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() } }
-    }
-}
-
-impl Multiply<'_> {
-    /// With the number of rows known, for one row, the sums stay in registers.
-    ///
-    /// # Safety
-    /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
-    #[inline(always)]
-    unsafe fn multiply<S: Simd, const ONE: bool>(self) {
-        let Args { w, n_in, x, y, .. } = self.0;
+    unsafe fn add<S: Simd, const ONE: bool>(self, args: Args<'_>) {
+        let Args { w, n_in, x, y, .. } = args;
         let rows = if ONE { 1 } else { x.rows };
         let n_blocks = n_in / 32;
         let group = w.as_ptr();
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to.
         unsafe {
             let low = S::splat_i32(0x0f0f_0f0f);
-            int8::clear::<S>(y, rows);
             for b in 0..n_blocks {
                 let scale = S::load_f16(group.add(Lines::scales(b)));
                 let lines = group.add(Lines::lines(b));

@@ -3,10 +3,11 @@
 //! Group, per super-block: a header of 4 lines (see [`k_scales`](super::k_scales)), then 4 lines of nibbles for each sub-block: weights 0
 //! to 15 in the low ones, 16 to 31 in the high ones.
 
+use super::activations::TILE;
 use super::int8::{self, Sums};
 use super::k_scales::{self, HEADER_BYTES, HEADER_LINES, Header};
-use super::layout::{Args, get_dwords, put_dwords};
-use crate::cpu::simd::{Kernel, LINE, Simd};
+use super::layout::{Args, Product, get_dwords, put_dwords};
+use crate::cpu::simd::{LINE, Simd};
 use crate::quant::bits::{self, join_nibbles, join_nibbles_256, nibbles_256};
 
 const BLOCK: usize = 144;
@@ -44,31 +45,19 @@ pub(super) fn unpack(row: &mut [u8], group: &[u8], lane: usize) {
     }
 }
 
-pub(super) struct Multiply<'a>(pub(super) Args<'a>);
+#[derive(Clone, Copy)]
+pub(super) struct Multiply;
 
-impl Kernel for Multiply<'_> {
+impl Product for Multiply {
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        // SAFETY: the caller's promise.
-        unsafe { if self.0.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() } }
-    }
-}
-
-impl Multiply<'_> {
-    /// With the number of rows known, for one row, the sums stay in registers.
-    ///
-    /// # Safety
-    /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
-    #[inline(always)]
-    unsafe fn multiply<S: Simd, const ONE: bool>(self) {
-        let Args { w, n_in, x, y, .. } = self.0;
+    unsafe fn add<S: Simd, const ONE: bool>(self, args: Args<'_>) {
+        let Args { w, n_in, x, y, .. } = args;
         let rows = if ONE { 1 } else { x.rows };
-        let mut t: Sums = Sums::uninit();
+        let mut t = Sums::<TILE>::uninit();
         let t = t.as_mut_ptr().cast::<i32>();
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
             let low = S::splat_i32(0x0f0f_0f0f);
-            int8::clear::<S>(y, rows);
             int8::clear::<S>(t.cast(), rows);
             for b in 0..n_in / 256 {
                 let block = w.as_ptr().add(b * BLOCK_LINES * LINE);

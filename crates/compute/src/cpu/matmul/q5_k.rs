@@ -13,10 +13,11 @@
 //! 4      low three bits of weights 28 to 31
 //! ```
 
+use super::activations::TILE;
 use super::int8::{self, Sums};
 use super::k_scales::{self, HEADER_BYTES, HEADER_LINES, Header};
-use super::layout::{Args, get_dwords, put_dwords};
-use crate::cpu::simd::{Kernel, LINE, Simd};
+use super::layout::{Args, Product, get_dwords, put_dwords};
+use crate::cpu::simd::{LINE, Simd};
 use crate::quant::bits::{bits_256, join_bits_256, join_nibbles_256, nibbles_256};
 
 const BLOCK: usize = 176;
@@ -90,33 +91,21 @@ fn split(bytes: &[u8; 4 * SUB_LINES]) -> [u8; 32] {
     })
 }
 
-pub(super) struct Multiply<'a>(pub(super) Args<'a>);
+#[derive(Clone, Copy)]
+pub(super) struct Multiply;
 
-impl Kernel for Multiply<'_> {
+impl Product for Multiply {
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        // SAFETY: the caller's promise.
-        unsafe { if self.0.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() } }
-    }
-}
-
-impl Multiply<'_> {
-    /// With the number of rows known, for one row, the sums stay in registers.
-    ///
-    /// # Safety
-    /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
-    #[inline(always)]
-    unsafe fn multiply<S: Simd, const ONE: bool>(self) {
-        let Args { w, n_in, x, y, .. } = self.0;
+    unsafe fn add<S: Simd, const ONE: bool>(self, args: Args<'_>) {
+        let Args { w, n_in, x, y, .. } = args;
         let rows = if ONE { 1 } else { x.rows };
-        let mut t: Sums = Sums::uninit();
+        let mut t = Sums::<TILE>::uninit();
         let t = t.as_mut_ptr().cast::<i32>();
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
             let byte = |b: u8| S::splat_i32(i32::from_ne_bytes([b; 4]));
             let (five, low, high) = (byte(0x1f), byte(0x07), byte(0x18));
             let (third, fourth) = (byte(0x08), byte(0x10));
-            int8::clear::<S>(y, rows);
             int8::clear::<S>(t.cast(), rows);
             for b in 0..n_in / 256 {
                 let block = w.as_ptr().add(b * BLOCK_LINES * LINE);

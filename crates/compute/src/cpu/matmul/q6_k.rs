@@ -4,9 +4,10 @@
 //! sub-blocks, 16 rows], and 3 lines for each sub-block. Line i has weights 4·i to 4·i + 3 in the low six bits of its bytes, and above
 //! them bits 2·i and 2·i + 1 of weights 12 to 15: all of a sub-block is read once and in order.
 
+use super::activations::TILE;
 use super::int8::{self, Sums};
-use super::layout::{Args, get_dwords, put_dwords};
-use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
+use super::layout::{Args, Product, get_dwords, put_dwords};
+use crate::cpu::simd::{LANES, LINE, Simd};
 use crate::quant::q6_k::Block;
 use bytemuck::Zeroable;
 
@@ -59,33 +60,21 @@ pub(super) fn unpack(row: &mut [u8], group: &[u8], lane: usize) {
     }
 }
 
-pub(super) struct Multiply<'a>(pub(super) Args<'a>);
+#[derive(Clone, Copy)]
+pub(super) struct Multiply;
 
-impl Kernel for Multiply<'_> {
+impl Product for Multiply {
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        // SAFETY: the caller's promise.
-        unsafe { if self.0.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() } }
-    }
-}
-
-impl Multiply<'_> {
-    /// With the number of rows known, for one row, the sums stay in registers.
-    ///
-    /// # Safety
-    /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
-    #[inline(always)]
-    unsafe fn multiply<S: Simd, const ONE: bool>(self) {
-        let Args { w, n_in, x, y, .. } = self.0;
+    unsafe fn add<S: Simd, const ONE: bool>(self, args: Args<'_>) {
+        let Args { w, n_in, x, y, .. } = args;
         let rows = if ONE { 1 } else { x.rows };
-        let mut t: Sums = Sums::uninit();
+        let mut t = Sums::<TILE>::uninit();
         let t = t.as_mut_ptr().cast::<i32>();
         let (factors, blocks) = (w.as_ptr(), w[int8::factors_bytes(n_in / 256)..].as_ptr());
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
         unsafe {
             let byte = |b: u8| S::splat_i32(i32::from_ne_bytes([b; 4]));
             let (six, pairs) = (byte(0x3f), [byte(0x03), byte(0x0c), byte(0x30)]);
-            int8::clear::<S>(y, rows);
             int8::clear::<S>(t.cast(), rows);
             for b in 0..n_in / 256 {
                 let block = blocks.add(b * BLOCK_LINES * LINE);

@@ -5,8 +5,8 @@
 
 use super::activations::Tile;
 use super::int8::{self, Blocks};
-use super::layout::{Args, get_dwords, put_dwords};
-use crate::cpu::simd::{Kernel, LINE, Simd};
+use super::layout::{Args, Product, get_dwords, put_dwords};
+use crate::cpu::simd::{LINE, Simd};
 
 const BLOCK: usize = 34;
 const BLOCK_LINES: usize = 8;
@@ -38,37 +38,25 @@ pub(super) fn unpack(row: &mut [u8], group: &[u8], lane: usize) {
     }
 }
 
-pub(super) struct Multiply<'a>(pub(super) Args<'a>);
+#[derive(Clone, Copy)]
+pub(super) struct Multiply;
 
-impl Kernel for Multiply<'_> {
+impl Product for Multiply {
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        // SAFETY: the caller's promise.
-        unsafe { if self.0.x.rows == 1 { self.multiply::<S, true>() } else { self.multiply::<S, false>() } }
-    }
-}
-
-impl Multiply<'_> {
-    /// With the number of rows known, for one row, the sums stay in registers.
-    ///
-    /// # Safety
-    /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
-    #[inline(always)]
-    unsafe fn multiply<S: Simd, const ONE: bool>(self) {
-        let Args { w, n_in, x, y, .. } = self.0;
+    unsafe fn add<S: Simd, const ONE: bool>(self, args: Args<'_>) {
+        let Args { w, n_in, x, y, .. } = args;
         let rows = if ONE { 1 } else { x.rows };
         let n_blocks = n_in / 32;
         let group = w.as_ptr();
         // SAFETY: `Layout::multiply` checked the sizes that the loops run to.
         unsafe {
-            int8::clear::<S>(y, rows);
             // Two blocks per turn, so that every load goes forward in equal steps.
             for pair in 0..n_blocks / 2 {
-                add_block::<S>(y, group, rows, &x, 2 * pair);
-                add_block::<S>(y, group, rows, &x, 2 * pair + 1);
+                add_block::<S, ONE>(y, group, rows, &x, 2 * pair);
+                add_block::<S, ONE>(y, group, rows, &x, 2 * pair + 1);
             }
             if !n_blocks.is_multiple_of(2) {
-                add_block::<S>(y, group, rows, &x, n_blocks - 1);
+                add_block::<S, ONE>(y, group, rows, &x, n_blocks - 1);
             }
         }
     }
@@ -79,19 +67,35 @@ impl Multiply<'_> {
 /// # Safety
 /// [`Simd`]'s contract; the group and the tile have the block; `y` is [rows, 16].
 #[inline(always)]
-unsafe fn add_block<S: Simd>(y: *mut f32, group: *const u8, rows: usize, x: &Tile<'_>, b: usize) {
+unsafe fn add_block<S: Simd, const ONE: bool>(
+    y: *mut f32,
+    group: *const u8,
+    rows: usize,
+    x: &Tile<'_>,
+    b: usize,
+) {
     // SAFETY: the caller's promise.
     unsafe {
         let scale = S::load_f16(group.add(Lines::scales(b)));
         let lines = group.add(Lines::lines(b));
-        let mut w = [S::splat_i32(0); 8];
-        for i in 0..8 {
-            w[i] = S::load_in_order(lines.add(i * LINE));
-        }
         let offsets = match S::CENTERS_BYTES {
             true => std::ptr::null(),
             false => x.offsets[0].as_ptr().add(b * rows),
         };
+        if ONE {
+            // Lines that are multiplied as they come are read 10 % faster than eight at a time.
+            let mut sum = [S::splat_i32(if offsets.is_null() { 0 } else { *offsets })];
+            for i in 0..8 {
+                let line = S::load_in_order(lines.add(i * LINE));
+                S::dot::<1, 255, 1>(&mut sum, &[line], x.q.as_ptr().add(32 * b + 4 * i));
+            }
+            let product = S::mul(S::to_f32(sum[0]), S::splat(*x.scales.as_ptr().add(b)));
+            return S::store_f32(y, S::fma(product, scale, S::load_f32(y)));
+        }
+        let mut w = [S::splat_i32(0); 8];
+        for i in 0..8 {
+            w[i] = S::load_in_order(lines.add(i * LINE));
+        }
         int8::add_block::<S, 255>(y, &w, scale, rows, int8::Block::of(x, rows, b, offsets));
     }
 }

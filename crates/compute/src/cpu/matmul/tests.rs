@@ -112,7 +112,9 @@ fn every_type_on_every_path_equals_the_decoded_product() {
     let pool = Pool::new(2);
     for spec in QUANTS {
         let long = 2048.max(spec.block_len);
-        for (n_out, n_in) in [(37, spec.block_len.max(32)), (37, 3 * spec.block_len.max(32)), (19, long)] {
+        // The last has two whole slices and a part of one.
+        let short = spec.block_len.max(32);
+        for (n_out, n_in) in [(37, short), (37, 3 * short), (19, long + short)] {
             let case = case(spec.dtype, n_out, n_in, 64);
             for &isa in Isa::available() {
                 for exact in [false, true] {
@@ -221,7 +223,7 @@ fn extreme_weights_do_not_saturate() {
 #[test]
 fn parts_experts_bias_and_stride() {
     let pool = Pool::new(3);
-    let (n_in, m, n_experts) = (512, 3, 2);
+    let (n_in, m, n_experts) = (1280, 3, 2);
     let mut random = Random(7);
     let shapes = [(DType::Q4_K, 20), (DType::Q6_K, 5), (DType::IQ4_NL, 33), (DType::F32, 16)];
     let parts: Vec<MatrixPart> = shapes
@@ -263,16 +265,18 @@ fn parts_experts_bias_and_stride() {
 fn rows_come_back_from_the_packed_layout_bit_for_bit() {
     let pool = Pool::new(2);
     for spec in QUANTS {
-        let case =
-            case(spec.dtype, 21, 2 * spec.block_len.max(32) + if spec.block_len == 1 { 1 } else { 0 }, 1);
-        let mut expected = vec![0.0; case.n_out * case.n_in];
-        (spec.dequantize)(&case.bytes, &mut expected);
-        for repack in [true, false] {
-            let w = case.matrix(options(Isa::best(), false, repack), &pool);
-            for (row, expected) in expected.chunks_exact(case.n_in).enumerate() {
-                let mut y = vec![0.0; case.n_in];
-                w.dequantize_row(&mut y, 0, row);
-                assert!(y == expected, "{} row {row}", spec.name);
+        let (short, odd) = (spec.block_len.max(32), if spec.block_len == 1 { 1 } else { 0 });
+        for n_in in [2 * short + odd, 2048 + short + odd] {
+            let case = case(spec.dtype, 21, n_in, 1);
+            let mut expected = vec![0.0; case.n_out * case.n_in];
+            (spec.dequantize)(&case.bytes, &mut expected);
+            for repack in [true, false] {
+                let w = case.matrix(options(Isa::best(), false, repack), &pool);
+                for (row, expected) in expected.chunks_exact(case.n_in).enumerate() {
+                    let mut y = vec![0.0; case.n_in];
+                    w.dequantize_row(&mut y, 0, row);
+                    assert!(y == expected, "{} [{n_in}] row {row}", spec.name);
+                }
             }
         }
     }
