@@ -150,7 +150,8 @@ fn a_dropped_stream_frees_its_blocks_within_one_step() {
 
 #[test]
 fn a_cancelled_choice_leaves_the_others_alone() {
-    let client = start(EngineConfig::default());
+    // Nobody reads yet, so that no choice ends before it is cancelled.
+    let client = start(EngineConfig { stream_capacity: 8, ..EngineConfig::default() });
     let mut case = Case::greedy(vec![7; 5], 60);
     case.n = 3;
     case.params.temperature = 1.0;
