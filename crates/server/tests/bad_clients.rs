@@ -245,7 +245,7 @@ fn a_slow_body_is_not_waited_for() {
 fn a_queue_has_an_end() {
     let server = TestServer::with(|setup| (setup.engine.max_seqs, setup.engine.max_queue) = (1, 3));
     let body = ask("Hello.", &json!({"max_tokens": 2}));
-    // All come at once, since the running one ends at the end of its context.
+    // All come at once, since the running one ends at the end of its context; its log-probabilities slow it down.
     let start = Barrier::new(21);
     let replies: Vec<Reply> = std::thread::scope(|scope| {
         let post = |_| {
@@ -255,7 +255,8 @@ fn a_queue_has_an_end() {
             })
         };
         let threads: Vec<_> = (0..20).map(post).collect();
-        let _running = server.begin_stream(&long(&json!({"stream": true})));
+        let slow = json!({"stream": true, "logprobs": true, "top_logprobs": 20});
+        let _running = server.begin_stream(&long(&slow));
         start.wait();
         threads.into_iter().map(|t| t.join().expect("an answer")).collect()
     });
