@@ -189,11 +189,11 @@ impl Pool {
     }
 
     /// Calls `f` for ranges that together are `0..n_items`, on whichever worker is free: long ones first, then ever shorter ones, so
-    /// that all workers end at about the same time, though their speeds differ.
-    pub fn for_each_share(&self, n_items: usize, f: impl Fn(Range<usize>) + Sync) {
-        // Of what is left for its node, a worker takes three quarters of its part.
+    /// that all workers end at about the same time, though their speeds differ. Of its part of what is left, a worker takes so many
+    /// quarters: three where items are alike, fewer where they are not.
+    pub fn for_each_share(&self, n_items: usize, quarters: usize, f: impl Fn(Range<usize>) + Sync) {
         let workers = self.n_threads().div_ceil(self.nodes.len());
-        self.for_each_range(n_items, 1, |left| (3 * left / (4 * workers)).max(1), f);
+        self.for_each_range(n_items, 1, |left| (quarters * left / (4 * workers)).max(1), f);
     }
 
     /// Calls `f` for ranges as long as `length` says for the number of items that are left in a node's share.
@@ -388,7 +388,7 @@ mod tests {
             for n_items in [0, 1, 7, 1003] {
                 let seen: Vec<AtomicUsize> = (0..n_items).map(|_| AtomicUsize::new(0)).collect();
                 let last = AtomicUsize::new(0);
-                pool.for_each_share(n_items, |range| {
+                pool.for_each_share(n_items, 3, |range| {
                     if range.end == n_items {
                         last.store(range.len(), Ordering::Relaxed);
                     }

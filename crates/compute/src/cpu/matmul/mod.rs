@@ -363,7 +363,9 @@ pub fn matmul(
         })
         .collect();
     let result = Output { y: SharedMut(y.as_mut_ptr()), stride: y_stride, bias };
-    pool.for_each_share(n_blocks * n_groups, |range| {
+    // The last of several blocks has fewer tiles.
+    let quarters = if n_blocks == 1 { 3 } else { 2 };
+    pool.for_each_share(n_blocks * n_groups, quarters, |range| {
         let mut item = range.start;
         while item < range.end {
             let (block, g) = (item / n_groups, item % n_groups);
@@ -412,14 +414,19 @@ struct Output<'a> {
 impl Task<'_> {
     /// Multiplies groups of the part by a block of tiles.
     fn run(&self, groups: Range<usize>, tiles: Range<usize>, result: &Output<'_>) {
-        let mut first = tiles.start;
-        while first < tiles.end {
-            let some = first..tiles.end.min(first + SUMS / TILE);
-            first = some.end;
-            // For one tile slices of many groups pass by; for several a slice of one group meets them all.
-            let n_groups = if some.len() == 1 { SUMS / self.x[some.start].rows } else { 1 };
-            for start in groups.clone().step_by(n_groups) {
-                self.panel(start..groups.end.min(start + n_groups), some.clone(), result);
+        if tiles.len() == 1 {
+            let step = SUMS / self.x[tiles.start].rows;
+            for start in groups.clone().step_by(step) {
+                self.panel(start..groups.end.min(start + step), tiles.clone(), result);
+            }
+            return;
+        }
+        // A group stays in the caches while the tiles pass by, one after the other, so that the sums of one stay there too. Without slices
+        // those of several do, and a group that is converted first is converted once for them.
+        let step = if self.x.len() > self.n_tiles { 1 } else { SUMS / TILE };
+        for g in groups {
+            for start in tiles.clone().step_by(step) {
+                self.panel(g..g + 1, start..tiles.end.min(start + step), result);
             }
         }
     }
