@@ -422,8 +422,9 @@ impl Task<'_> {
             return;
         }
         // A group stays in the caches while the tiles pass by, one after the other, so that the sums of one stay there too. Without slices
-        // those of several do, and a group that is converted first is converted once for them.
-        let step = if self.x.len() > self.n_tiles { 1 } else { SUMS / TILE };
+        // those of several do; and what is packed or converted for this product is so once for several.
+        let packed = matches!(self.part.weights, Weights::Packed(_));
+        let step = if packed && self.x.len() > self.n_tiles { 1 } else { SUMS / TILE };
         for g in groups {
             for start in tiles.clone().step_by(step) {
                 self.panel(g..g + 1, start..tiles.end.min(start + step), result);
