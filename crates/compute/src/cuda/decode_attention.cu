@@ -184,28 +184,27 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
         high[j] = high[j] * inverse * weight[h] + (bias ? bias[h] : 0.0f);
       }
     }
+    uint16_t* numbers = is_query ? queries + i * ROW : own + is_value * ROW;
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
-      const int p = lane + 32 * j;
+      const int p = lane + 32 * j, l = low_of(p, half, a.interleaved), h = high_of(p, half, a.interleaved);
       if (2 * p >= dim) break;
-      x[low_of(p, half, a.interleaved)] = low[j] * cosine[j] - high[j] * sine[j];
-      x[high_of(p, half, a.interleaved)] = low[j] * sine[j] + high[j] * cosine[j];
+      const float first = low[j] * cosine[j] - high[j] * sine[j], second = low[j] * sine[j] + high[j] * cosine[j];
+      if (!Cache::AS_IS) x[l] = first, x[h] = second;
+      numbers[l] = Number::from(first), numbers[h] = Number::from(second);
     }
     __syncwarp();
-    uint16_t* numbers = is_query ? queries + i * ROW : own + is_value * ROW;
-    if (is_query || Cache::AS_IS) {
-#pragma unroll 1
-      for (int e = lane; e < dim; e += 32) numbers[e] = Number::from(x[e]);
-    }
     if (!is_query) {
       uint8_t* cached = (is_value ? a.v_cache : a.k_cache) + byte_of(own_head);
-      write_head<Stored>(cached, x, dim, lane);
-      if (!Cache::AS_IS) {
+      if constexpr (Cache::AS_IS) {
+        if (lane * 8 < dim) reinterpret_cast<uint4*>(cached)[lane] = *reinterpret_cast<const uint4*>(numbers + lane * 8);
+      } else {
+        write_head<Stored>(cached, x, dim, lane);
         __syncwarp();
         if (lane * 8 < dim) Cache::bring(numbers + lane * 8, cached, 0, lane * 8, true);
       }
+      __syncwarp();
     }
-    __syncwarp();
   }
   __syncthreads();
 
