@@ -11,7 +11,7 @@
 // No block ends before the product that runs beside it, whether it has something to do or not. So each multiprocessor has room for one
 // block of the next product, and not some for two and some for none.
 //
-// Moves: the keys and values of the split, once for all its heads. Shared memory: 78 KiB at most.
+// Moves: the keys and values of the split, once for all its heads. Shared memory: 78 KiB at most, on Hopper 112.
 #include "cached.cuh"
 #include "heads.cuh"
 
@@ -19,6 +19,12 @@ constexpr int HEADS = 8;        // query heads of a block
 constexpr int KEYS = 16;        // keys of a tile
 constexpr int MIN_SPLIT = 256;  // keys that are worth a block
 constexpr int MAX_SPLITS = 64;  // the launcher asks for no more
+// Tiles of a warp, of keys and of values by turns, that are on their way at the same time.
+#if __CUDA_ARCH__ >= 900
+constexpr int TILES = 3;
+#else
+constexpr int TILES = 2;
+#endif
 constexpr float LOG2_E = 1.4426950408889634f;
 
 struct DecodeAttentionArgs {
@@ -75,9 +81,9 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   constexpr int CHUNKS = DIM / 8, ROW = DIM + 8, TILE = KEYS * ROW, OUT = DIM + 4;
   ptx::let_next_kernel_start();
   DYNAMIC_SHARED(shared);
-  uint16_t* tiles = reinterpret_cast<uint16_t*>(shared);      // [WARPS, 2, TILE]
+  uint16_t* tiles = reinterpret_cast<uint16_t*>(shared);      // [WARPS, TILES, TILE]
   float* outs = reinterpret_cast<float*>(shared);             // [WARPS, HEADS, OUT], when the tiles are done
-  uint16_t* queries = tiles + WARPS * 2 * TILE;               // [HEADS, ROW]
+  uint16_t* queries = tiles + WARPS * TILES * TILE;           // [HEADS, ROW]
   uint16_t* own = queries + HEADS * ROW;                      // [2, ROW]: the token's own key and value as the cache has them
   float* heads = reinterpret_cast<float*>(own + 2 * ROW);     // [WARPS, DIM]
   __shared__ float maxima[WARPS][HEADS], totals[WARPS][HEADS];
@@ -126,14 +132,23 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
       Cache::bring(tile + key * ROW + at, cache, byte_of(head), at, there);
     }
   };
-  uint16_t* k_tile = tiles + warp * 2 * TILE;
-  uint16_t* v_tile = k_tile + TILE;
-  uint32_t located = locate(from + warp * KEYS);
+  // The warp's tiles: the keys of its first 16, their values, the keys of the next, and so on, each in the place that is free.
+  uint16_t* places = tiles + warp * TILES * TILE;
+  int ahead = 0;
+  uint32_t located = 0;
+  const auto fetch_next = [&](uint16_t* place) {
+    const int base = from + (ahead / 2 * WARPS + warp) * KEYS;
+    const bool is_keys = ahead % 2 == 0;
+    if (base < to) {
+      if (is_keys) located = locate(base);
+      fetch(place, is_keys ? a.k_cache : a.v_cache, located);
+    }
+    ptx::end_copies();
+    ahead++;
+  };
   if (tid == 0) own_head = head_at(end - 1);
-  fetch(k_tile, a.k_cache, located);
-  ptx::end_copies();
-  fetch(v_tile, a.v_cache, located);
-  ptx::end_copies();
+#pragma unroll 1
+  for (int i = 0; i < TILES; i++) fetch_next(places + i * TILE);
 #pragma unroll 1
   for (int i = tid; i < (HEADS + 2) * ROW / 2; i += THREADS) reinterpret_cast<uint32_t*>(queries)[i] = 0;
   __syncthreads();
@@ -220,13 +235,23 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   const bool capped = a.softcap != 0.0f;
   const float factor = capped ? LOG2_E : a.scale * LOG2_E;
   float max[2] = {-INFINITY, -INFINITY}, sum[2] = {}, out[DIM / 16][4] = {};
+  // The next tile that is wanted, with the token's own row in it, which the cache may not have yet.
+  int place = 0;
+  const auto next_tile = [&](int fresh, const uint16_t* head) {
+    uint16_t* tile = places + place * TILE;
+    if (++place == TILES) place = 0;
+    ptx::wait_for_copies<TILES - 1>();
+    __syncwarp();
+    if (fresh < KEYS && lane < CHUNKS) {
+      *reinterpret_cast<uint4*>(tile + fresh * ROW + lane * 8) = *reinterpret_cast<const uint4*>(head + lane * 8);
+    }
+    __syncwarp();
+    return tile;
+  };
 #pragma unroll 1
   for (int base = from + warp * KEYS; base < to; base += WARPS * KEYS) {
     const int fresh = end - 1 - base;  // the tile's row that is the token's own
-    ptx::wait_for_copies<1>();
-    __syncwarp();
-    if (fresh < KEYS && lane < CHUNKS) *reinterpret_cast<uint4*>(k_tile + fresh * ROW + lane * 8) = *reinterpret_cast<const uint4*>(own + lane * 8);
-    __syncwarp();
+    uint16_t* k_tile = next_tile(fresh, own);
     float score[4] = {};
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++) {
@@ -234,11 +259,8 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
       ptx::load_matrices(k, k_tile + lane % 16 * ROW + (2 * i + lane / 16) * 8);
       Number::multiply(score, k, q[i][0], q[i][1]);
     }
-    const int next = base + WARPS * KEYS;
-    located = locate(next);
     __syncwarp();
-    if (next < to) fetch(k_tile, a.k_cache, located);
-    ptx::end_copies();
+    fetch_next(k_tile);
 
     if (capped) {
 #pragma unroll
@@ -260,10 +282,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) p[i] = ptx::transpose_matrix(pair_of<Number>(score[2 * i], score[2 * i + 1]));
-    ptx::wait_for_copies<1>();
-    __syncwarp();
-    if (fresh < KEYS && lane < CHUNKS) *reinterpret_cast<uint4*>(v_tile + fresh * ROW + lane * 8) = *reinterpret_cast<const uint4*>(own + ROW + lane * 8);
-    __syncwarp();
+    uint16_t* v_tile = next_tile(fresh, own + ROW);
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++) {
       uint32_t v[4];
@@ -273,8 +292,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
       Number::multiply(out[i], v, p[0], p[1]);
     }
     __syncwarp();
-    if (next < to) fetch(v_tile, a.v_cache, located);
-    ptx::end_copies();
+    fetch_next(v_tile);
   }
   ptx::wait_for_copies<0>();
   __syncthreads();

@@ -1,6 +1,6 @@
 //! Launches of attention for sequences that bring one token each, with the norms, the rotation and the way into the cache before it.
 
-use super::driver::DevicePtr;
+use super::driver::{DevicePtr, Driver};
 use super::prefill_attention::ON_TENSOR_CORES;
 use super::{Cuda, StagedBatch};
 use crate::{AttentionParams, KvLayer, NormKind, QkvPrep, Result, RopeStyle, Tensor};
@@ -19,11 +19,11 @@ const fn warps(head_dim: usize) -> usize {
     if head_dim > 128 { 4 } else { 8 }
 }
 
-/// Shared memory of a block: a tile of keys and one of values for each warp, queries, the token's own key and value, and a head for each
-/// warp.
-pub(super) const fn shared_bytes(head_dim: usize) -> usize {
+/// Shared memory of a block: tiles of keys and values for each warp, queries, the token's own key and value, and a head for each warp.
+pub(super) fn shared_bytes(driver: &dyn Driver, head_dim: usize) -> usize {
     let row = 2 * (head_dim + 8);
-    warps(head_dim) * (2 * KEYS * row + 4 * head_dim) + (HEADS + 2) * row
+    let tiles = if driver.is_hopper() { 3 } else { 2 };
+    warps(head_dim) * (tiles * KEYS * row + 4 * head_dim) + (HEADS + 2) * row
 }
 
 #[derive(Clone, Copy)]
@@ -138,7 +138,8 @@ pub(super) fn attention(
         scale: params.scale,
         softcap: params.softcap.unwrap_or(0.0),
     };
-    let (threads, shared) = (32 * warps(HEAD_DIMS[size]) as u32, shared_bytes(HEAD_DIMS[size]));
+    let (threads, shared) =
+        (32 * warps(HEAD_DIMS[size]) as u32, shared_bytes(&*cuda.driver, HEAD_DIMS[size]));
     // SAFETY: every token has a row in qkv and y, and its block table covers its positions, each of which the scheduler gave to one
     // token only; `partial` has room for all splits, `arrived` for all blocks of heads.
     unsafe { cuda.launch_shared(f, [n_blocks, 1, 1], threads, shared, &args) }

@@ -161,7 +161,7 @@ impl Kernels {
         };
         let decode = |dtype: DType, i: usize| {
             let dim = super::decode_attention::HEAD_DIMS[i];
-            on_tensor_cores(&decode_attention, dtype, dim, super::decode_attention::shared_bytes(dim))
+            on_tensor_cores(&decode_attention, dtype, dim, super::decode_attention::shared_bytes(driver, dim))
         };
         let prefill = |dtype: DType, i: usize| {
             let dim = super::prefill_attention::HEAD_DIMS[i];
