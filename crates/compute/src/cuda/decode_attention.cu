@@ -18,7 +18,7 @@
 constexpr int HEADS = 8;        // query heads of a block
 constexpr int KEYS = 16;        // keys of a tile
 constexpr int MIN_SPLIT = 256;  // keys that are worth a block
-constexpr int MAX_SPLITS = 64;  // the launcher asks for no more
+constexpr int MERGED = 16;      // splits that a thread has in hand at a time
 // Tiles of a warp, of keys and of values by turns, that are on their way at the same time.
 #if __CUDA_ARCH__ >= 900
 constexpr int TILES = 3;
@@ -87,7 +87,6 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   uint16_t* own = queries + HEADS * ROW;                      // [2, ROW]: the token's own key and value as the cache has them
   float* heads = reinterpret_cast<float*>(own + 2 * ROW);     // [WARPS, DIM]
   __shared__ float maxima[WARPS][HEADS], totals[WARPS][HEADS];
-  __shared__ float factors[HEADS][MAX_SPLITS];
   __shared__ uint32_t own_head;  // where the token's own key and value go
   __shared__ bool is_last;
 
@@ -345,42 +344,38 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
     __syncthreads();
     if (!is_last) return;
     // Other blocks wrote them: not from this multiprocessor's cache.
-    const float* partial = a.partial + first_y * a.n_splits * (dim + 2);
-#pragma unroll 1
-    for (int r = warp; r < n_rows; r += WARPS) {
-      float largest[MAX_SPLITS / 32], total = 0, most = -INFINITY;
-      const float* row = partial + r * a.n_splits * (dim + 2) + dim;
-#pragma unroll
-      for (int j = 0; j < MAX_SPLITS / 32; j++) {
-        const int s = lane + 32 * j;
-        largest[j] = s < n_used ? __ldcg(row + s * (dim + 2)) : -INFINITY;
-        most = fmaxf(most, largest[j]);
-      }
-      most = warp_max(most);
-#pragma unroll
-      for (int j = 0; j < MAX_SPLITS / 32; j++) {
-        const int s = lane + 32 * j;
-        const float factor = weight_of(largest[j], most);
-        if (s < n_used) total += __ldcg(row + s * (dim + 2) + 1) * factor;
-        factors[r][s] = factor;
-      }
-      total = warp_sum(total);
-      if (lane == 0) totals[0][r] = total;
-    }
-    __syncthreads();
+    const int stride = dim + 2;
+    const float* partial = a.partial + first_y * a.n_splits * stride;
+    // A warp has elements of one row. It asks at once for all that it merges, so that it waits for one way to memory and back: a lane for
+    // a split's maximum and sum, and for its elements of all splits.
 #pragma unroll 1
     for (int i = tid * 2; i < n_rows * DIM; i += THREADS * 2) {
       const int r = i / DIM, e = i % DIM;
-      if (e >= dim) continue;
-      const float* row = partial + r * a.n_splits * (dim + 2) + e;
+      const float* row = partial + r * a.n_splits * stride;
+      float most = -INFINITY, total = 0;
       float2 y = {};
-#pragma unroll 8
-      for (int s = 0; s < n_used; s++) {
-        const float2 part = __ldcg(reinterpret_cast<const float2*>(row + s * (dim + 2)));
-        y.x += part.x * factors[r][s], y.y += part.y * factors[r][s];
+#pragma unroll 1
+      for (int first = 0; first < n_used; first += MERGED) {
+        const int s = first + lane % MERGED;
+        const float2 weight = s < n_used ? __ldcg(reinterpret_cast<const float2*>(row + s * stride + dim)) : float2{-INFINITY, 0};
+        float2 part[MERGED];
+#pragma unroll
+        for (int j = 0; j < MERGED; j++) {
+          const bool there = e < dim && first + j < n_used;
+          part[j] = there ? __ldcg(reinterpret_cast<const float2*>(row + (first + j) * stride + e)) : float2{0, 0};
+        }
+        const float largest = fmaxf(most, warp_max(weight.x)), fade = weight_of(most, largest), factor = weight_of(weight.x, largest);
+        most = largest;
+        total = total * fade + warp_sum(lane < MERGED ? weight.y * factor : 0.0f);
+        y.x *= fade, y.y *= fade;
+#pragma unroll
+        for (int j = 0; j < MERGED; j++) {
+          const float f = __shfl_sync(ALL_LANES, factor, j);
+          y.x += part[j].x * f, y.y += part[j].y * f;
+        }
       }
-      const float inverse = 1.0f / totals[0][r];
-      *reinterpret_cast<float2*>(a.y + (first_y + r) * dim + e) = float2{y.x * inverse, y.y * inverse};
+      const float inverse = 1.0f / total;
+      if (e < dim) *reinterpret_cast<float2*>(a.y + (first_y + r) * dim + e) = float2{y.x * inverse, y.y * inverse};
     }
   }
 }
