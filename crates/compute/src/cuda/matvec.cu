@@ -7,19 +7,20 @@
 // the other rows of x.
 //
 // Weights come through a ring in shared memory that fills before the kernel before has ended, since they do not depend on it. There is
-// one block to a multiprocessor, with half of what it has, so that the next kernel's block fits beside it. Most of the code runs once per
-// launch, and a multiprocessor waits for instructions that it has not run before: so it is short, and has few copies of itself.
+// one block to a multiprocessor, with about half of what it has, so that the next kernel's block fits beside it. Most of the code runs once
+// per launch, and a multiprocessor waits for instructions that it has not run before: so it is short, and has few copies of itself.
 //
 // Moves: the weights once. Shared memory: the ring, 80 bytes per 64 activations of each row, 4 bytes per group of a row and row of x.
 #include "packed.cuh"
 
 constexpr int MAX_PARTS = 4, MAX_ROWS = 8;
-// Bytes of the rings of packed and of plain weights, and the most stages that one has. A stage is a group of each warp, of one or two rows.
-// Two blocks fit a multiprocessor, also where one has 14,336 activations, of which those for plain weights are floats.
+// Bytes of the rings, and the most stages that one has. A stage is a group of each warp, of one or two rows. Two blocks fit a
+// multiprocessor, of one product and the next, also where one has 14,336 activations, of which those for plain weights are floats. A gated
+// product stands between two that are not, so it has what these leave, where that is a stage more.
 #if __CUDA_ARCH__ >= 900
-constexpr int PACKED_RING = 92 << 10, PLAIN_RING = 64 << 10;
+constexpr int PLAIN_RING = 64 << 10, WIDE_RING = 92 << 10, RING = 84 << 10, GATED_RING = 108 << 10;
 #else
-constexpr int PACKED_RING = 60 << 10, PLAIN_RING = 60 << 10;
+constexpr int PLAIN_RING = 60 << 10, WIDE_RING = PLAIN_RING, RING = PLAIN_RING, GATED_RING = PLAIN_RING;
 #endif
 constexpr int MAX_STAGES = 6;
 // Copies go faster to multiples of this.
@@ -254,24 +255,25 @@ struct __align__(LINE) Common {
   float squares[MAX_ROWS][WARPS];
 };
 
-// Outputs `first` to `first + n_rows` of a part; with a gate, its rows and then as many of up's.
-template <class P, int THREADS, bool ONE>
+// Outputs `first` to `first + n_rows` of a part; with a gate, its rows and then as many of up's. UNGATED, GATED: bytes of the ring.
+template <class P, int THREADS, bool ONE, int UNGATED, int GATED = UNGATED>
 DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int n_rows, bool gate, unsigned char* shared,
                      Common<THREADS / 32>& common) {
-  constexpr int WARPS = THREADS / 32, RING = P::PACKED ? PACKED_RING : PLAIN_RING;
+  constexpr int WARPS = THREADS / 32;
   constexpr int BYTES = P::bytes(GROUP), SLOT = ceil_div(BYTES, LINE) * LINE;
-  constexpr int ROWS = 2 * WARPS * P::ROWS * SLOT <= RING ? P::ROWS : 1, STAGE = ROWS * SLOT;
-  constexpr int FIT = RING / (WARPS * STAGE), STAGES = FIT > MAX_STAGES ? MAX_STAGES : FIT;
-  static_assert(STAGES >= 1, "the ring is too small");
+  constexpr int ROWS = 2 * WARPS * P::ROWS * SLOT <= UNGATED ? P::ROWS : 1, STAGE = ROWS * SLOT;
+  constexpr auto stages_of = [](int ring) { return ring / (WARPS * STAGE) < MAX_STAGES ? ring / (WARPS * STAGE) : MAX_STAGES; };
+  static_assert(stages_of(UNGATED) >= 1, "the ring is too small");
+  const int ring_bytes = gate ? GATED : UNGATED, n_stages = gate ? stages_of(GATED) : stages_of(UNGATED);
   const int n = a.n_in, lane = threadIdx.x % 32, warp = __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), m = ONE ? 1 : a.m;
   const int n_pieces = P::PACKED ? n / 64 : ceil_div(n, 32), n_groups = ceil_div(n_pieces, GROUP);
   const int last_size = n_pieces - (n_groups - 1) * GROUP;
   const uint32_t last_bytes = P::PACKED ? P::bytes(last_size) : (n - (n_groups - 1) * 1024) * 2;
   const size_t x_bytes = P::PACKED ? static_cast<size_t>(n / 64) * sizeof(XPiece) : static_cast<size_t>(n) * 4;
-  uint8_t* ring = shared + warp * (STAGES * STAGE);
-  XPiece* pieces = reinterpret_cast<XPiece*>(shared + RING);
-  float* floats = reinterpret_cast<float*>(shared + RING);
-  float* sums = reinterpret_cast<float*>(shared + RING + x_bytes * m);  // [rows, groups, m]
+  uint8_t* ring = shared + warp * (n_stages * STAGE);
+  XPiece* pieces = reinterpret_cast<XPiece*>(shared + ring_bytes);
+  float* floats = reinterpret_cast<float*>(shared + ring_bytes);
+  float* sums = reinterpret_cast<float*>(shared + ring_bytes + x_bytes * m);  // [rows, groups, m]
 
   // A unit is a group of rows `row` and `row` + n_own. They are shared out group by group, so that a warp keeps its activations.
   const int n_own = ceil_div(n_rows, ROWS), n_units = n_own * n_groups;
@@ -304,10 +306,10 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
     if (ahead_row == n_own) ahead_row = 0, ahead_group++, from += BYTES - n_own * row_bytes;
   };
 #pragma unroll 1
-  for (int s = 0; s < STAGES; s++) ptx::barrier_init(barrier + s, lane);
+  for (int s = 0; s < n_stages; s++) ptx::barrier_init(barrier + s, lane);
   ptx::barriers_are_ready();
 #pragma unroll 1
-  for (int s = 0; s < STAGES; s++) fetch_stage(s);
+  for (int s = 0; s < n_stages; s++) fetch_stage(s);
 
   const int n_y = gate ? n_rows / 2 : n_rows;
   Eight norm;
@@ -332,7 +334,7 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
   // When the lanes' sums meet, each has had in hand what it took, and not only asked for it, before the next copy overwrites it.
   const auto give_back = [&] {
     fetch_stage(stage);
-    if (++stage == STAGES) stage = 0, parity ^= 1;
+    if (++stage == n_stages) stage = 0, parity ^= 1;
   };
 #pragma unroll 1
   for (int unit = begin, group = first_group; unit < end; group++) {
@@ -423,15 +425,15 @@ DEVICE void multiply_parts(const MatvecArgs& a) {
   const int first = static_cast<int>(part.n_out * block / n_blocks), last = static_cast<int>(part.n_out * (block + 1) / n_blocks);
   const int n_rows = (last - first) * (gate ? 2 : 1);
   if constexpr (PLAIN) {
-    if (part.layout == LAYOUT_F16) return multiply<Plain<false>, THREADS, ONE>(a, part, first, n_rows, gate, shared, common);
-    if (part.layout == LAYOUT_BF16) return multiply<Plain<true>, THREADS, ONE>(a, part, first, n_rows, gate, shared, common);
+    if (part.layout == LAYOUT_F16) return multiply<Plain<false>, THREADS, ONE, PLAIN_RING>(a, part, first, n_rows, gate, shared, common);
+    if (part.layout == LAYOUT_BF16) return multiply<Plain<true>, THREADS, ONE, PLAIN_RING>(a, part, first, n_rows, gate, shared, common);
   }
   switch (part.layout) {
-    case LAYOUT_Q4_0: return multiply<Packed_Q4_0, THREADS, ONE>(a, part, first, n_rows, gate, shared, common);
-    case LAYOUT_Q8_0: return multiply<Packed_Q8_0, THREADS, ONE>(a, part, first, n_rows, gate, shared, common);
-    case LAYOUT_Q4_K: return multiply<Packed_Q4_K, THREADS, ONE>(a, part, first, n_rows, gate, shared, common);
-    case LAYOUT_Q5_K: return multiply<Packed_Q5_K, THREADS, ONE>(a, part, first, n_rows, gate, shared, common);
-    default: return multiply<Packed_Q6_K, THREADS, ONE>(a, part, first, n_rows, gate, shared, common);
+    case LAYOUT_Q4_0: return multiply<Packed_Q4_0, THREADS, ONE, RING, GATED_RING>(a, part, first, n_rows, gate, shared, common);
+    case LAYOUT_Q8_0: return multiply<Packed_Q8_0, THREADS, ONE, WIDE_RING>(a, part, first, n_rows, gate, shared, common);
+    case LAYOUT_Q4_K: return multiply<Packed_Q4_K, THREADS, ONE, RING, GATED_RING>(a, part, first, n_rows, gate, shared, common);
+    case LAYOUT_Q5_K: return multiply<Packed_Q5_K, THREADS, ONE, WIDE_RING>(a, part, first, n_rows, gate, shared, common);
+    default: return multiply<Packed_Q6_K, THREADS, ONE, RING, GATED_RING>(a, part, first, n_rows, gate, shared, common);
   }
 }
 

@@ -10,12 +10,16 @@ use crate::{Activation, DType, Norm, NormKind, Result, Tensor};
 const MAX_ROWS: usize = 8;
 /// Most passes over the weights that more rows take: up to here they are faster than the tensor cores, for which weights are decoded.
 const MAX_PASSES: usize = 2;
-/// Bytes of the ring of weights in shared memory.
-fn ring(cuda: &Cuda, is_plain: bool) -> usize {
-    match (cuda.driver.is_hopper(), is_plain) {
-        (true, false) => 92 << 10,
-        (true, true) => 64 << 10,
-        (false, _) => 60 << 10,
+/// Bytes of the ring of weights in shared memory: see matvec.cu.
+fn ring(cuda: &Cuda, layout: u32, gate: bool) -> usize {
+    match (cuda.driver.is_hopper(), layout, gate) {
+        (false, ..) => 60 << 10,
+        // F16, BF16.
+        (true, 0 | 1, _) => 64 << 10,
+        // Q8_0, Q5_K.
+        (true, 3 | 5, _) => 92 << 10,
+        (true, _, false) => 84 << 10,
+        (true, _, true) => 108 << 10,
     }
 }
 /// Numbers in a packed group.
@@ -167,7 +171,7 @@ fn finish(
         true => (w.n_in.div_ceil(1024), 4 * w.n_in),
         false => ((w.n_in / 64).div_ceil(32), w.n_in / 64 * X_PIECE),
     };
-    let ring = ring(cuda, is_plain);
+    let ring = parts.iter().map(|p| ring(cuda, p.layout, gate)).max()?;
     let room = cuda.kernels.matvec_shared.saturating_sub(ring);
     let (blocks, (rows, shared_bytes_per_row)) = spread(cuda, &spans, &bytes, |n_out| {
         let max_sums = n_out * if gate { 2 } else { 1 } * n_groups;
