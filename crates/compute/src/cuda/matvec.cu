@@ -308,8 +308,14 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
 #pragma unroll 1
   for (int s = 0; s < n_stages; s++) ptx::barrier_init(barrier + s, lane);
   ptx::barriers_are_ready();
+  // Stage by stage: 20 to 35 KB under way are enough for the memory's full speed, and the kernel before, which waits for its input or its
+  // last weights, would stand behind the rest. Where rows are so short that a stage is less than that, all at once.
+  const bool by_turns = n_groups > 1 || last_size > GROUP / 2;
 #pragma unroll 1
-  for (int s = 0; s < n_stages; s++) fetch_stage(s);
+  for (int s = 0; s < n_stages; s++) {
+    if (by_turns && s > 0 && begin + s <= end) ptx::wait_for_phase(barrier + s - 1, 0);
+    fetch_stage(s);
+  }
 
   const int n_y = gate ? n_rows / 2 : n_rows;
   Eight norm;
