@@ -9,7 +9,9 @@
 // multiprocessor waits for instructions that it has not run before.
 //
 // No block ends before the product that runs beside it, whether it has something to do or not. So each multiprocessor has room for one
-// block of the next product, and not some for two and some for none.
+// block of the next product, and not some for two and some for none. In large models blocks without work even run the code, for nothing.
+// So its instructions are near wherever the next layer's work will be, and the work is done when blocks of the product after next come in
+// the places of the others and ask for weights.
 //
 // Moves: the keys and values of the split, once for all its heads. Shared memory: 78 KiB at most, on Hopper 112.
 #include "cached.cuh"
@@ -52,6 +54,7 @@ struct DecodeAttentionArgs {
   float q_eps, k_eps;
   float scale;
   float softcap;                 // 0: none
+  uint32_t all_run;              // whether blocks without work run the code too
 };
 
 // Where the elements of pair `p` are, if `half` pairs of the head turn: those come first.
@@ -104,11 +107,13 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   const int start = end > static_cast<int>(a.window) ? end - static_cast<int>(a.window) : 0;
   const int even = ceil_div(ceil_div(end - start, a.n_splits), KEYS) * KEYS, per_split = max(even, MIN_SPLIT);
   const int n_used = ceil_div(end - start, per_split);
-  if (split >= n_used) {
+  const bool idle = split >= n_used;
+  if (idle && !a.all_run) {
     ptx::wait_for_previous_kernel();
     return;
   }
-  const int from = start + split * per_split, to = min(from + per_split, end);
+  // A block without work that runs has zeros for queries, keys and values.
+  const int from = idle ? 0 : start + split * per_split, to = idle ? WARPS * KEYS : min(from + per_split, end);
   const uint32_t* table = a.block_tables + a.table_starts[token];
   // Where a position's head is in both caches.
   const auto head_at = [&](int position) {
@@ -120,7 +125,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   // Each of the first 16 lanes, and of the others, knows where a key of the next tile is. All but the token's own are from earlier steps.
   const auto locate = [&](int base) {
     const int key = base + lane % KEYS;
-    return key < to && key != end - 1 ? head_at(key) : NOWHERE;
+    return !idle && key < to && key != end - 1 ? head_at(key) : NOWHERE;
   };
   const auto fetch = [&](uint16_t* tile, const uint8_t* cache, uint32_t located) {
 #pragma unroll 2
@@ -154,7 +159,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   ptx::wait_for_previous_kernel();
 
   // Queries, and where the split has the token itself, its key and value: a head to a warp.
-  const int n_here = n_rows + (to == end ? 2 : 0);
+  const int n_here = n_rows + (to == end && !idle ? 2 : 0);
   float* x = heads + warp * DIM;
 #pragma unroll 1
   for (int i = warp; i < n_here; i += WARPS) {
@@ -162,13 +167,13 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
     const bool is_query = i < n_rows, is_value = i == n_rows + 1;
     const int head = is_query ? first_head + i : n_heads + (i - n_rows) * n_kv_heads + kv_head;
     const float* row = a.qkv + (static_cast<size_t>(token) * (n_heads + 2 * n_kv_heads) + head) * dim;
-    const int half = a.angles && !is_value ? a.rope_dim / 2 : 0;
+    const int half = a.angles && !is_value && !idle ? a.rope_dim / 2 : 0;
     const float* angles = a.angles + static_cast<size_t>(token) * a.rope_dim;
     float low[PAIRS], high[PAIRS], cosine[PAIRS], sine[PAIRS];
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
       const int p = lane + 32 * j;
-      const bool there = 2 * p < dim;
+      const bool there = 2 * p < dim && !idle;
       low[j] = there ? __ldcg(row + low_of(p, half, a.interleaved)) : 0.0f;
       high[j] = there ? __ldcg(row + high_of(p, half, a.interleaved)) : 0.0f;
       cosine[j] = p < half ? angles[p] : 1.0f;
@@ -249,7 +254,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   };
 #pragma unroll 1
   for (int base = from + warp * KEYS; base < to; base += WARPS * KEYS) {
-    const int fresh = end - 1 - base;  // the tile's row that is the token's own
+    const int fresh = idle ? KEYS : end - 1 - base;  // the tile's row that is the token's own
     uint16_t* k_tile = next_tile(fresh, own);
     float score[4] = {};
 #pragma unroll
@@ -324,6 +329,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
       total += totals[w][r] * f;
       y.x += out.x * f, y.y += out.y * f, y.z += out.z * f, y.w += out.w * f;
     }
+    if (idle) continue;
     if (n_used == 1) {
       const float inverse = 1.0f / total;
       *reinterpret_cast<float4*>(a.y + (first_y + r) * dim + e) = float4{y.x * inverse, y.y * inverse, y.z * inverse, y.w * inverse};
@@ -334,7 +340,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
     reinterpret_cast<float2*>(partial + e)[1] = float2{y.z, y.w};
     if (e == 0) partial[dim] = most, partial[dim + 1] = total;
   }
-  if (n_used > 1) {
+  if (n_used > 1 && !idle) {
     __syncthreads();
     if (tid == 0) {
       uint32_t* count = a.arrived + token * head_blocks + head_block;

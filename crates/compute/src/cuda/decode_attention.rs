@@ -11,6 +11,9 @@ const HEADS: usize = 8;
 const KEYS: usize = 16;
 /// Most parts that a token's positions are cut into.
 const MAX_SPLITS: usize = 64;
+/// From so many elements of queries on, blocks without work run the code too where there is one token. In smaller models the products after
+/// it have most of their weights in shared memory before they start, and what counts is that they start early.
+const ALL_RUN: usize = 2048;
 /// Sizes of heads that the kernels are compiled for; smaller ones are padded.
 pub(super) const HEAD_DIMS: [usize; 3] = [64, 128, 256];
 
@@ -58,6 +61,7 @@ struct Args {
     k_eps: f32,
     scale: f32,
     softcap: f32,
+    all_run: u32,
 }
 
 /// Whether the kernel can do this step: each token is alone in its sequence, so that none reads what another writes, and heads are
@@ -137,6 +141,7 @@ pub(super) fn attention(
         k_eps: k_norm.map_or(0.0, |n| n.eps),
         scale: params.scale,
         softcap: params.softcap.unwrap_or(0.0),
+        all_run: u32::from(n_tokens == 1 && h.n_heads * h.head_dim > ALL_RUN),
     };
     let (threads, shared) =
         (32 * warps(HEAD_DIMS[size]) as u32, shared_bytes(&*cuda.driver, HEAD_DIMS[size]));

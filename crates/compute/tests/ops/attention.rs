@@ -330,6 +330,17 @@ fn long_sequences() {
 }
 
 #[test]
+fn one_token_of_a_large_model() {
+    // Blocks of the GPU's attention that have no keys run too.
+    for (n_heads, n_kv_heads, head_dim) in [(36, 4, 64), (20, 4, 128), (9, 3, 256)] {
+        for past in [0, 40, 700] {
+            let (cache, rope) = (DType::F16, Some((head_dim, RopeStyle::Half)));
+            check(&[Attention { cache, rope, ..case(n_heads, n_kv_heads, head_dim, &[(past, 1)]) }]);
+        }
+    }
+}
+
+#[test]
 fn sequences_of_one_token_each() {
     let tokens = |positions: &[usize]| positions.iter().map(|&p| (p, 1)).collect::<Vec<_>>();
     for (cache, block_size) in [(DType::F32, 16), (DType::F16, 32), (DType::BF16, 1), (DType::Q8_0, 40)] {
