@@ -73,6 +73,9 @@ pub struct Boxes {
     pub row_bytes: usize,
     /// Rows of a box.
     pub box_rows: usize,
+    /// Whether a box has, of 256 rows, 8 of each 32, from the same one of these on, instead of rows in a row; `box_rows` is 64 and
+    /// `n_rows` some times that.
+    pub spread: bool,
     /// Bytes of a row of a box, a multiple of 16.
     pub box_bytes: usize,
     /// Whether rows of a box have 128 bytes, of which each 16 go to their number xor the row's, modulo 8.

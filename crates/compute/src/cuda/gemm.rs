@@ -196,7 +196,7 @@ impl Operand {
 pub(super) enum Input<'a> {
     /// Floats, which are normalized first where a norm is given.
     Floats(DevicePtr, Option<&'a Norm<Cuda>>),
-    /// Tiles of BF16.
+    /// Tiles, as the product wants them.
     Tiles(DevicePtr),
 }
 
@@ -204,7 +204,7 @@ pub(super) enum Input<'a> {
 #[derive(Clone, Copy)]
 pub(super) enum Output {
     Floats(DevicePtr),
-    /// Tiles of BF16, for a product to read.
+    /// Tiles, as the product wants them that reads them: `gemm` those of BF16.
     Tiles(DevicePtr),
 }
 
@@ -540,6 +540,7 @@ fn boxes(
             n_rows: n,
             row_bytes: part.row_bytes,
             box_rows,
+            spread: false,
             box_bytes: LINE,
             swizzled: true,
         })?;

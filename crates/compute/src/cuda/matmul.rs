@@ -61,7 +61,10 @@ pub(super) fn matmul(
     match way(cuda, w, m) {
         Way::Matvec(plan) => return plan.run(cuda, y.ptr(), x.ptr(), None, bias, Epilogue::Store),
         Way::Few(plan) => return plan.run(cuda, y.ptr(), x.ptr(), None, bias, Epilogue::Store),
-        Way::Skinny(plan) => return plan.run(cuda, y.ptr(), x.ptr(), None, bias, Epilogue::Store),
+        Way::Skinny(plan) => {
+            let (y, x) = (Output::Floats(y.ptr()), Input::Floats(x.ptr(), None));
+            return plan.run(cuda, y, x, bias, Epilogue::Store);
+        }
         Way::Gemm => {
             let (y, x) = (Output::Floats(y.ptr()), Input::Floats(x.ptr(), None));
             return tensor_cores::matmul(cuda, y, x, w, bias, m, Epilogue::Store);

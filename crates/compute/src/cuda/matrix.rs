@@ -2,7 +2,7 @@
 
 use super::Cuda;
 use super::buffer::Buffer;
-use super::driver::{BoxMap, DevicePtr, Driver};
+use super::driver::{DevicePtr, Driver};
 use super::kernels::PACKED;
 use super::skinny;
 use crate::quant::{iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs, iq4_nl};
@@ -40,7 +40,7 @@ pub(super) struct Part {
     /// What the type's codes stand for; null for types without a table.
     pub(super) codebook: DevicePtr,
     /// Boxes of the rows that `skinny` brings to shared memory, where it can multiply with this part.
-    pub(super) boxes: Option<[BoxMap; 2]>,
+    pub(super) boxes: Option<skinny::PartBoxes>,
 }
 
 /// Bytes of the file's blocks that are on their way to a packed layout at a time.

@@ -366,7 +366,7 @@ impl Backend for Cuda {
                 plan.run(self, y.ptr(), x.ptr(), Some(norm), bias, store)
             }
             Way::Skinny(plan) if matvec::can_fuse(norm, w) => {
-                plan.run(self, y.ptr(), x.ptr(), Some(norm), bias, store)
+                plan.run(self, Output::Floats(y.ptr()), Input::Floats(x.ptr(), Some(norm)), bias, store)
             }
             Way::Gemm => {
                 let (y, x, m) = (Output::Floats(y.ptr()), Input::Floats(x.ptr(), Some(norm)), x.rows());
@@ -391,7 +391,10 @@ impl Backend for Cuda {
         match matmul::way(self, w, x.rows()) {
             Way::Matvec(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
             Way::Few(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
-            Way::Skinny(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
+            Way::Skinny(plan) => {
+                let (y, x) = (Output::Floats(y.ptr()), Input::Floats(x.ptr(), None));
+                plan.run(self, y, x, bias, Epilogue::Add)
+            }
             Way::Gemm => {
                 let (y, x, m) = (Output::Floats(y.ptr()), Input::Floats(x.ptr(), None), x.rows());
                 gemm::matmul(self, y, x, w, bias, m, Epilogue::Add)
@@ -423,7 +426,7 @@ impl Backend for Cuda {
                 plan.run(self, y.ptr(), x.ptr(), Some(norm), None, gate)
             }
             Way::Skinny(plan) if matvec::can_fuse(norm, w) => {
-                plan.run(self, y.ptr(), x.ptr(), Some(norm), None, gate)
+                plan.run(self, Output::Floats(y.ptr()), Input::Floats(x.ptr(), Some(norm)), None, gate)
             }
             Way::Gemm => {
                 let (y, x, m) = (Output::Floats(y.ptr()), Input::Floats(x.ptr(), Some(norm)), x.rows());
@@ -510,6 +513,18 @@ impl Backend for Cuda {
     ) -> Result<()> {
         let m = y.rows();
         assert_eq!((y.row_len(), 2 * out.x.row_len(), m), (w.n_in, w.n_out, out.x.rows()));
+        let gate = Epilogue::Gate(activation);
+        let of_norm = Input::Floats(y.ptr(), Some(norm));
+        if let (Way::Skinny(_), Way::Skinny(down)) =
+            (matmul::gated_way(self, w, m), matmul::way(self, out.w, m))
+            && let Some(x) = down.tiles_in(out.x)
+            && let Some(plan) = skinny::tiles_plan(self, w, &down, activation)
+            && matvec::can_fuse(norm, w)
+        {
+            self.timed("gate_up_proj", || plan.run(self, Output::Tiles(x), of_norm, None, gate))?;
+            let y = Output::Floats(y.ptr());
+            return self.timed("down_proj", || down.run(self, y, Input::Tiles(x), out.bias, Epilogue::Add));
+        }
         let can = matches!(matmul::gated_way(self, w, m), Way::Gemm) && gemm::can_gate_tiles(w, activation);
         let Some(x) = gemm::tiles_for(self, out.w, out.x).filter(|_| can) else {
             self.timed("gate_up_proj", || {
@@ -517,8 +532,6 @@ impl Backend for Cuda {
             })?;
             return self.timed("down_proj", || self.matmul_add(y, out.product, out.x, out.w, out.bias));
         };
-        let gate = Epilogue::Gate(activation);
-        let of_norm = Input::Floats(y.ptr(), Some(norm));
         self.timed("gate_up_proj", || gemm::matmul(self, Output::Tiles(x), of_norm, w, None, m, gate))?;
         self.timed("down_proj", || self.multiply_tiles(y, x, &out))
     }

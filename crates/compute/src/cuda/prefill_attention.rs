@@ -169,6 +169,7 @@ pub(super) fn attention(
             n_rows: n_cache_rows,
             row_bytes: 2 * h.head_dim,
             box_rows,
+            spread: false,
             box_bytes: 128,
             swizzled: true,
         }),

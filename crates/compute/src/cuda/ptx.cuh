@@ -30,6 +30,13 @@ __device__ __forceinline__ uint32_t f32_to_f16(float low, float high) {
   return bits;
 }
 
+// The same; what is out of range becomes the largest number.
+__device__ __forceinline__ uint32_t f32_to_f16_within(float low, float high) {
+  uint32_t bits;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+
 __device__ __forceinline__ uint32_t f32_to_bf16(float low, float high) {
   uint32_t bits;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));

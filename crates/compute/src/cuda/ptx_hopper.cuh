@@ -35,6 +35,13 @@ __device__ __forceinline__ uint32_t thread_again() {
   return tid;
 }
 
+// The same of a block's numbers.
+__device__ __forceinline__ uint2 block_again() {
+  uint2 block;
+  asm volatile("mov.u32 %0, %%ctaid.x; mov.u32 %1, %%ctaid.y;" : "=r"(block.x), "=r"(block.y));
+  return block;
+}
+
 // The same, and what ptx.cuh has, by addresses in shared memory.
 __device__ __forceinline__ uint64_t matrix_at(uint32_t shared) { return (shared & 0x3ffff) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 
@@ -97,6 +104,15 @@ __device__ __forceinline__ void copy_box(uint32_t to, const Map* map, int column
                : "memory");
 }
 
+// The same of a map of five dimensions.
+__device__ __forceinline__ void copy_box(void* to, const Map* map, int c0, int c1, int c2, int c3, int c4, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(
+          shared_address(to)),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(shared_address(barrier))
+      : "memory");
+}
+
 // Copies from shared memory to global memory in the background, by one thread, which later waits until its copies have been read, or have
 // been written too.
 __device__ __forceinline__ void copy_out(void* to, uint32_t from, uint32_t bytes) {
@@ -133,10 +149,14 @@ __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Four floats of another block's shared memory, where `p` is in one's own.
-__device__ __forceinline__ float4 load_of_block(const float* p, uint32_t rank) {
+// Where what is at `p` in one's own shared memory is in that of a block of the cluster, and four floats from there.
+__device__ __forceinline__ uint32_t address_in_block(const void* p, uint32_t rank) {
   uint32_t at;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(rank));
+  return at;
+}
+
+__device__ __forceinline__ float4 load_of_block(uint32_t at) {
   float4 v;
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
   return v;

@@ -11,13 +11,17 @@
 // decodes piece t. Step s of 16 takes four weights of each: those of word s / 2 of the piece's 32 bytes, their low nibbles if s is even,
 // the high ones if not.
 //
+// Half of a block's outputs may be a gate's, and half its up's. The results can be a tile of activations for the next product (tiles.cuh),
+// whose rows of weights lie apart, so that the copy engine gathers them.
+//
 // Moves: the weights once, and the activations, 2 bytes each, once for each block's outputs.
 #ifndef REALIZAR_EMULATION
 #include "gemm.cuh"
 #include "packed.cuh"
 #include "ptx_hopper.cuh"
+#include "tiles.cuh"
 
-constexpr int MAX_PARTS = 4;
+constexpr int MAX_PARTS = 4, MAX_CLUSTER = 6;
 // Outputs of a group of 4 warps, and of a block; threads that multiply, and all.
 constexpr int OUTS = 64, ROWS = 2 * OUTS;
 constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
@@ -41,19 +45,27 @@ struct SkinnyPart {
 
 struct SkinnyArgs {
   SkinnyPart parts[MAX_PARTS];
-  float* y;               // [m, y_stride]
+  float* y;               // [m, y_stride], or tiles
   const uint16_t* x;      // as `skinny_activations` writes it
-  const float* x_scales;  // [m]
+  const float* x_scales;  // [m], or null where all are `fixed_scale`
   const float* bias;      // [n_out] or null
   uint32_t n_parts;
+  uint32_t first_tile;    // of this launch
+  uint32_t steps[MAX_CLUSTER + 1];  // steps[r] to steps[r + 1] are those of block r of a cluster
   uint32_t n_pieces;      // of a row of weights, the last of which may end early
   uint32_t m, y_stride;
   uint32_t epilogue;      // GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
+  uint32_t tiles;         // of GATE: the form of the tiles that y is, or 0
   uint32_t activation;
   uint32_t up_row;        // of part 1: its first row of weights
   uint32_t w_stages, x_stages;  // of the rings
   uint32_t w_stage_bytes;
 };
+
+// Whether a box has the outputs of a tile of activations in the order of packed columns, which lie apart.
+DEVICE bool gathers(const SkinnyArgs& a) { return a.tiles == PACKED_HALF; }
+
+DEVICE uint32_t form_of(uint32_t layout) { return layout == LAYOUT_BF16 ? PLAIN_BFLOAT : layout == LAYOUT_F16 ? PLAIN_HALF : PACKED_HALF; }
 
 constexpr uint32_t MAGIC = 0x64006400;  // 1024 twice: an integer below 1024 in its last bits is added to it
 
@@ -239,9 +251,29 @@ struct Work {
   const SkinnyPart *part, *other;
   int row, other_row;
   int first_step, last_step;
+  DEVICE static Work of(const SkinnyArgs& a, int rank, int tile) {
+    const bool gate = a.epilogue == GATE;
+    int p = 0;
+    if (!gate) {
+      while (p + 1 < static_cast<int>(a.n_parts) && tile >= static_cast<int>(a.parts[p + 1].first_tile)) p++;
+    }
+    const SkinnyPart* part = &a.parts[p];
+    const int row = (tile - part->first_tile) * (gate ? ROWS / 2 : ROWS), other_row = gate ? a.up_row + row : row + ROWS / 2;
+    return {part, gate ? &a.parts[1] : part, row, other_row, static_cast<int>(a.steps[rank]), static_cast<int>(a.steps[rank + 1])};
+  }
 };
 
-template <class P>
+// Copies a box of 64 rows, from `row` on or, `SPREAD`, those of the tile of activations that will be as many outputs further on.
+template <bool SPREAD>
+DEVICE void copy_rows(void* to, const ptx::Map* map, int column, int row, uint64_t* full) {
+  if (SPREAD) {
+    ptx::copy_box(to, map, column, 0, row / 64 % 4, 0, row / 256 * 4, full);
+  } else {
+    ptx::copy_box(to, map, column, row, full);
+  }
+}
+
+template <class P, bool SPREAD>
 DEVICE void copy_weights(const SkinnyArgs& a, const Work& work, uint8_t* w_ring, Ring ring) {
   const int n_pieces = a.n_pieces;
 #pragma unroll 1
@@ -258,11 +290,12 @@ DEVICE void copy_weights(const SkinnyArgs& a, const Work& work, uint8_t* w_ring,
       const int row = g == 0 ? work.row : work.other_row;
 #pragma unroll
       for (int i = 0; i < P::VECTORS; i++) {
-        ptx::copy_box(to + (i * ROWS + g * OUTS) * 64, &part->vectors, start + (i * size + at) * 16, row, full);
+        copy_rows<SPREAD>(to + (i * ROWS + g * OUTS) * 64, &part->vectors, start + (i * size + at) * 16, row, full);
       }
 #pragma unroll
       for (int i = 0; i < P::REST; i++) {
-        ptx::copy_box(to + P::VECTORS * ROWS * 64 + (i * ROWS + g * OUTS) * 16, &part->rest, start + P::rest_at(i, size, at), row, full);
+        uint8_t* rest = to + P::VECTORS * ROWS * 64 + (i * ROWS + g * OUTS) * 16;
+        copy_rows<SPREAD>(rest, &part->rest, start + P::rest_at(i, size, at), row, full);
       }
     }
     ring.next();
@@ -326,6 +359,7 @@ DEVICE void multiply(const SkinnyArgs& a, const Work& work, float (&sums)[N / 8]
 }
 
 // As the two above, for plain weights.
+template <bool SPREAD>
 DEVICE void copy_plain_weights(const SkinnyArgs& a, const Work& work, uint8_t* w_ring, Ring ring) {
   constexpr int BOX = OUTS * TILE * 2;
 #pragma unroll 1
@@ -334,8 +368,8 @@ DEVICE void copy_plain_weights(const SkinnyArgs& a, const Work& work, uint8_t* w
     uint64_t* full = ring.full + ring.stage;
     ptx::expect_bytes(full, 0, 2 * BOX);
     uint8_t* to = w_ring + ring.stage * a.w_stage_bytes;
-    ptx::copy_box(to, &work.part->vectors, tile * TILE * 2, work.row, full);
-    ptx::copy_box(to + BOX, &work.other->vectors, tile * TILE * 2, work.other_row, full);
+    copy_rows<SPREAD>(to, &work.part->vectors, tile * TILE * 2, work.row, full);
+    copy_rows<SPREAD>(to + BOX, &work.other->vectors, tile * TILE * 2, work.other_row, full);
     ring.next();
   }
 }
@@ -384,54 +418,141 @@ DEVICE void multiply_plain(const SkinnyArgs& a, const Work& work, float (&sums)[
   ptx::wait_for_products<0>();
 }
 
-// Adds what the blocks of the cluster have of their outputs, each for its share of the rows, and writes the results. `n_out`: outputs
-// from the block's first on.
-DEVICE void finish(const SkinnyArgs& a, const float* sums, const float* scales, int first_out, int n_out, int rank, int n_ranks) {
-  const int m = a.m, first = m * rank / n_ranks, n = m * (rank + 1) / n_ranks - first;
-  const bool gate = a.epilogue == GATE;
-  const int quads = (gate ? ROWS / 2 : ROWS) / 4;
-  const auto total = [&](int row, int out) {
-    const float* own = sums + row * PITCH + out;
-    float4 v = {0, 0, 0, 0};
+// What the blocks of a cluster have of their outputs, and a block's share of the rows. The code from here on runs once, so it is short.
+struct Sums {
+  const float *own, *scales;
+  int n_ranks, first_row, n_rows;
+  DEVICE Sums(const float* own, const float* scales, int rank, int n_ranks, int m) : own(own), scales(scales), n_ranks(n_ranks) {
+    first_row = m * rank / n_ranks, n_rows = m * (rank + 1) / n_ranks - first_row;
+  }
+  // Adds up the first n of the vectors that begin at `at`, in the blocks' order. What three blocks have is under way at once.
+  template <int T>
+  DEVICE void take(float4 (&v)[T], const int (&at)[T], int n = T) const {
     if (n_ranks == 1) {
-      v = *reinterpret_cast<const float4*>(own);
-    } else {
-      for (int r = 0; r < n_ranks; r++) {
-        const float4 u = ptx::load_of_block(own, r);
-        v.x += u.x, v.y += u.y, v.z += u.z, v.w += u.w;
-      }
-    }
-    const float scale = scales[row];
-    return float4{v.x * scale, v.y * scale, v.z * scale, v.w * scale};
-  };
-  for (int i = threadIdx.x; i < n * quads; i += MULTIPLIERS) {
-    const int row = first + i / quads, local = i % quads * 4, out = first_out + local;
-    if (local >= n_out) continue;
-    float4 v = total(row, local);
-    if (gate) {
-      const float4 u = total(row, ROWS / 2 + local);
-      v.x = activate_gate(a.activation, v.x) * u.x, v.y = activate_gate(a.activation, v.y) * u.y;
-      v.z = activate_gate(a.activation, v.z) * u.z, v.w = activate_gate(a.activation, v.w) * u.w;
-    }
-    float* y = a.y + static_cast<size_t>(row) * a.y_stride + out;
-    if (local + 4 <= n_out && reinterpret_cast<uintptr_t>(y) % 16 == 0) {
-      if (a.bias) v.x += a.bias[out], v.y += a.bias[out + 1], v.z += a.bias[out + 2], v.w += a.bias[out + 3];
-      if (a.epilogue == ADD) {
-        const float4 before = *reinterpret_cast<const float4*>(y);
-        v.x += before.x, v.y += before.y, v.z += before.z, v.w += before.w;
-      }
-      *reinterpret_cast<float4*>(y) = v;
-    } else {
-      const float each[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
-        if (local + j < n_out) y[j] = each[j] + (a.bias ? a.bias[out + j] : 0.0f) + (a.epilogue == ADD ? y[j] : 0.0f);
+      for (int c = 0; c < T; c++) v[c] = *reinterpret_cast<const float4*>(own + at[c]);
+      return;
+    }
+#pragma unroll
+    for (int c = 0; c < T; c++) v[c] = float4{0, 0, 0, 0};
+#pragma unroll 1
+    for (int r = 0; r < n_ranks; r += 3) {
+      float4 u[3][T];
+#pragma unroll
+      for (int j = 0; j < 3; j++) {
+        const uint32_t from = ptx::address_in_block(own, min(r + j, n_ranks - 1));
+#pragma unroll
+        for (int c = 0; c < T; c++) {
+          u[j][c] = float4{0, 0, 0, 0};
+          if (r + j < n_ranks && c < n) u[j][c] = ptx::load_of_block(from + at[c] * 4);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < 3; j++) {
+#pragma unroll
+        for (int c = 0; c < T; c++) v[c].x += u[j][c].x, v[c].y += u[j][c].y, v[c].z += u[j][c].z, v[c].w += u[j][c].w;
+      }
+    }
+  }
+};
+
+DEVICE float4 times(float4 v, float f) { return float4{v.x * f, v.y * f, v.z * f, v.w * f}; }
+
+// Writes the results as floats. `n_out`: outputs from the block's first on.
+template <bool GATED>
+DEVICE void write_floats(const SkinnyArgs& a, const Sums& sums, int first_out, int n_out) {
+  // Rows of a thread that are under way at once, and from one of its rows to the next.
+  constexpr int TOGETHER = GATED ? 1 : 4, QUADS = ROWS / (GATED ? 8 : 4), STRIDE = MULTIPLIERS / QUADS;
+  const int local = threadIdx.x % QUADS * 4, out = first_out + local;
+  if (local >= n_out) return;
+  const bool whole = local + 4 <= n_out && (reinterpret_cast<uintptr_t>(a.y + out) | a.y_stride * 4) % 16 == 0;
+  float bias[4] = {};
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    if (a.bias && local + j < n_out) bias[j] = a.bias[out + j];
+  }
+#pragma unroll 1
+  for (int first = threadIdx.x / QUADS; first < sums.n_rows; first += TOGETHER * STRIDE) {
+    const auto row = [&](int c) { return sums.first_row + min(first + c * STRIDE, sums.n_rows - 1); };
+    const auto y = [&](int c) { return a.y + static_cast<size_t>(row(c)) * a.y_stride + out; };
+    int at[TOGETHER];
+    float4 v[TOGETHER], before[TOGETHER];
+#pragma unroll
+    for (int c = 0; c < TOGETHER; c++) {
+      at[c] = row(c) * PITCH + local;
+      before[c] = a.epilogue == ADD && whole ? *reinterpret_cast<const float4*>(y(c)) : float4{0, 0, 0, 0};
+    }
+    sums.take(v, at, ceil_div(sums.n_rows - first, STRIDE));
+    if (GATED) {
+      float4 u[TOGETHER];
+      at[0] += ROWS / 2;
+      sums.take(u, at);
+      v[0] = times(v[0], sums.scales[row(0)]);
+      v[0] = float4{activate_gate(a.activation, v[0].x) * u[0].x, activate_gate(a.activation, v[0].y) * u[0].y,
+                    activate_gate(a.activation, v[0].z) * u[0].z, activate_gate(a.activation, v[0].w) * u[0].w};
+    }
+#pragma unroll
+    for (int c = 0; c < TOGETHER; c++) {
+      if (first + c * STRIDE >= sums.n_rows) break;
+      const float4 w = times(v[c], sums.scales[row(c)]);
+      const float each[4] = {w.x + bias[0], w.y + bias[1], w.z + bias[2], w.w + bias[3]};
+      if (whole) {
+        *reinterpret_cast<float4*>(y(c)) =
+            float4{each[0] + before[c].x, each[1] + before[c].y, each[2] + before[c].z, each[3] + before[c].w};
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          if (local + j < n_out) y(c)[j] = each[j] + (a.epilogue == ADD ? y(c)[j] : 0.0f);
+        }
       }
     }
   }
 }
 
-// Blocks (rank in the cluster, tile).
+// Writes gated results as the tile of activations that the next product reads: 16 outputs of a row to a thread at a time, which are 32 bytes
+// of its line. Lanes take rows in an order in which their reads fall on all banks.
+template <int N>
+DEVICE void write_tiles(const SkinnyArgs& a, const Sums& sums, int tile) {
+  const GateSigmoid activate(a.activation);
+  const int eights = ceil_div(sums.n_rows, 8), q = threadIdx.x % 4;
+  const bool packed = a.tiles == PACKED_HALF;
+  const float factor = 1.0f / fixed_scale(a.tiles);
+#pragma unroll 1
+  for (int i = threadIdx.x / 32; i < eights; i += MULTIPLIERS / 32) {
+    const int in_share = i * 8 + threadIdx.x / 4 % 2 * 4 + threadIdx.x % 32 / 8, row = sums.first_row + in_share;
+    if (in_share >= sums.n_rows) continue;
+    const float scale = sums.scales[row];
+    int at[4];
+    float4 v[4], u[4];
+#pragma unroll
+    for (int c = 0; c < 4; c++) at[c] = row * PITCH + (packed ? c * 16 + q * 4 : q * 16 + c * 4);
+    sums.take(v, at);
+#pragma unroll
+    for (int c = 0; c < 4; c++) at[c] += ROWS / 2;
+    sums.take(u, at);
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+      const float4 g = times(v[c], scale), by = times(u[c], scale * factor);
+      v[c] = float4{activate(g.x) * by.x, activate(g.y) * by.y, activate(g.z) * by.z, activate(g.w) * by.w};
+    }
+    uint16_t* line = reinterpret_cast<uint16_t*>(a.y) + (static_cast<size_t>(tile) * N + row) * TILE;
+    const auto put = [&](int vector, uint4 numbers) { *reinterpret_cast<uint4*>(line + ((vector ^ row) & 7) * 8) = numbers; };
+    if (packed) {
+      const int vector = q % 2 * 4 + q / 2 * 2;
+      put(vector, uint4{half_pair(v[0].x, v[0].z), half_pair(v[1].x, v[1].z), half_pair(v[2].x, v[2].z), half_pair(v[3].x, v[3].z)});
+      put(vector + 1, uint4{half_pair(v[0].y, v[0].w), half_pair(v[1].y, v[1].w), half_pair(v[2].y, v[2].w), half_pair(v[3].y, v[3].w)});
+    } else {
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        const float4 w = v[2 * c], z = v[2 * c + 1];
+        put(2 * q + c, a.tiles == PLAIN_HALF ? uint4{half_pair(w.x, w.y), half_pair(w.z, w.w), half_pair(z.x, z.y), half_pair(z.z, z.w)}
+                                             : eight_of<Bfloat>({w.x, w.y, w.z, w.w, z.x, z.y, z.z, z.w}));
+      }
+    }
+  }
+}
+
+// Blocks (rank in the cluster, tile from the launch's first on).
 template <int N>
 DEVICE void multiply_tile(const SkinnyArgs& a) {
 #if __CUDA_ARCH__ == 900
@@ -441,20 +562,7 @@ DEVICE void multiply_tile(const SkinnyArgs& a) {
   __shared__ float scales[N];
   ptx::let_next_kernel_start();
   const int tid = threadIdx.x, lane = tid % 32, warp = __shfl_sync(ALL_LANES, tid / 32, 0);
-  const int rank = blockIdx.x, n_ranks = gridDim.x, tile = blockIdx.y;
-  const bool gate = a.epilogue == GATE;
-  int p = 0;
-  if (!gate) {
-    while (p + 1 < static_cast<int>(a.n_parts) && tile >= static_cast<int>(a.parts[p + 1].first_tile)) p++;
-  }
-  const SkinnyPart& part = a.parts[p];
-  const int n_steps = (a.n_pieces + 3) / 4;
-  Work work;
-  work.first_step = n_steps * rank / n_ranks, work.last_step = n_steps * (rank + 1) / n_ranks;
-  const int first = (tile - part.first_tile) * (gate ? ROWS / 2 : ROWS);
-  work.part = &part, work.other = gate ? &a.parts[1] : &part;
-  work.row = first, work.other_row = gate ? a.up_row + first : first + ROWS / 2;
-
+  const Work work = Work::of(a, blockIdx.x, a.first_tile + blockIdx.y);
   if (tid < static_cast<int>(a.w_stages)) ptx::make_barrier(w_full + tid, 1), ptx::make_barrier(w_empty + tid, MULTIPLIERS / 32);
   if (tid / 32 == 1 && lane < static_cast<int>(a.x_stages)) {
     ptx::make_barrier(x_full + lane, 1), ptx::make_barrier(x_empty + lane, MULTIPLIERS / 32);
@@ -465,11 +573,17 @@ DEVICE void multiply_tile(const SkinnyArgs& a) {
   if (warp >= MULTIPLIERS / 32) {
     ptx::fewer_registers<S::COPY_REGISTERS>();
     if (tid == MULTIPLIERS) {
-#define COPY(layout, P) \
-  case layout: copy_weights<P>(a, work, shared, Ring(w_full, w_empty, a.w_stages)); break;
-      switch (part.layout) {
+      const Ring ring(w_full, w_empty, a.w_stages);
+#define COPY(layout, P)                                                       \
+  case layout:                                                                \
+    if (gathers(a)) copy_weights<P, true>(a, work, shared, ring);             \
+    else copy_weights<P, false>(a, work, shared, ring);                       \
+    break;
+      switch (work.part->layout) {
         FOR_EACH_PIECE(COPY)
-        default: copy_plain_weights(a, work, shared, Ring(w_full, w_empty, a.w_stages)); break;
+        default:
+          if (gathers(a)) copy_plain_weights<true>(a, work, shared, ring);
+          else copy_plain_weights<false>(a, work, shared, ring);
       }
     } else if (tid == MULTIPLIERS + 32) {
       ptx::wait_for_previous_kernel();
@@ -489,26 +603,32 @@ DEVICE void multiply_tile(const SkinnyArgs& a) {
     ptx::more_registers<S::REGISTERS>();
     float sums[N / 8][4] = {};
     ptx::wait_for_previous_kernel();
-    if (tid < static_cast<int>(a.m)) scales[tid] = a.x_scales[tid];
+    if (tid < static_cast<int>(a.m)) scales[tid] = a.x_scales ? a.x_scales[tid] : fixed_scale(form_of(work.part->layout));
     const Ring w(w_full, w_empty, a.w_stages), x(x_full, x_empty, a.x_stages);
 #define MULTIPLY(layout, P) \
   case layout: multiply<P, N>(a, work, sums, shared, x_ring, w, x); break;
-    switch (part.layout) {
+    switch (work.part->layout) {
       FOR_EACH_PIECE(MULTIPLY)
       case LAYOUT_F16: multiply_plain<PlainHalf, N>(a, work, sums, shared, x_ring, w, x); break;
       default: multiply_plain<PlainBfloat, N>(a, work, sums, shared, x_ring, w, x); break;
     }
-    // All groups are done with the rings.
+    // All groups are done with the rings. What is computed anew needed no registers until here.
     ptx::sync_threads<MULTIPLIERS>(1);
-    float* to = reinterpret_cast<float*>(shared) + warp * 16 + lane / 4 + lane % 4 * 2 * PITCH;
+    const uint2 block = ptx::block_again();
+    const int again = ptx::thread_again(), rank = block.x, n_ranks = gridDim.x;
+    float* to = reinterpret_cast<float*>(shared) + again / 32 * 16 + again % 32 / 4 + again % 4 * 2 * PITCH;
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
       float* at = to + j * 8 * PITCH;
       at[0] = sums[j][0], at[PITCH] = sums[j][1], at[8] = sums[j][2], at[PITCH + 8] = sums[j][3];
     }
     if (n_ranks > 1) ptx::sync_cluster(); else ptx::sync_threads<MULTIPLIERS>(1);
-    const int own = part.n_out - first;
-    finish(a, reinterpret_cast<const float*>(shared), scales, part.first_out + first, own, rank, n_ranks);
+    const Work done = Work::of(a, rank, a.first_tile + block.y);
+    const Sums all(reinterpret_cast<const float*>(shared), scales, rank, n_ranks, a.m);
+    const int first_out = done.part->first_out + done.row, n_out = done.part->n_out - done.row;
+    if (a.tiles) write_tiles<N>(a, all, done.row / TILE);
+    else if (a.epilogue == GATE) write_floats<true>(a, all, first_out, n_out);
+    else write_floats<false>(a, all, first_out, n_out);
     // Others may still read this block's sums.
     if (n_ranks > 1) ptx::meet_cluster();
   }
@@ -521,9 +641,6 @@ DEVICE void multiply_tile(const SkinnyArgs& a) {
     multiply_tile<N>(a);                                                                  \
   }
 SKINNY(8) SKINNY(16) SKINNY(32) SKINNY(64) SKINNY(128) SKINNY(256)
-
-// What activations become: half precision in the order of packed columns or as they are, or bfloat16 as they are.
-enum Form : uint32_t { PACKED_HALF, PLAIN_HALF, PLAIN_BFLOAT };
 
 // Rows of activations as tiles of 64 columns, normalized where a norm comes before. A block converts a row.
 struct SkinnyActivationArgs {
@@ -596,14 +713,8 @@ KERNEL(skinny_activations, SkinnyActivationArgs, ACTIVATION_THREADS) {
       *reinterpret_cast<uint4*>(to) = a.form == PLAIN_HALF ? eight_of<Half>(u) : eight_of<Bfloat>(u);
       return;
     }
-    const int t = k / 64 % 4, half = k / 32 % 2;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const int step = (k % 32 / 4 + i) * 2 + half, tile = k / 256 * 4 + step / 4, column = step % 4 * 2;
-      uint16_t* to = a.y + (static_cast<size_t>(tile) * a.rows + row) * 64 + 2 * t;
-      *reinterpret_cast<uint32_t*>(to + ((column ^ row) & 7) * 8) = pair_of<Half>(u[4 * i], u[4 * i + 2]);
-      *reinterpret_cast<uint32_t*>(to + (((column + 1) ^ row) & 7) * 8) = pair_of<Half>(u[4 * i + 1], u[4 * i + 3]);
-    }
+    put_packed(a.y, a.rows, row, k, u[0], u[1], u[2], u[3]);
+    put_packed(a.y, a.rows, row, k + 4, u[4], u[5], u[6], u[7]);
   };
 #pragma unroll
   for (int c = 0; c < HELD; c++) store(held[c], c * CHUNK + threadIdx.x * 8);

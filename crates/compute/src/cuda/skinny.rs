@@ -3,10 +3,11 @@
 use super::Cuda;
 use super::driver::{BoxMap, Boxes, DevicePtr};
 use super::elementwise;
+use super::gemm::{Input, Output};
 use super::kernels::SkinnyKernels;
 use super::matrix::{Layout, Matrix, Part};
 use super::matvec::{self, Epilogue};
-use crate::{DType, Norm, Result, Tensor};
+use crate::{Activation, DType, Norm, Result, Tensor};
 
 /// Parts that the kernels take.
 const MAX_PARTS: usize = 4;
@@ -38,25 +39,36 @@ pub(super) struct Shape {
     /// Of it, what the ring of activations has at least, and the bytes of one of its stages.
     x_ring: usize,
     x_stage: usize,
+    /// What a block takes for a step with weights of 4 bits, in microseconds.
+    step_us: f32,
 }
 
 /// The kernels, by the rows that they take.
 #[rustfmt::skip]
 pub(super) const SHAPES: [Shape; 6] = [
-    Shape { rows: 8,   blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 4 << 10 },
-    Shape { rows: 16,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 8 << 10 },
-    Shape { rows: 32,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 16 << 10 },
-    Shape { rows: 64,  blocks: 2, shared_bytes: 112 << 10, x_ring: 48 << 10,  x_stage: 16 << 10 },
-    Shape { rows: 128, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 16 << 10 },
-    Shape { rows: 256, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 32 << 10 },
+    Shape { rows: 8,   blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 4 << 10,  step_us: 0.6 },
+    Shape { rows: 16,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 8 << 10,  step_us: 0.6 },
+    Shape { rows: 32,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 16 << 10, step_us: 0.6 },
+    Shape { rows: 64,  blocks: 2, shared_bytes: 112 << 10, x_ring: 48 << 10,  x_stage: 16 << 10, step_us: 0.6 },
+    Shape { rows: 128, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 16 << 10, step_us: 1.2 },
+    Shape { rows: 256, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 32 << 10, step_us: 2.4 },
 ];
 
 /// Blocks of a cluster, and how many of these an H200 runs at once with one block to each of its 132 multiprocessors, of which not all have
 /// enough neighbours.
-const CLUSTERS: [(usize, usize); 5] = [(1, 132), (2, 66), (3, 39), (4, 30), (6, 17)];
+const CLUSTERS: [(usize, usize); 5] = [(1, 132), (2, 66), (3, 39), (4, 30), (MAX_CLUSTER, 17)];
+const MAX_CLUSTER: usize = 6;
 const CLUSTERS_OF: usize = 132;
-/// Steps that a block of a cluster has at least: with fewer, adding their sums takes longer than what they share.
-const MIN_STEPS: usize = 4;
+/// What each block of a cluster adds to the time of all: their sums are brought from one to the other.
+const RANK_US: f32 = 0.8;
+
+/// The boxes of a part's rows: of rows as they follow one another, and of the rows of a tile of activations in the order of packed columns,
+/// where the rows are some times 256. Each of the vectors of packed weights or all of plain ones, and of what else four pieces have.
+#[derive(Clone, Copy)]
+pub(super) struct PartBoxes {
+    in_order: [BoxMap; 2],
+    spread: Option<[BoxMap; 2]>,
+}
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -77,10 +89,13 @@ struct Args {
     x_scales: DevicePtr,
     bias: DevicePtr,
     n_parts: u32,
+    first_tile: u32,
+    steps: [u32; MAX_CLUSTER + 1],
     n_pieces: u32,
     m: u32,
     y_stride: u32,
     epilogue: u32,
+    tiles: u32,
     activation: u32,
     up_row: u32,
     w_stages: u32,
@@ -106,11 +121,11 @@ struct ActivationArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     /// Half precision in the order of packed columns.
-    PackedHalf = 0,
+    PackedHalf = 1,
     /// Half precision as they are.
-    PlainHalf = 1,
+    PlainHalf = 2,
     /// BF16 as they are.
-    PlainBfloat = 2,
+    PlainBfloat = 3,
 }
 
 impl Form {
@@ -124,15 +139,24 @@ impl Form {
     }
 }
 
+/// Tiles of a block's outputs each, from one on, whose columns `cluster` blocks share.
+#[derive(Clone, Copy)]
+struct Launch {
+    first_tile: usize,
+    n_tiles: usize,
+    cluster: usize,
+}
+
 /// How one product is done.
 pub(super) struct Plan {
     parts: Vec<PartArgs>,
+    /// Of activations.
     form: Form,
+    /// Of the gated results, which are tiles.
+    tiles: Option<Form>,
     /// Index of the kernel.
     shape: usize,
-    n_tiles: usize,
-    /// Blocks that share the columns.
-    cluster: usize,
+    launches: Vec<Launch>,
     n_in: usize,
     m: usize,
     y_stride: usize,
@@ -150,7 +174,7 @@ pub(super) fn boxes(
     row_bytes: usize,
     layout: Layout,
     dtype: DType,
-) -> Result<Option<[BoxMap; 2]>> {
+) -> Result<Option<PartBoxes>> {
     let is_wanted = match layout {
         Layout::Packed => true,
         Layout::Blocks => matches!(dtype, DType::F16 | DType::BF16) && row_bytes.is_multiple_of(16),
@@ -158,13 +182,18 @@ pub(super) fn boxes(
     if cuda.kernels.skinny.is_none() || !is_wanted || n_rows == 0 || row_bytes == 0 {
         return Ok(None);
     }
-    let of = |box_bytes, swizzled| {
-        cuda.driver.box_map(Boxes { rows, n_rows, row_bytes, box_rows: BOX_ROWS, box_bytes, swizzled })
+    let both = |spread| {
+        let of = |box_bytes, swizzled| {
+            let box_rows = BOX_ROWS;
+            cuda.driver.box_map(Boxes { rows, n_rows, row_bytes, box_rows, spread, box_bytes, swizzled })
+        };
+        Ok(match layout {
+            Layout::Packed => [of(BOX_BYTES[0], false)?, of(BOX_BYTES[1], false)?],
+            Layout::Blocks => [of(PLAIN_BYTES, true)?; 2],
+        })
     };
-    Ok(Some(match layout {
-        Layout::Packed => [of(BOX_BYTES[0], false)?, of(BOX_BYTES[1], false)?],
-        Layout::Blocks => [of(PLAIN_BYTES, true)?; 2],
-    }))
+    let can_spread = n_rows.is_multiple_of(STEP);
+    Ok(Some(PartBoxes { in_order: both(false)?, spread: if can_spread { Some(both(true)?) } else { None } }))
 }
 
 /// The product of `m` rows with a matrix; `None` where it is none for these kernels.
@@ -175,18 +204,34 @@ pub(super) fn plan(cuda: &Cuda, w: &Matrix, m: usize) -> Option<Plan> {
 
 /// The same for a matrix whose first half of outputs are the gate's.
 pub(super) fn gate_plan(cuda: &Cuda, w: &Matrix, m: usize) -> Option<Plan> {
+    gate_plan_of(cuda, w, m, None)
+}
+
+/// The same, for results that are the tiles which `next` reads.
+pub(super) fn tiles_plan(cuda: &Cuda, w: &Matrix, next: &Plan, activation: Activation) -> Option<Plan> {
+    let can = matches!(activation, Activation::Silu | Activation::GeluTanh) && w.n_out == 2 * next.n_in;
+    gate_plan_of(cuda, w, next.m, Some(next.form)).filter(|_| can)
+}
+
+fn gate_plan_of(cuda: &Cuda, w: &Matrix, m: usize, tiles: Option<Form>) -> Option<Plan> {
     let [(gate, _), (up, up_row)] = w.halves()?;
-    let half = |part| Some(PartArgs { n_out: (w.n_out / 2) as u32, ..args(part, w.n_in)? });
+    let half = |part: &Part| {
+        let mut args = PartArgs { n_out: (w.n_out / 2) as u32, ..args(part, w.n_in)? };
+        if tiles == Some(Form::PackedHalf) {
+            args.boxes = part.boxes?.spread?;
+        }
+        Some(args)
+    };
     let parts = vec![half(gate)?, half(up)?];
     if parts[0].layout != parts[1].layout {
         return None;
     }
-    finish(cuda, w, m, parts, Some(up_row))
+    Some(Plan { tiles, ..finish(cuda, w, m, parts, Some(up_row))? })
 }
 
 fn args(part: &Part, n_in: usize) -> Option<PartArgs> {
     Some(PartArgs {
-        boxes: part.boxes?,
+        boxes: part.boxes?.in_order,
         layout: matvec::code(part, n_in)?,
         first_out: part.first_out as u32,
         n_out: part.n_out as u32,
@@ -213,15 +258,15 @@ fn finish(
     mut parts: Vec<PartArgs>,
     up_row: Option<usize>,
 ) -> Option<Plan> {
-    let index = SHAPES.iter().position(|s| m <= s.rows)?;
     if cuda.exact || w.n_experts != 1 || parts.len() > MAX_PARTS {
         return None;
     }
-    let shape = SHAPES[index];
     let form = Form::of(w.parts.first()?);
     if w.parts.iter().any(|p| Form::of(p) != form) {
         return None;
     }
+    let index = SHAPES.iter().position(|s| m <= s.rows)?;
+    let shape = SHAPES[index];
     let n_tiles = match up_row {
         Some(_) => (parts[0].n_out as usize).div_ceil(OUTS / 2),
         None => {
@@ -233,20 +278,15 @@ fn finish(
             n_tiles
         }
     };
-    let n_steps = w.n_in.div_ceil(STEP);
-    let multiprocessors = cuda.driver.n_multiprocessors() as usize;
-    let at_once = |clusters: usize| clusters * shape.blocks * multiprocessors / CLUSTERS_OF;
-    let fit =
-        CLUSTERS.iter().filter(|&&(n, clusters)| n * MIN_STEPS <= n_steps && n_tiles <= at_once(clusters));
-    let cluster = fit.map(|&(n, _)| n).max().unwrap_or(1);
+    let launches = launches(&shape, cuda.driver.n_multiprocessors() as usize, n_tiles, w.n_in.div_ceil(STEP));
     let w_stage_bytes = OUTS * w.parts.iter().map(|p| stage_bytes(p.dtype)).max()?;
     let w_stages = ((shape.shared_bytes - shape.x_ring) / w_stage_bytes).clamp(2, MAX_STAGES);
     Some(Plan {
         parts,
         form,
+        tiles: None,
         shape: index,
-        n_tiles,
-        cluster,
+        launches,
         n_in: w.n_in,
         m,
         y_stride: if up_row.is_some() { w.n_out / 2 } else { w.n_out },
@@ -257,34 +297,65 @@ fn finish(
     })
 }
 
+/// Rounds of as many single blocks as run at once, and then, in clusters, what is left.
+fn launches(shape: &Shape, n_multiprocessors: usize, n_tiles: usize, n_steps: usize) -> Vec<Launch> {
+    let at_once = |clusters: usize| (clusters * shape.blocks * n_multiprocessors / CLUSTERS_OF).max(1);
+    let us = |n: usize| n_steps.div_ceil(n) as f32 * shape.step_us + n as f32 * RANK_US;
+    let single = at_once(CLUSTERS_OF);
+    let first_tile = n_tiles.saturating_sub(1) / single * single;
+    let left = n_tiles - first_tile;
+    let fit = CLUSTERS.iter().filter(|&&(n, clusters)| n <= n_steps && left <= at_once(clusters));
+    let cluster = fit.map(|c| c.0).min_by(|&a, &b| us(a).total_cmp(&us(b))).unwrap_or(1);
+    match cluster {
+        1 => vec![Launch { first_tile: 0, n_tiles, cluster }],
+        _ => vec![
+            Launch { first_tile: 0, n_tiles: first_tile, cluster: 1 },
+            Launch { first_tile, n_tiles: left, cluster },
+        ],
+    }
+}
+
 impl Plan {
-    /// `x` [m, n_in], `y` [m, outputs]. A norm is one that [`matvec::can_fuse`] allows.
+    /// `x`'s memory as the tiles that this product reads, where they are whole and fit.
+    pub(super) fn tiles_in(&self, x: &Tensor<Cuda>) -> Option<DevicePtr> {
+        assert_eq!((x.rows(), x.row_len()), (self.m, self.n_in));
+        let fit = 2 * SHAPES[self.shape].rows <= 4 * self.m;
+        (fit && self.n_in.is_multiple_of(STEP)).then(|| x.ptr())
+    }
+
+    /// `x` [m, n_in], `y` [m, outputs]. A norm is one that [`matvec::can_fuse`] allows. `y` is tiles where [`tiles_plan`] made the plan.
     pub(super) fn run(
         &self,
         cuda: &Cuda,
-        y: DevicePtr,
-        x: DevicePtr,
-        norm: Option<&Norm<Cuda>>,
+        y: Output,
+        x: Input<'_>,
         bias: Option<&Tensor<Cuda>>,
         epilogue: Epilogue,
     ) -> Result<()> {
+        assert_eq!(self.tiles.is_some(), matches!(y, Output::Tiles(_)));
         let shape = SHAPES[self.shape];
         let kernels = cuda.kernels.skinny.as_ref().expect("parts have boxes only where these are");
-        let (tiles, scales) = self.activations(cuda, kernels, x, norm)?;
+        let (tiles, scales) = match x {
+            Input::Floats(x, norm) => self.activations(cuda, kernels, x, norm)?,
+            Input::Tiles(x) => (x, DevicePtr::NULL),
+        };
         let none = PartArgs { boxes: [BoxMap([0; 16]); 2], layout: 0, first_out: 0, n_out: 0, first_tile: 0 };
         let mut parts = [none; MAX_PARTS];
         parts[..self.parts.len()].copy_from_slice(&self.parts);
         let args = Args {
             parts,
-            y,
+            y: y.ptr(),
             x: tiles,
             x_scales: scales,
             bias: bias.map_or(DevicePtr::NULL, Tensor::ptr),
             n_parts: self.parts.len() as u32,
+            first_tile: 0,
+            steps: [0; MAX_CLUSTER + 1],
             n_pieces: self.n_in.div_ceil(64) as u32,
             m: self.m as u32,
             y_stride: self.y_stride as u32,
             epilogue: epilogue.code(),
+            tiles: self.tiles.map_or(0, |form| form as u32),
             activation: match epilogue {
                 Epilogue::Gate(f) => elementwise::code(f),
                 _ => 0,
@@ -294,10 +365,18 @@ impl Plan {
             x_stages: self.x_stages as u32,
             w_stage_bytes: self.w_stage_bytes as u32,
         };
-        let (f, blocks) = (kernels.by_shape[self.shape], [self.cluster, self.n_tiles, 1]);
-        // SAFETY: the callers checked the shapes of x, y and the bias; the maps are of the parts' rows, and the activations are tiles of
-        // as many rows and columns as the kernel reads.
-        unsafe { cuda.launch_clusters(f, blocks, self.cluster, THREADS, shape.shared_bytes, &args) }
+        let f = kernels.by_shape[self.shape];
+        for &Launch { first_tile, n_tiles, cluster } in &self.launches {
+            let n_steps = self.n_in.div_ceil(STEP);
+            let steps = std::array::from_fn(|rank| (n_steps * rank / cluster) as u32);
+            let args = Args { first_tile: first_tile as u32, steps, ..args };
+            // SAFETY: the callers checked the shapes of x, y and the bias; the maps are of the parts' rows, and the activations are tiles
+            // of as many rows and columns as the kernel reads.
+            unsafe {
+                cuda.launch_clusters(f, [cluster, n_tiles, 1], cluster, THREADS, shape.shared_bytes, &args)?
+            };
+        }
+        Ok(())
     }
 
     /// The rows of x as tiles, and what each must be multiplied with.

@@ -436,6 +436,9 @@ fn gated_blocks() {
             check(&[Gated { gate, up, down, hidden_size, intermediate_size, rows, activation }]);
         };
         of(3, 256, 256, activation);
+        for (rows, inner) in [(20, 512), (100, 768), (256, 512)] {
+            of(rows, 256, inner, activation);
+        }
         of(270, 256, 512, Activation::GeluTanh);
         of(270, 256, 256, Activation::GeluErf);
     }
