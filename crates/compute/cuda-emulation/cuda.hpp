@@ -203,6 +203,10 @@ inline uint16_t f32_to_bf16(float x) {
 }
 
 inline uint32_t f32_to_f16(float low, float high) { return f32_to_f16(low) | static_cast<uint32_t>(f32_to_f16(high)) << 16; }
+inline uint32_t f32_to_f16_within(float low, float high) {
+  const auto within = [](float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; };
+  return f32_to_f16(within(low), within(high));
+}
 inline uint32_t f32_to_bf16(float low, float high) { return f32_to_bf16(low) | static_cast<uint32_t>(f32_to_bf16(high)) << 16; }
 inline uint32_t small_f16(uint32_t x) { return f32_to_f16(static_cast<float>(x & 0xffff), static_cast<float>(x >> 16)); }
 inline float exp2_fast(float x) { return exp2f(x); }

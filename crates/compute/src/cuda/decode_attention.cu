@@ -16,6 +16,7 @@
 // Moves: the keys and values of the split, once for all its heads. Shared memory: 78 KiB at most, on Hopper 112.
 #include "cached.cuh"
 #include "heads.cuh"
+#include "tiles.cuh"
 
 constexpr int HEADS = 8;        // query heads of a block
 constexpr int KEYS = 16;        // keys of a tile
@@ -30,7 +31,7 @@ constexpr int TILES = 2;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 struct DecodeAttentionArgs {
-  float* y;                      // [n_tokens, n_heads, head_dim]
+  float* y;                      // [n_tokens, n_heads, head_dim], or tiles of activations in the order of packed columns
   float* partial;                // [n_tokens, n_heads, n_splits, head_dim + 2]: output, maximum, sum
   uint32_t* arrived;             // [n_tokens, blocks of a token's heads]: splits that are done; zero before and after
   const float* qkv;              // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
@@ -50,6 +51,7 @@ struct DecodeAttentionArgs {
   uint32_t block_size;
   uint32_t layer;                // 1: the norms take the mean out
   uint32_t n_splits;
+  uint32_t tile_rows;            // of tiles, which one split writes; 0: y is floats
   uint32_t window;               // positions that a token sees, itself among them
   float q_eps, k_eps;
   float scale;
@@ -332,7 +334,12 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
     if (idle) continue;
     if (n_used == 1) {
       const float inverse = 1.0f / total;
-      *reinterpret_cast<float4*>(a.y + (first_y + r) * dim + e) = float4{y.x * inverse, y.y * inverse, y.z * inverse, y.w * inverse};
+      if (a.tile_rows) {
+        const float f = inverse / fixed_scale(PACKED_HALF);
+        put_packed(reinterpret_cast<uint16_t*>(a.y), a.tile_rows, token, (first_head + r) * dim + e, y.x * f, y.y * f, y.z * f, y.w * f);
+      } else {
+        *reinterpret_cast<float4*>(a.y + (first_y + r) * dim + e) = float4{y.x * inverse, y.y * inverse, y.z * inverse, y.w * inverse};
+      }
       continue;
     }
     float* partial = a.partial + ((first_y + r) * a.n_splits + split) * (dim + 2);

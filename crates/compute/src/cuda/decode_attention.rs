@@ -3,7 +3,7 @@
 use super::driver::{DevicePtr, Driver};
 use super::prefill_attention::ON_TENSOR_CORES;
 use super::{Cuda, StagedBatch};
-use crate::{AttentionParams, KvLayer, NormKind, QkvPrep, Result, RopeStyle, Tensor};
+use crate::{AttentionParams, Heads, KvLayer, NormKind, QkvPrep, Result, RopeStyle, Tensor};
 
 /// Query heads of a block.
 const HEADS: usize = 8;
@@ -56,6 +56,7 @@ struct Args {
     block_size: u32,
     layer: u32,
     n_splits: u32,
+    tile_rows: u32,
     window: u32,
     q_eps: f32,
     k_eps: f32,
@@ -75,9 +76,25 @@ pub(super) fn can(cuda: &Cuda, kv: &KvLayer<Cuda>, batch: &StagedBatch, params: 
         && dim <= HEAD_DIMS[HEAD_DIMS.len() - 1]
 }
 
+/// Blocks for a token's heads, and parts that its positions are cut into: enough blocks to fill the device. The numbers do not depend on
+/// lengths, so that a recorded graph serves any.
+fn blocks_and_splits(cuda: &Cuda, heads: Heads, n_tokens: usize) -> (usize, usize) {
+    let blocks = heads.n_kv_heads * (heads.n_heads / heads.n_kv_heads).div_ceil(HEADS);
+    let n_multiprocessors = cuda.driver.n_multiprocessors() as usize;
+    (blocks, (n_multiprocessors / (n_tokens * blocks).max(1)).clamp(1, MAX_SPLITS))
+}
+
+/// Whether the results can be tiles of activations, which only one split writes.
+pub(super) fn can_tiles(cuda: &Cuda, batch: &StagedBatch, heads: Heads) -> bool {
+    blocks_and_splits(cuda, heads, batch.n_tokens()).1 == 1
+}
+
+/// `y` [n_tokens, heads], or its memory as tiles of `tile_rows` rows where that is not 0.
+#[expect(clippy::too_many_arguments)]
 pub(super) fn attention(
     cuda: &Cuda,
     y: &mut Tensor<Cuda>,
+    tile_rows: usize,
     qkv: &Tensor<Cuda>,
     kv: &mut KvLayer<Cuda>,
     batch: &StagedBatch,
@@ -103,12 +120,10 @@ pub(super) fn attention(
     let size = HEAD_DIMS.iter().position(|&dim| h.head_dim <= dim).expect("a size of heads that is compiled");
     let kernels = cuda.kernels.of_cache(dtype)?.decode_attention;
     let f = kernels[size].expect("a type of cache that the tensor cores can read");
-    let blocks = h.n_kv_heads * (h.n_heads / h.n_kv_heads).div_ceil(HEADS);
-    // Enough blocks to fill the device. The number does not depend on lengths, so that a recorded graph serves any.
-    let n_multiprocessors = cuda.driver.n_multiprocessors() as usize;
-    let n_splits = (n_multiprocessors / (n_tokens * blocks).max(1)).clamp(1, MAX_SPLITS);
+    let (blocks, n_splits) = blocks_and_splits(cuda, h, n_tokens);
+    assert!(tile_rows == 0 || n_splits == 1, "tiles of {n_splits} splits");
     // Some without work, so that all multiprocessors have as many: see decode_attention.cu.
-    let n_blocks = (n_tokens * blocks * n_splits).next_multiple_of(n_multiprocessors);
+    let n_blocks = (n_tokens * blocks * n_splits).next_multiple_of(cuda.driver.n_multiprocessors() as usize);
     let floats = n_tokens * h.n_heads * n_splits * (h.head_dim + 2);
     let ptr = |t: Option<&Tensor<Cuda>>| t.map_or(DevicePtr::NULL, Tensor::ptr);
     let args = Args {
@@ -136,6 +151,7 @@ pub(super) fn attention(
         block_size: kv.k.shape()[2] as u32,
         layer: u32::from(q_norm.is_some_and(|n| n.kind == NormKind::Layer)),
         n_splits: n_splits as u32,
+        tile_rows: tile_rows as u32,
         window: params.window.map_or(i32::MAX as u32, |w| w.min(i32::MAX as usize) as u32),
         q_eps: q_norm.map_or(0.0, |n| n.eps),
         k_eps: k_norm.map_or(0.0, |n| n.eps),

@@ -471,8 +471,9 @@ impl Backend for Cuda {
         params: &AttentionParams,
     ) -> Result<()> {
         if decode_attention::can(self, kv, batch, params) {
-            return self
-                .timed("attention", || decode_attention::attention(self, y, qkv, kv, batch, prep, params));
+            return self.timed("attention", || {
+                decode_attention::attention(self, y, 0, qkv, kv, batch, prep, params)
+            });
         }
         if prefill_attention::can(self, kv, batch, params) {
             let y = Output::Floats(y.ptr());
@@ -492,6 +493,17 @@ impl Backend for Cuda {
         params: &AttentionParams,
         out: OutProduct<'_, Self>,
     ) -> Result<()> {
+        if let Way::Skinny(o) = matmul::way(self, out.w, y.rows())
+            && let Some(x) = o.packed_tiles_in(out.x)
+            && decode_attention::can(self, kv, batch, params)
+            && decode_attention::can_tiles(self, batch, params.heads)
+        {
+            let attend =
+                || decode_attention::attention(self, out.x, o.tile_rows(), qkv, kv, batch, prep, params);
+            self.timed("attention", attend)?;
+            let y = Output::Floats(y.ptr());
+            return self.timed("o_proj", || o.run(self, y, Input::Tiles(x), out.bias, Epilogue::Add));
+        }
         let tiles = gemm::tiles_for(self, out.w, out.x);
         let Some(x) = tiles.filter(|_| prefill_attention::can(self, kv, batch, params)) else {
             self.store_and_attend(out.x, qkv, kv, batch, prep, params)?;

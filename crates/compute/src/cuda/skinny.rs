@@ -323,6 +323,16 @@ impl Plan {
         (fit && self.n_in.is_multiple_of(STEP)).then(|| x.ptr())
     }
 
+    /// The same where the tiles are in the order of packed columns.
+    pub(super) fn packed_tiles_in(&self, x: &Tensor<Cuda>) -> Option<DevicePtr> {
+        self.tiles_in(x).filter(|_| self.form == Form::PackedHalf)
+    }
+
+    /// Rows of tiles.
+    pub(super) fn tile_rows(&self) -> usize {
+        SHAPES[self.shape].rows
+    }
+
     /// `x` [m, n_in], `y` [m, outputs]. A norm is one that [`matvec::can_fuse`] allows. `y` is tiles where [`tiles_plan`] made the plan.
     pub(super) fn run(
         &self,

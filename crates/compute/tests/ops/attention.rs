@@ -293,6 +293,7 @@ fn rotations_and_norms() {
 #[test]
 fn attention_with_the_product_after_it() {
     let many = [(90, 75), (70, 1), (0, 230), (0, 3)];
+    let alone = (0..70).map(|i| (i * 7 % 50, 1)).collect::<Vec<_>>();
     for (dtype, n_heads, head_dim, parts) in [
         (DType::Q4_K, 4, 64, &RAGGED[..]),
         (DType::Q4_K, 4, 64, &many),
@@ -301,6 +302,8 @@ fn attention_with_the_product_after_it() {
         (DType::BF16, 4, 80, &many),
         (DType::F16, 4, 64, &many),
         (DType::F32, 4, 64, &many),
+        (DType::Q4_K, 8, 64, &alone),
+        (DType::BF16, 8, 64, &alone),
     ] {
         let (cache, rope) = (DType::F16, Some((head_dim, RopeStyle::Interleaved)));
         let qk_norm = (head_dim == 128).then_some(NormKind::Rms);
