@@ -1,6 +1,6 @@
 //! Preparing queries, keys and values: norms per head, rotation, and the way into the cache.
 
-use super::attention::KeyLayout;
+use super::attention::{CodePlace, CodePlaces, KeyLayout};
 use super::isa::Isa;
 use super::parallel::Shared;
 use super::simd::{LANES, LINE};
@@ -70,27 +70,35 @@ pub(super) fn store_kv(
             let at = head + pos % block_size * head_bytes;
             // SAFETY: every token of a step has its own position in its own sequence, and the scheduler gives a block that is
             // written to only one sequence, so no two rows write to the same place. This holds for all slices below.
-            encode(value, unsafe { v_cache.slice(at, head_bytes) });
             match key_layout {
-                // SAFETY: as above.
-                KeyLayout::ByPosition => encode(key, unsafe { k_cache.slice(at, head_bytes) }),
-                KeyLayout::CodesByElement => {
-                    let scales = head + dim * block_size;
-                    let mut encoded = [0; Q8_0_BYTES];
-                    for (b, key) in key.as_chunks::<32>().0.iter().enumerate() {
-                        encode(key, &mut encoded);
-                        // SAFETY: as above.
-                        let scale =
-                            unsafe { k_cache.slice(scales + (b * block_size + pos % block_size) * 2, 2) };
-                        scale.copy_from_slice(&encoded[..2]);
-                        for (j, &code) in encoded[2..].iter().enumerate() {
-                            let at = head + (b * 32 + j) * block_size + pos % block_size;
+                KeyLayout::ByPosition => {
+                    // SAFETY: as above.
+                    let (k, v) = unsafe { (k_cache.slice(at, head_bytes), v_cache.slice(at, head_bytes)) };
+                    encode(key, k);
+                    encode(value, v);
+                }
+                KeyLayout::Codes => {
+                    let (places, pos) = (CodePlaces { head_dim: dim, block_size }, pos % block_size);
+                    let store = |cache: &Shared<u8>, numbers: &[f32], place: CodePlace| {
+                        let mut encoded = [0; Q8_0_BYTES];
+                        for (b, numbers) in numbers.as_chunks::<32>().0.iter().enumerate() {
+                            encode(numbers, &mut encoded);
                             // SAFETY: as above.
-                            unsafe { k_cache.slice(at, 1) }.copy_from_slice(&[code]);
+                            let scale = unsafe { cache.slice(head + places.scale(pos, b), 2) };
+                            scale.copy_from_slice(&encoded[..2]);
+                            for (j, &code) in encoded[2..].iter().enumerate() {
+                                let at = head + place(places, pos, b * 32 + j);
+                                // SAFETY: as above.
+                                unsafe { cache.slice(at, 1) }.copy_from_slice(&[code]);
+                            }
                         }
-                    }
+                    };
+                    store(&k_cache, key, CodePlaces::key);
+                    store(&v_cache, value, CodePlaces::value);
                 }
                 KeyLayout::ByElement => {
+                    // SAFETY: as above.
+                    encode(value, unsafe { v_cache.slice(at, head_bytes) });
                     let bytes = head_bytes / dim;
                     let mut encoded = [0; LINE];
                     for (j, key) in key.chunks_exact(LANES).enumerate() {

@@ -5,14 +5,15 @@ use crate::cpu::Cpu;
 use crate::cpu::simd::LANES;
 use crate::{KvLayer, Tensor};
 
-/// Order of one head's keys in a block. Values always lie position by position.
+/// Order of one head's keys and values in a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::cpu) enum KeyLayout {
-    /// `[head_dim, block_size]`: 16 positions of one element are one vector, so that a query meets them without a sum across
-    /// lanes. For plain numbers where the sizes are multiples of 16.
+    /// Keys `[head_dim, block_size]`: 16 positions of one element are one vector, so that a query meets them without a sum across
+    /// lanes. Values position by position. For plain numbers where the sizes are multiples of 16.
     ByElement,
-    /// Q8_0 in that order: `i8` `[head_dim, block_size]`, then the scales, F16 `[head_dim / 32, block_size]`.
-    CodesByElement,
+    /// Codes of Q8_0 in pairs, for dot products of two: keys `[head_dim / 2, block_size, 2]`, values `[block_size / 2, head_dim, 2]`. Behind
+    /// them are their scales, F16 `[head_dim / 32, block_size]`.
+    Codes,
     /// `[block_size, head_dim]`.
     ByPosition,
 }
@@ -25,7 +26,7 @@ impl KeyLayout {
             _ if !block_size.is_multiple_of(LANES) => KeyLayout::ByPosition,
             _ if plain && head_dim.is_multiple_of(LANES) => KeyLayout::ByElement,
             // Whole blocks of 32 make a head.
-            DType::Q8_0 => KeyLayout::CodesByElement,
+            DType::Q8_0 => KeyLayout::Codes,
             _ => KeyLayout::ByPosition,
         }
     }
@@ -35,4 +36,31 @@ impl KeyLayout {
 pub(in crate::cpu) fn head_bytes(cache: &Tensor<Cpu>) -> usize {
     let head_dim = cache.shape()[3];
     cache.dtype().bytes_for(head_dim).expect("a cache was made of whole blocks")
+}
+
+/// [`CodePlaces::key`] or [`CodePlaces::value`].
+pub(in crate::cpu) type CodePlace = fn(CodePlaces, usize, usize) -> usize;
+
+/// Places in a head's block of [`KeyLayout::Codes`], in bytes.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct CodePlaces {
+    pub(in crate::cpu) head_dim: usize,
+    pub(in crate::cpu) block_size: usize,
+}
+
+impl CodePlaces {
+    /// The code of element `d` of the key at position `pos` of the block.
+    pub(in crate::cpu) fn key(self, pos: usize, d: usize) -> usize {
+        (d / 2 * self.block_size + pos) * 2 + d % 2
+    }
+
+    /// The code of element `d` of the value.
+    pub(in crate::cpu) fn value(self, pos: usize, d: usize) -> usize {
+        (pos / 2 * self.head_dim + d) * 2 + pos % 2
+    }
+
+    /// The scale of 32 elements from `32 · b` on, of either.
+    pub(in crate::cpu) fn scale(self, pos: usize, b: usize) -> usize {
+        self.head_dim * self.block_size + (b * self.block_size + pos) * 2
+    }
 }

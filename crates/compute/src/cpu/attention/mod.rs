@@ -18,7 +18,7 @@ mod layout;
 mod task;
 mod tile;
 
-pub(super) use layout::KeyLayout;
+pub(super) use layout::{CodePlace, CodePlaces, KeyLayout};
 
 use super::parallel::Shared;
 use super::threads::Pool;

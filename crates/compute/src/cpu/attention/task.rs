@@ -1,16 +1,17 @@
 //! The rows of one key-value head over one sequence: online softmax tile by tile.
 
-use super::layout::{KeyLayout, head_bytes};
+use super::layout::{CodePlace, CodePlaces, KeyLayout, head_bytes};
 use super::tile::{
-    Arithmetic, Bf16, Bf16Number, CHUNKS, F16Number, F32Number, Number, Numbers, ROWS, Single, Source, TILE,
-    Tile, Words,
+    Arithmetic, Bf16, Bf16Number, CHUNKS, Codes, F16Number, F32Number, Integers, Number, Numbers, ROWS,
+    SCALED, Scales, Single, Source, TILE, TINY, Tile, Words, magnitude, reduce,
 };
 use crate::cpu::activation::tanh;
 use crate::cpu::memory::Line;
 use crate::cpu::parallel::Shared;
-use crate::cpu::simd::{Kernel, LANES, LINE, Simd, dispatch};
+use crate::cpu::simd::{Kernel, LANES, Simd, dispatch};
 use crate::cpu::{Cpu, CpuOptions};
 use crate::{AttentionParams, DType, KvLayer};
+use half::f16;
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -91,17 +92,30 @@ impl Rows<'_> {
 
     /// Computes the rows.
     pub(super) fn attend(self, output: Output<'_>) {
-        // Everything but plain numbers that lie as wanted is decoded to floats first.
         match (KeyLayout::of(self.kv), self.kv.k.dtype()) {
-            (KeyLayout::ByElement, DType::F16) => self.run::<F16Number>(output),
-            (KeyLayout::ByElement, DType::BF16) => self.run::<Bf16Number>(output),
-            _ => self.run::<F32Number>(output),
+            (KeyLayout::ByElement, DType::F16) => self.run::<Numbers<F16Number>>(output),
+            (KeyLayout::ByElement, DType::BF16) => self.run::<Numbers<Bf16Number>>(output),
+            (KeyLayout::Codes, _) if !self.options.exact => self.run::<Codes>(output),
+            // As they are, or decoded first.
+            _ => self.run::<Numbers<F32Number>>(output),
         }
     }
 
-    fn run<N: Number>(self, output: Output<'_>) {
+    /// Whether the cache is read as it lies.
+    fn is_direct(&self) -> bool {
+        match KeyLayout::of(self.kv) {
+            KeyLayout::ByElement => true,
+            KeyLayout::Codes => !self.options.exact,
+            KeyLayout::ByPosition => false,
+        }
+    }
+
+    fn run<L>(self, output: Output<'_>)
+    where
+        for<'a> Task<'a, L>: Kernel,
+    {
         SCRATCH.with_borrow_mut(|scratch| {
-            let task = Task::<N> { rows: self, output, scratch, numbers: PhantomData };
+            let task = Task::<L> { rows: self, output, scratch, source: PhantomData };
             // SAFETY: the processor has `isa`. The task writes the rows of its tokens and heads, which no other task has.
             unsafe { dispatch(self.options.isa, task) }
         });
@@ -166,11 +180,12 @@ impl<'a> Partial<'a> {
     }
 }
 
-struct Task<'a, N> {
+struct Task<'a, L> {
     rows: Rows<'a>,
     output: Output<'a>,
     scratch: &'a mut Vec<Line>,
-    numbers: PhantomData<N>,
+    /// How the cache is read.
+    source: PhantomData<L>,
 }
 
 /// Cuts `n` elements off the front.
@@ -180,7 +195,15 @@ fn take<'a>(rest: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
     front
 }
 
-impl<N: Number> Kernel for Task<'_, N> {
+impl Kernel for Task<'_, Codes> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: the contract of `Kernel::run` is that of `compute`.
+        unsafe { self.compute::<S, Integers>() }
+    }
+}
+
+impl<N: Number> Kernel for Task<'_, Numbers<N>> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // A cache of full precision asks for full precision.
@@ -190,38 +213,42 @@ impl<N: Number> Kernel for Task<'_, N> {
     }
 }
 
-impl<N: Number> Task<'_, N> {
+impl<L> Task<'_, L> {
     /// # Safety
     /// The contract of [`Simd`].
     #[inline(always)]
-    unsafe fn compute<S: Simd, A: Arithmetic>(self) {
+    unsafe fn compute<S: Simd, A: Arithmetic>(self)
+    where
+        L: Source<A>,
+    {
         let Self { rows, output, scratch, .. } = self;
         let (n_rows, dim) = (rows.count(), rows.dim());
         let partial_len = rows.partial_len().next_multiple_of(LANES);
-        let sizes = [n_rows * dim, n_rows * TILE, 2 * TILE * dim, 2 * TILE * dim, 2 * partial_len];
+        let padded = n_rows.next_multiple_of(LANES);
+        let sizes = [n_rows * dim, padded, n_rows * TILE, 2 * TILE * dim, 2 * TILE * dim, 2 * partial_len];
         let n_lines = sizes.iter().sum::<usize>() / LANES;
         scratch.resize(scratch.len().max(n_lines), bytemuck::Zeroable::zeroed());
         let mut rest = bytemuck::cast_slice_mut(&mut scratch[..]);
-        let [q, scores, staged, words, partials] = sizes.map(|n| take(&mut rest, n));
+        let [q, q_factors, scores, staged, words, partials] = sizes.map(|n| take(&mut rest, n));
         let (one, total) = partials.split_at_mut(partial_len);
-        rows.queries::<A>(q);
-        let walk = Walk { rows, q, scores, staged, words };
+        rows.queries::<A>(q, q_factors);
+        let walk = Walk { rows, q, q_factors, scores, staged, words };
         // SAFETY: the caller's promise.
         unsafe {
             match output {
                 Output::Span(span, partial) => {
-                    walk.span::<S, A, N>(span, &mut Partial::of(partial, n_rows));
+                    walk.span::<S, A, L>(span, &mut Partial::of(partial, n_rows));
                 }
                 Output::All(y) => {
                     let mut walk = walk;
                     let mut total = Partial::of(&mut total[..rows.partial_len()], n_rows);
                     let mut spans = rows.spans();
                     if let Some(first) = spans.next() {
-                        walk = walk.span::<S, A, N>(first, &mut total);
+                        walk = walk.span::<S, A, L>(first, &mut total);
                     }
                     let mut one = Partial::of(&mut one[..rows.partial_len()], n_rows);
                     for span in spans {
-                        walk = walk.span::<S, A, N>(span, &mut one);
+                        walk = walk.span::<S, A, L>(span, &mut one);
                         total.merge(&one);
                     }
                     rows.finish(&total, y);
@@ -232,13 +259,14 @@ impl<N: Number> Task<'_, N> {
 }
 
 impl Rows<'_> {
-    /// The queries as words: `[rows, dim]`, scaled so that scores are exponents of 2 (where no cap comes between).
+    /// The queries as words: `[rows, dim]`, scaled so that scores are exponents of 2 (where no cap comes between); and what each row's
+    /// scores have to be multiplied with.
     #[inline(always)]
-    fn queries<A: Arithmetic>(&self, q: &mut [f32]) {
+    fn queries<A: Arithmetic>(&self, q: &mut [f32], factors: &mut [f32]) {
         let (h, dim, group) = (self.params.heads, self.dim(), self.group());
         let units = if self.params.softcap.is_some() { 1.0 } else { std::f32::consts::LOG2_E };
         let factor = self.params.scale * units;
-        for (r, q) in q.chunks_exact_mut(dim).enumerate() {
+        for (r, (q, row_factor)) in q.chunks_exact_mut(dim).zip(factors).enumerate() {
             let n = if r < self.n_tokens * group { h.head_dim } else { 0 };
             let (token, head) = (self.first + r / group, self.kv_head * group + r % group);
             if n > 0 {
@@ -248,6 +276,12 @@ impl Rows<'_> {
                 }
             }
             q[n..].fill(0.0);
+            *row_factor = 1.0;
+            if let Some(largest) = A::LARGEST {
+                *row_factor = reduce(q, TINY, magnitude) / largest;
+                let inv = 1.0 / *row_factor;
+                q.iter_mut().for_each(|x| *x *= inv);
+            }
             A::encode(q);
         }
     }
@@ -258,9 +292,12 @@ struct Walk<'a, 'b> {
     rows: Rows<'a>,
     /// `[rows, dim]` words
     q: &'b mut [f32],
+    /// `[rows]`: what their scores have to be multiplied with, where keys are codes.
+    q_factors: &'b [f32],
     /// `[rows, 64]`: scores, then weights
     scores: &'b mut [f32],
-    /// Keys `[dim, 64]` and values `[64, dim]` of a tile as numbers, where they can't be read from the cache as it is.
+    /// Keys `[dim, 64]` and values `[64, dim]` of a tile as numbers, where they can't be read from the cache as it is; the scales of its
+    /// values, where they are codes.
     staged: &'b mut [f32],
     /// Keys and values of a tile as words.
     words: &'b mut [f32],
@@ -272,7 +309,11 @@ impl Walk<'_, '_> {
     /// # Safety
     /// The contract of [`Simd`].
     #[inline(always)]
-    unsafe fn span<S: Simd, A: Arithmetic, N: Number>(self, span: usize, partial: &mut Partial<'_>) -> Self {
+    unsafe fn span<S: Simd, A: Arithmetic, L: Source<A>>(
+        self,
+        span: usize,
+        partial: &mut Partial<'_>,
+    ) -> Self {
         let mut this = self;
         partial.clear();
         let seen = this.rows.positions();
@@ -281,13 +322,13 @@ impl Walk<'_, '_> {
             let here = at.max(begin)..end.min(at + TILE);
             // SAFETY: the caller's promise; a tile's pointers are readable, and scratch has the sizes that are asked for.
             unsafe {
-                let tile = this.stage::<S, N, A>(at, here);
+                let tile = this.stage::<S, A, L>(at, here);
                 if this.rows.count() <= DIRECT_ROWS {
-                    this.tile::<S, A, Numbers<N>>(at, &tile, partial);
+                    this.tile::<S, A, L>(at, &tile, partial);
                 } else {
                     let (k, v) = this.words.split_at_mut(TILE * tile.dim);
                     let (k, v) = (k.as_mut_ptr().cast(), v.as_mut_ptr().cast());
-                    let tile = tile.convert::<S, A, Numbers<N>>(k, v);
+                    let tile = tile.convert::<S, A, L>(k, v);
                     this.tile::<S, A, Words>(at, &tile, partial);
                 }
             }
@@ -325,12 +366,47 @@ impl Walk<'_, '_> {
                 let rows: &mut [[f32; TILE]; ROWS] = rows.try_into().expect("four rows");
                 let max = partial.max[r..].first_chunk_mut().expect("rows go by four");
                 let sum = partial.sum[r..].first_chunk_mut().expect("rows go by four");
-                let shrink = weigh(rows, &seen, cap, max, sum);
-                for row in rows.iter_mut() {
-                    A::encode(row);
+                if tile.scales.is_some() {
+                    for (row, factor) in rows.iter_mut().zip(&self.q_factors[r..]) {
+                        row.iter_mut().for_each(|score| *score *= factor);
+                    }
                 }
+                let shrink = weigh(rows, &seen, cap, max, sum);
                 let out = partial.out[r * dim..][..ROWS * dim].as_mut_ptr();
-                tile.values::<S, A, L>(out, &shrink, scores.as_ptr());
+                let mut factors = [1.0; ROWS];
+                match tile.scales {
+                    None => {
+                        for row in rows.iter_mut() {
+                            A::encode(row);
+                        }
+                        tile.values::<S, A, L>(out, &shrink, &factors, rows.as_ptr().cast(), 0..dim);
+                    }
+                    Some(scales) => {
+                        let mut largest = [0.0; ROWS];
+                        for r in 0..ROWS {
+                            largest[r] = reduce(&rows[r], TINY, larger);
+                            let inv = 1.0 / largest[r];
+                            rows[r].iter_mut().for_each(|weight| *weight *= inv);
+                        }
+                        for b in 0..dim / SCALED {
+                            // A position's weight takes the scale of its values.
+                            let (mut of_values, mut factor) = scales.of_values(b, &seen[0]);
+                            let mut scaled = *rows;
+                            for r in 0..ROWS {
+                                if r > 0 && seen[r] != seen[r - 1] {
+                                    (of_values, factor) = scales.of_values(b, &seen[r]);
+                                }
+                                factors[r] = largest[r] * factor;
+                                for i in 0..TILE {
+                                    scaled[r][i] *= of_values[i];
+                                }
+                                A::encode(&mut scaled[r]);
+                            }
+                            let range = b * SCALED..(b + 1) * SCALED;
+                            tile.values::<S, A, L>(out, &shrink, &factors, scaled.as_ptr().cast(), range);
+                        }
+                    }
+                }
             }
         }
     }
@@ -340,7 +416,7 @@ impl Walk<'_, '_> {
     /// # Safety
     /// The contract of [`Simd`].
     #[inline(always)]
-    unsafe fn stage<S: Simd, N: Number, A: Arithmetic>(&mut self, at: usize, seen: Range<usize>) -> Tile {
+    unsafe fn stage<S: Simd, A: Arithmetic, L: Source<A>>(&mut self, at: usize, seen: Range<usize>) -> Tile {
         let Rows { kv, table, kv_head, params, .. } = self.rows;
         let (n_kv_heads, block_size) = (params.heads.n_kv_heads, kv.k.shape()[2]);
         let head_bytes = head_bytes(&kv.k);
@@ -355,16 +431,25 @@ impl Walk<'_, '_> {
         let n_chunks = (seen.end - at).div_ceil(LANES);
         let (to_k, to_v) = self.staged.split_at_mut(TILE * dim);
 
-        if KeyLayout::of(kv) == KeyLayout::ByElement {
+        if self.rows.is_direct() {
+            // Codes go by pairs of elements, and their values have no scales between them.
+            let is_code = KeyLayout::of(kv) == KeyLayout::Codes;
+            let key_bytes = if is_code { A::STEP } else { L::BYTES };
+            let value_bytes = dim * L::BYTES;
+            let places = CodePlaces { head_dim: dim, block_size };
+            let none = [std::ptr::null(); CHUNKS];
             let mut tile = Tile {
                 n_chunks,
                 dim,
-                k: [std::ptr::null(); CHUNKS],
-                k_step: A::STEP * block_size * N::BYTES,
-                v: [std::ptr::null(); CHUNKS],
-                v_step: A::STEP * head_bytes,
-                next: ([std::ptr::null(); CHUNKS], [std::ptr::null(); CHUNKS]),
+                k: none,
+                k_step: A::STEP * block_size * L::BYTES,
+                v: none,
+                v_step: A::STEP * value_bytes,
+                next: (none, none),
+                scales: None,
             };
+            let mut k_scales = none;
+            let v_scales = &mut to_k[..dim / SCALED * TILE];
             for c in 0..n_chunks {
                 let chunk = at + c * LANES..at + (c + 1) * LANES;
                 let wanted = chunk.start.max(seen.start)..chunk.end.min(seen.end);
@@ -372,17 +457,25 @@ impl Walk<'_, '_> {
                 let (head, first) =
                     place(if wanted.is_empty() { seen.start / LANES * LANES } else { chunk.start });
                 let keys = &k[head..][..block_size * head_bytes];
-                tile.k[c] = keys[first * N::BYTES..].as_ptr();
-                let values = &v[head + first * head_bytes..][..LANES * head_bytes];
+                tile.k[c] = keys[first * key_bytes..].as_ptr();
+                let values = &v[head + first * value_bytes..][..LANES * value_bytes];
                 tile.v[c] = values.as_ptr();
-                if wanted != chunk {
+                if is_code {
+                    k_scales[c] = keys[places.scale(first, 0)..].as_ptr();
+                    for (b, to) in v_scales.chunks_exact_mut(TILE).enumerate() {
+                        let from = &v[head + places.scale(first, b)..][..LANES * 2];
+                        let to = &mut to[c * LANES..][..LANES];
+                        // SAFETY: the caller's promise; sizes of a vector.
+                        unsafe { S::store_f32(to.as_mut_ptr(), S::load_f16(from.as_ptr())) }
+                    }
+                } else if wanted != chunk {
                     // A weight of 0 does not hide what is no number.
                     let to = &mut bytemuck::cast_slice_mut::<f32, u8>(to_v)[c * LANES * dim * 4..];
-                    let to = &mut to[..LANES * head_bytes];
+                    let to = &mut to[..LANES * value_bytes];
                     to.fill(0);
                     if !wanted.is_empty() {
-                        let bytes = (wanted.start - chunk.start) * head_bytes
-                            ..(wanted.end - chunk.start) * head_bytes;
+                        let bytes = (wanted.start - chunk.start) * value_bytes
+                            ..(wanted.end - chunk.start) * value_bytes;
                         to[bytes.clone()].copy_from_slice(&values[bytes]);
                     }
                     tile.v[c] = to.as_ptr();
@@ -390,63 +483,50 @@ impl Walk<'_, '_> {
                 let next = chunk.start + TILE;
                 if next < positions.end {
                     let (head, first) = place(next);
-                    tile.next.0[c] = k[head + first * N::BYTES..].as_ptr();
-                    tile.next.1[c] = v[head + first * head_bytes..].as_ptr();
+                    tile.next.0[c] = k[head + first * key_bytes..].as_ptr();
+                    tile.next.1[c] = v[head + first * value_bytes..].as_ptr();
+                    for b in 0..if is_code { dim / SCALED } else { 0 } {
+                        let scales = head + places.scale(first, b);
+                        // SAFETY: the caller's promise.
+                        unsafe {
+                            S::prefetch_l2(k[scales..].as_ptr());
+                            S::prefetch_l2(v[scales..].as_ptr());
+                        }
+                    }
                 }
+            }
+            if is_code {
+                let k_step = places.scale(0, 1) - places.scale(0, 0);
+                tile.scales = Some(Scales { k: k_scales, k_step, v: v_scales.as_ptr() });
             }
             return tile;
         }
 
         let head_dim = params.heads.head_dim;
         let dequantize = kv.k.dtype().spec().dequantize;
+        let places = CodePlaces { head_dim, block_size };
+        to_k.fill(0.0);
         to_v.fill(0.0);
-        let by_element = KeyLayout::of(kv) == KeyLayout::CodesByElement;
-        if by_element {
-            let next = at + TILE..positions.end.min(at + 2 * TILE);
-            for chunk in next.step_by(LANES) {
-                let (head, first) = place(chunk);
-                let bytes = LANES * head_bytes;
-                let (k, v) = (&k[head..], &v[head + first * head_bytes..]);
-                for line in (0..bytes).step_by(LINE) {
-                    // SAFETY: the caller's promise; the address may be any.
-                    unsafe {
-                        S::prefetch_l2(k.as_ptr().wrapping_add(line));
-                        S::prefetch_l2(v.as_ptr().wrapping_add(line));
-                    }
-                }
-            }
-            for c in 0..n_chunks {
-                let chunk = at + c * LANES..at + (c + 1) * LANES;
-                let wanted = chunk.start.max(seen.start)..chunk.end.min(seen.end);
-                if wanted.is_empty() {
-                    continue;
-                }
-                // Keys that nobody sees may be any: no row weighs them.
-                let (head, first) = place(chunk.start);
-                let keys = &k[head..][..block_size * head_bytes];
-                // SAFETY: the caller's promise; a head's block holds dim · block_size codes and the scales behind them, of which
-                // 16 from `first` on are a chunk; `to_k` is [dim, TILE].
-                unsafe { decode_keys::<S>(&mut to_k[c * LANES..], keys, head_dim, block_size, first) };
-                for pos in wanted {
-                    let from = head + (first + pos - chunk.start) * head_bytes;
-                    let row = &mut to_v[(pos - at) * dim..][..head_dim];
-                    // SAFETY: the caller's promise.
-                    unsafe { decode_values::<S>(row, &v[from..from + head_bytes]) };
-                }
-            }
-        }
-        if !by_element {
-            to_k.fill(0.0);
-        }
-        for pos in if by_element { 0..0 } else { seen } {
+        for pos in seen {
             let (head, first) = place(pos);
-            let bytes = head + first * head_bytes..head + (first + 1) * head_bytes;
+            let decode = |cache: &[u8], to: &mut [f32], place: CodePlace| {
+                let block = &cache[head..][..block_size * head_bytes];
+                if KeyLayout::of(kv) == KeyLayout::ByPosition {
+                    dequantize(&block[first * head_bytes..][..head_bytes], to);
+                    return;
+                }
+                for (d, to) in to.iter_mut().enumerate() {
+                    let at = places.scale(first, d / SCALED);
+                    let scale = f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+                    *to = scale * f32::from(block[place(places, first, d)].cast_signed());
+                }
+            };
             let i = pos - at;
             let row = &mut to_v[i * dim..][..head_dim];
             // The values' row serves for the key before the values come.
-            dequantize(&k[bytes.clone()], row);
+            decode(k, row, CodePlaces::key);
             row.iter().zip(to_k[i..].iter_mut().step_by(TILE)).for_each(|(x, to)| *to = *x);
-            dequantize(&v[bytes], row);
+            decode(v, row, CodePlaces::value);
         }
         let chunks = |p: &[f32], distance: usize| {
             let mut chunks = [std::ptr::null(); CHUNKS];
@@ -458,59 +538,7 @@ impl Walk<'_, '_> {
         let (k, v) = (chunks(to_k, LANES), chunks(to_v, LANES * dim));
         let (k_step, v_step) = (A::STEP * TILE * 4, A::STEP * dim * 4);
         // Staging reads the cache ahead of the products already.
-        Tile { n_chunks, dim, k, k_step, v, v_step, next: (k, v) }
-    }
-}
-
-/// Writes 16 positions of Q8_0 keys, in the order of [`KeyLayout::CodesByElement`], as numbers: rows of `to` are [`TILE`] apart.
-///
-/// # Safety
-/// [`Simd`]'s contract; positions `first..first + 16` lie in the block.
-#[inline(always)]
-unsafe fn decode_keys<S: Simd>(
-    to: &mut [f32],
-    keys: &[u8],
-    head_dim: usize,
-    block_size: usize,
-    first: usize,
-) {
-    assert!(
-        first + LANES <= block_size && keys.len() >= head_dim * block_size + head_dim / 32 * block_size * 2
-    );
-    assert!(to.len() >= (head_dim - 1) * TILE + LANES);
-    let (codes, scales) = keys.split_at(head_dim * block_size);
-    for b in 0..head_dim / 32 {
-        // SAFETY: the caller's promise, and the sizes above.
-        unsafe {
-            let scale = S::load_f16(scales.as_ptr().add((b * block_size + first) * 2));
-            for d in 32 * b..32 * b + 32 {
-                let code = S::load_i8(codes.as_ptr().add(d * block_size + first));
-                S::store_f32(to.as_mut_ptr().add(d * TILE), S::mul(S::to_f32(code), scale));
-            }
-        }
-    }
-}
-
-/// Writes one position of Q8_0 values as numbers.
-///
-/// # Safety
-/// [`Simd`]'s contract.
-#[inline(always)]
-unsafe fn decode_values<S: Simd>(to: &mut [f32], blocks: &[u8]) {
-    for (to, block) in to.as_chunks_mut::<32>().0.iter_mut().zip(blocks.as_chunks::<34>().0) {
-        // A positive number of half precision, or zero: the exponent's bias is 112 less.
-        let bits = u32::from(u16::from_le_bytes([block[0], block[1]]) & 0x7fff);
-        let scale = f32::from_bits(bits << 13) * f32::from_bits((112 + 127) << 23);
-        // What is no number must not look like one.
-        let scale = if bits < 0x7c00 { scale } else { f32::NAN };
-        // SAFETY: the caller's promise; 32 codes and 32 numbers.
-        unsafe {
-            let scale = S::splat(scale);
-            for half in 0..2 {
-                let code = S::load_i8(block.as_ptr().add(2 + half * LANES));
-                S::store_f32(to.as_mut_ptr().add(half * LANES), S::mul(S::to_f32(code), scale));
-            }
-        }
+        Tile { n_chunks, dim, k, k_step, v, v_step, next: (k, v), scales: None }
     }
 }
 
@@ -559,25 +587,6 @@ fn weigh(
         max[i] = new[i];
     }
     shrink
-}
-
-/// Folds 64 numbers lane by lane, then the lanes in halves: the same order on every instruction set.
-#[inline(always)]
-fn reduce(s: &[f32; TILE], zero: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut lanes = [zero; LANES];
-    for chunk in s.as_chunks::<LANES>().0 {
-        for i in 0..LANES {
-            lanes[i] = f(lanes[i], chunk[i]);
-        }
-    }
-    let mut n = LANES / 2;
-    while n > 0 {
-        for i in 0..n {
-            lanes[i] = f(lanes[i], lanes[i + n]);
-        }
-        n /= 2;
-    }
-    lanes[0]
 }
 
 /// The larger number, in one instruction; the first unless the second is larger.

@@ -4,6 +4,7 @@
 //! `[head_dim, positions]`, values `[positions, head_dim]`. So both products are one function, [`multiply`].
 
 use crate::cpu::simd::{LANES, LINE, Simd};
+use std::ops::Range;
 
 /// Positions of a tile.
 pub(super) const TILE: usize = 64;
@@ -11,6 +12,8 @@ pub(super) const TILE: usize = 64;
 pub(super) const CHUNKS: usize = TILE / LANES;
 /// Rows that are multiplied together.
 pub(super) const ROWS: usize = 4;
+/// Elements along a head that share a scale, where numbers are codes of Q8_0.
+pub(super) const SCALED: usize = 32;
 
 /// How numbers are multiplied and summed.
 pub(super) trait Arithmetic {
@@ -18,6 +21,10 @@ pub(super) trait Arithmetic {
     const STEP: usize;
     /// 16 lanes of `STEP` numbers each; 64 bytes.
     type Words<S: Simd>: Copy;
+    /// 16 sums.
+    type Sums<S: Simd>: Copy;
+    /// The largest number that `encode` takes; none where numbers have a floating point.
+    const LARGEST: Option<f32>;
 
     /// # Safety
     /// [`Simd`]'s contract; 64 readable bytes.
@@ -25,18 +32,32 @@ pub(super) trait Arithmetic {
     /// # Safety
     /// [`Simd`]'s contract; 64 writable bytes.
     unsafe fn store<S: Simd>(p: *mut u8, w: Self::Words<S>);
+    /// Sums to which `start` will have been added by [`Arithmetic::end`].
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract.
+    unsafe fn begin<S: Simd>(start: S::F) -> Self::Sums<S>;
+    /// `sum + w · x`, where `x` holds `STEP` numbers, made by `encode`.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract.
+    unsafe fn add<S: Simd>(sum: Self::Sums<S>, w: Self::Words<S>, x: f32) -> Self::Sums<S>;
+    /// `start + factor ·` what was added since [`Arithmetic::begin`]; the factor is 1 where numbers are no integers.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract.
+    unsafe fn end<S: Simd>(sum: Self::Sums<S>, start: S::F, factor: S::F) -> S::F;
+    /// Turns a row of numbers, a multiple of 16, into words of `STEP` numbers at its front. Magnitudes are not above `LARGEST`.
+    fn encode(row: &mut [f32]);
+}
+
+/// Arithmetic of floating point.
+pub(super) trait Floats: Arithmetic {
     /// `STEP` vectors of numbers that lie `distance` bytes apart.
     ///
     /// # Safety
     /// [`Simd`]'s contract; readable vectors of `N`.
     unsafe fn convert<S: Simd, N: Number>(p: *const u8, distance: usize) -> Self::Words<S>;
-    /// `sum + w · x`, where `x` holds `STEP` numbers, made by `encode`.
-    ///
-    /// # Safety
-    /// [`Simd`]'s contract.
-    unsafe fn add<S: Simd>(sum: S::F, w: Self::Words<S>, x: f32) -> S::F;
-    /// Turns a row of numbers, a multiple of 16, into words of `STEP` numbers at its front.
-    fn encode(row: &mut [f32]);
 }
 
 /// Single precision throughout.
@@ -46,6 +67,8 @@ pub(super) struct Single;
 impl Arithmetic for Single {
     const STEP: usize = 1;
     type Words<S: Simd> = S::F;
+    type Sums<S: Simd> = S::F;
+    const LARGEST: Option<f32> = None;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8) -> S::F {
@@ -58,8 +81,8 @@ impl Arithmetic for Single {
     }
 
     #[inline(always)]
-    unsafe fn convert<S: Simd, N: Number>(p: *const u8, _: usize) -> S::F {
-        unsafe { N::load::<S>(p) }
+    unsafe fn begin<S: Simd>(start: S::F) -> S::F {
+        start
     }
 
     #[inline(always)]
@@ -68,7 +91,20 @@ impl Arithmetic for Single {
     }
 
     #[inline(always)]
+    unsafe fn end<S: Simd>(sum: S::F, _: S::F, _: S::F) -> S::F {
+        sum
+    }
+
+    #[inline(always)]
     fn encode(_: &mut [f32]) {}
+}
+
+#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: each function's contract is the trait's.
+impl Floats for Single {
+    #[inline(always)]
+    unsafe fn convert<S: Simd, N: Number>(p: *const u8, _: usize) -> S::F {
+        unsafe { N::load::<S>(p) }
+    }
 }
 
 /// Products of numbers rounded to BF16, summed in single precision.
@@ -78,6 +114,8 @@ pub(super) struct Bf16;
 impl Arithmetic for Bf16 {
     const STEP: usize = 2;
     type Words<S: Simd> = S::I;
+    type Sums<S: Simd> = S::F;
+    const LARGEST: Option<f32> = None;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8) -> S::I {
@@ -90,13 +128,18 @@ impl Arithmetic for Bf16 {
     }
 
     #[inline(always)]
-    unsafe fn convert<S: Simd, N: Number>(p: *const u8, distance: usize) -> S::I {
-        unsafe { S::bf16_pairs(N::load::<S>(p), N::load::<S>(p.add(distance))) }
+    unsafe fn begin<S: Simd>(start: S::F) -> S::F {
+        start
     }
 
     #[inline(always)]
     unsafe fn add<S: Simd>(sum: S::F, w: S::I, x: f32) -> S::F {
         unsafe { S::dot_bf16(sum, w, x.to_bits()) }
+    }
+
+    #[inline(always)]
+    unsafe fn end<S: Simd>(sum: S::F, _: S::F, _: S::F) -> S::F {
+        sum
     }
 
     #[inline(always)]
@@ -112,11 +155,97 @@ impl Arithmetic for Bf16 {
     }
 }
 
+#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: each function's contract is the trait's.
+impl Floats for Bf16 {
+    #[inline(always)]
+    unsafe fn convert<S: Simd, N: Number>(p: *const u8, distance: usize) -> S::I {
+        unsafe { S::bf16_pairs(N::load::<S>(p), N::load::<S>(p.add(distance))) }
+    }
+}
+
 /// Bits of a number whose upper half is the nearest BF16 number, ties to even. Our NaNs are quiet, so the sum does not run over.
 #[inline(always)]
 fn rounded(x: f32) -> u32 {
     let bits = x.to_bits();
     bits.wrapping_add(0x7fff + (bits >> 16 & 1))
+}
+
+/// Products of integers of 16 bits, summed exactly. The cache's codes have 8 bits, so that 64 of them stay below 2^31.
+pub(super) struct Integers;
+
+#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: each function's contract is the trait's.
+impl Arithmetic for Integers {
+    const STEP: usize = 2;
+    type Words<S: Simd> = S::I;
+    type Sums<S: Simd> = S::I;
+    const LARGEST: Option<f32> = Some(MAX_I16);
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8) -> S::I {
+        unsafe { S::load(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(p: *mut u8, w: S::I) {
+        unsafe { S::store(p, w) }
+    }
+
+    #[inline(always)]
+    unsafe fn begin<S: Simd>(_: S::F) -> S::I {
+        unsafe { S::splat_i32(0) }
+    }
+
+    #[inline(always)]
+    unsafe fn add<S: Simd>(sum: S::I, w: S::I, x: f32) -> S::I {
+        unsafe { S::dot_i16(sum, w, x.to_bits().cast_signed()) }
+    }
+
+    #[inline(always)]
+    unsafe fn end<S: Simd>(sum: S::I, start: S::F, factor: S::F) -> S::F {
+        unsafe { S::fma(S::to_f32(sum), factor, start) }
+    }
+
+    #[inline(always)]
+    fn encode(row: &mut [f32]) {
+        for i in 0..row.len() / LANES {
+            let numbers: [f32; LANES] = row[i * LANES..][..LANES].try_into().expect("16 numbers");
+            // Adding 1.5 · 2^23 leaves the nearest integer in the lowest bits.
+            let integers = numbers.map(|x| ((x + 12_582_912.0).to_bits() as u16).to_le_bytes());
+            let words = &mut row[i * LANES / 2..][..LANES / 2];
+            bytemuck::cast_slice_mut::<f32, [u8; 2]>(words).copy_from_slice(&integers);
+        }
+    }
+}
+
+/// The largest integer of 16 bits.
+const MAX_I16: f32 = 32_767.0;
+/// The least magnitude that rows are made as large as integers by: its inverse is still a number.
+pub(super) const TINY: f32 = 1e-30;
+
+/// The larger magnitude, or what is no number.
+#[inline(always)]
+pub(super) fn magnitude(a: f32, b: f32) -> f32 {
+    let (a, b) = (a.abs(), b.abs());
+    if b > a || b.is_nan() { b } else { a }
+}
+
+/// Folds numbers, a multiple of 16, lane by lane, then the lanes in halves: the same order on every instruction set.
+#[inline(always)]
+pub(super) fn reduce(numbers: &[f32], zero: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [zero; LANES];
+    for chunk in numbers.as_chunks::<LANES>().0 {
+        for i in 0..LANES {
+            lanes[i] = f(lanes[i], chunk[i]);
+        }
+    }
+    let mut n = LANES / 2;
+    while n > 0 {
+        for i in 0..n {
+            lanes[i] = f(lanes[i], lanes[i + n]);
+        }
+        n /= 2;
+    }
+    lanes[0]
 }
 
 /// An element type of the cache whose vectors are loaded with one instruction.
@@ -168,8 +297,10 @@ impl Number for Bf16Number {
 
 /// Where vectors of words come from.
 pub(super) trait Source<A: Arithmetic> {
-    /// Bytes of a lane.
-    const LANE_BYTES: usize;
+    /// Bytes of a number.
+    const BYTES: usize;
+    /// Bytes of a vector along the values of a step's positions.
+    const VECTOR: usize;
 
     /// Words of one step, which takes `step` bytes.
     ///
@@ -186,11 +317,14 @@ pub(super) trait Source<A: Arithmetic> {
 
 /// Numbers, converted as they are read.
 pub(super) struct Numbers<N>(N);
+/// Codes of Q8_0 in pairs: of two elements of a key, or of two positions' values.
+pub(super) struct Codes;
 /// Words that were converted before.
 pub(super) struct Words;
 
-impl<A: Arithmetic, N: Number> Source<A> for Numbers<N> {
-    const LANE_BYTES: usize = N::BYTES;
+impl<A: Floats, N: Number> Source<A> for Numbers<N> {
+    const BYTES: usize = N::BYTES;
+    const VECTOR: usize = LANES * N::BYTES;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8, step: usize) -> A::Words<S> {
@@ -207,8 +341,26 @@ impl<A: Arithmetic, N: Number> Source<A> for Numbers<N> {
     }
 }
 
+impl Source<Integers> for Codes {
+    const BYTES: usize = 1;
+    const VECTOR: usize = 2 * LANES;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8, _: usize) -> S::I {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_i8_as_i16(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch<S: Simd>(p: *const u8, _: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { S::prefetch_l2(p) }
+    }
+}
+
 impl<A: Arithmetic> Source<A> for Words {
-    const LANE_BYTES: usize = LINE / LANES;
+    const BYTES: usize = 4 / A::STEP;
+    const VECTOR: usize = LINE;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8, _: usize) -> A::Words<S> {
@@ -238,6 +390,41 @@ pub(super) struct Tile {
     pub(super) v_step: usize,
     /// `k` and `v` of the tile that comes next: the memory can begin to fetch it.
     pub(super) next: ([*const u8; CHUNKS], [*const u8; CHUNKS]),
+    /// What sums have to be multiplied with, where keys and values are codes.
+    pub(super) scales: Option<Scales>,
+}
+
+/// Scales of a tile's codes, one for [`SCALED`] elements of a position.
+#[derive(Clone, Copy)]
+pub(super) struct Scales {
+    /// Of keys, F16, `[dim / SCALED, 16]` each.
+    pub(super) k: [*const u8; CHUNKS],
+    /// Bytes from one step along `dim` to the next.
+    pub(super) k_step: usize,
+    /// Of values, `[dim / SCALED, 64]`; any where nobody sees them.
+    pub(super) v: *const f32,
+}
+
+impl Scales {
+    /// Scales of elements from `SCALED · b` on of the values that a row sees, as shares of the largest integer, and what these have to be
+    /// multiplied with: by what others see they would depend on the batch.
+    ///
+    /// # Safety
+    /// The tile's scratch memory still holds its scales.
+    #[inline(always)]
+    pub(super) unsafe fn of_values(&self, b: usize, seen: &Range<usize>) -> ([f32; TILE], f32) {
+        // SAFETY: the caller's promise.
+        let mut scales = unsafe { self.v.add(b * TILE).cast::<[f32; TILE]>().read() };
+        if seen.len() < TILE {
+            // A weight of 0 does not hide what is no number.
+            scales[..seen.start].fill(0.0);
+            scales[seen.end..].fill(0.0);
+        }
+        let factor = reduce(&scales, TINY, magnitude) / MAX_I16;
+        let inv = 1.0 / factor;
+        scales.iter_mut().for_each(|scale| *scale *= inv);
+        (scales, factor)
+    }
 }
 
 impl Tile {
@@ -263,7 +450,7 @@ impl Tile {
                 }
                 for i in 0..LANES / A::STEP {
                     for d in 0..self.dim / LANES {
-                        let at = i * self.v_step + d * LANES * L::LANE_BYTES;
+                        let at = i * self.v_step + d * L::VECTOR;
                         let from = self.v[c].add(at);
                         L::prefetch::<S>(self.next.1[c].wrapping_add(at), self.v_step);
                         A::store::<S>(v.add(i * v_step + d * LINE), L::load::<S>(from, self.v_step));
@@ -285,26 +472,59 @@ impl Tile {
         q: *const f32,
         q_stride: usize,
     ) {
-        let n = self.dim / A::STEP;
         // SAFETY: the caller's promise; `c + V <= CHUNKS`.
         unsafe {
             if S::REGISTERS >= 32 && self.n_chunks == CHUNKS {
-                let mut sums = [[S::splat(0.0); CHUNKS]; ROWS];
-                multiply::<S, A, L, CHUNKS>(&mut sums, q, q_stride, self.k, self.next.0, self.k_step, n);
-                store::<S, CHUNKS>(scores, TILE, sums);
+                self.scores_at::<S, A, L, CHUNKS>(scores, q, q_stride, 0);
             } else {
                 for c in 0..self.n_chunks {
-                    let mut sums = [[S::splat(0.0); 1]; ROWS];
-                    let (k, next) = ([self.k[c]], [self.next.0[c]]);
-                    multiply::<S, A, L, 1>(&mut sums, q, q_stride, k, next, self.k_step, n);
-                    store::<S, 1>(scores.add(c * LANES), TILE, sums);
+                    self.scores_at::<S, A, L, 1>(scores, q, q_stride, c);
                 }
             }
         }
     }
 
-    /// `out[r] = out[r] · shrink[r] + Σ weights[r, position] · v[position]` for four rows: `weights` is `[4, 64]`, of which
-    /// the first `64 / STEP` of each row are words; `out` is `[4, dim]`.
+    /// [`Tile::scores`] for chunks `c..c + V`.
+    ///
+    /// # Safety
+    /// As [`Tile::scores`].
+    #[inline(always)]
+    unsafe fn scores_at<S: Simd, A: Arithmetic, L: Source<A>, const V: usize>(
+        &self,
+        scores: *mut f32,
+        q: *const f32,
+        q_stride: usize,
+        c: usize,
+    ) {
+        let per_block = if self.scales.is_some() { SCALED } else { self.dim };
+        let n = per_block / A::STEP;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut scored = [[S::splat(0.0); V]; ROWS];
+            for b in 0..self.dim / per_block {
+                let (mut k, mut next) = ([std::ptr::null(); V], [std::ptr::null(); V]);
+                for v in 0..V {
+                    k[v] = self.k[c + v].add(b * n * self.k_step);
+                    next[v] = self.next.0[c + v].wrapping_add(b * n * self.k_step);
+                }
+                let mut sums = begin::<S, A, V>(&scored);
+                multiply::<S, A, L, V>(&mut sums, q.add(b * n), q_stride, k, next, self.k_step, n);
+                for v in 0..V {
+                    let factor = match &self.scales {
+                        Some(scales) => S::load_f16(scales.k[c + v].add(b * scales.k_step)),
+                        None => S::splat(1.0),
+                    };
+                    for r in 0..ROWS {
+                        scored[r][v] = A::end::<S>(sums[r][v], scored[r][v], factor);
+                    }
+                }
+            }
+            store::<S, V>(scores.add(c * LANES), TILE, scored);
+        }
+    }
+
+    /// `out[r] = out[r] · shrink[r] + factors[r] · Σ weights[r, position] · v[position]` for four rows: `weights` is `[4, 64]`, of
+    /// which the first `64 / STEP` of each row are words; `out` is `[4, dim]`, of which elements `range`, whole vectors, are computed.
     ///
     /// # Safety
     /// As [`Tile::scores`].
@@ -313,17 +533,23 @@ impl Tile {
         &self,
         out: *mut f32,
         shrink: &[f32; ROWS],
+        factors: &[f32; ROWS],
         weights: *const f32,
+        range: Range<usize>,
     ) {
-        // SAFETY: the caller's promise; `d + V <= dim / LANES`.
+        let (mut d, end) = (range.start / LANES, range.end / LANES);
+        // SAFETY: the caller's promise; `d + V <= end`.
         unsafe {
-            let mut d = 0;
-            while S::REGISTERS >= 32 && d + 4 <= self.dim / LANES {
-                self.values_at::<S, A, L, 4>(out, shrink, weights, d);
+            while S::REGISTERS >= 32 && d + 4 <= end {
+                self.values_at::<S, A, L, 4>(out, shrink, factors, weights, d);
                 d += 4;
             }
-            while d < self.dim / LANES {
-                self.values_at::<S, A, L, 1>(out, shrink, weights, d);
+            while S::REGISTERS >= 32 && d + 2 <= end {
+                self.values_at::<S, A, L, 2>(out, shrink, factors, weights, d);
+                d += 2;
+            }
+            while d < end {
+                self.values_at::<S, A, L, 1>(out, shrink, factors, weights, d);
                 d += 1;
             }
         }
@@ -338,30 +564,57 @@ impl Tile {
         &self,
         out: *mut f32,
         shrink: &[f32; ROWS],
+        factors: &[f32; ROWS],
         weights: *const f32,
         d: usize,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
             let out = out.add(d * LANES);
-            let mut sums = [[S::splat(0.0); V]; ROWS];
+            let mut total = [[S::splat(0.0); V]; ROWS];
             for r in 0..ROWS {
                 for v in 0..V {
                     let old = S::load_f32(out.add(r * self.dim + v * LANES));
-                    sums[r][v] = S::mul(old, S::splat(shrink[r]));
+                    total[r][v] = S::mul(old, S::splat(shrink[r]));
                 }
             }
+            let mut sums = begin::<S, A, V>(&total);
             for c in 0..self.n_chunks {
                 let (mut from, mut next) = ([self.v[c]; V], [self.next.1[c]; V]);
                 for v in 0..V {
-                    from[v] = from[v].add((d + v) * LANES * L::LANE_BYTES);
-                    next[v] = next[v].wrapping_add((d + v) * LANES * L::LANE_BYTES);
+                    from[v] = from[v].add((d + v) * L::VECTOR);
+                    next[v] = next[v].wrapping_add((d + v) * L::VECTOR);
                 }
                 let x = weights.add(c * LANES / A::STEP);
                 multiply::<S, A, L, V>(&mut sums, x, TILE, from, next, self.v_step, LANES / A::STEP);
             }
-            store::<S, V>(out, self.dim, sums);
+            for r in 0..ROWS {
+                for v in 0..V {
+                    total[r][v] = A::end::<S>(sums[r][v], total[r][v], S::splat(factors[r]));
+                }
+            }
+            store::<S, V>(out, self.dim, total);
         }
+    }
+}
+
+/// Sums that begin with what `start` has.
+///
+/// # Safety
+/// [`Simd`]'s contract.
+#[inline(always)]
+unsafe fn begin<S: Simd, A: Arithmetic, const V: usize>(
+    start: &[[S::F; V]; ROWS],
+) -> [[A::Sums<S>; V]; ROWS] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [[A::begin::<S>(start[0][0]); V]; ROWS];
+        for r in 0..ROWS {
+            for v in 0..V {
+                sums[r][v] = A::begin::<S>(start[r][v]);
+            }
+        }
+        sums
     }
 }
 
@@ -372,7 +625,7 @@ impl Tile {
 /// [`Simd`]'s contract; the words and vectors are readable.
 #[inline(always)]
 unsafe fn multiply<S: Simd, A: Arithmetic, L: Source<A>, const V: usize>(
-    sums: &mut [[S::F; V]; ROWS],
+    sums: &mut [[A::Sums<S>; V]; ROWS],
     x: *const f32,
     stride: usize,
     w: [*const u8; V],

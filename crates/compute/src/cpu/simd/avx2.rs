@@ -95,6 +95,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_i8_as_i16(p: *const u8) -> I {
+        unsafe {
+            [
+                _mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast())),
+                _mm256_cvtepi8_epi16(_mm_loadu_si128(p.add(16).cast())),
+            ]
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> F {
         unsafe {
             [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast()))]

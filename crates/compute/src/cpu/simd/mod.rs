@@ -53,6 +53,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_u8(p: *const u8) -> Self::I;
     /// 16 signed bytes, widened.
     unsafe fn load_i8(p: *const u8) -> Self::I;
+    /// 32 signed bytes to 16 lanes of two integers of 16 bits.
+    unsafe fn load_i8_as_i16(p: *const u8) -> Self::I;
     /// 16 numbers of half precision (32 bytes).
     unsafe fn load_f16(p: *const u8) -> Self::F;
     /// 16 BF16 numbers (32 bytes).

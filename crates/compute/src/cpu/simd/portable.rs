@@ -79,6 +79,12 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_i8_as_i16(p: *const u8) -> Self::I {
+        // SAFETY: 32 readable bytes by contract.
+        map(unsafe { read::<[[i8; 2]; LANES]>(p) }, |[a, b]| i32::from(a) & 0xffff | i32::from(b) << 16)
+    }
+
+    #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> Self::F {
         // SAFETY: 32 readable bytes by contract.
         map(unsafe { read::<[u16; LANES]>(p) }, |b| f16::from_bits(u16::from_le(b)).to_f32())
