@@ -264,6 +264,13 @@ inline uint32_t scale_bytes(uint32_t bytes, uint32_t scale) {
 }
 
 // Devices that are emulated side by side run on threads of their own.
+inline void store_packet(uint2* to, uint32_t word, uint32_t number) {
+  __atomic_store_n(reinterpret_cast<uint64_t*>(to), word | static_cast<uint64_t>(number) << 32, __ATOMIC_RELEASE);
+}
+inline uint2 load_packet(const uint2* from) {
+  const uint64_t p = __atomic_load_n(reinterpret_cast<const uint64_t*>(from), __ATOMIC_ACQUIRE);
+  return {static_cast<unsigned>(p), static_cast<unsigned>(p >> 32)};
+}
 inline void store_packet(uint4* to, uint32_t a, uint32_t b, uint32_t number) {
   uint64_t* halves = reinterpret_cast<uint64_t*>(to);
   __atomic_store_n(halves, a | static_cast<uint64_t>(number) << 32, __ATOMIC_RELEASE);

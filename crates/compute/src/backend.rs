@@ -133,6 +133,8 @@ pub struct OutProduct<'a, B: Backend> {
     pub x: &'a mut Tensor<B>,
     /// Room for the product.
     pub product: &'a mut Tensor<B>,
+    /// Whether each rank has a part of the product, and what counts is the sum of all ranks'.
+    pub is_part: bool,
 }
 
 /// Buffers of [`Backend::moe`], each with room for `n_tokens · n_used` rows.
@@ -373,17 +375,16 @@ pub trait Backend: Sized + Send + Sync + 'static {
         self.matmul(y, normed, w, bias)
     }
 
-    /// `y += x · wᵀ + bias`; the contents of `product`, of the shape of `y`, are unspecified afterwards.
-    fn matmul_add(
-        &self,
-        y: &mut Tensor<Self>,
-        product: &mut Tensor<Self>,
-        x: &Tensor<Self>,
-        w: &Self::Matrix,
-        bias: Option<&Tensor<Self>>,
-    ) -> Result<()> {
-        self.matmul(product, x, w, bias)?;
-        self.add(y, product)
+    /// `y += x · wᵀ + bias`, or the sum of every rank's; the contents of `out`'s other tensors, of which the product's has the shape of
+    /// `y`, are unspecified afterwards.
+    ///
+    /// Of parts of a product as for [`Backend::all_reduce`].
+    fn matmul_add(&self, y: &mut Tensor<Self>, out: OutProduct<'_, Self>) -> Result<()> {
+        self.matmul(out.product, out.x, out.w, out.bias)?;
+        match out.is_part {
+            true => self.all_reduce_add(y, out.product),
+            false => self.add(y, out.product),
+        }
     }
 
     /// `y = activation(g) · u` with `[g, u] = norm(x) · wᵀ`; the contents of `normed`, of the shape of `x`, and of `gate_up`, twice as
@@ -450,7 +451,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
         out: OutProduct<'_, Self>,
     ) -> Result<()> {
         self.store_and_attend(out.x, qkv, kv, batch, prep, params)?;
-        self.timed("o_proj", || self.matmul_add(y, out.product, out.x, out.w, out.bias))
+        self.timed("o_proj", || self.matmul_add(y, out))
     }
 
     /// [`Backend::norm_gated_matmul`] of `y`, then [`Backend::matmul_add`] of its result to `y`; the contents of all other tensors are
@@ -468,7 +469,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
         self.timed("gate_up_proj", || {
             self.norm_gated_matmul(out.x, normed, gate_up, y, norm, w, activation)
         })?;
-        self.timed("down_proj", || self.matmul_add(y, out.product, out.x, out.w, out.bias))
+        self.timed("down_proj", || self.matmul_add(y, out))
     }
 
     /// `y[n, len] = activation(x[n, ..len]) · x[n, len..]`, gate first.

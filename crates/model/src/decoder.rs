@@ -54,10 +54,11 @@ struct BlockOutput<B: Backend> {
 }
 
 impl<B: Backend> BlockOutput<B> {
-    /// Weights and bias, where the product with them joins the residual as it is.
-    fn plain(&self) -> Option<(&B::Matrix, Option<&Tensor<B>>)> {
-        let is_plain = self.sub_norm.is_none() && self.post_norm.is_none() && self.join == Join::Alone;
-        self.linear.unscaled().filter(|_| is_plain)
+    /// The product of `x`, where it joins the residual as it is.
+    fn product<'a>(&'a self, x: &'a mut Tensor<B>, product: &'a mut Tensor<B>) -> Option<OutProduct<'a, B>> {
+        let (w, bias) = self.linear.unscaled()?;
+        let out = OutProduct { w, bias, x, product, is_part: self.join == Join::Sum };
+        (self.post_norm.is_none() && self.join != Join::Gather).then_some(out)
     }
 }
 
@@ -171,14 +172,7 @@ impl<B: Backend> Decoder<B> {
         if n_logits < n_tokens {
             backend.timed("select_rows", || backend.select_rows(&mut ws.last, &ws.residual, batch))?;
         }
-        backend.timed("lm_head", || self.logits(backend, ws))?;
-        match &ws.shared {
-            None => Ok(()),
-            Some(shared) => {
-                let starts = &self.shard.starts().vocab;
-                backend.timed("all_gather", || backend.all_gather(&mut ws.logits, &shared.logits, starts))
-            }
-        }
+        backend.timed("lm_head", || self.logits(backend, ws))
     }
 
     /// `ws.last`, or `ws.residual` where it has as many rows → `ws.logits`, or this rank's part of them.
@@ -233,8 +227,10 @@ impl<B: Backend> Decoder<B> {
             backend.norm(&mut ws.normed, &ws.residual, &layer.attn_norm)?;
             layer.qkv.apply(backend, &mut ws.qkv, &ws.normed)
         })?;
-        if let Some((w, bias)) = layer.attn_out.plain() {
-            let out = OutProduct { w, bias, x: &mut ws.attended, product: &mut ws.output };
+        let o = &layer.attn_out;
+        if o.sub_norm.is_none()
+            && let Some(out) = o.product(&mut ws.attended, &mut ws.output)
+        {
             return backend.attention_block(&mut ws.residual, &mut ws.qkv, kv, batch, prep, &params, out);
         }
         backend.store_and_attend(&mut ws.attended, &mut ws.qkv, kv, batch, prep, &params)?;
@@ -253,10 +249,11 @@ impl<B: Backend> Decoder<B> {
         let c = self.shard.config();
         match &layer.ffn {
             Ffn::Gated { gate_up, down } => {
-                if let (Some(norm), true, Some((w, bias))) =
-                    (&layer.ffn_norm, gate_up.is_bare(), down.plain())
+                if let Some(norm) = &layer.ffn_norm
+                    && gate_up.is_bare()
+                    && down.sub_norm.is_none()
+                    && let Some(out) = down.product(&mut ws.hidden, &mut ws.output)
                 {
-                    let out = OutProduct { w, bias, x: &mut ws.hidden, product: &mut ws.output };
                     let (y, normed, both) = (&mut ws.residual, &mut ws.normed, &mut ws.gate_up);
                     return backend.gated_block(y, normed, both, norm, &gate_up.weight, c.activation, out);
                 }
@@ -339,14 +336,14 @@ impl<B: Backend> Decoder<B> {
         if let Some(norm) = &out.sub_norm {
             backend.timed("norm", || backend.norm_in_place(x, norm))?;
         }
+        if let Some(product) = out.product(x, output) {
+            return backend.timed(name, || backend.matmul_add(residual, product));
+        }
         match part {
             Some(part) => {
                 backend.timed(name, || out.linear.apply(backend, part, x))?;
                 let starts = &self.shard.starts().residual;
                 backend.timed("all_gather", || backend.all_gather(output, part, starts))?;
-            }
-            None if out.join == Join::Alone && out.post_norm.is_none() => {
-                return backend.timed(name, || out.linear.apply_add(backend, residual, output, x));
             }
             None => backend.timed(name, || out.linear.apply(backend, output, x))?,
         }

@@ -54,21 +54,6 @@ impl<B: Backend> Linear<B> {
         Ok(())
     }
 
-    /// `y += x · weightᵀ · scale + bias`; `product` has room for what is added.
-    pub(crate) fn apply_add(
-        &self,
-        backend: &B,
-        y: &mut Tensor<B>,
-        product: &mut Tensor<B>,
-        x: &Tensor<B>,
-    ) -> realizar_compute::Result<()> {
-        if self.scale.is_none() {
-            return backend.matmul_add(y, product, x, &self.weight, self.bias.as_ref());
-        }
-        self.apply(backend, product, x)?;
-        backend.add(y, product)
-    }
-
     /// Weights and bias, where no factors follow.
     pub(crate) fn unscaled(&self) -> Option<(&B::Matrix, Option<&Tensor<B>>)> {
         self.scale.is_none().then_some((&self.weight, self.bias.as_ref()))

@@ -163,5 +163,5 @@ pub(super) fn attention(
         (32 * warps(HEAD_DIMS[size]) as u32, shared_bytes(&*cuda.driver, HEAD_DIMS[size]));
     // SAFETY: every token has a row in qkv and y, and its block table covers its positions, each of which the scheduler gave to one
     // token only; `partial` has room for all splits, `arrived` for all blocks of heads.
-    unsafe { cuda.launch_shared(f, [n_blocks, 1, 1], threads, shared, &args) }
+    cuda.product_before.keep(|| unsafe { cuda.launch_shared(f, [n_blocks, 1, 1], threads, shared, &args) })
 }

@@ -22,7 +22,7 @@ images!(
 );
 
 /// Static shared memory of the fused products, at most.
-const MATVEC_STATIC: usize = 3 << 9;
+pub(super) const MATVEC_STATIC: usize = 1 << 10;
 
 /// Static shared memory of products of a few rows, at most.
 const FEW_STATIC: usize = 1 << 8;
@@ -47,10 +47,10 @@ pub(super) struct Kernels {
     pub(super) norm_rows: Function,
     pub(super) rope_angles: Function,
     pub(super) gemm: Function,
-    /// One row of activations, with so many threads.
-    pub(super) matvec_256: Function,
-    pub(super) matvec_384: Function,
-    pub(super) matvec_512: Function,
+    /// One row of activations, with so many threads: on a GPU alone, and on one among several.
+    pub(super) matvec_256: [Function; 2],
+    pub(super) matvec_384: [Function; 2],
+    pub(super) matvec_512: [Function; 2],
     /// Up to 8 rows of activations.
     pub(super) matvec_8: Function,
     /// Dynamic shared memory that the fused products may ask for, in bytes.
@@ -134,6 +134,11 @@ impl Kernels {
     pub(super) fn load(driver: &dyn Driver) -> Result<Self> {
         let f = |image: &'static Image, name: &str| driver.function(image, name, 0);
         let matvec_shared = driver.max_shared_bytes() - MATVEC_STATIC;
+        let one_row = |threads: usize| {
+            let name = format!("matvec_{threads}");
+            let f = |name: &str| driver.function(&matvec, name, matvec_shared as u32);
+            Ok::<_, crate::Error>([f(&name)?, f(&format!("{name}_ranks"))?])
+        };
         let few_shared = driver.max_shared_bytes() - FEW_STATIC;
         let by_type = QUANTS.iter().map(|s| {
             Ok(TypeKernels {
@@ -216,9 +221,9 @@ impl Kernels {
             norm_rows: f(&norm, "norm_rows")?,
             rope_angles: f(&rope, "rope_angles")?,
             gemm: f(&matmul, "gemm")?,
-            matvec_256: driver.function(&matvec, "matvec_256", matvec_shared as u32)?,
-            matvec_384: driver.function(&matvec, "matvec_384", matvec_shared as u32)?,
-            matvec_512: driver.function(&matvec, "matvec_512", matvec_shared as u32)?,
+            matvec_256: one_row(256)?,
+            matvec_384: one_row(384)?,
+            matvec_512: one_row(512)?,
             matvec_8: driver.function(&matvec, "matvec_8", matvec_shared as u32)?,
             matvec_shared,
             few_2: driver.function(&few, "few_2", few_shared as u32)?,

@@ -1,5 +1,5 @@
 // Products of 1 to 8 rows of activations with packed weights, with what stands before and after them in a transformer: the norm of
-// the input, the quantization of activations, bias, the sum with the residual stream, gate · up.
+// the input, the quantization of activations, bias, the sum with the residual stream, also of what several GPUs have, gate · up.
 //
 // A block owns a contiguous range of outputs of one part of the matrix. A warp takes a group (packed.cuh) of one or two rows at a time,
 // a piece to a lane. The block's warps share its work group by group: a warp goes down the rows with one group, whose activations it keeps
@@ -12,22 +12,24 @@
 //
 // Moves: the weights once. Shared memory: the ring, 80 bytes per 64 activations of each row, 4 bytes per group of a row and row of x.
 #include "packed.cuh"
+#include "ranks.cuh"
 
 constexpr int MAX_PARTS = 4, MAX_ROWS = 8;
 // Bytes of the rings, and the most stages that one has. A stage is a group of each warp, of one or two rows. Two blocks fit a
 // multiprocessor, of one product and the next, also where one has 14,336 activations, of which those for plain weights are floats. A gated
-// product stands between two that are not, so it has what these leave, where that is a stage more.
+// product stands between two that are not, so it has what these leave, where that is a stage more (`large_ring`).
 #if __CUDA_ARCH__ >= 900
-constexpr int PLAIN_RING = 64 << 10, WIDE_RING = 92 << 10, RING = 84 << 10, GATED_RING = 108 << 10;
+constexpr int PLAIN_RING = 64 << 10, WIDE_RING = 92 << 10, RING = 84 << 10, LARGE_RING = 108 << 10;
 #else
-constexpr int PLAIN_RING = 60 << 10, WIDE_RING = PLAIN_RING, RING = PLAIN_RING, GATED_RING = PLAIN_RING;
+constexpr int PLAIN_RING = 60 << 10, WIDE_RING = PLAIN_RING, RING = PLAIN_RING, LARGE_RING = PLAIN_RING;
 #endif
 constexpr int MAX_STAGES = 6;
 // Copies go faster to multiples of this.
 constexpr int LINE = 128;
 
 enum Layout : uint32_t { LAYOUT_F16, LAYOUT_BF16, LAYOUT_Q4_0, LAYOUT_Q8_0, LAYOUT_Q4_K, LAYOUT_Q5_K, LAYOUT_Q6_K };
-enum Epilogue : uint32_t { STORE, ADD, GATE };
+// ADD_RANKS: what every GPU has is added to y; of one row.
+enum Epilogue : uint32_t { STORE, ADD, GATE, ADD_RANKS };
 
 struct MatvecPart {
   const uint8_t* w;      // [n_out] rows of `row_bytes`
@@ -48,8 +50,14 @@ struct MatvecArgs {
   uint32_t n_in, m, y_stride;
   uint32_t epilogue;         // GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
   uint32_t activation;
+  uint32_t large_ring;
   float inv_n;               // 1 / n_in
   float eps;
+};
+
+struct MatvecRanksArgs {
+  MatvecArgs product;
+  ranks::Ranks ranks;
 };
 
 enum Activation : uint32_t { SILU, GELU_TANH, GELU_ERF, RELU_SQUARED, RELU };
@@ -248,23 +256,37 @@ DEVICE auto activations(const XPiece* pieces, const float* floats, int j, int gr
 }
 
 // What is in shared memory whatever the kind of weights. What follows, the ring, begins on a line too.
-template <int WARPS>
+template <int WARPS, bool ONE>
 struct __align__(LINE) Common {
   uint64_t barriers[WARPS][MAX_STAGES];
   // A warp's share of the sum of squares of each row of x.
-  float squares[MAX_ROWS][WARPS];
+  float squares[ONE ? 1 : MAX_ROWS][WARPS];
+  // Of the exchange with other GPUs.
+  uint32_t round;
 };
 
-// Outputs `first` to `first + n_rows` of a part; with a gate, its rows and then as many of up's. UNGATED, GATED: bytes of the ring.
-template <class P, int THREADS, bool ONE, int UNGATED, int GATED = UNGATED>
+// Adds what every GPU has for outputs `first` to `first + n` of one row, an output to a thread, to y.
+DEVICE void add_ranks(const MatvecArgs& a, const ranks::Ranks& ranks, uint32_t round, float mine, int first, int n) {
+  const int out = first + threadIdx.x;
+  if (threadIdx.x < n) {
+    ranks.send(round, out, mine);
+    const float before = __ldcg(a.y + out);
+    a.y[out] = before + ranks.sum(round, out, mine);
+  }
+  ranks.end(round);
+}
+
+// Outputs `first` to `first + n_rows` of a part; with a gate, its rows and then as many of up's. USUAL, LARGE: bytes of the ring.
+// Where other GPUs have parts of the outputs, a thread has one at most.
+template <class P, int THREADS, bool ONE, bool RANKS, int USUAL, int LARGE = USUAL>
 DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int n_rows, bool gate, unsigned char* shared,
-                     Common<THREADS / 32>& common) {
+                     Common<THREADS / 32, ONE>& common, const ranks::Ranks* ranks) {
   constexpr int WARPS = THREADS / 32;
   constexpr int BYTES = P::bytes(GROUP), SLOT = ceil_div(BYTES, LINE) * LINE;
-  constexpr int ROWS = 2 * WARPS * P::ROWS * SLOT <= UNGATED ? P::ROWS : 1, STAGE = ROWS * SLOT;
+  constexpr int ROWS = 2 * WARPS * P::ROWS * SLOT <= USUAL ? P::ROWS : 1, STAGE = ROWS * SLOT;
   constexpr auto stages_of = [](int ring) { return ring / (WARPS * STAGE) < MAX_STAGES ? ring / (WARPS * STAGE) : MAX_STAGES; };
-  static_assert(stages_of(UNGATED) >= 1, "the ring is too small");
-  const int ring_bytes = gate ? GATED : UNGATED, n_stages = gate ? stages_of(GATED) : stages_of(UNGATED);
+  static_assert(stages_of(USUAL) >= 1, "the ring is too small");
+  const int ring_bytes = a.large_ring ? LARGE : USUAL, n_stages = a.large_ring ? stages_of(LARGE) : stages_of(USUAL);
   const int n = a.n_in, lane = threadIdx.x % 32, warp = __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), m = ONE ? 1 : a.m;
   const int n_pieces = P::PACKED ? n / 64 : ceil_div(n, 32), n_groups = ceil_div(n_pieces, GROUP);
   const int last_size = n_pieces - (n_groups - 1) * GROUP;
@@ -328,11 +350,16 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
     const int row = ONE ? threadIdx.x : threadIdx.x % n_y, j = ONE ? 0 : threadIdx.x / n_y;
     addend += __ldcg(a.y + static_cast<size_t>(j) * a.y_stride + part.first_out + first + row);
   }
+  uint32_t round = 0;
+  if (RANKS && a.epilogue == ADD_RANKS) round = ranks->round();
   prepare<THREADS>(a, m, norm, pieces, floats, !P::PACKED ? Form::FLOATS : P::PAIRS_OF_SUMS ? Form::PAIRS_OF_SUMS : Form::SUMS,
                    [&](int j, float share) {
                      share = warp_sum(share);
                      if (lane == 0) common.squares[j][warp] = share;
                    });
+  if constexpr (RANKS) {
+    if (threadIdx.x == 0) common.round = round;
+  }
   __syncthreads();
 
   int stage = 0;
@@ -393,6 +420,7 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
     for (int g = 0; g < n_groups; g++) sum += sums[(row * n_groups + g) * m + j];
     return sum;
   };
+  float mine = 0;
 #pragma unroll 1
   for (int i = threadIdx.x; i < n_y * m; i += THREADS) {
     const int row = ONE ? i : i % n_y, j = ONE ? 0 : i / n_y;
@@ -410,16 +438,20 @@ DEVICE void multiply(const MatvecArgs& a, const MatvecPart& part, int first, int
       }
       sum += addend;
     }
-    y[out] = sum;
+    if (RANKS && a.epilogue == ADD_RANKS) mine = sum;
+    else y[out] = sum;
+  }
+  if constexpr (RANKS) {
+    if (a.epilogue == ADD_RANKS) add_ranks(a, *ranks, common.round, mine, part.first_out + first, n_rows);
   }
 }
 
-// PLAIN: whether weights may be plain numbers. ONE: whether x has one row.
-template <int THREADS, bool PLAIN, bool ONE>
-DEVICE void multiply_parts(const MatvecArgs& a) {
+// PLAIN: whether weights may be plain numbers. ONE: whether x has one row. `ranks`: null for a GPU alone.
+template <int THREADS, bool PLAIN, bool ONE, bool RANKS = false>
+DEVICE void multiply_parts(const MatvecArgs& a, const ranks::Ranks* ranks = nullptr) {
   DYNAMIC_SHARED(shared);
   ptx::let_next_kernel_start();
-  __shared__ Common<THREADS / 32> common;
+  __shared__ Common<THREADS / 32, ONE> common;
   const bool gate = a.epilogue == GATE;
   uint32_t p = 0;
   if (!gate) {
@@ -430,22 +462,28 @@ DEVICE void multiply_parts(const MatvecArgs& a) {
   const uint64_t block = blockIdx.x - part.first_block, n_blocks = end - part.first_block;
   const int first = static_cast<int>(part.n_out * block / n_blocks), last = static_cast<int>(part.n_out * (block + 1) / n_blocks);
   const int n_rows = (last - first) * (gate ? 2 : 1);
+#define MULTIPLY(P, ...) multiply<P, THREADS, ONE, RANKS, __VA_ARGS__>(a, part, first, n_rows, gate, shared, common, ranks)
   if constexpr (PLAIN) {
-    if (part.layout == LAYOUT_F16) return multiply<Plain<false>, THREADS, ONE, PLAIN_RING>(a, part, first, n_rows, gate, shared, common);
-    if (part.layout == LAYOUT_BF16) return multiply<Plain<true>, THREADS, ONE, PLAIN_RING>(a, part, first, n_rows, gate, shared, common);
+    if (part.layout == LAYOUT_F16) return MULTIPLY(Plain<false>, PLAIN_RING);
+    if (part.layout == LAYOUT_BF16) return MULTIPLY(Plain<true>, PLAIN_RING);
   }
   switch (part.layout) {
-    case LAYOUT_Q4_0: return multiply<Packed_Q4_0, THREADS, ONE, RING, GATED_RING>(a, part, first, n_rows, gate, shared, common);
-    case LAYOUT_Q8_0: return multiply<Packed_Q8_0, THREADS, ONE, WIDE_RING>(a, part, first, n_rows, gate, shared, common);
-    case LAYOUT_Q4_K: return multiply<Packed_Q4_K, THREADS, ONE, RING, GATED_RING>(a, part, first, n_rows, gate, shared, common);
-    case LAYOUT_Q5_K: return multiply<Packed_Q5_K, THREADS, ONE, WIDE_RING>(a, part, first, n_rows, gate, shared, common);
-    default: return multiply<Packed_Q6_K, THREADS, ONE, RING, GATED_RING>(a, part, first, n_rows, gate, shared, common);
+    case LAYOUT_Q4_0: return MULTIPLY(Packed_Q4_0, RING, LARGE_RING);
+    case LAYOUT_Q8_0: return MULTIPLY(Packed_Q8_0, WIDE_RING);
+    case LAYOUT_Q4_K: return MULTIPLY(Packed_Q4_K, RING, LARGE_RING);
+    case LAYOUT_Q5_K: return MULTIPLY(Packed_Q5_K, WIDE_RING);
+    default: return MULTIPLY(Packed_Q6_K, RING, LARGE_RING);
   }
+#undef MULTIPLY
 }
 
 // One row of x. Two blocks, of one kernel and the next, fit a multiprocessor. More threads suit weights that take more work, and more rows.
 KERNEL_2(matvec_256, MatvecArgs, 256) { multiply_parts<256, true, true>(a); }
 KERNEL_2(matvec_384, MatvecArgs, 384) { multiply_parts<384, false, true>(a); }
 KERNEL_2(matvec_512, MatvecArgs, 512) { multiply_parts<512, false, true>(a); }
+// The same for a GPU among several; what one does alone stays as short as it is.
+KERNEL_2(matvec_256_ranks, MatvecRanksArgs, 256) { multiply_parts<256, true, true, true>(a.product, &a.ranks); }
+KERNEL_2(matvec_384_ranks, MatvecRanksArgs, 384) { multiply_parts<384, false, true, true>(a.product, &a.ranks); }
+KERNEL_2(matvec_512_ranks, MatvecRanksArgs, 512) { multiply_parts<512, false, true, true>(a.product, &a.ranks); }
 // Up to 8 rows.
 KERNEL(matvec_8, MatvecArgs, 384) { multiply_parts<384, true, false>(a); }

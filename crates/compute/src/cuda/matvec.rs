@@ -3,16 +3,19 @@
 use super::Cuda;
 use super::driver::DevicePtr;
 use super::elementwise;
+use super::kernels::MATVEC_STATIC;
 use super::matrix::{Layout, Matrix, Part};
+use super::ranks::{self, Member, RanksArgs};
 use crate::{Activation, DType, Norm, NormKind, Result, Tensor};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Rows of activations that the kernel takes.
 const MAX_ROWS: usize = 8;
 /// Most passes over the weights that more rows take: up to here they are faster than the tensor cores, for which weights are decoded.
 const MAX_PASSES: usize = 2;
 /// Bytes of the ring of weights in shared memory: see matvec.cu.
-fn ring(cuda: &Cuda, layout: u32, gate: bool) -> usize {
-    match (cuda.driver.is_hopper(), layout, gate) {
+fn ring(cuda: &Cuda, layout: u32, large: bool) -> usize {
+    match (cuda.driver.is_hopper(), layout, large) {
         (false, ..) => 60 << 10,
         // F16, BF16.
         (true, 0 | 1, _) => 64 << 10,
@@ -26,8 +29,68 @@ fn ring(cuda: &Cuda, layout: u32, gate: bool) -> usize {
 const GROUP: usize = 2048;
 /// Parts that the kernel takes.
 const MAX_PARTS: usize = 4;
+/// Threads of a block at least.
+const MIN_THREADS: usize = 256;
 /// Bytes of 64 activations as integers.
 const X_PIECE: usize = 80;
+
+/// What a block has of shared memory beside what it asks for: variables, and a part that is the system's.
+const BLOCK_BYTES: usize = MATVEC_STATIC + SYSTEM_BYTES;
+const SYSTEM_BYTES: usize = 1 << 10;
+
+/// Shared memory of a multiprocessor.
+fn shared_memory(cuda: &Cuda) -> usize {
+    cuda.driver.max_shared_bytes() + SYSTEM_BYTES
+}
+
+/// The product that was launched last, whose blocks may still run when those of the next one look for a place.
+///
+/// There is one block to a multiprocessor. Where it finds no room beside the block before, it waits until that ends. Then those that end
+/// first would get two, which take twice as long as all others. So such a block asks for more than half of the shared memory.
+#[derive(Debug)]
+pub(super) struct ProductBefore(AtomicUsize);
+
+impl Default for ProductBefore {
+    fn default() -> Self {
+        Self(AtomicUsize::new(Self::UNKNOWN))
+    }
+}
+
+impl ProductBefore {
+    /// Other kernels came between. They may leave room on some multiprocessors only.
+    const UNKNOWN: usize = usize::MAX / 2;
+
+    /// What a block should ask for that needs `shared` bytes.
+    fn beside(&self, cuda: &Cuda, shared: usize) -> usize {
+        alone_of_its_kind(shared_memory(cuda), self.0.load(Ordering::Relaxed), shared)
+    }
+
+    fn is(&self, shared: usize) {
+        self.0.store(shared + BLOCK_BYTES, Ordering::Relaxed);
+    }
+
+    /// Another kernel was launched.
+    pub(super) fn forget(&self) {
+        self.0.store(Self::UNKNOWN, Ordering::Relaxed);
+    }
+
+    /// Launches a kernel that leaves each multiprocessor as much room as the others.
+    pub(super) fn keep<T>(&self, launch: impl FnOnce() -> T) -> T {
+        let before = self.0.load(Ordering::Relaxed);
+        let launched = launch();
+        self.0.store(before, Ordering::Relaxed);
+        launched
+    }
+}
+
+/// What a block that needs `shared` bytes should ask for, of a multiprocessor's `all`, where one has `before`: it fits beside that, or two
+/// of its kind do not fit.
+fn alone_of_its_kind(all: usize, before: usize, shared: usize) -> usize {
+    match shared + BLOCK_BYTES + before <= all {
+        true => shared,
+        false => shared.max(all / 2 + 1 - SYSTEM_BYTES),
+    }
+}
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -55,8 +118,16 @@ struct Args {
     y_stride: u32,
     epilogue: u32,
     activation: u32,
+    large_ring: u32,
     inv_n: f32,
     eps: f32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ArgsOfRanks {
+    product: Args,
+    ranks: RanksArgs,
 }
 
 /// What happens to the product.
@@ -66,6 +137,8 @@ pub(super) enum Epilogue {
     Store,
     /// It is added to what is there.
     Add,
+    /// Every rank's is added to what is there, where [`Plan::can_add_ranks`].
+    AddRanks,
     /// The first half of the outputs goes through the function and is multiplied with the second.
     Gate(Activation),
 }
@@ -77,6 +150,7 @@ impl Epilogue {
             Self::Store => 0,
             Self::Add => 1,
             Self::Gate(_) => 2,
+            Self::AddRanks => 3,
         }
     }
 }
@@ -85,14 +159,16 @@ impl Epilogue {
 pub(super) struct Plan {
     parts: Vec<PartArgs>,
     n_blocks: usize,
-    is_large: bool,
     n_in: usize,
     y_stride: usize,
     m: usize,
     /// Rows of one launch, limited by shared memory.
     rows: usize,
     ring: usize,
+    has_large_ring: bool,
     shared_bytes_per_row: usize,
+    /// Outputs of a block at most.
+    max_outs: usize,
 }
 
 /// The number that the kernel knows a part's layout by; `None` where it knows it not.
@@ -167,17 +243,24 @@ fn finish(
     if parts.iter().any(|p| (p.layout < 2) != is_plain) {
         return None;
     }
-    let (n_groups, x_bytes) = match is_plain {
-        true => (w.n_in.div_ceil(1024), 4 * w.n_in),
-        false => ((w.n_in / 64).div_ceil(32), w.n_in / 64 * X_PIECE),
+    let n_groups = |n_in: usize| if is_plain { n_in.div_ceil(1024) } else { (n_in / 64).div_ceil(32) };
+    let x_bytes = |n_in: usize| if is_plain { 4 * n_in } else { n_in / 64 * X_PIECE };
+    // What a block has beside its ring, where `n_out` are shared out.
+    let beside_ring = |n_in: usize, n_out: usize| {
+        x_bytes(n_in) + 4 * n_out.div_ceil(cuda.driver.n_multiprocessors() as usize) * n_groups(n_in)
     };
-    let ring = parts.iter().map(|p| ring(cuda, p.layout, gate)).max()?;
+    let ring = |large| parts.iter().map(|p| ring(cuda, p.layout, large)).max().expect("a matrix has parts");
+    // A gate's product is followed by one back to the width that it came from.
+    let both = beside_ring(w.n_in, w.n_out) + beside_ring(w.n_out / 2, w.n_in) + 2 * BLOCK_BYTES;
+    let has_large_ring = gate && ring(true) + ring(false) + both <= shared_memory(cuda);
+    let ring = ring(has_large_ring);
+    let (n_groups, x_bytes) = (n_groups(w.n_in), x_bytes(w.n_in));
     let room = cuda.kernels.matvec_shared.saturating_sub(ring);
-    let (blocks, (rows, shared_bytes_per_row)) = spread(cuda, &spans, &bytes, |n_out| {
+    let (blocks, (rows, shared_bytes_per_row, max_outs)) = spread(cuda, &spans, &bytes, |n_out| {
         let max_sums = n_out * if gate { 2 } else { 1 } * n_groups;
         let per_row = x_bytes + 4 * max_sums;
         let rows = (room / per_row.max(1)).min(m).min(MAX_ROWS);
-        (rows == m.min(MAX_ROWS) || (rows > 0 && 4 * max_sums <= x_bytes)).then_some((rows, per_row))
+        (rows == m.min(MAX_ROWS) || (rows > 0 && 4 * max_sums <= x_bytes)).then_some((rows, per_row, n_out))
     })?;
     let mut n_blocks = 0;
     for (part, n) in parts.iter_mut().zip(blocks) {
@@ -187,14 +270,14 @@ fn finish(
     Some(Plan {
         parts,
         n_blocks,
-        // In a model all products choose alike, by its width: so they are one kernel, whose instructions stay near.
-        is_large: w.n_in.min(w.n_out) > GROUP,
         n_in: w.n_in,
         y_stride,
         m,
         rows,
         ring,
+        has_large_ring,
         shared_bytes_per_row,
+        max_outs,
     })
 }
 
@@ -239,6 +322,16 @@ fn share(wanted: usize, spans: &[usize], bytes: &[usize]) -> Vec<usize> {
 }
 
 impl Plan {
+    /// Whether the kernel adds up what all ranks have. A thread has one output then; and it must be of one row, so that blocks wait for
+    /// each other in one order, whatever kernels other ranks have.
+    pub(super) fn can_add_ranks(&self, cuda: &Cuda) -> bool {
+        let reaches = cuda.member.as_ref().is_some_and(|m| m.ranks().is_some());
+        let fits = self.max_outs <= MIN_THREADS
+            && self.n_blocks <= ranks::MAX_BLOCKS
+            && self.y_stride <= ranks::PLACES;
+        reaches && self.m == 1 && fits
+    }
+
     /// `x` [m, n_in], `y` [m, outputs].
     pub(super) fn run(
         &self,
@@ -253,6 +346,13 @@ impl Plan {
             PartArgs { w: DevicePtr::NULL, row_bytes: 0, layout: 0, first_out: 0, n_out: 0, first_block: 0 };
         let mut parts = [none; MAX_PARTS];
         parts[..self.parts.len()].copy_from_slice(&self.parts);
+        // In a model all products of one row choose alike, by the width of the residual stream: so they are one kernel, whose instructions
+        // stay near.
+        let width = match epilogue {
+            Epilogue::Add | Epilogue::AddRanks => self.y_stride,
+            Epilogue::Store | Epilogue::Gate(_) => self.n_in,
+        };
+        let is_large = width > GROUP;
         for first in (0..self.m).step_by(self.rows.max(1)) {
             let m = self.rows.min(self.m - first);
             let args = Args {
@@ -271,20 +371,56 @@ impl Plan {
                     Epilogue::Gate(f) => elementwise::code(f),
                     _ => 0,
                 },
+                large_ring: u32::from(self.has_large_ring),
                 inv_n: 1.0 / self.n_in as f32,
                 eps: norm.map_or(0.0, |n| n.eps),
             };
             let shared = self.ring + m * self.shared_bytes_per_row;
-            let (f, threads) = match (m, self.parts[0].layout) {
-                (2.., _) => (cuda.kernels.matvec_8, 384),
+            let shared = if m == 1 { cuda.product_before.beside(cuda, shared) } else { shared };
+            let kernels = &cuda.kernels;
+            let ([f, f_ranks], threads) = match (m, self.parts[0].layout) {
+                (2.., _) => ([kernels.matvec_8; 2], 384),
                 // F16, BF16, Q8_0.
-                (_, 0 | 1 | 3) => (cuda.kernels.matvec_256, 256),
-                _ if self.is_large => (cuda.kernels.matvec_512, 512),
-                _ => (cuda.kernels.matvec_384, 384),
+                (_, 0 | 1 | 3) => (kernels.matvec_256, 256),
+                _ if is_large => (kernels.matvec_512, 512),
+                _ => (kernels.matvec_384, 384),
             };
-            // SAFETY: the callers checked the shapes of x and y; the parts hold the rows that they say.
-            unsafe { cuda.launch_shared(f, [self.n_blocks, 1, 1], threads, shared, &args)? };
+            let (blocks, ranks) = ([self.n_blocks, 1, 1], cuda.member.as_ref().and_then(Member::ranks));
+            match ranks.filter(|_| m == 1) {
+                None => {
+                    // SAFETY: the callers checked the shapes of x and y; the parts hold the rows that they say.
+                    unsafe { cuda.launch_shared(f, blocks, threads, shared, &args)? }
+                }
+                Some(ranks) => {
+                    let args = ArgsOfRanks { product: args, ranks };
+                    // SAFETY: as above; mailboxes have places for as many numbers as `can_add_ranks` allows.
+                    unsafe { cuda.launch_shared(f_ranks, blocks, threads, shared, &args)? }
+                }
+            }
+            cuda.product_before.is(shared);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_fit_beside_the_one_before_or_one_at_a_time() {
+        let all = 228 << 10;
+        for (before, shared) in [
+            (0, 100),
+            (120 << 10, 100 << 10),
+            (120 << 10, 107 << 10),
+            (110 << 10, 125 << 10),
+            (usize::MAX / 2, 100),
+        ] {
+            let asked = alone_of_its_kind(all, before, shared);
+            assert!(asked >= shared && asked + BLOCK_BYTES <= all, "{shared} beside {before}: {asked}");
+            let fits = asked + BLOCK_BYTES + before <= all;
+            assert!(fits || 2 * (asked + SYSTEM_BYTES) > all, "{shared} beside {before}: {asked}");
+        }
     }
 }

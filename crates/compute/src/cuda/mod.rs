@@ -78,6 +78,7 @@ pub struct Cuda {
     driver: Arc<dyn Driver>,
     exact: bool,
     profiler: Profiler,
+    product_before: matvec::ProductBefore,
     /// Where several GPUs share a model.
     member: Option<ranks::Member>,
 }
@@ -123,6 +124,7 @@ impl Cuda {
             driver,
             exact,
             profiler: Profiler::default(),
+            product_before: matvec::ProductBefore::default(),
             member,
         })
     }
@@ -136,11 +138,26 @@ impl Cuda {
         }
     }
 
-    /// `y += x · wᵀ + bias` for a block's last product and tiles `x` of its input.
-    fn multiply_tiles(&self, y: &mut Tensor<Self>, x: DevicePtr, out: &OutProduct<'_, Self>) -> Result<()> {
+    /// Adds a block's last product to `y`: what `multiply` writes or adds, as it is told, or every rank's.
+    fn add_product(
+        &self,
+        y: &mut Tensor<Self>,
+        out: OutProduct<'_, Self>,
+        multiply: impl FnOnce(Output, Epilogue) -> Result<()>,
+    ) -> Result<()> {
         assert_eq!((out.x.row_len(), y.row_len(), out.x.rows()), (out.w.n_in, out.w.n_out, y.rows()));
-        let (y, m) = (Output::Floats(y.ptr()), y.rows());
-        gemm::matmul(self, y, Input::Tiles(x), out.w, out.bias, m, Epilogue::Add)
+        if !out.is_part {
+            return multiply(Output::Floats(y.ptr()), Epilogue::Add);
+        }
+        assert_eq!(out.product.shape(), y.shape());
+        multiply(Output::Floats(out.product.ptr()), Epilogue::Store)?;
+        ranks::all_reduce_add(self, y, out.product)
+    }
+
+    /// The same for tiles `x` of many rows.
+    fn multiply_tiles(&self, y: &mut Tensor<Self>, x: DevicePtr, out: OutProduct<'_, Self>) -> Result<()> {
+        let (w, bias, m) = (out.w, out.bias, y.rows());
+        self.add_product(y, out, |y, epilogue| gemm::matmul(self, y, Input::Tiles(x), w, bias, m, epilogue))
     }
 
     /// Enqueues a kernel with its arguments.
@@ -187,6 +204,7 @@ impl Cuda {
         let blocks = blocks.map(|n| u32::try_from(n).expect("a grid's blocks fit 32 bits"));
         assert!(blocks[1] < 1 << 16 && blocks[2] < 1 << 16, "a grid of {blocks:?}");
         let grid = Grid { blocks, threads, shared_bytes: shared_bytes as u32, cluster: cluster as u32 };
+        self.product_before.forget();
         // SAFETY: by this function's contract.
         unsafe { self.driver.launch(f, grid, std::ptr::from_ref(args).cast()) }
     }
@@ -379,29 +397,31 @@ impl Backend for Cuda {
         }
     }
 
-    fn matmul_add(
-        &self,
-        y: &mut Tensor<Self>,
-        product: &mut Tensor<Self>,
-        x: &Tensor<Self>,
-        w: &Matrix,
-        bias: Option<&Tensor<Self>>,
-    ) -> Result<()> {
-        assert_eq!((x.row_len(), y.row_len(), x.rows()), (w.n_in, w.n_out, y.rows()));
-        match matmul::way(self, w, x.rows()) {
-            Way::Matvec(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
-            Way::Few(plan) => plan.run(self, y.ptr(), x.ptr(), None, bias, Epilogue::Add),
-            Way::Skinny(plan) => {
-                let (y, x) = (Output::Floats(y.ptr()), Input::Floats(x.ptr(), None));
-                plan.run(self, y, x, bias, Epilogue::Add)
+    fn matmul_add(&self, y: &mut Tensor<Self>, out: OutProduct<'_, Self>) -> Result<()> {
+        let (x, w, bias, m) = (out.x.ptr(), out.w, out.bias, y.rows());
+        match matmul::way(self, w, m) {
+            Way::Matvec(plan) if out.is_part && plan.can_add_ranks(self) => {
+                self.member.as_ref().map_or(Ok(()), ranks::Member::check)?;
+                assert_eq!((out.x.row_len(), y.row_len(), out.x.rows()), (w.n_in, w.n_out, m));
+                plan.run(self, y.ptr(), x, None, bias, Epilogue::AddRanks)
             }
-            Way::Gemm => {
-                let (y, x, m) = (Output::Floats(y.ptr()), Input::Floats(x.ptr(), None), x.rows());
-                gemm::matmul(self, y, x, w, bias, m, Epilogue::Add)
+            Way::Matvec(plan) => {
+                self.add_product(y, out, |y, epilogue| plan.run(self, y.ptr(), x, None, bias, epilogue))
             }
+            Way::Few(plan) => {
+                self.add_product(y, out, |y, epilogue| plan.run(self, y.ptr(), x, None, bias, epilogue))
+            }
+            Way::Skinny(plan) => self
+                .add_product(y, out, |y, epilogue| plan.run(self, y, Input::Floats(x, None), bias, epilogue)),
+            Way::Gemm => self.add_product(y, out, |y, epilogue| {
+                gemm::matmul(self, y, Input::Floats(x, None), w, bias, m, epilogue)
+            }),
             Way::Plain => {
-                self.matmul(product, x, w, bias)?;
-                self.add(y, product)
+                self.matmul(out.product, out.x, w, bias)?;
+                match out.is_part {
+                    true => self.all_reduce_add(y, out.product),
+                    false => self.add(y, out.product),
+                }
             }
         }
     }
@@ -501,16 +521,18 @@ impl Backend for Cuda {
             let attend =
                 || decode_attention::attention(self, out.x, o.tile_rows(), qkv, kv, batch, prep, params);
             self.timed("attention", attend)?;
-            let y = Output::Floats(y.ptr());
-            return self.timed("o_proj", || o.run(self, y, Input::Tiles(x), out.bias, Epilogue::Add));
+            let (x, bias) = (Input::Tiles(x), out.bias);
+            return self.timed("o_proj", || {
+                self.add_product(y, out, |y, epilogue| o.run(self, y, x, bias, epilogue))
+            });
         }
         let tiles = gemm::tiles_for(self, out.w, out.x);
         let Some(x) = tiles.filter(|_| prefill_attention::can(self, kv, batch, params)) else {
             self.store_and_attend(out.x, qkv, kv, batch, prep, params)?;
-            return self.timed("o_proj", || self.matmul_add(y, out.product, out.x, out.w, out.bias));
+            return self.timed("o_proj", || self.matmul_add(y, out));
         };
         prefill_attention::store_and_attend(self, Output::Tiles(x), qkv, kv, batch, &prep, params)?;
-        self.timed("o_proj", || self.multiply_tiles(y, x, &out))
+        self.timed("o_proj", || self.multiply_tiles(y, x, out))
     }
 
     fn gated_block(
@@ -534,18 +556,20 @@ impl Backend for Cuda {
             && matvec::can_fuse(norm, w)
         {
             self.timed("gate_up_proj", || plan.run(self, Output::Tiles(x), of_norm, None, gate))?;
-            let y = Output::Floats(y.ptr());
-            return self.timed("down_proj", || down.run(self, y, Input::Tiles(x), out.bias, Epilogue::Add));
+            let (x, bias) = (Input::Tiles(x), out.bias);
+            return self.timed("down_proj", || {
+                self.add_product(y, out, |y, epilogue| down.run(self, y, x, bias, epilogue))
+            });
         }
         let can = matches!(matmul::gated_way(self, w, m), Way::Gemm) && gemm::can_gate_tiles(w, activation);
         let Some(x) = gemm::tiles_for(self, out.w, out.x).filter(|_| can) else {
             self.timed("gate_up_proj", || {
                 self.norm_gated_matmul(out.x, normed, gate_up, y, norm, w, activation)
             })?;
-            return self.timed("down_proj", || self.matmul_add(y, out.product, out.x, out.w, out.bias));
+            return self.timed("down_proj", || self.matmul_add(y, out));
         };
         self.timed("gate_up_proj", || gemm::matmul(self, Output::Tiles(x), of_norm, w, None, m, gate))?;
-        self.timed("down_proj", || self.multiply_tiles(y, x, &out))
+        self.timed("down_proj", || self.multiply_tiles(y, x, out))
     }
 
     fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, f: Activation) -> Result<()> {

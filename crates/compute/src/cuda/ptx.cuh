@@ -323,8 +323,11 @@ __device__ __forceinline__ void sync_threads(int id) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(N) : "memory");
 }
 
-// A packet of two words, each followed by a number, to another GPU's memory or from its own, where another GPU writes. Each half
-// of 8 bytes is written and read at once.
+// A packet of a word and a number, or of two words, each followed by the number, to another GPU's memory or from its own, where another
+// GPU writes. 8 bytes are written and read at once.
+__device__ __forceinline__ void store_packet(uint2* to, uint32_t word, uint32_t number) {
+  asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(word), "r"(number) : "memory");
+}
 __device__ __forceinline__ void store_packet(uint4* to, uint32_t a, uint32_t b, uint32_t number) {
   asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(to), "r"(a), "r"(b), "r"(number) : "memory");
 }
@@ -332,6 +335,12 @@ __device__ __forceinline__ void store_packet(uint4* to, uint32_t a, uint32_t b, 
 __device__ __forceinline__ uint4 load_packet(const uint4* from) {
   uint4 p;
   asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(p.x), "=r"(p.y), "=r"(p.z), "=r"(p.w) : "l"(from) : "memory");
+  return p;
+}
+
+__device__ __forceinline__ uint2 load_packet(const uint2* from) {
+  uint2 p;
+  asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];" : "=r"(p.x), "=r"(p.y) : "l"(from) : "memory");
   return p;
 }
 

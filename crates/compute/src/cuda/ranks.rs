@@ -10,26 +10,45 @@ use std::sync::Arc;
 
 /// GPUs that can work together.
 pub const MAX_RANKS: usize = 8;
+/// Numbers of a round, and blocks of a kernel that takes part in one, at most; ranks.cuh has the same.
+pub(super) const PLACES: usize = 1 << 17;
+pub(super) const MAX_BLOCKS: usize = 1024;
 /// Threads of a block, and pairs of numbers that it sends.
 const THREADS: usize = 256;
 const BLOCK_PAIRS: usize = 512;
-/// Blocks that the mailboxes have places for.
-const MAX_BLOCKS: usize = 128;
+
+/// A GPU's place among the others, as kernels know it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct RanksArgs {
+    mailboxes: [DevicePtr; MAX_RANKS],
+    rounds: DevicePtr,
+    cut: DevicePtr,
+    rank: u32,
+    n_ranks: u32,
+}
+
+impl RanksArgs {
+    /// Of a GPU alone.
+    pub(super) const NONE: Self = Self {
+        mailboxes: [DevicePtr::NULL; MAX_RANKS],
+        rounds: DevicePtr::NULL,
+        cut: DevicePtr::NULL,
+        rank: 0,
+        n_ranks: 1,
+    };
+}
 
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Args {
+    ranks: RanksArgs,
     y: DevicePtr,
     x: DevicePtr,
-    mailboxes: [DevicePtr; MAX_RANKS],
-    rounds: DevicePtr,
-    cut: DevicePtr,
     starts: [u32; MAX_RANKS + 1],
     n: u32,
     first: u32,
     width: u32,
-    rank: u32,
-    n_ranks: u32,
     add: u32,
 }
 
@@ -39,7 +58,7 @@ pub(super) struct Member {
     link: Arc<dyn Link>,
     /// Everybody's; `None` where GPUs do not reach each other's memory.
     mailboxes: Option<Arc<Vec<Buffer>>>,
-    /// Rounds of each block so far.
+    /// The number of rounds so far, for each block that reads it.
     rounds: Buffer,
 }
 
@@ -88,7 +107,7 @@ fn zeros(driver: &Arc<dyn Driver>, bytes: usize, what: &str) -> Result<Buffer> {
 }
 
 fn mailbox(driver: &Arc<dyn Driver>, count: usize) -> Result<Buffer> {
-    zeros(driver, MAX_BLOCKS * 2 * count * BLOCK_PAIRS * 16, "a mailbox of other GPUs")
+    zeros(driver, 2 * count * PLACES * 8, "a mailbox of other GPUs")
 }
 
 impl Member {
@@ -107,38 +126,41 @@ impl Member {
         self.link.cut();
     }
 
-    fn args(&self, y: DevicePtr, x: DevicePtr) -> Args {
+    /// What a kernel has to know that takes part in a round of up to [`PLACES`] numbers; `None` where GPUs do not reach each other's
+    /// memory.
+    pub(super) fn ranks(&self) -> Option<RanksArgs> {
         let mut mailboxes = [DevicePtr::NULL; MAX_RANKS];
-        for (to, mailbox) in mailboxes.iter_mut().zip(self.mailboxes.iter().flat_map(|m| m.iter())) {
+        for (to, mailbox) in mailboxes.iter_mut().zip(self.mailboxes.as_deref()?) {
             *to = mailbox.ptr();
         }
-        Args {
-            y,
-            x,
+        Some(RanksArgs {
             mailboxes,
             rounds: self.rounds.ptr(),
             cut: self.link.cut_word(),
-            starts: [0; MAX_RANKS + 1],
-            n: 0,
-            first: 0,
-            width: 0,
             rank: self.rank.index as u32,
             n_ranks: self.rank.count as u32,
-            add: 0,
-        }
+        })
+    }
+
+    fn args(&self, y: DevicePtr, x: DevicePtr) -> Args {
+        // Columns are spread for NCCL without mailboxes.
+        let alone =
+            RanksArgs { rank: self.rank.index as u32, n_ranks: self.rank.count as u32, ..RanksArgs::NONE };
+        let ranks = self.ranks().unwrap_or(alone);
+        Args { ranks, y, x, starts: [0; MAX_RANKS + 1], n: 0, first: 0, width: 0, add: 0 }
     }
 
     /// Whether this many pairs of numbers go through the mailboxes.
     fn is_small(&self, n_pairs: usize) -> bool {
-        self.mailboxes.is_some() && (n_pairs <= MAX_BLOCKS * BLOCK_PAIRS || !self.link.adds())
+        self.mailboxes.is_some() && (2 * n_pairs <= PLACES || !self.link.adds())
     }
 }
 
 /// `y = sum of every x`, or `y += sum`; `y` may be `x`.
 fn sum_to(cuda: &Cuda, member: &Member, y: DevicePtr, x: DevicePtr, n: usize, add: bool) -> Result<()> {
     let n_pairs = n.div_ceil(2);
-    for first in (0..n_pairs).step_by(MAX_BLOCKS * BLOCK_PAIRS) {
-        let n_blocks = (n_pairs - first).div_ceil(BLOCK_PAIRS).min(MAX_BLOCKS);
+    for first in (0..n_pairs).step_by(PLACES / 2) {
+        let n_blocks = (n_pairs - first).min(PLACES / 2).div_ceil(BLOCK_PAIRS);
         let args = Args { n: n as u32, first: first as u32, add: u32::from(add), ..member.args(y, x) };
         // SAFETY: x and y hold n numbers, and every mailbox has room for the packets of so many blocks of every rank.
         unsafe { cuda.launch(cuda.kernels.all_reduce, [n_blocks, 1, 1], THREADS as u32, &args)? };
@@ -198,8 +220,8 @@ pub(super) fn all_gather(
         }
     }
     args.width = width as u32;
-    for first in (0..n_pairs).step_by(MAX_BLOCKS * BLOCK_PAIRS) {
-        let n_blocks = (n_pairs - first).div_ceil(BLOCK_PAIRS).min(MAX_BLOCKS);
+    for first in (0..n_pairs).step_by(PLACES / 2) {
+        let n_blocks = (n_pairs - first).min(PLACES / 2).div_ceil(BLOCK_PAIRS);
         args.first = first as u32;
         // SAFETY: x and y have the shapes that were checked; mailboxes as for sums.
         unsafe { cuda.launch(cuda.kernels.all_gather, [n_blocks, 1, 1], THREADS as u32, &args)? };

@@ -134,7 +134,8 @@ impl Attention {
             let mut garbage = rows_of(b, &vec![poison; now.len()], n_qkv);
             b.store_kv(&mut garbage, &mut kv, &batch, plain()).unwrap();
             self.prepare(b, &batch, &now, |again, prep| {
-                let out = OutProduct { w: &w, bias: Some(&bias), x: &mut x, product: &mut product };
+                let out =
+                    OutProduct { w: &w, bias: Some(&bias), x: &mut x, product: &mut product, is_part: false };
                 b.attention_block(&mut sum, again, &mut kv, &batch, prep, &params, out).unwrap();
             });
             block = read(b, &mut sum);

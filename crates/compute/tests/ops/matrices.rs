@@ -370,13 +370,15 @@ impl Case for Fused {
             bias: (self.norm == NormKind::Layer).then(|| vector(b, &Random(8).normals(n_in))),
             eps: 1e-5,
         };
-        let x = rows_of(b, &Random(6).normals(rows * n_in), n_in);
+        let mut x = rows_of(b, &Random(6).normals(rows * n_in), n_in);
         let mut normed = poisoned(b, rows, n_in);
         let mut y = poisoned(b, rows, n_out);
         b.norm_matmul(&mut y, &mut normed, &x, &norm, &w, bias.as_ref()).unwrap();
         let mut sum = rows_of(b, &Random(9).normals(rows * n_out), n_out);
         let mut product = poisoned(b, rows, n_out);
-        b.matmul_add(&mut sum, &mut product, &x, &w, bias.as_ref()).unwrap();
+        let out = OutProduct { w: &w, bias: bias.as_ref(), x: &mut x, product: &mut product, is_part: false };
+        b.matmul_add(&mut sum, out).unwrap();
+        let x = rows_of(b, &Random(6).normals(rows * n_in), n_in);
         let mut gated = poisoned(b, rows, n_out / 2);
         let f = Activation::Silu;
         b.norm_gated_matmul(&mut gated, &mut normed, &mut product, &x, &norm, &w, f).unwrap();
@@ -414,7 +416,8 @@ impl Case for Gated {
         let mut y = rows_of(b, &Random(6).normals(rows * n), n);
         let (mut normed, mut both) = (poisoned(b, rows, n), poisoned(b, rows, 2 * inner));
         let (mut x, mut product) = (poisoned(b, rows, inner), poisoned(b, rows, n));
-        let out = OutProduct { w: &down, bias: Some(&bias), x: &mut x, product: &mut product };
+        let out =
+            OutProduct { w: &down, bias: Some(&bias), x: &mut x, product: &mut product, is_part: false };
         b.gated_block(&mut y, &mut normed, &mut both, &norm, &w, self.activation, out).unwrap();
         vec![("y", read(b, &mut y))]
     }

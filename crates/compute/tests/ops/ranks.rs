@@ -1,7 +1,9 @@
 //! What several devices do together, against plain sums and copies: CPU backends on threads, GPUs where there are several, and else
 //! emulated ones that write to each other's memory.
 
+use super::matrices::part;
 use super::*;
+use realizar_compute::OutProduct;
 
 /// Runs `f` on every rank, each on a thread of its own, and gives what each returned.
 fn on_all<B: Backend, T: Send>(ranks: &[B], f: impl Fn(&B, usize) -> T + Sync) -> Vec<T> {
@@ -138,6 +140,72 @@ fn columns_of_all_ranks_come_side_by_side() {
         Group::Cpus(ranks) => gathers(ranks),
         #[cfg(feature = "cuda")]
         Group::Gpus(ranks) => gathers(ranks),
+    });
+}
+
+/// Adds a product of which each rank has columns, again and again, between sums of other sizes.
+fn products<B: Backend>(ranks: &[B]) {
+    let count = ranks.len();
+    for (dtype, n_out, rows) in [
+        (DType::Q4_K, 300, 1),
+        (DType::Q8_0, 2050, 1),
+        (DType::BF16, 77, 1),
+        (DType::Q4_K, 300, 3),
+        (DType::Q4_0, 64, 20),
+        (DType::F32, 64, 2),
+    ] {
+        let n_in = |rank: usize| 256 * (1 + (rank + 1) % 3);
+        let input = |rank: usize| Random(40 + rank as u64).normals(rows * n_in(rank));
+        let weights = |rank: usize| part(dtype, 1, n_out, n_in(rank), 3 + rank as u64);
+        let (start, bias) = (Random(9).normals(rows * n_out), Random(5).normals(n_out));
+        let mut want = start.clone();
+        for rank in 0..count {
+            let b = &Reference;
+            let w = b.matrix(vec![weights(rank)]).unwrap();
+            let bias = (rank == 0).then(|| vector(b, &bias));
+            let mut product = poisoned(b, rows, n_out);
+            b.matmul(&mut product, &rows_of(b, &input(rank), n_in(rank)), &w, bias.as_ref()).unwrap();
+            want.iter_mut().zip(read(b, &mut product)).for_each(|(y, x)| *y += x);
+        }
+        let got = on_all(ranks, |b, rank| {
+            let w = b.matrix(vec![weights(rank)]).unwrap();
+            let bias = (rank == 0).then(|| vector(b, &bias));
+            let again = |_| {
+                let (mut x, mut product) = (rows_of(b, &input(rank), n_in(rank)), poisoned(b, rows, n_out));
+                let mut y = rows_of(b, &start, n_out);
+                let out = OutProduct {
+                    w: &w,
+                    bias: bias.as_ref(),
+                    x: &mut x,
+                    product: &mut product,
+                    is_part: true,
+                };
+                b.matmul_add(&mut y, out).unwrap();
+                b.all_reduce(&mut rows_of(b, &[1.0, 2.0, 3.0], 3)).unwrap();
+                read(b, &mut y)
+            };
+            (0..5).map(again).collect::<Vec<_>>()
+        });
+        for (rank, (y, i)) in
+            got.iter().enumerate().flat_map(|(rank, all)| all.iter().zip(0..).map(move |y| (rank, y)))
+        {
+            let what = format!("{dtype}, {rows} rows, time {i}, rank {rank} of {count} {}", ranks[0].name());
+            assert_eq!(bits(y), bits(&got[0][0]), "{what}: other bits than on the first rank");
+            let error = normalized_squared_error(y, &want);
+            assert!(
+                error < tolerance(dtype, Sums::FastGpu).max(tolerance(dtype, Sums::FastCpu)),
+                "{what}: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn products_of_all_ranks_are_added() {
+    for_each_group(&mut |group| match group {
+        Group::Cpus(ranks) => products(ranks),
+        #[cfg(feature = "cuda")]
+        Group::Gpus(ranks) => products(ranks),
     });
 }
 
