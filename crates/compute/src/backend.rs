@@ -349,6 +349,12 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// `x = norm(x)`.
     fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()>;
 
+    /// `y += norm(x)`; the contents of `x`, of the shape of `y`, are unspecified afterwards.
+    fn add_norm(&self, y: &mut Tensor<Self>, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
+        self.norm_in_place(x, norm)?;
+        self.add(y, x)
+    }
+
     /// `y += x`.
     fn add(&self, y: &mut Tensor<Self>, x: &Tensor<Self>) -> Result<()>;
 

@@ -393,10 +393,7 @@ fn add_parts<B: Backend>(
     if join == Join::Sum {
         backend.timed("all_reduce", || backend.all_reduce(output))?;
     }
-    backend.timed("add", || {
-        backend.norm_in_place(output, norm)?;
-        backend.add(residual, output)
-    })
+    backend.timed("add", || backend.add_norm(residual, output, norm))
 }
 
 /// Sizes of a model's weights on its device.

@@ -343,11 +343,16 @@ impl Backend for Cuda {
 
     fn norm(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
         assert_eq!(y.shape(), x.shape());
-        norm::norm(self, y.ptr(), x, norm)
+        norm::norm(self, y.ptr(), x, norm, false)
     }
 
     fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
-        norm::norm(self, x.ptr(), x, norm)
+        norm::norm(self, x.ptr(), x, norm, false)
+    }
+
+    fn add_norm(&self, y: &mut Tensor<Self>, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
+        assert_eq!(y.shape(), x.shape());
+        norm::norm(self, y.ptr(), x, norm, true)
     }
 
     fn add(&self, y: &mut Tensor<Self>, x: &Tensor<Self>) -> Result<()> {

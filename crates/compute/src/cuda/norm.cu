@@ -10,11 +10,12 @@ struct NormArgs {
   const float* bias;    // [n] or null
   uint32_t n;
   uint32_t layer;       // 1: the mean is taken out
+  uint32_t add;         // whether it is added to y
   float eps;
 };
 
-// Normalizes x[n] into y. Thread `i` of the block reads and writes only elements i, i + blockDim.x, …
-DEVICE void norm_row(float* y, const float* x, const float* weight, const float* bias, int n, bool layer, float eps,
+// Normalizes x[n] into y, or adds it to y. Thread `i` of the block reads and writes only elements i, i + blockDim.x, …
+DEVICE void norm_row(float* y, const float* x, const float* weight, const float* bias, int n, bool layer, bool add, float eps,
                      float* scratch) {
   float mean = 0;
   if (layer) {
@@ -25,7 +26,10 @@ DEVICE void norm_row(float* y, const float* x, const float* weight, const float*
   float sum = 0;
   for (int i = threadIdx.x; i < n; i += blockDim.x) sum += (x[i] - mean) * (x[i] - mean);
   const float inv = 1.0f / sqrtf(block_sum(sum, scratch) / n + eps);
-  for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = (x[i] - mean) * inv * weight[i] + (bias ? bias[i] : 0.0f);
+  for (int i = threadIdx.x; i < n; i += blockDim.x) {
+    const float normed = (x[i] - mean) * inv * weight[i] + (bias ? bias[i] : 0.0f);
+    y[i] = add ? y[i] + normed : normed;
+  }
 }
 
 KERNEL(norm_rows, NormArgs, 1024) {
@@ -34,5 +38,5 @@ KERNEL(norm_rows, NormArgs, 1024) {
   __shared__ float scratch[32];
   const int n = a.n;
   const size_t at = static_cast<size_t>(blockIdx.x) * n;
-  norm_row(a.y + at, a.x + at, a.weight, a.bias, n, a.layer, a.eps, scratch);
+  norm_row(a.y + at, a.x + at, a.weight, a.bias, n, a.layer, a.add, a.eps, scratch);
 }
