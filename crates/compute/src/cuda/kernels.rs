@@ -18,7 +18,7 @@ macro_rules! images {
 }
 images!(
     attention decode_attention dequantize elementwise few gemm gemm_hopper matmul matvec moe norm operands
-    prefill_attention prefill_attention_hopper ranks repack rope sample skinny
+    prefill_attention prefill_attention_hopper ranks repack rope sample shares skinny
 );
 
 /// Static shared memory of the fused products, at most.
@@ -95,6 +95,8 @@ pub(super) struct SkinnyKernels {
     pub(super) activations: Function,
     /// In the order of [`SHAPES`].
     pub(super) by_shape: Vec<Function>,
+    /// The same of packed weights, where they have kernels of their own.
+    pub(super) shares: Vec<Option<Function>>,
 }
 
 /// Kernels for one packed layout.
@@ -201,10 +203,16 @@ impl Kernels {
         let by_shape = SHAPES.iter().map(|shape| {
             driver.function(&skinny, &format!("skinny_{}", shape.rows), shape.shared_bytes as u32)
         });
+        let by_shape_of_shares = SHAPES.iter().map(|shape| {
+            let kernel =
+                || driver.function(&shares, &format!("shares_{}", shape.rows), shape.shared_bytes as u32);
+            shape.shares.then(kernel).transpose()
+        });
         let skinny_kernels = match driver.is_hopper() {
             true => Some(SkinnyKernels {
                 activations: f(&skinny, "skinny_activations")?,
                 by_shape: by_shape.collect::<Result<_>>()?,
+                shares: by_shape_of_shares.collect::<Result<_>>()?,
             }),
             false => None,
         };

@@ -247,8 +247,8 @@ impl Backend for Cuda {
     }
 
     fn scratch_bytes(&self) -> usize {
-        // Slabs of decoded weights, activations in 16 bits, kernels.
-        if self.driver.is_hopper() { 832 << 20 } else { 384 << 20 }
+        // Slabs of decoded weights, activations in 16 bits, sums that blocks leave to others, kernels.
+        if self.driver.is_hopper() { 872 << 20 } else { 384 << 20 }
     }
 
     fn check_heads(&self, heads: Heads) -> Result<()> {

@@ -130,6 +130,13 @@ __device__ __forceinline__ void store_matrices(uint32_t row, const uint32_t (&r)
                : "memory");
 }
 
+// The same of the matrices with rows and columns exchanged.
+__device__ __forceinline__ void store_matrices_transposed(uint32_t row, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]), "r"(r[2]),
+               "r"(r[3])
+               : "memory");
+}
+
 // A matrix `bytes` further on, a multiple of 16, than one whose description begins with the word `first`.
 __device__ __forceinline__ uint64_t matrix_after(uint32_t first, uint32_t bytes) {
   uint64_t matrix;
@@ -248,6 +255,25 @@ MULTIPLY_GROUPS(f16) MULTIPLY_GROUPS(bf16)
 MULTIPLY_BYTES(128, 16, "%64", "%65", "%66") MULTIPLY_BYTES(192, 24, "%96", "%97", "%98")
 #undef MULTIPLY_BYTES
 
+// After ordinary writes to global memory that the copy engine reads, of this block or, when they are announced, of another.
+__device__ __forceinline__ void show_to_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// Tells another block of the launch that what was written before, by threads that have met, is there.
+__device__ __forceinline__ void announce(uint32_t* flag) { asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory"); }
+
+// Waits for that, takes the flag back, and lets the copy engine read what is there.
+__device__ __forceinline__ void wait_and_clear(uint32_t* flag) {
+  uint32_t is_there;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_there) : "l"(flag) : "memory");
+  } while (!is_there);
+  asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(flag) : "memory");
+  show_to_copies();
+}
+
+// Adds to a number in global memory, without waiting for it.
+__device__ __forceinline__ void add_to(float* y, float v) { asm volatile("red.global.add.f32 [%0], %1;" ::"l"(y), "f"(v) : "memory"); }
+
 // Floats in shared memory that the copy engine writes.
 __device__ __forceinline__ float load_float(uint32_t at) {
   float x;
@@ -258,6 +284,12 @@ __device__ __forceinline__ float load_float(uint32_t at) {
 __device__ __forceinline__ float2 load_floats(uint32_t at) {
   float2 v;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ float4 load_quad(uint32_t at) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
   return v;
 }
 

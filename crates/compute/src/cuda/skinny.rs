@@ -24,6 +24,9 @@ const STEP: usize = 256;
 const THREADS: u32 = 384;
 /// Stages of the rings at most.
 const MAX_STAGES: usize = 16;
+/// Places of a block for the sums that it leaves to others, and parts of each with a flag of their own.
+const PLACES: usize = 2;
+const QUARTERS: usize = 4;
 /// Threads that convert a row of activations.
 const ACTIVATION_THREADS: u32 = 512;
 
@@ -41,17 +44,19 @@ pub(super) struct Shape {
     x_stage: usize,
     /// What a block takes for a step with weights of 4 bits, in microseconds.
     step_us: f32,
+    /// Whether steps of packed weights are shared out evenly, by a kernel of its own.
+    pub(super) shares: bool,
 }
 
 /// The kernels, by the rows that they take.
 #[rustfmt::skip]
 pub(super) const SHAPES: [Shape; 6] = [
-    Shape { rows: 8,   blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 4 << 10,  step_us: 0.6 },
-    Shape { rows: 16,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 8 << 10,  step_us: 0.6 },
-    Shape { rows: 32,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 16 << 10, step_us: 0.6 },
-    Shape { rows: 64,  blocks: 2, shared_bytes: 112 << 10, x_ring: 48 << 10,  x_stage: 16 << 10, step_us: 0.6 },
-    Shape { rows: 128, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 16 << 10, step_us: 1.2 },
-    Shape { rows: 256, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 32 << 10, step_us: 2.4 },
+    Shape { rows: 8,   blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 4 << 10,  step_us: 0.6, shares: false },
+    Shape { rows: 16,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 8 << 10,  step_us: 0.6, shares: false },
+    Shape { rows: 32,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 16 << 10, step_us: 0.6, shares: false },
+    Shape { rows: 64,  blocks: 2, shared_bytes: 112 << 10, x_ring: 48 << 10,  x_stage: 16 << 10, step_us: 0.6, shares: false },
+    Shape { rows: 128, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 16 << 10, step_us: 1.2, shares: true },
+    Shape { rows: 256, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 32 << 10, step_us: 2.4, shares: true },
 ];
 
 /// Blocks of a cluster, and how many of these an H200 runs at once with one block to each of its 132 multiprocessors, of which not all have
@@ -105,6 +110,16 @@ struct Args {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
+struct SharesArgs {
+    of_all: Args,
+    left: DevicePtr,
+    is_left: DevicePtr,
+    n_tiles: u32,
+    n_steps: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
 struct ActivationArgs {
     y: DevicePtr,
     scales: DevicePtr,
@@ -147,6 +162,14 @@ struct Launch {
     cluster: usize,
 }
 
+/// Which blocks multiply what.
+enum Division {
+    /// A tile is a block's, or a cluster's.
+    Clusters(Vec<Launch>),
+    /// All tiles' steps are shared out evenly among so many blocks.
+    Shares { blocks: usize, n_tiles: usize },
+}
+
 /// How one product is done.
 pub(super) struct Plan {
     parts: Vec<PartArgs>,
@@ -156,7 +179,7 @@ pub(super) struct Plan {
     tiles: Option<Form>,
     /// Index of the kernel.
     shape: usize,
-    launches: Vec<Launch>,
+    division: Division,
     n_in: usize,
     m: usize,
     y_stride: usize,
@@ -278,7 +301,11 @@ fn finish(
             n_tiles
         }
     };
-    let launches = launches(&shape, cuda.driver.n_multiprocessors() as usize, n_tiles, w.n_in.div_ceil(STEP));
+    let (n_multiprocessors, n_steps) = (cuda.driver.n_multiprocessors() as usize, w.n_in.div_ceil(STEP));
+    let division = match shape.shares && form == Form::PackedHalf {
+        true => Division::Shares { blocks: sharing_blocks(n_multiprocessors, n_tiles, n_steps), n_tiles },
+        false => Division::Clusters(launches(&shape, n_multiprocessors, n_tiles, n_steps)),
+    };
     let w_stage_bytes = OUTS * w.parts.iter().map(|p| stage_bytes(p.dtype)).max()?;
     let w_stages = ((shape.shared_bytes - shape.x_ring) / w_stage_bytes).clamp(2, MAX_STAGES);
     Some(Plan {
@@ -286,7 +313,7 @@ fn finish(
         form,
         tiles: None,
         shape: index,
-        launches,
+        division,
         n_in: w.n_in,
         m,
         y_stride: if up_row.is_some() { w.n_out / 2 } else { w.n_out },
@@ -313,6 +340,13 @@ fn launches(shape: &Shape, n_multiprocessors: usize, n_tiles: usize, n_steps: us
             Launch { first_tile, n_tiles: left, cluster },
         ],
     }
+}
+
+/// As many blocks as end soonest. Where as many for each tile do, no block has parts of two.
+fn sharing_blocks(n_multiprocessors: usize, n_tiles: usize, n_steps: usize) -> usize {
+    let of_a_block = (n_tiles * n_steps).div_ceil(n_multiprocessors);
+    let of_tiles = n_tiles * n_steps.div_ceil(of_a_block);
+    if of_tiles <= n_multiprocessors { of_tiles } else { n_multiprocessors }
 }
 
 impl Plan {
@@ -375,16 +409,40 @@ impl Plan {
             x_stages: self.x_stages as u32,
             w_stage_bytes: self.w_stage_bytes as u32,
         };
-        let f = kernels.by_shape[self.shape];
-        for &Launch { first_tile, n_tiles, cluster } in &self.launches {
-            let n_steps = self.n_in.div_ceil(STEP);
-            let steps = std::array::from_fn(|rank| (n_steps * rank / cluster) as u32);
-            let args = Args { first_tile: first_tile as u32, steps, ..args };
-            // SAFETY: the callers checked the shapes of x, y and the bias; the maps are of the parts' rows, and the activations are tiles
-            // of as many rows and columns as the kernel reads.
-            unsafe {
-                cuda.launch_clusters(f, [cluster, n_tiles, 1], cluster, THREADS, shape.shared_bytes, &args)?
-            };
+        let n_steps = self.n_in.div_ceil(STEP);
+        match &self.division {
+            Division::Clusters(launches) => {
+                let f = kernels.by_shape[self.shape];
+                for &Launch { first_tile, n_tiles, cluster } in launches {
+                    let steps = std::array::from_fn(|rank| (n_steps * rank / cluster) as u32);
+                    let args = Args { first_tile: first_tile as u32, steps, ..args };
+                    // SAFETY: the callers checked the shapes of x, y and the bias; the maps are of the parts' rows, and the activations are
+                    // tiles of as many rows and columns as the kernel reads.
+                    unsafe {
+                        cuda.launch_clusters(
+                            f,
+                            [cluster, n_tiles, 1],
+                            cluster,
+                            THREADS,
+                            shape.shared_bytes,
+                            &args,
+                        )?
+                    };
+                }
+            }
+            &Division::Shares { blocks, n_tiles } => {
+                let f = kernels.shares[self.shape].expect("its shape has one");
+                let places = PLACES * blocks;
+                let sums =
+                    cuda.scratch.get(&cuda.driver, "sums of shared tiles", 4 * places * OUTS * shape.rows)?;
+                let flags =
+                    cuda.scratch.zeros(&cuda.driver, "flags of shared tiles", 4 * places * QUARTERS)?;
+                let (n_tiles, n_steps) = (n_tiles as u32, n_steps as u32);
+                let args = SharesArgs { of_all: args, left: sums, is_left: flags, n_tiles, n_steps };
+                // SAFETY: as above; the scratch memories have room for what all blocks leave, and each launch leaves zeros for flags. All
+                // blocks run at once: each multiprocessor has room for one, and kernels of one stream come one after the other.
+                unsafe { cuda.launch_shared(f, [blocks, 1, 1], THREADS, shape.shared_bytes, &args)? };
+            }
         }
         Ok(())
     }
