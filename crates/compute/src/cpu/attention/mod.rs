@@ -15,6 +15,7 @@
 //! sequence.
 
 mod layout;
+mod softmax;
 mod task;
 mod tile;
 

@@ -1,14 +1,14 @@
 //! The rows of one key-value head over one sequence: online softmax tile by tile.
 
 use super::layout::{CodePlace, CodePlaces, KeyLayout, head_bytes};
+use super::softmax::{Weights, exp2, larger, weigh};
 use super::tile::{
     Arithmetic, Bf16, Bf16Number, CHUNKS, Codes, F16Number, F32Number, Integers, Number, Numbers, ROWS,
-    SCALED, Scales, Single, Source, TILE, TINY, Tile, Words, magnitude, reduce,
+    SCALED, Scales, Single, Source, TILE, TINY, Tile, Words, reduce,
 };
-use crate::cpu::activation::tanh;
 use crate::cpu::memory::Line;
 use crate::cpu::parallel::Shared;
-use crate::cpu::simd::{Kernel, LANES, Simd, dispatch};
+use crate::cpu::simd::{Kernel, LANES, LINE, Simd, dispatch};
 use crate::cpu::{Cpu, CpuOptions};
 use crate::{AttentionParams, DType, KvLayer};
 use half::f16;
@@ -231,10 +231,10 @@ impl<L> Task<'_, L> {
         let mut rest = bytemuck::cast_slice_mut(&mut scratch[..]);
         let [q, q_factors, scores, staged, words, partials] = sizes.map(|n| take(&mut rest, n));
         let (one, total) = partials.split_at_mut(partial_len);
-        rows.queries::<A>(q, q_factors);
-        let walk = Walk { rows, q, q_factors, scores, staged, words };
         // SAFETY: the caller's promise.
         unsafe {
+            rows.queries::<S, A>(q, q_factors);
+            let walk = Walk { rows, q, q_factors, scores, staged, words };
             match output {
                 Output::Span(span, partial) => {
                     walk.span::<S, A, L>(span, &mut Partial::of(partial, n_rows));
@@ -261,8 +261,11 @@ impl<L> Task<'_, L> {
 impl Rows<'_> {
     /// The queries as words: `[rows, dim]`, scaled so that scores are exponents of 2 (where no cap comes between); and what each row's
     /// scores have to be multiplied with.
+    ///
+    /// # Safety
+    /// The contract of [`Simd`].
     #[inline(always)]
-    fn queries<A: Arithmetic>(&self, q: &mut [f32], factors: &mut [f32]) {
+    unsafe fn queries<S: Simd, A: Arithmetic>(&self, q: &mut [f32], factors: &mut [f32]) {
         let (h, dim, group) = (self.params.heads, self.dim(), self.group());
         let units = if self.params.softcap.is_some() { 1.0 } else { std::f32::consts::LOG2_E };
         let factor = self.params.scale * units;
@@ -277,12 +280,22 @@ impl Rows<'_> {
             }
             q[n..].fill(0.0);
             *row_factor = 1.0;
-            if let Some(largest) = A::LARGEST {
-                *row_factor = reduce(q, TINY, magnitude) / largest;
-                let inv = 1.0 / *row_factor;
-                q.iter_mut().for_each(|x| *x *= inv);
+            // SAFETY: the caller's promise; a row is made of whole vectors.
+            unsafe {
+                if let Some(largest) = A::LARGEST {
+                    let mut lanes = S::splat(TINY);
+                    for numbers in q.as_chunks::<LANES>().0 {
+                        lanes = S::max_magnitude(lanes, S::load_f32(numbers.as_ptr()));
+                    }
+                    *row_factor = S::first(reduce::<S>(lanes, |a, b| S::max_magnitude(a, b))) / largest;
+                    let inv = 1.0 / *row_factor;
+                    q.iter_mut().for_each(|x| *x *= inv);
+                }
+                for i in 0..dim / LANES {
+                    let numbers = S::load_f32(q[i * LANES..].as_ptr());
+                    A::write::<S>(q.as_mut_ptr().cast::<u8>().add(i * LINE / A::STEP), numbers);
+                }
             }
-            A::encode(q);
         }
     }
 }
@@ -296,8 +309,7 @@ struct Walk<'a, 'b> {
     q_factors: &'b [f32],
     /// `[rows, 64]`: scores, then weights
     scores: &'b mut [f32],
-    /// Keys `[dim, 64]` and values `[64, dim]` of a tile as numbers, where they can't be read from the cache as it is; the scales of its
-    /// values, where they are codes.
+    /// Keys `[dim, 64]` and values `[64, dim]` of a tile as numbers, where they can't be read from the cache as it is.
     staged: &'b mut [f32],
     /// Keys and values of a tile as words.
     words: &'b mut [f32],
@@ -366,44 +378,41 @@ impl Walk<'_, '_> {
                 let rows: &mut [[f32; TILE]; ROWS] = rows.try_into().expect("four rows");
                 let max = partial.max[r..].first_chunk_mut().expect("rows go by four");
                 let sum = partial.sum[r..].first_chunk_mut().expect("rows go by four");
-                if tile.scales.is_some() {
-                    for (row, factor) in rows.iter_mut().zip(&self.q_factors[r..]) {
-                        row.iter_mut().for_each(|score| *score *= factor);
-                    }
-                }
-                let shrink = weigh(rows, &seen, cap, max, sum);
+                let q_factors = self.q_factors[r..].first_chunk().expect("rows go by four");
+                let of_tile = A::LARGEST.is_some();
+                let Weights { weights, shares, shrink } =
+                    weigh::<S>(rows, q_factors, &seen, cap, of_tile, max, sum);
                 let out = partial.out[r * dim..][..ROWS * dim].as_mut_ptr();
-                let mut factors = [1.0; ROWS];
+                let write = |row: &mut [f32; TILE], weights: &[S::F; CHUNKS]| {
+                    for c in 0..CHUNKS {
+                        A::write::<S>(row.as_mut_ptr().cast::<u8>().add(c * LINE / A::STEP), weights[c]);
+                    }
+                };
                 match tile.scales {
                     None => {
-                        for row in rows.iter_mut() {
-                            A::encode(row);
+                        for i in 0..ROWS {
+                            write(&mut rows[i], &weights[i]);
                         }
-                        tile.values::<S, A, L>(out, &shrink, &factors, rows.as_ptr().cast(), 0..dim);
+                        tile.values::<S, A, L>(out, &shrink, &shares, rows.as_ptr().cast(), 0..dim);
                     }
                     Some(scales) => {
-                        let mut largest = [0.0; ROWS];
-                        for r in 0..ROWS {
-                            largest[r] = reduce(&rows[r], TINY, larger);
-                            let inv = 1.0 / largest[r];
-                            rows[r].iter_mut().for_each(|weight| *weight *= inv);
-                        }
                         for b in 0..dim / SCALED {
                             // A position's weight takes the scale of its values.
-                            let (mut of_values, mut factor) = scales.of_values(b, &seen[0]);
-                            let mut scaled = *rows;
-                            for r in 0..ROWS {
-                                if r > 0 && seen[r] != seen[r - 1] {
-                                    (of_values, factor) = scales.of_values(b, &seen[r]);
+                            let (mut of_values, mut factor) = scales.of_values::<S>(b, &seen[0]);
+                            let mut factors = shares;
+                            for i in 0..ROWS {
+                                if i > 0 && seen[i] != seen[i - 1] {
+                                    (of_values, factor) = scales.of_values::<S>(b, &seen[i]);
                                 }
-                                factors[r] = largest[r] * factor;
-                                for i in 0..TILE {
-                                    scaled[r][i] *= of_values[i];
+                                factors[i] *= factor;
+                                let mut scaled = of_values;
+                                for c in 0..CHUNKS {
+                                    scaled[c] = S::mul(weights[i][c], of_values[c]);
                                 }
-                                A::encode(&mut scaled[r]);
+                                write(&mut rows[i], &scaled);
                             }
                             let range = b * SCALED..(b + 1) * SCALED;
-                            tile.values::<S, A, L>(out, &shrink, &factors, scaled.as_ptr().cast(), range);
+                            tile.values::<S, A, L>(out, &shrink, &factors, rows.as_ptr().cast(), range);
                         }
                     }
                 }
@@ -421,11 +430,8 @@ impl Walk<'_, '_> {
         let (n_kv_heads, block_size) = (params.heads.n_kv_heads, kv.k.shape()[2]);
         let head_bytes = head_bytes(&kv.k);
         let dim = self.rows.dim();
-        // The head's part of the block of a position, and the position's place in it.
-        let place = |pos: usize| {
-            let head = table[pos / block_size] as usize * n_kv_heads + kv_head;
-            (head * block_size * head_bytes, pos % block_size)
-        };
+        // The head's part of a block.
+        let head = |block: usize| (table[block] as usize * n_kv_heads + kv_head) * block_size * head_bytes;
         let positions = self.rows.positions();
         let (k, v) = (kv.k.buffer().bytes(), kv.v.buffer().bytes());
         let n_chunks = (seen.end - at).div_ceil(LANES);
@@ -448,44 +454,41 @@ impl Walk<'_, '_> {
                 next: (none, none),
                 scales: None,
             };
-            let mut k_scales = none;
-            let v_scales = &mut to_k[..dim / SCALED * TILE];
-            for c in 0..n_chunks {
+            let mut scales = (none, none);
+            // Scales of a chunk whose line is the same.
+            let scales_per_line = (LINE / (2 * block_size)).max(1);
+            let (mut block, mut first) = (at / block_size, at % block_size);
+            for c in 0..2 * CHUNKS {
                 let chunk = at + c * LANES..at + (c + 1) * LANES;
-                let wanted = chunk.start.max(seen.start)..chunk.end.min(seen.end);
-                // Keys of a chunk that nobody sees may be any: no row weighs them.
-                let (head, first) =
-                    place(if wanted.is_empty() { seen.start / LANES * LANES } else { chunk.start });
-                let keys = &k[head..][..block_size * head_bytes];
-                tile.k[c] = keys[first * key_bytes..].as_ptr();
-                let values = &v[head + first * value_bytes..][..LANES * value_bytes];
-                tile.v[c] = values.as_ptr();
-                if is_code {
-                    k_scales[c] = keys[places.scale(first, 0)..].as_ptr();
-                    for (b, to) in v_scales.chunks_exact_mut(TILE).enumerate() {
-                        let from = &v[head + places.scale(first, b)..][..LANES * 2];
-                        let to = &mut to[c * LANES..][..LANES];
-                        // SAFETY: the caller's promise; sizes of a vector.
-                        unsafe { S::store_f32(to.as_mut_ptr(), S::load_f16(from.as_ptr())) }
+                if c < n_chunks {
+                    let wanted = chunk.start.max(seen.start)..chunk.end.min(seen.end);
+                    // Keys of a chunk that nobody sees may be any: no row weighs them.
+                    let head = head(if wanted.is_empty() { seen.start / block_size } else { block });
+                    let keys = &k[head..][..block_size * head_bytes];
+                    tile.k[c] = keys[first * key_bytes..].as_ptr();
+                    let values = &v[head + first * value_bytes..][..LANES * value_bytes];
+                    tile.v[c] = values.as_ptr();
+                    if is_code {
+                        scales.0[c] = keys[places.scale(first, 0)..].as_ptr();
+                        scales.1[c] = v[head + places.scale(first, 0)..].as_ptr();
+                    } else if wanted != chunk {
+                        // A weight of 0 does not hide what is no number.
+                        let to = &mut bytemuck::cast_slice_mut::<f32, u8>(to_v)[c * LANES * dim * 4..];
+                        let to = &mut to[..LANES * value_bytes];
+                        to.fill(0);
+                        if !wanted.is_empty() {
+                            let bytes = (wanted.start - chunk.start) * value_bytes
+                                ..(wanted.end - chunk.start) * value_bytes;
+                            to[bytes.clone()].copy_from_slice(&values[bytes]);
+                        }
+                        tile.v[c] = to.as_ptr();
                     }
-                } else if wanted != chunk {
-                    // A weight of 0 does not hide what is no number.
-                    let to = &mut bytemuck::cast_slice_mut::<f32, u8>(to_v)[c * LANES * dim * 4..];
-                    let to = &mut to[..LANES * value_bytes];
-                    to.fill(0);
-                    if !wanted.is_empty() {
-                        let bytes = (wanted.start - chunk.start) * value_bytes
-                            ..(wanted.end - chunk.start) * value_bytes;
-                        to[bytes.clone()].copy_from_slice(&values[bytes]);
-                    }
-                    tile.v[c] = to.as_ptr();
                 }
-                let next = chunk.start + TILE;
-                if next < positions.end {
-                    let (head, first) = place(next);
-                    tile.next.0[c] = k[head + first * key_bytes..].as_ptr();
-                    tile.next.1[c] = v[head + first * value_bytes..].as_ptr();
-                    for b in 0..if is_code { dim / SCALED } else { 0 } {
+                if c >= CHUNKS && chunk.start < positions.end {
+                    let head = head(block);
+                    tile.next.0[c - CHUNKS] = k[head + first * key_bytes..].as_ptr();
+                    tile.next.1[c - CHUNKS] = v[head + first * value_bytes..].as_ptr();
+                    for b in (0..if is_code { dim / SCALED } else { 0 }).step_by(scales_per_line) {
                         let scales = head + places.scale(first, b);
                         // SAFETY: the caller's promise.
                         unsafe {
@@ -494,10 +497,17 @@ impl Walk<'_, '_> {
                         }
                     }
                 }
+                first += LANES;
+                if first == block_size {
+                    (block, first) = (block + 1, 0);
+                }
             }
             if is_code {
-                let k_step = places.scale(0, 1) - places.scale(0, 0);
-                tile.scales = Some(Scales { k: k_scales, k_step, v: v_scales.as_ptr() });
+                // Where nobody sees a position's values, its scales may be any.
+                let any = scales.1[0];
+                scales.1[n_chunks..].fill(any);
+                let step = places.scale(0, 1) - places.scale(0, 0);
+                tile.scales = Some(Scales { k: scales.0, v: scales.1, step });
             }
             return tile;
         }
@@ -508,7 +518,7 @@ impl Walk<'_, '_> {
         to_k.fill(0.0);
         to_v.fill(0.0);
         for pos in seen {
-            let (head, first) = place(pos);
+            let (head, first) = (head(pos / block_size), pos % block_size);
             let decode = |cache: &[u8], to: &mut [f32], place: CodePlace| {
                 let block = &cache[head..][..block_size * head_bytes];
                 if KeyLayout::of(kv) == KeyLayout::ByPosition {
@@ -542,98 +552,9 @@ impl Walk<'_, '_> {
     }
 }
 
-/// Turns four rows' scores into weights: 0 outside of `seen`. Updates the rows' maxima and sums; returns the factors for what
-/// was summed before.
-#[inline(always)]
-fn weigh(
-    scores: &mut [[f32; TILE]; ROWS],
-    seen: &[Range<usize>; ROWS],
-    cap: Option<f32>,
-    max: &mut [f32; ROWS],
-    sum: &mut [f32; ROWS],
-) -> [f32; ROWS] {
-    let mut new = *max;
-    for (i, s) in scores.iter_mut().enumerate() {
-        if let Some(cap) = cap {
-            let (inv, units) = (1.0 / cap, cap * std::f32::consts::LOG2_E);
-            for s in s.iter_mut() {
-                *s = units * tanh(*s * inv);
-            }
-        }
-        if seen[i].len() < TILE {
-            s[..seen[i].start].fill(f32::NEG_INFINITY);
-            s[seen[i].end..].fill(f32::NEG_INFINITY);
-        }
-        new[i] = larger(new[i], reduce(s, f32::NEG_INFINITY, larger));
-    }
-    let mut shrink = [0.0; ROWS];
-    for i in 0..ROWS {
-        shrink[i] = exp2(max[i] - new[i]);
-    }
-    for (i, s) in scores.iter_mut().enumerate() {
-        if seen[i].is_empty() {
-            s.fill(0.0);
-            shrink[i] = 1.0;
-            continue;
-        }
-        for s in s.iter_mut() {
-            *s = exp2(*s - new[i]);
-        }
-        if seen[i].len() < TILE {
-            s[..seen[i].start].fill(0.0);
-            s[seen[i].end..].fill(0.0);
-        }
-        sum[i] = sum[i] * shrink[i] + reduce(s, 0.0, |a, b| a + b);
-        max[i] = new[i];
-    }
-    shrink
-}
-
-/// The larger number, in one instruction; the first unless the second is larger.
-#[inline(always)]
-fn larger(a: f32, b: f32) -> f32 {
-    if b > a { b } else { a }
-}
-
-/// `2^x` for `x ≤ 0` within 2 units in the last place, without branches, so that loops over it vectorize; below -126 it is
-/// `2^-126`.
-///
-/// `x = n + f` with `|f| ≤ 1/2`; `2^f` by a polynomial fitted for the least relative error, 9.1e-8.
-#[inline(always)]
-#[expect(clippy::approx_constant, reason = "a fitted coefficient, near ln 2 and not it")]
-fn exp2(x: f32) -> f32 {
-    // Adding 1.5 · 2^23 leaves the nearest whole number in the lowest bits.
-    const ROUND: f32 = 12_582_912.0;
-    // NaN passes, since the comparison fails.
-    let x = if x < -126.0 { -126.0 } else { x };
-    let n = x + ROUND;
-    let f = x - (n - ROUND);
-    let p = 0.001_326_472_7 * f + 0.009_671_51;
-    let p = p * f + 0.055_507_34;
-    let p = p * f + 0.240_222_42;
-    let p = p * f + 0.693_147;
-    let p = p * f + 1.0;
-    // The power's exponent, from those lowest bits; a NaN is in `p` too.
-    p * f32::from_bits((n.to_bits() << 23).wrapping_add(127 << 23))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn exp2_is_within_two_units_in_the_last_place() {
-        let mut x = 0.0f32;
-        while x > -126.0 {
-            let (got, want) = (f64::from(exp2(x)), f64::from(x).exp2());
-            assert!((got / want - 1.0).abs() < 2.5e-7, "2^{x} = {got}, not {want}");
-            x -= 0.0137;
-        }
-        assert_eq!(exp2(0.0), 1.0);
-        assert_eq!(exp2(-3.0), 0.125);
-        assert!(exp2(f32::NEG_INFINITY) < 1.2e-38);
-        assert!(exp2(f32::NAN).is_nan());
-    }
 
     #[test]
     fn merging_equals_softmax_over_all() {

@@ -23,7 +23,7 @@ pub(super) trait Arithmetic {
     type Words<S: Simd>: Copy;
     /// 16 sums.
     type Sums<S: Simd>: Copy;
-    /// The largest number that `encode` takes; none where numbers have a floating point.
+    /// The largest number that `write` takes; none where numbers have a floating point.
     const LARGEST: Option<f32>;
 
     /// # Safety
@@ -37,7 +37,7 @@ pub(super) trait Arithmetic {
     /// # Safety
     /// [`Simd`]'s contract.
     unsafe fn begin<S: Simd>(start: S::F) -> Self::Sums<S>;
-    /// `sum + w · x`, where `x` holds `STEP` numbers, made by `encode`.
+    /// `sum + w · x`, where `x` holds `STEP` numbers, made by `write`.
     ///
     /// # Safety
     /// [`Simd`]'s contract.
@@ -47,8 +47,11 @@ pub(super) trait Arithmetic {
     /// # Safety
     /// [`Simd`]'s contract.
     unsafe fn end<S: Simd>(sum: Self::Sums<S>, start: S::F, factor: S::F) -> S::F;
-    /// Turns a row of numbers, a multiple of 16, into words of `STEP` numbers at its front. Magnitudes are not above `LARGEST`.
-    fn encode(row: &mut [f32]);
+    /// Writes 16 numbers as words of `STEP`, 64 / `STEP` bytes. Magnitudes are not above `LARGEST`.
+    ///
+    /// # Safety
+    /// [`Simd`]'s contract; so many writable bytes.
+    unsafe fn write<S: Simd>(p: *mut u8, numbers: S::F);
 }
 
 /// Arithmetic of floating point.
@@ -96,7 +99,9 @@ impl Arithmetic for Single {
     }
 
     #[inline(always)]
-    fn encode(_: &mut [f32]) {}
+    unsafe fn write<S: Simd>(p: *mut u8, numbers: S::F) {
+        unsafe { S::store_f32(p.cast(), numbers) }
+    }
 }
 
 #[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: each function's contract is the trait's.
@@ -143,15 +148,8 @@ impl Arithmetic for Bf16 {
     }
 
     #[inline(always)]
-    fn encode(row: &mut [f32]) {
-        for i in 0..row.len() / LANES {
-            let numbers: [f32; LANES] = row[i * LANES..][..LANES].try_into().expect("16 numbers");
-            let words = &mut row[i * LANES / 2..][..LANES / 2];
-            for j in 0..LANES / 2 {
-                let (first, second) = (rounded(numbers[2 * j]), rounded(numbers[2 * j + 1]));
-                words[j] = f32::from_bits(first >> 16 | second & 0xffff_0000);
-            }
-        }
+    unsafe fn write<S: Simd>(p: *mut u8, numbers: S::F) {
+        unsafe { S::store_bf16(p, numbers) }
     }
 }
 
@@ -161,13 +159,6 @@ impl Floats for Bf16 {
     unsafe fn convert<S: Simd, N: Number>(p: *const u8, distance: usize) -> S::I {
         unsafe { S::bf16_pairs(N::load::<S>(p), N::load::<S>(p.add(distance))) }
     }
-}
-
-/// Bits of a number whose upper half is the nearest BF16 number, ties to even. Our NaNs are quiet, so the sum does not run over.
-#[inline(always)]
-fn rounded(x: f32) -> u32 {
-    let bits = x.to_bits();
-    bits.wrapping_add(0x7fff + (bits >> 16 & 1))
 }
 
 /// Products of integers of 16 bits, summed exactly. The cache's codes have 8 bits, so that 64 of them stay below 2^31.
@@ -206,14 +197,8 @@ impl Arithmetic for Integers {
     }
 
     #[inline(always)]
-    fn encode(row: &mut [f32]) {
-        for i in 0..row.len() / LANES {
-            let numbers: [f32; LANES] = row[i * LANES..][..LANES].try_into().expect("16 numbers");
-            // Adding 1.5 · 2^23 leaves the nearest integer in the lowest bits.
-            let integers = numbers.map(|x| ((x + 12_582_912.0).to_bits() as u16).to_le_bytes());
-            let words = &mut row[i * LANES / 2..][..LANES / 2];
-            bytemuck::cast_slice_mut::<f32, [u8; 2]>(words).copy_from_slice(&integers);
-        }
+    unsafe fn write<S: Simd>(p: *mut u8, numbers: S::F) {
+        unsafe { S::store_i16(p, numbers) }
     }
 }
 
@@ -222,30 +207,19 @@ const MAX_I16: f32 = 32_767.0;
 /// The least magnitude that rows are made as large as integers by: its inverse is still a number.
 pub(super) const TINY: f32 = 1e-30;
 
-/// The larger magnitude, or what is no number.
+/// Folds the lanes in halves, the same order on every instruction set. Every lane has the result.
+///
+/// # Safety
+/// [`Simd`]'s contract.
 #[inline(always)]
-pub(super) fn magnitude(a: f32, b: f32) -> f32 {
-    let (a, b) = (a.abs(), b.abs());
-    if b > a || b.is_nan() { b } else { a }
-}
-
-/// Folds numbers, a multiple of 16, lane by lane, then the lanes in halves: the same order on every instruction set.
-#[inline(always)]
-pub(super) fn reduce(numbers: &[f32], zero: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut lanes = [zero; LANES];
-    for chunk in numbers.as_chunks::<LANES>().0 {
-        for i in 0..LANES {
-            lanes[i] = f(lanes[i], chunk[i]);
-        }
+pub(super) unsafe fn reduce<S: Simd>(v: S::F, f: impl Fn(S::F, S::F) -> S::F) -> S::F {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let v = f(v, S::swap::<8>(v));
+        let v = f(v, S::swap::<4>(v));
+        let v = f(v, S::swap::<2>(v));
+        f(v, S::swap::<1>(v))
     }
-    let mut n = LANES / 2;
-    while n > 0 {
-        for i in 0..n {
-            lanes[i] = f(lanes[i], lanes[i + n]);
-        }
-        n /= 2;
-    }
-    lanes[0]
 }
 
 /// An element type of the cache whose vectors are loaded with one instruction.
@@ -399,10 +373,10 @@ pub(super) struct Tile {
 pub(super) struct Scales {
     /// Of keys, F16, `[dim / SCALED, 16]` each.
     pub(super) k: [*const u8; CHUNKS],
+    /// Of values, the same; any where nobody sees them.
+    pub(super) v: [*const u8; CHUNKS],
     /// Bytes from one step along `dim` to the next.
-    pub(super) k_step: usize,
-    /// Of values, `[dim / SCALED, 64]`; any where nobody sees them.
-    pub(super) v: *const f32,
+    pub(super) step: usize,
 }
 
 impl Scales {
@@ -410,20 +384,38 @@ impl Scales {
     /// multiplied with: by what others see they would depend on the batch.
     ///
     /// # Safety
-    /// The tile's scratch memory still holds its scales.
+    /// [`Simd`]'s contract; the scales are readable.
     #[inline(always)]
-    pub(super) unsafe fn of_values(&self, b: usize, seen: &Range<usize>) -> ([f32; TILE], f32) {
+    pub(super) unsafe fn of_values<S: Simd>(&self, b: usize, seen: &Range<usize>) -> ([S::F; CHUNKS], f32) {
         // SAFETY: the caller's promise.
-        let mut scales = unsafe { self.v.add(b * TILE).cast::<[f32; TILE]>().read() };
-        if seen.len() < TILE {
-            // A weight of 0 does not hide what is no number.
-            scales[..seen.start].fill(0.0);
-            scales[seen.end..].fill(0.0);
+        unsafe {
+            let mut scales = [S::splat(0.0); CHUNKS];
+            for c in 0..CHUNKS {
+                scales[c] = S::load_f16(self.v[c].add(b * self.step));
+            }
+            if seen.len() < TILE {
+                // A weight of 0 does not hide what is no number.
+                let mut numbers = [0.0; TILE];
+                for c in 0..CHUNKS {
+                    S::store_f32(numbers[c * LANES..].as_mut_ptr(), scales[c]);
+                }
+                numbers[..seen.start].fill(0.0);
+                numbers[seen.end..].fill(0.0);
+                for c in 0..CHUNKS {
+                    scales[c] = S::load_f32(numbers[c * LANES..].as_ptr());
+                }
+            }
+            let mut lanes = S::splat(TINY);
+            for scale in scales {
+                lanes = S::max_magnitude(lanes, scale);
+            }
+            let factor = S::first(reduce::<S>(lanes, |a, b| S::max_magnitude(a, b))) / MAX_I16;
+            let inv = S::splat(1.0 / factor);
+            for scale in &mut scales {
+                *scale = S::mul(*scale, inv);
+            }
+            (scales, factor)
         }
-        let factor = reduce(&scales, TINY, magnitude) / MAX_I16;
-        let inv = 1.0 / factor;
-        scales.iter_mut().for_each(|scale| *scale *= inv);
-        (scales, factor)
     }
 }
 
@@ -511,7 +503,7 @@ impl Tile {
                 multiply::<S, A, L, V>(&mut sums, q.add(b * n), q_stride, k, next, self.k_step, n);
                 for v in 0..V {
                     let factor = match &self.scales {
-                        Some(scales) => S::load_f16(scales.k[c + v].add(b * scales.k_step)),
+                        Some(scales) => S::load_f16(scales.k[c + v].add(b * scales.step)),
                         None => S::splat(1.0),
                     };
                     for r in 0..ROWS {
@@ -676,11 +668,12 @@ mod tests {
     use crate::cpu::simd::{Kernel, dispatch};
     use half::bf16;
 
-    /// Pairs two vectors as BF16 numbers, and reads BF16 numbers of the second back.
+    /// Pairs two vectors as BF16 numbers, writes the second, and reads BF16 numbers of it back.
     struct Pairs<'a> {
         numbers: &'a [[f32; LANES]; 2],
         pairs: &'a mut [u32; LANES],
         wide: &'a mut [f32; LANES],
+        narrow: &'a mut [u16; LANES],
     }
 
     impl Kernel for Pairs<'_> {
@@ -692,6 +685,7 @@ mod tests {
                 let first = S::load_f32(self.numbers[0].as_ptr());
                 let second = S::load_f32(self.numbers[1].as_ptr());
                 S::store(self.pairs.as_mut_ptr().cast(), S::bf16_pairs(first, second));
+                Bf16::write::<S>(self.narrow.as_mut_ptr().cast(), second);
                 S::store_f32(self.wide.as_mut_ptr(), Bf16Number::load::<S>(narrow.as_ptr().cast()));
             }
         }
@@ -706,20 +700,20 @@ mod tests {
         let second = std::array::from_fn(|i| f32::from_bits(bits[i % 8]));
         let numbers = [first, second];
         for &isa in Isa::available() {
-            let (mut pairs, mut wide) = ([0; LANES], [0.0; LANES]);
+            let (mut pairs, mut wide, mut row) = ([0; LANES], [0.0; LANES], [0; LANES]);
             // SAFETY: the instruction set is available; the kernel has no pointers of its own.
-            unsafe { dispatch(isa, Pairs { numbers: &numbers, pairs: &mut pairs, wide: &mut wide }) }
+            unsafe {
+                dispatch(
+                    isa,
+                    Pairs { numbers: &numbers, pairs: &mut pairs, wide: &mut wide, narrow: &mut row },
+                )
+            }
             for i in 0..LANES {
                 let [a, b] = numbers.map(|n| u32::from(bf16::from_f32(n[i]).to_bits()));
                 assert_eq!(pairs[i], a | b << 16, "{isa}, lane {i}");
+                assert_eq!(u32::from(row[i]), b, "{isa}, lane {i}");
                 assert_eq!(wide[i].to_bits(), b << 16, "{isa}, lane {i}");
             }
-        }
-        let mut row = numbers.concat();
-        Bf16::encode(&mut row);
-        for (word, pair) in row.iter().zip(numbers.concat().as_chunks::<2>().0) {
-            let [a, b] = pair.map(|x| u32::from(bf16::from_f32(x).to_bits()));
-            assert_eq!(word.to_bits(), a | b << 16);
         }
     }
 }

@@ -38,6 +38,44 @@ macro_rules! both {
     }};
 }
 
+/// Lanes whose upper half is the nearest BF16 number, ties to even.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn rounded(x: __m256) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // Half of the last place that stays, less one where that place is even.
+        let bits = _mm256_castps_si256(x);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)))
+    }
+}
+
+/// Lanes with the nearest BF16 number.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn nearest_bf16(x: __m256) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_srli_epi32::<16>(rounded(x)) }
+}
+
+/// 16 BF16 numbers.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn packed_bf16(v: F) -> __m256i {
+    // SAFETY: the caller's promise. Packing works within halves of a register; the permutation puts the quarters in order.
+    unsafe {
+        let packed = _mm256_packus_epi32(nearest_bf16(v[0]), nearest_bf16(v[1]));
+        _mm256_permute4x64_epi64::<0b11_01_10_00>(packed)
+    }
+}
+
 // SAFETY of the blocks below: `Simd`'s contract gives the instructions and the readable or writable bytes; the loads and
 // stores are the unaligned ones.
 #[allow(clippy::undocumented_unsafe_blocks)]
@@ -134,6 +172,26 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn store_bf16(p: *mut u8, v: F) {
+        unsafe {
+            _mm256_storeu_si256(p.cast(), packed_bf16(v));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_i16(p: *mut u8, v: F) {
+        unsafe {
+            let packed = _mm256_packs_epi32(_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1]));
+            _mm256_storeu_si256(p.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn first(v: F) -> f32 {
+        unsafe { _mm256_cvtss_f32(v[0]) }
+    }
+
+    #[inline(always)]
     unsafe fn splat(x: f32) -> F {
         unsafe { [_mm256_set1_ps(x); 2] }
     }
@@ -169,6 +227,51 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn sub(a: F, b: F) -> F {
+        both!(_mm256_sub_ps, a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: F, b: F) -> F {
+        both!(_mm256_max_ps, b, a)
+    }
+
+    // As integers, infinities lie above all numbers and NaN above infinities.
+    #[inline(always)]
+    unsafe fn max_magnitude(a: F, b: F) -> F {
+        unsafe {
+            let mask = _mm256_set1_epi32(i32::MAX);
+            let bits = |x| _mm256_and_si256(_mm256_castps_si256(x), mask);
+            let max = |a, b| _mm256_castsi256_ps(_mm256_max_epi32(bits(a), bits(b)));
+            [max(a[0], b[0]), max(a[1], b[1])]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(v: F, n: F) -> F {
+        unsafe {
+            let power = |n| {
+                let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
+            };
+            Self::mul(v, [power(n[0]), power(n[1])])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn swap<const N: usize>(v: F) -> F {
+        let swap = |v| unsafe {
+            match N {
+                4 => _mm256_permute2f128_ps::<1>(v, v),
+                2 => _mm256_permute_ps::<0b01_00_11_10>(v),
+                1 => _mm256_permute_ps::<0b10_11_00_01>(v),
+                _ => unreachable!("lanes {N} apart"),
+            }
+        };
+        if N == 8 { [v[1], v[0]] } else { [swap(v[0]), swap(v[1])] }
+    }
+
+    #[inline(always)]
     unsafe fn fma(a: F, b: F, c: F) -> F {
         both!(_mm256_fmadd_ps, a, b, c)
     }
@@ -201,14 +304,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn bf16_pairs(first: F, second: F) -> I {
-        // Half of the last place that stays, less one where that place is even: the nearest number, ties to even.
-        let round = |x: __m256| unsafe {
-            let bits = _mm256_castps_si256(x);
-            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-            _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)))
-        };
-        let pair =
-            |a, b| unsafe { _mm256_blend_epi16::<0b1010_1010>(_mm256_srli_epi32::<16>(round(a)), round(b)) };
+        let pair = |a, b| unsafe { _mm256_blend_epi16::<0b1010_1010>(nearest_bf16(a), rounded(b)) };
         [pair(first[0], second[0]), pair(first[1], second[1])]
     }
 
@@ -216,16 +312,7 @@ impl Simd for Avx2 {
     unsafe fn load_f16_as_bf16(p: *const u8) -> I {
         unsafe {
             let (first, second) = (Self::load_f16(p), Self::load_f16(p.add(32)));
-            let bits = |x: __m256| {
-                let bits = _mm256_castps_si256(x);
-                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-                let up = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
-                _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, up))
-            };
-            // Packing works within halves of a register; the permutation puts the quarters in order.
-            let join =
-                |[a, b]: F| _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(bits(a), bits(b)));
-            [join(first), join(second)]
+            [packed_bf16(first), packed_bf16(second)]
         }
     }
 

@@ -63,6 +63,12 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_f32(p: *const f32) -> Self::F;
     /// Writes 16 floats.
     unsafe fn store_f32(p: *mut f32, v: Self::F);
+    /// Writes 16 numbers rounded to BF16 (32 bytes).
+    unsafe fn store_bf16(p: *mut u8, v: Self::F);
+    /// Writes the nearest integers of 16 bits (32 bytes); magnitudes are below 32,767.5.
+    unsafe fn store_i16(p: *mut u8, v: Self::F);
+    /// Lane 0.
+    unsafe fn first(v: Self::F) -> f32;
 
     /// The same float in every lane.
     unsafe fn splat(x: f32) -> Self::F;
@@ -78,6 +84,16 @@ pub(crate) trait Simd: Copy {
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
     /// `a + b`.
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    /// `a - b`.
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
+    /// `b` where it is larger, else `a`.
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
+    /// The larger magnitude, or what is no number.
+    unsafe fn max_magnitude(a: Self::F, b: Self::F) -> Self::F;
+    /// `v · 2^n` for whole numbers `n` from -126 to 127.
+    unsafe fn scale(v: Self::F, n: Self::F) -> Self::F;
+    /// Lane `i ^ N` in lane `i`; `N` is 8, 4, 2 or 1.
+    unsafe fn swap<const N: usize>(v: Self::F) -> Self::F;
     /// `a * b + c`, rounded once where the instruction set can.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// `c - a * b`, rounded once where the instruction set can.

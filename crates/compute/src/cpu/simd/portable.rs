@@ -109,6 +109,25 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn store_bf16(p: *mut u8, v: Self::F) {
+        // SAFETY: 32 writable bytes by contract.
+        unsafe { p.cast::<[u16; LANES]>().write_unaligned(map(v, |x| bf16::from_f32(x).to_bits().to_le())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_i16(p: *mut u8, v: Self::F) {
+        // Adding 1.5 · 2^23 leaves the nearest integer in the lowest bits.
+        let integers = map(v, |x| ((x + 12_582_912.0).to_bits() as u16).to_le());
+        // SAFETY: 32 writable bytes by contract.
+        unsafe { p.cast::<[u16; LANES]>().write_unaligned(integers) }
+    }
+
+    #[inline(always)]
+    unsafe fn first(v: Self::F) -> f32 {
+        v[0]
+    }
+
+    #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
         [x; LANES]
     }
@@ -141,6 +160,36 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
         zip(a, b, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| a - b)
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| if b > a { b } else { a })
+    }
+
+    // As integers, infinities lie above all numbers and NaN above infinities.
+    #[inline(always)]
+    unsafe fn max_magnitude(a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| f32::from_bits(a.abs().to_bits().max(b.abs().to_bits())))
+    }
+
+    #[inline(always)]
+    unsafe fn scale(v: Self::F, n: Self::F) -> Self::F {
+        zip(v, n, |v, n| v * f32::from_bits(((n as i32 + 127) << 23) as u32))
+    }
+
+    #[inline(always)]
+    unsafe fn swap<const N: usize>(v: Self::F) -> Self::F {
+        let mut r = v;
+        for i in 0..LANES {
+            r[i] = v[i ^ N];
+        }
+        r
     }
 
     // Two roundings: without the instruction, a fused multiply-add is a slow call of the C library.
