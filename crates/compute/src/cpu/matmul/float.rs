@@ -71,7 +71,7 @@ pub(super) trait Step: Copy {
     /// Steps of a row of `n_in` elements.
     fn n_steps(n_in: usize) -> usize;
 
-    /// Asks for the lines that come some way after steps `k` and `k + 1`.
+    /// Asks for the lines of steps `k` and `k + 1` of what begins at `w`.
     ///
     /// # Safety
     /// [`Simd`]'s contract.
@@ -79,7 +79,7 @@ pub(super) trait Step: Copy {
     unsafe fn prefetch<S: Simd>(w: *const u8, k: usize) {
         for i in 0..2 * Self::STEP_BYTES / LINE {
             // SAFETY: the caller's promise; the address may be any.
-            unsafe { S::prefetch_l2(w.wrapping_add(k * Self::STEP_BYTES + i * LINE + AHEAD)) }
+            unsafe { S::prefetch_l2(w.wrapping_add(k * Self::STEP_BYTES + i * LINE)) }
         }
     }
 
@@ -230,10 +230,11 @@ impl<T: Step> Multiply<T> {
     /// [`Simd`]'s contract; the tile has these rows.
     #[inline(always)]
     unsafe fn rows<S: Simd, const N: usize>(args: &Args<'_>, r: usize) -> usize {
-        let Args { w, n_in, x, y, .. } = args;
+        let Args { w, next, n_in, x, y, .. } = args;
         let n_steps = T::n_steps(*n_in);
         let (start, step) = band(r, x.rows, n_steps);
         let w = w.as_ptr();
+        let ahead = if next.is_null() { w.wrapping_add(AHEAD) } else { *next };
         // SAFETY: the caller's promise.
         unsafe {
             let mut even = [S::splat(0.0); N];
@@ -241,7 +242,7 @@ impl<T: Step> Multiply<T> {
             let mut k = 0;
             while k + 2 <= n_steps {
                 if N > 1 {
-                    T::prefetch::<S>(w, k);
+                    T::prefetch::<S>(ahead, k);
                 }
                 let (first, second) = (T::load::<S>(w, k), T::load::<S>(w, k + 1));
                 for i in 0..N {

@@ -54,6 +54,8 @@ pub(super) enum Layout {
 pub(super) struct Args<'a> {
     /// The groups, `Layout::group_bytes` each.
     pub(super) w: &'a [u8],
+    /// Where reading goes on after these groups, if that is not right behind them; else null.
+    pub(super) next: *const u8,
     pub(super) n_groups: usize,
     /// Length of a row.
     pub(super) n_in: usize,
@@ -61,6 +63,9 @@ pub(super) struct Args<'a> {
     /// What the products are added to, `f32` [n_groups, x.rows, 16].
     pub(super) y: *mut f32,
 }
+
+/// Lines that are asked for ahead of a run of groups for one row, until the processor sees by itself where reading goes on.
+const NEXT_LINES: usize = 16;
 
 /// How the groups of a layout are multiplied.
 pub(super) trait Product: Copy {
@@ -84,6 +89,11 @@ impl<P: Product> EachGroup<'_, P> {
         for (g, w) in args.w.chunks_exact(args.w.len() / args.n_groups).enumerate() {
             // SAFETY: the caller's promise; y is [n_groups, rows, 16].
             unsafe {
+                if ONE && g + 1 == args.n_groups && !args.next.is_null() {
+                    for i in 0..NEXT_LINES {
+                        S::prefetch(args.next.wrapping_add(i * LINE));
+                    }
+                }
                 let y = args.y.add(g * rows * LANES);
                 if ONE {
                     // Nobody else knows this address, so that the sums stay in a register.
@@ -231,7 +241,7 @@ impl Layout {
         (spec.dequantize)(row, out);
     }
 
-    /// Multiplies groups by a tile and adds the products to `y` [n_groups, x.rows, 16].
+    /// Multiplies groups by a tile and adds the products to `y` [n_groups, x.rows, 16]. `next` is that of [`Args`].
     ///
     /// Panics if the sizes disagree.
     ///
@@ -242,6 +252,7 @@ impl Layout {
         isa: Isa,
         y: &mut [f32],
         w: &[u8],
+        next: *const u8,
         n_groups: usize,
         n_in: usize,
         x: Tile<'_>,
@@ -257,7 +268,7 @@ impl Layout {
         if w.is_empty() {
             return;
         }
-        let args = Args { w, n_groups, n_in, x, y: y.as_mut_ptr() };
+        let args = Args { w, next, n_groups, n_in, x, y: y.as_mut_ptr() };
         // SAFETY: the sizes were checked, the rest is the caller's promise.
         unsafe {
             match self {

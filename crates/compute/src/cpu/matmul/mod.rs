@@ -348,8 +348,8 @@ pub fn matmul(
     let n_groups = last.first_group + last.n_groups;
     let n_tiles = m.div_ceil(TILE);
     let elements = if forms.iter().all(|form| form.is_int8()) { INT8_BLOCK } else { FLOAT_BLOCK };
-    let block_tiles = (elements / (TILE * w.n_in.max(1))).clamp(1, n_tiles);
-    let n_blocks = n_tiles.div_ceil(block_tiles);
+    let n_blocks = n_tiles.div_ceil((elements / (TILE * w.n_in.max(1))).max(1));
+    let block_tiles = n_tiles.div_ceil(n_blocks);
     let scratch = &*scratch;
     let tasks: Vec<Task<'_>> = w
         .parts
@@ -391,8 +391,11 @@ const INT8_BLOCK: usize = 512 << 10;
 /// cache; what counts is that the weights pass rarely.
 const FLOAT_BLOCK: usize = 4 << 20;
 
-/// Rows of 16 sums that are kept at a time.
+/// Rows of 16 sums that are kept at a time for one tile: they stay in the first-level cache.
 const SUMS: usize = 256;
+
+/// Tiles whose sums are kept at a time, where a group is packed or converted for them.
+const TILES: usize = 16;
 
 /// The product with one part of a weight.
 struct Task<'a> {
@@ -417,29 +420,32 @@ impl Task<'_> {
         if tiles.len() == 1 {
             let step = SUMS / self.x[tiles.start].rows;
             for start in groups.clone().step_by(step) {
-                self.panel(start..groups.end.min(start + step), tiles.clone(), result);
+                self.panel::<SUMS>(start..groups.end.min(start + step), tiles.clone(), result);
             }
             return;
         }
         // A group stays in the caches while the tiles pass by, one after the other, so that the sums of one stay there too. Without slices
-        // those of several do; and what is packed or converted for this product is so once for several.
+        // a tile's are met once; and what is packed or converted for this product is so once for many.
         let packed = matches!(self.part.weights, Weights::Packed(_));
-        let step = if packed && self.x.len() > self.n_tiles { 1 } else { SUMS / TILE };
         for g in groups {
-            for start in tiles.clone().step_by(step) {
-                self.panel(g..g + 1, start..tiles.end.min(start + step), result);
+            if packed && self.x.len() > self.n_tiles {
+                tiles.clone().for_each(|t| self.panel::<SUMS>(g..g + 1, t..t + 1, result));
+                continue;
+            }
+            for start in tiles.clone().step_by(TILES) {
+                self.panel::<{ TILES * TILE }>(g..g + 1, start..tiles.end.min(start + TILES), result);
             }
         }
     }
 
-    /// Multiplies as many groups and tiles as there is room for sums.
-    fn panel(&self, groups: Range<usize>, tiles: Range<usize>, result: &Output<'_>) {
+    /// Multiplies groups and tiles that together have at most `N` rows of sums.
+    fn panel<const N: usize>(&self, groups: Range<usize>, tiles: Range<usize>, result: &Output<'_>) {
         let rows: usize = self.x[tiles.clone()].iter().map(|x| x.rows).sum();
-        let mut sums = Sums::<SUMS>::uninit();
+        let mut sums = Sums::<N>::uninit();
         // [tiles][groups, rows of the tile, 16]
         let sums = sums.zeroed(groups.len() * rows);
         for (slice, x) in self.part.slices(self.w.n_in).zip(self.x.chunks_exact(self.n_tiles)) {
-            self.for_runs(groups.clone(), &slice, |layout, run, weights| {
+            self.for_runs(groups.clone(), &slice, |layout, run, weights, next| {
                 let mut sums = &mut sums[..];
                 for x in &x[tiles.clone()] {
                     let (of_tile, rest) = sums.split_at_mut(groups.len() * x.rows * LANES);
@@ -447,7 +453,9 @@ impl Task<'_> {
                     let first = (run.start - groups.start) * x.rows * LANES;
                     let y = &mut of_tile[first..][..run.len() * x.rows * LANES];
                     // SAFETY: `Matrix::new` checked that the instruction set is available.
-                    unsafe { layout.multiply(self.w.isa, y, weights, run.len(), slice.columns.len(), *x) }
+                    unsafe {
+                        layout.multiply(self.w.isa, y, weights, next, run.len(), slice.columns.len(), *x)
+                    }
                 }
             });
         }
@@ -484,17 +492,27 @@ impl Task<'_> {
         }
     }
 
-    /// Calls `f` with a slice of groups, as many as lie together: all, or if they are packed or converted for this product, one by one.
-    fn for_runs(&self, groups: Range<usize>, slice: &Slice, mut f: impl FnMut(Layout, Range<usize>, &[u8])) {
+    /// Calls `f` with a slice of groups, as many as lie together: all, or if they are packed or converted for this product, one by one; and
+    /// with where reading goes on.
+    fn for_runs(
+        &self,
+        groups: Range<usize>,
+        slice: &Slice,
+        mut f: impl FnMut(Layout, Range<usize>, &[u8], *const u8),
+    ) {
         let Self { w, part, .. } = self;
         let (own, n) = (part.layout, slice.group_bytes);
+        let none = std::ptr::null();
         let layout = if self.x[0].rows > BAND { own.for_many_rows() } else { own };
         let packed = match &part.weights {
             Weights::Packed(packed) => {
                 let start = self.expert * part.n_groups * part.group_bytes + slice.start + groups.start * n;
-                let packed = &packed.as_slice()[start..][..groups.len() * n];
+                let packed = &packed.as_slice()[start..];
                 if layout == own {
-                    return f(own, groups, packed);
+                    // The same groups of the next slice, if it is as long.
+                    let is_last = slice.columns.end == w.n_in;
+                    let next = if is_last { none } else { packed.as_ptr().wrapping_add(part.n_groups * n) };
+                    return f(own, groups.clone(), &packed[..groups.len() * n], next);
                 }
                 Some(packed)
             }
@@ -512,12 +530,13 @@ impl Task<'_> {
                     }
                 };
                 if layout == own {
-                    f(own, g..g + 1, group);
+                    f(own, g..g + 1, group, none);
                     continue;
                 }
                 // SAFETY: `Matrix::new` checked that the instruction set is available.
                 unsafe { own.convert_for_many_rows(w.isa, converted, group) }
-                f(layout, g..g + 1, converted);
+                let next = packed.map_or(none, |packed| packed.as_ptr().wrapping_add((i + 1) * n));
+                f(layout, g..g + 1, converted, next);
             }
         });
     }
