@@ -10,8 +10,9 @@ use std::collections::VecDeque;
 
 /// Runs a [`Decoder`], or the ranks of one that several devices share.
 ///
-/// Where the backend is asynchronous, the device chooses, and `launch` returns while it computes. Otherwise, and where log-probabilities
-/// are wanted, tokens are chosen on the host, and a step is complete when `launch` returns. Its outcome waits for `finish`.
+/// Where the backend is asynchronous, the device chooses, and `launch` returns while it computes. Otherwise a step is complete when
+/// `launch` returns, and tokens are chosen on the host, but for the likeliest. So are those whose log-probabilities are wanted. Its
+/// outcome waits for `finish`.
 pub struct ModelRunner<B: Backend> {
     /// Dropped before the first rank, whose work it may wait for.
     others: OtherRanks,
@@ -206,13 +207,16 @@ impl<B: Backend> Runner for ModelRunner<B> {
     }
 
     fn launch(&mut self, step: &Step) -> Result<Ticket> {
-        let on_device = self.info.asynchronous && step.rows.iter().all(is_choice);
-        if !on_device && step.rows.iter().any(|r| r.unseen.is_some()) {
+        let likeliest = step.rows.iter().all(takes_likeliest);
+        // Other choices are quicker on the host where nobody runs ahead.
+        let on_device = step.rows.iter().all(is_choice) && (self.info.asynchronous || likeliest);
+        let ahead = on_device && self.info.asynchronous;
+        if !ahead && step.rows.iter().any(|r| r.unseen.is_some()) {
             self.learn_previous()?;
         }
         let choosing = match on_device {
             true if step.rows.is_empty() => Choosing::Nothing,
-            true if step.rows.iter().all(takes_likeliest) => Choosing::Likeliest,
+            true if likeliest => Choosing::Likeliest,
             true => Choosing::Sampled,
             false => Choosing::Nothing,
         };
