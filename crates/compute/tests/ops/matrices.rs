@@ -148,6 +148,40 @@ fn matmul_of_a_few_rows_of_packed_weights() {
     }
 }
 
+/// On a GPU of 132 multiprocessors several blocks share a tile of outputs.
+#[test]
+fn matmul_of_rows_whose_tiles_are_shared_among_blocks() {
+    use DType::*;
+    for rows in [70, 140] {
+        check(&[Matmul { parts: vec![(Q4_K, 300), (Q6_K, 200)], n_in: 2304, rows: 0..rows, bias: true }]);
+        check(&[Matmul { parts: vec![(Q8_0, 200)], n_in: 2560, rows: 0..rows, bias: false }]);
+        let (gate, up, down) = (Q4_K, Q4_K, Q6_K);
+        let (hidden_size, intermediate_size, activation) = (768, 1024, Activation::Silu);
+        check(&[Gated { gate, up, down, hidden_size, intermediate_size, rows, activation }]);
+    }
+}
+
+/// Blocks wait for each other's sums, and rings are filled while they are read; neither may show in a bit. With 68 tiles of three steps,
+/// blocks of a GPU of 132 multiprocessors have parts of two tiles.
+#[test]
+fn a_product_is_the_same_again_and_again() {
+    for (_, _, gpu) in gpus() {
+        for (dtype, n_out, n_in) in [(DType::Q4_K, 8600, 768), (DType::Q6_K, 300, 2560)] {
+            let w = gpu.matrix(vec![part(dtype, 1, n_out, n_in, 1)]).unwrap();
+            for m in [66, 130] {
+                let x = rows_of(gpu, &Random(6).normals(m * n_in), n_in);
+                let mut y = poisoned(gpu, m, n_out);
+                gpu.matmul(&mut y, &x, &w, None).unwrap();
+                let first = read(gpu, &mut y);
+                for _ in 0..2 {
+                    gpu.matmul(&mut y, &x, &w, None).unwrap();
+                    assert_eq!(bits(&first), bits(&read(gpu, &mut y)), "{dtype} {m} on {}", gpu.describe());
+                }
+            }
+        }
+    }
+}
+
 /// Activations that are rounded to integers must not hide it.
 #[test]
 fn what_is_not_a_number_spoils_its_row_and_no_other() {
