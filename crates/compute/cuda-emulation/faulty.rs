@@ -124,6 +124,10 @@ impl Driver for Faulty {
         self.inner.max_shared_bytes()
     }
 
+    fn is_first(&self) -> bool {
+        self.inner.is_first()
+    }
+
     fn is_hopper(&self) -> bool {
         self.inner.is_hopper()
     }

@@ -100,6 +100,12 @@ pub trait Driver: Send + Sync {
         false
     }
 
+    /// Whether this is the device's first queue in the process. Blocks of one kernel may wait for each other only there: of two queues that
+    /// do so, each might hold the multiprocessors that the other's remaining blocks want.
+    fn is_first(&self) -> bool {
+        true
+    }
+
     /// Describes boxes to the copy engine of a GPU that runs machine code for Hopper.
     fn box_map(&self, boxes: Boxes) -> Result<BoxMap> {
         unreachable!("{boxes:?} on a device that is not for Hopper's code")

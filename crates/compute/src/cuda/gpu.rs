@@ -32,6 +32,7 @@ pub(super) struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
+    first: First,
     /// Held to enqueue, and while a graph is recorded: what other threads enqueue must not become a part of it.
     turn: Mutex<()>,
     /// The thread that records.
@@ -41,6 +42,29 @@ pub(super) struct Gpu {
     kernels: Mutex<Vec<Arc<LazyKernel>>>,
     staging: Mutex<Staging>,
     answers: Mutex<Vec<AnswerMemory>>,
+}
+
+/// Being the first of a GPU's queues: its number, for one of them at a time.
+struct First(Option<usize>);
+
+/// The GPUs that have one.
+static FIRSTS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+impl First {
+    fn claim(ordinal: usize) -> Self {
+        let mut firsts = lock(&FIRSTS);
+        let is_free = !firsts.contains(&ordinal);
+        if is_free {
+            firsts.push(ordinal);
+        }
+        Self(is_free.then_some(ordinal))
+    }
+}
+
+impl Drop for First {
+    fn drop(&mut self) {
+        lock(&FIRSTS).retain(|&ordinal| Some(ordinal) != self.0);
+    }
 }
 
 /// Page-locked memory for an answer, and the event after which it is there.
@@ -172,6 +196,7 @@ impl Gpu {
             device,
             context,
             stream: std::ptr::null_mut(),
+            first: First::claim(ordinal),
             turn: Mutex::default(),
             recorder: Mutex::default(),
             modules: Mutex::default(),
@@ -390,6 +415,10 @@ impl Driver for Gpu {
 
     fn max_shared_bytes(&self) -> usize {
         self.max_shared_bytes
+    }
+
+    fn is_first(&self) -> bool {
+        self.first.0.is_some()
     }
 
     fn is_hopper(&self) -> bool {

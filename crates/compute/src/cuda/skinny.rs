@@ -302,7 +302,11 @@ fn finish(
         }
     };
     let (n_multiprocessors, n_steps) = (cuda.driver.n_multiprocessors() as usize, w.n_in.div_ceil(STEP));
-    let division = match shape.shares && form == Form::PackedHalf {
+    let shares = shape.shares && form == Form::PackedHalf;
+    if shares && !cuda.driver.is_first() {
+        return None;
+    }
+    let division = match shares {
         true => Division::Shares { blocks: sharing_blocks(n_multiprocessors, n_tiles, n_steps), n_tiles },
         false => Division::Clusters(launches(&shape, n_multiprocessors, n_tiles, n_steps)),
     };
@@ -440,7 +444,8 @@ impl Plan {
                 let (n_tiles, n_steps) = (n_tiles as u32, n_steps as u32);
                 let args = SharesArgs { of_all: args, left: sums, is_left: flags, n_tiles, n_steps };
                 // SAFETY: as above; the scratch memories have room for what all blocks leave, and each launch leaves zeros for flags. All
-                // blocks run at once: each multiprocessor has room for one, and kernels of one stream come one after the other.
+                // blocks run at once: each multiprocessor has room for one, kernels of one stream come one after the other, and those of the
+                // device's other streams wait for nobody.
                 unsafe { cuda.launch_shared(f, [blocks, 1, 1], THREADS, shape.shared_bytes, &args)? };
             }
         }
