@@ -145,12 +145,7 @@ DEVICE void multiply_shares(const SharesArgs& args) {
   __shared__ __align__(16) float scales[N];
   ptx::let_next_kernel_start();
   const int tid = threadIdx.x, lane = tid % 32, warp = __shfl_sync(ALL_LANES, tid / 32, 0);
-  if (tid < static_cast<int>(a.w_stages)) ptx::make_barrier(w_full + tid, 1), ptx::make_barrier(w_empty + tid, MULTIPLIERS / 32);
-  if (tid / 32 == 1 && lane < static_cast<int>(a.x_stages)) {
-    ptx::make_barrier(x_full + lane, 1), ptx::make_barrier(x_empty + lane, MULTIPLIERS / 32);
-  }
-  if (tid < 64) ptx::barriers_are_ready();
-  __syncthreads();
+  make_rings(a, w_full, w_empty, x_full, x_empty);
   uint8_t* x_ring = shared + a.w_stages * a.w_stage_bytes;
   if (warp >= MULTIPLIERS / 32) {
     ptx::fewer_registers<S::COPY_REGISTERS>();

@@ -224,12 +224,7 @@ DEVICE void multiply_tile(const SkinnyArgs& a) {
   const Tile outs = Tile::of(a, a.first_tile + blockIdx.y);
   const int first_step = a.steps[blockIdx.x];
   const Steps steps = {first_step, static_cast<int>(a.steps[blockIdx.x + 1]), first_step};
-  if (tid < static_cast<int>(a.w_stages)) ptx::make_barrier(w_full + tid, 1), ptx::make_barrier(w_empty + tid, MULTIPLIERS / 32);
-  if (tid / 32 == 1 && lane < static_cast<int>(a.x_stages)) {
-    ptx::make_barrier(x_full + lane, 1), ptx::make_barrier(x_empty + lane, MULTIPLIERS / 32);
-  }
-  if (tid < 64) ptx::barriers_are_ready();
-  __syncthreads();
+  make_rings(a, w_full, w_empty, x_full, x_empty);
   uint8_t* x_ring = shared + a.w_stages * a.w_stage_bytes;
   if (warp >= MULTIPLIERS / 32) {
     ptx::fewer_registers<S::COPY_REGISTERS>();

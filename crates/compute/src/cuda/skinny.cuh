@@ -225,6 +225,17 @@ struct Shape {
   static constexpr bool PACKED = N <= 64;
 };
 
+// Makes the barriers of both rings: those that say a stage is full, and those of the warps that are done with it. All threads call it.
+DEVICE void make_rings(const SkinnyArgs& a, uint64_t* w_full, uint64_t* w_empty, uint64_t* x_full, uint64_t* x_empty) {
+  const int tid = threadIdx.x, lane = tid % 32;
+  if (tid < static_cast<int>(a.w_stages)) ptx::make_barrier(w_full + tid, 1), ptx::make_barrier(w_empty + tid, MULTIPLIERS / 32);
+  if (tid / 32 == 1 && lane < static_cast<int>(a.x_stages)) {
+    ptx::make_barrier(x_full + lane, 1), ptx::make_barrier(x_empty + lane, MULTIPLIERS / 32);
+  }
+  if (tid < 64) ptx::barriers_are_ready();
+  __syncthreads();
+}
+
 struct Ring {
   uint64_t *full, *empty;
   uint32_t n, stage = 0, parity = 0;
