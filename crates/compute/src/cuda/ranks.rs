@@ -28,17 +28,6 @@ pub(super) struct RanksArgs {
     n_ranks: u32,
 }
 
-impl RanksArgs {
-    /// Of a GPU alone.
-    pub(super) const NONE: Self = Self {
-        mailboxes: [DevicePtr::NULL; MAX_RANKS],
-        rounds: DevicePtr::NULL,
-        cut: DevicePtr::NULL,
-        rank: 0,
-        n_ranks: 1,
-    };
-}
-
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Args {
@@ -129,25 +118,26 @@ impl Member {
     /// What a kernel has to know that takes part in a round of up to [`PLACES`] numbers; `None` where GPUs do not reach each other's
     /// memory.
     pub(super) fn ranks(&self) -> Option<RanksArgs> {
+        self.mailboxes.is_some().then(|| self.place())
+    }
+
+    /// The same, without mailboxes where there are none.
+    fn place(&self) -> RanksArgs {
         let mut mailboxes = [DevicePtr::NULL; MAX_RANKS];
-        for (to, mailbox) in mailboxes.iter_mut().zip(self.mailboxes.as_deref()?) {
+        for (to, mailbox) in mailboxes.iter_mut().zip(self.mailboxes.iter().flat_map(|m| m.iter())) {
             *to = mailbox.ptr();
         }
-        Some(RanksArgs {
+        RanksArgs {
             mailboxes,
             rounds: self.rounds.ptr(),
             cut: self.link.cut_word(),
             rank: self.rank.index as u32,
             n_ranks: self.rank.count as u32,
-        })
+        }
     }
 
     fn args(&self, y: DevicePtr, x: DevicePtr) -> Args {
-        // Columns are spread for NCCL without mailboxes.
-        let alone =
-            RanksArgs { rank: self.rank.index as u32, n_ranks: self.rank.count as u32, ..RanksArgs::NONE };
-        let ranks = self.ranks().unwrap_or(alone);
-        Args { ranks, y, x, starts: [0; MAX_RANKS + 1], n: 0, first: 0, width: 0, add: 0 }
+        Args { ranks: self.place(), y, x, starts: [0; MAX_RANKS + 1], n: 0, first: 0, width: 0, add: 0 }
     }
 
     /// Whether this many pairs of numbers go through the mailboxes.
