@@ -12,7 +12,7 @@ use realizar_compute::cpu::bandwidth::ReadTest;
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::threads::{Pool, default_threads};
 use realizar_compute::cpu::{Cpu, CpuOptions};
-use realizar_compute::{AttentionParams, Backend, Batch, BatchLimits, DType, Heads, KvLayer, QkvPrep};
+use realizar_compute::{AttentionParams, Batch, BatchLimits, DType, Device, Heads, KvLayer, Ops, QkvPrep};
 use std::time::{Duration, Instant};
 
 /// Bytes that one pass of decoding reads, beyond any cache.

@@ -27,7 +27,7 @@ pub enum Error {
     /// The backend has no implementation for this combination.
     #[error("{backend} cannot run {op} on {dtype}")]
     Unsupported {
-        /// Name of the operation, as in the `Backend` trait.
+        /// Name of the operation, as in the `Ops` trait.
         op: &'static str,
         /// Element type that has no implementation.
         dtype: DType,
@@ -37,7 +37,7 @@ pub enum Error {
     /// The backend has no implementation for this size.
     #[error("{backend} cannot run {op} with {what}")]
     UnsupportedSize {
-        /// Name of the operation, as in the `Backend` trait.
+        /// Name of the operation, as in the `Ops` trait.
         op: &'static str,
         /// What there is, and what can be.
         what: String,

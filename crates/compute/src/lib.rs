@@ -1,17 +1,22 @@
 //! Tensors, quantization formats and the operations of a transformer on a device.
 //!
-//! - [`Backend`]: every operation and its shapes. [`Reference`] is what each one means; [`cpu::Cpu`] and
-//!   `cuda::Cuda` are the fast ones.
+//! - [`Ops`]: the primitive operations with their shapes. [`Blocks`]: the blocks of a layer, made of them. [`Backend`]: both, with memory
+//!   ([`Device`]), collectives, recording and profiling. [`Reference`] is what each operation means; [`cpu::Cpu`] and `cuda::Cuda` are the
+//!   fast backends.
 //! - [`Tensor`]: a backend's buffer with an element type and a shape. [`DType`] and [`quant::QUANTS`]: the element types.
 //! - [`Batch`]: one step's work as plain data.
 
 mod backend;
 mod batch;
+pub mod blocks;
+mod capture;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod device;
 mod dtype;
 mod error;
+mod ops;
 mod profile;
 pub mod quant;
 mod ranks;
@@ -19,14 +24,21 @@ mod reference;
 pub mod sampling;
 mod tensor;
 
-pub use backend::{
-    Activation, AttentionParams, Backend, Choosing, Chosen, DeviceMemory, GraphKey, Heads, KvLayer,
-    MatrixPart, MoeParams, MoeScratch, Norm, NormKind, OutProduct, QkvPrep, RopeStyle,
-};
+pub use backend::Backend;
 pub use batch::{Batch, BatchLimits, BatchSeq, HostBatch};
+pub use blocks::{
+    AttentionBlock, BlockInput, BlockOutput, Blocks, FfnBlock, FfnUp, Gather, HeadBlock, Join, Linear,
+    MoeBlock, Stream,
+};
+pub use capture::{Capture, Choosing, GraphKey};
+pub use device::{Device, DeviceMemory, KvLayer, MatrixPart};
 pub use dtype::DType;
 pub use error::{Error, Result};
-pub use profile::{OpTime, Profiler};
-pub use ranks::Rank;
+pub use ops::{
+    Activation, AttentionParams, Chosen, Experts, Heads, MoeParams, MoeScratch, Norm, NormKind, Ops, QkvPrep,
+    RopeStyle,
+};
+pub use profile::{OpTime, Profile, Profiler};
+pub use ranks::{Collectives, Rank};
 pub use reference::Reference;
 pub use tensor::{Shape, Tensor};

@@ -1,8 +1,32 @@
 //! Time per part of the forward pass, for whoever asks for it.
 
+use crate::{Device, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Names the parts of the forward pass for a profiler.
+pub trait Profile: Device {
+    /// Records times of operations where it is on; `None` for a backend that nobody profiles.
+    fn profiler(&self) -> Option<&Profiler> {
+        None
+    }
+
+    /// Runs a part of the forward pass under a name for the profiler. While that is on, the device finishes each part before the next.
+    fn timed<T>(&self, name: &'static str, f: impl FnOnce() -> Result<T>) -> Result<T> {
+        match self.profiler().filter(|p| p.is_on()) {
+            None => f(),
+            Some(profiler) => {
+                self.synchronize()?;
+                profiler.time(name, || {
+                    let result = f()?;
+                    self.synchronize()?;
+                    Ok(result)
+                })
+            }
+        }
+    }
+}
 
 /// One run of a part of the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! Several devices that run one model together, each with its part of every weight: who is which, and sums over all of them.
 //!
-//! Each device is a backend of its own and computes on a thread of its own. They meet in `Backend::all_reduce` and
-//! `Backend::all_gather`, which all of them call in the same order with tensors of the same rows. [`HostGroup`] is how backends meet
+//! Each device is a backend of its own and computes on a thread of its own. They meet in [`Collectives::all_reduce`] and
+//! [`Collectives::all_gather`], which all of them call in the same order with tensors of the same rows. [`HostGroup`] is how backends meet
 //! whose tensors are in host memory.
 
-use crate::{Error, Result};
+use crate::{Error, Ops, Result, Tensor};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 
 /// Which of the devices that share a model this one is.
@@ -29,6 +29,34 @@ impl Rank {
     pub fn is_first(self) -> bool {
         self.index == 0
     }
+}
+
+/// What the devices that share a model do together, each on a thread of its own.
+pub trait Collectives: Ops {
+    /// Which of the devices that share a model this is.
+    fn rank(&self) -> Rank {
+        Rank::ALONE
+    }
+
+    /// `x = sum of every rank's x`, added in the order of ranks: all of them get the same bits.
+    ///
+    /// All ranks do this together, each on its own thread. Errors: `Device`, also when another rank has left.
+    fn all_reduce(&self, x: &mut Tensor<Self>) -> Result<()>;
+
+    /// `y += sum of every rank's x`; the contents of `x`, of the shape of `y`, are unspecified afterwards.
+    fn all_reduce_add(&self, y: &mut Tensor<Self>, x: &mut Tensor<Self>) -> Result<()> {
+        self.all_reduce(x)?;
+        self.add(y, x)
+    }
+
+    /// Every rank's x side by side: `y[n, starts[rank] .. starts[rank + 1]] = x[n, ..]` of that rank. `starts` has an entry more than
+    /// there are ranks, and its last is the length of a row of `y`.
+    ///
+    /// As for [`Collectives::all_reduce`], all ranks do this together.
+    fn all_gather(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, starts: &[usize]) -> Result<()>;
+
+    /// Lets the other ranks know that this one does not go on: what they do together with it fails instead of waiting.
+    fn leave(&self) {}
 }
 
 /// Where the ranks of one process meet with tensors in host memory.

@@ -4,8 +4,9 @@
 
 use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, Backend, Batch, BatchLimits, Chosen, DType, DeviceMemory, Error, HostBatch,
-    KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, NormKind, QkvPrep, Result, RopeStyle, Tensor,
+    Activation, AttentionParams, Batch, BatchLimits, Blocks, Capture, Chosen, Collectives, DType, Device,
+    DeviceMemory, Error, Experts, HostBatch, KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, NormKind, Ops,
+    Profile, QkvPrep, Result, RopeStyle, Tensor,
 };
 
 /// The token with the largest of these logits.
@@ -147,7 +148,7 @@ pub(crate) fn route(logits: &[f32], params: &MoeParams, chosen: &mut Vec<(usize,
     }
 }
 
-impl Backend for Reference {
+impl Device for Reference {
     type Buffer = Vec<f32>;
     type Matrix = DenseMatrix;
     type Batch = HostBatch;
@@ -203,6 +204,14 @@ impl Backend for Reference {
         w.values.len() * 4
     }
 
+    fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()> {
+        for t in [&mut kv.k, &mut kv.v] {
+            let n = t.row_len();
+            t.buffer_mut().copy_within(from * n..(from + 1) * n, to * n);
+        }
+        Ok(())
+    }
+
     fn new_batch(&self, limits: BatchLimits) -> Result<HostBatch> {
         Ok(HostBatch::new(limits))
     }
@@ -212,15 +221,9 @@ impl Backend for Reference {
         staged.set_deferred();
         Ok(())
     }
+}
 
-    fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()> {
-        for t in [&mut kv.k, &mut kv.v] {
-            let n = t.row_len();
-            t.buffer_mut().copy_within(from * n..(from + 1) * n, to * n);
-        }
-        Ok(())
-    }
-
+impl Ops for Reference {
     fn embed(&self, y: &mut Tensor<Self>, table: &DenseMatrix, batch: &HostBatch, scale: f32) -> Result<()> {
         let n = y.row_len();
         for (row, &token) in y.buffer_mut().chunks_exact_mut(n).zip(batch.tokens()) {
@@ -420,11 +423,10 @@ impl Backend for Reference {
         y: &mut Tensor<Self>,
         x: &Tensor<Self>,
         router: &Tensor<Self>,
-        gate_up: &DenseMatrix,
-        down: &DenseMatrix,
-        params: &MoeParams,
+        experts: &Experts<'_, Self>,
         _scratch: &mut MoeScratch<Self>,
     ) -> Result<()> {
+        let Experts { gate_up, down, params } = experts;
         let (n, inner) = (x.row_len(), down.n_in);
         let mut chosen = Vec::new();
         for t in 0..x.rows() {
@@ -482,17 +484,6 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn all_reduce(&self, _: &mut Tensor<Self>) -> Result<()> {
-        Ok(())
-    }
-
-    fn all_gather(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, starts: &[usize]) -> Result<()> {
-        assert_eq!((y.shape(), starts), (x.shape(), &[0, x.row_len()][..]));
-        let len = x.len();
-        y.buffer_mut()[..len].copy_from_slice(&x.buffer()[..len]);
-        Ok(())
-    }
-
     fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {
         let len = x.len();
         x.buffer_mut()[..len].iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
@@ -513,3 +504,22 @@ impl Backend for Reference {
         Ok(())
     }
 }
+
+impl Collectives for Reference {
+    fn all_reduce(&self, _: &mut Tensor<Self>) -> Result<()> {
+        Ok(())
+    }
+
+    fn all_gather(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, starts: &[usize]) -> Result<()> {
+        assert_eq!((y.shape(), starts), (x.shape(), &[0, x.row_len()][..]));
+        let len = x.len();
+        y.buffer_mut()[..len].copy_from_slice(&x.buffer()[..len]);
+        Ok(())
+    }
+}
+
+impl Profile for Reference {}
+
+impl Capture for Reference {}
+
+impl Blocks for Reference {}

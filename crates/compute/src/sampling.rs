@@ -184,7 +184,7 @@ fn edit(logits: &mut [f32], samplers: &Samplers, row: &SamplerRow, previous: &[C
 
 /// Chooses a token from the logits of row `row`, by the definition above. `previous`: what was chosen from the logits before.
 ///
-/// Logits that are not a number or plus infinity are reported, as by [`crate::Backend::choose_likeliest`].
+/// Logits that are not a number or plus infinity are reported, as by [`crate::Ops::choose_likeliest`].
 pub fn choose(logits: &[f32], samplers: &Samplers, row: usize, previous: &[Chosen]) -> Chosen {
     assert!(logits.len() <= MAX_VOCAB, "{} tokens", logits.len());
     let bad = |nan: bool| logits.iter().position(|l| if nan { l.is_nan() } else { *l == f32::INFINITY });

@@ -1,6 +1,6 @@
 //! A tensor: a backend's buffer with an element type and a row-major shape.
 
-use crate::{Backend, DType};
+use crate::{DType, Device};
 use std::fmt;
 
 /// Dimensions of a tensor, outermost first; at most four.
@@ -45,14 +45,14 @@ impl fmt::Debug for Shape {
 /// A row-major tensor in a backend's memory.
 ///
 /// Activations are made once for the largest batch; each step sets how many of their rows are in use ([`Tensor::set_rows`]).
-pub struct Tensor<B: Backend> {
+pub struct Tensor<B: Device> {
     buffer: B::Buffer,
     dtype: DType,
     shape: Shape,
     max_rows: usize,
 }
 
-impl<B: Backend> Tensor<B> {
+impl<B: Device> Tensor<B> {
     /// For backends: `buffer` holds `shape` elements of `dtype`.
     pub fn from_buffer(buffer: B::Buffer, dtype: DType, shape: &[usize]) -> Self {
         let shape = Shape::new(shape);
@@ -114,7 +114,7 @@ impl<B: Backend> Tensor<B> {
     }
 }
 
-impl<B: Backend> fmt::Debug for Tensor<B> {
+impl<B: Device> fmt::Debug for Tensor<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{:?}", self.dtype, self.shape)
     }

@@ -7,7 +7,7 @@ use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions, threads};
 #[cfg(feature = "cuda")]
 use realizar_compute::cuda::Cuda;
-use realizar_compute::{Backend, DType, DeviceMemory, Rank};
+use realizar_compute::{Backend, DType, Device as _, DeviceMemory, Rank};
 use realizar_model::source::TensorSource;
 use realizar_model::{Decoder, ModelConfig, Shard, WeightBytes, arch, names};
 use std::fmt;
@@ -363,7 +363,7 @@ fn load_on<B: Backend>(
         1 => backends[0].describe(),
         _ => format!("{count} × {}", backends[0].describe()),
     };
-    let memory_bandwidth = backends.iter().map(Backend::memory_bandwidth).sum();
+    let memory_bandwidth = backends.iter().map(|b| b.memory_bandwidth()).sum();
     let load = |backend: &B| {
         let model = Decoder::load(backend, source, config.clone(), sizes.context_length)?;
         backend.synchronize()?;

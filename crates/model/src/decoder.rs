@@ -3,17 +3,21 @@
 use crate::Result;
 use crate::config::{LayerConfig, ModelConfig};
 use crate::kv_cache::KvCache;
-use crate::shard::{Join, Shard, Split};
+use crate::shard::{self, Shard, Split};
 use crate::source::TensorSource;
-use crate::weights::{Linear, Loader, Weight};
-use crate::workspace::Workspace;
-use realizar_compute::{AttentionParams, Backend, MoeParams, Norm, OutProduct, QkvPrep, Tensor};
+use crate::weights::{Loader, Weight};
+use crate::workspace::{Shared, Workspace};
+use realizar_compute::{
+    AttentionBlock, AttentionParams, Backend, BlockInput, BlockOutput, Experts, FfnBlock, FfnUp, Gather,
+    HeadBlock, Join, KvLayer, Linear, MoeBlock, MoeParams, Norm, QkvPrep, Tensor,
+};
 
 /// A decoder-only transformer on a backend, or one rank's part of it.
 pub struct Decoder<B: Backend> {
     config: ModelConfig,
     shard: Shard,
-    embed: B::Matrix,
+    /// `[vocab_size, hidden_size]`
+    embed: Linear<B>,
     position_embed: Option<Tensor<B>>,
     ropes: Vec<Rope<B>>,
     layers: Vec<Layer<B>>,
@@ -31,35 +35,25 @@ struct Layer<B: Backend> {
     attn_norm: Norm<B>,
     qkv: Linear<B>,
     qk_norm: Option<(Norm<B>, Norm<B>)>,
-    attn_out: BlockOutput<B>,
+    attn_out: Output<B>,
     /// `None` where attention's norm serves both blocks.
     ffn_norm: Option<Norm<B>>,
     ffn: Ffn<B>,
 }
 
 enum Ffn<B: Backend> {
-    Gated { gate_up: Linear<B>, down: BlockOutput<B> },
-    Plain { up: Linear<B>, down: BlockOutput<B> },
+    Gated { gate_up: Linear<B>, down: Output<B> },
+    Plain { up: Linear<B>, down: Output<B> },
     Moe { router: Linear<B>, gate_up: B::Matrix, down: B::Matrix, post_norm: Option<Norm<B>> },
 }
 
 /// The last matrix of a block, which leads back to the residual, and the norms around it.
-struct BlockOutput<B: Backend> {
+struct Output<B: Backend> {
     /// Of its input.
     sub_norm: Option<Norm<B>>,
-    linear: Linear<B>,
+    proj: Linear<B>,
     /// Of its output.
     post_norm: Option<Norm<B>>,
-    join: Join,
-}
-
-impl<B: Backend> BlockOutput<B> {
-    /// The product of `x`, where it joins the residual as it is.
-    fn product<'a>(&'a self, x: &'a mut Tensor<B>, product: &'a mut Tensor<B>) -> Option<OutProduct<'a, B>> {
-        let (w, bias) = self.linear.unscaled()?;
-        let out = OutProduct { w, bias, x, product, is_part: self.join == Join::Sum };
-        (self.post_norm.is_none() && self.join != Join::Gather).then_some(out)
-    }
 }
 
 impl<B: Backend> Decoder<B> {
@@ -90,7 +84,7 @@ impl<B: Backend> Decoder<B> {
         };
         let embed = loader.parts_of(global("embed"), Split::Whole, c.vocab_size, c.hidden_size)?;
         Ok(Self {
-            embed: backend.matrix(embed)?,
+            embed: Linear::bare(backend.matrix(embed)?),
             position_embed: match c.learned_positions {
                 true => Some(loader.table(global("position_embed"), c.hidden_size)?),
                 false => None,
@@ -118,14 +112,14 @@ impl<B: Backend> Decoder<B> {
     /// experts that a token does not use, are not read).
     pub fn weight_bytes(&self, backend: &B) -> WeightBytes {
         let size = |l: &Linear<B>| backend.matrix_bytes(&l.weight);
-        let embed = backend.matrix_bytes(&self.embed);
+        let embed = size(&self.embed);
         let head = self.lm_head.as_ref().map(size);
         let mut sum = WeightBytes { total: embed + head.unwrap_or(0), per_step: head.unwrap_or(embed) };
         for layer in &self.layers {
-            let attention = size(&layer.qkv) + size(&layer.attn_out.linear);
+            let attention = size(&layer.qkv) + size(&layer.attn_out.proj);
             let (total, used) = match &layer.ffn {
                 Ffn::Gated { gate_up: up, down } | Ffn::Plain { up, down } => {
-                    let both = size(up) + size(&down.linear);
+                    let both = size(up) + size(&down.proj);
                     (both, both)
                 }
                 Ffn::Moe { router, gate_up, down, .. } => {
@@ -153,7 +147,8 @@ impl<B: Backend> Decoder<B> {
     ) -> realizar_compute::Result<()> {
         let c = self.shard.config();
         ws.set_rows(n_tokens, n_logits);
-        backend.timed("embed", || backend.embed(&mut ws.residual, &self.embed, batch, c.embed_scale))?;
+        backend
+            .timed("embed", || backend.embed(&mut ws.residual, &self.embed.weight, batch, c.embed_scale))?;
         if let Some(table) = &self.position_embed {
             backend.add_positions(&mut ws.residual, table, batch)?;
         }
@@ -162,7 +157,11 @@ impl<B: Backend> Decoder<B> {
                 .timed("rope_angles", || backend.rope_angles(angles, &rope.frequencies, batch, rope.scale))?;
         }
         for (i, layer) in self.layers.iter().enumerate() {
-            self.attention(backend, layer, c.layers[i], batch, cache, i, ws)?;
+            let inputs = layer.inputs();
+            if let Inputs::Shared(norm) = inputs {
+                backend.timed("norm", || backend.norm(&mut ws.normed, &ws.residual, norm))?;
+            }
+            self.attention(backend, layer, c.layers[i], batch, cache.layer_mut(i), ws)?;
             self.feed_forward(backend, layer, ws)?;
         }
         if n_logits == 0 {
@@ -175,23 +174,19 @@ impl<B: Backend> Decoder<B> {
         backend.timed("lm_head", || self.logits(backend, ws))
     }
 
-    /// `ws.last`, or `ws.residual` where it has as many rows → `ws.logits`, or this rank's part of them.
+    /// `ws.last`, or `ws.residual` where it has as many rows → `ws.logits`.
     fn logits(&self, backend: &B, ws: &mut Workspace<B>) -> realizar_compute::Result<()> {
         ws.normed.set_rows(ws.last.rows());
-        let x = if ws.residual.rows() == ws.last.rows() { &ws.residual } else { &ws.last };
-        let (normed, norm) = (&mut ws.normed, &self.final_norm);
-        let y = ws.shared.as_mut().map_or(&mut ws.logits, |shared| &mut shared.logits);
-        match &self.lm_head {
-            Some(head) => head.apply_norm(backend, y, normed, x, norm)?,
-            None => backend.norm_matmul(y, normed, x, norm, &self.embed, None)?,
-        }
-        if let Some(cap) = self.config.logit_softcap {
-            backend.softcap(y, cap)?;
-        }
-        match &ws.shared {
-            Some(shared) => backend.all_gather(&mut ws.logits, &shared.logits, &self.shard.starts().vocab),
-            None => Ok(()),
-        }
+        let starts = &self.shard.starts().vocab;
+        let block = HeadBlock {
+            x: if ws.residual.rows() == ws.last.rows() { &ws.residual } else { &ws.last },
+            norm: &self.final_norm,
+            linear: self.lm_head.as_ref().unwrap_or(&self.embed),
+            softcap: self.config.logit_softcap,
+            normed: &mut ws.normed,
+            gather: ws.shared.as_mut().map(|s| Gather { columns: &mut s.logits, starts }),
+        };
+        backend.head(&mut ws.logits, block)
     }
 
     /// Adds attention to `ws.residual`.
@@ -201,42 +196,34 @@ impl<B: Backend> Decoder<B> {
         layer: &Layer<B>,
         this: LayerConfig,
         batch: &B::Batch,
-        cache: &mut KvCache<B>,
-        index: usize,
+        kv: &mut KvLayer<B>,
         ws: &mut Workspace<B>,
     ) -> realizar_compute::Result<()> {
         let c = self.shard.config();
-        let kv = cache.layer_mut(index);
-        let prep = QkvPrep {
-            heads: c.heads,
-            qk_norm: layer.qk_norm.as_ref().map(|(q, k)| (q, k)),
-            angles: this.rope.map(|r| (&ws.angles[r], c.ropes[r].style)),
-        };
         let params = AttentionParams {
             heads: c.heads,
             scale: c.attn_scale,
             softcap: c.attn_softcap,
             window: this.window,
         };
-        backend.timed("qkv_proj", || {
-            if layer.ffn_norm.is_some() {
-                let norm = &layer.attn_norm;
-                return layer.qkv.apply_norm(backend, &mut ws.qkv, &mut ws.normed, &ws.residual, norm);
-            }
-            // The feed-forward block reads this norm too.
-            backend.norm(&mut ws.normed, &ws.residual, &layer.attn_norm)?;
-            layer.qkv.apply(backend, &mut ws.qkv, &ws.normed)
-        })?;
-        let o = &layer.attn_out;
-        if o.sub_norm.is_none()
-            && let Some(out) = o.product(&mut ws.attended, &mut ws.output)
-        {
-            return backend.attention_block(&mut ws.residual, &mut ws.qkv, kv, batch, prep, &params, out);
-        }
-        backend.store_and_attend(&mut ws.attended, &mut ws.qkv, kv, batch, prep, &params)?;
-        let shared = ws.shared.as_mut().map(|s| (&mut s.attended, &mut s.output));
-        let x = Inside { x: &mut ws.attended, shared, starts: &self.shard.starts().attended };
-        self.add_output(backend, "o_proj", &layer.attn_out, &mut ws.residual, &mut ws.output, x)
+        let starts = &self.shard.starts().attended;
+        let (stream, room) = ws.split();
+        let shared = room.shared.as_mut().map(|Shared { attended, output, .. }| (attended, output));
+        let block = AttentionBlock {
+            input: layer.inputs().attention(),
+            qkv: &layer.qkv,
+            prep: QkvPrep {
+                heads: c.heads,
+                qk_norm: layer.qk_norm.as_ref().map(|(q, k)| (q, k)),
+                angles: this.rope.map(|r| (&room.angles[r], c.ropes[r].style)),
+            },
+            params: &params,
+            kv,
+            out: self.output(&layer.attn_out, self.shard.attention(), starts, shared),
+            qkv_rows: room.qkv,
+            attended: room.attended,
+        };
+        backend.attention_block(stream, batch, block)
     }
 
     /// Adds the feed-forward block to `ws.residual`.
@@ -247,153 +234,94 @@ impl<B: Backend> Decoder<B> {
         ws: &mut Workspace<B>,
     ) -> realizar_compute::Result<()> {
         let c = self.shard.config();
-        match &layer.ffn {
-            Ffn::Gated { gate_up, down } => {
-                if let Some(norm) = &layer.ffn_norm
-                    && gate_up.is_bare()
-                    && down.sub_norm.is_none()
-                    && let Some(out) = down.product(&mut ws.hidden, &mut ws.output)
-                {
-                    let (y, normed, both) = (&mut ws.residual, &mut ws.normed, &mut ws.gate_up);
-                    return backend.gated_block(y, normed, both, norm, &gate_up.weight, c.activation, out);
-                }
-                backend.timed("gate_up_proj", || match &layer.ffn_norm {
-                    Some(norm) if gate_up.is_bare() => backend.norm_gated_matmul(
-                        &mut ws.hidden,
-                        &mut ws.normed,
-                        &mut ws.gate_up,
-                        &ws.residual,
-                        norm,
-                        &gate_up.weight,
-                        c.activation,
-                    ),
-                    norm => {
-                        let (y, norm) = (&mut ws.gate_up, norm.as_ref());
-                        apply_norm_if(backend, gate_up, norm, y, &mut ws.normed, &ws.residual)?;
-                        backend.gated(&mut ws.hidden, &ws.gate_up, c.activation)
-                    }
-                })?;
-                self.add_down(backend, down, ws)
-            }
-            Ffn::Plain { up, down } => {
-                backend.timed("up_proj", || {
-                    let norm = layer.ffn_norm.as_ref();
-                    apply_norm_if(backend, up, norm, &mut ws.hidden, &mut ws.normed, &ws.residual)?;
-                    backend.activate(&mut ws.hidden, c.activation)
-                })?;
-                self.add_down(backend, down, ws)
-            }
+        let input = layer.inputs().feed_forward();
+        let starts = &self.shard.starts().hidden;
+        let (stream, room) = ws.split();
+        let shared = room.shared.as_mut().map(|Shared { hidden, output, .. }| (hidden, output));
+        let (up, down) = match &layer.ffn {
+            Ffn::Gated { gate_up, down } => (FfnUp::Gated { gate_up, rows: room.gate_up }, down),
+            Ffn::Plain { up, down } => (FfnUp::Plain { up }, down),
             Ffn::Moe { router, gate_up, down, post_norm } => {
                 let moe = c.moe.expect("a layer with experts belongs to a model with experts");
                 let params =
                     MoeParams { n_used: moe.n_used, norm_topk: moe.norm_topk, activation: c.activation };
-                let (scores, scratch) = ws.moe.as_mut().expect("a model with experts has their buffers");
-                backend.timed("router", || {
-                    if let Some(norm) = &layer.ffn_norm {
-                        backend.norm(&mut ws.normed, &ws.residual, norm)?;
-                    }
-                    router.apply(backend, scores, &ws.normed)
-                })?;
-                backend.timed("experts", || {
-                    backend.moe(&mut ws.output, &ws.normed, scores, gate_up, down, &params, scratch)
-                })?;
-                let join = if self.shard.rank().is_alone() { Join::Alone } else { Join::Sum };
-                add_parts(backend, join, post_norm.as_ref(), &mut ws.residual, &mut ws.output)
+                let (scores, scratch) = room.moe.as_mut().expect("a model with experts has their buffers");
+                let block = MoeBlock {
+                    input,
+                    router,
+                    experts: Experts { gate_up, down, params },
+                    post_norm: post_norm.as_ref(),
+                    is_part: !self.shard.rank().is_alone(),
+                    scores,
+                    scratch,
+                };
+                return backend.experts(stream, block);
             }
-        }
-    }
-
-    /// Adds `down` of `ws.hidden` to `ws.residual`.
-    fn add_down(
-        &self,
-        backend: &B,
-        down: &BlockOutput<B>,
-        ws: &mut Workspace<B>,
-    ) -> realizar_compute::Result<()> {
-        let shared = ws.shared.as_mut().map(|s| (&mut s.hidden, &mut s.output));
-        let x = Inside { x: &mut ws.hidden, shared, starts: &self.shard.starts().hidden };
-        self.add_output(backend, "down_proj", down, &mut ws.residual, &mut ws.output, x)
-    }
-
-    /// Adds a block's output to the residual stream; `name` is the product's for the profiler.
-    fn add_output(
-        &self,
-        backend: &B,
-        name: &'static str,
-        out: &BlockOutput<B>,
-        residual: &mut Tensor<B>,
-        output: &mut Tensor<B>,
-        inside: Inside<'_, B>,
-    ) -> realizar_compute::Result<()> {
-        let Inside { x, shared, starts } = inside;
-        let (x, part) = match (out.join, shared) {
-            (Join::Gather, Some((all, part))) => {
-                backend.timed("all_gather", || backend.all_gather(all, x, starts))?;
-                (all, Some(part))
-            }
-            _ => (x, None),
         };
-        if let Some(norm) = &out.sub_norm {
-            backend.timed("norm", || backend.norm_in_place(x, norm))?;
-        }
-        if let Some(product) = out.product(x, output) {
-            return backend.timed(name, || backend.matmul_add(residual, product));
-        }
-        match part {
-            Some(part) => {
-                backend.timed(name, || out.linear.apply(backend, part, x))?;
-                let starts = &self.shard.starts().residual;
-                backend.timed("all_gather", || backend.all_gather(output, part, starts))?;
+        let out = self.output(down, self.shard.feed_forward(), starts, shared);
+        backend
+            .feed_forward(stream, FfnBlock { input, up, activation: c.activation, out, hidden: room.hidden })
+    }
+
+    /// A block's way back to the residual; `starts` are those of its input's columns, `shared` the tensors that ranks exchange.
+    fn output<'a>(
+        &'a self,
+        out: &'a Output<B>,
+        join: shard::Join,
+        starts: &'a [usize],
+        shared: Option<(&'a mut Tensor<B>, &'a mut Tensor<B>)>,
+    ) -> BlockOutput<'a, B> {
+        let join = match (join, shared) {
+            (shard::Join::Alone, _) => Join::Alone,
+            (shard::Join::Sum, _) => Join::Sum,
+            (shard::Join::Gather, shared) => {
+                let (input, output) = shared.expect("ranks have tensors to exchange");
+                Join::Gather {
+                    input: Gather { columns: input, starts },
+                    output: Gather { columns: output, starts: &self.shard.starts().residual },
+                }
             }
-            None => backend.timed(name, || out.linear.apply(backend, output, x))?,
-        }
-        add_parts(backend, out.join, out.post_norm.as_ref(), residual, output)
-    }
-}
-
-/// `y = linear(norm(x))`, or of `normed` as it is where there is no norm.
-fn apply_norm_if<B: Backend>(
-    backend: &B,
-    linear: &Linear<B>,
-    norm: Option<&Norm<B>>,
-    y: &mut Tensor<B>,
-    normed: &mut Tensor<B>,
-    x: &Tensor<B>,
-) -> realizar_compute::Result<()> {
-    match norm {
-        Some(norm) => linear.apply_norm(backend, y, normed, x, norm),
-        None => linear.apply(backend, y, normed),
-    }
-}
-
-/// The input of a block's last matrix.
-struct Inside<'a, B: Backend> {
-    /// This rank's columns.
-    x: &'a mut Tensor<B>,
-    /// Room for all columns, and for this rank's columns of the output.
-    shared: Option<(&'a mut Tensor<B>, &'a mut Tensor<B>)>,
-    /// Where each rank's columns begin.
-    starts: &'a [usize],
-}
-
-/// Adds to the residual stream what this rank, or each of several, has in `output`, normalized before where the model does so.
-fn add_parts<B: Backend>(
-    backend: &B,
-    join: Join,
-    post_norm: Option<&Norm<B>>,
-    residual: &mut Tensor<B>,
-    output: &mut Tensor<B>,
-) -> realizar_compute::Result<()> {
-    let Some(norm) = post_norm else {
-        return match join {
-            Join::Sum => backend.timed("all_reduce", || backend.all_reduce_add(residual, output)),
-            _ => backend.timed("add", || backend.add(residual, output)),
         };
-    };
-    if join == Join::Sum {
-        backend.timed("all_reduce", || backend.all_reduce(output))?;
+        BlockOutput {
+            sub_norm: out.sub_norm.as_ref(),
+            proj: &out.proj,
+            post_norm: out.post_norm.as_ref(),
+            join,
+        }
     }
-    backend.timed("add", || backend.add_norm(residual, output, norm))
+}
+
+/// What the blocks of a layer read.
+enum Inputs<'a, B: Backend> {
+    /// One after the other, each the norm of the residual.
+    Each { attention: &'a Norm<B>, ffn: &'a Norm<B> },
+    /// Side by side, one norm.
+    Shared(&'a Norm<B>),
+}
+
+impl<'a, B: Backend> Inputs<'a, B> {
+    fn attention(&self) -> BlockInput<'a, B> {
+        match self {
+            Self::Each { attention, .. } => BlockInput::Norm(attention),
+            Self::Shared(_) => BlockInput::Shared,
+        }
+    }
+
+    fn feed_forward(&self) -> BlockInput<'a, B> {
+        match self {
+            Self::Each { ffn, .. } => BlockInput::Norm(ffn),
+            Self::Shared(_) => BlockInput::Shared,
+        }
+    }
+}
+
+impl<B: Backend> Layer<B> {
+    fn inputs(&self) -> Inputs<'_, B> {
+        match &self.ffn_norm {
+            Some(ffn) => Inputs::Each { attention: &self.attn_norm, ffn },
+            None => Inputs::Shared(&self.attn_norm),
+        }
+    }
 }
 
 /// Sizes of a model's weights on its device.
@@ -422,11 +350,10 @@ fn load_layer<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Layer<B>> {
         attn_norm: l.norm(w("attn_norm"), c.hidden_size)?,
         qkv,
         qk_norm: q_norm.zip(k_norm),
-        attn_out: BlockOutput {
+        attn_out: Output {
             sub_norm: norm_if(c.sub_norms, "attn_sub_norm", q_len)?,
-            linear: l.linear(&[(w("o_proj"), c.hidden_size)], q_len)?,
+            proj: l.linear(&[(w("o_proj"), c.hidden_size)], q_len)?,
             post_norm: norm_if(c.post_norms, "post_attn_norm", c.hidden_size)?,
-            join: l.shard.attention(),
         },
         ffn_norm: norm_if(!c.parallel, "ffn_norm", c.hidden_size)?,
         ffn: load_ffn(l, i)?,
@@ -450,11 +377,10 @@ fn load_ffn<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Ffn<B>> {
             post_norm,
         });
     }
-    let down = BlockOutput {
+    let down = Output {
         sub_norm: norm_if(c.sub_norms && c.gated, "ffn_sub_norm", inner)?,
-        linear: l.linear(&[(w("down_proj"), n)], inner)?,
+        proj: l.linear(&[(w("down_proj"), n)], inner)?,
         post_norm,
-        join: l.shard.feed_forward(),
     };
     if !c.gated {
         return Ok(Ffn::Plain { up: l.linear(&[(w("up_proj"), inner)], n)?, down });

@@ -6,64 +6,7 @@ use crate::shard::{Cut, Shard, Split};
 use crate::source::{TensorSource, TensorView};
 use crate::{Error, Result};
 use bytes::Bytes;
-use realizar_compute::{Backend, DType, MatrixPart, Norm, Tensor};
-
-/// A matrix with what follows it.
-pub struct Linear<B: Backend> {
-    /// `[n_out, n_in]`
-    pub(crate) weight: B::Matrix,
-    /// Factors on the outputs, `[n_out]`; never beside a bias.
-    scale: Option<Tensor<B>>,
-    /// `[n_out]`
-    bias: Option<Tensor<B>>,
-}
-
-impl<B: Backend> Linear<B> {
-    /// A matrix that nothing follows.
-    pub(crate) fn bare(weight: B::Matrix) -> Self {
-        Self { weight, scale: None, bias: None }
-    }
-
-    /// `y[n_tokens, n_out] = x[n_tokens, n_in] · weightᵀ · scale + bias`
-    pub(crate) fn apply(
-        &self,
-        backend: &B,
-        y: &mut Tensor<B>,
-        x: &Tensor<B>,
-    ) -> realizar_compute::Result<()> {
-        backend.matmul(y, x, &self.weight, self.bias.as_ref())?;
-        if let Some(scale) = &self.scale {
-            backend.scale_columns(y, scale)?;
-        }
-        Ok(())
-    }
-
-    /// `y = norm(x) · weightᵀ · scale + bias`; `normed` has room for the norm.
-    pub(crate) fn apply_norm(
-        &self,
-        backend: &B,
-        y: &mut Tensor<B>,
-        normed: &mut Tensor<B>,
-        x: &Tensor<B>,
-        norm: &Norm<B>,
-    ) -> realizar_compute::Result<()> {
-        backend.norm_matmul(y, normed, x, norm, &self.weight, self.bias.as_ref())?;
-        if let Some(scale) = &self.scale {
-            backend.scale_columns(y, scale)?;
-        }
-        Ok(())
-    }
-
-    /// Weights and bias, where no factors follow.
-    pub(crate) fn unscaled(&self) -> Option<(&B::Matrix, Option<&Tensor<B>>)> {
-        self.scale.is_none().then_some((&self.weight, self.bias.as_ref()))
-    }
-
-    /// Whether nothing follows the product.
-    pub(crate) fn is_bare(&self) -> bool {
-        self.scale.is_none() && self.bias.is_none()
-    }
-}
+use realizar_compute::{Backend, DType, Linear, MatrixPart, Norm, Tensor};
 
 /// One of our weights in one layer, or outside of the layers.
 #[derive(Clone, Copy)]

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::shard::{Join, Shard};
-use realizar_compute::{Backend, BatchLimits, DType, MoeScratch, Reference, Tensor};
+use realizar_compute::{Backend, BatchLimits, DType, MoeScratch, Reference, Stream, Tensor};
 
 /// Activations of one step; every tensor is `F32`. Heads and hidden activations are those of one rank.
 pub struct Workspace<B: Backend> {
@@ -30,6 +30,17 @@ pub struct Workspace<B: Backend> {
     pub logits: Tensor<B>,
     /// Where several ranks share the model.
     pub(crate) shared: Option<Shared<B>>,
+}
+
+/// What blocks compute in: the tensors of [`Workspace`] of these names.
+pub(crate) struct Room<'a, B: Backend> {
+    pub(crate) qkv: &'a mut Tensor<B>,
+    pub(crate) attended: &'a mut Tensor<B>,
+    pub(crate) gate_up: &'a mut Tensor<B>,
+    pub(crate) hidden: &'a mut Tensor<B>,
+    pub(crate) moe: &'a mut Option<(Tensor<B>, MoeScratch<B>)>,
+    pub(crate) angles: &'a [Tensor<B>],
+    pub(crate) shared: &'a mut Option<Shared<B>>,
 }
 
 /// What ranks exchange beside the tensors that one rank has too. Without rows where the model's blocks are joined otherwise.
@@ -115,6 +126,22 @@ impl<B: Backend> Workspace<B> {
                 false => Some(Shared::new(backend, shard, limits)?),
             },
         })
+    }
+
+    /// The residual stream, and the room that blocks compute in.
+    pub(crate) fn split(&mut self) -> (Stream<'_, B>, Room<'_, B>) {
+        let stream =
+            Stream { residual: &mut self.residual, normed: &mut self.normed, output: &mut self.output };
+        let room = Room {
+            qkv: &mut self.qkv,
+            attended: &mut self.attended,
+            gate_up: &mut self.gate_up,
+            hidden: &mut self.hidden,
+            moe: &mut self.moe,
+            angles: &self.angles,
+            shared: &mut self.shared,
+        };
+        (stream, room)
     }
 
     /// Sets how many rows a step uses.

@@ -9,7 +9,7 @@ mod support;
 
 use realizar_compute::cpu::{Cpu, CpuOptions};
 use realizar_compute::cuda::Cuda;
-use realizar_compute::{Backend, DType};
+use realizar_compute::{Backend, Collectives as _, DType};
 use realizar_model::arch::configure;
 use realizar_model::{Decoder, Error, Join, source};
 use std::path::{Path, PathBuf};

@@ -25,8 +25,9 @@ pub use buffer::Buffer;
 use crate::ranks::{HostGroup, place_columns};
 use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, Backend, Batch, BatchLimits, Chosen, DType, DeviceMemory, HostBatch,
-    KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, Profiler, QkvPrep, Rank, Result, Tensor,
+    Activation, AttentionParams, Batch, BatchLimits, Blocks, Capture, Chosen, Collectives, DType, Device,
+    DeviceMemory, Experts, HostBatch, KvLayer, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep,
+    Rank, Result, Tensor,
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions};
@@ -94,7 +95,7 @@ impl Cpu {
     }
 }
 
-impl Backend for Cpu {
+impl Device for Cpu {
     type Buffer = Buffer;
     type Matrix = Matrix;
     type Batch = HostBatch;
@@ -109,16 +110,8 @@ impl Backend for Cpu {
         format!("CPU, {isa}, {n_threads} threads{}", if exact { ", exact" } else { "" })
     }
 
-    fn profiler(&self) -> Option<&Profiler> {
-        Some(&self.profiler)
-    }
-
     fn memory(&self) -> DeviceMemory {
         buffer::host_memory()
-    }
-
-    fn rank(&self) -> Rank {
-        self.rank
     }
 
     fn is_exact(&self) -> bool {
@@ -149,6 +142,14 @@ impl Backend for Cpu {
         w.bytes()
     }
 
+    fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()> {
+        for t in [&mut kv.k, &mut kv.v] {
+            let n = t.dtype().bytes_for(t.row_len()).expect("a cache was made of whole blocks");
+            t.buffer_mut().bytes_mut().copy_within(from * n..(from + 1) * n, to * n);
+        }
+        Ok(())
+    }
+
     fn new_batch(&self, limits: BatchLimits) -> Result<HostBatch> {
         Ok(HostBatch::new(limits))
     }
@@ -159,14 +160,12 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()> {
-        for t in [&mut kv.k, &mut kv.v] {
-            let n = t.dtype().bytes_for(t.row_len()).expect("a cache was made of whole blocks");
-            t.buffer_mut().bytes_mut().copy_within(from * n..(from + 1) * n, to * n);
-        }
-        Ok(())
+    fn synchronize(&self) -> Result<()> {
+        self.group.check()
     }
+}
 
+impl Ops for Cpu {
     fn embed(&self, y: &mut Tensor<Self>, table: &Matrix, batch: &HostBatch, scale: f32) -> Result<()> {
         embed::embed(&self.pool, y, table, batch.tokens(), scale);
         Ok(())
@@ -256,12 +255,10 @@ impl Backend for Cpu {
         y: &mut Tensor<Self>,
         x: &Tensor<Self>,
         router: &Tensor<Self>,
-        gate_up: &Matrix,
-        down: &Matrix,
-        params: &MoeParams,
+        experts: &Experts<'_, Self>,
         scratch: &mut MoeScratch<Self>,
     ) -> Result<()> {
-        moe::moe(self, y, x, router, gate_up, down, params, scratch)
+        moe::moe(self, y, x, router, experts, scratch)
     }
 
     fn select_rows(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, batch: &HostBatch) -> Result<()> {
@@ -302,6 +299,31 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {
+        activation::softcap(&self.pool, self.options.isa, x, cap);
+        Ok(())
+    }
+
+    fn scale_columns(&self, x: &mut Tensor<Self>, factors: &Tensor<Self>) -> Result<()> {
+        let n = x.row_len();
+        assert_eq!(n, factors.len());
+        parallel::rows(&self.pool, x.floats_mut(), n, |_, row| {
+            row.iter_mut().zip(factors.floats()).for_each(|(x, f)| *x *= f);
+        });
+        Ok(())
+    }
+
+    fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()> {
+        parallel::pieces(&self.pool, x.floats_mut(), |_, x| x.iter_mut().for_each(|x| *x *= factor));
+        Ok(())
+    }
+}
+
+impl Collectives for Cpu {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
     fn all_reduce(&self, x: &mut Tensor<Self>) -> Result<()> {
         let mut sum = vec![0.0; x.len()];
         self.group.exchange(self.rank.index, x.floats(), |rank, x| match rank {
@@ -325,27 +347,14 @@ impl Backend for Cpu {
     fn leave(&self) {
         self.group.leave();
     }
+}
 
-    fn synchronize(&self) -> Result<()> {
-        self.group.check()
-    }
-
-    fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {
-        activation::softcap(&self.pool, self.options.isa, x, cap);
-        Ok(())
-    }
-
-    fn scale_columns(&self, x: &mut Tensor<Self>, factors: &Tensor<Self>) -> Result<()> {
-        let n = x.row_len();
-        assert_eq!(n, factors.len());
-        parallel::rows(&self.pool, x.floats_mut(), n, |_, row| {
-            row.iter_mut().zip(factors.floats()).for_each(|(x, f)| *x *= f);
-        });
-        Ok(())
-    }
-
-    fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()> {
-        parallel::pieces(&self.pool, x.floats_mut(), |_, x| x.iter_mut().for_each(|x| *x *= factor));
-        Ok(())
+impl Profile for Cpu {
+    fn profiler(&self) -> Option<&Profiler> {
+        Some(&self.profiler)
     }
 }
+
+impl Capture for Cpu {}
+
+impl Blocks for Cpu {}

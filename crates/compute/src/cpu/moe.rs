@@ -1,9 +1,8 @@
 //! Mixture of experts: tokens are sorted by expert, each expert computes its tokens in one product.
 
-use super::matmul::Matrix;
 use super::{Cpu, activation};
 use crate::reference::route;
-use crate::{MoeParams, MoeScratch, Result, Tensor};
+use crate::{Experts, MoeScratch, Result, Tensor};
 
 /// One token's use of one expert.
 struct Use {
@@ -17,11 +16,10 @@ pub(super) fn moe(
     y: &mut Tensor<Cpu>,
     x: &Tensor<Cpu>,
     router: &Tensor<Cpu>,
-    gate_up: &Matrix,
-    down: &Matrix,
-    params: &MoeParams,
+    experts: &Experts<'_, Cpu>,
     scratch: &mut MoeScratch<Cpu>,
 ) -> Result<()> {
+    let Experts { gate_up, down, params } = experts;
     let (n, inner) = (x.row_len(), down.n_in());
     assert_eq!((gate_up.n_in(), gate_up.n_out(), down.n_out()), (n, 2 * inner, n));
     let n_uses = x.rows() * params.n_used;

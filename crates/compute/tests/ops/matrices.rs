@@ -3,7 +3,7 @@
 use super::*;
 use bytes::Bytes;
 use realizar_compute::quant::QUANTS;
-use realizar_compute::{Activation, MatrixPart, MoeParams, MoeScratch, Norm, NormKind, OutProduct};
+use realizar_compute::{Activation, Experts, MatrixPart, MoeParams, MoeScratch};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
@@ -155,9 +155,6 @@ fn matmul_of_rows_whose_tiles_are_shared_among_blocks() {
     for rows in [70, 140] {
         check(&[Matmul { parts: vec![(Q4_K, 300), (Q6_K, 200)], n_in: 2304, rows: 0..rows, bias: true }]);
         check(&[Matmul { parts: vec![(Q8_0, 200)], n_in: 2560, rows: 0..rows, bias: false }]);
-        let (gate, up, down) = (Q4_K, Q4_K, Q6_K);
-        let (hidden_size, intermediate_size, activation) = (768, 1024, Activation::Silu);
-        check(&[Gated { gate, up, down, hidden_size, intermediate_size, rows, activation }]);
     }
 }
 
@@ -292,7 +289,8 @@ impl Case for Moe {
         };
         let mut y = poisoned(b, n_rows, n);
         let (x, router) = (rows_of(b, &x, n), rows_of(b, &router, n_experts));
-        b.moe(&mut y, &x, &router, &gate_up, &down, &self.params, &mut scratch).unwrap();
+        let experts = Experts { gate_up: &gate_up, down: &down, params: self.params };
+        b.moe(&mut y, &x, &router, &experts, &mut scratch).unwrap();
         vec![("y", read(b, &mut y))]
     }
 
@@ -376,185 +374,4 @@ fn a_matrix_whose_bytes_disagree_with_its_shape_is_refused() {
     }
     run(&Reference);
     cpus(Paths::Weights).for_each(run);
-}
-
-/// A product with what stands before or after it.
-#[derive(Debug)]
-struct Fused {
-    parts: Vec<(DType, usize)>,
-    n_in: usize,
-    rows: usize,
-    norm: NormKind,
-    bias: bool,
-}
-
-impl Case for Fused {
-    const PATHS: Paths = Paths::Weights;
-
-    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
-        let Self { n_in, rows, .. } = *self;
-        let parts =
-            self.parts.iter().zip(1..).map(|(&(dtype, n_out), seed)| part(dtype, 1, n_out, n_in, seed));
-        let w = b.matrix(parts.collect()).unwrap();
-        let n_out: usize = self.parts.iter().map(|p| p.1).sum();
-        let bias = self.bias.then(|| vector(b, &Random(5).normals(n_out)));
-        let norm = Norm {
-            kind: self.norm,
-            weight: vector(b, &Random(7).normals(n_in)),
-            bias: (self.norm == NormKind::Layer).then(|| vector(b, &Random(8).normals(n_in))),
-            eps: 1e-5,
-        };
-        let mut x = rows_of(b, &Random(6).normals(rows * n_in), n_in);
-        let mut normed = poisoned(b, rows, n_in);
-        let mut y = poisoned(b, rows, n_out);
-        b.norm_matmul(&mut y, &mut normed, &x, &norm, &w, bias.as_ref()).unwrap();
-        let mut sum = rows_of(b, &Random(9).normals(rows * n_out), n_out);
-        let mut product = poisoned(b, rows, n_out);
-        let out = OutProduct { w: &w, bias: bias.as_ref(), x: &mut x, product: &mut product, is_part: false };
-        b.matmul_add(&mut sum, out).unwrap();
-        let x = rows_of(b, &Random(6).normals(rows * n_in), n_in);
-        let mut gated = poisoned(b, rows, n_out / 2);
-        let f = Activation::Silu;
-        b.norm_gated_matmul(&mut gated, &mut normed, &mut product, &x, &norm, &w, f).unwrap();
-        vec![("y", read(b, &mut y)), ("sum", read(b, &mut sum)), ("gated", read(b, &mut gated))]
-    }
-
-    fn tolerance(&self, sums: Sums) -> f64 {
-        // The gated outputs multiply two results.
-        4.0 * self.parts.iter().map(|p| tolerance(p.0, sums)).fold(0.0, f64::max)
-    }
-}
-
-/// A gated feed-forward block.
-#[derive(Debug, Clone, Copy)]
-struct Gated {
-    gate: DType,
-    up: DType,
-    down: DType,
-    hidden_size: usize,
-    intermediate_size: usize,
-    rows: usize,
-    activation: Activation,
-}
-
-impl Case for Gated {
-    const PATHS: Paths = Paths::Weights;
-
-    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
-        let Self { hidden_size: n, intermediate_size: inner, rows, .. } = *self;
-        let w = b.matrix(vec![part(self.gate, 1, inner, n, 1), part(self.up, 1, inner, n, 2)]).unwrap();
-        let down = b.matrix(vec![part(self.down, 1, n, inner, 3)]).unwrap();
-        let norm =
-            Norm { kind: NormKind::Rms, weight: vector(b, &Random(7).normals(n)), bias: None, eps: 1e-5 };
-        let bias = vector(b, &Random(5).normals(n));
-        let mut y = rows_of(b, &Random(6).normals(rows * n), n);
-        let (mut normed, mut both) = (poisoned(b, rows, n), poisoned(b, rows, 2 * inner));
-        let (mut x, mut product) = (poisoned(b, rows, inner), poisoned(b, rows, n));
-        let out =
-            OutProduct { w: &down, bias: Some(&bias), x: &mut x, product: &mut product, is_part: false };
-        b.gated_block(&mut y, &mut normed, &mut both, &norm, &w, self.activation, out).unwrap();
-        vec![("y", read(b, &mut y))]
-    }
-
-    fn tolerance(&self, sums: Sums) -> f64 {
-        // The gated outputs multiply two results.
-        4.0 * [self.gate, self.up, self.down].map(|t| tolerance(t, sums)).into_iter().fold(0.0, f64::max)
-    }
-}
-
-#[test]
-fn gated_blocks() {
-    use DType::*;
-    let activation = Activation::Silu;
-    for (gate, up, down) in
-        [(BF16, BF16, BF16), (Q4_K, Q4_K, Q6_K), (Q4_K, Q6_K, F16), (F16, F16, Q8_0), (F32, F32, F32)]
-    {
-        let of = |rows, hidden_size, intermediate_size, activation| {
-            check(&[Gated { gate, up, down, hidden_size, intermediate_size, rows, activation }]);
-        };
-        of(3, 256, 256, activation);
-        for (rows, inner) in [(20, 512), (100, 768), (256, 512)] {
-            of(rows, 256, inner, activation);
-        }
-        of(270, 256, 512, Activation::GeluTanh);
-        of(270, 256, 256, Activation::GeluErf);
-    }
-    let of = |dtype, rows| {
-        let (hidden_size, intermediate_size) = (512, 768);
-        check(&[Gated {
-            gate: dtype,
-            up: dtype,
-            down: dtype,
-            hidden_size,
-            intermediate_size,
-            rows,
-            activation,
-        }]);
-    };
-    of(BF16, 387);
-    of(Q4_K, 387);
-    // Pieces of 64 columns that are not multiples of 128 or 256.
-    let case = Gated {
-        gate: BF16,
-        up: BF16,
-        down: BF16,
-        hidden_size: 320,
-        intermediate_size: 320,
-        rows: 261,
-        activation: Activation::Silu,
-    };
-    check(&[Gated { gate: Q8_0, down: Q8_0, ..case }]);
-    check(&[Gated { gate: Q8_0, up: Q8_0, down: BF16, ..case }, case]);
-}
-
-/// Queries, keys and values of rows that lie as products read them, where boxes of a product meet.
-#[test]
-fn products_of_several_matrices_of_16_bits() {
-    use DType::*;
-    for parts in [
-        vec![(BF16, 256), (BF16, 128), (BF16, 128)],
-        vec![(BF16, 384), (BF16, 40), (BF16, 40)],
-        vec![(F16, 512), (F16, 30)],
-    ] {
-        check(&[Fused { parts, n_in: 320, rows: 290, norm: NormKind::Rms, bias: true }]);
-    }
-}
-
-#[test]
-fn products_with_what_stands_around_them() {
-    use DType::*;
-    for dtype in [F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q3_K] {
-        for (parts, n_in, rows) in [(vec![16, 16], 256, 1), (vec![30, 30], 768, 3), (vec![44], 1792, 9)] {
-            let parts = parts.into_iter().map(|n| (dtype, n)).collect();
-            let norm = if rows == 9 { NormKind::Layer } else { NormKind::Rms };
-            check(&[Fused { parts, n_in, rows, norm, bias: rows == 3 }]);
-        }
-    }
-    // Blocks of outputs that end within the gate; a gate and its up of different types.
-    for parts in
-        [vec![(Q4_K, 150), (Q4_K, 150)], vec![(Q4_K, 300)], vec![(Q6_K, 70), (F16, 70)], vec![(BF16, 90)]]
-    {
-        for rows in [70, 270] {
-            check(&[Fused { parts: parts.clone(), n_in: 256, rows, norm: NormKind::Rms, bias: true }]);
-        }
-    }
-    for (rows, n_in) in [(2, 2304), (8, 256), (7, 4352)] {
-        for parts in [
-            vec![(Q4_K, 90), (Q4_K, 90)],
-            vec![(Q6_K, 30)],
-            vec![(Q4_K, 40), (Q6_K, 40)],
-            vec![(Q8_0, 7), (Q8_0, 7)],
-        ] {
-            check(&[Fused { parts, n_in, rows, norm: NormKind::Rms, bias: true }]);
-        }
-    }
-    check(&[Fused {
-        parts: vec![(F16, 64), (BF16, 64)],
-        n_in: 96,
-        rows: 20,
-        norm: NormKind::Rms,
-        bias: true,
-    }]);
-    let parts = vec![(Q4_K, 64), (Q4_K, 16), (Q6_K, 16)];
-    check(&[Fused { parts, n_in: 512, rows: 2, norm: NormKind::Rms, bias: true }]);
 }

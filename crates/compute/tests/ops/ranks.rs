@@ -3,7 +3,7 @@
 
 use super::matrices::part;
 use super::*;
-use realizar_compute::OutProduct;
+use realizar_compute::{Activation, BlockInput, BlockOutput, FfnBlock, FfnUp, Join, Linear, Stream};
 
 /// Runs `f` on every rank, each on a thread of its own, and gives what each returned.
 fn on_all<B: Backend, T: Send>(ranks: &[B], f: impl Fn(&B, usize) -> T + Sync) -> Vec<T> {
@@ -143,7 +143,7 @@ fn columns_of_all_ranks_come_side_by_side() {
     });
 }
 
-/// Adds a product of which each rank has columns, again and again, between sums of other sizes.
+/// Blocks whose last matmul each rank has columns of, again and again, between sums of other sizes.
 fn products<B: Backend>(ranks: &[B]) {
     let count = ranks.len();
     for (dtype, n_out, rows) in [
@@ -155,7 +155,7 @@ fn products<B: Backend>(ranks: &[B]) {
         (DType::F32, 64, 2),
     ] {
         let n_in = |rank: usize| 256 * (1 + (rank + 1) % 3);
-        let input = |rank: usize| Random(40 + rank as u64).normals(rows * n_in(rank));
+        let up = |rank: usize| part(DType::F32, 1, n_in(rank), n_out, 60 + rank as u64);
         let weights = |rank: usize| part(dtype, 1, n_out, n_in(rank), 3 + rank as u64);
         let (start, bias) = (Random(9).normals(rows * n_out), Random(5).normals(n_out));
         let mut want = start.clone();
@@ -163,24 +163,34 @@ fn products<B: Backend>(ranks: &[B]) {
             let b = &Reference;
             let w = b.matrix(vec![weights(rank)]).unwrap();
             let bias = (rank == 0).then(|| vector(b, &bias));
-            let mut product = poisoned(b, rows, n_out);
-            b.matmul(&mut product, &rows_of(b, &input(rank), n_in(rank)), &w, bias.as_ref()).unwrap();
+            let (mut x, mut product) = (poisoned(b, rows, n_in(rank)), poisoned(b, rows, n_out));
+            let up = b.matrix(vec![up(rank)]).unwrap();
+            b.matmul(&mut x, &rows_of(b, &start, n_out), &up, None).unwrap();
+            b.activate(&mut x, Activation::Relu).unwrap();
+            b.matmul(&mut product, &x, &w, bias.as_ref()).unwrap();
             want.iter_mut().zip(read(b, &mut product)).for_each(|(y, x)| *y += x);
         }
         let got = on_all(ranks, |b, rank| {
-            let w = b.matrix(vec![weights(rank)]).unwrap();
-            let bias = (rank == 0).then(|| vector(b, &bias));
+            let proj = &Linear {
+                bias: (rank == 0).then(|| vector(b, &bias)),
+                ..Linear::bare(b.matrix(vec![weights(rank)]).unwrap())
+            };
+            let up = &Linear::bare(b.matrix(vec![up(rank)]).unwrap());
             let again = |_| {
-                let (mut x, mut product) = (rows_of(b, &input(rank), n_in(rank)), poisoned(b, rows, n_out));
                 let mut y = rows_of(b, &start, n_out);
-                let out = OutProduct {
-                    w: &w,
-                    bias: bias.as_ref(),
-                    x: &mut x,
-                    product: &mut product,
-                    is_part: true,
+                let stream = Stream {
+                    residual: &mut y,
+                    normed: &mut poisoned(b, rows, n_out),
+                    output: &mut poisoned(b, rows, n_out),
                 };
-                b.matmul_add(&mut y, out).unwrap();
+                let block = FfnBlock {
+                    input: BlockInput::Residual,
+                    up: FfnUp::Plain { up },
+                    activation: Activation::Relu,
+                    out: BlockOutput { sub_norm: None, proj, post_norm: None, join: Join::Sum },
+                    hidden: &mut poisoned(b, rows, n_in(rank)),
+                };
+                b.feed_forward(stream, block).unwrap();
                 b.all_reduce(&mut rows_of(b, &[1.0, 2.0, 3.0], 3)).unwrap();
                 read(b, &mut y)
             };

@@ -32,7 +32,7 @@ use super::isa::Isa;
 use super::memory::{Line, Memory};
 use super::simd::{LANES, LINE};
 use super::threads::Pool;
-use crate::backend::MatrixPart;
+use crate::MatrixPart;
 use crate::{DType, Error, Result};
 use activations::{BAND, TILE, Tile};
 use bytemuck::Zeroable;

@@ -1,0 +1,371 @@
+//! The blocks of a layer: attention, feed-forward, experts, and the output head, each one struct and one call.
+//!
+//! A block reads the residual stream and adds its result to it. The default bodies are what the blocks mean, made of [`Ops`]; a backend
+//! replaces a whole block where it has it in fewer kernels. A decoder calls blocks and does not know what is fused.
+
+use crate::{
+    Activation, AttentionParams, Collectives, Device, Experts, KvLayer, MoeScratch, Norm, Ops, Profile,
+    QkvPrep, Result, Tensor,
+};
+
+/// A matrix with what follows its product.
+pub struct Linear<B: Device> {
+    /// `[n_out, n_in]`
+    pub weight: B::Matrix,
+    /// Factors on the outputs, `[n_out]`; never beside a bias.
+    pub scale: Option<Tensor<B>>,
+    /// `[n_out]`
+    pub bias: Option<Tensor<B>>,
+}
+
+impl<B: Device> Linear<B> {
+    /// A matrix that nothing follows.
+    pub fn bare(weight: B::Matrix) -> Self {
+        Self { weight, scale: None, bias: None }
+    }
+}
+
+impl<B: Ops> Linear<B> {
+    /// `y[n_tokens, n_out] = x[n_tokens, n_in] · weightᵀ · scale + bias`
+    pub fn apply(&self, backend: &B, y: &mut Tensor<B>, x: &Tensor<B>) -> Result<()> {
+        backend.matmul(y, x, &self.weight, self.bias.as_ref())?;
+        self.apply_scale(backend, y)
+    }
+
+    /// `y = y · scale`, where there is one.
+    pub fn apply_scale(&self, backend: &B, y: &mut Tensor<B>) -> Result<()> {
+        match &self.scale {
+            Some(scale) => backend.scale_columns(y, scale),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The residual stream, and room for what every block makes of it. All are `[n_tokens, hidden_size]`.
+pub struct Stream<'a, B: Device> {
+    /// What blocks add to.
+    pub residual: &'a mut Tensor<B>,
+    /// Room for the norm of the residual. Its contents are unspecified after a block that does not read [`BlockInput::Shared`].
+    pub normed: &'a mut Tensor<B>,
+    /// Room for a block's output before it joins the residual.
+    pub output: &'a mut Tensor<B>,
+}
+
+/// What a block reads.
+pub enum BlockInput<'a, B: Device> {
+    /// The residual as it is.
+    Residual,
+    /// The residual's norm.
+    Norm(&'a Norm<B>),
+    /// What [`Stream::normed`] holds: blocks side by side share one norm. It is left as it is.
+    Shared,
+}
+
+impl<B: Device> Clone for BlockInput<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Device> Copy for BlockInput<'_, B> {}
+
+/// The matrix that leads from a block back to the residual, and the norms around it.
+pub struct BlockOutput<'a, B: Device> {
+    /// Of the matrix's input.
+    pub sub_norm: Option<&'a Norm<B>>,
+    /// The matrix.
+    pub proj: &'a Linear<B>,
+    /// Of its output, before that is added to the residual.
+    pub post_norm: Option<&'a Norm<B>>,
+    /// How ranks join their parts.
+    pub join: Join<'a, B>,
+}
+
+/// How the last matrix of a block joins what ranks have.
+pub enum Join<'a, B: Device> {
+    /// There is one rank.
+    Alone,
+    /// Each rank has some columns of the matrix, and the ranks' outputs are added.
+    Sum,
+    /// Each rank has some rows of the matrix. Ranks exchange its input, and then its output, so that every number is computed by the same
+    /// operations in the same order as by one rank.
+    Gather {
+        /// The input of all ranks.
+        input: Gather<'a, B>,
+        /// This rank's columns of the output; all ranks' go to [`Stream::output`].
+        output: Gather<'a, B>,
+    },
+}
+
+/// Columns that ranks exchange.
+pub struct Gather<'a, B: Device> {
+    /// `[n_tokens, columns]`
+    pub columns: &'a mut Tensor<B>,
+    /// Where each rank's columns begin, and after the last their number.
+    pub starts: &'a [usize],
+}
+
+/// Attention of a layer: `residual += post_norm(o(attention(qkv(input))))`.
+pub struct AttentionBlock<'a, B: Device> {
+    /// What it reads.
+    pub input: BlockInput<'a, B>,
+    /// Queries, keys and values, stacked.
+    pub qkv: &'a Linear<B>,
+    /// Norms and rotation of queries and keys.
+    pub prep: QkvPrep<'a, B>,
+    /// How keys are weighed.
+    pub params: &'a AttentionParams,
+    /// The layer's cache.
+    pub kv: &'a mut KvLayer<B>,
+    /// Back to the residual.
+    pub out: BlockOutput<'a, B>,
+    /// Room for queries, keys and values, `[n_tokens, qkv_len]`.
+    pub qkv_rows: &'a mut Tensor<B>,
+    /// Room for what was attended, `[n_tokens, n_heads · head_dim]`.
+    pub attended: &'a mut Tensor<B>,
+}
+
+/// The matrices before a feed-forward block's last one.
+pub enum FfnUp<'a, B: Device> {
+    /// `activation(gate) · up`, both from one stacked matrix, gate first.
+    Gated {
+        /// `[2 · intermediate_size, hidden_size]`
+        gate_up: &'a Linear<B>,
+        /// Room for gate and up, `[n_tokens, 2 · intermediate_size]`.
+        rows: &'a mut Tensor<B>,
+    },
+    /// `activation(up)`.
+    Plain {
+        /// `[intermediate_size, hidden_size]`
+        up: &'a Linear<B>,
+    },
+}
+
+/// A dense feed-forward block: `residual += post_norm(down(activation(up(input))))`.
+pub struct FfnBlock<'a, B: Device> {
+    /// What it reads.
+    pub input: BlockInput<'a, B>,
+    /// To the hidden activations.
+    pub up: FfnUp<'a, B>,
+    /// Between the matrices.
+    pub activation: Activation,
+    /// Back to the residual.
+    pub out: BlockOutput<'a, B>,
+    /// Room for the hidden activations, `[n_tokens, intermediate_size]`.
+    pub hidden: &'a mut Tensor<B>,
+}
+
+/// A mixture of experts: `residual += post_norm(sum over chosen experts)`.
+pub struct MoeBlock<'a, B: Device> {
+    /// What it reads.
+    pub input: BlockInput<'a, B>,
+    /// Scores of experts, `[n_experts, hidden_size]`.
+    pub router: &'a Linear<B>,
+    /// The experts.
+    pub experts: Experts<'a, B>,
+    /// Of the sum, before that is added to the residual.
+    pub post_norm: Option<&'a Norm<B>>,
+    /// Whether each rank has a part of every expert, and ranks add their sums.
+    pub is_part: bool,
+    /// Room for the router's scores, `[n_tokens, n_experts]`.
+    pub scores: &'a mut Tensor<B>,
+    /// Room for the experts.
+    pub scratch: &'a mut MoeScratch<B>,
+}
+
+/// The output head: `logits = softcap(linear(norm(x)))`.
+pub struct HeadBlock<'a, B: Device> {
+    /// Rows of the residual that yield logits, `[n_logits, hidden_size]`.
+    pub x: &'a Tensor<B>,
+    /// The final norm.
+    pub norm: &'a Norm<B>,
+    /// `[vocab_size, hidden_size]`, or this rank's rows of it.
+    pub linear: &'a Linear<B>,
+    /// `cap · tanh(logit / cap)`
+    pub softcap: Option<f32>,
+    /// Room for the norm, as `x`.
+    pub normed: &'a mut Tensor<B>,
+    /// This rank's logits, where several ranks have parts.
+    pub gather: Option<Gather<'a, B>>,
+}
+
+/// The blocks of a layer. After a block, the contents of all tensors but the residual, the cache and a shared norm are unspecified.
+pub trait Blocks: Ops + Collectives + Profile {
+    /// Attention, with its way into the cache.
+    fn attention_block(
+        &self,
+        stream: Stream<'_, Self>,
+        batch: &Self::Batch,
+        block: AttentionBlock<'_, Self>,
+    ) -> Result<()> {
+        attention(self, stream, batch, block)
+    }
+
+    /// A dense feed-forward block.
+    fn feed_forward(&self, stream: Stream<'_, Self>, block: FfnBlock<'_, Self>) -> Result<()> {
+        feed_forward(self, stream, block)
+    }
+
+    /// A mixture of experts.
+    fn experts(&self, stream: Stream<'_, Self>, block: MoeBlock<'_, Self>) -> Result<()> {
+        experts(self, stream, block)
+    }
+
+    /// The output head: `logits` `[n_logits, vocab_size]` of all ranks.
+    fn head(&self, logits: &mut Tensor<Self>, block: HeadBlock<'_, Self>) -> Result<()> {
+        head(self, logits, block)
+    }
+}
+
+/// What [`Blocks::attention_block`] means.
+pub fn attention<B: Blocks>(
+    b: &B,
+    mut stream: Stream<'_, B>,
+    batch: &B::Batch,
+    block: AttentionBlock<'_, B>,
+) -> Result<()> {
+    let AttentionBlock { input, qkv, prep, params, kv, out, qkv_rows, attended } = block;
+    b.timed("qkv_proj", || project(b, qkv, qkv_rows, input, &mut stream))?;
+    b.timed("store_kv", || b.store_kv(qkv_rows, kv, batch, prep))?;
+    b.timed("attention", || b.attention(attended, qkv_rows, kv, batch, params))?;
+    add_output(b, "o_proj", attended, stream, out)
+}
+
+/// What [`Blocks::feed_forward`] means.
+pub fn feed_forward<B: Blocks>(b: &B, mut stream: Stream<'_, B>, block: FfnBlock<'_, B>) -> Result<()> {
+    let FfnBlock { input, up, activation, out, hidden } = block;
+    match up {
+        FfnUp::Gated { gate_up, rows } => b.timed("gate_up_proj", || {
+            project(b, gate_up, rows, input, &mut stream)?;
+            b.gated(hidden, rows, activation)
+        })?,
+        FfnUp::Plain { up } => b.timed("up_proj", || {
+            project(b, up, hidden, input, &mut stream)?;
+            b.activate(hidden, activation)
+        })?,
+    }
+    add_output(b, "down_proj", hidden, stream, out)
+}
+
+/// What [`Blocks::experts`] means.
+pub fn experts<B: Blocks>(b: &B, mut stream: Stream<'_, B>, block: MoeBlock<'_, B>) -> Result<()> {
+    let MoeBlock { input, router, experts, post_norm, is_part, scores, scratch } = block;
+    b.timed("router", || project(b, router, scores, input, &mut stream))?;
+    let Stream { residual, normed, output } = stream;
+    let x = if let BlockInput::Residual = input { &*residual } else { &*normed };
+    b.timed("experts", || b.moe(output, x, scores, &experts, scratch))?;
+    add_to_residual(b, residual, output, post_norm, is_part)
+}
+
+/// What [`Blocks::head`] means.
+pub fn head<B: Blocks>(b: &B, logits: &mut Tensor<B>, block: HeadBlock<'_, B>) -> Result<()> {
+    let HeadBlock { x, norm, linear, softcap, normed, gather } = block;
+    b.norm(normed, x, norm)?;
+    finish_head(b, logits, softcap, gather, |y| linear.apply(b, y, normed))
+}
+
+/// Writes logits with `write`, or this rank's part of them, and then does what follows them.
+pub(crate) fn finish_head<B: Blocks>(
+    b: &B,
+    logits: &mut Tensor<B>,
+    softcap: Option<f32>,
+    gather: Option<Gather<'_, B>>,
+    write: impl FnOnce(&mut Tensor<B>) -> Result<()>,
+) -> Result<()> {
+    let cap = |y: &mut Tensor<B>| softcap.map_or(Ok(()), |cap| b.softcap(y, cap));
+    match gather {
+        None => {
+            write(logits)?;
+            cap(logits)
+        }
+        Some(Gather { columns, starts }) => {
+            write(columns)?;
+            cap(columns)?;
+            b.all_gather(logits, columns, starts)
+        }
+    }
+}
+
+/// `y = linear(input)`, with the input's norm in `stream.normed` where it has one.
+pub(crate) fn project<B: Blocks>(
+    b: &B,
+    linear: &Linear<B>,
+    y: &mut Tensor<B>,
+    input: BlockInput<'_, B>,
+    stream: &mut Stream<'_, B>,
+) -> Result<()> {
+    match input {
+        BlockInput::Residual => linear.apply(b, y, stream.residual),
+        BlockInput::Shared => linear.apply(b, y, stream.normed),
+        BlockInput::Norm(norm) => {
+            b.norm(stream.normed, stream.residual, norm)?;
+            linear.apply(b, y, stream.normed)
+        }
+    }
+}
+
+/// Adds a block's output to the residual; `x` is the input of its last matrix, and `name` that matrix's for the profiler.
+fn add_output<B: Blocks>(
+    b: &B,
+    name: &'static str,
+    x: &mut Tensor<B>,
+    stream: Stream<'_, B>,
+    out: BlockOutput<'_, B>,
+) -> Result<()> {
+    let Stream { residual, output, .. } = stream;
+    let post_norm = out.post_norm;
+    let is_part = multiply_output(b, name, x, output, out)?;
+    add_to_residual(b, residual, output, post_norm, is_part)
+}
+
+/// A block's last matrix: `output = proj(sub_norm(x))`, and whether that is a part which ranks add up.
+pub(crate) fn multiply_output<B: Blocks>(
+    b: &B,
+    name: &'static str,
+    x: &mut Tensor<B>,
+    output: &mut Tensor<B>,
+    out: BlockOutput<'_, B>,
+) -> Result<bool> {
+    let BlockOutput { sub_norm, proj, join, .. } = out;
+    let normalize = |x: &mut Tensor<B>| match sub_norm {
+        Some(norm) => b.timed("norm", || b.norm_in_place(x, norm)),
+        None => Ok(()),
+    };
+    let is_part = matches!(join, Join::Sum);
+    match join {
+        Join::Alone | Join::Sum => {
+            normalize(x)?;
+            b.timed(name, || proj.apply(b, output, x))?;
+        }
+        Join::Gather { input, output: part } => {
+            b.timed("all_gather", || b.all_gather(input.columns, x, input.starts))?;
+            normalize(input.columns)?;
+            b.timed(name, || proj.apply(b, part.columns, input.columns))?;
+            b.timed("all_gather", || b.all_gather(output, part.columns, part.starts))?;
+        }
+    }
+    Ok(is_part)
+}
+
+/// `residual += post_norm(output)`, of the sum of every rank's output where each has a part.
+pub(crate) fn add_to_residual<B: Blocks>(
+    b: &B,
+    residual: &mut Tensor<B>,
+    output: &mut Tensor<B>,
+    post_norm: Option<&Norm<B>>,
+    is_part: bool,
+) -> Result<()> {
+    match (post_norm, is_part) {
+        (None, false) => b.timed("add", || b.add(residual, output)),
+        (None, true) => b.timed("all_reduce", || b.all_reduce_add(residual, output)),
+        (Some(norm), _) => {
+            if is_part {
+                b.timed("all_reduce", || b.all_reduce(output))?;
+            }
+            b.timed("add", || {
+                b.norm_in_place(output, norm)?;
+                b.add(residual, output)
+            })
+        }
+    }
+}

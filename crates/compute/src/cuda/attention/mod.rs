@@ -1,0 +1,91 @@
+//! Attention over a paged cache, and what prepares queries, keys and values for it.
+//!
+//! [`attend`] chooses: [`decode_attention`] for steps of one token per sequence, [`prefill_attention`] for many, both on tensor cores;
+//! [`paged_attention`] for what these do not take, and for exact sums.
+
+mod cache;
+mod decode_attention;
+mod paged_attention;
+mod prefill_attention;
+mod rope;
+mod step;
+
+pub(in crate::cuda) use cache::check_cache_type;
+pub(in crate::cuda) use rope::{angles, store_kv};
+pub(in crate::cuda) use step::Step;
+
+use super::batch::StagedBatch;
+use super::common::{Output, TileLayout, Tiles};
+use super::driver::{Cuda, Driver, Rooms};
+use crate::{AttentionParams, Error, Heads, KvLayer, Profile, Result, Tensor};
+
+/// Largest head that the kernels hold.
+const MAX_HEAD_DIM: usize = 256;
+
+/// Loads the room's kernels.
+pub(in crate::cuda) fn load(driver: &dyn Driver, rooms: &mut Rooms) -> Result<()> {
+    rooms.add(rope::Kernels::load(driver)?);
+    rooms.add(paged_attention::Kernels::load(driver)?);
+    rooms.add(decode_attention::Kernels::load(driver)?);
+    rooms.add(prefill_attention::Kernels::load(driver)?);
+    Ok(())
+}
+
+/// Errors: `UnsupportedSize` for heads that no kernel holds.
+pub(in crate::cuda) fn check_heads(heads: Heads) -> Result<()> {
+    let dim = heads.head_dim;
+    if (1..=MAX_HEAD_DIM).contains(&dim) {
+        return Ok(());
+    }
+    Err(Error::UnsupportedSize {
+        op: "attention",
+        what: format!("heads of {dim} elements; up to {MAX_HEAD_DIM} can be"),
+        backend: "cuda",
+    })
+}
+
+/// Attention of queries that are prepared, over keys and values in the cache.
+pub(in crate::cuda) fn attention(
+    cuda: &Cuda,
+    y: &mut Tensor<Cuda>,
+    qkv: &Tensor<Cuda>,
+    kv: &KvLayer<Cuda>,
+    batch: &StagedBatch,
+    params: &AttentionParams,
+) -> Result<()> {
+    paged_attention::check_shapes(y, qkv, kv, batch, params);
+    match prefill_attention::supports(cuda, kv, batch, params) {
+        true => prefill_attention::attention(cuda, Output::Floats(y.ptr()), qkv, kv, batch, None, params),
+        false => paged_attention::attention(cuda, y, qkv, kv, batch, params),
+    }
+}
+
+/// Prepares queries, keys and values, stores keys and values in the cache, and attends. Returns whether the result is in `tiles`, which
+/// are in the memory of `y`, or in `y` as floats.
+pub(in crate::cuda) fn attend(
+    cuda: &Cuda,
+    y: &mut Tensor<Cuda>,
+    tiles: Option<Tiles>,
+    qkv: &mut Tensor<Cuda>,
+    step: Step<'_>,
+) -> Result<bool> {
+    let Step { kv, batch, prep, params } = step;
+    if decode_attention::supports(cuda, kv, batch, params) {
+        let can_write = |t: &Tiles| t.layout == TileLayout::PackedHalf;
+        let tiles =
+            tiles.filter(|t| can_write(t) && decode_attention::writes_tiles(cuda, batch, params.heads));
+        let rows = tiles.map_or(0, |t| t.rows);
+        let step = Step { kv, batch, prep, params };
+        cuda.timed("attention", || decode_attention::attention(cuda, y, rows, qkv, step))?;
+        return Ok(tiles.is_some());
+    }
+    if prefill_attention::supports(cuda, kv, batch, params) {
+        let tiles = tiles.filter(|t| t.layout == TileLayout::GemmBfloat);
+        let to = tiles.map_or(Output::Floats(y.ptr()), Output::Tiles);
+        prefill_attention::store_and_attend(cuda, to, qkv, Step { kv, batch, prep, params })?;
+        return Ok(tiles.is_some());
+    }
+    cuda.timed("store_kv", || store_kv(cuda, qkv, kv, batch, &prep, 0))?;
+    cuda.timed("attention", || attention(cuda, y, qkv, kv, batch, params))?;
+    Ok(false)
+}

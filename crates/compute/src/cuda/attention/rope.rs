@@ -1,0 +1,125 @@
+//! Launches that prepare queries, keys and values.
+
+use super::cache::ByCacheType;
+use crate::cuda::batch::StagedBatch;
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_image};
+use crate::{KvLayer, NormKind, QkvPrep, Result, RopeStyle, Tensor};
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct AnglesArgs {
+    y: DevicePtr,
+    f: DevicePtr,
+    positions: DevicePtr,
+    n: u32,
+    scale: f32,
+}
+
+pub(in crate::cuda) fn angles(
+    cuda: &Cuda,
+    y: &mut Tensor<Cuda>,
+    f: &Tensor<Cuda>,
+    batch: &StagedBatch,
+    scale: f32,
+) -> Result<()> {
+    assert_eq!((y.row_len(), y.rows()), (2 * f.len(), batch.n_tokens()));
+    let args = AnglesArgs { y: y.ptr(), f: f.ptr(), positions: batch.positions(), n: f.len() as u32, scale };
+    // SAFETY: y has 2 · n elements for each token of the batch.
+    unsafe { cuda.launch(cuda.room::<Kernels>().rope_angles, [y.rows(), 1, 1], 128, &args) }
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct StoreArgs {
+    qkv: DevicePtr,
+    k_cache: DevicePtr,
+    v_cache: DevicePtr,
+    q_weight: DevicePtr,
+    q_bias: DevicePtr,
+    k_weight: DevicePtr,
+    k_bias: DevicePtr,
+    angles: DevicePtr,
+    positions: DevicePtr,
+    table_starts: DevicePtr,
+    block_tables: DevicePtr,
+    n_heads: u32,
+    n_kv_heads: u32,
+    head_dim: u32,
+    head_bytes: u32,
+    first_head: u32,
+    rope_dim: u32,
+    interleaved: u32,
+    block_size: u32,
+    layer: u32,
+    q_eps: f32,
+    k_eps: f32,
+}
+
+/// Kernels of rope.cu.
+pub(super) struct Kernels {
+    rope_angles: Kernel<AnglesArgs>,
+    store_kv: ByCacheType<StoreArgs>,
+}
+
+impl Kernels {
+    pub(super) fn load(driver: &dyn Driver) -> Result<Self> {
+        let image = kernel_image!(rope);
+        Ok(Self {
+            rope_angles: image.kernel(driver, "rope_angles", 0)?,
+            store_kv: ByCacheType::load(driver, image, "store_kv")?,
+        })
+    }
+}
+
+/// Prepares the heads from `first_head` on: queries, keys, values.
+pub(in crate::cuda) fn store_kv(
+    cuda: &Cuda,
+    qkv: &mut Tensor<Cuda>,
+    kv: &mut KvLayer<Cuda>,
+    batch: &StagedBatch,
+    prep: &QkvPrep<'_, Cuda>,
+    first_head: usize,
+) -> Result<()> {
+    let h = prep.heads;
+    let dtype = kv.k.dtype();
+    assert_eq!((qkv.row_len(), qkv.rows()), (h.qkv_len(), batch.n_tokens()));
+    assert_eq!((kv.k.shape()[1], kv.k.shape()[3]), (h.n_kv_heads, h.head_dim));
+    let (q_norm, k_norm) = prep.qk_norm.unzip();
+    for norm in [q_norm, k_norm].into_iter().flatten() {
+        assert_eq!(norm.weight.len(), h.head_dim);
+    }
+    if let (Some(q), Some(k)) = (q_norm, k_norm) {
+        assert_eq!(q.kind, k.kind, "norms of queries and keys");
+    }
+    let rope_dim = prep.angles.map_or(0, |(t, _)| t.row_len());
+    assert!(rope_dim <= h.head_dim, "{rope_dim} of {} elements turn", h.head_dim);
+    let ptr = |t: Option<&Tensor<Cuda>>| t.map_or(DevicePtr::NULL, Tensor::ptr);
+    let args = StoreArgs {
+        qkv: qkv.ptr(),
+        k_cache: kv.k.buffer().ptr(),
+        v_cache: kv.v.buffer().ptr(),
+        q_weight: ptr(q_norm.map(|n| &n.weight)),
+        q_bias: ptr(q_norm.and_then(|n| n.bias.as_ref())),
+        k_weight: ptr(k_norm.map(|n| &n.weight)),
+        k_bias: ptr(k_norm.and_then(|n| n.bias.as_ref())),
+        angles: ptr(prep.angles.map(|a| a.0)),
+        positions: batch.positions(),
+        table_starts: batch.table_starts(),
+        block_tables: batch.block_tables(),
+        n_heads: h.n_heads as u32,
+        n_kv_heads: h.n_kv_heads as u32,
+        head_dim: h.head_dim as u32,
+        head_bytes: dtype.bytes_for(h.head_dim).expect("a cache was made of whole blocks") as u32,
+        first_head: first_head as u32,
+        rope_dim: rope_dim as u32,
+        interleaved: u32::from(prep.angles.is_some_and(|(_, s)| s == RopeStyle::Interleaved)),
+        block_size: kv.k.shape()[2] as u32,
+        layer: u32::from(q_norm.is_some_and(|n| n.kind == NormKind::Layer)),
+        q_eps: q_norm.map_or(0.0, |n| n.eps),
+        k_eps: k_norm.map_or(0.0, |n| n.eps),
+    };
+    let f = cuda.room::<Kernels>().store_kv.get(dtype)?;
+    let n_heads = h.n_heads + 2 * h.n_kv_heads - first_head;
+    // SAFETY: qkv has a row for each token; the scheduler gives every position a block of the cache, and each to one token only.
+    unsafe { cuda.launch(f, [qkv.rows(), n_heads.div_ceil(4), 1], 128, &args) }
+}

@@ -1,0 +1,285 @@
+//! The GPU's implementation of the backend's traits; `blocks.rs` has the blocks of a layer.
+
+use super::batch::StagedBatch;
+use super::driver::{Buffer, Cuda};
+use super::matmul::{self, Matrix};
+use super::sampling::{self, Choices};
+use super::{attention, elementwise, experts, norm, ranks};
+use crate::sampling::Samplers;
+use crate::{
+    Activation, AttentionParams, Batch, BatchLimits, Capture, Chosen, Collectives, DType, Device,
+    DeviceMemory, Error, Experts, GraphKey, Heads, KvLayer, MatrixPart, MoeScratch, Norm, Ops, Profile,
+    Profiler, QkvPrep, Rank, Result, Tensor,
+};
+
+impl Device for Cuda {
+    type Buffer = Buffer;
+    type Matrix = Matrix;
+    type Batch = StagedBatch;
+    type Choices = Choices;
+
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn describe(&self) -> String {
+        format!("{}{}", self.driver.describe(), if self.exact { ", exact" } else { "" })
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        self.driver.memory()
+    }
+
+    fn memory_bandwidth(&self) -> Option<u64> {
+        self.driver.memory_bandwidth()
+    }
+
+    fn is_exact(&self) -> bool {
+        self.exact
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        // Slabs of decoded weights, activations in 16 bits, sums that blocks leave to others, kernels.
+        if self.driver.is_hopper() { 872 << 20 } else { 384 << 20 }
+    }
+
+    fn check_heads(&self, heads: Heads) -> Result<()> {
+        attention::check_heads(heads)
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        true
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.driver.synchronize()?;
+        self.check_ranks()
+    }
+
+    fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor<Self>> {
+        Ok(Tensor::from_buffer(Buffer::zeros(&self.driver, dtype, shape)?, dtype, shape))
+    }
+
+    fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Tensor<Self>> {
+        assert_eq!(values.len(), shape.iter().product::<usize>(), "{shape:?}");
+        let mut t = self.zeros(DType::F32, shape)?;
+        t.buffer_mut().write(0, bytemuck::cast_slice(values))?;
+        Ok(t)
+    }
+
+    fn download(&self, out: &mut [f32], x: &Tensor<Self>) -> Result<()> {
+        assert_eq!(out.len(), x.len());
+        // SAFETY: the tensor holds this many floats.
+        unsafe { self.driver.read(bytemuck::cast_slice_mut(out), x.ptr()) }
+    }
+
+    fn matrix(&self, parts: Vec<MatrixPart>) -> Result<Matrix> {
+        Matrix::new(self, parts)
+    }
+
+    fn matrix_bytes(&self, w: &Matrix) -> usize {
+        w.bytes()
+    }
+
+    fn kv_layer(
+        &self,
+        dtype: DType,
+        n_blocks: usize,
+        block_size: usize,
+        heads: Heads,
+    ) -> Result<KvLayer<Self>> {
+        self.check_heads(heads)?;
+        attention::check_cache_type(dtype)?;
+        let shape = [n_blocks, heads.n_kv_heads, block_size, heads.head_dim];
+        Ok(KvLayer { k: self.zeros(dtype, &shape)?, v: self.zeros(dtype, &shape)? })
+    }
+
+    fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()> {
+        for t in [&mut kv.k, &mut kv.v] {
+            let bytes = t.dtype().bytes_for(t.row_len()).expect("a cache was made of whole blocks");
+            assert!(to < t.rows() && from < t.rows(), "block {from} over {to} of {}", t.rows());
+            if to != from {
+                let start = t.buffer().ptr();
+                // SAFETY: both blocks are in the cache, and they differ.
+                unsafe { self.driver.copy(start.offset(to * bytes), start.offset(from * bytes), bytes)? };
+            }
+        }
+        Ok(())
+    }
+
+    fn new_batch(&self, limits: BatchLimits) -> Result<StagedBatch> {
+        StagedBatch::new(&self.driver, limits)
+    }
+
+    fn stage(&self, staged: &mut StagedBatch, batch: &Batch) -> Result<()> {
+        staged.set(self, batch)
+    }
+}
+
+impl Ops for Cuda {
+    fn embed(&self, y: &mut Tensor<Self>, table: &Matrix, batch: &StagedBatch, scale: f32) -> Result<()> {
+        matmul::embed(self, y, table, batch, scale)
+    }
+
+    fn add_positions(&self, x: &mut Tensor<Self>, table: &Tensor<Self>, batch: &StagedBatch) -> Result<()> {
+        assert_eq!(x.rows(), batch.n_tokens());
+        elementwise::rows(self, elementwise::kernels(self).add_rows, x, table, batch.positions())
+    }
+
+    fn rope_angles(
+        &self,
+        y: &mut Tensor<Self>,
+        f: &Tensor<Self>,
+        batch: &StagedBatch,
+        scale: f32,
+    ) -> Result<()> {
+        attention::angles(self, y, f, batch, scale)
+    }
+
+    fn norm(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
+        assert_eq!(y.shape(), x.shape());
+        norm::norm(self, y.ptr(), x, norm, false)
+    }
+
+    fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
+        norm::norm(self, x.ptr(), x, norm, false)
+    }
+
+    fn add(&self, y: &mut Tensor<Self>, x: &Tensor<Self>) -> Result<()> {
+        assert_eq!(y.shape(), x.shape());
+        elementwise::add(self, y, x)
+    }
+
+    fn matmul(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        w: &Matrix,
+        bias: Option<&Tensor<Self>>,
+    ) -> Result<()> {
+        matmul::matmul(self, y, x, w, bias)
+    }
+
+    fn store_kv(
+        &self,
+        qkv: &mut Tensor<Self>,
+        kv: &mut KvLayer<Self>,
+        batch: &StagedBatch,
+        prep: QkvPrep<'_, Self>,
+    ) -> Result<()> {
+        attention::store_kv(self, qkv, kv, batch, &prep, 0)
+    }
+
+    fn attention(
+        &self,
+        y: &mut Tensor<Self>,
+        qkv: &Tensor<Self>,
+        kv: &KvLayer<Self>,
+        batch: &StagedBatch,
+        params: &AttentionParams,
+    ) -> Result<()> {
+        attention::attention(self, y, qkv, kv, batch, params)
+    }
+
+    fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, f: Activation) -> Result<()> {
+        assert_eq!((x.row_len(), x.rows()), (2 * y.row_len(), y.rows()));
+        elementwise::each(self, elementwise::kernels(self).gated, y, Some(x), Some(f), 0.0)
+    }
+
+    fn activate(&self, x: &mut Tensor<Self>, f: Activation) -> Result<()> {
+        elementwise::each(self, elementwise::kernels(self).activate, x, None, Some(f), 0.0)
+    }
+
+    fn moe(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        router: &Tensor<Self>,
+        experts: &Experts<'_, Self>,
+        scratch: &mut MoeScratch<Self>,
+    ) -> Result<()> {
+        experts::moe(self, y, x, router, experts, scratch)
+    }
+
+    fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {
+        elementwise::each(self, elementwise::kernels(self).softcap, x, None, None, cap)
+    }
+
+    fn scale_columns(&self, x: &mut Tensor<Self>, factors: &Tensor<Self>) -> Result<()> {
+        assert_eq!(x.row_len(), factors.len());
+        elementwise::each(self, elementwise::kernels(self).scale_columns, x, Some(factors), None, 0.0)
+    }
+
+    fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()> {
+        elementwise::each(self, elementwise::kernels(self).scale, x, None, None, factor)
+    }
+
+    fn select_rows(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, batch: &StagedBatch) -> Result<()> {
+        assert_eq!(y.rows(), batch.n_logits());
+        elementwise::rows(self, elementwise::kernels(self).select_rows, y, x, batch.logit_tokens())
+    }
+
+    fn choose_likeliest(&self, batch: &mut StagedBatch, logits: &Tensor<Self>) -> Result<()> {
+        sampling::likeliest(self, batch, logits)
+    }
+
+    fn stage_samplers(&self, batch: &mut StagedBatch, samplers: &Samplers) -> Result<()> {
+        batch.set_samplers(self, samplers)
+    }
+
+    fn sample(&self, batch: &mut StagedBatch, logits: &mut Tensor<Self>) -> Result<()> {
+        sampling::sample(self, batch, logits)
+    }
+
+    fn fetch_choices(&self, batch: &mut StagedBatch) -> Result<Choices> {
+        sampling::fetch(&*self.driver, batch)
+    }
+
+    fn wait_for_choices(&self, choices: Choices, out: &mut Vec<Chosen>) -> Result<()> {
+        sampling::wait(&*self.driver, choices, out)
+    }
+}
+
+impl Collectives for Cuda {
+    fn rank(&self) -> Rank {
+        self.member.as_ref().map_or(Rank::ALONE, |m| m.rank)
+    }
+
+    fn all_reduce(&self, x: &mut Tensor<Self>) -> Result<()> {
+        ranks::all_reduce(self, x)
+    }
+
+    fn all_reduce_add(&self, y: &mut Tensor<Self>, x: &mut Tensor<Self>) -> Result<()> {
+        ranks::all_reduce_add(self, y, x)
+    }
+
+    fn all_gather(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, starts: &[usize]) -> Result<()> {
+        ranks::all_gather(self, y, x, starts)
+    }
+
+    fn leave(&self) {
+        if let Some(member) = &self.member {
+            member.leave();
+        }
+    }
+}
+
+impl Profile for Cuda {
+    fn profiler(&self) -> Option<&Profiler> {
+        Some(&self.profiler)
+    }
+}
+
+impl Capture for Cuda {
+    fn captured<E: From<Error>>(
+        &self,
+        key: GraphKey,
+        mut f: impl FnMut() -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        self.captured_dyn(key, &mut f)
+    }
+
+    fn forget(&self, owner: u64) {
+        self.forget_graphs(owner);
+    }
+}

@@ -1,0 +1,192 @@
+//! The blocks of a layer on the GPU: norms, sums and gates are part of the matmuls where their kernels have them.
+
+use super::attention::{self, Step};
+use super::batch::StagedBatch;
+use super::common::{Input, Output, Tiles};
+use super::driver::Cuda;
+use super::matmul::{self, Epilogue, EpilogueKind, Matmul};
+use super::norm;
+use crate::blocks::{self, Blocks};
+use crate::{
+    AttentionBlock, BlockInput, BlockOutput, Collectives, FfnBlock, FfnUp, HeadBlock, Join, Linear, Norm,
+    Ops, Profile, Result, Stream, Tensor,
+};
+
+impl Blocks for Cuda {
+    fn attention_block(
+        &self,
+        mut stream: Stream<'_, Self>,
+        batch: &StagedBatch,
+        block: AttentionBlock<'_, Self>,
+    ) -> Result<()> {
+        let AttentionBlock { input, qkv, prep, params, kv, out, qkv_rows, attended } = block;
+        self.timed("qkv_proj", || project(self, qkv, qkv_rows, input, &mut stream))?;
+        let tiles = tiles_for(self, &out, attended);
+        let is_tiles = attention::attend(self, attended, tiles, qkv_rows, Step { kv, batch, prep, params })?;
+        add_output(self, "o_proj", attended, tiles.filter(|_| is_tiles), stream, out)
+    }
+
+    fn feed_forward(&self, mut stream: Stream<'_, Self>, block: FfnBlock<'_, Self>) -> Result<()> {
+        let FfnBlock { input, up, activation, out, hidden } = block;
+        let (gate_up, rows) = match up {
+            FfnUp::Gated { gate_up, rows } => (gate_up, rows),
+            FfnUp::Plain { up } => {
+                self.timed("up_proj", || {
+                    project(self, up, hidden, input, &mut stream)?;
+                    self.activate(hidden, activation)
+                })?;
+                return add_output(self, "down_proj", hidden, None, stream, out);
+            }
+        };
+        let (x, m) = (block_input(input, &stream), stream.residual.rows());
+        let gate = |y| {
+            let is_bare = gate_up.bias.is_none() && gate_up.scale.is_none();
+            let (w, epilogue) = (&gate_up.weight, Epilogue::Gate(activation));
+            Ok(is_bare && matmul::run(self, &Matmul { w, x, y, bias: None, m, epilogue })?)
+        };
+        assert_eq!((w_len(gate_up), hidden.rows()), ((stream.residual.row_len(), 2 * hidden.row_len()), m));
+        let mut tiles = tiles_for(self, &out, hidden);
+        self.timed("gate_up_proj", || {
+            if let Some(t) = tiles
+                && gate(Output::Tiles(t))?
+            {
+                return Ok(());
+            }
+            tiles = None;
+            if gate(Output::Floats(hidden.ptr()))? {
+                return Ok(());
+            }
+            project(self, gate_up, rows, input, &mut stream)?;
+            self.gated(hidden, rows, activation)
+        })?;
+        add_output(self, "down_proj", hidden, tiles, stream, out)
+    }
+
+    fn head(&self, logits: &mut Tensor<Self>, block: HeadBlock<'_, Self>) -> Result<()> {
+        let HeadBlock { x, norm, linear, softcap, normed, gather } = block;
+        blocks::finish_head(self, logits, softcap, gather, |y| {
+            if !store(self, linear, y, Input::Floats(x.ptr(), Some(norm)), x.rows())? {
+                self.norm(normed, x, norm)?;
+                self.matmul(y, normed, &linear.weight, linear.bias.as_ref())?;
+            }
+            linear.apply_scale(self, y)
+        })
+    }
+}
+
+/// `(n_in, n_out)`
+fn w_len(linear: &Linear<Cuda>) -> (usize, usize) {
+    (linear.weight.shape.n_in, linear.weight.shape.n_out)
+}
+
+fn block_input<'a>(input: BlockInput<'a, Cuda>, stream: &Stream<'_, Cuda>) -> Input<'a> {
+    match input {
+        BlockInput::Residual => Input::Floats(stream.residual.ptr(), None),
+        BlockInput::Norm(norm) => Input::Floats(stream.residual.ptr(), Some(norm)),
+        BlockInput::Shared => Input::Floats(stream.normed.ptr(), None),
+    }
+}
+
+/// `y = x · wᵀ + bias` with `m` rows in one go, the norm of `x` included; `false` where no kernel has it.
+fn store(cuda: &Cuda, linear: &Linear<Cuda>, y: &mut Tensor<Cuda>, x: Input<'_>, m: usize) -> Result<bool> {
+    assert_eq!((y.row_len(), y.rows()), (linear.weight.shape.n_out, m));
+    let (w, bias, y) = (&linear.weight, linear.bias.as_ref(), Output::Floats(y.ptr()));
+    matmul::run(cuda, &Matmul { w, x, y, bias, m, epilogue: Epilogue::Store })
+}
+
+/// `y = linear(input)`
+fn project(
+    cuda: &Cuda,
+    linear: &Linear<Cuda>,
+    y: &mut Tensor<Cuda>,
+    input: BlockInput<'_, Cuda>,
+    stream: &mut Stream<'_, Cuda>,
+) -> Result<()> {
+    assert_eq!(linear.weight.shape.n_in, stream.residual.row_len());
+    match store(cuda, linear, y, block_input(input, stream), stream.residual.rows())? {
+        true => linear.apply_scale(cuda, y),
+        false => blocks::project(cuda, linear, y, input, stream),
+    }
+}
+
+/// Whether nothing stands between a block's result and its last matmul.
+fn is_direct(out: &BlockOutput<'_, Cuda>) -> bool {
+    out.sub_norm.is_none() && !matches!(out.join, Join::Gather { .. })
+}
+
+/// How the last matmul of a block ends on this rank alone.
+fn last_epilogue(out: &BlockOutput<'_, Cuda>) -> EpilogueKind {
+    match is_plain_sum(out) && matches!(out.join, Join::Alone) {
+        true => EpilogueKind::Add,
+        false => EpilogueKind::Store,
+    }
+}
+
+/// Whether the output of the last matmul joins the residual as it is.
+fn is_plain_sum(out: &BlockOutput<'_, Cuda>) -> bool {
+    out.post_norm.is_none() && out.proj.scale.is_none()
+}
+
+/// The tiles that a block's last matmul reads in place of floats, in the memory of its input.
+fn tiles_for(cuda: &Cuda, out: &BlockOutput<'_, Cuda>, x: &Tensor<Cuda>) -> Option<Tiles> {
+    match is_direct(out) {
+        true => matmul::tiles_in(cuda, &out.proj.weight, x, last_epilogue(out)),
+        false => None,
+    }
+}
+
+/// Adds a block's output to the residual. `x` is the input of its last matmul, or holds it as `tiles`.
+fn add_output(
+    cuda: &Cuda,
+    name: &'static str,
+    x: &mut Tensor<Cuda>,
+    tiles: Option<Tiles>,
+    stream: Stream<'_, Cuda>,
+    out: BlockOutput<'_, Cuda>,
+) -> Result<()> {
+    if !is_direct(&out) {
+        let Stream { residual, output, .. } = stream;
+        let post_norm = out.post_norm;
+        let is_part = blocks::multiply_output(cuda, name, x, output, out)?;
+        return add_to_residual(cuda, residual, output, post_norm, is_part);
+    }
+    let Stream { residual, output, .. } = stream;
+    let (proj, m) = (out.proj, x.rows());
+    assert_eq!((w_len(proj), residual.rows()), ((x.row_len(), residual.row_len()), m));
+    let input = tiles.map_or(Input::Floats(x.ptr(), None), Input::Tiles);
+    let (w, bias) = (&proj.weight, proj.bias.as_ref());
+    let run = |y, epilogue| matmul::run(cuda, &Matmul { w, x: input, y, bias, m, epilogue });
+    let is_part = matches!(out.join, Join::Sum);
+    if is_plain_sum(&out) {
+        cuda.check_ranks()?;
+        let epilogue = if is_part { Epilogue::AddRanks } else { Epilogue::Add };
+        if cuda.timed(name, || run(Output::Floats(residual.ptr()), epilogue))? {
+            return Ok(());
+        }
+    }
+    cuda.timed(name, || {
+        if !run(Output::Floats(output.ptr()), Epilogue::Store)? {
+            assert!(tiles.is_none(), "a matmul that asked for tiles reads them");
+            cuda.matmul(output, x, w, bias)?;
+        }
+        proj.apply_scale(cuda, output)
+    })?;
+    add_to_residual(cuda, residual, output, out.post_norm, is_part)
+}
+
+/// `residual += post_norm(output)`, of the sum of every rank's output where each has a part.
+fn add_to_residual(
+    cuda: &Cuda,
+    residual: &mut Tensor<Cuda>,
+    output: &mut Tensor<Cuda>,
+    post_norm: Option<&Norm<Cuda>>,
+    is_part: bool,
+) -> Result<()> {
+    let Some(post_norm) = post_norm else {
+        return blocks::add_to_residual(cuda, residual, output, None, is_part);
+    };
+    if is_part {
+        cuda.timed("all_reduce", || cuda.all_reduce(output))?;
+    }
+    cuda.timed("add", || norm::add_norm(cuda, residual, output, post_norm))
+}

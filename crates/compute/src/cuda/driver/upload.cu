@@ -1,0 +1,14 @@
+// A few words from the host to the device, as arguments of a kernel.
+#include "../common/kernel.cuh"
+
+struct UploadArgs {
+  uint32_t* y;
+  uint32_t n;
+  uint32_t words[1000];
+};
+
+// Kernels of the step read what it writes before they wait for the kernel before them, so none may start while it runs.
+KERNEL(upload, UploadArgs, 256) {
+  ptx::wait_for_previous_kernel();
+  for (uint32_t i = threadIdx.x; i < a.n; i += blockDim.x) a.y[i] = a.words[i];
+}

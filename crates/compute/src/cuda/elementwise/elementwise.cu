@@ -1,0 +1,70 @@
+// Operations on each element by itself. A thread owns one element; moves each operand once.
+#include "../common/activation.cuh"
+#include "elementwise_args.cuh"
+
+DEVICE size_t element() { return static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+// Row and column of an element, and the row of x that it reads.
+DEVICE size_t gathered(const ElementwiseArgs& a, size_t i) {
+  uint32_t row = a.rows[i / a.row_len];
+  if (row >= a.n_x_rows) row = a.n_x_rows - 1;
+  return static_cast<size_t>(row) * a.row_len + i % a.row_len;
+}
+
+KERNEL(add, ElementwiseArgs, 256) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
+  const size_t i = element();
+  if (i < a.len) a.y[i] += a.x[i];
+}
+
+KERNEL(add_rows, ElementwiseArgs, 256) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
+  const size_t i = element();
+  if (i < a.len) a.y[i] += a.x[gathered(a, i)];
+}
+
+KERNEL(select_rows, ElementwiseArgs, 256) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
+  const size_t i = element();
+  if (i < a.len) a.y[i] = a.x[gathered(a, i)];
+}
+
+KERNEL(gated, ElementwiseArgs, 256) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
+  const size_t i = element();
+  if (i >= a.len) return;
+  const float* x = a.x + i / a.row_len * 2 * a.row_len + i % a.row_len;
+  a.y[i] = activate_one(a.activation, x[0]) * x[a.row_len];
+}
+
+KERNEL(activate, ElementwiseArgs, 256) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
+  const size_t i = element();
+  if (i < a.len) a.y[i] = activate_one(a.activation, a.y[i]);
+}
+
+KERNEL(softcap, ElementwiseArgs, 256) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
+  const size_t i = element();
+  if (i < a.len) a.y[i] = a.factor * tanhf(a.y[i] / a.factor);
+}
+
+KERNEL(scale, ElementwiseArgs, 256) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
+  const size_t i = element();
+  if (i < a.len) a.y[i] *= a.factor;
+}
+
+KERNEL(scale_columns, ElementwiseArgs, 256) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
+  const size_t i = element();
+  if (i < a.len) a.y[i] *= a.x[i % a.row_len];
+}

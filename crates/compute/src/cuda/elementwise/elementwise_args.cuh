@@ -1,0 +1,18 @@
+// Arguments of kernels. Written by tools/kernels from mod.rs; do not edit.
+#pragma once
+#include <cstdint>
+
+struct ElementwiseArgs {
+  float* y;
+  const float* x;
+  // Which row of x each row of y reads, or null.
+  const uint32_t* rows;
+  // Elements of y.
+  uint64_t len;
+  // Of y.
+  uint32_t row_len;
+  // An index past them reads the last row.
+  uint32_t n_x_rows;
+  uint32_t activation;
+  float factor;
+};

@@ -1,0 +1,120 @@
+//! Launches of operations on each element by itself.
+
+use super::common::activation_code;
+use super::driver::{Cuda, DevicePtr, Kernel, kernel_args, kernels};
+use crate::{Activation, Result, Tensor};
+
+kernel_args! {
+    in "elementwise_args.cuh";
+
+    struct ElementwiseArgs {
+        y: DevicePtr as "float*",
+        x: DevicePtr as "const float*",
+        /// Which row of x each row of y reads, or null.
+        rows: DevicePtr as "const uint32_t*",
+        /// Elements of y.
+        len: u64,
+        /// Of y.
+        row_len: u32,
+        /// An index past them reads the last row.
+        n_x_rows: u32,
+        activation: u32,
+        factor: f32,
+    }
+}
+
+kernels! {
+    /// Kernels of elementwise.cu.
+    pub(in crate::cuda) struct Kernels in elementwise {
+        pub(in crate::cuda) add: ElementwiseArgs,
+        pub(in crate::cuda) add_rows: ElementwiseArgs,
+        pub(in crate::cuda) select_rows: ElementwiseArgs,
+        pub(in crate::cuda) gated: ElementwiseArgs,
+        pub(in crate::cuda) activate: ElementwiseArgs,
+        pub(in crate::cuda) softcap: ElementwiseArgs,
+        pub(in crate::cuda) scale: ElementwiseArgs,
+        pub(in crate::cuda) scale_columns: ElementwiseArgs,
+    }
+}
+
+pub(in crate::cuda) fn kernels(cuda: &Cuda) -> &Kernels {
+    cuda.room()
+}
+
+fn launch(cuda: &Cuda, f: Kernel<ElementwiseArgs>, args: &ElementwiseArgs) -> Result<()> {
+    let blocks = usize::try_from(args.len.div_ceil(256)).expect("a tensor's length fits usize");
+    // SAFETY: `y` has `len` elements, and the callers checked that x and rows have what the operation reads.
+    unsafe { cuda.launch(f, [blocks, 1, 1], 256, args) }
+}
+
+/// `y = f(y, x)` for every element.
+pub(in crate::cuda) fn each(
+    cuda: &Cuda,
+    f: Kernel<ElementwiseArgs>,
+    y: &mut Tensor<Cuda>,
+    x: Option<&Tensor<Cuda>>,
+    activation: Option<Activation>,
+    factor: f32,
+) -> Result<()> {
+    let args = ElementwiseArgs {
+        y: y.ptr(),
+        x: x.map_or(DevicePtr::NULL, Tensor::ptr),
+        rows: DevicePtr::NULL,
+        len: y.len() as u64,
+        row_len: y.row_len() as u32,
+        n_x_rows: 0,
+        activation: activation.map_or(0, activation_code),
+        factor,
+    };
+    launch(cuda, f, &args)
+}
+
+/// `y += x`, of the same shape.
+pub(in crate::cuda) fn add(cuda: &Cuda, y: &mut Tensor<Cuda>, x: &Tensor<Cuda>) -> Result<()> {
+    each(cuda, kernels(cuda).add, y, Some(x), None, 0.0)
+}
+
+/// As [`gated`](crate::Ops::gated), on `n_rows` rows at plain addresses.
+pub(in crate::cuda) fn gated_rows(
+    cuda: &Cuda,
+    y: DevicePtr,
+    x: DevicePtr,
+    n_rows: usize,
+    row_len: usize,
+    activation: Activation,
+) -> Result<()> {
+    let args = ElementwiseArgs {
+        y,
+        x,
+        rows: DevicePtr::NULL,
+        len: (n_rows * row_len) as u64,
+        row_len: row_len as u32,
+        n_x_rows: 0,
+        activation: activation_code(activation),
+        factor: 0.0,
+    };
+    launch(cuda, kernels(cuda).gated, &args)
+}
+
+/// `y[i] = f(y[i], x[rows[i]])` for every row, `rows` `u32` [rows of y].
+pub(in crate::cuda) fn rows(
+    cuda: &Cuda,
+    f: Kernel<ElementwiseArgs>,
+    y: &mut Tensor<Cuda>,
+    x: &Tensor<Cuda>,
+    rows: DevicePtr,
+) -> Result<()> {
+    assert_eq!(y.row_len(), x.row_len());
+    assert!(x.rows() > 0 || y.is_empty(), "rows of nothing");
+    let args = ElementwiseArgs {
+        y: y.ptr(),
+        x: x.ptr(),
+        rows,
+        len: y.len() as u64,
+        row_len: y.row_len() as u32,
+        n_x_rows: x.rows() as u32,
+        activation: 0,
+        factor: 0.0,
+    };
+    launch(cuda, f, &args)
+}

@@ -1,0 +1,343 @@
+// The products of gemm.cu for Hopper's tensor cores, which read both operands from shared memory and multiply in the background.
+//
+// A block goes through tiles of 128 x OUTS outputs, of which each of two groups of 4 warps owns 64 rows. A thread of a third group keeps
+// a ring of stages in shared memory filled (200 KiB at most), also while the others write a tile; a stage is 64 columns of 16 bits, or 128
+// of 8, of the rows and of the weights, which lie in memory as the tensor cores want them (operands.cu), so that it takes three copies.
+// Tiles that run together share 2048 rows at most, which stay in the second-level cache.
+//
+// A gate's outputs can be written as tiles of BF16, for the product that reads them.
+//
+// Between the end of one step's products and the start of those after the next there are half a step's 512 cycles, so that path is short:
+// addresses are made once.
+#ifndef REALIZAR_EMULATION
+#include "gemm.cuh"
+#include "../common/hopper.cuh"
+
+constexpr int THREADS = 384;
+constexpr int ROWS = 128;
+// Bytes of a row in a stage.
+constexpr int LINE = 128;
+// Pairs of stages whose factors are in shared memory.
+constexpr int SLOTS = 4;
+// Tiles of rows that are gone through before the outputs move on.
+constexpr int GROUP_ROWS = 2048 / ROWS;
+
+// Four neighbouring outputs of a row from the pairs that two lanes hold for 8 outputs each, `a` and `b`: the even lane's are of `a`.
+DEVICE float4 four_of_pairs(bool is_odd, const float* a, const float* b) {
+  const float x = __shfl_xor_sync(ALL_LANES, is_odd ? a[0] : b[0], 1), y = __shfl_xor_sync(ALL_LANES, is_odd ? a[1] : b[1], 1);
+  return is_odd ? float4{x, y, b[0], b[1]} : float4{a[0], a[1], x, y};
+}
+
+// The finished outputs of a group's rows, of which `first_row` is the warp's first. `four(j, h)` gives four outputs from 8 * j on, or
+// from 8 * j + 8 on in odd lanes, of row 8 * h + lane / 4.
+template <int OUTS, class Four>
+DEVICE void write_outputs(const ProductArgs& a, int first_row, int first_out, int lane, Four four) {
+  constexpr int BATCH = 8;
+  const int m = a.m, n_out = a.n_out;
+  const bool is_whole = first_out + OUTS <= n_out && a.y_stride % 4 == 0 && reinterpret_cast<uintptr_t>(a.y) % 16 == 0;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int row = first_row + h * 8 + lane / 4, out = first_out + lane % 2 * 8 + lane % 4 / 2 * 4;
+    float* y = a.y + static_cast<size_t>(row) * a.y_stride + out;
+#pragma unroll
+    for (int i = 0; i < OUTS / 8; i += 2 * BATCH) {
+      // All reads of what is added come before the first write.
+      float4 before[BATCH];
+      if (a.epilogue == ADD && is_whole && row < m) {
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+          if (i + 2 * b < OUTS / 8) before[b] = *reinterpret_cast<const float4*>(y + (i + 2 * b) * 8);
+        }
+      }
+#pragma unroll
+      for (int b = 0; b < BATCH; b++) {
+        const int j = i + 2 * b;
+        if (j >= OUTS / 8) continue;
+        float4 v = four(j, h);
+        if (row >= m) continue;
+        if (is_whole) {
+          if (a.epilogue == ADD) v.x += before[b].x, v.y += before[b].y, v.z += before[b].z, v.w += before[b].w;
+          *reinterpret_cast<float4*>(y + j * 8) = v;
+        } else {
+          put_pair(a, row, out + j * 8, v.x, v.y), put_pair(a, row, out + j * 8 + 2, v.z, v.w);
+        }
+      }
+    }
+  }
+}
+
+// `activate` is for what a row's factor makes of a gate.
+template <int HALF, class Activate>
+DEVICE void write_gated(const ProductArgs& a, int row, int out, int lane, const float (&scale)[2], const float (&sums)[HALF / 4][4],
+                        Activate activate) {
+  write_outputs<HALF>(a, row, out, lane, [&](int j, int h) {
+    float v[2][2];
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+#pragma unroll
+      for (int c = 0; c < 2; c++) v[p][c] = activate(sums[j + p][2 * h + c] * scale[h]) * (sums[HALF / 8 + j + p][2 * h + c] * scale[h]);
+    }
+    return four_of_pairs(lane % 2, v[0], v[1]);
+  });
+}
+
+// The same rounded to BF16, into tiles, by way of shared memory, from where rows are copied in the background.
+template <int HALF, class Activate>
+DEVICE void write_gated_tiles(const ProductArgs& a, int row, int out, const float (&scale)[2],
+                              const float (&sums)[HALF / 4][4], Activate activate) {
+  __shared__ __align__(1024) uint8_t lines[ROWS * LINE];
+  // Not before the products, whose registers this would take.
+  const uint32_t tid = ptx::thread_again(), rows = ptx::shared_address(lines) + tid / 32 * 16 * LINE;
+  // The lane's line of the first two matrices; those further on have other bits.
+  const uint32_t line = rows + tid % 16 * LINE + (tid % 32 / 16 ^ tid % 8) * 16;
+  const int n_rows = min(static_cast<int>(a.x_rows) - row, 16);
+#pragma unroll
+  for (int first = 0; first < HALF; first += 64) {
+    ptx::wait_until_read();
+    __syncwarp();
+#pragma unroll
+    for (int j = first / 8; j < first / 8 + 8; j += 2) {
+      uint32_t pairs[4];
+#pragma unroll
+      for (int p = 0; p < 4; p++) {
+        const int h = p % 2;
+        const float *g = sums[j + p / 2] + 2 * h, *u = sums[HALF / 8 + j + p / 2] + 2 * h;
+        pairs[p] = pair_of<Bfloat>(activate(g[0] * scale[h]) * (u[0] * scale[h]), activate(g[1] * scale[h]) * (u[1] * scale[h]));
+      }
+      ptx::store_matrices(line ^ j % 8 * 16, pairs);
+    }
+    ptx::show_to_tensor_cores();
+    __syncwarp();
+    const int column = out + first;
+    if (tid % 32 == 0 && n_rows > 0 && column < static_cast<int>(a.n_out)) {
+      uint8_t* y = reinterpret_cast<uint8_t*>(a.y) + (static_cast<size_t>(column / 64) * a.x_rows + row) * LINE;
+      ptx::copy_out(y, rows, n_rows * LINE);
+    }
+  }
+}
+
+// What becomes of a warp's sums of 16 rows from `row` on.
+template <class T, int OUTS>
+DEVICE void finish_tile(const ProductArgs& a, bool to_tiles, int row, int out, int lane, const float (&sums)[OUTS / 8][4]) {
+  float scale[2];
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int at = row + h * 8 + lane / 4;
+    scale[h] = T::COLUMNS == 64 && a.x_scales && at < static_cast<int>(a.m) ? a.x_scales[at] : 1.0f;
+  }
+  if (a.epilogue != GATE) {
+    write_outputs<OUTS>(a, row, out, lane, [&](int j, int h) {
+      float4 v = four_of_pairs(lane % 2, sums[j] + 2 * h, sums[j + 1] + 2 * h);
+      v.x *= scale[h], v.y *= scale[h], v.z *= scale[h], v.w *= scale[h];
+      if (a.bias) {
+        const int at = out + (j + lane % 2) * 8 + lane % 4 / 2 * 4, n_out = a.n_out;
+        if (at < n_out) v.x += a.bias[at];
+        if (at + 1 < n_out) v.y += a.bias[at + 1];
+        if (at + 2 < n_out) v.z += a.bias[at + 2];
+        if (at + 3 < n_out) v.w += a.bias[at + 3];
+      }
+      return v;
+    });
+  } else if (a.activation <= GELU_TANH) {
+    const GateSigmoid sigmoid(a.activation);
+    const auto activate = [&](float x) { return sigmoid(x); };
+    if constexpr (OUTS % 128 == 0) {
+      if (to_tiles) return write_gated_tiles<OUTS / 2>(a, row, out, scale, sums, activate);
+    }
+    write_gated<OUTS / 2>(a, row, out, lane, scale, sums, activate);
+  } else {
+    write_gated<OUTS / 2>(a, row, out, lane, scale, sums, [&](float x) { return activate_one(a.activation, x); });
+  }
+}
+
+struct ProductHopperArgs {
+  ProductArgs of_all;
+  // 0: weights are tiles. Else they are rows of 16 bits, of so many matrices one after the other, which the copy engine brings as
+  // boxes; a gate's ups come after the gates.
+  uint32_t n_matrices;
+  uint32_t first_rows[3];
+  // Whether a gate's outputs are tiles of BF16 with as many rows as those of x.
+  uint32_t to_tiles;
+  ptx::Map maps[3];
+};
+
+// Sums of 8 bits are integers over the columns of two stages, where they are exact, and then times both scales parts of sums of floats.
+template <class T, int OUTS>
+DEVICE void gemm(const ProductHopperArgs& args) {
+#if __CUDA_ARCH__ == 900
+  const ProductArgs& a = args.of_all;
+  constexpr int HALF = OUTS / 2, ROWS_BYTES = ROWS * LINE, HALF_BYTES = HALF * LINE;
+  constexpr int STAGE_BYTES = ROWS_BYTES + 2 * HALF_BYTES, STAGES = (200 << 10) / STAGE_BYTES;
+  // Factors of two stages' rows and outputs, which come with the first one. There is room for more of them than stages could be under way,
+  // so that a slot is filled anew only when all warps have begun the products after those that wanted it.
+  constexpr int FACTORS = T::COLUMNS == 128 ? ROWS + OUTS : 0;
+  DYNAMIC_SHARED(shared);
+  __shared__ uint64_t barriers[2 * STAGES];
+  __shared__ __align__(16) float factors[FACTORS ? SLOTS * FACTORS : 1];
+  const uint32_t stages = (ptx::fixed_address(shared) + 1023) / 1024 * 1024, first_slot = ptx::fixed_address(factors);
+  const uint32_t filled = ptx::fixed_address(barriers), emptied = filled + 8 * STAGES;
+  const int tid = threadIdx.x, lane = tid % 32;
+  const int warp = __shfl_sync(ALL_LANES, tid / 32, 0), group = warp / 4;
+  if (warp == 0) {
+    if (lane < STAGES) ptx::make_barrier(filled + 8 * lane, 1), ptx::make_barrier(emptied + 8 * lane, 2);
+    ptx::barriers_are_ready();
+  }
+  __syncthreads();
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
+
+  const bool gate = a.epilogue == GATE;
+  const int tile_outs = gate ? HALF : OUTS, n_steps = a.k / T::COLUMNS;
+  const int row_tiles = ceil_div(a.m, ROWS), out_tiles = ceil_div(a.n_out, tile_outs), n_tiles = row_tiles * out_tiles;
+  const auto locate = [&](int tile, int& row, int& out) {
+    const int group_tiles = GROUP_ROWS * out_tiles, rows_at = tile / group_tiles * GROUP_ROWS;
+    const int within = tile % group_tiles, rows = min(row_tiles - rows_at, GROUP_ROWS);
+    row = (rows_at + within % rows) * ROWS;
+    out = within / rows * tile_outs;
+  };
+  // The stage that is next, and how often the ring was gone through.
+  int i = 0;
+  uint32_t round = 0;
+  const auto advance = [&] {
+    if (++i == STAGES) i = 0, round++;
+  };
+  uint32_t pairs = 0;
+  const auto next_slot = [&] { return first_slot + pairs++ % SLOTS * FACTORS * 4; };
+
+  if (group == 2) {
+    ptx::fewer_registers<24>();
+    const int n_out = a.n_out, n_matrices = args.n_matrices;
+    for (int tile = blockIdx.x; tile < n_tiles && tid == 256; tile += gridDim.x) {
+      int row, out;
+      locate(tile, row, out);
+      const uint8_t* x = a.x + static_cast<size_t>(row) * LINE;
+      // The first half of the outputs are gates and the second their ups, so that a thread gets both of a pair.
+      const uint8_t* w0 = a.w + static_cast<size_t>(out) * LINE;
+      const uint8_t* w1 = gate ? a.up + static_cast<size_t>(out) * LINE : w0 + HALF_BYTES;
+      // Boxes do not reach from one matrix into the next.
+      int box_rows[2] = {out, gate ? n_out + out : out + HALF};
+      const ptx::Map* maps[2] = {args.maps, args.maps};
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        int i = 0;
+        while (i + 1 < n_matrices && box_rows[h] >= static_cast<int>(args.first_rows[i + 1])) i++;
+        maps[h] += i, box_rows[h] -= args.first_rows[i];
+      }
+      const float *x_factors = a.x_scales + row, *factors0 = a.w_scales + out, *factors1 = gate ? a.up_scales + out : factors0 + HALF;
+      for (int step = 0; step < n_steps; step++, advance()) {
+        if (round > 0) ptx::wait_at(emptied + 8 * i, (round - 1) & 1);
+        const uint32_t stage = stages + i * STAGE_BYTES, barrier = filled + 8 * i;
+        const bool has_factors = FACTORS > 0 && step % 2 == 0;
+        ptx::expect_bytes(barrier, STAGE_BYTES + (has_factors ? 4 * FACTORS : 0));
+        if (has_factors) {
+          const uint32_t to = next_slot();
+          ptx::copy_bytes(to, x_factors, 4 * ROWS, barrier);
+          ptx::copy_bytes(to + 4 * ROWS, factors0, 4 * HALF, barrier);
+          ptx::copy_bytes(to + 4 * (ROWS + HALF), factors1, 4 * HALF, barrier);
+          x_factors += a.x_rows, factors0 += a.w_rows, factors1 += a.w_rows;
+        }
+        ptx::copy_bytes(stage, x, ROWS_BYTES, barrier);
+        x += static_cast<size_t>(a.x_rows) * LINE;
+        if (T::COLUMNS == 64 && n_matrices > 0) {
+          // Outside of a matrix are zeros.
+          ptx::copy_box(stage + ROWS_BYTES, maps[0], step * LINE, box_rows[0], barrier);
+          ptx::copy_box(stage + ROWS_BYTES + HALF_BYTES, maps[1], step * LINE, box_rows[1], barrier);
+          continue;
+        }
+        ptx::copy_bytes(stage + ROWS_BYTES, w0, HALF_BYTES, barrier);
+        ptx::copy_bytes(stage + ROWS_BYTES + HALF_BYTES, w1, HALF_BYTES, barrier);
+        w0 += static_cast<size_t>(a.w_rows) * LINE, w1 += static_cast<size_t>(a.w_rows) * LINE;
+      }
+    }
+    return;
+  }
+  ptx::more_registers<240>();
+
+  const bool tells = tid % 128 == 0;
+  const uint64_t first_x = ptx::matrix_at(stages + group * 64 * LINE), first_w = ptx::matrix_at(stages + ROWS_BYTES);
+  for (int tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
+    float sums[OUTS / 8][4];
+    // Of a quarter of the stage's columns, with the outputs from `first` on.
+    const auto multiply = [&](auto& d, int stage, int first, int k, int more) {
+      const uint64_t x = first_x + stage * (STAGE_BYTES / 16), w = first_w + (stage * STAGE_BYTES + first * LINE) / 16;
+      T::multiply_group(d, x + 2 * k, w + 2 * k, more);
+    };
+    if constexpr (FACTORS > 0) {
+      constexpr int PIECE = OUTS > 192 ? HALF : OUTS;
+#pragma unroll
+      for (int j = 0; j < OUTS / 8; j++) sums[j][0] = sums[j][1] = sums[j][2] = sums[j][3] = 0;
+      for (int step = 0; step < n_steps; step += 2) {
+        const int stage[2] = {i, i + 1 < STAGES ? i + 1 : 0};
+        const uint32_t parity[2] = {round & 1, (stage[1] ? round : round + 1) & 1};
+        advance(), advance();
+        ptx::wait_at(filled + 8 * stage[0], parity[0]);
+        const uint32_t at = next_slot(), x_at = at + (warp * 16 + lane / 4) * 4;
+        const float x_factors[2] = {ptx::load_float(x_at), ptx::load_float(x_at + 32)};
+#pragma unroll
+        for (int first = 0; first < OUTS; first += PIECE) {
+          int integers[PIECE / 8][4];
+          ptx::begin_products();
+#pragma unroll
+          for (int k = 0; k < 8; k++) {
+            if (k == 4 && first == 0) ptx::wait_at(filled + 8 * stage[1], parity[1]);
+            multiply(integers, stage[k / 4], first, k % 4, k > 0);
+          }
+          ptx::end_products();
+          ptx::wait_for_products<0>();
+          if (tells && first + PIECE == OUTS) ptx::arrive_at(emptied + 8 * stage[0]), ptx::arrive_at(emptied + 8 * stage[1]);
+#pragma unroll
+          for (int j = 0; j < PIECE / 8; j++) {
+            const float2 w_factors = ptx::load_floats(at + (ROWS + first + j * 8 + lane % 4 * 2) * 4);
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+              float& sum = sums[first / 8 + j][c];
+              sum = fmaf(__int2float_rn(integers[j][c]) * (c % 2 ? w_factors.y : w_factors.x), x_factors[c / 2], sum);
+            }
+          }
+        }
+      }
+    } else {
+      int before = 0;
+      for (int step = 0; step < n_steps; step++, advance()) {
+        ptx::wait_at(filled + 8 * i, round & 1);
+        ptx::begin_products();
+#pragma unroll
+        for (int k = 0; k < 4; k++) multiply(sums, i, 0, k, k > 0 ? 1 : step);
+        ptx::end_products();
+        ptx::wait_for_products<1>();
+        if (step > 0 && tells) ptx::arrive_at(emptied + 8 * before);
+        before = i;
+      }
+      ptx::wait_for_products<0>();
+      if (tells) ptx::arrive_at(emptied + 8 * before);
+    }
+    int row, out;
+    locate(tile, row, out);
+    finish_tile<T, OUTS>(a, args.to_tiles, row + warp * 16, out, lane, sums);
+  }
+  if (args.to_tiles) ptx::wait_until_written();
+#endif
+}
+
+struct HopperHalf {
+  static constexpr int COLUMNS = 64;
+  template <int N>
+  DEVICE static void multiply_group(float (&d)[N][4], uint64_t a, uint64_t b, uint32_t add) { ptx::multiply_group_f16(d, a, b, add); }
+};
+
+struct HopperBfloat {
+  static constexpr int COLUMNS = 64;
+  template <int N>
+  DEVICE static void multiply_group(float (&d)[N][4], uint64_t a, uint64_t b, uint32_t add) { ptx::multiply_group_bf16(d, a, b, add); }
+};
+
+struct HopperInt8 {
+  static constexpr int COLUMNS = 128;
+  template <int N>
+  DEVICE static void multiply_group(int (&d)[N][4], uint64_t a, uint64_t b, uint32_t add) { ptx::multiply_group_s8(d, a, b, add); }
+};
+
+#define GEMM(T, OUTS) \
+  KERNEL_1(gemm_hopper_##T##_128x##OUTS, ProductHopperArgs, THREADS) { gemm<Hopper##T, OUTS>(a); }
+GEMM(Half, 256) GEMM(Half, 192) GEMM(Half, 128) GEMM(Bfloat, 256) GEMM(Bfloat, 192) GEMM(Bfloat, 128) GEMM(Int8, 256) GEMM(Int8, 192) GEMM(Int8, 128)
+#endif

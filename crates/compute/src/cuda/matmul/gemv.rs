@@ -1,0 +1,289 @@
+//! Launches of GEMVs: one row of activations, or a few in passes, with the norm before and the sum or gate after.
+
+use super::blocks::{distribute, layout_code};
+use super::epilogue::Epilogue;
+use super::op::Matmul;
+use super::shape::{MatrixShape, PartRows, Target};
+use crate::Result;
+use crate::cuda::driver::{
+    BLOCK_BYTES, Cuda, DevicePtr, Driver, GEMV_STATIC_BYTES, Kernel, MAX_BLOCKS, Member, PLACES, RanksArgs,
+    kernel_image, sm_shared_bytes,
+};
+
+/// Rows of activations that the kernel takes.
+const MAX_ROWS: usize = 8;
+/// Most passes over the weights that more rows take: up to here they are faster than the tensor cores, for which weights are decoded.
+const MAX_PASSES: usize = 2;
+/// Bytes of the ring of weights in shared memory: see gemv.cu.
+fn ring(hopper: bool, layout: u32, large: bool) -> usize {
+    match (hopper, layout, large) {
+        (false, ..) => 60 << 10,
+        // F16, BF16.
+        (true, 0 | 1, _) => 64 << 10,
+        // Q8_0, Q5_K.
+        (true, 3 | 5, _) => 92 << 10,
+        (true, _, false) => 84 << 10,
+        (true, _, true) => 108 << 10,
+    }
+}
+/// Numbers in a packed group.
+const GROUP: usize = 2048;
+/// Parts that the kernel takes.
+const MAX_PARTS: usize = 4;
+/// Threads of a block at least.
+const MIN_THREADS: usize = 256;
+/// Bytes of 64 activations as integers.
+const X_PIECE: usize = 80;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PartArgs {
+    w: DevicePtr,
+    row_bytes: u64,
+    layout: u32,
+    first_out: u32,
+    n_out: u32,
+    first_block: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Args {
+    y: DevicePtr,
+    x: DevicePtr,
+    norm_weight: DevicePtr,
+    bias: DevicePtr,
+    parts: [PartArgs; MAX_PARTS],
+    n_parts: u32,
+    n_blocks: u32,
+    n_in: u32,
+    m: u32,
+    y_stride: u32,
+    epilogue: u32,
+    activation: u32,
+    large_ring: u32,
+    inv_n: f32,
+    eps: f32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ArgsOfRanks {
+    product: Args,
+    ranks: RanksArgs,
+}
+
+/// How one product is done.
+pub(super) struct Plan {
+    parts: Vec<(PartRows, PartArgs)>,
+    n_blocks: usize,
+    n_in: usize,
+    y_stride: usize,
+    m: usize,
+    /// Rows of one launch, limited by shared memory.
+    rows: usize,
+    ring: usize,
+    has_large_ring: bool,
+    shared_bytes_per_row: usize,
+    /// Outputs of a block at most.
+    max_outs: usize,
+}
+
+/// Kernels of gemv.cu.
+pub(in crate::cuda) struct Kernels {
+    /// One row of activations, with this many threads: on a GPU alone, and on one among several.
+    gemv_256: OneRow,
+    gemv_384: OneRow,
+    gemv_512: OneRow,
+    /// Up to 8 rows of activations.
+    gemv_8: Kernel<Args>,
+}
+
+#[derive(Clone, Copy)]
+struct OneRow {
+    alone: Kernel<Args>,
+    ranks: Kernel<ArgsOfRanks>,
+}
+
+impl Kernels {
+    pub(in crate::cuda) fn load(driver: &dyn Driver) -> Result<Self> {
+        let (image, shared) = (kernel_image!(gemv), driver.max_shared_bytes() - GEMV_STATIC_BYTES);
+        let one_row = |threads: usize| {
+            let name = format!("gemv_{threads}");
+            Ok::<_, crate::Error>(OneRow {
+                alone: image.kernel(driver, &name, shared)?,
+                ranks: image.kernel(driver, &format!("{name}_ranks"), shared)?,
+            })
+        };
+        Ok(Self {
+            gemv_256: one_row(256)?,
+            gemv_384: one_row(384)?,
+            gemv_512: one_row(512)?,
+            gemv_8: image.kernel(driver, "gemv_8", shared)?,
+        })
+    }
+}
+
+/// Plans `m` rows times the matrix, or for a `gate` times the halves of its outputs; `None` where the kernel cannot.
+pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Option<Plan> {
+    let part = |rows: PartRows, n_out: usize| {
+        let part = &w.parts[rows.part];
+        let args = PartArgs {
+            w: DevicePtr::NULL,
+            row_bytes: part.row_bytes as u64,
+            layout: layout_code(part, w.n_in)?,
+            first_out: part.first_out as u32,
+            n_out: n_out as u32,
+            first_block: 0,
+        };
+        Some((rows, args))
+    };
+    if !gate {
+        let parts = w.parts.iter().enumerate();
+        let parts =
+            parts.map(|(i, p)| part(PartRows { part: i, first: 0 }, p.n_out)).collect::<Option<_>>()?;
+        return finish(target, w, m, parts, false);
+    }
+    let [gate, up] = w.halves()?.map(|rows| part(rows, w.n_out / 2));
+    let parts = vec![gate?, up?];
+    if (parts[0].1.layout, parts[0].1.row_bytes) != (parts[1].1.layout, parts[1].1.row_bytes) {
+        return None;
+    }
+    finish(target, w, m, parts, true)
+}
+
+fn finish(
+    target: &Target,
+    w: &MatrixShape,
+    m: usize,
+    mut parts: Vec<(PartRows, PartArgs)>,
+    gate: bool,
+) -> Option<Plan> {
+    if w.n_experts != 1 || m > MAX_ROWS * MAX_PASSES || parts.len() > MAX_PARTS || w.n_in == 0 {
+        return None;
+    }
+    let y_stride = if gate { w.n_out / 2 } else { w.n_out };
+    // Part by part; a gate's outputs are one part's, with two rows of weights each.
+    let with_blocks = if gate { &parts[..1] } else { &parts[..] };
+    let spans: Vec<usize> = with_blocks.iter().map(|(_, p)| p.n_out as usize).collect();
+    let bytes: Vec<usize> =
+        with_blocks.iter().map(|(_, p)| p.n_out as usize * p.row_bytes as usize).collect();
+    let is_plain = parts[0].1.layout < 2;
+    if parts.iter().any(|(_, p)| (p.layout < 2) != is_plain) {
+        return None;
+    }
+    let n_groups = |n_in: usize| if is_plain { n_in.div_ceil(1024) } else { (n_in / 64).div_ceil(32) };
+    let x_bytes = |n_in: usize| if is_plain { 4 * n_in } else { n_in / 64 * X_PIECE };
+    // What a block has beside its ring, where `n_out` outputs are distributed.
+    let beside_ring =
+        |n_in: usize, n_out: usize| x_bytes(n_in) + 4 * n_out.div_ceil(target.n_sms) * n_groups(n_in);
+    let ring = |large| {
+        parts.iter().map(|(_, p)| ring(target.hopper, p.layout, large)).max().expect("a matrix has parts")
+    };
+    // A gate is followed by a GEMV back to the width that it came from.
+    let both = beside_ring(w.n_in, w.n_out) + beside_ring(w.n_out / 2, w.n_in) + 2 * BLOCK_BYTES;
+    let has_large_ring = gate && ring(true) + ring(false) + both <= sm_shared_bytes(target.max_shared_bytes);
+    let ring = ring(has_large_ring);
+    let (n_groups, x_bytes) = (n_groups(w.n_in), x_bytes(w.n_in));
+    let room = (target.max_shared_bytes - GEMV_STATIC_BYTES).saturating_sub(ring);
+    let (blocks, (rows, shared_bytes_per_row, max_outs)) =
+        distribute(target.n_sms, &spans, &bytes, |n_out| {
+            let max_sums = n_out * if gate { 2 } else { 1 } * n_groups;
+            let per_row = x_bytes + 4 * max_sums;
+            let rows = (room / per_row.max(1)).min(m).min(MAX_ROWS);
+            let fits = rows == m.min(MAX_ROWS) || (rows > 0 && 4 * max_sums <= x_bytes);
+            fits.then_some((rows, per_row, n_out))
+        })?;
+    let mut n_blocks = 0;
+    for ((_, part), n) in parts.iter_mut().zip(blocks) {
+        part.first_block = n_blocks as u32;
+        n_blocks += n;
+    }
+    Some(Plan {
+        parts,
+        n_blocks,
+        n_in: w.n_in,
+        y_stride,
+        m,
+        rows,
+        ring,
+        has_large_ring,
+        shared_bytes_per_row,
+        max_outs,
+    })
+}
+
+impl Plan {
+    /// Whether the kernel adds up what all ranks have. A thread has one output then; and it must be of one row, so that blocks wait for
+    /// each other in one order, whatever kernels other ranks have.
+    pub(super) fn can_add_ranks(&self, cuda: &Cuda) -> bool {
+        let reaches = cuda.member.as_ref().is_some_and(|m| m.ranks().is_some());
+        let fits = self.max_outs <= MIN_THREADS && self.n_blocks <= MAX_BLOCKS && self.y_stride <= PLACES;
+        reaches && self.m == 1 && fits
+    }
+
+    pub(super) fn run(&self, cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
+        let ((x, norm), y) = (op.float_input(), op.float_output());
+        let none =
+            PartArgs { w: DevicePtr::NULL, row_bytes: 0, layout: 0, first_out: 0, n_out: 0, first_block: 0 };
+        let mut parts = [none; MAX_PARTS];
+        for (to, &(rows, from)) in parts.iter_mut().zip(&self.parts) {
+            *to = PartArgs { w: op.w.row(rows), ..from };
+        }
+        // In a model all products of one row choose alike, by the width of the residual stream: so they are one kernel, whose instructions
+        // stay near.
+        let width = match op.epilogue {
+            Epilogue::Add | Epilogue::AddRanks => self.y_stride,
+            Epilogue::Store | Epilogue::Gate(_) => self.n_in,
+        };
+        let is_large = width > GROUP;
+        for first in (0..self.m).step_by(self.rows.max(1)) {
+            let m = self.rows.min(self.m - first);
+            let args = Args {
+                y: y.offset(4 * first * self.y_stride),
+                x: x.offset(4 * first * self.n_in),
+                norm_weight: norm.map_or(DevicePtr::NULL, |n| n.weight.ptr()),
+                bias: op.bias_ptr(),
+                parts,
+                n_parts: self.parts.len() as u32,
+                n_blocks: self.n_blocks as u32,
+                n_in: self.n_in as u32,
+                m: m as u32,
+                y_stride: self.y_stride as u32,
+                epilogue: op.epilogue.code(),
+                activation: op.epilogue.activation_code(),
+                large_ring: u32::from(self.has_large_ring),
+                inv_n: 1.0 / self.n_in as f32,
+                eps: norm.map_or(0.0, |n| n.eps),
+            };
+            let shared = self.ring + m * self.shared_bytes_per_row;
+            let shared = if m == 1 { cuda.smem_guard.request(&*cuda.driver, shared) } else { shared };
+            let kernels = cuda.room::<Kernels>();
+            let blocks = [self.n_blocks, 1, 1];
+            let ranks = cuda.member.as_ref().and_then(Member::ranks);
+            if m > 1 {
+                // SAFETY: the callers checked the shapes of x, y and the bias; the parts hold the rows that they say.
+                unsafe { cuda.launch_shared(kernels.gemv_8, blocks, 384, shared, &args)? };
+                cuda.smem_guard.set(shared);
+                continue;
+            }
+            let (one_row, threads) = match self.parts[0].1.layout {
+                // F16, BF16, Q8_0.
+                0 | 1 | 3 => (kernels.gemv_256, 256),
+                _ if is_large => (kernels.gemv_512, 512),
+                _ => (kernels.gemv_384, 384),
+            };
+            match ranks {
+                // SAFETY: as above.
+                None => unsafe { cuda.launch_shared(one_row.alone, blocks, threads, shared, &args)? },
+                Some(ranks) => {
+                    let args = ArgsOfRanks { product: args, ranks };
+                    // SAFETY: as above; mailboxes have places for as many numbers as `can_add_ranks` allows.
+                    unsafe { cuda.launch_shared(one_row.ranks, blocks, threads, shared, &args)? }
+                }
+            }
+            cuda.smem_guard.set(shared);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,399 @@
+// What products of up to 256 rows of activations share (mixed_gemm.cu, stream_k.cu): arguments, weights on their way, and packed weights
+// multiplied as they are decoded.
+//
+// Packed columns are multiplied in an order that suits the packed layouts. Of 256 columns, which are four pieces of 64, lane t of each four
+// decodes piece t. Step s of 16 takes four weights of each: those of word s / 2 of the piece's 32 bytes, their low nibbles if s is even,
+// the high ones if not.
+#pragma once
+#include "gemm.cuh"
+#include "packed.cuh"
+#include "../common/hopper.cuh"
+#include "../common/tiles.cuh"
+
+constexpr int MAX_PARTS = 4, MAX_CLUSTER = 6;
+// Outputs of a group of 4 warps, and of a block; threads that multiply, and all.
+constexpr int OUTS = 64, ROWS = 2 * OUTS;
+constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
+// Columns of a stage of packed weights, and of a tile of activations or of plain weights.
+constexpr int STEP = 256, TILE = 64;
+constexpr int MAX_STAGES = 16;
+enum Layout : uint32_t { LAYOUT_F16, LAYOUT_BF16, LAYOUT_Q4_0, LAYOUT_Q8_0, LAYOUT_Q4_K, LAYOUT_Q5_K, LAYOUT_Q6_K };
+
+struct MixedGemmPart {
+  // The rows of weights as bytes, and their boxes of 64 rows: of 64 bytes, and of 16 for what is not vectors; or of 128 bytes of plain
+  // weights, which lie in shared memory as `matrix_at` wants them.
+  ptx::Map vectors, rest;
+  uint32_t layout;
+  uint32_t first_out;      // of the whole matrix
+  uint32_t n_out;
+  uint32_t first_tile;     // tiles `first_tile` to the next part's own it
+};
+
+struct MixedGemmArgs {
+  MixedGemmPart parts[MAX_PARTS];
+  float* y;               // [m, y_stride], or tiles
+  const uint16_t* x;      // as `mixed_gemm_activations` writes it
+  const float* x_scales;  // [m], or null where all are `fixed_scale`
+  const float* bias;      // [n_out] or null
+  uint32_t n_parts;
+  uint32_t first_tile;    // of this launch
+  uint32_t steps[MAX_CLUSTER + 1];  // steps[r] to steps[r + 1] are those of block r of a cluster
+  uint32_t n_pieces;      // of a row of weights, the last of which may end early
+  uint32_t m, y_stride;
+  uint32_t epilogue;      // GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
+  uint32_t tiles;         // of GATE: the form of the tiles that y is, or 0
+  uint32_t activation;
+  uint32_t up_row;        // of part 1: its first row of weights
+  uint32_t w_stages, x_stages;  // of the rings
+  uint32_t w_stage_bytes;
+};
+
+// Whether a box has the outputs of a tile of activations in the order of packed columns, which lie apart.
+DEVICE bool gathers(const MixedGemmArgs& a) { return a.tiles == PACKED_HALF; }
+
+DEVICE uint32_t form_of(uint32_t layout) { return layout == LAYOUT_BF16 ? PLAIN_BFLOAT : layout == LAYOUT_F16 ? PLAIN_HALF : PACKED_HALF; }
+
+constexpr uint32_t MAGIC = 0x64006400;  // 1024 twice: an integer below 1024 in its last bits is added to it
+
+DEVICE uint32_t twice(uint32_t x, bool high) { return __byte_perm(x, 0, high ? 0x3232 : 0x1010); }
+
+// Of a type: vectors of 16 bytes of a piece, and vectors of the rest of four pieces, which lie at `rest_at` of a group; and a piece in
+// registers, whose word i gives the weights of two steps: for each, elements 2 t and 2 t + 1 of a row, and 2 t + 8 and 2 t + 9.
+//
+// A stage has for all rows 64 bytes of each vector, and then 16 bytes of each of the rest. `load` gets where lane t's first vector of a
+// row is, where the row's rest is, the first of the four pieces' number in their group, and whether lane t's is one of the row's.
+struct Four {
+  uint32_t low[2], high[2];
+};
+
+// Numbers of 4 bits to half precision: those in the low nibbles, and those in the high ones.
+DEVICE uint32_t low_nibbles(uint32_t w) { return ptx::add_f16(ptx::mask_and_set(w, 0x000f000f, MAGIC), 0xe400e400); }
+DEVICE uint32_t high_nibbles(uint32_t w) { return ptx::fma_f16(ptx::mask_and_set(w, 0x00f000f0, MAGIC), 0x2c002c00, 0xd400d400); }
+
+DEVICE void put(uint32_t* q, uint4 v) { q[0] = v.x, q[1] = v.y, q[2] = v.z, q[3] = v.w; }
+
+// The scales and the mins of a piece, each twice.
+struct KScales {
+  uint32_t scale[2], min[2];
+  DEVICE void take(const KHeader& header) {
+    const uint32_t bits = header.bits;
+    const uint32_t s = ptx::mask_and_set(bits << 4, 0x3f0000, ptx::mask_and_set(bits, 0x3f, MAGIC));
+    const uint32_t m = ptx::mask_and_set(bits >> 2, 0x3f0000, ptx::mask_and_set(bits >> 6, 0x3f, MAGIC));
+    const uint32_t s2 = ptx::mul_f16(ptx::add_f16(s, 0xe400e400), twice(header.d, false));
+    const uint32_t m2 = ptx::mul_f16(ptx::add_f16(m, 0xe400e400), twice(header.d, true) ^ 0x80008000);
+    scale[0] = twice(s2, false), scale[1] = twice(s2, true), min[0] = twice(m2, false), min[1] = twice(m2, true);
+  }
+  DEVICE uint32_t weight(int half, uint32_t q) const { return ptx::fma_f16(q, scale[half], min[half]); }
+};
+
+struct Piece_Q4_K {
+  typedef Packed_Q4_K Packed;
+  static constexpr int VECTORS = 2, REST = 1;
+  DEVICE static int rest_at(int, int size, int at) { return 32 * size + at * 4; }
+  uint32_t q[8];
+  KScales k;
+  DEVICE void load(const uint8_t* vectors, const uint8_t* rest, int t, int, bool) {
+    put(q, load16(vectors)), put(q + 4, load16(vectors + 64 * ROWS));
+    KHeader header;
+    header.take(rest, t);
+    k.take(header);
+  }
+  DEVICE Four word(int i) const {
+    const uint32_t w = q[i], w8 = w >> 8;
+    return {{k.weight(0, low_nibbles(w)), k.weight(0, low_nibbles(w8))}, {k.weight(1, high_nibbles(w)), k.weight(1, high_nibbles(w8))}};
+  }
+};
+
+struct Piece_Q5_K {
+  typedef Packed_Q5_K Packed;
+  static constexpr int VECTORS = 2, REST = 3;
+  DEVICE static int rest_at(int i, int size, int at) { return i == 0 ? 32 * size + at * 4 : 36 * size + at * 8 + (i - 1) * 16; }
+  uint32_t q[8], fifths[2];
+  KScales k;
+  DEVICE void load(const uint8_t* vectors, const uint8_t* rest, int t, int, bool) {
+    put(q, load16(vectors)), put(q + 4, load16(vectors + 64 * ROWS));
+    const uint2 f = *reinterpret_cast<const uint2*>(rest + (1 + t / 2) * 16 * ROWS + t % 2 * 8);
+    fifths[0] = f.x, fifths[1] = f.y;
+    KHeader header;
+    header.take(rest, t);
+    k.take(header);
+  }
+  DEVICE Four word(int i) const {
+    const uint32_t w = q[i], w8 = w >> 8, u = fifths[0], v = fifths[1];
+    // Bit i of each byte is the fifth: to bit 4, and for the high half to bit 8.
+    const uint32_t u0 = i <= 4 ? u << (4 - i) : u >> (i - 4), u1 = u >> (4 + i), v0 = v << (8 - i), v1 = v >> i;
+    const auto low = [&](uint32_t nibbles, uint32_t fifth) {
+      return ptx::add_f16(ptx::mask_and_set(fifth, 0x00100010, ptx::mask_and_set(nibbles, 0x000f000f, MAGIC)), 0xe400e400);
+    };
+    const auto up = [&](uint32_t nibbles, uint32_t fifth) {
+      return ptx::fma_f16(ptx::mask_and_set(fifth, 0x01000100, ptx::mask_and_set(nibbles, 0x00f000f0, MAGIC)), 0x2c002c00, 0xd400d400);
+    };
+    return {{k.weight(0, low(w, u0)), k.weight(0, low(w8, u1))}, {k.weight(1, up(w, v0)), k.weight(1, up(w8, v1))}};
+  }
+};
+
+struct Piece_Q6_K {
+  typedef Packed_Q6_K Packed;
+  static constexpr int VECTORS = 3, REST = 2;
+  DEVICE static int rest_at(int i, int size, int at) { return i == 0 ? 48 * size + at * 4 : 52 * size; }
+  uint32_t q[8], high[4], scale[4];
+  DEVICE void load(const uint8_t* vectors, const uint8_t* rest, int t, int at, bool) {
+    put(q, load16(vectors)), put(q + 4, load16(vectors + 64 * ROWS)), put(high, load16(vectors + 128 * ROWS));
+    const uint32_t s = *reinterpret_cast<const uint32_t*>(rest + t * 4);
+    const float d = ptx::f16_to_f32(*reinterpret_cast<const uint16_t*>(rest + 16 * ROWS + at / 4 * 2));
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const uint32_t h = ptx::f32_to_f16(d * (__uint_as_float(__byte_perm(s ^ 0x80808080, 0x4b000000, 0x7540 + i)) - 8388736.0f));
+      scale[i] = twice(h, false);
+    }
+  }
+  DEVICE Four word(int i) const {
+    const uint32_t w = q[i], w8 = w >> 8;
+    const int j = i % 4 * 2;
+    // Bits j and j + 1 of each byte are the upper bits: to bits 4 and 5, and for the high half to bits 8 and 9.
+    const uint32_t u = high[i / 4], v = high[2 + i / 4];
+    const uint32_t u0 = j <= 4 ? u << (4 - j) : u >> (j - 4), u1 = u >> (4 + j), v0 = v << (8 - j), v1 = v >> j;
+    const auto low = [&](uint32_t nibbles, uint32_t upper) {
+      const uint32_t x = ptx::mask_and_set(upper, 0x00300030, ptx::mask_and_set(nibbles, 0x000f000f, MAGIC));
+      return ptx::mul_f16(ptx::add_f16(x, 0xe420e420), scale[i / 4]);
+    };
+    const auto up = [&](uint32_t nibbles, uint32_t upper) {
+      const uint32_t x = ptx::mask_and_set(upper, 0x03000300, ptx::mask_and_set(nibbles, 0x00f000f0, MAGIC));
+      return ptx::mul_f16(ptx::fma_f16(x, 0x2c002c00, 0xd600d600), scale[2 + i / 4]);
+    };
+    return {{low(w, u0), low(w8, u1)}, {up(w, v0), up(w8, v1)}};
+  }
+};
+
+// Rows of these two may end within four pieces.
+struct Piece_Q4_0 {
+  typedef Packed_Q4_0 Packed;
+  static constexpr int VECTORS = 2, REST = 1;
+  DEVICE static int rest_at(int, int size, int at) { return 32 * size + at * 4; }
+  uint32_t q[8], scale[2];
+  DEVICE void load(const uint8_t* vectors, const uint8_t* rest, int t, int, bool valid) {
+    put(q, load16(vectors)), put(q + 4, load16(vectors + 64 * ROWS));
+    const uint32_t d = valid ? *reinterpret_cast<const uint32_t*>(rest + t * 4) : 0;
+    scale[0] = twice(d, false), scale[1] = twice(d, true);
+  }
+  DEVICE Four word(int i) const {
+    const uint32_t w = q[i], w8 = w >> 8;
+    const auto low = [&](uint32_t nibbles) {
+      return ptx::mul_f16(ptx::add_f16(ptx::mask_and_set(nibbles, 0x000f000f, MAGIC), 0xe408e408), scale[0]);
+    };
+    const auto up = [&](uint32_t nibbles) {
+      return ptx::mul_f16(ptx::fma_f16(ptx::mask_and_set(nibbles, 0x00f000f0, MAGIC), 0x2c002c00, 0xd480d480), scale[1]);
+    };
+    return {{low(w), low(w8)}, {up(w), up(w8)}};
+  }
+};
+
+struct Piece_Q8_0 {
+  typedef Packed_Q8_0 Packed;
+  static constexpr int VECTORS = 4, REST = 1;
+  DEVICE static int rest_at(int, int size, int at) { return 64 * size + at * 4; }
+  uint32_t q[16], scale[2];
+  DEVICE void load(const uint8_t* vectors, const uint8_t* rest, int t, int, bool valid) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) put(q + 4 * i, load16(vectors + 64 * ROWS * i));
+    const uint32_t d = valid ? *reinterpret_cast<const uint32_t*>(rest + t * 4) : 0;
+    scale[0] = twice(d, false), scale[1] = twice(d, true);
+  }
+  // Numbers of 8 bits with a sign become those from 0 on under the exponent of 1024.
+  DEVICE static uint32_t bytes(uint32_t w, uint32_t selector) { return ptx::add_f16(__byte_perm(w, 0x64646464, selector), 0xe480e480); }
+  DEVICE Four word(int i) const {
+    const uint32_t w = q[i] ^ 0x80808080, v = q[8 + i] ^ 0x80808080;
+    return {{ptx::mul_f16(bytes(w, 0x4240), scale[0]), ptx::mul_f16(bytes(w, 0x4341), scale[0])},
+            {ptx::mul_f16(bytes(v, 0x4240), scale[1]), ptx::mul_f16(bytes(v, 0x4341), scale[1])}};
+  }
+};
+
+#define FOR_EACH_PIECE(F) \
+  F(LAYOUT_Q4_0, Piece_Q4_0) F(LAYOUT_Q8_0, Piece_Q8_0) F(LAYOUT_Q4_K, Piece_Q4_K) F(LAYOUT_Q5_K, Piece_Q5_K) F(LAYOUT_Q6_K, Piece_Q6_K)
+
+// What a kernel for up to N rows is like.
+template <int N>
+struct Shape {
+  // Blocks that a multiprocessor has room for.
+  static constexpr int BLOCKS = N <= 64 ? 2 : 1;
+  // Registers of a thread that multiplies, and of one that copies.
+  static constexpr int REGISTERS = BLOCKS == 2 ? 104 : 232, COPY_REGISTERS = BLOCKS == 2 ? 32 : 40;
+  // Tiles of a stage of activations.
+  static constexpr int TILES = N <= 32 ? 4 : N <= 64 ? 2 : 1;
+  static constexpr int X_STAGE = TILES * N * 128;
+  // Whether its packed weights are not left to stream_k.cu.
+  static constexpr bool PACKED = N <= 64;
+};
+
+// Makes the barriers of both rings: those that say a stage is full, and those of the warps that are done with it. All threads call it.
+DEVICE void make_rings(const MixedGemmArgs& a, uint64_t* w_full, uint64_t* w_empty, uint64_t* x_full, uint64_t* x_empty) {
+  const int tid = threadIdx.x, lane = tid % 32;
+  if (tid < static_cast<int>(a.w_stages)) ptx::make_barrier(w_full + tid, 1), ptx::make_barrier(w_empty + tid, MULTIPLIERS / 32);
+  if (tid / 32 == 1 && lane < static_cast<int>(a.x_stages)) {
+    ptx::make_barrier(x_full + lane, 1), ptx::make_barrier(x_empty + lane, MULTIPLIERS / 32);
+  }
+  if (tid < 64) ptx::barriers_are_ready();
+  __syncthreads();
+}
+
+struct Ring {
+  uint64_t *full, *empty;
+  uint32_t n, stage = 0, parity = 0;
+  DEVICE Ring(uint64_t* full, uint64_t* empty, uint32_t n) : full(full), empty(empty), n(n) {}
+  DEVICE void next() {
+    if (++stage == n) stage = 0, parity ^= 1;
+  }
+};
+
+// Steps of 256 columns that a block multiplies: all from `first` to `last`, beginning with `begin`.
+struct Steps {
+  int first, last, begin;
+  DEVICE int count() const { return last - first; }
+  DEVICE int after(int step) const { return step + 1 == last ? first : step + 1; }
+};
+
+// A tile of outputs: rows of weights, half of its outputs from each of two first rows on.
+struct Tile {
+  const MixedGemmPart *part, *other;
+  int row, other_row;
+  DEVICE static Tile of(const MixedGemmArgs& a, int tile) {
+    const bool gate = a.epilogue == GATE;
+    int p = 0;
+    if (!gate) {
+      while (p + 1 < static_cast<int>(a.n_parts) && tile >= static_cast<int>(a.parts[p + 1].first_tile)) p++;
+    }
+    const MixedGemmPart* part = &a.parts[p];
+    const int row = (tile - part->first_tile) * (gate ? ROWS / 2 : ROWS), other_row = gate ? a.up_row + row : row + ROWS / 2;
+    return {part, gate ? &a.parts[1] : part, row, other_row};
+  }
+};
+
+// Copies a box of 64 rows, from `row` on or, `SPREAD`, those of the tile of activations that will be as many outputs further on.
+template <bool SPREAD>
+DEVICE void copy_rows(void* to, const ptx::Map* map, int column, int row, uint64_t* full) {
+  if (SPREAD) {
+    ptx::copy_box(to, map, column, 0, row / 64 % 4, 0, row / 256 * 4, full);
+  } else {
+    ptx::copy_box(to, map, column, row, full);
+  }
+}
+
+// `n_paced`: so many stages of the first round, from the second on, are asked for only when the one before is there.
+template <class P, bool SPREAD>
+DEVICE void copy_weights(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, uint8_t* w_ring, Ring& ring, int n_paced) {
+  const int n_pieces = a.n_pieces;
+  int step = steps.begin;
+#pragma unroll 1
+  for (int n = steps.count(); n > 0; n--, step = steps.after(step)) {
+    const int group = step / 8, at = step % 8 * 4, size = min(n_pieces - group * 32, 32);
+    const int start = group * P::Packed::bytes(GROUP);
+    ptx::wait_for_phase(ring.empty + ring.stage, ring.parity ^ 1);
+    if (ring.stage > 0 && n_paced > 0) ptx::wait_for_phase(ring.full + ring.stage - 1, 0), n_paced--;
+    uint64_t* full = ring.full + ring.stage;
+    ptx::expect_bytes(full, 0, ROWS * (64 * P::VECTORS + 16 * P::REST));
+    uint8_t* to = w_ring + ring.stage * a.w_stage_bytes;
+#pragma unroll 1
+    for (int g = 0; g < 2; g++) {
+      const MixedGemmPart* part = g == 0 ? tile.part : tile.other;
+      const int row = g == 0 ? tile.row : tile.other_row;
+#pragma unroll
+      for (int i = 0; i < P::VECTORS; i++) {
+        copy_rows<SPREAD>(to + (i * ROWS + g * OUTS) * 64, &part->vectors, start + (i * size + at) * 16, row, full);
+      }
+#pragma unroll
+      for (int i = 0; i < P::REST; i++) {
+        uint8_t* rest = to + P::VECTORS * ROWS * 64 + (i * ROWS + g * OUTS) * 16;
+        copy_rows<SPREAD>(rest, &part->rest, start + P::rest_at(i, size, at), row, full);
+      }
+    }
+    ring.next();
+  }
+}
+
+DEVICE void copy_packed_weights(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, uint8_t* w_ring, Ring& ring, int n_paced) {
+#define COPY(layout, P)                                                              \
+  case layout:                                                                       \
+    if (gathers(a)) copy_weights<P, true>(a, tile, steps, w_ring, ring, n_paced);    \
+    else copy_weights<P, false>(a, tile, steps, w_ring, ring, n_paced);              \
+    break;
+  switch (tile.part->layout) { FOR_EACH_PIECE(COPY) }
+#undef COPY
+}
+
+// Rows of weights in a stage that a thread multiplies.
+struct Rows {
+  int first, second;
+  DEVICE static Rows in_order() {
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    return {row, row + 8};
+  }
+};
+
+template <class P, int N>
+DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, float (&sums)[N / 8][4], const uint8_t* w_ring,
+                     const uint8_t* x_ring, Ring& w, Ring& x) {
+  typedef Shape<N> S;
+  const int lane = threadIdx.x % 32, t = lane % 4, second = rows.second - rows.first;
+  const uint8_t *vectors = w_ring + rows.first * 64 + t * 16, *rest = w_ring + P::VECTORS * ROWS * 64 + rows.first * 16;
+  const int n_pieces = a.n_pieces;
+  const uint32_t w_bytes = a.w_stage_bytes, w_end = a.w_stages * w_bytes;
+  const uint32_t w_full = ptx::shared_address(w.full), w_empty = ptx::shared_address(w.empty);
+  const uint32_t x_full = ptx::shared_address(x.full), x_empty = ptx::shared_address(x.empty), x_end = x_full + 8 * x.n;
+  const uint32_t x_first = static_cast<uint32_t>(ptx::matrix_at(x_ring));
+  uint32_t w_at = w.stage * w_bytes, w_barrier = 8 * w.stage, w_parity = w.parity;
+  uint32_t x_at = x_first + x.stage * (S::X_STAGE / 16), x_barrier = x_full + 8 * x.stage, x_parity = x.parity, x_done = 0;
+  // The weights of two words, of which one is multiplied while the other is decoded.
+  uint32_t f[2][2][4];
+  int step = steps.begin;
+#pragma unroll 1
+  for (int n = steps.count(); n > 0; n--, step = steps.after(step)) {
+    ptx::wait_at(w_full + w_barrier, w_parity);
+    P p[2];
+    const bool valid = step * 4 + t < n_pieces;
+    p[0].load(vectors + w_at, rest + w_at, t, step % 8 * 4, valid);
+    p[1].load(vectors + w_at + second * 64, rest + w_at + second * 16, t, step % 8 * 4, valid);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      uint32_t(&now)[2][4] = f[i % 2];
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const Four v = p[h].word(i);
+        now[0][h] = v.low[0], now[0][2 + h] = v.low[1];
+        now[1][h] = v.high[0], now[1][2 + h] = v.high[1];
+      }
+      const int tile = i / 2 % S::TILES;
+      const bool begins = i % 2 == 0 && tile == 0;
+      if (begins) ptx::wait_at(x_barrier, x_parity);
+      ptx::begin_products();
+      ptx::multiply_rows(sums, now[0], ptx::matrix_after(x_at, tile * N * 128 + i % 2 * 64));
+      ptx::multiply_rows(sums, now[1], ptx::matrix_after(x_at, tile * N * 128 + i % 2 * 64 + 32));
+      ptx::end_products();
+      ptx::wait_for_products<1>();
+      // What was multiplied before this tile is over.
+      if (begins) {
+        if (x_done && lane == 0) ptx::arrive_at(x_done);
+        x_done = x_barrier + (x_empty - x_full);
+      }
+      // The stage is free when its loads are over, not when they are under way. Word 4 is of the last vectors.
+      if (i == 4 && lane == 0) ptx::arrive_at(w_empty + w_barrier);
+      if (i % 2 == 1 && tile == S::TILES - 1) {
+        x_at += S::X_STAGE / 16, x_barrier += 8;
+        if (x_barrier == x_end) x_at = x_first, x_barrier = x_full, x_parity ^= 1;
+      }
+    }
+    w_at += w_bytes, w_barrier += 8;
+    if (w_at == w_end) w_at = w_barrier = 0, w_parity ^= 1;
+  }
+  ptx::wait_for_products<0>();
+  if (x_done && lane == 0) ptx::arrive_at(x_done);
+  w.stage = w_barrier / 8, w.parity = w_parity, x.stage = (x_barrier - x_full) / 8, x.parity = x_parity;
+}
+
+template <int N>
+DEVICE void multiply_packed(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, Rows rows, float (&sums)[N / 8][4],
+                            const uint8_t* w_ring, const uint8_t* x_ring, Ring& w, Ring& x) {
+#define MULTIPLY(layout, P) \
+  case layout: multiply<P, N>(a, steps, rows, sums, w_ring, x_ring, w, x); break;
+  switch (tile.part->layout) { FOR_EACH_PIECE(MULTIPLY) }
+#undef MULTIPLY
+}

@@ -1,0 +1,467 @@
+//! Launches of matmuls with up to 256 rows of activations on Hopper's tensor cores, which decode packed weights on the way.
+
+use super::blocks::layout_code;
+use super::maps::{BOX_BYTES, PLAIN_BYTES, has_interleaved_maps, has_maps};
+use super::matrix::Part;
+use super::op::Matmul;
+use super::shape::{Layout, MatrixShape, PartRows, PartShape, Target};
+use crate::cuda::common::{Input, TileLayout, Tiles};
+use crate::cuda::driver::{BoxMap, Cuda, DevicePtr, Driver, Grid, Kernel, grid_blocks, kernel_image};
+use crate::{Activation, DType, Norm, Result, Tensor};
+
+/// Parts that the kernels take.
+const MAX_PARTS: usize = 4;
+/// Outputs of a block.
+const OUTS: usize = 128;
+/// Columns of a stage of packed weights. Ranges of columns that blocks share, and activations, are so many or some times that.
+const STEP: usize = 256;
+/// Threads of a block.
+const THREADS: u32 = 384;
+/// Stages of the rings at most.
+const MAX_STAGES: usize = 16;
+/// Places of a block for the sums that it leaves to others, and parts of each with a flag of their own.
+const PLACES: usize = 2;
+const QUARTERS: usize = 4;
+/// Threads that convert a row of activations.
+const ACTIVATION_THREADS: u32 = 512;
+
+/// What a kernel is like; mixed_gemm.cu has the same numbers.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    /// Rows of activations that it takes.
+    rows: usize,
+    /// Blocks that a multiprocessor has room for.
+    blocks: usize,
+    /// Dynamic shared memory.
+    shared_bytes: usize,
+    /// Of it, what the ring of activations has at least, and the bytes of one of its stages.
+    x_ring: usize,
+    x_stage: usize,
+    /// What a block takes for a step with weights of 4 bits, in microseconds.
+    step_us: f32,
+    /// Whether steps of packed weights are shared out evenly, by a kernel of its own.
+    shares: bool,
+}
+
+/// The kernels, by the rows that they take.
+#[rustfmt::skip]
+const SHAPES: [Shape; 6] = [
+    Shape { rows: 8,   blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 4 << 10,  step_us: 0.6, shares: false },
+    Shape { rows: 16,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 8 << 10,  step_us: 0.6, shares: false },
+    Shape { rows: 32,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 16 << 10, step_us: 0.6, shares: false },
+    Shape { rows: 64,  blocks: 2, shared_bytes: 112 << 10, x_ring: 48 << 10,  x_stage: 16 << 10, step_us: 0.6, shares: false },
+    Shape { rows: 128, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 16 << 10, step_us: 1.2, shares: true },
+    Shape { rows: 256, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 32 << 10, step_us: 2.4, shares: true },
+];
+
+/// Blocks of a cluster, and how many of these an H200 runs at once with one block to each of its 132 multiprocessors, of which not all have
+/// enough neighbours.
+const CLUSTERS: [(usize, usize); 5] = [(1, 132), (2, 66), (3, 39), (4, 30), (MAX_CLUSTER, 17)];
+const MAX_CLUSTER: usize = 6;
+const CLUSTERS_OF: usize = 132;
+/// What each block of a cluster adds to the time of all: their sums are brought from one to the other.
+const RANK_US: f32 = 0.8;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PartArgs {
+    boxes: [BoxMap; 2],
+    layout: u32,
+    first_out: u32,
+    n_out: u32,
+    first_tile: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Args {
+    parts: [PartArgs; MAX_PARTS],
+    y: DevicePtr,
+    x: DevicePtr,
+    x_scales: DevicePtr,
+    bias: DevicePtr,
+    n_parts: u32,
+    first_tile: u32,
+    steps: [u32; MAX_CLUSTER + 1],
+    n_pieces: u32,
+    m: u32,
+    y_stride: u32,
+    epilogue: u32,
+    tiles: u32,
+    activation: u32,
+    up_row: u32,
+    w_stages: u32,
+    x_stages: u32,
+    w_stage_bytes: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SharesArgs {
+    of_all: Args,
+    left: DevicePtr,
+    is_left: DevicePtr,
+    n_tiles: u32,
+    n_steps: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ActivationArgs {
+    y: DevicePtr,
+    scales: DevicePtr,
+    x: DevicePtr,
+    weight: DevicePtr,
+    n: u32,
+    padded: u32,
+    form: u32,
+    rows: u32,
+    eps: f32,
+}
+
+/// What activations become, by the kernel's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// Half precision in the order of packed columns.
+    PackedHalf = 1,
+    /// Half precision as they are.
+    PlainHalf = 2,
+    /// BF16 as they are.
+    PlainBfloat = 3,
+}
+
+impl Form {
+    fn tile_layout(self) -> TileLayout {
+        match self {
+            Self::PackedHalf => TileLayout::PackedHalf,
+            Self::PlainHalf => TileLayout::PlainHalf,
+            Self::PlainBfloat => TileLayout::PlainBfloat,
+        }
+    }
+
+    /// `None` for tiles that other kernels read.
+    fn of_layout(layout: TileLayout) -> Option<Self> {
+        match layout {
+            TileLayout::PackedHalf => Some(Self::PackedHalf),
+            TileLayout::PlainHalf => Some(Self::PlainHalf),
+            TileLayout::PlainBfloat => Some(Self::PlainBfloat),
+            TileLayout::GemmBfloat => None,
+        }
+    }
+
+    /// What a part of a matrix wants.
+    fn of(part: &PartShape) -> Self {
+        match (part.layout, part.dtype) {
+            (Layout::Packed, _) => Self::PackedHalf,
+            (Layout::Blocks, DType::BF16) => Self::PlainBfloat,
+            (Layout::Blocks, _) => Self::PlainHalf,
+        }
+    }
+}
+
+/// Kernels of mixed_gemm.cu and stream_k.cu, on Hopper.
+pub(in crate::cuda) struct Kernels(Option<HopperKernels>);
+
+struct HopperKernels {
+    activations: Kernel<ActivationArgs>,
+    /// In the order of [`SHAPES`].
+    mixed_gemm: Vec<Kernel<Args>>,
+    /// In the order of [`SHAPES`]; `None` where packed weights have no kernel of their own.
+    stream_k: Vec<Option<Kernel<SharesArgs>>>,
+}
+
+impl Kernels {
+    pub(in crate::cuda) fn load(driver: &dyn Driver) -> Result<Self> {
+        if !driver.is_hopper() {
+            return Ok(Self(None));
+        }
+        let (mixed_gemm, stream_k) = (kernel_image!(mixed_gemm), kernel_image!(stream_k));
+        let by_shape = SHAPES
+            .iter()
+            .map(|s| mixed_gemm.kernel(driver, &format!("mixed_gemm_{}", s.rows), s.shared_bytes));
+        let shared = SHAPES.iter().map(|s| {
+            let kernel = || stream_k.kernel(driver, &format!("stream_k_{}", s.rows), s.shared_bytes);
+            s.shares.then(kernel).transpose()
+        });
+        Ok(Self(Some(HopperKernels {
+            activations: mixed_gemm.kernel(driver, "mixed_gemm_activations", 0)?,
+            mixed_gemm: by_shape.collect::<Result<_>>()?,
+            stream_k: shared.collect::<Result<_>>()?,
+        })))
+    }
+}
+
+/// Tiles of a block's outputs each, from one on, whose columns `cluster` blocks share.
+#[derive(Clone, Copy)]
+struct Launch {
+    first_tile: usize,
+    n_tiles: usize,
+    cluster: usize,
+}
+
+/// Which blocks multiply what.
+enum Division {
+    /// A tile is a block's, or a cluster's.
+    Clusters(Vec<Launch>),
+    /// All tiles' steps are shared out evenly among so many blocks.
+    Shares { blocks: usize, n_tiles: usize },
+}
+
+/// How one product is done.
+pub(super) struct Plan {
+    parts: Vec<(PartRows, PartArgs)>,
+    /// Of activations.
+    form: Form,
+    /// Of the gated results, which are tiles.
+    tiles: Option<Form>,
+    /// Index of the kernel.
+    shape: usize,
+    division: Division,
+    n_in: usize,
+    m: usize,
+    y_stride: usize,
+    up_row: usize,
+    w_stages: usize,
+    x_stages: usize,
+    w_stage_bytes: usize,
+}
+
+/// Plans `m` rows times the matrix, or for a `gate` times the halves of its outputs; `None` where these kernels cannot.
+pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Option<Plan> {
+    let part = |rows: PartRows, n_out: usize| {
+        let part = &w.parts[rows.part];
+        let none = [BoxMap([0; 16]); 2];
+        let (layout, first_out) = (layout_code(part, w.n_in)?, part.first_out as u32);
+        let args = PartArgs { boxes: none, layout, first_out, n_out: n_out as u32, first_tile: 0 };
+        has_maps(part).then_some((rows, args))
+    };
+    if !gate {
+        let parts = w.parts.iter().enumerate();
+        let parts =
+            parts.map(|(i, p)| part(PartRows { part: i, first: 0 }, p.n_out)).collect::<Option<_>>()?;
+        return finish(target, w, m, parts, None);
+    }
+    let [gate, up] = w.halves()?;
+    let parts = vec![part(gate, w.n_out / 2)?, part(up, w.n_out / 2)?];
+    if parts[0].1.layout != parts[1].1.layout {
+        return None;
+    }
+    finish(target, w, m, parts, Some(up.first))
+}
+
+/// Bytes of a stage of weights, for one output.
+fn stage_bytes(dtype: DType) -> usize {
+    let (vectors, rest) = match dtype {
+        DType::F16 | DType::BF16 => return PLAIN_BYTES,
+        DType::Q8_0 => (4, 1),
+        DType::Q6_K => (3, 2),
+        DType::Q5_K => (2, 3),
+        _ => (2, 1),
+    };
+    vectors * BOX_BYTES[0] + rest * BOX_BYTES[1]
+}
+
+fn finish(
+    target: &Target,
+    w: &MatrixShape,
+    m: usize,
+    mut parts: Vec<(PartRows, PartArgs)>,
+    up_row: Option<usize>,
+) -> Option<Plan> {
+    if !target.hopper || w.n_experts != 1 || parts.len() > MAX_PARTS {
+        return None;
+    }
+    let form = Form::of(w.parts.first()?);
+    if w.parts.iter().any(|p| Form::of(p) != form) {
+        return None;
+    }
+    let index = SHAPES.iter().position(|s| m <= s.rows)?;
+    let shape = SHAPES[index];
+    let n_tiles = match up_row {
+        Some(_) => (parts[0].1.n_out as usize).div_ceil(OUTS / 2),
+        None => {
+            let mut n_tiles = 0;
+            for (_, part) in &mut parts {
+                part.first_tile = n_tiles as u32;
+                n_tiles += (part.n_out as usize).div_ceil(OUTS);
+            }
+            n_tiles
+        }
+    };
+    let (n_sms, n_steps) = (target.n_sms, w.n_in.div_ceil(STEP));
+    let shares = shape.shares && form == Form::PackedHalf;
+    if shares && !target.may_spin_across_blocks {
+        return None;
+    }
+    let division = match shares {
+        true => Division::Shares { blocks: sharing_blocks(n_sms, n_tiles, n_steps), n_tiles },
+        false => Division::Clusters(launches(&shape, n_sms, n_tiles, n_steps)),
+    };
+    let w_stage_bytes = OUTS * w.parts.iter().map(|p| stage_bytes(p.dtype)).max()?;
+    let w_stages = ((shape.shared_bytes - shape.x_ring) / w_stage_bytes).clamp(2, MAX_STAGES);
+    Some(Plan {
+        parts,
+        form,
+        tiles: None,
+        shape: index,
+        division,
+        n_in: w.n_in,
+        m,
+        y_stride: if up_row.is_some() { w.n_out / 2 } else { w.n_out },
+        up_row: up_row.unwrap_or(0),
+        w_stages,
+        x_stages: ((shape.shared_bytes - w_stages * w_stage_bytes) / shape.x_stage).min(MAX_STAGES),
+        w_stage_bytes,
+    })
+}
+
+/// Rounds of as many single blocks as run at once, and then, in clusters, what is left.
+fn launches(shape: &Shape, n_sms: usize, n_tiles: usize, n_steps: usize) -> Vec<Launch> {
+    let at_once = |clusters: usize| (clusters * shape.blocks * n_sms / CLUSTERS_OF).max(1);
+    let us = |n: usize| n_steps.div_ceil(n) as f32 * shape.step_us + n as f32 * RANK_US;
+    let single = at_once(CLUSTERS_OF);
+    let first_tile = n_tiles.saturating_sub(1) / single * single;
+    let left = n_tiles - first_tile;
+    let fit = CLUSTERS.iter().filter(|&&(n, clusters)| n <= n_steps && left <= at_once(clusters));
+    let cluster = fit.map(|c| c.0).min_by(|&a, &b| us(a).total_cmp(&us(b))).unwrap_or(1);
+    match cluster {
+        1 => vec![Launch { first_tile: 0, n_tiles, cluster }],
+        _ => vec![
+            Launch { first_tile: 0, n_tiles: first_tile, cluster: 1 },
+            Launch { first_tile, n_tiles: left, cluster },
+        ],
+    }
+}
+
+/// As many blocks as end soonest. Where as many for each tile do, no block has parts of two.
+fn sharing_blocks(n_sms: usize, n_tiles: usize, n_steps: usize) -> usize {
+    let of_a_block = (n_tiles * n_steps).div_ceil(n_sms);
+    let of_tiles = n_tiles * n_steps.div_ceil(of_a_block);
+    if of_tiles <= n_sms { of_tiles } else { n_sms }
+}
+
+impl Plan {
+    /// The tiles that this matmul reads, in the memory of its input `x`, where they are whole and fit.
+    pub(super) fn tiles_in(&self, x: &Tensor<Cuda>) -> Option<Tiles> {
+        assert_eq!((x.rows(), x.row_len()), (self.m, self.n_in));
+        let rows = SHAPES[self.shape].rows;
+        let fit = 2 * rows <= 4 * self.m && self.n_in.is_multiple_of(STEP);
+        fit.then(|| Tiles { layout: self.form.tile_layout(), ptr: x.ptr(), rows })
+    }
+
+    /// The same plan of a gate with results in tiles; `None` where it cannot write those.
+    pub(super) fn with_tiles(self, w: &MatrixShape, tiles: Tiles, f: Activation) -> Option<Self> {
+        let form = Form::of_layout(tiles.layout)?;
+        let can_activate = matches!(f, Activation::Silu | Activation::GeluTanh);
+        let fits = tiles.rows == SHAPES[self.shape].rows && (w.n_out / 2).is_multiple_of(STEP);
+        let has_maps = form != Form::PackedHalf
+            || self.parts.iter().all(|(r, _)| has_interleaved_maps(w.parts[r.part].n_out));
+        (can_activate && fits && has_maps).then_some(Self { tiles: Some(form), ..self })
+    }
+
+    /// The maps of a part's rows: interleaved where the results are tiles in the order of packed columns.
+    fn maps(&self, part: &Part) -> [BoxMap; 2] {
+        let maps = part.maps.expect("a part that was planned has maps");
+        match self.tiles {
+            Some(Form::PackedHalf) => maps.interleaved.expect("it was planned with them"),
+            _ => maps.in_order,
+        }
+    }
+
+    /// A norm has no bias and divides by the root mean square.
+    pub(super) fn run(&self, cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
+        assert_eq!(self.tiles.is_some(), op.y.tile_rows() > 0);
+        let shape = SHAPES[self.shape];
+        let kernels = cuda.room::<Kernels>().0.as_ref().expect("it was planned for Hopper");
+        let (tiles, scales) = match op.x {
+            Input::Floats(x, norm) => self.activations(cuda, kernels, x, norm)?,
+            Input::Tiles(tiles) => (tiles.ptr, DevicePtr::NULL),
+        };
+        let none = PartArgs { boxes: [BoxMap([0; 16]); 2], layout: 0, first_out: 0, n_out: 0, first_tile: 0 };
+        let mut parts = [none; MAX_PARTS];
+        for (to, &(rows, from)) in parts.iter_mut().zip(&self.parts) {
+            *to = PartArgs { boxes: self.maps(&op.w.parts[rows.part]), ..from };
+        }
+        let args = Args {
+            parts,
+            y: op.y.ptr(),
+            x: tiles,
+            x_scales: scales,
+            bias: op.bias_ptr(),
+            n_parts: self.parts.len() as u32,
+            first_tile: 0,
+            steps: [0; MAX_CLUSTER + 1],
+            n_pieces: self.n_in.div_ceil(64) as u32,
+            m: self.m as u32,
+            y_stride: self.y_stride as u32,
+            epilogue: op.epilogue.code(),
+            tiles: self.tiles.map_or(0, |form| form as u32),
+            activation: op.epilogue.activation_code(),
+            up_row: self.up_row as u32,
+            w_stages: self.w_stages as u32,
+            x_stages: self.x_stages as u32,
+            w_stage_bytes: self.w_stage_bytes as u32,
+        };
+        let n_steps = self.n_in.div_ceil(STEP);
+        match &self.division {
+            Division::Clusters(launches) => {
+                let f = kernels.mixed_gemm[self.shape];
+                for &Launch { first_tile, n_tiles, cluster } in launches {
+                    let steps = std::array::from_fn(|rank| (n_steps * rank / cluster) as u32);
+                    let args = Args { first_tile: first_tile as u32, steps, ..args };
+                    let grid = Grid {
+                        blocks: grid_blocks([cluster, n_tiles, 1]),
+                        threads: THREADS,
+                        shared_bytes: shape.shared_bytes as u32,
+                        cluster: cluster as u32,
+                    };
+                    // SAFETY: the callers checked the shapes of x, y and the bias; the maps are of the parts' rows, and the activations are
+                    // tiles of as many rows and columns as the kernel reads.
+                    unsafe { cuda.launch_grid(f, grid, &args)? };
+                }
+            }
+            &Division::Shares { blocks, n_tiles } => {
+                let f = kernels.stream_k[self.shape].expect("its shape has one");
+                let places = PLACES * blocks;
+                let sums =
+                    cuda.scratch.get(&cuda.driver, "sums of shared tiles", 4 * places * OUTS * shape.rows)?;
+                let flags =
+                    cuda.scratch.zeros(&cuda.driver, "flags of shared tiles", 4 * places * QUARTERS)?;
+                let (n_tiles, n_steps) = (n_tiles as u32, n_steps as u32);
+                let args = SharesArgs { of_all: args, left: sums, is_left: flags, n_tiles, n_steps };
+                // SAFETY: as above; the scratch memories have room for what all blocks leave, and each launch leaves zeros for flags. All
+                // blocks run at once: each multiprocessor has room for one, kernels of one stream come one after the other, and those of the
+                // device's other streams wait for nobody.
+                unsafe { cuda.launch_shared(f, [blocks, 1, 1], THREADS, shape.shared_bytes, &args)? };
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows of x as tiles, and what each must be multiplied with.
+    fn activations(
+        &self,
+        cuda: &Cuda,
+        kernels: &HopperKernels,
+        x: DevicePtr,
+        norm: Option<&Norm<Cuda>>,
+    ) -> Result<(DevicePtr, DevicePtr)> {
+        let (rows, padded) = (SHAPES[self.shape].rows, self.n_in.next_multiple_of(STEP));
+        let y = cuda.scratch.get(&cuda.driver, "tiles of activations", 2 * rows * padded)?;
+        let scales = cuda.scratch.get(&cuda.driver, "factors of activations", 4 * rows)?;
+        let args = ActivationArgs {
+            y,
+            scales,
+            x,
+            weight: norm.map_or(DevicePtr::NULL, |n| n.weight.ptr()),
+            n: self.n_in as u32,
+            padded: padded as u32,
+            form: self.form as u32,
+            rows: rows as u32,
+            eps: norm.map_or(0.0, |n| n.eps),
+        };
+        // SAFETY: x has m rows of n_in floats, and the scratch memory room for as many in tiles.
+        unsafe { cuda.launch(kernels.activations, [self.m, 1, 1], ACTIVATION_THREADS, &args)? };
+        Ok((y, scales))
+    }
+}

@@ -1,0 +1,120 @@
+//! What the choice of a matmul kernel depends on: the sizes of a matrix, and the device.
+
+use crate::DType;
+use crate::cuda::driver::Cuda;
+
+/// Element types that are repacked when they are loaded.
+pub(in crate::cuda) const PACKED: [DType; 5] =
+    [DType::Q4_0, DType::Q8_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
+
+/// How the weights of a part lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cuda) enum Layout {
+    /// As in the file.
+    Blocks,
+    /// As packed.cuh says.
+    Packed,
+}
+
+/// Sizes of a matrix and of its parts.
+#[derive(Clone, Debug)]
+pub(in crate::cuda) struct MatrixShape {
+    /// Experts; 1 for a plain matrix.
+    pub(in crate::cuda) n_experts: usize,
+    /// Columns.
+    pub(in crate::cuda) n_in: usize,
+    /// Rows of all parts together.
+    pub(in crate::cuda) n_out: usize,
+    /// In the order of their outputs.
+    pub(in crate::cuda) parts: Vec<PartShape>,
+}
+
+/// Outputs `first_out` to `first_out + n_out` of a matrix.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cuda) struct PartShape {
+    pub(in crate::cuda) dtype: DType,
+    pub(in crate::cuda) layout: Layout,
+    pub(in crate::cuda) first_out: usize,
+    pub(in crate::cuda) n_out: usize,
+    /// Bytes of one row of weights.
+    pub(in crate::cuda) row_bytes: usize,
+}
+
+/// Rows of one part of a matrix, from one on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PartRows {
+    /// Index of the part.
+    pub(super) part: usize,
+    /// First row.
+    pub(super) first: usize,
+}
+
+impl MatrixShape {
+    /// A matrix of one part, as it would be loaded.
+    pub(super) fn single(dtype: DType, n_out: usize, n_in: usize, exact: bool) -> Option<Self> {
+        let block_bytes = dtype.bytes_for(n_in)?;
+        let (layout, row_bytes) = match is_packed(dtype, n_in) && !exact {
+            true => (Layout::Packed, block_bytes.next_multiple_of(16)),
+            false => (Layout::Blocks, block_bytes),
+        };
+        let parts = vec![PartShape { dtype, layout, first_out: 0, n_out, row_bytes }];
+        Some(Self { n_experts: 1, n_in, n_out, parts })
+    }
+
+    /// Where the first and the second half of the outputs begin, a gate's and its up's; `None` where a half is not one part's.
+    pub(super) fn halves(&self) -> Option<[PartRows; 2]> {
+        match &self.parts[..] {
+            [both] if both.n_out.is_multiple_of(2) => {
+                Some([PartRows { part: 0, first: 0 }, PartRows { part: 0, first: both.n_out / 2 }])
+            }
+            [gate, up] if gate.n_out == up.n_out => {
+                Some([PartRows { part: 0, first: 0 }, PartRows { part: 1, first: 0 }])
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Whether rows of `n_in` weights have a packed layout.
+pub(super) fn is_packed(dtype: DType, n_in: usize) -> bool {
+    PACKED.contains(&dtype) && n_in.is_multiple_of(64) && n_in > 0
+}
+
+/// What the choice of a kernel depends on of a device.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cuda) struct Target {
+    /// SMs.
+    pub(in crate::cuda) n_sms: usize,
+    /// Shared memory that a block can have, in bytes.
+    pub(in crate::cuda) max_shared_bytes: usize,
+    /// Whether it runs code for Hopper.
+    pub(in crate::cuda) hopper: bool,
+    /// Whether blocks of a kernel may wait for each other: in the device's first stream of the process only.
+    pub(in crate::cuda) may_spin_across_blocks: bool,
+    /// Whether every sum is taken in one order.
+    pub(in crate::cuda) exact: bool,
+}
+
+impl Target {
+    /// An A100: the kernels that every GPU from Ampere on runs.
+    pub(super) const SM_80: Self = Self {
+        n_sms: 108,
+        max_shared_bytes: 163 << 10,
+        hopper: false,
+        may_spin_across_blocks: true,
+        exact: false,
+    };
+    /// An H200.
+    pub(super) const SM_90: Self =
+        Self { n_sms: 132, max_shared_bytes: 227 << 10, hopper: true, ..Self::SM_80 };
+
+    pub(in crate::cuda) fn of(cuda: &Cuda) -> Self {
+        Self {
+            n_sms: cuda.driver.n_multiprocessors() as usize,
+            max_shared_bytes: cuda.driver.max_shared_bytes(),
+            hopper: cuda.driver.is_hopper(),
+            may_spin_across_blocks: cuda.driver.is_first(),
+            exact: cuda.exact,
+        }
+    }
+}

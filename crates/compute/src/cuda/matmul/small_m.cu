@@ -1,0 +1,583 @@
+// Products of 2 to 8 rows of activations with packed weights on the tensor cores' integers: 16 rows of weights, unpacked to 8 bits, times 8
+// columns of activations, rounded to 8 bits, for the K types in blocks of 256, for others in blocks of 32.
+//
+// A block owns a contiguous range of outputs of one part of the matrix, as in gemv.cu. A unit of its work is a group (packed.cuh) of 16
+// rows of weights. Eight warps, a team, share a unit: each multiplies four pieces of the group, whose activations it keeps in registers
+// while the team goes down the rows with one group, and leaves its sums in place of weights that it multiplied. Two teams take groups in
+// pairs. One more warp adds up what the warps of a team have left, in one order: an output does not depend on the other rows of
+// activations.
+//
+// The last warp keeps a ring of units in shared memory filled, from before the kernel before has ended, since weights do not depend on
+// it. A multiprocessor has room for one block, and beside it for those that round activations for the next product.
+//
+// Moves: the weights once; the activations, a byte each and 64 for each 256, once for each block.
+#include "gemm.cuh"
+#include "packed.cuh"
+
+constexpr int MAX_PARTS = 4;
+// Rows of a unit.
+constexpr int TILE = 16;
+// Teams, warps of one, and pieces of a group that each warp has.
+constexpr int TEAMS = 2, TEAM = 8, PIECES = 4;
+// Warps that multiply; then one that adds up, and one that copies.
+constexpr int MULTIPLIERS = TEAMS * TEAM, ADDER = MULTIPLIERS, COPIER = MULTIPLIERS + 1, THREADS = 32 * (MULTIPLIERS + 2);
+// The ring has an even number of stages, so that one always has units of the same team.
+constexpr int MAX_STAGES = 8;
+// Numbers that sums will be added to, of which so many are read before the end.
+constexpr int EARLY = 256;
+
+enum Layout : uint32_t { LAYOUT_F16, LAYOUT_BF16, LAYOUT_Q4_0, LAYOUT_Q8_0, LAYOUT_Q4_K, LAYOUT_Q5_K, LAYOUT_Q6_K };
+
+// 256 activations of 8 rows, as lanes (g, t) want them: with g = lane / 4 a row, t = lane % 4.
+struct XBlock {
+  // Of each 32, a sub-block, the integers 4 t to 4 t + 3 of both 16.
+  uint2 q[8][32];
+  // Sums of the integers of sub-blocks 2 t and 2 t + 1: each as two numbers of half precision, y has the rest of x.
+  uint2 sums[32];
+  // Of each sub-block, for each row, what its integers are to be multiplied with. For the K types all of a row are one.
+  float scale[8][8];
+};
+
+struct SmallMPart {
+  const uint8_t* w;      // [n_out] rows of `row_bytes`
+  uint64_t row_bytes;
+  uint32_t layout;
+  uint32_t first_out;    // of the whole matrix
+  uint32_t n_out;
+  uint32_t first_block;  // blocks `first_block` to the next part's own it
+  uint32_t group_bytes, last_bytes;  // of a row's groups, and of its last one
+  // From a row of a unit to the next one's, so that sixteen bytes of each of eight rows are in different banks.
+  uint32_t pitch;
+};
+
+struct SmallMArgs {
+  float* y;              // [m, y_stride]
+  const XBlock* x;       // [n_in / 256]
+  // [m, n_in / 256]: sums of squares of what is to be normalized (root mean square); or null.
+  const float* squares;
+  const float* bias;     // [n_out] or null
+  SmallMPart parts[MAX_PARTS];
+  uint32_t n_parts, n_blocks;
+  uint32_t n_in, m, y_stride;
+  uint32_t n_stages;     // of the ring
+  uint32_t epilogue;     // GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
+  uint32_t activation;
+  float inv_n;           // 1 / n_in
+  float eps;
+};
+
+// Of a type: what lanes know of two rows of a warp's pieces, g and g + 8, and weights as bytes. With MINS, bytes have no sign; UNPACKED
+// ones lie in memory as bytes already.
+//
+// `take` gets where the rows are, how many pieces the group has, and which of these is the lane's: lane t of each four has piece t of
+// the warp's. `words` hold the scales of both halves of the piece in both rows, in a form that lanes hand each other; `scale` finds one
+// there.
+//
+// `unpack` makes the tensor cores' first operand of 32 columns of rows g and g + 8, half h of piece `at`: from the piece's first 32
+// bytes, as `load_matrices` gives them, and from where these rows are. `multiply` adds its products to sums, which begin with FIRST, for
+// 32 columns or PARTS of them. `add` adds such sums up by scale, over 256 columns: in integers, exactly, where scales are integers and the
+// activations have one scale, with which `total` is multiplied; with that of the activations where it is OF_32.
+
+// Rotates left.
+DEVICE uint32_t rotate(uint32_t x, int n) { return __funnelshift_r(x, x, 32 - n & 31); }
+DEVICE int byte_at(uint32_t x, int i) { return static_cast<int>(__byte_perm(x, 0, 0x4440 + i)); }
+
+// Scales as bytes, those of row g and then those of g + 8; mins as two of half precision.
+struct FewK {
+  typedef int Sum;
+  static constexpr int WORDS = 1, PARTS = 1, FIRST = 0;
+  static constexpr bool MINS = true, UNPACKED = false, OF_32 = false;
+  float d[2], dmin[2];
+  uint32_t words[1], mins[2];
+  DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
+    uint32_t bits[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      KHeader header;
+      header.take((r ? row1 : row0) + 32 * size + at / 4 * 16, static_cast<int>(at % 4));
+      bits[r] = header.bits;
+      d[r] = ptx::f16_to_f32(static_cast<uint16_t>(header.d));
+      dmin[r] = ptx::f16_to_f32(static_cast<uint16_t>(header.d >> 16));
+      mins[r] = ptx::small_f16((header.bits >> 6 & 0x3f) | (header.bits >> 2 & 0x3f0000));
+    }
+    const uint32_t low = (bits[0] & 63) | (bits[0] >> 4 & 0x3f00), high = (bits[1] & 63) | (bits[1] >> 4 & 0x3f00);
+    words[0] = low | high << 16;
+  }
+  DEVICE static int scale(const uint32_t (&w)[1], int h, int, int r) { return byte_at(w[0], 2 * r + h); }
+  DEVICE static void multiply(int (&y)[1][4], const uint32_t (&a)[4], uint2 b, const int (&c)[1][4]) { ptx::multiply_u8(y[0], a, b, c[0]); }
+  DEVICE static void add(int& sum, int d, int scale, float) { sum += d * scale; }
+  DEVICE float total(int sum, float of_mins, int r) const { return d[r] * static_cast<float>(sum) - dmin[r] * of_mins; }
+};
+
+// The high nibbles stay where they are: sixteen times the weights.
+struct Few_Q4_K : FewK {
+  typedef Packed_Q4_K Packed;
+  DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
+    FewK::take(row0, row1, size, at);
+    d[0] *= 0.0625f, d[1] *= 0.0625f;
+  }
+  DEVICE static void unpack(uint32_t (&a)[4], const uint32_t (&q)[4], int h, const uint8_t*, const uint8_t*, int, int, int) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) a[i] = q[i] & (h ? 0xf0f0f0f0 : 0x0f0f0f0f);
+  }
+  DEVICE float total(int low, int high, float of_mins, int r) const { return FewK::total(low * 16 + high, of_mins, r); }
+};
+
+struct Few_Q5_K : FewK {
+  typedef Packed_Q5_K Packed;
+  // Bit 8 b + j of a word of fifth bits is that of weight 4 j + b: lane t wants j = t and 4 + t.
+  DEVICE static void unpack(uint32_t (&a)[4], const uint32_t (&q)[4], int h, const uint8_t* row0, const uint8_t* row1, int size, int at,
+                            int t) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const uint32_t fifths = *reinterpret_cast<const uint32_t*>((i % 2 ? row1 : row0) + 36 * size + at * 8 + 4 * h);
+      a[i] = (h ? q[i] >> 4 & 0x0f0f0f0f : q[i] & 0x0f0f0f0f) | (rotate(fifths, 4 - i / 2 * 4 - t) & 0x10101010);
+    }
+  }
+  DEVICE float total(int low, int high, float of_mins, int r) const { return FewK::total(low + high, of_mins, r); }
+};
+
+// Four times the weights, less their offset.
+struct Few_Q6_K {
+  typedef Packed_Q6_K Packed;
+  typedef int Sum;
+  static constexpr int WORDS = 2, PARTS = 2, FIRST = 0;
+  static constexpr bool MINS = false, UNPACKED = false, OF_32 = false;
+  float d[2];
+  uint32_t words[2];
+  DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const uint8_t* row = r ? row1 : row0;
+      words[r] = *reinterpret_cast<const uint32_t*>(row + 48 * size + at * 4);
+      d[r] = 0.25f * ptx::f16_to_f32(*reinterpret_cast<const uint16_t*>(row + 52 * size + at / 4 * 2));
+    }
+  }
+  DEVICE static int scale(const uint32_t (&w)[2], int h, int part, int r) { return static_cast<int8_t>(w[r] >> 8 * (2 * h + part)); }
+  // Bits 8 b + 2 t of word i of a piece's upper bits are those of weight 16 i + 4 t + b.
+  DEVICE static void unpack(uint32_t (&a)[4], const uint32_t (&q)[4], int h, const uint8_t* row0, const uint8_t* row1, int size, int at,
+                            int t) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const uint32_t upper = *reinterpret_cast<const uint32_t*>((i % 2 ? row1 : row0) + (2 * size + at) * 16 + 8 * h + i / 2 * 4);
+      a[i] = ptx::mask_and_set(h ? q[i] >> 2 : q[i] << 2, 0x3c3c3c3c, 0x80808080) ^ (rotate(upper, 6 - 2 * t) & 0xc0c0c0c0);
+    }
+  }
+  DEVICE static void multiply(int (&y)[2][4], const uint32_t (&a)[4], uint2 b, const int (&c)[2][4]) {
+    ptx::multiply_s8_16(y[0], a[0], a[1], b.x, c[0]);
+    ptx::multiply_s8_16(y[1], a[2], a[3], b.y, c[1]);
+  }
+  DEVICE static void add(int& sum, int d, int scale, float) { sum += d * scale; }
+  DEVICE float total(int low, int high, float, int r) const { return d[r] * static_cast<float>(low + high); }
+};
+
+// A number as floats see it when sums begin with FLOAT_UNITS.
+constexpr float UNITS = 12582912.0f;
+
+struct FewHalves {
+  typedef float Sum;
+  static constexpr int WORDS = 2, PARTS = 1, FIRST = FLOAT_UNITS;
+  static constexpr bool MINS = false, OF_32 = true;
+  uint32_t words[2];
+  DEVICE static float scale(const uint32_t (&w)[2], int h, int, int r) { return ptx::f16_to_f32(static_cast<uint16_t>(w[r] >> 16 * h)); }
+  DEVICE static void multiply(int (&y)[1][4], const uint32_t (&a)[4], uint2 b, const int (&c)[1][4]) { ptx::multiply_s8(y[0], a, b, c[0]); }
+  DEVICE static void add(float& sum, int d, float scale, float x_scale) { sum = fmaf(__int_as_float(d) - UNITS, scale * x_scale, sum); }
+};
+
+// Sixteen times the weights, less their offset.
+struct Few_Q4_0 : FewHalves {
+  typedef Packed_Q4_0 Packed;
+  static constexpr bool UNPACKED = false;
+  DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
+    words[0] = *reinterpret_cast<const uint32_t*>(row0 + 32 * size + at * 4);
+    words[1] = *reinterpret_cast<const uint32_t*>(row1 + 32 * size + at * 4);
+  }
+  DEVICE static void unpack(uint32_t (&a)[4], const uint32_t (&q)[4], int h, const uint8_t*, const uint8_t*, int, int, int) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) a[i] = ((h ? q[i] : q[i] << 4) & 0xf0f0f0f0) ^ 0x80808080;
+  }
+  DEVICE static float total(float low, float high, float, int) { return (low + high) * 0.0625f; }
+};
+
+struct Few_Q8_0 : FewHalves {
+  typedef Packed_Q8_0 Packed;
+  static constexpr bool UNPACKED = true;
+  DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
+    words[0] = *reinterpret_cast<const uint32_t*>(row0 + 64 * size + at * 4);
+    words[1] = *reinterpret_cast<const uint32_t*>(row1 + 64 * size + at * 4);
+  }
+  DEVICE static float total(float low, float high, float, int) { return low + high; }
+};
+
+// The 256 columns of activations that a warp's pieces meet. With R rows, the eight columns of the tensor cores' second operand are 8 / R
+// sets of them: set s has the activations of sub-blocks s R to s R + R - 1, and zeros elsewhere. So products with sub-blocks of several
+// sets add up without meeting, and are scaled together. Column g is row g % R of set g / R.
+template <int R>
+struct Columns {
+  uint2 q[8];           // of each sub-block
+  uint2 sums;           // of sub-blocks 2 t and 2 t + 1
+  const float* scales;  // in shared memory, as in XBlock
+  // `to_scales` is the warp's.
+  DEVICE void load(const XBlock* x, float* to_scales, unsigned lane) {
+    const unsigned g = lane / 4, t = lane % 4, from = g % R * 4 + t;
+    const float2 pair = __ldcg(reinterpret_cast<const float2*>(x->scale) + lane);
+#pragma unroll
+    for (unsigned i = 0; i < 8; i++) q[i] = i / R == g / R ? __ldcg(&x->q[i][from]) : uint2{0, 0};
+    sums = 2 * t / R == g / R ? __ldcg(&x->sums[from]) : uint2{0, 0};
+    __syncwarp();
+    reinterpret_cast<float2*>(to_scales)[lane] = pair;
+    scales = to_scales;
+    __syncwarp();
+  }
+};
+
+// Floats of scales.
+constexpr int X_SCALES = 64;
+
+// The products of 16 rows of a unit with a warp's columns. `stage`: the unit; `at`: the first piece. Sums of rows g and g + 8 with columns
+// 2 t and 2 t + 1.
+template <class P, int R>
+DEVICE void multiply_columns(float (&sums)[4], const uint8_t* stage, unsigned size, unsigned at, const Columns<R>& x, unsigned lane) {
+  // What follows from these for each of the types is computed where it is wanted.
+  lane = ptx::anew(lane), size = ptx::anew(size);
+  // As the launcher has it.
+  constexpr unsigned pitch = (P::Packed::bytes(GROUP) / 16 | 1) * 16;
+  const unsigned t = lane % 4;
+  const uint8_t *row0 = stage + lane / 4 * pitch, *row1 = row0 + 8 * pitch;
+  const uint8_t* matrices = stage + lane % 16 * pitch + (lane / 16 * size + at) * 16;
+  P p;
+  p.take(row0, row1, size, at + t);
+  // Those of columns 2 t and 2 t + 1 for the first sub-block.
+  const float2* x_scales = reinterpret_cast<const float2*>(x.scales + 2 * t % R);
+  // By halves of pieces.
+  typename P::Sum scaled[2][4] = {};
+  int none[P::PARTS][4];
+#pragma unroll
+  for (int i = 0; i < 4 * P::PARTS; i++) none[i / 4][i % 4] = P::FIRST;
+  // A step takes a piece of each set.
+  constexpr int STEPS = R / 2, SETS = 8 / R;
+#pragma unroll
+  for (int step = 0; step < STEPS; step++) {
+    int d[2][P::PARTS][4];
+#pragma unroll
+    for (int set = 0; set < SETS; set++) {
+      const int i = set * STEPS + step;
+      uint32_t raw[4];
+      ptx::load_matrices(raw, matrices + i * 16);
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        uint32_t a[4];
+        if constexpr (!P::UNPACKED) {
+          P::unpack(a, raw, h, row0, row1, size, at + i, t);
+        } else {
+          // Its second 32 are bytes of their own.
+          if (h == 1) ptx::load_matrices(raw, matrices + (2 * size + i) * 16);
+#pragma unroll
+          for (int j = 0; j < 4; j++) a[j] = raw[j];
+        }
+        P::multiply(d[h], a, x.q[2 * i + h], set == 0 ? none : d[h]);
+      }
+    }
+    // Those of the step's piece of the lane's columns' set.
+    uint32_t words[P::WORDS];
+#pragma unroll
+    for (int i = 0; i < P::WORDS; i++) {
+      words[i] = STEPS == 1 ? p.words[i] : __shfl_sync(ALL_LANES, p.words[i], (lane & (32 - STEPS)) + step);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      float2 x_scale = {};
+      if constexpr (P::OF_32) x_scale = x_scales[(2 * t / R * R + 2 * step + h) * 4];
+#pragma unroll
+      for (int part = 0; part < P::PARTS; part++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) P::add(scaled[h][j], d[h][part][j], P::scale(words, h, part, j / 2), j % 2 ? x_scale.y : x_scale.x);
+      }
+    }
+  }
+  float of_mins[4] = {};
+  if constexpr (P::MINS) {
+    // Twice, for the sums' first and second parts.
+    const uint32_t mins[4] = {p.mins[0], p.mins[1], p.mins[0], p.mins[1]};
+    ptx::multiply_f16(of_mins, mins, x.sums.x, x.sums.y);
+  }
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    sums[j] = p.total(scaled[0][j], scaled[1][j], of_mins[j], j / 2);
+    if constexpr (!P::OF_32) sums[j] *= j % 2 ? x_scales->y : x_scales->x;
+  }
+}
+
+// Where a block's things are in shared memory, and what its work is.
+struct SmallMBlock {
+  uint8_t* ring;
+  float* x_scales;                // [MULTIPLIERS, X_SCALES]
+  float *early, *factors, *sums;  // [EARLY], [8], [tiles, rows of a tile, 8]
+  uint64_t *full, *done, *empty;  // of each stage: it is copied, its team is done, its sums are added up
+  // Of the part: the first output, and how many; tiles, which with a gate have 8 rows of its own and then those of up.
+  int first, n_own, own_tile, n_tiles, n_groups;
+  unsigned pitch;
+  bool gate;
+};
+
+// Calls f(group, tile, stage, use) for units as they stand in the ring: group by group, but pairs of groups by turns. `use` counts those
+// of the stage before.
+template <class F>
+DEVICE void for_each_unit(const SmallMBlock& b, int n_stages, F f) {
+  int stage = 0, use = 0;
+#pragma unroll 1
+  for (int pair = 0; pair < b.n_groups; pair += TEAMS) {
+#pragma unroll 1
+    for (int tile = 0; tile < b.n_tiles; tile++) {
+#pragma unroll 1
+      for (int group = pair; group < min(pair + TEAMS, b.n_groups); group++) {
+        f(group, tile, stage, use);
+        if (++stage == n_stages) stage = 0, use++;
+      }
+    }
+  }
+}
+
+DEVICE void copy_units(const SmallMArgs& a, const SmallMPart& part, const SmallMBlock& b, unsigned lane) {
+  const int copier = ptx::copying_lane(lane);
+  const uint8_t* first_row = part.w + static_cast<size_t>(b.first) * part.row_bytes;
+  const int64_t to_up = b.gate ? a.parts[1].w - part.w : 0;
+  const ptx::SharedAddress ring = ptx::anew(ptx::shared_address(b.ring));
+  for_each_unit(b, a.n_stages, [&](int group, int tile, int stage, int use) {
+    if (use > 0) ptx::wait_for_count(b.empty + stage, (use - 1) & 1);
+    const int n = min(b.n_own - tile * b.own_tile, b.own_tile);
+    const uint32_t bytes = group + 1 == b.n_groups ? part.last_bytes : part.group_bytes;
+    const size_t row = static_cast<size_t>(tile) * b.own_tile;
+    const uint8_t* from = first_row + row * part.row_bytes + static_cast<size_t>(group) * part.group_bytes;
+    ptx::SharedAddress to = ring + stage * (TILE * b.pitch);
+    const ptx::SharedAddress barrier = ptx::anew(ptx::shared_address(b.full + stage));
+    ptx::expect_bytes(b.full + stage, copier, (b.gate ? 2 * n : n) * bytes);
+#pragma unroll 1
+    for (int half = 0; half <= static_cast<int>(b.gate); half++) {
+#pragma unroll 4
+      for (int i = 0; i < n; i++) ptx::copy_bytes_once(to + i * b.pitch, from + i * part.row_bytes, bytes, barrier, copier);
+      to += TILE / 2 * b.pitch, from += to_up;
+    }
+    ptx::copies_are_begun(b.full + stage);
+  });
+}
+
+// Adds up what the warps of teams leave of each unit: a lane has four sums. First it finds what the end will want.
+DEVICE void add_units(const SmallMArgs& a, const SmallMPart& part, const SmallMBlock& b, unsigned lane) {
+  const int n_blocks = a.n_in / 256, m = a.m;
+  // Addresses take longer than loads.
+  const float* early[EARLY / 32];
+#pragma unroll
+  for (int i = 0; i < EARLY / 32; i++) {
+    const int k = i * 32 + lane;
+    const float* y = a.y + static_cast<size_t>(k % m) * a.y_stride + part.first_out + b.first;
+    early[i] = a.epilogue == ADD && k < b.n_own * m ? y + k / m : nullptr;
+  }
+  ptx::wait_for_previous_kernel();
+  float to_add[EARLY / 32];
+#pragma unroll
+  for (int i = 0; i < EARLY / 32; i++) to_add[i] = early[i] ? __ldcg(early[i]) : 0.0f;
+#pragma unroll
+  for (int i = 0; i < EARLY / 32; i++) b.early[i * 32 + lane] = to_add[i];
+  if (a.squares) {
+    // Four lanes have a row.
+    const int j = lane / 4;
+    float sum = 0;
+#pragma unroll 4
+    for (int i = lane % 4; i < n_blocks; i += 4) sum += j < m ? __ldcg(a.squares + j * n_blocks + i) : 0.0f;
+    sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+    sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+    if (lane % 4 == 0) b.factors[j] = rsqrtf(sum * a.inv_n + a.eps);
+  }
+  for_each_unit(b, a.n_stages, [&](int group, int tile, int stage, int use) {
+    ptx::wait_for_count(b.done + stage, use & 1);
+    const int n_busy = min(n_blocks - group * TEAM, TEAM);
+    const uint8_t* from = b.ring + (stage * TILE + lane / 2) * b.pitch + lane % 2 * 16;
+    float4* to = reinterpret_cast<float4*>(b.sums + tile * (TILE * 8)) + lane;
+    float4 sum = group == 0 ? float4{0, 0, 0, 0} : *to;
+#pragma unroll 8
+    for (int j = 0; j < n_busy; j++) {
+      const float4 v = *reinterpret_cast<const float4*>(from + j * PIECES * 16);
+      sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    }
+    *to = sum;
+    ptx::give_to_copies();
+    __syncwarp();
+    ptx::count(b.empty + stage, lane);
+  });
+}
+
+template <int R>
+DEVICE void multiply_units(const SmallMArgs& a, const SmallMPart& part, const SmallMBlock& b, int team, int member, unsigned lane) {
+  const int n_blocks = a.n_in / 256, n_groups = b.n_groups, n_stages = a.n_stages;
+  ptx::wait_for_previous_kernel();
+  int stage = team;
+  uint32_t parity = 0;
+#pragma unroll 1
+  for (int pair = 0; pair < n_groups; pair += TEAMS) {
+    // A group without a partner is shared by tiles.
+    const bool alone = pair + 1 == n_groups;
+    const int group = alone ? pair : pair + team, n_busy = min(n_blocks - group * TEAM, TEAM);
+    Columns<R> columns;
+    if (member < n_busy) columns.load(a.x + group * TEAM + member, b.x_scales + (team * TEAM + member) * X_SCALES, lane);
+#pragma unroll 1
+    for (int tile = alone ? team : 0; tile < b.n_tiles; tile += alone ? TEAMS : 1) {
+      ptx::wait_for_phase(b.full + stage, parity);
+      if (member < n_busy) {
+        uint8_t* of = b.ring + stage * (TILE * b.pitch);
+        float sums[4];
+#define MULTIPLY_COLUMNS(layout, P) \
+  case layout: multiply_columns<P>(sums, of, n_busy * PIECES, member * PIECES, columns, lane); break;
+        switch (part.layout) {
+          MULTIPLY_COLUMNS(LAYOUT_Q4_0, Few_Q4_0)
+          MULTIPLY_COLUMNS(LAYOUT_Q8_0, Few_Q8_0)
+          MULTIPLY_COLUMNS(LAYOUT_Q4_K, Few_Q4_K)
+          MULTIPLY_COLUMNS(LAYOUT_Q5_K, Few_Q5_K)
+          default: multiply_columns<Few_Q6_K>(sums, of, n_busy * PIECES, member * PIECES, columns, lane);
+        }
+        // In each row the first 16 bytes of the warp's pieces make room for the sums.
+        __syncwarp();
+        uint8_t* to = of + ptx::anew(lane) / 4 * b.pitch + member * PIECES * 16 + ptx::anew(lane) % 4 * 8;
+        *reinterpret_cast<float2*>(to) = float2{sums[0], sums[1]};
+        *reinterpret_cast<float2*>(to + 8 * b.pitch) = float2{sums[2], sums[3]};
+        __syncwarp();
+      }
+      ptx::count(b.done + stage, lane);
+      stage += TEAMS;
+      if (stage >= n_stages) stage -= n_stages, parity ^= 1;
+    }
+  }
+}
+
+template <int R>
+DEVICE void small_m(const SmallMArgs& a) {
+  DYNAMIC_SHARED(shared);
+  ptx::let_next_kernel_start();
+  __shared__ uint64_t full[MAX_STAGES], done[MAX_STAGES], empty[MAX_STAGES];
+  __shared__ float factors[8];
+  const unsigned tid = threadIdx.x, lane = tid % 32;
+  const int warp = __shfl_sync(ALL_LANES, tid / 32, 0), m = a.m;
+  const bool gate = a.epilogue == GATE;
+  uint32_t p = 0;
+  if (!gate) {
+    while (p + 1 < a.n_parts && blockIdx.x >= a.parts[p + 1].first_block) p++;
+  }
+  const SmallMPart& part = a.parts[p];
+  const uint32_t end = gate || p + 1 == a.n_parts ? a.n_blocks : a.parts[p + 1].first_block;
+  const uint64_t block = blockIdx.x - part.first_block, n_blocks = end - part.first_block;
+  const int first = static_cast<int>(part.n_out * block / n_blocks), last = static_cast<int>(part.n_out * (block + 1) / n_blocks);
+  SmallMBlock b;
+  b.first = first, b.n_own = last - first, b.own_tile = gate ? TILE / 2 : TILE, b.n_tiles = ceil_div(b.n_own, b.own_tile);
+  b.n_groups = ceil_div(a.n_in / 64, GROUP), b.pitch = part.pitch, b.gate = gate;
+  b.ring = shared, b.full = full, b.done = done, b.empty = empty, b.factors = factors;
+  b.x_scales = reinterpret_cast<float*>(shared + a.n_stages * (TILE * b.pitch));
+  b.early = b.x_scales + MULTIPLIERS * X_SCALES;
+  b.sums = b.early + EARLY;
+
+  if (warp == COPIER) {
+#pragma unroll 1
+    for (int s = 0; s < static_cast<int>(a.n_stages); s++) {
+      ptx::barrier_init(full + s, lane), ptx::counter_init(done + s, lane, TEAM), ptx::counter_init(empty + s, lane, 1);
+    }
+    ptx::barriers_are_ready();
+  }
+  __syncthreads();
+  if (warp == COPIER) {
+    copy_units(a, part, b, lane);
+  } else if (warp == ADDER) {
+    add_units(a, part, b, lane);
+  } else {
+    multiply_units<R>(a, part, b, warp / TEAM, warp % TEAM, lane);
+  }
+  __syncthreads();
+
+  const auto total = [&](int row, int j) {
+    float sum = 0;
+#pragma unroll
+    for (int column = 0; column < 8; column += R) sum += b.sums[row * 8 + column + j];
+    return sum * (a.squares ? factors[j] : 1.0f);
+  };
+#pragma unroll 1
+  for (int i = tid; i < b.n_own * m; i += THREADS) {
+    const int row = i / m, j = i % m;
+    float* y = a.y + static_cast<size_t>(j) * a.y_stride;
+    int out = first + row;
+    float sum;
+    if (gate) {
+      const int at = row / 8 * 16 + row % 8;
+      sum = activate_gate(a.activation, total(at, j)) * total(at + 8, j);
+    } else {
+      sum = total(row, j);
+      out += part.first_out;
+      if (a.bias) sum += a.bias[out];
+      if (a.epilogue == ADD) sum += i < EARLY ? b.early[i] : __ldcg(y + out);
+    }
+    y[out] = sum;
+  }
+}
+
+// So many registers that the kernels that round activations find room.
+KERNEL_OF(small_m_2, SmallMArgs, 96) { small_m<2>(a); }
+KERNEL_OF(small_m_4, SmallMArgs, 96) { small_m<4>(a); }
+KERNEL_OF(small_m_8, SmallMArgs, 96) { small_m<8>(a); }
+
+struct SmallMActivationArgs {
+  XBlock* y;            // [n / 256]
+  float* squares;       // [m, n / 256], where a norm comes before
+  const float* x;       // [m, n]
+  const float* weight;  // [n] of the norm, or null
+  uint32_t n;
+  uint32_t of_32;       // whether each 32 have a scale of their own
+};
+
+DEVICE void load8_fresh(float (&v)[8], const float* from) {
+  const float4 a = __ldcg(reinterpret_cast<const float4*>(from)), b = __ldcg(reinterpret_cast<const float4*>(from + 4));
+  v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+// Rounds rows of activations. A block of one warp converts 256 columns of a row: small, so that it finds room beside a product's.
+KERNEL(small_m_activations, SmallMActivationArgs, 32) {
+  ptx::let_next_kernel_start();
+  const unsigned n_blocks = a.n / 256, row = blockIdx.x / n_blocks, block = blockIdx.x % n_blocks, k = threadIdx.x * 8;
+  float w[8], v[8];
+  if (a.weight) load8_fresh(w, a.weight + block * 256 + k);
+  ptx::wait_for_previous_kernel();
+  load8_fresh(v, a.x + static_cast<size_t>(row) * a.n + block * 256 + k);
+  if (a.weight) {
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) squares += v[i] * v[i], v[i] *= w[i];
+    squares = warp_sum(squares);
+    if (threadIdx.x == 0) a.squares[blockIdx.x] = squares;
+  }
+  // As integers, magnitudes compare alike, and what is not a number is largest.
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i++) bits = max(bits, __float_as_uint(v[i]) & 0x7fffffffu);
+#pragma unroll 1
+  for (int i = 1; i < (a.of_32 ? 4 : 32); i *= 2) bits = max(bits, __shfl_xor_sync(ALL_LANES, bits, i));
+  const float largest = __uint_as_float(bits), scale = largest * (1.0f / 127.0f);
+  const float per_unit = largest > 1e-30f ? __fdividef(127.0f, largest) : 0.0f;
+  // The last byte of a float of this size is an integer, rounded.
+  uint32_t q[8], packed[2];
+#pragma unroll
+  for (int i = 0; i < 8; i++) q[i] = __float_as_uint(fmaf(v[i], per_unit, UNITS));
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    packed[i] = __byte_perm(__byte_perm(q[4 * i], q[4 * i + 1], 0x0040), __byte_perm(q[4 * i + 2], q[4 * i + 3], 0x0040), 0x5410);
+  }
+  int sum = __dp4a(static_cast<int>(packed[0]), 0x01010101, __dp4a(static_cast<int>(packed[1]), 0x01010101, 0));
+  sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+  sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+  XBlock* y = a.y + block;
+  const unsigned part = k / 32, l = k % 32;
+#pragma unroll
+  for (int i = 0; i < 2; i++) reinterpret_cast<uint32_t*>(&y->q[part][row * 4 + l % 16 / 4 + i])[l / 16] = packed[i];
+  if (l == 0) {
+    y->scale[part][row] = scale;
+    const float exact = static_cast<float>(sum);
+    const uint16_t high = ptx::f32_to_f16(exact), low = ptx::f32_to_f16(exact - ptx::f16_to_f32(high));
+    uint16_t* sums = reinterpret_cast<uint16_t*>(&y->sums[row * 4 + part / 2]) + part % 2;
+    sums[0] = high, sums[2] = low;
+  }
+}

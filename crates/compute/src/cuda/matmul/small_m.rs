@@ -1,0 +1,281 @@
+//! Launches of matmuls with 2 to 8 rows of activations and packed weights on the tensor cores' integers.
+
+use super::blocks::{distribute, layout_code};
+use super::epilogue::EpilogueKind;
+use super::op::Matmul;
+use super::shape::{Layout, MatrixShape, PartRows, Target};
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_image};
+use crate::{DType, Norm, Result};
+
+/// Static shared memory of the kernels, at most.
+const STATIC_BYTES: usize = 1 << 8;
+/// Parts that the kernels take.
+const MAX_PARTS: usize = 4;
+/// Rows of activations that the kernel takes.
+const ROWS: usize = 8;
+/// The first of the layouts of K types; they are the last.
+const K_LAYOUTS: u32 = 4;
+/// Pieces of 64 columns of a group of weights, and rows of a unit.
+const GROUP: usize = 32;
+const UNIT: usize = 16;
+/// Columns of a block of activations, which those of a matrix are some times, and its bytes. A block of threads converts as many of one row.
+const X_COLUMNS: usize = 256;
+const X_BYTES: usize = 2560;
+const ACTIVATION_THREADS: u32 = 32;
+/// Threads of a block.
+const THREADS: u32 = 576;
+/// Teams of warps, each of which has units of its own in the ring.
+const TEAMS: usize = 2;
+/// Stages of the ring: at most, and as many as keep copies on their way.
+const MAX_STAGES: usize = 8;
+const ENOUGH_STAGES: usize = 4;
+/// Bytes of scales of activations that the kernel keeps.
+const X_SCALES: usize = 4096;
+/// Numbers that sums will be added to, of which the kernel reads so many early.
+const EARLY: usize = 256;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PartArgs {
+    w: DevicePtr,
+    row_bytes: u64,
+    layout: u32,
+    first_out: u32,
+    n_out: u32,
+    first_block: u32,
+    group_bytes: u32,
+    last_bytes: u32,
+    pitch: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Args {
+    y: DevicePtr,
+    x: DevicePtr,
+    squares: DevicePtr,
+    bias: DevicePtr,
+    parts: [PartArgs; MAX_PARTS],
+    n_parts: u32,
+    n_blocks: u32,
+    n_in: u32,
+    m: u32,
+    y_stride: u32,
+    n_stages: u32,
+    epilogue: u32,
+    activation: u32,
+    inv_n: f32,
+    eps: f32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ActivationArgs {
+    y: DevicePtr,
+    squares: DevicePtr,
+    x: DevicePtr,
+    weight: DevicePtr,
+    n: u32,
+    of_32: u32,
+}
+
+/// How one product is done.
+pub(super) struct Plan {
+    parts: Vec<(PartRows, PartArgs)>,
+    n_blocks: usize,
+    n_in: usize,
+    m: usize,
+    y_stride: usize,
+    n_stages: usize,
+    shared_bytes: usize,
+    /// Whether activations are rounded in blocks of 32, and not of 256.
+    of_32: bool,
+}
+
+/// Kernels of small_m.cu.
+pub(in crate::cuda) struct Kernels {
+    small_m_2: Kernel<Args>,
+    small_m_4: Kernel<Args>,
+    small_m_8: Kernel<Args>,
+    activations: Kernel<ActivationArgs>,
+}
+
+impl Kernels {
+    pub(in crate::cuda) fn load(driver: &dyn Driver) -> Result<Self> {
+        let (image, shared) = (kernel_image!(small_m), driver.max_shared_bytes() - STATIC_BYTES);
+        Ok(Self {
+            small_m_2: image.kernel(driver, "small_m_2", shared)?,
+            small_m_4: image.kernel(driver, "small_m_4", shared)?,
+            small_m_8: image.kernel(driver, "small_m_8", shared)?,
+            activations: image.kernel(driver, "small_m_activations", 0)?,
+        })
+    }
+}
+
+/// Plans `m` rows times the matrix, or for a `gate` times the halves of its outputs; `None` where the kernels cannot.
+pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Option<Plan> {
+    if !gate {
+        let parts = w.parts.iter().enumerate();
+        let parts =
+            parts.map(|(i, p)| args(w, PartRows { part: i, first: 0 }, p.n_out)).collect::<Option<_>>()?;
+        return finish(target, w, m, parts, false);
+    }
+    let [gate, up] = w.halves()?.map(|rows| args(w, rows, w.n_out / 2));
+    let parts = vec![gate?, up?];
+    if parts[0].1.layout != parts[1].1.layout {
+        return None;
+    }
+    finish(target, w, m, parts, true)
+}
+
+/// Bytes of `size` pieces of a group.
+fn group_bytes(dtype: DType, size: usize) -> usize {
+    let of_two = match dtype {
+        DType::Q8_0 => 136,
+        DType::Q6_K => 105,
+        DType::Q5_K => 88,
+        _ => 72,
+    };
+    (of_two * size / 2).next_multiple_of(16)
+}
+
+fn args(w: &MatrixShape, rows: PartRows, n_out: usize) -> Option<(PartRows, PartArgs)> {
+    let part = &w.parts[rows.part];
+    if part.layout != Layout::Packed {
+        return None;
+    }
+    let bytes = group_bytes(part.dtype, GROUP);
+    let args = PartArgs {
+        w: DevicePtr::NULL,
+        row_bytes: part.row_bytes as u64,
+        layout: layout_code(part, w.n_in)?,
+        first_out: part.first_out as u32,
+        n_out: n_out as u32,
+        first_block: 0,
+        group_bytes: bytes as u32,
+        last_bytes: group_bytes(part.dtype, (w.n_in / 64 - 1) % GROUP + 1) as u32,
+        // An odd number of sixteens, so that those of eight rows are in different banks.
+        pitch: ((bytes / 16) | 1) as u32 * 16,
+    };
+    Some((rows, args))
+}
+
+fn finish(
+    target: &Target,
+    w: &MatrixShape,
+    m: usize,
+    mut parts: Vec<(PartRows, PartArgs)>,
+    gate: bool,
+) -> Option<Plan> {
+    if m > ROWS || w.n_experts != 1 || parts.len() > MAX_PARTS || !w.n_in.is_multiple_of(X_COLUMNS) {
+        return None;
+    }
+    let y_stride = if gate { w.n_out / 2 } else { w.n_out };
+    // The scales of the K types are integers, for which activations are rounded in blocks of 256.
+    let of_32 = parts[0].1.layout < K_LAYOUTS;
+    if parts.iter().any(|(_, p)| (p.layout < K_LAYOUTS) != of_32) {
+        return None;
+    }
+    // Part by part; a gate's outputs are one part's, with two rows of weights each.
+    let with_blocks = if gate { &parts[..1] } else { &parts[..] };
+    let spans: Vec<usize> = with_blocks.iter().map(|(_, p)| p.n_out as usize).collect();
+    let bytes: Vec<usize> =
+        with_blocks.iter().map(|(_, p)| p.n_out as usize * p.row_bytes as usize).collect();
+    let stage_bytes = UNIT * parts.iter().map(|(_, p)| p.pitch as usize).max()?;
+    let fixed = X_SCALES + 4 * EARLY;
+    let all = target.max_shared_bytes - STATIC_BYTES;
+    let enough = if fixed + (ENOUGH_STAGES + 1) * stage_bytes <= all { ENOUGH_STAGES } else { TEAMS };
+    let (blocks, (n_stages, shared_bytes)) = distribute(target.n_sms, &spans, &bytes, |n_out| {
+        let units = n_out.div_ceil(if gate { UNIT / 2 } else { UNIT });
+        let sums = 4 * units * UNIT * ROWS;
+        let n_stages = all.saturating_sub(fixed + sums) / stage_bytes / TEAMS * TEAMS;
+        let used = n_stages.min(MAX_STAGES);
+        (n_stages >= enough).then_some((used, used * stage_bytes + fixed + sums))
+    })?;
+    let mut n_blocks = 0;
+    for ((_, part), n) in parts.iter_mut().zip(blocks) {
+        part.first_block = n_blocks as u32;
+        n_blocks += n;
+    }
+    Some(Plan { parts, n_blocks, n_in: w.n_in, m, y_stride, n_stages, shared_bytes, of_32 })
+}
+
+impl Plan {
+    /// A norm has no bias and divides by the root mean square.
+    pub(super) fn run(&self, cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
+        let ((x, norm), y) = (op.float_input(), op.float_output());
+        let kernels = cuda.room::<Kernels>();
+        let (blocks, squares) = self.activations(cuda, kernels, x, norm)?;
+        let none = PartArgs {
+            w: DevicePtr::NULL,
+            row_bytes: 0,
+            layout: 0,
+            first_out: 0,
+            n_out: 0,
+            first_block: 0,
+            group_bytes: 0,
+            last_bytes: 0,
+            pitch: 0,
+        };
+        let mut parts = [none; MAX_PARTS];
+        for (to, &(rows, from)) in parts.iter_mut().zip(&self.parts) {
+            *to = PartArgs { w: op.w.row(rows), ..from };
+        }
+        let args = Args {
+            y,
+            x: blocks,
+            squares,
+            bias: op.bias_ptr(),
+            parts,
+            n_parts: self.parts.len() as u32,
+            n_blocks: self.n_blocks as u32,
+            n_in: self.n_in as u32,
+            m: self.m as u32,
+            y_stride: self.y_stride as u32,
+            n_stages: self.n_stages as u32,
+            epilogue: op.epilogue.code(),
+            activation: op.epilogue.activation_code(),
+            inv_n: 1.0 / self.n_in as f32,
+            eps: norm.map_or(0.0, |n| n.eps),
+        };
+        assert!(
+            norm.is_none() || op.epilogue.kind() != EpilogueKind::Add,
+            "a normalized product that is added"
+        );
+        let f = match self.m {
+            0..=2 => kernels.small_m_2,
+            3..=4 => kernels.small_m_4,
+            _ => kernels.small_m_8,
+        };
+        // SAFETY: the callers checked the shapes of x, y and the bias; the parts hold the rows that they say, and the rounded activations
+        // and sums of squares are those of as many rows.
+        unsafe { cuda.launch_shared(f, [self.n_blocks, 1, 1], THREADS, self.shared_bytes, &args) }
+    }
+
+    /// Activations rounded to 8 bits, and the sums of their squares where a norm comes before.
+    fn activations(
+        &self,
+        cuda: &Cuda,
+        kernels: &Kernels,
+        x: DevicePtr,
+        norm: Option<&Norm<Cuda>>,
+    ) -> Result<(DevicePtr, DevicePtr)> {
+        let x_blocks = self.n_in / X_COLUMNS;
+        let blocks = cuda.scratch.get(&cuda.driver, "rounded activations", x_blocks * X_BYTES)?;
+        let squares = match norm {
+            Some(_) => cuda.scratch.get(&cuda.driver, "sums of squares", 4 * self.m * x_blocks)?,
+            None => DevicePtr::NULL,
+        };
+        let args = ActivationArgs {
+            y: blocks,
+            squares,
+            x,
+            weight: norm.map_or(DevicePtr::NULL, |n| n.weight.ptr()),
+            n: self.n_in as u32,
+            of_32: u32::from(self.of_32),
+        };
+        // SAFETY: x has m rows of n_in floats, and the scratch memory room for as many rounded ones, and for their chunks' sums.
+        unsafe { cuda.launch(kernels.activations, [x_blocks * self.m, 1, 1], ACTIVATION_THREADS, &args)? };
+        Ok((blocks, squares))
+    }
+}

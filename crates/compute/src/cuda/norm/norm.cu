@@ -1,0 +1,32 @@
+// Normalization of rows.
+//
+// A block owns a row. Moves: the row in and out.
+#include "../common/kernel.cuh"
+#include "norm_args.cuh"
+
+// Normalizes x[n] into y, or adds it to y. Thread `i` of the block reads and writes only elements i, i + blockDim.x, …
+DEVICE void norm_row(float* y, const float* x, const float* weight, const float* bias, int n, bool layer, bool add, float eps,
+                     float* scratch) {
+  float mean = 0;
+  if (layer) {
+    float sum = 0;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
+    mean = block_sum(sum, scratch) / n;
+  }
+  float sum = 0;
+  for (int i = threadIdx.x; i < n; i += blockDim.x) sum += (x[i] - mean) * (x[i] - mean);
+  const float inv = 1.0f / sqrtf(block_sum(sum, scratch) / n + eps);
+  for (int i = threadIdx.x; i < n; i += blockDim.x) {
+    const float normed = (x[i] - mean) * inv * weight[i] + (bias ? bias[i] : 0.0f);
+    y[i] = add ? y[i] + normed : normed;
+  }
+}
+
+KERNEL(norm_rows, NormArgs, 1024) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
+  __shared__ float scratch[32];
+  const int n = a.n;
+  const size_t at = static_cast<size_t>(blockIdx.x) * n;
+  norm_row(a.y + at, a.x + at, a.weight, a.bias, n, a.layer, a.add, a.eps, scratch);
+}

@@ -1,0 +1,134 @@
+//! A device: its memory, and what it keeps there.
+
+use crate::{Batch, BatchLimits, DType, Heads, Result, Tensor};
+use bytes::Bytes;
+
+/// One weight matrix, or a stack of one per expert, as it stands in a file.
+#[derive(Clone, Debug)]
+pub struct MatrixPart {
+    /// Element type.
+    pub dtype: DType,
+    /// Experts; 1 for a plain matrix.
+    pub n_experts: usize,
+    /// Output features (rows).
+    pub n_out: usize,
+    /// Input features (columns).
+    pub n_in: usize,
+    /// Row-major `[n_experts, n_out, n_in]`; may be a range of a mapped file, with no alignment.
+    pub bytes: Bytes,
+}
+
+/// Keys and values of one layer, in blocks.
+#[derive(Debug)]
+pub struct KvLayer<B: Device> {
+    /// `[n_blocks, n_kv_heads, block_size, head_dim]`, so that one head's pass over a block is one contiguous read. In which order
+    /// the numbers of one head lie in its part of a block is the backend's own business.
+    pub k: Tensor<B>,
+    /// As `k`.
+    pub v: Tensor<B>,
+}
+
+/// Memory of a device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Not in use by anybody.
+    pub free: usize,
+    /// All.
+    pub total: usize,
+}
+
+/// A device that holds weights, activations and caches.
+///
+/// Shapes that contradict each other are a mistake of the caller and panic with both shapes, here and in all operations: everything that
+/// comes from a file was checked when it was loaded.
+pub trait Device: Sized + Send + Sync + 'static {
+    /// Memory of a tensor.
+    type Buffer: Send + Sync;
+    /// A weight matrix in the layout that the device's matmuls read.
+    type Matrix: Send + Sync;
+    /// A step's batch where the device can read it.
+    type Batch: Send;
+    /// Tokens that were chosen, on their way to the host.
+    type Choices: Send;
+
+    /// Short name, such as `cpu`.
+    fn name(&self) -> &'static str;
+
+    /// The device in words, for people: model, instruction set or compute capability, threads.
+    fn describe(&self) -> String;
+
+    /// Memory of the device now.
+    fn memory(&self) -> DeviceMemory;
+
+    /// Bytes per second that the device's memory delivers by its clock and width, where the device tells them.
+    fn memory_bandwidth(&self) -> Option<u64> {
+        None
+    }
+
+    /// Whether every sum is taken in one order, so that a result does not depend on what is computed beside it.
+    fn is_exact(&self) -> bool {
+        false
+    }
+
+    /// Memory that operations take besides their tensors, about: what does not fit should be refused before it is loaded.
+    fn scratch_bytes(&self) -> usize {
+        0
+    }
+
+    /// Whether attention with such heads can run here.
+    ///
+    /// Errors: `UnsupportedSize`.
+    fn check_heads(&self, _heads: Heads) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether operations only enqueue work for the device. Their failure may show when something is waited for.
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
+
+    /// Waits until everything enqueued so far is done and reports its failure.
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// A tensor of zeros.
+    fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor<Self>>;
+
+    /// An `F32` tensor with these values.
+    fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Tensor<Self>>;
+
+    /// Reads an `F32` tensor back; `out` has its length.
+    fn download(&self, out: &mut [f32], x: &Tensor<Self>) -> Result<()>;
+
+    /// One matrix from parts stacked along their outputs: `[sum of n_out, n_in]`. All parts have one `n_in` and `n_experts`.
+    ///
+    /// Errors: `WrongSize` or `PartialBlock` where a part's bytes are not what its type and shape say.
+    fn matrix(&self, parts: Vec<MatrixPart>) -> Result<Self::Matrix>;
+
+    /// Bytes of the matrix on the device.
+    fn matrix_bytes(&self, w: &Self::Matrix) -> usize;
+
+    /// Keys and values for `n_blocks · block_size` tokens.
+    fn kv_layer(
+        &self,
+        dtype: DType,
+        n_blocks: usize,
+        block_size: usize,
+        heads: Heads,
+    ) -> Result<KvLayer<Self>> {
+        let shape = [n_blocks, heads.n_kv_heads, block_size, heads.head_dim];
+        Ok(KvLayer { k: self.zeros(dtype, &shape)?, v: self.zeros(dtype, &shape)? })
+    }
+
+    /// Copies one block of keys and values over another.
+    fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()>;
+
+    /// Room for a batch within `limits`.
+    fn new_batch(&self, limits: BatchLimits) -> Result<Self::Batch>;
+
+    /// Hands a step's batch to the device.
+    ///
+    /// Errors: `BatchTooLarge`.
+    fn stage(&self, staged: &mut Self::Batch, batch: &Batch) -> Result<()>;
+}

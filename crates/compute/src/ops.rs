@@ -1,0 +1,270 @@
+//! The primitive operations of a transformer, with their shapes.
+//!
+//! Outputs come first, then inputs, then scalars. Operations never allocate: model code owns all buffers. Activations are `F32`. The
+//! meaning of each operation is its loop in `reference.rs`; what a layer makes of them stands in `blocks.rs`.
+
+use crate::sampling::Samplers;
+use crate::{Device, KvLayer, Result, Tensor};
+
+/// Normalization over the last dimension.
+#[derive(Debug)]
+pub struct Norm<B: Device> {
+    /// Which mean is taken out.
+    pub kind: NormKind,
+    /// Factor, `[n]`.
+    pub weight: Tensor<B>,
+    /// Summand, `[n]`.
+    pub bias: Option<Tensor<B>>,
+    /// Added to the variance or mean square.
+    pub eps: f32,
+}
+
+/// Kind of normalization.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// `x / sqrt(mean(x²) + eps)` (Zhang and Sennrich 2019).
+    Rms,
+    /// `(x - mean(x)) / sqrt(var(x) + eps)` (Ba et al. 2016).
+    Layer,
+}
+
+/// How rotary embedding pairs the elements of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// `(0, 1), (2, 3), …`
+    Interleaved,
+    /// `(0, dim/2), (1, dim/2 + 1), …`
+    Half,
+}
+
+/// Function between the two matrices of a feed-forward block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x · sigmoid(x)`
+    Silu,
+    /// Tanh approximation of GELU.
+    GeluTanh,
+    /// Exact GELU, by the error function.
+    GeluErf,
+    /// `max(x, 0)²`
+    ReluSquared,
+    /// `max(x, 0)`
+    Relu,
+}
+
+/// Sizes of an attention block's heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads; a divisor of `n_heads`.
+    pub n_kv_heads: usize,
+    /// Elements in a head.
+    pub head_dim: usize,
+}
+
+impl Heads {
+    /// Elements of a row that holds `[q, k, v]` of one token.
+    pub fn qkv_len(&self) -> usize {
+        (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+    }
+}
+
+/// How attention weighs keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionParams {
+    /// Head sizes.
+    pub heads: Heads,
+    /// Factor on query · key.
+    pub scale: f32,
+    /// `cap · tanh(score / cap)` on scaled scores.
+    pub softcap: Option<f32>,
+    /// A token sees itself and the `window - 1` tokens before it; all where `None`.
+    pub window: Option<usize>,
+}
+
+/// Rotation of queries and keys, and their per-head norms before it.
+#[derive(Clone, Copy)]
+pub struct QkvPrep<'a, B: Device> {
+    /// Head sizes.
+    pub heads: Heads,
+    /// Norms of each query and key head, over `head_dim`.
+    pub qk_norm: Option<(&'a Norm<B>, &'a Norm<B>)>,
+    /// `[n_tokens, rope_dim]`, of [`Ops::rope_angles`]; no rotation where `None`.
+    pub angles: Option<(&'a Tensor<B>, RopeStyle)>,
+}
+
+/// How tokens choose experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MoeParams {
+    /// Experts per token.
+    pub n_used: usize,
+    /// Divide the chosen experts' probabilities by their sum.
+    pub norm_topk: bool,
+    /// Between gate and up.
+    pub activation: Activation,
+}
+
+/// The weights of a mixture of experts, and how tokens choose among them.
+pub struct Experts<'a, B: Device> {
+    /// `[n_experts, 2 · intermediate_size, hidden_size]`, gate first.
+    pub gate_up: &'a B::Matrix,
+    /// `[n_experts, hidden_size, intermediate_size]`
+    pub down: &'a B::Matrix,
+    /// How tokens choose.
+    pub params: MoeParams,
+}
+
+/// Buffers of [`Ops::moe`], each with room for `n_tokens · n_used` rows.
+#[derive(Debug)]
+pub struct MoeScratch<B: Device> {
+    /// Inputs in the order of their experts, `[rows, hidden_size]`.
+    pub x: Tensor<B>,
+    /// `[rows, 2 · intermediate_size]`.
+    pub gate_up: Tensor<B>,
+    /// `[rows, intermediate_size]`.
+    pub hidden: Tensor<B>,
+    /// `[rows, hidden_size]`.
+    pub y: Tensor<B>,
+}
+
+/// What was chosen from a row of logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chosen {
+    /// A token: of [`Ops::choose_likeliest`] the one with the largest logit, the lowest of equal ones.
+    Token(u32),
+    /// A logit that is not a number, the first, or else one that is infinite.
+    NotFinite {
+        /// Of which token.
+        token: u32,
+        /// Not a number, as opposed to infinite.
+        nan: bool,
+    },
+    /// All logits are minus infinity, which means never, or no token is allowed.
+    Nothing,
+}
+
+impl Chosen {
+    /// The token; 0 where none could be chosen.
+    pub fn token_or_zero(self) -> u32 {
+        match self {
+            Self::Token(token) => token,
+            _ => 0,
+        }
+    }
+}
+
+/// The operations that a device implements.
+///
+/// Errors: [`Error::Unsupported`](crate::Error::Unsupported) for an element type the device lacks,
+/// [`Error::Device`](crate::Error::Device) when it fails.
+pub trait Ops: Device {
+    /// `y[n_tokens, hidden_size] = scale · table[token]`.
+    fn embed(
+        &self,
+        y: &mut Tensor<Self>,
+        table: &Self::Matrix,
+        batch: &Self::Batch,
+        scale: f32,
+    ) -> Result<()>;
+
+    /// `x[n_tokens, hidden_size] += table[position]`, with `table` `[n_positions, hidden_size]`.
+    fn add_positions(&self, x: &mut Tensor<Self>, table: &Tensor<Self>, batch: &Self::Batch) -> Result<()>;
+
+    /// `y[n_tokens, 2 · n] = [cos(p · f) · scale; sin(p · f) · scale]`, with `f` `[n]` the frequencies and `p` each token's position.
+    ///
+    /// Source: RoFormer (Su et al. 2021), eq. 15.
+    fn rope_angles(
+        &self,
+        y: &mut Tensor<Self>,
+        f: &Tensor<Self>,
+        batch: &Self::Batch,
+        scale: f32,
+    ) -> Result<()>;
+
+    /// `y = norm(x)`, rows of the same length.
+    fn norm(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, norm: &Norm<Self>) -> Result<()>;
+
+    /// `x = norm(x)`.
+    fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()>;
+
+    /// `y += x`.
+    fn add(&self, y: &mut Tensor<Self>, x: &Tensor<Self>) -> Result<()>;
+
+    /// `y[n_tokens, n_out] = x[n_tokens, n_in] · wᵀ + bias[n_out]`.
+    fn matmul(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        w: &Self::Matrix,
+        bias: Option<&Tensor<Self>>,
+    ) -> Result<()>;
+
+    /// Prepares `qkv` `[n_tokens, qkv_len]` for attention: norms and rotates the query and key heads in place, and writes keys and
+    /// values to their positions in the cache. Only the first `rope_dim` elements of a head turn.
+    fn store_kv(
+        &self,
+        qkv: &mut Tensor<Self>,
+        kv: &mut KvLayer<Self>,
+        batch: &Self::Batch,
+        prep: QkvPrep<'_, Self>,
+    ) -> Result<()>;
+
+    /// Causal attention of each token's queries over its sequence's cache: `y[n_tokens, n_heads · head_dim]`.
+    fn attention(
+        &self,
+        y: &mut Tensor<Self>,
+        qkv: &Tensor<Self>,
+        kv: &KvLayer<Self>,
+        batch: &Self::Batch,
+        params: &AttentionParams,
+    ) -> Result<()>;
+
+    /// `y[n, len] = activation(x[n, ..len]) · x[n, len..]`, gate first.
+    fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, activation: Activation) -> Result<()>;
+
+    /// `x = activation(x)`.
+    fn activate(&self, x: &mut Tensor<Self>, activation: Activation) -> Result<()>;
+
+    /// Mixture of experts: each token goes to the `n_used` experts with the highest softmax of `router` `[n_tokens, n_experts]` (ties
+    /// to the lowest expert) and gets the sum of their gated feed-forward blocks, weighted by those probabilities.
+    fn moe(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        router: &Tensor<Self>,
+        experts: &Experts<'_, Self>,
+        scratch: &mut MoeScratch<Self>,
+    ) -> Result<()>;
+
+    /// `x = cap · tanh(x / cap)`.
+    fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()>;
+
+    /// `x[n, len] *= factors[len]`.
+    fn scale_columns(&self, x: &mut Tensor<Self>, factors: &Tensor<Self>) -> Result<()>;
+
+    /// `x *= factor`.
+    fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()>;
+
+    /// The rows of `x` that yield logits: `y[n_logits, n]`.
+    fn select_rows(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, batch: &Self::Batch) -> Result<()>;
+
+    /// Chooses a token from each row of `logits` `[n_logits, vocab_size]`. Deferred tokens of the batch that is staged next are of
+    /// these.
+    fn choose_likeliest(&self, batch: &mut Self::Batch, logits: &Tensor<Self>) -> Result<()>;
+
+    /// Hands the device what [`Ops::sample`] shall do with each row of logits of the step that is staged.
+    ///
+    /// Errors: `OutOfMemory` if what the rows know, such as the tokens that penalties look at, has become larger than what is free.
+    fn stage_samplers(&self, batch: &mut Self::Batch, samplers: &Samplers) -> Result<()>;
+
+    /// Chooses a token from each row of `logits` `[n_logits, vocab_size]` as [`crate::sampling`] defines it, in the ways staged last.
+    /// Deferred tokens of the batch that is staged next are of these. The contents of `logits` are unspecified afterwards.
+    fn sample(&self, batch: &mut Self::Batch, logits: &mut Tensor<Self>) -> Result<()>;
+
+    /// Sends the host what was chosen for the batch that is staged, once.
+    fn fetch_choices(&self, batch: &mut Self::Batch) -> Result<Self::Choices>;
+
+    /// Waits for choices, and appends one for each row.
+    fn wait_for_choices(&self, choices: Self::Choices, out: &mut Vec<Chosen>) -> Result<()>;
+}

@@ -1,0 +1,327 @@
+//! The blocks of a layer, with norms, sums and gates around their matmuls.
+
+use crate::matrices::part;
+use crate::{Case, Paths, Random, Sums, check, poisoned, read, rows_of, tolerance, vector};
+use realizar_compute::{
+    Activation, Backend, BlockInput, BlockOutput, DType, FfnBlock, FfnUp, HeadBlock, Join, Linear, Norm,
+    NormKind, Stream, Tensor,
+};
+
+/// A norm of these rows, with random weights.
+fn norm_of<B: Backend>(b: &B, kind: NormKind, n: usize, seed: u64) -> Norm<B> {
+    let bias = (kind == NormKind::Layer).then(|| vector(b, &Random(seed + 1).normals(n)));
+    Norm { kind, weight: vector(b, &Random(seed).normals(n)), bias, eps: 1e-5 }
+}
+
+/// The residual stream with room for `n` columns.
+struct Rows<B: Backend> {
+    residual: Tensor<B>,
+    normed: Tensor<B>,
+    output: Tensor<B>,
+}
+
+impl<B: Backend> Rows<B> {
+    fn new(b: &B, rows: usize, n: usize, seed: u64) -> Self {
+        let residual = rows_of(b, &Random(seed).normals(rows * n), n);
+        Self { residual, normed: poisoned(b, rows, n), output: poisoned(b, rows, n) }
+    }
+
+    fn stream(&mut self) -> Stream<'_, B> {
+        Stream { residual: &mut self.residual, normed: &mut self.normed, output: &mut self.output }
+    }
+}
+
+/// The way back to the residual through this matrix.
+fn plain_output<B: Backend>(proj: &Linear<B>) -> BlockOutput<'_, B> {
+    BlockOutput { sub_norm: None, proj, post_norm: None, join: Join::Alone }
+}
+
+/// Matmuls with what stands before or after them in blocks.
+#[derive(Debug)]
+struct Fused {
+    parts: Vec<(DType, usize)>,
+    n_in: usize,
+    rows: usize,
+    norm: NormKind,
+    bias: bool,
+}
+
+impl Fused {
+    /// A matrix of random floats.
+    fn floats<B: Backend>(b: &B, n_out: usize, n_in: usize) -> Linear<B> {
+        Linear::bare(b.matrix(vec![part(DType::F32, 1, n_out, n_in, 11)]).unwrap())
+    }
+
+    /// `linear(norm(x))`
+    fn after_norm<B: Backend>(&self, b: &B, linear: &Linear<B>, n_out: usize) -> Tensor<B> {
+        let (n_in, rows) = (self.n_in, self.rows);
+        let x = rows_of(b, &Random(6).normals(rows * n_in), n_in);
+        let (mut y, mut normed) = (poisoned(b, rows, n_out), poisoned(b, rows, n_in));
+        let norm = &norm_of(b, self.norm, n_in, 7);
+        let block = HeadBlock { x: &x, norm, linear, softcap: None, normed: &mut normed, gather: None };
+        b.head(&mut y, block).unwrap();
+        y
+    }
+
+    /// `residual + linear(activation(...))`
+    fn added<B: Backend>(&self, b: &B, linear: &Linear<B>, n_out: usize) -> Tensor<B> {
+        let up = &Self::floats(b, self.n_in, n_out);
+        let mut rows = Rows::new(b, self.rows, n_out, 9);
+        let block = FfnBlock {
+            input: BlockInput::Residual,
+            up: FfnUp::Plain { up },
+            activation: Activation::Relu,
+            out: plain_output(linear),
+            hidden: &mut poisoned(b, self.rows, self.n_in),
+        };
+        b.feed_forward(rows.stream(), block).unwrap();
+        rows.residual
+    }
+
+    /// `residual + down(activation(gate(norm(residual))) · up(norm(residual)))` with the halves of `linear` for gate and up.
+    fn gated<B: Backend>(&self, b: &B, gate_up: &Linear<B>, n_out: usize) -> Tensor<B> {
+        let down = &Self::floats(b, self.n_in, n_out / 2);
+        let mut rows = Rows::new(b, self.rows, self.n_in, 6);
+        let block = FfnBlock {
+            input: BlockInput::Norm(&norm_of(b, self.norm, self.n_in, 7)),
+            up: FfnUp::Gated { gate_up, rows: &mut poisoned(b, self.rows, n_out) },
+            activation: Activation::Silu,
+            out: plain_output(down),
+            hidden: &mut poisoned(b, self.rows, n_out / 2),
+        };
+        b.feed_forward(rows.stream(), block).unwrap();
+        rows.residual
+    }
+}
+
+impl Case for Fused {
+    const PATHS: Paths = Paths::Weights;
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let parts =
+            self.parts.iter().zip(1..).map(|(&(dtype, n_out), seed)| part(dtype, 1, n_out, self.n_in, seed));
+        let n_out: usize = self.parts.iter().map(|p| p.1).sum();
+        let mut w = Linear::bare(b.matrix(parts.collect()).unwrap());
+        let mut gated = self.gated(b, &w, n_out);
+        w.bias = self.bias.then(|| vector(b, &Random(5).normals(n_out)));
+        let (mut y, mut sum) = (self.after_norm(b, &w, n_out), self.added(b, &w, n_out));
+        vec![("y", read(b, &mut y)), ("sum", read(b, &mut sum)), ("gated", read(b, &mut gated))]
+    }
+
+    fn tolerance(&self, sums: Sums) -> f64 {
+        // The gated outputs multiply two results.
+        4.0 * self.parts.iter().map(|p| tolerance(p.0, sums)).fold(0.0, f64::max)
+    }
+}
+
+/// A gated feed-forward block.
+#[derive(Debug, Clone, Copy)]
+struct Gated {
+    gate: DType,
+    up: DType,
+    down: DType,
+    hidden_size: usize,
+    intermediate_size: usize,
+    rows: usize,
+    activation: Activation,
+    around: Around,
+}
+
+/// What stands around a block's matmuls.
+#[derive(Debug, Clone, Copy, Default)]
+struct Around {
+    input: Reads,
+    /// Norms of the last matmul's input and output.
+    sub_norm: bool,
+    post_norm: bool,
+    /// Factors after the last matmul, in place of a bias.
+    scale: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+enum Reads {
+    #[default]
+    Norm,
+    Residual,
+    Shared,
+}
+
+impl Case for Gated {
+    const PATHS: Paths = Paths::Weights;
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let Self { hidden_size: n, intermediate_size: inner, rows, around, .. } = *self;
+        let parts = vec![part(self.gate, 1, inner, n, 1), part(self.up, 1, inner, n, 2)];
+        let gate_up = &Linear::bare(b.matrix(parts).unwrap());
+        let mut down = Linear::bare(b.matrix(vec![part(self.down, 1, n, inner, 3)]).unwrap());
+        match around.scale {
+            true => down.scale = Some(vector(b, &Random(5).normals(n))),
+            false => down.bias = Some(vector(b, &Random(5).normals(n))),
+        }
+        let norms = [
+            norm_of(b, NormKind::Rms, n, 7),
+            norm_of(b, NormKind::Rms, inner, 12),
+            norm_of(b, NormKind::Rms, n, 14),
+        ];
+        let [norm, sub_norm, post_norm] = &norms;
+        let mut stream = Rows::new(b, rows, n, 6);
+        if let Reads::Shared = around.input {
+            stream.normed = rows_of(b, &Random(16).normals(rows * n), n);
+        }
+        let block = FfnBlock {
+            input: match around.input {
+                Reads::Norm => BlockInput::Norm(norm),
+                Reads::Residual => BlockInput::Residual,
+                Reads::Shared => BlockInput::Shared,
+            },
+            up: FfnUp::Gated { gate_up, rows: &mut poisoned(b, rows, 2 * inner) },
+            activation: self.activation,
+            out: BlockOutput {
+                sub_norm: around.sub_norm.then_some(sub_norm),
+                proj: &down,
+                post_norm: around.post_norm.then_some(post_norm),
+                join: Join::Alone,
+            },
+            hidden: &mut poisoned(b, rows, inner),
+        };
+        b.feed_forward(stream.stream(), block).unwrap();
+        vec![("y", read(b, &mut stream.residual))]
+    }
+
+    fn tolerance(&self, sums: Sums) -> f64 {
+        // The gated outputs multiply two results.
+        4.0 * [self.gate, self.up, self.down].map(|t| tolerance(t, sums)).into_iter().fold(0.0, f64::max)
+    }
+}
+
+#[test]
+fn blocks_with_norms_before_between_and_after() {
+    for dtype in [DType::F32, DType::Q4_K, DType::BF16] {
+        for rows in [1, 3, 20, 300] {
+            let case = Gated {
+                gate: dtype,
+                up: dtype,
+                down: dtype,
+                hidden_size: 256,
+                intermediate_size: 512,
+                rows,
+                activation: Activation::Silu,
+                around: Around::default(),
+            };
+            for input in [Reads::Norm, Reads::Residual, Reads::Shared] {
+                let around = Around { input, ..Around::default() };
+                check(&[Gated { around, ..case }]);
+            }
+            let around = Around { sub_norm: true, scale: true, ..Around::default() };
+            check(&[Gated { around, ..case }]);
+            check(&[Gated { around: Around { post_norm: true, ..Around::default() }, ..case }]);
+            check(&[Gated { around: Around { scale: true, ..Around::default() }, ..case }]);
+        }
+    }
+}
+
+#[test]
+fn gated_blocks() {
+    use DType::*;
+    let activation = Activation::Silu;
+    for (gate, up, down) in
+        [(BF16, BF16, BF16), (Q4_K, Q4_K, Q6_K), (Q4_K, Q6_K, F16), (F16, F16, Q8_0), (F32, F32, F32)]
+    {
+        let of = |rows, hidden_size, intermediate_size, activation| {
+            let around = Around::default();
+            check(&[Gated { gate, up, down, hidden_size, intermediate_size, rows, activation, around }]);
+        };
+        of(3, 256, 256, activation);
+        for (rows, inner) in [(20, 512), (100, 768), (256, 512)] {
+            of(rows, 256, inner, activation);
+        }
+        of(270, 256, 512, Activation::GeluTanh);
+        of(270, 256, 256, Activation::GeluErf);
+    }
+    let of = |dtype, rows| {
+        let (hidden_size, intermediate_size) = (512, 768);
+        check(&[Gated {
+            gate: dtype,
+            up: dtype,
+            down: dtype,
+            hidden_size,
+            intermediate_size,
+            rows,
+            activation,
+            around: Around::default(),
+        }]);
+    };
+    of(BF16, 387);
+    of(Q4_K, 387);
+    // Several blocks share a tile of outputs on a GPU of 132 SMs.
+    let (hidden_size, intermediate_size, around) = (768, 1024, Around::default());
+    for rows in [70, 140] {
+        let (gate, up, down) = (Q4_K, Q4_K, Q6_K);
+        check(&[Gated { gate, up, down, hidden_size, intermediate_size, rows, activation, around }]);
+    }
+    // Pieces of 64 columns that are not multiples of 128 or 256.
+    let case = Gated {
+        gate: BF16,
+        up: BF16,
+        down: BF16,
+        hidden_size: 320,
+        intermediate_size: 320,
+        rows: 261,
+        activation: Activation::Silu,
+        around: Around::default(),
+    };
+    check(&[Gated { gate: Q8_0, down: Q8_0, ..case }]);
+    check(&[Gated { gate: Q8_0, up: Q8_0, down: BF16, ..case }, case]);
+}
+
+/// Queries, keys and values of rows that lie as products read them, where boxes of a product meet.
+#[test]
+fn products_of_several_matrices_of_16_bits() {
+    use DType::*;
+    for parts in [
+        vec![(BF16, 256), (BF16, 128), (BF16, 128)],
+        vec![(BF16, 384), (BF16, 40), (BF16, 40)],
+        vec![(F16, 512), (F16, 30)],
+    ] {
+        check(&[Fused { parts, n_in: 320, rows: 290, norm: NormKind::Rms, bias: true }]);
+    }
+}
+
+#[test]
+fn products_with_what_stands_around_them() {
+    use DType::*;
+    for dtype in [F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q3_K] {
+        for (parts, n_in, rows) in [(vec![16, 16], 256, 1), (vec![30, 30], 768, 3), (vec![44], 1792, 9)] {
+            let parts = parts.into_iter().map(|n| (dtype, n)).collect();
+            let norm = if rows == 9 { NormKind::Layer } else { NormKind::Rms };
+            check(&[Fused { parts, n_in, rows, norm, bias: rows == 3 }]);
+        }
+    }
+    // Blocks of outputs that end within the gate; a gate and its up of different types.
+    for parts in
+        [vec![(Q4_K, 150), (Q4_K, 150)], vec![(Q4_K, 300)], vec![(Q6_K, 70), (F16, 70)], vec![(BF16, 90)]]
+    {
+        for rows in [70, 270] {
+            check(&[Fused { parts: parts.clone(), n_in: 256, rows, norm: NormKind::Rms, bias: true }]);
+        }
+    }
+    for (rows, n_in) in [(2, 2304), (8, 256), (7, 4352)] {
+        for parts in [
+            vec![(Q4_K, 90), (Q4_K, 90)],
+            vec![(Q6_K, 30)],
+            vec![(Q4_K, 40), (Q6_K, 40)],
+            vec![(Q8_0, 7), (Q8_0, 7)],
+        ] {
+            check(&[Fused { parts, n_in, rows, norm: NormKind::Rms, bias: true }]);
+        }
+    }
+    check(&[Fused {
+        parts: vec![(F16, 64), (BF16, 64)],
+        n_in: 96,
+        rows: 20,
+        norm: NormKind::Rms,
+        bias: true,
+    }]);
+    let parts = vec![(Q4_K, 64), (Q4_K, 16), (Q6_K, 16)];
+    check(&[Fused { parts, n_in: 512, rows: 2, norm: NormKind::Rms, bias: true }]);
+}
