@@ -16,6 +16,7 @@ pub mod cuda;
 mod device;
 mod dtype;
 mod error;
+mod math;
 mod ops;
 mod profile;
 pub mod quant;
@@ -23,6 +24,7 @@ mod ranks;
 mod reference;
 pub mod sampling;
 mod tensor;
+mod weights;
 
 pub use backend::Backend;
 pub use batch::{Batch, BatchLimits, BatchSeq, HostBatch};

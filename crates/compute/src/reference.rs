@@ -2,30 +2,13 @@
 //!
 //! Slow on purpose. Sums that matter are taken in f64, so that a fast backend's error can be told from this one's.
 
+use crate::math::{argmax, erf, rotate, route};
 use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, Batch, BatchLimits, Blocks, Capture, Chosen, Collectives, DType, Device,
     DeviceMemory, Error, Experts, HostBatch, KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, NormKind, Ops,
-    Profile, QkvPrep, Result, RopeStyle, Tensor,
+    Profile, QkvPrep, Result, Tensor,
 };
-
-/// The token with the largest of these logits.
-pub(crate) fn likeliest(logits: &[f32]) -> Chosen {
-    if let Some(i) = logits.iter().position(|l| l.is_nan()) {
-        return Chosen::NotFinite { token: i as u32, nan: true };
-    }
-    let mut best = 0;
-    for (i, &l) in logits.iter().enumerate() {
-        if l > logits[best] {
-            best = i;
-        }
-    }
-    match logits.get(best) {
-        None | Some(&f32::NEG_INFINITY) => Chosen::Nothing,
-        Some(&f32::INFINITY) => Chosen::NotFinite { token: best as u32, nan: false },
-        Some(_) => Chosen::Token(best as u32),
-    }
-}
 
 /// The specification as a backend: unoptimized, single-threaded, host memory.
 ///
@@ -48,29 +31,13 @@ impl DenseMatrix {
     }
 }
 
-/// Checks that a part's bytes are what its type and shape say.
-pub(crate) fn check_part(p: &MatrixPart) -> Result<()> {
-    let what = || "a weight matrix".to_string();
-    let block_len = p.dtype.block_len();
-    if !p.n_in.is_multiple_of(block_len) {
-        return Err(Error::PartialBlock { what: what(), dtype: p.dtype, len: p.n_in, block_len });
-    }
-    let n = p.n_experts.checked_mul(p.n_out).and_then(|n| n.checked_mul(p.n_in));
-    let expected = n.and_then(|n| p.dtype.bytes_for(n)).unwrap_or(usize::MAX);
-    if expected != p.bytes.len() {
-        let shape = vec![p.n_experts, p.n_out, p.n_in];
-        return Err(Error::WrongSize { what: what(), dtype: p.dtype, shape, expected, found: p.bytes.len() });
-    }
-    Ok(())
-}
-
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>() as f32
 }
 
 /// One value through an activation function.
-pub(crate) fn activation(f: Activation, x: f32) -> f32 {
+fn activation(f: Activation, x: f32) -> f32 {
     match f {
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::GeluTanh => {
@@ -83,42 +50,8 @@ pub(crate) fn activation(f: Activation, x: f32) -> f32 {
     }
 }
 
-/// Error function by its Maclaurin series near 0 and a continued fraction of its complement further out; error below 1e-7.
-pub(crate) fn erf(x: f32) -> f32 {
-    let a = f64::from(x).abs();
-    let y = if a < 2.5 {
-        // erf(a) = 2/sqrt(pi) · sum (-1)^n a^(2n+1) / (n! (2n+1))
-        let (mut term, mut sum) = (a, a);
-        for n in 1..60 {
-            term *= -a * a / f64::from(n);
-            sum += term / f64::from(2 * n + 1);
-        }
-        sum * 2.0 / std::f64::consts::PI.sqrt()
-    } else {
-        // erfc(a) = exp(-a²)/sqrt(pi) · 1/(a + (1/2)/(a + 1/(a + (3/2)/(a + …))))
-        let tail = (1..40).rev().fold(a, |t, n| a + f64::from(n) * 0.5 / t);
-        1.0 - (-a * a).exp() / (std::f64::consts::PI.sqrt() * tail)
-    };
-    (y.copysign(f64::from(x))) as f32
-}
-
-/// Turns the first `2 · n` elements of `head`, where `angles` is `[n]` cosines and then `[n]` sines.
-pub(crate) fn rotate(head: &mut [f32], angles: &[f32], style: RopeStyle) {
-    let n = angles.len() / 2;
-    let (cos, sin) = angles.split_at(n);
-    for i in 0..n {
-        let (a, b) = match style {
-            RopeStyle::Interleaved => (2 * i, 2 * i + 1),
-            RopeStyle::Half => (i, i + n),
-        };
-        let (x, y) = (head[a], head[b]);
-        head[a] = x * cos[i] - y * sin[i];
-        head[b] = x * sin[i] + y * cos[i];
-    }
-}
-
 /// Normalizes one row in place.
-pub(crate) fn norm_row(row: &mut [f32], kind: NormKind, weight: &[f32], bias: Option<&[f32]>, eps: f32) {
+fn norm_row(row: &mut [f32], kind: NormKind, weight: &[f32], bias: Option<&[f32]>, eps: f32) {
     assert_eq!(row.len(), weight.len());
     let n = row.len() as f64;
     let mean = match kind {
@@ -130,21 +63,6 @@ pub(crate) fn norm_row(row: &mut [f32], kind: NormKind, weight: &[f32], bias: Op
     for (i, x) in row.iter_mut().enumerate() {
         let normed = ((f64::from(*x) - mean) * inv) as f32;
         *x = normed * weight[i] + bias.map_or(0.0, |b| b[i]);
-    }
-}
-
-/// The `n_used` experts with the highest probability, highest first, with their weights.
-pub(crate) fn route(logits: &[f32], params: &MoeParams, chosen: &mut Vec<(usize, f32)>) {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f32 = logits.iter().map(|&l| (l - max).exp()).sum();
-    chosen.clear();
-    chosen.extend(logits.iter().enumerate().map(|(e, &l)| (e, (l - max).exp() / sum)));
-    // A stable sort leaves ties in the order of the experts.
-    chosen.sort_by(|a, b| b.1.total_cmp(&a.1));
-    chosen.truncate(params.n_used);
-    if params.norm_topk {
-        let sum: f32 = chosen.iter().map(|c| c.1).sum();
-        chosen.iter_mut().for_each(|c| c.1 /= sum);
     }
 }
 
@@ -185,7 +103,7 @@ impl Device for Reference {
         let n_out = parts.iter().map(|p| p.n_out).sum();
         for p in &parts {
             assert_eq!((p.n_experts, p.n_in), (n_experts, n_in), "parts of one matrix");
-            check_part(p)?;
+            p.check()?;
         }
         let mut values = vec![0.0; n_experts * n_out * n_in];
         let mut done = 0;
@@ -459,7 +377,7 @@ impl Ops for Reference {
 
     fn choose_likeliest(&self, batch: &mut HostBatch, logits: &Tensor<Self>) -> Result<()> {
         assert_eq!(logits.rows(), batch.logit_tokens().len());
-        batch.set_chosen(logits.buffer()[..logits.len()].chunks_exact(logits.row_len()).map(likeliest));
+        batch.set_chosen(logits.buffer()[..logits.len()].chunks_exact(logits.row_len()).map(argmax));
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use super::isa::Isa;
 use super::simd::{Kernel, Simd, dispatch};
 use super::threads::Pool;
 use super::{Cpu, parallel};
-use crate::reference::erf;
+use crate::math::erf;
 use crate::{Activation, Tensor};
 
 pub(super) fn gated(pool: &Pool, isa: Isa, y: &mut Tensor<Cpu>, x: &Tensor<Cpu>, f: Activation) {

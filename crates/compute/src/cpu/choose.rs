@@ -4,13 +4,13 @@ use super::isa::Isa;
 use super::simd::{Kernel, LANES, Simd, dispatch};
 use super::threads::Pool;
 use crate::Chosen;
-use crate::reference;
+use crate::math;
 use std::sync::Mutex;
 
 /// Logits that one thread looks through at a time.
 const PIECE: usize = 16 * 1024;
 
-/// The choice that [`reference::likeliest`] makes, for each row of `n` logits.
+/// The choice that [`math::argmax`] makes, for each row of `n` logits.
 pub(super) fn likeliest(pool: &Pool, isa: Isa, logits: &[f32], n: usize) -> Vec<Chosen> {
     if n == 0 {
         return Vec::new();
@@ -33,7 +33,7 @@ pub(super) fn likeliest(pool: &Pool, isa: Isa, logits: &[f32], n: usize) -> Vec<
     let found = found.into_inner().unwrap_or_else(|e| e.into_inner());
     let choose = |(row, pieces): (&[f32], &[Piece])| {
         if pieces.iter().any(|p| p.nan) {
-            return reference::likeliest(row);
+            return math::argmax(row);
         }
         // Of equals the first.
         let best = pieces.iter().fold(pieces[0], |best, &p| if p.max > best.max { p } else { best });
@@ -99,7 +99,7 @@ mod tests {
             rows[6][n - 1] = f32::NAN;
             rows[7].fill(-0.0);
             let logits = rows.concat();
-            let expected: Vec<Chosen> = rows.iter().map(|row| reference::likeliest(row)).collect();
+            let expected: Vec<Chosen> = rows.iter().map(|row| math::argmax(row)).collect();
             for &isa in Isa::available() {
                 assert_eq!(likeliest(&pool, isa, &logits, n), expected, "{isa} {n}");
             }

@@ -1,7 +1,7 @@
 //! Mixture of experts: tokens are sorted by expert, each expert computes its tokens in one product.
 
 use super::{Cpu, activation};
-use crate::reference::route;
+use crate::math::route;
 use crate::{Experts, MoeScratch, Result, Tensor};
 
 /// One token's use of one expert.

@@ -6,8 +6,8 @@ use super::parallel::Shared;
 use super::simd::{LANES, LINE};
 use super::threads::Pool;
 use super::{Cpu, norm, parallel};
+use crate::math::rotate;
 use crate::quant::Quantize;
-use crate::reference::rotate;
 use crate::{DType, Error, HostBatch, KvLayer, QkvPrep, Result, Tensor};
 use half::slice::HalfFloatSliceExt;
 

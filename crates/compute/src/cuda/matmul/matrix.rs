@@ -5,7 +5,6 @@ use super::repack;
 use super::shape::{Layout, MatrixShape, PartRows, PartShape, is_packed};
 use crate::cuda::driver::{Buffer, Cuda, DevicePtr, Driver};
 use crate::quant::{iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs, iq4_nl};
-use crate::reference::check_part;
 use crate::{DType, MatrixPart, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -31,7 +30,7 @@ impl Matrix {
         let (n_experts, n_in) = (parts[0].n_experts, parts[0].n_in);
         for p in &parts {
             assert_eq!((p.n_experts, p.n_in), (n_experts, n_in), "parts of one matrix");
-            check_part(p)?;
+            p.check()?;
         }
         let mut n_out = 0;
         let mut stacked = Vec::with_capacity(parts.len());
