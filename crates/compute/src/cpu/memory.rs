@@ -31,9 +31,9 @@ pub(super) struct Memory {
     _slab: Arc<Slab>,
 }
 
-// SAFETY: the buffer is the only one that has these bytes of its slab; shared references only read.
+// SAFETY: the buffer is the only one that has these bytes of its slab, so they go with it to another thread.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: shared references only read the bytes.
 unsafe impl Sync for Memory {}
 
 /// One allocation, from which buffers are cut; freed with the last of them.
@@ -46,9 +46,9 @@ struct Slab {
     size: usize,
 }
 
-// SAFETY: a slab gives its memory out and never touches it.
+// SAFETY: a slab never touches the memory that it gives out, and any thread may free it.
 unsafe impl Send for Slab {}
-// SAFETY: as above.
+// SAFETY: a slab's fields do not change.
 unsafe impl Sync for Slab {}
 
 /// The slab that is being filled, and how many of its bytes are given out.
@@ -88,12 +88,12 @@ impl Memory {
     }
 
     pub(super) fn as_slice(&self) -> &[u8] {
-        // SAFETY: the buffer owns `len` initialized bytes.
+        // SAFETY: the buffer owns `len` bytes of its slab, which were zeroed when it was allocated.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
     pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `self` is borrowed mutably.
+        // SAFETY: the buffer owns `len` initialized bytes, and `self` is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }

@@ -1,29 +1,37 @@
 //! Loops over the rows of an output, on all threads.
 
 use super::threads::Pool;
+use std::marker::PhantomData;
 
-/// A pointer that several threads may hold; whoever makes one sees to it that they write to different places.
+/// A slice that several threads write to, each to elements of its own.
 #[derive(Clone, Copy)]
-pub(super) struct Shared<T>(*mut T);
+pub(super) struct Shared<'a, T> {
+    start: *mut T,
+    len: usize,
+    slice: PhantomData<&'a mut [T]>,
+}
 
-// SAFETY: the type only carries the address; every use is an unsafe block with its own reason.
-unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Sync for Shared<T> {}
+// SAFETY: the only way to the elements is `slice`, whose contract keeps threads apart; elements may be sent.
+unsafe impl<T: Send> Send for Shared<'_, T> {}
+// SAFETY: what makes it `Send` holds for shared references too, which is all that `slice` takes.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
 
-impl<T> Shared<T> {
-    pub(super) fn new(slice: &mut [T]) -> Self {
-        Self(slice.as_mut_ptr())
+impl<'a, T> Shared<'a, T> {
+    pub(super) fn new(slice: &'a mut [T]) -> Self {
+        Self { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
 
-    /// The elements from `start` on.
+    /// `len` elements from `start` on.
+    ///
+    /// Panics if the slice has fewer.
     ///
     /// # Safety
-    /// `start + len` lies inside the slice, which is still borrowed, and nobody else uses these elements meanwhile.
+    /// *Elements*: nobody else uses these elements while the result is borrowed.
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
-        // SAFETY: the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
+        assert!(start <= self.len && len <= self.len - start, "{len} elements from {start} of {}", self.len);
+        // SAFETY: inside the slice (the assertion), which is borrowed for 'a, and these elements are ours alone (the contract).
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
 }
 

@@ -32,88 +32,150 @@ pub(super) fn store_kv(
     prep: QkvPrep<'_, Cpu>,
 ) -> Result<()> {
     let h = prep.heads;
-    let (n_turning, n_kv, dim) = (h.n_heads + h.n_kv_heads, h.n_kv_heads, h.head_dim);
+    let (n_rotated, dim) = (h.n_heads + h.n_kv_heads, h.head_dim);
     let qkv_len = h.qkv_len();
     assert_eq!((qkv.row_len(), qkv.rows()), (qkv_len, batch.tokens().len()));
-    let block_size = kv.k.shape()[2];
-    let dtype = kv.k.dtype();
-    let encode = encoder(dtype)?;
-    let head_bytes = dtype.bytes_for(dim).expect("a cache was made of whole blocks");
-    let key_layout = KeyLayout::of(kv);
-    let k_cache = Shared::new(kv.k.buffer_mut().bytes_mut());
-    let v_cache = Shared::new(kv.v.buffer_mut().bytes_mut());
+    let cache = Cache::of(kv, h.n_kv_heads)?;
     parallel::rows(pool, qkv.floats_mut(), qkv_len, |t, row| {
-        let (turning, values) = row.split_at_mut(n_turning * dim);
-        if let Some((q_norm, k_norm)) = prep.qk_norm {
-            for (i, head) in turning.chunks_exact_mut(dim).enumerate() {
-                let n = if i < h.n_heads { q_norm } else { k_norm };
-                norm::norm_row(
-                    isa,
-                    head,
-                    n.kind,
-                    n.weight.floats(),
-                    n.bias.as_ref().map(|b| b.floats()),
-                    n.eps,
-                );
-            }
-        }
-        if let Some((angles, style)) = prep.angles {
-            let angles = &angles.floats()[t * angles.row_len()..][..angles.row_len()];
-            turning.chunks_exact_mut(dim).for_each(|head| rotate(head, angles, style));
-        }
+        let (rotated, values) = row.split_at_mut(n_rotated * dim);
+        prepare_heads(isa, rotated, dim, t, &prep);
         let seq = &batch.seqs()[batch.seq_of_token()[t] as usize];
-        let pos = batch.positions()[t] as usize;
-        let block = batch.block_table(seq)[pos / block_size] as usize;
-        for i in 0..n_kv {
-            let (key, value) = (&turning[(h.n_heads + i) * dim..][..dim], &values[i * dim..][..dim]);
-            let head = (block * n_kv + i) * block_size * head_bytes;
-            let at = head + pos % block_size * head_bytes;
-            // SAFETY: every token of a step has its own position in its own sequence, and the scheduler gives a block that is
-            // written to only one sequence, so no two rows write to the same place. This holds for all slices below.
-            match key_layout {
-                KeyLayout::ByPosition => {
-                    // SAFETY: as above.
-                    let (k, v) = unsafe { (k_cache.slice(at, head_bytes), v_cache.slice(at, head_bytes)) };
-                    encode(key, k);
-                    encode(value, v);
-                }
-                KeyLayout::Codes => {
-                    let (places, pos) = (CodePlaces { head_dim: dim, block_size }, pos % block_size);
-                    let store = |cache: &Shared<u8>, numbers: &[f32], place: CodePlace| {
-                        let mut encoded = [0; Q8_0_BYTES];
-                        for (b, numbers) in numbers.as_chunks::<32>().0.iter().enumerate() {
-                            encode(numbers, &mut encoded);
-                            // SAFETY: as above.
-                            let scale = unsafe { cache.slice(head + places.scale(pos, b), 2) };
-                            scale.copy_from_slice(&encoded[..2]);
-                            for (j, &code) in encoded[2..].iter().enumerate() {
-                                let at = head + place(places, pos, b * 32 + j);
-                                // SAFETY: as above.
-                                unsafe { cache.slice(at, 1) }.copy_from_slice(&[code]);
-                            }
-                        }
-                    };
-                    store(&k_cache, key, CodePlaces::key);
-                    store(&v_cache, value, CodePlaces::value);
-                }
-                KeyLayout::ByElement => {
-                    // SAFETY: as above.
-                    encode(value, unsafe { v_cache.slice(at, head_bytes) });
-                    let bytes = head_bytes / dim;
-                    let mut encoded = [0; LINE];
-                    for (j, key) in key.chunks_exact(LANES).enumerate() {
-                        encode(key, &mut encoded[..LANES * bytes]);
-                        for (l, number) in encoded.chunks_exact(bytes).take(LANES).enumerate() {
-                            let at = head + ((j * LANES + l) * block_size + pos % block_size) * bytes;
-                            // SAFETY: as above.
-                            unsafe { k_cache.slice(at, bytes) }.copy_from_slice(number);
-                        }
+        let position = batch.positions()[t] as usize;
+        let block = batch.block_table(seq)[position / cache.block_size] as usize;
+        // SAFETY: every token of a step has its own position in its own sequence, and the scheduler gives a block that is written to
+        // only one sequence, so no two rows have the same position of the same block.
+        unsafe { cache.store(block, position % cache.block_size, &rotated[h.n_heads * dim..], values) }
+    });
+    Ok(())
+}
+
+/// Normalizes and rotates the query and key heads of token `t`. `heads`: [n_heads + n_kv_heads, dim].
+fn prepare_heads(isa: Isa, heads: &mut [f32], dim: usize, t: usize, prep: &QkvPrep<'_, Cpu>) {
+    if let Some((q_norm, k_norm)) = prep.qk_norm {
+        for (i, head) in heads.chunks_exact_mut(dim).enumerate() {
+            let n = if i < prep.heads.n_heads { q_norm } else { k_norm };
+            norm::norm_row(isa, head, n.kind, n.weight.floats(), n.bias.as_ref().map(|b| b.floats()), n.eps);
+        }
+    }
+    if let Some((angles, style)) = prep.angles {
+        let angles = &angles.floats()[t * angles.row_len()..][..angles.row_len()];
+        heads.chunks_exact_mut(dim).for_each(|head| rotate(head, angles, style));
+    }
+}
+
+/// A layer's cache, to be written by several threads.
+struct Cache<'a> {
+    k: Shared<'a, u8>,
+    v: Shared<'a, u8>,
+    layout: KeyLayout,
+    encode: Quantize,
+    n_kv_heads: usize,
+    /// Positions of a block.
+    block_size: usize,
+    /// Elements of a head.
+    dim: usize,
+    /// Bytes of a head.
+    head_bytes: usize,
+}
+
+impl<'a> Cache<'a> {
+    fn of(kv: &'a mut KvLayer<Cpu>, n_kv_heads: usize) -> Result<Self> {
+        let [.., block_size, dim] = *kv.k.shape() else { panic!("a cache of shape {:?}", kv.k.shape()) };
+        let dtype = kv.k.dtype();
+        Ok(Self {
+            layout: KeyLayout::of(kv),
+            encode: encoder(dtype)?,
+            n_kv_heads,
+            block_size,
+            dim,
+            head_bytes: dtype.bytes_for(dim).expect("a cache was made of whole blocks"),
+            k: Shared::new(kv.k.buffer_mut().bytes_mut()),
+            v: Shared::new(kv.v.buffer_mut().bytes_mut()),
+        })
+    }
+
+    /// Writes the keys and values of one token, [n_kv_heads, dim] each, to position `pos` of a block.
+    ///
+    /// Panics if the cache has no such block.
+    ///
+    /// # Safety
+    /// *Position*: nobody else uses this position of this block meanwhile.
+    unsafe fn store(&self, block: usize, pos: usize, keys: &[f32], values: &[f32]) {
+        let heads = keys.chunks_exact(self.dim).zip(values.chunks_exact(self.dim));
+        for (i, (key, value)) in heads.enumerate() {
+            let head = (block * self.n_kv_heads + i) * self.block_size * self.head_bytes;
+            // SAFETY: the contract of each is this one's.
+            unsafe {
+                match self.layout {
+                    KeyLayout::ByPosition => {
+                        self.store_at_position(&self.k, head, pos, key);
+                        self.store_at_position(&self.v, head, pos, value);
+                    }
+                    KeyLayout::ByElement => {
+                        self.store_by_element(head, pos, key);
+                        self.store_at_position(&self.v, head, pos, value);
+                    }
+                    KeyLayout::Codes => {
+                        self.store_codes(&self.k, head, pos, key, CodePlaces::key);
+                        self.store_codes(&self.v, head, pos, value, CodePlaces::value);
                     }
                 }
             }
         }
-    });
-    Ok(())
+    }
+
+    /// Writes a head's vector as one run of bytes. `head`: where the head's part of the block begins.
+    ///
+    /// # Safety
+    /// As [`Cache::store`].
+    unsafe fn store_at_position(&self, cache: &Shared<'_, u8>, head: usize, pos: usize, numbers: &[f32]) {
+        // SAFETY: these bytes are the position's own (the contract).
+        (self.encode)(numbers, unsafe { cache.slice(head + pos * self.head_bytes, self.head_bytes) });
+    }
+
+    /// Writes a key element by element, [dim, block_size].
+    ///
+    /// # Safety
+    /// As [`Cache::store`].
+    unsafe fn store_by_element(&self, head: usize, pos: usize, key: &[f32]) {
+        let bytes = self.head_bytes / self.dim;
+        let mut encoded = [0; LINE];
+        for (j, key) in key.chunks_exact(LANES).enumerate() {
+            (self.encode)(key, &mut encoded[..LANES * bytes]);
+            for (l, number) in encoded.chunks_exact(bytes).take(LANES).enumerate() {
+                let at = head + ((j * LANES + l) * self.block_size + pos) * bytes;
+                // SAFETY: an element of this position (the contract).
+                unsafe { self.k.slice(at, bytes) }.copy_from_slice(number);
+            }
+        }
+    }
+
+    /// Writes a head's vector as codes and scales of Q8_0, in the places that `place` says.
+    ///
+    /// # Safety
+    /// As [`Cache::store`].
+    unsafe fn store_codes(
+        &self,
+        cache: &Shared<'_, u8>,
+        head: usize,
+        pos: usize,
+        numbers: &[f32],
+        place: CodePlace,
+    ) {
+        let places = CodePlaces { head_dim: self.dim, block_size: self.block_size };
+        let mut encoded = [0; Q8_0_BYTES];
+        for (b, numbers) in numbers.as_chunks::<32>().0.iter().enumerate() {
+            (self.encode)(numbers, &mut encoded);
+            // SAFETY: a scale of this position (the contract).
+            let scale = unsafe { cache.slice(head + places.scale(pos, b), 2) };
+            scale.copy_from_slice(&encoded[..2]);
+            for (j, &code) in encoded[2..].iter().enumerate() {
+                let at = head + place(places, pos, b * 32 + j);
+                // SAFETY: a code of this position (the contract).
+                unsafe { cache.slice(at, 1) }.copy_from_slice(&[code]);
+            }
+        }
+    }
 }
 
 /// Bytes of a block of Q8_0: a scale and 32 codes.

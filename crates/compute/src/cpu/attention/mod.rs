@@ -103,7 +103,7 @@ struct Plan<'a> {
     kv: &'a KvLayer<Cpu>,
     batch: &'a HostBatch,
     params: &'a AttentionParams,
-    y: Shared<f32>,
+    y: Shared<'a, f32>,
 }
 
 impl Plan<'_> {

@@ -45,7 +45,7 @@ pub(super) struct Rows<'a> {
 /// What to compute, and where it goes.
 pub(super) enum Output<'a> {
     /// All spans, merged: the rows of the result.
-    All(&'a Shared<f32>),
+    All(&'a Shared<'a, f32>),
     /// One span, in the form of [`Partial`].
     Span(usize, &'a mut [f32]),
 }
@@ -101,6 +101,18 @@ impl Rows<'_> {
         }
     }
 
+    fn cache(&self) -> HeadCache<'_> {
+        HeadCache {
+            k: self.kv.k.buffer().bytes(),
+            v: self.kv.v.buffer().bytes(),
+            table: self.table,
+            n_kv_heads: self.params.heads.n_kv_heads,
+            kv_head: self.kv_head,
+            block_size: self.kv.k.shape()[2],
+            head_bytes: head_bytes(&self.kv.k),
+        }
+    }
+
     /// Whether the cache is read as it lies.
     fn is_direct(&self) -> bool {
         match KeyLayout::of(self.kv) {
@@ -116,13 +128,13 @@ impl Rows<'_> {
     {
         SCRATCH.with_borrow_mut(|scratch| {
             let task = Task::<L> { rows: self, output, scratch, source: PhantomData };
-            // SAFETY: the processor has `isa`. The task writes the rows of its tokens and heads, which no other task has.
+            // SAFETY: the processor has `options.isa`. The task writes the rows of its tokens and heads, which no other task has.
             unsafe { dispatch(self.options.isa, task) }
         });
     }
 
     /// Writes the rows of the result.
-    pub(super) fn finish(&self, total: &Partial<'_>, y: &Shared<f32>) {
+    pub(super) fn finish(&self, total: &Partial<'_>, y: &Shared<'_, f32>) {
         let (h, dim, group) = (self.params.heads, self.params.heads.head_dim, self.group());
         for r in 0..self.n_tokens * group {
             let (token, head) = (self.first + r / group, self.kv_head * group + r % group);
@@ -198,7 +210,7 @@ fn take<'a>(rest: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
 impl Kernel for Task<'_, Codes> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: the contract of `Kernel::run` is that of `compute`.
+        // SAFETY: the contract of `compute` is that of `Kernel::run`, whose memory is the output.
         unsafe { self.compute::<S, Integers>() }
     }
 }
@@ -208,14 +220,15 @@ impl<N: Number> Kernel for Task<'_, Numbers<N>> {
     unsafe fn run<S: Simd>(self) {
         // A cache of full precision asks for full precision.
         let full = self.rows.options.exact || self.rows.kv.k.dtype() == DType::F32;
-        // SAFETY: the contract of `Kernel::run` is that of `compute`.
+        // SAFETY: the contract of `compute` is that of `Kernel::run`, whose memory is the output.
         unsafe { if S::DOTS_BF16 && !full { self.compute::<S, Bf16>() } else { self.compute::<S, Single>() } }
     }
 }
 
 impl<L> Task<'_, L> {
     /// # Safety
-    /// The contract of [`Simd`].
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Output*: nobody else uses the rows of the result that `self` computes.
     #[inline(always)]
     unsafe fn compute<S: Simd, A: Arithmetic>(self)
     where
@@ -231,7 +244,7 @@ impl<L> Task<'_, L> {
         let mut rest = bytemuck::cast_slice_mut(&mut scratch[..]);
         let [q, q_factors, scores, staged, words, partials] = sizes.map(|n| take(&mut rest, n));
         let (one, total) = partials.split_at_mut(partial_len);
-        // SAFETY: the caller's promise.
+        // SAFETY: the instructions are this function's contract (1); each part of the scratch has the size that its field in `Walk` says.
         unsafe {
             rows.queries::<S, A>(q, q_factors);
             let walk = Walk { rows, q, q_factors, scores, staged, words };
@@ -263,7 +276,7 @@ impl Rows<'_> {
     /// scores have to be multiplied with.
     ///
     /// # Safety
-    /// The contract of [`Simd`].
+    /// *Instructions*: those of [`Simd`].
     #[inline(always)]
     unsafe fn queries<S: Simd, A: Arithmetic>(&self, q: &mut [f32], factors: &mut [f32]) {
         let (h, dim, group) = (self.params.heads, self.dim(), self.group());
@@ -280,7 +293,7 @@ impl Rows<'_> {
             }
             q[n..].fill(0.0);
             *row_factor = 1.0;
-            // SAFETY: the caller's promise; a row is made of whole vectors.
+            // SAFETY: a row is dim / 16 whole vectors, and its words take no more room; the instructions are this function's contract.
             unsafe {
                 if let Some(largest) = A::LARGEST {
                     let mut lanes = S::splat(TINY);
@@ -319,7 +332,7 @@ impl Walk<'_, '_> {
     /// The rows' result over one span.
     ///
     /// # Safety
-    /// The contract of [`Simd`].
+    /// *Instructions*: those of [`Simd`].
     #[inline(always)]
     unsafe fn span<S: Simd, A: Arithmetic, L: Source<A>>(
         self,
@@ -332,7 +345,7 @@ impl Walk<'_, '_> {
         let (begin, end) = (seen.start.max(span * SPAN), seen.end.min((span + 1) * SPAN));
         for at in (begin / TILE * TILE..end).step_by(TILE) {
             let here = at.max(begin)..end.min(at + TILE);
-            // SAFETY: the caller's promise; a tile's pointers are readable, and scratch has the sizes that are asked for.
+            // SAFETY: `stage` makes tiles whose pointers are readable in the form of `L`; `words` has room for a tile's keys and values.
             unsafe {
                 let tile = this.stage::<S, A, L>(at, here);
                 if this.rows.count() <= DIRECT_ROWS {
@@ -351,7 +364,8 @@ impl Walk<'_, '_> {
     /// Adds one tile to the result.
     ///
     /// # Safety
-    /// The contract of [`Simd`].
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Tile*: it is readable in the form of `L`.
     #[inline(always)]
     unsafe fn tile<S: Simd, A: Arithmetic, L: Source<A>>(
         &mut self,
@@ -371,7 +385,7 @@ impl Walk<'_, '_> {
                 continue;
             }
             let scores = &mut self.scores[r * TILE..][..ROWS * TILE];
-            // SAFETY: there are `ROWS` rows from `r` on in each array.
+            // SAFETY: the tile is readable (2), and each array has `ROWS` rows from `r` on, since their number is a multiple of it.
             unsafe {
                 tile.scores::<S, A, L>(scores.as_mut_ptr(), self.q[r * dim..].as_ptr(), dim);
                 let rows = scores.as_chunks_mut::<TILE>().0;
@@ -420,105 +434,104 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Finds the tile at position `at`, of which `seen` is wanted: in the cache if it can be read as it is.
+    /// The tile at position `at`, of which `seen` is wanted: where it lies in the cache if it can be read as it is, else decoded.
     ///
     /// # Safety
-    /// The contract of [`Simd`].
+    /// *Instructions*: those of [`Simd`].
     #[inline(always)]
     unsafe fn stage<S: Simd, A: Arithmetic, L: Source<A>>(&mut self, at: usize, seen: Range<usize>) -> Tile {
-        let Rows { kv, table, kv_head, params, .. } = self.rows;
-        let (n_kv_heads, block_size) = (params.heads.n_kv_heads, kv.k.shape()[2]);
-        let head_bytes = head_bytes(&kv.k);
-        let dim = self.rows.dim();
-        // The head's part of a block.
-        let head = |block: usize| (table[block] as usize * n_kv_heads + kv_head) * block_size * head_bytes;
-        let positions = self.rows.positions();
-        let (k, v) = (kv.k.buffer().bytes(), kv.v.buffer().bytes());
+        if self.rows.is_direct() {
+            // SAFETY: the contract of `find` is this one's.
+            unsafe { self.find::<S, A, L>(at, seen) }
+        } else {
+            self.decode::<A>(at, seen)
+        }
+    }
+
+    /// Finds the tile in the cache. Values of a chunk that nobody sees all of are copied, with zeros in place of the others.
+    ///
+    /// # Safety
+    /// *Instructions*: those of [`Simd`].
+    #[inline(always)]
+    unsafe fn find<S: Simd, A: Arithmetic, L: Source<A>>(&mut self, at: usize, seen: Range<usize>) -> Tile {
+        let (cache, dim) = (self.rows.cache(), self.rows.dim());
+        let block_size = cache.block_size;
+        // Codes go by pairs of elements, and their values have no scales between them.
+        let is_code = KeyLayout::of(self.rows.kv) == KeyLayout::Codes;
+        let key_bytes = if is_code { A::STEP } else { L::BYTES };
+        let value_bytes = dim * L::BYTES;
+        let places = CodePlaces { head_dim: dim, block_size };
+        let none = [std::ptr::null(); CHUNKS];
+        let mut tile = Tile {
+            n_chunks: (seen.end - at).div_ceil(LANES),
+            dim,
+            k: none,
+            k_step: A::STEP * block_size * L::BYTES,
+            v: none,
+            v_step: A::STEP * value_bytes,
+            next: (none, none),
+            scales: None,
+        };
+        let mut scales = (none, none);
+        let mut place = Place::of(at, block_size);
+        let to_v = bytemuck::cast_slice_mut::<f32, u8>(&mut self.staged[TILE * dim..]);
+        for (c, to) in to_v.chunks_exact_mut(LANES * dim * 4).take(CHUNKS).enumerate() {
+            let chunk = at + c * LANES..at + (c + 1) * LANES;
+            if c < tile.n_chunks {
+                let wanted = chunk.start.max(seen.start)..chunk.end.min(seen.end);
+                // Keys of a chunk that nobody sees may be any: no row weighs them.
+                let head = cache.start(if wanted.is_empty() { seen.start / block_size } else { place.block });
+                let keys = &cache.k[head..][..block_size * cache.head_bytes];
+                tile.k[c] = keys[place.first * key_bytes..].as_ptr();
+                let values = &cache.v[head + place.first * value_bytes..][..LANES * value_bytes];
+                tile.v[c] = values.as_ptr();
+                if is_code {
+                    let scale = places.scale(place.first, 0);
+                    (scales.0[c], scales.1[c]) = (keys[scale..].as_ptr(), cache.v[head + scale..].as_ptr());
+                } else if wanted != chunk {
+                    let wanted =
+                        wanted.start.saturating_sub(chunk.start)..wanted.end.saturating_sub(chunk.start);
+                    tile.v[c] = copy_wanted(to, values, value_bytes, wanted);
+                }
+            }
+            place.advance(block_size);
+        }
+        let end = self.rows.positions().end;
+        for c in 0..CHUNKS {
+            if at + TILE + c * LANES < end {
+                let head = cache.start(place.block);
+                tile.next.0[c] = cache.k[head + place.first * key_bytes..].as_ptr();
+                tile.next.1[c] = cache.v[head + place.first * value_bytes..].as_ptr();
+                if is_code {
+                    // SAFETY: the contract of `prefetch_scales` is this function's.
+                    unsafe { cache.prefetch_scales::<S>(head, place.first, places) }
+                }
+            }
+            place.advance(block_size);
+        }
+        if is_code {
+            // Where nobody sees a position's values, its scales may be any.
+            let any = scales.1[0];
+            scales.1[tile.n_chunks..].fill(any);
+            let step = places.scale(0, 1) - places.scale(0, 0);
+            tile.scales = Some(Scales { k: scales.0, v: scales.1, step });
+        }
+        tile
+    }
+
+    /// Decodes the tile into `staged`.
+    fn decode<A: Arithmetic>(&mut self, at: usize, seen: Range<usize>) -> Tile {
+        let Rows { kv, params, .. } = self.rows;
+        let (cache, dim, head_dim) = (self.rows.cache(), self.rows.dim(), params.heads.head_dim);
+        let HeadCache { block_size, head_bytes, .. } = cache;
         let n_chunks = (seen.end - at).div_ceil(LANES);
         let (to_k, to_v) = self.staged.split_at_mut(TILE * dim);
-
-        if self.rows.is_direct() {
-            // Codes go by pairs of elements, and their values have no scales between them.
-            let is_code = KeyLayout::of(kv) == KeyLayout::Codes;
-            let key_bytes = if is_code { A::STEP } else { L::BYTES };
-            let value_bytes = dim * L::BYTES;
-            let places = CodePlaces { head_dim: dim, block_size };
-            let none = [std::ptr::null(); CHUNKS];
-            let mut tile = Tile {
-                n_chunks,
-                dim,
-                k: none,
-                k_step: A::STEP * block_size * L::BYTES,
-                v: none,
-                v_step: A::STEP * value_bytes,
-                next: (none, none),
-                scales: None,
-            };
-            let mut scales = (none, none);
-            // Scales of a chunk whose line is the same.
-            let scales_per_line = (LINE / (2 * block_size)).max(1);
-            let (mut block, mut first) = (at / block_size, at % block_size);
-            for c in 0..2 * CHUNKS {
-                let chunk = at + c * LANES..at + (c + 1) * LANES;
-                if c < n_chunks {
-                    let wanted = chunk.start.max(seen.start)..chunk.end.min(seen.end);
-                    // Keys of a chunk that nobody sees may be any: no row weighs them.
-                    let head = head(if wanted.is_empty() { seen.start / block_size } else { block });
-                    let keys = &k[head..][..block_size * head_bytes];
-                    tile.k[c] = keys[first * key_bytes..].as_ptr();
-                    let values = &v[head + first * value_bytes..][..LANES * value_bytes];
-                    tile.v[c] = values.as_ptr();
-                    if is_code {
-                        scales.0[c] = keys[places.scale(first, 0)..].as_ptr();
-                        scales.1[c] = v[head + places.scale(first, 0)..].as_ptr();
-                    } else if wanted != chunk {
-                        // A weight of 0 does not hide what is no number.
-                        let to = &mut bytemuck::cast_slice_mut::<f32, u8>(to_v)[c * LANES * dim * 4..];
-                        let to = &mut to[..LANES * value_bytes];
-                        to.fill(0);
-                        if !wanted.is_empty() {
-                            let bytes = (wanted.start - chunk.start) * value_bytes
-                                ..(wanted.end - chunk.start) * value_bytes;
-                            to[bytes.clone()].copy_from_slice(&values[bytes]);
-                        }
-                        tile.v[c] = to.as_ptr();
-                    }
-                }
-                if c >= CHUNKS && chunk.start < positions.end {
-                    let head = head(block);
-                    tile.next.0[c - CHUNKS] = k[head + first * key_bytes..].as_ptr();
-                    tile.next.1[c - CHUNKS] = v[head + first * value_bytes..].as_ptr();
-                    for b in (0..if is_code { dim / SCALED } else { 0 }).step_by(scales_per_line) {
-                        let scales = head + places.scale(first, b);
-                        // SAFETY: the caller's promise.
-                        unsafe {
-                            S::prefetch_l2(k[scales..].as_ptr());
-                            S::prefetch_l2(v[scales..].as_ptr());
-                        }
-                    }
-                }
-                first += LANES;
-                if first == block_size {
-                    (block, first) = (block + 1, 0);
-                }
-            }
-            if is_code {
-                // Where nobody sees a position's values, its scales may be any.
-                let any = scales.1[0];
-                scales.1[n_chunks..].fill(any);
-                let step = places.scale(0, 1) - places.scale(0, 0);
-                tile.scales = Some(Scales { k: scales.0, v: scales.1, step });
-            }
-            return tile;
-        }
-
-        let head_dim = params.heads.head_dim;
         let dequantize = kv.k.dtype().spec().dequantize;
         let places = CodePlaces { head_dim, block_size };
         to_k.fill(0.0);
         to_v.fill(0.0);
         for pos in seen {
-            let (head, first) = (head(pos / block_size), pos % block_size);
+            let (head, first) = (cache.start(pos / block_size), pos % block_size);
             let decode = |cache: &[u8], to: &mut [f32], place: CodePlace| {
                 let block = &cache[head..][..block_size * head_bytes];
                 if KeyLayout::of(kv) == KeyLayout::ByPosition {
@@ -534,22 +547,92 @@ impl Walk<'_, '_> {
             let i = pos - at;
             let row = &mut to_v[i * dim..][..head_dim];
             // The values' row serves for the key before the values come.
-            decode(k, row, CodePlaces::key);
+            decode(cache.k, row, CodePlaces::key);
             row.iter().zip(to_k[i..].iter_mut().step_by(TILE)).for_each(|(x, to)| *to = *x);
-            decode(v, row, CodePlaces::value);
+            decode(cache.v, row, CodePlaces::value);
         }
         let chunks = |p: &[f32], distance: usize| {
-            let mut chunks = [std::ptr::null(); CHUNKS];
-            for (c, chunk) in chunks.iter_mut().enumerate() {
-                *chunk = p[c * distance..].as_ptr().cast::<u8>();
-            }
-            chunks
+            std::array::from_fn::<_, CHUNKS, _>(|c| p[c * distance..].as_ptr().cast::<u8>())
         };
         let (k, v) = (chunks(to_k, LANES), chunks(to_v, LANES * dim));
         let (k_step, v_step) = (A::STEP * TILE * 4, A::STEP * dim * 4);
-        // Staging reads the cache ahead of the products already.
+        // Decoding reads the cache ahead of the products already.
         Tile { n_chunks, dim, k, k_step, v, v_step, next: (k, v), scales: None }
     }
+}
+
+/// The part of a layer's cache that belongs to one key-value head of a sequence.
+struct HeadCache<'a> {
+    /// All keys of the layer
+    k: &'a [u8],
+    /// All values of the layer
+    v: &'a [u8],
+    /// Blocks of the sequence
+    table: &'a [u32],
+    n_kv_heads: usize,
+    kv_head: usize,
+    /// Positions of a block
+    block_size: usize,
+    /// Bytes of one key or value
+    head_bytes: usize,
+}
+
+impl HeadCache<'_> {
+    /// Where the head's part of a block of the sequence begins, in bytes.
+    fn start(&self, block: usize) -> usize {
+        (self.table[block] as usize * self.n_kv_heads + self.kv_head) * self.block_size * self.head_bytes
+    }
+
+    /// Prefetches the scales of 16 positions from `first` on in the block at `head`.
+    ///
+    /// # Safety
+    /// *Instructions*: those of [`Simd`].
+    #[inline(always)]
+    unsafe fn prefetch_scales<S: Simd>(&self, head: usize, first: usize, places: CodePlaces) {
+        // Blocks of small size have the scales of several elements in a line.
+        let per_line = (LINE / (2 * self.block_size)).max(1);
+        for b in (0..places.head_dim / SCALED).step_by(per_line) {
+            let scales = head + places.scale(first, b);
+            // SAFETY: a prefetch takes any address; the instructions are this function's contract.
+            unsafe {
+                S::prefetch_l2(self.k[scales..].as_ptr());
+                S::prefetch_l2(self.v[scales..].as_ptr());
+            }
+        }
+    }
+}
+
+/// Where a position lies in a sequence's cache.
+struct Place {
+    /// Number of the block in the sequence
+    block: usize,
+    /// Position in the block
+    first: usize,
+}
+
+impl Place {
+    fn of(position: usize, block_size: usize) -> Self {
+        Self { block: position / block_size, first: position % block_size }
+    }
+
+    /// Goes on to the next chunk; blocks are whole chunks.
+    fn advance(&mut self, block_size: usize) {
+        self.first += LANES;
+        if self.first == block_size {
+            (self.block, self.first) = (self.block + 1, 0);
+        }
+    }
+}
+
+/// Copies the `wanted` of a chunk's values and puts zeros in place of the others: a weight of 0 does not hide what is no number.
+fn copy_wanted(to: &mut [u8], values: &[u8], value_bytes: usize, wanted: Range<usize>) -> *const u8 {
+    let to = &mut to[..LANES * value_bytes];
+    to.fill(0);
+    if !wanted.is_empty() {
+        let bytes = wanted.start * value_bytes..wanted.end * value_bytes;
+        to[bytes.clone()].copy_from_slice(&values[bytes]);
+    }
+    to.as_ptr()
 }
 
 #[cfg(test)]
