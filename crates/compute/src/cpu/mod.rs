@@ -30,7 +30,7 @@ use crate::{
     Rank, Result, Tensor,
 };
 use isa::Isa;
-use matmul::{Activations, Matrix, MatrixOptions};
+use matmul::{Activations, Matrix, MatrixOptions, Product};
 use std::sync::{Arc, Mutex, PoisonError};
 use threads::Pool;
 
@@ -89,9 +89,9 @@ impl Cpu {
         self.options
     }
 
-    fn multiply(&self, y: &mut [f32], x: &[f32], m: usize, w: &Matrix, expert: usize, bias: Option<&[f32]>) {
+    fn multiply(&self, y: &mut [f32], product: Product<'_>) {
         let mut activations = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
-        matmul::matmul(&self.pool, y, w.n_out(), x, m, w, expert, bias, &mut activations);
+        matmul::matmul(&self.pool, y, product, &mut activations);
     }
 }
 
@@ -214,8 +214,8 @@ impl Ops for Cpu {
         bias: Option<&Tensor<Self>>,
     ) -> Result<()> {
         assert_eq!((x.row_len(), y.row_len(), x.rows()), (w.n_in(), w.n_out(), y.rows()));
-        let m = x.rows();
-        self.multiply(y.floats_mut(), x.floats(), m, w, 0, bias.map(|b| b.floats()));
+        let bias = bias.map(|b| b.floats());
+        self.multiply(y.floats_mut(), Product { x: x.floats(), w, expert: 0, bias });
         Ok(())
     }
 

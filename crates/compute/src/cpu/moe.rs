@@ -1,5 +1,6 @@
 //! Mixture of experts: tokens are sorted by expert, each expert computes its tokens in one product.
 
+use super::matmul::Product;
 use super::{Cpu, activation};
 use crate::math::route;
 use crate::{Experts, MoeScratch, Result, Tensor};
@@ -40,13 +41,14 @@ pub(super) fn moe(
     for same in uses.chunk_by(|a, b| a.expert == b.expert) {
         let (m, expert) = (same.len(), same[0].expert);
         let gated = &mut scratch.gate_up.floats_mut()[start * 2 * inner..][..m * 2 * inner];
-        cpu.multiply(gated, &scratch.x.floats()[start * n..][..m * n], m, gate_up, expert, None);
+        let x = &scratch.x.floats()[start * n..][..m * n];
+        cpu.multiply(gated, Product { x, w: gate_up, expert, bias: None });
         let hidden = &mut scratch.hidden.floats_mut()[start * inner..][..m * inner];
         for (hidden, gated) in hidden.chunks_exact_mut(inner).zip(gated.chunks_exact(2 * inner)) {
             activation::gated_row(cpu.options.isa, hidden, gated, params.activation);
         }
         let out = &mut scratch.y.floats_mut()[start * n..][..m * n];
-        cpu.multiply(out, hidden, m, down, expert, None);
+        cpu.multiply(out, Product { x: hidden, w: down, expert, bias: None });
         start += m;
     }
     // Each token's experts are added from the lowest on, whatever else is in the batch.

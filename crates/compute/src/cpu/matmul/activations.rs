@@ -1,7 +1,7 @@
-//! The right-hand side of a product, in the form that a kernel wants: floats, BF16 pairs, or 8-bit integers with scales.
+//! The right-hand side of a product, in the layout that a kernel wants: floats, BF16 pairs, or 8-bit integers with scales.
 //!
 //! Rows are cut into tiles of [`TILE`]; inside a tile the rows of one block of elements lie side by side, so that a kernel
-//! walks one stream. A row's form depends on that row alone.
+//! walks one stream. A row's layout depends on that row alone.
 
 use crate::cpu::isa::Isa;
 use crate::cpu::simd::{Kernel, LANES, Simd, dispatch};
@@ -17,7 +17,7 @@ pub(super) const BAND: usize = 12;
 
 /// What a kernel wants activations as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Form {
+pub(super) enum ActivationLayout {
     /// `f32`, in bands of [`BAND`] rows: [n_in, BAND] each, the rows left over [n_in, rest]
     F32,
     /// Pairs of BF16 in bands: [n_in / 2, BAND] each, the rows left over [n_in / 2, rest]
@@ -28,9 +28,9 @@ pub(super) enum Form {
     Int8Block256,
 }
 
-impl Form {
+impl ActivationLayout {
     pub(super) fn is_int8(self) -> bool {
-        matches!(self, Form::Int8Block32 | Form::Int8Block256)
+        matches!(self, ActivationLayout::Int8Block32 | ActivationLayout::Int8Block256)
     }
 }
 
@@ -43,7 +43,7 @@ pub struct Activations {
     int8_block256: Prepared,
 }
 
-/// All rows of an input in one form; tiles one after the other.
+/// All rows of an input in one layout; tiles one after the other.
 #[derive(Default)]
 pub(super) struct Prepared {
     m: usize,
@@ -55,18 +55,18 @@ pub(super) struct Prepared {
     offsets: [Vec<i32>; 4],
 }
 
-/// A tile of rows in one form, or a slice of its columns; fields that the form does not have are empty. Made by [`Prepared::tile`] alone,
+/// A tile of rows in one layout, or a slice of its columns; fields that the layout does not have are empty. Made by [`Prepared::tile`] alone,
 /// so that its fields have the sizes that they should.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<'a> {
-    pub(super) form: Form,
+    pub(super) layout: ActivationLayout,
     /// Number of columns.
     pub(super) n_in: usize,
     /// Number of rows, 1 to [`TILE`].
     pub(super) rows: usize,
-    /// [`Form::F32`]: [n_in, BAND] for each band of rows
+    /// [`ActivationLayout::F32`]: [n_in, BAND] for each band of rows
     pub(super) floats: &'a [f32],
-    /// [`Form::Bf16`]: [n_in / 2, BAND] for each band of rows; the earlier number in the low half.
+    /// [`ActivationLayout::Bf16`]: [n_in / 2, BAND] for each band of rows; the earlier number in the low half.
     pub(super) pairs: &'a [u32],
     /// [n_in / 32, rows, 32]; values in -127..=127
     pub(super) q: &'a [i8],
@@ -74,20 +74,22 @@ pub(super) struct Tile<'a> {
     pub(super) scales: &'a [f32],
     /// What integer sums start from or subtract, for weights that are stored with a zero point.
     ///
-    /// [`Form::Int8Block32`]: -128, -8 and -64 times the sum of each block, [n_in / 32, rows] each; -16 times the sums of half
+    /// [`ActivationLayout::Int8Block32`]: -128, -8 and -64 times the sum of each block, [n_in / 32, rows] each; -16 times the sums of half
     /// blocks, [n_in / 16, rows].
-    /// [`Form::Int8Block256`]: the sums of blocks of 32 as pairs of `i16`, [n_in / 256, rows, 4], those of blocks 0 and 2, 1 and 3, 4 and 6, 5 and 7; -32 and -64 times the sums of
+    /// [`ActivationLayout::Int8Block256`]: the sums of blocks of 32 as pairs of `i16`, [n_in / 256, rows, 4], those of blocks 0 and 2, 1 and 3, 4 and 6, 5 and 7; -32 and -64 times the sums of
     /// blocks of 16, [n_in / 16, rows] both; the sums of blocks of 16 as pairs of `i16`, [n_in / 256, rows, 8].
     pub(super) offsets: [&'a [i32]; 4],
 }
 
-/// Numbers per row of a form's arrays: floats, pairs, q, scales, four kinds of offsets.
-fn sizes(form: Form, n_in: usize) -> [usize; 8] {
-    match form {
-        Form::F32 => [n_in, 0, 0, 0, 0, 0, 0, 0],
-        Form::Bf16 => [0, n_in.div_ceil(2), 0, 0, 0, 0, 0, 0],
-        Form::Int8Block32 => [0, 0, n_in, n_in / 32, n_in / 32, n_in / 32, n_in / 32, n_in / 16],
-        Form::Int8Block256 => [0, 0, n_in, n_in / 256, n_in / 64, n_in / 16, n_in / 16, n_in / 32],
+/// Numbers per row of a layout's arrays: floats, pairs, q, scales, four kinds of offsets.
+fn sizes(layout: ActivationLayout, n_in: usize) -> [usize; 8] {
+    match layout {
+        ActivationLayout::F32 => [n_in, 0, 0, 0, 0, 0, 0, 0],
+        ActivationLayout::Bf16 => [0, n_in.div_ceil(2), 0, 0, 0, 0, 0, 0],
+        ActivationLayout::Int8Block32 => [0, 0, n_in, n_in / 32, n_in / 32, n_in / 32, n_in / 32, n_in / 16],
+        ActivationLayout::Int8Block256 => {
+            [0, 0, n_in, n_in / 256, n_in / 64, n_in / 16, n_in / 16, n_in / 32]
+        }
     }
 }
 
@@ -97,29 +99,36 @@ impl Activations {
         Self::default()
     }
 
-    /// Converts `x` [m, n_in] into one form and returns it.
-    pub(super) fn prepare(&mut self, form: Form, isa: Isa, pool: &Pool, x: &[f32], m: usize) -> &Prepared {
-        let prepared = self.slot(form);
-        prepared.fill(form, isa, pool, x, m);
+    /// Converts `x` [m, n_in] into one layout and returns it.
+    pub(super) fn prepare(
+        &mut self,
+        layout: ActivationLayout,
+        isa: Isa,
+        pool: &Pool,
+        x: &[f32],
+        m: usize,
+    ) -> &Prepared {
+        let prepared = self.slot(layout);
+        prepared.fill(layout, isa, pool, x, m);
         prepared
     }
 
-    /// What [`Activations::prepare`] last made in this form.
-    pub(super) fn get(&self, form: Form) -> &Prepared {
-        match form {
-            Form::F32 => &self.f32,
-            Form::Bf16 => &self.bf16,
-            Form::Int8Block32 => &self.int8_block32,
-            Form::Int8Block256 => &self.int8_block256,
+    /// What [`Activations::prepare`] last made in this layout.
+    pub(super) fn get(&self, layout: ActivationLayout) -> &Prepared {
+        match layout {
+            ActivationLayout::F32 => &self.f32,
+            ActivationLayout::Bf16 => &self.bf16,
+            ActivationLayout::Int8Block32 => &self.int8_block32,
+            ActivationLayout::Int8Block256 => &self.int8_block256,
         }
     }
 
-    fn slot(&mut self, form: Form) -> &mut Prepared {
-        match form {
-            Form::F32 => &mut self.f32,
-            Form::Bf16 => &mut self.bf16,
-            Form::Int8Block32 => &mut self.int8_block32,
-            Form::Int8Block256 => &mut self.int8_block256,
+    fn slot(&mut self, layout: ActivationLayout) -> &mut Prepared {
+        match layout {
+            ActivationLayout::F32 => &mut self.f32,
+            ActivationLayout::Bf16 => &mut self.bf16,
+            ActivationLayout::Int8Block32 => &mut self.int8_block32,
+            ActivationLayout::Int8Block256 => &mut self.int8_block256,
         }
     }
 }
@@ -127,19 +136,19 @@ impl Activations {
 impl Prepared {
     /// Columns `columns` of rows `t * TILE..` as a tile. Part of the columns can be had of 8-bit forms, from the start of a block to the
     /// end of one.
-    pub(super) fn tile(&self, form: Form, t: usize, columns: Range<usize>) -> Tile<'_> {
-        assert!(form.is_int8() || columns == (0..self.n_in), "{form:?} {columns:?} of {}", self.n_in);
+    pub(super) fn tile(&self, layout: ActivationLayout, t: usize, columns: Range<usize>) -> Tile<'_> {
+        assert!(layout.is_int8() || columns == (0..self.n_in), "{layout:?} {columns:?} of {}", self.n_in);
         let first = t * TILE;
         let rows = TILE.min(self.m - first);
-        let all = sizes(form, self.n_in);
-        let before = sizes(form, columns.start);
-        let n = sizes(form, columns.len());
+        let all = sizes(layout, self.n_in);
+        let before = sizes(layout, columns.start);
+        let n = sizes(layout, columns.len());
         let range = |i: usize| {
             let start = first * all[i] + rows * before[i];
             start..start + rows * n[i]
         };
         Tile {
-            form,
+            layout,
             n_in: columns.len(),
             rows,
             floats: &self.floats[range(0)],
@@ -150,10 +159,10 @@ impl Prepared {
         }
     }
 
-    fn fill(&mut self, form: Form, isa: Isa, pool: &Pool, x: &[f32], m: usize) {
+    fn fill(&mut self, layout: ActivationLayout, isa: Isa, pool: &Pool, x: &[f32], m: usize) {
         let n_in = x.len() / m;
         (self.m, self.n_in) = (m, n_in);
-        let n = sizes(form, n_in);
+        let n = sizes(layout, n_in);
         self.floats.resize(m * n[0], 0.0);
         self.pairs.resize(m * n[1], 0);
         self.q.resize(m * n[2], 0);
@@ -173,7 +182,7 @@ impl Prepared {
                 let first = i / TILE * TILE;
                 let row = Row {
                     x: &x[i * n_in..][..n_in],
-                    form,
+                    layout,
                     r: i - first,
                     rows: TILE.min(m - first),
                     out: out.tile(first, n),
@@ -215,7 +224,7 @@ impl Out {
 /// Conversion of one row into its place in a tile.
 struct Row<'a> {
     x: &'a [f32],
-    form: Form,
+    layout: ActivationLayout,
     /// Number of the row in its tile.
     r: usize,
     /// Rows of the tile.
@@ -229,14 +238,14 @@ impl Kernel for Row<'_> {
         let Row { x, r, rows, out, .. } = self;
         // SAFETY: the tile has room for `rows` rows of `x.len()` elements, and r < rows.
         unsafe {
-            match self.form {
-                Form::F32 => {
+            match self.layout {
+                ActivationLayout::F32 => {
                     let (start, step) = band(r, rows, x.len());
                     for (k, &x) in x.iter().enumerate() {
                         *out.floats.add(start + k * step) = x;
                     }
                 }
-                Form::Bf16 => {
+                ActivationLayout::Bf16 => {
                     let (start, step) = band(r, rows, x.len().div_ceil(2));
                     let (pairs, odd) = x.as_chunks::<2>();
                     for (k, &[a, b]) in pairs.iter().enumerate() {
@@ -246,7 +255,7 @@ impl Kernel for Row<'_> {
                         *out.pairs.add(start + pairs.len() * step) = to_bf16(*last);
                     }
                 }
-                Form::Int8Block32 => {
+                ActivationLayout::Int8Block32 => {
                     for (b, block) in x.as_chunks::<32>().0.iter().enumerate() {
                         let (scale, inverse) = scale_of(max_bits(block));
                         let at = b * rows + r;
@@ -261,7 +270,7 @@ impl Kernel for Row<'_> {
                         }
                     }
                 }
-                Form::Int8Block256 => {
+                ActivationLayout::Int8Block256 => {
                     for (b, block) in x.as_chunks::<256>().0.iter().enumerate() {
                         let (scale, inverse) = scale_of(max_bits(block));
                         *out.scales.add(b * rows + r) = scale;
@@ -336,7 +345,7 @@ unsafe fn quantize(q: *mut i8, x: &[f32; 32], inverse: f32) -> [i32; 2] {
     for i in 0..32 {
         bytes[i] = (x[i] * inverse + MAGIC).to_bits() as i8;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: 32 writable bytes, and bytes have no alignment (the contract).
     unsafe { q.cast::<[i8; 32]>().write_unaligned(bytes) }
     let mut sums = [0; 2];
     for i in 0..16 {

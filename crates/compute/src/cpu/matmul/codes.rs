@@ -4,7 +4,7 @@
 //! of 3 or 4 bits per weight. So packing looks each point up once, and a product needs one byte shuffle for 64 weights instead of
 //! a search in a codebook. Types that keep several weights under one index get larger by it, see docs/cpu.md.
 //!
-//! Group: the factors, F16 [n_super_blocks, 16], twice as many for types with minimums (d, then dmin), filled up to a line; then per
+//! Panel: the factors, F16 [n_super_blocks, 16], twice as many for types with minimums (d, then dmin), filled up to a line; then per
 //! super-block the scales of its sub-blocks, a byte each, [n_sub, 16 rows], and the codes. With minimums, a scale is the low nibble of
 //! its byte and the minimum the high one. Inside a sub-block of 32, or a super-block of sub-blocks of 16, everything is summed in whole
 //! numbers.
@@ -20,18 +20,18 @@
 //! a table in another order serves. High bits stand where they complete such an index (see [`HIGH_BITS`]), so that half of the blocks
 //! need no shift and the others one by four.
 
-use super::activations::{Form, TILE, Tile};
-use super::code_types::Coding;
-use super::int8::{self, Sums};
-use super::layout::{Args, EachGroup, Product, put_dwords};
-use crate::cpu::isa::Isa;
-use crate::cpu::simd::{LANES, LINE, Simd, dispatch};
+use super::activations::{ActivationLayout, TILE, Tile};
+use super::int8;
+use super::layout::{Args, Packing, PanelKernel, put_dwords};
+use super::sums::Sums;
+use crate::DType;
+use crate::cpu::simd::{LANES, LINE, Simd};
 use half::f16;
 use std::marker::PhantomData;
 
 /// How a type keeps the scales of its sub-blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Scales {
+pub(super) enum Scales {
     /// One factor for the whole super-block
     None,
     /// `i8`
@@ -41,7 +41,7 @@ enum Scales {
 }
 
 /// What a kernel must know when it is compiled.
-trait Shape: Copy {
+pub(super) trait Shape: Sync {
     /// Bits of a code: 2, 3 or 4.
     const BITS: usize;
     /// Weights of a sub-block: 16 or 32.
@@ -65,72 +65,58 @@ trait Shape: Copy {
 }
 
 /// IQ4_XS
-#[derive(Clone, Copy)]
-struct Wide4x32;
+pub(super) struct Wide4x32;
 /// IQ3_S, IQ3_XXS
-#[derive(Clone, Copy)]
-struct Signed4x32;
+pub(super) struct Signed4x32;
 /// IQ2_XXS, IQ1_S
-#[derive(Clone, Copy)]
-struct Signed3x32;
+pub(super) struct Signed3x32;
 /// IQ2_XS, IQ2_S, IQ1_M, Q3_K
-#[derive(Clone, Copy)]
-struct Signed3x16;
+pub(super) struct Signed3x16;
 /// Q2_K
-#[derive(Clone, Copy)]
-struct WithMin2x16;
+pub(super) struct WithMin2x16;
 /// TQ1_0, TQ2_0
-#[derive(Clone, Copy)]
-struct Plain2x32;
+pub(super) struct Plain2x32;
 
 macro_rules! shape {
-    ($name:ident, $kernels:ident: $bits:literal, $sub:literal, $max:literal, $scales:ident) => {
+    ($name:ident: $bits:literal, $sub:literal, $max:literal, $scales:ident) => {
         impl Shape for $name {
             const BITS: usize = $bits;
             const SUB: usize = $sub;
             const MAX: u8 = $max;
             const SCALES: Scales = Scales::$scales;
         }
-
-        pub(super) const $kernels: Kernels = Kernels {
-            bits: $bits,
-            above: <$name as Shape>::ABOVE,
-            form: if $sub == 32 { Form::Int8Block32 } else { Form::Int8Block256 },
-            group_bytes: group_bytes::<$name>,
-            pack: pack::<$name>,
-            decode: decode::<$name>,
-            multiply: multiply::<$name>,
-        };
     };
 }
-shape!(Wide4x32, WIDE_4X32: 4, 32, 255, Signed);
-shape!(Signed4x32, SIGNED_4X32: 4, 32, 127, Signed);
-shape!(Signed3x32, SIGNED_3X32: 3, 32, 127, Signed);
-shape!(Signed3x16, SIGNED_3X16: 3, 16, 127, Signed);
-shape!(WithMin2x16, WITH_MIN_2X16: 2, 16, 15, WithMin);
-shape!(Plain2x32, PLAIN_2X32: 2, 32, 127, None);
+shape!(Wide4x32: 4, 32, 255, Signed);
+shape!(Signed4x32: 4, 32, 127, Signed);
+shape!(Signed3x32: 3, 32, 127, Signed);
+shape!(Signed3x16: 3, 16, 127, Signed);
+shape!(WithMin2x16: 2, 16, 15, WithMin);
+shape!(Plain2x32: 2, 32, 127, None);
 
-/// The functions of one shape.
-pub(super) struct Kernels {
-    bits: usize,
-    above: u8,
-    /// What [`Kernels::multiply`] wants the activations as: they have a scale of their own for each 32, where sub-blocks have.
-    pub(super) form: Form,
-    /// Bytes of a group of 16 rows of so many elements.
-    pub(super) group_bytes: fn(usize) -> usize,
-    /// Writes a row, by its bytes in the file, into a lane of a group.
-    pub(super) pack: fn(&mut [u8], usize, &[u8], &Coding),
-    /// Reads a lane of a group back as numbers.
-    pub(super) decode: fn(&mut [f32], &[u8], usize, &Coding),
-    /// Multiplies a group by a tile; unsafe as [`dispatch`] is.
-    pub(super) multiply: unsafe fn(Isa, Args<'_>, &'static Coding),
+/// The layout of one type: a weight is `d · unit · scale · values[code]`, less `dmin · minimum` where there are minimums.
+pub(super) struct Codes<T> {
+    dtype: DType,
+    /// What a code stands for.
+    values: [i8; 16],
+    /// A power of two, so that multiplying by it is exact.
+    unit: f32,
+    /// Takes one block of a file apart.
+    read: fn(&[u8]) -> SuperBlock,
+    /// `values` as the kernel looks them up.
+    tables: Tables,
+    shape: PhantomData<T>,
 }
 
-/// # Safety
-/// The processor has `isa`; sizes were checked by [`Layout::multiply`](super::layout::Layout::multiply).
-unsafe fn multiply<T: Shape>(isa: Isa, args: Args<'_>, coding: &'static Coding) {
-    // SAFETY: the caller's promise.
-    unsafe { dispatch(isa, EachGroup(args, Codes::<T> { coding, shape: PhantomData })) }
+impl<T: Shape> Codes<T> {
+    pub(super) const fn new(
+        dtype: DType,
+        values: [i8; 16],
+        unit: f32,
+        read: fn(&[u8]) -> SuperBlock,
+    ) -> Self {
+        Self { dtype, values, unit, read, tables: tables::<T>(values), shape: PhantomData }
+    }
 }
 
 /// One row's super-block, taken apart.
@@ -146,29 +132,27 @@ pub(super) struct SuperBlock {
 const HIGH_BITS: [usize; 8] = [2, 0, 6, 4, 3, 1, 7, 5];
 
 /// Tables for the indices of even and odd blocks among the first and the second four.
-pub(super) type Tables = [[[u8; 16]; 2]; 2];
+type Tables = [[[u8; 16]; 2]; 2];
 
-impl Kernels {
-    /// The tables of a type whose codes stand for `values`. The low bits of an index of block 4·`half` + `j` stand at bit 0 or, for odd
-    /// `j`, at bit 2, its high bit where [`HIGH_BITS`] has it, both modulo 4.
-    pub(super) const fn tables(&self, values: [i8; 16]) -> Tables {
-        let mut tables = [[[0; 16]; 2]; 2];
-        let mut at = 0;
-        while at < 64 {
-            let (half, j, index) = (at / 32, at / 16 % 2, at % 16);
-            let code = match self.bits {
-                4 => index,
-                2 => index >> (j * 2) & 3,
-                _ => index >> (j * 2) & 3 | (index >> (HIGH_BITS[4 * half + j] % 4) & 1) << 2,
-            };
-            tables[half][j][index] = (values[code] as u8).wrapping_add(self.above);
-            at += 1;
-        }
-        tables
+/// The tables of a type whose codes stand for `values`. The low bits of an index of block 4·`half` + `j` stand at bit 0 or, for odd
+/// `j`, at bit 2, its high bit where [`HIGH_BITS`] has it, both modulo 4.
+const fn tables<T: Shape>(values: [i8; 16]) -> Tables {
+    let mut tables = [[[0; 16]; 2]; 2];
+    let mut at = 0;
+    while at < 64 {
+        let (half, j, index) = (at / 32, at / 16 % 2, at % 16);
+        let code = match T::BITS {
+            4 => index,
+            2 => index >> (j * 2) & 3,
+            _ => index >> (j * 2) & 3 | (index >> (HIGH_BITS[4 * half + j] % 4) & 1) << 2,
+        };
+        tables[half][j][index] = (values[code] as u8).wrapping_add(T::ABOVE);
+        at += 1;
     }
+    tables
 }
 
-/// Where the parts of a group stand.
+/// Where the parts of a panel stand.
 struct Parts<T>(PhantomData<T>);
 
 impl<T: Shape> Parts<T> {
@@ -194,125 +178,142 @@ impl<T: Shape> Parts<T> {
     }
 }
 
-fn group_bytes<T: Shape>(n_in: usize) -> usize {
-    Parts::<T>::factors_bytes(n_in / 256) + n_in / 256 * T::BLOCK_LINES * LINE
-}
+impl<T: Shape> Packing for Codes<T> {
+    fn name(&self) -> &'static str {
+        self.dtype.name()
+    }
 
-fn pack<T: Shape>(group: &mut [u8], lane: usize, row: &[u8], coding: &Coding) {
-    let block_bytes = coding.dtype.spec().block_bytes;
-    let n_blocks = row.len() / block_bytes;
-    let (factors, blocks) = group.split_at_mut(Parts::<T>::factors_bytes(n_blocks));
-    for (b, (block, lines)) in
-        row.chunks_exact(block_bytes).zip(blocks.chunks_exact_mut(T::BLOCK_LINES * LINE)).enumerate()
-    {
-        let block = (coding.read)(block);
-        for (f, factor) in block.factors[..T::N_FACTORS].iter().enumerate() {
-            factors[2 * ((b * T::N_FACTORS + f) * LANES + lane)..][..2].copy_from_slice(factor);
-        }
-        let (scales, lines) = lines.split_at_mut(T::SCALE_LINES * LINE);
-        for (scales, scale) in scales.chunks_exact_mut(LANES).zip(block.scales) {
-            scales[lane] = scale;
-        }
-        let codes = block.codes.as_chunks::<32>().0;
-        let mut words = [[0_u8; 32]; 8];
-        if T::BITS == 4 {
-            for (word, pair) in words.iter_mut().zip(codes.as_chunks::<2>().0) {
-                *word = std::array::from_fn(|i| pair[0][i] | pair[1][i] << 4);
+    /// Activations have a scale of their own for each 32, where sub-blocks have.
+    fn activations(&self) -> ActivationLayout {
+        if T::SUB == 32 { ActivationLayout::Int8Block32 } else { ActivationLayout::Int8Block256 }
+    }
+
+    fn panel_bytes(&self, n_in: usize) -> usize {
+        Parts::<T>::factors_bytes(n_in / 256) + n_in / 256 * T::BLOCK_LINES * LINE
+    }
+
+    fn pack(&self, panel: &mut [u8], lane: usize, row: &[u8]) {
+        let block_bytes = self.dtype.spec().block_bytes;
+        let n_blocks = row.len() / block_bytes;
+        let (factors, blocks) = panel.split_at_mut(Parts::<T>::factors_bytes(n_blocks));
+        for (b, (block, lines)) in
+            row.chunks_exact(block_bytes).zip(blocks.chunks_exact_mut(T::BLOCK_LINES * LINE)).enumerate()
+        {
+            let block = (self.read)(block);
+            for (f, factor) in block.factors[..T::N_FACTORS].iter().enumerate() {
+                factors[2 * ((b * T::N_FACTORS + f) * LANES + lane)..][..2].copy_from_slice(factor);
             }
-        } else {
-            for (word, four) in words.iter_mut().zip(codes.as_chunks::<4>().0) {
-                *word = std::array::from_fn(|i| {
-                    four[0][i] & 3 | (four[1][i] & 3) << 2 | (four[2][i] & 3) << 4 | (four[3][i] & 3) << 6
-                });
+            let (scales, lines) = lines.split_at_mut(T::SCALE_LINES * LINE);
+            for (scales, scale) in scales.chunks_exact_mut(LANES).zip(block.scales) {
+                scales[lane] = scale;
             }
-        }
-        let n_words = if T::BITS == 4 { 4 } else { 2 };
-        for (w, word) in words[..n_words].iter().enumerate() {
-            let first = w * 8 / n_words;
-            for (i, dword) in word.as_chunks::<4>().0.iter().enumerate() {
-                put_dwords(&mut lines[Parts::<T>::low(first, i).0 * LINE..][..LINE], lane, dword);
-            }
-        }
-        if T::BITS == 3 {
-            let mut high = [0_u8; 32];
-            for (k, codes) in codes.iter().enumerate() {
-                high.iter_mut().zip(codes).for_each(|(high, code)| *high |= (code >> 2) << HIGH_BITS[k]);
-            }
-            for (i, dword) in high.as_chunks::<4>().0.iter().enumerate() {
-                put_dwords(&mut lines[Parts::<T>::high(i) * LINE..][..LINE], lane, dword);
-            }
+            pack_codes::<T>(lines, lane, &block.codes);
         }
     }
-}
 
-/// Decodes one row of a packed group. Every product of a factor, a scale and a table's number is exact in `f32`, so the result has
-/// the same bits as the type's own decoder gives.
-fn decode<T: Shape>(out: &mut [f32], group: &[u8], lane: usize, coding: &Coding) {
-    let (blocks, _) = out.as_chunks_mut::<256>();
-    let (factors, lines) = group.split_at(Parts::<T>::factors_bytes(blocks.len()));
-    for (b, (out, lines)) in blocks.iter_mut().zip(lines.chunks_exact(T::BLOCK_LINES * LINE)).enumerate() {
-        let factor = |f: usize| {
-            let at = 2 * ((b * T::N_FACTORS + f) * LANES + lane);
-            f16::from_le_bytes([factors[at], factors[at + 1]]).to_f32()
-        };
-        let (scales, lines) = lines.split_at(T::SCALE_LINES * LINE);
-        for (j, out) in out.chunks_exact_mut(T::SUB).enumerate() {
-            let (scale, min) = match T::SCALES {
-                Scales::None => (1.0, 0.0),
-                Scales::Signed => (f32::from(scales[j * LANES + lane] as i8), 0.0),
-                Scales::WithMin => {
-                    let byte = scales[j * LANES + lane];
-                    (f32::from(byte & 15), factor(T::N_FACTORS - 1) * f32::from(byte >> 4))
-                }
+    /// Every product of a factor, a scale and a table's number is exact in `f32`, so the result has the same bits as the type's own
+    /// decoder gives.
+    fn dequantize(&self, out: &mut [f32], panel: &[u8], lane: usize) {
+        let (blocks, _) = out.as_chunks_mut::<256>();
+        let (factors, lines) = panel.split_at(Parts::<T>::factors_bytes(blocks.len()));
+        for (b, (out, lines)) in blocks.iter_mut().zip(lines.chunks_exact(T::BLOCK_LINES * LINE)).enumerate()
+        {
+            let factor = |f: usize| {
+                let at = 2 * ((b * T::N_FACTORS + f) * LANES + lane);
+                f16::from_le_bytes([factors[at], factors[at + 1]]).to_f32()
             };
-            let scale = factor(0) * coding.unit * scale;
-            for (w, out) in out.iter_mut().enumerate() {
-                let (k, within) = ((j * T::SUB + w) / 32, (j * T::SUB + w) % 32);
-                let at = 4 * lane + within % 4;
-                let (line, bit) = Parts::<T>::low(k, within / 4);
-                let mut code = lines[line * LINE + at] >> bit & if T::BITS == 4 { 15 } else { 3 };
-                if T::BITS == 3 {
-                    code |= (lines[Parts::<T>::high(within / 4) * LINE + at] >> HIGH_BITS[k] & 1) << 2;
+            let (scales, lines) = lines.split_at(T::SCALE_LINES * LINE);
+            for (j, out) in out.chunks_exact_mut(T::SUB).enumerate() {
+                let (scale, min) = match T::SCALES {
+                    Scales::None => (1.0, 0.0),
+                    Scales::Signed => (f32::from(scales[j * LANES + lane] as i8), 0.0),
+                    Scales::WithMin => {
+                        let byte = scales[j * LANES + lane];
+                        (f32::from(byte & 15), factor(T::N_FACTORS - 1) * f32::from(byte >> 4))
+                    }
+                };
+                let scale = factor(0) * self.unit * scale;
+                for (w, out) in out.iter_mut().enumerate() {
+                    let code = code::<T>(lines, lane, j * T::SUB + w);
+                    *out = scale * f32::from(self.values[usize::from(code)]) - min;
                 }
-                *out = scale * f32::from(coding.values[usize::from(code)]) - min;
             }
         }
     }
 }
 
-/// How groups of a type are multiplied.
-#[derive(Clone, Copy)]
-struct Codes<T> {
-    coding: &'static Coding,
-    shape: PhantomData<T>,
-}
-
-impl<T: Shape> Product for Codes<T> {
-    #[inline(always)]
-    unsafe fn add<S: Simd, const ONE: bool>(self, args: Args<'_>) {
-        let multiply = Multiply::<T> { args, coding: self.coding, shape: PhantomData };
-        // SAFETY: the caller's promise.
-        unsafe { if ONE { multiply.one_row::<S>() } else { multiply.rows::<S>() } }
+/// Writes the codes of a super-block.
+fn pack_codes<T: Shape>(lines: &mut [u8], lane: usize, codes: &[u8; 256]) {
+    let codes = codes.as_chunks::<32>().0;
+    let mut words = [[0_u8; 32]; 8];
+    if T::BITS == 4 {
+        for (word, pair) in words.iter_mut().zip(codes.as_chunks::<2>().0) {
+            *word = std::array::from_fn(|i| pair[0][i] | pair[1][i] << 4);
+        }
+    } else {
+        for (word, four) in words.iter_mut().zip(codes.as_chunks::<4>().0) {
+            *word = std::array::from_fn(|i| {
+                four[0][i] & 3 | (four[1][i] & 3) << 2 | (four[2][i] & 3) << 4 | (four[3][i] & 3) << 6
+            });
+        }
+    }
+    let n_words = if T::BITS == 4 { 4 } else { 2 };
+    for (w, word) in words[..n_words].iter().enumerate() {
+        let first = w * 8 / n_words;
+        for (i, dword) in word.as_chunks::<4>().0.iter().enumerate() {
+            put_dwords(&mut lines[Parts::<T>::low(first, i).0 * LINE..][..LINE], lane, dword);
+        }
+    }
+    if T::BITS == 3 {
+        let mut high = [0_u8; 32];
+        for (k, codes) in codes.iter().enumerate() {
+            high.iter_mut().zip(codes).for_each(|(high, code)| *high |= (code >> 2) << HIGH_BITS[k]);
+        }
+        for (i, dword) in high.as_chunks::<4>().0.iter().enumerate() {
+            put_dwords(&mut lines[Parts::<T>::high(i) * LINE..][..LINE], lane, dword);
+        }
     }
 }
 
-/// The product of a group by a tile.
+/// Code `w` of a super-block.
+fn code<T: Shape>(lines: &[u8], lane: usize, w: usize) -> u8 {
+    let (k, within) = (w / 32, w % 32);
+    let at = 4 * lane + within % 4;
+    let (line, bit) = Parts::<T>::low(k, within / 4);
+    let code = lines[line * LINE + at] >> bit & if T::BITS == 4 { 15 } else { 3 };
+    if T::BITS == 3 {
+        code | (lines[Parts::<T>::high(within / 4) * LINE + at] >> HIGH_BITS[k] & 1) << 2
+    } else {
+        code
+    }
+}
+
+impl<T: Shape> PanelKernel for Codes<T> {
+    #[inline(always)]
+    unsafe fn add_panel<S: Simd, const ONE_ROW: bool>(&self, args: Args<'_>) {
+        let multiply = Multiply { args, layout: self };
+        // SAFETY: the contract of both is `add_panel`'s own; `ONE_ROW` says which number of rows there is (3).
+        unsafe { if ONE_ROW { multiply.one_row::<S>() } else { multiply.rows::<S>() } }
+    }
+}
+
+/// The product of a panel by a tile.
 struct Multiply<'a, T> {
     args: Args<'a>,
-    coding: &'static Coding,
-    shape: PhantomData<T>,
+    layout: &'a Codes<T>,
 }
 
 impl<T: Shape> Multiply<'_, T> {
     /// One row: each line is loaded once, for all blocks that it holds, and the sums stay in registers.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; [`Layout::multiply`](super::layout::Layout::multiply) has checked the sizes.
+    /// As [`PanelKernel::add_panel`] for one row.
     #[inline(always)]
     unsafe fn one_row<S: Simd>(self) {
         let Args { w, x, y, .. } = self.args;
         let n_blocks = self.args.n_in / 256;
-        // SAFETY: `Layout::multiply` checked the sizes that the loops run to.
+        // SAFETY: super-blocks below n_in / 256 have their factors and lines in the panel (2) and their activations in the tile (3); `y`
+        // has one row (4).
         unsafe {
             let tables = self.tables::<S>();
             let mut total = S::load_f32(y);
@@ -320,7 +321,7 @@ impl<T: Shape> Multiply<'_, T> {
             for b in 0..n_blocks {
                 let at = self.block::<S>(b, tables);
                 int8::touch::<S>(at.scales, T::SCALE_LINES);
-                let d = S::mul(S::load_f16(self.factors(b)), S::splat(self.coding.unit));
+                let d = S::mul(S::load_f16(self.factors(b)), S::splat(self.layout.unit));
                 let mut sums = OneRow { total, whole: S::splat_i32(0) };
                 if T::BITS == 4 {
                     at.add_lines::<S, T, 0>(&mut sums, &x, b, d);
@@ -345,19 +346,20 @@ impl<T: Shape> Multiply<'_, T> {
     /// Several rows, whose sums are in memory.
     ///
     /// # Safety
-    /// As [`Multiply::one_row`].
+    /// As [`PanelKernel::add_panel`].
     #[inline(always)]
     unsafe fn rows<S: Simd>(self) {
         let Args { n_in, x, y, .. } = self.args;
         let rows = x.rows;
         let mut t = Sums::<TILE>::uninit();
         let t = t.as_mut_ptr().cast::<u8>();
-        // SAFETY: `Layout::multiply` checked the sizes that the loops run to; a tile has at most TILE rows.
+        // SAFETY: super-blocks below n_in / 256 have their factors and lines in the panel (2) and their activations in the tile (3); `y`
+        // has its rows (4), and `t` too, since a tile has at most TILE.
         unsafe {
             let tables = self.tables::<S>();
             for b in 0..n_in / 256 {
                 let at = self.block::<S>(b, tables);
-                let d = S::mul(S::load_f16(self.factors(b)), S::splat(self.coding.unit));
+                let d = S::mul(S::load_f16(self.factors(b)), S::splat(self.layout.unit));
                 if T::SUB == 32 {
                     for half in 0..2 {
                         at.add_block::<S, T, 0>(y, &x, b, d, half);
@@ -391,25 +393,25 @@ impl<T: Shape> Multiply<'_, T> {
         self.args.w[b * T::N_FACTORS * 2 * LANES..].as_ptr()
     }
 
-    /// [`Coding::tables`] in registers.
+    /// [`Codes::tables`] in registers.
     ///
     /// # Safety
-    /// [`Simd`]'s contract.
+    /// *Instructions*: those of [`Simd`].
     #[inline(always)]
     unsafe fn tables<S: Simd>(&self) -> [[S::I; 2]; 2] {
-        // SAFETY: the caller's promise.
-        self.coding.tables.each_ref().map(|two| two.each_ref().map(|table| unsafe { S::table(table) }))
+        // SAFETY: the instructions are this function's contract; a table is a reference.
+        self.layout.tables.each_ref().map(|two| two.each_ref().map(|table| unsafe { S::table(table) }))
     }
 
     /// Super-block `b`.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; there is that super-block.
+    /// *Weights and activations*: panel and tile have that super-block.
     #[inline(always)]
     unsafe fn block<S: Simd>(&self, b: usize, tables: [[S::I; 2]; 2]) -> Block<S::I> {
         let Args { w, n_in, x, .. } = &self.args;
         let start = Parts::<T>::factors_bytes(n_in / 256) + b * T::BLOCK_LINES * LINE;
-        // SAFETY: the caller's promise.
+        // SAFETY: block `b` starts at `start` and has scales and lines (the contract); `q` and the offsets are [n_blocks, rows, …].
         unsafe {
             let scales = w.as_ptr().add(start);
             let offsets = if T::MAX == 255 { x.offsets[0] } else { x.offsets[2] };
@@ -427,7 +429,8 @@ impl<T: Shape> Multiply<'_, T> {
     /// `total` and the whole number that row `r` of super-block `b` came to, with its minimums.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; there are that super-block and that row.
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Weights and activations*: panel and tile have that super-block, the tile has that row.
     #[inline(always)]
     unsafe fn end_super_block<S: Simd>(
         &self,
@@ -440,7 +443,8 @@ impl<T: Shape> Multiply<'_, T> {
     ) -> S::F {
         let x = &self.args.x;
         let at = b * x.rows + r;
-        // SAFETY: the caller's promise.
+        // SAFETY: the tile's offsets are [n_super_blocks, rows, 8] and its scales [n_super_blocks, rows], and row `r` of super-block `b` is
+        // there; the factors are d and, with minimums, dmin (2).
         unsafe {
             let mut product = S::mul(S::to_f32(whole), d);
             if T::SCALES == Scales::WithMin {
@@ -471,14 +475,16 @@ struct OneRow<S: Simd> {
 /// Adds the products of 4·N weights with each of `R` rows, which are 32 bytes apart.
 ///
 /// # Safety
-/// [`Simd`]'s contract; `q` has the rows.
+/// 1. *Instructions*: those of [`Simd`].
+/// 2. *Weights*: at most `T::MAX`.
+/// 3. *Activations*: `q` is readable for 4·N bytes of each row.
 #[inline(always)]
 unsafe fn dot<S: Simd, T: Shape, const N: usize, const R: usize>(
     mut sums: [S::I; R],
     v: &[S::I; N],
     q: *const i8,
 ) -> [S::I; R] {
-    // SAFETY: the caller's promise.
+    // SAFETY: weights (2) and activations (3) are as `Simd::dot` asks.
     unsafe {
         match T::MAX {
             15 => S::dot::<N, 15, R>(&mut sums, v, q),
@@ -489,10 +495,12 @@ unsafe fn dot<S: Simd, T: Shape, const N: usize, const R: usize>(
     sums
 }
 
-/// A super-block of 16 rows, and its activations.
+/// A super-block of 16 rows, and its activations. Made by [`Multiply::block`] alone, so that the pointers have the sizes that their
+/// comments say.
 struct Block<I> {
     /// [n_sub, 16]
     scales: *const u8,
+    /// 8 · [`Shape::BITS`] lines
     lines: *const u8,
     /// [8, rows, 32]
     q: *const i8,
@@ -504,14 +512,14 @@ struct Block<I> {
 }
 
 impl<I: Copy> Block<I> {
-    /// Asks for what block `k` needs some super-blocks ahead.
+    /// Prefetches what block `k` needs some super-blocks ahead.
     ///
     /// # Safety
-    /// [`Simd`]'s contract.
+    /// *Instructions*: those of [`Simd`].
     #[inline(always)]
     unsafe fn prefetch<S: Simd<I = I>, T: Shape>(&self, k: usize) {
         let scale_lines = if k == 7 { T::SCALE_LINES } else { 0 };
-        // SAFETY: the caller's promise.
+        // SAFETY: a prefetch takes any address; the instructions are this function's contract.
         unsafe {
             let lines = self.lines.wrapping_add(k * T::BITS * LINE);
             int8::prefetch::<S, false>(lines, T::BITS + scale_lines)
@@ -528,7 +536,8 @@ impl<I: Copy> Block<I> {
     /// sub-blocks are added to the total, others in whole numbers.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; `x` has super-block `b`.
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Activations*: `x` is a tile of one row with super-block `b`, which `self` is made of.
     #[inline(always)]
     unsafe fn add_lines<S: Simd<I = I>, T: Shape, const FIRST: usize>(
         &self,
@@ -537,7 +546,8 @@ impl<I: Copy> Block<I> {
         b: usize,
         d: S::F,
     ) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the super-block has blocks 0 to 7, each with its lines, scales, offsets and 32 activations; the tile has a scale for each
+        // where `T::SUB` is 32 (2). The table's bytes are at most `T::MAX`.
         unsafe {
             let mut sums = [S::splat_i32(0); 4];
             for part in 0..2 {
@@ -566,13 +576,14 @@ impl<I: Copy> Block<I> {
         }
     }
 
-    /// Scale of sub-block `j`.
+    /// Scale of sub-block `j`, which is below `T::N_SUB`.
     ///
     /// # Safety
-    /// [`Simd`]'s contract.
+    /// *Instructions*: those of [`Simd`].
     #[inline(always)]
     unsafe fn scale<S: Simd<I = I>, T: Shape>(&self, j: usize) -> I {
-        // SAFETY: the caller's promise.
+        debug_assert!(j < T::N_SUB);
+        // SAFETY: a super-block's scales are [n_sub, 16], and `j` is below `n_sub`; the instructions are this function's contract.
         unsafe {
             match T::SCALES {
                 Scales::None | Scales::Signed => S::load_i8(self.scales.add(j * LANES)),
@@ -584,10 +595,10 @@ impl<I: Copy> Block<I> {
     /// `d` times the scale of sub-block `j`, if they have scales.
     ///
     /// # Safety
-    /// [`Simd`]'s contract.
+    /// As [`Block::scale`].
     #[inline(always)]
     unsafe fn float_scale<S: Simd<I = I>, T: Shape>(&self, j: usize, d: S::F) -> S::F {
-        // SAFETY: the caller's promise.
+        // SAFETY: the contract of `scale` is this one's.
         unsafe {
             match T::SCALES {
                 Scales::None => d,
@@ -599,7 +610,9 @@ impl<I: Copy> Block<I> {
     /// Adds block 4·`half` + `J` of super-block `b` to `y` [rows, 16], where it is a sub-block.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; `x` has the super-block.
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Activations*: `x` is the tile that `self` was made of.
+    /// 3. *Sums*: `y` is readable and writable.
     #[inline(always)]
     unsafe fn add_block<S: Simd<I = I>, T: Shape, const J: usize>(
         &self,
@@ -610,7 +623,8 @@ impl<I: Copy> Block<I> {
         half: usize,
     ) {
         let k = 4 * half + J;
-        // SAFETY: the caller's promise.
+        // SAFETY: the super-block has blocks 0 to 7, and `half` is 0 or 1; the tile has it too (2), and `y` its rows (3). The table's bytes
+        // are at most `T::MAX`.
         unsafe {
             self.prefetch::<S, T>(k);
             let v = self.weights::<S, T, J>(half);
@@ -626,11 +640,12 @@ impl<I: Copy> Block<I> {
     /// Adds block 4·`half` + `J`, which has two sub-blocks, to `t`.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; `t` is `i32` [rows, 16].
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Sums*: `t` is readable and writable for `i32` [rows, 16].
     #[inline(always)]
     unsafe fn add<S: Simd<I = I>, T: Shape, const J: usize>(&self, t: *mut u8, half: usize) {
         let k = 4 * half + J;
-        // SAFETY: the caller's promise.
+        // SAFETY: the super-block has blocks 0 to 7, and `half` is 0 or 1, so its 32 activations of each row are there; a sub-block takes 16.
         unsafe {
             self.prefetch::<S, T>(k);
             let q = self.q.add(k * self.rows * 32);
@@ -640,13 +655,14 @@ impl<I: Copy> Block<I> {
         }
     }
 
-    /// Adds sub-block `j`.
+    /// Adds sub-block `j`, whose activations of the first row are at `q`.
     ///
     /// # Safety
     /// As [`Block::add`].
+    /// 3. *Activations*: `q` is readable for 16 bytes of each row.
     #[inline(always)]
     unsafe fn add_sub<S: Simd<I = I>, T: Shape>(&self, t: *mut u8, v: &[I; 4], j: usize, q: *const i8) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the contract of `add_sub_rows` is this one's for rows r..r + ROWS or r..r + 1, which are below `self.rows`.
         unsafe {
             let scale = self.scale::<S, T>(j);
             let mut r = 0;
@@ -664,7 +680,7 @@ impl<I: Copy> Block<I> {
     /// Adds sub-block `j` of `R` rows from row `r` on.
     ///
     /// # Safety
-    /// As [`Block::add`].
+    /// As [`Block::add_sub`]; rows up to r + R are there.
     #[inline(always)]
     unsafe fn add_sub_rows<S: Simd<I = I>, T: Shape, const R: usize>(
         &self,
@@ -675,7 +691,8 @@ impl<I: Copy> Block<I> {
         q: *const i8,
         r: usize,
     ) {
-        // SAFETY: the caller's promise.
+        // SAFETY: offsets are [n_sub, rows]; rows r..r + R of them, of the activations (3) and of `t` (2) are there. The table's bytes are at
+        // most `T::MAX`.
         unsafe {
             let mut sums = [S::splat_i32(0); R];
             if T::ABOVE != 0 {
@@ -694,12 +711,12 @@ impl<I: Copy> Block<I> {
     /// The weights of block 4·`half` + `J` in a line, as the table has them, from their low and high bits.
     ///
     /// # Safety
-    /// [`Simd`]'s contract.
+    /// *Instructions*: those of [`Simd`].
     #[inline(always)]
     unsafe fn line<S: Simd<I = I>, T: Shape, const J: usize>(&self, half: usize, low: I, high: I) -> I {
         let (_, bit) = Parts::<T>::low(J, 0);
         let bytes = |mask: usize| (mask as u32 * 0x0101_0101) as i32;
-        // SAFETY: the caller's promise.
+        // SAFETY: only registers; the instructions are this function's contract.
         unsafe {
             let mut code = S::and(low, S::splat_i32(bytes(if T::BITS == 4 { 15 } else { 3 } << bit)));
             if T::BITS == 3 {
@@ -712,10 +729,10 @@ impl<I: Copy> Block<I> {
     /// The weights of block 4·`half` + `J`.
     ///
     /// # Safety
-    /// [`Simd`]'s contract.
+    /// *Instructions*: those of [`Simd`].
     #[inline(always)]
     unsafe fn weights<S: Simd<I = I>, T: Shape, const J: usize>(&self, half: usize) -> [I; 8] {
-        // SAFETY: the caller's promise; the super-block has these lines.
+        // SAFETY: `Parts` numbers lines below the 8 · `T::BITS` that a super-block has; the instructions are this function's contract.
         unsafe {
             let mut v = [S::splat_i32(0); 8];
             for i in 0..8 {
@@ -734,11 +751,11 @@ impl<I: Copy> Block<I> {
     /// Half `part` of each block that begins in the lines of block `first`: two blocks of 4 bits, else four.
     ///
     /// # Safety
-    /// [`Simd`]'s contract.
+    /// *Instructions*: those of [`Simd`].
     #[inline(always)]
     unsafe fn four_lines<S: Simd<I = I>, T: Shape>(&self, first: usize, part: usize) -> [[I; 4]; 4] {
         let half = first / 4;
-        // SAFETY: the caller's promise; the super-block has these lines.
+        // SAFETY: `Parts` numbers lines below the 8 · `T::BITS` that a super-block has; the instructions are this function's contract.
         unsafe {
             let mut v = [[S::splat_i32(0); 4]; 4];
             for n in 0..4 {
@@ -763,10 +780,10 @@ impl<I: Copy> Block<I> {
     /// The minimums of all sub-blocks, two in each lane, if the type has any.
     ///
     /// # Safety
-    /// [`Simd`]'s contract.
+    /// *Instructions*: those of [`Simd`].
     #[inline(always)]
     unsafe fn mins<S: Simd<I = I>, T: Shape>(&self) -> [I; 8] {
-        // SAFETY: the caller's promise.
+        // SAFETY: with minimums a super-block's scales are [16, 16] bytes; the instructions are this function's contract.
         unsafe {
             let mut mins = [S::splat_i32(0); 8];
             if T::SCALES == Scales::WithMin {

@@ -9,6 +9,8 @@
 //! line 3:  byte 4·row + j: from bit 0, two bits each: the high bits of scale j, scale j + 4, minimum j, minimum j + 4
 //! ```
 
+#[cfg(doc)]
+use super::activations::ActivationLayout;
 use super::activations::Tile;
 use super::int8;
 use crate::cpu::simd::{LANES, LINE, Simd};
@@ -62,10 +64,11 @@ impl<S: Simd> Header<S> {
     /// Decodes a packed header.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; `p` has 4 lines.
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Weights*: `p` is a multiple of 64 and readable for [`HEADER_LINES`] lines.
     #[inline(always)]
     pub(super) unsafe fn load(p: *const u8) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: the loads are of lines 0 to 3 (2); the instructions are `Simd`'s (1).
         unsafe {
             let (d, dmin) = (S::load_f16(p), S::load_f16(p.add(32)));
             let (nibble, two) = (S::splat_i32(0x0f0f_0f0f), S::splat_i32(0x3030_3030));
@@ -109,7 +112,9 @@ impl<S: Simd> Header<S> {
     /// Ends super-block `b`: `y += (d · t - dmin · Σ minimum · sum of its 32 activations) · x.scale`, and sets `t` back to zero.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; `y` and `t` are [rows, 16], and the tile has that super-block.
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Activations*: the tile is of [`ActivationLayout::Int8Block256`], with that super-block and so many rows.
+    /// 3. *Sums*: `y` and `t` are readable and writable for [rows, 16] numbers.
     #[inline(always)]
     pub(super) unsafe fn end_super_block(
         &self,
@@ -119,7 +124,8 @@ impl<S: Simd> Header<S> {
         rows: usize,
         b: usize,
     ) {
-        // SAFETY: the caller's promise; the tile holds [n_super_blocks, rows, 4] sums.
+        // SAFETY: the tile holds [n_super_blocks, rows, 4] sums and [n_super_blocks, rows] scales (2); r < rows, so row `r` of `y` and of
+        // `t` is there (3).
         unsafe {
             let sums = x.offsets[0].as_ptr().add(b * rows * 4);
             for r in 0..rows {

@@ -1,0 +1,242 @@
+//! The product of a weight with any number of rows of activations.
+
+use super::activations::{Activations, BAND, TILE, Tile};
+use super::layout::{Layout, Panels};
+use super::matrix::{Matrix, Part, Slice, Weights, columns};
+use super::sums::Sums;
+use crate::cpu::memory::Line;
+use crate::cpu::parallel::Shared;
+use crate::cpu::simd::{LANES, LINE};
+use crate::cpu::threads::Pool;
+use bytemuck::Zeroable;
+use std::cell::RefCell;
+use std::ops::Range;
+
+thread_local! {
+    /// Room for a packed and a converted panel.
+    static SCRATCH: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What is multiplied.
+#[derive(Clone, Copy)]
+pub struct Product<'a> {
+    /// Activations: [m, w.n_in()], row-major.
+    pub x: &'a [f32],
+    /// The weight.
+    pub w: &'a Matrix,
+    /// Which of its experts; 0 for a plain matrix.
+    pub expert: usize,
+    /// Added to each row: [w.n_out()].
+    pub bias: Option<&'a [f32]>,
+}
+
+/// `y[i, o] = Σ_k x[i, k] · w[expert, o, k] + bias[o]`
+///
+/// `y`: [m, w.n_out()], row-major.
+///
+/// Panics if the slices' lengths disagree with the shapes, if there is no such expert, or if a worker panicked.
+pub fn matmul(pool: &Pool, y: &mut [f32], product: Product<'_>, scratch: &mut Activations) {
+    let Product { x, w, expert, bias } = product;
+    if y.is_empty() {
+        return;
+    }
+    let m = y.len() / w.n_out.max(1);
+    assert_eq!((y.len(), x.len()), (m * w.n_out, m * w.n_in), "[{m}, {}] from [{m}, {}]", w.n_out, w.n_in);
+    assert!(expert < w.n_experts, "expert {expert} of {}", w.n_experts);
+    if let Some(bias) = bias {
+        assert_eq!(bias.len(), w.n_out, "bias");
+    }
+    let mut prepared = Vec::new();
+    for part in &w.parts {
+        let layout = part.layout.activations();
+        if !prepared.contains(&layout) {
+            scratch.prepare(layout, w.isa, pool, x, m);
+            prepared.push(layout);
+        }
+    }
+
+    let last = &w.parts[w.parts.len() - 1];
+    let n_panels = last.first_panel + last.n_panels;
+    let n_tiles = m.div_ceil(TILE);
+    let elements = if prepared.iter().all(|layout| layout.is_int8()) { INT8_BLOCK } else { FLOAT_BLOCK };
+    let n_blocks = n_tiles.div_ceil((elements / (TILE * w.n_in.max(1))).max(1));
+    let block_tiles = n_tiles.div_ceil(n_blocks);
+    let tasks: Vec<Task<'_>> =
+        w.parts.iter().map(|part| Task::new(product, part, n_tiles, scratch)).collect();
+    let y = Shared::new(y);
+    // The last of several blocks has fewer tiles.
+    let quarters = if n_blocks == 1 { 3 } else { 2 };
+    pool.for_each_share(n_blocks * n_panels, quarters, |range| {
+        let mut item = range.start;
+        while item < range.end {
+            let (block, p) = (item / n_panels, item % n_panels);
+            let panels = p..n_panels.min(p + range.end - item);
+            item += panels.len();
+            let tiles = block * block_tiles..n_tiles.min((block + 1) * block_tiles);
+            for task in &tasks {
+                let first = task.part.first_panel;
+                let own = panels.start.max(first)..panels.end.min(first + task.part.n_panels);
+                if !own.is_empty() {
+                    task.run(own.start - first..own.end - first, tiles.clone(), &y);
+                }
+            }
+        }
+    });
+}
+
+/// Activations (in elements) that a block of tiles holds, of 8 bits: they stay in a core's second-level cache while the weights of a
+/// chunk pass by.
+const INT8_BLOCK: usize = 512 << 10;
+
+/// The same for floats and BF16 numbers. A band of these has so much to do with each line that it may come from the third-level
+/// cache; what counts is that the weights pass rarely.
+const FLOAT_BLOCK: usize = 4 << 20;
+
+/// Rows of 16 sums that are kept at a time for one tile: they stay in the first-level cache.
+const SUMS: usize = 256;
+
+/// Tiles whose sums are kept at a time, where a panel is packed or converted for them.
+const TILES: usize = 16;
+
+/// The product with one part of a weight.
+struct Task<'a> {
+    w: &'a Matrix,
+    part: &'a Part,
+    expert: usize,
+    bias: Option<&'a [f32]>,
+    /// Activations: [n_slices, n_tiles]
+    x: Vec<Tile<'a>>,
+    n_tiles: usize,
+}
+
+impl<'a> Task<'a> {
+    fn new(product: Product<'a>, part: &'a Part, n_tiles: usize, scratch: &'a Activations) -> Self {
+        let Product { w, expert, bias, .. } = product;
+        let layout = part.layout.activations();
+        let prepared = scratch.get(layout);
+        let tiles =
+            |columns: Range<usize>| (0..n_tiles).map(move |t| prepared.tile(layout, t, columns.clone()));
+        let x = columns(part.layout, w.n_in).flat_map(tiles).collect();
+        Self { w, part, expert, bias, x, n_tiles }
+    }
+
+    /// Multiplies panels of the part by tiles. Each panel and tile is given to one call.
+    fn run(&self, panels: Range<usize>, tiles: Range<usize>, y: &Shared<'_, f32>) {
+        if tiles.len() == 1 {
+            let step = SUMS / self.x[tiles.start].rows;
+            for start in panels.clone().step_by(step) {
+                self.multiply::<SUMS>(start..panels.end.min(start + step), tiles.clone(), y);
+            }
+            return;
+        }
+        // A panel stays in the caches while the tiles pass by, one after the other, so that the sums of one stay there too. Without slices
+        // a tile's are met once; and what is packed or converted for this product is so once for many.
+        let packed = matches!(self.part.weights, Weights::Packed(_));
+        for p in panels {
+            if packed && self.x.len() > self.n_tiles {
+                tiles.clone().for_each(|t| self.multiply::<SUMS>(p..p + 1, t..t + 1, y));
+                continue;
+            }
+            for start in tiles.clone().step_by(TILES) {
+                self.multiply::<{ TILES * TILE }>(p..p + 1, start..tiles.end.min(start + TILES), y);
+            }
+        }
+    }
+
+    /// Multiplies panels and tiles that together have at most `N` rows of sums.
+    fn multiply<const N: usize>(&self, panels: Range<usize>, tiles: Range<usize>, y: &Shared<'_, f32>) {
+        let rows: usize = self.x[tiles.clone()].iter().map(|x| x.rows).sum();
+        let mut sums = Sums::<N>::uninit();
+        // [tiles][panels, rows of the tile, 16]
+        let sums = sums.zeroed(panels.len() * rows);
+        for (slice, x) in self.part.slices(self.w.n_in).zip(self.x.chunks_exact(self.n_tiles)) {
+            self.for_runs(panels.clone(), &slice, |layout, first, run| {
+                let mut sums = &mut sums[..];
+                for x in &x[tiles.clone()] {
+                    let (of_tile, rest) = sums.split_at_mut(panels.len() * x.rows * LANES);
+                    sums = rest;
+                    let first = (first - panels.start) * x.rows * LANES;
+                    let y = &mut of_tile[first..][..run.n * x.rows * LANES];
+                    // SAFETY: `Matrix::new` checked that the processor has the instruction set.
+                    unsafe { layout.multiply(self.w.isa, y, run, *x) }
+                }
+            });
+        }
+        let mut sums = &sums[..];
+        for t in tiles {
+            let rows = self.x[t].rows;
+            for p in panels.clone() {
+                for r in 0..rows {
+                    let (of_row, rest) = sums.split_at(LANES);
+                    sums = rest;
+                    self.write(p, t * TILE + r, of_row, y);
+                }
+            }
+        }
+    }
+
+    /// Writes the sums of panel `p` for row `row`.
+    fn write(&self, p: usize, row: usize, sums: &[f32], y: &Shared<'_, f32>) {
+        let n = LANES.min(self.part.n_out - p * LANES);
+        let column = self.part.first_row + p * LANES;
+        // SAFETY: `matmul` checked that y is [m, n_out], and panel and row are below; each panel and tile is given to one call of `run`, so
+        // nobody else has these columns of this row.
+        let y = unsafe { y.slice(row * self.w.n_out + column, n) };
+        match self.bias {
+            Some(bias) => {
+                for ((y, sum), bias) in y.iter_mut().zip(sums).zip(&bias[column..]) {
+                    *y = sum + bias;
+                }
+            }
+            None => y.copy_from_slice(&sums[..n]),
+        }
+    }
+
+    /// Calls `f(layout, first, panels)` for runs of panels of a slice that lie together, each from panel `first` on: all at once, or if they
+    /// are packed or converted for this product, one by one.
+    fn for_runs(
+        &self,
+        panels: Range<usize>,
+        slice: &Slice,
+        mut f: impl FnMut(&'static dyn Layout, usize, Panels<'_>),
+    ) {
+        let Self { w, part, .. } = self;
+        let (own, n, n_in) = (part.layout, slice.panel_bytes, slice.columns.len());
+        let none = std::ptr::null();
+        let converted_to = if self.x[0].rows > BAND { own.for_many_rows() } else { None };
+        let packed = match &part.weights {
+            Weights::Packed(packed) => {
+                Some(&packed.as_slice()[part.start_of(self.expert, slice) + panels.start * n..])
+            }
+            Weights::Rows(_) => None,
+        };
+        if let (Some(packed), None) = (packed, converted_to) {
+            // The same panels of the next slice, if it is as long.
+            let is_last = slice.columns.end == w.n_in;
+            let next = if is_last { none } else { packed.as_ptr().wrapping_add(part.n_panels * n) };
+            let bytes = &packed[..panels.len() * n];
+            return f(own, panels.start, Panels { bytes, n: panels.len(), n_in, next });
+        }
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.resize(scratch.len().max(2 * n / LINE), Line::zeroed());
+            let (ours, converted) = bytemuck::cast_slice_mut(&mut scratch[..2 * n / LINE]).split_at_mut(n);
+            for (i, p) in panels.enumerate() {
+                let panel = match packed {
+                    Some(packed) => &packed[i * n..][..n],
+                    None => {
+                        part.pack(ours, slice.columns.clone(), self.expert, p);
+                        &*ours
+                    }
+                };
+                let Some(layout) = converted_to else {
+                    f(own, p, Panels { bytes: panel, n: 1, n_in, next: none });
+                    continue;
+                };
+                // SAFETY: `Matrix::new` checked that the processor has the instruction set.
+                unsafe { layout.convert(w.isa, converted, panel) }
+                let next = packed.map_or(none, |packed| packed.as_ptr().wrapping_add((i + 1) * n));
+                f(layout, p, Panels { bytes: converted, n: 1, n_in, next });
+            }
+        });
+    }
+}
