@@ -19,7 +19,7 @@ pub(super) struct Weights<S: Simd> {
 /// `of_tile` says so, else of the largest so far. Where a row does not see a position, its weight is 0 or next to it.
 ///
 /// # Safety
-/// [`Simd`]'s contract.
+/// *Instructions*: those of [`Simd`].
 #[inline(always)]
 pub(super) unsafe fn weigh<S: Simd>(
     scores: &mut [[f32; TILE]; ROWS],
@@ -38,7 +38,7 @@ pub(super) unsafe fn weigh<S: Simd>(
         }
         factors = [1.0; ROWS];
     }
-    // SAFETY: the caller's promise; a row has `CHUNKS` vectors. Rows are written out, so that their vectors stay in registers.
+    // SAFETY: a row of `TILE` numbers has `CHUNKS` vectors; the instructions are this function's contract. Rows are written out, so that their vectors stay in registers.
     unsafe {
         let rows = [
             scaled::<S>(&scores[0], factors[0]),
@@ -109,10 +109,10 @@ fn prepare(scores: &mut [f32; TILE], factor: f32, seen: &Range<usize>, cap: Opti
 /// A row's scores times a factor.
 ///
 /// # Safety
-/// [`Simd`]'s contract.
+/// *Instructions*: those of [`Simd`].
 #[inline(always)]
 unsafe fn scaled<S: Simd>(scores: &[f32; TILE], factor: f32) -> [S::F; CHUNKS] {
-    // SAFETY: the caller's promise; a row has `CHUNKS` vectors.
+    // SAFETY: a row of `TILE` numbers has `CHUNKS` vectors; the instructions are this function's contract.
     unsafe {
         let mut row = [S::splat(factor); CHUNKS];
         for c in 0..CHUNKS {
@@ -125,10 +125,10 @@ unsafe fn scaled<S: Simd>(scores: &[f32; TILE], factor: f32) -> [S::F; CHUNKS] {
 /// The largest number of a row.
 ///
 /// # Safety
-/// [`Simd`]'s contract.
+/// *Instructions*: those of [`Simd`].
 #[inline(always)]
 unsafe fn largest<S: Simd>(row: &[S::F; CHUNKS]) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: only registers; the instructions are this function's contract.
     unsafe {
         let mut lanes = row[0];
         for c in 1..CHUNKS {
@@ -141,10 +141,10 @@ unsafe fn largest<S: Simd>(row: &[S::F; CHUNKS]) -> f32 {
 /// The sum of a row.
 ///
 /// # Safety
-/// [`Simd`]'s contract.
+/// *Instructions*: those of [`Simd`].
 #[inline(always)]
 unsafe fn total<S: Simd>(row: &[S::F; CHUNKS]) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: only registers; the instructions are this function's contract.
     unsafe {
         let mut lanes = row[0];
         for c in 1..CHUNKS {
@@ -157,10 +157,10 @@ unsafe fn total<S: Simd>(row: &[S::F; CHUNKS]) -> f32 {
 /// `2^(x - base)` of a row.
 ///
 /// # Safety
-/// [`Simd`]'s contract.
+/// *Instructions*: those of [`Simd`].
 #[inline(always)]
 unsafe fn powers_of<S: Simd>(row: &[S::F; CHUNKS], base: f32) -> [S::F; CHUNKS] {
-    // SAFETY: the caller's promise.
+    // SAFETY: only registers; the instructions are this function's contract.
     unsafe {
         let mut weights = *row;
         for c in 0..CHUNKS {
@@ -200,10 +200,10 @@ pub(super) fn exp2(x: f32) -> f32 {
 /// [`exp2`] of every lane.
 ///
 /// # Safety
-/// [`Simd`]'s contract.
+/// *Instructions*: those of [`Simd`].
 #[inline(always)]
 unsafe fn exp2s<S: Simd>(x: S::F) -> S::F {
-    // SAFETY: the caller's promise.
+    // SAFETY: only registers; the instructions are this function's contract.
     unsafe {
         let x = S::max(x, S::splat(-126.0));
         let n = S::sub(S::add(x, S::splat(ROUND)), S::splat(ROUND));

@@ -16,6 +16,10 @@ pub(super) const ROWS: usize = 4;
 pub(super) const SCALED: usize = 32;
 
 /// How numbers are multiplied and summed.
+///
+/// # Safety
+/// 1. *Instructions*, of every function: those of [`Simd`].
+/// 2. *Memory*, of functions that take a pointer: what their own sections say.
 pub(super) trait Arithmetic {
     /// Numbers of a sum that one instruction takes.
     const STEP: usize;
@@ -26,31 +30,26 @@ pub(super) trait Arithmetic {
     /// The largest number that `write` takes; none where numbers have a floating point.
     const LARGEST: Option<f32>;
 
+    /// Loads words.
+    ///
     /// # Safety
-    /// [`Simd`]'s contract; 64 readable bytes.
+    /// `p` is readable for 64 bytes.
     unsafe fn load<S: Simd>(p: *const u8) -> Self::Words<S>;
+    /// Stores words.
+    ///
     /// # Safety
-    /// [`Simd`]'s contract; 64 writable bytes.
+    /// `p` is writable for 64 bytes.
     unsafe fn store<S: Simd>(p: *mut u8, w: Self::Words<S>);
     /// Sums to which `start` will have been added by [`Arithmetic::end`].
-    ///
-    /// # Safety
-    /// [`Simd`]'s contract.
     unsafe fn begin<S: Simd>(start: S::F) -> Self::Sums<S>;
     /// `sum + w · x`, where `x` holds `STEP` numbers, made by `write`.
-    ///
-    /// # Safety
-    /// [`Simd`]'s contract.
     unsafe fn add<S: Simd>(sum: Self::Sums<S>, w: Self::Words<S>, x: f32) -> Self::Sums<S>;
     /// `start + factor ·` what was added since [`Arithmetic::begin`]; the factor is 1 where numbers are no integers.
-    ///
-    /// # Safety
-    /// [`Simd`]'s contract.
     unsafe fn end<S: Simd>(sum: Self::Sums<S>, start: S::F, factor: S::F) -> S::F;
-    /// Writes 16 numbers as words of `STEP`, 64 / `STEP` bytes. Magnitudes are not above `LARGEST`.
+    /// Stores 16 numbers as words of `STEP`. Magnitudes are not above `LARGEST`.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; so many writable bytes.
+    /// `p` is writable for 64 / `STEP` bytes.
     unsafe fn write<S: Simd>(p: *mut u8, numbers: S::F);
 }
 
@@ -59,14 +58,14 @@ pub(super) trait Floats: Arithmetic {
     /// `STEP` vectors of numbers that lie `distance` bytes apart.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; readable vectors of `N`.
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Memory*: `STEP` vectors of 16 `N`, the first at `p`, are readable.
     unsafe fn convert<S: Simd, N: Number>(p: *const u8, distance: usize) -> Self::Words<S>;
 }
 
 /// Single precision throughout.
 pub(super) struct Single;
 
-#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: each function's contract is the trait's.
 impl Arithmetic for Single {
     const STEP: usize = 1;
     type Words<S: Simd> = S::F;
@@ -75,11 +74,13 @@ impl Arithmetic for Single {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8) -> S::F {
+        // SAFETY: 64 readable bytes (`Arithmetic`, 2).
         unsafe { S::load_f32(p.cast()) }
     }
 
     #[inline(always)]
     unsafe fn store<S: Simd>(p: *mut u8, w: S::F) {
+        // SAFETY: 64 writable bytes (`Arithmetic`, 2).
         unsafe { S::store_f32(p.cast(), w) }
     }
 
@@ -90,6 +91,7 @@ impl Arithmetic for Single {
 
     #[inline(always)]
     unsafe fn add<S: Simd>(sum: S::F, w: S::F, x: f32) -> S::F {
+        // SAFETY: only registers; the instructions are there (`Arithmetic`, 1).
         unsafe { S::fma(S::splat(x), w, sum) }
     }
 
@@ -100,14 +102,15 @@ impl Arithmetic for Single {
 
     #[inline(always)]
     unsafe fn write<S: Simd>(p: *mut u8, numbers: S::F) {
+        // SAFETY: 64 / `STEP` writable bytes (`Arithmetic`, 2).
         unsafe { S::store_f32(p.cast(), numbers) }
     }
 }
 
-#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: each function's contract is the trait's.
 impl Floats for Single {
     #[inline(always)]
     unsafe fn convert<S: Simd, N: Number>(p: *const u8, _: usize) -> S::F {
+        // SAFETY: so many readable vectors (`Floats`, 2).
         unsafe { N::load::<S>(p) }
     }
 }
@@ -115,7 +118,6 @@ impl Floats for Single {
 /// Products of numbers rounded to BF16, summed in single precision.
 pub(super) struct Bf16;
 
-#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: each function's contract is the trait's.
 impl Arithmetic for Bf16 {
     const STEP: usize = 2;
     type Words<S: Simd> = S::I;
@@ -124,11 +126,13 @@ impl Arithmetic for Bf16 {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8) -> S::I {
+        // SAFETY: 64 readable bytes (`Arithmetic`, 2).
         unsafe { S::load(p) }
     }
 
     #[inline(always)]
     unsafe fn store<S: Simd>(p: *mut u8, w: S::I) {
+        // SAFETY: 64 writable bytes (`Arithmetic`, 2).
         unsafe { S::store(p, w) }
     }
 
@@ -139,6 +143,7 @@ impl Arithmetic for Bf16 {
 
     #[inline(always)]
     unsafe fn add<S: Simd>(sum: S::F, w: S::I, x: f32) -> S::F {
+        // SAFETY: only registers; the instructions are there (`Arithmetic`, 1).
         unsafe { S::dot_bf16(sum, w, x.to_bits()) }
     }
 
@@ -149,14 +154,15 @@ impl Arithmetic for Bf16 {
 
     #[inline(always)]
     unsafe fn write<S: Simd>(p: *mut u8, numbers: S::F) {
+        // SAFETY: 64 / `STEP` writable bytes (`Arithmetic`, 2).
         unsafe { S::store_bf16(p, numbers) }
     }
 }
 
-#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: each function's contract is the trait's.
 impl Floats for Bf16 {
     #[inline(always)]
     unsafe fn convert<S: Simd, N: Number>(p: *const u8, distance: usize) -> S::I {
+        // SAFETY: so many readable vectors (`Floats`, 2).
         unsafe { S::bf16_pairs(N::load::<S>(p), N::load::<S>(p.add(distance))) }
     }
 }
@@ -164,7 +170,6 @@ impl Floats for Bf16 {
 /// Products of integers of 16 bits, summed exactly. The cache's codes have 8 bits, so that 64 of them stay below 2^31.
 pub(super) struct Integers;
 
-#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: each function's contract is the trait's.
 impl Arithmetic for Integers {
     const STEP: usize = 2;
     type Words<S: Simd> = S::I;
@@ -173,31 +178,37 @@ impl Arithmetic for Integers {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8) -> S::I {
+        // SAFETY: 64 readable bytes (`Arithmetic`, 2).
         unsafe { S::load(p) }
     }
 
     #[inline(always)]
     unsafe fn store<S: Simd>(p: *mut u8, w: S::I) {
+        // SAFETY: 64 writable bytes (`Arithmetic`, 2).
         unsafe { S::store(p, w) }
     }
 
     #[inline(always)]
     unsafe fn begin<S: Simd>(_: S::F) -> S::I {
+        // SAFETY: only registers; the instructions are there (`Arithmetic`, 1).
         unsafe { S::splat_i32(0) }
     }
 
     #[inline(always)]
     unsafe fn add<S: Simd>(sum: S::I, w: S::I, x: f32) -> S::I {
+        // SAFETY: only registers; the instructions are there (`Arithmetic`, 1).
         unsafe { S::dot_i16(sum, w, x.to_bits().cast_signed()) }
     }
 
     #[inline(always)]
     unsafe fn end<S: Simd>(sum: S::I, start: S::F, factor: S::F) -> S::F {
+        // SAFETY: only registers; the instructions are there (`Arithmetic`, 1).
         unsafe { S::fma(S::to_f32(sum), factor, start) }
     }
 
     #[inline(always)]
     unsafe fn write<S: Simd>(p: *mut u8, numbers: S::F) {
+        // SAFETY: 64 / `STEP` writable bytes (`Arithmetic`, 2).
         unsafe { S::store_i16(p, numbers) }
     }
 }
@@ -210,10 +221,10 @@ pub(super) const TINY: f32 = 1e-30;
 /// Folds the lanes in halves, the same order on every instruction set. Every lane has the result.
 ///
 /// # Safety
-/// [`Simd`]'s contract.
+/// *Instructions*: those of [`Simd`].
 #[inline(always)]
 pub(super) unsafe fn reduce<S: Simd>(v: S::F, f: impl Fn(S::F, S::F) -> S::F) -> S::F {
-    // SAFETY: the caller's promise.
+    // SAFETY: only registers; the instructions are this function's contract.
     unsafe {
         let v = f(v, S::swap::<8>(v));
         let v = f(v, S::swap::<4>(v));
@@ -227,8 +238,11 @@ pub(super) trait Number {
     /// Bytes of a number.
     const BYTES: usize;
 
+    /// Loads 16 numbers.
+    ///
     /// # Safety
-    /// [`Simd`]'s contract; 16 readable numbers.
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Memory*: `p` is readable for 16 numbers.
     unsafe fn load<S: Simd>(p: *const u8) -> S::F;
 }
 
@@ -244,7 +258,7 @@ impl Number for F32Number {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8) -> S::F {
-        // SAFETY: the caller's promise.
+        // SAFETY: 64 readable bytes (`Number`, 2); the instructions are there (1).
         unsafe { S::load_f32(p.cast()) }
     }
 }
@@ -254,7 +268,7 @@ impl Number for F16Number {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8) -> S::F {
-        // SAFETY: the caller's promise.
+        // SAFETY: 32 readable bytes (`Number`, 2); the instructions are there (1).
         unsafe { S::load_f16(p) }
     }
 }
@@ -264,7 +278,7 @@ impl Number for Bf16Number {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8) -> S::F {
-        // SAFETY: the caller's promise.
+        // SAFETY: 32 readable bytes (`Number`, 2); the instructions are there (1).
         unsafe { S::load_bf16(p) }
     }
 }
@@ -279,13 +293,14 @@ pub(super) trait Source<A: Arithmetic> {
     /// Words of one step, which takes `step` bytes.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; readable vectors.
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Memory*: the step's vectors are readable, the first at `p`, the others `step / STEP` bytes apart.
     unsafe fn load<S: Simd>(p: *const u8, step: usize) -> A::Words<S>;
 
-    /// Asks for what `load` of the same arguments will read.
+    /// Prefetches what `load` of the same arguments will read; `p` may be any address.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; `p` may be any address.
+    /// *Instructions*: those of [`Simd`].
     unsafe fn prefetch<S: Simd>(p: *const u8, step: usize);
 }
 
@@ -302,14 +317,14 @@ impl<A: Floats, N: Number> Source<A> for Numbers<N> {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8, step: usize) -> A::Words<S> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the step's `STEP` vectors are readable (`Source::load`, 2), at the distance that is given.
         unsafe { A::convert::<S, N>(p, step / A::STEP) }
     }
 
     #[inline(always)]
     unsafe fn prefetch<S: Simd>(p: *const u8, step: usize) {
         for i in 0..A::STEP {
-            // SAFETY: the caller's promise.
+            // SAFETY: a prefetch takes any address; the instructions are there (`Source::prefetch`).
             unsafe { S::prefetch_l2(p.wrapping_add(i * (step / A::STEP))) }
         }
     }
@@ -321,13 +336,13 @@ impl Source<Integers> for Codes {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8, _: usize) -> S::I {
-        // SAFETY: the caller's promise.
+        // SAFETY: a step is one vector of 32 bytes, which are readable (`Source::load`, 2).
         unsafe { S::load_i8_as_i16(p) }
     }
 
     #[inline(always)]
     unsafe fn prefetch<S: Simd>(p: *const u8, _: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: a prefetch takes any address; the instructions are there (`Source::prefetch`).
         unsafe { S::prefetch_l2(p) }
     }
 }
@@ -338,7 +353,7 @@ impl<A: Arithmetic> Source<A> for Words {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8, _: usize) -> A::Words<S> {
-        // SAFETY: the caller's promise.
+        // SAFETY: a step is one vector of 64 bytes, which are readable (`Source::load`, 2).
         unsafe { A::load::<S>(p) }
     }
 
@@ -348,6 +363,9 @@ impl<A: Arithmetic> Source<A> for Words {
 }
 
 /// Keys and values of a tile, chunk by chunk.
+///
+/// Whoever makes one sees to it that the pointers of the first `n_chunks` chunks, `next` apart, are readable for what their comments say
+/// in the form of the [`Source`] that reads them, and all of `scales`; its functions ask for that as *Tile*.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     /// Chunks that somebody sees part of; the first ones.
@@ -384,10 +402,11 @@ impl Scales {
     /// multiplied with: by what others see they would depend on the batch.
     ///
     /// # Safety
-    /// [`Simd`]'s contract; the scales are readable.
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Memory*: the scales `v` are readable, b < dim / [`SCALED`].
     #[inline(always)]
     pub(super) unsafe fn of_values<S: Simd>(&self, b: usize, seen: &Range<usize>) -> ([S::F; CHUNKS], f32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: step `b` of each chunk's scales is readable (2); an array of `TILE` numbers has `CHUNKS` vectors.
         unsafe {
             let mut scales = [S::splat(0.0); CHUNKS];
             for c in 0..CHUNKS {
@@ -423,12 +442,15 @@ impl Tile {
     /// Converts all numbers to words: `[dim / STEP, 64]` keys and `[64 / STEP, dim]` values.
     ///
     /// # Safety
-    /// [`Simd`]'s contract. The tile's vectors are readable; `k` and `v` have room for `64 · dim` words of 32 bits.
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Tile*: its vectors are readable in the form of `L`.
+    /// 3. *Memory*: `k` and `v` are writable for `64 · dim / STEP` words of 32 bits.
     #[inline(always)]
     pub(super) unsafe fn convert<S: Simd, A: Arithmetic, L: Source<A>>(self, k: *mut u8, v: *mut u8) -> Self {
         let (k_step, v_step) = (TILE * 4, self.dim * 4);
         let mut to = Self { k_step, v_step, ..self };
-        // SAFETY: the caller's promise.
+        // SAFETY: chunks below `n_chunks` have dim / STEP steps of keys and 16 / STEP steps of dim / 16 vectors of values (2); the words'
+        // matrices have four chunks (3).
         unsafe {
             for c in 0..self.n_chunks {
                 let (k, v) = (k.add(c * LINE), v.add(c * LANES / A::STEP * v_step));
@@ -456,7 +478,9 @@ impl Tile {
     /// `scores[r, position] = q[r] · k[position]` for four rows: `q` is `[4, q_stride]` words, `scores` `[4, 64]`.
     ///
     /// # Safety
-    /// [`Simd`]'s contract, and what the names say is there.
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Tile*: its keys are readable in the form of `L`.
+    /// 3. *Memory*: `q` is readable for four rows of `dim / STEP` words, `scores` writable for [4, 64] floats.
     #[inline(always)]
     pub(super) unsafe fn scores<S: Simd, A: Arithmetic, L: Source<A>>(
         &self,
@@ -464,7 +488,7 @@ impl Tile {
         q: *const f32,
         q_stride: usize,
     ) {
-        // SAFETY: the caller's promise; `c + V <= CHUNKS`.
+        // SAFETY: the contract of `scores_at` is this one's, for chunks below `n_chunks`.
         unsafe {
             if S::REGISTERS >= 32 && self.n_chunks == CHUNKS {
                 self.scores_at::<S, A, L, CHUNKS>(scores, q, q_stride, 0);
@@ -479,7 +503,7 @@ impl Tile {
     /// [`Tile::scores`] for chunks `c..c + V`.
     ///
     /// # Safety
-    /// As [`Tile::scores`].
+    /// As [`Tile::scores`]; c + V is at most `n_chunks`.
     #[inline(always)]
     unsafe fn scores_at<S: Simd, A: Arithmetic, L: Source<A>, const V: usize>(
         &self,
@@ -490,7 +514,8 @@ impl Tile {
     ) {
         let per_block = if self.scales.is_some() { SCALED } else { self.dim };
         let n = per_block / A::STEP;
-        // SAFETY: the caller's promise.
+        // SAFETY: the blocks' steps together are the dim / STEP steps of the keys (2) and of `q` (3); a block has a scale per chunk, and a
+        // row of `scores` a vector.
         unsafe {
             let mut scored = [[S::splat(0.0); V]; ROWS];
             for b in 0..self.dim / per_block {
@@ -519,7 +544,9 @@ impl Tile {
     /// which the first `64 / STEP` of each row are words; `out` is `[4, dim]`, of which elements `range`, whole vectors, are computed.
     ///
     /// # Safety
-    /// As [`Tile::scores`].
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Tile*: its values are readable in the form of `L`.
+    /// 3. *Memory*: `weights` is readable, `out` readable and writable, for what was said above; `range` ends at `dim` at most.
     #[inline(always)]
     pub(super) unsafe fn values<S: Simd, A: Arithmetic, L: Source<A>>(
         &self,
@@ -530,7 +557,7 @@ impl Tile {
         range: Range<usize>,
     ) {
         let (mut d, end) = (range.start / LANES, range.end / LANES);
-        // SAFETY: the caller's promise; `d + V <= end`.
+        // SAFETY: the contract of `values_at` is this one's, for vectors up to d + V, which is at most `end`.
         unsafe {
             while S::REGISTERS >= 32 && d + 4 <= end {
                 self.values_at::<S, A, L, 4>(out, shrink, factors, weights, d);
@@ -550,7 +577,7 @@ impl Tile {
     /// [`Tile::values`] for vectors `d..d + V` of the head.
     ///
     /// # Safety
-    /// As [`Tile::scores`].
+    /// As [`Tile::values`]; d + V is at most `dim / 16`.
     #[inline(always)]
     unsafe fn values_at<S: Simd, A: Arithmetic, L: Source<A>, const V: usize>(
         &self,
@@ -560,7 +587,8 @@ impl Tile {
         weights: *const f32,
         d: usize,
     ) {
-        // SAFETY: the caller's promise.
+        // SAFETY: vectors d..d + V of each of the four rows of `out` are there (3), and of each step of the first `n_chunks` chunks' values
+        // (2); these chunks have 16 / STEP words in each row of `weights`.
         unsafe {
             let out = out.add(d * LANES);
             let mut total = [[S::splat(0.0); V]; ROWS];
@@ -593,12 +621,12 @@ impl Tile {
 /// Sums that begin with what `start` has.
 ///
 /// # Safety
-/// [`Simd`]'s contract.
+/// *Instructions*: those of [`Simd`].
 #[inline(always)]
 unsafe fn begin<S: Simd, A: Arithmetic, const V: usize>(
     start: &[[S::F; V]; ROWS],
 ) -> [[A::Sums<S>; V]; ROWS] {
-    // SAFETY: the caller's promise.
+    // SAFETY: only registers; the instructions are this function's contract.
     unsafe {
         let mut sums = [[A::begin::<S>(start[0][0]); V]; ROWS];
         for r in 0..ROWS {
@@ -611,10 +639,11 @@ unsafe fn begin<S: Simd, A: Arithmetic, const V: usize>(
 }
 
 /// `sums[r][v] += Σ x[r, i] · w[v][i]` over `n` steps: four rows of words, `stride` apart, by `V` vectors, `step` bytes apart.
-/// Meanwhile asks for the same places of `next`.
+/// Meanwhile prefetches the same places of `next`.
 ///
 /// # Safety
-/// [`Simd`]'s contract; the words and vectors are readable.
+/// 1. *Instructions*: those of [`Simd`].
+/// 2. *Memory*: `x` is readable for four rows of `n` words, each of `w` for `n` steps in the form of `L`.
 #[inline(always)]
 unsafe fn multiply<S: Simd, A: Arithmetic, L: Source<A>, const V: usize>(
     sums: &mut [[A::Sums<S>; V]; ROWS],
@@ -627,7 +656,7 @@ unsafe fn multiply<S: Simd, A: Arithmetic, L: Source<A>, const V: usize>(
 ) {
     let mut acc = *sums;
     for i in 0..n {
-        // SAFETY: the caller's promise.
+        // SAFETY: step i < n of the vectors and words is readable (2).
         unsafe {
             let mut words = [L::load::<S>(w[0].add(i * step), step); V];
             for v in 1..V {
@@ -650,12 +679,13 @@ unsafe fn multiply<S: Simd, A: Arithmetic, L: Source<A>, const V: usize>(
 /// Writes four rows, `stride` floats apart.
 ///
 /// # Safety
-/// [`Simd`]'s contract; the rows are writable.
+/// 1. *Instructions*: those of [`Simd`].
+/// 2. *Memory*: each row is writable for `V` vectors.
 #[inline(always)]
 unsafe fn store<S: Simd, const V: usize>(to: *mut f32, stride: usize, sums: [[S::F; V]; ROWS]) {
     for r in 0..ROWS {
         for v in 0..V {
-            // SAFETY: the caller's promise.
+            // SAFETY: vector v < V of row r (2).
             unsafe { S::store_f32(to.add(r * stride + v * LANES), sums[r][v]) }
         }
     }

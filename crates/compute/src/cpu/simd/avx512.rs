@@ -1,25 +1,26 @@
 //! [`Simd`] with AVX-512 (F, BW, VL, DQ, VNNI): a vector is one register.
 
-use super::{Kernel, Simd, byte_of_dwords};
+use super::{Kernel, Simd, byte_of_dwords, simd_fns};
 use std::arch::x86_64::*;
 
 /// Runs a kernel compiled for AVX-512 with VNNI.
 ///
 /// # Safety
-/// The kernel's contract.
+/// *Memory*: that of [`Kernel::run`].
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) {
-    // SAFETY: this function is compiled for the instruction set of `Avx512`; the rest is the caller's promise.
+    // SAFETY: this function is compiled for the instruction set of `Avx512<false>`, and whoever calls it has it (1); memory is the
+    // kernel's own (2).
     unsafe { kernel.run::<Avx512<false>>() }
 }
 
 /// Runs a kernel compiled for AVX-512 with VNNI and BF16.
 ///
 /// # Safety
-/// The kernel's contract.
+/// *Memory*: that of [`Kernel::run`].
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
 pub(super) unsafe fn run_bf16<K: Kernel>(kernel: K) {
-    // SAFETY: as above.
+    // SAFETY: the same for `Avx512<true>`.
     unsafe { kernel.run::<Avx512<true>>() }
 }
 
@@ -30,10 +31,10 @@ pub(super) struct Avx512<const BF16: bool>;
 /// Lanes whose upper half is the nearest BF16 number, ties to even.
 ///
 /// # Safety
-/// The instruction set of [`Avx512`].
+/// *Instructions*: those of [`Avx512`].
 #[inline(always)]
 unsafe fn rounded(x: __m512) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: only registers; the instructions are this function's contract.
     unsafe {
         // Half of the last place that stays, less one where that place is even.
         let bits = _mm512_castps_si512(x);
@@ -45,10 +46,10 @@ unsafe fn rounded(x: __m512) -> __m512i {
 /// 16 BF16 numbers, by one instruction where there is one.
 ///
 /// # Safety
-/// The instruction set of [`Avx512`] with `BF16`.
+/// *Instructions*: those of [`Avx512`] with `BF16`.
 #[inline(always)]
 unsafe fn nearest_bf16<const BF16: bool>(x: __m512) -> __m256i {
-    // SAFETY: the caller's promise; __m256bh holds any 256 bits.
+    // SAFETY: only registers; the instructions are this function's contract. __m256bh holds any 256 bits.
     unsafe {
         if BF16 {
             return std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x));
@@ -62,7 +63,7 @@ unsafe fn nearest_bf16<const BF16: bool>(x: __m512) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
 fn multiply_add_i16(mut sum: __m512i, w: __m512i, x: __m512i) -> __m512i {
-    // SAFETY: the instruction changes its first operand alone.
+    // SAFETY: the function is compiled for the instruction, which changes its first operand alone.
     unsafe {
         std::arch::asm!(
             "vpdpwssd {sum}, {w}, {x}",
@@ -75,9 +76,6 @@ fn multiply_add_i16(mut sum: __m512i, w: __m512i, x: __m512i) -> __m512i {
     sum
 }
 
-// SAFETY of the blocks below: `Simd`'s contract gives the instructions and the readable or writable bytes; the loads and
-// stores are the unaligned ones.
-#[allow(clippy::undocumented_unsafe_blocks)]
 impl<const BF16: bool> Simd for Avx512<BF16> {
     type I = __m512i;
     type F = __m512;
@@ -85,132 +83,69 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     const REGISTERS: usize = 32;
     const DOTS_BF16: bool = BF16;
 
-    #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    simd_fns! {
+        registers:
+        fn first(v: __m512) -> f32 = _mm512_cvtss_f32(v);
+        fn splat(x: f32) -> __m512 = _mm512_set1_ps(x);
+        fn splat_i32(x: i32) -> __m512i = _mm512_set1_epi32(x);
+        fn to_f32(v: __m512i) -> __m512 = _mm512_cvtepi32_ps(v);
+        fn add_i32(a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);
+        fn mul_i32(a: __m512i, b: __m512i) -> __m512i = _mm512_mullo_epi32(a, b);
+        fn mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
+        fn add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
+        fn sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
+        fn max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps(b, a);
+        fn scale(v: __m512, n: __m512) -> __m512 = _mm512_scalef_ps(v, n);
+        fn fma(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        fn fnma(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fnmadd_ps(a, b, c);
+        fn bf16_low(v: __m512i) -> __m512 = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(v));
+        fn bf16_high(v: __m512i) -> __m512 =
+            _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(0xffff_0000_u32 as i32)));
+        fn and(a: __m512i, b: __m512i) -> __m512i = _mm512_and_si512(a, b);
+        fn or(a: __m512i, b: __m512i) -> __m512i = _mm512_or_si512(a, b);
+        fn lookup(table: __m512i, codes: __m512i) -> __m512i = _mm512_shuffle_epi8(table, codes);
+        fn shr_by(v: __m512i, n: u32) -> __m512i = _mm512_srl_epi16(v, _mm_cvtsi32_si128(n as i32));
+        fn pair(low: __m512i, high: __m512i) -> __m512i = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));
+        fn dot_i16(sum: __m512i, w: __m512i, x: i32) -> __m512i =
+            multiply_add_i16(sum, w, _mm512_set1_epi32(x));
     }
 
-    #[inline(always)]
-    unsafe fn prefetch_l2(p: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(p: *const u8) -> __m512i {
-        unsafe { _mm512_loadu_si512(p.cast()) }
+    simd_fns! {
+        memory:
+        fn prefetch(p: *const u8) = _mm_prefetch::<_MM_HINT_T0>(p.cast());
+        fn prefetch_l2(p: *const u8) = _mm_prefetch::<_MM_HINT_T1>(p.cast());
+        fn load(p: *const u8) -> __m512i = _mm512_loadu_si512(p.cast());
+        fn store(p: *mut u8, v: __m512i) = _mm512_storeu_si512(p.cast(), v);
+        fn load_u8(p: *const u8) -> __m512i = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
+        fn load_i8(p: *const u8) -> __m512i = _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()));
+        fn load_i8_as_i16(p: *const u8) -> __m512i = _mm512_cvtepi8_epi16(_mm256_loadu_si256(p.cast()));
+        fn load_f16(p: *const u8) -> __m512 = _mm512_cvtph_ps(_mm256_loadu_si256(p.cast()));
+        fn load_f32(p: *const f32) -> __m512 = _mm512_loadu_ps(p);
+        fn store_f32(p: *mut f32, v: __m512) = _mm512_storeu_ps(p, v);
+        fn store_bf16(p: *mut u8, v: __m512) = _mm256_storeu_si256(p.cast(), nearest_bf16::<BF16>(v));
+        fn store_i16(p: *mut u8, v: __m512) =
+            _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(v)));
     }
 
     #[inline(always)]
     unsafe fn load_in_order(p: *const u8) -> __m512i {
+        // SAFETY: 64 readable bytes at a multiple of 64 (`Simd`, 2), of which any are a vector.
         unsafe { p.cast::<__m512i>().read_volatile() }
     }
 
     #[inline(always)]
-    unsafe fn store(p: *mut u8, v: __m512i) {
-        unsafe { _mm512_storeu_si512(p.cast(), v) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_u8(p: *const u8) -> __m512i {
-        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_i8(p: *const u8) -> __m512i {
-        unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_i8_as_i16(p: *const u8) -> __m512i {
-        unsafe { _mm512_cvtepi8_epi16(_mm256_loadu_si256(p.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(p: *const u8) -> __m512 {
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
-    }
-
-    #[inline(always)]
     unsafe fn load_bf16(p: *const u8) -> __m512 {
+        // SAFETY: 32 readable bytes (`Simd`, 2), loaded without alignment; the instructions are there (1).
         unsafe {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
         }
     }
 
-    #[inline(always)]
-    unsafe fn load_f32(p: *const f32) -> __m512 {
-        unsafe { _mm512_loadu_ps(p) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_f32(p: *mut f32, v: __m512) {
-        unsafe { _mm512_storeu_ps(p, v) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_bf16(p: *mut u8, v: __m512) {
-        unsafe { _mm256_storeu_si256(p.cast(), nearest_bf16::<BF16>(v)) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_i16(p: *mut u8, v: __m512) {
-        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(v))) }
-    }
-
-    #[inline(always)]
-    unsafe fn first(v: __m512) -> f32 {
-        unsafe { _mm512_cvtss_f32(v) }
-    }
-
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> __m512 {
-        unsafe { _mm512_set1_ps(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn splat_i32(x: i32) -> __m512i {
-        unsafe { _mm512_set1_epi32(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn to_f32(v: __m512i) -> __m512 {
-        unsafe { _mm512_cvtepi32_ps(v) }
-    }
-
-    #[inline(always)]
-    unsafe fn add_i32(a: __m512i, b: __m512i) -> __m512i {
-        unsafe { _mm512_add_epi32(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_i32(a: __m512i, b: __m512i) -> __m512i {
-        unsafe { _mm512_mullo_epi32(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn max(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_max_ps(b, a) }
-    }
-
     // As integers, infinities lie above all numbers and NaN above infinities.
     #[inline(always)]
     unsafe fn max_magnitude(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: only registers; the instructions are there (`Simd`, 1).
         unsafe {
             let bits = |x| _mm512_castps_si512(_mm512_abs_ps(x));
             _mm512_castsi512_ps(_mm512_max_epi32(bits(a), bits(b)))
@@ -218,12 +153,8 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
-    unsafe fn scale(v: __m512, n: __m512) -> __m512 {
-        unsafe { _mm512_scalef_ps(v, n) }
-    }
-
-    #[inline(always)]
     unsafe fn swap<const N: usize>(v: __m512) -> __m512 {
+        // SAFETY: only registers; the instructions are there (`Simd`, 1).
         unsafe {
             match N {
                 8 => _mm512_shuffle_f32x4::<0b01_00_11_10>(v, v),
@@ -233,26 +164,6 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
                 _ => unreachable!("lanes {N} apart"),
             }
         }
-    }
-
-    #[inline(always)]
-    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
-        unsafe { _mm512_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    unsafe fn fnma(a: __m512, b: __m512, c: __m512) -> __m512 {
-        unsafe { _mm512_fnmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    unsafe fn bf16_low(v: __m512i) -> __m512 {
-        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(v)) }
-    }
-
-    #[inline(always)]
-    unsafe fn bf16_high(v: __m512i) -> __m512 {
-        unsafe { _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(0xffff_0000_u32 as i32))) }
     }
 
     #[inline(always)]
@@ -274,6 +185,7 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
                 _mm512_permutexvar_epi16(_mm512_loadu_si512(INTERLEAVED.as_ptr().cast()), halves)
             }
         } else {
+            // SAFETY: only registers; the instructions are there (`Simd`, 1).
             unsafe {
                 let low = _mm512_srli_epi32::<16>(rounded(first));
                 _mm512_mask_blend_epi16(0xaaaa_aaaa, low, rounded(second))
@@ -283,6 +195,7 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
 
     #[inline(always)]
     unsafe fn load_f16_as_bf16(p: *const u8) -> __m512i {
+        // SAFETY: 64 readable bytes (`Simd`, 2), loaded as two vectors of 32; the instructions are there (1).
         unsafe {
             let (first, second) = (Self::load_f16(p), Self::load_f16(p.add(32)));
             if BF16 {
@@ -295,53 +208,32 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
-    unsafe fn and(a: __m512i, b: __m512i) -> __m512i {
-        unsafe { _mm512_and_si512(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn or(a: __m512i, b: __m512i) -> __m512i {
-        unsafe { _mm512_or_si512(a, b) }
-    }
-
-    #[inline(always)]
     unsafe fn table(bytes: &[u8; 16]) -> __m512i {
+        // SAFETY: the reference's 16 bytes are readable; the instructions are there (`Simd`, 1).
         unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(bytes.as_ptr().cast())) }
     }
 
     #[inline(always)]
-    unsafe fn lookup(table: __m512i, codes: __m512i) -> __m512i {
-        unsafe { _mm512_shuffle_epi8(table, codes) }
-    }
-
-    #[inline(always)]
     unsafe fn shl<const N: u32>(v: __m512i) -> __m512i {
+        // SAFETY: only registers; the instructions are there (`Simd`, 1).
         unsafe { _mm512_slli_epi16::<N>(v) }
     }
 
     #[inline(always)]
     unsafe fn shr<const N: u32>(v: __m512i) -> __m512i {
+        // SAFETY: only registers; the instructions are there (`Simd`, 1).
         unsafe { _mm512_srli_epi16::<N>(v) }
     }
 
     #[inline(always)]
-    unsafe fn shr_by(v: __m512i, n: u32) -> __m512i {
-        unsafe { _mm512_srl_epi16(v, _mm_cvtsi32_si128(n as i32)) }
-    }
-
-    #[inline(always)]
     unsafe fn byte<const J: usize>(v: __m512i) -> __m512i {
+        // SAFETY: the reference's 16 bytes are readable; the instructions are there (`Simd`, 1).
         unsafe {
             _mm512_shuffle_epi8(
                 v,
                 _mm512_broadcast_i32x4(_mm_loadu_si128(byte_of_dwords::<J>().as_ptr().cast())),
             )
         }
-    }
-
-    #[inline(always)]
-    unsafe fn pair(low: __m512i, high: __m512i) -> __m512i {
-        unsafe { _mm512_or_si512(low, _mm512_slli_epi32::<16>(high)) }
     }
 
     #[inline(always)]
@@ -353,17 +245,13 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         for i in 0..N {
             for r in 0..R {
                 // Neighbouring instructions belong to different sums, so that none waits for the one before it.
+                // SAFETY: 4·N readable bytes for each sum (`Simd`, 2), of which this reads dword after dword; the instructions are there (1).
                 sums[r] = unsafe {
                     let x = x.add(32 * r + 4 * i).cast::<i32>().read_unaligned();
                     _mm512_dpbusd_epi32(sums[r], w[i], _mm512_set1_epi32(x))
                 };
             }
         }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_i16(sum: __m512i, w: __m512i, x: i32) -> __m512i {
-        unsafe { multiply_add_i16(sum, w, _mm512_set1_epi32(x)) }
     }
 
     #[inline(always)]
@@ -375,6 +263,7 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
                 _mm512_dpbf16_ps(sum, std::mem::transmute::<__m512i, __m512bh>(w), x)
             }
         } else {
+            // SAFETY: only registers; the instructions are there (`Simd`, 1).
             unsafe {
                 let sum = Self::fma(Self::bf16_low(w), Self::splat(f32::from_bits(x << 16)), sum);
                 Self::fma(Self::bf16_high(w), Self::splat(f32::from_bits(x & 0xffff_0000)), sum)

@@ -20,9 +20,13 @@ pub(crate) const LINE: usize = 64;
 /// Operations on vectors of 16 lanes.
 ///
 /// # Safety
-/// Every function has the same contract: it is inlined into a function that was compiled for the instruction set of the
-/// implementing type, on a processor that has it ([`dispatch`] sees to both), and pointers are readable (or writable) for
-/// the bytes that the function's comment names. No function but [`Simd::load_in_order`] asks for alignment.
+/// 1. *Instructions*, of every function: it is inlined into a function that was compiled for the instruction set of the implementing
+///    type, on a processor that has it. [`dispatch`] sees to both; whoever else calls these functions is generic over `Simd`, inlined,
+///    and asks its own callers for the same.
+/// 2. *Memory*, of functions that take a pointer: it is valid for reads, or writes, of the bytes that the function's own `# Safety`
+///    names, which have no alignment unless it says so.
+///
+/// Functions without a section of their own only use registers and ask for item 1 alone.
 pub(crate) trait Simd: Copy {
     /// 16 lanes of `i32`, or the same register as 64 bytes.
     type I: Copy;
@@ -38,34 +42,70 @@ pub(crate) trait Simd: Copy {
     /// Whether [`Simd::dot_bf16`] is one instruction.
     const DOTS_BF16: bool;
 
-    /// Asks for the line at `p` to come into the cache; `p` may point anywhere.
+    /// Prefetches the line at `p`; `p` may be any address.
     unsafe fn prefetch(p: *const u8);
-    /// As [`Simd::prefetch`], but not nearer than the second-level cache: it has more lines on their way at once.
+    /// As [`Simd::prefetch`], but not nearer than the second-level cache, which has more lines on their way at once.
     unsafe fn prefetch_l2(p: *const u8);
-    /// 64 bytes.
+    /// Loads 64 bytes.
+    ///
+    /// # Safety
+    /// `p` is readable for 64 bytes.
     unsafe fn load(p: *const u8) -> Self::I;
-    /// 64 bytes of a weight; `p` is a multiple of 64. These loads stay in the order of the program: the processor fetches ahead where
-    /// addresses ascend, and where the compiler mixes them, memory is read at half the speed.
+    /// Loads 64 bytes of a weight. These loads stay in the order of the program: the processor fetches ahead where addresses ascend, and
+    /// where the compiler mixes them, memory is read at half the speed.
+    ///
+    /// # Safety
+    /// `p` is readable for 64 bytes and a multiple of 64.
     unsafe fn load_in_order(p: *const u8) -> Self::I;
-    /// Writes 64 bytes.
+    /// Stores 64 bytes.
+    ///
+    /// # Safety
+    /// `p` is writable for 64 bytes.
     unsafe fn store(p: *mut u8, v: Self::I);
-    /// 16 unsigned bytes, widened.
+    /// Loads 16 unsigned bytes, widened.
+    ///
+    /// # Safety
+    /// `p` is readable for 16 bytes.
     unsafe fn load_u8(p: *const u8) -> Self::I;
-    /// 16 signed bytes, widened.
+    /// Loads 16 signed bytes, widened.
+    ///
+    /// # Safety
+    /// `p` is readable for 16 bytes.
     unsafe fn load_i8(p: *const u8) -> Self::I;
-    /// 32 signed bytes to 16 lanes of two integers of 16 bits.
+    /// Loads 32 signed bytes as 16 lanes of two integers of 16 bits.
+    ///
+    /// # Safety
+    /// `p` is readable for 32 bytes.
     unsafe fn load_i8_as_i16(p: *const u8) -> Self::I;
-    /// 16 numbers of half precision (32 bytes).
+    /// Loads 16 numbers of half precision.
+    ///
+    /// # Safety
+    /// `p` is readable for 32 bytes.
     unsafe fn load_f16(p: *const u8) -> Self::F;
-    /// 16 BF16 numbers (32 bytes).
+    /// Loads 16 BF16 numbers.
+    ///
+    /// # Safety
+    /// `p` is readable for 32 bytes.
     unsafe fn load_bf16(p: *const u8) -> Self::F;
-    /// 16 floats (64 bytes).
+    /// Loads 16 floats.
+    ///
+    /// # Safety
+    /// `p` is readable for 16 floats.
     unsafe fn load_f32(p: *const f32) -> Self::F;
-    /// Writes 16 floats.
+    /// Stores 16 floats.
+    ///
+    /// # Safety
+    /// `p` is writable for 16 floats.
     unsafe fn store_f32(p: *mut f32, v: Self::F);
-    /// Writes 16 numbers rounded to BF16 (32 bytes).
+    /// Stores 16 numbers rounded to BF16.
+    ///
+    /// # Safety
+    /// `p` is writable for 32 bytes.
     unsafe fn store_bf16(p: *mut u8, v: Self::F);
-    /// Writes the nearest integers of 16 bits (32 bytes); magnitudes are below 32,767.5.
+    /// Stores the nearest integers of 16 bits; magnitudes are below 32,767.5.
+    ///
+    /// # Safety
+    /// `p` is writable for 32 bytes.
     unsafe fn store_i16(p: *mut u8, v: Self::F);
     /// Lane 0.
     unsafe fn first(v: Self::F) -> f32;
@@ -106,7 +146,10 @@ pub(crate) trait Simd: Copy {
     /// Every lane's two numbers rounded to BF16, the first in the low half.
     unsafe fn bf16_pairs(first: Self::F, second: Self::F) -> Self::I;
 
-    /// Every lane's two numbers of half precision (64 bytes) rounded to BF16.
+    /// Loads two numbers of half precision per lane, rounded to BF16.
+    ///
+    /// # Safety
+    /// `p` is readable for 64 bytes.
     unsafe fn load_f16_as_bf16(p: *const u8) -> Self::I;
 
     /// Bitwise and.
@@ -132,6 +175,9 @@ pub(crate) trait Simd: Copy {
     ///
     /// Lane `l` of `w[i]` holds, as bytes, its weights for activations `4 * i..4 * i + 4`. Weights lie in `0..=MAX`, where
     /// `MAX` is 15, 31, 63, 127 or 255 (see [`Simd::CENTERS_BYTES`]); activations lie in -127..=127. The result is exact.
+    ///
+    /// # Safety
+    /// `x + 32 * r` is readable for 4·N bytes for each `r` below R.
     unsafe fn dot<const N: usize, const MAX: u8, const R: usize>(
         sums: &mut [Self::I; R],
         w: &[Self::I; N],
@@ -143,6 +189,29 @@ pub(crate) trait Simd: Copy {
     unsafe fn dot_bf16(sum: Self::F, w: Self::I, x: u32) -> Self::F;
 }
 
+/// Defines functions of [`Simd`] that are one expression of intrinsics: `registers` for those that only use registers, `memory` for those
+/// that take a pointer.
+#[cfg(target_arch = "x86_64")]
+macro_rules! simd_fns {
+    (registers: $(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty = $body:expr;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name($($arg: $type),*) -> $result {
+            // SAFETY: only registers; the instructions are there (`Simd`, 1).
+            unsafe { $body }
+        }
+    )*};
+    (memory: $(fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)? = $body:expr;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name($($arg: $type),*) $(-> $result)? {
+            // SAFETY: the expression reads or writes no more bytes than `Simd` asks for (2), by intrinsics without alignment, or prefetches;
+            // the instructions are there (1).
+            unsafe { $body }
+        }
+    )*};
+}
+#[cfg(target_arch = "x86_64")]
+use simd_fns;
+
 /// Indices of a byte shuffle of 16 bytes that bring byte `J` of each four to the lowest place and zeros above it.
 #[cfg(target_arch = "x86_64")]
 const fn byte_of_dwords<const J: usize>() -> &'static [i8; 16] {
@@ -151,20 +220,22 @@ const fn byte_of_dwords<const J: usize>() -> &'static [i8; 16] {
 
 /// A body that is compiled once per instruction set.
 pub(crate) trait Kernel {
-    /// Does the work.
+    /// Does the work. Implementations are `#[inline(always)]`.
     ///
     /// # Safety
-    /// The contract of [`Simd`], and that of the kernel's own pointers. Implementations are `#[inline(always)]`.
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Memory*: the kernel's pointers, if it has any, are valid for what the kernel's own comment says.
     unsafe fn run<S: Simd>(self);
 }
 
 /// Runs the copy of a kernel that was compiled for `isa`.
 ///
 /// # Safety
-/// The processor has `isa`, and the kernel's own contract holds.
+/// 1. *Instructions*: the processor has `isa`.
+/// 2. *Memory*: that of [`Kernel::run`].
 pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) {
     debug_assert!(isa.is_available());
-    // SAFETY: each function is compiled for the instruction set that the caller says is there.
+    // SAFETY: each arm calls the function that was compiled for `isa`, which the processor has (1); memory is the kernel's own (2).
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]

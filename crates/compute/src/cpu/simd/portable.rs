@@ -28,10 +28,10 @@ fn zip<T: Copy + Default>(a: [T; LANES], b: [T; LANES], f: impl Fn(T, T) -> T) -
 /// Reads an array of plain numbers.
 ///
 /// # Safety
-/// `p` is readable for the size of `T`, of which every bit pattern is a value.
+/// `p` is readable for the size of `T`.
 #[inline(always)]
 unsafe fn read<T: bytemuck::AnyBitPattern>(p: *const u8) -> T {
-    // SAFETY: the caller's promise.
+    // SAFETY: so many readable bytes (the contract), of which any pattern is a `T`; the read has no alignment.
     unsafe { p.cast::<T>().read_unaligned() }
 }
 
@@ -50,67 +50,67 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> Self::I {
-        // SAFETY: 64 readable bytes by contract.
+        // SAFETY: 64 readable bytes (`Simd`, 2).
         map(unsafe { read::<[i32; LANES]>(p) }, i32::from_le)
     }
 
     #[inline(always)]
     unsafe fn load_in_order(p: *const u8) -> Self::I {
-        // SAFETY: the same contract.
+        // SAFETY: 64 readable bytes (`Simd`, 2).
         unsafe { Self::load(p) }
     }
 
     #[inline(always)]
     unsafe fn store(p: *mut u8, v: Self::I) {
-        // SAFETY: 64 writable bytes by contract.
+        // SAFETY: 64 writable bytes (`Simd`, 2).
         unsafe { p.cast::<[i32; LANES]>().write_unaligned(map(v, i32::to_le)) }
     }
 
     #[inline(always)]
     unsafe fn load_u8(p: *const u8) -> Self::I {
-        // SAFETY: 16 readable bytes by contract.
+        // SAFETY: 16 readable bytes (`Simd`, 2).
         map(unsafe { read::<[u8; LANES]>(p) }, i32::from)
     }
 
     #[inline(always)]
     unsafe fn load_i8(p: *const u8) -> Self::I {
-        // SAFETY: 16 readable bytes by contract.
+        // SAFETY: 16 readable bytes (`Simd`, 2).
         map(unsafe { read::<[i8; LANES]>(p) }, i32::from)
     }
 
     #[inline(always)]
     unsafe fn load_i8_as_i16(p: *const u8) -> Self::I {
-        // SAFETY: 32 readable bytes by contract.
+        // SAFETY: 32 readable bytes (`Simd`, 2).
         map(unsafe { read::<[[i8; 2]; LANES]>(p) }, |[a, b]| i32::from(a) & 0xffff | i32::from(b) << 16)
     }
 
     #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> Self::F {
-        // SAFETY: 32 readable bytes by contract.
+        // SAFETY: 32 readable bytes (`Simd`, 2).
         map(unsafe { read::<[u16; LANES]>(p) }, |b| f16::from_bits(u16::from_le(b)).to_f32())
     }
 
     #[inline(always)]
     unsafe fn load_bf16(p: *const u8) -> Self::F {
-        // SAFETY: 32 readable bytes by contract.
+        // SAFETY: 32 readable bytes (`Simd`, 2).
         map(unsafe { read::<[u16; LANES]>(p) }, |b| f32::from_bits(u32::from(u16::from_le(b)) << 16))
     }
 
     #[inline(always)]
     unsafe fn load_f32(p: *const f32) -> Self::F {
-        // SAFETY: 64 readable bytes by contract.
+        // SAFETY: 64 readable bytes (`Simd`, 2).
         unsafe { read(p.cast()) }
     }
 
     #[inline(always)]
     unsafe fn store_f32(p: *mut f32, v: Self::F) {
-        // SAFETY: 64 writable bytes by contract.
+        // SAFETY: 64 writable bytes (`Simd`, 2).
         unsafe { p.cast::<[f32; LANES]>().write_unaligned(v) }
     }
 
     #[inline(always)]
     unsafe fn store_bf16(p: *mut u8, v: Self::F) {
-        // SAFETY: 32 writable bytes by contract.
+        // SAFETY: 32 writable bytes (`Simd`, 2).
         unsafe { p.cast::<[u16; LANES]>().write_unaligned(map(v, |x| bf16::from_f32(x).to_bits().to_le())) }
     }
 
@@ -118,7 +118,7 @@ impl Simd for Portable {
     unsafe fn store_i16(p: *mut u8, v: Self::F) {
         // Adding 1.5 · 2^23 leaves the nearest integer in the lowest bits.
         let integers = map(v, |x| ((x + 12_582_912.0).to_bits() as u16).to_le());
-        // SAFETY: 32 writable bytes by contract.
+        // SAFETY: 32 writable bytes (`Simd`, 2).
         unsafe { p.cast::<[u16; LANES]>().write_unaligned(integers) }
     }
 
@@ -222,7 +222,7 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn load_f16_as_bf16(p: *const u8) -> Self::I {
         let round = |x: u16| u32::from(bf16::from_f32(f16::from_bits(x).to_f32()).to_bits());
-        // SAFETY: 64 readable bytes by contract.
+        // SAFETY: 64 readable bytes (`Simd`, 2).
         map(unsafe { read::<[i32; LANES]>(p) }, |x| {
             let x = i32::from_le(x) as u32;
             (round(x as u16) | round((x >> 16) as u16) << 16) as i32
@@ -287,7 +287,7 @@ impl Simd for Portable {
     ) {
         for (r, sum) in sums.iter_mut().enumerate() {
             for (i, w) in w.iter().enumerate() {
-                // SAFETY: 4·N readable bytes per sum by contract.
+                // SAFETY: 4·N readable bytes for each sum (`Simd`, 2), of which this reads dword `i`.
                 let x = unsafe { read::<[i8; 4]>(x.add(32 * r + 4 * i).cast()) }.map(i32::from);
                 for l in 0..LANES {
                     let w = w[l] as u32;
@@ -309,7 +309,7 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn dot_bf16(sum: Self::F, w: Self::I, x: u32) -> Self::F {
         let (x0, x1) = (bf16::from_bits(x as u16).to_f32(), bf16::from_bits((x >> 16) as u16).to_f32());
-        // SAFETY: these functions of the portable path ask for nothing.
+        // SAFETY: any processor has the portable path's instructions (`Simd`, 1), and these functions only use registers.
         unsafe {
             let sum = Self::fma(Self::bf16_low(w), Self::splat(x0), sum);
             Self::fma(Self::bf16_high(w), Self::splat(x1), sum)
