@@ -13,7 +13,7 @@ use bytes::Bytes;
 use machine::peak_gop_s;
 use realizar_compute::cpu::bandwidth::ReadTest;
 use realizar_compute::cpu::isa::Isa;
-use realizar_compute::cpu::matmul::{Activations, Matrix, MatrixOptions, Product, matmul};
+use realizar_compute::cpu::matmul::{Activations, Matrix, MatrixOptions, Operands, matmul};
 use realizar_compute::cpu::threads::{Pool, default_threads};
 use realizar_compute::{DType, MatrixPart};
 use std::hint::black_box;
@@ -161,7 +161,7 @@ fn product(pool: &Pool, test: &ReadTest, dtype: DType, n_out: usize, n_in: usize
     let mut scratch = Activations::new();
     let mut pass = || {
         for w in &made {
-            matmul(pool, &mut y, Product { x: &x, w, expert: 0, bias: None }, &mut scratch);
+            matmul(pool, &mut y, Operands { x: &x, w, expert: 0, bias: None }, &mut scratch);
         }
     };
     let (median, best) = time(&mut pass);
@@ -228,12 +228,12 @@ fn model(pool: &Pool, name: &str, isa: Isa) {
         let x: Vec<f32> = (0..m * 8192).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 1.0).collect();
         let (median, best) = time(|| {
             for w in &layers {
-                let product = Product { x: &x[..m * w.n_in()], w, expert: 0, bias: None };
-                matmul(pool, &mut y[..m * w.n_out()], product, &mut scratch);
+                let operands = Operands { x: &x[..m * w.n_in()], w, expert: 0, bias: None };
+                matmul(pool, &mut y[..m * w.n_out()], operands, &mut scratch);
             }
             let last = m.min(8);
-            let product = Product { x: &x[..last * 2048], w: &head, expert: 0, bias: None };
-            matmul(pool, &mut y[..last * head.n_out()], product, &mut scratch);
+            let operands = Operands { x: &x[..last * 2048], w: &head, expert: 0, bias: None };
+            matmul(pool, &mut y[..last * head.n_out()], operands, &mut scratch);
         });
         println!(
             "{name} {isa} {} threads, {m:3} rows: {:8.2} ms  {:7.1} rows/s (best {:7.1})  {:5.1} GB/s",

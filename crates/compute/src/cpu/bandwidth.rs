@@ -1,4 +1,4 @@
-//! How fast memory is read: what one token's products can reach at most.
+//! How fast memory is read: an upper bound for the speed of decoding.
 
 use super::isa::Isa;
 use super::memory::Memory;
@@ -12,7 +12,7 @@ use std::time::Instant;
 /// Beyond any cache, and read within a few milliseconds: the speed of a shared machine's memory may change the next moment.
 const BYTES: usize = 256 << 20;
 
-/// Bytes of one thread's turn: a stream as long as those that products read.
+/// Bytes that one thread reads at a time: as many as a share of a matmul has.
 const CHUNK: usize = 1 << 20;
 
 /// A buffer to read, in pages as weights have.
@@ -27,7 +27,7 @@ impl ReadTest {
     /// Errors: `OutOfMemory`.
     pub fn new(pool: &Pool) -> Result<Self> {
         let mut memory = Memory::zeroed(BYTES, || "a buffer to read".into())?;
-        // Pages that nobody wrote to are all the same one. The threads that read them bring them to their own memory node.
+        // Pages that were never written are all mapped to one page of zeros. The first write places a page near the thread's memory node.
         let bytes = Shared::new(memory.as_mut_slice());
         pool.for_each_chunk(BYTES, CHUNK, |range| {
             // SAFETY: ranges do not overlap, and each is visited once.
@@ -36,7 +36,7 @@ impl ReadTest {
         Ok(Self { isa: Isa::best(), memory })
     }
 
-    /// Bytes per second of reading the buffer once, as products read weights: all threads, line after line.
+    /// Bytes per second of reading the buffer once, as a matmul reads weights: all threads, line after line.
     pub fn bytes_per_second(&self, pool: &Pool) -> f64 {
         // Wakes the threads.
         pool.run(|_, _| ());

@@ -20,7 +20,7 @@ pub(super) struct Line([f32; LANES]);
 const LARGE_PAGE: usize = 2 << 20;
 /// Least size of a slab. The last one of a model stays partly unused, and its untouched pages take no memory.
 const SLAB: usize = 32 * LARGE_PAGE;
-/// Buffers below this size are allocated alone: they would keep a slab alive that nobody else uses.
+/// Buffers below this size are allocated alone: they would keep a slab alive that has no other buffer.
 const SMALL: usize = 64 << 10;
 
 /// A buffer, zero at first, whose address is a multiple of 64.

@@ -4,10 +4,10 @@
 //! caches are plain arrays.
 
 mod activation;
+mod argmax;
 mod attention;
 pub mod bandwidth;
 mod buffer;
-mod choose;
 mod embed;
 pub mod isa;
 pub mod matmul;
@@ -30,7 +30,7 @@ use crate::{
     Rank, Result, Tensor,
 };
 use isa::Isa;
-use matmul::{Activations, Matrix, MatrixOptions, Product};
+use matmul::{Activations, Matrix, MatrixOptions, Operands};
 use std::sync::{Arc, Mutex, PoisonError};
 use threads::Pool;
 
@@ -41,14 +41,14 @@ pub struct CpuOptions {
     pub n_threads: usize,
     /// Instructions to use.
     pub isa: Isa,
-    /// Whether products take activations as they are, and not rounded to 8 bits.
+    /// Whether matmuls take activations as they are, and not rounded to 8 bits.
     pub exact: bool,
-    /// Whether weights are copied into the layout that products read fastest; otherwise they stay in the mapped file.
+    /// Whether weights are copied into the layout that matmuls read fastest; otherwise they stay in the mapped file.
     pub repack: bool,
 }
 
 impl Default for CpuOptions {
-    /// All cores, the best instructions, fast products, packed weights.
+    /// All cores, the best instructions, fast matmuls, packed weights.
     fn default() -> Self {
         Self { n_threads: threads::default_threads(), isa: Isa::best(), exact: false, repack: true }
     }
@@ -58,7 +58,7 @@ impl Default for CpuOptions {
 pub struct Cpu {
     options: CpuOptions,
     pool: Arc<Pool>,
-    /// Inputs of products in the forms that weights want; one product runs at a time.
+    /// Inputs of matmuls in the layouts that their weights need; one matmul runs at a time.
     activations: Mutex<Activations>,
     profiler: Profiler,
     rank: Rank,
@@ -89,9 +89,9 @@ impl Cpu {
         self.options
     }
 
-    fn multiply(&self, y: &mut [f32], product: Product<'_>) {
+    fn multiply(&self, y: &mut [f32], operands: Operands<'_>) {
         let mut activations = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
-        matmul::matmul(&self.pool, y, product, &mut activations);
+        matmul::matmul(&self.pool, y, operands, &mut activations);
     }
 }
 
@@ -215,7 +215,7 @@ impl Ops for Cpu {
     ) -> Result<()> {
         assert_eq!((x.row_len(), y.row_len(), x.rows()), (w.n_in(), w.n_out(), y.rows()));
         let bias = bias.map(|b| b.floats());
-        self.multiply(y.floats_mut(), Product { x: x.floats(), w, expert: 0, bias });
+        self.multiply(y.floats_mut(), Operands { x: x.floats(), w, expert: 0, bias });
         Ok(())
     }
 
@@ -273,7 +273,7 @@ impl Ops for Cpu {
 
     fn choose_likeliest(&self, batch: &mut HostBatch, logits: &Tensor<Self>) -> Result<()> {
         assert_eq!(logits.rows(), batch.logit_tokens().len());
-        let chosen = choose::likeliest(&self.pool, self.options.isa, logits.floats(), logits.row_len());
+        let chosen = argmax::argmax(&self.pool, self.options.isa, logits.floats(), logits.row_len());
         batch.set_chosen(chosen.into_iter());
         Ok(())
     }

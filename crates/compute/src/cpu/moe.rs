@@ -1,6 +1,6 @@
-//! Mixture of experts: tokens are sorted by expert, each expert computes its tokens in one product.
+//! Mixture of experts: tokens are sorted by expert, each expert computes its tokens in one matmul.
 
-use super::matmul::Product;
+use super::matmul::Operands;
 use super::{Cpu, activation};
 use crate::math::route;
 use crate::{Experts, MoeScratch, Result, Tensor};
@@ -42,13 +42,13 @@ pub(super) fn moe(
         let (m, expert) = (same.len(), same[0].expert);
         let gated = &mut scratch.gate_up.floats_mut()[start * 2 * inner..][..m * 2 * inner];
         let x = &scratch.x.floats()[start * n..][..m * n];
-        cpu.multiply(gated, Product { x, w: gate_up, expert, bias: None });
+        cpu.multiply(gated, Operands { x, w: gate_up, expert, bias: None });
         let hidden = &mut scratch.hidden.floats_mut()[start * inner..][..m * inner];
         for (hidden, gated) in hidden.chunks_exact_mut(inner).zip(gated.chunks_exact(2 * inner)) {
             activation::gated_row(cpu.options.isa, hidden, gated, params.activation);
         }
         let out = &mut scratch.y.floats_mut()[start * n..][..m * n];
-        cpu.multiply(out, Product { x: hidden, w: down, expert, bias: None });
+        cpu.multiply(out, Operands { x: hidden, w: down, expert, bias: None });
         start += m;
     }
     // Each token's experts are added from the lowest on, whatever else is in the batch.

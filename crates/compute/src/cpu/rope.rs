@@ -1,6 +1,6 @@
 //! Preparing queries, keys and values: norms per head, rotation, and the way into the cache.
 
-use super::attention::{CodePlace, CodePlaces, KeyLayout};
+use super::attention::{CodeOffset, CodeOffsets, KeyLayout};
 use super::isa::Isa;
 use super::parallel::Shared;
 use super::simd::{LANES, LINE};
@@ -116,8 +116,8 @@ impl<'a> Cache<'a> {
                         self.store_at_position(&self.v, head, pos, value);
                     }
                     KeyLayout::Codes => {
-                        self.store_codes(&self.k, head, pos, key, CodePlaces::key);
-                        self.store_codes(&self.v, head, pos, value, CodePlaces::value);
+                        self.store_codes(&self.k, head, pos, key, CodeOffsets::key);
+                        self.store_codes(&self.v, head, pos, value, CodeOffsets::value);
                     }
                 }
             }
@@ -150,7 +150,7 @@ impl<'a> Cache<'a> {
         }
     }
 
-    /// Writes a head's vector as codes and scales of Q8_0, in the places that `place` says.
+    /// Writes a head's vector as codes and scales of Q8_0, at the offsets that `offset_of` gives.
     ///
     /// # Safety
     /// As [`Cache::store`].
@@ -160,17 +160,17 @@ impl<'a> Cache<'a> {
         head: usize,
         pos: usize,
         numbers: &[f32],
-        place: CodePlace,
+        offset_of: CodeOffset,
     ) {
-        let places = CodePlaces { head_dim: self.dim, block_size: self.block_size };
+        let offsets = CodeOffsets { head_dim: self.dim, block_size: self.block_size };
         let mut encoded = [0; Q8_0_BYTES];
         for (b, numbers) in numbers.as_chunks::<32>().0.iter().enumerate() {
             (self.encode)(numbers, &mut encoded);
             // SAFETY: a scale of this position (the contract).
-            let scale = unsafe { cache.slice(head + places.scale(pos, b), 2) };
+            let scale = unsafe { cache.slice(head + offsets.scale(pos, b), 2) };
             scale.copy_from_slice(&encoded[..2]);
             for (j, &code) in encoded[2..].iter().enumerate() {
-                let at = head + place(places, pos, b * 32 + j);
+                let at = head + offset_of(offsets, pos, b * 32 + j);
                 // SAFETY: a code of this position (the contract).
                 unsafe { cache.slice(at, 1) }.copy_from_slice(&[code]);
             }

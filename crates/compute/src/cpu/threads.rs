@@ -4,7 +4,7 @@
 //! covers the gaps between the operations of a forward pass, and then sleep until they are woken.
 //!
 //! Where memory has several nodes, each worker stays on the processors of one node, and work in chunks is cut into one share per
-//! node: who packs a weight later reads it. A worker whose share is done helps with the others'.
+//! node: the threads that pack a weight later read it. A worker whose share is done helps with the others'.
 //!
 //! Work in chunks waits only for workers that have begun. On a machine that is busy with other things, a worker without a
 //! processor costs its share of the speed and not the time until the system runs it again.
@@ -308,7 +308,7 @@ fn work(shared: &Shared, worker: usize) {
     }
 }
 
-/// Returns when `ready` does: spins for a while, then sleeps with `asleep` set until somebody clears it and unparks.
+/// Returns when `ready` does: spins for a while, then sleeps with `asleep` set until another thread clears it and unparks.
 fn wait(asleep: &AtomicBool, ready: impl Fn() -> bool) {
     for _ in 0..SPINS {
         if ready() {
@@ -331,7 +331,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of threads to use when nobody says: one per physical core that this process may run on, on a hybrid machine per fast
+/// The default number of threads: one per physical core that this process may run on, on a hybrid machine per fast
 /// one, within the CPU limit of a container.
 pub fn default_threads() -> usize {
     match Topology::read() {

@@ -48,7 +48,7 @@ impl Topology {
         Some(Self { cores, nodes, limit: limit(root) })
     }
 
-    /// Threads to compute with when nobody says: one per fast physical core, no more than a container's limit allows.
+    /// Threads to compute with by default: one per fast physical core, no more than a container's limit allows.
     ///
     /// A second hardware thread of a core adds nothing to kernels that already keep its units busy, and a slow core makes the others
     /// wait for its share.

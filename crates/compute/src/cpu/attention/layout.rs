@@ -8,7 +8,7 @@ use crate::{KvLayer, Tensor};
 /// Order of one head's keys and values in a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::cpu) enum KeyLayout {
-    /// Keys `[head_dim, block_size]`: 16 positions of one element are one vector, so that a query meets them without a sum across
+    /// Keys `[head_dim, block_size]`: 16 positions of one element are one vector, so that the product with a query needs no sum across
     /// lanes. Values position by position. For plain numbers where the sizes are multiples of 16.
     ByElement,
     /// Codes of Q8_0 in pairs, for dot products of two: keys `[head_dim / 2, block_size, 2]`, values `[block_size / 2, head_dim, 2]`. Behind
@@ -38,17 +38,17 @@ pub(in crate::cpu) fn head_bytes(cache: &Tensor<Cpu>) -> usize {
     cache.dtype().bytes_for(head_dim).expect("a cache was made of whole blocks")
 }
 
-/// [`CodePlaces::key`] or [`CodePlaces::value`].
-pub(in crate::cpu) type CodePlace = fn(CodePlaces, usize, usize) -> usize;
+/// [`CodeOffsets::key`] or [`CodeOffsets::value`].
+pub(in crate::cpu) type CodeOffset = fn(CodeOffsets, usize, usize) -> usize;
 
 /// Places in a head's block of [`KeyLayout::Codes`], in bytes.
 #[derive(Clone, Copy)]
-pub(in crate::cpu) struct CodePlaces {
+pub(in crate::cpu) struct CodeOffsets {
     pub(in crate::cpu) head_dim: usize,
     pub(in crate::cpu) block_size: usize,
 }
 
-impl CodePlaces {
+impl CodeOffsets {
     /// The code of element `d` of the key at position `pos` of the block.
     pub(in crate::cpu) fn key(self, pos: usize, d: usize) -> usize {
         (d / 2 * self.block_size + pos) * 2 + d % 2

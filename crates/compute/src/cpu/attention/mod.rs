@@ -5,13 +5,13 @@
 //! output ([`task`]).
 //!
 //! ```text
-//!   sequence  | span 0                        | span 1           …
-//!   tiles     | 64 | 64 | 64 | 64 | … | 64 |  | 64 | 64 | …          at multiples of 64, whoever computes them
-//!   a row       online softmax over the tiles   again, from nothing  then the spans are merged in order
+//!   sequence  | split 0                       | split 1           …
+//!   tiles     | 64 | 64 | 64 | 64 | … | 64 |  | 64 | 64 | …          at multiples of 64 in every batch
+//!   a row       online softmax over the tiles   from the start       then the splits are merged in order
 //! ```
 //!
-//! Tiles and spans lie at fixed positions and a row's arithmetic never looks at other rows, so a token's result is the same
-//! bit by bit in a long prompt, in a chunk, alone, and on any number of threads. Spans let several threads share one long
+//! Tiles and splits lie at fixed positions and a row's arithmetic never looks at other rows, so a token's result is the same
+//! bit by bit in a long prompt, in a chunk, alone, and on any number of threads. Splits let several threads share one long
 //! sequence.
 
 mod layout;
@@ -19,7 +19,7 @@ mod softmax;
 mod task;
 mod tile;
 
-pub(super) use layout::{CodePlace, CodePlaces, KeyLayout};
+pub(super) use layout::{CodeOffset, CodeOffsets, KeyLayout};
 
 use super::parallel::Shared;
 use super::threads::Pool;
@@ -28,14 +28,14 @@ use crate::{AttentionParams, HostBatch, KvLayer, Result, Tensor};
 use std::cell::RefCell;
 use task::{Output, Partial, Rows};
 
-/// Rows of a task: enough that the conversion of a tile is small beside its products, few enough for the caches.
+/// Rows of a task: enough that converting a tile takes little time beside its matmuls, few enough for the caches.
 const TASK_ROWS: usize = 128;
 
-/// With fewer tasks than this per thread, spans become tasks of their own.
+/// With fewer tasks than this per thread, splits become tasks of their own.
 const TASKS_PER_THREAD: usize = 4;
 
 thread_local! {
-    /// Results of spans that wait for their merge; on the thread that calls.
+    /// Results of splits that wait for their merge; on the thread that calls.
     static PARTIALS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -54,8 +54,8 @@ pub(super) fn attention(
     assert_eq!((qkv.rows(), y.rows()), (n_tokens, n_tokens));
     let plan = Plan { options, qkv: qkv.floats(), kv, batch, params, y: Shared::new(y.floats_mut()) };
     let n_tasks = plan.n_tasks();
-    let n_spans: usize = (0..n_tasks).map(|i| plan.rows(i).spans().len()).sum();
-    if n_spans == n_tasks || n_tasks >= TASKS_PER_THREAD * pool.n_threads() {
+    let n_splits: usize = (0..n_tasks).map(|i| plan.rows(i).splits().len()).sum();
+    if n_splits == n_tasks || n_tasks >= TASKS_PER_THREAD * pool.n_threads() {
         // The last tokens of a prompt see the most positions: long tasks first leaves short ones to fill the end.
         pool.for_each_chunk(n_tasks, 1, |range| {
             range.for_each(|i| plan.rows(n_tasks - 1 - i).attend(Output::All(&plan.y)));
@@ -65,7 +65,7 @@ pub(super) fn attention(
 
     let len = (0..n_tasks).map(|i| plan.rows(i).partial_len()).max().unwrap_or(0);
     let tasks: Vec<(usize, usize)> =
-        (0..n_tasks).flat_map(|i| plan.rows(i).spans().map(move |span| (i, span))).collect();
+        (0..n_tasks).flat_map(|i| plan.rows(i).splits().map(move |split| (i, split))).collect();
     PARTIALS.with_borrow_mut(|partials| {
         partials.resize(partials.len().max(tasks.len() * len), 0.0);
         let partials = Shared::new(partials);
@@ -74,7 +74,7 @@ pub(super) fn attention(
                 let rows = plan.rows(tasks[t].0);
                 // SAFETY: partial `t` belongs to this task alone, and there is room for `tasks.len()` of them.
                 let partial = unsafe { partials.slice(t * len, rows.partial_len()) };
-                rows.attend(Output::Span(tasks[t].1, partial));
+                rows.attend(Output::Split(tasks[t].1, partial));
             }
         });
         pool.for_each_chunk(n_tasks, 1, |range| {
@@ -86,7 +86,7 @@ pub(super) fn attention(
                     unsafe { partials.slice(t * len, rows.partial_len()) }
                 };
                 let mut total = Partial::of(part(first), rows.count());
-                for t in first + 1..first + rows.spans().len() {
+                for t in first + 1..first + rows.splits().len() {
                     total.merge(&Partial::of(part(t), rows.count()));
                 }
                 rows.finish(&total, &plan.y);

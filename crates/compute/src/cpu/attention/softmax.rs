@@ -12,7 +12,7 @@ pub(super) struct Weights<S: Simd> {
     /// What each row's weights have to be multiplied with.
     pub(super) shares: [f32; ROWS],
     /// What was summed before has to be multiplied with.
-    pub(super) shrink: [f32; ROWS],
+    pub(super) rescale: [f32; ROWS],
 }
 
 /// Turns four rows' scores, times `factors`, into weights. Updates the rows' maxima and sums. Weights are shares of the tile's largest where
@@ -21,7 +21,7 @@ pub(super) struct Weights<S: Simd> {
 /// # Safety
 /// *Instructions*: those of [`Simd`].
 #[inline(always)]
-pub(super) unsafe fn weigh<S: Simd>(
+pub(super) unsafe fn softmax_tile<S: Simd>(
     scores: &mut [[f32; TILE]; ROWS],
     factors: &[f32; ROWS],
     seen: &[Range<usize>; ROWS],
@@ -86,12 +86,12 @@ pub(super) unsafe fn weigh<S: Simd>(
             total::<S>(&weights[2]),
             total::<S>(&weights[3]),
         ];
-        let (mut shares, mut shrink) = ([0.0; ROWS], [0.0; ROWS]);
+        let (mut shares, mut rescale) = ([0.0; ROWS], [0.0; ROWS]);
         for r in 0..ROWS {
-            (shares[r], shrink[r]) = (powers[r], powers[ROWS + r]);
-            sum[r] = sum[r] * shrink[r] + shares[r] * totals[r];
+            (shares[r], rescale[r]) = (powers[r], powers[ROWS + r]);
+            sum[r] = sum[r] * rescale[r] + shares[r] * totals[r];
         }
-        Weights { weights, shares, shrink }
+        Weights { weights, shares, rescale }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The rows of one key-value head over one sequence: online softmax tile by tile.
 
-use super::layout::{CodePlace, CodePlaces, KeyLayout, head_bytes};
-use super::softmax::{Weights, exp2, larger, weigh};
+use super::layout::{CodeOffset, CodeOffsets, KeyLayout, head_bytes};
+use super::softmax::{Weights, exp2, larger, softmax_tile};
 use super::tile::{
     Arithmetic, Bf16, Bf16Number, CHUNKS, Codes, F16Number, F32Number, Integers, Number, Numbers, ROWS,
     SCALED, Scales, Single, Source, TILE, TINY, Tile, Words, reduce,
@@ -17,9 +17,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Positions whose result is computed by itself and merged with the others'; a multiple of a tile.
-pub(super) const SPAN: usize = 512;
+pub(super) const SPLIT: usize = 512;
 
-/// Up to so many rows, numbers of the cache are converted for each product instead of once for all.
+/// Up to so many rows, numbers of the cache are converted for each matmul instead of once for all.
 const DIRECT_ROWS: usize = 2 * ROWS;
 
 thread_local! {
@@ -44,10 +44,10 @@ pub(super) struct Rows<'a> {
 
 /// What to compute, and where it goes.
 pub(super) enum Output<'a> {
-    /// All spans, merged: the rows of the result.
+    /// All splits, merged: the rows of the result.
     All(&'a Shared<'a, f32>),
-    /// One span, in the form of [`Partial`].
-    Span(usize, &'a mut [f32]),
+    /// One split, in the form of [`Partial`].
+    Split(usize, &'a mut [f32]),
 }
 
 impl Rows<'_> {
@@ -80,9 +80,9 @@ impl Rows<'_> {
         self.params.window.map_or(0, |w| end.saturating_sub(w))..end
     }
 
-    pub(super) fn spans(&self) -> Range<usize> {
+    pub(super) fn splits(&self) -> Range<usize> {
         let Range { start, end } = self.positions();
-        start / SPAN..end.div_ceil(SPAN)
+        start / SPLIT..end.div_ceil(SPLIT)
     }
 
     /// Numbers of a [`Partial`].
@@ -218,10 +218,12 @@ impl Kernel for Task<'_, Codes> {
 impl<N: Number> Kernel for Task<'_, Numbers<N>> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // A cache of full precision asks for full precision.
+        // A cache of full precision is multiplied in full precision.
         let full = self.rows.options.exact || self.rows.kv.k.dtype() == DType::F32;
         // SAFETY: the contract of `compute` is that of `Kernel::run`, whose memory is the output.
-        unsafe { if S::DOTS_BF16 && !full { self.compute::<S, Bf16>() } else { self.compute::<S, Single>() } }
+        unsafe {
+            if S::HAS_BF16_DOT && !full { self.compute::<S, Bf16>() } else { self.compute::<S, Single>() }
+        }
     }
 }
 
@@ -244,24 +246,24 @@ impl<L> Task<'_, L> {
         let mut rest = bytemuck::cast_slice_mut(&mut scratch[..]);
         let [q, q_factors, scores, staged, words, partials] = sizes.map(|n| take(&mut rest, n));
         let (one, total) = partials.split_at_mut(partial_len);
-        // SAFETY: the instructions are this function's contract (1); each part of the scratch has the size that its field in `Walk` says.
+        // SAFETY: the instructions are this function's contract (1); each part of the scratch has the size that its field in `TileLoop` says.
         unsafe {
             rows.queries::<S, A>(q, q_factors);
-            let walk = Walk { rows, q, q_factors, scores, staged, words };
+            let tiles = TileLoop { rows, q, q_factors, scores, staged, words };
             match output {
-                Output::Span(span, partial) => {
-                    walk.span::<S, A, L>(span, &mut Partial::of(partial, n_rows));
+                Output::Split(split, partial) => {
+                    tiles.run_split::<S, A, L>(split, &mut Partial::of(partial, n_rows));
                 }
                 Output::All(y) => {
-                    let mut walk = walk;
+                    let mut tiles = tiles;
                     let mut total = Partial::of(&mut total[..rows.partial_len()], n_rows);
-                    let mut spans = rows.spans();
-                    if let Some(first) = spans.next() {
-                        walk = walk.span::<S, A, L>(first, &mut total);
+                    let mut splits = rows.splits();
+                    if let Some(first) = splits.next() {
+                        tiles = tiles.run_split::<S, A, L>(first, &mut total);
                     }
                     let mut one = Partial::of(&mut one[..rows.partial_len()], n_rows);
-                    for span in spans {
-                        walk = walk.span::<S, A, L>(span, &mut one);
+                    for split in splits {
+                        tiles = tiles.run_split::<S, A, L>(split, &mut one);
                         total.merge(&one);
                     }
                     rows.finish(&total, y);
@@ -314,7 +316,7 @@ impl Rows<'_> {
 }
 
 /// What a task keeps while it goes through its tiles.
-struct Walk<'a, 'b> {
+struct TileLoop<'a, 'b> {
     rows: Rows<'a>,
     /// `[rows, dim]` words
     q: &'b mut [f32],
@@ -328,21 +330,21 @@ struct Walk<'a, 'b> {
     words: &'b mut [f32],
 }
 
-impl Walk<'_, '_> {
-    /// The rows' result over one span.
+impl TileLoop<'_, '_> {
+    /// The rows' result over one split.
     ///
     /// # Safety
     /// *Instructions*: those of [`Simd`].
     #[inline(always)]
-    unsafe fn span<S: Simd, A: Arithmetic, L: Source<A>>(
+    unsafe fn run_split<S: Simd, A: Arithmetic, L: Source<A>>(
         self,
-        span: usize,
+        split: usize,
         partial: &mut Partial<'_>,
     ) -> Self {
         let mut this = self;
         partial.clear();
         let seen = this.rows.positions();
-        let (begin, end) = (seen.start.max(span * SPAN), seen.end.min((span + 1) * SPAN));
+        let (begin, end) = (seen.start.max(split * SPLIT), seen.end.min((split + 1) * SPLIT));
         for at in (begin / TILE * TILE..end).step_by(TILE) {
             let here = at.max(begin)..end.min(at + TILE);
             // SAFETY: `stage` makes tiles whose pointers are readable in the form of `L`; `words` has room for a tile's keys and values.
@@ -394,8 +396,8 @@ impl Walk<'_, '_> {
                 let sum = partial.sum[r..].first_chunk_mut().expect("rows go by four");
                 let q_factors = self.q_factors[r..].first_chunk().expect("rows go by four");
                 let of_tile = A::LARGEST.is_some();
-                let Weights { weights, shares, shrink } =
-                    weigh::<S>(rows, q_factors, &seen, cap, of_tile, max, sum);
+                let Weights { weights, shares, rescale } =
+                    softmax_tile::<S>(rows, q_factors, &seen, cap, of_tile, max, sum);
                 let out = partial.out[r * dim..][..ROWS * dim].as_mut_ptr();
                 let write = |row: &mut [f32; TILE], weights: &[S::F; CHUNKS]| {
                     for c in 0..CHUNKS {
@@ -407,7 +409,7 @@ impl Walk<'_, '_> {
                         for i in 0..ROWS {
                             write(&mut rows[i], &weights[i]);
                         }
-                        tile.values::<S, A, L>(out, &shrink, &shares, rows.as_ptr().cast(), 0..dim);
+                        tile.values::<S, A, L>(out, &rescale, &shares, rows.as_ptr().cast(), 0..dim);
                     }
                     Some(scales) => {
                         for b in 0..dim / SCALED {
@@ -426,7 +428,7 @@ impl Walk<'_, '_> {
                                 write(&mut rows[i], &scaled);
                             }
                             let range = b * SCALED..(b + 1) * SCALED;
-                            tile.values::<S, A, L>(out, &shrink, &factors, rows.as_ptr().cast(), range);
+                            tile.values::<S, A, L>(out, &rescale, &factors, rows.as_ptr().cast(), range);
                         }
                     }
                 }
@@ -448,7 +450,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Finds the tile in the cache. Values of a chunk that nobody sees all of are copied, with zeros in place of the others.
+    /// Finds the tile in the cache. Values of a chunk that rows attend to only in part are copied, with zeros in place of the others.
     ///
     /// # Safety
     /// *Instructions*: those of [`Simd`].
@@ -460,7 +462,7 @@ impl Walk<'_, '_> {
         let is_code = KeyLayout::of(self.rows.kv) == KeyLayout::Codes;
         let key_bytes = if is_code { A::STEP } else { L::BYTES };
         let value_bytes = dim * L::BYTES;
-        let places = CodePlaces { head_dim: dim, block_size };
+        let offsets = CodeOffsets { head_dim: dim, block_size };
         let none = [std::ptr::null(); CHUNKS];
         let mut tile = Tile {
             n_chunks: (seen.end - at).div_ceil(LANES),
@@ -473,20 +475,20 @@ impl Walk<'_, '_> {
             scales: None,
         };
         let mut scales = (none, none);
-        let mut place = Place::of(at, block_size);
+        let mut place = BlockPosition::of(at, block_size);
         let to_v = bytemuck::cast_slice_mut::<f32, u8>(&mut self.staged[TILE * dim..]);
         for (c, to) in to_v.chunks_exact_mut(LANES * dim * 4).take(CHUNKS).enumerate() {
             let chunk = at + c * LANES..at + (c + 1) * LANES;
             if c < tile.n_chunks {
                 let wanted = chunk.start.max(seen.start)..chunk.end.min(seen.end);
-                // Keys of a chunk that nobody sees may be any: no row weighs them.
+                // Keys of a chunk that no row attends to may be any: their weights are zero.
                 let head = cache.start(if wanted.is_empty() { seen.start / block_size } else { place.block });
                 let keys = &cache.k[head..][..block_size * cache.head_bytes];
                 tile.k[c] = keys[place.first * key_bytes..].as_ptr();
                 let values = &cache.v[head + place.first * value_bytes..][..LANES * value_bytes];
                 tile.v[c] = values.as_ptr();
                 if is_code {
-                    let scale = places.scale(place.first, 0);
+                    let scale = offsets.scale(place.first, 0);
                     (scales.0[c], scales.1[c]) = (keys[scale..].as_ptr(), cache.v[head + scale..].as_ptr());
                 } else if wanted != chunk {
                     let wanted =
@@ -504,16 +506,16 @@ impl Walk<'_, '_> {
                 tile.next.1[c] = cache.v[head + place.first * value_bytes..].as_ptr();
                 if is_code {
                     // SAFETY: the contract of `prefetch_scales` is this function's.
-                    unsafe { cache.prefetch_scales::<S>(head, place.first, places) }
+                    unsafe { cache.prefetch_scales::<S>(head, place.first, offsets) }
                 }
             }
             place.advance(block_size);
         }
         if is_code {
-            // Where nobody sees a position's values, its scales may be any.
+            // Where no row attends to a position, the scales of its values may be any.
             let any = scales.1[0];
             scales.1[tile.n_chunks..].fill(any);
-            let step = places.scale(0, 1) - places.scale(0, 0);
+            let step = offsets.scale(0, 1) - offsets.scale(0, 0);
             tile.scales = Some(Scales { k: scales.0, v: scales.1, step });
         }
         tile
@@ -527,36 +529,36 @@ impl Walk<'_, '_> {
         let n_chunks = (seen.end - at).div_ceil(LANES);
         let (to_k, to_v) = self.staged.split_at_mut(TILE * dim);
         let dequantize = kv.k.dtype().spec().dequantize;
-        let places = CodePlaces { head_dim, block_size };
+        let offsets = CodeOffsets { head_dim, block_size };
         to_k.fill(0.0);
         to_v.fill(0.0);
         for pos in seen {
             let (head, first) = (cache.start(pos / block_size), pos % block_size);
-            let decode = |cache: &[u8], to: &mut [f32], place: CodePlace| {
+            let decode = |cache: &[u8], to: &mut [f32], offset_of: CodeOffset| {
                 let block = &cache[head..][..block_size * head_bytes];
                 if KeyLayout::of(kv) == KeyLayout::ByPosition {
                     dequantize(&block[first * head_bytes..][..head_bytes], to);
                     return;
                 }
                 for (d, to) in to.iter_mut().enumerate() {
-                    let at = places.scale(first, d / SCALED);
+                    let at = offsets.scale(first, d / SCALED);
                     let scale = f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-                    *to = scale * f32::from(block[place(places, first, d)].cast_signed());
+                    *to = scale * f32::from(block[offset_of(offsets, first, d)].cast_signed());
                 }
             };
             let i = pos - at;
             let row = &mut to_v[i * dim..][..head_dim];
             // The values' row serves for the key before the values come.
-            decode(cache.k, row, CodePlaces::key);
+            decode(cache.k, row, CodeOffsets::key);
             row.iter().zip(to_k[i..].iter_mut().step_by(TILE)).for_each(|(x, to)| *to = *x);
-            decode(cache.v, row, CodePlaces::value);
+            decode(cache.v, row, CodeOffsets::value);
         }
         let chunks = |p: &[f32], distance: usize| {
             std::array::from_fn::<_, CHUNKS, _>(|c| p[c * distance..].as_ptr().cast::<u8>())
         };
         let (k, v) = (chunks(to_k, LANES), chunks(to_v, LANES * dim));
         let (k_step, v_step) = (A::STEP * TILE * 4, A::STEP * dim * 4);
-        // Decoding reads the cache ahead of the products already.
+        // Decoding has already read the cache ahead of the matmuls.
         Tile { n_chunks, dim, k, k_step, v, v_step, next: (k, v), scales: None }
     }
 }
@@ -588,11 +590,11 @@ impl HeadCache<'_> {
     /// # Safety
     /// *Instructions*: those of [`Simd`].
     #[inline(always)]
-    unsafe fn prefetch_scales<S: Simd>(&self, head: usize, first: usize, places: CodePlaces) {
+    unsafe fn prefetch_scales<S: Simd>(&self, head: usize, first: usize, offsets: CodeOffsets) {
         // Blocks of small size have the scales of several elements in a line.
         let per_line = (LINE / (2 * self.block_size)).max(1);
-        for b in (0..places.head_dim / SCALED).step_by(per_line) {
-            let scales = head + places.scale(first, b);
+        for b in (0..offsets.head_dim / SCALED).step_by(per_line) {
+            let scales = head + offsets.scale(first, b);
             // SAFETY: a prefetch takes any address; the instructions are this function's contract.
             unsafe {
                 S::prefetch_l2(self.k[scales..].as_ptr());
@@ -603,14 +605,14 @@ impl HeadCache<'_> {
 }
 
 /// Where a position lies in a sequence's cache.
-struct Place {
+struct BlockPosition {
     /// Number of the block in the sequence
     block: usize,
     /// Position in the block
     first: usize,
 }
 
-impl Place {
+impl BlockPosition {
     fn of(position: usize, block_size: usize) -> Self {
         Self { block: position / block_size, first: position % block_size }
     }

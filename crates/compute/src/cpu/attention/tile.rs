@@ -1,7 +1,7 @@
-//! Tiles of 64 positions: where their keys and values are read from, in which form, and the one product over them.
+//! Tiles of 64 positions: where their keys and values are read from, in which form, and the one matmul over them.
 //!
 //! Keys and values of a tile are both a matrix `[n, lanes]` that is multiplied from the left by rows of `n` numbers: keys are
-//! `[head_dim, positions]`, values `[positions, head_dim]`. So both products are one function, [`multiply`].
+//! `[head_dim, positions]`, values `[positions, head_dim]`. So both matmuls are one function, [`multiply`].
 
 use crate::cpu::simd::{LANES, LINE, Simd};
 use std::ops::Range;
@@ -365,10 +365,10 @@ impl<A: Arithmetic> Source<A> for Words {
 /// Keys and values of a tile, chunk by chunk.
 ///
 /// Whoever makes one sees to it that the pointers of the first `n_chunks` chunks, `next` apart, are readable for what their comments say
-/// in the form of the [`Source`] that reads them, and all of `scales`; its functions ask for that as *Tile*.
+/// in the form of the [`Source`] that reads them, and all of `scales`; the contracts of its functions call that *Tile*.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
-    /// Chunks that somebody sees part of; the first ones.
+    /// Chunks of which a row attends to a part; the first ones.
     pub(super) n_chunks: usize,
     /// Numbers of a head, padded to whole vectors.
     pub(super) dim: usize,
@@ -376,7 +376,7 @@ pub(super) struct Tile {
     pub(super) k: [*const u8; CHUNKS],
     /// Bytes from one step along `dim` to the next.
     pub(super) k_step: usize,
-    /// Values, `[16, dim]` each; zeros where nobody sees them.
+    /// Values, `[16, dim]` each; zeros where no row attends to them.
     pub(super) v: [*const u8; CHUNKS],
     /// Bytes from one step along the positions to the next.
     pub(super) v_step: usize,
@@ -391,7 +391,7 @@ pub(super) struct Tile {
 pub(super) struct Scales {
     /// Of keys, F16, `[dim / SCALED, 16]` each.
     pub(super) k: [*const u8; CHUNKS],
-    /// Of values, the same; any where nobody sees them.
+    /// Of values, the same; arbitrary where no row attends to them.
     pub(super) v: [*const u8; CHUNKS],
     /// Bytes from one step along `dim` to the next.
     pub(super) step: usize,
@@ -540,7 +540,7 @@ impl Tile {
         }
     }
 
-    /// `out[r] = out[r] · shrink[r] + factors[r] · Σ weights[r, position] · v[position]` for four rows: `weights` is `[4, 64]`, of
+    /// `out[r] = out[r] · rescale[r] + factors[r] · Σ weights[r, position] · v[position]` for four rows: `weights` is `[4, 64]`, of
     /// which the first `64 / STEP` of each row are words; `out` is `[4, dim]`, of which elements `range`, whole vectors, are computed.
     ///
     /// # Safety
@@ -551,7 +551,7 @@ impl Tile {
     pub(super) unsafe fn values<S: Simd, A: Arithmetic, L: Source<A>>(
         &self,
         out: *mut f32,
-        shrink: &[f32; ROWS],
+        rescale: &[f32; ROWS],
         factors: &[f32; ROWS],
         weights: *const f32,
         range: Range<usize>,
@@ -560,15 +560,15 @@ impl Tile {
         // SAFETY: the contract of `values_at` is this one's, for vectors up to d + V, which is at most `end`.
         unsafe {
             while S::REGISTERS >= 32 && d + 4 <= end {
-                self.values_at::<S, A, L, 4>(out, shrink, factors, weights, d);
+                self.values_at::<S, A, L, 4>(out, rescale, factors, weights, d);
                 d += 4;
             }
             while S::REGISTERS >= 32 && d + 2 <= end {
-                self.values_at::<S, A, L, 2>(out, shrink, factors, weights, d);
+                self.values_at::<S, A, L, 2>(out, rescale, factors, weights, d);
                 d += 2;
             }
             while d < end {
-                self.values_at::<S, A, L, 1>(out, shrink, factors, weights, d);
+                self.values_at::<S, A, L, 1>(out, rescale, factors, weights, d);
                 d += 1;
             }
         }
@@ -582,7 +582,7 @@ impl Tile {
     unsafe fn values_at<S: Simd, A: Arithmetic, L: Source<A>, const V: usize>(
         &self,
         out: *mut f32,
-        shrink: &[f32; ROWS],
+        rescale: &[f32; ROWS],
         factors: &[f32; ROWS],
         weights: *const f32,
         d: usize,
@@ -595,7 +595,7 @@ impl Tile {
             for r in 0..ROWS {
                 for v in 0..V {
                     let old = S::load_f32(out.add(r * self.dim + v * LANES));
-                    total[r][v] = S::mul(old, S::splat(shrink[r]));
+                    total[r][v] = S::mul(old, S::splat(rescale[r]));
                 }
             }
             let mut sums = begin::<S, A, V>(&total);

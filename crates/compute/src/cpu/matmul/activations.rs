@@ -1,4 +1,4 @@
-//! The right-hand side of a product, in the layout that a kernel wants: floats, BF16 pairs, or 8-bit integers with scales.
+//! The activations of a matmul, in the layout that a kernel needs: floats, BF16 pairs, or 8-bit integers with scales.
 //!
 //! Rows are cut into tiles of [`TILE`]; inside a tile the rows of one block of elements lie side by side, so that a kernel
 //! walks one stream. A row's layout depends on that row alone.
@@ -34,7 +34,7 @@ impl ActivationLayout {
     }
 }
 
-/// Buffers for the forms of one input; reused from product to product, they grow and never shrink.
+/// Buffers for the layouts of one input; reused from matmul to matmul, they grow and never shrink.
 #[derive(Default)]
 pub struct Activations {
     f32: Prepared,

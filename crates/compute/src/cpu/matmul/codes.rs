@@ -1,7 +1,7 @@
 //! Super-blocks whose weights are codes of 2 to 4 bits for the bytes of a table: the I-quants, Q2_K, Q3_K and the ternary types.
 //!
 //! The points of their codebooks have few coordinates: IQ2 knows three magnitudes, IQ3 eight, and with the sign that is a code
-//! of 3 or 4 bits per weight. So packing looks each point up once, and a product needs one byte shuffle for 64 weights instead of
+//! of 3 or 4 bits per weight. So packing looks each point up once, and a matmul needs one byte shuffle for 64 weights instead of
 //! a search in a codebook. Types that keep several weights under one index get larger by it, see docs/cpu.md.
 //!
 //! Panel: the factors, F16 [n_super_blocks, 16], twice as many for types with minimums (d, then dmin), filled up to a line; then per
@@ -297,7 +297,7 @@ impl<T: Shape> PanelKernel for Codes<T> {
     }
 }
 
-/// The product of a panel by a tile.
+/// The matmul of a panel with a tile.
 struct Multiply<'a, T> {
     args: Args<'a>,
     layout: &'a Codes<T>,

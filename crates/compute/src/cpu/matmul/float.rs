@@ -7,8 +7,8 @@ use super::activations::{BAND, Tile, band};
 use super::layout::{Args, Packing, PanelKernel, get_dwords, put_dwords};
 use crate::cpu::simd::{LANES, LINE, Simd};
 
-/// How far ahead of their use the lines of a weight are prefetched, in bytes, where a line has work to do for several rows: the
-/// processor fetches too little by itself while it computes.
+/// How far ahead of their use the lines of a weight are prefetched, in bytes, where a line is multiplied with several rows: the
+/// processor prefetches too little by itself while it computes.
 const AHEAD: usize = 4096;
 
 /// Writes the 16-bit numbers of a row as pairs, [n_in / 2, 16 rows, 2].

@@ -55,8 +55,8 @@ pub(super) fn factors_bytes(n_blocks: usize) -> usize {
     (n_blocks * 2 * LANES).next_multiple_of(LINE)
 }
 
-/// How far ahead of their use the lines of a weight are asked for, in bytes, where a line has work to do for several rows: the
-/// processor fetches too little by itself while it computes, and the two times would add up.
+/// How far ahead of their use the lines of a weight are prefetched, in bytes, where a line is multiplied with several rows: the
+/// processor prefetches too little by itself while it computes, and the two times would add up.
 const AHEAD: usize = 4096;
 
 /// Prefetches `n` lines [`AHEAD`] of `lines`, which may be any address, unless there is one row: then the processor's own prefetchers are

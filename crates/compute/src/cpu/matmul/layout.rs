@@ -15,7 +15,7 @@
 //! then all of the second. A slice of a panel is a panel with shorter rows.
 //!
 //! A file of [`layouts`](super::layouts) implements [`Packing`] and [`PanelKernel`] for its type; together they make a [`Layout`], which
-//! is all that the code of matrices and products sees.
+//! is all that matrix.rs and gemm.rs see.
 
 use super::activations::{ActivationLayout, Tile};
 use super::sums::Sums;
@@ -27,7 +27,7 @@ pub(super) trait Packing: Sync {
     /// For messages.
     fn name(&self) -> &'static str;
 
-    /// How the activations of a product must lie.
+    /// How the activations of a matmul must lie.
     fn activations(&self) -> ActivationLayout;
 
     /// Bytes of a panel of 16 rows of `n_in` elements, a multiple of [`LINE`].
@@ -61,7 +61,7 @@ pub(super) trait PanelKernel: Packing {
     /// 1. *Instructions*: those of [`Simd`].
     /// 2. *Weights*: `args.w` is one panel, `panel_bytes(args.n_in)` bytes from a multiple of 64 on.
     /// 3. *Activations*: `args.x` lies as `activations()` says and has `args.n_in` columns, and one row for `ONE_ROW`.
-    /// 4. *Sums*: `args.y` is valid for reads and writes of [args.x.rows, 16] floats, and nobody else uses them.
+    /// 4. *Sums*: `args.y` is valid for reads and writes of [args.x.rows, 16] floats, and used by no other thread meanwhile.
     unsafe fn add_panel<S: Simd, const ONE_ROW: bool>(&self, args: Args<'_>);
 }
 
@@ -103,7 +103,7 @@ pub(super) struct Panels<'a> {
     pub(super) next: *const u8,
 }
 
-/// One product: panels, one after the other, by a tile of activations.
+/// One matmul: panels, one after the other, by a tile of activations.
 #[derive(Clone, Copy)]
 pub(super) struct Args<'a> {
     pub(super) w: &'a [u8],
@@ -143,7 +143,7 @@ impl dyn Layout {
 /// Lines that are prefetched for one row where reading goes on elsewhere, until the processor's own prefetchers follow.
 const NEXT_LINES: usize = 16;
 
-/// The product of panel after panel.
+/// The matmul of panel after panel.
 struct EachPanel<'a, K>(Args<'a>, &'a K);
 
 impl<K: PanelKernel> EachPanel<'_, K> {
@@ -164,7 +164,7 @@ impl<K: PanelKernel> EachPanel<'_, K> {
                 }
                 let y = args.y.add(p * rows * LANES);
                 if ONE_ROW {
-                    // Nobody else knows this address, so that the sums stay in a register.
+                    // The compiler sees all uses of this address, so that the sums stay in a register.
                     let mut own = Sums::<1>::uninit();
                     let own = own.as_mut_ptr();
                     S::store_f32(own, S::load_f32(y));

@@ -18,7 +18,7 @@ pub struct MatrixOptions {
     pub isa: Isa,
     /// Keep activations in `f32` and multiply with decoded weights, for results that can be compared.
     pub exact: bool,
-    /// Interleave the rows now, into memory of our own; otherwise at each product, from the file's pages.
+    /// Interleave the rows now, into memory of our own; otherwise at each matmul, from the file's pages.
     pub repack: bool,
 }
 
@@ -140,7 +140,7 @@ impl Matrix {
         self.n_experts
     }
 
-    /// Bytes of the weights of all experts: what stays in memory, and for a plain matrix what one product reads.
+    /// Bytes of the weights of all experts: what stays in memory, and for a plain matrix what one matmul reads.
     pub fn bytes(&self) -> usize {
         self.parts
             .iter()

@@ -1,10 +1,10 @@
-//! Room for the sums of a product.
+//! Room for the sums of a matmul.
 
 use crate::cpu::simd::LANES;
 use std::mem::MaybeUninit;
 
 /// [`ROWS`](Self) rows of 16 sums. Aligned, because a vector that crosses two cache lines costs twice; not initialized, because most
-/// products have one row.
+/// matmuls have one row.
 #[repr(align(64))]
 pub(super) struct Sums<const ROWS: usize>(MaybeUninit<[[f32; LANES]; ROWS]>);
 

@@ -49,9 +49,9 @@ fn weights(dtype: DType, n: usize, random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// The product with a plain matrix, without bias.
+/// The matmul with a plain matrix, without bias.
 fn multiply(pool: &Pool, y: &mut [f32], x: &[f32], w: &Matrix) {
-    matmul(pool, y, Product { x, w, expert: 0, bias: None }, &mut Activations::new());
+    matmul(pool, y, Operands { x, w, expert: 0, bias: None }, &mut Activations::new());
 }
 
 struct Case {
@@ -82,7 +82,7 @@ impl Case {
         Matrix::new(vec![part], options, pool).unwrap()
     }
 
-    /// The product of the first `m` rows.
+    /// The matmul of the first `m` rows.
     fn multiply(&self, w: &Matrix, m: usize, pool: &Pool) -> Vec<f32> {
         let mut y = vec![f32::NAN; m * self.n_out];
         multiply(pool, &mut y, &self.x[..m * self.n_in], w);
@@ -255,8 +255,8 @@ fn parts_experts_and_bias() {
         assert_eq!((w.n_out(), w.n_in(), w.n_experts()), (n_out, n_in, n_experts));
         for expert in 0..n_experts {
             let mut y = vec![f32::NAN; m * n_out];
-            let product = Product { x: &x, w: &w, expert, bias: Some(&bias) };
-            matmul(&pool, &mut y, product, &mut Activations::new());
+            let operands = Operands { x: &x, w: &w, expert, bias: Some(&bias) };
+            matmul(&pool, &mut y, operands, &mut Activations::new());
             let mut row = vec![0.0; n_in];
             for o in 0..n_out {
                 w.dequantize_row(&mut row, expert, o);

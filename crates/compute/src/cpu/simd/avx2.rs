@@ -82,7 +82,7 @@ impl Simd for Avx2 {
     // The multiply takes unsigned times signed and saturates at 16 bits: 255 · 127 · 2 is too much, 128 · 127 · 2 is not.
     const CENTERS_BYTES: bool = true;
     const REGISTERS: usize = 8;
-    const DOTS_BF16: bool = false;
+    const HAS_BF16_DOT: bool = false;
 
     simd_fns! {
         registers:

@@ -81,7 +81,7 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     type F = __m512;
     const CENTERS_BYTES: bool = false;
     const REGISTERS: usize = 32;
-    const DOTS_BF16: bool = BF16;
+    const HAS_BF16_DOT: bool = BF16;
 
     simd_fns! {
         registers:

@@ -1,4 +1,4 @@
-//! Sixteen lanes of numbers, and the one place where a kernel meets an instruction set.
+//! Vectors of sixteen lanes, and the one place where a kernel is compiled for an instruction set.
 //!
 //! A kernel is a struct of its arguments that implements [`Kernel`]: its body is written once over [`Simd`] and compiled for
 //! every instruction set; [`dispatch`] picks the compiled copy. Vectors have 16 lanes of 32 bits everywhere (one register
@@ -40,7 +40,7 @@ pub(crate) trait Simd: Copy {
     /// Float vectors that the registers hold, counting one for what an instruction needs besides.
     const REGISTERS: usize;
     /// Whether [`Simd::dot_bf16`] is one instruction.
-    const DOTS_BF16: bool;
+    const HAS_BF16_DOT: bool;
 
     /// Prefetches the line at `p`; `p` may be any address.
     unsafe fn prefetch(p: *const u8);

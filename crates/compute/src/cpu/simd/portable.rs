@@ -40,7 +40,7 @@ impl Simd for Portable {
     type F = [f32; LANES];
     const CENTERS_BYTES: bool = false;
     const REGISTERS: usize = 8;
-    const DOTS_BF16: bool = false;
+    const HAS_BF16_DOT: bool = false;
 
     #[inline(always)]
     unsafe fn prefetch(_p: *const u8) {}

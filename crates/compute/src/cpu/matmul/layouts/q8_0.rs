@@ -62,7 +62,7 @@ impl PanelKernel for Q8_0 {
         let rows = if ONE_ROW { 1 } else { args.x.rows };
         // SAFETY: `add_block`'s contract is this one's, for blocks below `n_blocks`.
         unsafe {
-            // Two blocks per turn, so that every load goes forward in equal steps.
+            // Two blocks per iteration, so that all addresses advance in equal steps.
             for pair in 0..n_blocks / 2 {
                 add_block::<S, ONE_ROW>(&args, rows, 2 * pair);
                 add_block::<S, ONE_ROW>(&args, rows, 2 * pair + 1);

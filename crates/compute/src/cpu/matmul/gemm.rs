@@ -1,4 +1,4 @@
-//! The product of a weight with any number of rows of activations.
+//! The matmul of any number of rows of activations with a weight.
 
 use super::activations::{Activations, BAND, TILE, Tile};
 use super::layout::{Layout, Panels};
@@ -19,7 +19,7 @@ thread_local! {
 
 /// What is multiplied.
 #[derive(Clone, Copy)]
-pub struct Product<'a> {
+pub struct Operands<'a> {
     /// Activations: [m, w.n_in()], row-major.
     pub x: &'a [f32],
     /// The weight.
@@ -35,8 +35,8 @@ pub struct Product<'a> {
 /// `y`: [m, w.n_out()], row-major.
 ///
 /// Panics if the slices' lengths disagree with the shapes, if there is no such expert, or if a worker panicked.
-pub fn matmul(pool: &Pool, y: &mut [f32], product: Product<'_>, scratch: &mut Activations) {
-    let Product { x, w, expert, bias } = product;
+pub fn matmul(pool: &Pool, y: &mut [f32], operands: Operands<'_>, scratch: &mut Activations) {
+    let Operands { x, w, expert, bias } = operands;
     if y.is_empty() {
         return;
     }
@@ -62,7 +62,7 @@ pub fn matmul(pool: &Pool, y: &mut [f32], product: Product<'_>, scratch: &mut Ac
     let n_blocks = n_tiles.div_ceil((elements / (TILE * w.n_in.max(1))).max(1));
     let block_tiles = n_tiles.div_ceil(n_blocks);
     let tasks: Vec<Task<'_>> =
-        w.parts.iter().map(|part| Task::new(product, part, n_tiles, scratch)).collect();
+        w.parts.iter().map(|part| Task::new(operands, part, n_tiles, scratch)).collect();
     let y = Shared::new(y);
     // The last of several blocks has fewer tiles.
     let quarters = if n_blocks == 1 { 3 } else { 2 };
@@ -84,12 +84,12 @@ pub fn matmul(pool: &Pool, y: &mut [f32], product: Product<'_>, scratch: &mut Ac
     });
 }
 
-/// Activations (in elements) that a block of tiles holds, of 8 bits: they stay in a core's second-level cache while the weights of a
-/// chunk pass by.
+/// Activations of 8 bits, in elements, that a block of tiles holds: they stay in a core's second-level cache while the weights of a
+/// share are read.
 const INT8_BLOCK: usize = 512 << 10;
 
-/// The same for floats and BF16 numbers. A band of these has so much to do with each line that it may come from the third-level
-/// cache; what counts is that the weights pass rarely.
+/// The same for floats and BF16 numbers. A band of these computes so long with each line that it may come from the third-level
+/// cache; what counts is that the weights are read rarely.
 const FLOAT_BLOCK: usize = 4 << 20;
 
 /// Rows of 16 sums that are kept at a time for one tile: they stay in the first-level cache.
@@ -98,7 +98,7 @@ const SUMS: usize = 256;
 /// Tiles whose sums are kept at a time, where a panel is packed or converted for them.
 const TILES: usize = 16;
 
-/// The product with one part of a weight.
+/// The matmul with one part of a weight.
 struct Task<'a> {
     w: &'a Matrix,
     part: &'a Part,
@@ -110,8 +110,8 @@ struct Task<'a> {
 }
 
 impl<'a> Task<'a> {
-    fn new(product: Product<'a>, part: &'a Part, n_tiles: usize, scratch: &'a Activations) -> Self {
-        let Product { w, expert, bias, .. } = product;
+    fn new(operands: Operands<'a>, part: &'a Part, n_tiles: usize, scratch: &'a Activations) -> Self {
+        let Operands { w, expert, bias, .. } = operands;
         let layout = part.layout.activations();
         let prepared = scratch.get(layout);
         let tiles =
@@ -129,8 +129,8 @@ impl<'a> Task<'a> {
             }
             return;
         }
-        // A panel stays in the caches while the tiles pass by, one after the other, so that the sums of one stay there too. Without slices
-        // a tile's are met once; and what is packed or converted for this product is so once for many.
+        // A panel stays in the caches while it is multiplied with tile after tile, and so do the sums of one tile. Without slices each tile
+        // is visited once, and a panel that is packed or converted here serves up to TILES tiles.
         let packed = matches!(self.part.weights, Weights::Packed(_));
         for p in panels {
             if packed && self.x.len() > self.n_tiles {
@@ -180,7 +180,7 @@ impl<'a> Task<'a> {
         let n = LANES.min(self.part.n_out - p * LANES);
         let column = self.part.first_row + p * LANES;
         // SAFETY: `matmul` checked that y is [m, n_out], and panel and row are below; each panel and tile is given to one call of `run`, so
-        // nobody else has these columns of this row.
+        // no other call writes these columns of this row.
         let y = unsafe { y.slice(row * self.w.n_out + column, n) };
         match self.bias {
             Some(bias) => {
@@ -193,7 +193,7 @@ impl<'a> Task<'a> {
     }
 
     /// Calls `f(layout, first, panels)` for runs of panels of a slice that lie together, each from panel `first` on: all at once, or if they
-    /// are packed or converted for this product, one by one.
+    /// are packed or converted for this matmul, one by one.
     fn for_runs(
         &self,
         panels: Range<usize>,

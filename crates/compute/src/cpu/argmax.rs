@@ -1,4 +1,4 @@
-//! The likeliest token of each row of logits.
+//! The token of the largest logit in each row of logits.
 
 use super::isa::Isa;
 use super::simd::{Kernel, LANES, Simd, dispatch};
@@ -11,7 +11,7 @@ use std::sync::Mutex;
 const PIECE: usize = 16 * 1024;
 
 /// The choice that [`math::argmax`] makes, for each row of `n` logits.
-pub(super) fn likeliest(pool: &Pool, isa: Isa, logits: &[f32], n: usize) -> Vec<Chosen> {
+pub(super) fn argmax(pool: &Pool, isa: Isa, logits: &[f32], n: usize) -> Vec<Chosen> {
     if n == 0 {
         return Vec::new();
     }
@@ -25,7 +25,7 @@ pub(super) fn likeliest(pool: &Pool, isa: Isa, logits: &[f32], n: usize) -> Vec<
             let mut piece = Piece::default();
             let x = &row[start..n.min(start + PIECE)];
             // SAFETY: the processor has `isa`; the kernel has no pointers of its own.
-            unsafe { dispatch(isa, Look { x, out: &mut piece }) }
+            unsafe { dispatch(isa, ScanPiece { x, out: &mut piece }) }
             piece.at += start;
             found.lock().unwrap_or_else(|e| e.into_inner())[i] = piece;
         }
@@ -55,12 +55,12 @@ struct Piece {
     nan: bool,
 }
 
-struct Look<'a> {
+struct ScanPiece<'a> {
     x: &'a [f32],
     out: &'a mut Piece,
 }
 
-impl Kernel for Look<'_> {
+impl Kernel for ScanPiece<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let mut max = [f32::NEG_INFINITY; LANES];
@@ -101,7 +101,7 @@ mod tests {
             let logits = rows.concat();
             let expected: Vec<Chosen> = rows.iter().map(|row| math::argmax(row)).collect();
             for &isa in Isa::available() {
-                assert_eq!(likeliest(&pool, isa, &logits, n), expected, "{isa} {n}");
+                assert_eq!(argmax(&pool, isa, &logits, n), expected, "{isa} {n}");
             }
         }
     }
