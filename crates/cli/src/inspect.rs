@@ -1,5 +1,7 @@
 //! `realizar inspect`: what a model is, what it takes, and where it can run.
 
+#[cfg(feature = "cuda")]
+use crate::inspect_kernels;
 use crate::model_arg::ModelArg;
 use crate::output;
 use anyhow::Result;
@@ -26,6 +28,10 @@ pub(crate) struct InspectArgs {
     /// States what each of this many GPUs has to hold that share the model.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
     tp: u8,
+    /// List the GPU kernel that multiplies with each matrix, by rows of activations (M), instead.
+    #[cfg(feature = "cuda")]
+    #[arg(long)]
+    kernels: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -99,6 +105,15 @@ const CACHE_TYPES: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::Q8_
 
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     let source = args.model.open()?;
+    #[cfg(feature = "cuda")]
+    if args.kernels {
+        let matrices = inspect_kernels::report(&*source);
+        return if args.json {
+            output::print_json(&matrices)
+        } else {
+            output::print(inspect_kernels::text(&matrices))
+        };
+    }
     let report = report(&*source, &args.model, args.ctx.map(|n| n as usize), usize::from(args.tp));
     if args.json { output::print_json(&report) } else { output::print(text(&report)) }
 }
@@ -220,6 +235,7 @@ fn need_of_each(
 
 #[cfg(feature = "cuda")]
 fn cuda(need: Result<usize, String>, tp: usize) -> DeviceReport {
+    use realizar_compute::Device;
     use realizar_compute::cuda::{Cuda, CudaOptions};
     let open = |device| Cuda::new(CudaOptions { device, exact: false });
     let gpus = match (0..tp).map(open).collect::<Result<Vec<_>, _>>() {

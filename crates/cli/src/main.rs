@@ -11,6 +11,8 @@ mod chat;
 mod hub;
 mod input;
 mod inspect;
+#[cfg(feature = "cuda")]
+mod inspect_kernels;
 mod load;
 mod logging;
 mod model_arg;

@@ -6,8 +6,8 @@ use crate::math::{argmax, erf, rotate, route};
 use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, Batch, BatchLimits, Blocks, Capture, Chosen, Collectives, DType, Device,
-    DeviceMemory, Error, Experts, HostBatch, KvLayer, MatrixPart, MoeParams, MoeScratch, Norm, NormKind, Ops,
-    Profile, QkvPrep, Result, Tensor,
+    DeviceMemory, Error, Experts, HostBatch, KvLayer, MatrixPart, MoeScratch, Norm, NormKind, Ops, Profile,
+    QkvPrep, Result, Tensor,
 };
 
 /// The specification as a backend: unoptimized, single-threaded, host memory.

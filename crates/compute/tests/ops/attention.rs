@@ -3,8 +3,8 @@
 use super::matrices::part;
 use super::*;
 use realizar_compute::{
-    AttentionBlock, AttentionParams, BlockInput, BlockOutput, Heads, Join, KvLayer, Linear, Norm, NormKind,
-    QkvPrep, RopeStyle, Stream,
+    AttentionBlock, AttentionParams, BlockInput, BlockOutput, Heads, Join, KvLayer, Linear, MatrixPart, Norm,
+    NormKind, QkvPrep, RopeStyle, Stream,
 };
 use std::collections::BTreeMap;
 
@@ -52,6 +52,14 @@ fn case(n_heads: usize, n_kv_heads: usize, head_dim: usize, parts: &[(usize, usi
         out: None,
         copied: false,
     }
+}
+
+/// A matrix of integers from -2 to 2.
+fn small_integers(n_out: usize, n_in: usize) -> MatrixPart {
+    let mut random = Random(4);
+    let values: Vec<f32> = (0..n_out * n_in).map(|_| random.below(5) as f32 - 2.0).collect();
+    let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>().into();
+    MatrixPart { dtype: DType::F32, n_experts: 1, n_out, n_in, bytes }
 }
 
 /// A ragged batch: a chunk of a prefill at an offset, two decodes, a whole prompt, a first token.
@@ -138,14 +146,16 @@ impl Attention {
     ) -> Tensor<B> {
         let (n_qkv, n_heads) = (self.heads.qkv_len(), self.heads.n_heads * self.heads.head_dim);
         let (dtype, n) = self.out.unwrap_or((DType::F32, 64));
-        let qkv = &Linear::bare(b.matrix(vec![part(DType::F32, 1, n_qkv, n, 4)]).unwrap());
+        let qkv = &Linear::bare(b.matrix(vec![small_integers(n_qkv, n)]).unwrap());
         let proj = &Linear {
             bias: Some(vector(b, &Random(5).normals(n))),
             ..Linear::bare(b.matrix(vec![part(dtype, 1, n, n_heads, 3)]).unwrap())
         };
+        // Multiples of a power of two: sums with small integers are exact in any order, so that nothing tips a rounding in the cache.
         // Queries and keys have elements of size 1.
+        let unit = 512.0;
         let values: Vec<f32> =
-            Random(9).normals(n_tokens * n).iter().map(|v| v / (n as f32).sqrt()).collect();
+            Random(9).normals(n_tokens * n).iter().map(|v| (v / 8.0 * unit).round() / unit).collect();
         let mut residual = rows_of(b, &values, n);
         self.with_prep(b, batch, n_tokens, |prep| {
             let stream = Stream {

@@ -19,7 +19,7 @@ use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions};
 #[cfg(feature = "cuda")]
 use realizar_compute::cuda::{Cuda, CudaOptions};
-use realizar_compute::{Backend, Batch, BatchLimits, Collectives, DType, Device, Ops, Reference, Tensor};
+use realizar_compute::{Backend, Batch, BatchLimits, DType, Device, Ops, Reference, Tensor};
 use std::fmt::Debug;
 use std::sync::OnceLock;
 
