@@ -12,7 +12,9 @@ use realizar_compute::cpu::bandwidth::ReadTest;
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::threads::{Pool, default_threads};
 use realizar_compute::cpu::{Cpu, CpuOptions};
-use realizar_compute::{AttentionParams, Batch, BatchLimits, DType, Device, Heads, KvLayer, Ops, QkvPrep};
+use realizar_compute::{
+    AttentionParams, Batch, BatchLimits, CacheShape, DType, Device, Heads, KvLayer, Ops, QkvPrep,
+};
 use std::time::{Duration, Instant};
 
 /// Bytes that one pass of decoding reads, beyond any cache.
@@ -108,7 +110,8 @@ fn filled(
     // Blocks of a sequence rarely lie side by side.
     let table: Vec<u32> = (0..n_blocks).map(|i| (i * 7919 % n_blocks) as u32).collect();
     let limits = BatchLimits { n_tokens: n, n_seqs: 1, n_blocks, n_logits: 0 };
-    let mut staged = cpu.new_batch(limits).expect("memory");
+    let cache = CacheShape { n_blocks, block_size: BLOCK_SIZE, n_positions: n, n_slots: 0 };
+    let mut staged = cpu.new_batch(limits, cache).expect("memory");
     let mut batch = Batch::default();
     batch.push(&vec![0; n], 0, &table, 0);
     cpu.stage(&mut staged, &batch).expect("within limits");

@@ -5,6 +5,7 @@
 
 use crate::sampling::{self, Samplers};
 use crate::{Chosen, Error, Result};
+use std::fmt;
 use std::ops::Range;
 
 /// The part of one sequence that a step computes.
@@ -21,6 +22,26 @@ pub struct BatchSeq {
     pub n_logits: usize,
 }
 
+/// Where a sequence's recurrent state comes from, and where the step leaves it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchState {
+    /// The slot with the state after the positions before the step; `None` if it starts at position 0, with a state of zeros.
+    pub from: Option<u32>,
+    /// Its slice of [`Batch::state_writes`].
+    pub writes: Range<usize>,
+}
+
+/// A slot that receives the state of a sequence from within a step.
+///
+/// A step that writes to another slot than it reads leaves a snapshot behind, so that snapshots, forks and roll-backs move no bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateWrite {
+    /// After how many of the sequence's tokens in this step; at least 1.
+    pub n_tokens: usize,
+    /// The slot to overwrite.
+    pub slot: u32,
+}
+
 /// One step's tokens, positions and block tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
@@ -32,6 +53,10 @@ pub struct Batch {
     pub seqs: Vec<BatchSeq>,
     /// Numbers of cache blocks: entry `i` of a sequence's table holds its positions `i * block_size ..`.
     pub block_tables: Vec<u32>,
+    /// One per sequence, in their order; empty for a model without recurrent layers.
+    pub states: Vec<BatchState>,
+    /// Writes of all sequences' states. Those of one sequence are in the order of `n_tokens`.
+    pub state_writes: Vec<StateWrite>,
 }
 
 impl Batch {
@@ -41,6 +66,8 @@ impl Batch {
         self.deferred.clear();
         self.seqs.clear();
         self.block_tables.clear();
+        self.states.clear();
+        self.state_writes.clear();
     }
 
     /// Appends a sequence's part of the step.
@@ -54,6 +81,13 @@ impl Batch {
             blocks: b..self.block_tables.len(),
             n_logits,
         });
+    }
+
+    /// Appends where the recurrent state of the sequence pushed last comes from and goes to.
+    pub fn push_state(&mut self, from: Option<u32>, writes: &[StateWrite]) {
+        let first = self.state_writes.len();
+        self.state_writes.extend_from_slice(writes);
+        self.states.push(BatchState { from, writes: first..self.state_writes.len() });
     }
 
     /// Rows of logits that the step yields, over all sequences in order.
@@ -92,60 +126,197 @@ impl BatchLimits {
     }
 }
 
+/// What the batches of a model may name: the blocks, positions and slots that exist on its device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Blocks of keys and values.
+    pub n_blocks: usize,
+    /// Tokens in a block.
+    pub block_size: usize,
+    /// Positions that a sequence may have.
+    pub n_positions: usize,
+    /// Slots of recurrent state; 0 for a model without recurrent layers.
+    pub n_slots: usize,
+}
+
+impl CacheShape {
+    /// Checks the sequences of `batch`: that they cover its tokens in order, that their block tables cover their lengths and name real
+    /// blocks, and that their positions exist.
+    ///
+    /// Errors: [`Error::InvalidBatch`] naming the first sequence that is wrong, and how.
+    fn check_seqs(&self, batch: &Batch) -> Result<()> {
+        let mut n_covered = 0;
+        for (i, s) in batch.seqs.iter().enumerate() {
+            let n = s.tokens.len();
+            if s.tokens.start != n_covered || s.tokens.end < s.tokens.start {
+                return invalid(format_args!(
+                    "sequence {i} has tokens {:?} after {n_covered} tokens",
+                    s.tokens
+                ));
+            }
+            n_covered = s.tokens.end;
+            if s.n_logits > n {
+                return invalid(format_args!(
+                    "sequence {i} wants {} rows of logits of {n} tokens",
+                    s.n_logits
+                ));
+            }
+            let end = s.start.saturating_add(n);
+            if end > self.n_positions {
+                return invalid(format_args!("sequence {i} ends at position {end} of {}", self.n_positions));
+            }
+            let Some(table) = batch.block_tables.get(s.blocks.clone()) else {
+                let n_entries = batch.block_tables.len();
+                return invalid(format_args!("sequence {i} has table entries {:?} of {n_entries}", s.blocks));
+            };
+            if table.len().saturating_mul(self.block_size) < end {
+                let (n, size) = (table.len(), self.block_size);
+                return invalid(format_args!("sequence {i} has {n} blocks of {size} for {end} positions"));
+            }
+            if let Some(block) = table.iter().find(|&&b| b as usize >= self.n_blocks) {
+                return invalid(format_args!("sequence {i} names block {block} of {}", self.n_blocks));
+            }
+        }
+        match n_covered == batch.tokens.len() {
+            true => Ok(()),
+            false => invalid(format_args!("{n_covered} of {} tokens have a sequence", batch.tokens.len())),
+        }
+    }
+
+    /// Checks where states come from and go to: every sequence has one, only slots that exist are named, and no slot that one sequence
+    /// writes is read or written by another. `writers`: scratch, one entry per slot.
+    ///
+    /// Errors: [`Error::InvalidBatch`].
+    fn check_states(&self, batch: &Batch, writers: &mut Vec<u32>) -> Result<()> {
+        let n_expected = if self.n_slots > 0 { batch.seqs.len() } else { 0 };
+        if batch.states.len() != n_expected {
+            return invalid(format_args!(
+                "{} states for {n_expected} sequences with one",
+                batch.states.len()
+            ));
+        }
+        writers.clear();
+        writers.resize(self.n_slots, u32::MAX);
+        for (i, (s, state)) in batch.seqs.iter().zip(&batch.states).enumerate() {
+            if state.from.is_none() != (s.start == 0) {
+                let (start, from) = (s.start, state.from);
+                return invalid(format_args!("sequence {i} starts at {start} with state {from:?}"));
+            }
+            let Some(writes) = batch.state_writes.get(state.writes.clone()) else {
+                return invalid(format_args!("sequence {i} has state writes {:?}", state.writes));
+            };
+            let mut n_before = 1;
+            for w in writes {
+                if w.n_tokens < n_before || w.n_tokens > s.tokens.len() {
+                    let (n, all) = (w.n_tokens, s.tokens.len());
+                    return invalid(format_args!("sequence {i} writes its state after {n} of {all} tokens"));
+                }
+                n_before = w.n_tokens;
+                match writers.get_mut(w.slot as usize) {
+                    Some(writer) if *writer == u32::MAX => *writer = i as u32,
+                    Some(_) => return invalid(format_args!("slot {} is written twice", w.slot)),
+                    None => {
+                        return invalid(format_args!(
+                            "sequence {i} writes slot {} of {}",
+                            w.slot, self.n_slots
+                        ));
+                    }
+                }
+            }
+        }
+        for (i, state) in batch.states.iter().enumerate() {
+            let Some(from) = state.from else { continue };
+            match writers.get(from as usize) {
+                Some(&writer) if writer == u32::MAX || writer == i as u32 => {}
+                Some(_) => {
+                    return invalid(format_args!(
+                        "slot {from} is read by one sequence and written by another"
+                    ));
+                }
+                None => return invalid(format_args!("sequence {i} reads slot {from} of {}", self.n_slots)),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn invalid(what: fmt::Arguments<'_>) -> Result<()> {
+    Err(Error::InvalidBatch { what: what.to_string() })
+}
+
 /// A [`Batch`] with what every layer needs of it written out per token; the staged form of backends that compute on the host.
 #[derive(Clone, Debug)]
 pub struct HostBatch {
     limits: BatchLimits,
+    cache: CacheShape,
     batch: Batch,
     positions: Vec<u32>,
     seq_of_token: Vec<u32>,
     logit_tokens: Vec<u32>,
     chosen: Vec<Chosen>,
     samplers: Samplers,
+    /// Scratch of [`CacheShape::check_states`].
+    slot_writers: Vec<u32>,
 }
 
 impl HostBatch {
-    /// Room for a batch within `limits`.
-    pub fn new(limits: BatchLimits) -> Self {
+    /// Room for a batch within `limits` that names what `cache` has.
+    pub fn new(limits: BatchLimits, cache: CacheShape) -> Self {
         Self {
             limits,
+            cache,
             batch: Batch {
                 tokens: Vec::with_capacity(limits.n_tokens),
                 deferred: Vec::with_capacity(limits.n_seqs),
                 seqs: Vec::with_capacity(limits.n_seqs),
                 block_tables: Vec::with_capacity(limits.n_blocks),
+                ..Batch::default()
             },
             positions: Vec::with_capacity(limits.n_tokens),
             seq_of_token: Vec::with_capacity(limits.n_tokens),
             logit_tokens: Vec::with_capacity(limits.n_logits),
             chosen: Vec::with_capacity(limits.n_logits),
             samplers: Samplers::default(),
+            slot_writers: Vec::with_capacity(cache.n_slots),
         }
     }
 
-    /// Takes over a step.
+    /// Takes over a step, after checking all of it; the batch staged before stays after an error.
+    ///
+    /// Errors: [`Error::BatchTooLarge`], or [`Error::InvalidBatch`] where the batch contradicts itself or names a block, a position, a
+    /// slot or a row of the step before that does not exist.
     pub fn set(&mut self, batch: &Batch) -> Result<()> {
         self.limits.check(batch)?;
+        self.cache.check_seqs(batch)?;
+        self.cache.check_states(batch, &mut self.slot_writers)?;
+        let n_before = self.logit_tokens.len();
+        if let Some((token, row)) =
+            batch.deferred.iter().find(|(token, row)| *token >= batch.tokens.len() || *row >= n_before)
+        {
+            let n = batch.tokens.len();
+            return invalid(format_args!(
+                "token {token} of {n} is that of row {row} of the {n_before} before"
+            ));
+        }
         self.batch.clone_from(batch);
         self.positions.clear();
         self.seq_of_token.clear();
         self.logit_tokens.clear();
         for (i, s) in batch.seqs.iter().enumerate() {
-            assert!(s.n_logits <= s.tokens.len(), "{} logits of {} tokens", s.n_logits, s.tokens.len());
             for t in s.tokens.clone() {
                 self.positions.push((s.start + t - s.tokens.start) as u32);
                 self.seq_of_token.push(i as u32);
             }
             self.logit_tokens.extend((s.tokens.end - s.n_logits..s.tokens.end).map(|t| t as u32));
         }
-        assert_eq!(self.positions.len(), batch.tokens.len(), "the sequences cover all tokens, in order");
         Ok(())
     }
 
     /// Puts in the deferred tokens, which were chosen last; where none could be, token 0.
     pub fn set_deferred(&mut self) {
         for &(token, row) in &self.batch.deferred {
-            self.batch.tokens[token] = self.chosen[row].token_or_zero();
+            self.batch.tokens[token] = self.chosen.get(row).map_or(0, |c| c.token_or_zero());
         }
     }
 

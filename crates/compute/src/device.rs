@@ -1,6 +1,6 @@
 //! A device: its memory, and what it keeps there.
 
-use crate::{Batch, BatchLimits, DType, Heads, Result, Tensor};
+use crate::{Batch, BatchLimits, CacheShape, DType, Heads, Result, Tensor};
 use bytes::Bytes;
 
 /// One weight matrix, or a stack of one per expert, as it stands in a file.
@@ -124,11 +124,11 @@ pub trait Device: Sized + Send + Sync + 'static {
     /// Copies one block of keys and values over another.
     fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()>;
 
-    /// Room for a batch within `limits`.
-    fn new_batch(&self, limits: BatchLimits) -> Result<Self::Batch>;
+    /// Room for a batch within `limits` that names the blocks, positions and slots of `cache`.
+    fn new_batch(&self, limits: BatchLimits, cache: CacheShape) -> Result<Self::Batch>;
 
     /// Hands a step's batch to the device.
     ///
-    /// Errors: `BatchTooLarge`.
+    /// Errors: `BatchTooLarge`, or `InvalidBatch` where it contradicts itself or names what does not exist.
     fn stage(&self, staged: &mut Self::Batch, batch: &Batch) -> Result<()>;
 }

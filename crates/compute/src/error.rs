@@ -80,6 +80,12 @@ pub enum Error {
         /// How many the buffers hold.
         limit: usize,
     },
+    /// The batch contradicts itself, or names a block, position, slot or row that does not exist.
+    #[error("a batch is not valid: {what}")]
+    InvalidBatch {
+        /// What is wrong with it.
+        what: String,
+    },
     /// A worker panicked or a device call failed; later calls may fail too.
     #[error("{device} failed: {message}")]
     Device {

@@ -27,7 +27,7 @@ mod tensor;
 mod weights;
 
 pub use backend::Backend;
-pub use batch::{Batch, BatchLimits, BatchSeq, HostBatch};
+pub use batch::{Batch, BatchLimits, BatchSeq, BatchState, CacheShape, HostBatch, StateWrite};
 pub use blocks::{
     AttentionBlock, BlockInput, BlockOutput, Blocks, FfnBlock, FfnUp, Gather, HeadBlock, Join, Linear,
     MoeBlock, Stream,

@@ -5,9 +5,9 @@
 use crate::math::{argmax, erf, rotate, route};
 use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, Batch, BatchLimits, Blocks, Capture, Chosen, Collectives, DType, Device,
-    DeviceMemory, Error, Experts, HostBatch, KvLayer, MatrixPart, MoeScratch, Norm, NormKind, Ops, Profile,
-    QkvPrep, Result, Tensor,
+    Activation, AttentionParams, Batch, BatchLimits, Blocks, CacheShape, Capture, Chosen, Collectives, DType,
+    Device, DeviceMemory, Error, Experts, HostBatch, KvLayer, MatrixPart, MoeScratch, Norm, NormKind, Ops,
+    Profile, QkvPrep, Result, Tensor,
 };
 
 /// The specification as a backend: unoptimized, single-threaded, host memory.
@@ -130,8 +130,8 @@ impl Device for Reference {
         Ok(())
     }
 
-    fn new_batch(&self, limits: BatchLimits) -> Result<HostBatch> {
-        Ok(HostBatch::new(limits))
+    fn new_batch(&self, limits: BatchLimits, cache: CacheShape) -> Result<HostBatch> {
+        Ok(HostBatch::new(limits, cache))
     }
 
     fn stage(&self, staged: &mut HostBatch, batch: &Batch) -> Result<()> {

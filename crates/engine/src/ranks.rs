@@ -6,7 +6,9 @@
 use crate::model_runner::RunnerSizes;
 use crate::{BlockCopy, Error, Result};
 use realizar_compute::sampling::Samplers;
-use realizar_compute::{Backend, Batch, BatchLimits, Choosing, GraphKey, Profiler};
+use realizar_compute::{
+    Backend, Batch, BatchLimits, CacheShape, Choosing, Error as ComputeError, GraphKey, Profiler,
+};
 use realizar_model::{Decoder, KvCache, Workspace};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -56,10 +58,16 @@ impl<B: Backend> ModelRank<B> {
         limits: BatchLimits,
     ) -> realizar_model::Result<Self> {
         let shard = model.shard();
+        let shape = CacheShape {
+            n_blocks: sizes.n_blocks,
+            block_size: sizes.block_size,
+            n_positions: sizes.context_length,
+            n_slots: 0,
+        };
         Ok(Self {
             cache: KvCache::new(&backend, shard.config(), sizes.kv_type, sizes.n_blocks, sizes.block_size)?,
             ws: Workspace::new(&backend, shard, &limits)?,
-            staged: backend.new_batch(limits)?,
+            staged: backend.new_batch(limits, shape)?,
             owner: GraphKey::new_owner(),
             model,
             backend,
@@ -71,9 +79,11 @@ impl<B: Backend> ModelRank<B> {
         let Self { backend, model, cache, ws, staged, owner } = self;
         let (batch, choosing) = (&order.batch, order.choosing);
         let (n_tokens, n_logits) = (batch.tokens.len(), batch.n_logits());
-        // A batch that is too large for one rank is so for all, and nobody begins.
+        // A batch that one rank refuses is refused by all, and nobody begins.
         let staged_batch = match backend.stage(staged, batch) {
-            Err(too_large @ realizar_compute::Error::BatchTooLarge { .. }) => return Err(too_large),
+            Err(refused @ (ComputeError::BatchTooLarge { .. } | ComputeError::InvalidBatch { .. })) => {
+                return Err(refused);
+            }
             found => found,
         };
         let staged_all = staged_batch.and_then(|()| match choosing {

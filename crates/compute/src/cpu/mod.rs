@@ -25,9 +25,9 @@ pub use buffer::Buffer;
 use crate::ranks::{HostGroup, place_columns};
 use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, Batch, BatchLimits, Blocks, Capture, Chosen, Collectives, DType, Device,
-    DeviceMemory, Experts, HostBatch, KvLayer, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep,
-    Rank, Result, Tensor,
+    Activation, AttentionParams, Batch, BatchLimits, Blocks, CacheShape, Capture, Chosen, Collectives, DType,
+    Device, DeviceMemory, Experts, HostBatch, KvLayer, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler,
+    QkvPrep, Rank, Result, Tensor,
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions, Operands};
@@ -150,8 +150,8 @@ impl Device for Cpu {
         Ok(())
     }
 
-    fn new_batch(&self, limits: BatchLimits) -> Result<HostBatch> {
-        Ok(HostBatch::new(limits))
+    fn new_batch(&self, limits: BatchLimits, cache: CacheShape) -> Result<HostBatch> {
+        Ok(HostBatch::new(limits, cache))
     }
 
     fn stage(&self, staged: &mut HostBatch, batch: &Batch) -> Result<()> {

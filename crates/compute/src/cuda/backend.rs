@@ -7,7 +7,7 @@ use super::sampling::{self, Choices};
 use super::{attention, elementwise, experts, norm, ranks};
 use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, Batch, BatchLimits, Capture, Chosen, Collectives, DType, Device,
+    Activation, AttentionParams, Batch, BatchLimits, CacheShape, Capture, Chosen, Collectives, DType, Device,
     DeviceMemory, Error, Experts, GraphKey, Heads, KvLayer, MatrixPart, MoeScratch, Norm, Ops, Profile,
     Profiler, QkvPrep, Rank, Result, Tensor,
 };
@@ -107,8 +107,8 @@ impl Device for Cuda {
         Ok(())
     }
 
-    fn new_batch(&self, limits: BatchLimits) -> Result<StagedBatch> {
-        StagedBatch::new(&self.driver, limits)
+    fn new_batch(&self, limits: BatchLimits, cache: CacheShape) -> Result<StagedBatch> {
+        StagedBatch::new(&self.driver, limits, cache)
     }
 
     fn stage(&self, staged: &mut StagedBatch, batch: &Batch) -> Result<()> {

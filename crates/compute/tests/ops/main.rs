@@ -19,7 +19,9 @@ use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions};
 #[cfg(feature = "cuda")]
 use realizar_compute::cuda::{Cuda, CudaOptions};
-use realizar_compute::{Backend, Batch, BatchLimits, DType, Device, Ops, Reference, Tensor};
+use realizar_compute::{
+    Backend, Batch, BatchLimits, CacheShape, DType, Device, HostBatch, Ops, Reference, StateWrite, Tensor,
+};
 use std::fmt::Debug;
 use std::sync::OnceLock;
 
@@ -260,6 +262,10 @@ fn vector<B: Backend>(b: &B, values: &[f32]) -> Tensor<B> {
     b.upload(&[values.len()], values).unwrap()
 }
 
+/// Holds whatever a case names.
+const ANY_CACHE: CacheShape =
+    CacheShape { n_blocks: 1 << 20, block_size: 1 << 20, n_positions: 1 << 30, n_slots: 0 };
+
 /// A batch on the device.
 fn staged<B: Backend>(b: &B, batch: &Batch) -> B::Batch {
     let limits = BatchLimits {
@@ -268,7 +274,7 @@ fn staged<B: Backend>(b: &B, batch: &Batch) -> B::Batch {
         n_blocks: batch.block_tables.len(),
         n_logits: batch.n_logits(),
     };
-    let mut staged = b.new_batch(limits).unwrap();
+    let mut staged = b.new_batch(limits, ANY_CACHE).unwrap();
     b.stage(&mut staged, batch).unwrap();
     staged
 }
@@ -277,7 +283,7 @@ fn staged<B: Backend>(b: &B, batch: &Batch) -> B::Batch {
 fn batch_of(tokens: &[(u32, usize, bool)]) -> Batch {
     let mut batch = Batch::default();
     for &(token, position, logits) in tokens {
-        batch.push(&[token], position, &[], usize::from(logits));
+        batch.push(&[token], position, &[0], usize::from(logits));
     }
     batch
 }
@@ -286,16 +292,104 @@ fn batch_of(tokens: &[(u32, usize, bool)]) -> Batch {
 fn a_batch_larger_than_its_limits_is_refused() {
     fn run<B: Backend>(b: &B) {
         let limits = BatchLimits { n_tokens: 2, n_seqs: 2, n_blocks: 2, n_logits: 2 };
-        let mut staged = b.new_batch(limits).unwrap();
+        let mut staged = b.new_batch(limits, ANY_CACHE).unwrap();
         let mut batch = batch_of(&[(1, 0, true), (2, 0, true)]);
         b.stage(&mut staged, &batch).unwrap();
-        batch.push(&[3], 0, &[], 0);
+        batch.push(&[3], 0, &[0], 0);
         let error = b.stage(&mut staged, &batch).unwrap_err();
         assert_eq!(error.to_string(), "a batch of 3 tokens exceeds the limit of 2");
     }
     run(&Reference);
     cpus(Paths::Instructions).for_each(run);
     gpus().iter().for_each(|g| run(&g.2));
+}
+
+#[test]
+fn a_batch_that_names_what_does_not_exist_is_refused() {
+    let limits = BatchLimits { n_tokens: 8, n_seqs: 4, n_blocks: 8, n_logits: 8 };
+    let cache = CacheShape { n_blocks: 4, block_size: 4, n_positions: 14, n_slots: 0 };
+    // Two sequences: positions 0 to 2, and 4 to 6 of one that has a block before these.
+    let mut right = Batch::default();
+    right.push(&[1, 2, 3], 0, &[0], 1);
+    right.push(&[4, 5, 6], 4, &[1, 3], 1);
+    type Fault = fn(&mut Batch);
+    let faults: [(Fault, &str); 12] = [
+        (|b| b.seqs[1].start = 6, "sequence 1 has 2 blocks of 4 for 9 positions"),
+        (|b| b.seqs[1].blocks = 1..2, "sequence 1 has 1 blocks of 4 for 7 positions"),
+        (|b| b.seqs[1].blocks = 1..4, "sequence 1 has table entries 1..4 of 3"),
+        (|b| b.block_tables[2] = 4, "sequence 1 names block 4 of 4"),
+        (|b| b.seqs[1].start = 12, "sequence 1 ends at position 15 of 14"),
+        (|b| b.seqs[1].start = usize::MAX, "sequence 1 ends at position 18446744073709551615 of 14"),
+        (|b| b.seqs[1].tokens = 2..6, "sequence 1 has tokens 2..6 after 3 tokens"),
+        (|b| b.tokens.push(7), "6 of 7 tokens have a sequence"),
+        (|b| b.seqs[0].n_logits = 4, "sequence 0 wants 4 rows of logits of 3 tokens"),
+        (|b| b.deferred = vec![(6, 0)], "token 6 of 6 is that of row 0 of the 2 before"),
+        (|b| b.deferred = vec![(0, 2)], "token 0 of 6 is that of row 2 of the 2 before"),
+        (|b| b.push_state(None, &[]), "1 states for 0 sequences with one"),
+    ];
+    let run = |stage: &mut dyn FnMut(&Batch) -> realizar_compute::Result<()>| {
+        stage(&right).unwrap();
+        for (fault, expected) in faults {
+            let mut wrong = right.clone();
+            fault(&mut wrong);
+            let error = stage(&wrong).unwrap_err().to_string();
+            assert_eq!(error, format!("a batch is not valid: {expected}"));
+        }
+        stage(&right).unwrap();
+    };
+    fn with<B: Backend>(
+        b: &B,
+        limits: BatchLimits,
+        cache: CacheShape,
+        run: impl Fn(&mut dyn FnMut(&Batch) -> realizar_compute::Result<()>),
+    ) {
+        let mut staged = b.new_batch(limits, cache).unwrap();
+        run(&mut |batch| b.stage(&mut staged, batch));
+    }
+    with(&Reference, limits, cache, run);
+    cpus(Paths::Instructions).for_each(|cpu| with(cpu, limits, cache, run));
+    gpus().iter().for_each(|g| with(&g.2, limits, cache, run));
+}
+
+#[test]
+fn a_batch_whose_states_contradict_each_other_is_refused() {
+    let limits = BatchLimits { n_tokens: 8, n_seqs: 4, n_blocks: 8, n_logits: 4 };
+    let cache = CacheShape { n_blocks: 4, block_size: 4, n_positions: 16, n_slots: 5 };
+    let mut batch = HostBatch::new(limits, cache);
+    let write = |n_tokens, slot| StateWrite { n_tokens, slot };
+    // One begins and leaves a snapshot after two tokens; two go on from one snapshot.
+    let states = |first: &[StateWrite], from: [Option<u32>; 3], second: u32| {
+        let mut b = Batch::default();
+        b.push(&[1, 2, 3], 0, &[0], 1);
+        b.push_state(from[0], first);
+        for (from, slot) in [(from[1], second), (from[2], 2)] {
+            b.push(&[4], 4, &[1, 3], 1);
+            b.push_state(from, &[write(1, slot)]);
+        }
+        b
+    };
+    let (first, from) = ([write(2, 4), write(3, 0)], [None, Some(3), Some(3)]);
+    batch.set(&states(&first, from, 1)).unwrap();
+    batch.set(&states(&first, [None, Some(1), Some(3)], 1)).unwrap();
+    batch.set(&states(&[write(3, 4), write(3, 0)], from, 1)).unwrap();
+    for (wrong, expected) in [
+        (states(&[write(3, 4), write(2, 0)], from, 1), "sequence 0 writes its state after 2 of 3 tokens"),
+        (states(&[write(0, 4)], from, 1), "sequence 0 writes its state after 0 of 3 tokens"),
+        (states(&[write(4, 4)], from, 1), "sequence 0 writes its state after 4 of 3 tokens"),
+        (states(&first, from, 5), "sequence 1 writes slot 5 of 5"),
+        (states(&first, from, 2), "slot 2 is written twice"),
+        (states(&first, from, 3), "slot 3 is read by one sequence and written by another"),
+        (states(&first, [None, Some(5), Some(3)], 1), "sequence 1 reads slot 5 of 5"),
+        (states(&first, [Some(3); 3], 1), "sequence 0 starts at 0 with state Some(3)"),
+        (states(&first, [None; 3], 1), "sequence 1 starts at 4 with state None"),
+    ] {
+        let error = batch.set(&wrong).unwrap_err().to_string();
+        assert_eq!(error, format!("a batch is not valid: {expected}"));
+    }
+    let mut wrong = states(&first, from, 1);
+    wrong.states.pop();
+    let error = batch.set(&wrong).unwrap_err().to_string();
+    assert_eq!(error, "a batch is not valid: 2 states for 3 sequences with one");
 }
 
 /// Bit patterns, so that -0 is not 0 and NaN is NaN.

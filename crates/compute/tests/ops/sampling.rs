@@ -114,7 +114,7 @@ fn steps(seed: u64, vocab_size: usize, n_steps: usize) -> Vec<Step> {
 
 fn chosen<B: Backend>(b: &B, steps: &[Step]) -> Vec<Vec<Chosen>> {
     let limits = BatchLimits { n_tokens: 8, n_seqs: 8, n_blocks: 8, n_logits: 8 };
-    let mut batch = b.new_batch(limits).unwrap();
+    let mut batch = b.new_batch(limits, ANY_CACHE).unwrap();
     let choose = |step: &Step| {
         let n_rows = step.samplers.rows.len();
         b.stage(&mut batch, &batch_of(&vec![(0, 0, true); n_rows])).unwrap();

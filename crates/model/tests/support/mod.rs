@@ -1,6 +1,6 @@
 //! Running a model without an engine.
 
-use realizar_compute::{Backend, Batch, BatchLimits, DType};
+use realizar_compute::{Backend, Batch, BatchLimits, CacheShape, DType};
 use realizar_model::{Decoder, KvCache, Workspace};
 
 const BLOCK_SIZE: usize = 16;
@@ -21,12 +21,13 @@ impl<'a, B: Backend> Session<'a, B> {
     pub(crate) fn new(backend: &'a B, model: &'a Decoder<B>, n_ctx: usize, kv_type: DType) -> Self {
         let n_blocks = n_ctx.div_ceil(BLOCK_SIZE);
         let limits = BatchLimits { n_tokens: n_ctx, n_seqs: 1, n_blocks, n_logits: n_ctx };
+        let shape = CacheShape { n_blocks, block_size: BLOCK_SIZE, n_positions: n_ctx, n_slots: 0 };
         // Blocks in an order that is not their positions', so that the table matters.
         let blocks = (0..n_blocks as u32).rev().collect();
         Self {
             backend,
             model,
-            batch: backend.new_batch(limits).unwrap(),
+            batch: backend.new_batch(limits, shape).unwrap(),
             cache: KvCache::new(backend, model.shard().config(), kv_type, n_blocks, BLOCK_SIZE).unwrap(),
             ws: Workspace::new(backend, model.shard(), &limits).unwrap(),
             blocks,

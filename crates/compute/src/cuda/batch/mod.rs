@@ -4,7 +4,7 @@ mod samplers;
 
 use super::driver::{Answer, Buffer, Cuda, DevicePtr, Driver, upload};
 use crate::sampling::Samplers;
-use crate::{Batch, BatchLimits, HostBatch, Result};
+use crate::{Batch, BatchLimits, CacheShape, HostBatch, Result};
 use samplers::StagedSamplers;
 use std::sync::Arc;
 
@@ -29,12 +29,16 @@ const NONE: u32 = u32::MAX;
 const ADDRESS: usize = 2;
 
 impl StagedBatch {
-    pub(in crate::cuda) fn new(driver: &Arc<dyn Driver>, limits: BatchLimits) -> Result<Self> {
+    pub(in crate::cuda) fn new(
+        driver: &Arc<dyn Driver>,
+        limits: BatchLimits,
+        cache: CacheShape,
+    ) -> Result<Self> {
         let len = ADDRESS + 4 * limits.n_tokens + limits.n_logits + limits.n_seqs + 1 + limits.n_blocks;
         let device = Buffer::new(driver, 4 * len, "a batch")?;
         let chosen = Buffer::new(driver, 4 * limits.n_logits.max(1), "chosen tokens")?;
         Ok(Self {
-            host: HostBatch::new(limits),
+            host: HostBatch::new(limits, cache),
             words: Vec::with_capacity(len),
             device,
             chosen,
@@ -68,7 +72,6 @@ impl StagedBatch {
         words.extend(self.host.tokens());
         words.resize(words.len() + n, NONE);
         for &(token, row) in &batch.deferred {
-            assert!(4 * row < self.chosen.bytes(), "the choice of row {row}");
             words[ADDRESS + n + token] = row as u32;
         }
         words.extend(self.host.positions());
