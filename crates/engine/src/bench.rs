@@ -55,6 +55,7 @@ impl<'a> Bench<'a> {
         let blocks = len.div_ceil(info.block_size) * batch;
         batch > 0
             && len > 0
+            && info.slots.is_none_or(|s| batch <= s.n_slots)
             && len <= info.context_length
             && blocks <= info.n_blocks
             && batch <= limits.n_seqs.min(limits.n_logits).min(limits.n_tokens)
@@ -148,6 +149,7 @@ impl<'a> Bench<'a> {
         let n_blocks = (start + tokens.len()).div_ceil(block_size);
         let blocks: Vec<u32> = (0..n_blocks).map(|b| (seq * per_seq + b) as u32).collect();
         self.step.batch.push(tokens, start, &blocks, n_logits);
+        self.runner.info().push_state_in_place(&mut self.step.batch, seq as u32);
         self.step.rows.extend((0..n_logits).map(|_| Row::choose(self.params.clone())));
     }
 

@@ -448,6 +448,7 @@ impl Engine {
     fn publish(&self) {
         let (stats, counters) = (&self.shared.stats, self.scheduler.counters());
         let (in_use, idle, free) = self.scheduler.blocks();
+        let (slots_in_use, slots_idle, slots_free) = self.scheduler.slots();
         for (value, n) in [
             (&stats.steps, counters.steps),
             (&stats.computed_tokens, counters.computed_tokens),
@@ -455,6 +456,7 @@ impl Engine {
             (&stats.cache_hit_tokens, counters.cache_hit_tokens),
             (&stats.cache_miss_tokens, counters.cache_miss_tokens),
             (&stats.cache_evictions, counters.evictions),
+            (&stats.snapshot_evictions, counters.snapshot_evictions),
             (&stats.drafted_tokens, counters.drafted_tokens),
             (&stats.accepted_tokens, counters.accepted_tokens),
             (&stats.running, self.scheduler.n_running() as u64),
@@ -463,6 +465,9 @@ impl Engine {
             (&stats.blocks_in_use, in_use as u64),
             (&stats.blocks_cached, idle as u64),
             (&stats.blocks_free, free as u64),
+            (&stats.slots_in_use, slots_in_use as u64),
+            (&stats.slots_cached, slots_idle as u64),
+            (&stats.slots_free, slots_free as u64),
         ] {
             value.set(n);
         }

@@ -2,7 +2,7 @@
 //!
 //! - [`Engine::start`] puts a [`Runner`] (a model on a device) on a thread of its own; the [`Client`] submits [`Request`]s to it
 //!   and gets a [`Stream`] of [`Event`]s for each.
-//! - The scheduler (`scheduler`, with `sequence`, `block_pool`, `prefix_cache`) decides what each step computes. It is plain data:
+//! - The scheduler (`scheduler`, with `sequence`, `state`, `pool`, `prefix_cache`) decides what each step computes. It is plain data:
 //!   no device, clock, thread or channel; time is an argument.
 //! - [`speculative`] guesses how texts go on, so that one step can yield several tokens of a sequence.
 //! - [`sampler`] turns a row of logits into a token.
@@ -10,7 +10,6 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
-mod block_pool;
 mod config;
 mod engine;
 mod error;
@@ -19,6 +18,7 @@ pub mod load;
 mod memory;
 mod model_runner;
 pub mod perplexity;
+mod pool;
 mod prefix_cache;
 mod ranks;
 mod request;
@@ -26,6 +26,7 @@ mod runner;
 pub mod sampler;
 mod scheduler;
 mod sequence;
+mod state;
 
 pub mod speculative;
 mod stats;
@@ -39,7 +40,7 @@ pub use generate::{Completion, TextEngine, TextEvent, TextParams, TextStream, To
 pub use memory::MemoryPlan;
 pub use model_runner::{ModelRunner, RunnerSizes};
 pub use request::{Constraint, Event, FinishReason, Request, SamplingParams, Timings, TokenMask, Usage};
-pub use runner::{BlockCopy, Choice, Row, Runner, RunnerInfo, Sampled, Step, Ticket};
+pub use runner::{BlockCopy, Choice, Row, Runner, RunnerInfo, Sampled, SlotSizes, Step, Ticket};
 pub use scheduler::{Scheduler, SchedulerCounters};
 pub use sequence::SeqId;
 pub use stats::{Histogram, Stats};

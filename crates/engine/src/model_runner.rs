@@ -85,6 +85,7 @@ impl<B: Backend> ModelRunner<B> {
             block_size: sizes.block_size,
             context_length: sizes.context_length,
             limits,
+            slots: None,
             asynchronous: first.backend.is_asynchronous(),
         };
         Ok(Self {

@@ -84,6 +84,7 @@ pub fn score_chunk(
             &blocks[..end.div_ceil(info.block_size)],
             end - first_row.min(end),
         );
+        info.push_state_in_place(&mut step.batch, 0);
         step.rows.extend((first_row..end).map(|i| Row::score(tokens[i + 1], params.clone())));
         let ticket = runner.launch(&step)?;
         for row in runner.finish(ticket)?.rows {

@@ -3,6 +3,9 @@
 //! The cached blocks form a tree: a node is one full block of tokens after the node of the block before. Nodes have numbers that are
 //! never used again, and a lookup compares the block's tokens themselves, not only their hash. A match is therefore exact, by
 //! induction from the root: no collision, accidental or made by a client, can give a request another one's keys and values.
+//!
+//! A node may also have a snapshot: a slot with the recurrent state after its block. A model with recurrent layers can go on only from
+//! there.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -16,6 +19,10 @@ pub(crate) struct PrefixCache<S = RandomState> {
     nodes: Vec<Option<Node>>,
     /// Per block: its tokens, if it is cached.
     tokens: Vec<u32>,
+    /// Per block: the slot with the state after it, if there is one.
+    snapshots: Vec<Option<u32>>,
+    /// Per slot: the block and the node that it belongs to, if it is a snapshot.
+    owners: Vec<Option<(u32, u64)>>,
     next: u64,
     hasher: S,
 }
@@ -38,21 +45,18 @@ struct Node {
 pub(crate) const ROOT: u64 = 0;
 
 impl<S: BuildHasher + Default> PrefixCache<S> {
-    /// Room for all of `n_blocks` blocks of `block_size` tokens.
-    pub(crate) fn new(n_blocks: usize, block_size: usize) -> Self {
+    /// Room for all of `n_blocks` blocks of `block_size` tokens, and for snapshots in `n_slots` slots.
+    pub(crate) fn new(n_blocks: usize, block_size: usize, n_slots: usize) -> Self {
         Self {
             block_size,
             children: HashMap::with_capacity(n_blocks),
             nodes: vec![None; n_blocks],
             tokens: vec![0; n_blocks * block_size],
+            snapshots: vec![None; n_blocks],
+            owners: vec![None; n_slots],
             next: ROOT + 1,
             hasher: S::default(),
         }
-    }
-
-    /// Cached blocks.
-    pub(crate) fn len(&self) -> usize {
-        self.children.len()
     }
 
     /// Appends to `blocks` the blocks that hold the beginning of `tokens`, as many as match. Returns the last one's node.
@@ -80,7 +84,8 @@ impl<S: BuildHasher + Default> PrefixCache<S> {
         let key = self.key(salt, parent, tokens);
         if let Some(&other) = self.children.get(&key) {
             let node = self.nodes[other as usize].expect("a listed block has a node");
-            return (self.tokens_of(other) == tokens).then_some(Inserted { node: node.id, listed: false });
+            let found = Inserted { node: node.id, block: other, listed: false };
+            return (self.tokens_of(other) == tokens).then_some(found);
         }
         if self.nodes[block as usize].is_some() {
             return None;
@@ -90,13 +95,49 @@ impl<S: BuildHasher + Default> PrefixCache<S> {
         self.children.insert(key, block);
         self.nodes[block as usize] = Some(node);
         self.tokens[block as usize * self.block_size..][..self.block_size].copy_from_slice(tokens);
-        Some(Inserted { node: node.id, listed: true })
+        Some(Inserted { node: node.id, block, listed: true })
     }
 
-    /// Forgets a block.
-    pub(crate) fn remove(&mut self, block: u32) {
+    /// Forgets a block and its snapshot, and returns the snapshot's slot.
+    pub(crate) fn remove(&mut self, block: u32) -> Option<u32> {
         let node = self.nodes[block as usize].take().expect("only cached blocks are evicted");
         self.children.remove(&node.key);
+        let slot = self.snapshots[block as usize].take()?;
+        self.owners[slot as usize] = None;
+        Some(slot)
+    }
+
+    /// Lists a slot with the state after a cached block. Returns false if the block has a snapshot already.
+    pub(crate) fn set_snapshot(&mut self, block: u32, slot: u32) -> bool {
+        let node = self.nodes[block as usize].expect("only cached blocks have snapshots");
+        let snapshot = &mut self.snapshots[block as usize];
+        if snapshot.is_some() {
+            return false;
+        }
+        *snapshot = Some(slot);
+        self.owners[slot as usize] = Some((block, node.id));
+        true
+    }
+
+    /// Forgets a snapshot.
+    pub(crate) fn remove_snapshot(&mut self, slot: u32) {
+        let (block, _) = self.owners[slot as usize].take().expect("only snapshots are evicted");
+        self.snapshots[block as usize] = None;
+    }
+
+    /// The slot with the state after a block, if the cache has one.
+    pub(crate) fn snapshot(&self, block: u32) -> Option<u32> {
+        self.snapshots[block as usize]
+    }
+
+    /// The node whose snapshot a slot holds.
+    pub(crate) fn snapshot_node(&self, slot: u32) -> Option<u64> {
+        self.owners[slot as usize].map(|(_, node)| node)
+    }
+
+    /// The node of a cached block.
+    pub(crate) fn node(&self, block: u32) -> Option<u64> {
+        self.nodes[block as usize].map(|node| node.id)
     }
 
     /// The tokens that the cache believes to be in a block; `None` if it does not list it.
@@ -124,6 +165,8 @@ impl<S: BuildHasher + Default> PrefixCache<S> {
 pub(crate) struct Inserted {
     /// Their node, the parent of the block after.
     pub(crate) node: u64,
+    /// The block that it stands for.
+    pub(crate) block: u32,
     /// Whether the given block was listed, rather than another with the same tokens.
     pub(crate) listed: bool,
 }
@@ -134,7 +177,7 @@ mod tests {
 
     #[test]
     fn the_longest_shared_beginning_is_found() {
-        let mut cache: PrefixCache = PrefixCache::new(8, 2);
+        let mut cache: PrefixCache = PrefixCache::new(8, 2, 4);
         let a = cache.insert(5, &[1, 2], ROOT, None).unwrap();
         let b = cache.insert(3, &[3, 4], a.node, None).unwrap();
         assert!(a.listed && b.listed);
@@ -149,10 +192,17 @@ mod tests {
         // The same tokens elsewhere in a text, or under another salt, are not the same block.
         assert_eq!(find(&cache, &[3, 4], None), [0u32; 0]);
         assert_eq!(find(&cache, &[1, 2, 3, 4], Some(7)), [0u32; 0]);
-        assert_eq!(cache.insert(6, &[1, 2], ROOT, None), Some(Inserted { node: a.node, listed: false }));
-        cache.remove(5);
+        assert_eq!(
+            cache.insert(6, &[1, 2], ROOT, None),
+            Some(Inserted { node: a.node, block: 5, listed: false })
+        );
+        assert!(cache.set_snapshot(5, 2));
+        assert!(!cache.set_snapshot(5, 3), "one snapshot is enough");
+        assert_eq!((cache.snapshot(5), cache.snapshot_node(2)), (Some(2), Some(a.node)));
+        assert_eq!(cache.remove(5), Some(2));
+        assert_eq!((cache.snapshot(5), cache.snapshot_node(2)), (None, None));
         assert_eq!(find(&cache, &[1, 2, 3, 4], None), [0u32; 0]);
-        assert_eq!(cache.len(), 1);
+        assert_eq!(cache.children.len(), 1);
     }
     #[test]
     fn equal_hashes_of_different_tokens_are_no_match() {
@@ -166,7 +216,7 @@ mod tests {
             fn write(&mut self, _: &[u8]) {}
         }
         type Build = std::hash::BuildHasherDefault<Collide>;
-        let mut cache: PrefixCache<Build> = PrefixCache::new(8, 2);
+        let mut cache: PrefixCache<Build> = PrefixCache::new(8, 2, 4);
         let a = cache.insert(0, &[1, 2], ROOT, None).unwrap();
         assert_eq!(cache.insert(1, &[3, 4], ROOT, None), None, "another block stands in the way");
         let mut blocks = vec![];

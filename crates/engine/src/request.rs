@@ -349,6 +349,7 @@ mod tests {
             block_size: 4,
             context_length: 6,
             limits,
+            slots: None,
             asynchronous: false,
         };
         assert_eq!(Request::new(vec![], 1).validate(&info), Err(Error::EmptyPrompt));

@@ -4,7 +4,7 @@
 //! its logits are: on the host with [`crate::sampler::Sampler`], or on the device, sending 4 bytes per token back.
 
 use crate::{Result, SampleError, SamplingParams};
-use realizar_compute::{Batch, BatchLimits, OpTime};
+use realizar_compute::{Batch, BatchLimits, CacheShape, OpTime, StateWrite};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -57,8 +57,23 @@ pub struct RunnerInfo {
     pub context_length: usize,
     /// Largest step.
     pub limits: BatchLimits,
+    /// What recurrent layers need; `None` for a model without.
+    pub slots: Option<SlotSizes>,
     /// Whether `launch` returns while the device computes, so that the host's work of two steps can overlap.
     pub asynchronous: bool,
+}
+
+/// The recurrent state of sequences: slots of a fixed size, each with the state of one sequence at one position, in all layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotSizes {
+    /// Slots; at least 2, since a sequence may read one and write another.
+    pub n_slots: usize,
+    /// Bytes of a slot.
+    pub slot_bytes: usize,
+    /// Bytes of a cache block, to weigh both kinds against each other.
+    pub block_bytes: usize,
+    /// Bytes that blocks and slots may take together. Less than all of them where the device can use its memory for either.
+    pub budget_bytes: usize,
 }
 
 impl RunnerInfo {
@@ -69,7 +84,30 @@ impl RunnerInfo {
 
     /// Longest sequence: what both the model and the cache can hold, in tokens.
     pub fn max_seq_len(&self) -> usize {
-        self.context_length.min(self.cache_tokens())
+        // Besides its blocks a sequence needs one slot to read and one to write.
+        let blocks_in = |s: SlotSizes| s.budget_bytes.saturating_sub(2 * s.slot_bytes) / s.block_bytes.max(1);
+        let n_blocks = self.slots.map_or(self.n_blocks, |s| blocks_in(s).min(self.n_blocks));
+        self.context_length.min(n_blocks * self.block_size)
+    }
+
+    /// Appends to a batch that the sequence pushed last keeps its recurrent state in one slot, if the model has recurrent layers.
+    pub(crate) fn push_state_in_place(&self, batch: &mut Batch, slot: u32) {
+        if self.slots.is_some()
+            && let Some(seq) = batch.seqs.last()
+        {
+            let write = StateWrite { n_tokens: seq.tokens.len(), slot };
+            batch.push_state((seq.start > 0).then_some(slot), &[write]);
+        }
+    }
+
+    /// What the batches of steps may name.
+    pub fn cache_shape(&self) -> CacheShape {
+        CacheShape {
+            n_blocks: self.n_blocks,
+            block_size: self.block_size,
+            n_positions: self.context_length,
+            n_slots: self.slots.map_or(0, |s| s.n_slots),
+        }
     }
 }
 

@@ -7,10 +7,10 @@
 //! - Running sequences that only decode go first, then prompts in chunks from what is left of the step's tokens. A prompt that needs
 //!   more than that leaves half of it to those behind it.
 //! - Drafts, guesses of how a sequence goes on, get what is then left; no sequence waits or loses a block for them.
-//! - When blocks run out, a running sequence takes those of the last in turn, or of one whose reader stalls. The loser waits and is
-//!   recomputed later, mostly from the prefix cache.
+//! - When blocks or slots run out, a running sequence takes those of the last in turn, or of one whose reader stalls. The loser waits
+//!   and is recomputed later, mostly from the prefix cache.
 //!
-//! Here stands what a step computes; in `commit` what its outcome means, in `drafts` which guesses are wanted and taken, in `rows`
+//! Here stands what a step computes, and in [`crate::state`] what sequences keep on the device for it; in `commit` what its outcome means, in `drafts` which guesses are wanted and taken, in `rows`
 //! what to do with each row of logits, in `check` that the books balance.
 
 mod check;
@@ -20,12 +20,11 @@ mod rows;
 
 pub(crate) use rows::Chooser;
 
-use crate::block_pool::BlockPool;
-use crate::prefix_cache::{PrefixCache, ROOT};
 use crate::request::{Event, FinishReason, Request};
 use crate::runner::{BlockCopy, RunnerInfo, Step};
 use crate::sequence::{SeqId, Sequence, Turn};
 use crate::speculative::{DraftLength, SpeculationCosts};
+use crate::state::{Need, Prefix, SequenceState, Span, StateStore};
 use crate::{EngineConfig, Error, Result};
 use drafts::Draft;
 use rows::{rows_of, score_row};
@@ -40,10 +39,8 @@ pub struct Scheduler {
     info: RunnerInfo,
     max_seqs: usize,
     step_tokens: usize,
-    prefix_cache: bool,
     priority_step: Duration,
-    pool: BlockPool,
-    cache: PrefixCache,
+    store: StateStore,
     seqs: HashMap<SeqId, Sequence>,
     running: BTreeSet<Turn>,
     waiting: BTreeSet<Turn>,
@@ -53,8 +50,6 @@ pub struct Scheduler {
     budget: Budget,
     /// The first in turn of those who lost their blocks to the step being scheduled.
     first_victim: Option<Turn>,
-    /// Copied blocks, kept from being handed out again before the step's copies are done.
-    copied: Vec<u32>,
     /// What guesses cost, if somebody makes them.
     costs: Option<SpeculationCosts>,
     /// Whether requests that do not say want them.
@@ -76,6 +71,10 @@ pub struct SchedulerCounters {
     pub preemptions: u64,
     /// Cached blocks that were given up for new contents.
     pub evictions: u64,
+    /// Snapshots of recurrent state that the prefix cache took in.
+    pub snapshots: u64,
+    /// Snapshots that were given up, or lost with their block.
+    pub snapshot_evictions: u64,
     /// Tokens of prompts found in the prefix cache, when they first ran.
     pub cache_hit_tokens: u64,
     /// Tokens of prompts not found there.
@@ -84,6 +83,8 @@ pub struct SchedulerCounters {
     pub drafted_tokens: u64,
     /// Of those, the ones that it chose too.
     pub accepted_tokens: u64,
+    /// Of those, the ones that had to be computed again, for the state after them.
+    pub recomputed_drafts: u64,
 }
 
 /// A sequence's part of the step being scheduled.
@@ -122,7 +123,7 @@ impl Scheduler {
     /// An empty one for a runner of these sizes.
     pub fn new(config: &EngineConfig, info: RunnerInfo) -> Self {
         let limits = info.limits;
-        assert!(info.n_blocks > 0 && info.block_size > 0, "a cache without room: {info:?}");
+        let store = StateStore::new(&info, config.prefix_cache);
         let longest = info.max_seq_len().div_ceil(info.block_size);
         assert!(
             limits.n_blocks >= longest,
@@ -136,10 +137,8 @@ impl Scheduler {
             info,
             max_seqs,
             step_tokens,
-            prefix_cache: config.prefix_cache,
             priority_step: config.priority_step,
-            pool: BlockPool::new(info.n_blocks),
-            cache: PrefixCache::new(info.n_blocks, info.block_size),
+            store,
             seqs: HashMap::new(),
             running: BTreeSet::new(),
             waiting: BTreeSet::new(),
@@ -147,7 +146,6 @@ impl Scheduler {
             plan: Vec::new(),
             budget: Budget::default(),
             first_victim: None,
-            copied: Vec::new(),
             costs: None,
             speculate: config.speculate,
             max_drafts: config.max_drafts,
@@ -168,18 +166,7 @@ impl Scheduler {
         seed: u64,
         out: &mut Vec<(SeqId, Event)>,
     ) -> Result<()> {
-        let mask = match &mut request.constraint {
-            Some(c) => {
-                let words = c.allowed().map_err(|message| Error::Constraint { message })?.words().to_vec();
-                let (n, expected) = (words.len(), self.info.vocab_size.div_ceil(32));
-                if n != expected {
-                    let message = format!("its masks have {n} words instead of {expected}");
-                    return Err(Error::Constraint { message });
-                }
-                words
-            }
-            None => Vec::new(),
-        };
+        let mask = first_mask(&mut request, self.info.vocab_size)?;
         let priority_us = i64::from(request.priority).saturating_mul(self.priority_step.as_micros() as i64);
         let due_us = (arrival.as_micros() as i64).saturating_sub(priority_us);
         let stop_tokens: Arc<[u32]> = if request.ignore_eos { [].into() } else { request.stop_tokens.into() };
@@ -199,9 +186,9 @@ impl Scheduler {
                 n_computed: 0,
                 n_in_flight: 0,
                 epoch: 0,
-                blocks: Vec::new(),
-                n_offered: 0,
-                node: Some(ROOT),
+                n_redo: 0,
+                state: SequenceState::default(),
+                n_forks: if choice == 0 { request.n - 1 } else { 0 },
                 running: false,
                 paused: false,
                 draft_length: match request.speculate.unwrap_or(self.speculate) {
@@ -280,9 +267,7 @@ impl Scheduler {
             self.build(step);
         }
         self.drafts.clear();
-        while let Some(block) = self.copied.pop() {
-            self.pool.release(block);
-        }
+        self.store.end_schedule();
         !step.batch.seqs.is_empty()
     }
 
@@ -303,20 +288,32 @@ impl Scheduler {
 
     /// Blocks in use, idle in the prefix cache, and free; together all.
     pub fn blocks(&self) -> (usize, usize, usize) {
-        (self.pool.n_in_use(), self.pool.n_idle(), self.pool.n_free())
+        self.store.n_blocks()
+    }
+
+    /// Slots of recurrent state in use, idle in the prefix cache, and free; together all.
+    pub fn slots(&self) -> (usize, usize, usize) {
+        self.store.n_slots()
     }
 
     /// What it has done so far.
     pub fn counters(&self) -> SchedulerCounters {
-        self.counters
+        let state = self.store.counters();
+        SchedulerCounters {
+            evictions: state.evicted_blocks,
+            snapshots: state.listed_snapshots,
+            snapshot_evictions: state.evicted_snapshots,
+            ..self.counters
+        }
     }
 
-    /// Plans the running sequences that have one token to compute.
+    /// Plans the running sequences that only decode.
     fn plan_decodes(&mut self) {
         let order: Vec<Turn> = self.running.iter().copied().collect();
         for turn in order {
-            if self.is_ready(turn) && self.seqs[&turn.id].n_remaining() == 1 {
-                self.plan_seq(turn.id, 1);
+            let seq = &self.seqs[&turn.id];
+            if self.is_ready(turn) && seq.decodes() {
+                self.plan_seq(turn.id, seq.n_remaining());
             }
         }
     }
@@ -324,7 +321,7 @@ impl Scheduler {
     /// Plans the running sequences that have more to compute, and lets waiting ones run, in turn. A waiting one that finds no room
     /// keeps those behind it waiting too.
     fn plan_prompts(&mut self, now: Duration) {
-        let long = |turn: &&Turn| self.seqs[&turn.id].n_remaining() > 1;
+        let long = |turn: &&Turn| !self.seqs[&turn.id].decodes();
         let running: Vec<Turn> = self.running.iter().filter(long).copied().collect();
         let mut running = running.into_iter().peekable();
         let mut admitting = true;
@@ -377,27 +374,32 @@ impl Scheduler {
             return false;
         }
         let seq = &self.seqs[&turn.id];
-        let (blocks, n_shared, node) = self.find_shared(seq);
+        let prefix = self.find_shared(seq);
+        let n_shared = prefix.n_tokens;
         // A shared block that is not full has to be copied before the sequence writes to it.
         let full_blocks = n_shared / self.info.block_size;
         let wanted = (seq.n_wanted() + 1).min(self.info.max_seq_len()).div_ceil(self.info.block_size);
-        blocks.iter().for_each(|&b| self.pool.retain(b));
-        if !self.make_room(turn, &blocks, wanted - full_blocks) {
-            blocks.iter().rev().for_each(|&b| self.pool.release(b));
+        let need = Need { blocks: wanted - full_blocks, slots: self.store.to_begin() };
+        self.store.retain(&prefix);
+        if !self.make_room(turn, &prefix, need) {
+            self.store.release_prefix(prefix);
             return false;
         }
         let seq = self.seqs.get_mut(&turn.id).expect("waiting sequences exist");
         (seq.n_launched, seq.n_computed) = (n_shared, n_shared);
-        (seq.n_offered, seq.node) = if node.is_some() { (full_blocks, node) } else { (0, Some(ROOT)) };
-        seq.blocks = blocks;
+        seq.state = prefix.into_state(self.info.block_size);
         seq.running = true;
-        if seq.first_step.is_none() {
+        let begins = seq.first_step.is_none();
+        if begins {
             seq.first_step = Some(now);
             seq.n_cached = n_shared;
             self.counters.cache_hit_tokens += n_shared as u64;
             self.counters.cache_miss_tokens += (seq.n_prompt - n_shared) as u64;
         }
         let remaining = seq.n_remaining();
+        if begins {
+            self.count_fork(turn.id);
+        }
         self.waiting.remove(&turn);
         self.running.insert(turn);
         self.plan_seq(turn.id, self.share(remaining, !self.waiting.is_empty()));
@@ -410,53 +412,57 @@ impl Scheduler {
         seq.turn.id.choice > 0 && self.seqs.get(&first).is_some_and(|s| !s.prefilled)
     }
 
-    /// Blocks that hold the beginning of a waiting sequence, how many positions of it they hold, and the node of the last one if they
-    /// are from the prefix cache. At least one position is left to compute.
-    fn find_shared(&self, seq: &Sequence) -> (Vec<u32>, usize, Option<u64>) {
-        let block_size = self.info.block_size;
+    /// What is there of a waiting sequence's beginning. At least one position is left to compute.
+    fn find_shared(&self, seq: &Sequence) -> Prefix {
         let first = SeqId { choice: 0, ..seq.turn.id };
         let n = seq.n_prompt - 1;
-        match self.seqs.get(&first) {
-            Some(sibling) if seq.turn.id.choice > 0 && sibling.n_computed >= n && seq.n_generated() == 0 => {
-                return (sibling.blocks[..n.div_ceil(block_size)].to_vec(), n, None);
-            }
-            _ => {}
+        let forks = seq.turn.id.choice > 0 && seq.n_generated() == 0;
+        let sibling = self.seqs.get(&first).filter(|s| forks && s.n_computed >= n);
+        if let Some(prefix) = sibling.and_then(|s| self.store.find_fork(&s.state, n)) {
+            return prefix;
         }
-        let mut blocks = Vec::new();
-        let mut node = ROOT;
         let scores = seq.n_scored + 1 < seq.n_prompt;
-        if self.prefix_cache && !scores {
-            let n = (seq.n_wanted() - 1) / block_size * block_size;
-            node = self.cache.lookup(&mut blocks, &seq.tokens[..n], seq.salt);
-        }
-        let n = blocks.len() * block_size;
-        (blocks, n, Some(node))
+        let n = if scores { 0 } else { (seq.n_wanted() - 1) / self.info.block_size * self.info.block_size };
+        self.store.find(&seq.tokens[..n], seq.salt)
     }
 
-    /// Makes room for a waiting sequence that shares `blocks`: a place among the running ones and in the step, and `n_new` blocks
-    /// available. Preempts those behind it in turn if, and only if, that is enough.
-    fn make_room(&mut self, turn: Turn, blocks: &[u32], n_new: usize) -> bool {
-        if self.has_room(n_new) {
+    /// Notes that a choice of a request begins. After the last one nobody needs the snapshot that the first one keeps for them.
+    fn count_fork(&mut self, id: SeqId) {
+        if id.choice > 0
+            && let Some(first) = self.seqs.get_mut(&SeqId { choice: 0, ..id })
+        {
+            first.n_forks -= 1;
+            if first.n_forks == 0 {
+                self.store.release_fork(&mut first.state);
+            }
+        }
+    }
+
+    /// Makes room for a waiting sequence that shares `prefix`: a place among the running ones and in the step, and what it needs
+    /// besides. Preempts those behind it in turn if, and only if, that is enough.
+    fn make_room(&mut self, turn: Turn, prefix: &Prefix, need: Need) -> bool {
+        if self.has_room(need) {
             return true;
         }
         let stays = |id: &SeqId| {
             let seq = &self.seqs[id];
             seq.turn < turn && !seq.paused
         };
-        let mut held: Vec<u32> = blocks.to_vec();
+        let (mut blocks, mut slots) = (prefix.blocks.clone(), prefix.slots().collect::<Vec<_>>());
         let mut n_stay = 0;
         for t in self.running.iter().filter(|t| stays(&t.id)) {
-            held.extend(&self.seqs[&t.id].blocks);
+            let state = &self.seqs[&t.id].state;
+            blocks.extend(&state.blocks);
+            slots.extend(state.slots());
             n_stay += 1;
         }
-        held.sort_unstable();
-        held.dedup();
+        let used = Need { blocks: n_distinct(&mut blocks), slots: n_distinct(&mut slots) };
         let planned = || self.plan.iter().filter(|p| stays(&p.id));
-        let enough = self.pool.len() - held.len() >= n_new
+        let enough = self.store.has_room_beside(used, need)
             && n_stay < self.max_seqs
             && planned().map(|p| p.n_tokens).sum::<usize>() < self.step_tokens
             && planned().map(|p| p.n_rows).sum::<usize>() < self.info.limits.n_logits;
-        while enough && !self.has_room(n_new) {
+        while enough && !self.has_room(need) {
             if !self.preempt_for(turn) {
                 return false;
             }
@@ -464,48 +470,39 @@ impl Scheduler {
         enough
     }
 
-    fn has_room(&self, n_new: usize) -> bool {
+    fn has_room(&self, need: Need) -> bool {
         let b = &self.budget;
-        self.pool.n_available() >= n_new
+        self.store.has_room(need)
             && self.running.len() < self.max_seqs
             && [b.tokens, b.seqs, b.rows].iter().all(|&n| n > 0)
     }
 
-    /// Puts up to `want` tokens of a running sequence into the plan, taking blocks from those behind it if need be.
+    /// Puts up to `want` tokens of a running sequence into the plan, taking blocks and slots from those behind it if need be.
     fn plan_seq(&mut self, id: SeqId, want: usize) -> bool {
         let block_size = self.info.block_size;
-        let (turn, start, n_blocks, copies, mut n_tokens) = {
-            let seq = &self.seqs[&id];
-            let start = seq.n_launched;
-            let copies =
-                !start.is_multiple_of(block_size) && self.pool.is_shared(seq.blocks[start / block_size]);
-            let n = self.within_budget(seq, want.min(seq.n_remaining()).min(self.budget.tokens));
-            (seq.turn, start, seq.blocks.len(), copies, n)
-        };
+        let seq = &self.seqs[&id];
+        let (turn, start) = (seq.turn, seq.n_launched);
+        let need = self.store.to_write(&seq.state, start);
+        let mut n_tokens = self.within_budget(seq, want.min(seq.n_remaining()).min(self.budget.tokens));
         if n_tokens == 0 || self.budget.seqs == 0 {
             return false;
         }
         loop {
-            let available = self.pool.n_available();
-            let room = match available.checked_sub(usize::from(copies)) {
-                Some(new) => (n_blocks + new) * block_size - start,
-                None => 0,
-            };
+            let n_blocks = self.seqs[&id].state.blocks.len();
+            let room = self.store.room_besides(need).map_or(0, |new| (n_blocks + new) * block_size - start);
             if room > 0 {
                 n_tokens = n_tokens.min(room);
                 break;
             }
             if !self.preempt_for(turn) {
-                return false;
+                let seq = self.seqs.get_mut(&id).expect("planned sequences exist");
+                if !self.store.give_up_spare(&mut seq.state) {
+                    return false;
+                }
             }
         }
-        let copy = copies.then(|| {
-            let to = self.allocate();
-            let seq = self.seqs.get_mut(&id).expect("planned sequences exist");
-            let from = std::mem::replace(&mut seq.blocks[start / block_size], to);
-            self.copied.push(from);
-            BlockCopy { to, from }
-        });
+        let seq = self.seqs.get_mut(&id).expect("planned sequences exist");
+        let copy = self.store.make_writable(&mut seq.state, start);
         self.plan.push(Planned { id, n_tokens: 0, n_rows: 0, n_entries: 0, copy });
         self.budget.seqs -= 1;
         self.grow(self.plan.len() - 1, n_tokens);
@@ -517,8 +514,7 @@ impl Scheduler {
         for i in 0..self.plan.len() {
             let (id, old) = (self.plan[i].id, self.plan[i].n_tokens);
             let seq = &self.seqs[&id];
-            let room = (seq.blocks.len() + self.pool.n_available()) * self.info.block_size - seq.n_launched;
-            let want = (old + self.budget.tokens).min(seq.n_remaining()).min(room);
+            let want = (old + self.budget.tokens).min(seq.n_remaining()).min(self.room(seq, Need::default()));
             if want > old {
                 self.refund(i);
                 let seq = &self.seqs[&id];
@@ -526,6 +522,12 @@ impl Scheduler {
                 self.grow(i, n);
             }
         }
+    }
+
+    /// How many tokens of a sequence its blocks hold with those that can be handed out besides `need`; 0 if that has no room.
+    fn room(&self, seq: &Sequence, need: Need) -> usize {
+        let blocks = self.store.room_besides(need).map(|new| seq.state.blocks.len() + new);
+        blocks.map_or(0, |n| n * self.info.block_size - seq.n_launched)
     }
 
     /// The most of `n` tokens whose rows of logits and block table fit the budget.
@@ -544,11 +546,9 @@ impl Scheduler {
     /// Sets the size of a refunded or new entry of the plan: allocates its blocks and takes its share of the budget.
     fn grow(&mut self, entry: usize, n_tokens: usize) {
         let id = self.plan[entry].id;
-        let n_entries = (self.seqs[&id].n_launched + n_tokens).div_ceil(self.info.block_size);
-        while self.seqs[&id].blocks.len() < n_entries {
-            let block = self.allocate();
-            self.seqs.get_mut(&id).expect("planned sequences exist").blocks.push(block);
-        }
+        let seq = self.seqs.get_mut(&id).expect("planned sequences exist");
+        let n_entries = (seq.n_launched + n_tokens).div_ceil(self.info.block_size);
+        self.store.grow(&mut seq.state, n_entries);
         let n_rows = self.n_rows(&self.seqs[&id], n_tokens);
         self.budget.tokens -= n_tokens;
         self.budget.rows -= n_rows;
@@ -564,16 +564,7 @@ impl Scheduler {
         self.budget.entries += entry.n_entries;
     }
 
-    fn allocate(&mut self) -> u32 {
-        let new = self.pool.allocate().expect("room was made before");
-        if new.evicted {
-            self.cache.remove(new.block);
-            self.counters.evictions += 1;
-        }
-        new.block
-    }
-
-    /// Takes the blocks of a stalled sequence or of the last one in turn, if it is behind `turn`.
+    /// Takes what a stalled sequence has on the device, or of the last one in turn, if it is behind `turn`.
     fn preempt_for(&mut self, turn: Turn) -> bool {
         let stalled = self.running.iter().rev().find(|t| self.seqs[&t.id].paused && **t != turn);
         let Some(&victim) = stalled.or(self.running.last().filter(|t| **t > turn)) else { return false };
@@ -590,8 +581,8 @@ impl Scheduler {
         self.waiting.insert(victim);
         let seq = self.seqs.get_mut(&victim.id).expect("running sequences exist");
         seq.running = false;
-        let blocks = seq.reset();
-        release(&mut self.pool, &blocks);
+        let state = seq.reset();
+        self.store.release(state);
         true
     }
 
@@ -607,7 +598,7 @@ impl Scheduler {
             let certain = end - n_drafts;
             let mut drafts = self.drafts.remove(&planned.id).unwrap_or_default();
             drafts.tokens.truncate(n_drafts);
-            let table = &seq.blocks[..end.div_ceil(self.info.block_size)];
+            let table = &seq.state.blocks[..end.div_ceil(self.info.block_size)];
             match start < seq.tokens.len() {
                 true => {
                     let n_known = seq.tokens.len();
@@ -622,6 +613,15 @@ impl Scheduler {
                 }
             }
             step.copies.extend(planned.copy);
+            let span = Span {
+                start,
+                certain,
+                end,
+                n_prompt: seq.n_prompt,
+                completes: certain == seq.n_wanted(),
+                fork_at: (seq.n_forks > 0).then_some(seq.n_prompt - 1).filter(|&n| n > 0),
+            };
+            self.store.push_state(&mut seq.state, &span, &mut step.batch);
             for position in scored.clone() {
                 step.rows.push(score_row(seq, position));
             }
@@ -634,6 +634,7 @@ impl Scheduler {
                 seq.unseen_row = at;
                 seq.verifies = n_drafts > 0;
             }
+            seq.n_redo = seq.n_redo.saturating_sub(certain - start);
             seq.n_launched = certain;
             seq.n_in_flight += 1;
             self.counters.computed_tokens += planned.n_tokens as u64;
@@ -649,14 +650,27 @@ impl Scheduler {
             true => self.running.remove(&seq.turn),
             false => self.waiting.remove(&seq.turn),
         };
-        // Steps in flight may still write to these blocks, but before any step that gets them next.
-        let blocks = std::mem::take(&mut seq.blocks);
-        release(&mut self.pool, &blocks);
+        self.store.release(std::mem::take(&mut seq.state));
         Some(seq)
     }
 }
 
-/// Children before parents, so that the prefix cache gives up the end of a text before its beginning.
-fn release(pool: &mut BlockPool, blocks: &[u32]) {
-    blocks.iter().rev().for_each(|&b| pool.release(b));
+/// What a request's constraint allows first, as bits of tokens; empty without one.
+fn first_mask(request: &mut Request, vocab_size: usize) -> Result<Vec<u32>> {
+    let Some(constraint) = &mut request.constraint else { return Ok(Vec::new()) };
+    let words = constraint.allowed().map_err(|message| Error::Constraint { message })?.words();
+    let (n, expected) = (words.len(), vocab_size.div_ceil(32));
+    match n == expected {
+        true => Ok(words.to_vec()),
+        false => {
+            Err(Error::Constraint { message: format!("its masks have {n} words instead of {expected}") })
+        }
+    }
+}
+
+/// How many different numbers there are.
+fn n_distinct(numbers: &mut Vec<u32>) -> usize {
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers.len()
 }

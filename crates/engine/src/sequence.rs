@@ -1,8 +1,8 @@
 //! One continuation's tokens, progress and place in the cache.
 
-use crate::prefix_cache::ROOT;
 use crate::request::{Constraint, FinishReason, SamplingParams, Timings, Usage};
 use crate::speculative::DraftLength;
+use crate::state::SequenceState;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,12 +39,14 @@ pub(crate) struct Sequence {
     pub(crate) n_computed: usize,
     /// Steps in flight that it is part of.
     pub(crate) n_in_flight: usize,
-    /// Counts preemptions: a step launched in an earlier epoch computed for blocks that are gone.
+    /// Right drafts that have to be computed again, because the state after them was not kept.
+    pub(crate) n_redo: usize,
+    /// Counts preemptions: a step launched in an earlier epoch computed for a state that is gone.
     pub(crate) epoch: u32,
-    pub(crate) blocks: Vec<u32>,
-    /// Blocks already offered to the prefix cache, and the node of the last of them; `None` if it cannot go on from there.
-    pub(crate) n_offered: usize,
-    pub(crate) node: Option<u64>,
+    /// What it has on the device.
+    pub(crate) state: SequenceState,
+    /// Other choices of the request that have not begun, if this is the first.
+    pub(crate) n_forks: u32,
     pub(crate) running: bool,
     pub(crate) paused: bool,
     /// How many guesses are worth verifying; `None` if it wants none.
@@ -97,6 +99,11 @@ impl Sequence {
         self.n_wanted() - self.n_launched
     }
 
+    /// Whether all is computed that it has but its last token, and what went with drafts.
+    pub(crate) fn decodes(&self) -> bool {
+        self.n_remaining() <= 1 + self.n_redo
+    }
+
     /// Whether more of it can be launched now, if it is running. `limit`: the most positions that it may have.
     pub(crate) fn is_ready(&self, limit: usize) -> bool {
         let has_all = self.max_tokens > 0 && self.n_generated() >= self.max_tokens;
@@ -104,12 +111,11 @@ impl Sequence {
         !self.paused && !has_all && !needs_token && self.n_remaining() > 0 && self.n_wanted() <= limit
     }
 
-    /// Gives up its blocks; they are the caller's to release.
-    pub(crate) fn reset(&mut self) -> Vec<u32> {
-        (self.n_launched, self.n_computed) = (0, 0);
-        (self.n_offered, self.node) = (0, Some(ROOT));
+    /// Gives up its state, which is the caller's to release.
+    pub(crate) fn reset(&mut self) -> SequenceState {
+        (self.n_launched, self.n_computed, self.n_redo) = (0, 0, 0);
         self.epoch += 1;
-        std::mem::take(&mut self.blocks)
+        std::mem::take(&mut self.state)
     }
 
     pub(crate) fn usage(&self) -> Usage {

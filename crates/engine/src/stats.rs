@@ -55,6 +55,8 @@ pub struct Stats {
     pub cache_miss_tokens: Value,
     /// Cached blocks that were given up for new contents.
     pub cache_evictions: Value,
+    /// Snapshots of recurrent state that were given up for new contents.
+    pub snapshot_evictions: Value,
     /// Guessed tokens that were verified.
     pub drafted_tokens: Value,
     /// Of those, the ones that were right.
@@ -71,6 +73,12 @@ pub struct Stats {
     pub blocks_cached: Value,
     /// Now: cache blocks without contents.
     pub blocks_free: Value,
+    /// Now: slots of recurrent state that sequences use.
+    pub slots_in_use: Value,
+    /// Now: slots that hold snapshots for the prefix cache.
+    pub slots_cached: Value,
+    /// Now: slots without contents.
+    pub slots_free: Value,
     /// Time from arrival to the first step.
     pub queue_time: Histogram,
     /// Time from arrival to the first token.

@@ -23,6 +23,7 @@ const INFO: RunnerInfo = RunnerInfo {
     block_size: 4,
     context_length: 200,
     limits: BatchLimits { n_tokens: 64, n_seqs: 16, n_blocks: 1000, n_logits: 32 },
+    slots: None,
     asynchronous: true,
 };
 

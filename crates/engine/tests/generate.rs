@@ -68,6 +68,7 @@ fn reciting(text: Vec<u32>, tokenizer: &Arc<Tokenizer>) -> TextEngine {
         block_size: 16,
         context_length: 512,
         limits,
+        slots: None,
         asynchronous: false,
     };
     let runner = Recital { text, n_prompt: 3, info, sampler: Sampler::new(), outcome: None };

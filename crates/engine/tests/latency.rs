@@ -25,6 +25,7 @@ fn gaps_while_reading(n_prompt: usize, n_streams: usize, step_tokens: usize) -> 
         block_size: 16,
         context_length: 40_000,
         limits,
+        slots: None,
         asynchronous: false,
     };
     let mut scheduler =

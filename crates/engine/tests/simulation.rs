@@ -1,19 +1,21 @@
-//! Scheduler, block pool, prefix cache and sampler under random load, by seed.
+//! Scheduler, sequence states, prefix cache and sampler under random load, by seed, for models with and without recurrent layers.
 //!
 //! Aim: whatever shares the steps, every request gets exactly the tokens that it would get alone, the books balance after every step,
-//! and nobody waits for ever. Method: a runner that reads each sequence's history back from its blocks (`support`), random sizes of
-//! everything, arrivals with shared beginnings, cancellations, stalled readers, steps that fail at launch or at finish, and right and
+//! and nobody waits for ever. Method: a runner that reads each sequence's history back from its blocks and slots (`support`), random
+//! sizes of everything, arrivals with shared beginnings, cancellations, stalled readers, steps that fail at launch or at finish, and right and
 //! wrong guesses of what comes next.
 
 mod support;
 
 use realizar_compute::BatchLimits;
 use realizar_engine::speculative::SpeculationCosts;
-use realizar_engine::{EngineConfig, Error, Event, FinishReason, Runner, RunnerInfo, Scheduler, SeqId, Step};
+use realizar_engine::{
+    EngineConfig, Error, Event, FinishReason, Runner, RunnerInfo, Scheduler, SeqId, SlotSizes, Step,
+};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use support::{At, Case, FakeRunner, Random, Solo, mix, solo, solo_logits};
+use support::{At, Case, FakeRunner, Random, Solo, logits_of, mix, solo_of};
 
 /// What a run did, to be sure that the test reaches what it is meant to test.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +28,11 @@ struct Summary {
     preemptions: u64,
     evictions: u64,
     cache_hit_tokens: u64,
+    snapshots: u64,
+    snapshot_evictions: u64,
+    recomputed_drafts: u64,
     copies: usize,
+    moves: usize,
     deferred: usize,
     prompt_tokens: u64,
     drafted: u64,
@@ -66,7 +72,7 @@ struct Live {
 }
 
 impl Simulation {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, recurrent: bool) -> Self {
         let mut random = Random::new(seed);
         let block_size = [1, 2, 4, 8][random.below(4)];
         let n_blocks = 4 + random.below(30);
@@ -85,6 +91,7 @@ impl Simulation {
             block_size,
             context_length,
             limits,
+            slots: recurrent.then(|| random_slots(&mut random, n_blocks)),
             asynchronous: true,
         };
         let config = EngineConfig {
@@ -180,6 +187,8 @@ impl Simulation {
         }
         let (in_use, idle_blocks, free) = self.scheduler.blocks();
         assert_eq!((in_use, idle_blocks + free), (0, self.info.n_blocks), "all blocks are back");
+        let (in_use, idle_slots, free) = self.scheduler.slots();
+        assert_eq!((in_use, idle_slots + free), (0, self.info.cache_shape().n_slots), "all slots are back");
         let counters = self.scheduler.counters();
         self.summary.steps = counters.steps;
         self.summary.preemptions = counters.preemptions;
@@ -187,7 +196,11 @@ impl Simulation {
         self.summary.cache_hit_tokens = counters.cache_hit_tokens;
         self.summary.drafted = counters.drafted_tokens;
         self.summary.accepted = counters.accepted_tokens;
+        self.summary.snapshots = counters.snapshots;
+        self.summary.snapshot_evictions = counters.snapshot_evictions;
+        self.summary.recomputed_drafts = counters.recomputed_drafts;
         self.summary.copies = self.runner.n_copies;
+        self.summary.moves = self.runner.n_moved;
         self.summary.deferred = self.runner.n_deferred;
         self.summary
     }
@@ -258,7 +271,7 @@ impl Simulation {
         let due_us = self.now.as_micros() as i64 - priority_us;
         for choice in 0..case.n {
             let id = SeqId { request: number, choice };
-            self.solos.insert(id, Arc::new(solo(&case, choice, limit)));
+            self.solos.insert(id, Arc::new(solo_of(self.info.slots.is_some(), &case, choice, limit)));
             let live = Live { case: case.clone(), due_us, n_tokens: 0, n_prompt_tokens: 0 };
             self.live.insert(id, live);
         }
@@ -301,7 +314,8 @@ impl Simulation {
                 Event::PromptToken { id: token, logprob, .. } => {
                     let at = live.n_prompt_tokens;
                     assert_eq!(token, live.case.prompt[at], "prompt token {at} of {id:?}");
-                    let wanted = (at > 0).then(|| logprob_after(&live.case.prompt[..at], token));
+                    let recurrent = self.info.slots.is_some();
+                    let wanted = (at > 0).then(|| logprob_after(recurrent, &live.case.prompt[..at], token));
                     assert_eq!(logprob.is_some(), wanted.is_some());
                     if let (Some(a), Some(b)) = (logprob, wanted) {
                         assert!((a - b).abs() < 1e-4, "prompt token {at} of {id:?}: {a}, not {b}");
@@ -370,13 +384,27 @@ impl Simulation {
 
     fn check(&self) {
         self.scheduler.check().unwrap_or_else(|error| panic!("{error}"));
+        let sum = |(in_use, idle, free): (usize, usize, usize)| in_use + idle + free;
+        let shape = self.info.cache_shape();
+        assert_eq!(sum(self.scheduler.blocks()), shape.n_blocks, "blocks");
+        assert_eq!(sum(self.scheduler.slots()), shape.n_slots, "slots");
         let known = self.scheduler.n_running() + self.scheduler.n_waiting();
         assert_eq!(known, self.live.len(), "sequences that have not ended");
     }
 }
 
-fn logprob_after(text: &[u32], token: u32) -> f32 {
-    let logits = solo_logits(text);
+/// Sizes of slots for a cache of `n_blocks`, with memory for all of both, or for less.
+fn random_slots(random: &mut Random, n_blocks: usize) -> SlotSizes {
+    let (n_slots, slot_bytes) = (2 + random.below(20), 1 + random.below(12));
+    let block_bytes = 1 + random.below(4);
+    let all = n_slots * slot_bytes + n_blocks * block_bytes;
+    let least = 2 * slot_bytes + 4 * block_bytes;
+    let budget_bytes = if random.once_in(2) { all } else { least + random.below(all - least + 1) };
+    SlotSizes { n_slots, slot_bytes, block_bytes, budget_bytes }
+}
+
+fn logprob_after(recurrent: bool, text: &[u32], token: u32) -> f32 {
+    let logits = logits_of(recurrent, text);
     let sum: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
     (f64::from(logits[token as usize]) - sum.ln()) as f32
 }
@@ -385,12 +413,12 @@ fn hash(id: SeqId, event: &Event) -> u64 {
     format!("{id:?} {event:?}").bytes().fold(0, |h, b| mix(h ^ u64::from(b)))
 }
 
-#[test]
-fn every_request_gets_its_own_tokens_under_any_load() {
+/// Runs many seeds, and makes sure that they reach what they are meant to test.
+fn run_seeds(recurrent: bool) {
     let mut total = Summary::default();
     for seed in 0..400 {
-        let result = std::panic::catch_unwind(|| Simulation::new(seed).run(400, 2 + seed as usize % 9));
-        let s = result.unwrap_or_else(|_| panic!("seed {seed} fails"));
+        let run = || Simulation::new(seed, recurrent).run(400, 2 + seed as usize % 9);
+        let s = std::panic::catch_unwind(run).unwrap_or_else(|_| panic!("seed {seed} fails"));
         total.steps += s.steps;
         total.finished += s.finished;
         total.stopped += s.stopped;
@@ -399,13 +427,17 @@ fn every_request_gets_its_own_tokens_under_any_load() {
         total.preemptions += s.preemptions;
         total.evictions += s.evictions;
         total.cache_hit_tokens += s.cache_hit_tokens;
+        total.snapshots += s.snapshots;
+        total.snapshot_evictions += s.snapshot_evictions;
+        total.recomputed_drafts += s.recomputed_drafts;
         total.copies += s.copies;
+        total.moves += s.moves;
         total.deferred += s.deferred;
         total.prompt_tokens += s.prompt_tokens;
         total.drafted += s.drafted;
         total.accepted += s.accepted;
     }
-    for (what, n) in [
+    let both = [
         ("finished", total.finished),
         ("stopped", total.stopped),
         ("cancelled", total.cancelled),
@@ -418,14 +450,32 @@ fn every_request_gets_its_own_tokens_under_any_load() {
         ("scored tokens", total.prompt_tokens),
         ("right guesses", total.accepted),
         ("wrong guesses", total.drafted - total.accepted),
-    ] {
-        assert!(n > 500, "only {n} {what}: the simulation does not reach what it should test: {total:?}");
+    ];
+    let recurrent_only = [
+        ("snapshots", total.snapshots),
+        ("evicted snapshots", total.snapshot_evictions),
+        ("right guesses that were computed again", total.recomputed_drafts),
+        ("states that went on in another slot", total.moves as u64),
+    ];
+    for (what, n) in both.iter().chain(recurrent_only.iter().filter(|_| recurrent)) {
+        assert!(*n > 500, "only {n} {what}: the simulation does not reach what it should test: {total:?}");
     }
+}
+
+#[test]
+fn every_request_gets_its_own_tokens_under_any_load() {
+    run_seeds(false);
+}
+
+#[test]
+fn every_request_gets_its_own_tokens_with_recurrent_layers_too() {
+    run_seeds(true);
 }
 
 #[test]
 fn a_seed_gives_the_same_run_again() {
     for seed in 1000..1010 {
-        assert_eq!(Simulation::new(seed).run(300, 3), Simulation::new(seed).run(300, 3));
+        let run = || Simulation::new(seed, seed % 2 == 0).run(300, 3);
+        assert_eq!(run(), run());
     }
 }

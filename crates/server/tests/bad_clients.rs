@@ -325,6 +325,7 @@ impl Runner for Broken {
             block_size: 32,
             context_length: 1024,
             limits: BatchLimits { n_tokens: 64, n_seqs: 4, n_blocks: 64, n_logits: 4 },
+            slots: None,
             asynchronous: false,
         }
     }

@@ -252,6 +252,7 @@ fn reciting(text: &str) -> TestServer {
         block_size: 16,
         context_length: 4096,
         limits,
+        slots: None,
         asynchronous: false,
     };
     let runner = Recital { text: ids, said: 0, info, sampler: Sampler::default(), outcome: None };

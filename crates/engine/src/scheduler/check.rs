@@ -6,24 +6,23 @@ impl Scheduler {
     /// Says what is wrong if the books do not balance. Takes time in proportion to the cache; for tests.
     pub fn check(&self) -> std::result::Result<(), String> {
         let block_size = self.info.block_size;
-        let mut refs = vec![0; self.pool.len()];
         for (id, seq) in &self.seqs {
-            seq.blocks.iter().for_each(|&b| refs[b as usize] += 1);
             if seq.running != self.running.contains(&seq.turn)
                 || seq.running == self.waiting.contains(&seq.turn)
             {
                 return Err(format!("{id:?} is listed wrongly: running {}", seq.running));
             }
-            if !seq.running && !seq.blocks.is_empty() {
-                return Err(format!("{id:?} waits and holds {} blocks", seq.blocks.len()));
+            let blocks = &seq.state.blocks;
+            if !seq.running && !seq.state.is_empty() {
+                return Err(format!("{id:?} waits and holds {:?}", seq.state));
             }
-            if seq.n_computed > seq.n_launched || seq.n_launched > seq.blocks.len() * block_size {
-                let (c, l, b) = (seq.n_computed, seq.n_launched, seq.blocks.len());
+            if seq.n_computed > seq.n_launched || seq.n_launched > blocks.len() * block_size {
+                let (c, l, b) = (seq.n_computed, seq.n_launched, blocks.len());
                 return Err(format!("{id:?} has computed {c} of {l} positions in {b} blocks"));
             }
-            for (i, &block) in seq.blocks.iter().enumerate().take(seq.n_computed / block_size) {
+            for (i, &block) in blocks.iter().enumerate().take(seq.n_computed / block_size) {
                 let tokens = &seq.tokens[i * block_size..(i + 1) * block_size];
-                if self.cache.contents(block).is_some_and(|cached| cached != tokens) {
+                if self.store.contents(block).is_some_and(|cached| cached != tokens) {
                     return Err(format!("{id:?} has {tokens:?} in block {block}, unlike the cache"));
                 }
             }
@@ -31,13 +30,6 @@ impl Scheduler {
         if self.running.len() + self.waiting.len() != self.seqs.len() {
             return Err(format!("{} sequences, {} running", self.seqs.len(), self.running.len()));
         }
-        let (in_use, idle, free) = self.blocks();
-        if in_use + idle + free != self.pool.len() {
-            return Err(format!("{in_use} + {idle} + {free} blocks are not all"));
-        }
-        if self.cache.len() < idle {
-            return Err(format!("{idle} blocks are idle but {} cached", self.cache.len()));
-        }
-        self.pool.check(&refs)
+        self.store.check(self.seqs.values().map(|s| &s.state))
     }
 }

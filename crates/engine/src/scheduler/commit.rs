@@ -27,17 +27,21 @@ impl Scheduler {
                 }
                 if seq.epoch == part.epoch {
                     // The positions of the other drafts hold what never was; they are computed again.
-                    seq.n_computed = part.end + n_accepted;
+                    let n_drafts = part.drafts.len();
+                    let n_kept = self.store.roll_back(&mut seq.state, part.end, n_drafts, n_accepted);
+                    seq.n_redo += n_accepted - n_kept;
+                    self.counters.recomputed_drafts += (n_accepted - n_kept) as u64;
+                    seq.n_computed = part.end + n_kept;
                     seq.n_launched = seq.n_launched.max(seq.n_computed);
                     seq.prefilled |= part.end >= seq.n_prompt;
                 }
                 let n_taken = part.scored.len() + part.n_chosen.min(n_accepted + 1);
                 if let Some(end) = self.take_rows(&part, &rows[..n_taken], now, out) {
-                    self.offer_blocks(part.id);
+                    self.offer_state(part.id);
                     self.remove(part.id);
                     out.push((part.id, end));
                 } else {
-                    self.offer_blocks(part.id);
+                    self.offer_state(part.id);
                 }
             }
         }
@@ -109,27 +113,12 @@ impl Scheduler {
         None
     }
 
-    /// Offers a sequence's full blocks to the prefix cache, as far as they are known to be computed.
-    fn offer_blocks(&mut self, id: SeqId) {
-        if !self.prefix_cache {
-            return;
-        }
-        let block_size = self.info.block_size;
+    /// Offers a sequence's state to the prefix cache, as far as it is known to be computed.
+    fn offer_state(&mut self, id: SeqId) {
         let seq = self.seqs.get_mut(&id).expect("checked by the caller");
-        while let Some(parent) = seq.node {
-            let tokens = seq.n_offered * block_size..(seq.n_offered + 1) * block_size;
-            // A sequence that ends with an error may not have taken all that was computed for it.
-            if tokens.end > seq.n_computed.min(seq.tokens.len()) {
-                break;
-            }
-            let block = seq.blocks[seq.n_offered];
-            let inserted = self.cache.insert(block, &seq.tokens[tokens], parent, seq.salt);
-            if inserted.is_some_and(|i| i.listed) {
-                self.pool.set_cached(block);
-            }
-            seq.node = inserted.map(|i| i.node);
-            seq.n_offered += 1;
-        }
+        // A sequence that ends with an error may not have taken all that was computed for it.
+        let n = seq.n_computed.min(seq.tokens.len());
+        self.store.offer(&mut seq.state, &seq.tokens[..n], seq.salt);
     }
 
     fn fail(&mut self, launched: Vec<LaunchedSeq>, error: &Error, out: &mut Vec<(SeqId, Event)>) {

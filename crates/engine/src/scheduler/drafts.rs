@@ -2,8 +2,8 @@
 //!
 //! A draft is computed like a token of the text, behind the last one that is certain, and each yields a row of logits. The rows choose
 //! tokens as ever; `commit` keeps those up to and with the first that differs from the draft after it. What a step computes for the
-//! wrong drafts behind lies at positions that the sequence does not count as computed, in blocks that are its own: the next step
-//! overwrites it, and nothing of it gets into the prefix cache.
+//! wrong drafts behind lies at positions that the sequence does not count as computed, in blocks and a slot that are its own: the next
+//! step overwrites it, and nothing of it gets into the prefix cache.
 
 use super::{Chooser, Scheduler};
 use crate::request::mask_contains;
@@ -30,7 +30,7 @@ impl Scheduler {
         let running = self.running.iter().filter(|t| self.costs.is_some() && self.is_ready(**t));
         let wanted = running.map(|turn| (turn.id, &self.seqs[&turn.id]));
         wanted
-            .filter(|(_, seq)| seq.n_unseen == 0 && seq.n_remaining() == 1)
+            .filter(|(_, seq)| seq.n_unseen == 0 && seq.decodes())
             .map(|(id, seq)| DraftWanted {
                 id,
                 tokens: &seq.tokens,
@@ -44,7 +44,7 @@ impl Scheduler {
     /// Takes guesses of how sequences go on, for the next step only. What cannot be right is left out.
     pub fn offer_drafts(&mut self, drafts: impl IntoIterator<Item = (SeqId, Vec<u32>)>) {
         for (id, mut tokens) in drafts {
-            let Some(seq) = self.seqs.get(&id).filter(|s| s.n_unseen == 0 && s.n_remaining() == 1) else {
+            let Some(seq) = self.seqs.get(&id).filter(|s| s.n_unseen == 0 && s.decodes()) else {
                 continue;
             };
             let vocab_size = self.info.vocab_size;
@@ -78,11 +78,15 @@ impl Scheduler {
             let (id, certain) = (self.plan[i].id, self.plan[i].n_tokens);
             let seq = &self.seqs[&id];
             let Some(draft) = self.drafts.get(&id).filter(|_| certain == seq.n_remaining()) else { continue };
-            let room = (seq.blocks.len() + self.pool.n_available()) * self.info.block_size - seq.n_launched;
+            let room = self.room(seq, self.store.to_draft());
             let want = (certain + draft.tokens.len().min(self.budget.tokens)).min(room);
             if want > certain {
                 self.refund(i);
                 let n = self.within_budget(&self.seqs[&id], want).max(certain);
+                if n > certain {
+                    let seq = self.seqs.get_mut(&id).expect("planned sequences exist");
+                    self.store.prepare_drafts(&mut seq.state);
+                }
                 self.grow(i, n);
             }
         }

@@ -2,9 +2,12 @@
 //!
 //! It keeps a token and its position per slot of the cache. A row's logits are a hash of what the slots of positions 0 to its own
 //! hold, read back through the block table; so any block that is mixed up, overwritten, shared wrongly or not copied changes the
-//! tokens that follow. [`solo`] says what a request should yield, from its prompt alone.
+//! tokens that follow. With slots it is a model with recurrent layers too: its logits also depend on a hash of all tokens, which goes
+//! from step to step only through the slots that the batch names, so that a state that is stale, of another sequence or ahead of its
+//! position changes the tokens as well. [`solo`] says what a request should yield, from its prompt alone.
 #![allow(dead_code, unreachable_pub)]
 
+use realizar_compute::{Batch, HostBatch};
 use realizar_engine::sampler::{Sampler, uniform};
 use realizar_engine::{
     BlockCopy, Constraint, Error, FinishReason, Request, Result, Row, Runner, RunnerInfo, Sampled,
@@ -50,14 +53,28 @@ pub fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The model: logits after a history of (position, token).
-fn logits_after(history: impl Iterator<Item = (u32, u32)>) -> Vec<f32> {
+/// The model: logits after a history of (position, token), and with this recurrent state, if it has one.
+fn logits_after(history: impl Iterator<Item = (u32, u32)>, state: Option<u64>) -> Vec<f32> {
     let h = history.fold(0, |h, (p, t)| mix(h ^ (u64::from(p) << 32 | u64::from(t)) ^ 0xABCD));
+    let h = state.map_or(h, |s| mix(h.rotate_left(32) ^ s));
     (0..VOCAB_SIZE as u64).map(|id| (mix(h ^ mix(id)) % 1000) as f32 * 0.004).collect()
+}
+
+/// The recurrent state at position 0.
+const ZERO_STATE: u64 = 0;
+/// What a slot holds that nothing useful was written to.
+const NO_STATE: u64 = 0xBAD;
+
+/// The recurrent state after one more token.
+fn next_state(state: u64, token: u32) -> u64 {
+    mix(state.rotate_left(7) ^ u64::from(token) ^ 0x5EED)
 }
 
 pub struct FakeRunner {
     info: RunnerInfo,
+    staged: HostBatch,
+    /// Per slot: a hash of all tokens that its state has seen.
+    pub slots: Vec<u64>,
     /// Per slot: position and token.
     kv: Vec<(u32, u32)>,
     in_flight: VecDeque<(u64, Result<Sampled>)>,
@@ -70,6 +87,8 @@ pub struct FakeRunner {
     pub fault: Box<dyn FnMut(At) -> Option<Error> + Send>,
     pub n_copies: usize,
     pub n_deferred: usize,
+    /// Sequences of steps whose state came from a slot that the step did not write.
+    pub n_moved: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +103,8 @@ impl FakeRunner {
     pub fn new(info: RunnerInfo) -> Self {
         Self {
             info,
+            staged: HostBatch::new(info.limits, info.cache_shape()),
+            slots: vec![NO_STATE; info.cache_shape().n_slots],
             kv: vec![NOTHING; info.cache_tokens()],
             in_flight: VecDeque::new(),
             last_tokens: Vec::new(),
@@ -93,12 +114,43 @@ impl FakeRunner {
             fault: Box::new(|_| None),
             n_copies: 0,
             n_deferred: 0,
+            n_moved: 0,
         }
     }
 
     fn slot(&self, table: &[u32], position: usize) -> usize {
         table[position / self.info.block_size] as usize * self.info.block_size
             + position % self.info.block_size
+    }
+
+    /// The recurrent state after each token of a step, written to the slots that the batch names.
+    fn advance(&mut self, batch: &Batch, tokens: &[u32]) -> Vec<u64> {
+        let mut states = Vec::with_capacity(tokens.len());
+        let mut written = Vec::new();
+        for (s, state) in batch.seqs.iter().zip(&batch.states) {
+            let mut now = state.from.map_or(ZERO_STATE, |slot| self.slots[slot as usize]);
+            for &token in &tokens[s.tokens.clone()] {
+                now = next_state(now, token);
+                states.push(now);
+            }
+            let writes = &batch.state_writes[state.writes.clone()];
+            assert_eq!(writes.last().map(|w| w.n_tokens), Some(s.tokens.len()), "the last state is kept");
+            written.extend(writes.iter().map(|w| (w.slot, states[s.tokens.start + w.n_tokens - 1])));
+            self.n_moved += usize::from(state.from.is_some_and(|from| writes.iter().all(|w| w.slot != from)));
+        }
+        written.into_iter().for_each(|(slot, state)| self.slots[slot as usize] = state);
+        states
+    }
+
+    /// Loses all that a step wrote.
+    fn spoil(&mut self, batch: &Batch) {
+        for s in &batch.seqs {
+            for i in 0..s.tokens.len() {
+                let slot = self.slot(&batch.block_tables[s.blocks.clone()], s.start + i);
+                self.kv[slot] = NOTHING;
+            }
+        }
+        batch.state_writes.iter().for_each(|w| self.slots[w.slot as usize] = NO_STATE);
     }
 }
 
@@ -119,7 +171,7 @@ impl Runner for FakeRunner {
 
     fn launch(&mut self, step: &Step) -> Result<Ticket> {
         let batch = &step.batch;
-        self.info.limits.check(batch)?;
+        self.staged.set(batch)?;
         assert_eq!(step.rows.len(), batch.n_logits());
         assert!(self.in_flight.len() < 2, "two steps are in flight at most");
         let mut tokens = batch.tokens.clone();
@@ -133,11 +185,13 @@ impl Runner for FakeRunner {
             let table = &batch.block_tables[s.blocks.clone()];
             for (i, at) in s.tokens.clone().enumerate() {
                 let slot = self.slot(table, s.start + i);
-                // A step that fails leaves nothing useful behind.
-                self.kv[slot] = if fault.is_some() { NOTHING } else { ((s.start + i) as u32, tokens[at]) };
+                self.kv[slot] = ((s.start + i) as u32, tokens[at]);
             }
         }
+        let states = self.advance(batch, &tokens);
         if let Some(error) = fault {
+            // A step that fails leaves nothing useful behind.
+            self.spoil(batch);
             return Err(error);
         }
         let mut sampled = Sampled::default();
@@ -145,7 +199,8 @@ impl Runner for FakeRunner {
             let table = &batch.block_tables[s.blocks.clone()];
             let end = s.start + s.tokens.len();
             for last in end - s.n_logits..end {
-                let mut logits = logits_after((0..=last).map(|p| self.kv[self.slot(table, p)]));
+                let state = states.get(s.tokens.start + last - s.start).copied();
+                let mut logits = logits_after((0..=last).map(|p| self.kv[self.slot(table, p)]), state);
                 if self.noise > 0.0 {
                     let sum: f32 = logits.iter().sum();
                     for (id, logit) in logits.iter_mut().enumerate() {
@@ -161,13 +216,7 @@ impl Runner for FakeRunner {
         let result = match (self.fault)(At::Finish) {
             None => Ok(sampled),
             Some(error) => {
-                for s in &batch.seqs {
-                    let table = &batch.block_tables[s.blocks.clone()];
-                    for i in 0..s.tokens.len() {
-                        let slot = self.slot(table, s.start + i);
-                        self.kv[slot] = NOTHING;
-                    }
-                }
+                self.spoil(batch);
                 Err(error)
             }
         };
@@ -316,8 +365,13 @@ pub struct Solo {
     pub reason: FinishReason,
 }
 
-/// Runs the model over a request on its own: no scheduler, no cache. `limit`: the longest sequence.
+/// Runs the model without recurrent layers over a request on its own: no scheduler, no cache. `limit`: the longest sequence.
 pub fn solo(case: &Case, choice: u32, limit: usize) -> Solo {
+    solo_of(false, case, choice, limit)
+}
+
+/// Runs the model, with recurrent layers or without, over a request on its own.
+pub fn solo_of(recurrent: bool, case: &Case, choice: u32, limit: usize) -> Solo {
     let mut tokens = case.prompt.clone();
     let mut logprobs = Vec::new();
     let mut constraint = case.constraint.map(Parity::new);
@@ -346,7 +400,7 @@ pub fn solo(case: &Case, choice: u32, limit: usize) -> Solo {
         };
         let masks = constraint.as_mut().map_or(vec![], |c| c.allowed().unwrap().words().to_vec());
         let step = Step { rows: vec![row], history: tokens[first..].to_vec(), masks, ..Step::default() };
-        let mut logits = solo_logits(&tokens);
+        let mut logits = logits_of(recurrent, &tokens);
         let chosen = sampler.sample(&mut logits, &step, 0, &[]).unwrap();
         if !case.ignore_eos && case.stop_tokens.contains(&chosen.token) {
             return done(&tokens, &logprobs, FinishReason::Stop { token: Some(chosen.token) });
@@ -359,7 +413,13 @@ pub fn solo(case: &Case, choice: u32, limit: usize) -> Solo {
     }
 }
 
-/// The model's logits after a text.
+/// The logits of the model without recurrent layers after a text.
 pub fn solo_logits(tokens: &[u32]) -> Vec<f32> {
-    logits_after(tokens.iter().enumerate().map(|(p, &t)| (p as u32, t)))
+    logits_of(false, tokens)
+}
+
+/// The model's logits after a text.
+pub fn logits_of(recurrent: bool, tokens: &[u32]) -> Vec<f32> {
+    let state = recurrent.then(|| tokens.iter().fold(ZERO_STATE, |state, &t| next_state(state, t)));
+    logits_after(tokens.iter().enumerate().map(|(p, &t)| (p as u32, t)), state)
 }

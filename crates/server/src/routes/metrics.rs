@@ -107,6 +107,11 @@ fn render(stats: &Stats, sizes: &Sizes, info: &RunnerInfo, model: &str) -> Strin
         ("drafted_tokens", "Guesses of next tokens that were verified.", &stats.drafted_tokens),
         ("accepted_tokens", "Of those, the ones that were right.", &stats.accepted_tokens),
         ("cache_evictions", "Cached blocks given up for new contents.", &stats.cache_evictions),
+        (
+            "snapshot_evictions",
+            "Snapshots of recurrent state given up for new contents.",
+            &stats.snapshot_evictions,
+        ),
     ] {
         p.counter(&format!("realizar_{name}_total"), help, value.get());
     }
@@ -119,6 +124,9 @@ fn render(stats: &Stats, sizes: &Sizes, info: &RunnerInfo, model: &str) -> Strin
         ("kv_blocks_in_use", "Blocks that sequences use now.", in_use),
         ("kv_blocks_cached", "Blocks that only the prefix cache uses now.", cached),
         ("kv_blocks_free", "Blocks without contents now.", free),
+        ("state_slots_in_use", "Slots of recurrent state that sequences use now.", stats.slots_in_use.get()),
+        ("state_slots_cached", "Slots with snapshots for the prefix cache now.", stats.slots_cached.get()),
+        ("state_slots_free", "Slots without contents now.", stats.slots_free.get()),
     ] {
         p.gauge(&format!("realizar_{name}"), help, value as f64);
     }
