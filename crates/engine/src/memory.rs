@@ -1,10 +1,11 @@
 //! What a model takes of its device's memory, decided before anything is allocated: weights, cache, workspace, and what to do where
 //! they do not fit.
 
+use crate::SlotSizes;
 use crate::load::{CacheSize, LoadError, LoadOptions};
 use crate::model_runner::RunnerSizes;
 use realizar_compute::{BatchLimits, DType, DeviceMemory};
-use realizar_model::{ModelConfig, Shard, workspace_bytes};
+use realizar_model::{ModelConfig, Shard, StateSpec, workspace_bytes};
 use std::fmt;
 
 /// Bytes of a model's parts on its device.
@@ -12,7 +13,7 @@ use std::fmt;
 pub struct MemoryPlan {
     /// Weights that the device keeps a copy of; 0 where it reads them from the file.
     pub weights: usize,
-    /// Keys and values.
+    /// What sequences keep between steps: keys and values, and recurrent state.
     pub cache: usize,
     /// Activations and logits of a step, and what operations need besides.
     pub workspace: usize,
@@ -53,6 +54,51 @@ pub(crate) struct DeviceSizes {
     pub(crate) cache: usize,
 }
 
+/// Converts between tokens of a cache and its bytes.
+///
+/// A model with recurrent layers gets as many bytes of slots as of keys and values, since snapshots are spaced so that they take as
+/// much, and two slots besides, without which no sequence can begin.
+#[derive(Clone, Copy, Debug)]
+struct CacheBytes {
+    spec: StateSpec,
+    block_size: usize,
+}
+
+impl CacheBytes {
+    /// For a cache of type `kv_type`.
+    fn new(config: &ModelConfig, options: &LoadOptions, kv_type: DType) -> Self {
+        Self { spec: StateSpec::new(config, kv_type), block_size: options.block_size }
+    }
+
+    /// Tokens in whole blocks that a cache of so many bytes holds.
+    fn tokens(&self, bytes: usize) -> usize {
+        let StateSpec { kv_bytes_per_token, slot_bytes } = self.spec;
+        let kv = match slot_bytes {
+            0 => bytes,
+            _ => bytes.saturating_sub(2 * slot_bytes) / 2,
+        };
+        kv / kv_bytes_per_token.max(1) / self.block_size * self.block_size
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.block_size * self.spec.kv_bytes_per_token
+    }
+
+    /// The slots beside so many blocks; `None` without recurrent layers.
+    fn slots(&self, n_blocks: usize) -> Option<SlotSizes> {
+        let (block_bytes, slot_bytes) = (self.block_bytes(), self.spec.slot_bytes);
+        let kv = n_blocks.saturating_mul(block_bytes);
+        let n_slots = 2 + kv.checked_div(slot_bytes)?;
+        let budget_bytes = kv.saturating_add(n_slots.saturating_mul(slot_bytes));
+        Some(SlotSizes { n_slots, slot_bytes, block_bytes, budget_bytes })
+    }
+
+    /// Bytes of a cache of so many blocks, with its slots.
+    fn total(&self, n_blocks: usize) -> usize {
+        self.slots(n_blocks).map_or(n_blocks.saturating_mul(self.block_bytes()), |s| s.budget_bytes)
+    }
+}
+
 /// Types of the cache to propose.
 const SMALLER_CACHES: [DType; 2] = [DType::F16, DType::Q8_0];
 
@@ -79,24 +125,23 @@ pub(crate) fn plan(
     let free = device.memory.free;
     let left = free.saturating_sub(device.weights).saturating_sub(workspace);
     let block = options.block_size;
-    let tokens_in =
-        |bytes: usize, kv_type: DType| bytes / config.kv_bytes_per_token(kv_type).max(1) / block * block;
+    let cache_bytes = CacheBytes::new(config, options, options.kv_type);
+    let tokens_in = |bytes: usize| cache_bytes.tokens(bytes);
     let wanted = options.n_ctx.unwrap_or(config.context_length);
-    let given = options.kv_memory.map(|bytes| tokens_in(bytes, options.kv_type));
+    let given = options.kv_memory.map(|bytes| tokens_in(bytes));
     if let (Some(bytes), Some(tokens)) = (options.kv_memory, given) {
         let least = options.n_ctx.unwrap_or(block);
         if tokens < least {
             let reason = format!(
                 "it holds {tokens} tokens in blocks of {block}, and {least} are wanted; a token takes {} bytes in {}",
-                config.kv_bytes_per_token(options.kv_type),
-                options.kv_type
+                cache_bytes.spec.kv_bytes_per_token, options.kv_type
             );
             return Err(invalid("--kv-memory", format!("{bytes} bytes"), reason));
         }
     }
     let fitting = if device.weights > 0 { left / 10 * 9 } else { left / 2 };
-    let unasked = tokens_in(fitting.min(device.cache), options.kv_type);
-    let fitting = tokens_in(fitting, options.kv_type).max(block);
+    let unasked = tokens_in(fitting.min(device.cache));
+    let fitting = tokens_in(fitting).max(block);
     let cache_tokens = |n_ctx: usize| match options.cache {
         CacheSize::OneSequence => n_ctx,
         CacheSize::Tokens(n) => n.max(n_ctx),
@@ -112,21 +157,20 @@ pub(crate) fn plan(
         }
     };
     let n_blocks = tokens.div_ceil(block);
-    let per_token = config.kv_bytes_per_token(options.kv_type);
-    let cache = (n_blocks * block).saturating_mul(per_token);
-    let plan = MemoryPlan { weights: device.weights, cache, workspace };
+    let plan = MemoryPlan { weights: device.weights, cache: cache_bytes.total(n_blocks), workspace };
     if plan.total() > free {
         return Err(LoadError::Memory {
             context: n_ctx,
             kv_type: options.kv_type,
             plan,
             free,
-            remedy: remedy(config.heads.head_dim, options, &plan, free, tokens_in),
+            remedy: remedy(config, options, &plan, free),
         });
     }
     let sizes = RunnerSizes {
         n_blocks,
         block_size: block,
+        slots: cache_bytes.slots(n_blocks),
         kv_type: options.kv_type,
         context_length: n_ctx,
         step_tokens,
@@ -137,13 +181,8 @@ pub(crate) fn plan(
 }
 
 /// What would fit, as the end of a sentence.
-fn remedy(
-    head_dim: usize,
-    options: &LoadOptions,
-    plan: &MemoryPlan,
-    free: usize,
-    tokens_in: impl Fn(usize, DType) -> usize,
-) -> String {
+fn remedy(config: &ModelConfig, options: &LoadOptions, plan: &MemoryPlan, free: usize) -> String {
+    let head_dim = config.heads.head_dim;
     let for_weights = free.saturating_sub(plan.workspace);
     let for_cache = for_weights.saturating_sub(plan.weights);
     let size = |t: &DType| t.bytes_for(1 << 10);
@@ -151,7 +190,7 @@ fn remedy(
     let fitting = SMALLER_CACHES.iter().filter(|t| can_be(t));
     let fitting: Vec<String> = std::iter::once(&options.kv_type)
         .chain(fitting.filter(|t| **t != options.kv_type))
-        .map(|&t| (t, tokens_in(for_cache, t)))
+        .map(|&t| (t, CacheBytes::new(config, options, t).tokens(for_cache)))
         .filter(|&(_, tokens)| tokens > 0)
         .map(|(t, tokens)| format!("--ctx {tokens} with --kv-type {}", t.name().to_lowercase()))
         .collect();
@@ -187,5 +226,30 @@ fn check_options(config: &ModelConfig, options: &LoadOptions) -> Result<(), Load
             let reason = format!("the model has learned {} positions", config.context_length);
             Err(invalid("--ctx", n.to_string(), reason))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_takes_the_bytes_that_its_tokens_need() {
+        for (slot_bytes, bytes) in [(0, 10_000), (0, 10_239), (1000, 10_000), (1, 10_000), (3000, 50_000)] {
+            let spec = StateSpec { kv_bytes_per_token: 10, slot_bytes };
+            let cache = CacheBytes { spec, block_size: 16 };
+            let n_blocks = cache.tokens(bytes) / 16;
+            let slots = cache.slots(n_blocks);
+            assert!(cache.total(n_blocks) <= bytes, "{slot_bytes}: {slots:?} and {n_blocks} blocks");
+            // One block more, with what goes with it, is too much.
+            assert!(cache.total(n_blocks + 1) + slot_bytes > bytes, "{slot_bytes}: {n_blocks} blocks");
+            assert_eq!(slots.is_some(), slot_bytes > 0);
+            assert!(slots.is_none_or(|s| s.n_slots >= 2));
+        }
+        let spec = StateSpec { kv_bytes_per_token: 10, slot_bytes: 1000 };
+        let cache = CacheBytes { spec, block_size: 16 };
+        assert_eq!(cache.tokens(1500), 0, "no sequence can begin");
+        // 4,000 bytes of keys and values, and as many of slots.
+        assert_eq!(cache.slots(25).unwrap().n_slots, 2 + 4);
     }
 }

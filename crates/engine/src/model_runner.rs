@@ -2,7 +2,9 @@
 
 use crate::ranks::{ModelRank, Order, OtherRanks};
 use crate::sampler::Sampler;
-use crate::{BlockCopy, Choice, Result, Row, Runner, RunnerInfo, SampleError, Sampled, Step, Ticket};
+use crate::{
+    BlockCopy, Choice, Result, Row, Runner, RunnerInfo, SampleError, Sampled, SlotSizes, Step, Ticket,
+};
 use realizar_compute::sampling::{LastToken, SamplerRow, Samplers};
 use realizar_compute::{Backend, BatchLimits, Choosing, Chosen, DType, OpTime, Profiler};
 use realizar_model::Decoder;
@@ -39,6 +41,8 @@ pub struct RunnerSizes {
     pub n_blocks: usize,
     /// Tokens in a block.
     pub block_size: usize,
+    /// Slots of recurrent state; `None` for a model without recurrent layers.
+    pub slots: Option<SlotSizes>,
     /// Element type of the cache.
     pub kv_type: DType,
     /// Longest sequence, in tokens.
@@ -85,7 +89,7 @@ impl<B: Backend> ModelRunner<B> {
             block_size: sizes.block_size,
             context_length: sizes.context_length,
             limits,
-            slots: None,
+            slots: sizes.slots,
             asynchronous: first.backend.is_asynchronous(),
         };
         Ok(Self {

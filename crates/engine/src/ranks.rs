@@ -62,7 +62,7 @@ impl<B: Backend> ModelRank<B> {
             n_blocks: sizes.n_blocks,
             block_size: sizes.block_size,
             n_positions: sizes.context_length,
-            n_slots: 0,
+            n_slots: sizes.slots.map_or(0, |s| s.n_slots),
         };
         Ok(Self {
             cache: KvCache::new(&backend, shard.config(), sizes.kv_type, sizes.n_blocks, sizes.block_size)?,

@@ -4,6 +4,23 @@ use crate::Result;
 use crate::config::ModelConfig;
 use realizar_compute::{Backend, DType, KvLayer};
 
+/// Bytes that a sequence takes on the device between steps, in all layers of a model or of its shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateSpec {
+    /// Keys and values, per token.
+    pub kv_bytes_per_token: usize,
+    /// Recurrent state, per sequence; 0 without recurrent layers.
+    pub slot_bytes: usize,
+}
+
+impl StateSpec {
+    /// What a model needs with a cache of type `kv_type`.
+    pub fn new(config: &ModelConfig, kv_type: DType) -> Self {
+        // Every layer is one of attention.
+        Self { kv_bytes_per_token: config.kv_bytes_per_token(kv_type), slot_bytes: 0 }
+    }
+}
+
 /// Keys and values of all layers.
 pub struct KvCache<B: Backend> {
     layers: Vec<KvLayer<B>>,

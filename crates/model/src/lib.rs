@@ -29,7 +29,7 @@ pub use config::{LayerConfig, ModelConfig, MoeConfig};
 pub use decoder::{Decoder, WeightBytes};
 
 pub use error::{Error, Result};
-pub use kv_cache::KvCache;
+pub use kv_cache::{KvCache, StateSpec};
 pub use rope::{RopeConfig, RopeScaling};
 pub use sampling_hints::SamplingHints;
 pub use shard::{Join, Shard, Split};
