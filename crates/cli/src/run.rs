@@ -7,8 +7,9 @@ use crate::{input, output};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use realizar::{Completion, EngineConfig, FinishReason, Model, Options, SamplingParams, TextParams};
+use realizar_compute::sampling::SamplingOverrides;
 use realizar_engine::SampleError;
-use realizar_model::SamplingHints;
+use realizar_model::sampling_hints;
 use realizar_model::source::TensorSource;
 use realizar_model::weights::find_non_finite;
 use serde_json::{Value, json};
@@ -73,18 +74,28 @@ struct SamplingOptions {
 
 impl SamplingOptions {
     fn params(&self, source: &dyn TensorSource) -> Result<SamplingParams> {
-        let hints = SamplingHints::read(source)?;
-        let params = SamplingParams {
-            temperature: self.temp.or(hints.temperature).unwrap_or(0.8),
-            top_k: self.top_k.or(hints.top_k).unwrap_or(40),
-            top_p: self.top_p.or(hints.top_p).unwrap_or(0.95),
-            min_p: self.min_p.or(hints.min_p).unwrap_or(0.05),
-            repetition_penalty: self.repeat_penalty.or(hints.repetition_penalty).unwrap_or(1.0),
+        let given = [
+            ("temperature", self.temp),
+            ("top_k", self.top_k.map(|k| k as f32)),
+            ("top_p", self.top_p),
+            ("min_p", self.min_p),
+            ("repetition_penalty", self.repeat_penalty),
+        ];
+        let mut overrides = SamplingOverrides::default();
+        for (name, value) in given {
+            if let Some(value) = value {
+                overrides.set(name, value);
+            }
+        }
+        let defaults = SamplingParams {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
             seed: self.seed,
             ..SamplingParams::default()
         };
-        params.validate()?;
-        Ok(params)
+        Ok(overrides.or(&sampling_hints(source)?).over(defaults)?)
     }
 }
 

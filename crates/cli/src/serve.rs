@@ -8,8 +8,8 @@ use clap::Args;
 use realizar::SamplingParams;
 use realizar_engine::load::{CacheSize, LoadOptions, LoadedModel, load};
 use realizar_engine::{Engine, EngineConfig, TextEngine};
-use realizar_model::SamplingHints;
 use realizar_model::chat_template::ChatTemplate;
+use realizar_model::sampling_hints;
 use realizar_model::source::TensorSource;
 use realizar_model::tokenizer::Tokenizer;
 use realizar_server::{Config, Ended, Server};
@@ -138,17 +138,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 /// How tokens are chosen where a request does not say: as the model's files recommend, else the model's own distribution, which is
 /// what OpenAI's API does.
 fn sampling(source: &dyn TensorSource) -> Result<SamplingParams> {
-    let (hints, own) = (SamplingHints::read(source)?, SamplingParams::default());
-    let params = SamplingParams {
-        temperature: hints.temperature.unwrap_or(own.temperature),
-        top_k: hints.top_k.unwrap_or(own.top_k),
-        top_p: hints.top_p.unwrap_or(own.top_p),
-        min_p: hints.min_p.unwrap_or(own.min_p),
-        repetition_penalty: hints.repetition_penalty.unwrap_or(own.repetition_penalty),
-        ..own
-    };
-    params.validate()?;
-    Ok(params)
+    Ok(sampling_hints(source)?.over(SamplingParams::default())?)
 }
 
 fn load_options(args: &ServeArgs) -> LoadOptions {

@@ -1,5 +1,7 @@
 //! Why a request was refused or ended early, and whose fault that is.
 
+use realizar_compute::Chosen;
+use realizar_compute::sampling::InvalidParam;
 use std::time::Duration;
 
 /// Why a request could not be taken or finished.
@@ -52,9 +54,9 @@ pub enum Error {
         /// The parameter's name.
         name: &'static str,
         /// What was given.
-        value: f64,
+        value: f32,
         /// Its range in words.
-        expected: &'static str,
+        expected: String,
     },
     /// The grammar of a constrained request failed or allows no token.
     #[error("cannot follow the grammar: {message}")]
@@ -126,6 +128,12 @@ impl Error {
     }
 }
 
+impl From<InvalidParam> for Error {
+    fn from(InvalidParam { name, value, expected }: InvalidParam) -> Self {
+        Self::InvalidParam { name, value, expected }
+    }
+}
+
 impl From<realizar_compute::Error> for Error {
     fn from(error: realizar_compute::Error) -> Self {
         Self::Device { message: error.to_string() }
@@ -146,6 +154,17 @@ pub enum SampleError {
     /// Every token is forbidden.
     #[error("no token is allowed")]
     NothingAllowed,
+}
+
+impl SampleError {
+    /// The token, if one could be chosen.
+    pub(crate) fn check(chosen: Chosen) -> std::result::Result<u32, Self> {
+        match chosen {
+            Chosen::Token(token) => Ok(token),
+            Chosen::NotFinite { token, nan } => Err(Self::NotFinite { token, nan }),
+            Chosen::Nothing => Err(Self::NothingAllowed),
+        }
+    }
 }
 
 /// Result with this crate's [`Error`].

@@ -2,10 +2,10 @@
 //!
 //! All of it runs on the caller's thread; the engine sees token ids only.
 
-use crate::request::{Event, FinishReason, Request, SamplingParams, Timings, Usage};
+use crate::request::{Event, FinishReason, Request, Timings, Usage};
 use crate::stop_strings::StopStrings;
 use crate::stream::Stream;
-use crate::{Client, Error, Result};
+use crate::{Client, Error, Result, SamplingParams};
 use realizar_model::chat_template::{ChatTemplate, Timestamp};
 use realizar_model::tokenizer::{EncodeOptions, StreamDecoder, Tokenizer};
 use std::collections::VecDeque;

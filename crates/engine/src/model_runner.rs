@@ -1,12 +1,12 @@
 //! A model on a backend, as a [`Runner`].
 
 use crate::ranks::{ModelRank, Order, OtherRanks};
-use crate::sampler::Sampler;
+use crate::sampler::{self, Sampler};
 use crate::{
     BlockCopy, Choice, Result, Row, Runner, RunnerInfo, SampleError, Sampled, SlotSizes, Step, Ticket,
 };
 use realizar_compute::sampling::{LastToken, SamplerRow, Samplers};
-use realizar_compute::{Backend, BatchLimits, Choosing, Chosen, DType, OpTime, Profiler};
+use realizar_compute::{Backend, BatchLimits, Choosing, DType, OpTime, Profiler};
 use realizar_model::Decoder;
 use std::collections::VecDeque;
 
@@ -152,39 +152,20 @@ fn is_choice(row: &Row) -> bool {
     row.given.is_none() && row.n_logprobs.is_none()
 }
 
-/// Whether a row's choice is the token with the largest logit, as the model computed it.
-fn takes_likeliest(row: &Row) -> bool {
-    let p = &row.params;
-    p.is_greedy() && !p.has_penalties() && p.logit_bias.is_empty() && row.mask.is_none()
-}
-
 /// What the device is to do with a step's rows. `previous`: the tokens of the step launched just before, if the host knows them.
-pub(crate) fn set_samplers(samplers: &mut Samplers, step: &Step, previous: Option<&[u32]>) {
-    samplers.clear();
-    samplers.history.extend_from_slice(&step.history);
-    samplers.masks.extend_from_slice(&step.masks);
-    for row in &step.rows {
-        let (p, first_bias) = (&row.params, samplers.biases.len());
-        samplers.biases.extend_from_slice(&p.logit_bias);
-        samplers.rows.push(SamplerRow {
-            temperature: p.temperature,
-            top_k: p.top_k,
-            top_p: p.top_p,
-            min_p: p.min_p,
-            repetition_penalty: p.repetition_penalty,
-            frequency_penalty: p.frequency_penalty,
-            presence_penalty: p.presence_penalty,
-            biases: first_bias..samplers.biases.len(),
-            prompt: row.prompt.clone(),
-            generated: row.generated.clone(),
-            last: row.unseen.map(|row| match previous {
-                Some(tokens) => LastToken::Known(tokens[row]),
-                None => LastToken::Chosen(row),
-            }),
-            mask: row.mask.clone(),
-            uniform: row.uniform,
-        });
-    }
+fn samplers(step: &Step, previous: Option<&[u32]>) -> Samplers {
+    let rows = step.rows.iter().map(|row| SamplerRow {
+        params: row.params.clone(),
+        prompt: row.prompt.clone(),
+        generated: row.generated.clone(),
+        last: row.unseen.map(|row| match previous {
+            Some(tokens) => LastToken::Known(tokens[row]),
+            None => LastToken::Chosen(row),
+        }),
+        mask: row.mask.clone(),
+        uniform: row.uniform,
+    });
+    Samplers { rows: rows.collect(), history: step.history.clone(), masks: step.masks.clone() }
 }
 
 fn tokens(sampled: &Sampled) -> Vec<u32> {
@@ -194,11 +175,9 @@ fn tokens(sampled: &Sampled) -> Vec<u32> {
 fn wait<B: Backend>(backend: &B, choices: B::Choices) -> Result<Sampled> {
     let mut found = Vec::new();
     backend.wait_for_choices(choices, &mut found)?;
-    let rows = found.into_iter().map(|choice| match choice {
-        Chosen::Token(token) => Ok(Choice { token, ..Choice::default() }),
-        Chosen::NotFinite { token, nan } => Err(SampleError::NotFinite { token, nan }),
-        Chosen::Nothing => Err(SampleError::NothingAllowed),
-    });
+    let rows = found
+        .into_iter()
+        .map(|chosen| Ok(Choice { token: SampleError::check(chosen)?, ..Choice::default() }));
     Ok(Sampled { rows: rows.collect() })
 }
 
@@ -212,7 +191,7 @@ impl<B: Backend> Runner for ModelRunner<B> {
     }
 
     fn launch(&mut self, step: &Step) -> Result<Ticket> {
-        let likeliest = step.rows.iter().all(takes_likeliest);
+        let likeliest = step.rows.iter().all(|row| sampler::input(step, row, None).is_argmax());
         // Other choices are quicker on the host where nobody runs ahead.
         let on_device = step.rows.iter().all(is_choice) && (self.info.asynchronous || likeliest);
         let ahead = on_device && self.info.asynchronous;
@@ -234,10 +213,10 @@ impl<B: Backend> Runner for ModelRunner<B> {
         }
         let n_logits = batch.n_logits();
         assert_eq!(n_logits, step.rows.len(), "a row for each row of logits");
-        let mut samplers = Samplers::default();
-        if choosing == Choosing::Sampled {
-            set_samplers(&mut samplers, step, self.previous.as_deref());
-        }
+        let samplers = match choosing {
+            Choosing::Sampled => samplers(step, self.previous.as_deref()),
+            _ => Samplers::default(),
+        };
         self.others.compute(&mut self.first, Order { batch, choosing, samplers })?;
         let outcome = match choosing {
             Choosing::Nothing => Outcome::Known(self.sample(step, n_logits)?),

@@ -1,6 +1,7 @@
 //! What a caller asks for and what it gets back: [`Request`] in, [`Event`]s out, all in token ids.
 
 use crate::{Error, Result, RunnerInfo};
+use realizar_compute::sampling::SamplingParams;
 use std::time::Duration;
 
 /// A prompt to continue.
@@ -71,107 +72,14 @@ impl Request {
             return Err(Error::UnknownToken { what: "the logit bias", id, vocab_size });
         }
         if self.n == 0 {
-            return Err(Error::InvalidParam { name: "n", value: 0.0, expected: "at least 1" });
+            return Err(Error::InvalidParam { name: "n", value: 0.0, expected: "at least 1".into() });
         }
         let (n_prompt, limit) = (self.prompt.len(), info.max_seq_len());
         if n_prompt > limit {
             let (context_length, cache_tokens) = (info.context_length, info.cache_tokens());
             return Err(Error::PromptTooLong { n_prompt, limit, context_length, cache_tokens });
         }
-        self.sampling.validate()
-    }
-}
-
-/// How the next token is chosen from the logits. The defaults change nothing: the model's own distribution.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SamplingParams {
-    /// Divides the logits; 0 takes the likeliest token (greedy). Default 1.
-    pub temperature: f32,
-    /// Keeps only this many of the likeliest tokens; 0 keeps all. Default 0.
-    pub top_k: usize,
-    /// Keeps the smallest set of likeliest tokens whose probabilities reach this sum; 1 keeps all. Default 1.
-    pub top_p: f32,
-    /// Drops tokens less likely than this share of the likeliest one's probability; 0 drops none. Default 0.
-    pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens in the prompt or the text so far, 0.01 to 100; 1 is off. Default
-    /// 1.
-    pub repetition_penalty: f32,
-    /// Subtracted from a token's logit for each time that it was generated, -2 to 2. Default 0.
-    pub frequency_penalty: f32,
-    /// Subtracted once from the logits of tokens that were generated, -2 to 2. Default 0.
-    pub presence_penalty: f32,
-    /// Only this many of the last tokens count for the penalties; `None` counts all. Default `None`.
-    pub penalty_window: Option<usize>,
-    /// Added to logits, per token, -100 to 100; several of one token add up. Default empty.
-    pub logit_bias: Vec<(u32, f32)>,
-    /// The same seed and request give the same tokens again; `None` takes one at random. Default `None`.
-    pub seed: Option<u64>,
-}
-
-impl Default for SamplingParams {
-    fn default() -> Self {
-        Self {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            frequency_penalty: 0.0,
-            presence_penalty: 0.0,
-            penalty_window: None,
-            logit_bias: Vec::new(),
-            seed: None,
-        }
-    }
-}
-
-impl SamplingParams {
-    /// The likeliest token at each step.
-    pub fn greedy() -> Self {
-        Self { temperature: 0.0, ..Self::default() }
-    }
-
-    /// Whether the likeliest token is taken, without chance.
-    pub fn is_greedy(&self) -> bool {
-        self.temperature == 0.0
-    }
-
-    /// Whether the choice depends on the tokens so far.
-    pub fn has_penalties(&self) -> bool {
-        self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
-    }
-
-    /// The same with one bias for each token that has any.
-    pub(crate) fn with_biases_merged(mut self) -> Self {
-        self.logit_bias.sort_by_key(|&(token, _)| token);
-        self.logit_bias.dedup_by(|next, kept| {
-            let same = next.0 == kept.0;
-            if same {
-                kept.1 += next.1;
-            }
-            same
-        });
-        self
-    }
-
-    /// Errors: [`Error::InvalidParam`] for the first field outside its range; not-a-number is outside every range.
-    pub fn validate(&self) -> Result<()> {
-        let check = |name, value: f32, expected, ok: bool| match ok && value.is_finite() {
-            true => Ok(()),
-            false => Err(Error::InvalidParam { name, value: f64::from(value), expected }),
-        };
-        let two = |v: f32| (-2.0..=2.0).contains(&v);
-        let one = |v: f32| (0.0..=1.0).contains(&v);
-        check("temperature", self.temperature, "a number of at least 0", self.temperature >= 0.0)?;
-        check("top_p", self.top_p, "between 0 and 1", one(self.top_p))?;
-        check("min_p", self.min_p, "between 0 and 1", one(self.min_p))?;
-        let r = self.repetition_penalty;
-        check("repetition_penalty", r, "between 0.01 and 100", (0.01..=100.0).contains(&r))?;
-        check("frequency_penalty", self.frequency_penalty, "between -2 and 2", two(self.frequency_penalty))?;
-        check("presence_penalty", self.presence_penalty, "between -2 and 2", two(self.presence_penalty))?;
-        self.logit_bias
-            .iter()
-            .try_for_each(|&(_, b)| check("logit_bias", b, "between -100 and 100", b.abs() <= 100.0))
+        Ok(self.sampling.validate()?)
     }
 }
 
@@ -313,32 +221,6 @@ pub struct Timings {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn defaults_are_valid_and_out_of_range_values_are_named() {
-        SamplingParams::default().validate().unwrap();
-        SamplingParams::greedy().validate().unwrap();
-        type Set = fn(&mut SamplingParams, f32);
-        let cases: [(&str, Set, &[f32]); 7] = [
-            ("temperature", |p, v| p.temperature = v, &[-0.1, f32::INFINITY]),
-            ("top_p", |p, v| p.top_p = v, &[-0.1, 1.1]),
-            ("min_p", |p, v| p.min_p = v, &[-0.1, 1.1]),
-            ("repetition_penalty", |p, v| p.repetition_penalty = v, &[0.0, -1.0, 101.0]),
-            ("frequency_penalty", |p, v| p.frequency_penalty = v, &[-2.1, 2.1]),
-            ("presence_penalty", |p, v| p.presence_penalty = v, &[-2.1, 2.1]),
-            ("logit_bias", |p, v| p.logit_bias = vec![(0, 1.0), (1, v)], &[-101.0, 101.0]),
-        ];
-        for (field, set, bad) in cases {
-            for &v in bad.iter().chain(&[f32::NAN]) {
-                let mut params = SamplingParams::default();
-                set(&mut params, v);
-                match params.validate() {
-                    Err(Error::InvalidParam { name, .. }) => assert_eq!(name, field),
-                    other => panic!("{field} = {v}: {other:?}"),
-                }
-            }
-        }
-    }
 
     #[test]
     fn what_the_runner_cannot_serve_is_refused() {

@@ -1,6 +1,7 @@
 //! One continuation's tokens, progress and place in the cache.
 
-use crate::request::{Constraint, FinishReason, SamplingParams, Timings, Usage};
+use crate::SamplingParams;
+use crate::request::{Constraint, FinishReason, Timings, Usage};
 use crate::speculative::DraftLength;
 use crate::state::SequenceState;
 use std::sync::Arc;

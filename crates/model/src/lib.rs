@@ -31,6 +31,6 @@ pub use decoder::{Decoder, WeightBytes};
 pub use error::{Error, Result};
 pub use kv_cache::{KvCache, StateSpec};
 pub use rope::{RopeConfig, RopeScaling};
-pub use sampling_hints::SamplingHints;
+pub use sampling_hints::sampling_hints;
 pub use shard::{Join, Shard, Split};
 pub use workspace::{Workspace, workspace_bytes};

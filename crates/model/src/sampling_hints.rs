@@ -3,72 +3,55 @@
 use crate::metadata::Metadata;
 use crate::source::{Format, TensorSource};
 use crate::{Error, Result};
+use realizar_compute::sampling::SamplingOverrides;
 
-/// What a model's files recommend; `None` where they are silent. Ranges are not checked here.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct SamplingHints {
-    /// Divides the logits; 0 takes the likeliest token.
-    pub temperature: Option<f32>,
-    /// Likeliest tokens to keep; 0 keeps all.
-    pub top_k: Option<usize>,
-    /// Total probability of the likeliest tokens to keep.
-    pub top_p: Option<f32>,
-    /// Share of the likeliest token's probability that others must reach.
-    pub min_p: Option<f32>,
-    /// Divides the logits of tokens that are in the text already.
-    pub repetition_penalty: Option<f32>,
-}
+/// The parameters that files recommend: the name in `generation_config.json`, which is also ours, and in GGUF.
+const HINTS: &[(&str, &str)] = &[
+    ("temperature", "temp"),
+    ("top_k", "top_k"),
+    ("top_p", "top_p"),
+    ("min_p", "min_p"),
+    ("repetition_penalty", "penalty_repeat"),
+];
 
-impl SamplingHints {
-    /// Reads them.
-    ///
-    /// Errors: an entry of another type than it should have.
-    pub fn read(source: &dyn TensorSource) -> Result<Self> {
-        let meta = source.metadata();
-        match source.format() {
-            Format::Safetensors => {
-                let greedy = meta.get_bool("generation_config.do_sample")? == Some(false);
-                let temperature = meta.get_f32("generation_config.temperature")?;
-                Ok(Self {
-                    temperature: if greedy { Some(0.0) } else { temperature },
-                    top_k: count(meta, "generation_config.top_k")?,
-                    top_p: meta.get_f32("generation_config.top_p")?,
-                    min_p: meta.get_f32("generation_config.min_p")?,
-                    repetition_penalty: meta.get_f32("generation_config.repetition_penalty")?,
-                })
-            }
-            Format::Gguf => Ok(Self {
-                temperature: meta.get_f32("general.sampling.temp")?,
-                top_k: count(meta, "general.sampling.top_k")?,
-                top_p: meta.get_f32("general.sampling.top_p")?,
-                min_p: meta.get_f32("general.sampling.min_p")?,
-                repetition_penalty: meta.get_f32("general.sampling.penalty_repeat")?,
-            }),
+/// Reads what a model's files recommend. Ranges are not checked here.
+///
+/// Errors: an entry of another type than it should have.
+pub fn sampling_hints(source: &dyn TensorSource) -> Result<SamplingOverrides> {
+    let (meta, mut hints) = (source.metadata(), SamplingOverrides::default());
+    for &(name, gguf_name) in HINTS {
+        let value = match source.format() {
+            Format::Safetensors => meta.get_f32(&format!("generation_config.{name}"))?,
+            Format::Gguf => meta.get_f32(&format!("general.sampling.{gguf_name}"))?,
+        };
+        match value {
+            // Some files turn it off by -1.
+            Some(k) if name == "top_k" => hints.set(name, k.max(0.0).trunc()),
+            Some(value) => hints.set(name, value),
+            None => {}
         }
     }
-
-    /// Writes them under GGUF's keys.
-    pub(crate) fn write_gguf(&self, to: &mut Metadata) -> Result<()> {
-        if let Some(k) = self.top_k {
-            let k = i32::try_from(k).map_err(|_| Error::malformed(to.path(), format!("top_k is {k}")))?;
-            to.insert("general.sampling.top_k", k)?;
-        }
-        let numbers = [
-            ("temp", self.temperature),
-            ("top_p", self.top_p),
-            ("min_p", self.min_p),
-            ("penalty_repeat", self.repetition_penalty),
-        ];
-        for (key, value) in numbers {
-            if let Some(value) = value {
-                to.insert(format!("general.sampling.{key}"), value)?;
-            }
-        }
-        Ok(())
+    if source.format() == Format::Safetensors && meta.get_bool("generation_config.do_sample")? == Some(false)
+    {
+        hints.set("temperature", 0.0);
     }
+    Ok(hints)
 }
 
-/// A count that some files write as a fraction (`50.0`) or, to turn it off, as -1.
-fn count(meta: &Metadata, key: &str) -> Result<Option<usize>> {
-    Ok(meta.get_f32(key)?.map(|k| k.max(0.0) as usize))
+/// Writes them under GGUF's keys.
+pub(crate) fn write_gguf(hints: &SamplingOverrides, to: &mut Metadata) -> Result<()> {
+    for &(name, gguf_name) in HINTS {
+        let key = format!("general.sampling.{gguf_name}");
+        match hints.get(name) {
+            Some(k) if name == "top_k" => {
+                if !(0.0..i32::MAX as f32).contains(&k) {
+                    return Err(Error::malformed(to.path(), format!("top_k is {k}")));
+                }
+                to.insert(key, k as i32)?;
+            }
+            Some(value) => to.insert(key, value)?,
+            None => {}
+        }
+    }
+    Ok(())
 }

@@ -5,9 +5,10 @@
 // A skipped test says so.
 #![allow(clippy::print_stdout)]
 
-use realizar_model::SamplingHints;
+use realizar_compute::sampling::SamplingOverrides;
 use realizar_model::convert::as_gguf;
 use realizar_model::metadata::{Metadata, Value};
+use realizar_model::sampling_hints;
 use realizar_model::source::{TensorSource, open};
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
 use std::path::{Path, PathBuf};
@@ -227,26 +228,28 @@ fn recommended_sampling_survives_conversion() {
     let write = |text: &str| std::fs::write(folder.join("generation_config.json"), text).unwrap();
     let read = || {
         let source = open(&folder).unwrap();
-        let hints = SamplingHints::read(&*source).unwrap();
+        let hints = sampling_hints(&*source).unwrap();
         let converted = as_gguf(source).unwrap();
-        assert_eq!(SamplingHints::read(&*converted).unwrap(), hints);
+        assert_eq!(sampling_hints(&*converted).unwrap(), hints);
         hints
     };
     write(
         r#"{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.05}"#,
     );
-    let all = SamplingHints {
-        temperature: Some(0.6),
-        top_k: Some(20),
-        top_p: Some(0.9),
-        min_p: Some(0.1),
-        repetition_penalty: Some(1.05),
+    let hints = |values: &[(&str, f32)]| {
+        let mut hints = SamplingOverrides::default();
+        values.iter().for_each(|&(name, value)| hints.set(name, value));
+        hints
     };
-    assert_eq!(read(), all);
+    let all =
+        [("temperature", 0.6), ("top_k", 20.0), ("top_p", 0.9), ("min_p", 0.1), ("repetition_penalty", 1.05)];
+    assert_eq!(read(), hints(&all));
     write(r#"{"do_sample": false, "temperature": 0.6}"#);
-    assert_eq!(read(), SamplingHints { temperature: Some(0.0), ..SamplingHints::default() });
+    assert_eq!(read(), hints(&[("temperature", 0.0)]));
+    write(r#"{"top_k": -1}"#);
+    assert_eq!(read(), hints(&[("top_k", 0.0)]));
     write(r#"{"top_k": "many"}"#);
-    let error = SamplingHints::read(&*open(&folder).unwrap()).unwrap_err().to_string();
+    let error = sampling_hints(&*open(&folder).unwrap()).unwrap_err().to_string();
     assert!(error.contains("top_k"), "{error}");
     std::fs::remove_dir_all(folder).unwrap();
 }

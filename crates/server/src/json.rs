@@ -2,7 +2,7 @@
 
 use crate::app::App;
 use crate::error::{ApiError, Result};
-use crate::openai::SamplingFields;
+use crate::openai::{ParamFields, SamplingFields};
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
@@ -81,8 +81,11 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
         return Err(ApiError::invalid("the body must be a JSON object").code("invalid_type"));
     }
     // Fields that several requests share are flattened into them, which loses their names.
-    let shared = || path_parse::<SamplingFields>(bytes).err().filter(|e| name(e).is_some());
-    let error = if name(&error).is_some() { error } else { shared().unwrap_or(error) };
+    let flattened = || [path_parse::<ParamFields>(bytes).err(), path_parse::<SamplingFields>(bytes).err()];
+    let error = match name(&error) {
+        Some(_) => error,
+        None => flattened().into_iter().flatten().find(|e| name(e).is_some()).unwrap_or(error),
+    };
     let reason = reason(error.inner());
     Err(match name(&error) {
         Some(field) => ApiError::invalid_param(&field, format!("{field}: {reason}")).code("invalid_type"),

@@ -1,9 +1,10 @@
-//! Choosing tokens by chance: every backend chooses the token that the definition in `sampling.rs` says, for random logits, parameters,
+//! Choosing tokens by chance: every backend chooses the token that the definition in `src/sampling` says, for random logits, parameters,
 //! histories, masks and numbers. There is no tolerance: a token that differs is another text.
 
 use super::*;
 use realizar_compute::Chosen;
-use realizar_compute::sampling::{LastToken, SamplerRow, Samplers};
+use realizar_compute::sampling::{LastToken, SamplerRow, Samplers, SamplingParams};
+use std::sync::Arc;
 
 /// Rows of logits of one length, and what to do with them.
 struct Step {
@@ -54,18 +55,18 @@ fn sampler(random: &mut Random, n: usize, n_previous: usize, samplers: &mut Samp
         1 => 1.0 - f64::EPSILON / 2.0,
         _ => uniform(random),
     };
-    let mut row = SamplerRow {
+    let mut params = SamplingParams {
         temperature: pick(random, &[0.0, 0.1, 0.7, 1.0, 1.0, 1.8, 1e-30]),
         top_k: pick(random, &[0, 0, 1, 5, 40, 3000, usize::MAX]),
         top_p: pick(random, &[1.0, 1.0, 0.0, 0.3, 0.9, 0.999]),
         min_p: pick(random, &[0.0, 0.0, 0.05, 1.0]),
-        uniform,
-        ..SamplerRow::greedy()
+        ..SamplingParams::default()
     };
+    let mut row = SamplerRow { uniform, ..SamplerRow::new(Arc::default()) };
     if random.below(2) == 0 {
-        row.repetition_penalty = pick(random, &[1.0, 1.3, 0.8]);
-        row.frequency_penalty = pick(random, &[0.0, 0.4, -1.1]);
-        row.presence_penalty = pick(random, &[0.0, 0.7]);
+        params.repetition_penalty = pick(random, &[1.0, 1.3, 0.8]);
+        params.frequency_penalty = pick(random, &[0.0, 0.4, -1.1]);
+        params.presence_penalty = pick(random, &[0.0, 0.7]);
         row.prompt = tokens(random, samplers);
         row.generated = tokens(random, samplers);
         row.last = match random.below(3) {
@@ -78,9 +79,7 @@ fn sampler(random: &mut Random, n: usize, n_previous: usize, samplers: &mut Samp
         let mut ids: Vec<u32> = (0..n as u32).collect();
         random.shuffle(&mut ids);
         ids.truncate(random.below(20));
-        let start = samplers.biases.len();
-        samplers.biases.extend(ids.into_iter().map(|id| (id, random.normal() * 5.0)));
-        row.biases = start..samplers.biases.len();
+        params.logit_bias = ids.into_iter().map(|id| (id, random.normal() * 5.0)).collect();
     }
     if random.below(4) == 0 {
         let start = samplers.masks.len();
@@ -91,6 +90,7 @@ fn sampler(random: &mut Random, n: usize, n_previous: usize, samplers: &mut Samp
         }));
         row.mask = Some(start..samplers.masks.len());
     }
+    row.params = Arc::new(params);
     row
 }
 
@@ -167,14 +167,8 @@ fn sampled_tokens_of_flat_distributions() {
     for spread in [0.0, 0.001, 0.2] {
         let mut samplers = Samplers::default();
         for (top_k, top_p) in rows {
-            let uniform = uniform(&mut random);
-            samplers.rows.push(SamplerRow {
-                temperature: 1.0,
-                top_k,
-                top_p,
-                uniform,
-                ..SamplerRow::greedy()
-            });
+            let params = Arc::new(SamplingParams { top_k, top_p, ..SamplingParams::default() });
+            samplers.rows.push(SamplerRow { uniform: uniform(&mut random), ..SamplerRow::new(params) });
         }
         let logits = (0..n * rows.len()).map(|_| random.normal() * spread).collect();
         check_steps(&[Step { vocab_size: n, logits, samplers }]);

@@ -3,9 +3,10 @@
 use crate::config::ModelConfig;
 use crate::metadata::{Metadata, Strings};
 use crate::rope::{RopeScaling, yarn_magnitude};
+use crate::sampling_hints::{sampling_hints, write_gguf};
 use crate::source::TensorSource;
 use crate::tokenizer::write_gguf::{self, HfFiles};
-use crate::{Error, Result, SamplingHints};
+use crate::{Error, Result};
 use realizar_compute::{Activation, NormKind};
 use serde_json::Value as Json;
 
@@ -31,7 +32,7 @@ pub(super) fn metadata(source: &dyn TensorSource, c: &ModelConfig) -> Result<Met
     rotation(&mut m, arch, c, source)?;
     tokenizer(&mut m, c, source)?;
     chat_templates(&mut m, source)?;
-    SamplingHints::read(source)?.write_gguf(&mut m)?;
+    write_gguf(&sampling_hints(source)?, &mut m)?;
     Ok(m)
 }
 

@@ -7,6 +7,7 @@ mod chat;
 mod completions;
 mod format;
 mod logprobs;
+mod params;
 mod sampling;
 mod usage;
 
@@ -15,5 +16,6 @@ pub(crate) use chat::*;
 pub(crate) use completions::*;
 pub(crate) use format::*;
 pub(crate) use logprobs::*;
+pub(crate) use params::*;
 pub(crate) use sampling::*;
 pub(crate) use usage::*;

@@ -1,6 +1,6 @@
 //! What chat and text requests have in common: how to choose tokens, when to end, how to answer.
 
-use super::ResponseFormat;
+use super::{ParamFields, ResponseFormat};
 use crate::error::{ApiError, Result};
 use crate::structured::Format;
 use realizar_engine::SamplingParams;
@@ -20,29 +20,10 @@ const MAX_PRIORITY: i32 = 1000;
 /// How to choose tokens, when to end, how to answer.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct SamplingFields {
+    #[serde(flatten)]
+    pub(crate) params: ParamFields,
     /// Tokens to generate at most.
     pub(crate) max_tokens: Option<u32>,
-    /// Divides the logits; 0 takes the likeliest token.
-    #[schema(minimum = 0)]
-    pub(crate) temperature: Option<f32>,
-    /// Keeps the smallest set of likeliest tokens whose probabilities reach this sum.
-    #[schema(minimum = 0, maximum = 1)]
-    pub(crate) top_p: Option<f32>,
-    /// Extension: keeps only this many of the likeliest tokens; 0 or -1 keeps all.
-    #[schema(minimum = -1)]
-    pub(crate) top_k: Option<i64>,
-    /// Extension: drops tokens less likely than this share of the likeliest one's probability.
-    #[schema(minimum = 0, maximum = 1)]
-    pub(crate) min_p: Option<f32>,
-    /// Extension: divides positive and multiplies negative logits of tokens in the prompt or the text so far; 1 is off.
-    #[schema(minimum = 0.01, maximum = 100)]
-    pub(crate) repetition_penalty: Option<f32>,
-    /// Subtracted from a token's logit for each time that it was generated.
-    #[schema(minimum = -2, maximum = 2)]
-    pub(crate) frequency_penalty: Option<f32>,
-    /// Subtracted once from the logits of tokens that were generated.
-    #[schema(minimum = -2, maximum = 2)]
-    pub(crate) presence_penalty: Option<f32>,
     /// Added to logits: token ids, as strings, to numbers from -100 to 100.
     pub(crate) logit_bias: Option<HashMap<String, f32>>,
     /// The same seed and request give the same answer again.
@@ -94,27 +75,12 @@ impl SamplingFields {
     ///
     /// Errors: the field that is out of range.
     pub(crate) fn sampling(&self, defaults: &SamplingParams) -> Result<SamplingParams> {
-        let top_k = match self.top_k {
-            None => defaults.top_k,
-            Some(-1) => 0,
-            Some(k) => usize::try_from(k).map_err(|_| {
-                ApiError::invalid_param("top_k", format!("top_k is {k} but must be at least -1"))
-            })?,
-        };
-        let params = SamplingParams {
-            temperature: self.temperature.unwrap_or(defaults.temperature),
-            top_k,
-            top_p: self.top_p.unwrap_or(defaults.top_p),
-            min_p: self.min_p.unwrap_or(defaults.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(defaults.frequency_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(defaults.presence_penalty),
-            penalty_window: defaults.penalty_window,
+        let defaults = SamplingParams {
             logit_bias: self.biases()?,
-            seed: self.seed.map(|s| s as u64),
+            seed: self.seed.map(|seed| seed as u64),
+            ..defaults.clone()
         };
-        params.validate()?;
-        Ok(params)
+        Ok(self.params.0.over(defaults).map_err(realizar_engine::Error::from)?)
     }
 
     fn biases(&self) -> Result<Vec<(u32, f32)>> {

@@ -55,7 +55,9 @@ impl StagedSamplers {
     pub(in crate::cuda) fn set(&mut self, cuda: &Cuda, samplers: &Samplers) -> Result<()> {
         // Biases first, since they are pairs of words.
         self.words.clear();
-        self.words.extend(samplers.biases.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]));
+        for row in &samplers.rows {
+            self.words.extend(row.params.logit_bias.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]));
+        }
         let history = self.words.len();
         self.words.extend_from_slice(&samplers.history);
         let masks = self.words.len();
@@ -78,34 +80,37 @@ impl StagedSamplers {
         };
         let at = |word: usize| start.offset(4 * word);
         self.host_rows.clear();
+        let mut first_bias = 0;
         for row in &samplers.rows {
             let mask = row.mask.clone().unwrap_or(0..0);
-            let penalizes = row.has_penalties();
+            let params = &row.params;
+            let biases = first_bias..first_bias + params.logit_bias.len();
+            first_bias = biases.end;
             let row = Row {
                 prompt: at(history + row.prompt.start),
                 generated: at(history + row.generated.start),
-                biases: at(2 * row.biases.start),
+                biases: at(2 * biases.start),
                 mask: if row.mask.is_some() { at(masks + mask.start) } else { DevicePtr::NULL },
-                top_p: fraction(row.top_p.into()),
+                top_p: fraction(params.top_p.into()),
                 uniform: fraction(row.uniform),
                 n_prompt: row.prompt.len() as u32,
                 n_generated: row.generated.len() as u32,
-                n_biases: row.biases.len() as u32,
+                n_biases: biases.len() as u32,
                 n_mask: mask.len() as u32,
                 last: match row.last {
                     None => NONE,
                     Some(LastToken::Known(token)) => token,
                     Some(LastToken::Chosen(row)) => row as u32 | CHOSEN,
                 },
-                top_k: u32::try_from(row.top_k).unwrap_or(u32::MAX),
-                has_top_p: u32::from(row.top_p < 1.0),
-                penalizes: u32::from(penalizes),
-                temperature: row.temperature,
-                repetition: row.repetition_penalty,
-                frequency: row.frequency_penalty,
-                presence: row.presence_penalty,
-                least: row.least(),
-                greedy: u32::from(row.temperature == 0.0),
+                top_k: u32::try_from(params.top_k).unwrap_or(u32::MAX),
+                has_top_p: u32::from(params.top_p < 1.0),
+                penalizes: u32::from(params.has_penalties()),
+                temperature: params.temperature,
+                repetition: params.repetition_penalty,
+                frequency: params.frequency_penalty,
+                presence: params.presence_penalty,
+                least: params.min_logit(),
+                greedy: u32::from(params.temperature == 0.0),
             };
             let words: [u64; size_of::<Row>() / 8] = bytemuck::cast(row);
             self.host_rows.extend_from_slice(&words);

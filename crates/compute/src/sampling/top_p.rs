@@ -1,14 +1,33 @@
 //! Keeps the smallest set of likeliest tokens whose probabilities reach a sum (nucleus sampling, Holtzman et al. 2020).
 
-use super::{Candidates, RowInput, SamplerStep, Scratch, by_likelihood};
-use realizar_compute::sampling::{fraction, share, weight};
+use super::definition::Ranking;
+use super::host::{Candidates, Scratch, by_likelihood};
+use super::{SamplerInput, SamplerStep, fraction, share, weight};
 
-pub(super) const STEP: SamplerStep =
-    SamplerStep { name: "top_p", active: |row| row.params.top_p < 1.0 && !row.params.is_greedy(), apply };
+pub(super) const STEP: SamplerStep = SamplerStep {
+    name: "top_p",
+    is_active: |row| row.params.top_p < 1.0 && !row.params.is_greedy(),
+    define,
+    apply,
+};
 
-fn apply(candidates: &mut Candidates, row: &RowInput, scratch: &mut Scratch) {
+fn define(ranking: &mut Ranking, row: &SamplerInput) {
+    if !ranking.max().is_finite() {
+        return;
+    }
+    let total: u64 = ranking.tokens().map(|(_, x)| weight(x)).sum();
+    let wanted = share(fraction(row.params.top_p.into()), total).max(1);
+    let mut sum = 0;
+    let last = ranking.tokens().position(|(_, x)| {
+        sum += weight(x);
+        sum >= wanted
+    });
+    ranking.truncate(last.expect("all tokens together reach a part of their sum") + 1);
+}
+
+fn apply(candidates: &mut Candidates, row: &SamplerInput, scratch: &mut Scratch) {
     let max = candidates.max();
-    if max == f32::NEG_INFINITY {
+    if !max.is_finite() {
         return;
     }
     let mut total = 0;
@@ -37,8 +56,5 @@ fn apply(candidates: &mut Candidates, row: &RowInput, scratch: &mut Scratch) {
         sum >= wanted
     });
     best.truncate(n.map_or(best.len(), |n| n + 1));
-    candidates.all = false;
-    candidates.kept.clear();
-    candidates.kept.extend(best.iter().map(|&(_, id)| id));
-    candidates.kept.sort_unstable();
+    candidates.keep(best);
 }

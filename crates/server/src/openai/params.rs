@@ -1,0 +1,79 @@
+//! The sampling parameters that are one number, as fields of a request: all of [`PARAMS`], under their names.
+
+use realizar_engine::{PARAMS, Param, SamplingOverrides};
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use std::fmt::{Formatter, Result as FmtResult};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{KnownFormat, Object, ObjectBuilder, Schema, SchemaFormat, SchemaType, Type};
+use utoipa::{PartialSchema, ToSchema};
+
+/// Parameters that are part of OpenAI's API; the others are extensions.
+const OPENAI: &[&str] = &["temperature", "top_p", "frequency_penalty", "presence_penalty"];
+
+/// How to choose tokens.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ParamFields(pub(crate) SamplingOverrides);
+
+impl<'de> Deserialize<'de> for ParamFields {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Fields)
+    }
+}
+
+struct Fields;
+
+impl<'de> Visitor<'de> for Fields {
+    type Value = ParamFields;
+
+    fn expecting(&self, f: &mut Formatter) -> FmtResult {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ParamFields, A::Error> {
+        let (mut overrides, mut seen) = (SamplingOverrides::default(), Vec::new());
+        while let Some(key) = map.next_key::<String>()? {
+            let Some(param) = Param::find(&key) else {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            };
+            if seen.contains(&param.name) {
+                return Err(A::Error::duplicate_field(param.name));
+            }
+            seen.push(param.name);
+            let value = match param.is_integer {
+                true => map.next_value::<Option<i64>>()?.map(|value| value as f32),
+                false => map.next_value()?,
+            };
+            if let Some(value) = value {
+                overrides.set(param.name, value);
+            }
+        }
+        Ok(ParamFields(overrides))
+    }
+}
+
+impl PartialSchema for ParamFields {
+    fn schema() -> RefOr<Schema> {
+        let object = ObjectBuilder::new().description(Some("How to choose tokens."));
+        PARAMS.iter().fold(object, |object, param| object.property(param.name, field(param))).into()
+    }
+}
+
+impl ToSchema for ParamFields {}
+
+/// The schema of a parameter, which may be left out or null.
+fn field(param: &Param) -> Object {
+    let extension = if OPENAI.contains(&param.name) { "" } else { "Extension: " };
+    let (kind, format) = match param.is_integer {
+        true => (Type::Integer, KnownFormat::Int64),
+        false => (Type::Number, KnownFormat::Float),
+    };
+    let bound = |value: f64| value.is_finite().then_some(value);
+    ObjectBuilder::new()
+        .schema_type(SchemaType::from_iter([kind, Type::Null]))
+        .format(Some(SchemaFormat::KnownFormat(format)))
+        .description(Some(format!("{extension}{}", param.description)))
+        .minimum(bound(*param.range.start()))
+        .maximum(bound(*param.range.end()))
+        .build()
+}
