@@ -1,7 +1,7 @@
 //! How a token is chosen from a row of logits: the parameters, and the steps in arithmetic that every device repeats bit by bit.
 //!
-//! [`SamplingParams`] are what a request asks for; [`PARAMS`] names them. [`Samplers`] add what belongs to one row of logits: its
-//! history, its mask, its random number.
+//! [`SamplingParams`] are what a request asks for; [`PARAMS`] names them, and a device reads them as [`DeviceParams`]. [`Samplers`] add
+//! what belongs to one row of logits: its history, its mask, its random number.
 //!
 //! Logits are `F32`; each operation on them is rounded once, to nearest. [`STEPS`] apply in order, each in a file of its own:
 //! 1. biases are added, then penalties change the logits of tokens that occurred; a mask forbids tokens;
@@ -162,6 +162,36 @@ pub static PARAMS: &[Param] = &[
         set: |p, value| p.presence_penalty = value,
     },
 ];
+
+/// The parameters of a row as kernels read them. `cuda/sampling/sample.cu` declares the same struct.
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct DeviceParams {
+    /// 0: greedy.
+    temperature: f32,
+    /// 0: all.
+    top_k: u32,
+    top_p: f32,
+    /// The least relative logit that `min_p` keeps. The host takes the logarithm, which devices round differently.
+    min_logit: f32,
+    repetition_penalty: f32,
+    frequency_penalty: f32,
+    presence_penalty: f32,
+}
+
+impl From<&SamplingParams> for DeviceParams {
+    fn from(params: &SamplingParams) -> Self {
+        Self {
+            temperature: params.temperature,
+            top_k: u32::try_from(params.top_k).unwrap_or(u32::MAX),
+            top_p: params.top_p,
+            min_logit: params.min_logit(),
+            repetition_penalty: params.repetition_penalty,
+            frequency_penalty: params.frequency_penalty,
+            presence_penalty: params.presence_penalty,
+        }
+    }
+}
 
 /// One step of sampling.
 pub struct SamplerStep {

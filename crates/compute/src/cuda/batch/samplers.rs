@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::cuda::driver::{Buffer, Cuda, DevicePtr, Driver, upload};
-use crate::sampling::{LastToken, Samplers, fraction};
+use crate::sampling::{DeviceParams, LastToken, Samplers, fraction};
 use std::sync::Arc;
 
 /// Marks a token that is named by its row of the choices before.
@@ -10,7 +10,7 @@ const CHOSEN: u32 = 1 << 31;
 /// No token.
 const NONE: u32 = u32::MAX;
 
-/// How one row is sampled, as the kernels read it.
+/// How one row is sampled, as the kernels read it; [`DeviceParams`] follow.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct Row {
@@ -18,23 +18,17 @@ struct Row {
     generated: DevicePtr,
     biases: DevicePtr,
     mask: DevicePtr,
-    top_p: u64,
     uniform: u64,
     n_prompt: u32,
     n_generated: u32,
     n_biases: u32,
     n_mask: u32,
+    has_mask: u32,
     last: u32,
-    top_k: u32,
-    has_top_p: u32,
-    penalizes: u32,
-    temperature: f32,
-    repetition: f32,
-    frequency: f32,
-    presence: f32,
-    least: f32,
-    greedy: u32,
 }
+
+/// Words of a [`Row`] and its [`DeviceParams`], which the kernels read as one struct, aligned to 8 bytes.
+const ROW_WORDS: usize = (size_of::<Row>() + size_of::<DeviceParams>()).next_multiple_of(8) / 4;
 
 /// How a batch's rows of logits are sampled, where kernels can read it.
 pub(in crate::cuda) struct StagedSamplers {
@@ -42,13 +36,13 @@ pub(in crate::cuda) struct StagedSamplers {
     pub(in crate::cuda) rows: Buffer,
     /// Histories, masks and biases; the rows say where.
     data: Option<Buffer>,
-    host_rows: Vec<u64>,
+    host_rows: Vec<u32>,
     words: Vec<u32>,
 }
 
 impl StagedSamplers {
     pub(in crate::cuda) fn new(driver: &Arc<dyn Driver>, n_rows: usize) -> Result<Self> {
-        let rows = Buffer::new(driver, n_rows.max(1) * size_of::<Row>(), "parameters of sampling")?;
+        let rows = Buffer::new(driver, 4 * ROW_WORDS * n_rows.max(1), "parameters of sampling")?;
         Ok(Self { rows, data: None, host_rows: Vec::new(), words: Vec::new() })
     }
 
@@ -56,65 +50,60 @@ impl StagedSamplers {
         // Biases first, since they are pairs of words.
         self.words.clear();
         for row in &samplers.rows {
-            self.words.extend(row.params.logit_bias.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]));
+            self.words
+                .extend(row.params.logit_bias.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]));
         }
         let history = self.words.len();
         self.words.extend_from_slice(&samplers.history);
         let masks = self.words.len();
         self.words.extend_from_slice(&samplers.masks);
-        let bytes = 4 * self.words.len();
-        if bytes > 0 && self.data.as_ref().is_none_or(|b| b.bytes() < bytes) {
-            // Freeing what it outgrew waits for the steps that still read it.
-            self.data = Some(Buffer::new(
-                &cuda.driver,
-                bytes.next_power_of_two(),
-                "histories and masks of sampling",
-            )?);
-        }
-        let start = match &mut self.data {
-            Some(data) if bytes > 0 => {
-                data.write(0, bytemuck::cast_slice(&self.words))?;
-                data.ptr()
-            }
-            _ => DevicePtr::NULL,
-        };
+        let start = self.upload_words(cuda)?;
         let at = |word: usize| start.offset(4 * word);
         self.host_rows.clear();
         let mut first_bias = 0;
         for row in &samplers.rows {
             let mask = row.mask.clone().unwrap_or(0..0);
-            let params = &row.params;
-            let biases = first_bias..first_bias + params.logit_bias.len();
-            first_bias = biases.end;
-            let row = Row {
+            let n_biases = row.params.logit_bias.len();
+            let fields = Row {
                 prompt: at(history + row.prompt.start),
                 generated: at(history + row.generated.start),
-                biases: at(2 * biases.start),
-                mask: if row.mask.is_some() { at(masks + mask.start) } else { DevicePtr::NULL },
-                top_p: fraction(params.top_p.into()),
+                biases: at(2 * first_bias),
+                mask: at(masks + mask.start),
                 uniform: fraction(row.uniform),
                 n_prompt: row.prompt.len() as u32,
                 n_generated: row.generated.len() as u32,
-                n_biases: biases.len() as u32,
+                n_biases: n_biases as u32,
                 n_mask: mask.len() as u32,
+                has_mask: u32::from(row.mask.is_some()),
                 last: match row.last {
                     None => NONE,
                     Some(LastToken::Known(token)) => token,
                     Some(LastToken::Chosen(row)) => row as u32 | CHOSEN,
                 },
-                top_k: u32::try_from(params.top_k).unwrap_or(u32::MAX),
-                has_top_p: u32::from(params.top_p < 1.0),
-                penalizes: u32::from(params.has_penalties()),
-                temperature: params.temperature,
-                repetition: params.repetition_penalty,
-                frequency: params.frequency_penalty,
-                presence: params.presence_penalty,
-                least: params.min_logit(),
-                greedy: u32::from(params.temperature == 0.0),
             };
-            let words: [u64; size_of::<Row>() / 8] = bytemuck::cast(row);
-            self.host_rows.extend_from_slice(&words);
+            first_bias += n_biases;
+            self.host_rows.extend_from_slice(&bytemuck::cast::<Row, [u32; size_of::<Row>() / 4]>(fields));
+            let params = DeviceParams::from(&*row.params);
+            self.host_rows.extend_from_slice(bytemuck::cast_slice(&[params]));
+            self.host_rows.resize(self.host_rows.len().next_multiple_of(ROW_WORDS), 0);
         }
-        upload(cuda, &mut self.rows, bytemuck::cast_slice(&self.host_rows))
+        upload(cuda, &mut self.rows, &self.host_rows)
+    }
+
+    /// Copies the words to the device and returns where they begin there.
+    fn upload_words(&mut self, cuda: &Cuda) -> Result<DevicePtr> {
+        let bytes = 4 * self.words.len();
+        if bytes == 0 {
+            return Ok(DevicePtr::NULL);
+        }
+        let purpose = "histories and masks of sampling";
+        let data = match self.data.take().filter(|data| data.bytes() >= bytes) {
+            Some(data) => data,
+            // Freeing what it outgrew waits for the steps that still read it.
+            None => Buffer::new(&cuda.driver, bytes.next_power_of_two(), purpose)?,
+        };
+        let data = self.data.insert(data);
+        data.write(0, bytemuck::cast_slice(&self.words))?;
+        Ok(data.ptr())
     }
 }

@@ -24,7 +24,7 @@ struct Args {
 kernels! {
     /// Kernels of sample.cu.
     pub(in crate::cuda) struct Kernels in sample {
-        likeliest: Args,
+        argmax: Args,
         sample_edit: SampleArgs,
         sample_weigh: SampleArgs,
         sample_choose: SampleArgs,
@@ -50,7 +50,7 @@ pub(in crate::cuda) fn likeliest(cuda: &Cuda, batch: &mut StagedBatch, logits: &
         n: n as u32,
     };
     // SAFETY: the batch has room for a token of each row, and so have the scratch memories.
-    unsafe { cuda.launch(cuda.room::<Kernels>().likeliest, [n.div_ceil(PART), rows, 1], 256, &args) }
+    unsafe { cuda.launch(cuda.room::<Kernels>().argmax, [n.div_ceil(PART), rows, 1], 256, &args) }
 }
 
 /// Logits of a block of the first two kernels of sampling.
