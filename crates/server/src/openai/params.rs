@@ -77,3 +77,44 @@ fn field(param: &Param) -> Object {
         .maximum(bound(*param.range.end()))
         .build()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::CompletionRequest;
+    use utoipa::openapi::schema::Schema;
+
+    fn parse(body: &str) -> Result<SamplingOverrides, String> {
+        let request: Result<CompletionRequest, _> = serde_json::from_str(body);
+        request.map(|r| r.common.params.0).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_request_sets_parameters_by_their_names() {
+        let mut want = SamplingOverrides::default();
+        want.set("temperature", 0.5);
+        want.set("top_k", -1.0);
+        let body = r#"{"prompt": "a", "temperature": 0.5, "top_k": -1, "top_p": null, "user": {"min_p": 1}}"#;
+        assert_eq!(parse(body), Ok(want));
+    }
+
+    #[test]
+    fn whole_numbers_and_single_values_are_demanded() {
+        let error = parse(r#"{"prompt": "a", "top_k": 1.5}"#).unwrap_err();
+        assert!(error.contains("floating point"), "{error}");
+        let error = parse(r#"{"prompt": "a", "min_p": 0, "min_p": 1}"#).unwrap_err();
+        assert!(error.contains("duplicate field `min_p`"), "{error}");
+    }
+
+    #[test]
+    fn the_schema_lists_every_parameter_with_its_range() {
+        let RefOr::T(Schema::Object(object)) = ParamFields::schema() else { panic!("an object") };
+        assert_eq!(object.properties.len(), PARAMS.len());
+        let json = serde_json::to_value(&object).expect("a schema is JSON");
+        let penalty = &json["properties"]["repetition_penalty"];
+        assert_eq!((&penalty["minimum"], &penalty["maximum"]), (&0.01.into(), &100.into()));
+        assert!(penalty["description"].as_str().is_some_and(|d| d.starts_with("Extension: ")));
+        assert!(json["properties"]["temperature"].get("maximum").is_none());
+        assert_eq!(json["properties"]["top_k"]["type"], serde_json::json!(["integer", "null"]));
+    }
+}
