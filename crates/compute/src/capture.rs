@@ -23,8 +23,8 @@ pub struct GraphKey {
 pub enum Choosing {
     /// With logits.
     Nothing,
-    /// With [`Ops::choose_likeliest`](crate::Ops::choose_likeliest).
-    Likeliest,
+    /// With [`Ops::argmax`](crate::Ops::argmax).
+    Argmax,
     /// With [`Ops::sample`](crate::Ops::sample).
     Sampled,
 }

@@ -131,7 +131,7 @@ pub struct MoeScratch<B: Device> {
 /// What was chosen from a row of logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chosen {
-    /// A token: of [`Ops::choose_likeliest`] the one with the largest logit, the lowest of equal ones.
+    /// A token.
     Token(u32),
     /// A logit that is not a number, the first, or else one that is infinite.
     NotFinite {
@@ -249,9 +249,9 @@ pub trait Ops: Device {
     /// The rows of `x` that yield logits: `y[n_logits, n]`.
     fn select_rows(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, batch: &Self::Batch) -> Result<()>;
 
-    /// Chooses a token from each row of `logits` `[n_logits, vocab_size]`. Deferred tokens of the batch that is staged next are of
-    /// these.
-    fn choose_likeliest(&self, batch: &mut Self::Batch, logits: &Tensor<Self>) -> Result<()>;
+    /// Chooses the token with the largest logit, the lowest of equal ones, from each row of `logits` `[n_logits, vocab_size]`.
+    /// Deferred tokens of the batch that is staged next are of these.
+    fn argmax(&self, batch: &mut Self::Batch, logits: &Tensor<Self>) -> Result<()>;
 
     /// Hands the device what [`Ops::sample`] shall do with each row of logits of the step that is staged.
     ///

@@ -375,7 +375,7 @@ impl Ops for Reference {
         Ok(())
     }
 
-    fn choose_likeliest(&self, batch: &mut HostBatch, logits: &Tensor<Self>) -> Result<()> {
+    fn argmax(&self, batch: &mut HostBatch, logits: &Tensor<Self>) -> Result<()> {
         assert_eq!(logits.rows(), batch.logit_tokens().len());
         batch.set_chosen(logits.buffer()[..logits.len()].chunks_exact(logits.row_len()).map(argmax));
         Ok(())

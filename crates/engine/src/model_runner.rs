@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 /// Runs a [`Decoder`], or the ranks of one that several devices share.
 ///
 /// Where the backend is asynchronous, the device chooses, and `launch` returns while it computes. Otherwise a step is complete when
-/// `launch` returns, and tokens are chosen on the host, but for the likeliest. So are those whose log-probabilities are wanted. Its
+/// `launch` returns, and tokens are chosen on the host, except by argmax. So are those whose log-probabilities are wanted. Its
 /// outcome waits for `finish`.
 pub struct ModelRunner<B: Backend> {
     /// Dropped before the first rank, whose work it may wait for.
@@ -191,16 +191,16 @@ impl<B: Backend> Runner for ModelRunner<B> {
     }
 
     fn launch(&mut self, step: &Step) -> Result<Ticket> {
-        let likeliest = step.rows.iter().all(|row| sampler::input(step, row, None).is_argmax());
+        let is_argmax = step.rows.iter().all(|row| sampler::input(step, row, None).is_argmax());
         // Other choices are quicker on the host where nobody runs ahead.
-        let on_device = step.rows.iter().all(is_choice) && (self.info.asynchronous || likeliest);
+        let on_device = step.rows.iter().all(is_choice) && (self.info.asynchronous || is_argmax);
         let ahead = on_device && self.info.asynchronous;
         if !ahead && step.rows.iter().any(|r| r.unseen.is_some()) {
             self.learn_previous()?;
         }
         let choosing = match on_device {
             true if step.rows.is_empty() => Choosing::Nothing,
-            true if likeliest => Choosing::Likeliest,
+            true if is_argmax => Choosing::Argmax,
             true => Choosing::Sampled,
             false => Choosing::Nothing,
         };
@@ -220,7 +220,7 @@ impl<B: Backend> Runner for ModelRunner<B> {
         self.others.compute(&mut self.first, Order { batch, choosing, samplers })?;
         let outcome = match choosing {
             Choosing::Nothing => Outcome::Known(self.sample(step, n_logits)?),
-            Choosing::Likeliest | Choosing::Sampled => {
+            Choosing::Argmax | Choosing::Sampled => {
                 self.previous = None;
                 Outcome::OnDevice(self.first.backend.fetch_choices(&mut self.first.staged)?)
             }

@@ -94,9 +94,7 @@ impl<B: Backend> ModelRank<B> {
             model.forward(backend, staged, n_tokens, n_logits, cache, ws)?;
             match choosing {
                 Choosing::Nothing => Ok(()),
-                Choosing::Likeliest => {
-                    backend.timed("sample", || backend.choose_likeliest(staged, &ws.logits))
-                }
+                Choosing::Argmax => backend.timed("sample", || backend.argmax(staged, &ws.logits)),
                 Choosing::Sampled => backend.timed("sample", || backend.sample(staged, &mut ws.logits)),
             }
         };

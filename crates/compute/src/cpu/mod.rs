@@ -271,7 +271,7 @@ impl Ops for Cpu {
         Ok(())
     }
 
-    fn choose_likeliest(&self, batch: &mut HostBatch, logits: &Tensor<Self>) -> Result<()> {
+    fn argmax(&self, batch: &mut HostBatch, logits: &Tensor<Self>) -> Result<()> {
         assert_eq!(logits.rows(), batch.logit_tokens().len());
         let chosen = argmax::argmax(&self.pool, self.options.isa, logits.floats(), logits.row_len());
         batch.set_chosen(chosen.into_iter());

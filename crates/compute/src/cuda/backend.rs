@@ -219,8 +219,8 @@ impl Ops for Cuda {
         elementwise::rows(self, elementwise::kernels(self).select_rows, y, x, batch.logit_tokens())
     }
 
-    fn choose_likeliest(&self, batch: &mut StagedBatch, logits: &Tensor<Self>) -> Result<()> {
-        sampling::likeliest(self, batch, logits)
+    fn argmax(&self, batch: &mut StagedBatch, logits: &Tensor<Self>) -> Result<()> {
+        sampling::argmax(self, batch, logits)
     }
 
     fn stage_samplers(&self, batch: &mut StagedBatch, samplers: &Samplers) -> Result<()> {

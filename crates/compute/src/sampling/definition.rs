@@ -57,7 +57,7 @@ impl Ranking {
 
 /// Chooses a token from the logits of row `row`. `previous`: what was chosen from the logits before.
 ///
-/// Logits that are not a number or plus infinity are reported, as by [`crate::Ops::choose_likeliest`].
+/// Logits that are not a number or plus infinity are reported, as by [`crate::Ops::argmax`].
 pub fn choose(logits: &[f32], samplers: &Samplers, row: usize, previous: &[Chosen]) -> Chosen {
     assert!(logits.len() <= MAX_VOCAB, "{} tokens", logits.len());
     if let Some(bad) = not_finite(logits) {

@@ -247,7 +247,7 @@ fn choices() {
         // Twice, since a choice leaves counters behind.
         for _ in 0..2 {
             b.stage(&mut batch, &step).unwrap();
-            b.choose_likeliest(&mut batch, &logits).unwrap();
+            b.argmax(&mut batch, &logits).unwrap();
             let mut found = Vec::new();
             b.wait_for_choices(b.fetch_choices(&mut batch).unwrap(), &mut found).unwrap();
             assert_eq!(found, want, "on {}", b.describe());

@@ -37,7 +37,7 @@ pub struct Choices {
     n: usize,
 }
 
-pub(in crate::cuda) fn likeliest(cuda: &Cuda, batch: &mut StagedBatch, logits: &Tensor<Cuda>) -> Result<()> {
+pub(in crate::cuda) fn argmax(cuda: &Cuda, batch: &mut StagedBatch, logits: &Tensor<Cuda>) -> Result<()> {
     let (rows, n) = (logits.rows(), logits.row_len());
     assert_eq!(rows, batch.n_logits());
     assert!(n < 1 << 30, "{n} tokens");
@@ -46,7 +46,7 @@ pub(in crate::cuda) fn likeliest(cuda: &Cuda, batch: &mut StagedBatch, logits: &
         answer: batch.answer(),
         logits: logits.ptr(),
         best: cuda.scratch.zeros(&cuda.driver, "largest logits", 8 * rows.max(1))?,
-        arrived: cuda.scratch.zeros(&cuda.driver, "counts of parts of logits", 4 * rows.max(1))?,
+        arrived: cuda.scratch.zeros(&cuda.driver, "blocks that have arrived", 4 * rows.max(1))?,
         n: n as u32,
     };
     // SAFETY: the batch has room for a token of each row, and so have the scratch memories.
