@@ -5,7 +5,7 @@
 //! an access past its end stops the test, and holds NaN until it is written.
 
 use libloading::Library;
-use realizar_compute::cuda::driver::{Answer, DevicePtr, Driver, Function, Graph, Grid, Image, Link};
+use realizar_compute::cuda::driver::{DevicePtr, Driver, Function, Graph, Grid, Image, Link, PinnedReadback};
 use realizar_compute::{DeviceMemory, Result};
 use std::ffi::{CString, c_char, c_void};
 use std::path::{Path, PathBuf};
@@ -18,8 +18,8 @@ pub(crate) struct Emulation {
     library: Library,
     /// Kernels run one at a time.
     running: Mutex<()>,
-    /// Memory for answers that nobody has finished.
-    answers: Mutex<Vec<Option<Vec<u64>>>>,
+    /// Memory for readbacks that nobody has finished.
+    readbacks: Mutex<Vec<Option<Vec<u64>>>>,
     /// What the device claims to have.
     n_multiprocessors: u32,
 }
@@ -38,7 +38,7 @@ impl Emulation {
     fn open(path: &Path) -> Self {
         // SAFETY: the library is one that was compiled here; its initializers fill a list.
         let library = unsafe { Library::new(path) }.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        Self { library, running: Mutex::new(()), answers: Mutex::default(), n_multiprocessors: 4 }
+        Self { library, running: Mutex::new(()), readbacks: Mutex::default(), n_multiprocessors: 4 }
     }
 
     fn call<F: Copy>(&self, name: &str) -> F {
@@ -215,21 +215,21 @@ impl Driver for Emulation {
         Ok(())
     }
 
-    fn answer(&self, bytes: usize) -> Result<Answer> {
+    fn claim_readback(&self, bytes: usize) -> Result<PinnedReadback> {
         let mut memory = vec![0u64; bytes.div_ceil(8)];
         let ptr = DevicePtr(memory.as_mut_ptr() as u64);
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        answers.push(Some(memory));
-        Ok(Answer { index: answers.len() - 1, ptr })
+        let mut readbacks = self.readbacks.lock().unwrap_or_else(PoisonError::into_inner);
+        readbacks.push(Some(memory));
+        Ok(PinnedReadback { index: readbacks.len() - 1, ptr })
     }
 
-    fn end_answer(&self, _: &Answer) -> Result<()> {
+    fn record_readback(&self, _: &PinnedReadback) -> Result<()> {
         Ok(())
     }
 
-    fn finish_answer(&self, answer: Answer, dst: &mut [u8]) -> Result<()> {
-        let memory = self.answers.lock().unwrap_or_else(PoisonError::into_inner)[answer.index].take();
-        let memory = memory.expect("an answer is finished once");
+    fn finish_readback(&self, readback: PinnedReadback, dst: &mut [u8]) -> Result<()> {
+        let memory = self.readbacks.lock().unwrap_or_else(PoisonError::into_inner)[readback.index].take();
+        let memory = memory.expect("a readback is finished once");
         assert!(dst.len() <= 8 * memory.len());
         // SAFETY: checked; kernels wrote through the address that they were given, and none runs.
         unsafe { std::ptr::copy_nonoverlapping(memory.as_ptr().cast(), dst.as_mut_ptr(), dst.len()) };

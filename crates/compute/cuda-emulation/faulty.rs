@@ -1,7 +1,7 @@
 //! A driver that fails when it is told to, for tests of what happens then; everything else it passes on.
 
 use realizar_compute::cuda::driver::{
-    Answer, BoxMap, Boxes, DevicePtr, Driver, Function, Graph, Grid, Image,
+    BoxMap, Boxes, DevicePtr, Driver, Function, Graph, Grid, Image, PinnedReadback,
 };
 use realizar_compute::{DeviceMemory, Error, Result};
 use std::collections::HashSet;
@@ -14,15 +14,21 @@ pub(crate) enum Call {
     Allocate,
     Write,
     Launch,
-    Answer,
-    EndAnswer,
-    FinishAnswer,
+    ClaimReadback,
+    RecordReadback,
+    FinishReadback,
     Synchronize,
 }
 
 /// The calls that a test lets fail.
-pub(crate) const CALLS: [Call; 6] =
-    [Call::Allocate, Call::Write, Call::Launch, Call::Answer, Call::EndAnswer, Call::FinishAnswer];
+pub(crate) const CALLS: [Call; 6] = [
+    Call::Allocate,
+    Call::Write,
+    Call::Launch,
+    Call::ClaimReadback,
+    Call::RecordReadback,
+    Call::FinishReadback,
+];
 
 #[derive(Default)]
 struct State {
@@ -176,19 +182,19 @@ impl Driver for Faulty {
         unsafe { self.inner.read(dst, src) }
     }
 
-    fn answer(&self, bytes: usize) -> Result<Answer> {
-        self.check(Call::Answer)?;
-        self.inner.answer(bytes)
+    fn claim_readback(&self, bytes: usize) -> Result<PinnedReadback> {
+        self.check(Call::ClaimReadback)?;
+        self.inner.claim_readback(bytes)
     }
 
-    fn end_answer(&self, answer: &Answer) -> Result<()> {
-        self.check(Call::EndAnswer)?;
-        self.inner.end_answer(answer)
+    fn record_readback(&self, readback: &PinnedReadback) -> Result<()> {
+        self.check(Call::RecordReadback)?;
+        self.inner.record_readback(readback)
     }
 
-    fn finish_answer(&self, answer: Answer, dst: &mut [u8]) -> Result<()> {
-        let failed = self.check(Call::FinishAnswer);
-        self.inner.finish_answer(answer, dst)?;
+    fn finish_readback(&self, readback: PinnedReadback, dst: &mut [u8]) -> Result<()> {
+        let failed = self.check(Call::FinishReadback);
+        self.inner.finish_readback(readback, dst)?;
         failed
     }
 

@@ -162,7 +162,7 @@ fn after_a_failed_step_the_next_request_gets_what_it_would_have_got() {
 #[test]
 fn a_lost_device_ends_all_requests_and_turns_health_red() {
     let Some((driver, _turn)) = device() else { return };
-    for call in [Call::Launch, Call::Answer, Call::EndAnswer, Call::FinishAnswer] {
+    for call in [Call::Launch, Call::ClaimReadback, Call::RecordReadback, Call::FinishReadback] {
         let client = on_device(&driver, &options(), EngineConfig::default());
         driver.fail(call, 3, true);
         let streams: Vec<_> = requests().into_iter().map_while(|r| client.submit(r).ok()).collect();

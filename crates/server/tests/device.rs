@@ -47,7 +47,7 @@ fn a_failed_step_fails_its_request_and_no_other() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((server, driver)) = start() else { return };
     let want = text(&server);
-    for call in [Call::Launch, Call::Answer, Call::FinishAnswer] {
+    for call in [Call::Launch, Call::ClaimReadback, Call::FinishReadback] {
         driver.fail(call, 2, false);
         server.post("/v1/completions", &request(false)).is_error(500, None, "a faulty GPU");
         assert!(driver.heal());
@@ -61,7 +61,7 @@ fn a_lost_device_is_said_to_everybody() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((server, driver)) = start() else { return };
     text(&server);
-    driver.fail(Call::FinishAnswer, 1, true);
+    driver.fail(Call::FinishReadback, 1, true);
     let reply = server.post("/v1/completions", &request(true));
     assert!(reply.text.contains("\"error\"") && reply.text.contains("a faulty GPU"), "{}", reply.text);
     until("the server is not ready", || server.get("/ready").status == 503);

@@ -2,7 +2,7 @@
 
 mod samplers;
 
-use super::driver::{Answer, Buffer, Cuda, DevicePtr, Driver, upload};
+use super::driver::{Buffer, Cuda, DevicePtr, Driver, PinnedReadback, upload};
 use crate::sampling::Samplers;
 use crate::{Batch, BatchLimits, CacheShape, HostBatch, Result};
 use samplers::StagedSamplers;
@@ -18,7 +18,7 @@ pub struct StagedBatch {
     /// The token that was chosen last from each row of logits.
     chosen: Buffer,
     /// Where the host will read them, until somebody asks for that.
-    answer: Option<Answer>,
+    readback: Option<PinnedReadback>,
     samplers: StagedSamplers,
     driver: Arc<dyn Driver>,
 }
@@ -42,7 +42,7 @@ impl StagedBatch {
             words: Vec::with_capacity(len),
             device,
             chosen,
-            answer: None,
+            readback: None,
             samplers: StagedSamplers::new(driver, limits.n_logits)?,
             driver: driver.clone(),
         })
@@ -60,12 +60,12 @@ impl StagedBatch {
 
     pub(in crate::cuda) fn set(&mut self, cuda: &Cuda, batch: &Batch) -> Result<()> {
         self.host.set(batch)?;
-        let answer = match self.answer.take() {
-            Some(answer) => answer,
-            None => self.driver.answer(self.chosen.bytes())?,
+        let readback = match self.readback.take() {
+            Some(readback) => readback,
+            None => self.driver.claim_readback(self.chosen.bytes())?,
         };
-        let address = answer.ptr.0;
-        self.answer = Some(answer);
+        let address = readback.ptr.0;
+        self.readback = Some(readback);
         let (words, n) = (&mut self.words, batch.tokens.len());
         words.clear();
         words.extend([address as u32, (address >> 32) as u32]);
@@ -86,8 +86,8 @@ impl StagedBatch {
     }
 
     /// Where the host reads what is chosen, once.
-    pub(in crate::cuda) fn take_answer(&mut self) -> Answer {
-        self.answer.take().expect("choices are fetched once after a batch was staged")
+    pub(in crate::cuda) fn take_readback(&mut self) -> PinnedReadback {
+        self.readback.take().expect("choices are fetched once after a batch was staged")
     }
 
     /// Tokens of the step.
@@ -110,7 +110,7 @@ impl StagedBatch {
     }
 
     /// Where the address lies at which the host reads what is chosen.
-    pub(in crate::cuda) fn answer(&self) -> DevicePtr {
+    pub(in crate::cuda) fn readback(&self) -> DevicePtr {
         self.array(0)
     }
 

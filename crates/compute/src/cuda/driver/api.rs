@@ -26,9 +26,9 @@ pub struct Function(pub usize);
 #[derive(Debug)]
 pub struct Graph(pub usize);
 
-/// Memory of the host that kernels write an answer to.
+/// Page-locked host memory that kernels write to and the host reads once.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct PinnedReadback {
     /// Its number with the driver.
     pub index: usize,
     /// Where kernels write.
@@ -152,15 +152,15 @@ pub trait Driver: Send + Sync {
     /// `src` points to `dst.len()` bytes.
     unsafe fn read(&self, dst: &mut [u8], src: DevicePtr) -> Result<()>;
 
-    /// Claims `bytes` bytes of the host's memory that kernels can write to, until [`Driver::finish_answer`]. A copy from the device in a
-    /// queue of kernels makes it wait for its copy engine, which takes longer than a small kernel.
-    fn answer(&self, bytes: usize) -> Result<Answer>;
+    /// Claims `bytes` bytes of page-locked host memory, until [`Driver::finish_readback`]. Kernels write there directly: a copy from the
+    /// device, in a queue of kernels, would make it wait for its copy engine, which takes longer than a small kernel.
+    fn claim_readback(&self, bytes: usize) -> Result<PinnedReadback>;
 
-    /// Marks in the queue that what was enqueued up to here has written the answer.
-    fn end_answer(&self, answer: &Answer) -> Result<()>;
+    /// Records an event behind the kernels that write the readback.
+    fn record_readback(&self, readback: &PinnedReadback) -> Result<()>;
 
-    /// Waits until then, reads the answer and gives its memory back; `dst` is not longer than what was claimed.
-    fn finish_answer(&self, answer: Answer, dst: &mut [u8]) -> Result<()>;
+    /// Waits for that event, copies the memory to `dst`, which is not longer than what was claimed, and releases it.
+    fn finish_readback(&self, readback: PinnedReadback, dst: &mut [u8]) -> Result<()>;
 
     /// Copies within the device.
     ///

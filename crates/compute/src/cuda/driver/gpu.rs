@@ -1,6 +1,6 @@
 //! The GPU's driver, opened when the program runs: a machine without one needs nothing and loses nothing.
 
-use super::api::{Answer, BoxMap, Boxes, DevicePtr, Driver, Function, Graph, Grid, Image};
+use super::api::{BoxMap, Boxes, DevicePtr, Driver, Function, Graph, Grid, Image, PinnedReadback};
 use crate::{DeviceMemory, Error, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
@@ -41,7 +41,7 @@ pub(super) struct Gpu {
     /// Each in its own place, since launches refer to them by address.
     kernels: Mutex<Vec<Arc<LazyKernel>>>,
     staging: Mutex<Staging>,
-    answers: Mutex<Vec<AnswerMemory>>,
+    readbacks: Mutex<Vec<ReadbackMemory>>,
 }
 
 /// Being the first of a GPU's queues: its number, for one of them at a time.
@@ -67,8 +67,8 @@ impl Drop for First {
     }
 }
 
-/// Page-locked memory for an answer, and the event after which it is there.
-struct AnswerMemory {
+/// Page-locked memory, and the event after which kernels have written to it.
+struct ReadbackMemory {
     memory: *mut u8,
     bytes: usize,
     event: sys::CUevent,
@@ -202,7 +202,7 @@ impl Gpu {
             modules: Mutex::default(),
             kernels: Mutex::default(),
             staging: Mutex::new(Staging { chunks: Vec::new(), next: 0 }),
-            answers: Mutex::default(),
+            readbacks: Mutex::default(),
         };
         gpu.bind()?;
         gpu.stream = result::stream::create(result::stream::StreamKind::NonBlocking)
@@ -562,10 +562,10 @@ impl Driver for Gpu {
         Ok(())
     }
 
-    fn answer(&self, bytes: usize) -> Result<Answer> {
+    fn claim_readback(&self, bytes: usize) -> Result<PinnedReadback> {
         self.bind()?;
-        let mut answers = lock(&self.answers);
-        let index = match answers.iter().position(|a| !a.taken && a.bytes >= bytes) {
+        let mut readbacks = lock(&self.readbacks);
+        let index = match readbacks.iter().position(|a| !a.taken && a.bytes >= bytes) {
             Some(index) => index,
             None => {
                 let bytes = bytes.next_power_of_two().max(4096);
@@ -574,27 +574,27 @@ impl Driver for Gpu {
                 let memory = self.check("page-locking host memory", memory)?.cast();
                 let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
                 let event = self.check("cuEventCreate", event)?;
-                answers.push(AnswerMemory { memory, bytes, event, taken: false });
-                answers.len() - 1
+                readbacks.push(ReadbackMemory { memory, bytes, event, taken: false });
+                readbacks.len() - 1
             }
         };
-        answers[index].taken = true;
+        readbacks[index].taken = true;
         // Page-locked memory has the same address on the device.
-        Ok(Answer { index, ptr: DevicePtr(answers[index].memory as u64) })
+        Ok(PinnedReadback { index, ptr: DevicePtr(readbacks[index].memory as u64) })
     }
 
-    fn end_answer(&self, answer: &Answer) -> Result<()> {
+    fn record_readback(&self, readback: &PinnedReadback) -> Result<()> {
         self.bind()?;
         let _turn = self.turn();
-        let event = lock(&self.answers)[answer.index].event;
+        let event = lock(&self.readbacks)[readback.index].event;
         // SAFETY: the event and the stream live as long as this.
         self.check("cuEventRecord", unsafe { result::event::record(event, self.stream) })
     }
 
-    fn finish_answer(&self, answer: Answer, dst: &mut [u8]) -> Result<()> {
+    fn finish_readback(&self, readback: PinnedReadback, dst: &mut [u8]) -> Result<()> {
         self.bind()?;
         let (memory, event) = {
-            let a = &lock(&self.answers)[answer.index];
+            let a = &lock(&self.readbacks)[readback.index];
             assert!(a.taken && dst.len() <= a.bytes, "{} bytes of {}", dst.len(), a.bytes);
             (a.memory, a.event)
         };
@@ -604,7 +604,7 @@ impl Driver for Gpu {
             // SAFETY: the device has written, and the memory has as many bytes.
             unsafe { std::ptr::copy_nonoverlapping(memory, dst.as_mut_ptr(), dst.len()) };
         }
-        lock(&self.answers)[answer.index].taken = false;
+        lock(&self.readbacks)[readback.index].taken = false;
         waited
     }
 
@@ -720,7 +720,7 @@ impl Drop for Gpu {
                 let _ = result::event::destroy(chunk.event);
                 let _ = result::free_host(chunk.memory.cast());
             }
-            for b in lock(&self.answers).iter() {
+            for b in lock(&self.readbacks).iter() {
                 let _ = result::event::destroy(b.event);
                 let _ = result::free_host(b.memory.cast());
             }

@@ -1,7 +1,7 @@
 //! Choosing tokens on the device.
 
 use super::batch::StagedBatch;
-use super::driver::{Answer, Cuda, DevicePtr, Driver, kernels};
+use super::driver::{Cuda, DevicePtr, Driver, PinnedReadback, kernels};
 use crate::sampling::MAX_VOCAB;
 use crate::{Chosen, Result, Tensor};
 
@@ -14,7 +14,7 @@ const MARK: u32 = 3 << 30;
 #[repr(C)]
 struct Args {
     chosen: DevicePtr,
-    answer: DevicePtr,
+    readback: DevicePtr,
     logits: DevicePtr,
     best: DevicePtr,
     arrived: DevicePtr,
@@ -33,7 +33,7 @@ kernels! {
 
 /// Tokens on their way to the host.
 pub struct Choices {
-    answer: Answer,
+    readback: PinnedReadback,
     n: usize,
 }
 
@@ -43,7 +43,7 @@ pub(in crate::cuda) fn argmax(cuda: &Cuda, batch: &mut StagedBatch, logits: &Ten
     assert!(n < 1 << 30, "{n} tokens");
     let args = Args {
         chosen: batch.chosen(),
-        answer: batch.answer(),
+        readback: batch.readback(),
         logits: logits.ptr(),
         best: cuda.scratch.zeros(&cuda.driver, "largest logits", 8 * rows.max(1))?,
         arrived: cuda.scratch.zeros(&cuda.driver, "blocks that have arrived", 4 * rows.max(1))?,
@@ -61,7 +61,7 @@ const N_BINS: usize = 2048;
 #[repr(C)]
 struct SampleArgs {
     chosen: DevicePtr,
-    answer: DevicePtr,
+    readback: DevicePtr,
     logits: DevicePtr,
     rows: DevicePtr,
     best: DevicePtr,
@@ -80,7 +80,7 @@ pub(in crate::cuda) fn sample(cuda: &Cuda, batch: &mut StagedBatch, logits: &mut
     let scratch = |purpose, bytes| cuda.scratch.get(&cuda.driver, purpose, bytes);
     let args = SampleArgs {
         chosen: batch.chosen(),
-        answer: batch.answer(),
+        readback: batch.readback(),
         logits: logits.ptr(),
         rows: batch.samplers().rows.ptr(),
         best: scratch("largest logits of parts", 16 * n_rows * n_parts)?,
@@ -101,14 +101,14 @@ pub(in crate::cuda) fn sample(cuda: &Cuda, batch: &mut StagedBatch, logits: &mut
 }
 
 pub(in crate::cuda) fn fetch(driver: &dyn Driver, batch: &mut StagedBatch) -> Result<Choices> {
-    let answer = batch.take_answer();
-    driver.end_answer(&answer)?;
-    Ok(Choices { answer, n: batch.n_logits() })
+    let readback = batch.take_readback();
+    driver.record_readback(&readback)?;
+    Ok(Choices { readback, n: batch.n_logits() })
 }
 
 pub(in crate::cuda) fn wait(driver: &dyn Driver, choices: Choices, out: &mut Vec<Chosen>) -> Result<()> {
     let mut words = vec![0u32; choices.n];
-    driver.finish_answer(choices.answer, bytemuck::cast_slice_mut(&mut words))?;
+    driver.finish_readback(choices.readback, bytemuck::cast_slice_mut(&mut words))?;
     out.extend(words.into_iter().map(|w| match (w >> 30, w & !MARK) {
         (0, token) => Chosen::Token(token),
         (1, token) => Chosen::NotFinite { token, nan: true },
