@@ -12,7 +12,7 @@ use realizar_engine::load::weights_per_device;
 use realizar_model::chat_template::ChatTemplate;
 use realizar_model::source::{Format, TensorSource};
 use realizar_model::tokenizer::Tokenizer;
-use realizar_model::{ModelConfig, Shard, arch};
+use realizar_model::{Attention, Ffn, LayerConfig, ModelConfig, Shard, arch};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -144,7 +144,7 @@ fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>, tp: u
     let context = ctx.unwrap_or_else(|| config.as_ref().map_or(4096, |c| c.context_length.min(4096)));
     let mut cache_bytes = BTreeMap::new();
     if let Ok(c) = &config {
-        let fitting = CACHE_TYPES.iter().filter(|t| c.heads.head_dim.is_multiple_of(t.block_len()));
+        let fitting = CACHE_TYPES.iter().filter(|t| c.head_dim_without_blocks_of(**t).is_none());
         cache_bytes.extend(fitting.map(|t| (t.name(), context * c.kv_bytes_per_token(*t))));
     }
     let (tokenizer, tokenizer_error) = split(Tokenizer::from_source(source));
@@ -181,19 +181,25 @@ fn split<T, E: ToString>(result: Result<T, E>) -> (Option<T>, Option<String>) {
     }
 }
 
+/// The sizes of a model, of its widest layer where layers differ.
 fn shape(c: &ModelConfig) -> Shape {
+    let heads = |of: fn(&Attention) -> usize| c.attentions().map(of).max().unwrap_or(0);
+    let width = |layer: &LayerConfig| match layer.ffn {
+        Ffn::Gated(dense) | Ffn::Plain(dense) => dense.intermediate_size,
+        Ffn::Experts(experts) => experts.intermediate_size,
+    };
     Shape {
         n_layers: c.layers.len(),
         hidden_size: c.hidden_size,
-        intermediate_size: c.intermediate_size,
-        n_heads: c.heads.n_heads,
-        n_kv_heads: c.heads.n_kv_heads,
-        head_dim: c.heads.head_dim,
+        intermediate_size: c.layers.iter().map(width).max().unwrap_or(0),
+        n_heads: heads(|a| a.heads.n_heads),
+        n_kv_heads: heads(|a| a.heads.n_kv_heads),
+        head_dim: heads(|a| a.heads.head_dim),
         vocab_size: c.vocab_size,
         context_length: c.context_length,
-        n_experts: c.moe.map(|m| m.n_experts),
-        n_experts_used: c.moe.map(|m| m.n_used),
-        sliding_window: c.layers.iter().find_map(|l| l.window),
+        n_experts: c.experts().map(|e| e.n_experts).max(),
+        n_experts_used: c.experts().map(|e| e.n_used).max(),
+        sliding_window: c.attentions().find_map(|a| a.window),
     }
 }
 

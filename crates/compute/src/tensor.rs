@@ -50,13 +50,15 @@ pub struct Tensor<B: Device> {
     dtype: DType,
     shape: Shape,
     max_rows: usize,
+    max_row_len: usize,
 }
 
 impl<B: Device> Tensor<B> {
     /// For backends: `buffer` holds `shape` elements of `dtype`.
     pub fn from_buffer(buffer: B::Buffer, dtype: DType, shape: &[usize]) -> Self {
         let shape = Shape::new(shape);
-        Self { buffer, dtype, shape, max_rows: shape.dims[0] }
+        let max_row_len = shape.dims[1..].iter().product();
+        Self { buffer, dtype, shape, max_rows: shape.dims[0], max_row_len }
     }
 
     /// Uses only the first `n` rows (outermost dimension) from now on.
@@ -66,6 +68,15 @@ impl<B: Device> Tensor<B> {
     pub fn set_rows(&mut self, n: usize) {
         assert!(n <= self.max_rows, "{n} rows of a tensor made for {}", self.max_rows);
         self.shape.dims[0] = n;
+    }
+
+    /// Makes the rows of a matrix `n` elements long from now on. They lie one after the other, so what the rows held is lost.
+    ///
+    /// # Panics
+    /// If the tensor is no matrix, or was made with shorter rows.
+    pub fn set_row_len(&mut self, n: usize) {
+        assert!(self.shape.rank == 2 && n <= self.max_row_len, "rows of {n} elements in {self:?}");
+        self.shape.dims[1] = n;
     }
 
     /// Rows that the tensor was made with.

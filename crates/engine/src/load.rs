@@ -319,10 +319,8 @@ fn load_with_memory<B: Backend>(
     config: ModelConfig,
     options: &LoadOptions,
 ) -> Result<LoadedModel, LoadError> {
-    backends[0].check_heads(config.heads).map_err(|e| LoadError::Device {
-        device: options.device.clone(),
-        reason: e.to_string(),
-        absent: false,
+    config.attentions().try_for_each(|a| backends[0].check_heads(a.heads)).map_err(|e| {
+        LoadError::Device { device: options.device.clone(), reason: e.to_string(), absent: false }
     })?;
     let device = DeviceSizes {
         memory: backends.iter().map(B::memory).min_by_key(|m| m.free).expect("a device at least"),
@@ -357,7 +355,10 @@ fn load_on<B: Backend>(
     let count = backends.len();
     let shards = (0..count).map(|index| Shard::new(&config, source, Rank { index, count }, options.exact));
     let shards = shards.collect::<realizar_model::Result<Vec<_>>>()?;
-    let largest = shards.iter().max_by_key(|s| s.config().heads.n_kv_heads).expect("a device at least");
+    let largest = shards
+        .iter()
+        .max_by_key(|s| s.config().kv_bytes_per_token(options.kv_type))
+        .expect("a device at least");
     let (sizes, mut memory) = plan(largest, options, device)?;
     let name = match count {
         1 => backends[0].describe(),

@@ -182,11 +182,11 @@ pub(crate) fn plan(
 
 /// What would fit, as the end of a sentence.
 fn remedy(config: &ModelConfig, options: &LoadOptions, plan: &MemoryPlan, free: usize) -> String {
-    let head_dim = config.heads.head_dim;
     let for_weights = free.saturating_sub(plan.workspace);
     let for_cache = for_weights.saturating_sub(plan.weights);
     let size = |t: &DType| t.bytes_for(1 << 10);
-    let can_be = |t: &DType| head_dim.is_multiple_of(t.block_len()) && size(t) <= size(&options.kv_type);
+    let can_be =
+        |t: &DType| config.head_dim_without_blocks_of(*t).is_none() && size(t) <= size(&options.kv_type);
     let fitting = SMALLER_CACHES.iter().filter(|t| can_be(t));
     let fitting: Vec<String> = std::iter::once(&options.kv_type)
         .chain(fitting.filter(|t| **t != options.kv_type))
@@ -211,8 +211,7 @@ fn invalid(option: &'static str, value: String, reason: String) -> LoadError {
 }
 
 fn check_options(config: &ModelConfig, options: &LoadOptions) -> Result<(), LoadError> {
-    let head_dim = config.heads.head_dim;
-    if !head_dim.is_multiple_of(options.kv_type.block_len()) {
+    if let Some(head_dim) = config.head_dim_without_blocks_of(options.kv_type) {
         let reason =
             format!("heads of {head_dim} elements are not whole blocks of {}", options.kv_type.block_len());
         return Err(invalid("--kv-type", options.kv_type.to_string(), reason));

@@ -35,8 +35,8 @@ fn the_cache_has_the_size_and_type_that_were_asked_for() {
         let info = loaded.runner.info();
         // Whole blocks of 32.
         assert_eq!((info.cache_tokens(), info.max_seq_len()), (1024, 200));
-        let heads = loaded.config.heads;
-        let values = 2 * loaded.config.layers.len() * heads.n_kv_heads * heads.head_dim;
+        let values: usize =
+            loaded.config.attentions().map(|a| 2 * a.heads.n_kv_heads * a.heads.head_dim).sum();
         assert_eq!(loaded.memory.cache as f64, 1024.0 * values as f64 * bytes, "{kv_type}");
         let client = Engine::start(loaded.runner, EngineConfig::default());
         let request = Request { prompt_logprobs: Some(0), ..Request::new(tokens.clone(), 1) };

@@ -7,7 +7,7 @@ use crate::hyper::Hyper;
 use crate::names;
 use crate::rope::{RopeConfig, read_scaling};
 use crate::{Error, Result};
-use realizar_compute::{Activation, Heads, NormKind, RopeStyle};
+use realizar_compute::{Activation, DType, Heads, NormKind, RopeStyle};
 
 /// Everything about a model but its weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,62 +30,151 @@ pub struct ModelConfig {
     pub norm_eps: f32,
     /// Added to every norm weight at load: 1 where the file stores the weight's difference from 1.
     pub norm_offset: f32,
-    /// Attention heads of every layer.
-    pub heads: Heads,
-    /// Factor on query · key.
-    pub attn_scale: f32,
-    /// Soft cap on attention scores.
-    pub attn_softcap: Option<f32>,
-    /// Whether query and key heads are normalized before they turn.
-    pub qk_norm: bool,
     /// The rotations that layers refer to.
     pub ropes: Vec<RopeConfig>,
-    /// Attention and feed-forward read the same norm and add to the residual side by side.
-    pub parallel: bool,
-    /// Attention's and feed-forward's outputs are normalized before they are added.
-    pub post_norms: bool,
-    /// The inputs of `o_proj` and `down_proj` are normalized.
-    pub sub_norms: bool,
-    /// Between the matrices of the feed-forward block.
-    pub activation: Activation,
-    /// Whether the feed-forward block is `down(act(gate) · up)` and not `down(act(up))`.
-    pub gated: bool,
-    /// Width of a dense feed-forward block.
-    pub intermediate_size: usize,
-    /// Experts, where layers have them.
-    pub moe: Option<MoeConfig>,
     /// Soft cap on logits.
     pub logit_softcap: Option<f32>,
-    /// Whether the file must not have an output matrix of its own, whatever else stands in it.
-    pub always_tied: bool,
+    /// Whether the embedding is the output matrix too.
+    pub tied: Tied,
+    /// Whether the output matrix has a bias.
+    pub lm_head_bias: Presence,
     /// Whether matrices stand transposed in the file, `[n_in, n_out]`.
     pub transposed: bool,
     /// The layers, from the first to the last.
     pub layers: Vec<LayerConfig>,
 }
 
-/// What differs between layers.
+/// Whether a model's files have a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// The model is wrong without it.
+    Needed,
+    /// It counts where it is there.
+    Optional,
+    /// The model has none: in a file it is an error.
+    Absent,
+}
+
+/// Whether the embedding is the output matrix too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tied {
+    /// Always; an output matrix in the file is a copy and not read.
+    Always,
+    /// Never: the file must have an output matrix.
+    Never,
+    /// Where the file has no output matrix.
+    IfAbsent,
+}
+
+/// One layer: a block that mixes tokens, then one that treats each token by itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerConfig {
+    /// The block that mixes tokens.
+    pub mixer: Mixer,
+    /// The feed-forward block.
+    pub ffn: Ffn,
+    /// The norms around both.
+    pub norms: LayerNorms,
+    /// Whether both blocks read the mixer's pre-norm and add to the residual side by side.
+    pub parallel: bool,
+}
+
+/// Norms around a layer's blocks, by the names of their weights in [`NAMES`](crate::names::NAMES).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerNorms {
+    /// Of the mixer's input; `None`: it reads the residual as it is.
+    pub pre_mixer: Option<&'static str>,
+    /// Of the mixer's output, before it joins the residual.
+    pub post_mixer: Option<&'static str>,
+    /// Of the feed-forward block's input; `None`: it reads the residual as it is or, in a parallel layer, the mixer's pre-norm.
+    pub pre_ffn: Option<&'static str>,
+    /// Of the feed-forward block's output, before it joins the residual.
+    pub post_ffn: Option<&'static str>,
+}
+
+impl LayerNorms {
+    /// Before both blocks.
+    pub const PRE: Self =
+        Self { pre_mixer: Some("attn_norm"), post_mixer: None, pre_ffn: Some("ffn_norm"), post_ffn: None };
+    /// Before and after both blocks.
+    pub const PRE_AND_POST: Self =
+        Self { post_mixer: Some("post_attn_norm"), post_ffn: Some("post_ffn_norm"), ..Self::PRE };
+}
+
+/// How tokens of a sequence act on each other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Mixer {
+    /// Softmax attention over cached keys and values.
+    Attention(Attention),
+}
+
+/// An attention block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// Heads of this layer.
+    pub heads: Heads,
+    /// How queries and keys are normalized before they turn.
+    pub qk_norm: Option<QkNorm>,
+    /// Index into [`ModelConfig::ropes`]; `None`: no rotation.
+    pub rope: Option<usize>,
     /// Sliding window, in tokens.
     pub window: Option<usize>,
-    /// Index into [`ModelConfig::ropes`].
-    pub rope: Option<usize>,
-    /// Whether the feed-forward block is a mixture of experts.
-    pub moe: bool,
+    /// Factor on query · key.
+    pub scale: f32,
+    /// Soft cap on scaled scores.
+    pub softcap: Option<f32>,
+    /// Whether the input of `o_proj` is normalized.
+    pub sub_norm: bool,
+    /// Biases of `q_proj`, `k_proj` and `v_proj`.
+    pub qkv_bias: Presence,
+    /// Bias of `o_proj`.
+    pub o_bias: Presence,
+}
+
+/// What a norm of queries and keys averages over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head by itself; one weight of `head_dim` serves all heads.
+    PerHead,
+}
+
+/// What is done to each token by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ffn {
+    /// `down(act(gate) · up)`
+    Gated(Dense),
+    /// `down(act(up))`
+    Plain(Dense),
+    /// A mixture of gated blocks.
+    Experts(Experts),
+}
+
+/// A dense feed-forward block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dense {
+    /// Hidden activations.
+    pub intermediate_size: usize,
+    /// Between the matrices.
+    pub activation: Activation,
+    /// Whether the input of `down_proj` is normalized.
+    pub sub_norm: bool,
+    /// Biases of all its matrices.
+    pub bias: Presence,
 }
 
 /// Sizes and routing of a mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MoeConfig {
-    /// Experts in a layer.
+pub struct Experts {
+    /// Experts in the layer.
     pub n_experts: usize,
     /// Experts per token.
     pub n_used: usize,
-    /// Width of one expert.
+    /// Hidden activations of one expert.
     pub intermediate_size: usize,
     /// Whether the chosen probabilities are divided by their sum.
     pub norm_topk: bool,
+    /// Between an expert's matrices.
+    pub activation: Activation,
 }
 
 /// More layers, heads or experts than this are a damaged file, not a model.
@@ -96,65 +185,52 @@ const MAX_SIZE: usize = 1 << 28;
 impl ModelConfig {
     /// A plain Llama-like model from the hyper-parameters that all architectures share; `arch/` changes what differs.
     pub fn base(h: &Hyper<'_>, arch: &'static str, rope_style: RopeStyle) -> Result<Self> {
-        let size = |ours: &str, max: usize| {
-            let n = h.need_usize(ours)?;
-            if n == 0 || n > max { Err(h.invalid(format!("{ours} is {n}"))) } else { Ok(n) }
-        };
-        let hidden_size = size("hidden_size", MAX_SIZE)?;
-        let n_layers = size("n_layers", MAX_COUNT)?;
-        let n_heads = size("n_heads", MAX_COUNT)?;
-        let n_kv_heads = h.usize("n_kv_heads")?.unwrap_or(n_heads);
-        let head_dim = match h.usize("head_dim")? {
-            Some(n) => n,
-            None if hidden_size.is_multiple_of(n_heads) => hidden_size / n_heads,
-            None => {
-                return Err(
-                    h.invalid(format!("hidden_size {hidden_size} is not a multiple of {n_heads} heads"))
-                );
-            }
-        };
-        if n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
-            return Err(h.invalid(format!("{n_heads} query heads cannot share {n_kv_heads} key-value heads")));
-        }
-        if head_dim == 0 || head_dim > MAX_COUNT {
-            return Err(h.invalid(format!("head_dim is {head_dim}")));
-        }
-        let context_length = size("context_length", MAX_SIZE)?;
-        let embed = names::file_name(h.source(), "embed", None, None, "weight").ok_or_else(|| {
-            Error::MissingTensor {
-                path: h.source().path().to_owned(),
-                tensor: names::candidates("embed", h.source().format())[0].to_owned() + ".weight",
-            }
-        })?;
-        let embed_shape = &h.source().find(&embed).expect("it was just found").shape;
-        let &[vocab_size, width] = &embed_shape[..] else {
-            return Err(h.invalid(format!(
-                "tensor {embed:?} has shape {embed_shape:?} and not [vocab_size, hidden_size]"
-            )));
-        };
-        if width != hidden_size || vocab_size == 0 || vocab_size > MAX_SIZE {
-            return Err(h.invalid(format!(
-                "tensor {embed:?} has shape {embed_shape:?} but hidden_size is {hidden_size}"
-            )));
-        }
-        let rope_dim = match (h.usize("rope_dim")?, h.f32("partial_rotary_factor")?) {
-            (Some(n), _) => n,
-            (None, Some(f)) => (head_dim as f32 * f) as usize,
-            (None, None) => head_dim,
-        };
-        if rope_dim > head_dim || !rope_dim.is_multiple_of(2) || rope_dim == 0 {
-            return Err(h.invalid(format!("RoPE turns {rope_dim} elements of a head of {head_dim}")));
-        }
+        let hidden_size = size(h, "hidden_size", MAX_SIZE)?;
+        let n_layers = size(h, "n_layers", MAX_COUNT)?;
+        let context_length = size(h, "context_length", MAX_SIZE)?;
+        let heads = read_heads(h, hidden_size, n_layers)?;
+        let rope_dim = read_rope_dim(h, heads[0].head_dim)?;
         let theta = h.f32("rope_theta")?.unwrap_or(10_000.0);
         let scaling = read_scaling(h, rope_dim, context_length)?;
         let eps = match h.f32("rms_norm_eps")? {
             Some(e) => Some(e),
             None => h.f32("layer_norm_eps")?,
         };
-        let layer = LayerConfig { window: None, rope: Some(0), moe: false };
+        let widths = per_layer(h, "intermediate_size", n_layers)?;
+        let widths = widths.unwrap_or_else(|| vec![4 * hidden_size; n_layers]);
+        // GGUF does not say which biases a model has.
+        let bias = |key: &str| -> Result<Presence> {
+            Ok(match () {
+                () if h.is_gguf() => Presence::Optional,
+                () if h.hf_bool(key)?.unwrap_or(false) => Presence::Needed,
+                () => Presence::Absent,
+            })
+        };
+        let (attention_bias, ffn_bias) = (bias("attention_bias")?, bias("mlp_bias")?);
+        let layer = |(heads, intermediate_size): (Heads, usize)| LayerConfig {
+            mixer: Mixer::Attention(Attention {
+                heads,
+                qk_norm: None,
+                rope: Some(0),
+                window: None,
+                scale: 1.0 / (heads.head_dim as f32).sqrt(),
+                softcap: None,
+                sub_norm: false,
+                qkv_bias: attention_bias,
+                o_bias: attention_bias,
+            }),
+            ffn: Ffn::Gated(Dense {
+                intermediate_size,
+                activation: Activation::Silu,
+                sub_norm: false,
+                bias: ffn_bias,
+            }),
+            norms: LayerNorms::PRE,
+            parallel: false,
+        };
         Ok(Self {
             arch,
-            vocab_size,
+            vocab_size: read_vocab_size(h, hidden_size)?,
             hidden_size,
             context_length,
             embed_scale: 1.0,
@@ -162,36 +238,69 @@ impl ModelConfig {
             norm_kind: NormKind::Rms,
             norm_eps: eps.filter(|e| e.is_finite() && *e >= 0.0).unwrap_or(1e-5),
             norm_offset: 0.0,
-            heads: Heads { n_heads, n_kv_heads, head_dim },
-            attn_scale: 1.0 / (head_dim as f32).sqrt(),
-            attn_softcap: None,
-            qk_norm: false,
             ropes: vec![RopeConfig { dim: rope_dim, style: rope_style, theta, scaling }],
-            parallel: false,
-            post_norms: false,
-            sub_norms: false,
-            activation: Activation::Silu,
-            gated: true,
-            intermediate_size: h.usize("intermediate_size")?.unwrap_or(4 * hidden_size),
-            moe: None,
             logit_softcap: None,
-            always_tied: false,
+            tied: read_tied(h)?,
+            lm_head_bias: Presence::Absent,
             transposed: false,
-            layers: vec![layer; n_layers],
+            layers: heads.into_iter().zip(widths).map(layer).collect(),
         })
     }
 
-    /// Takes the activation that `config.json` names; GGUF states none and leaves the architecture's own.
-    pub fn read_activation(&mut self, h: &Hyper<'_>) -> Result<()> {
-        if h.is_gguf() {
-            return Ok(());
+    /// Changes the attention of all layers that have one.
+    pub fn each_attention(&mut self, mut change: impl FnMut(&mut Attention)) {
+        for layer in &mut self.layers {
+            match &mut layer.mixer {
+                Mixer::Attention(attention) => change(attention),
+            }
         }
+    }
+
+    /// Changes all dense feed-forward blocks.
+    pub fn each_dense(&mut self, mut change: impl FnMut(&mut Dense)) {
+        for layer in &mut self.layers {
+            match &mut layer.ffn {
+                Ffn::Gated(dense) | Ffn::Plain(dense) => change(dense),
+                Ffn::Experts(_) => {}
+            }
+        }
+    }
+
+    /// The attention blocks of all layers that have one, from the first layer to the last.
+    pub fn attentions(&self) -> impl Iterator<Item = &Attention> {
+        self.layers.iter().map(|layer| match &layer.mixer {
+            Mixer::Attention(attention) => attention,
+        })
+    }
+
+    /// The mixtures of experts of all layers that have one.
+    pub fn experts(&self) -> impl Iterator<Item = &Experts> {
+        self.layers.iter().filter_map(|layer| match &layer.ffn {
+            Ffn::Experts(experts) => Some(experts),
+            Ffn::Gated(_) | Ffn::Plain(_) => None,
+        })
+    }
+
+    /// Makes all dense feed-forward blocks `down(act(up))`.
+    pub fn without_gates(&mut self) {
+        for layer in &mut self.layers {
+            if let Ffn::Gated(dense) = layer.ffn {
+                layer.ffn = Ffn::Plain(dense);
+            }
+        }
+    }
+
+    /// Takes the activation that `config.json` names; GGUF states none and means the architecture's own.
+    pub fn read_activation(&mut self, h: &Hyper<'_>, own: Activation) -> Result<()> {
         let mut name = None;
         for key in ["hidden_activation", "hidden_act", "activation_function"] {
-            name = name.or(h.hf_str(key)?);
+            name = match name {
+                None if !h.is_gguf() => h.hf_str(key)?,
+                found => found,
+            };
         }
-        self.activation = match name {
-            None => return Ok(()),
+        let activation = match name {
+            None => own,
             Some("silu" | "swish") => Activation::Silu,
             Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Activation::GeluTanh,
             Some("gelu") => Activation::GeluErf,
@@ -199,6 +308,7 @@ impl ModelConfig {
             Some("relu") => Activation::Relu,
             Some(other) => return Err(h.unsupported(format!("activation {other:?} is not known"))),
         };
+        self.each_dense(|dense| dense.activation = activation);
         Ok(())
     }
 
@@ -227,7 +337,9 @@ impl ModelConfig {
         }
         for (i, layer) in self.layers.iter_mut().enumerate() {
             let this = types.as_ref().map_or_else(|| slides(i), |t| t[i] == "sliding_attention");
-            layer.window = this.then_some(window);
+            match &mut layer.mixer {
+                Mixer::Attention(attention) => attention.window = this.then_some(window),
+            }
         }
         Ok(())
     }
@@ -244,17 +356,120 @@ impl ModelConfig {
         if n_experts == 0 || n_experts > MAX_COUNT || n_used == 0 || n_used > n_experts {
             return Err(h.invalid(format!("a token cannot use {n_used} of {n_experts} experts")));
         }
-        let intermediate_size = h.usize("expert_intermediate_size")?.unwrap_or(self.intermediate_size);
-        self.moe = Some(MoeConfig { n_experts, n_used, intermediate_size, norm_topk });
+        let width = h.usize("expert_intermediate_size")?;
         for (i, layer) in self.layers.iter_mut().enumerate() {
-            layer.moe = has_experts(i);
+            if let (true, Ffn::Gated(Dense { intermediate_size, activation, .. })) =
+                (has_experts(i), layer.ffn)
+            {
+                let intermediate_size = width.unwrap_or(intermediate_size);
+                layer.ffn =
+                    Ffn::Experts(Experts { n_experts, n_used, intermediate_size, norm_topk, activation });
+            }
         }
         Ok(())
     }
 
-    /// Bytes of keys and values that one token takes in a cache of type `dtype`.
-    pub fn kv_bytes_per_token(&self, dtype: realizar_compute::DType) -> usize {
-        let head = dtype.bytes_for(self.heads.head_dim).unwrap_or(self.heads.head_dim * 4);
-        2 * self.layers.len() * self.heads.n_kv_heads * head
+    /// Bytes of keys and values that one token takes in a cache of type `dtype`, in all layers together.
+    pub fn kv_bytes_per_token(&self, dtype: DType) -> usize {
+        let bytes = |a: &Attention| {
+            let head = dtype.bytes_for(a.heads.head_dim).unwrap_or(a.heads.head_dim * 4);
+            2 * a.heads.n_kv_heads * head
+        };
+        self.attentions().map(bytes).sum()
     }
+
+    /// The first size of heads that is not whole blocks of `dtype`, for a cache of that type.
+    pub fn head_dim_without_blocks_of(&self, dtype: DType) -> Option<usize> {
+        self.attentions().map(|a| a.heads.head_dim).find(|dim| !dim.is_multiple_of(dtype.block_len()))
+    }
+}
+
+/// A number that the model cannot be without, from 1 to `max`.
+fn size(h: &Hyper<'_>, ours: &str, max: usize) -> Result<usize> {
+    let n = h.need_usize(ours)?;
+    if n == 0 || n > max { Err(h.invalid(format!("{ours} is {n}"))) } else { Ok(n) }
+}
+
+/// A number for each layer, where the file states one for all or one for each.
+fn per_layer(h: &Hyper<'_>, ours: &str, n_layers: usize) -> Result<Option<Vec<usize>>> {
+    let Some(numbers) = h.usizes(ours)? else { return Ok(None) };
+    match numbers[..] {
+        [all] => Ok(Some(vec![all; n_layers])),
+        _ if numbers.len() == n_layers => Ok(Some(numbers)),
+        _ => Err(h.invalid(format!("{ours} has {} numbers for {n_layers} layers", numbers.len()))),
+    }
+}
+
+/// The heads of each layer.
+fn read_heads(h: &Hyper<'_>, hidden_size: usize, n_layers: usize) -> Result<Vec<Heads>> {
+    let n_heads = per_layer(h, "n_heads", n_layers)?;
+    // Where it is missing, this says under which name.
+    let n_heads = n_heads.map_or_else(|| h.need_usize("n_heads").map(|n| vec![n; n_layers]), Ok)?;
+    let n_kv_heads = per_layer(h, "n_kv_heads", n_layers)?.unwrap_or_else(|| n_heads.clone());
+    let head_dim = h.usize("head_dim")?;
+    let heads = |(n_heads, n_kv_heads): (usize, usize)| {
+        if n_heads == 0 || n_heads > MAX_COUNT {
+            return Err(h.invalid(format!("n_heads is {n_heads}")));
+        }
+        let head_dim = match head_dim {
+            Some(n) => n,
+            None if hidden_size.is_multiple_of(n_heads) => hidden_size / n_heads,
+            None => {
+                return Err(
+                    h.invalid(format!("hidden_size {hidden_size} is not a multiple of {n_heads} heads"))
+                );
+            }
+        };
+        if n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
+            return Err(h.invalid(format!("{n_heads} query heads cannot share {n_kv_heads} key-value heads")));
+        }
+        if head_dim == 0 || head_dim > MAX_COUNT {
+            return Err(h.invalid(format!("head_dim is {head_dim}")));
+        }
+        Ok(Heads { n_heads, n_kv_heads, head_dim })
+    };
+    n_heads.into_iter().zip(n_kv_heads).map(heads).collect()
+}
+
+fn read_rope_dim(h: &Hyper<'_>, head_dim: usize) -> Result<usize> {
+    let dim = match (h.usize("rope_dim")?, h.f32("partial_rotary_factor")?) {
+        (Some(n), _) => n,
+        (None, Some(f)) => (head_dim as f32 * f) as usize,
+        (None, None) => head_dim,
+    };
+    if dim > head_dim || !dim.is_multiple_of(2) || dim == 0 {
+        return Err(h.invalid(format!("RoPE turns {dim} elements of a head of {head_dim}")));
+    }
+    Ok(dim)
+}
+
+/// Rows of the embedding, which may be more than the tokenizer's tokens.
+fn read_vocab_size(h: &Hyper<'_>, hidden_size: usize) -> Result<usize> {
+    let embed =
+        names::file_name(h.source(), "embed", None, None, "weight").ok_or_else(|| Error::MissingTensor {
+            path: h.source().path().to_owned(),
+            tensor: names::candidates("embed", h.source().format())[0].to_owned() + ".weight",
+        })?;
+    let embed_shape = &h.source().find(&embed).expect("it was just found").shape;
+    let &[vocab_size, width] = &embed_shape[..] else {
+        return Err(h.invalid(format!(
+            "tensor {embed:?} has shape {embed_shape:?} and not [vocab_size, hidden_size]"
+        )));
+    };
+    if width != hidden_size || vocab_size == 0 || vocab_size > MAX_SIZE {
+        return Err(h.invalid(format!(
+            "tensor {embed:?} has shape {embed_shape:?} but hidden_size is {hidden_size}"
+        )));
+    }
+    Ok(vocab_size)
+}
+
+/// Only `config.json` can say that an output matrix in the file does not count, or that one must be there.
+fn read_tied(h: &Hyper<'_>) -> Result<Tied> {
+    let stated = if h.is_gguf() { None } else { h.hf_bool("tie_word_embeddings")? };
+    Ok(match stated {
+        None => Tied::IfAbsent,
+        Some(true) => Tied::Always,
+        Some(false) => Tied::Never,
+    })
 }

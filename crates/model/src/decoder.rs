@@ -1,15 +1,15 @@
 //! A model's weights on a backend, and the one forward pass of all architectures.
 
 use crate::Result;
-use crate::config::{LayerConfig, ModelConfig};
+use crate::config::{self, Attention, Dense, ModelConfig, QkNorm, Tied};
 use crate::kv_cache::KvCache;
-use crate::shard::{self, Shard, Split};
+use crate::shard::{self, BlockShard, Shard, Split};
 use crate::source::TensorSource;
 use crate::weights::{Loader, Weight};
 use crate::workspace::{Shared, Workspace};
 use realizar_compute::{
     AttentionBlock, AttentionParams, Backend, BlockInput, BlockOutput, Experts, FfnBlock, FfnUp, Gather,
-    HeadBlock, Join, KvLayer, Linear, MoeBlock, MoeParams, Norm, QkvPrep, Tensor,
+    HeadBlock, Join, Linear, MoeBlock, MoeParams, Norm, QkvPrep, Tensor,
 };
 
 /// A decoder-only transformer on a backend, or one rank's part of it.
@@ -32,13 +32,21 @@ struct Rope<B: Backend> {
 }
 
 struct Layer<B: Backend> {
-    attn_norm: Norm<B>,
-    qkv: Linear<B>,
-    qk_norm: Option<(Norm<B>, Norm<B>)>,
-    attn_out: Output<B>,
-    /// `None` where attention's norm serves both blocks.
-    ffn_norm: Option<Norm<B>>,
+    inputs: Inputs<B>,
+    mixer: Mixer<B>,
     ffn: Ffn<B>,
+}
+
+/// What the blocks of a layer read.
+enum Inputs<B: Backend> {
+    /// One after the other, each the norm of the residual, or the residual where there is none.
+    Each { mixer: Option<Norm<B>>, ffn: Option<Norm<B>> },
+    /// Side by side, one norm.
+    Shared(Norm<B>),
+}
+
+enum Mixer<B: Backend> {
+    Attention { qkv: Linear<B>, qk_norm: Option<(Norm<B>, Norm<B>)>, out: Output<B> },
 }
 
 enum Ffn<B: Backend> {
@@ -62,7 +70,7 @@ impl<B: Backend> Decoder<B> {
     /// Errors: a tensor that is missing, has another shape than the description says, or cannot be on this backend. Nothing stays
     /// allocated after an error.
     pub fn load(backend: &B, source: &dyn TensorSource, config: ModelConfig, n_ctx: usize) -> Result<Self> {
-        backend.check_heads(config.heads)?;
+        config.attentions().try_for_each(|a| backend.check_heads(a.heads))?;
         let shard = Shard::new(&config, source, backend.rank(), backend.is_exact())?;
         let loader = Loader { backend, source, config: &config, shard: &shard };
         let c = &config;
@@ -74,7 +82,7 @@ impl<B: Backend> Decoder<B> {
         let ropes = ropes.collect::<Result<_>>()?;
         let layers = (0..c.layers.len()).map(|i| load_layer(&loader, i)).collect::<Result<_>>()?;
         let head = global("lm_head");
-        let lm_head = if !c.always_tied && loader.has(head) {
+        let lm_head = if c.tied != Tied::Always && loader.has(head) {
             Some(loader.linear(&[(head, c.vocab_size)], c.hidden_size)?)
         } else if shard.rank().is_alone() {
             None
@@ -115,21 +123,26 @@ impl<B: Backend> Decoder<B> {
         let embed = size(&self.embed);
         let head = self.lm_head.as_ref().map(size);
         let mut sum = WeightBytes { total: embed + head.unwrap_or(0), per_step: head.unwrap_or(embed) };
-        for layer in &self.layers {
-            let attention = size(&layer.qkv) + size(&layer.attn_out.proj);
-            let (total, used) = match &layer.ffn {
-                Ffn::Gated { gate_up: up, down } | Ffn::Plain { up, down } => {
+        for (layer, config) in self.layers.iter().zip(&self.config.layers) {
+            let mixer = match &layer.mixer {
+                Mixer::Attention { qkv, out, .. } => size(qkv) + size(&out.proj),
+            };
+            let (total, used) = match (&layer.ffn, &config.ffn) {
+                (Ffn::Gated { gate_up: up, down } | Ffn::Plain { up, down }, _) => {
                     let both = size(up) + size(&down.proj);
                     (both, both)
                 }
-                Ffn::Moe { router, gate_up, down, .. } => {
-                    let experts = backend.matrix_bytes(gate_up) + backend.matrix_bytes(down);
-                    let used = self.config.moe.map_or(experts, |m| experts / m.n_experts * m.n_used);
-                    (size(router) + experts, size(router) + used)
+                (Ffn::Moe { router, gate_up, down, .. }, ffn) => {
+                    let all = backend.matrix_bytes(gate_up) + backend.matrix_bytes(down);
+                    let used = match ffn {
+                        config::Ffn::Experts(e) => all / e.n_experts * e.n_used,
+                        config::Ffn::Gated(_) | config::Ffn::Plain(_) => all,
+                    };
+                    (size(router) + all, size(router) + used)
                 }
             };
-            sum.total += attention + total;
-            sum.per_step += attention + used;
+            sum.total += mixer + total;
+            sum.per_step += mixer + used;
         }
         sum
     }
@@ -157,12 +170,12 @@ impl<B: Backend> Decoder<B> {
                 .timed("rope_angles", || backend.rope_angles(angles, &rope.frequencies, batch, rope.scale))?;
         }
         for (i, layer) in self.layers.iter().enumerate() {
-            let inputs = layer.inputs();
-            if let Inputs::Shared(norm) = inputs {
+            ws.set_layer(&self.shard, i);
+            if let Inputs::Shared(norm) = &layer.inputs {
                 backend.timed("norm", || backend.norm(&mut ws.normed, &ws.residual, norm))?;
             }
-            self.attention(backend, layer, c.layers[i], batch, cache.layer_mut(i), ws)?;
-            self.feed_forward(backend, layer, ws)?;
+            self.mix(backend, i, batch, cache, ws)?;
+            self.feed_forward(backend, i, ws)?;
         }
         if n_logits == 0 {
             return Ok(());
@@ -177,7 +190,7 @@ impl<B: Backend> Decoder<B> {
     /// `ws.last`, or `ws.residual` where it has as many rows → `ws.logits`.
     fn logits(&self, backend: &B, ws: &mut Workspace<B>) -> realizar_compute::Result<()> {
         ws.normed.set_rows(ws.last.rows());
-        let starts = &self.shard.starts().vocab;
+        let starts = self.shard.vocab();
         let block = HeadBlock {
             x: if ws.residual.rows() == ws.last.rows() { &ws.residual } else { &ws.last },
             norm: &self.final_norm,
@@ -189,96 +202,91 @@ impl<B: Backend> Decoder<B> {
         backend.head(&mut ws.logits, block)
     }
 
-    /// Adds attention to `ws.residual`.
-    fn attention(
+    /// Adds a layer's mixer to `ws.residual`.
+    fn mix(
         &self,
         backend: &B,
-        layer: &Layer<B>,
-        this: LayerConfig,
+        layer: usize,
         batch: &B::Batch,
-        kv: &mut KvLayer<B>,
+        cache: &mut KvCache<B>,
         ws: &mut Workspace<B>,
     ) -> realizar_compute::Result<()> {
         let c = self.shard.config();
-        let params = AttentionParams {
-            heads: c.heads,
-            scale: c.attn_scale,
-            softcap: c.attn_softcap,
-            window: this.window,
-        };
-        let starts = &self.shard.starts().attended;
+        let weights = &self.layers[layer];
         let (stream, room) = ws.split();
         let shared = room.shared.as_mut().map(|Shared { attended, output, .. }| (attended, output));
-        let block = AttentionBlock {
-            input: layer.inputs().attention(),
-            qkv: &layer.qkv,
-            prep: QkvPrep {
-                heads: c.heads,
-                qk_norm: layer.qk_norm.as_ref().map(|(q, k)| (q, k)),
-                angles: this.rope.map(|r| (&room.angles[r], c.ropes[r].style)),
-            },
-            params: &params,
-            kv,
-            out: self.output(&layer.attn_out, self.shard.attention(), starts, shared),
-            qkv_rows: room.qkv,
-            attended: room.attended,
-        };
-        backend.attention_block(stream, batch, block)
+        match (&weights.mixer, &c.layers[layer].mixer) {
+            (Mixer::Attention { qkv, qk_norm, out }, config::Mixer::Attention(this)) => {
+                let &Attention { heads, scale, softcap, window, .. } = this;
+                let params = AttentionParams { heads, scale, softcap, window };
+                let block = AttentionBlock {
+                    input: weights.inputs.mixer(),
+                    qkv,
+                    prep: QkvPrep {
+                        heads,
+                        qk_norm: qk_norm.as_ref().map(|(q, k)| (q, k)),
+                        angles: this.rope.map(|r| (&room.angles[r], c.ropes[r].style)),
+                    },
+                    params: &params,
+                    kv: cache.layer_mut(layer),
+                    out: self.output(out, self.shard.mixer(layer), shared),
+                    qkv_rows: room.qkv,
+                    attended: room.attended,
+                };
+                backend.attention_block(stream, batch, block)
+            }
+        }
     }
 
-    /// Adds the feed-forward block to `ws.residual`.
-    fn feed_forward(
-        &self,
-        backend: &B,
-        layer: &Layer<B>,
-        ws: &mut Workspace<B>,
-    ) -> realizar_compute::Result<()> {
-        let c = self.shard.config();
-        let input = layer.inputs().feed_forward();
-        let starts = &self.shard.starts().hidden;
+    /// Adds a layer's feed-forward block to `ws.residual`.
+    fn feed_forward(&self, backend: &B, layer: usize, ws: &mut Workspace<B>) -> realizar_compute::Result<()> {
+        let part = self.shard.ffn(layer);
+        let weights = &self.layers[layer];
+        let input = weights.inputs.ffn();
         let (stream, room) = ws.split();
         let shared = room.shared.as_mut().map(|Shared { hidden, output, .. }| (hidden, output));
-        let (up, down) = match &layer.ffn {
-            Ffn::Gated { gate_up, down } => (FfnUp::Gated { gate_up, rows: room.gate_up }, down),
-            Ffn::Plain { up, down } => (FfnUp::Plain { up }, down),
-            Ffn::Moe { router, gate_up, down, post_norm } => {
-                let moe = c.moe.expect("a layer with experts belongs to a model with experts");
-                let params =
-                    MoeParams { n_used: moe.n_used, norm_topk: moe.norm_topk, activation: c.activation };
+        let (up, down, activation) = match (&weights.ffn, self.shard.config().layers[layer].ffn) {
+            (Ffn::Gated { gate_up, down }, config::Ffn::Gated(dense)) => {
+                (FfnUp::Gated { gate_up, rows: room.gate_up }, down, dense.activation)
+            }
+            (Ffn::Plain { up, down }, config::Ffn::Plain(dense)) => {
+                (FfnUp::Plain { up }, down, dense.activation)
+            }
+            (Ffn::Moe { router, gate_up, down, post_norm }, config::Ffn::Experts(e)) => {
+                let params = MoeParams { n_used: e.n_used, norm_topk: e.norm_topk, activation: e.activation };
                 let (scores, scratch) = room.moe.as_mut().expect("a model with experts has their buffers");
                 let block = MoeBlock {
                     input,
                     router,
                     experts: Experts { gate_up, down, params },
                     post_norm: post_norm.as_ref(),
-                    is_part: !self.shard.rank().is_alone(),
+                    is_part: part.join == shard::Join::Sum,
                     scores,
                     scratch,
                 };
                 return backend.experts(stream, block);
             }
+            _ => unreachable!("a layer's weights are of its configuration's kind"),
         };
-        let out = self.output(down, self.shard.feed_forward(), starts, shared);
-        backend
-            .feed_forward(stream, FfnBlock { input, up, activation: c.activation, out, hidden: room.hidden })
+        let out = self.output(down, part, shared);
+        backend.feed_forward(stream, FfnBlock { input, up, activation, out, hidden: room.hidden })
     }
 
-    /// A block's way back to the residual; `starts` are those of its input's columns, `shared` the tensors that ranks exchange.
+    /// A block's way back to the residual; `shared` are the tensors that ranks exchange.
     fn output<'a>(
         &'a self,
         out: &'a Output<B>,
-        join: shard::Join,
-        starts: &'a [usize],
+        part: &'a BlockShard,
         shared: Option<(&'a mut Tensor<B>, &'a mut Tensor<B>)>,
     ) -> BlockOutput<'a, B> {
-        let join = match (join, shared) {
+        let join = match (part.join, shared) {
             (shard::Join::Alone, _) => Join::Alone,
             (shard::Join::Sum, _) => Join::Sum,
             (shard::Join::Gather, shared) => {
                 let (input, output) = shared.expect("ranks have tensors to exchange");
                 Join::Gather {
-                    input: Gather { columns: input, starts },
-                    output: Gather { columns: output, starts: &self.shard.starts().residual },
+                    input: Gather { columns: input, starts: &part.starts },
+                    output: Gather { columns: output, starts: self.shard.residual() },
                 }
             }
         };
@@ -291,35 +299,18 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
-/// What the blocks of a layer read.
-enum Inputs<'a, B: Backend> {
-    /// One after the other, each the norm of the residual.
-    Each { attention: &'a Norm<B>, ffn: &'a Norm<B> },
-    /// Side by side, one norm.
-    Shared(&'a Norm<B>),
-}
-
-impl<'a, B: Backend> Inputs<'a, B> {
-    fn attention(&self) -> BlockInput<'a, B> {
+impl<B: Backend> Inputs<B> {
+    fn mixer(&self) -> BlockInput<'_, B> {
         match self {
-            Self::Each { attention, .. } => BlockInput::Norm(attention),
+            Self::Each { mixer, .. } => mixer.as_ref().map_or(BlockInput::Residual, BlockInput::Norm),
             Self::Shared(_) => BlockInput::Shared,
         }
     }
 
-    fn feed_forward(&self) -> BlockInput<'a, B> {
+    fn ffn(&self) -> BlockInput<'_, B> {
         match self {
-            Self::Each { ffn, .. } => BlockInput::Norm(ffn),
+            Self::Each { ffn, .. } => ffn.as_ref().map_or(BlockInput::Residual, BlockInput::Norm),
             Self::Shared(_) => BlockInput::Shared,
-        }
-    }
-}
-
-impl<B: Backend> Layer<B> {
-    fn inputs(&self) -> Inputs<'_, B> {
-        match &self.ffn_norm {
-            Some(ffn) => Inputs::Each { attention: &self.attn_norm, ffn },
-            None => Inputs::Shared(&self.attn_norm),
         }
     }
 }
@@ -334,61 +325,74 @@ pub struct WeightBytes {
 }
 
 fn load_layer<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Layer<B>> {
-    let c = l.config;
+    let layer = &l.config.layers[i];
+    let n = l.config.hidden_size;
     let w = |name| Weight { name, layer: Some(i) };
-    let norm_if = |on: bool, name, len| if on { l.norm(w(name), len).map(Some) } else { Ok(None) };
-    let h = c.heads;
+    let norm = |name: Option<&'static str>| name.map(|name| l.norm(w(name), n)).transpose();
+    let norms = layer.norms;
+    let pre_mixer = norm(norms.pre_mixer)?;
+    let config::Mixer::Attention(a) = &layer.mixer;
+    let h = a.heads;
     let (q_len, kv_len) = (h.n_heads * h.head_dim, h.n_kv_heads * h.head_dim);
     let qkv = if l.has(w("qkv_proj")) {
-        l.linear(&[(w("qkv_proj"), h.qkv_len())], c.hidden_size)?
+        l.linear(&[(w("qkv_proj"), h.qkv_len())], n)?
     } else {
-        l.linear(&[(w("q_proj"), q_len), (w("k_proj"), kv_len), (w("v_proj"), kv_len)], c.hidden_size)?
+        l.linear(&[(w("q_proj"), q_len), (w("k_proj"), kv_len), (w("v_proj"), kv_len)], n)?
     };
-    let (q_norm, k_norm) =
-        (norm_if(c.qk_norm, "q_norm", h.head_dim)?, norm_if(c.qk_norm, "k_norm", h.head_dim)?);
+    let qk_norm = match a.qk_norm {
+        None => None,
+        Some(QkNorm::PerHead) => Some((l.norm(w("q_norm"), h.head_dim)?, l.norm(w("k_norm"), h.head_dim)?)),
+    };
+    let out = Output {
+        sub_norm: a.sub_norm.then(|| l.norm(w("attn_sub_norm"), q_len)).transpose()?,
+        proj: l.linear(&[(w("o_proj"), n)], q_len)?,
+        post_norm: norm(norms.post_mixer)?,
+    };
     Ok(Layer {
-        attn_norm: l.norm(w("attn_norm"), c.hidden_size)?,
-        qkv,
-        qk_norm: q_norm.zip(k_norm),
-        attn_out: Output {
-            sub_norm: norm_if(c.sub_norms, "attn_sub_norm", q_len)?,
-            proj: l.linear(&[(w("o_proj"), c.hidden_size)], q_len)?,
-            post_norm: norm_if(c.post_norms, "post_attn_norm", c.hidden_size)?,
+        inputs: match layer.parallel {
+            true => Inputs::Shared(pre_mixer.expect("blocks side by side share a norm")),
+            false => Inputs::Each { mixer: pre_mixer, ffn: norm(norms.pre_ffn)? },
         },
-        ffn_norm: norm_if(!c.parallel, "ffn_norm", c.hidden_size)?,
-        ffn: load_ffn(l, i)?,
+        mixer: Mixer::Attention { qkv, qk_norm, out },
+        ffn: load_ffn(l, i, norm(norms.post_ffn)?)?,
     })
 }
 
-fn load_ffn<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Ffn<B>> {
-    let c = l.config;
+fn load_ffn<B: Backend>(l: &Loader<'_, B>, i: usize, post_norm: Option<Norm<B>>) -> Result<Ffn<B>> {
+    let n = l.config.hidden_size;
     let w = |name| Weight { name, layer: Some(i) };
-    let (n, inner) = (c.hidden_size, c.intermediate_size);
-    let norm_if = |on: bool, name, len| if on { l.norm(w(name), len).map(Some) } else { Ok(None) };
-    let post_norm = norm_if(c.post_norms, "post_ffn_norm", n)?;
-    if let (true, Some(moe)) = (c.layers[i].moe, c.moe) {
-        let (experts, inner) = (moe.n_experts, moe.intermediate_size);
-        let gate_up =
-            ["experts.gate_proj", "experts.up_proj"].map(|name| l.experts(w(name), experts, inner, n));
-        return Ok(Ffn::Moe {
-            router: l.linear(&[(w("router"), experts)], n)?,
-            gate_up: l.backend.matrix(gate_up.into_iter().collect::<Result<_>>()?)?,
-            down: l.backend.matrix(vec![l.experts(w("experts.down_proj"), experts, n, inner)?])?,
+    let down = |dense: Dense, post_norm| -> Result<_> {
+        let inner = dense.intermediate_size;
+        Ok(Output {
+            sub_norm: dense.sub_norm.then(|| l.norm(w("ffn_sub_norm"), inner)).transpose()?,
+            proj: l.linear(&[(w("down_proj"), n)], inner)?,
             post_norm,
-        });
-    }
-    let down = Output {
-        sub_norm: norm_if(c.sub_norms && c.gated, "ffn_sub_norm", inner)?,
-        proj: l.linear(&[(w("down_proj"), n)], inner)?,
-        post_norm,
+        })
     };
-    if !c.gated {
-        return Ok(Ffn::Plain { up: l.linear(&[(w("up_proj"), inner)], n)?, down });
-    }
-    let gate_up = if l.has(w("gate_proj")) {
-        l.linear(&[(w("gate_proj"), inner), (w("up_proj"), inner)], n)?
-    } else {
-        l.linear(&[(w("gate_up_proj"), 2 * inner)], n)?
-    };
-    Ok(Ffn::Gated { gate_up, down })
+    Ok(match l.config.layers[i].ffn {
+        config::Ffn::Gated(dense) => {
+            let inner = dense.intermediate_size;
+            let gate_up = if l.has(w("gate_proj")) {
+                l.linear(&[(w("gate_proj"), inner), (w("up_proj"), inner)], n)?
+            } else {
+                l.linear(&[(w("gate_up_proj"), 2 * inner)], n)?
+            };
+            Ffn::Gated { gate_up, down: down(dense, post_norm)? }
+        }
+        config::Ffn::Plain(dense) => Ffn::Plain {
+            up: l.linear(&[(w("up_proj"), dense.intermediate_size)], n)?,
+            down: down(dense, post_norm)?,
+        },
+        config::Ffn::Experts(e) => {
+            let gate_up = ["experts.gate_proj", "experts.up_proj"]
+                .map(|name| l.experts(w(name), e.n_experts, e.intermediate_size, n));
+            let down = l.experts(w("experts.down_proj"), e.n_experts, n, e.intermediate_size)?;
+            Ffn::Moe {
+                router: l.linear(&[(w("router"), e.n_experts)], n)?,
+                gate_up: l.backend.matrix(gate_up.into_iter().collect::<Result<_>>()?)?,
+                down: l.backend.matrix(vec![down])?,
+                post_norm,
+            }
+        }
+    })
 }

@@ -113,6 +113,15 @@ impl<'a> Hyper<'a> {
         self.first(&self.names(ours), |n| self.source.metadata().get_usize(n))
     }
 
+    /// Whole numbers, or a single one as a list of one; `None` where the file does not state them.
+    pub fn usizes(&self, ours: &str) -> Result<Option<Vec<usize>>> {
+        let Some(numbers) = self.first(&self.names(ours), |n| self.source.metadata().get_i64s(n))? else {
+            return Ok(None);
+        };
+        let number = |n: i64| usize::try_from(n).map_err(|_| self.invalid(format!("{ours} is {n}")));
+        numbers.into_iter().map(number).collect::<Result<_>>().map(Some)
+    }
+
     /// A whole number that the model cannot be without.
     pub fn need_usize(&self, ours: &str) -> Result<usize> {
         self.usize(ours)?.ok_or_else(|| self.missing(ours))

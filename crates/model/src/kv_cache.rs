@@ -37,8 +37,7 @@ impl<B: Backend> KvCache<B> {
         n_blocks: usize,
         block_size: usize,
     ) -> Result<Self> {
-        let layers =
-            (0..config.layers.len()).map(|_| backend.kv_layer(dtype, n_blocks, block_size, config.heads));
+        let layers = config.attentions().map(|a| backend.kv_layer(dtype, n_blocks, block_size, a.heads));
         Ok(Self { layers: layers.collect::<std::result::Result<_, _>>()?, n_blocks, block_size })
     }
 

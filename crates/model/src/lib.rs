@@ -25,12 +25,14 @@ pub mod tokenizer;
 pub mod weights;
 mod workspace;
 
-pub use config::{LayerConfig, ModelConfig, MoeConfig};
+pub use config::{
+    Attention, Dense, Experts, Ffn, LayerConfig, LayerNorms, Mixer, ModelConfig, Presence, QkNorm, Tied,
+};
 pub use decoder::{Decoder, WeightBytes};
 
 pub use error::{Error, Result};
 pub use kv_cache::{KvCache, StateSpec};
 pub use rope::{RopeConfig, RopeScaling};
 pub use sampling_hints::sampling_hints;
-pub use shard::{Join, Shard, Split};
+pub use shard::{BlockShard, Join, Shard, Split};
 pub use workspace::{Workspace, workspace_bytes};

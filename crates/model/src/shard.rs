@@ -4,7 +4,7 @@
 //! hidden activations. Its first matrices are cut by rows, and nothing has to be exchanged. Its last matrix then joins the parts, in
 //! one of two ways ([`Join`]). The names table says which weight is cut how.
 
-use crate::config::ModelConfig;
+use crate::config::{Attention, Dense, Experts, Ffn, Mixer, ModelConfig};
 use crate::names;
 use crate::source::TensorSource;
 use crate::{Error, Result};
@@ -37,7 +37,7 @@ pub enum Split {
 /// How the last matrix of a block joins what ranks have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Join {
-    /// There is one rank.
+    /// There is one rank, or each computes the whole block: nothing is exchanged.
     Alone,
     /// The matrix is cut by columns, and the ranks' products are added.
     Sum,
@@ -67,33 +67,33 @@ impl Cut {
 pub struct Shard {
     rank: Rank,
     config: ModelConfig,
-    whole: Sizes,
-    heads: Range<usize>,
-    kv_heads: Range<usize>,
-    expert_hidden: Range<usize>,
-    attention: Join,
-    feed_forward: Join,
-    starts: Starts,
+    layers: Vec<LayerShard>,
+    residual: Vec<usize>,
+    vocab: Vec<usize>,
 }
 
-/// Sizes of the model before it was cut.
-#[derive(Clone, Copy, Debug)]
-struct Sizes {
-    heads: Heads,
-    intermediate_size: usize,
+/// How ranks share one block of a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockShard {
+    /// How the parts are joined.
+    pub join: Join,
+    /// Where each rank's columns of the last matrix's input begin, and after the last their number.
+    pub starts: Vec<usize>,
 }
 
-/// Where each rank's columns begin, and after the last their number.
 #[derive(Clone, Debug)]
-pub(crate) struct Starts {
-    /// Of attention's result.
-    pub(crate) attended: Vec<usize>,
-    /// Of a feed-forward block's hidden activations.
-    pub(crate) hidden: Vec<usize>,
-    /// Of the residual, where a block's last matrix is cut by rows.
-    pub(crate) residual: Vec<usize>,
-    /// Of the logits.
-    pub(crate) vocab: Vec<usize>,
+struct LayerShard {
+    mixer: BlockShard,
+    heads: HeadShard,
+    ffn: BlockShard,
+}
+
+/// The heads of one layer's attention that a rank has.
+#[derive(Clone, Debug)]
+struct HeadShard {
+    whole: Heads,
+    query: Range<usize>,
+    kv: Range<usize>,
 }
 
 impl Shard {
@@ -102,66 +102,24 @@ impl Shard {
     /// Errors: `CannotSplit` where there are fewer heads, columns or blocks of quantized weights than ranks.
     pub fn new(config: &ModelConfig, source: &dyn TensorSource, rank: Rank, exact: bool) -> Result<Self> {
         let n = rank.count;
-        let cannot = |what: String| Error::CannotSplit { path: source.path().to_owned(), what, n_ranks: n };
-        let h = config.heads;
-        let mut shared = Vec::with_capacity(n);
-        for i in 0..n {
-            shared.push(share_heads(h, i, n).ok_or_else(|| {
-                cannot(format!("{} query heads with {} for keys and values", h.n_heads, h.n_kv_heads))
-            })?);
-        }
-        let gathers = exact || config.sub_norms;
-        let mut attended: Vec<usize> = shared.iter().map(|(heads, _)| heads.start * h.head_dim).collect();
-        attended.push(h.n_heads * h.head_dim);
-        let block = largest_block(config, source, "o_proj");
-        let attention = match () {
-            () if n == 1 => Join::Alone,
-            () if gathers || attended.iter().any(|s| !s.is_multiple_of(block)) => Join::Gather,
-            () => Join::Sum,
-        };
-        let whole = config.intermediate_size;
-        let has_dense = config.layers.iter().any(|l| !l.moe);
-        let block = largest_block(config, source, "down_proj");
-        let (feed_forward, hidden) = match share_blocks(whole, block, n) {
-            Some(starts) if n == 1 => (Join::Alone, starts),
-            Some(starts) if !gathers => (Join::Sum, starts),
-            _ if n <= whole => (Join::Gather, share(whole, 1, n)),
-            _ if has_dense => return Err(cannot(format!("a feed-forward block of {whole} columns"))),
-            _ => (Join::Gather, vec![0; n + 1]),
-        };
-        let mut local = config.clone();
-        let mut expert_hidden = 0..0;
-        if let Some(moe) = &mut local.moe {
-            let block = largest_block(config, source, "experts.down_proj");
-            let inner = moe.intermediate_size;
-            let starts = share_blocks(inner, block, n)
-                .ok_or_else(|| cannot(format!("experts of {inner} columns in blocks of {block}")))?;
-            expert_hidden = starts[rank.index]..starts[rank.index + 1];
-            moe.intermediate_size = expert_hidden.len();
-        }
+        let cut = Cutter { source, rank, exact };
         if n > config.vocab_size || n > config.hidden_size {
-            return Err(cannot(format!("{} tokens, {} columns", config.vocab_size, config.hidden_size)));
+            return Err(cut.cannot(format!("{} tokens, {} columns", config.vocab_size, config.hidden_size)));
         }
-        let (heads, kv_heads) = shared.swap_remove(rank.index);
-        local.heads = Heads { n_heads: heads.len(), n_kv_heads: kv_heads.len(), ..h };
-        local.intermediate_size = hidden[rank.index + 1] - hidden[rank.index];
-        let starts = Starts {
-            attended,
-            hidden,
-            residual: share(config.hidden_size, 1, n),
-            vocab: share(config.vocab_size, 1, n),
-        };
-        Ok(Self {
-            rank,
-            config: local,
-            whole: Sizes { heads: h, intermediate_size: whole },
-            heads,
-            kv_heads,
-            expert_hidden,
-            attention,
-            feed_forward,
-            starts,
-        })
+        let mut local = config.clone();
+        let mut layers = Vec::with_capacity(config.layers.len());
+        for (i, layer) in local.layers.iter_mut().enumerate() {
+            let (mixer, heads) = match &mut layer.mixer {
+                Mixer::Attention(attention) => cut.attention(i, attention)?,
+            };
+            let ffn = match &mut layer.ffn {
+                Ffn::Gated(dense) | Ffn::Plain(dense) => cut.dense(i, dense)?,
+                Ffn::Experts(experts) => cut.experts(i, experts)?,
+            };
+            layers.push(LayerShard { mixer, heads, ffn });
+        }
+        let (residual, vocab) = (share(config.hidden_size, 1, n), share(config.vocab_size, 1, n));
+        Ok(Self { rank, config: local, layers, residual, vocab })
     }
 
     /// Whose part it is.
@@ -174,64 +132,142 @@ impl Shard {
         &self.config
     }
 
-    /// How attention's parts are joined.
-    pub fn attention(&self) -> Join {
-        self.attention
+    /// How a layer's mixer is shared; its last matrix reads what was attended.
+    pub fn mixer(&self, layer: usize) -> &BlockShard {
+        &self.layers[layer].mixer
     }
 
-    /// How the parts of a dense feed-forward block are joined. Those of experts are added.
-    pub fn feed_forward(&self) -> Join {
-        self.feed_forward
+    /// How a layer's feed-forward block is shared; its last matrix reads the hidden activations.
+    pub fn ffn(&self, layer: usize) -> &BlockShard {
+        &self.layers[layer].ffn
     }
 
-    pub(crate) fn starts(&self) -> &Starts {
-        &self.starts
+    /// Where each rank's columns of the residual begin, where a block's last matrix is cut by rows.
+    pub fn residual(&self) -> &[usize] {
+        &self.residual
     }
 
-    /// This rank's entry of one of [`Starts`].
+    /// Where each rank's logits begin.
+    pub fn vocab(&self) -> &[usize] {
+        &self.vocab
+    }
+
+    /// This rank's range of a list of starts.
     pub(crate) fn mine(&self, starts: &[usize]) -> Range<usize> {
         starts[self.rank.index]..starts[self.rank.index + 1]
     }
 
-    /// The part of a weight of `n_out` rows that is cut by `split`; `of_experts`: its columns or rows are an expert's.
-    pub(crate) fn cut(&self, split: Split, n_out: usize, of_experts: bool) -> Cut {
-        let dim = self.config.heads.head_dim;
+    /// The part of a weight of `n_out` rows, cut by `split`. `layer`: of a weight in a layer.
+    pub(crate) fn cut(&self, split: Split, layer: Option<usize>, n_out: usize) -> Cut {
+        let layer =
+            || &self.layers[layer.expect("only weights of layers are cut by heads or hidden activations")];
         let at = |from: usize, r: &Range<usize>, size: usize| from + r.start * size..from + r.end * size;
-        let hidden = if of_experts { self.expert_hidden.clone() } else { self.mine(&self.starts.hidden) };
-        let residual = || Cut::Rows(vec![self.mine(&self.starts.residual)]);
-        let Sizes { heads, intermediate_size } = self.whole;
+        let last = |block: &BlockShard| match block.join {
+            Join::Alone => Cut::all(n_out),
+            Join::Sum => Cut::Columns(self.mine(&block.starts)),
+            Join::Gather => Cut::Rows(vec![self.mine(&self.residual)]),
+        };
         match split {
             _ if self.rank.is_alone() => Cut::all(n_out),
             Split::Whole => Cut::all(n_out),
-            Split::QueryHeads => Cut::Rows(vec![at(0, &self.heads, dim)]),
-            Split::KvHeads => Cut::Rows(vec![at(0, &self.kv_heads, dim)]),
-            Split::Qkv => {
-                let (k, v) = (heads.n_heads * dim, (heads.n_heads + heads.n_kv_heads) * dim);
-                Cut::Rows(vec![
-                    at(0, &self.heads, dim),
-                    at(k, &self.kv_heads, dim),
-                    at(v, &self.kv_heads, dim),
-                ])
+            Split::QueryHeads => {
+                let HeadShard { whole, query, .. } = &layer().heads;
+                Cut::Rows(vec![at(0, query, whole.head_dim)])
             }
-            Split::Hidden => Cut::Rows(vec![hidden]),
-            Split::GateUp => Cut::Rows(vec![hidden.clone(), at(intermediate_size, &hidden, 1)]),
-            Split::FromHeads if self.attention == Join::Gather => residual(),
-            Split::FromHeads => Cut::Columns(self.mine(&self.starts.attended)),
-            Split::FromHidden if self.feed_forward == Join::Gather && !of_experts => residual(),
-            Split::FromHidden => Cut::Columns(hidden),
-            Split::Vocab => Cut::Rows(vec![self.mine(&self.starts.vocab)]),
+            Split::KvHeads => {
+                let HeadShard { whole, kv, .. } = &layer().heads;
+                Cut::Rows(vec![at(0, kv, whole.head_dim)])
+            }
+            Split::Qkv => {
+                let HeadShard { whole, query, kv } = &layer().heads;
+                let dim = whole.head_dim;
+                let (k, v) = (whole.n_heads * dim, (whole.n_heads + whole.n_kv_heads) * dim);
+                Cut::Rows(vec![at(0, query, dim), at(k, kv, dim), at(v, kv, dim)])
+            }
+            Split::Hidden => Cut::Rows(vec![self.mine(&layer().ffn.starts)]),
+            Split::GateUp => {
+                let hidden = self.mine(&layer().ffn.starts);
+                Cut::Rows(vec![hidden.clone(), at(n_out / 2, &hidden, 1)])
+            }
+            Split::FromHeads => last(&layer().mixer),
+            Split::FromHidden => last(&layer().ffn),
+            Split::Vocab => Cut::Rows(vec![self.mine(&self.vocab)]),
         }
     }
 }
 
-/// The largest block of quantized weights that a matrix has in any layer.
-fn largest_block(config: &ModelConfig, source: &dyn TensorSource, name: &str) -> usize {
-    let of_layer = |i| {
+/// Cuts the blocks of layers: each function makes the sizes of a block those of the rank.
+struct Cutter<'a> {
+    source: &'a dyn TensorSource,
+    rank: Rank,
+    exact: bool,
+}
+
+impl Cutter<'_> {
+    fn cannot(&self, what: String) -> Error {
+        Error::CannotSplit { path: self.source.path().to_owned(), what, n_ranks: self.rank.count }
+    }
+
+    fn mine(&self, starts: &[usize]) -> usize {
+        starts[self.rank.index + 1] - starts[self.rank.index]
+    }
+
+    /// Elements in a block of quantized weights of a layer's matrix.
+    fn block_len(&self, name: &str, layer: usize) -> usize {
         let expert = name.starts_with("experts.").then_some(0);
-        let name = names::file_name(source, name, Some(i), expert, "weight")?;
-        source.find(&name).map(|t| t.dtype.block_len())
-    };
-    (0..config.layers.len()).filter_map(of_layer).max().unwrap_or(1)
+        let name = names::file_name(self.source, name, Some(layer), expert, "weight");
+        name.and_then(|name| self.source.find(&name)).map_or(1, |t| t.dtype.block_len())
+    }
+
+    fn attention(&self, layer: usize, attention: &mut Attention) -> Result<(BlockShard, HeadShard)> {
+        let (whole, n) = (attention.heads, self.rank.count);
+        let mut shared = Vec::with_capacity(n);
+        for i in 0..n {
+            shared.push(share_heads(whole, i, n).ok_or_else(|| {
+                self.cannot(format!(
+                    "{} query heads with {} for keys and values",
+                    whole.n_heads, whole.n_kv_heads
+                ))
+            })?);
+        }
+        let mut starts: Vec<usize> = shared.iter().map(|(query, _)| query.start * whole.head_dim).collect();
+        starts.push(whole.n_heads * whole.head_dim);
+        let block = self.block_len("o_proj", layer);
+        let cuts_blocks = starts.iter().any(|s| !s.is_multiple_of(block));
+        let join = match () {
+            () if n == 1 => Join::Alone,
+            () if self.exact || attention.sub_norm || cuts_blocks => Join::Gather,
+            () => Join::Sum,
+        };
+        let (query, kv) = shared.swap_remove(self.rank.index);
+        attention.heads = Heads { n_heads: query.len(), n_kv_heads: kv.len(), ..whole };
+        Ok((BlockShard { join, starts }, HeadShard { whole, query, kv }))
+    }
+
+    fn dense(&self, layer: usize, dense: &mut Dense) -> Result<BlockShard> {
+        let (n, whole) = (self.rank.count, dense.intermediate_size);
+        let gathers = self.exact || dense.sub_norm;
+        let (join, starts) = match share_blocks(whole, self.block_len("down_proj", layer), n) {
+            _ if n == 1 => (Join::Alone, vec![0, whole]),
+            Some(starts) if !gathers => (Join::Sum, starts),
+            _ if n <= whole => (Join::Gather, share(whole, 1, n)),
+            _ => return Err(self.cannot(format!("a feed-forward block of {whole} columns"))),
+        };
+        dense.intermediate_size = self.mine(&starts);
+        Ok(BlockShard { join, starts })
+    }
+
+    fn experts(&self, layer: usize, experts: &mut Experts) -> Result<BlockShard> {
+        let (n, whole) = (self.rank.count, experts.intermediate_size);
+        if n == 1 {
+            return Ok(BlockShard { join: Join::Alone, starts: vec![0, whole] });
+        }
+        let block = self.block_len("experts.down_proj", layer);
+        let starts = share_blocks(whole, block, n)
+            .ok_or_else(|| self.cannot(format!("experts of {whole} columns in blocks of {block}")))?;
+        experts.intermediate_size = self.mine(&starts);
+        Ok(BlockShard { join: Join::Sum, starts })
+    }
 }
 
 /// Shares `n` elements in units among ranks, as evenly as can be.

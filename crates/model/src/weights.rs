@@ -105,7 +105,7 @@ impl<B: Backend> Loader<'_, B> {
         let mut all = Vec::new();
         let mut any = false;
         for &(w, len) in parts {
-            let rows = match self.shard.cut(names::split(w.name), len, false) {
+            let rows = match self.shard.cut(names::split(w.name), w.layer, len) {
                 Cut::Rows(rows) => rows,
                 Cut::Columns(_) if self.shard.rank().is_first() => std::iter::once(0..len).collect(),
                 Cut::Columns(_) => return Ok(None),
@@ -156,7 +156,7 @@ impl<B: Backend> Loader<'_, B> {
         }
         self.check_blocks(&name, t.dtype, n_in)?;
         let whole = MatrixPart { dtype: t.dtype, n_experts: 1, n_out, n_in, bytes: t.bytes };
-        Ok(cut(whole, self.shard.cut(split, n_out, false)))
+        Ok(cut(whole, self.shard.cut(split, w.layer, n_out)))
     }
 
     /// The factors of stacked matrices whose files keep one apart from the weights; a part without one counts as 1.
@@ -171,7 +171,7 @@ impl<B: Backend> Loader<'_, B> {
                 }
                 None => 1.0,
             };
-            let len = match self.shard.cut(names::split(w.name), len, false) {
+            let len = match self.shard.cut(names::split(w.name), w.layer, len) {
                 Cut::Rows(rows) => rows.into_iter().map(|r| r.len()).sum(),
                 Cut::Columns(_) => len,
             };
@@ -239,7 +239,7 @@ impl<B: Backend> Loader<'_, B> {
         let expected = [n_experts, n_out, n_in];
         let whole = |bytes| {
             let all = MatrixPart { dtype: t.dtype, n_experts, n_out, n_in, bytes };
-            let mut parts = cut(all, self.shard.cut(names::split(w.name), n_out, true));
+            let mut parts = cut(all, self.shard.cut(names::split(w.name), w.layer, n_out));
             assert_eq!(parts.len(), 1, "an expert's matrices are not fused");
             parts.swap_remove(0)
         };

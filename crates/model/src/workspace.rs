@@ -1,7 +1,8 @@
 //! The buffers that a step computes in, made once for the largest batch.
 
 use crate::Result;
-use crate::shard::{Join, Shard};
+use crate::config::{Attention, Dense, Experts, Ffn, LayerConfig, Mixer, ModelConfig};
+use crate::shard::{BlockShard, Join, Shard};
 use realizar_compute::{Backend, BatchLimits, DType, MoeScratch, Reference, Stream, Tensor};
 
 /// Activations of one step; every tensor is `F32`. Heads and hidden activations are those of one rank.
@@ -56,17 +57,17 @@ pub(crate) struct Shared<B: Backend> {
 }
 
 impl<B: Backend> Shared<B> {
-    /// `[rows, row_len]` of each, in the order of the fields.
+    /// `[rows, row_len]` of each for the widest layer, in the order of the fields.
     fn shapes(shard: &Shard, limits: &BatchLimits) -> [[usize; 2]; 4] {
-        let starts = shard.starts();
-        let last = |starts: &[usize]| starts.last().copied().unwrap_or(0);
-        let rows = |join: Join| if join == Join::Gather { limits.n_tokens } else { 0 };
-        let (attention, feed_forward) = (rows(shard.attention()), rows(shard.feed_forward()));
+        let n_layers = shard.config().layers.len();
+        let widest = |block: &dyn Fn(usize) -> usize| (0..n_layers).map(block).max().unwrap_or(0);
+        let (attended, hidden) = (widest(&|i| gathered(shard.mixer(i))), widest(&|i| gathered(shard.ffn(i))));
+        let rows = |len: usize| if len > 0 { limits.n_tokens } else { 0 };
         [
-            [attention, last(&starts.attended)],
-            [feed_forward, last(&starts.hidden)],
-            [attention.max(feed_forward), shard.mine(&starts.residual).len()],
-            [limits.n_logits, shard.mine(&starts.vocab).len()],
+            [rows(attended), attended],
+            [rows(hidden), hidden],
+            [rows(attended.max(hidden)), shard.mine(shard.residual()).len()],
+            [limits.n_logits, shard.mine(shard.vocab()).len()],
         ]
     }
 
@@ -89,6 +90,78 @@ impl<B: Backend> Shared<B> {
         }
         self.logits.set_rows(n_logits);
     }
+
+    fn set_layer(&mut self, shard: &Shard, layer: usize) {
+        for (t, block) in [(&mut self.attended, shard.mixer(layer)), (&mut self.hidden, shard.ffn(layer))] {
+            if block.join == Join::Gather {
+                t.set_row_len(gathered(block));
+            }
+        }
+    }
+}
+
+/// Columns that ranks exchange before a block's last matrix.
+fn gathered(block: &BlockShard) -> usize {
+    match block.join {
+        Join::Gather => block.starts.last().copied().unwrap_or(0),
+        Join::Alone | Join::Sum => 0,
+    }
+}
+
+/// Elements in a row of the buffers whose sizes layers decide.
+#[derive(Clone, Copy, Default)]
+struct Widths {
+    qkv: usize,
+    attended: usize,
+    gate_up: usize,
+    hidden: usize,
+    experts: Option<ExpertWidths>,
+}
+
+#[derive(Clone, Copy)]
+struct ExpertWidths {
+    n_experts: usize,
+    /// Rows for each token.
+    n_used: usize,
+    hidden: usize,
+}
+
+impl Widths {
+    fn of_layer(layer: &LayerConfig) -> Self {
+        let mut w = Self::default();
+        match layer.mixer {
+            Mixer::Attention(Attention { heads, .. }) => {
+                (w.qkv, w.attended) = (heads.qkv_len(), heads.n_heads * heads.head_dim);
+            }
+        }
+        match layer.ffn {
+            Ffn::Gated(Dense { intermediate_size: n, .. }) => (w.gate_up, w.hidden) = (2 * n, n),
+            Ffn::Plain(Dense { intermediate_size: n, .. }) => w.hidden = n,
+            Ffn::Experts(Experts { n_experts, n_used, intermediate_size: hidden, .. }) => {
+                w.experts = Some(ExpertWidths { n_experts, n_used, hidden });
+            }
+        }
+        w
+    }
+
+    /// Room for every layer.
+    fn widest(config: &ModelConfig) -> Self {
+        let max = |a: Self, b: Self| Self {
+            qkv: a.qkv.max(b.qkv),
+            attended: a.attended.max(b.attended),
+            gate_up: a.gate_up.max(b.gate_up),
+            hidden: a.hidden.max(b.hidden),
+            experts: match (a.experts, b.experts) {
+                (Some(a), Some(b)) => Some(ExpertWidths {
+                    n_experts: a.n_experts.max(b.n_experts),
+                    n_used: a.n_used.max(b.n_used),
+                    hidden: a.hidden.max(b.hidden),
+                }),
+                (a, b) => a.or(b),
+            },
+        };
+        config.layers.iter().map(Self::of_layer).reduce(max).unwrap_or_default()
+    }
 }
 
 impl<B: Backend> Workspace<B> {
@@ -97,26 +170,25 @@ impl<B: Backend> Workspace<B> {
         let c = shard.config();
         let n = limits.n_tokens;
         let f32s = |rows: usize, len: usize| backend.zeros(DType::F32, &[rows, len]);
-        let moe = c.moe.map(|m| -> Result<_> {
-            let rows = n * m.n_used;
+        let w = Widths::widest(c);
+        let moe = w.experts.map(|e| -> Result<_> {
+            let rows = n * e.n_used;
             let scratch = MoeScratch {
                 x: f32s(rows, c.hidden_size)?,
-                gate_up: f32s(rows, 2 * m.intermediate_size)?,
-                hidden: f32s(rows, m.intermediate_size)?,
+                gate_up: f32s(rows, 2 * e.hidden)?,
+                hidden: f32s(rows, e.hidden)?,
                 y: f32s(rows, c.hidden_size)?,
             };
-            Ok((f32s(n, m.n_experts)?, scratch))
+            Ok((f32s(n, e.n_experts)?, scratch))
         });
-        let has_dense = c.layers.iter().any(|l| !l.moe);
-        let dense = if has_dense { c.intermediate_size } else { 0 };
         Ok(Self {
             residual: f32s(n, c.hidden_size)?,
             normed: f32s(n, c.hidden_size)?,
             output: f32s(n, c.hidden_size)?,
-            qkv: f32s(n, c.heads.qkv_len())?,
-            attended: f32s(n, c.heads.n_heads * c.heads.head_dim)?,
-            gate_up: f32s(n, if c.gated { 2 * dense } else { 0 })?,
-            hidden: f32s(n, dense)?,
+            qkv: f32s(n, w.qkv)?,
+            attended: f32s(n, w.attended)?,
+            gate_up: f32s(n, w.gate_up)?,
+            hidden: f32s(n, w.hidden)?,
             moe: moe.transpose()?,
             angles: c.ropes.iter().map(|r| f32s(n, r.dim)).collect::<std::result::Result<_, _>>()?,
             last: f32s(limits.n_logits, c.hidden_size)?,
@@ -167,20 +239,37 @@ impl<B: Backend> Workspace<B> {
             shared.set_rows(n_tokens, n_logits);
         }
     }
+
+    /// Gives the buffers of a layer's blocks the lengths of this layer.
+    pub(crate) fn set_layer(&mut self, shard: &Shard, layer: usize) {
+        let w = Widths::of_layer(&shard.config().layers[layer]);
+        self.qkv.set_row_len(w.qkv);
+        self.attended.set_row_len(w.attended);
+        self.gate_up.set_row_len(w.gate_up);
+        self.hidden.set_row_len(w.hidden);
+        if let (Some((router, scratch)), Some(e)) = (&mut self.moe, w.experts) {
+            router.set_row_len(e.n_experts);
+            scratch.gate_up.set_row_len(2 * e.hidden);
+            scratch.hidden.set_row_len(e.hidden);
+        }
+        if let Some(shared) = &mut self.shared {
+            shared.set_layer(shard, layer);
+        }
+    }
 }
 
 /// What the buffers of a [`Workspace`] for batches within `limits` take, in bytes.
 pub fn workspace_bytes(shard: &Shard, limits: &BatchLimits) -> usize {
     let c = shard.config();
     let shared = if shard.rank().is_alone() { 0 } else { Shared::<Reference>::floats(shard, limits) };
-    let has_dense = c.layers.iter().any(|l| !l.moe);
-    let dense = if has_dense { c.intermediate_size } else { 0 };
-    let moe = c.moe.map_or(0, |m| m.n_experts + m.n_used * (2 * c.hidden_size + 3 * m.intermediate_size));
+    let w = Widths::widest(c);
+    let experts = w.experts.map_or(0, |e| e.n_experts + e.n_used * (2 * c.hidden_size + 3 * e.hidden));
     let per_token = 3 * c.hidden_size
-        + c.heads.qkv_len()
-        + c.heads.n_heads * c.heads.head_dim
-        + if c.gated { 3 * dense } else { dense }
-        + moe
+        + w.qkv
+        + w.attended
+        + w.gate_up
+        + w.hidden
+        + experts
         + c.ropes.iter().map(|r| r.dim).sum::<usize>();
     let floats = limits.n_tokens.saturating_mul(per_token);
     let floats = floats.saturating_add(limits.n_logits.saturating_mul(c.hidden_size + c.vocab_size));

@@ -24,7 +24,7 @@ struct Answer {
     /// Of the prompt, read in two chunks, and of each token after it.
     logits: Vec<f32>,
     tokens: Vec<u32>,
-    joins: [Join; 2],
+    joins: Vec<Join>,
 }
 
 fn answer<B: Backend>(backend: &B, path: &Path) -> Result<Answer, Error> {
@@ -41,7 +41,9 @@ fn answer<B: Backend>(backend: &B, path: &Path) -> Result<Answer, Error> {
         tokens.push(argmax(&logits[logits.len() - vocab_size..]));
         logits.extend(session.step(&tokens[tokens.len() - 1..]));
     }
-    Ok(Answer { logits, tokens, joins: [model.shard().attention(), model.shard().feed_forward()] })
+    let layers = 0..model.config().layers.len();
+    let joins = layers.flat_map(|i| [model.shard().mixer(i).join, model.shard().ffn(i).join]).collect();
+    Ok(Answer { logits, tokens, joins })
 }
 
 /// What each rank has in the end.
@@ -90,7 +92,7 @@ fn ranks_together_answer_as_one_that_has_the_whole_model() {
             let alone = answers(1, exact, &path).swap_remove(0).unwrap();
             for count in 2..=4 {
                 let what = format!("{} with {count} ranks, exact: {exact}", path.display());
-                let can = config.heads.n_heads >= count;
+                let can = config.attentions().all(|a| a.heads.n_heads >= count);
                 for (rank, found) in answers(count, exact, &path).into_iter().enumerate() {
                     let found = match found {
                         Ok(found) => found,
@@ -101,7 +103,7 @@ fn ranks_together_answer_as_one_that_has_the_whole_model() {
                         Err(e) => panic!("{what}: {e}"),
                     };
                     assert!(can, "{what}");
-                    if exact && config.moe.is_none() {
+                    if exact && config.experts().next().is_none() {
                         assert!(found.logits == alone.logits, "{what}, rank {rank}: other bits");
                     } else {
                         let difference = largest_difference(&alone.logits, &found.logits);

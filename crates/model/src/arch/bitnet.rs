@@ -2,7 +2,7 @@
 
 use super::ArchSpec;
 use crate::Result;
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, Tied};
 use crate::hyper::Hyper;
 use realizar_compute::{Activation, RopeStyle};
 
@@ -12,17 +12,13 @@ pub(super) const SPEC: ArchSpec =
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = ModelConfig::base(h, "bitnet", RopeStyle::Half)?;
     if h.is_gguf() {
-        if h.source().metadata().get_str("general.architecture")? == Some("bitnet-b1.58") {
-            c.activation = Activation::ReluSquared;
-        }
-        c.always_tied = true;
-    } else {
-        c.activation = Activation::ReluSquared;
-        if h.f32("rope_theta")?.is_none() {
-            c.ropes[0].theta = 500_000.0;
-        }
+        c.tied = Tied::Always;
+    } else if h.f32("rope_theta")?.is_none() {
+        c.ropes[0].theta = 500_000.0;
     }
-    c.read_activation(h)?;
-    c.sub_norms = true;
+    let silu = h.source().metadata().get_str("general.architecture")? == Some("bitnet");
+    c.read_activation(h, if silu { Activation::Silu } else { Activation::ReluSquared })?;
+    c.each_attention(|a| a.sub_norm = true);
+    c.each_dense(|d| d.sub_norm = true);
     Ok(c)
 }

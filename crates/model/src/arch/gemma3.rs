@@ -2,7 +2,7 @@
 
 use super::{ArchSpec, gemma2};
 use crate::Result;
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, QkNorm};
 use crate::hyper::Hyper;
 use crate::rope::{RopeConfig, RopeScaling};
 
@@ -15,8 +15,7 @@ pub(super) const SPEC: ArchSpec = ArchSpec {
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = gemma2::base(h, "gemma3", 62)?;
-    c.qk_norm = true;
-    c.attn_softcap = if h.is_gguf() { None } else { h.f32("attn_softcap")? };
+    let softcap = if h.is_gguf() { None } else { h.f32("attn_softcap")? };
     c.logit_softcap = h.f32("logit_softcap")?;
     if h.f32("rope_theta")?.is_none() {
         c.ropes[0].theta = 1e6;
@@ -26,8 +25,10 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let pattern = h.usize("sliding_window_pattern")?.unwrap_or(6).max(1);
     let window = h.usize("sliding_window")?.unwrap_or(4096);
     c.slide(h, Some(window), |i| !(i + 1).is_multiple_of(pattern))?;
-    for layer in &mut c.layers {
-        layer.rope = Some(usize::from(layer.window.is_some()));
-    }
+    c.each_attention(|a| {
+        a.qk_norm = Some(QkNorm::PerHead);
+        a.softcap = softcap;
+        a.rope = Some(usize::from(a.window.is_some()));
+    });
     Ok(c)
 }

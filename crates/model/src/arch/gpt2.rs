@@ -2,7 +2,7 @@
 
 use super::ArchSpec;
 use crate::Result;
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, Presence};
 use crate::hyper::Hyper;
 use realizar_compute::{Activation, NormKind, RopeStyle};
 
@@ -16,16 +16,16 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
             return Err(h.unsupported("gpt2 with scale_attn_by_inverse_layer_idx is not supported"));
         }
         if !h.hf_bool("scale_attn_weights")?.unwrap_or(true) {
-            c.attn_scale = 1.0;
+            c.each_attention(|a| a.scale = 1.0);
         }
     }
     c.learned_positions = true;
     c.ropes.clear();
-    c.layers.iter_mut().for_each(|l| l.rope = None);
     c.norm_kind = NormKind::Layer;
-    c.gated = false;
-    c.activation = Activation::GeluTanh;
-    c.read_activation(h)?;
+    c.without_gates();
+    c.read_activation(h, Activation::GeluTanh)?;
+    c.each_attention(|a| (a.rope, a.qkv_bias, a.o_bias) = (None, Presence::Needed, Presence::Needed));
+    c.each_dense(|d| d.bias = Presence::Needed);
     // Hugging Face stores this architecture's matrices as [n_in, n_out].
     c.transposed = !h.is_gguf();
     Ok(c)

@@ -4,7 +4,7 @@ use super::{ArchSpec, mistral, mixtral};
 use crate::Result;
 use crate::config::ModelConfig;
 use crate::hyper::Hyper;
-use realizar_compute::RopeStyle;
+use realizar_compute::{Activation, RopeStyle};
 
 pub(super) const SPEC: ArchSpec =
     ArchSpec { name: "llama", gguf: &["llama"], hf: &["LlamaForCausalLM"], configure };
@@ -24,6 +24,6 @@ pub(super) fn base(h: &Hyper<'_>, arch: &'static str) -> Result<ModelConfig> {
     // GGUF's converters reorder the rows of q and k so that pairs lie side by side.
     let style = if h.is_gguf() { RopeStyle::Interleaved } else { RopeStyle::Half };
     let mut c = ModelConfig::base(h, arch, style)?;
-    c.read_activation(h)?;
+    c.read_activation(h, Activation::Silu)?;
     Ok(c)
 }

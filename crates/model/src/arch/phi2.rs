@@ -2,7 +2,7 @@
 
 use super::ArchSpec;
 use crate::Result;
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, Presence};
 use crate::hyper::Hyper;
 use realizar_compute::{Activation, NormKind, RopeStyle};
 
@@ -16,13 +16,18 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
             return Err(h.unsupported("phi with qk_layernorm is not supported"));
         }
         if h.f32("partial_rotary_factor")?.is_none() {
-            c.ropes[0].dim = c.heads.head_dim / 2;
+            c.ropes[0].dim /= 2;
         }
     }
     c.norm_kind = NormKind::Layer;
-    c.parallel = true;
-    c.gated = false;
-    c.activation = Activation::GeluTanh;
-    c.read_activation(h)?;
+    for layer in &mut c.layers {
+        layer.parallel = true;
+        layer.norms.pre_ffn = None;
+    }
+    c.without_gates();
+    c.read_activation(h, Activation::GeluTanh)?;
+    c.each_attention(|a| (a.qkv_bias, a.o_bias) = (Presence::Needed, Presence::Needed));
+    c.each_dense(|d| d.bias = Presence::Needed);
+    c.lm_head_bias = Presence::Needed;
     Ok(c)
 }

@@ -2,16 +2,17 @@
 
 use super::ArchSpec;
 use crate::Result;
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, Presence};
 use crate::hyper::Hyper;
-use realizar_compute::RopeStyle;
+use realizar_compute::{Activation, RopeStyle};
 
 pub(super) const SPEC: ArchSpec =
     ArchSpec { name: "qwen2", gguf: &["qwen2"], hf: &["Qwen2ForCausalLM"], configure };
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = ModelConfig::base(h, "qwen2", RopeStyle::Half)?;
-    c.read_activation(h)?;
+    c.read_activation(h, Activation::Silu)?;
+    c.each_attention(|a| a.qkv_bias = Presence::Needed);
     slide(&mut c, h, false)?;
     Ok(c)
 }

@@ -2,17 +2,17 @@
 
 use super::{ArchSpec, qwen2};
 use crate::Result;
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, QkNorm};
 use crate::hyper::Hyper;
-use realizar_compute::RopeStyle;
+use realizar_compute::{Activation, RopeStyle};
 
 pub(super) const SPEC: ArchSpec =
     ArchSpec { name: "qwen3moe", gguf: &["qwen3moe"], hf: &["Qwen3MoeForCausalLM"], configure };
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = ModelConfig::base(h, "qwen3moe", RopeStyle::Half)?;
-    c.qk_norm = true;
-    c.read_activation(h)?;
+    c.each_attention(|a| a.qk_norm = Some(QkNorm::PerHead));
+    c.read_activation(h, Activation::Silu)?;
     qwen2::slide(&mut c, h, true)?;
     // GGUF leaves the key out, and every published model of this architecture has it set.
     let norm_topk = h.bool("norm_topk")?.unwrap_or(h.is_gguf());

@@ -1,6 +1,7 @@
 //! The metadata of a converted model: hyper-parameters, tokenizer and chat template under GGUF's keys.
 
-use crate::config::ModelConfig;
+use crate::config::{Ffn, ModelConfig};
+use crate::hyper::Hyper;
 use crate::metadata::{Metadata, Strings};
 use crate::rope::{RopeScaling, yarn_magnitude};
 use crate::sampling_hints::{sampling_hints, write_gguf};
@@ -14,9 +15,13 @@ use serde_json::Value as Json;
 pub(super) fn gguf_arch(c: &ModelConfig) -> &'static str {
     match c.arch {
         "mistral" | "mixtral" => "llama",
-        "bitnet" if c.activation == Activation::ReluSquared => "bitnet-b1.58",
+        "bitnet" if c.layers.iter().any(|l| squares_relu(&l.ffn)) => "bitnet-b1.58",
         other => other,
     }
+}
+
+fn squares_relu(ffn: &Ffn) -> bool {
+    matches!(ffn, Ffn::Gated(dense) | Ffn::Plain(dense) if dense.activation == Activation::ReluSquared)
 }
 
 pub(super) fn metadata(source: &dyn TensorSource, c: &ModelConfig) -> Result<Metadata> {
@@ -28,7 +33,7 @@ pub(super) fn metadata(source: &dyn TensorSource, c: &ModelConfig) -> Result<Met
     if let Some(name) = name.as_ref().and_then(|p| p.file_name()).and_then(|n| n.to_str()) {
         m.insert("general.name", name)?;
     }
-    hyper_parameters(&mut m, arch, c)?;
+    hyper_parameters(&mut m, arch, c, source)?;
     rotation(&mut m, arch, c, source)?;
     tokenizer(&mut m, c, source)?;
     chat_templates(&mut m, source)?;
@@ -36,37 +41,42 @@ pub(super) fn metadata(source: &dyn TensorSource, c: &ModelConfig) -> Result<Met
     Ok(m)
 }
 
-fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<()> {
+/// Of the first layer, where layers differ; [`Converted::check`](super::Converted::check) refuses what that does not say.
+fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn TensorSource) -> Result<()> {
+    let attention = c.attentions().next().copied();
+    let attention = attention.ok_or_else(|| Error::unsupported(m.path(), "it has no attention"))?;
+    let heads = attention.heads;
+    let width = Hyper::new(source, arch).usize("intermediate_size")?;
     let mut counts = vec![
         ("block_count", c.layers.len()),
         ("context_length", c.context_length),
         ("embedding_length", c.hidden_size),
-        ("feed_forward_length", c.intermediate_size),
-        ("attention.head_count", c.heads.n_heads),
+        ("feed_forward_length", width.unwrap_or(4 * c.hidden_size)),
+        ("attention.head_count", heads.n_heads),
     ];
     if !c.learned_positions {
         counts.extend([
-            ("attention.head_count_kv", c.heads.n_kv_heads),
-            ("attention.key_length", c.heads.head_dim),
-            ("attention.value_length", c.heads.head_dim),
+            ("attention.head_count_kv", heads.n_kv_heads),
+            ("attention.key_length", heads.head_dim),
+            ("attention.value_length", heads.head_dim),
             ("vocab_size", c.vocab_size),
         ]);
     }
-    if let Some(moe) = c.moe {
-        counts.push(("expert_count", moe.n_experts));
-        counts.push(("expert_used_count", moe.n_used));
+    if let Some(experts) = c.experts().next() {
+        counts.push(("expert_count", experts.n_experts));
+        counts.push(("expert_used_count", experts.n_used));
         if arch != "llama" {
-            counts.push(("expert_feed_forward_length", moe.intermediate_size));
+            counts.push(("expert_feed_forward_length", experts.intermediate_size));
         }
     }
-    let window = c.layers.iter().find_map(|l| l.window);
+    let window = c.attentions().find_map(|a| a.window);
     // Readers of phi3 insist on the key; 0 means that there is none.
     if let Some(window) = window.or((arch == "phi3").then_some(0)) {
         counts.push(("attention.sliding_window", window));
     }
     if c.arch == "gemma3" {
         // Every so many layers, one sees everything.
-        let first_full = c.layers.iter().position(|l| l.window.is_none());
+        let first_full = c.attentions().position(|a| a.window.is_none());
         if let Some(i) = first_full.filter(|&i| i != 5) {
             counts.push(("attention.sliding_window_pattern", i + 1));
         }
@@ -81,15 +91,14 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<()>
     };
     m.insert(format!("{arch}.{eps}"), c.norm_eps)?;
     for (key, cap) in
-        [("attn_logit_softcapping", c.attn_softcap), ("final_logit_softcapping", c.logit_softcap)]
+        [("attn_logit_softcapping", attention.softcap), ("final_logit_softcapping", c.logit_softcap)]
     {
         if let Some(cap) = cap {
             m.insert(format!("{arch}.{key}"), cap)?;
         }
     }
-    let usual_scale = 1.0 / (c.heads.head_dim as f32).sqrt();
-    if c.post_norms && c.attn_scale != usual_scale {
-        m.insert(format!("{arch}.attention.query_pre_attn_scalar"), c.attn_scale.powi(-2))?;
+    if attention.scale != 1.0 / (heads.head_dim as f32).sqrt() {
+        m.insert(format!("{arch}.attention.query_pre_attn_scalar"), attention.scale.powi(-2))?;
     }
     Ok(())
 }

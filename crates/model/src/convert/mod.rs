@@ -6,7 +6,7 @@
 
 mod metadata;
 
-use crate::config::ModelConfig;
+use crate::config::{Ffn, LayerConfig, Mixer, ModelConfig, Presence, Tied};
 use crate::metadata::Metadata;
 use crate::names::{self, NAMES};
 use crate::rope::RopeScaling;
@@ -96,7 +96,9 @@ impl Converted {
         for layer in std::iter::once(None).chain((0..n_layers).map(Some)) {
             for row in NAMES.iter().filter(|row| row.gguf.contains("{i}") == layer.is_some()) {
                 // Only with norms after the blocks does this name mean one; else it means the norm before the second block.
-                if row.ours == "post_attn_norm" && !self.config.post_norms {
+                if row.ours == "post_attn_norm"
+                    && self.config.layers.iter().all(|l| l.norms.post_mixer.is_none())
+                {
                     continue;
                 }
                 for suffix in ["weight", "bias"] {
@@ -136,7 +138,8 @@ impl Converted {
                 format!("has type {dtype}, which cannot be converted"),
             ));
         }
-        if let Some(moe) = self.config.moe.filter(|_| ours.starts_with("experts.")) {
+        let experts = layer.map(|i| self.config.layers[i].ffn);
+        if let (true, Some(Ffn::Experts(moe))) = (ours.starts_with("experts."), experts) {
             let mut parts = Vec::new();
             for e in 0..moe.n_experts {
                 let part =
@@ -166,10 +169,13 @@ impl Converted {
         }
         let c = &self.config;
         let llama = metadata::gguf_arch(c) == "llama";
+        let heads = layer.map(|i| match c.layers[i].mixer {
+            Mixer::Attention(a) => a.heads,
+        });
         let edit = match ours {
             _ if ours.ends_with("norm") && suffix == "weight" && c.norm_offset == 1.0 => Edit::AddOne,
-            "q_proj" if llama => Edit::Interleave { n_heads: c.heads.n_heads },
-            "k_proj" if llama => Edit::Interleave { n_heads: c.heads.n_kv_heads },
+            "q_proj" if llama => Edit::Interleave { n_heads: heads.map_or(1, |h| h.n_heads) },
+            "k_proj" if llama => Edit::Interleave { n_heads: heads.map_or(1, |h| h.n_kv_heads) },
             _ if c.transposed && layer.is_some() && shape.len() == 2 => Edit::Transpose,
             _ => Edit::Keep,
         };
@@ -210,7 +216,7 @@ impl Converted {
                 need(&[part, "qkv_proj"], Some(i))?;
             }
             need(&["o_proj"], Some(i))?;
-            let parts: &[&[&str]] = match layer.moe {
+            let parts: &[&[&str]] = match matches!(layer.ffn, Ffn::Experts(_)) {
                 true => &[&["router"], &["experts.gate_proj"], &["experts.up_proj"], &["experts.down_proj"]],
                 false => &[&["up_proj", "gate_up_proj"], &["down_proj"]],
             };
@@ -282,39 +288,15 @@ impl Converted {
                 }
             )*};
         }
-        same!(
-            vocab_size,
-            hidden_size,
-            context_length,
-            embed_scale,
-            learned_positions,
-            norm_kind,
-            norm_eps,
-            heads
-        );
-        same!(
-            attn_scale,
-            attn_softcap,
-            qk_norm,
-            parallel,
-            post_norms,
-            sub_norms,
-            activation,
-            gated,
-            moe,
-            logit_softcap
-        );
-        if before.moe.is_none() && before.intermediate_size != after.intermediate_size {
-            same!(intermediate_size);
-        }
+        same!(vocab_size, hidden_size, context_length, embed_scale, learned_positions, norm_kind, norm_eps);
+        same!(logit_softcap);
         for (i, (a, b)) in before.layers.iter().zip(&after.layers).enumerate() {
-            // A window as long as the context is none.
-            let window = |w: Option<usize>| w.filter(|&w| w > 0 && w < before.context_length);
-            if window(a.window) != window(b.window) || a.moe != b.moe {
+            let [x, y] = [a, b].map(|layer| stated(*layer, before.context_length));
+            if x != y {
                 return cannot(&format!("layer {i}"), format!("{a:?}"), format!("{b:?}"));
             }
         }
-        if after.always_tied && self.by_name.contains_key("output.weight") {
+        if after.tied == Tied::Always && self.by_name.contains_key("output.weight") {
             return cannot("output", "a matrix of its own".into(), "the embedding".into());
         }
         if before.ropes.len() != after.ropes.len() {
@@ -333,6 +315,21 @@ impl Converted {
         }
         Ok(())
     }
+}
+
+/// What GGUF can state of a layer: it does not say which biases there are, and a window as long as the context is none.
+fn stated(mut layer: LayerConfig, context_length: usize) -> LayerConfig {
+    match &mut layer.mixer {
+        Mixer::Attention(a) => {
+            a.window = a.window.filter(|&w| w < context_length);
+            (a.qkv_bias, a.o_bias) = (Presence::Optional, Presence::Optional);
+        }
+    }
+    match &mut layer.ffn {
+        Ffn::Gated(dense) | Ffn::Plain(dense) => dense.bias = Presence::Optional,
+        Ffn::Experts(_) => {}
+    }
+    layer
 }
 
 impl TensorSource for Converted {
