@@ -1,11 +1,12 @@
 //! A model's weights on a backend, and the one forward pass of all architectures.
 
 use crate::Result;
-use crate::config::{self, Attention, Dense, ModelConfig, QkNorm, Tied};
+use crate::config::{self, Attention, Dense, ModelConfig, QkNorm};
+use crate::contract::{Contract, Weight};
 use crate::kv_cache::KvCache;
 use crate::shard::{self, BlockShard, Shard, Split};
 use crate::source::TensorSource;
-use crate::weights::{Loader, Weight};
+use crate::weights::Loader;
 use crate::workspace::{Shared, Workspace};
 use realizar_compute::{
     AttentionBlock, AttentionParams, Backend, BlockInput, BlockOutput, Experts, FfnBlock, FfnUp, Gather,
@@ -67,39 +68,37 @@ struct Output<B: Backend> {
 impl<B: Backend> Decoder<B> {
     /// Loads all weights. `n_ctx` is the longest context that will be asked for, in tokens.
     ///
-    /// Errors: a tensor that is missing, has another shape than the description says, or cannot be on this backend. Nothing stays
-    /// allocated after an error.
+    /// Errors: tensors that are missing, have another shape than the description says or are no part of it, all at once and before
+    /// any is read; then one that cannot be on this backend. Nothing stays allocated after an error.
     pub fn load(backend: &B, source: &dyn TensorSource, config: ModelConfig, n_ctx: usize) -> Result<Self> {
         config.attentions().try_for_each(|a| backend.check_heads(a.heads))?;
+        let contract = Contract::check(source, &config)?;
         let shard = Shard::new(&config, source, backend.rank(), backend.is_exact())?;
-        let loader = Loader { backend, source, config: &config, shard: &shard };
+        let loader = Loader { backend, source, config: &config, contract: &contract, shard: &shard };
         let c = &config;
-        let global = |name| Weight { name, layer: None };
         let ropes = c.ropes.iter().map(|r| {
             let (frequencies, scale) = r.frequencies(n_ctx);
             Ok(Rope { frequencies: backend.upload(&[frequencies.len()], &frequencies)?, scale })
         });
         let ropes = ropes.collect::<Result<_>>()?;
         let layers = (0..c.layers.len()).map(|i| load_layer(&loader, i)).collect::<Result<_>>()?;
-        let head = global("lm_head");
-        let lm_head = if c.tied != Tied::Always && loader.has(head) {
-            Some(loader.linear(&[(head, c.vocab_size)], c.hidden_size)?)
+        let embed = Weight { name: "embed", layer: None };
+        let lm_head = if loader.has(None, "lm_head") {
+            Some(loader.linear(None, &["lm_head"])?)
         } else if shard.rank().is_alone() {
             None
         } else {
-            let rows = loader.parts_of(global("embed"), Split::Vocab, c.vocab_size, c.hidden_size)?;
-            Some(Linear::bare(backend.matrix(rows)?))
+            Some(Linear::bare(backend.matrix(loader.parts(embed, Split::Vocab)?)?))
         };
-        let embed = loader.parts_of(global("embed"), Split::Whole, c.vocab_size, c.hidden_size)?;
         Ok(Self {
-            embed: Linear::bare(backend.matrix(embed)?),
+            embed: Linear::bare(backend.matrix(loader.parts(embed, Split::Whole)?)?),
             position_embed: match c.learned_positions {
-                true => Some(loader.table(global("position_embed"), c.hidden_size)?),
+                true => Some(loader.table("position_embed")?),
                 false => None,
             },
             ropes,
             layers,
-            final_norm: loader.norm(global("final_norm"), c.hidden_size)?,
+            final_norm: loader.norm(None, "final_norm")?,
             lm_head,
             config,
             shard,
@@ -326,71 +325,54 @@ pub struct WeightBytes {
 
 fn load_layer<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Layer<B>> {
     let layer = &l.config.layers[i];
-    let n = l.config.hidden_size;
-    let w = |name| Weight { name, layer: Some(i) };
-    let norm = |name: Option<&'static str>| name.map(|name| l.norm(w(name), n)).transpose();
+    let norm = |name: Option<&'static str>| name.map(|name| l.norm(Some(i), name)).transpose();
     let norms = layer.norms;
-    let pre_mixer = norm(norms.pre_mixer)?;
-    let config::Mixer::Attention(a) = &layer.mixer;
-    let h = a.heads;
-    let (q_len, kv_len) = (h.n_heads * h.head_dim, h.n_kv_heads * h.head_dim);
-    let qkv = if l.has(w("qkv_proj")) {
-        l.linear(&[(w("qkv_proj"), h.qkv_len())], n)?
-    } else {
-        l.linear(&[(w("q_proj"), q_len), (w("k_proj"), kv_len), (w("v_proj"), kv_len)], n)?
-    };
-    let qk_norm = match a.qk_norm {
-        None => None,
-        Some(QkNorm::PerHead) => Some((l.norm(w("q_norm"), h.head_dim)?, l.norm(w("k_norm"), h.head_dim)?)),
-    };
-    let out = Output {
-        sub_norm: a.sub_norm.then(|| l.norm(w("attn_sub_norm"), q_len)).transpose()?,
-        proj: l.linear(&[(w("o_proj"), n)], q_len)?,
-        post_norm: norm(norms.post_mixer)?,
-    };
+    let (pre_mixer, post_mixer) = (norm(norms.pre_mixer)?, norm(norms.post_mixer)?);
     Ok(Layer {
         inputs: match layer.parallel {
             true => Inputs::Shared(pre_mixer.expect("blocks side by side share a norm")),
             false => Inputs::Each { mixer: pre_mixer, ffn: norm(norms.pre_ffn)? },
         },
-        mixer: Mixer::Attention { qkv, qk_norm, out },
+        mixer: match &layer.mixer {
+            config::Mixer::Attention(a) => Mixer::Attention {
+                qkv: l.fused_or(Some(i), "qkv_proj", &["q_proj", "k_proj", "v_proj"])?,
+                qk_norm: match a.qk_norm {
+                    None => None,
+                    Some(QkNorm::PerHead) => Some((l.norm(Some(i), "q_norm")?, l.norm(Some(i), "k_norm")?)),
+                },
+                out: Output {
+                    sub_norm: norm(a.sub_norm.then_some("attn_sub_norm"))?,
+                    proj: l.linear(Some(i), &["o_proj"])?,
+                    post_norm: post_mixer,
+                },
+            },
+        },
         ffn: load_ffn(l, i, norm(norms.post_ffn)?)?,
     })
 }
 
 fn load_ffn<B: Backend>(l: &Loader<'_, B>, i: usize, post_norm: Option<Norm<B>>) -> Result<Ffn<B>> {
-    let n = l.config.hidden_size;
-    let w = |name| Weight { name, layer: Some(i) };
     let down = |dense: Dense, post_norm| -> Result<_> {
-        let inner = dense.intermediate_size;
         Ok(Output {
-            sub_norm: dense.sub_norm.then(|| l.norm(w("ffn_sub_norm"), inner)).transpose()?,
-            proj: l.linear(&[(w("down_proj"), n)], inner)?,
+            sub_norm: dense.sub_norm.then(|| l.norm(Some(i), "ffn_sub_norm")).transpose()?,
+            proj: l.linear(Some(i), &["down_proj"])?,
             post_norm,
         })
     };
     Ok(match l.config.layers[i].ffn {
-        config::Ffn::Gated(dense) => {
-            let inner = dense.intermediate_size;
-            let gate_up = if l.has(w("gate_proj")) {
-                l.linear(&[(w("gate_proj"), inner), (w("up_proj"), inner)], n)?
-            } else {
-                l.linear(&[(w("gate_up_proj"), 2 * inner)], n)?
-            };
-            Ffn::Gated { gate_up, down: down(dense, post_norm)? }
-        }
-        config::Ffn::Plain(dense) => Ffn::Plain {
-            up: l.linear(&[(w("up_proj"), dense.intermediate_size)], n)?,
+        config::Ffn::Gated(dense) => Ffn::Gated {
+            gate_up: l.fused_or(Some(i), "gate_up_proj", &["gate_proj", "up_proj"])?,
             down: down(dense, post_norm)?,
         },
-        config::Ffn::Experts(e) => {
-            let gate_up = ["experts.gate_proj", "experts.up_proj"]
-                .map(|name| l.experts(w(name), e.n_experts, e.intermediate_size, n));
-            let down = l.experts(w("experts.down_proj"), e.n_experts, n, e.intermediate_size)?;
+        config::Ffn::Plain(dense) => {
+            Ffn::Plain { up: l.linear(Some(i), &["up_proj"])?, down: down(dense, post_norm)? }
+        }
+        config::Ffn::Experts(_) => {
+            let gate_up = vec![l.experts(i, "experts.gate_proj")?, l.experts(i, "experts.up_proj")?];
             Ffn::Moe {
-                router: l.linear(&[(w("router"), e.n_experts)], n)?,
-                gate_up: l.backend.matrix(gate_up.into_iter().collect::<Result<_>>()?)?,
-                down: l.backend.matrix(vec![down])?,
+                router: l.linear(Some(i), &["router"])?,
+                gate_up: l.backend.matrix(gate_up)?,
+                down: l.backend.matrix(vec![l.experts(i, "experts.down_proj")?])?,
                 post_norm,
             }
         }

@@ -76,6 +76,16 @@ pub enum Error {
         /// Name of the tensor.
         tensor: String,
     },
+    /// Several tensors are missing, wrong, or no part of the model.
+    #[error("{}: {n} tensors are wrong: {first}", path.display())]
+    BadWeights {
+        /// The file or folder.
+        path: PathBuf,
+        /// How many.
+        n: usize,
+        /// The first of them, each with what is wrong, and how many there are besides.
+        first: String,
+    },
     /// A tensor has an element type that no weight can have.
     #[error("{}: tensor {tensor:?} has element type {found}, which this program does not compute with", path.display())]
     UnsupportedType {
@@ -157,6 +167,32 @@ impl Error {
 
     pub(crate) fn not_a_model(path: &Path, reason: impl Into<String>) -> Self {
         Error::NotAModel { path: path.to_owned(), reason: reason.into() }
+    }
+
+    /// What is wrong with some tensors: the error itself where there is one.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub(crate) fn bad_weights(path: &Path, mut problems: Vec<Error>) -> Self {
+        const NAMED: usize = 8;
+        let n = problems.len();
+        if n == 1 {
+            return problems.remove(0);
+        }
+        let text = |e: &Error| match e {
+            Error::MissingTensor { tensor, .. } => format!("{tensor:?} is missing"),
+            Error::BadTensor { tensor, reason, .. } => format!("{tensor:?} {reason}"),
+            Error::UnsupportedType { tensor, found, .. } => {
+                format!("{tensor:?} has element type {found}, which this program does not compute with")
+            }
+            other => other.to_string(),
+        };
+        let mut first: Vec<String> = problems.iter().take(NAMED).map(text).collect();
+        assert!(!first.is_empty(), "no problem");
+        if n > NAMED {
+            first.push(format!("and {} more", n - NAMED));
+        }
+        Error::BadWeights { path: path.to_owned(), n, first: first.join("; ") }
     }
 
     pub(crate) fn bad_tensor(path: &Path, tensor: &str, reason: impl Into<String>) -> Self {

@@ -4,6 +4,7 @@
 pub mod arch;
 pub mod chat_template;
 mod config;
+mod contract;
 pub mod convert;
 mod decoder;
 mod error;
@@ -28,6 +29,7 @@ mod workspace;
 pub use config::{
     Attention, Dense, Experts, Ffn, LayerConfig, LayerNorms, Mixer, ModelConfig, Presence, QkNorm, Tied,
 };
+pub use contract::check;
 pub use decoder::{Decoder, WeightBytes};
 
 pub use error::{Error, Result};

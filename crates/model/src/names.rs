@@ -34,6 +34,10 @@ pub static NAMES: &[WeightName] = &[
     // Of two tied matrices, some programs save only the second.
     row("embed", "token_embd", &["model.embed_tokens", "transformer.wte", "wte", "lm_head"]),
     row("position_embed", "position_embd", &["transformer.wpe", "wpe"]),
+    // Divisors of rotation frequencies, which other formats keep among the hyper-parameters.
+    row("rope_freqs", "rope_freqs", &[]),
+    row("rope_factors_long", "rope_factors_long", &[]),
+    row("rope_factors_short", "rope_factors_short", &[]),
     row("final_norm", "output_norm", &["model.norm", "model.final_layernorm", "transformer.ln_f", "ln_f"]),
     row("lm_head", "output", &["lm_head"]).split(Split::Vocab),
     row(
@@ -151,15 +155,16 @@ pub fn candidates(ours: &str, format: Format) -> &'static [&'static str] {
     }
 }
 
-/// Fills in layer, expert and suffix. Weights of a multimodal model's text part stand below `language_model.`.
-pub fn file_name(
-    source: &dyn TensorSource,
+/// All names under which a file may have a weight, with layer, expert and suffix filled in, the preferred first. Weights of a
+/// multimodal model's text part stand below `language_model.`.
+pub(crate) fn spellings(
     ours: &str,
+    format: Format,
     layer: Option<usize>,
     expert: Option<usize>,
     suffix: &str,
-) -> Option<String> {
-    candidates(ours, source.format()).iter().find_map(|pattern| {
+) -> impl Iterator<Item = String> {
+    candidates(ours, format).iter().flat_map(move |pattern| {
         let mut name = format!("{pattern}.{suffix}");
         if let Some(i) = layer {
             name = name.replace("{i}", &i.to_string());
@@ -168,6 +173,29 @@ pub fn file_name(
             name = name.replace("{e}", &e.to_string());
         }
         let nested = [format!("language_model.{name}"), name.replacen("model.", "model.language_model.", 1)];
-        std::iter::once(name).chain(nested).find(|n| source.find(n).is_some())
+        std::iter::once(name).chain(nested)
     })
+}
+
+/// The name that a file should have for a weight, for messages and for files that are written.
+pub(crate) fn preferred(
+    ours: &str,
+    format: Format,
+    layer: Option<usize>,
+    expert: usize,
+    suffix: &str,
+) -> String {
+    let first = spellings(ours, format, layer, Some(expert), suffix).next();
+    first.unwrap_or_else(|| format!("{ours}.{suffix}"))
+}
+
+/// A weight's name in a model's files, if they have it.
+pub fn file_name(
+    source: &dyn TensorSource,
+    ours: &str,
+    layer: Option<usize>,
+    expert: Option<usize>,
+    suffix: &str,
+) -> Option<String> {
+    spellings(ours, source.format(), layer, expert, suffix).find(|name| source.find(name).is_some())
 }

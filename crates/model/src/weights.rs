@@ -1,19 +1,13 @@
-//! Finds a model's weights in its files, checks their shapes and hands them to a backend.
+//! Reads a model's weights from its files, once the contract is checked, and hands them to a backend.
 
 use crate::config::ModelConfig;
+use crate::contract::{Contract, Entry, Part, Weight};
 use crate::names;
 use crate::shard::{Cut, Shard, Split};
 use crate::source::{TensorSource, TensorView};
 use crate::{Error, Result};
 use bytes::Bytes;
-use realizar_compute::{Backend, DType, Linear, MatrixPart, Norm, Tensor};
-
-/// One of our weights in one layer, or outside of the layers.
-#[derive(Clone, Copy)]
-pub(crate) struct Weight<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) layer: Option<usize>,
-}
+use realizar_compute::{Backend, Linear, MatrixPart, Norm, Tensor};
 
 /// A small weight as numbers. Errors: missing, of another length, not finite.
 pub fn vector(source: &dyn TensorSource, name: &str, len: Option<usize>) -> Result<Vec<f32>> {
@@ -51,214 +45,147 @@ pub fn find_non_finite(source: &dyn TensorSource) -> Result<Option<(String, usiz
     Ok(None)
 }
 
+/// Reads what the contract found and hands this rank's part of it to the backend.
 pub(crate) struct Loader<'a, B: Backend> {
     pub(crate) backend: &'a B,
     pub(crate) source: &'a dyn TensorSource,
     /// The whole model.
     pub(crate) config: &'a ModelConfig,
-    /// The part of it to load. All sizes that the loader's functions take are the whole model's.
+    /// Its tensors.
+    pub(crate) contract: &'a Contract,
+    /// The part of it to load.
     pub(crate) shard: &'a Shard,
 }
 
 impl<B: Backend> Loader<'_, B> {
-    pub(crate) fn has(&self, w: Weight<'_>) -> bool {
-        self.file_name(w, None, "weight").is_some()
+    /// Whether the model's files have a weight.
+    pub(crate) fn has(&self, layer: Option<usize>, name: &'static str) -> bool {
+        self.contract.find(Weight { name, layer }, Part::Weight).is_some()
     }
 
-    fn file_name(&self, w: Weight<'_>, expert: Option<usize>, suffix: &str) -> Option<String> {
-        names::file_name(self.source, w.name, w.layer, expert, suffix)
+    fn need(&self, w: Weight) -> &Entry {
+        let found = self.contract.find(w, Part::Weight);
+        found.unwrap_or_else(|| panic!("{w:?} is loaded but the contract does not ask for it"))
     }
 
-    fn need(&self, w: Weight<'_>, expert: Option<usize>) -> Result<String> {
-        self.file_name(w, expert, "weight").ok_or_else(|| {
-            let mut name = names::candidates(w.name, self.source.format())[0].to_owned() + ".weight";
-            if let Some(i) = w.layer {
-                name = name.replace("{i}", &i.to_string());
-            }
-            name = name.replace("{e}", &expert.unwrap_or(0).to_string());
-            Error::MissingTensor { path: self.source.path().to_owned(), tensor: name }
-        })
+    fn values(&self, entry: &Entry) -> Result<Vec<f32>> {
+        vector(self.source, &entry.files[0], Some(entry.shape.iter().product()))
     }
 
-    fn wrong_shape(&self, name: &str, found: &[usize], expected: &[usize]) -> Error {
-        Error::bad_tensor(
-            self.source.path(),
-            name,
-            format!("has shape {found:?} where {expected:?} was expected"),
-        )
-    }
-
-    pub(crate) fn norm(&self, w: Weight<'_>, len: usize) -> Result<Norm<B>> {
-        let mut weight = vector(self.source, &self.need(w, None)?, Some(len))?;
+    pub(crate) fn norm(&self, layer: Option<usize>, name: &'static str) -> Result<Norm<B>> {
+        let w = Weight { name, layer };
+        let mut weight = self.values(self.need(w))?;
         weight.iter_mut().for_each(|w| *w += self.config.norm_offset);
+        let bias = self.contract.find(w, Part::Bias).map(|entry| self.values(entry)).transpose()?;
+        let upload = |values: Vec<f32>| self.backend.upload(&[values.len()], &values);
         Ok(Norm {
             kind: self.config.norm_kind,
-            weight: self.backend.upload(&[len], &weight)?,
-            bias: self.bias(&[(w, len)])?,
+            weight: upload(weight)?,
+            bias: bias.map(upload).transpose()?,
             eps: self.config.norm_eps,
         })
     }
 
-    /// The biases of stacked matrices; a part without one counts as zeros, and all without as none. Where the products of several
-    /// ranks are added, the first has the bias.
-    fn bias(&self, parts: &[(Weight<'_>, usize)]) -> Result<Option<Tensor<B>>> {
+    /// A table of vectors, such as learned positions: `[rows, row_len]`.
+    pub(crate) fn table(&self, name: &'static str) -> Result<Tensor<B>> {
+        let entry = self.need(Weight { name, layer: None });
+        Ok(self.backend.upload(&entry.shape, &self.values(entry)?)?)
+    }
+
+    /// The biases of stacked matrices, which have all or none. Where the products of several ranks are added, the first has the
+    /// bias.
+    fn bias(&self, parts: &[Weight]) -> Result<Option<Tensor<B>>> {
         let mut all = Vec::new();
-        let mut any = false;
-        for &(w, len) in parts {
+        for &w in parts {
+            let Some(entry) = self.contract.find(w, Part::Bias) else { return Ok(None) };
+            let len = entry.shape[0];
             let rows = match self.shard.cut(names::split(w.name), w.layer, len) {
                 Cut::Rows(rows) => rows,
                 Cut::Columns(_) if self.shard.rank().is_first() => std::iter::once(0..len).collect(),
                 Cut::Columns(_) => return Ok(None),
             };
-            match self.file_name(w, None, "bias") {
-                Some(name) => {
-                    any = true;
-                    let whole = vector(self.source, &name, Some(len))?;
-                    rows.into_iter().for_each(|r| all.extend_from_slice(&whole[r]));
-                }
-                None => all.resize(all.len() + rows.into_iter().map(|r| r.len()).sum::<usize>(), 0.0),
-            }
+            let whole = self.values(entry)?;
+            rows.into_iter().for_each(|r| all.extend_from_slice(&whole[r]));
         }
-        if any { Ok(Some(self.backend.upload(&[all.len()], &all)?)) } else { Ok(None) }
+        Ok(Some(self.backend.upload(&[all.len()], &all)?))
     }
 
-    /// A table of vectors, such as learned positions: `[rows, row_len]`.
-    pub(crate) fn table(&self, w: Weight<'_>, row_len: usize) -> Result<Tensor<B>> {
-        let name = self.need(w, None)?;
-        let shape = self.source.tensor(&name)?.shape;
-        if shape.len() != 2 || shape[1] != row_len {
-            return Err(self.wrong_shape(&name, &shape, &[self.config.context_length, row_len]));
-        }
-        Ok(self.backend.upload(&shape, &vector(self.source, &name, None)?)?)
-    }
-
-    /// One matrix of the file as parts to stack, cut as the names table says.
-    fn parts(&self, w: Weight<'_>, n_out: usize, n_in: usize) -> Result<Vec<MatrixPart>> {
-        self.parts_of(w, names::split(w.name), n_out, n_in)
-    }
-
-    /// As `parts`, cut by `split`.
-    pub(crate) fn parts_of(
-        &self,
-        w: Weight<'_>,
-        split: Split,
-        n_out: usize,
-        n_in: usize,
-    ) -> Result<Vec<MatrixPart>> {
-        let name = self.need(w, None)?;
-        self.no_other_scale(&name)?;
-        let mut t = self.source.tensor(&name)?;
-        if self.config.transposed && w.layer.is_some() {
-            t = transpose(t).ok_or_else(|| self.wrong_shape(&name, &[], &[n_in, n_out]))?;
-        }
-        if t.shape != [n_out, n_in] {
-            return Err(self.wrong_shape(&name, &t.shape, &[n_out, n_in]));
-        }
-        self.check_blocks(&name, t.dtype, n_in)?;
-        let whole = MatrixPart { dtype: t.dtype, n_experts: 1, n_out, n_in, bytes: t.bytes };
-        Ok(cut(whole, self.shard.cut(split, w.layer, n_out)))
-    }
-
-    /// The factors of stacked matrices whose files keep one apart from the weights; a part without one counts as 1.
-    fn scale(&self, parts: &[(Weight<'_>, usize)]) -> Result<Option<Tensor<B>>> {
+    /// The factors of stacked matrices; a part without one counts as 1.
+    fn scale(&self, parts: &[Weight]) -> Result<Option<Tensor<B>>> {
         let mut all = Vec::new();
         let mut any = false;
-        for &(w, len) in parts {
-            let scale = match self.file_name(w, None, "scale") {
-                Some(name) => {
+        for &w in parts {
+            let scale = match self.contract.find(w, Part::Scale) {
+                Some(entry) => {
                     any = true;
-                    vector(self.source, &name, Some(1))?[0]
+                    self.values(entry)?[0]
                 }
                 None => 1.0,
             };
-            let len = match self.shard.cut(names::split(w.name), w.layer, len) {
+            let n_out = self.need(w).shape[0];
+            let len = match self.shard.cut(names::split(w.name), w.layer, n_out) {
                 Cut::Rows(rows) => rows.into_iter().map(|r| r.len()).sum(),
-                Cut::Columns(_) => len,
+                Cut::Columns(_) => n_out,
             };
             all.resize(all.len() + len, scale);
         }
         if any { Ok(Some(self.backend.upload(&[all.len()], &all)?)) } else { Ok(None) }
     }
 
-    /// Refuses a matrix whose file keeps scales apart in a layout that nobody here reads; without them it would be wrong.
-    fn no_other_scale(&self, name: &str) -> Result<()> {
-        let base = name.strip_suffix(".weight").unwrap_or(name);
-        for scale in
-            [format!("{base}.weight_scale"), format!("{base}.weight_scale_inv"), format!("{base}.scales")]
-        {
-            if self.source.find(&scale).is_some() {
-                let reason = format!(
-                    "has its scales apart, in {scale:?}, which is not supported; use an unquantized model or GGUF"
-                );
-                return Err(Error::bad_tensor(self.source.path(), name, reason));
-            }
+    /// One matrix of the file as parts to stack, cut by `split`.
+    pub(crate) fn parts(&self, w: Weight, split: Split) -> Result<Vec<MatrixPart>> {
+        let entry = self.need(w);
+        let mut t = self.source.tensor(&entry.files[0])?;
+        if self.config.transposed && w.layer.is_some() {
+            t = transpose(t).expect("the contract lets only matrices of plain numbers stand transposed");
         }
-        Ok(())
-    }
-
-    fn check_blocks(&self, name: &str, dtype: DType, n_in: usize) -> Result<()> {
-        if n_in.is_multiple_of(dtype.block_len()) {
-            return Ok(());
-        }
-        let reason = format!(
-            "has rows of {n_in} elements, which {dtype} blocks of {} do not divide",
-            dtype.block_len()
-        );
-        Err(Error::bad_tensor(self.source.path(), name, reason))
+        let (n_out, n_in) = (entry.shape[0], entry.shape[1]);
+        let whole = MatrixPart { dtype: t.dtype, n_experts: 1, n_out, n_in, bytes: t.bytes };
+        Ok(cut(whole, self.shard.cut(split, w.layer, n_out)))
     }
 
     /// Matrices stacked along their outputs, with their biases.
-    pub(crate) fn linear(&self, parts: &[(Weight<'_>, usize)], n_in: usize) -> Result<Linear<B>> {
+    pub(crate) fn linear(&self, layer: Option<usize>, names: &[&'static str]) -> Result<Linear<B>> {
+        let parts: Vec<Weight> = names.iter().map(|&name| Weight { name, layer }).collect();
         let mut stacked = Vec::with_capacity(parts.len());
-        for &(w, n_out) in parts {
-            stacked.extend(self.parts(w, n_out, n_in)?);
+        for &w in &parts {
+            stacked.extend(self.parts(w, names::split(w.name))?);
         }
-        let (scale, bias) = (self.scale(parts)?, self.bias(parts)?);
-        if scale.is_some() && bias.is_some() {
-            let name = self.need(parts[0].0, None)?;
-            return Err(Error::bad_tensor(
-                self.source.path(),
-                &name,
-                "has both a scale and a bias, which is not supported",
-            ));
-        }
+        let (scale, bias) = (self.scale(&parts)?, self.bias(&parts)?);
         Ok(Linear { weight: self.backend.matrix(stacked)?, scale, bias })
     }
 
-    /// One matrix per expert, from one tensor of all or from one tensor each.
-    pub(crate) fn experts(
+    /// Matrices in one tensor where the files have it, or else in one each.
+    pub(crate) fn fused_or(
         &self,
-        w: Weight<'_>,
-        n_experts: usize,
-        n_out: usize,
-        n_in: usize,
-    ) -> Result<MatrixPart> {
-        let first = self.need(w, Some(0))?;
-        let t = self.source.tensor(&first)?;
-        self.check_blocks(&first, t.dtype, n_in)?;
-        let expected = [n_experts, n_out, n_in];
-        let whole = |bytes| {
-            let all = MatrixPart { dtype: t.dtype, n_experts, n_out, n_in, bytes };
-            let mut parts = cut(all, self.shard.cut(names::split(w.name), w.layer, n_out));
-            assert_eq!(parts.len(), 1, "an expert's matrices are not fused");
-            parts.swap_remove(0)
+        layer: Option<usize>,
+        fused: &'static str,
+        names: &[&'static str],
+    ) -> Result<Linear<B>> {
+        self.linear(layer, if self.has(layer, fused) { std::slice::from_ref(&fused) } else { names })
+    }
+
+    /// One matrix per expert, from one tensor of all or from one tensor each.
+    pub(crate) fn experts(&self, layer: usize, name: &'static str) -> Result<MatrixPart> {
+        let w = Weight { name, layer: Some(layer) };
+        let entry = self.need(w);
+        let &[n_experts, n_out, n_in] = &entry.shape[..] else {
+            panic!("experts have three dimensions, not {:?}", entry.shape)
         };
-        if t.shape == expected {
-            return Ok(whole(t.bytes.clone()));
-        }
-        if t.shape != expected[1..] {
-            return Err(self.wrong_shape(&first, &t.shape, &expected));
-        }
-        let mut bytes = Vec::with_capacity(t.bytes.len() * n_experts);
-        for e in 0..n_experts {
-            let name = self.need(w, Some(e))?;
-            let one = self.source.tensor(&name)?;
-            if one.shape != expected[1..] || one.dtype != t.dtype {
-                return Err(self.wrong_shape(&name, &one.shape, &expected[1..]));
+        let first = self.source.tensor(&entry.files[0])?;
+        let bytes = if entry.files.len() == 1 {
+            first.bytes
+        } else {
+            let mut all = Vec::with_capacity(first.bytes.len() * n_experts);
+            for file in &entry.files {
+                all.extend_from_slice(&self.source.tensor(file)?.bytes);
             }
-            bytes.extend_from_slice(&one.bytes);
-        }
-        Ok(whole(Bytes::from(bytes)))
+            Bytes::from(all)
+        };
+        let all = MatrixPart { dtype: first.dtype, n_experts, n_out, n_in, bytes };
+        let mut parts = cut(all, self.shard.cut(names::split(name), w.layer, n_out));
+        assert_eq!(parts.len(), 1, "an expert's matrices are not fused");
+        Ok(parts.swap_remove(0))
     }
 }
 

@@ -126,7 +126,7 @@ fn model_around(folder: &Path, files: &[(&str, Vec<u8>)], n_tokens: usize) {
         std::fs::write(folder.join(name), bytes).unwrap();
     }
     let config = serde_json::json!({
-        "architectures": ["Qwen2ForCausalLM"], "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1,
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1,
         "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 8, "rms_norm_eps": 1e-6,
         "tie_word_embeddings": true,
     });

@@ -1,13 +1,18 @@
 //! BitNet b1.58 (Ma et al. 2024): ternary weights, a norm before each block's last matrix.
 
-use super::ArchSpec;
+use super::{ArchSpec, INV_FREQ};
 use crate::Result;
 use crate::config::{ModelConfig, Tied};
 use crate::hyper::Hyper;
 use realizar_compute::{Activation, RopeStyle};
 
-pub(super) const SPEC: ArchSpec =
-    ArchSpec { name: "bitnet", gguf: &["bitnet", "bitnet-b1.58"], hf: &["BitNetForCausalLM"], configure };
+pub(super) const SPEC: ArchSpec = ArchSpec {
+    name: "bitnet",
+    gguf: &["bitnet", "bitnet-b1.58"],
+    hf: &["BitNetForCausalLM"],
+    configure,
+    ignored: &[INV_FREQ],
+};
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = ModelConfig::base(h, "bitnet", RopeStyle::Half)?;

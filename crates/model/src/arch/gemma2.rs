@@ -1,13 +1,18 @@
 //! Gemma 2 (Gemma team 2024): soft caps, alternating windows, norms before and after each block.
 
-use super::ArchSpec;
+use super::{ArchSpec, INV_FREQ};
 use crate::Result;
 use crate::config::{LayerNorms, ModelConfig};
 use crate::hyper::Hyper;
 use realizar_compute::{Activation, RopeStyle};
 
-pub(super) const SPEC: ArchSpec =
-    ArchSpec { name: "gemma2", gguf: &["gemma2"], hf: &["Gemma2ForCausalLM"], configure };
+pub(super) const SPEC: ArchSpec = ArchSpec {
+    name: "gemma2",
+    gguf: &["gemma2"],
+    hf: &["Gemma2ForCausalLM"],
+    configure,
+    ignored: &[INV_FREQ],
+};
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     // Of the published sizes, only the one with 46 layers divides scores by the root of hidden_size / n_heads.

@@ -1,6 +1,6 @@
 //! Gemma 3 (Gemma team 2025), text: five local layers for each global one, two rotations, normalized query and key heads.
 
-use super::{ArchSpec, gemma2};
+use super::{ArchSpec, INV_FREQ, Ignored, gemma2};
 use crate::Result;
 use crate::config::{ModelConfig, QkNorm};
 use crate::hyper::Hyper;
@@ -11,7 +11,20 @@ pub(super) const SPEC: ArchSpec = ArchSpec {
     gguf: &["gemma3"],
     hf: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
     configure,
+    ignored: &[
+        INV_FREQ,
+        Ignored { pattern: "*.rotary_emb_local.inv_freq", reason: INV_FREQ.reason },
+        Ignored { pattern: "vision_tower.*", reason: IMAGES },
+        Ignored { pattern: "multi_modal_projector.*", reason: IMAGES },
+        Ignored { pattern: "model.vision_tower.*", reason: IMAGES },
+        Ignored { pattern: "model.multi_modal_projector.*", reason: IMAGES },
+        // Some GGUF files have both parts.
+        Ignored { pattern: "v.*", reason: IMAGES },
+        Ignored { pattern: "mm.*", reason: IMAGES },
+    ],
 };
+
+const IMAGES: &str = "images are not read";
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = gemma2::base(h, "gemma3", 62)?;

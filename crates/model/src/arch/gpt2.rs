@@ -1,13 +1,21 @@
 //! GPT-2 (Radford et al. 2019): learned positions, LayerNorm, one matrix for q, k and v.
 
-use super::ArchSpec;
+use super::{ArchSpec, Ignored};
 use crate::Result;
 use crate::config::{ModelConfig, Presence};
 use crate::hyper::Hyper;
 use realizar_compute::{Activation, NormKind, RopeStyle};
 
-pub(super) const SPEC: ArchSpec =
-    ArchSpec { name: "gpt2", gguf: &["gpt2"], hf: &["GPT2LMHeadModel"], configure };
+pub(super) const SPEC: ArchSpec = ArchSpec {
+    name: "gpt2",
+    gguf: &["gpt2"],
+    hf: &["GPT2LMHeadModel"],
+    configure,
+    ignored: &[
+        Ignored { pattern: "*.attn.bias", reason: "a causal mask" },
+        Ignored { pattern: "*.attn.masked_bias", reason: "a causal mask" },
+    ],
+};
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = ModelConfig::base(h, "gpt2", RopeStyle::Half)?;

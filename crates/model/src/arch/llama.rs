@@ -1,13 +1,18 @@
 //! Llama 1 to 3.3 (Touvron et al. 2023) and what shares its GGUF name: Mistral and Mixtral.
 
-use super::{ArchSpec, mistral, mixtral};
+use super::{ArchSpec, INV_FREQ, Ignored, mistral, mixtral};
 use crate::Result;
 use crate::config::ModelConfig;
 use crate::hyper::Hyper;
 use realizar_compute::{Activation, RopeStyle};
 
-pub(super) const SPEC: ArchSpec =
-    ArchSpec { name: "llama", gguf: &["llama"], hf: &["LlamaForCausalLM"], configure };
+pub(super) const SPEC: ArchSpec = ArchSpec {
+    name: "llama",
+    gguf: &["llama"],
+    hf: &["LlamaForCausalLM"],
+    configure,
+    ignored: &[INV_FREQ, Ignored { pattern: "blk.*.attn_rot_embd*", reason: INV_FREQ.reason }],
+};
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     if h.is_gguf() && h.usize("n_experts")?.unwrap_or(0) > 0 {

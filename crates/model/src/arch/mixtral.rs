@@ -1,12 +1,12 @@
 //! Mixtral (Jiang et al. 2024): Mistral with a mixture of experts in every layer.
 
-use super::{ArchSpec, llama};
+use super::{ArchSpec, INV_FREQ, llama};
 use crate::Result;
 use crate::config::ModelConfig;
 use crate::hyper::Hyper;
 
 pub(super) const SPEC: ArchSpec =
-    ArchSpec { name: "mixtral", gguf: &[], hf: &["MixtralForCausalLM"], configure };
+    ArchSpec { name: "mixtral", gguf: &[], hf: &["MixtralForCausalLM"], configure, ignored: &[INV_FREQ] };
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = llama::base(h, "mixtral")?;

@@ -30,7 +30,21 @@ pub struct ArchSpec {
     pub hf: &'static [&'static str],
     /// Reads the hyper-parameters.
     pub configure: fn(&Hyper<'_>) -> Result<ModelConfig>,
+    /// Tensors that files of this architecture are known to have and that change nothing.
+    pub ignored: &'static [Ignored],
 }
+
+/// Tensors that a model does without.
+pub struct Ignored {
+    /// Their names in files of any format; `*` stands for any characters.
+    pub pattern: &'static str,
+    /// Why nothing is lost.
+    pub reason: &'static str,
+}
+
+/// Buffers that old versions of the reference library saved.
+const INV_FREQ: Ignored =
+    Ignored { pattern: "*.rotary_emb.inv_freq", reason: "the hyper-parameters say the frequencies" };
 
 /// All architectures.
 pub static ARCHS: &[ArchSpec] = &[
@@ -54,6 +68,11 @@ pub static ARCHS: &[ArchSpec] = &[
 pub fn configure(source: &dyn TensorSource) -> Result<ModelConfig> {
     let (name, spec) = find(source)?;
     (spec.configure)(&Hyper::new(source, &name))
+}
+
+/// The tensors that an architecture does without.
+pub(crate) fn ignored(arch: &str) -> &'static [Ignored] {
+    ARCHS.iter().find(|a| a.name == arch).map_or(&[], |a| a.ignored)
 }
 
 fn find(source: &dyn TensorSource) -> Result<(String, &'static ArchSpec)> {

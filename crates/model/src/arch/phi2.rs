@@ -1,13 +1,13 @@
 //! Phi 1.5 and 2 (Li et al. 2023): attention and feed-forward side by side, LayerNorm, partial rotation.
 
-use super::ArchSpec;
+use super::{ArchSpec, INV_FREQ};
 use crate::Result;
 use crate::config::{ModelConfig, Presence};
 use crate::hyper::Hyper;
 use realizar_compute::{Activation, NormKind, RopeStyle};
 
 pub(super) const SPEC: ArchSpec =
-    ArchSpec { name: "phi2", gguf: &["phi2"], hf: &["PhiForCausalLM"], configure };
+    ArchSpec { name: "phi2", gguf: &["phi2"], hf: &["PhiForCausalLM"], configure, ignored: &[INV_FREQ] };
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = ModelConfig::base(h, "phi2", RopeStyle::Half)?;

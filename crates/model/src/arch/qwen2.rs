@@ -1,13 +1,13 @@
 //! Qwen 2 and 2.5: Llama with biases on q, k and v.
 
-use super::ArchSpec;
+use super::{ArchSpec, INV_FREQ};
 use crate::Result;
 use crate::config::{ModelConfig, Presence};
 use crate::hyper::Hyper;
 use realizar_compute::{Activation, RopeStyle};
 
 pub(super) const SPEC: ArchSpec =
-    ArchSpec { name: "qwen2", gguf: &["qwen2"], hf: &["Qwen2ForCausalLM"], configure };
+    ArchSpec { name: "qwen2", gguf: &["qwen2"], hf: &["Qwen2ForCausalLM"], configure, ignored: &[INV_FREQ] };
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = ModelConfig::base(h, "qwen2", RopeStyle::Half)?;

@@ -1,13 +1,18 @@
 //! Qwen 3 with a mixture of experts.
 
-use super::{ArchSpec, qwen2};
+use super::{ArchSpec, INV_FREQ, qwen2};
 use crate::Result;
 use crate::config::{ModelConfig, QkNorm};
 use crate::hyper::Hyper;
 use realizar_compute::{Activation, RopeStyle};
 
-pub(super) const SPEC: ArchSpec =
-    ArchSpec { name: "qwen3moe", gguf: &["qwen3moe"], hf: &["Qwen3MoeForCausalLM"], configure };
+pub(super) const SPEC: ArchSpec = ArchSpec {
+    name: "qwen3moe",
+    gguf: &["qwen3moe"],
+    hf: &["Qwen3MoeForCausalLM"],
+    configure,
+    ignored: &[INV_FREQ],
+};
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = ModelConfig::base(h, "qwen3moe", RopeStyle::Half)?;

@@ -7,23 +7,29 @@
 mod metadata;
 
 use crate::config::{Ffn, LayerConfig, Mixer, ModelConfig, Presence, Tied};
+use crate::contract::{self, Contract, Entry, Part, Weight};
 use crate::metadata::Metadata;
-use crate::names::{self, NAMES};
+use crate::names;
 use crate::rope::RopeScaling;
 use crate::source::{Format, TensorInfo, TensorSource, TensorView};
 use crate::{Error, Result, arch, weights};
 use bytes::Bytes;
 use realizar_compute::{DType, RopeStyle};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// The model in GGUF's layout; a GGUF model stays as it is.
 ///
-/// Errors: an architecture that is not known; weights that are missing, or left over; a tokenizer or a hyper-parameter that GGUF
-/// cannot state.
+/// Errors: weights that are missing, wrong or left over, whatever the format; for a folder also an architecture that is not known,
+/// and a tokenizer or a hyper-parameter that GGUF cannot state.
 pub fn as_gguf(source: Box<dyn TensorSource>) -> Result<Box<dyn TensorSource>> {
     if source.format() == Format::Gguf {
-        return Ok(source);
+        // What this program cannot run it can still copy.
+        return match arch::configure(&*source) {
+            Ok(config) => contract::check(&*source, &config).map(|()| source),
+            Err(Error::UnknownArchitecture { .. }) => Ok(source),
+            Err(e) => Err(e),
+        };
     }
     let converted = Converted::new(source)?;
     converted.check()?;
@@ -67,6 +73,7 @@ impl Converted {
                 format!("its weights are quantized by {method}; only plain numbers can be converted");
             return Err(Error::unsupported(source.path(), reason));
         }
+        let contract = Contract::check(&*source, &config)?;
         let metadata = metadata::metadata(&*source, &config)?;
         let mut this = Self {
             source,
@@ -76,7 +83,7 @@ impl Converted {
             by_name: HashMap::new(),
             recipes: Vec::new(),
         };
-        this.add_tensors()?;
+        this.add_tensors(&contract)?;
         this.add_rope_tensors()?;
         Ok(this)
     }
@@ -90,78 +97,20 @@ impl Converted {
         Ok(())
     }
 
-    fn add_tensors(&mut self) -> Result<()> {
-        let mut used = HashSet::new();
-        let n_layers = self.config.layers.len();
-        for layer in std::iter::once(None).chain((0..n_layers).map(Some)) {
-            for row in NAMES.iter().filter(|row| row.gguf.contains("{i}") == layer.is_some()) {
-                // Only with norms after the blocks does this name mean one; else it means the norm before the second block.
-                if row.ours == "post_attn_norm"
-                    && self.config.layers.iter().all(|l| l.norms.post_mixer.is_none())
-                {
-                    continue;
-                }
-                for suffix in ["weight", "bias"] {
-                    // Where the output stands for the embedding, its bias does not.
-                    if (row.ours, suffix) == ("embed", "bias") {
-                        continue;
-                    }
-                    let expert = row.ours.starts_with("experts.").then_some(0);
-                    if let Some(from) = names::file_name(&*self.source, row.ours, layer, expert, suffix) {
-                        self.add_weight(row.ours, layer, suffix, from, &mut used)?;
-                    }
-                }
-            }
-        }
-        self.check_complete()?;
-        self.check_left_over(&used)
+    fn add_tensors(&mut self, contract: &Contract) -> Result<()> {
+        contract.entries().iter().try_for_each(|entry| self.add_weight(entry))
     }
 
-    fn add_weight(
-        &mut self,
-        ours: &str,
-        layer: Option<usize>,
-        suffix: &str,
-        from: String,
-        used: &mut HashSet<String>,
-    ) -> Result<()> {
-        let mut name = names::candidates(ours, Format::Gguf)[0].to_owned() + "." + suffix;
-        if let Some(i) = layer {
-            name = name.replace("{i}", &i.to_string());
-        }
-        let info = self.source.find(&from).expect("it was just found");
-        let (mut dtype, mut shape) = (info.dtype, info.shape.clone());
+    fn add_weight(&mut self, entry: &Entry) -> Result<()> {
+        let &Entry { weight: Weight { name: ours, layer }, part, ref shape, ref files } = entry;
+        let name = names::preferred(ours, Format::Gguf, layer, 0, part.suffix());
+        let mut dtype = self.source.find(&files[0]).expect("the contract found it").dtype;
         if dtype.block_len() != 1 {
-            return Err(Error::bad_tensor(
-                self.source.path(),
-                &from,
-                format!("has type {dtype}, which cannot be converted"),
-            ));
+            let reason = format!("has type {dtype}, which cannot be converted");
+            return Err(Error::bad_tensor(self.source.path(), &files[0], reason));
         }
-        let experts = layer.map(|i| self.config.layers[i].ffn);
-        if let (true, Some(Ffn::Experts(moe))) = (ours.starts_with("experts."), experts) {
-            let mut parts = Vec::new();
-            for e in 0..moe.n_experts {
-                let part =
-                    names::file_name(&*self.source, ours, layer, Some(e), suffix).ok_or_else(|| {
-                        Error::bad_tensor(
-                            self.source.path(),
-                            &from,
-                            format!("has no counterpart for expert {e} of {}", moe.n_experts),
-                        )
-                    })?;
-                if self.source.find(&part).is_some_and(|p| p.shape != shape || p.dtype != dtype) {
-                    return Err(Error::bad_tensor(
-                        self.source.path(),
-                        &part,
-                        format!("is not {dtype} {shape:?} as {from:?}"),
-                    ));
-                }
-                used.insert(part.clone());
-                parts.push(part);
-            }
-            shape.insert(0, moe.n_experts);
-            return self.add(name, dtype, shape, Recipe::Stack(parts));
+        if files.len() > 1 {
+            return self.add(name, dtype, shape.clone(), Recipe::Stack(files.clone()));
         }
         // Small things stay exact, and readers expect them so.
         if shape.len() < 2 || ["router", "position_embed"].contains(&ours) {
@@ -172,84 +121,19 @@ impl Converted {
         let heads = layer.map(|i| match c.layers[i].mixer {
             Mixer::Attention(a) => a.heads,
         });
-        let edit = match ours {
-            _ if ours.ends_with("norm") && suffix == "weight" && c.norm_offset == 1.0 => Edit::AddOne,
-            "q_proj" if llama => Edit::Interleave { n_heads: heads.map_or(1, |h| h.n_heads) },
-            "k_proj" if llama => Edit::Interleave { n_heads: heads.map_or(1, |h| h.n_kv_heads) },
+        let edit = match (ours, heads) {
+            _ if ours.ends_with("norm") && part == Part::Weight && c.norm_offset == 1.0 => Edit::AddOne,
+            ("q_proj", Some(heads)) if llama => Edit::Interleave { n_heads: heads.n_heads },
+            ("k_proj", Some(heads)) if llama => Edit::Interleave { n_heads: heads.n_kv_heads },
             _ if c.transposed && layer.is_some() && shape.len() == 2 => Edit::Transpose,
             _ => Edit::Keep,
         };
-        match edit {
-            Edit::Interleave { n_heads } if !shape[0].is_multiple_of(2 * n_heads) => {
-                let reason = format!("has {} rows, which {n_heads} heads cannot share", shape[0]);
-                return Err(Error::bad_tensor(self.source.path(), &from, reason));
-            }
-            Edit::Transpose => shape.reverse(),
-            _ => {}
+        let turns_whole_heads = heads.is_none_or(|h| c.ropes.iter().all(|rope| rope.dim == h.head_dim));
+        if matches!(edit, Edit::Interleave { .. }) && !turns_whole_heads {
+            let reason = "has heads of which only a part turns, and GGUF has no order of rows for them";
+            return Err(Error::bad_tensor(self.source.path(), &files[0], reason));
         }
-        // One matrix that is both the embedding and the output is stored once.
-        if !used.insert(from.clone()) {
-            return Ok(());
-        }
-        self.add(name, dtype, shape, Recipe::Edit(from, edit))
-    }
-
-    /// What every layer of every architecture has. The loader would say it too, but only when the file is written.
-    fn check_complete(&self) -> Result<()> {
-        let need = |options: &[&str], layer: Option<usize>| -> Result<()> {
-            let name = |ours: &str, format: Format| {
-                let pattern = names::candidates(ours, format)[0].to_owned() + ".weight";
-                let pattern = pattern.replace("{e}", "0");
-                layer.map_or(pattern.clone(), |i| pattern.replace("{i}", &i.to_string()))
-            };
-            if options.iter().any(|ours| self.by_name.contains_key(&name(ours, Format::Gguf))) {
-                return Ok(());
-            }
-            // The source knows whether it is missing or of a type that cannot be a weight.
-            self.source.tensor(&name(options[0], Format::Safetensors)).map(drop)
-        };
-        need(&["embed"], None)?;
-        need(&["final_norm"], None)?;
-        for (i, layer) in self.config.layers.iter().enumerate() {
-            need(&["attn_norm"], Some(i))?;
-            for part in ["q_proj", "k_proj", "v_proj"] {
-                need(&[part, "qkv_proj"], Some(i))?;
-            }
-            need(&["o_proj"], Some(i))?;
-            let parts: &[&[&str]] = match matches!(layer.ffn, Ffn::Experts(_)) {
-                true => &[&["router"], &["experts.gate_proj"], &["experts.up_proj"], &["experts.down_proj"]],
-                false => &[&["up_proj", "gate_up_proj"], &["down_proj"]],
-            };
-            parts.iter().try_for_each(|options| need(options, Some(i)))?;
-        }
-        Ok(())
-    }
-
-    /// A weight of a layer without a place in GGUF would change the model; other parts, such as an image encoder, are left out.
-    fn check_left_over(&self, used: &HashSet<String>) -> Result<()> {
-        let buffers = [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
-        let mut n_left = 0;
-        for t in self.source.tensors().iter().filter(|t| !used.contains(&t.name)) {
-            if buffers.iter().any(|b| t.name.ends_with(b)) {
-                continue;
-            }
-            let below = [
-                "model.layers.",
-                "model.language_model.layers.",
-                "language_model.model.layers.",
-                "h.",
-                "transformer.h.",
-            ];
-            if below.iter().any(|b| t.name.starts_with(b)) {
-                return Err(Error::bad_tensor(self.source.path(), &t.name, "has no place in GGUF"));
-            }
-            n_left += 1;
-            tracing::debug!(tensor = t.name, "left out");
-        }
-        if n_left > 0 {
-            tracing::warn!("{n_left} tensors are no part of the language model and are left out");
-        }
-        Ok(())
+        self.add(name, dtype, shape.clone(), Recipe::Edit(files[0].clone(), edit))
     }
 
     fn add_rope_tensors(&mut self) -> Result<()> {
@@ -276,6 +160,7 @@ impl Converted {
     /// Reads the result as a GGUF model and compares what it says with the original.
     fn check(&self) -> Result<()> {
         let (before, after) = (&self.config, arch::configure(self)?);
+        contract::check(self, &after)?;
         let cannot = |what: &str, before: String, after: String| {
             let reason = format!("its {what} is {before}, and the GGUF file would mean {after}");
             Err(Error::unsupported(self.source.path(), reason))

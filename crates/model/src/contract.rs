@@ -1,0 +1,433 @@
+//! Which tensors a model needs, may have and does without, checked against its files before any is read.
+//!
+//! [`Contract::check`] turns a [`ModelConfig`] into the list of all its tensors with their shapes, finds each in the files, and
+//! reports everything that is wrong at once. A tensor of the files that is on no list is an error too: it would change the model
+//! if somebody read it. Loader and converter read only what the contract has found.
+
+use crate::arch::{self, Ignored};
+use crate::config::{
+    Attention, Dense, Experts, Ffn, LayerConfig, Mixer, ModelConfig, Presence, QkNorm, Tied,
+};
+use crate::names;
+use crate::rope::RopeScaling;
+use crate::source::{Format, TensorSource};
+use crate::{Error, Result};
+use realizar_compute::NormKind;
+use std::collections::HashMap;
+
+/// One of our weights in one layer, or outside of the layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Weight {
+    /// In [`NAMES`](names::NAMES).
+    pub(crate) name: &'static str,
+    pub(crate) layer: Option<usize>,
+}
+
+/// What belongs to one name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Part {
+    Weight,
+    Bias,
+    /// One factor on all outputs, where a file keeps it apart from the weights.
+    Scale,
+}
+
+impl Part {
+    /// The end of its name in files.
+    pub(crate) fn suffix(self) -> &'static str {
+        match self {
+            Part::Weight => "weight",
+            Part::Bias => "bias",
+            Part::Scale => "scale",
+        }
+    }
+}
+
+/// A tensor of a model and where its files have it.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) weight: Weight,
+    pub(crate) part: Part,
+    /// Row-major: `[n]`, `[n_out, n_in]` or `[n_experts, n_out, n_in]`.
+    pub(crate) shape: Vec<usize>,
+    /// The tensor's name in the files; one for each expert where experts stand one by one.
+    pub(crate) files: Vec<String>,
+}
+
+/// All tensors of a model that its files have.
+#[derive(Debug)]
+pub(crate) struct Contract {
+    entries: Vec<Entry>,
+    by_key: HashMap<(Weight, Part), usize>,
+}
+
+/// Checks names, shapes and types of all tensors of a model, without reading any.
+///
+/// Errors: `MissingTensor`, `BadTensor` or `UnsupportedType` where one tensor is wrong; `BadWeights` where several are.
+pub fn check(source: &dyn TensorSource, config: &ModelConfig) -> Result<()> {
+    Contract::check(source, config).map(drop)
+}
+
+impl Contract {
+    /// Finds all tensors of a model.
+    ///
+    /// Errors: as [`check`].
+    pub(crate) fn check(source: &dyn TensorSource, config: &ModelConfig) -> Result<Self> {
+        let mut checker =
+            Checker { source, config, entries: Vec::new(), used: HashMap::new(), problems: Vec::new() };
+        checker.outside_of_layers();
+        for (i, layer) in config.layers.iter().enumerate() {
+            checker.layer(i, layer);
+        }
+        checker.left_over();
+        if !checker.problems.is_empty() {
+            return Err(Error::bad_weights(source.path(), checker.problems));
+        }
+        let entries = checker.entries;
+        let by_key = entries.iter().enumerate().map(|(i, e)| ((e.weight, e.part), i)).collect();
+        Ok(Self { entries, by_key })
+    }
+
+    /// All tensors, in the order of the model.
+    pub(crate) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// A tensor, if the files have it.
+    pub(crate) fn find(&self, weight: Weight, part: Part) -> Option<&Entry> {
+        self.by_key.get(&(weight, part)).map(|&i| &self.entries[i])
+    }
+}
+
+/// Matrices that are stacked along their outputs, or the one matrix of all of them.
+struct Stack<'a> {
+    layer: Option<usize>,
+    /// Names and numbers of outputs.
+    parts: &'a [(&'static str, usize)],
+    n_in: usize,
+    bias: Presence,
+}
+
+struct Checker<'a> {
+    source: &'a dyn TensorSource,
+    config: &'a ModelConfig,
+    entries: Vec<Entry>,
+    /// What each tensor of the files serves as.
+    used: HashMap<String, &'static str>,
+    problems: Vec<Error>,
+}
+
+impl Checker<'_> {
+    fn file_name(&self, w: Weight, expert: Option<usize>, part: Part) -> Option<String> {
+        names::file_name(self.source, w.name, w.layer, expert, part.suffix())
+    }
+
+    fn bad(&mut self, tensor: &str, reason: impl Into<String>) {
+        self.problems.push(Error::bad_tensor(self.source.path(), tensor, reason));
+    }
+
+    /// Notes that a tensor is not there, or why it cannot be a weight.
+    fn missing(&mut self, w: Weight, expert: Option<usize>, part: Part) {
+        match self.of_other_type(w, expert, part) {
+            Some(error) => self.problems.push(error),
+            None => {
+                let tensor = names::preferred(
+                    w.name,
+                    self.source.format(),
+                    w.layer,
+                    expert.unwrap_or(0),
+                    part.suffix(),
+                );
+                self.problems.push(Error::MissingTensor { path: self.source.path().to_owned(), tensor });
+            }
+        }
+    }
+
+    /// The error of a tensor that the files have in a type that no weight can have.
+    fn of_other_type(&self, w: Weight, expert: Option<usize>, part: Part) -> Option<Error> {
+        let spellings = names::spellings(w.name, self.source.format(), w.layer, expert, part.suffix());
+        spellings
+            .filter_map(|name| self.source.tensor(&name).err())
+            .find(|e| !matches!(e, Error::MissingTensor { .. }))
+    }
+
+    /// Marks a tensor of the files as used.
+    fn take(&mut self, file: &str, w: Weight) {
+        if let Some(other) = self.used.insert(file.to_owned(), w.name) {
+            self.bad(file, format!("would be both {other} and {}", w.name));
+        }
+    }
+
+    fn check_shape(&mut self, file: &str, expected: &[usize]) {
+        if let Some(found) = self.source.find(file).map(|t| t.shape.clone())
+            && found != expected
+        {
+            self.bad(file, format!("has shape {found:?} where {expected:?} was expected"));
+        }
+    }
+
+    /// Finds one tensor; returns whether it is there.
+    fn one(&mut self, w: Weight, part: Part, shape: &[usize], presence: Presence) -> bool {
+        if presence == Presence::Absent {
+            return false;
+        }
+        let Some(file) = self.file_name(w, None, part) else {
+            match presence {
+                Presence::Needed => self.missing(w, None, part),
+                Presence::Optional | Presence::Absent => {
+                    let error = self.of_other_type(w, None, part);
+                    self.problems.extend(error);
+                }
+            }
+            return false;
+        };
+        let transposed = self.config.transposed && w.layer.is_some() && shape.len() == 2;
+        if transposed {
+            self.check_shape(&file, &[shape[1], shape[0]]);
+            if self.source.find(&file).is_some_and(|t| t.dtype.block_len() != 1) {
+                self.bad(&file, "is stored transposed, which quantized weights cannot be");
+            }
+        } else {
+            self.check_shape(&file, shape);
+        }
+        self.take(&file, w);
+        self.entries.push(Entry { weight: w, part, shape: shape.to_vec(), files: vec![file] });
+        true
+    }
+
+    fn norm(&mut self, name: &'static str, layer: Option<usize>, len: usize) {
+        let w = Weight { name, layer };
+        self.one(w, Part::Weight, &[len], Presence::Needed);
+        let bias = match self.config.norm_kind {
+            NormKind::Rms => Presence::Absent,
+            NormKind::Layer => Presence::Needed,
+        };
+        self.one(w, Part::Bias, &[len], bias);
+    }
+
+    fn linear(&mut self, stack: &Stack<'_>) {
+        let Stack { layer, parts, n_in, mut bias } = *stack;
+        let weights = || parts.iter().map(|&(name, n_out)| (Weight { name, layer }, n_out));
+        for (w, n_out) in weights() {
+            self.one(w, Part::Weight, &[n_out, n_in], Presence::Needed);
+        }
+        // Stacked matrices have all their biases or none.
+        if bias == Presence::Optional && weights().any(|(w, _)| self.file_name(w, None, Part::Bias).is_some())
+        {
+            bias = Presence::Needed;
+        }
+        let mut has_bias = false;
+        for (w, n_out) in weights() {
+            has_bias |= self.one(w, Part::Bias, &[n_out], bias);
+        }
+        // Only GGUF has a place for factors.
+        if self.source.format() != Format::Gguf {
+            return;
+        }
+        for (w, _) in weights() {
+            if self.one(w, Part::Scale, &[1], Presence::Optional) && has_bias {
+                let file = self.file_name(w, None, Part::Scale).expect("it was just found");
+                self.bad(&file, "is a factor beside a bias, which is not supported");
+            }
+        }
+    }
+
+    /// One matrix per expert, in one tensor or in one each.
+    fn experts(&mut self, name: &'static str, layer: usize, shape: [usize; 3]) {
+        let w = Weight { name, layer: Some(layer) };
+        let Some(first) = self.file_name(w, Some(0), Part::Weight) else {
+            return self.missing(w, Some(0), Part::Weight);
+        };
+        let found = self.source.find(&first).expect("it was just found");
+        let (dtype, dims) = (found.dtype, found.shape.len());
+        let mut files = Vec::new();
+        if dims == shape.len() {
+            self.check_shape(&first, &shape);
+            files.push(first);
+        } else {
+            for e in 0..shape[0] {
+                let Some(file) = self.file_name(w, Some(e), Part::Weight) else {
+                    self.missing(w, Some(e), Part::Weight);
+                    continue;
+                };
+                self.check_shape(&file, &shape[1..]);
+                if let Some(other) = self.source.find(&file).map(|t| t.dtype).filter(|&d| d != dtype) {
+                    self.bad(&file, format!("has type {other}, and the first expert's has {dtype}"));
+                }
+                files.push(file);
+            }
+        }
+        files.iter().for_each(|file| self.take(file, w));
+        self.entries.push(Entry { weight: w, part: Part::Weight, shape: shape.to_vec(), files });
+    }
+
+    fn outside_of_layers(&mut self) {
+        let c = self.config;
+        let global = |name| Weight { name, layer: None };
+        self.one(global("embed"), Part::Weight, &[c.vocab_size, c.hidden_size], Presence::Needed);
+        self.lm_head();
+        if c.learned_positions {
+            self.one(
+                global("position_embed"),
+                Part::Weight,
+                &[c.context_length, c.hidden_size],
+                Presence::Needed,
+            );
+        }
+        self.norm("final_norm", None, c.hidden_size);
+        let rope = c.ropes.first().filter(|_| self.source.format() == Format::Gguf);
+        let factors: &[&'static str] = match rope.map(|rope| &rope.scaling) {
+            Some(RopeScaling::Factors(_)) => &["rope_freqs"],
+            Some(RopeScaling::LongRope { .. }) => &["rope_factors_long", "rope_factors_short"],
+            _ => &[],
+        };
+        for name in factors {
+            let n = rope.map_or(0, |rope| rope.dim / 2);
+            self.one(global(name), Part::Weight, &[n], Presence::Needed);
+        }
+    }
+
+    fn lm_head(&mut self) {
+        let c = self.config;
+        let w = Weight { name: "lm_head", layer: None };
+        let file = self.file_name(w, None, Part::Weight);
+        let is_embed = file.as_ref().is_some_and(|file| self.used.contains_key(file));
+        match (c.tied, file) {
+            (Tied::Never, Some(file)) if is_embed => {
+                self.bad(&file, "is the only one of embedding and output matrix, which this model has apart");
+            }
+            // One matrix serves as both.
+            (Tied::Always | Tied::IfAbsent, _) if is_embed => {}
+            (Tied::IfAbsent, None) => {}
+            (Tied::Always, file) => self.used.extend(file.map(|file| (file, w.name))),
+            (Tied::Never | Tied::IfAbsent, _) => {
+                let parts = &[(w.name, c.vocab_size)];
+                self.linear(&Stack { layer: None, parts, n_in: c.hidden_size, bias: c.lm_head_bias });
+            }
+        }
+    }
+
+    fn layer(&mut self, i: usize, layer: &LayerConfig) {
+        let n = self.config.hidden_size;
+        let norms = layer.norms;
+        for name in [norms.pre_mixer, norms.post_mixer, norms.pre_ffn, norms.post_ffn].into_iter().flatten() {
+            self.norm(name, Some(i), n);
+        }
+        match &layer.mixer {
+            Mixer::Attention(attention) => self.attention(i, attention),
+        }
+        match &layer.ffn {
+            Ffn::Gated(dense) => {
+                let inner = dense.intermediate_size;
+                let parts: &[_] = match self.is_fused(i, inner) {
+                    true => &[("gate_up_proj", 2 * inner)],
+                    false => &[("gate_proj", inner), ("up_proj", inner)],
+                };
+                self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: dense.bias });
+                self.down(i, dense);
+            }
+            Ffn::Plain(dense) => {
+                let parts = &[("up_proj", dense.intermediate_size)];
+                self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: dense.bias });
+                self.down(i, dense);
+            }
+            Ffn::Experts(Experts { n_experts, intermediate_size, .. }) => {
+                let parts = &[("router", *n_experts)];
+                self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: Presence::Absent });
+                for name in ["experts.gate_proj", "experts.up_proj"] {
+                    self.experts(name, i, [*n_experts, *intermediate_size, n]);
+                }
+                self.experts("experts.down_proj", i, [*n_experts, n, *intermediate_size]);
+            }
+        }
+    }
+
+    /// Whether a layer has gate and up in one matrix. GGUF calls it as it calls up alone.
+    fn is_fused(&self, layer: usize, inner: usize) -> bool {
+        let file = |name| self.file_name(Weight { name, layer: Some(layer) }, None, Part::Weight);
+        let rows = |file: String| self.source.find(&file).and_then(|t| t.shape.first().copied());
+        file("gate_proj").is_none() && file("gate_up_proj").and_then(rows) == Some(2 * inner)
+    }
+
+    fn attention(&mut self, i: usize, attention: &Attention) {
+        let (n, h) = (self.config.hidden_size, attention.heads);
+        let (q_len, kv_len) = (h.n_heads * h.head_dim, h.n_kv_heads * h.head_dim);
+        let fused = Weight { name: "qkv_proj", layer: Some(i) };
+        let parts: &[_] = match self.file_name(fused, None, Part::Weight) {
+            Some(_) => &[("qkv_proj", h.qkv_len())],
+            None => &[("q_proj", q_len), ("k_proj", kv_len), ("v_proj", kv_len)],
+        };
+        self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: attention.qkv_bias });
+        let lens = match attention.qk_norm {
+            None => None,
+            Some(QkNorm::PerHead) => Some([h.head_dim; 2]),
+        };
+        if let Some([q, k]) = lens {
+            self.norm("q_norm", Some(i), q);
+            self.norm("k_norm", Some(i), k);
+        }
+        if attention.sub_norm {
+            self.norm("attn_sub_norm", Some(i), q_len);
+        }
+        self.linear(&Stack { layer: Some(i), parts: &[("o_proj", n)], n_in: q_len, bias: attention.o_bias });
+    }
+
+    fn down(&mut self, i: usize, dense: &Dense) {
+        if dense.sub_norm {
+            self.norm("ffn_sub_norm", Some(i), dense.intermediate_size);
+        }
+        let parts = &[("down_proj", self.config.hidden_size)];
+        self.linear(&Stack { layer: Some(i), parts, n_in: dense.intermediate_size, bias: dense.bias });
+    }
+
+    /// Reports the tensors of the files that nobody asked for.
+    fn left_over(&mut self) {
+        let ignored = arch::ignored(self.config.arch);
+        let mut n_ignored = 0;
+        let mut unknown = Vec::new();
+        for t in self.source.tensors().iter().filter(|t| !self.used.contains_key(&t.name)) {
+            match ignored.iter().find(|i| matches(i.pattern, &t.name)) {
+                Some(Ignored { reason, .. }) => {
+                    tracing::debug!(tensor = t.name, reason, "ignored");
+                    n_ignored += 1;
+                }
+                None => unknown.push(t.name.clone()),
+            }
+        }
+        if n_ignored > 0 {
+            tracing::info!(n_ignored, "tensors that the model does without are ignored");
+        }
+        for name in unknown {
+            let reason = match self.is_scale(&name) {
+                true => "holds the scales of quantized weights apart, which is not supported; use an unquantized model or GGUF".to_owned(),
+                false => format!("is no part of this program's description of {:?}", self.config.arch),
+            };
+            self.bad(&name, reason);
+        }
+    }
+
+    /// Whether a tensor holds the scales of one of the model's matrices.
+    fn is_scale(&self, name: &str) -> bool {
+        let ends = [".weight_scale", ".weight_scale_inv", ".scales"];
+        let base = ends.iter().find_map(|end| name.strip_suffix(end));
+        base.is_some_and(|base| self.used.contains_key(&format!("{base}.weight")))
+    }
+}
+
+/// Whether a name fits a pattern, in which `*` stands for any characters.
+fn matches(pattern: &str, name: &str) -> bool {
+    let Some((first, rest)) = pattern.split_once('*') else { return pattern == name };
+    let Some(mut name) = name.strip_prefix(first) else { return false };
+    let mut parts = rest.split('*').peekable();
+    while let Some(part) = parts.next() {
+        if parts.peek().is_none() {
+            return name.ends_with(part);
+        }
+        let Some(at) = name.find(part) else { return false };
+        name = &name[at + part.len()..];
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests;
