@@ -111,7 +111,9 @@ pub struct AttentionBlock<'a, B: Device> {
     pub input: BlockInput<'a, B>,
     /// Queries, keys and values, stacked.
     pub qkv: &'a Linear<B>,
-    /// Norms and rotation of queries and keys.
+    /// Norms of the queries and of the keys of a token, each over all heads together, before [`AttentionBlock::prep`].
+    pub full_qk_norm: Option<(&'a Norm<B>, &'a Norm<B>)>,
+    /// Norms of single heads, and rotation, of queries and keys.
     pub prep: QkvPrep<'a, B>,
     /// How keys are weighed.
     pub params: &'a AttentionParams,
@@ -224,8 +226,9 @@ pub fn attention<B: Blocks>(
     batch: &B::Batch,
     block: AttentionBlock<'_, B>,
 ) -> Result<()> {
-    let AttentionBlock { input, qkv, prep, params, kv, out, qkv_rows, attended } = block;
+    let AttentionBlock { input, qkv, full_qk_norm, prep, params, kv, out, qkv_rows, attended } = block;
     b.timed("qkv_proj", || project(b, qkv, qkv_rows, input, &mut stream))?;
+    norm_queries_and_keys(b, qkv_rows, full_qk_norm)?;
     b.timed("store_kv", || b.store_kv(qkv_rows, kv, batch, prep))?;
     b.timed("attention", || b.attention(attended, qkv_rows, kv, batch, params))?;
     add_output(b, "o_proj", attended, stream, out)
@@ -302,6 +305,19 @@ pub(crate) fn project<B: Blocks>(
             linear.apply(b, y, stream.normed)
         }
     }
+}
+
+/// Normalizes all queries of a token together, and all keys.
+pub(crate) fn norm_queries_and_keys<B: Blocks>(
+    b: &B,
+    qkv_rows: &mut Tensor<B>,
+    norms: Option<(&Norm<B>, &Norm<B>)>,
+) -> Result<()> {
+    let Some((q, k)) = norms else { return Ok(()) };
+    b.timed("norm", || {
+        b.norm_columns(qkv_rows, 0, q)?;
+        b.norm_columns(qkv_rows, q.weight.len(), k)
+    })
 }
 
 /// Adds a block's output to the residual; `x` is the input of its last matrix, and `name` that matrix's for the profiler.

@@ -186,7 +186,13 @@ pub trait Ops: Device {
     fn norm(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, norm: &Norm<Self>) -> Result<()>;
 
     /// `x = norm(x)`.
-    fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()>;
+    fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
+        assert_eq!(x.row_len(), norm.weight.len());
+        self.norm_columns(x, 0, norm)
+    }
+
+    /// `x[.., start..start + n] = norm(x[.., start..start + n])`, with `n` the elements of the norm; other columns stay as they are.
+    fn norm_columns(&self, x: &mut Tensor<Self>, start: usize, norm: &Norm<Self>) -> Result<()>;
 
     /// `y += x`.
     fn add(&self, y: &mut Tensor<Self>, x: &Tensor<Self>) -> Result<()>;

@@ -188,11 +188,11 @@ impl Ops for Reference {
         self.norm_in_place(y, norm)
     }
 
-    fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
+    fn norm_columns(&self, x: &mut Tensor<Self>, start: usize, norm: &Norm<Self>) -> Result<()> {
         let (n, len) = (x.row_len(), x.len());
         for row in x.buffer_mut()[..len].chunks_exact_mut(n) {
             norm_row(
-                row,
+                &mut row[start..start + norm.weight.len()],
                 norm.kind,
                 norm.weight.buffer(),
                 norm.bias.as_ref().map(|b| &b.buffer()[..]),

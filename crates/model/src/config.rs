@@ -96,6 +96,13 @@ impl LayerNorms {
     /// Before both blocks.
     pub const PRE: Self =
         Self { pre_mixer: Some("attn_norm"), post_mixer: None, pre_ffn: Some("ffn_norm"), post_ffn: None };
+    /// After both blocks.
+    pub const POST: Self = Self {
+        pre_mixer: None,
+        post_mixer: Some("post_attn_norm"),
+        pre_ffn: None,
+        post_ffn: Some("post_ffn_norm"),
+    };
     /// Before and after both blocks.
     pub const PRE_AND_POST: Self =
         Self { post_mixer: Some("post_attn_norm"), post_ffn: Some("post_ffn_norm"), ..Self::PRE };
@@ -136,6 +143,8 @@ pub struct Attention {
 pub enum QkNorm {
     /// Each head by itself; one weight of `head_dim` serves all heads.
     PerHead,
+    /// All heads of a token together; a weight for each element of each head.
+    FullWidth,
 }
 
 /// What is done to each token by itself.

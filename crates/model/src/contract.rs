@@ -361,6 +361,7 @@ impl Checker<'_> {
         let lens = match attention.qk_norm {
             None => None,
             Some(QkNorm::PerHead) => Some([h.head_dim; 2]),
+            Some(QkNorm::FullWidth) => Some([q_len, kv_len]),
         };
         if let Some([q, k]) = lens {
             self.norm("q_norm", Some(i), q);

@@ -218,12 +218,15 @@ impl<B: Backend> Decoder<B> {
             (Mixer::Attention { qkv, qk_norm, out }, config::Mixer::Attention(this)) => {
                 let &Attention { heads, scale, softcap, window, .. } = this;
                 let params = AttentionParams { heads, scale, softcap, window };
+                let norms =
+                    |kind| qk_norm.as_ref().filter(|_| this.qk_norm == Some(kind)).map(|(q, k)| (q, k));
                 let block = AttentionBlock {
                     input: weights.inputs.mixer(),
                     qkv,
+                    full_qk_norm: norms(QkNorm::FullWidth),
                     prep: QkvPrep {
                         heads,
-                        qk_norm: qk_norm.as_ref().map(|(q, k)| (q, k)),
+                        qk_norm: norms(QkNorm::PerHead),
                         angles: this.rope.map(|r| (&room.angles[r], c.ropes[r].style)),
                     },
                     params: &params,
@@ -338,7 +341,7 @@ fn load_layer<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Layer<B>> {
                 qkv: l.fused_or(Some(i), "qkv_proj", &["q_proj", "k_proj", "v_proj"])?,
                 qk_norm: match a.qk_norm {
                     None => None,
-                    Some(QkNorm::PerHead) => Some((l.norm(Some(i), "q_norm")?, l.norm(Some(i), "k_norm")?)),
+                    Some(_) => Some((l.norm(Some(i), "q_norm")?, l.norm(Some(i), "k_norm")?)),
                 },
                 out: Output {
                     sub_norm: norm(a.sub_norm.then_some("attn_sub_norm"))?,

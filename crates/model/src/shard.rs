@@ -4,7 +4,7 @@
 //! hidden activations. Its first matrices are cut by rows, and nothing has to be exchanged. Its last matrix then joins the parts, in
 //! one of two ways ([`Join`]). The names table says which weight is cut how.
 
-use crate::config::{Attention, Dense, Experts, Ffn, Mixer, ModelConfig};
+use crate::config::{Attention, Dense, Experts, Ffn, Mixer, ModelConfig, QkNorm};
 use crate::names;
 use crate::source::TensorSource;
 use crate::{Error, Result};
@@ -77,7 +77,8 @@ pub struct Shard {
 pub struct BlockShard {
     /// How the parts are joined.
     pub join: Join,
-    /// Where each rank's columns of the last matrix's input begin, and after the last their number.
+    /// Where each rank's columns of the last matrix's input begin, and after the last their number; empty where there is nothing to
+    /// join.
     pub starts: Vec<usize>,
 }
 
@@ -221,6 +222,11 @@ impl Cutter<'_> {
 
     fn attention(&self, layer: usize, attention: &mut Attention) -> Result<(BlockShard, HeadShard)> {
         let (whole, n) = (attention.heads, self.rank.count);
+        if n == 1 || attention.qk_norm == Some(QkNorm::FullWidth) {
+            // A norm over all heads needs all of them on every rank, and then attention has its whole input there too.
+            let shard = BlockShard { join: Join::Alone, starts: Vec::new() };
+            return Ok((shard, HeadShard { whole, query: 0..whole.n_heads, kv: 0..whole.n_kv_heads }));
+        }
         let mut shared = Vec::with_capacity(n);
         for i in 0..n {
             shared.push(share_heads(whole, i, n).ok_or_else(|| {
@@ -235,7 +241,6 @@ impl Cutter<'_> {
         let block = self.block_len("o_proj", layer);
         let cuts_blocks = starts.iter().any(|s| !s.is_multiple_of(block));
         let join = match () {
-            () if n == 1 => Join::Alone,
             () if self.exact || attention.sub_norm || cuts_blocks => Join::Gather,
             () => Join::Sum,
         };

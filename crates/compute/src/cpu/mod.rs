@@ -192,8 +192,8 @@ impl Ops for Cpu {
         Ok(())
     }
 
-    fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
-        norm::norm_in_place(&self.pool, self.options.isa, x, norm);
+    fn norm_columns(&self, x: &mut Tensor<Self>, start: usize, norm: &Norm<Self>) -> Result<()> {
+        norm::norm_columns(&self.pool, self.options.isa, x, start, norm);
         Ok(())
     }
 

@@ -6,30 +6,23 @@ use super::threads::Pool;
 use super::{Cpu, parallel};
 use crate::{Norm, NormKind, Tensor};
 
-/// `x = norm(x)`.
-pub(super) fn norm_in_place(pool: &Pool, isa: Isa, x: &mut Tensor<Cpu>, norm: &Norm<Cpu>) {
-    each_row(pool, isa, x, norm, |_, _| ());
+/// `x = norm(x)` in the columns from `start` on that the norm has elements for.
+pub(super) fn norm_columns(pool: &Pool, isa: Isa, x: &mut Tensor<Cpu>, start: usize, norm: &Norm<Cpu>) {
+    let columns = start..start + norm.weight.len();
+    let (weight, bias) = (norm.weight.floats(), norm.bias.as_ref().map(|b| b.floats()));
+    let n = x.row_len();
+    parallel::rows(pool, x.floats_mut(), n, |_, row| {
+        norm_row(isa, &mut row[columns.clone()], norm.kind, weight, bias, norm.eps);
+    });
 }
 
 /// `y = norm(x)`.
 pub(super) fn norm(pool: &Pool, isa: Isa, y: &mut Tensor<Cpu>, x: &Tensor<Cpu>, norm: &Norm<Cpu>) {
     assert_eq!(y.shape(), x.shape());
     let (x, n) = (x.floats(), x.row_len());
-    each_row(pool, isa, y, norm, |i, y| y.copy_from_slice(&x[i * n..][..n]));
-}
-
-/// Normalizes every row after `prepare(row, elements)`.
-fn each_row(
-    pool: &Pool,
-    isa: Isa,
-    y: &mut Tensor<Cpu>,
-    norm: &Norm<Cpu>,
-    prepare: impl Fn(usize, &mut [f32]) + Sync,
-) {
-    let n = y.row_len();
     let (weight, bias) = (norm.weight.floats(), norm.bias.as_ref().map(|b| b.floats()));
     parallel::rows(pool, y.floats_mut(), n, |i, row| {
-        prepare(i, row);
+        row.copy_from_slice(&x[i * n..][..n]);
         norm_row(isa, row, norm.kind, weight, bias, norm.eps);
     });
 }

@@ -141,8 +141,8 @@ impl Ops for Cuda {
         norm::norm(self, y.ptr(), x, norm, false)
     }
 
-    fn norm_in_place(&self, x: &mut Tensor<Self>, norm: &Norm<Self>) -> Result<()> {
-        norm::norm(self, x.ptr(), x, norm, false)
+    fn norm_columns(&self, x: &mut Tensor<Self>, start: usize, norm: &Norm<Self>) -> Result<()> {
+        norm::norm_columns(self, x, start, norm)
     }
 
     fn add(&self, y: &mut Tensor<Self>, x: &Tensor<Self>) -> Result<()> {

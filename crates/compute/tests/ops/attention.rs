@@ -27,6 +27,8 @@ struct Attention {
     /// Elements of a head that turn, and how they pair.
     rope: Option<(usize, RopeStyle)>,
     qk_norm: Option<NormKind>,
+    /// Whether the block normalizes all queries together, and all keys.
+    full_qk_norm: bool,
     parts: Vec<Part>,
     /// Seed of the order of blocks.
     order: u64,
@@ -47,6 +49,7 @@ fn case(n_heads: usize, n_kv_heads: usize, head_dim: usize, parts: &[(usize, usi
         window: None,
         rope: None,
         qk_norm: None,
+        full_qk_norm: false,
         parts: parts.collect(),
         order: 1,
         out: None,
@@ -157,6 +160,11 @@ impl Attention {
         let values: Vec<f32> =
             Random(9).normals(n_tokens * n).iter().map(|v| (v / 8.0 * unit).round() / unit).collect();
         let mut residual = rows_of(b, &values, n);
+        let norm = |n: usize, seed| {
+            let weight = vector(b, &Random(seed).normals(n * self.heads.head_dim));
+            Norm { kind: NormKind::Rms, weight, bias: None, eps: 1e-6 }
+        };
+        let (q_norm, k_norm) = (norm(self.heads.n_heads, 11), norm(self.heads.n_kv_heads, 12));
         self.with_prep(b, batch, n_tokens, |prep| {
             let stream = Stream {
                 residual: &mut residual,
@@ -166,6 +174,7 @@ impl Attention {
             let block = AttentionBlock {
                 input: BlockInput::Residual,
                 qkv,
+                full_qk_norm: self.full_qk_norm.then_some((&q_norm, &k_norm)),
                 prep,
                 params,
                 kv,
@@ -334,6 +343,10 @@ fn rotations_and_norms() {
         }
     }
     check(&[Attention { qk_norm: Some(NormKind::Rms), ..case(4, 2, 64, &RAGGED) }]);
+    for (n_heads, head_dim) in [(4, 8), (6, 64)] {
+        let rope = Some((head_dim, RopeStyle::Half));
+        check(&[Attention { full_qk_norm: true, rope, ..case(n_heads, 2, head_dim, &RAGGED) }]);
+    }
 }
 
 #[test]

@@ -15,6 +15,8 @@ const SHAPES: [(usize, usize); 8] =
 enum Op {
     Norm(NormKind, bool, f32),
     NormInPlace(NormKind, bool, f32),
+    /// Of the second half of rows of twice the length.
+    NormColumns(NormKind, bool, f32),
     Add,
     Gated(Activation),
     Activate(Activation),
@@ -54,6 +56,11 @@ fn run<B: Backend>(b: &B, case: &Rows, range: std::ops::Range<usize>) -> Vec<(&'
         }
         Op::NormInPlace(kind, bias, eps) => {
             b.norm_in_place(&mut x, &norm(kind, bias, eps)).unwrap();
+            vec![("x", read(b, &mut x))]
+        }
+        Op::NormColumns(kind, bias, eps) => {
+            let mut x = rows_of(b, &wide, 2 * n);
+            b.norm_columns(&mut x, n, &norm(kind, bias, eps)).unwrap();
             vec![("x", read(b, &mut x))]
         }
         Op::Add => {
@@ -120,6 +127,9 @@ fn norm() {
         let eps = 1e-5;
         let ops = [Op::Norm(kind, bias, eps), Op::NormInPlace(kind, bias, eps)];
         on_all_shapes(&ops, &[0.01, 1.0, 100.0]);
+        for (rows, len) in SHAPES {
+            check(&[Rows { op: Op::NormColumns(kind, bias, eps), rows, len, size: 1.0 }]);
+        }
     }
 }
 

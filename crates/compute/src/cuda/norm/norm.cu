@@ -1,6 +1,6 @@
 // Normalization of rows.
 //
-// A block owns a row. Moves: the row in and out.
+// A block owns a row, or some columns of it. Moves: them in and out.
 #include "../common/kernel.cuh"
 #include "norm_args.cuh"
 
@@ -26,7 +26,6 @@ KERNEL(norm_rows, NormArgs, 1024) {
   ptx::let_next_kernel_start();
   ptx::wait_for_previous_kernel();
   __shared__ float scratch[32];
-  const int n = a.n;
-  const size_t at = static_cast<size_t>(blockIdx.x) * n;
-  norm_row(a.y + at, a.x + at, a.weight, a.bias, n, a.layer, a.add, a.eps, scratch);
+  const size_t at = static_cast<size_t>(blockIdx.x) * a.row_len;
+  norm_row(a.y + at, a.x + at, a.weight, a.bias, a.n, a.layer, a.add, a.eps, scratch);
 }

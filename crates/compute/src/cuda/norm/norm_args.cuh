@@ -3,14 +3,17 @@
 #include <cstdint>
 
 struct NormArgs {
-  // [n_rows, n], may be x
+  // [n_rows, n] in rows of `row_len`, may be x
   float* y;
+  // As y.
   const float* x;
   // [n]
   const float* weight;
   // [n] or null
   const float* bias;
   uint32_t n;
+  // Elements from one row to the next, of which n are normalized.
+  uint32_t row_len;
   // Whether the mean is taken out first.
   uint32_t layer;
   // Whether the result is added to y.
