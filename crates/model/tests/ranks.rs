@@ -9,9 +9,9 @@ mod support;
 
 use realizar_compute::cpu::{Cpu, CpuOptions};
 use realizar_compute::cuda::Cuda;
-use realizar_compute::{Backend, Collectives as _, DType};
+use realizar_compute::{Backend, Collectives as _, DType, Reference};
 use realizar_model::arch::configure;
-use realizar_model::{Decoder, Error, Join, source};
+use realizar_model::{Decoder, Error, Join, gguf, source};
 use std::path::{Path, PathBuf};
 use support::{Session, argmax};
 
@@ -172,4 +172,95 @@ fn a_rank_that_leaves_fails_the_others_instead_of_keeping_them_waiting() {
         let error = other.join().unwrap().expect("a step without the other rank");
         assert!(error.to_string().contains("another rank has failed"), "{error}");
     });
+}
+
+/// A number for one element of a weight, between -1 and 1.
+fn weight(name: &str, row: usize, column: usize) -> f32 {
+    let mut state = (row as u64) << 32 | column as u64;
+    for byte in name.bytes() {
+        state = (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
+        state ^= state >> 29;
+    }
+    (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+}
+
+/// Writes a Llama model of two layers. Their query heads and hidden activations are 4 and 2, 40 and 24, or 4 and 40 in both: then what
+/// the second layer has more leads nowhere.
+fn write_uneven(path: &Path, padded: bool) {
+    const N: usize = 16;
+    const DIM: usize = 8;
+    const VOCAB: usize = 260;
+    let mut tensors = vec![("token_embd".to_owned(), [VOCAB, N], N), ("output_norm".into(), [1, N], N)];
+    let (mut heads, mut kv_heads, mut widths) = (Vec::new(), Vec::new(), Vec::new());
+    for (i, (own_heads, own_width)) in [(4, 40), (2, 24)].into_iter().enumerate() {
+        let (n_heads, width) = if padded { (4, 40) } else { (own_heads, own_width) };
+        heads.push(n_heads as i32);
+        kv_heads.push(n_heads as i32 / 2);
+        widths.push(width as i32);
+        let q = n_heads * DIM;
+        for (name, shape, used) in [
+            ("attn_norm", [1, N], N),
+            ("attn_q", [q, N], N),
+            ("attn_k", [q / 2, N], N),
+            ("attn_v", [q / 2, N], N),
+            ("attn_output", [N, q], own_heads * DIM),
+            ("ffn_norm", [1, N], N),
+            ("ffn_gate", [width, N], N),
+            ("ffn_up", [width, N], N),
+            ("ffn_down", [N, width], own_width),
+        ] {
+            tensors.push((format!("blk.{i}.{name}"), shape, used));
+        }
+    }
+    let mut header = gguf::Header::new(path);
+    header.set("general.architecture", "llama").unwrap();
+    for (key, n) in
+        [("block_count", 2), ("context_length", 64), ("embedding_length", N), ("attention.key_length", DIM)]
+    {
+        header.set(&format!("llama.{key}"), n as u32).unwrap();
+    }
+    header.set("llama.attention.head_count", heads).unwrap();
+    header.set("llama.attention.head_count_kv", kv_heads).unwrap();
+    header.set("llama.feed_forward_length", widths).unwrap();
+    header.set("llama.attention.layer_norm_rms_epsilon", 1e-5f32).unwrap();
+    for (name, [rows, columns], _) in &tensors {
+        let shape = [*rows, *columns];
+        header.tensor(&format!("{name}.weight"), DType::F32, &shape[usize::from(*rows == 1)..]).unwrap();
+    }
+    let mut writer = gguf::Writer::new(std::fs::File::create(path).unwrap(), header).unwrap();
+    for (name, [rows, columns], used) in &tensors {
+        let value = |r, c| if c < *used { weight(name, r, c) } else { 0.0 };
+        let bytes = (0..*rows).flat_map(|r| (0..*columns).flat_map(move |c| value(r, c).to_le_bytes()));
+        writer.tensor(&format!("{name}.weight"), &bytes.collect::<Vec<u8>>()).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+#[test]
+fn layers_may_differ_in_size() {
+    let folder = std::env::temp_dir().join(format!("realizar-uneven-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (uneven, padded) = (folder.join("uneven.gguf"), folder.join("padded.gguf"));
+    write_uneven(&uneven, false);
+    write_uneven(&padded, true);
+    let config = configure(&*source::open(&uneven).unwrap()).unwrap();
+    assert_eq!(config.kv_bytes_per_token(DType::F32), 4 * 2 * 8 * (2 + 1));
+    let expected = answers(1, true, &padded).swap_remove(0).unwrap();
+    let same = |found: Answer, what: &str| {
+        let difference = largest_difference(&expected.logits, &found.logits);
+        assert!(difference < TOLERANCE, "{what}: {difference}");
+        assert_eq!(found.tokens, expected.tokens, "{what}");
+    };
+    for (count, exact) in [(1, true), (1, false), (2, true), (2, false)] {
+        for found in answers(count, exact, &uneven) {
+            same(found.unwrap(), &format!("{count} ranks, exact: {exact}"));
+        }
+    }
+    same(answer(&Reference, &uneven).unwrap(), "reference");
+    if let Some((drivers, link)) = emulation::group(2) {
+        for found in answers_of(&Cuda::group_on(drivers, link, true).unwrap(), &uneven) {
+            same(found.unwrap(), "emulated GPUs");
+        }
+    }
+    std::fs::remove_dir_all(folder).unwrap();
 }
