@@ -229,6 +229,10 @@ VARIANTS = {
         "BitNet", dict(BITNET, hidden_act="relu2"), 20, ternary=True, hf_only=True,
         notes="squared ReLU, as the published model; the GGUF architecture `bitnet` means SiLU",
     ),
+    "glm4": Variant(
+        "Glm4", dict(FOUR_HEADS, num_hidden_layers=3, attention_bias=True, rope_parameters=rope(partial_rotary_factor=0.5)), 22,
+        notes="half of each head turns, in interleaved pairs; norms before and after each block; gate and up in one matrix",
+    ),
 }
 
 # ------------------------------------------------------------------------------------------------------------------ weights
@@ -477,7 +481,8 @@ def verify_hf(folder, variant, expected):
 # --------------------------------------------------------------------------------------------------------------------- GGUF
 
 GGUF_ARCH = {"Llama": "llama", "Mistral": "llama", "Mixtral": "llama", "Qwen2": "qwen2", "Qwen3": "qwen3", "Qwen3Moe": "qwen3moe",
-             "Phi": "phi2", "Phi3": "phi3", "Gemma2": "gemma2", "Gemma3": "gemma3", "GPT2": "gpt2", "BitNet": "bitnet"}
+             "Phi": "phi2", "Phi3": "phi3", "Gemma2": "gemma2", "Gemma3": "gemma3", "GPT2": "gpt2", "BitNet": "bitnet",
+             "Glm4": "glm4"}
 TOP_NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "final_layernorm": "output_norm", "lm_head": "output",
              "wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}
 LAYER_NAMES = {
@@ -491,6 +496,8 @@ LAYER_NAMES = {
 }
 GEMMA_NAMES = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
                "post_feedforward_layernorm": "post_ffw_norm"}
+OTHER_NAMES = {"Gemma2": GEMMA_NAMES, "Gemma3": GEMMA_NAMES,
+               "Glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}}
 EXPERT_NAMES = {"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps", "gate_proj": "ffn_gate_exps",
                 "down_proj": "ffn_down_exps", "up_proj": "ffn_up_exps"}
 
@@ -513,7 +520,7 @@ def gguf_tensors(variant, config, tensors):
         module, _, suffix = bare.rpartition(".")
         if inner := re.match(r"(?:layers|h)\.(\d+)\.(.+)$", module):
             layer, module = inner.groups()
-            names = {**LAYER_NAMES, **GEMMA_NAMES} if kind.startswith("Gemma") else LAYER_NAMES
+            names = {**LAYER_NAMES, **OTHER_NAMES.get(kind, {})}
             target = f"blk.{layer}.{names[module]}"
         else:
             target = TOP_NAMES[module]
@@ -577,7 +584,7 @@ def gguf_metadata(writer, variant, config):
     if config.get("head_dim"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    if arch in ("llama", "phi2", "phi3", "bitnet"):
+    if arch in ("llama", "phi2", "phi3", "bitnet", "glm4"):
         writer.add_rope_dimension_count(int(head_dim * full.get("partial_rotary_factor", 1.0)))
     if arch in ("llama", "bitnet"):
         writer.add_vocab_size(config["vocab_size"])

@@ -68,7 +68,11 @@ pub static NAMES: &[WeightName] = &[
         ],
     )
     .split(Split::FromHeads),
-    row("post_attn_norm", "blk.{i}.post_attention_norm", &["model.layers.{i}.post_attention_layernorm"]),
+    row(
+        "post_attn_norm",
+        "blk.{i}.post_attention_norm",
+        &["model.layers.{i}.post_self_attn_layernorm", "model.layers.{i}.post_attention_layernorm"],
+    ),
     row(
         "ffn_norm",
         "blk.{i}.ffn_norm",
@@ -105,7 +109,11 @@ pub static NAMES: &[WeightName] = &[
         ],
     )
     .split(Split::FromHidden),
-    row("post_ffn_norm", "blk.{i}.post_ffw_norm", &["model.layers.{i}.post_feedforward_layernorm"]),
+    row(
+        "post_ffn_norm",
+        "blk.{i}.post_ffw_norm",
+        &["model.layers.{i}.post_feedforward_layernorm", "model.layers.{i}.post_mlp_layernorm"],
+    ),
     row(
         "router",
         "blk.{i}.ffn_gate_inp",

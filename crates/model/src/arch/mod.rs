@@ -5,6 +5,7 @@
 mod bitnet;
 mod gemma2;
 mod gemma3;
+mod glm4;
 mod gpt2;
 mod llama;
 mod mistral;
@@ -60,6 +61,7 @@ pub static ARCHS: &[ArchSpec] = &[
     gemma3::SPEC,
     gpt2::SPEC,
     bitnet::SPEC,
+    glm4::SPEC,
 ];
 
 /// Reads a model's description.
