@@ -229,6 +229,10 @@ VARIANTS = {
         "BitNet", dict(BITNET, hidden_act="relu2"), 20, ternary=True, hf_only=True,
         notes="squared ReLU, as the published model; the GGUF architecture `bitnet` means SiLU",
     ),
+    "olmo2": Variant(
+        "Olmo2", dict(COMMON, hidden_size=32, intermediate_size=28, num_hidden_layers=3, rope_parameters=rope(5e5)), 21,
+        notes="no norms before the blocks; q and k are normalized over all heads together",
+    ),
     "glm4": Variant(
         "Glm4", dict(FOUR_HEADS, num_hidden_layers=3, attention_bias=True, rope_parameters=rope(partial_rotary_factor=0.5)), 22,
         notes="half of each head turns, in interleaved pairs; norms before and after each block; gate and up in one matrix",
@@ -482,7 +486,7 @@ def verify_hf(folder, variant, expected):
 
 GGUF_ARCH = {"Llama": "llama", "Mistral": "llama", "Mixtral": "llama", "Qwen2": "qwen2", "Qwen3": "qwen3", "Qwen3Moe": "qwen3moe",
              "Phi": "phi2", "Phi3": "phi3", "Gemma2": "gemma2", "Gemma3": "gemma3", "GPT2": "gpt2", "BitNet": "bitnet",
-             "Glm4": "glm4"}
+             "Olmo2": "olmo2", "Glm4": "glm4"}
 TOP_NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "final_layernorm": "output_norm", "lm_head": "output",
              "wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}
 LAYER_NAMES = {
@@ -496,7 +500,7 @@ LAYER_NAMES = {
 }
 GEMMA_NAMES = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
                "post_feedforward_layernorm": "post_ffw_norm"}
-OTHER_NAMES = {"Gemma2": GEMMA_NAMES, "Gemma3": GEMMA_NAMES,
+OTHER_NAMES = {"Gemma2": GEMMA_NAMES, "Gemma3": GEMMA_NAMES, "Olmo2": GEMMA_NAMES,
                "Glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}}
 EXPERT_NAMES = {"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps", "gate_proj": "ffn_gate_exps",
                 "down_proj": "ffn_down_exps", "up_proj": "ffn_up_exps"}

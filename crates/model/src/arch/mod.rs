@@ -10,6 +10,7 @@ mod gpt2;
 mod llama;
 mod mistral;
 mod mixtral;
+mod olmo2;
 mod phi2;
 mod phi3;
 mod qwen2;
@@ -62,6 +63,7 @@ pub static ARCHS: &[ArchSpec] = &[
     gpt2::SPEC,
     bitnet::SPEC,
     glm4::SPEC,
+    olmo2::SPEC,
 ];
 
 /// Reads a model's description.
