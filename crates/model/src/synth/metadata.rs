@@ -23,8 +23,7 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
         ("attention.key_length", s.head_dim),
         ("attention.value_length", s.head_dim),
         ("vocab_size", s.vocab_size),
-        // Phi-2 turns two fifths of each head.
-        ("rope.dimension_count", if s.family == Family::Phi2 { s.head_dim * 2 / 5 } else { s.head_dim }),
+        ("rope.dimension_count", rotated(s)),
     ];
     for (key, n) in counts {
         m.insert(format!("{arch}.{key}"), n as u32)?;
@@ -46,6 +45,15 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
     Ok(m)
 }
 
+/// Elements of a head that turn.
+fn rotated(s: &SynthShape) -> usize {
+    match s.family {
+        Family::Phi2 => s.head_dim * 2 / 5,
+        Family::Glm4 => s.head_dim / 2,
+        _ => s.head_dim,
+    }
+}
+
 /// Kinds of tokens, as GGUF numbers them.
 const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
@@ -54,6 +62,8 @@ fn vocabulary(m: &mut Metadata, s: &SynthShape) -> Result<()> {
     let pre = match s.family {
         Family::Llama if s.llama3_factor.is_some() => "llama-bpe",
         Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => "qwen2",
+        Family::Olmo2 => "dbrx",
+        Family::Glm4 => "glm4",
         _ => "gpt-2",
     };
     let mut tokens: Vec<String> = (0..=255u8).map(|b| byte_token(b).to_string()).collect();

@@ -178,19 +178,27 @@ struct Weight {
     fill: Fill,
 }
 
+/// Random numbers that keep the size of `n_in` inputs.
+fn matrix(n_in: usize) -> Fill {
+    Fill::Normal { std: 1.0 / (n_in as f32).sqrt() }
+}
+
+fn norm(n: usize) -> Fill {
+    Fill::Values(vec![1.0; n])
+}
+
+fn bias(n: usize) -> Fill {
+    Fill::Values((0..n).map(|i| (i % 7) as f32 * 0.01 - 0.03).collect())
+}
+
 /// All weights of a model, in the order of the file.
 fn weights(s: &SynthShape) -> Vec<Weight> {
     let mut all = Vec::new();
     let mut add = |name: String, shape: &[usize], fill: Fill| {
         all.push(Weight { name, shape: shape.to_vec(), fill });
     };
-    let matrix = |n_in: usize| Fill::Normal { std: 1.0 / (n_in as f32).sqrt() };
-    let norm = |n: usize| Fill::Values(vec![1.0; n]);
-    let bias = |n: usize| Fill::Values((0..n).map(|i| (i % 7) as f32 * 0.01 - 0.03).collect());
-    let (hidden, ffn) = (s.hidden_size, s.intermediate_size);
-    let (q_dim, kv_dim) = (s.n_heads * s.head_dim, s.n_kv_heads * s.head_dim);
+    let hidden = s.hidden_size;
     let phi2 = s.family == Family::Phi2;
-
     add("token_embd.weight".into(), &[s.vocab_size, hidden], matrix(hidden));
     if let Some(factor) = s.llama3_factor {
         let divisors = llama3_divisors(s, factor);
@@ -198,46 +206,8 @@ fn weights(s: &SynthShape) -> Vec<Weight> {
     }
     for i in 0..s.n_layers {
         let mut put = |part: &str, shape: &[usize], fill: Fill| add(format!("blk.{i}.{part}"), shape, fill);
-        put("attn_norm.weight", &[hidden], norm(hidden));
-        if phi2 {
-            put("attn_norm.bias", &[hidden], bias(hidden));
-        }
-        for (part, n_out) in [("attn_q", q_dim), ("attn_k", kv_dim), ("attn_v", kv_dim)] {
-            put(&format!("{part}.weight"), &[n_out, hidden], matrix(hidden));
-            if phi2 || s.family == Family::Qwen2 {
-                put(&format!("{part}.bias"), &[n_out], bias(n_out));
-            }
-        }
-        if matches!(s.family, Family::Qwen3 | Family::Qwen3Moe) {
-            put("attn_q_norm.weight", &[s.head_dim], norm(s.head_dim));
-            put("attn_k_norm.weight", &[s.head_dim], norm(s.head_dim));
-        }
-        put("attn_output.weight", &[hidden, q_dim], matrix(q_dim));
-        if phi2 {
-            put("attn_output.bias", &[hidden], bias(hidden));
-        } else {
-            put("ffn_norm.weight", &[hidden], norm(hidden));
-        }
-        if s.family == Family::Gemma2 {
-            put("post_attention_norm.weight", &[hidden], norm(hidden));
-            put("post_ffw_norm.weight", &[hidden], norm(hidden));
-        }
-        if let Some([n_experts, _, width]) = s.experts {
-            put("ffn_gate_inp.weight", &[n_experts, hidden], matrix(hidden));
-            put("ffn_gate_exps.weight", &[n_experts, width, hidden], matrix(hidden));
-            put("ffn_up_exps.weight", &[n_experts, width, hidden], matrix(hidden));
-            put("ffn_down_exps.weight", &[n_experts, hidden, width], matrix(width));
-            continue;
-        }
-        if !phi2 {
-            put("ffn_gate.weight", &[ffn, hidden], matrix(hidden));
-        }
-        put("ffn_up.weight", &[ffn, hidden], matrix(hidden));
-        put("ffn_down.weight", &[hidden, ffn], matrix(ffn));
-        if phi2 {
-            put("ffn_up.bias", &[ffn], bias(ffn));
-            put("ffn_down.bias", &[hidden], bias(hidden));
-        }
+        attention(s, &mut put);
+        feed_forward(s, &mut put);
     }
     add("output_norm.weight".into(), &[hidden], norm(hidden));
     if phi2 {
@@ -250,6 +220,69 @@ fn weights(s: &SynthShape) -> Vec<Weight> {
         add("output.bias".into(), &[s.vocab_size], bias(s.vocab_size));
     }
     all
+}
+
+fn attention(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
+    let hidden = s.hidden_size;
+    let (q_dim, kv_dim) = (s.n_heads * s.head_dim, s.n_kv_heads * s.head_dim);
+    let phi2 = s.family == Family::Phi2;
+    if s.family != Family::Olmo2 {
+        put("attn_norm.weight", &[hidden], norm(hidden));
+    }
+    if phi2 {
+        put("attn_norm.bias", &[hidden], bias(hidden));
+    }
+    for (part, n_out) in [("attn_q", q_dim), ("attn_k", kv_dim), ("attn_v", kv_dim)] {
+        put(&format!("{part}.weight"), &[n_out, hidden], matrix(hidden));
+        if matches!(s.family, Family::Phi2 | Family::Qwen2 | Family::Glm4) {
+            put(&format!("{part}.bias"), &[n_out], bias(n_out));
+        }
+    }
+    let qk_norm = match s.family {
+        Family::Qwen3 | Family::Qwen3Moe => Some([s.head_dim; 2]),
+        Family::Olmo2 => Some([q_dim, kv_dim]),
+        _ => None,
+    };
+    if let Some([q, k]) = qk_norm {
+        put("attn_q_norm.weight", &[q], norm(q));
+        put("attn_k_norm.weight", &[k], norm(k));
+    }
+    put("attn_output.weight", &[hidden, q_dim], matrix(q_dim));
+    if phi2 {
+        put("attn_output.bias", &[hidden], bias(hidden));
+    }
+    if matches!(s.family, Family::Gemma2 | Family::Olmo2 | Family::Glm4) {
+        put("post_attention_norm.weight", &[hidden], norm(hidden));
+        put("post_ffw_norm.weight", &[hidden], norm(hidden));
+    }
+}
+
+fn feed_forward(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
+    let (hidden, ffn) = (s.hidden_size, s.intermediate_size);
+    if !matches!(s.family, Family::Phi2 | Family::Olmo2) {
+        put("ffn_norm.weight", &[hidden], norm(hidden));
+    }
+    if let Some([n_experts, _, width]) = s.experts {
+        put("ffn_gate_inp.weight", &[n_experts, hidden], matrix(hidden));
+        put("ffn_gate_exps.weight", &[n_experts, width, hidden], matrix(hidden));
+        put("ffn_up_exps.weight", &[n_experts, width, hidden], matrix(hidden));
+        put("ffn_down_exps.weight", &[n_experts, hidden, width], matrix(width));
+        return;
+    }
+    let n_up = match s.family {
+        // Gate and up in one.
+        Family::Glm4 => 2 * ffn,
+        _ => ffn,
+    };
+    if !matches!(s.family, Family::Phi2 | Family::Glm4) {
+        put("ffn_gate.weight", &[ffn, hidden], matrix(hidden));
+    }
+    put("ffn_up.weight", &[n_up, hidden], matrix(hidden));
+    put("ffn_down.weight", &[hidden, ffn], matrix(ffn));
+    if s.family == Family::Phi2 {
+        put("ffn_up.bias", &[ffn], bias(ffn));
+        put("ffn_down.bias", &[hidden], bias(hidden));
+    }
 }
 
 /// What Llama 3.1 divides the speed of each pair's rotation by: nothing for fast ones, `factor` for slow ones, a blend between.
@@ -321,6 +354,8 @@ mod tests {
             ("qwen3-30b-a3b", 30.532),
             ("phi-2", 2.780),
             ("gemma-2-9b", 9.242),
+            ("olmo-2-7b", 7.299),
+            ("glm-4-9b", 9.400),
         ] {
             let s = synth(name, "f16", 1, 1);
             let n: usize = s.tensors().iter().map(TensorInfo::n_elements).sum();

@@ -41,6 +41,8 @@ pub(super) enum Family {
     Qwen3Moe,
     Phi2,
     Gemma2,
+    Olmo2,
+    Glm4,
 }
 
 impl Family {
@@ -53,6 +55,8 @@ impl Family {
             Family::Qwen3Moe => "qwen3moe",
             Family::Phi2 => "phi2",
             Family::Gemma2 => "gemma2",
+            Family::Olmo2 => "olmo2",
+            Family::Glm4 => "glm4",
         }
     }
 }
@@ -124,5 +128,7 @@ pub static SYNTH_SHAPES: &[SynthShape] = &[
     shape("qwen3-30b-a3b", Family::Qwen3Moe, [48, 2048, 6144, 32, 4, 128, 151936, 40960], 1e6, 1e-6)
         .experts([128, 8, 768]),
     shape("phi-2", Family::Phi2, [32, 2560, 10240, 32, 32, 80, 51200, 2048], 1e4, 1e-5),
+    shape("olmo-2-7b", Family::Olmo2, [32, 4096, 11008, 32, 32, 128, 100352, 4096], 5e5, 1e-6),
+    shape("glm-4-9b", Family::Glm4, [40, 4096, 13696, 32, 2, 128, 151552, 32768], 1e4, 1e-5),
     shape("gemma-2-9b", Family::Gemma2, [42, 3584, 14336, 16, 8, 256, 256000, 8192], 1e4, 1e-6).tied(),
 ];
