@@ -151,9 +151,12 @@ fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>, tp: u
     let template = tokenizer.as_ref().map(|t| ChatTemplate::from_source(source, t));
     let (template, chat_template_error) = template.map_or((None, None), split);
     let need = weight_bytes + cache_bytes.get(DType::F16.name()).copied().unwrap_or(0);
-    let unsupported = config.as_ref().err().map(ToString::to_string);
-    let shared =
-        config.as_ref().map_err(ToString::to_string).and_then(|c| need_of_each(source, c, context, tp));
+    let complete = config.as_ref().map_err(ToString::to_string).and_then(|c| {
+        realizar_model::check(source, c).map_err(|e| e.to_string())?;
+        Ok(c)
+    });
+    let unsupported = complete.as_ref().err().cloned();
+    let shared = complete.and_then(|c| need_of_each(source, c, context, tp));
     Report {
         model: model.to_string(),
         format: source.format().to_string(),
