@@ -10,6 +10,11 @@ pub(super) const SPEC: ArchSpec =
     ArchSpec { name: "glm4", gguf: &["glm4"], hf: &["Glm4ForCausalLM"], configure, ignored: &[INV_FREQ] };
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
+    if h.is_gguf() && h.source().metadata().get("glm4.rope.dimension_sections").is_some() {
+        return Err(h.unsupported(
+            "GLM-4V, whose GGUF files have GLM-4's name and positions in sections, is not supported",
+        ));
+    }
     let mut c = ModelConfig::base(h, "glm4", RopeStyle::Interleaved)?;
     if !h.is_gguf() && h.f32("partial_rotary_factor")?.is_none() {
         c.ropes[0].dim /= 2;
