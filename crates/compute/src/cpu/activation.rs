@@ -17,19 +17,19 @@ pub(super) fn gated(pool: &Pool, isa: Isa, y: &mut Tensor<Cpu>, x: &Tensor<Cpu>,
 /// `y = f(gate) · up`, where `x` is gate and then up.
 pub(super) fn gated_row(isa: Isa, y: &mut [f32], x: &[f32], f: Activation) {
     let (gate, up) = x.split_at(y.len());
-    // SAFETY: the processor has `isa`; the kernel has no pointers of its own.
+    // SAFETY: `Cpu::new` checked that the processor has `isa`; the kernel has no pointers of its own.
     unsafe { dispatch(isa, Gated { y, gate, up, f }) }
 }
 
 pub(super) fn activate(pool: &Pool, isa: Isa, x: &mut Tensor<Cpu>, f: Activation) {
     let n = x.row_len();
-    // SAFETY: the processor has `isa`; the kernel has no pointers of its own.
+    // SAFETY: `Cpu::new` checked that the processor has `isa`; the kernel has no pointers of its own.
     parallel::rows(pool, x.floats_mut(), n, |_, x| unsafe { dispatch(isa, Activate { x, f }) });
 }
 
 /// `x = cap · tanh(x / cap)`.
 pub(super) fn softcap(pool: &Pool, isa: Isa, x: &mut Tensor<Cpu>, cap: f32) {
-    // SAFETY: the processor has `isa`; the kernel has no pointers of its own.
+    // SAFETY: `Cpu::new` checked that the processor has `isa`; the kernel has no pointers of its own.
     parallel::pieces(pool, x.floats_mut(), |_, x| unsafe { dispatch(isa, Softcap { x, cap }) });
 }
 

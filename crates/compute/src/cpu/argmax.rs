@@ -24,7 +24,7 @@ pub(super) fn argmax(pool: &Pool, isa: Isa, logits: &[f32], n: usize) -> Vec<Cho
             let start = i % pieces_per_row * PIECE;
             let mut piece = Piece::default();
             let x = &row[start..n.min(start + PIECE)];
-            // SAFETY: the processor has `isa`; the kernel has no pointers of its own.
+            // SAFETY: `Cpu::new` checked that the processor has `isa`; the kernel has no pointers of its own.
             unsafe { dispatch(isa, ScanPiece { x, out: &mut piece }) }
             piece.at += start;
             found.lock().unwrap_or_else(|e| e.into_inner())[i] = piece;

@@ -42,7 +42,7 @@ impl ReadTest {
         pool.run(|_, _| ());
         let start = Instant::now();
         pool.for_each_chunk(BYTES, CHUNK, |range| {
-            // SAFETY: the instruction set was found on this processor.
+            // SAFETY: `Isa::best` is an instruction set of this processor; a range starts and ends at lines, since `CHUNK` and `BYTES` do.
             unsafe { dispatch(self.isa, Read(&self.memory.as_slice()[range])) }
         });
         BYTES as f64 / start.elapsed().as_secs_f64()
@@ -55,7 +55,7 @@ struct Read<'a>(&'a [u8]);
 impl Kernel for Read<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: loads are of whole lines of the slice, which starts at a line.
+        // SAFETY: the loads are of whole lines of the slice, which starts at one (`Memory` is aligned to lines).
         unsafe {
             let mut seen = [S::splat_i32(0); 4];
             for lines in self.0.as_chunks::<{ 4 * LINE }>().0 {

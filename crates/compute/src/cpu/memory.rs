@@ -81,7 +81,7 @@ impl Memory {
                 slab
             }
         };
-        // SAFETY: open.1 + size <= the slab's size.
+        // SAFETY: open.1 + size is at most the slab's size: checked above, or `size` was rounded up to it.
         let start = unsafe { slab.start.add(open.1) };
         open.1 += size;
         Some(Self { start, len, _slab: slab })

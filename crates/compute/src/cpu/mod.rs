@@ -67,6 +67,8 @@ pub struct Cpu {
 
 impl Cpu {
     /// Starts the threads.
+    ///
+    /// Panics if the processor does not have `options.isa`.
     pub fn new(options: CpuOptions) -> Self {
         Self::member(options, Rank::ALONE, Arc::new(HostGroup::new(1)))
     }
@@ -79,6 +81,7 @@ impl Cpu {
     }
 
     fn member(options: CpuOptions, rank: Rank, group: Arc<HostGroup>) -> Self {
+        assert!(options.isa.is_available(), "this processor has no {} instructions", options.isa);
         let pool = Arc::new(Pool::new(options.n_threads));
         let options = CpuOptions { n_threads: pool.n_threads(), ..options };
         Self { options, pool, activations: Mutex::default(), profiler: Profiler::default(), rank, group }

@@ -38,7 +38,7 @@ pub(super) fn norm_row(
 ) {
     assert_eq!(row.len(), weight.len());
     assert!(bias.is_none_or(|b| b.len() == row.len()));
-    // SAFETY: the processor has `isa`, which was detected; the kernel has no pointers of its own.
+    // SAFETY: `Cpu::new` checked that the processor has `isa`; the kernel has no pointers of its own.
     unsafe { dispatch(isa, NormRow { row, kind, weight, bias, eps }) }
 }
 

@@ -70,3 +70,31 @@ pub(super) fn rows(pool: &Pool, y: &mut [f32], row_len: usize, f: impl Fn(usize,
         }
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "3 elements from 2 of 4")]
+    fn elements_beyond_the_slice_panic() {
+        let mut numbers = [0_u8; 4];
+        let shared = Shared::new(&mut numbers);
+        // SAFETY: nobody else uses the elements; the call panics.
+        let _ = unsafe { shared.slice(2, 3) };
+    }
+
+    #[test]
+    fn rows_and_pieces_cover_every_element_once() {
+        let pool = Pool::new(3);
+        for n_rows in [1, 7, 5000] {
+            let mut y = vec![0.0; n_rows * 5];
+            rows(&pool, &mut y, 5, |row, y| y.iter_mut().for_each(|y| *y += row as f32));
+            assert!(y.iter().enumerate().all(|(i, &y)| y == (i / 5) as f32));
+            pieces(&pool, &mut y, |start, y| {
+                y.iter_mut().enumerate().for_each(|(i, y)| *y -= (start + i) as f32)
+            });
+            assert!(y.iter().enumerate().all(|(i, &y)| y == (i / 5) as f32 - i as f32));
+        }
+    }
+}

@@ -128,7 +128,7 @@ impl Rows<'_> {
     {
         SCRATCH.with_borrow_mut(|scratch| {
             let task = Task::<L> { rows: self, output, scratch, source: PhantomData };
-            // SAFETY: the processor has `options.isa`. The task writes the rows of its tokens and heads, which no other task has.
+            // SAFETY: `Cpu::new` checked that the processor has `options.isa`. The task writes the rows of its tokens and heads, which no other task has.
             unsafe { dispatch(self.options.isa, task) }
         });
     }
