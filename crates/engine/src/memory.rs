@@ -128,7 +128,7 @@ pub(crate) fn plan(
     let cache_bytes = CacheBytes::new(config, options, options.kv_type);
     let tokens_in = |bytes: usize| cache_bytes.tokens(bytes);
     let wanted = options.n_ctx.unwrap_or(config.context_length);
-    let given = options.kv_memory.map(|bytes| tokens_in(bytes));
+    let given = options.kv_memory.map(tokens_in);
     if let (Some(bytes), Some(tokens)) = (options.kv_memory, given) {
         let least = options.n_ctx.unwrap_or(block);
         if tokens < least {
