@@ -1,30 +1,65 @@
 //! Choosing tokens on the device.
 
 use super::batch::StagedBatch;
-use super::driver::{Cuda, DevicePtr, Driver, PinnedReadback, kernels};
+use super::driver::{Cuda, DevicePtr, Driver, PinnedReadback, kernel_args, kernels};
 use crate::sampling::MAX_VOCAB;
 use crate::{Chosen, Result, Tensor};
 
-/// Logits of a block.
-const PART: usize = 2048;
 /// Bits that mark a token which cannot be chosen.
 const MARK: u32 = 3 << 30;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Args {
-    chosen: DevicePtr,
-    readback: DevicePtr,
-    logits: DevicePtr,
-    best: DevicePtr,
-    arrived: DevicePtr,
-    n: u32,
+kernel_args! {
+    in "sample_args.cuh";
+
+    /// Logits that a block of argmax, sample_edit and sample_weigh owns.
+    const PART: usize = 2048;
+    /// Bins of a row's histogram.
+    const N_BINS: usize = 2048;
+    /// Threads of a block of argmax, sample_edit and sample_weigh.
+    const THREADS: usize = 256;
+    /// Threads of a block of sample_choose.
+    const CHOOSE_THREADS: usize = 512;
+
+    struct ArgmaxArgs {
+        /// [n_rows]
+        chosen: DevicePtr as "uint32_t*",
+        /// Host memory that gets the same.
+        readback: DevicePtr as "uint32_t* const*",
+        /// [n_rows, n]
+        logits: DevicePtr as "const float*",
+        /// [n_rows]: the largest key so far; zero before and after
+        best: DevicePtr as "unsigned long long*",
+        /// [n_rows]: blocks that are done; zero before and after
+        arrived: DevicePtr as "uint32_t*",
+        n: u32,
+    }
+
+    struct SampleArgs {
+        /// [n_rows]: in, of the logits before; out, of these
+        chosen: DevicePtr as "uint32_t*",
+        /// Host memory that gets the same.
+        readback: DevicePtr as "uint32_t* const*",
+        /// [n_rows, n]
+        logits: DevicePtr as "float*",
+        /// [n_rows]
+        rows: DevicePtr as "const struct SamplerRow*",
+        /// [n_rows, 2, n_parts]: the largest key of a part, and the largest before anything was changed
+        best: DevicePtr as "unsigned long long*",
+        /// [n_rows, n_parts]: weights of a part
+        sums: DevicePtr as "unsigned long long*",
+        /// [n_rows, N_BINS]: weights of a bin
+        weights: DevicePtr as "unsigned long long*",
+        /// [n_rows, N_BINS]: tokens of a bin
+        counts: DevicePtr as "unsigned long long*",
+        n: u32,
+        n_parts: u32,
+    }
 }
 
 kernels! {
     /// Kernels of sample.cu.
     pub(in crate::cuda) struct Kernels in sample {
-        argmax: Args,
+        argmax: ArgmaxArgs,
         sample_edit: SampleArgs,
         sample_weigh: SampleArgs,
         sample_choose: SampleArgs,
@@ -37,11 +72,12 @@ pub struct Choices {
     n: usize,
 }
 
+/// The token with the largest of each row of `logits` `[n_logits, vocab_size]`.
 pub(in crate::cuda) fn argmax(cuda: &Cuda, batch: &mut StagedBatch, logits: &Tensor<Cuda>) -> Result<()> {
     let (rows, n) = (logits.rows(), logits.row_len());
     assert_eq!(rows, batch.n_logits());
     assert!(n < 1 << 30, "{n} tokens");
-    let args = Args {
+    let args = ArgmaxArgs {
         chosen: batch.chosen(),
         readback: batch.readback(),
         logits: logits.ptr(),
@@ -49,34 +85,16 @@ pub(in crate::cuda) fn argmax(cuda: &Cuda, batch: &mut StagedBatch, logits: &Ten
         arrived: cuda.scratch.zeros(&cuda.driver, "blocks that have arrived", 4 * rows.max(1))?,
         n: n as u32,
     };
-    // SAFETY: the batch has room for a token of each row, and so have the scratch memories.
-    unsafe { cuda.launch(cuda.room::<Kernels>().argmax, [n.div_ceil(PART), rows, 1], 256, &args) }
+    // SAFETY: `chosen`, its readback, `best` and `arrived` have an element for each of the `rows` rows, `logits` has `rows * n`.
+    unsafe { cuda.launch(cuda.room::<Kernels>().argmax, [n.div_ceil(PART), rows, 1], THREADS as u32, &args) }
 }
 
-/// Logits of a block of the first two kernels of sampling.
-const SAMPLE_PART: usize = 2048;
-/// Bins of a row's histogram.
-const N_BINS: usize = 2048;
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct SampleArgs {
-    chosen: DevicePtr,
-    readback: DevicePtr,
-    logits: DevicePtr,
-    rows: DevicePtr,
-    best: DevicePtr,
-    sums: DevicePtr,
-    weights: DevicePtr,
-    counts: DevicePtr,
-    n: u32,
-    n_parts: u32,
-}
-
+/// Samples a token from each row of `logits` `[n_logits, vocab_size]` as the batch's samplers say; overwrites the logits.
 pub(in crate::cuda) fn sample(cuda: &Cuda, batch: &mut StagedBatch, logits: &mut Tensor<Cuda>) -> Result<()> {
     let (n_rows, n) = (logits.rows(), logits.row_len());
     assert_eq!(n_rows, batch.n_logits());
     assert!((1..=MAX_VOCAB).contains(&n), "{n} tokens");
-    let n_parts = n.div_ceil(SAMPLE_PART);
+    let n_parts = n.div_ceil(PART);
     let scratch = |purpose, bytes| cuda.scratch.get(&cuda.driver, purpose, bytes);
     let args = SampleArgs {
         chosen: batch.chosen(),
@@ -91,21 +109,23 @@ pub(in crate::cuda) fn sample(cuda: &Cuda, batch: &mut StagedBatch, logits: &mut
         n_parts: n_parts as u32,
     };
     let k = cuda.room::<Kernels>();
-    // SAFETY: the batch has a staged row and room for a token for each row of logits; the scratch memories have room for each row's
-    // parts and bins. What a staged row points to was staged with it.
+    // SAFETY: `chosen`, its readback and the staged samplers have an element for each of the `n_rows` rows, `logits` has `n_rows * n`,
+    // and the scratch memories have the sizes that SampleArgs states. What a staged row points to was staged with it.
     unsafe {
-        cuda.launch(k.sample_edit, [n_parts, n_rows, 1], 256, &args)?;
-        cuda.launch(k.sample_weigh, [n_parts, n_rows, 1], 256, &args)?;
-        cuda.launch(k.sample_choose, [n_rows, 1, 1], 512, &args)
+        cuda.launch(k.sample_edit, [n_parts, n_rows, 1], THREADS as u32, &args)?;
+        cuda.launch(k.sample_weigh, [n_parts, n_rows, 1], THREADS as u32, &args)?;
+        cuda.launch(k.sample_choose, [n_rows, 1, 1], CHOOSE_THREADS as u32, &args)
     }
 }
 
+/// Records that the batch's tokens are on their way to the host.
 pub(in crate::cuda) fn fetch(driver: &dyn Driver, batch: &mut StagedBatch) -> Result<Choices> {
     let readback = batch.take_readback();
     driver.record_readback(&readback)?;
     Ok(Choices { readback, n: batch.n_logits() })
 }
 
+/// Waits for tokens and appends one per row to `out`.
 pub(in crate::cuda) fn wait(driver: &dyn Driver, choices: Choices, out: &mut Vec<Chosen>) -> Result<()> {
     let mut words = vec![0u32; choices.n];
     driver.finish_readback(choices.readback, bytemuck::cast_slice_mut(&mut words))?;

@@ -1,7 +1,7 @@
 // Choosing a token from each row of logits: the argmax, or a token sampled as compute/src/sampling defines it, bit for bit.
 //
-// argmax: blocks share a row. Each finds the largest key of its part; they combine these in one 64-bit word by atomicMax, and the last block
-// to arrive stores the token. Reads the logits once.
+// argmax: blocks share a row. Each finds the largest key of its part; an atomicMax combines these in one 64-bit word, and the last
+// block to arrive stores the token. Reads the logits once.
 //
 // Sampling takes three kernels, each of which reads the logits once:
 //   sample_edit: a block owns PART logits of a row. It applies biases, penalties and the mask, and finds the largest key of its part.
@@ -11,8 +11,7 @@
 //   sample_choose: one block per row. It finds the bins where top-k and top-p cut, gathers the tokens up to there, and finds the exact
 //     token of each cut and of the draw. Shared memory: 35 KiB.
 #include "../common/kernel.cuh"
-
-constexpr int THREADS = 256;
+#include "sample_args.cuh"
 
 // These kernels run once per step, so their instructions are fetched from device memory each time. Functions that are used in several
 // places are not inlined, which keeps the code short.
@@ -21,15 +20,6 @@ constexpr int THREADS = 256;
 #else
 #define NOINLINE __device__ __noinline__
 #endif
-
-struct ArgmaxArgs {
-  uint32_t* chosen;           // [n_rows]
-  uint32_t* const* readback;  // host memory that gets the same
-  const float* logits;        // [n_rows, n]
-  unsigned long long* best;   // [n_rows]: the largest key so far; zero before and after
-  uint32_t* arrived;          // [n_rows]: blocks that are done; zero before and after
-  uint32_t n;
-};
 
 // Bits that mark a token which cannot be chosen; the launcher decodes them.
 constexpr uint32_t NOT_A_NUMBER = 1u << 30, INFINITE = 2u << 30, NOTHING = 3u << 30, MARKS = 3u << 30;
@@ -138,9 +128,6 @@ KERNEL(argmax, ArgmaxArgs, THREADS) {
   store_token(a.chosen, readback, row, marked(best));
 }
 
-// Logits of a block of sample_edit and sample_weigh.
-constexpr uint32_t PART = 2048;
-constexpr uint32_t N_BINS = 2048;
 constexpr uint32_t NONE = 0xffffffffu;
 
 // The parameters of a row, as DeviceParams in crates/compute/src/sampling/mod.rs.
@@ -175,18 +162,6 @@ struct SamplerRow {
   SamplerParams params;
 
   DEVICE bool has_edits() const { return n_biases || has_mask || params.has_penalties(); }
-};
-
-struct SampleArgs {
-  uint32_t* chosen;           // [n_rows]: in, of the logits before; out, of these
-  uint32_t* const* readback;  // host memory that gets the same
-  float* logits;              // [n_rows, n]
-  const SamplerRow* rows;     // [n_rows]
-  unsigned long long* best;   // [n_rows, 2, n_parts]: the largest key of a part, and the largest before anything was changed
-  unsigned long long* sums;   // [n_rows, n_parts]: weights of a part
-  unsigned long long* weights;  // [n_rows, N_BINS]
-  unsigned long long* counts;   // [n_rows, N_BINS]
-  uint32_t n, n_parts;
 };
 
 // The logits that a block of sample_edit and sample_weigh owns.
@@ -429,7 +404,6 @@ KERNEL(sample_weigh, SampleArgs, THREADS) {
   }
 }
 
-constexpr int CHOOSERS = 512;
 // Tokens that sample_choose holds in shared memory; where more may be kept, it reads the row again in each round.
 constexpr uint32_t LIST = 4096;
 // Logits that a thread loads at a time.
@@ -444,7 +418,7 @@ struct Found {
 struct ChooseShared {
   uint2 list[LIST];  // token and bits of its relative logit
   unsigned long long digits[N_DIGITS];
-  unsigned long long scratch[CHOOSERS / 32];
+  unsigned long long scratch[CHOOSE_THREADS / 32];
   uint32_t n_listed;
   Found found;
 };
@@ -456,7 +430,7 @@ NOINLINE void find_in(const unsigned long long* values, uint32_t n, unsigned lon
   if (threadIdx.x == 0) *found = Found{n - 1, 0};
   __syncthreads();
 #pragma unroll 1
-  for (uint32_t base = 0; base < n; base += 4 * CHOOSERS) {
+  for (uint32_t base = 0; base < n; base += 4 * CHOOSE_THREADS) {
     const uint32_t first = base + 4 * threadIdx.x;
     unsigned long long v[4];
     for (uint32_t j = 0; j < 4; j++) v[j] = first + j < n ? values[first + j] : 0;
@@ -480,7 +454,7 @@ DEVICE Found find(const unsigned long long* values, uint32_t n, unsigned long lo
 DEVICE unsigned long long sum_of(const unsigned long long* values, uint32_t n, unsigned long long* scratch) {
   unsigned long long sum = 0;
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < n; i += CHOOSERS) sum += values[i];
+  for (uint32_t i = threadIdx.x; i < n; i += CHOOSE_THREADS) sum += values[i];
   return block_sum(sum, scratch);
 }
 
@@ -494,7 +468,7 @@ struct Tokens {
   template <class F>
   DEVICE void each(F f) const {
 #pragma unroll 4
-    for (uint32_t i = threadIdx.x; i < n; i += CHOOSERS) {
+    for (uint32_t i = threadIdx.x; i < n; i += CHOOSE_THREADS) {
       const uint2 t = list ? list[i] : uint2{i, __float_as_uint(row[i])};
       f(t.x, __uint_as_float(t.y));
     }
@@ -507,15 +481,15 @@ NOINLINE void gather_in(const float* row, uint32_t n, uint32_t first, uint32_t l
   if (threadIdx.x == 0) *n_listed = 0;
   __syncthreads();
 #pragma unroll 1
-  for (uint32_t base = threadIdx.x; base < n; base += CHOOSERS * BATCH) {
+  for (uint32_t base = threadIdx.x; base < n; base += CHOOSE_THREADS * BATCH) {
     float x[BATCH];
 #pragma unroll
-    for (uint32_t j = 0; j < BATCH; j++) x[j] = base + j * CHOOSERS < n ? row[base + j * CHOOSERS] : 0;
+    for (uint32_t j = 0; j < BATCH; j++) x[j] = base + j * CHOOSE_THREADS < n ? row[base + j * CHOOSE_THREADS] : 0;
 #pragma unroll
     for (uint32_t j = 0; j < BATCH; j++) {
       const uint32_t bin = bin_of(x[j]);
-      if (bin >= first && bin <= last && base + j * CHOOSERS < n) {
-        list[atomicAdd(n_listed, 1u)] = uint2{base + j * CHOOSERS, __float_as_uint(x[j])};
+      if (bin >= first && bin <= last && base + j * CHOOSE_THREADS < n) {
+        list[atomicAdd(n_listed, 1u)] = uint2{base + j * CHOOSE_THREADS, __float_as_uint(x[j])};
       }
     }
   }
@@ -537,7 +511,7 @@ DEVICE uint32_t draw_unranked(const SampleArgs& a, const SamplerRow& r, const fl
   unsigned long long* weights = reinterpret_cast<unsigned long long*>(s.list);
   const float min_logit = r.params.min_logit;
 #pragma unroll 4
-  for (uint32_t i = threadIdx.x; i < size; i += CHOOSERS) weights[i] = x[from + i] >= min_logit ? weight(x[from + i]) : 0;
+  for (uint32_t i = threadIdx.x; i < size; i += CHOOSE_THREADS) weights[i] = x[from + i] >= min_logit ? weight(x[from + i]) : 0;
   return from + find(weights, size, target - part.before, s).index;
 }
 
@@ -624,7 +598,7 @@ struct Ranked {
       }
       const int agreeing = __clzll(static_cast<long long>(range.low ^ range.high)), shift = agreeing < 56 ? 56 - agreeing : 0;
       __syncthreads();
-      for (uint32_t i = threadIdx.x; i < N_DIGITS; i += CHOOSERS) s.digits[i] = 0;
+      for (uint32_t i = threadIdx.x; i < N_DIGITS; i += CHOOSE_THREADS) s.digits[i] = 0;
       __syncthreads();
       among.each([&](uint32_t token, float l) {
         const unsigned long long k = key_of(cut, token, l);
@@ -666,7 +640,7 @@ DEVICE uint32_t draw_ranked(const SampleArgs& a, const SamplerRow& r, uint32_t r
 }
 
 // blockIdx.x: row.
-KERNEL(sample_choose, SampleArgs, CHOOSERS) {
+KERNEL(sample_choose, SampleArgs, CHOOSE_THREADS) {
   ptx::let_next_kernel_start();
   ptx::wait_for_previous_kernel();
   __shared__ ChooseShared shared;
