@@ -217,7 +217,7 @@ fn write_uneven(path: &Path, padded: bool) {
     for (key, n) in
         [("block_count", 2), ("context_length", 64), ("embedding_length", N), ("attention.key_length", DIM)]
     {
-        header.set(&format!("llama.{key}"), n as u32).unwrap();
+        header.set(format!("llama.{key}"), n as u32).unwrap();
     }
     header.set("llama.attention.head_count", heads).unwrap();
     header.set("llama.attention.head_count_kv", kv_heads).unwrap();
@@ -225,7 +225,7 @@ fn write_uneven(path: &Path, padded: bool) {
     header.set("llama.attention.layer_norm_rms_epsilon", 1e-5f32).unwrap();
     for (name, [rows, columns], _) in &tensors {
         let shape = [*rows, *columns];
-        header.tensor(&format!("{name}.weight"), DType::F32, &shape[usize::from(*rows == 1)..]).unwrap();
+        header.tensor(format!("{name}.weight"), DType::F32, &shape[usize::from(*rows == 1)..]).unwrap();
     }
     let mut writer = gguf::Writer::new(std::fs::File::create(path).unwrap(), header).unwrap();
     for (name, [rows, columns], used) in &tensors {

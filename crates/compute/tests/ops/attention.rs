@@ -155,10 +155,10 @@ impl Attention {
             ..Linear::bare(b.matrix(vec![part(dtype, 1, n, n_heads, 3)]).unwrap())
         };
         // Multiples of a power of two: sums with small integers are exact in any order, so that nothing tips a rounding in the cache.
-        // Queries and keys have elements of size 1.
-        let unit = 512.0;
+        // Queries and keys have elements of size 1/2.
+        let unit = 1024.0;
         let values: Vec<f32> =
-            Random(9).normals(n_tokens * n).iter().map(|v| (v / 8.0 * unit).round() / unit).collect();
+            Random(9).normals(n_tokens * n).iter().map(|v| (v / 16.0 * unit).round() / unit).collect();
         let mut residual = rows_of(b, &values, n);
         let norm = |n: usize, seed| {
             let weight = vector(b, &Random(seed).normals(n * self.heads.head_dim));

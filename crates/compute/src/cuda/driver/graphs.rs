@@ -52,7 +52,7 @@ impl Graphs {
                 Ok(())
             }
             // SAFETY: tensors used under a key live until `forget` of its owner (`Capture::captured`), scratch memory as long as the GPU.
-            Some(Recorded::Graph(graph)) => Ok(unsafe { driver.replay(graph)? }),
+            Some(Recorded::Graph(graph)) => unsafe { driver.replay(graph).map_err(E::from) },
         }
     }
 
