@@ -17,6 +17,7 @@
 #include "cached.cuh"
 #include "heads.cuh"
 #include "../common/tiles.cuh"
+#include "decode_attention_args.cuh"
 
 constexpr int HEADS = 8;        // query heads of a block
 constexpr int KEYS = 16;        // keys of a tile
@@ -29,35 +30,6 @@ constexpr int TILES = 3;
 constexpr int TILES = 2;
 #endif
 constexpr float LOG2_E = 1.4426950408889634f;
-
-struct DecodeAttentionArgs {
-  float* y;                      // [n_tokens, n_heads, head_dim], or tiles of activations in the order of packed columns
-  float* partial;                // [n_tokens, n_heads, n_splits, head_dim + 2]: output, maximum, sum
-  uint32_t* arrived;             // [n_tokens, blocks of a token's heads]: splits that are done; zero before and after
-  const float* qkv;              // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
-  uint8_t* k_cache;              // [n_blocks, n_kv_heads, block_size] heads of `head_bytes`
-  uint8_t* v_cache;
-  const float* q_weight;         // [head_dim], null where heads have no norm
-  const float* q_bias;           // [head_dim] or null
-  const float* k_weight;
-  const float* k_bias;
-  const float* angles;           // [n_tokens, rope_dim]: cosines, then sines; null where nothing turns
-  const uint32_t* positions;     // [n_tokens]
-  const uint32_t* table_starts;  // [n_tokens]
-  const uint32_t* block_tables;
-  uint32_t n_heads, n_kv_heads, head_dim, head_bytes;
-  uint32_t rope_dim, interleaved;
-  uint32_t n_tokens;
-  uint32_t block_size;
-  uint32_t layer;                // 1: the norms take the mean out
-  uint32_t n_splits;
-  uint32_t tile_rows;            // of tiles, which one split writes; 0: y is floats
-  uint32_t window;               // positions that a token sees, itself among them
-  float q_eps, k_eps;
-  float scale;
-  float softcap;                 // 0: none
-  uint32_t all_run;              // whether blocks without work run the code too
-};
 
 // Where the elements of pair `p` are, if `half` pairs of the head turn: those come first.
 DEVICE int low_of(int p, int half, bool interleaved) { return p < half && !interleaved ? p : 2 * p; }

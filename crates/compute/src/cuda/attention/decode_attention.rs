@@ -3,7 +3,7 @@
 use super::cache::{ByTypeAndHead, TENSOR_CORE_TYPES};
 use super::step::Step;
 use crate::cuda::batch::StagedBatch;
-use crate::cuda::driver::{Cuda, DevicePtr, Driver, kernel_image};
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, kernel_args, kernel_image};
 use crate::{AttentionParams, Heads, KvLayer, NormKind, Result, RopeStyle, Tensor};
 
 /// Query heads of a block.
@@ -30,44 +30,61 @@ fn shared_bytes(driver: &dyn Driver, head_dim: usize) -> usize {
     warps(head_dim) * (tiles * KEYS * row + 4 * head_dim) + (HEADS + 2) * row
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Args {
-    y: DevicePtr,
-    partial: DevicePtr,
-    arrived: DevicePtr,
-    qkv: DevicePtr,
-    k_cache: DevicePtr,
-    v_cache: DevicePtr,
-    q_weight: DevicePtr,
-    q_bias: DevicePtr,
-    k_weight: DevicePtr,
-    k_bias: DevicePtr,
-    angles: DevicePtr,
-    positions: DevicePtr,
-    table_starts: DevicePtr,
-    block_tables: DevicePtr,
-    n_heads: u32,
-    n_kv_heads: u32,
-    head_dim: u32,
-    head_bytes: u32,
-    rope_dim: u32,
-    interleaved: u32,
-    n_tokens: u32,
-    block_size: u32,
-    layer: u32,
-    n_splits: u32,
-    tile_rows: u32,
-    window: u32,
-    q_eps: f32,
-    k_eps: f32,
-    scale: f32,
-    softcap: f32,
-    all_run: u32,
+kernel_args! {
+    in "decode_attention_args.cuh";
+
+    struct DecodeAttentionArgs {
+        /// [n_tokens, n_heads, head_dim], or tiles of activations in the order of packed columns
+        y: DevicePtr as "float*",
+        /// [n_tokens, n_heads, n_splits, head_dim + 2]: output, maximum, sum
+        partial: DevicePtr as "float*",
+        /// [n_tokens, blocks of a token's heads]: splits that are done; zero before and after
+        arrived: DevicePtr as "uint32_t*",
+        /// [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
+        qkv: DevicePtr as "const float*",
+        /// [n_blocks, n_kv_heads, block_size] heads of `head_bytes`
+        k_cache: DevicePtr as "uint8_t*",
+        v_cache: DevicePtr as "uint8_t*",
+        /// [head_dim], null where heads have no norm
+        q_weight: DevicePtr as "const float*",
+        /// [head_dim] or null
+        q_bias: DevicePtr as "const float*",
+        k_weight: DevicePtr as "const float*",
+        k_bias: DevicePtr as "const float*",
+        /// [n_tokens, rope_dim]: cosines, then sines; null where nothing turns
+        angles: DevicePtr as "const float*",
+        /// [n_tokens]
+        positions: DevicePtr as "const uint32_t*",
+        /// [n_tokens]
+        table_starts: DevicePtr as "const uint32_t*",
+        block_tables: DevicePtr as "const uint32_t*",
+        n_heads: u32,
+        n_kv_heads: u32,
+        head_dim: u32,
+        head_bytes: u32,
+        rope_dim: u32,
+        interleaved: u32,
+        n_tokens: u32,
+        block_size: u32,
+        /// 1: the norms take the mean out
+        layer: u32,
+        n_splits: u32,
+        /// of tiles, which one split writes; 0: y is floats
+        tile_rows: u32,
+        /// positions that a token sees, itself among them
+        window: u32,
+        q_eps: f32,
+        k_eps: f32,
+        scale: f32,
+        /// 0: none
+        softcap: f32,
+        /// whether blocks without work run the code too
+        all_run: u32,
+    }
 }
 
 /// Kernels of decode_attention.cu.
-pub(super) struct Kernels(ByTypeAndHead<Args, { HEAD_DIMS.len() }>);
+pub(super) struct Kernels(ByTypeAndHead<DecodeAttentionArgs, { HEAD_DIMS.len() }>);
 
 impl Kernels {
     pub(super) fn load(driver: &dyn Driver) -> Result<Self> {
@@ -138,7 +155,7 @@ pub(super) fn attention(
     let n_blocks = (n_tokens * blocks * n_splits).next_multiple_of(cuda.driver.n_multiprocessors() as usize);
     let floats = n_tokens * h.n_heads * n_splits * (h.head_dim + 2);
     let ptr = |t: Option<&Tensor<Cuda>>| t.map_or(DevicePtr::NULL, Tensor::ptr);
-    let args = Args {
+    let args = DecodeAttentionArgs {
         y: y.ptr(),
         partial: cuda.scratch.get(&cuda.driver, "attention in parts", 4 * floats)?,
         arrived: cuda.scratch.zeros(&cuda.driver, "counts of parts", 4 * n_tokens * blocks)?,

@@ -4,27 +4,12 @@
 // split 64 keys at a time: 8 lanes share a key for the scores, then a thread owns 8 elements of the values. Splits are merged by
 // attention_merge. Moves: the keys and values of the split, once for all its heads. Shared memory: 15 KiB.
 #include "../common/quant.cuh"
+#include "paged_attention_args.cuh"
 
 constexpr int TILE = 64;     // keys
 constexpr int THREADS = 128;
 constexpr int MAX_ROWS = 8;  // query heads of a block
 constexpr int MAX_DIM = 256;
-
-struct AttentionArgs {
-  float* y;                      // [n_tokens, n_heads, head_dim]
-  float* partial;                // [n_tokens, n_heads, n_splits, head_dim + 2] where n_splits > 1: output, maximum, sum
-  const float* qkv;              // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
-  const uint8_t* k_cache;        // [n_blocks, n_kv_heads, block_size] heads of `head_bytes`
-  const uint8_t* v_cache;
-  const uint32_t* positions;     // [n_tokens]
-  const uint32_t* table_starts;  // [n_tokens]
-  const uint32_t* block_tables;
-  uint32_t n_heads, n_kv_heads, head_dim, head_bytes, block_size;
-  uint32_t n_splits;
-  uint32_t window;               // positions that a token sees, itself among them
-  float scale;
-  float softcap;                 // 0: none
-};
 
 template <class T>
 DEVICE void attention(const AttentionArgs& a) {

@@ -2,7 +2,7 @@
 
 use super::cache::ByCacheType;
 use crate::cuda::batch::StagedBatch;
-use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_image};
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use crate::{AttentionParams, KvLayer, Result, Tensor};
 
 /// Query heads of a block.
@@ -10,32 +10,42 @@ const MAX_ROWS: usize = 8;
 /// Most parts that a token's positions are cut into.
 const MAX_SPLITS: usize = 64;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Args {
-    y: DevicePtr,
-    partial: DevicePtr,
-    qkv: DevicePtr,
-    k_cache: DevicePtr,
-    v_cache: DevicePtr,
-    positions: DevicePtr,
-    table_starts: DevicePtr,
-    block_tables: DevicePtr,
-    n_heads: u32,
-    n_kv_heads: u32,
-    head_dim: u32,
-    head_bytes: u32,
-    block_size: u32,
-    n_splits: u32,
-    window: u32,
-    scale: f32,
-    softcap: f32,
+kernel_args! {
+    in "paged_attention_args.cuh";
+
+    struct AttentionArgs {
+        /// [n_tokens, n_heads, head_dim]
+        y: DevicePtr as "float*",
+        /// [n_tokens, n_heads, n_splits, head_dim + 2] where n_splits > 1: output, maximum, sum
+        partial: DevicePtr as "float*",
+        /// [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
+        qkv: DevicePtr as "const float*",
+        /// [n_blocks, n_kv_heads, block_size] heads of `head_bytes`
+        k_cache: DevicePtr as "const uint8_t*",
+        v_cache: DevicePtr as "const uint8_t*",
+        /// [n_tokens]
+        positions: DevicePtr as "const uint32_t*",
+        /// [n_tokens]
+        table_starts: DevicePtr as "const uint32_t*",
+        block_tables: DevicePtr as "const uint32_t*",
+        n_heads: u32,
+        n_kv_heads: u32,
+        head_dim: u32,
+        head_bytes: u32,
+        block_size: u32,
+        n_splits: u32,
+        /// positions that a token sees, itself among them
+        window: u32,
+        scale: f32,
+        /// 0: none
+        softcap: f32,
+    }
 }
 
 /// Kernels of paged_attention.cu.
 pub(super) struct Kernels {
-    attention: ByCacheType<Args>,
-    attention_merge: Kernel<Args>,
+    attention: ByCacheType<AttentionArgs>,
+    attention_merge: Kernel<AttentionArgs>,
 }
 
 impl Kernels {
@@ -91,7 +101,7 @@ pub(super) fn attention(
             cuda.scratch.get(&cuda.driver, "attention in parts", 4 * floats)?
         }
     };
-    let args = Args {
+    let args = AttentionArgs {
         y: y.ptr(),
         partial,
         qkv: qkv.ptr(),

@@ -1,24 +1,7 @@
 // What the kernels of attention of many tokens share: their arguments, and the tokens of a block.
 #pragma once
 #include "cached.cuh"
-
-struct PrefillAttentionArgs {
-  float* y;                      // [n_tokens, n_heads, head_dim], or tiles of BF16
-  const float* qkv;              // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
-  const uint8_t* k_cache;        // [n_blocks, n_kv_heads, block_size, head_dim]
-  const uint8_t* v_cache;
-  const uint32_t* positions;     // [n_tokens]
-  const uint32_t* table_starts;  // [n_tokens]
-  const uint32_t* block_tables;
-  const uint32_t* seq_starts;    // [n_seqs + 1]: first token of each sequence, and the number of tokens
-  uint32_t n_seqs, n_heads, n_kv_heads, head_dim, block_size;
-  uint32_t tile_tokens;          // tokens of a block
-  uint32_t tile_heads;           // query heads of a block
-  uint32_t window;               // positions that a token sees, itself among them
-  float scale;
-  float softcap;                 // 0: none
-  uint32_t y_rows;               // rows of y's tiles; 0: y has floats
-};
+#include "prefill_attention_args.cuh"
 
 // Some tokens of a sequence, and some of the query heads that share a key-value head.
 struct Tile {

@@ -5,7 +5,7 @@ use super::rope;
 use super::step::Step;
 use crate::cuda::batch::StagedBatch;
 use crate::cuda::common::Output;
-use crate::cuda::driver::{BoxMap, Boxes, Cuda, DevicePtr, Driver, kernel_image};
+use crate::cuda::driver::{BoxMap, Boxes, Cuda, DevicePtr, Driver, kernel_args, kernel_image};
 use crate::{AttentionParams, DType, KvLayer, NormKind, Profile, QkvPrep, Result, RopeStyle, Tensor};
 
 /// Sizes of heads that the kernels are compiled for; smaller ones are padded.
@@ -37,46 +37,70 @@ impl Block {
     }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(super) struct Args {
-    y: DevicePtr,
-    qkv: DevicePtr,
-    k_cache: DevicePtr,
-    v_cache: DevicePtr,
-    positions: DevicePtr,
-    table_starts: DevicePtr,
-    block_tables: DevicePtr,
-    seq_starts: DevicePtr,
-    n_seqs: u32,
-    n_heads: u32,
-    n_kv_heads: u32,
-    head_dim: u32,
-    block_size: u32,
-    tile_tokens: u32,
-    tile_heads: u32,
-    window: u32,
-    scale: f32,
-    softcap: f32,
-    y_rows: u32,
+kernel_args! {
+    in "prefill_attention_args.cuh";
+
+    struct PrefillAttentionArgs {
+        /// [n_tokens, n_heads, head_dim], or tiles of BF16
+        y: DevicePtr as "float*",
+        /// [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
+        qkv: DevicePtr as "const float*",
+        /// [n_blocks, n_kv_heads, block_size, head_dim]
+        k_cache: DevicePtr as "const uint8_t*",
+        v_cache: DevicePtr as "const uint8_t*",
+        /// [n_tokens]
+        positions: DevicePtr as "const uint32_t*",
+        /// [n_tokens]
+        table_starts: DevicePtr as "const uint32_t*",
+        block_tables: DevicePtr as "const uint32_t*",
+        /// [n_seqs + 1]: first token of each sequence, and the number of tokens
+        seq_starts: DevicePtr as "const uint32_t*",
+        n_seqs: u32,
+        n_heads: u32,
+        n_kv_heads: u32,
+        head_dim: u32,
+        block_size: u32,
+        /// tokens of a block
+        tile_tokens: u32,
+        /// query heads of a block
+        tile_heads: u32,
+        /// positions that a token sees, itself among them
+        window: u32,
+        scale: f32,
+        /// 0: none
+        softcap: f32,
+        /// rows of y's tiles; 0: y has floats
+        y_rows: u32,
+    }
 }
 
-/// The same on Hopper, with what its copy engine must know.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(super) struct HopperArgs {
-    of_all: Args,
-    n_cache_rows: u32,
-    box_rows: u32,
-    n_tiles: u32,
-    q_weight: DevicePtr,
-    q_bias: DevicePtr,
-    angles: DevicePtr,
-    rope_dim: u32,
-    interleaved: u32,
-    q_layer: u32,
-    q_eps: f32,
-    maps: [BoxMap; 2],
+kernel_args! {
+    in "prefill_attention_hopper_args.cuh";
+    include "../common/hopper.cuh";
+    include "prefill_attention_args.cuh";
+
+    /// The same on Hopper, with what its copy engine must know.
+    struct PrefillAttentionHopperArgs {
+        of_all: PrefillAttentionArgs,
+        /// heads of positions
+        n_cache_rows: u32,
+        /// rows of a box, 8 to 128; 0: the cache does not come as boxes
+        box_rows: u32,
+        n_tiles: u32,
+        /// What is left to do with queries. [head_dim], null where there is no norm
+        q_weight: DevicePtr as "const float*",
+        /// [head_dim] or null
+        q_bias: DevicePtr as "const float*",
+        /// [n_tokens, rope_dim]: cosines, then sines; null where nothing turns
+        angles: DevicePtr as "const float*",
+        rope_dim: u32,
+        interleaved: u32,
+        /// 1: the norm takes the mean out
+        q_layer: u32,
+        q_eps: f32,
+        k_map: BoxMap as "ptx::Map",
+        v_map: BoxMap as "ptx::Map",
+    }
 }
 
 /// Rows of a box, where keys and values can come as boxes: heads as they are, and a number of rows that tiles are made of.
@@ -88,8 +112,8 @@ fn box_rows(kv: &KvLayer<Cuda>, block: Block) -> Option<usize> {
 
 /// Kernels of prefill_attention.cu, or of prefill_attention_hopper.cu.
 pub(super) enum Kernels {
-    Ampere(ByTypeAndHead<Args, { HEAD_DIMS.len() }>),
-    Hopper(ByTypeAndHead<HopperArgs, { HEAD_DIMS.len() }>),
+    Ampere(ByTypeAndHead<PrefillAttentionArgs, { HEAD_DIMS.len() }>),
+    Hopper(ByTypeAndHead<PrefillAttentionHopperArgs, { HEAD_DIMS.len() }>),
 }
 
 impl Kernels {
@@ -155,7 +179,7 @@ pub(super) fn attention(
     let block = Block::on(&*cuda.driver);
     let tile_heads = group.min(block.rows);
     let tile_tokens = block.rows / tile_heads;
-    let args = Args {
+    let args = PrefillAttentionArgs {
         y: y.ptr(),
         qkv: qkv.ptr(),
         k_cache: kv.k.buffer().ptr(),
@@ -207,7 +231,7 @@ pub(super) fn attention(
     let q_norm = prep.and_then(|p| p.qk_norm).map(|(q, _)| q);
     let angles = prep.and_then(|p| p.angles);
     let ptr = |t: Option<&Tensor<Cuda>>| t.map_or(DevicePtr::NULL, Tensor::ptr);
-    let args = HopperArgs {
+    let args = PrefillAttentionHopperArgs {
         of_all: args,
         n_cache_rows: n_cache_rows as u32,
         box_rows: box_rows.unwrap_or(0) as u32,
@@ -219,7 +243,8 @@ pub(super) fn attention(
         interleaved: u32::from(angles.is_some_and(|a| a.1 == RopeStyle::Interleaved)),
         q_layer: u32::from(q_norm.is_some_and(|n| n.kind == NormKind::Layer)),
         q_eps: q_norm.map_or(0.0, |n| n.eps),
-        maps: [map(&kv.k)?, map(&kv.v)?],
+        k_map: map(&kv.k)?,
+        v_map: map(&kv.v)?,
     };
     let blocks = n_tiles.min(cuda.driver.n_multiprocessors() as usize);
     // SAFETY: as above, but that blocks go through the tiles; the boxes are of the cache.

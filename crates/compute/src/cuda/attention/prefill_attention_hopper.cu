@@ -10,6 +10,7 @@
 #include "heads.cuh"
 #include "prefill_attention.cuh"
 #include "../common/hopper.cuh"
+#include "prefill_attention_hopper_args.cuh"
 
 constexpr int THREADS = 512;
 constexpr int ROWS = 128;
@@ -17,21 +18,6 @@ constexpr int KEYS = 128;
 
 // As `matrix_at` wants them, 64 columns of all keys after each other.
 DEVICE int place(int key, int chunk) { return (chunk / 8 * KEYS + key) * 64 + ((chunk ^ key) & 7) * 8; }
-
-struct PrefillAttentionHopperArgs {
-  PrefillAttentionArgs of_all;
-  uint32_t n_cache_rows;  // heads of positions
-  uint32_t box_rows;      // rows of a box, 8 to 128; 0: the cache does not come as boxes
-  uint32_t n_tiles;
-  // What is left to do with queries.
-  const float* q_weight;  // [head_dim], null where there is no norm
-  const float* q_bias;    // [head_dim] or null
-  const float* angles;    // [n_tokens, rope_dim]: cosines, then sines; null where nothing turns
-  uint32_t rope_dim, interleaved;
-  uint32_t q_layer;       // 1: the norm takes the mean out
-  float q_eps;
-  ptx::Map k_map, v_map;
-};
 
 struct HopperHalf : Half {
   template <int N>

@@ -1,13 +1,6 @@
 // Preparing queries, keys and values: norms per head, rotation by position, and the way into the cache.
 #include "heads.cuh"
-
-struct AnglesArgs {
-  float* y;                   // [n_tokens, 2 * n]: cosines, then sines
-  const float* f;             // [n]
-  const uint32_t* positions;  // [n_tokens]
-  uint32_t n;
-  float scale;
-};
+#include "rope_args.cuh"
 
 // A block owns a token. The product is rounded to f32, as the reference library does; its cosine and sine are then taken exactly.
 KERNEL(rope_angles, AnglesArgs, 128) {
@@ -23,26 +16,6 @@ KERNEL(rope_angles, AnglesArgs, 128) {
     y[n + i] = static_cast<float>(sinpi(half_turns)) * a.scale;
   }
 }
-
-struct StoreArgs {
-  float* qkv;                    // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
-  uint8_t* k_cache;              // [n_blocks, n_kv_heads, block_size] heads of `head_bytes`
-  uint8_t* v_cache;
-  const float* q_weight;         // [head_dim], null where heads have no norm
-  const float* q_bias;           // [head_dim] or null
-  const float* k_weight;
-  const float* k_bias;
-  const float* angles;           // [n_tokens, rope_dim]: cosines, then sines; null where nothing turns
-  const uint32_t* positions;     // [n_tokens]
-  const uint32_t* table_starts;  // [n_tokens]: where a token's block table begins
-  const uint32_t* block_tables;
-  uint32_t n_heads, n_kv_heads, head_dim, head_bytes;
-  uint32_t first_head;           // those before it stay as they are
-  uint32_t rope_dim, interleaved;
-  uint32_t block_size;
-  uint32_t layer;                // 1: the norms take the mean out
-  float q_eps, k_eps;
-};
 
 // A warp owns one head of one token; blockIdx.x counts tokens, and blockIdx.y fours of heads: queries, keys, values.
 template <class T>

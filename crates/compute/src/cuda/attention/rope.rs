@@ -2,17 +2,56 @@
 
 use super::cache::ByCacheType;
 use crate::cuda::batch::StagedBatch;
-use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_image};
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use crate::{KvLayer, NormKind, QkvPrep, Result, RopeStyle, Tensor};
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct AnglesArgs {
-    y: DevicePtr,
-    f: DevicePtr,
-    positions: DevicePtr,
-    n: u32,
-    scale: f32,
+kernel_args! {
+    in "rope_args.cuh";
+
+    struct AnglesArgs {
+        /// [n_tokens, 2 * n]: cosines, then sines
+        y: DevicePtr as "float*",
+        /// [n]
+        f: DevicePtr as "const float*",
+        /// [n_tokens]
+        positions: DevicePtr as "const uint32_t*",
+        n: u32,
+        scale: f32,
+    }
+
+    struct StoreArgs {
+        /// [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
+        qkv: DevicePtr as "float*",
+        /// [n_blocks, n_kv_heads, block_size] heads of `head_bytes`
+        k_cache: DevicePtr as "uint8_t*",
+        v_cache: DevicePtr as "uint8_t*",
+        /// [head_dim], null where heads have no norm
+        q_weight: DevicePtr as "const float*",
+        /// [head_dim] or null
+        q_bias: DevicePtr as "const float*",
+        k_weight: DevicePtr as "const float*",
+        k_bias: DevicePtr as "const float*",
+        /// [n_tokens, rope_dim]: cosines, then sines; null where nothing turns
+        angles: DevicePtr as "const float*",
+        /// [n_tokens]
+        positions: DevicePtr as "const uint32_t*",
+        /// [n_tokens]: where a token's block table begins
+        table_starts: DevicePtr as "const uint32_t*",
+        block_tables: DevicePtr as "const uint32_t*",
+        n_heads: u32,
+        n_kv_heads: u32,
+        head_dim: u32,
+        head_bytes: u32,
+        /// those before it stay as they are
+        first_head: u32,
+        rope_dim: u32,
+        interleaved: u32,
+        block_size: u32,
+        /// 1: the norms take the mean out
+        layer: u32,
+        q_eps: f32,
+        k_eps: f32,
+    }
 }
 
 pub(in crate::cuda) fn angles(
@@ -26,33 +65,6 @@ pub(in crate::cuda) fn angles(
     let args = AnglesArgs { y: y.ptr(), f: f.ptr(), positions: batch.positions(), n: f.len() as u32, scale };
     // SAFETY: y has 2 · n elements for each token of the batch.
     unsafe { cuda.launch(cuda.room::<Kernels>().rope_angles, [y.rows(), 1, 1], 128, &args) }
-}
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct StoreArgs {
-    qkv: DevicePtr,
-    k_cache: DevicePtr,
-    v_cache: DevicePtr,
-    q_weight: DevicePtr,
-    q_bias: DevicePtr,
-    k_weight: DevicePtr,
-    k_bias: DevicePtr,
-    angles: DevicePtr,
-    positions: DevicePtr,
-    table_starts: DevicePtr,
-    block_tables: DevicePtr,
-    n_heads: u32,
-    n_kv_heads: u32,
-    head_dim: u32,
-    head_bytes: u32,
-    first_head: u32,
-    rope_dim: u32,
-    interleaved: u32,
-    block_size: u32,
-    layer: u32,
-    q_eps: f32,
-    k_eps: f32,
 }
 
 /// Kernels of rope.cu.

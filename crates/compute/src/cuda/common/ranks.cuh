@@ -9,22 +9,15 @@
 // round thus knows that the sender has read all of the round before, whose places the next one may write.
 #pragma once
 #include "kernel.cuh"
+#include "ranks_args.cuh"
 
 namespace ranks {
 
-constexpr int MAX_RANKS = 8;
-// Numbers of a round, and blocks of a kernel, at most.
-constexpr int PLACES = 1 << 17, MAX_BLOCKS = 1024;
 // Looks at a number before the word that ends all waiting is looked at once.
 constexpr int LOOKS = 1 << 12;
 
 // A GPU's place among the others.
-struct Ranks {
-  uint2* mailboxes[MAX_RANKS];  // [2, n_ranks, PLACES] each
-  uint32_t* rounds;             // [MAX_BLOCKS] times the number of rounds so far, one for each block to read
-  const uint32_t* cut;          // not 0 when a GPU will not answer any more
-  uint32_t rank, n_ranks;
-
+struct Ranks : RanksArgs {
   DEVICE uint2* place(uint32_t to, uint32_t from, uint32_t round, uint32_t i) const {
     return mailboxes[to] + ((round & 1) * n_ranks + from) * static_cast<size_t>(PLACES) + i;
   }

@@ -91,13 +91,21 @@ macro_rules! kernels {
 /// A field's type on the device is that
 /// after `as`; numbers and structs described before need none. Doc comments are copied to the header.
 macro_rules! kernel_args {
-    (in $header:literal; $(include $include:literal;)* $($item:tt)*) => {
+    (in $header:literal; $($item:tt)*) => {
         $crate::cuda::driver::kernel_args!(@items $($item)*);
     };
     (@items) => {};
+    (@items include $header:literal; $($rest:tt)*) => {
+        $crate::cuda::driver::kernel_args!(@items $($rest)*);
+    };
     (@items $(#[$meta:meta])* const $NAME:ident: usize = $value:expr; $($rest:tt)*) => {
         $(#[$meta])*
         pub(in crate::cuda) const $NAME: usize = $value;
+        $crate::cuda::driver::kernel_args!(@items $($rest)*);
+    };
+    (@items $(#[$meta:meta])* pub const $NAME:ident: usize = $value:expr; $($rest:tt)*) => {
+        $(#[$meta])*
+        pub const $NAME: usize = $value;
         $crate::cuda::driver::kernel_args!(@items $($rest)*);
     };
     (@items $(#[$meta:meta])* struct $Name:ident {

@@ -2,24 +2,33 @@
 
 use super::api::{DevicePtr, Driver, Link};
 use super::buffer::Buffer;
+use super::kernels::kernel_args;
 use crate::{Error, Rank, Result};
 use std::sync::Arc;
 
-/// GPUs that can work together.
-pub const MAX_RANKS: usize = 8;
-/// Numbers of a round, and blocks of a kernel that takes part in one, at most; ranks.cuh has the same.
-pub(in crate::cuda) const PLACES: usize = 1 << 17;
-pub(in crate::cuda) const MAX_BLOCKS: usize = 1024;
+kernel_args! {
+    in "../common/ranks_args.cuh";
 
-/// A GPU's place among the others, as kernels know it.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(in crate::cuda) struct RanksArgs {
-    pub(in crate::cuda) mailboxes: [DevicePtr; MAX_RANKS],
-    rounds: DevicePtr,
-    cut: DevicePtr,
-    rank: u32,
-    n_ranks: u32,
+    /// GPUs that can work together.
+    pub const MAX_RANKS: usize = 8;
+
+    /// Numbers of a round of an exchange at most.
+    const PLACES: usize = 1 << 17;
+
+    /// Blocks at most of a kernel that takes part in a round.
+    const MAX_BLOCKS: usize = 1024;
+
+    /// A GPU's place among the others.
+    struct RanksArgs {
+        /// [2, n_ranks, PLACES] each
+        mailboxes: [DevicePtr; MAX_RANKS] as "uint2*",
+        /// [MAX_BLOCKS] times the number of rounds so far, one for each block to read
+        rounds: DevicePtr as "uint32_t*",
+        /// Not 0 when a GPU will not answer any more.
+        cut: DevicePtr as "const uint32_t*",
+        rank: u32,
+        n_ranks: u32,
+    }
 }
 
 /// One GPU's place among those that work together.

@@ -1,11 +1,6 @@
 // A few words from the host to the device, as arguments of a kernel.
 #include "../common/kernel.cuh"
-
-struct UploadArgs {
-  uint32_t* y;
-  uint32_t n;
-  uint32_t words[1000];
-};
+#include "upload_args.cuh"
 
 // Kernels of the step read what it writes before they wait for the kernel before them, so none may start while it runs.
 KERNEL(upload, UploadArgs, 256) {

@@ -3,18 +3,20 @@
 use super::api::DevicePtr;
 use super::buffer::Buffer;
 use super::context::Cuda;
-use super::kernels::kernels;
+use super::kernels::{kernel_args, kernels};
 use crate::Result;
 
-/// Most words that fit the arguments of a kernel.
-const UPLOAD_WORDS: usize = 1000;
+kernel_args! {
+    in "upload_args.cuh";
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct UploadArgs {
-    y: DevicePtr,
-    n: u32,
-    words: [u32; UPLOAD_WORDS],
+    /// Most words that fit the arguments of a kernel.
+    const UPLOAD_WORDS: usize = 1000;
+
+    struct UploadArgs {
+        y: DevicePtr as "uint32_t*",
+        n: u32,
+        words: [u32; UPLOAD_WORDS],
+    }
 }
 
 kernels! {

@@ -2,6 +2,7 @@
 //
 // The experts' products are those of matmul.cu, over the tiles that moe_group writes.
 #include "../common/kernel.cuh"
+#include "experts_args.cuh"
 
 constexpr int MAX_EXPERTS = 1024;
 constexpr int TILE_ROWS = 8;
@@ -10,19 +11,6 @@ struct MoeTile {
   uint32_t expert;
   uint32_t first;
   uint32_t count;
-};
-
-struct MoeArgs {
-  float* y;             // [n_tokens, hidden_size]
-  const float* router;  // [n_tokens, n_experts]
-  const float* outputs; // [n_uses, hidden_size], by slot
-  uint32_t* experts;    // [n_uses]: use i of token t at t * n_used + i, most probable first
-  float* weights;       // [n_uses]
-  uint32_t* slots;      // [n_uses]: the slot of each use; slots are sorted by expert, then by use
-  uint32_t* tokens;     // [n_uses]: the token of each slot
-  MoeTile* tiles;       // [n_tiles]; those not needed have no rows
-  uint32_t n_tokens, n_experts, n_used, hidden_size, n_tiles;
-  uint32_t norm_topk;
 };
 
 // A warp owns a token; lane l looks at experts l, l + 32, …

@@ -1,6 +1,6 @@
 //! Launches of a mixture of experts: nothing of the routing comes back to the host.
 
-use super::driver::{Cuda, DevicePtr, kernels};
+use super::driver::{Cuda, DevicePtr, kernel_args, kernels};
 use super::elementwise;
 use super::matmul::{Part, Rows, TILE_ROWS, gemv_part};
 use crate::{Error, Experts, MoeScratch, Result, Tensor};
@@ -8,31 +8,41 @@ use crate::{Error, Experts, MoeScratch, Result, Tensor};
 /// Most experts that the routing kernels hold.
 const MAX_EXPERTS: usize = 1024;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Args {
-    y: DevicePtr,
-    router: DevicePtr,
-    outputs: DevicePtr,
-    experts: DevicePtr,
-    weights: DevicePtr,
-    slots: DevicePtr,
-    tokens: DevicePtr,
-    tiles: DevicePtr,
-    n_tokens: u32,
-    n_experts: u32,
-    n_used: u32,
-    hidden_size: u32,
-    n_tiles: u32,
-    norm_topk: u32,
+kernel_args! {
+    in "experts_args.cuh";
+
+    struct MoeArgs {
+        /// [n_tokens, hidden_size]
+        y: DevicePtr as "float*",
+        /// [n_tokens, n_experts]
+        router: DevicePtr as "const float*",
+        /// [n_uses, hidden_size], by slot
+        outputs: DevicePtr as "const float*",
+        /// [n_uses]: use i of token t at t * n_used + i, most probable first
+        experts: DevicePtr as "uint32_t*",
+        /// [n_uses]
+        weights: DevicePtr as "float*",
+        /// [n_uses]: the slot of each use; slots are sorted by expert, then by use
+        slots: DevicePtr as "uint32_t*",
+        /// [n_uses]: the token of each slot
+        tokens: DevicePtr as "uint32_t*",
+        /// [n_tiles]; those not needed have no rows
+        tiles: DevicePtr as "MoeTile*",
+        n_tokens: u32,
+        n_experts: u32,
+        n_used: u32,
+        hidden_size: u32,
+        n_tiles: u32,
+        norm_topk: u32,
+    }
 }
 
 kernels! {
     /// Kernels of experts.cu.
     pub(in crate::cuda) struct Kernels in experts {
-        moe_route: Args,
-        moe_group: Args,
-        moe_combine: Args,
+        moe_route: MoeArgs,
+        moe_group: MoeArgs,
+        moe_combine: MoeArgs,
     }
 }
 
@@ -64,7 +74,7 @@ pub(in crate::cuda) fn moe(
     let n_tiles = n_uses.min(n_uses / TILE_ROWS + n_experts);
     let words = cuda.scratch.get(&cuda.driver, "routes to experts", 4 * (4 * n_uses + 3 * n_tiles))?;
     let array = |i: usize| words.offset(4 * i * n_uses);
-    let args = Args {
+    let args = MoeArgs {
         y: y.ptr(),
         router: router.ptr(),
         outputs: scratch.y.ptr(),

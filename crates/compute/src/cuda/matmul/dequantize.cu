@@ -2,19 +2,7 @@
 //
 // A block writes 1024 elements of one row, a thread 8 of them. Moves: the row's bytes in, 4 bytes per element out.
 #include "packed.cuh"
-
-struct DequantizeArgs {
-  float* y;               // [n_rows, n], one row per blockIdx.x
-  const uint8_t* w;       // rows of `row_bytes`
-  const void* codebook;
-  const uint32_t* rows;   // which row of w; null: row blockIdx.x
-  const uint32_t* sources;  // null, or: which of `chosen` says the row instead, where it is not NONE
-  const uint32_t* chosen;
-  uint64_t row_bytes;
-  uint32_t n;
-  uint32_t n_w_rows;      // rows of w; an index past them reads the last
-  float scale;
-};
+#include "dequantize_args.cuh"
 
 constexpr uint32_t NONE = 0xffffffffu;
 

@@ -3,31 +3,38 @@
 use super::matrix::{Matrix, Part};
 use super::shape::{Layout, PACKED};
 use crate::cuda::batch::StagedBatch;
-use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_image};
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use crate::quant::QUANTS;
 use crate::{Result, Tensor};
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Args {
-    y: DevicePtr,
-    w: DevicePtr,
-    codebook: DevicePtr,
-    rows: DevicePtr,
-    sources: DevicePtr,
-    chosen: DevicePtr,
-    row_bytes: u64,
-    n: u32,
-    n_w_rows: u32,
-    scale: f32,
+kernel_args! {
+    in "dequantize_args.cuh";
+
+    struct DequantizeArgs {
+        /// [n_rows, n], one row per blockIdx.x
+        y: DevicePtr as "float*",
+        /// rows of `row_bytes`
+        w: DevicePtr as "const uint8_t*",
+        codebook: DevicePtr as "const void*",
+        /// which row of w; null: row blockIdx.x
+        rows: DevicePtr as "const uint32_t*",
+        /// null, or: which of `chosen` says the row instead, where it is not NONE
+        sources: DevicePtr as "const uint32_t*",
+        chosen: DevicePtr as "const uint32_t*",
+        row_bytes: u64,
+        n: u32,
+        /// rows of w; an index past them reads the last
+        n_w_rows: u32,
+        scale: f32,
+    }
 }
 
 /// Kernels of dequantize.cu.
 pub(in crate::cuda) struct Kernels {
     /// Indexed by element type.
-    blocks: Vec<Kernel<Args>>,
+    blocks: Vec<Kernel<DequantizeArgs>>,
     /// In the order of [`PACKED`].
-    packed: Vec<Kernel<Args>>,
+    packed: Vec<Kernel<DequantizeArgs>>,
 }
 
 impl Kernels {
@@ -38,7 +45,7 @@ impl Kernels {
         Ok(Self { blocks: blocks.collect::<Result<_>>()?, packed: packed.collect::<Result<_>>()? })
     }
 
-    fn get(&self, part: &Part) -> Kernel<Args> {
+    fn get(&self, part: &Part) -> Kernel<DequantizeArgs> {
         match part.shape.layout {
             Layout::Blocks => self.blocks[part.shape.dtype as usize],
             Layout::Packed => {
@@ -57,7 +64,7 @@ pub(in crate::cuda) fn embed(
 ) -> Result<()> {
     let [part] = &table.parts[..] else { panic!("an embedding of {} parts", table.parts.len()) };
     assert_eq!((y.rows(), y.row_len()), (batch.n_tokens(), table.shape.n_in));
-    let args = Args {
+    let args = DequantizeArgs {
         y: y.ptr(),
         w: part.weights.ptr(),
         codebook: part.codebook,
@@ -84,7 +91,7 @@ pub(super) fn dequantize(
     n_rows: usize,
 ) -> Result<()> {
     assert!(first + n_rows <= part.shape.n_out);
-    let args = Args {
+    let args = DequantizeArgs {
         y,
         w: part.weights.ptr().offset(first * part.shape.row_bytes),
         codebook: part.codebook,

@@ -2,26 +2,12 @@
 #pragma once
 #include "../common/activation.cuh"
 #include "../common/halves.cuh"
+#include "gemm_args.cuh"
 
 enum Epilogue : uint32_t { STORE, ADD, GATE };
 
 // Operands have 16 bits and lie in rows, or for Hopper 16 or 8 in tiles (operands.cu), of which those of 8 bits have a scale for each row
 // of two tiles.
-struct ProductArgs {
-  float* y;                // [m, y_stride], and this launch's outputs from 0 on
-  const uint8_t* x;        // [m, k], or tiles of x_rows rows
-  const float* x_scales;   // [m] factors of the rows, or null; of 8 bits: [k / 256, x_rows]
-  const uint8_t* w;        // [n_out, k], or tiles of w_rows rows
-  const float* w_scales;   // of 8 bits: [k / 256, w_rows]
-  const uint8_t* up;       // as w for GATE: what is multiplied with the activated products with w
-  const float* up_scales;  // as w_scales
-  const float* bias;       // [n_out] or null
-  uint32_t k;              // a multiple of 8, or of the columns of a tile, or of 256 of 8 bits
-  uint32_t n_out, m, y_stride;
-  uint32_t epilogue, activation;
-  uint32_t x_rows, w_rows;
-};
-
 // Outputs `out` and `out` + 1 of a row.
 DEVICE void put_pair(const ProductArgs& a, int row, int out, float v0, float v1) {
   const int n_out = a.n_out;

@@ -10,7 +10,9 @@ use super::matrix::Part;
 use super::op::Matmul;
 use super::shape::{Layout, MatrixShape, PACKED, PartShape, Target};
 use crate::cuda::common::{Input, Output, TileLayout, Tiles};
-use crate::cuda::driver::{BoxMap, Boxes, Cuda, DevicePtr, Driver, Kernel, KernelImage, kernel_image};
+use crate::cuda::driver::{
+    BoxMap, Boxes, Cuda, DevicePtr, Driver, Kernel, KernelImage, kernel_args, kernel_image,
+};
 use crate::quant::QUANTS;
 use crate::{Activation, DType, NormKind, Result, Tensor};
 
@@ -111,79 +113,107 @@ impl Tile {
     }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct ActivationArgs {
-    y: DevicePtr,
-    scales: DevicePtr,
-    x: DevicePtr,
-    weight: DevicePtr,
-    bias: DevicePtr,
-    n: u32,
-    n_rows: u32,
-    layer: u32,
-    eps: f32,
+kernel_args! {
+    in "operands_args.cuh";
+
+    struct ActivationArgs {
+        /// as `place` says, one row per block
+        y: DevicePtr as "uint8_t*",
+        /// [m], what each row must be multiplied with; not written for bfloat16; of 8 bits [padded / 256, n_rows]
+        scales: DevicePtr as "float*",
+        /// [m, n]; of `bfloat_bytes` tiles of n_rows rows
+        x: DevicePtr as "const float*",
+        /// [n] of the norm that comes before, or null
+        weight: DevicePtr as "const float*",
+        /// [n] or null
+        bias: DevicePtr as "const float*",
+        n: u32,
+        n_rows: u32,
+        /// 1: the norm takes the mean out
+        layer: u32,
+        eps: f32,
+    }
+
+    struct WeightArgs {
+        /// as `place` says, from `first_row` on one row per blockIdx.x
+        y: DevicePtr as "uint8_t*",
+        /// of 8 bits: [padded / 256, n_rows]
+        scales: DevicePtr as "float*",
+        /// rows of `row_bytes`
+        w: DevicePtr as "const uint8_t*",
+        codebook: DevicePtr as "const void*",
+        row_bytes: u64,
+        n: u32,
+        n_rows: u32,
+        /// a slab may hold rows of several matrices
+        first_row: u32,
+    }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct WeightArgs {
-    y: DevicePtr,
-    scales: DevicePtr,
-    w: DevicePtr,
-    codebook: DevicePtr,
-    row_bytes: u64,
-    n: u32,
-    n_rows: u32,
-    first_row: u32,
+kernel_args! {
+    in "gemm_args.cuh";
+
+    struct ProductArgs {
+        /// [m, y_stride], and this launch's outputs from 0 on
+        y: DevicePtr as "float*",
+        /// [m, k], or tiles of x_rows rows
+        x: DevicePtr as "const uint8_t*",
+        /// [m] factors of the rows, or null; of 8 bits: [k / 256, x_rows]
+        x_scales: DevicePtr as "const float*",
+        /// [n_out, k], or tiles of w_rows rows
+        w: DevicePtr as "const uint8_t*",
+        /// of 8 bits: [k / 256, w_rows]
+        w_scales: DevicePtr as "const float*",
+        /// as w for GATE: what is multiplied with the activated products with w
+        up: DevicePtr as "const uint8_t*",
+        /// as w_scales
+        up_scales: DevicePtr as "const float*",
+        /// [n_out] or null
+        bias: DevicePtr as "const float*",
+        /// a multiple of 8, or of the columns of a tile, or of 256 of 8 bits
+        k: u32,
+        n_out: u32,
+        m: u32,
+        y_stride: u32,
+        epilogue: u32,
+        activation: u32,
+        x_rows: u32,
+        w_rows: u32,
+    }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Args {
-    y: DevicePtr,
-    x: DevicePtr,
-    x_scales: DevicePtr,
-    w: DevicePtr,
-    w_scales: DevicePtr,
-    up: DevicePtr,
-    up_scales: DevicePtr,
-    bias: DevicePtr,
-    k: u32,
-    n_out: u32,
-    m: u32,
-    y_stride: u32,
-    epilogue: u32,
-    activation: u32,
-    x_rows: u32,
-    w_rows: u32,
+kernel_args! {
+    in "gemm_hopper_args.cuh";
+    include "../common/hopper.cuh";
+    include "gemm_args.cuh";
+
+    /// Matrices that a matmul can have rows of: queries', keys' and values'.
+    const MAX_MATRICES: usize = 3;
+
+    /// How many matrices' rows come as boxes, and the first row of each among a product's outputs. A gate's ups come after it.
+    struct WeightBoxes {
+        n_matrices: u32,
+        first_rows: [u32; MAX_MATRICES],
+    }
+
+    /// The same on Hopper, with the matrices whose rows the copy engine brings as boxes, and whether y has tiles.
+    struct ProductHopperArgs {
+        of_all: ProductArgs,
+        /// 0: weights are tiles. Else they are rows of 16 bits, of so many matrices one after the other, which the copy engine brings as boxes; a gate's ups come after the gates.
+        boxes: WeightBoxes,
+        /// Whether a gate's outputs are tiles of BF16 with as many rows as those of x.
+        to_tiles: u32,
+        maps: [BoxMap; MAX_MATRICES] as "ptx::Map",
+    }
 }
 
-/// The same on Hopper, with the matrices whose rows the copy engine brings as boxes, and whether y has tiles.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct HopperArgs {
-    of_all: Args,
-    boxes: WeightBoxes,
-    to_tiles: u32,
-    maps: [BoxMap; MAX_MATRICES],
-}
-
-/// How many matrices' rows come as boxes, and the first row of each among a product's outputs. A gate's ups come after it.
-#[derive(Clone, Copy, Default)]
-#[repr(C)]
-struct WeightBoxes {
-    n_matrices: u32,
-    first_rows: [u32; MAX_MATRICES],
-}
-
-/// Matrices that a product can have rows of: queries', keys' and values'.
-const MAX_MATRICES: usize = 3;
+/// Weights that are tiles.
+const NO_BOXES: WeightBoxes = WeightBoxes { n_matrices: 0, first_rows: [0; MAX_MATRICES] };
 
 /// Kernels of gemm.cu and gemm_hopper.cu, in the order of [`TILES`] and [`Number::ALL`]; those that the GPU can run.
 pub(in crate::cuda) struct Kernels {
-    ampere: Vec<[Option<Kernel<Args>>; Number::ALL.len()]>,
-    hopper: Vec<[Option<Kernel<HopperArgs>>; Number::ALL.len()]>,
+    ampere: Vec<[Option<Kernel<ProductArgs>>; Number::ALL.len()]>,
+    hopper: Vec<[Option<Kernel<ProductHopperArgs>>; Number::ALL.len()]>,
 }
 
 impl Kernels {
@@ -381,7 +411,7 @@ pub(super) fn matmul(cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
                 _ => Ok(Operand::NONE),
             };
             let (slab, up_slab) = (slab(&SLABS[0], Some(span))?, slab(&SLABS[1], up)?);
-            let args = Args {
+            let args = ProductArgs {
                 y: y.after(first).ptr(),
                 x: x.numbers,
                 x_scales: x.scales,
@@ -410,9 +440,9 @@ pub(super) fn matmul(cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
                 unsafe { cuda.launch_shared(f, blocks, tile.threads(), shared, &args)? };
                 continue;
             }
-            let (boxes, maps) = boxes.unwrap_or((WeightBoxes::default(), [BoxMap([0; 16]); MAX_MATRICES]));
+            let (boxes, maps) = boxes.unwrap_or((NO_BOXES, [BoxMap([0; 16]); MAX_MATRICES]));
             let f = of_tile(&kernels.hopper, number, tile);
-            let args = HopperArgs { of_all: args, boxes, to_tiles: u32::from(to_tiles), maps };
+            let args = ProductHopperArgs { of_all: args, boxes, to_tiles: u32::from(to_tiles), maps };
             // SAFETY: as above, where operands are not rows but tiles, or weights boxes of rows.
             unsafe { cuda.launch_shared(f, blocks, tile.threads(), shared, &args)? };
         }
@@ -580,7 +610,7 @@ fn boxes(
     n_in: usize,
 ) -> Result<Option<(WeightBoxes, [BoxMap; MAX_MATRICES])>> {
     let box_rows = tile.outs / 2;
-    let (mut boxes, mut maps) = (WeightBoxes::default(), [BoxMap([0; 16]); MAX_MATRICES]);
+    let (mut boxes, mut maps) = (NO_BOXES, [BoxMap([0; 16]); MAX_MATRICES]);
     let starts = [(0, Some(span)), (span.len, up)];
     let pieces = starts
         .iter()

@@ -12,6 +12,7 @@
 #ifndef REALIZAR_EMULATION
 #include "gemm.cuh"
 #include "../common/hopper.cuh"
+#include "gemm_hopper_args.cuh"
 
 constexpr int THREADS = 384;
 constexpr int ROWS = 128;
@@ -150,17 +151,6 @@ DEVICE void finish_tile(const ProductArgs& a, bool to_tiles, int row, int out, i
   }
 }
 
-struct ProductHopperArgs {
-  ProductArgs of_all;
-  // 0: weights are tiles. Else they are rows of 16 bits, of so many matrices one after the other, which the copy engine brings as
-  // boxes; a gate's ups come after the gates.
-  uint32_t n_matrices;
-  uint32_t first_rows[3];
-  // Whether a gate's outputs are tiles of BF16 with as many rows as those of x.
-  uint32_t to_tiles;
-  ptx::Map maps[3];
-};
-
 // Sums of 8 bits are integers over the columns of two stages, where they are exact, and then times both scales parts of sums of floats.
 template <class T, int OUTS>
 DEVICE void gemm(const ProductHopperArgs& args) {
@@ -206,7 +196,7 @@ DEVICE void gemm(const ProductHopperArgs& args) {
 
   if (group == 2) {
     ptx::fewer_registers<24>();
-    const int n_out = a.n_out, n_matrices = args.n_matrices;
+    const int n_out = a.n_out, n_matrices = args.boxes.n_matrices;
     for (int tile = blockIdx.x; tile < n_tiles && tid == 256; tile += gridDim.x) {
       int row, out;
       locate(tile, row, out);
@@ -220,8 +210,8 @@ DEVICE void gemm(const ProductHopperArgs& args) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         int i = 0;
-        while (i + 1 < n_matrices && box_rows[h] >= static_cast<int>(args.first_rows[i + 1])) i++;
-        maps[h] += i, box_rows[h] -= args.first_rows[i];
+        while (i + 1 < n_matrices && box_rows[h] >= static_cast<int>(args.boxes.first_rows[i + 1])) i++;
+        maps[h] += i, box_rows[h] -= args.boxes.first_rows[i];
       }
       const float *x_factors = a.x_scales + row, *factors0 = a.w_scales + out, *factors1 = gate ? a.up_scales + out : factors0 + HALF;
       for (int step = 0; step < n_steps; step++, advance()) {

@@ -13,8 +13,9 @@
 // Moves: the weights once. Shared memory: the ring, 80 bytes per 64 activations of each row, 4 bytes per group of a row and row of x.
 #include "packed.cuh"
 #include "../common/ranks.cuh"
+#include "gemv_args.cuh"
 
-constexpr int MAX_PARTS = 4, MAX_ROWS = 8;
+constexpr int MAX_ROWS = 8;
 // Bytes of the rings, and the most stages that one has. A stage is a group of each warp, of one or two rows. Two blocks fit a
 // multiprocessor, of one product and the next, also where one has 14,336 activations, of which those for plain weights are floats. A gated
 // product stands between two that are not, so it has what these leave, where that is a stage more (`large_ring`).
@@ -30,35 +31,6 @@ constexpr int LINE = 128;
 enum Layout : uint32_t { LAYOUT_F16, LAYOUT_BF16, LAYOUT_Q4_0, LAYOUT_Q8_0, LAYOUT_Q4_K, LAYOUT_Q5_K, LAYOUT_Q6_K };
 // ADD_RANKS: what every GPU has is added to y; of one row.
 enum Epilogue : uint32_t { STORE, ADD, GATE, ADD_RANKS };
-
-struct GemvPart {
-  const uint8_t* w;      // [n_out] rows of `row_bytes`
-  uint64_t row_bytes;
-  uint32_t layout;
-  uint32_t first_out;    // of the whole matrix
-  uint32_t n_out;
-  uint32_t first_block;  // blocks `first_block` to the next part's own it
-};
-
-struct GemvArgs {
-  float* y;                  // [m, y_stride]
-  const float* x;            // [m, n_in]
-  const float* norm_weight;  // [n_in]: x is normalized first (root mean square); or null
-  const float* bias;         // [n_out] or null
-  GemvPart parts[MAX_PARTS];
-  uint32_t n_parts, n_blocks;
-  uint32_t n_in, m, y_stride;
-  uint32_t epilogue;         // GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
-  uint32_t activation;
-  uint32_t large_ring;
-  float inv_n;               // 1 / n_in
-  float eps;
-};
-
-struct GemvRanksArgs {
-  GemvArgs product;
-  ranks::Ranks ranks;
-};
 
 enum Activation : uint32_t { SILU, GELU_TANH, GELU_ERF, RELU_SQUARED, RELU };
 

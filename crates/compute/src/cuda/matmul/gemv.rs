@@ -7,7 +7,7 @@ use super::shape::{MatrixShape, PartRows, Target};
 use crate::Result;
 use crate::cuda::driver::{
     BLOCK_BYTES, Cuda, DevicePtr, Driver, GEMV_STATIC_BYTES, Kernel, MAX_BLOCKS, Member, PLACES, RanksArgs,
-    kernel_image, sm_shared_bytes,
+    kernel_args, kernel_image, sm_shared_bytes,
 };
 
 /// Rows of activations that the kernel takes.
@@ -28,54 +28,63 @@ fn ring(hopper: bool, layout: u32, large: bool) -> usize {
 }
 /// Numbers in a packed group.
 const GROUP: usize = 2048;
-/// Parts that the kernel takes.
-const MAX_PARTS: usize = 4;
 /// Threads of a block at least.
 const MIN_THREADS: usize = 256;
 /// Bytes of 64 activations as integers.
 const X_PIECE: usize = 80;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct PartArgs {
-    w: DevicePtr,
-    row_bytes: u64,
-    layout: u32,
-    first_out: u32,
-    n_out: u32,
-    first_block: u32,
-}
+kernel_args! {
+    in "gemv_args.cuh";
+    include "../common/ranks.cuh";
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Args {
-    y: DevicePtr,
-    x: DevicePtr,
-    norm_weight: DevicePtr,
-    bias: DevicePtr,
-    parts: [PartArgs; MAX_PARTS],
-    n_parts: u32,
-    n_blocks: u32,
-    n_in: u32,
-    m: u32,
-    y_stride: u32,
-    epilogue: u32,
-    activation: u32,
-    large_ring: u32,
-    inv_n: f32,
-    eps: f32,
-}
+    /// Parts that the kernels take.
+    const MAX_PARTS: usize = 4;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct ArgsOfRanks {
-    product: Args,
-    ranks: RanksArgs,
+    struct GemvPart {
+        /// [n_out] rows of `row_bytes`
+        w: DevicePtr as "const uint8_t*",
+        row_bytes: u64,
+        layout: u32,
+        /// of the whole matrix
+        first_out: u32,
+        n_out: u32,
+        /// blocks `first_block` to the next part's own it
+        first_block: u32,
+    }
+
+    struct GemvArgs {
+        /// [m, y_stride]
+        y: DevicePtr as "float*",
+        /// [m, n_in]
+        x: DevicePtr as "const float*",
+        /// [n_in]: x is normalized first (root mean square); or null
+        norm_weight: DevicePtr as "const float*",
+        /// [n_out] or null
+        bias: DevicePtr as "const float*",
+        parts: [GemvPart; MAX_PARTS],
+        n_parts: u32,
+        n_blocks: u32,
+        n_in: u32,
+        m: u32,
+        y_stride: u32,
+        /// GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
+        epilogue: u32,
+        activation: u32,
+        large_ring: u32,
+        /// 1 / n_in
+        inv_n: f32,
+        eps: f32,
+    }
+
+    struct GemvRanksArgs {
+        product: GemvArgs,
+        ranks: RanksArgs as "ranks::Ranks",
+    }
 }
 
 /// How one product is done.
 pub(super) struct Plan {
-    parts: Vec<(PartRows, PartArgs)>,
+    parts: Vec<(PartRows, GemvPart)>,
     n_blocks: usize,
     n_in: usize,
     y_stride: usize,
@@ -96,13 +105,13 @@ pub(in crate::cuda) struct Kernels {
     gemv_384: OneRow,
     gemv_512: OneRow,
     /// Up to 8 rows of activations.
-    gemv_8: Kernel<Args>,
+    gemv_8: Kernel<GemvArgs>,
 }
 
 #[derive(Clone, Copy)]
 struct OneRow {
-    alone: Kernel<Args>,
-    ranks: Kernel<ArgsOfRanks>,
+    alone: Kernel<GemvArgs>,
+    ranks: Kernel<GemvRanksArgs>,
 }
 
 impl Kernels {
@@ -128,7 +137,7 @@ impl Kernels {
 pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Option<Plan> {
     let part = |rows: PartRows, n_out: usize| {
         let part = &w.parts[rows.part];
-        let args = PartArgs {
+        let args = GemvPart {
             w: DevicePtr::NULL,
             row_bytes: part.row_bytes as u64,
             layout: layout_code(part, w.n_in)?,
@@ -156,7 +165,7 @@ fn finish(
     target: &Target,
     w: &MatrixShape,
     m: usize,
-    mut parts: Vec<(PartRows, PartArgs)>,
+    mut parts: Vec<(PartRows, GemvPart)>,
     gate: bool,
 ) -> Option<Plan> {
     if w.n_experts != 1 || m > MAX_ROWS * MAX_PASSES || parts.len() > MAX_PARTS || w.n_in == 0 {
@@ -225,10 +234,10 @@ impl Plan {
     pub(super) fn run(&self, cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
         let ((x, norm), y) = (op.float_input(), op.float_output());
         let none =
-            PartArgs { w: DevicePtr::NULL, row_bytes: 0, layout: 0, first_out: 0, n_out: 0, first_block: 0 };
+            GemvPart { w: DevicePtr::NULL, row_bytes: 0, layout: 0, first_out: 0, n_out: 0, first_block: 0 };
         let mut parts = [none; MAX_PARTS];
         for (to, &(rows, from)) in parts.iter_mut().zip(&self.parts) {
-            *to = PartArgs { w: op.w.row(rows), ..from };
+            *to = GemvPart { w: op.w.row(rows), ..from };
         }
         // In a model all products of one row choose alike, by the width of the residual stream: so they are one kernel, whose instructions
         // stay near.
@@ -239,7 +248,7 @@ impl Plan {
         let is_large = width > GROUP;
         for first in (0..self.m).step_by(self.rows.max(1)) {
             let m = self.rows.min(self.m - first);
-            let args = Args {
+            let args = GemvArgs {
                 y: y.offset(4 * first * self.y_stride),
                 x: x.offset(4 * first * self.n_in),
                 norm_weight: norm.map_or(DevicePtr::NULL, |n| n.weight.ptr()),
@@ -277,7 +286,7 @@ impl Plan {
                 // SAFETY: as above.
                 None => unsafe { cuda.launch_shared(one_row.alone, blocks, threads, shared, &args)? },
                 Some(ranks) => {
-                    let args = ArgsOfRanks { product: args, ranks };
+                    let args = GemvRanksArgs { product: args, ranks };
                     // SAFETY: as above; mailboxes have places for as many numbers as `can_add_ranks` allows.
                     unsafe { cuda.launch_shared(one_row.ranks, blocks, threads, shared, &args)? }
                 }

@@ -293,20 +293,9 @@ DEVICE void multiply_tile(const MixedGemmArgs& a) {
 SKINNY(8) SKINNY(16) SKINNY(32) SKINNY(64) SKINNY(128) SKINNY(256)
 
 // Rows of activations as tiles of 64 columns, normalized where a norm comes before. A block converts a row.
-struct SkinnyActivationArgs {
-  uint16_t* y;          // [padded / 64, rows, 64]
-  float* scales;        // [m], what each row must be multiplied with
-  const float* x;       // [m, n]
-  const float* weight;  // [n] of the norm that comes before, or null
-  uint32_t n, padded;   // columns, and with those of zeros at the end
-  uint32_t form;
-  uint32_t rows;        // of a tile
-  float eps;
-};
-
 constexpr int ACTIVATION_THREADS = 512;
 
-KERNEL(mixed_gemm_activations, SkinnyActivationArgs, ACTIVATION_THREADS) {
+KERNEL(mixed_gemm_activations, MixedGemmActivationArgs, ACTIVATION_THREADS) {
   constexpr int HELD = 4, CHUNK = ACTIVATION_THREADS * 8;
   ptx::let_next_kernel_start();
   __shared__ float scratch[2][ACTIVATION_THREADS / 32];

@@ -9,8 +9,8 @@
 #include "packed.cuh"
 #include "../common/hopper.cuh"
 #include "../common/tiles.cuh"
+#include "mixed_gemm_args.cuh"
 
-constexpr int MAX_PARTS = 4, MAX_CLUSTER = 6;
 // Outputs of a group of 4 warps, and of a block; threads that multiply, and all.
 constexpr int OUTS = 64, ROWS = 2 * OUTS;
 constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
@@ -18,35 +18,6 @@ constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
 constexpr int STEP = 256, TILE = 64;
 constexpr int MAX_STAGES = 16;
 enum Layout : uint32_t { LAYOUT_F16, LAYOUT_BF16, LAYOUT_Q4_0, LAYOUT_Q8_0, LAYOUT_Q4_K, LAYOUT_Q5_K, LAYOUT_Q6_K };
-
-struct MixedGemmPart {
-  // The rows of weights as bytes, and their boxes of 64 rows: of 64 bytes, and of 16 for what is not vectors; or of 128 bytes of plain
-  // weights, which lie in shared memory as `matrix_at` wants them.
-  ptx::Map vectors, rest;
-  uint32_t layout;
-  uint32_t first_out;      // of the whole matrix
-  uint32_t n_out;
-  uint32_t first_tile;     // tiles `first_tile` to the next part's own it
-};
-
-struct MixedGemmArgs {
-  MixedGemmPart parts[MAX_PARTS];
-  float* y;               // [m, y_stride], or tiles
-  const uint16_t* x;      // as `mixed_gemm_activations` writes it
-  const float* x_scales;  // [m], or null where all are `fixed_scale`
-  const float* bias;      // [n_out] or null
-  uint32_t n_parts;
-  uint32_t first_tile;    // of this launch
-  uint32_t steps[MAX_CLUSTER + 1];  // steps[r] to steps[r + 1] are those of block r of a cluster
-  uint32_t n_pieces;      // of a row of weights, the last of which may end early
-  uint32_t m, y_stride;
-  uint32_t epilogue;      // GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
-  uint32_t tiles;         // of GATE: the form of the tiles that y is, or 0
-  uint32_t activation;
-  uint32_t up_row;        // of part 1: its first row of weights
-  uint32_t w_stages, x_stages;  // of the rings
-  uint32_t w_stage_bytes;
-};
 
 // Whether a box has the outputs of a tile of activations in the order of packed columns, which lie apart.
 DEVICE bool gathers(const MixedGemmArgs& a) { return a.tiles == PACKED_HALF; }
@@ -397,3 +368,4 @@ DEVICE void multiply_packed(const MixedGemmArgs& a, const Tile& tile, const Step
   switch (tile.part->layout) { FOR_EACH_PIECE(MULTIPLY) }
 #undef MULTIPLY
 }
+

@@ -6,11 +6,11 @@ use super::matrix::Part;
 use super::op::Matmul;
 use super::shape::{Layout, MatrixShape, PartRows, PartShape, Target};
 use crate::cuda::common::{Input, TileLayout, Tiles};
-use crate::cuda::driver::{BoxMap, Cuda, DevicePtr, Driver, Grid, Kernel, grid_blocks, kernel_image};
+use crate::cuda::driver::{
+    BoxMap, Cuda, DevicePtr, Driver, Grid, Kernel, grid_blocks, kernel_args, kernel_image,
+};
 use crate::{Activation, DType, Norm, Result, Tensor};
 
-/// Parts that the kernels take.
-const MAX_PARTS: usize = 4;
 /// Outputs of a block.
 const OUTS: usize = 128;
 /// Columns of a stage of packed weights. Ranges of columns that blocks share, and activations, are so many or some times that.
@@ -57,66 +57,96 @@ const SHAPES: [Shape; 6] = [
 /// Blocks of a cluster, and how many of these an H200 runs at once with one block to each of its 132 multiprocessors, of which not all have
 /// enough neighbours.
 const CLUSTERS: [(usize, usize); 5] = [(1, 132), (2, 66), (3, 39), (4, 30), (MAX_CLUSTER, 17)];
-const MAX_CLUSTER: usize = 6;
 const CLUSTERS_OF: usize = 132;
 /// What each block of a cluster adds to the time of all: their sums are brought from one to the other.
 const RANK_US: f32 = 0.8;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct PartArgs {
-    boxes: [BoxMap; 2],
-    layout: u32,
-    first_out: u32,
-    n_out: u32,
-    first_tile: u32,
+kernel_args! {
+    in "mixed_gemm_args.cuh";
+    include "../common/hopper.cuh";
+
+    /// Parts that the kernels take.
+    const MAX_PARTS: usize = 4;
+
+    /// Blocks of a cluster at most.
+    const MAX_CLUSTER: usize = 6;
+
+    struct MixedGemmPart {
+        /// The rows of weights as bytes, and their boxes of 64 rows: of 64 bytes, and of 16 for what is not vectors; or of 128 bytes of plain weights, which lie in shared memory as `matrix_at` wants them.
+        vectors: BoxMap as "ptx::Map",
+        rest: BoxMap as "ptx::Map",
+        layout: u32,
+        /// of the whole matrix
+        first_out: u32,
+        n_out: u32,
+        /// tiles `first_tile` to the next part's own it
+        first_tile: u32,
+    }
+
+    struct MixedGemmArgs {
+        parts: [MixedGemmPart; MAX_PARTS],
+        /// [m, y_stride], or tiles
+        y: DevicePtr as "float*",
+        /// as `mixed_gemm_activations` writes it
+        x: DevicePtr as "const uint16_t*",
+        /// [m], or null where all are `fixed_scale`
+        x_scales: DevicePtr as "const float*",
+        /// [n_out] or null
+        bias: DevicePtr as "const float*",
+        n_parts: u32,
+        /// of this launch
+        first_tile: u32,
+        /// steps[r] to steps[r + 1] are those of block r of a cluster
+        steps: [u32; MAX_CLUSTER + 1],
+        /// of a row of weights, the last of which may end early
+        n_pieces: u32,
+        m: u32,
+        y_stride: u32,
+        /// GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
+        epilogue: u32,
+        /// of GATE: the form of the tiles that y is, or 0
+        tiles: u32,
+        activation: u32,
+        /// of part 1: its first row of weights
+        up_row: u32,
+        /// of the rings
+        w_stages: u32,
+        x_stages: u32,
+        w_stage_bytes: u32,
+    }
+
+    struct MixedGemmActivationArgs {
+        /// [padded / 64, rows, 64]
+        y: DevicePtr as "uint16_t*",
+        /// [m], what each row must be multiplied with
+        scales: DevicePtr as "float*",
+        /// [m, n]
+        x: DevicePtr as "const float*",
+        /// [n] of the norm that comes before, or null
+        weight: DevicePtr as "const float*",
+        /// columns, and with those of zeros at the end
+        n: u32,
+        padded: u32,
+        form: u32,
+        /// of a tile
+        rows: u32,
+        eps: f32,
+    }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Args {
-    parts: [PartArgs; MAX_PARTS],
-    y: DevicePtr,
-    x: DevicePtr,
-    x_scales: DevicePtr,
-    bias: DevicePtr,
-    n_parts: u32,
-    first_tile: u32,
-    steps: [u32; MAX_CLUSTER + 1],
-    n_pieces: u32,
-    m: u32,
-    y_stride: u32,
-    epilogue: u32,
-    tiles: u32,
-    activation: u32,
-    up_row: u32,
-    w_stages: u32,
-    x_stages: u32,
-    w_stage_bytes: u32,
-}
+kernel_args! {
+    in "stream_k_args.cuh";
+    include "mixed_gemm_args.cuh";
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct SharesArgs {
-    of_all: Args,
-    left: DevicePtr,
-    is_left: DevicePtr,
-    n_tiles: u32,
-    n_steps: u32,
-}
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct ActivationArgs {
-    y: DevicePtr,
-    scales: DevicePtr,
-    x: DevicePtr,
-    weight: DevicePtr,
-    n: u32,
-    padded: u32,
-    form: u32,
-    rows: u32,
-    eps: f32,
+    struct StreamKArgs {
+        of_all: MixedGemmArgs,
+        /// what blocks leave, [2 of each block, N / 8, MULTIPLIERS]
+        left: DevicePtr as "float4*",
+        /// [2 of each block, QUARTERS], zeros between launches
+        is_left: DevicePtr as "uint32_t*",
+        n_tiles: u32,
+        n_steps: u32,
+    }
 }
 
 /// What activations become, by the kernel's numbers.
@@ -163,11 +193,11 @@ impl Form {
 pub(in crate::cuda) struct Kernels(Option<HopperKernels>);
 
 struct HopperKernels {
-    activations: Kernel<ActivationArgs>,
+    activations: Kernel<MixedGemmActivationArgs>,
     /// In the order of [`SHAPES`].
-    mixed_gemm: Vec<Kernel<Args>>,
+    mixed_gemm: Vec<Kernel<MixedGemmArgs>>,
     /// In the order of [`SHAPES`]; `None` where packed weights have no kernel of their own.
-    stream_k: Vec<Option<Kernel<SharesArgs>>>,
+    stream_k: Vec<Option<Kernel<StreamKArgs>>>,
 }
 
 impl Kernels {
@@ -191,6 +221,16 @@ impl Kernels {
     }
 }
 
+/// In place of a part that there is not, or whose maps are not known yet.
+const NO_PART: MixedGemmPart = MixedGemmPart {
+    vectors: BoxMap([0; 16]),
+    rest: BoxMap([0; 16]),
+    layout: 0,
+    first_out: 0,
+    n_out: 0,
+    first_tile: 0,
+};
+
 /// Tiles of a block's outputs each, from one on, whose columns `cluster` blocks share.
 #[derive(Clone, Copy)]
 struct Launch {
@@ -209,7 +249,7 @@ enum Division {
 
 /// How one product is done.
 pub(super) struct Plan {
-    parts: Vec<(PartRows, PartArgs)>,
+    parts: Vec<(PartRows, MixedGemmPart)>,
     /// Of activations.
     form: Form,
     /// Of the gated results, which are tiles.
@@ -230,9 +270,8 @@ pub(super) struct Plan {
 pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Option<Plan> {
     let part = |rows: PartRows, n_out: usize| {
         let part = &w.parts[rows.part];
-        let none = [BoxMap([0; 16]); 2];
         let (layout, first_out) = (layout_code(part, w.n_in)?, part.first_out as u32);
-        let args = PartArgs { boxes: none, layout, first_out, n_out: n_out as u32, first_tile: 0 };
+        let args = MixedGemmPart { layout, first_out, n_out: n_out as u32, ..NO_PART };
         has_maps(part).then_some((rows, args))
     };
     if !gate {
@@ -265,7 +304,7 @@ fn finish(
     target: &Target,
     w: &MatrixShape,
     m: usize,
-    mut parts: Vec<(PartRows, PartArgs)>,
+    mut parts: Vec<(PartRows, MixedGemmPart)>,
     up_row: Option<usize>,
 ) -> Option<Plan> {
     if !target.hopper || w.n_experts != 1 || parts.len() > MAX_PARTS {
@@ -377,12 +416,12 @@ impl Plan {
             Input::Floats(x, norm) => self.activations(cuda, kernels, x, norm)?,
             Input::Tiles(tiles) => (tiles.ptr, DevicePtr::NULL),
         };
-        let none = PartArgs { boxes: [BoxMap([0; 16]); 2], layout: 0, first_out: 0, n_out: 0, first_tile: 0 };
-        let mut parts = [none; MAX_PARTS];
+        let mut parts = [NO_PART; MAX_PARTS];
         for (to, &(rows, from)) in parts.iter_mut().zip(&self.parts) {
-            *to = PartArgs { boxes: self.maps(&op.w.parts[rows.part]), ..from };
+            let [vectors, rest] = self.maps(&op.w.parts[rows.part]);
+            *to = MixedGemmPart { vectors, rest, ..from };
         }
-        let args = Args {
+        let args = MixedGemmArgs {
             parts,
             y: op.y.ptr(),
             x: tiles,
@@ -408,7 +447,7 @@ impl Plan {
                 let f = kernels.mixed_gemm[self.shape];
                 for &Launch { first_tile, n_tiles, cluster } in launches {
                     let steps = std::array::from_fn(|rank| (n_steps * rank / cluster) as u32);
-                    let args = Args { first_tile: first_tile as u32, steps, ..args };
+                    let args = MixedGemmArgs { first_tile: first_tile as u32, steps, ..args };
                     let grid = Grid {
                         blocks: grid_blocks([cluster, n_tiles, 1]),
                         threads: THREADS,
@@ -428,7 +467,7 @@ impl Plan {
                 let flags =
                     cuda.scratch.zeros(&cuda.driver, "flags of shared tiles", 4 * places * QUARTERS)?;
                 let (n_tiles, n_steps) = (n_tiles as u32, n_steps as u32);
-                let args = SharesArgs { of_all: args, left: sums, is_left: flags, n_tiles, n_steps };
+                let args = StreamKArgs { of_all: args, left: sums, is_left: flags, n_tiles, n_steps };
                 // SAFETY: as above; the scratch memories have room for what all blocks leave, and each launch leaves zeros for flags. All
                 // blocks run at once: each multiprocessor has room for one, kernels of one stream come one after the other, and those of the
                 // device's other streams wait for nobody.
@@ -449,7 +488,7 @@ impl Plan {
         let (rows, padded) = (SHAPES[self.shape].rows, self.n_in.next_multiple_of(STEP));
         let y = cuda.scratch.get(&cuda.driver, "tiles of activations", 2 * rows * padded)?;
         let scales = cuda.scratch.get(&cuda.driver, "factors of activations", 4 * rows)?;
-        let args = ActivationArgs {
+        let args = MixedGemmActivationArgs {
             y,
             scales,
             x,

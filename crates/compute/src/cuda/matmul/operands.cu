@@ -8,6 +8,7 @@
 // Numbers of 8 bits are the nearest of 255 multiples of a scale, which 256 columns of a row share: the largest magnitude over 127.
 #include "../common/halves.cuh"
 #include "codes.cuh"
+#include "operands_args.cuh"
 
 // Half precision and BF16 are in halves.cuh.
 struct Int8 {};
@@ -63,17 +64,6 @@ struct Range {
     factor = max > 1e-36f ? __fdividef(127.0f, max) : 0.0f;
   }
   DEVICE float scale() const { return max * (1.0f / 127.0f); }
-};
-
-struct ActivationArgs {
-  uint8_t* y;           // as `place` says, one row per block
-  float* scales;        // [m], what each row must be multiplied with; not written for bfloat16; of 8 bits [padded / 256, n_rows]
-  const float* x;       // [m, n]; of `bfloat_bytes` tiles of n_rows rows
-  const float* weight;  // [n] of the norm that comes before, or null
-  const float* bias;    // [n] or null
-  uint32_t n, n_rows;
-  uint32_t layer;       // 1: the norm takes the mean out
-  float eps;
 };
 
 // Rows as `for_eights` of `activations` gives them, in 16 bits.
@@ -212,16 +202,6 @@ KERNEL(bfloat_bytes, ActivationArgs, 256) {
   KERNEL(activations_##T##_16384, ActivationArgs, 256) { activations<T, 8>(a); } \
   KERNEL(activations_##T, ActivationArgs, 256) { activations<T, 0>(a); }
 ACTIVATIONS(Half) ACTIVATIONS(Bfloat) ACTIVATIONS(Int8)
-
-struct WeightArgs {
-  uint8_t* y;          // as `place` says, from `first_row` on one row per blockIdx.x
-  float* scales;       // of 8 bits: [padded / 256, n_rows]
-  const uint8_t* w;    // rows of `row_bytes`
-  const void* codebook;
-  uint64_t row_bytes;
-  uint32_t n, n_rows;
-  uint32_t first_row;  // a slab may hold rows of several matrices
-};
 
 // `load` decodes eight weights of a row.
 template <class T, class Load>

@@ -2,14 +2,7 @@
 //
 // A thread converts a piece of 64 weights.
 #include "packed.cuh"
-
-struct RepackArgs {
-  uint8_t* packed;        // [n_rows] rows of `packed_row_bytes`
-  const uint8_t* source;  // [n_rows] rows of `source_row_bytes`
-  uint64_t packed_row_bytes, source_row_bytes;
-  uint64_t n_pieces;      // of all rows
-  uint32_t n;             // weights in a row
-};
+#include "repack_args.cuh"
 
 #define REPACK(P)                                                                                                \
   KERNEL(repack_##P, RepackArgs, 128) {                                                                          \

@@ -1,21 +1,27 @@
 //! Launches that convert a file's blocks to the packed layouts of packed.cuh, once, when weights are loaded.
 
 use super::shape::PACKED;
-use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_image};
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use crate::{DType, MatrixPart, Result};
 
 /// Bytes of a file's blocks that are converted at a time.
 const REPACK_BYTES: usize = 32 << 20;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct RepackArgs {
-    packed: DevicePtr,
-    source: DevicePtr,
-    packed_row_bytes: u64,
-    source_row_bytes: u64,
-    n_pieces: u64,
-    n: u32,
+kernel_args! {
+    in "repack_args.cuh";
+
+    struct RepackArgs {
+        /// [n_rows] rows of `packed_row_bytes`
+        packed: DevicePtr as "uint8_t*",
+        /// [n_rows] rows of `source_row_bytes`
+        source: DevicePtr as "const uint8_t*",
+        packed_row_bytes: u64,
+        source_row_bytes: u64,
+        /// of all rows
+        n_pieces: u64,
+        /// weights in a row
+        n: u32,
+    }
 }
 
 /// Kernels of repack.cu, in the order of [`PACKED`].

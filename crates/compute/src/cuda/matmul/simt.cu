@@ -7,25 +7,13 @@
 // gemm: a block owns 128 x 128 outputs, a thread 8 x 8 of them; 8 steps of k at a time pass through shared memory (8 KiB). Its
 // weights are floats (dequantized in slabs).
 #include "packed.cuh"
+#include "simt_args.cuh"
 
 // Rows of x that one pass over an expert's weights serves.
 struct Tile {
   uint32_t expert;
   uint32_t first;  // of the rows of y
   uint32_t count;
-};
-
-struct SimtGemvArgs {
-  float* y;                // [m, y_stride], and this part's outputs from 0 on
-  const float* x;          // [.., n_in]
-  const uint8_t* w;        // [n_experts, n_out, n_in]
-  const float* bias;       // [n_out] or null
-  const void* codebook;
-  const Tile* tiles;       // one per blockIdx.y; null: tiles of all rows, in order
-  const uint32_t* x_rows;  // row of x for each row of y; null: the same
-  uint64_t expert_bytes;
-  uint64_t row_bytes;
-  uint32_t n_in, n_out, m, y_stride;
 };
 
 // `load` decodes eight weights of a row.
@@ -79,14 +67,6 @@ FOR_EACH_QUANT(GEMV)
     gemv<8>(a, [](float* y, const uint8_t* row, int k, int n, const void*) { P::load8(y, row, k, n); });   \
   }
 FOR_EACH_PACKED(GEMV_PACKED)
-
-struct SimtGemmArgs {
-  float* y;           // [m, y_stride], and this slab's outputs from 0 on
-  const float* x;     // [m, n_in]
-  const float* w;     // [n_out, n_in]
-  const float* bias;  // [n_out] or null
-  uint32_t n_in, n_out, m, y_stride;
-};
 
 // Puts elements k to k + 3 of a row in one column of a tile, zeros where the row or its elements end.
 DEVICE void stage4(float (*tile)[132], int column, int k_in_tile, const float* matrix, int row, int n_rows, int k, int n) {

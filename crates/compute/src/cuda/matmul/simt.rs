@@ -4,7 +4,7 @@ use super::dequantize;
 use super::matrix;
 use super::op::Matmul;
 use super::shape::{Layout, MatrixShape, PACKED};
-use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_image, kernels};
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image, kernels};
 use crate::quant::QUANTS;
 use crate::{DType, Result, Tensor};
 
@@ -17,50 +17,60 @@ const GEMM_TILE: usize = 128;
 /// Elements of the largest slab of weights that is decoded at once.
 const SLAB: usize = 16 << 20;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct GemvArgs {
-    y: DevicePtr,
-    x: DevicePtr,
-    w: DevicePtr,
-    bias: DevicePtr,
-    codebook: DevicePtr,
-    tiles: DevicePtr,
-    x_rows: DevicePtr,
-    expert_bytes: u64,
-    row_bytes: u64,
-    n_in: u32,
-    n_out: u32,
-    m: u32,
-    y_stride: u32,
-}
+kernel_args! {
+    in "simt_args.cuh";
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct GemmArgs {
-    y: DevicePtr,
-    x: DevicePtr,
-    w: DevicePtr,
-    bias: DevicePtr,
-    n_in: u32,
-    n_out: u32,
-    m: u32,
-    y_stride: u32,
+    struct SimtGemvArgs {
+        /// [m, y_stride], and this part's outputs from 0 on
+        y: DevicePtr as "float*",
+        /// [.., n_in]
+        x: DevicePtr as "const float*",
+        /// [n_experts, n_out, n_in]
+        w: DevicePtr as "const uint8_t*",
+        /// [n_out] or null
+        bias: DevicePtr as "const float*",
+        codebook: DevicePtr as "const void*",
+        /// one per blockIdx.y; null: tiles of all rows, in order
+        tiles: DevicePtr as "const Tile*",
+        /// row of x for each row of y; null: the same
+        x_rows: DevicePtr as "const uint32_t*",
+        expert_bytes: u64,
+        row_bytes: u64,
+        n_in: u32,
+        n_out: u32,
+        m: u32,
+        y_stride: u32,
+    }
+
+    struct SimtGemmArgs {
+        /// [m, y_stride], and this slab's outputs from 0 on
+        y: DevicePtr as "float*",
+        /// [m, n_in]
+        x: DevicePtr as "const float*",
+        /// [n_out, n_in]
+        w: DevicePtr as "const float*",
+        /// [n_out] or null
+        bias: DevicePtr as "const float*",
+        n_in: u32,
+        n_out: u32,
+        m: u32,
+        y_stride: u32,
+    }
 }
 
 kernels! {
     /// Kernels of simt.cu that are not made for each type.
     pub(in crate::cuda) struct GemmKernels in simt {
-        simt_gemm: GemmArgs,
+        simt_gemm: SimtGemmArgs,
     }
 }
 
 /// Kernels of simt.cu for each element type.
 pub(in crate::cuda) struct Kernels {
     /// One row of activations, and up to 8; indexed by element type.
-    blocks: Vec<[Kernel<GemvArgs>; 2]>,
+    blocks: Vec<[Kernel<SimtGemvArgs>; 2]>,
     /// Up to 8 rows of activations, in the order of [`PACKED`].
-    packed: Vec<Kernel<GemvArgs>>,
+    packed: Vec<Kernel<SimtGemvArgs>>,
 }
 
 impl Kernels {
@@ -138,7 +148,7 @@ pub(in crate::cuda) fn gemv_part(cuda: &Cuda, to: Part<'_>, x: DevicePtr, rows: 
         Rows::All { m } => (gemv_8, m.div_ceil(TILE_ROWS), m, DevicePtr::NULL, DevicePtr::NULL),
         Rows::Tiles { tiles, n_tiles, x_rows } => (gemv_8, n_tiles, 0, tiles, x_rows),
     };
-    let args = GemvArgs {
+    let args = SimtGemvArgs {
         y,
         x,
         w: part.weights.ptr(),
@@ -175,7 +185,7 @@ fn gemm_part(cuda: &Cuda, to: Part<'_>, x: DevicePtr, m: usize) -> Result<()> {
             dequantize::dequantize(cuda, slab, part, n_in, first, n_rows)?;
             slab
         };
-        let args = GemmArgs {
+        let args = SimtGemmArgs {
             y: y.offset(4 * first),
             x,
             w: slab,

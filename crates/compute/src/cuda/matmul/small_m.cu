@@ -13,8 +13,8 @@
 // Moves: the weights once; the activations, a byte each and 64 for each 256, once for each block.
 #include "gemm.cuh"
 #include "packed.cuh"
+#include "small_m_args.cuh"
 
-constexpr int MAX_PARTS = 4;
 // Rows of a unit.
 constexpr int TILE = 16;
 // Teams, warps of one, and pieces of a group that each warp has.
@@ -36,34 +36,6 @@ struct XBlock {
   uint2 sums[32];
   // Of each sub-block, for each row, what its integers are to be multiplied with. For the K types all of a row are one.
   float scale[8][8];
-};
-
-struct SmallMPart {
-  const uint8_t* w;      // [n_out] rows of `row_bytes`
-  uint64_t row_bytes;
-  uint32_t layout;
-  uint32_t first_out;    // of the whole matrix
-  uint32_t n_out;
-  uint32_t first_block;  // blocks `first_block` to the next part's own it
-  uint32_t group_bytes, last_bytes;  // of a row's groups, and of its last one
-  // From a row of a unit to the next one's, so that sixteen bytes of each of eight rows are in different banks.
-  uint32_t pitch;
-};
-
-struct SmallMArgs {
-  float* y;              // [m, y_stride]
-  const XBlock* x;       // [n_in / 256]
-  // [m, n_in / 256]: sums of squares of what is to be normalized (root mean square); or null.
-  const float* squares;
-  const float* bias;     // [n_out] or null
-  SmallMPart parts[MAX_PARTS];
-  uint32_t n_parts, n_blocks;
-  uint32_t n_in, m, y_stride;
-  uint32_t n_stages;     // of the ring
-  uint32_t epilogue;     // GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
-  uint32_t activation;
-  float inv_n;           // 1 / n_in
-  float eps;
 };
 
 // Of a type: what lanes know of two rows of a warp's pieces, g and g + 8, and weights as bytes. With MINS, bytes have no sign; UNPACKED
@@ -520,15 +492,6 @@ DEVICE void small_m(const SmallMArgs& a) {
 KERNEL_OF(small_m_2, SmallMArgs, 96) { small_m<2>(a); }
 KERNEL_OF(small_m_4, SmallMArgs, 96) { small_m<4>(a); }
 KERNEL_OF(small_m_8, SmallMArgs, 96) { small_m<8>(a); }
-
-struct SmallMActivationArgs {
-  XBlock* y;            // [n / 256]
-  float* squares;       // [m, n / 256], where a norm comes before
-  const float* x;       // [m, n]
-  const float* weight;  // [n] of the norm, or null
-  uint32_t n;
-  uint32_t of_32;       // whether each 32 have a scale of their own
-};
 
 DEVICE void load8_fresh(float (&v)[8], const float* from) {
   const float4 a = __ldcg(reinterpret_cast<const float4*>(from)), b = __ldcg(reinterpret_cast<const float4*>(from + 4));

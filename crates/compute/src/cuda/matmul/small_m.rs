@@ -4,13 +4,11 @@ use super::blocks::{distribute, layout_code};
 use super::epilogue::EpilogueKind;
 use super::op::Matmul;
 use super::shape::{Layout, MatrixShape, PartRows, Target};
-use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_image};
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use crate::{DType, Norm, Result};
 
 /// Static shared memory of the kernels, at most.
 const STATIC_BYTES: usize = 1 << 8;
-/// Parts that the kernels take.
-const MAX_PARTS: usize = 4;
 /// Rows of activations that the kernel takes.
 const ROWS: usize = 8;
 /// The first of the layouts of K types; they are the last.
@@ -34,54 +32,72 @@ const X_SCALES: usize = 4096;
 /// Numbers that sums will be added to, of which the kernel reads so many early.
 const EARLY: usize = 256;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct PartArgs {
-    w: DevicePtr,
-    row_bytes: u64,
-    layout: u32,
-    first_out: u32,
-    n_out: u32,
-    first_block: u32,
-    group_bytes: u32,
-    last_bytes: u32,
-    pitch: u32,
-}
+kernel_args! {
+    in "small_m_args.cuh";
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Args {
-    y: DevicePtr,
-    x: DevicePtr,
-    squares: DevicePtr,
-    bias: DevicePtr,
-    parts: [PartArgs; MAX_PARTS],
-    n_parts: u32,
-    n_blocks: u32,
-    n_in: u32,
-    m: u32,
-    y_stride: u32,
-    n_stages: u32,
-    epilogue: u32,
-    activation: u32,
-    inv_n: f32,
-    eps: f32,
-}
+    /// Parts that the kernels take.
+    const MAX_PARTS: usize = 4;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct ActivationArgs {
-    y: DevicePtr,
-    squares: DevicePtr,
-    x: DevicePtr,
-    weight: DevicePtr,
-    n: u32,
-    of_32: u32,
+    struct SmallMPart {
+        /// [n_out] rows of `row_bytes`
+        w: DevicePtr as "const uint8_t*",
+        row_bytes: u64,
+        layout: u32,
+        /// of the whole matrix
+        first_out: u32,
+        n_out: u32,
+        /// blocks `first_block` to the next part's own it
+        first_block: u32,
+        /// of a row's groups, and of its last one
+        group_bytes: u32,
+        last_bytes: u32,
+        /// From a row of a unit to the next one's, so that sixteen bytes of each of eight rows are in different banks.
+        pitch: u32,
+    }
+
+    struct SmallMArgs {
+        /// [m, y_stride]
+        y: DevicePtr as "float*",
+        /// [n_in / 256]
+        x: DevicePtr as "const XBlock*",
+        /// [m, n_in / 256]: sums of squares of what is to be normalized (root mean square); or null.
+        squares: DevicePtr as "const float*",
+        /// [n_out] or null
+        bias: DevicePtr as "const float*",
+        parts: [SmallMPart; MAX_PARTS],
+        n_parts: u32,
+        n_blocks: u32,
+        n_in: u32,
+        m: u32,
+        y_stride: u32,
+        /// of the ring
+        n_stages: u32,
+        /// GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
+        epilogue: u32,
+        activation: u32,
+        /// 1 / n_in
+        inv_n: f32,
+        eps: f32,
+    }
+
+    struct SmallMActivationArgs {
+        /// [n / 256]
+        y: DevicePtr as "XBlock*",
+        /// [m, n / 256], where a norm comes before
+        squares: DevicePtr as "float*",
+        /// [m, n]
+        x: DevicePtr as "const float*",
+        /// [n] of the norm, or null
+        weight: DevicePtr as "const float*",
+        n: u32,
+        /// whether each 32 have a scale of their own
+        of_32: u32,
+    }
 }
 
 /// How one product is done.
 pub(super) struct Plan {
-    parts: Vec<(PartRows, PartArgs)>,
+    parts: Vec<(PartRows, SmallMPart)>,
     n_blocks: usize,
     n_in: usize,
     m: usize,
@@ -94,10 +110,10 @@ pub(super) struct Plan {
 
 /// Kernels of small_m.cu.
 pub(in crate::cuda) struct Kernels {
-    small_m_2: Kernel<Args>,
-    small_m_4: Kernel<Args>,
-    small_m_8: Kernel<Args>,
-    activations: Kernel<ActivationArgs>,
+    small_m_2: Kernel<SmallMArgs>,
+    small_m_4: Kernel<SmallMArgs>,
+    small_m_8: Kernel<SmallMArgs>,
+    activations: Kernel<SmallMActivationArgs>,
 }
 
 impl Kernels {
@@ -139,13 +155,13 @@ fn group_bytes(dtype: DType, size: usize) -> usize {
     (of_two * size / 2).next_multiple_of(16)
 }
 
-fn args(w: &MatrixShape, rows: PartRows, n_out: usize) -> Option<(PartRows, PartArgs)> {
+fn args(w: &MatrixShape, rows: PartRows, n_out: usize) -> Option<(PartRows, SmallMPart)> {
     let part = &w.parts[rows.part];
     if part.layout != Layout::Packed {
         return None;
     }
     let bytes = group_bytes(part.dtype, GROUP);
-    let args = PartArgs {
+    let args = SmallMPart {
         w: DevicePtr::NULL,
         row_bytes: part.row_bytes as u64,
         layout: layout_code(part, w.n_in)?,
@@ -164,7 +180,7 @@ fn finish(
     target: &Target,
     w: &MatrixShape,
     m: usize,
-    mut parts: Vec<(PartRows, PartArgs)>,
+    mut parts: Vec<(PartRows, SmallMPart)>,
     gate: bool,
 ) -> Option<Plan> {
     if m > ROWS || w.n_experts != 1 || parts.len() > MAX_PARTS || !w.n_in.is_multiple_of(X_COLUMNS) {
@@ -206,7 +222,7 @@ impl Plan {
         let ((x, norm), y) = (op.float_input(), op.float_output());
         let kernels = cuda.room::<Kernels>();
         let (blocks, squares) = self.activations(cuda, kernels, x, norm)?;
-        let none = PartArgs {
+        let none = SmallMPart {
             w: DevicePtr::NULL,
             row_bytes: 0,
             layout: 0,
@@ -219,9 +235,9 @@ impl Plan {
         };
         let mut parts = [none; MAX_PARTS];
         for (to, &(rows, from)) in parts.iter_mut().zip(&self.parts) {
-            *to = PartArgs { w: op.w.row(rows), ..from };
+            *to = SmallMPart { w: op.w.row(rows), ..from };
         }
-        let args = Args {
+        let args = SmallMArgs {
             y,
             x: blocks,
             squares,
@@ -266,7 +282,7 @@ impl Plan {
             Some(_) => cuda.scratch.get(&cuda.driver, "sums of squares", 4 * self.m * x_blocks)?,
             None => DevicePtr::NULL,
         };
-        let args = ActivationArgs {
+        let args = SmallMActivationArgs {
             y: blocks,
             squares,
             x,

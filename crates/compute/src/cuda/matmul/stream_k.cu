@@ -10,15 +10,9 @@
 // block of a tile.
 #ifndef REALIZAR_EMULATION
 #include "mixed_gemm.cuh"
+#include "stream_k_args.cuh"
 
 constexpr int QUARTERS = 4;
-
-struct SharesArgs {
-  MixedGemmArgs of_all;
-  float4* left;          // what blocks leave, [2 of each block, N / 8, MULTIPLIERS]
-  uint32_t* is_left;     // [2 of each block, QUARTERS], zeros between launches
-  uint32_t n_tiles, n_steps;
-};
 
 // A block's part of a tile.
 struct Share {
@@ -33,7 +27,7 @@ struct Share {
 
 struct Shares {
   int n_steps, total, n_blocks, block, at, end;
-  DEVICE Shares(const SharesArgs& a, int block) : n_steps(a.n_steps), total(a.n_steps * a.n_tiles), n_blocks(gridDim.x), block(block) {
+  DEVICE Shares(const StreamKArgs& a, int block) : n_steps(a.n_steps), total(a.n_steps * a.n_tiles), n_blocks(gridDim.x), block(block) {
     at = first_of(block), end = first_of(block + 1);
   }
   DEVICE int first_of(int b) const { return static_cast<int>(static_cast<uint32_t>(total) * b / n_blocks); }
@@ -133,7 +127,7 @@ struct Writer {
 };
 
 template <int N>
-DEVICE void multiply_shares(const SharesArgs& args) {
+DEVICE void multiply_shares(const StreamKArgs& args) {
 #if __CUDA_ARCH__ == 900
   typedef Shape<N> S;
   static_assert(S::TILES == 1 && S::BLOCKS == 1, "a stage of activations is a tile, and what a quarter of the rows' sums take");
@@ -304,7 +298,7 @@ DEVICE void multiply_shares(const SharesArgs& args) {
 }
 
 #define SHARES(N)                                                                                               \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) stream_k_##N(const __grid_constant__ SharesArgs a) { \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) stream_k_##N(const __grid_constant__ StreamKArgs a) { \
     multiply_shares<N>(a);                                                                                      \
   }
 SHARES(128) SHARES(256)

@@ -3,7 +3,7 @@
 //! Small tensors go straight to the other GPUs' memory, where these can be reached; what is larger goes through the
 //! [`Link`](super::driver::Link).
 
-use super::driver::{Cuda, DevicePtr, MAX_RANKS, Member, PLACES, RanksArgs, kernels};
+use super::driver::{Cuda, DevicePtr, MAX_RANKS, Member, PLACES, RanksArgs, kernel_args, kernels};
 use super::elementwise;
 use crate::{Result, Tensor};
 
@@ -11,25 +11,33 @@ use crate::{Result, Tensor};
 const THREADS: usize = 256;
 const BLOCK_PAIRS: usize = 512;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Args {
-    ranks: RanksArgs,
-    y: DevicePtr,
-    x: DevicePtr,
-    starts: [u32; MAX_RANKS + 1],
-    n: u32,
-    first: u32,
-    width: u32,
-    add: u32,
+kernel_args! {
+    in "collective_args.cuh";
+    include "../common/ranks.cuh";
+
+    struct CollectiveArgs {
+        ranks: RanksArgs as "ranks::Ranks",
+        y: DevicePtr as "float*",
+        x: DevicePtr as "const float*",
+        /// first column of each GPU in y, and the number of columns
+        starts: [u32; MAX_RANKS + 1],
+        /// numbers, or rows
+        n: u32,
+        /// pair of the first block
+        first: u32,
+        /// of rows in pairs; as wide as the widest GPU's columns
+        width: u32,
+        /// whether the sum is added to y
+        add: u32,
+    }
 }
 
 kernels! {
     /// Kernels of ranks.cu.
     pub(in crate::cuda) struct Kernels in ranks {
-        all_reduce: Args,
-        all_gather: Args,
-        spread_columns: Args,
+        all_reduce: CollectiveArgs,
+        all_gather: CollectiveArgs,
+        spread_columns: CollectiveArgs,
     }
 }
 
@@ -37,8 +45,17 @@ fn kernels(cuda: &Cuda) -> &Kernels {
     cuda.room()
 }
 
-fn args(member: &Member, y: DevicePtr, x: DevicePtr) -> Args {
-    Args { ranks: member.place(), y, x, starts: [0; MAX_RANKS + 1], n: 0, first: 0, width: 0, add: 0 }
+fn collective_args(member: &Member, y: DevicePtr, x: DevicePtr) -> CollectiveArgs {
+    CollectiveArgs {
+        ranks: member.place(),
+        y,
+        x,
+        starts: [0; MAX_RANKS + 1],
+        n: 0,
+        first: 0,
+        width: 0,
+        add: 0,
+    }
 }
 
 /// `y = sum of every x`, or `y += sum`; `y` may be `x`.
@@ -46,7 +63,12 @@ fn sum_to(cuda: &Cuda, member: &Member, y: DevicePtr, x: DevicePtr, n: usize, ad
     let n_pairs = n.div_ceil(2);
     for first in (0..n_pairs).step_by(PLACES / 2) {
         let n_blocks = (n_pairs - first).min(PLACES / 2).div_ceil(BLOCK_PAIRS);
-        let args = Args { n: n as u32, first: first as u32, add: u32::from(add), ..args(member, y, x) };
+        let args = CollectiveArgs {
+            n: n as u32,
+            first: first as u32,
+            add: u32::from(add),
+            ..collective_args(member, y, x)
+        };
         // SAFETY: x and y hold n numbers, and every mailbox has room for the packets of so many blocks of every rank.
         unsafe { cuda.launch(kernels(cuda).all_reduce, [n_blocks, 1, 1], THREADS as u32, &args)? };
     }
@@ -89,7 +111,7 @@ pub(in crate::cuda) fn all_gather(
     let (rows, n_columns, rank) = (y.rows(), y.row_len(), member.rank.index);
     assert_eq!((starts.len(), starts.last()), (member.rank.count + 1, Some(&n_columns)));
     assert_eq!((rows, x.row_len()), (x.rows(), starts[rank + 1] - starts[rank]));
-    let mut args = Args { n: rows as u32, ..args(member, y.ptr(), x.ptr()) };
+    let mut args = CollectiveArgs { n: rows as u32, ..collective_args(member, y.ptr(), x.ptr()) };
     for (to, &from) in args.starts.iter_mut().zip(starts) {
         *to = from as u32;
     }

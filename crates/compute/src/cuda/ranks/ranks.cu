@@ -2,25 +2,15 @@
 //
 // A thread owns PAIRS pairs of numbers. Moves 8 bytes per number to each other GPU.
 #include "../common/ranks.cuh"
+#include "collective_args.cuh"
 
 constexpr int THREADS = 256, PAIRS = 2;
-
-struct RanksArgs {
-  ranks::Ranks ranks;
-  float* y;
-  const float* x;
-  uint32_t starts[ranks::MAX_RANKS + 1];  // first column of each GPU in y, and the number of columns
-  uint32_t n;                             // numbers, or rows
-  uint32_t first;                         // pair of the first block
-  uint32_t width;                         // of rows in pairs; as wide as the widest GPU's columns
-  uint32_t add;                           // whether the sum is added to y
-};
 
 // The thread's pair i of those of this launch.
 DEVICE uint32_t pair_of(int i) { return blockIdx.x * (THREADS * PAIRS) + i * THREADS + threadIdx.x; }
 
 // y = sum of every GPU's x, [n], or y += the sum.
-KERNEL(all_reduce, RanksArgs, THREADS) {
+KERNEL(all_reduce, CollectiveArgs, THREADS) {
   ptx::let_next_kernel_start();
   ptx::wait_for_previous_kernel();
   const uint32_t round = a.ranks.round();
@@ -48,7 +38,7 @@ KERNEL(all_reduce, RanksArgs, THREADS) {
 }
 
 // y [n, columns] = every GPU's x [n, its columns] side by side. The first pair is sent by all, also by those who have no columns there.
-KERNEL(all_gather, RanksArgs, THREADS) {
+KERNEL(all_gather, CollectiveArgs, THREADS) {
   ptx::let_next_kernel_start();
   ptx::wait_for_previous_kernel();
   const uint32_t round = a.ranks.round(), n_columns = a.starts[a.ranks.n_ranks];
@@ -82,7 +72,7 @@ KERNEL(all_gather, RanksArgs, THREADS) {
 }
 
 // y [n, columns] = this GPU's x in its columns, and zeros in the others'.
-KERNEL(spread_columns, RanksArgs, THREADS) {
+KERNEL(spread_columns, CollectiveArgs, THREADS) {
   ptx::wait_for_previous_kernel();
   const size_t i = static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x;
   const uint32_t n_columns = a.starts[a.ranks.n_ranks], from = a.starts[a.ranks.rank], to = a.starts[a.ranks.rank + 1];

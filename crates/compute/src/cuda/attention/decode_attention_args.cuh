@@ -1,0 +1,52 @@
+// Arguments of kernels. Written by tools/kernels from decode_attention.rs; do not edit.
+#pragma once
+#include <cstdint>
+
+struct DecodeAttentionArgs {
+  // [n_tokens, n_heads, head_dim], or tiles of activations in the order of packed columns
+  float* y;
+  // [n_tokens, n_heads, n_splits, head_dim + 2]: output, maximum, sum
+  float* partial;
+  // [n_tokens, blocks of a token's heads]: splits that are done; zero before and after
+  uint32_t* arrived;
+  // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
+  const float* qkv;
+  // [n_blocks, n_kv_heads, block_size] heads of `head_bytes`
+  uint8_t* k_cache;
+  uint8_t* v_cache;
+  // [head_dim], null where heads have no norm
+  const float* q_weight;
+  // [head_dim] or null
+  const float* q_bias;
+  const float* k_weight;
+  const float* k_bias;
+  // [n_tokens, rope_dim]: cosines, then sines; null where nothing turns
+  const float* angles;
+  // [n_tokens]
+  const uint32_t* positions;
+  // [n_tokens]
+  const uint32_t* table_starts;
+  const uint32_t* block_tables;
+  uint32_t n_heads;
+  uint32_t n_kv_heads;
+  uint32_t head_dim;
+  uint32_t head_bytes;
+  uint32_t rope_dim;
+  uint32_t interleaved;
+  uint32_t n_tokens;
+  uint32_t block_size;
+  // 1: the norms take the mean out
+  uint32_t layer;
+  uint32_t n_splits;
+  // of tiles, which one split writes; 0: y is floats
+  uint32_t tile_rows;
+  // positions that a token sees, itself among them
+  uint32_t window;
+  float q_eps;
+  float k_eps;
+  float scale;
+  // 0: none
+  float softcap;
+  // whether blocks without work run the code too
+  uint32_t all_run;
+};

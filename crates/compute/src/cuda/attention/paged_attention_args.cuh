@@ -1,0 +1,31 @@
+// Arguments of kernels. Written by tools/kernels from paged_attention.rs; do not edit.
+#pragma once
+#include <cstdint>
+
+struct AttentionArgs {
+  // [n_tokens, n_heads, head_dim]
+  float* y;
+  // [n_tokens, n_heads, n_splits, head_dim + 2] where n_splits > 1: output, maximum, sum
+  float* partial;
+  // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
+  const float* qkv;
+  // [n_blocks, n_kv_heads, block_size] heads of `head_bytes`
+  const uint8_t* k_cache;
+  const uint8_t* v_cache;
+  // [n_tokens]
+  const uint32_t* positions;
+  // [n_tokens]
+  const uint32_t* table_starts;
+  const uint32_t* block_tables;
+  uint32_t n_heads;
+  uint32_t n_kv_heads;
+  uint32_t head_dim;
+  uint32_t head_bytes;
+  uint32_t block_size;
+  uint32_t n_splits;
+  // positions that a token sees, itself among them
+  uint32_t window;
+  float scale;
+  // 0: none
+  float softcap;
+};

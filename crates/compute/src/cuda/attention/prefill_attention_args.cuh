@@ -1,0 +1,36 @@
+// Arguments of kernels. Written by tools/kernels from prefill_attention.rs; do not edit.
+#pragma once
+#include <cstdint>
+
+struct PrefillAttentionArgs {
+  // [n_tokens, n_heads, head_dim], or tiles of BF16
+  float* y;
+  // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
+  const float* qkv;
+  // [n_blocks, n_kv_heads, block_size, head_dim]
+  const uint8_t* k_cache;
+  const uint8_t* v_cache;
+  // [n_tokens]
+  const uint32_t* positions;
+  // [n_tokens]
+  const uint32_t* table_starts;
+  const uint32_t* block_tables;
+  // [n_seqs + 1]: first token of each sequence, and the number of tokens
+  const uint32_t* seq_starts;
+  uint32_t n_seqs;
+  uint32_t n_heads;
+  uint32_t n_kv_heads;
+  uint32_t head_dim;
+  uint32_t block_size;
+  // tokens of a block
+  uint32_t tile_tokens;
+  // query heads of a block
+  uint32_t tile_heads;
+  // positions that a token sees, itself among them
+  uint32_t window;
+  float scale;
+  // 0: none
+  float softcap;
+  // rows of y's tiles; 0: y has floats
+  uint32_t y_rows;
+};

@@ -1,0 +1,47 @@
+// Arguments of kernels. Written by tools/kernels from gemv.rs; do not edit.
+#pragma once
+#include "../common/ranks.cuh"
+
+// Parts that the kernels take.
+constexpr int MAX_PARTS = 4;
+
+struct GemvPart {
+  // [n_out] rows of `row_bytes`
+  const uint8_t* w;
+  uint64_t row_bytes;
+  uint32_t layout;
+  // of the whole matrix
+  uint32_t first_out;
+  uint32_t n_out;
+  // blocks `first_block` to the next part's own it
+  uint32_t first_block;
+};
+
+struct GemvArgs {
+  // [m, y_stride]
+  float* y;
+  // [m, n_in]
+  const float* x;
+  // [n_in]: x is normalized first (root mean square); or null
+  const float* norm_weight;
+  // [n_out] or null
+  const float* bias;
+  GemvPart parts[MAX_PARTS];
+  uint32_t n_parts;
+  uint32_t n_blocks;
+  uint32_t n_in;
+  uint32_t m;
+  uint32_t y_stride;
+  // GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
+  uint32_t epilogue;
+  uint32_t activation;
+  uint32_t large_ring;
+  // 1 / n_in
+  float inv_n;
+  float eps;
+};
+
+struct GemvRanksArgs {
+  GemvArgs product;
+  ranks::Ranks ranks;
+};
