@@ -18,7 +18,7 @@ struct MoeArgs {
   // [n_uses]: the token of each slot
   uint32_t* tokens;
   // [n_tiles]; those not needed have no rows
-  MoeTile* tiles;
+  struct MoeTile* tiles;
   uint32_t n_tokens;
   uint32_t n_experts;
   uint32_t n_used;

@@ -27,7 +27,7 @@ kernel_args! {
         /// [n_uses]: the token of each slot
         tokens: DevicePtr as "uint32_t*",
         /// [n_tiles]; those not needed have no rows
-        tiles: DevicePtr as "MoeTile*",
+        tiles: DevicePtr as "struct MoeTile*",
         n_tokens: u32,
         n_experts: u32,
         n_used: u32,

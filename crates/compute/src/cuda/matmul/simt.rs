@@ -31,7 +31,7 @@ kernel_args! {
         bias: DevicePtr as "const float*",
         codebook: DevicePtr as "const void*",
         /// one per blockIdx.y; null: tiles of all rows, in order
-        tiles: DevicePtr as "const Tile*",
+        tiles: DevicePtr as "const struct Tile*",
         /// row of x for each row of y; null: the same
         x_rows: DevicePtr as "const uint32_t*",
         expert_bytes: u64,

@@ -13,7 +13,7 @@ struct SimtGemvArgs {
   const float* bias;
   const void* codebook;
   // one per blockIdx.y; null: tiles of all rows, in order
-  const Tile* tiles;
+  const struct Tile* tiles;
   // row of x for each row of y; null: the same
   const uint32_t* x_rows;
   uint64_t expert_bytes;

@@ -59,7 +59,7 @@ kernel_args! {
         /// [m, y_stride]
         y: DevicePtr as "float*",
         /// [n_in / 256]
-        x: DevicePtr as "const XBlock*",
+        x: DevicePtr as "const struct XBlock*",
         /// [m, n_in / 256]: sums of squares of what is to be normalized (root mean square); or null.
         squares: DevicePtr as "const float*",
         /// [n_out] or null
@@ -82,7 +82,7 @@ kernel_args! {
 
     struct SmallMActivationArgs {
         /// [n / 256]
-        y: DevicePtr as "XBlock*",
+        y: DevicePtr as "struct XBlock*",
         /// [m, n / 256], where a norm comes before
         squares: DevicePtr as "float*",
         /// [m, n]

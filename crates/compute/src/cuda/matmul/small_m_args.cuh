@@ -26,7 +26,7 @@ struct SmallMArgs {
   // [m, y_stride]
   float* y;
   // [n_in / 256]
-  const XBlock* x;
+  const struct XBlock* x;
   // [m, n_in / 256]: sums of squares of what is to be normalized (root mean square); or null.
   const float* squares;
   // [n_out] or null
@@ -49,7 +49,7 @@ struct SmallMArgs {
 
 struct SmallMActivationArgs {
   // [n / 256]
-  XBlock* y;
+  struct XBlock* y;
   // [m, n / 256], where a norm comes before
   float* squares;
   // [m, n]
