@@ -104,6 +104,17 @@ enum Bandwidth {
 }
 
 impl Bandwidth {
+    /// `known`: in bytes per second, where the device tells.
+    fn of(known: Option<u64>, n_threads: usize) -> Result<Self> {
+        Ok(match known {
+            Some(bytes) => Self::Known(bytes as f64),
+            None => {
+                let pool = Pool::new(n_threads);
+                Self::Measured { test: ReadTest::new(&pool)?, pool, all: Vec::new() }
+            }
+        })
+    }
+
     fn now(&mut self) -> f64 {
         match self {
             Bandwidth::Known(speed) => *speed,
@@ -133,25 +144,34 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     }
     let max_batch = args.batch.iter().copied().max().unwrap_or(1).max(1);
     match (&args.prompts, args.speculation.is_on()) {
-        (None, false) => {}
+        (None, false) => speed(args, max_batch),
         (Some(file), true) => {
             let source = args.model.model.open()?;
-            let name = args.model.model.to_string();
-            let options = args.runner.load_options(None);
-            let (spec, n) = (&args.speculation, args.r#gen);
-            return speculation::run(name, &*source, &options, spec, file, max_batch, n, args.json);
+            let texts = speculation::Texts { file, batch: max_batch, n_tokens: args.r#gen };
+            let (name, options) = (args.model.model.to_string(), args.runner.load_options(None));
+            speculation::run(name, &*source, &options, &args.speculation, texts, args.json)
         }
         (None, true) => bail!("guesses are measured on texts: add --prompts FILE"),
         (Some(_), false) => bail!("texts are for measuring guesses: add --speculate ngram or --draft MODEL"),
     }
+}
+
+/// What to measure, in order.
+fn works(args: &BenchArgs) -> Result<Vec<Work>> {
     let mut works: Vec<Work> =
         args.prompt.iter().filter(|&&n| n > 0).map(|&n_tokens| Work::Prefill { n_tokens }).collect();
     if args.r#gen > 0 {
         works.extend(args.depth.iter().map(|&depth| Work::Decode { n_tokens: args.r#gen, depth }));
     }
-    if works.is_empty() {
-        bail!("nothing to measure: --prompt and --gen are both 0");
+    match works.is_empty() {
+        true => bail!("nothing to measure: --prompt and --gen are both 0"),
+        false => Ok(works),
     }
+}
+
+/// Measures prefill and decode in tokens per second.
+fn speed(args: &BenchArgs, max_batch: usize) -> Result<()> {
+    let works = works(args)?;
     let longest = works.iter().map(|w| match *w {
         Work::Prefill { n_tokens } => n_tokens,
         Work::Decode { n_tokens, depth } => n_tokens + depth,
@@ -166,20 +186,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         None => args.model.model.open()?,
     };
     let mut model = load(&*source, &options)?;
-    let name = match args.synth {
-        Some(spec) => format!("{}:{} (random weights)", spec.shape.name, spec.mix.name),
-        None => args.model.model.to_string(),
-    };
-    let mut bandwidth = match model.memory_bandwidth {
-        Some(bytes) => Bandwidth::Known(bytes as f64),
-        None => {
-            let pool = Pool::new(model.n_threads);
-            Bandwidth::Measured { test: ReadTest::new(&pool)?, pool, all: Vec::new() }
-        }
-    };
-    let kv_bytes = model.config.kv_bytes_per_token(options.kv_type);
     let mut report = Report {
-        model: name,
+        model: match args.synth {
+            Some(spec) => format!("{}:{} (random weights)", spec.shape.name, spec.mix.name),
+            None => args.model.model.to_string(),
+        },
         device: model.device.clone(),
         threads: model.n_threads,
         weight_bytes: model.weights.total,
@@ -188,6 +199,12 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         results: Vec::new(),
         profile: Vec::new(),
     };
+    let mut measuring = Measuring {
+        bandwidth: Bandwidth::of(model.memory_bandwidth, model.n_threads)?,
+        bytes_per_token: model.weights.per_step,
+        kv_bytes: model.config.kv_bytes_per_token(options.kv_type),
+        repeat: args.repeat.into(),
+    };
     let mut trace = profile::Trace::default();
     let mut bench = Bench::new(&mut *model.runner);
     for &work in &works {
@@ -195,53 +212,71 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
             if !bench.fits(work, batch) {
                 bail!("{work:?} with {batch} sequences does not fit the limits of a step or the cache");
             }
-            bench.run(work, batch)?;
-            let (kind, tokens, depth) = match work {
-                Work::Prefill { n_tokens } => ("prefill", n_tokens, 0),
-                Work::Decode { n_tokens, depth } => ("decode", n_tokens, depth),
-            };
-            // Each step reads the weights once and each sequence's cache once; on average the cache is half filled by then.
-            let step_bytes = report.bytes_per_token + batch * (depth + tokens / 2) * kv_bytes;
-            let bytes = (step_bytes * tokens) as f64;
-            let (mut seconds, mut shares) = (Vec::new(), Vec::new());
-            let mut before = bandwidth.now();
-            for _ in 0..args.repeat {
-                let taken = bench.run(work, batch)?.as_secs_f64();
-                let after = bandwidth.now();
-                // Half of the bytes at either speed.
-                shares.push((0.5 / before + 0.5 / after) * bytes / taken);
-                seconds.push(taken);
-                before = after;
-            }
-            seconds.sort_by(f64::total_cmp);
-            let rate = |s: f64| (tokens * batch) as f64 / s;
-            let middle = seconds[seconds.len() / 2];
-            let decodes = kind == "decode";
-            report.results.push(Row {
-                kind,
-                tokens,
-                batch,
-                depth,
-                tok_s: rate(middle),
-                tok_s_min: rate(seconds[seconds.len() - 1]),
-                tok_s_max: rate(seconds[0]),
-                gb_s: decodes.then(|| bytes / middle / 1e9),
-                share: decodes.then(|| median(shares)),
-            });
+            let row = measuring.measure(&mut bench, work, batch)?;
             if args.profile.is_some() {
                 let (duration, times) = bench.profile(work, batch)?;
-                let name = format!("{kind} of {tokens} × {batch} at {depth}");
+                let name = format!("{} of {} × {batch} at {}", row.kind, row.tokens, row.depth);
                 trace.add(&name, &times);
-                report.profile.push(profile::Profile::new(name, duration, tokens * batch, &times));
+                report.profile.push(profile::Profile::new(name, duration, row.tokens * batch, &times));
             }
+            report.results.push(row);
         }
     }
-    report.peak_gb_s = bandwidth.median() / 1e9;
+    report.peak_gb_s = measuring.bandwidth.median() / 1e9;
     if let Some(path) = &args.profile {
         trace.write(path)?;
         tracing::info!(file = %path.display(), "trace written");
     }
     if args.json { output::print_json(&report) } else { output::print(table(&report)) }
+}
+
+/// How one work is measured, and what it is held against.
+struct Measuring {
+    bandwidth: Bandwidth,
+    /// Weights that a step reads.
+    bytes_per_token: usize,
+    /// Keys and values of one token.
+    kv_bytes: usize,
+    repeat: usize,
+}
+
+impl Measuring {
+    /// The median of `repeat` runs, after one to warm up.
+    fn measure(&mut self, bench: &mut Bench<'_>, work: Work, batch: usize) -> Result<Row> {
+        bench.run(work, batch)?;
+        let (kind, tokens, depth) = match work {
+            Work::Prefill { n_tokens } => ("prefill", n_tokens, 0),
+            Work::Decode { n_tokens, depth } => ("decode", n_tokens, depth),
+        };
+        // Each step reads the weights once and each sequence's cache once; on average the cache is half filled by then.
+        let step_bytes = self.bytes_per_token + batch * (depth + tokens / 2) * self.kv_bytes;
+        let bytes = (step_bytes * tokens) as f64;
+        let (mut seconds, mut shares) = (Vec::new(), Vec::new());
+        let mut before = self.bandwidth.now();
+        for _ in 0..self.repeat {
+            let taken = bench.run(work, batch)?.as_secs_f64();
+            let after = self.bandwidth.now();
+            // Half of the bytes at either speed.
+            shares.push((0.5 / before + 0.5 / after) * bytes / taken);
+            seconds.push(taken);
+            before = after;
+        }
+        seconds.sort_by(f64::total_cmp);
+        let rate = |s: f64| (tokens * batch) as f64 / s;
+        let middle = seconds[seconds.len() / 2];
+        let decodes = kind == "decode";
+        Ok(Row {
+            kind,
+            tokens,
+            batch,
+            depth,
+            tok_s: rate(middle),
+            tok_s_min: rate(seconds[seconds.len() - 1]),
+            tok_s_max: rate(seconds[0]),
+            gb_s: decodes.then(|| bytes / middle / 1e9),
+            share: decodes.then(|| median(shares)),
+        })
+    }
 }
 
 fn table(r: &Report) -> String {

@@ -43,18 +43,25 @@ struct Row {
     differing: usize,
 }
 
-/// Answers the prompts of `file` with and without guesses, `batch` side by side, greedily, `n_tokens` each.
-#[allow(clippy::too_many_arguments, reason = "each is an option of the command")]
+/// The prompts of a file, answered greedily.
+pub(crate) struct Texts<'a> {
+    pub(crate) file: &'a Path,
+    /// How many at a time.
+    pub(crate) batch: usize,
+    /// Tokens of an answer.
+    pub(crate) n_tokens: usize,
+}
+
+/// Answers texts with and without drafts.
 pub(crate) fn run(
     name: String,
     source: &dyn TensorSource,
     options: &Options,
     speculation: &SpeculationOptions,
-    file: &Path,
-    batch: usize,
-    n_tokens: usize,
+    texts: Texts<'_>,
     as_json: bool,
 ) -> Result<()> {
+    let Texts { file, batch, n_tokens } = texts;
     let max_drafts = speculation.max_drafts();
     let options = Options {
         max_seqs: Some(batch),

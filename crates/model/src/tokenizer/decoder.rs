@@ -128,30 +128,9 @@ fn run(steps: &[Decoder], states: &mut [State], fused: bool, piece: Piece<'_>, o
         }
         Decoder::Fuse => run(steps, states, true, piece, out),
         Decoder::Strip { content, start, stop } if fused => {
-            let mut text: &str = &piece.text;
-            while !state.past_start {
-                match text.chars().next() {
-                    Some(c) if c == *content && state.stripped < *start => {
-                        text = &text[c.len_utf8()..];
-                        state.stripped += 1;
-                    }
-                    Some(_) => state.past_start = true,
-                    None => break,
-                }
-            }
-            if *stop == 0 {
-                if !text.is_empty() {
-                    run(steps, states, fused, Piece::plain(text.to_owned()), out);
-                }
-                return;
-            }
-            // The last `stop` characters may turn out to be the end.
-            state.text.push_str(text);
-            let kept = state.text.char_indices().rev().take(*stop).last().map_or(0, |(at, _)| at);
-            let rest = state.text.split_off(kept);
-            let ready = std::mem::replace(&mut state.text, rest);
-            if !ready.is_empty() {
-                run(steps, states, fused, Piece::plain(ready), out);
+            let text = strip_fused(state, &piece.text, *content, *start, *stop);
+            if !text.is_empty() {
+                run(steps, states, fused, Piece::plain(text), out);
             }
         }
         Decoder::Strip { content, start, stop } => {
@@ -159,14 +138,7 @@ fn run(steps: &[Decoder], states: &mut [State], fused: bool, piece: Piece<'_>, o
             run(steps, states, fused, Piece { text: text.into(), verbatim: piece.verbatim }, out);
         }
         Decoder::WordPiece { prefix, cleanup } => {
-            let mut text = match piece.text.strip_prefix(prefix.as_str()) {
-                _ if first => piece.text.into_owned(),
-                Some(continued) => continued.to_owned(),
-                None => format!(" {}", piece.text),
-            };
-            if *cleanup {
-                text = clean_up(text);
-            }
+            let text = join_word_piece(piece.text, first, prefix, *cleanup);
             run(steps, states, fused, Piece::plain(text), out);
         }
         Decoder::BpeSuffix(suffix) => {
@@ -183,6 +155,39 @@ fn run(steps: &[Decoder], states: &mut [State], fused: bool, piece: Piece<'_>, o
             run(steps, states, fused, piece, out);
         }
     }
+}
+
+/// Strips `content` from the beginning and the end of a text that comes in parts: what of it is ready, with the last `stop` characters kept
+/// back, since they may turn out to be the end.
+fn strip_fused(state: &mut State, part: &str, content: char, start: usize, stop: usize) -> String {
+    let mut text = part;
+    while !state.past_start {
+        match text.chars().next() {
+            Some(c) if c == content && state.stripped < start => {
+                text = &text[c.len_utf8()..];
+                state.stripped += 1;
+            }
+            Some(_) => state.past_start = true,
+            None => break,
+        }
+    }
+    if stop == 0 {
+        return text.to_owned();
+    }
+    state.text.push_str(text);
+    let kept = state.text.char_indices().rev().take(stop).last().map_or(0, |(at, _)| at);
+    let rest = state.text.split_off(kept);
+    std::mem::replace(&mut state.text, rest)
+}
+
+/// A WordPiece token as text: a word begins with a space, unless it is the first, and continues without its prefix.
+fn join_word_piece(text: Cow<'_, str>, first: bool, prefix: &str, cleanup: bool) -> String {
+    let text = match text.strip_prefix(prefix) {
+        _ if first => text.into_owned(),
+        Some(continued) => continued.to_owned(),
+        None => format!(" {text}"),
+    };
+    if cleanup { clean_up(text) } else { text }
 }
 
 /// Ends the first step, then the rest.

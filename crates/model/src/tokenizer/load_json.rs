@@ -197,19 +197,7 @@ pub(super) fn load(
     }
 
     let (model, mut vocabulary, unk) = read_model(file.model, pre_tokenizers.byte_level, &added)?;
-    for token in &added {
-        let kind = if token.special { TokenKind::Control } else { TokenKind::UserDefined };
-        match vocabulary.ids.get(token.content.as_str()) {
-            Some(&id) if id == token.id => {
-                vocabulary.tokens[id as usize] = Some((token.content.as_str().into(), kind))
-            }
-            Some(&id) => {
-                let reason = format!("the vocabulary gives it the id {id}, the added tokens {}", token.id);
-                return Err(Error::invalid(format!("token {:?}", token.content), reason));
-            }
-            None => vocabulary.insert(&token.content, token.id, kind)?,
-        }
-    }
+    add_to_vocabulary(&added, &mut vocabulary)?;
     let (normalized, plain): (Vec<&Added>, Vec<&Added>) =
         added.iter().partition(|token| token.normalized.unwrap_or(!token.special));
     let find = |token: &Added, pattern: &str| AddedToken {
@@ -241,15 +229,11 @@ pub(super) fn load(
         special_tokens_map.map(|json| parse(json, "special_tokens_map.json")).transpose()?;
     let special = special_ids(&vocabulary, config.as_ref(), map.as_ref(), &prefix, unk);
     if let Some(config) = &config {
-        // As transformers: a config that says whether to add BOS or EOS overrules the post-processor.
-        let flag = |key: &str| config.get(key).and_then(Value::as_bool);
-        let (bos, eos) = (flag("add_bos_token"), flag("add_eos_token"));
-        if bos.is_some() || eos.is_some() {
-            prefix = special.bos.filter(|_| bos == Some(true)).into_iter().collect();
-            suffix = special.eos.filter(|_| eos == Some(true)).into_iter().collect();
+        if let Some((p, s)) = bos_and_eos(config, &special) {
+            (prefix, suffix) = (p, s);
         }
-        // Also as transformers: for BPE, whose texts keep their spaces, the clean-up would only do harm.
-        if flag("clean_up_tokenization_spaces") == Some(true) && !matches!(model, Model::Bpe(_)) {
+        // As transformers: for BPE, whose texts keep their spaces, the clean-up would only do harm.
+        if flag(config, "clean_up_tokenization_spaces") == Some(true) && !matches!(model, Model::Bpe(_)) {
             decoders.push(Decoder::CleanUp);
         }
     }
@@ -264,6 +248,39 @@ pub(super) fn load(
         suffix,
         decoders,
         special,
+    })
+}
+
+/// Gives the vocabulary the added tokens.
+fn add_to_vocabulary(added: &[Added], vocabulary: &mut Vocabulary) -> Result<()> {
+    for token in added {
+        let kind = if token.special { TokenKind::Control } else { TokenKind::UserDefined };
+        match vocabulary.ids.get(token.content.as_str()) {
+            Some(&id) if id == token.id => {
+                vocabulary.tokens[id as usize] = Some((token.content.as_str().into(), kind))
+            }
+            Some(&id) => {
+                let reason = format!("the vocabulary gives it the id {id}, the added tokens {}", token.id);
+                return Err(Error::invalid(format!("token {:?}", token.content), reason));
+            }
+            None => vocabulary.insert(&token.content, token.id, kind)?,
+        }
+    }
+    Ok(())
+}
+
+fn flag(config: &Value, key: &str) -> Option<bool> {
+    config.get(key).and_then(Value::as_bool)
+}
+
+/// What comes before and after a text, where the config says whether to add BOS or EOS, which as in transformers overrules the
+/// post-processor.
+fn bos_and_eos(config: &Value, special: &SpecialIds) -> Option<(Vec<u32>, Vec<u32>)> {
+    let (bos, eos) = (flag(config, "add_bos_token"), flag(config, "add_eos_token"));
+    (bos.is_some() || eos.is_some()).then(|| {
+        let prefix = special.bos.filter(|_| bos == Some(true)).into_iter().collect();
+        let suffix = special.eos.filter(|_| eos == Some(true)).into_iter().collect();
+        (prefix, suffix)
     })
 }
 

@@ -80,6 +80,28 @@ fn render(stats: &Stats, sizes: &Sizes, info: &RunnerInfo, model: &str) -> Strin
     let none = "max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"";
     p.line("vllm:lora_requests_info", none, 0.0);
 
+    counters(p, stats);
+    for (name, help, value) in [
+        ("running", "Sequences in steps now.", stats.running.get()),
+        ("waiting", "Sequences that wait now.", stats.waiting.get()),
+        ("paused", "Requests whose reader does not keep up now.", stats.paused.get()),
+        ("kv_blocks", "Blocks of the cache.", info.n_blocks as u64),
+        ("kv_block_tokens", "Tokens in a block of the cache.", info.block_size as u64),
+        ("kv_blocks_in_use", "Blocks that sequences use now.", in_use),
+        ("kv_blocks_cached", "Blocks that only the prefix cache uses now.", cached),
+        ("kv_blocks_free", "Blocks without contents now.", free),
+        ("state_slots_in_use", "Slots of recurrent state that sequences use now.", stats.slots_in_use.get()),
+        ("state_slots_cached", "Slots with snapshots for the prefix cache now.", stats.slots_cached.get()),
+        ("state_slots_free", "Slots without contents now.", stats.slots_free.get()),
+    ] {
+        p.gauge(&format!("realizar_{name}"), help, value as f64);
+    }
+    histograms(p, stats, sizes);
+    page.text
+}
+
+/// What has been counted since the start.
+fn counters(p: &mut Page, stats: &Stats) {
     p.counter("realizar_requests_total", "Requests taken.", stats.requests.get());
     p.counter(
         "realizar_requests_refused_total",
@@ -115,21 +137,10 @@ fn render(stats: &Stats, sizes: &Sizes, info: &RunnerInfo, model: &str) -> Strin
     ] {
         p.counter(&format!("realizar_{name}_total"), help, value.get());
     }
-    for (name, help, value) in [
-        ("running", "Sequences in steps now.", stats.running.get()),
-        ("waiting", "Sequences that wait now.", stats.waiting.get()),
-        ("paused", "Requests whose reader does not keep up now.", stats.paused.get()),
-        ("kv_blocks", "Blocks of the cache.", info.n_blocks as u64),
-        ("kv_block_tokens", "Tokens in a block of the cache.", info.block_size as u64),
-        ("kv_blocks_in_use", "Blocks that sequences use now.", in_use),
-        ("kv_blocks_cached", "Blocks that only the prefix cache uses now.", cached),
-        ("kv_blocks_free", "Blocks without contents now.", free),
-        ("state_slots_in_use", "Slots of recurrent state that sequences use now.", stats.slots_in_use.get()),
-        ("state_slots_cached", "Slots with snapshots for the prefix cache now.", stats.slots_cached.get()),
-        ("state_slots_free", "Slots without contents now.", stats.slots_free.get()),
-    ] {
-        p.gauge(&format!("realizar_{name}"), help, value as f64);
-    }
+}
+
+/// Distributions of times and lengths.
+fn histograms(p: &mut Page, stats: &Stats, sizes: &Sizes) {
     for (name, help, histogram) in [
         ("queue", "From arrival to the first step.", &stats.queue_time),
         ("first_token", "From arrival to the first token.", &stats.first_token_time),
@@ -147,5 +158,4 @@ fn render(stats: &Stats, sizes: &Sizes, info: &RunnerInfo, model: &str) -> Strin
         let sum = histogram.sum() as f64;
         p.histogram(&format!("realizar_request_{name}_tokens"), help, &histogram.cumulative(), sum);
     }
-    page.text
 }
