@@ -193,24 +193,24 @@ impl Driver for Emulation {
 
     unsafe fn free(&self, ptr: DevicePtr) {
         let free: unsafe extern "C" fn(u64) = self.call("emulation_free");
-        // SAFETY: by this function's contract.
+        // SAFETY: `ptr` came from `emulation_allocate` and is freed once (`Driver::free`).
         unsafe { free(ptr.0) }
     }
 
     unsafe fn zero(&self, ptr: DevicePtr, bytes: usize) -> Result<()> {
-        // SAFETY: by this function's contract; device memory is the host's.
+        // SAFETY: device memory is the host's, and `ptr` addresses `bytes` bytes of it (`Driver::zero`).
         unsafe { std::ptr::write_bytes(ptr.0 as *mut u8, 0, bytes) };
         Ok(())
     }
 
     unsafe fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: device memory is the host's, `dst` has room for `src` (`Driver::write`), and `src` is not in it.
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.0 as *mut u8, src.len()) };
         Ok(())
     }
 
     unsafe fn read(&self, dst: &mut [u8], src: DevicePtr) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: device memory is the host's, `src` has as many bytes as `dst` (`Driver::read`), and `dst` is not in it.
         unsafe { std::ptr::copy_nonoverlapping(src.0 as *const u8, dst.as_mut_ptr(), dst.len()) };
         Ok(())
     }
@@ -237,7 +237,7 @@ impl Driver for Emulation {
     }
 
     unsafe fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: device memory is the host's, and both address `bytes` bytes that do not overlap (`Driver::copy`).
         unsafe { std::ptr::copy_nonoverlapping(src.0 as *const u8, dst.0 as *mut u8, bytes) };
         Ok(())
     }
@@ -246,7 +246,7 @@ impl Driver for Emulation {
         let launch: unsafe extern "C" fn(usize, Blocks, u32, usize, *const c_void) =
             self.call("emulation_launch");
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: by this function's contract; one kernel runs at a time.
+        // SAFETY: the kernel gets the struct that it takes and memory as it demands (`Driver::launch`); one kernel runs at a time.
         unsafe { launch(f.0, Blocks(grid.blocks), grid.threads, grid.shared_bytes as usize, args) };
         Ok(())
     }

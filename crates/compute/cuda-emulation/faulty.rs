@@ -161,24 +161,24 @@ impl Driver for Faulty {
 
     unsafe fn free(&self, ptr: DevicePtr) {
         assert!(self.state().live.remove(&ptr.0), "memory is given back once");
-        // SAFETY: by this function's contract.
+        // SAFETY: the conditions of `Driver::free` are handed on with the same arguments.
         unsafe { self.inner.free(ptr) }
     }
 
     unsafe fn zero(&self, ptr: DevicePtr, bytes: usize) -> Result<()> {
-        // SAFETY: by this function's contract.
+        // SAFETY: the conditions of `Driver::zero` are handed on with the same arguments.
         unsafe { self.inner.zero(ptr, bytes) }
     }
 
     unsafe fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<()> {
         self.check(Call::Write)?;
-        // SAFETY: by this function's contract.
+        // SAFETY: the conditions of `Driver::write` are handed on with the same arguments.
         unsafe { self.inner.write(dst, src) }
     }
 
     unsafe fn read(&self, dst: &mut [u8], src: DevicePtr) -> Result<()> {
         self.check(Call::Synchronize)?;
-        // SAFETY: by this function's contract.
+        // SAFETY: the conditions of `Driver::read` are handed on with the same arguments.
         unsafe { self.inner.read(dst, src) }
     }
 
@@ -199,13 +199,13 @@ impl Driver for Faulty {
     }
 
     unsafe fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<()> {
-        // SAFETY: by this function's contract.
+        // SAFETY: the conditions of `Driver::copy` are handed on with the same arguments.
         unsafe { self.inner.copy(dst, src, bytes) }
     }
 
     unsafe fn launch(&self, f: Function, grid: Grid, args: *const c_void) -> Result<()> {
         self.check(Call::Launch)?;
-        // SAFETY: by this function's contract.
+        // SAFETY: the conditions of `Driver::launch` are handed on with the same arguments.
         unsafe { self.inner.launch(f, grid, args) }
     }
 
@@ -219,12 +219,12 @@ impl Driver for Faulty {
     }
 
     unsafe fn replay(&self, graph: &Graph) -> Result<()> {
-        // SAFETY: by this function's contract.
+        // SAFETY: the conditions of `Driver::replay` are handed on with the same arguments.
         unsafe { self.inner.replay(graph) }
     }
 
     unsafe fn forget(&self, graph: Graph) {
-        // SAFETY: by this function's contract.
+        // SAFETY: the conditions of `Driver::forget` are handed on with the same arguments.
         unsafe { self.inner.forget(graph) }
     }
 }

@@ -131,7 +131,8 @@ pub trait Driver: Send + Sync {
     /// Gives memory back.
     ///
     /// # Safety
-    /// `ptr` is from [`Driver::allocate`] and not used again by work that is enqueued later.
+    /// - `ptr` is from [`Driver::allocate`] of this device and was not freed before.
+    /// - No work that is enqueued later uses it.
     unsafe fn free(&self, ptr: DevicePtr);
 
     /// Fills memory with zeros.
@@ -165,13 +166,17 @@ pub trait Driver: Send + Sync {
     /// Copies within the device.
     ///
     /// # Safety
-    /// Both point to `bytes` bytes that do not overlap.
+    /// - Both point to `bytes` bytes of this device's memory.
+    /// - They do not overlap.
     unsafe fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<()>;
 
     /// Enqueues a kernel.
     ///
     /// # Safety
-    /// `args` points to the struct that the kernel takes, and what that struct points to is as the kernel demands until it has run.
+    /// - `args` points to the struct that the kernel takes.
+    /// - Each pointer in it is null where the kernel allows that, or addresses as much device memory as the kernel reads and writes.
+    /// - That memory stays allocated until the kernel has run, and nobody else writes to it meanwhile.
+    /// - `grid` has the threads, the shared memory and the cluster that the kernel is written for.
     unsafe fn launch(&self, f: Function, grid: Grid, args: *const c_void) -> Result<()>;
 
     /// Waits for everything enqueued.
@@ -183,13 +188,14 @@ pub trait Driver: Send + Sync {
     /// Enqueues what was recorded.
     ///
     /// # Safety
-    /// All memory that the recorded launches use is still there.
+    /// - All memory that the recorded launches use is still allocated.
+    /// - The conditions of [`Driver::launch`] hold for each of them again.
     unsafe fn replay(&self, graph: &Graph) -> Result<()>;
 
     /// Gives a graph back.
     ///
     /// # Safety
-    /// `graph` is from [`Driver::record`] and not used again.
+    /// `graph` is from [`Driver::record`] of this device, and nobody replays it again.
     unsafe fn forget(&self, graph: Graph);
 }
 
@@ -205,7 +211,8 @@ pub trait Link: Send + Sync {
     /// together, each on a thread of its own.
     ///
     /// # Safety
-    /// `x` points to `n` floats on the rank's device, until this has run.
+    /// - `x` points to `n` floats on the rank's device.
+    /// - They stay allocated, and nobody else uses them, until this has run.
     unsafe fn all_reduce(&self, rank: usize, x: DevicePtr, n: usize) -> Result<()>;
 
     /// A word that all these devices can read: 0 until the link is cut.

@@ -103,7 +103,7 @@ struct LazyKernel {
 
 // SAFETY: the driver's handles may be used from any thread, as long as the context is made current there, which every method does.
 unsafe impl Send for Gpu {}
-// SAFETY: as above; the driver locks what it must, and our own state is behind mutexes.
+// SAFETY: driver calls on one context may come from several threads at once, and all state beside the handles is behind mutexes.
 unsafe impl Sync for Gpu {}
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -249,7 +249,7 @@ impl Gpu {
     /// `memory` is from [`Gpu::host_memory`] of this GPU, and nobody uses it any more.
     pub(super) unsafe fn free_host(&self, memory: *mut u8) {
         if self.bind().is_ok() {
-            // SAFETY: by this function's contract.
+            // SAFETY: the memory came from `host_memory` of this GPU and is freed once, since nobody uses it any more.
             let _ = unsafe { result::free_host(memory.cast()) };
         }
     }
@@ -310,7 +310,7 @@ impl Gpu {
         // SAFETY: the buffer has CHUNK bytes, and no copy reads it any more.
         let staged = unsafe { std::slice::from_raw_parts_mut(chunk.memory, src.len()) };
         staged.copy_from_slice(src);
-        // SAFETY: by this function's contract; the buffer stays until the event.
+        // SAFETY: `dst` has room for `src.len()` bytes (`Driver::write`), and `staged` is page-locked memory that is not reused before the event.
         unsafe {
             self.check("cuMemcpyHtoDAsync", result::memcpy_htod_async(dst.0, staged, self.stream))?;
             self.check("cuEventRecord", result::event::record(chunk.event, self.stream))
@@ -337,7 +337,7 @@ impl Gpu {
                 let chunk = chunks[turn % CHUNKS_OF_THREAD];
                 self.wait(chunk)?;
                 let part = &src[i * CHUNK..][..CHUNK.min(src.len() - i * CHUNK)];
-                // SAFETY: by this function's contract; the buffer is this thread's.
+                // SAFETY: `dst` has room for all of `src`, of which this is the part at `i * CHUNK`; no other thread takes this buffer.
                 unsafe { self.write_by(chunk, dst.offset(i * CHUNK), part)? };
             }
             Ok(())
@@ -513,8 +513,8 @@ impl Driver for Gpu {
 
     unsafe fn free(&self, ptr: DevicePtr) {
         if self.bind().is_ok() {
-            // SAFETY: by this function's contract. The driver waits for the work that uses the memory. A device that has failed may
-            // refuse; its memory goes with its context.
+            // SAFETY: `ptr` came from `allocate` and no later work uses it (`Driver::free`); the call waits for earlier work. A device that has
+            // failed may refuse; its memory goes with its context.
             let _ = unsafe { result::free_sync(ptr.0) };
         }
     }
@@ -525,7 +525,7 @@ impl Driver for Gpu {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: by this function's contract.
+        // SAFETY: `ptr` addresses `bytes` bytes of device memory (`Driver::zero`).
         self.check("cuMemsetD8Async", unsafe { result::memset_d8_async(ptr.0, 0, bytes, self.stream) })
     }
 
@@ -534,14 +534,14 @@ impl Driver for Gpu {
         let _turn = self.turn();
         let mut staging = lock(&self.staging);
         if src.len() > CHUNK {
-            // SAFETY: by this function's contract.
+            // SAFETY: `dst` has room for `src.len()` bytes (`Driver::write`), and nobody else stages while `staging` is locked.
             return unsafe { self.write_in_parallel(&mut staging, dst, src) };
         }
         if src.is_empty() {
             return Ok(());
         }
         let chunk = self.next_chunk(&mut staging)?;
-        // SAFETY: by this function's contract; the buffer is free.
+        // SAFETY: `dst` has room for `src.len()` bytes (`Driver::write`), at most CHUNK, and `next_chunk` waited for the buffer's last copy.
         unsafe { self.write_by(chunk, dst, src) }
     }
 
@@ -553,7 +553,7 @@ impl Driver for Gpu {
             let chunk = self.next_chunk(&mut staging)?;
             // SAFETY: the buffer has CHUNK bytes, and no copy uses it any more.
             let chunk = unsafe { std::slice::from_raw_parts_mut(chunk.memory, part.len()) };
-            // SAFETY: by this function's contract.
+            // SAFETY: `src` addresses `dst.len()` bytes of device memory (`Driver::read`), and `chunk` stays until the copy is waited for below.
             let copied = unsafe { result::memcpy_dtoh_async(chunk, src.offset(i * CHUNK).0, self.stream) };
             self.check("cuMemcpyDtoHAsync", copied)?;
             self.synchronize()?;
@@ -611,7 +611,7 @@ impl Driver for Gpu {
     unsafe fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<()> {
         self.bind()?;
         let _turn = self.turn();
-        // SAFETY: by this function's contract.
+        // SAFETY: both address `bytes` bytes of device memory that do not overlap (`Driver::copy`).
         let copied = unsafe { result::memcpy_dtod_async(dst.0, src.0, bytes, self.stream) };
         self.check("cuMemcpyDtoDAsync", copied)
     }
@@ -655,7 +655,8 @@ impl Driver for Gpu {
             attrs: attributes.as_mut_ptr(),
             numAttrs: n_attributes,
         };
-        // SAFETY: by this function's contract; the driver copies the arguments.
+        // SAFETY: `args` points to the struct that the kernel takes (`Driver::launch`), which the call copies; `config` and what it points to
+        // live until it returns.
         let launched = unsafe { sys::cuLaunchKernelEx(&config, f, &mut args, std::ptr::null_mut()) };
         self.check("cuLaunchKernelEx", launched.result())
     }
@@ -676,7 +677,7 @@ impl Driver for Gpu {
         *lock(&self.recorder) = Some(thread::current().id());
         f();
         *lock(&self.recorder) = None;
-        // SAFETY: as above; capturing began.
+        // SAFETY: capturing began on this stream above, and launches by other threads waited.
         let graph = unsafe { result::stream::end_capture(self.stream) };
         let graph = self.check("cuStreamEndCapture", graph)?;
         // SAFETY: the graph is valid, and not needed once it is instantiated.

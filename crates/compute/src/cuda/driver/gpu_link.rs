@@ -18,7 +18,7 @@ struct GpuLink {
 
 // SAFETY: the word is an atomic that lives as long as this; the rest may be used from any thread.
 unsafe impl Send for GpuLink {}
-// SAFETY: as above.
+// SAFETY: the word is only used as an atomic; NCCL's communicators are behind a mutex each.
 unsafe impl Sync for GpuLink {}
 
 /// Devices and what connects them.
@@ -71,7 +71,7 @@ impl Link for GpuLink {
     unsafe fn all_reduce(&self, rank: usize, x: DevicePtr, n: usize) -> Result<()> {
         let gpu = &self.gpus[rank];
         gpu.bind()?;
-        // SAFETY: by this function's contract.
+        // SAFETY: `x` addresses `n` floats on this rank's device until the sum has run (`Link::all_reduce`), and the stream is that device's.
         let enqueued = unsafe { self.nccl.all_reduce(rank, x, n, gpu.stream()) };
         enqueued.map_err(|message| Error::Device { device: gpu.label(), message })
     }

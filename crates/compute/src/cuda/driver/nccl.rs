@@ -119,7 +119,7 @@ impl Nccl {
         let comm = lock(&self.comms[rank]);
         let Some(Handle(comm)) = &*comm else { return Err("NCCL was stopped".into()) };
         let x = x.0 as *mut c_void;
-        // SAFETY: by this function's contract; the communicator is alive.
+        // SAFETY: `x` addresses `n` floats of device memory until the sum has run; the communicator is alive while its mutex is held.
         let status = unsafe { (self.functions.all_reduce)(x, x, n, FLOAT32, SUM, *comm, stream) };
         if status == 0 { Ok(()) } else { Err(self.functions.words("ncclAllReduce", status)) }
     }
