@@ -109,8 +109,8 @@ impl Case for Fused {
     }
 
     fn tolerance(&self, sums: Sums) -> f64 {
-        // The gated outputs multiply two results.
-        4.0 * self.parts.iter().map(|p| tolerance(p.0, sums)).fold(0.0, f64::max)
+        // The gated outputs multiply two results, and are multiplied once more.
+        5.0 * self.parts.iter().map(|p| tolerance(p.0, sums)).fold(0.0, f64::max)
     }
 }
 

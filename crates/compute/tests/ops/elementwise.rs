@@ -164,7 +164,7 @@ impl Case for Guided {
             Guided::SelectRows { len, seqs } => {
                 let mut batch = Batch::default();
                 for &(n_tokens, n_logits) in seqs {
-                    batch.push(&vec![0; n_tokens], 5, &[], n_logits);
+                    batch.push(&vec![0; n_tokens], 5, &[0], n_logits);
                 }
                 let x = rows_of(b, &random.normals(batch.tokens.len() * len), *len);
                 let mut y = poisoned(b, batch.n_logits(), *len);
