@@ -1,7 +1,7 @@
 //! Matmuls of activations with weights of any element type.
 //!
 //! A [`Matrix`] is made once from the rows of a file: types with kernels of their own are interleaved 16 rows at a time (one
-//! [`Layout`](layout::Layout) for any number of activation rows and any processor), the others stay as they are and are decoded as they
+//! `Layout` for any number of activation rows and any processor), the others stay as they are and are decoded as they
 //! are used. [`matmul`] brings the activations into the layout that the kernel needs (8-bit integers for quantized weights) and
 //! shares the panels of rows among the threads.
 //!
