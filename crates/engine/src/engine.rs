@@ -379,8 +379,10 @@ impl Engine {
         }
     }
 
-    /// Sends the collected events to their streams.
+    /// Sends the collected events to their streams. What they are counted in is published first: whoever has an answer finds it
+    /// in the statistics.
     fn deliver(&mut self) {
+        self.publish();
         let now = self.shared.now();
         let mut events = std::mem::take(&mut self.events);
         for (id, event) in events.drain(..) {
