@@ -233,28 +233,27 @@ inline void count(uint64_t* barrier, int lane) {
   PhaseBarrier& b = phase_barrier(barrier);
   if (lane == 0 && --b.missing == 0) b.missing = b.warps, b.phases++;
 }
-inline void wait_for_count(uint64_t* barrier, uint32_t parity) {
+inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   while ((phase_barrier(barrier).phases & 1) == parity) emulation::yield();
 }
 inline void barrier_init(uint64_t* barrier, int lane) { counter_init(barrier, lane, 1); }
-inline void barriers_are_ready() { __syncwarp(); }
+inline void fence_mbarrier_init() { __syncwarp(); }
 inline int copying_lane(int lane) { return lane; }
-inline void expect_bytes(uint64_t*, int, uint32_t) {}
-inline void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t*, int lane) {
+inline void mbarrier_expect_tx(uint64_t*, int, uint32_t) {}
+inline void cp_async_bulk(void* to, const void* from, uint32_t bytes, uint64_t*, int lane) {
   if (lane == 0) memcpy(to, from, bytes);
 }
-inline void copy_bytes_once(void* to, const void* from, uint32_t bytes, uint64_t* barrier, int lane) {
-  copy_bytes(to, from, bytes, barrier, lane);
+inline void cp_async_bulk_evict_first(void* to, const void* from, uint32_t bytes, uint64_t* barrier, int lane) {
+  cp_async_bulk(to, from, bytes, barrier, lane);
 }
 typedef unsigned char* SharedAddress;
 inline SharedAddress shared_address(const void* p) { return static_cast<SharedAddress>(const_cast<void*>(p)); }
 inline SharedAddress anew(SharedAddress p) { return p; }
-inline void copy_bytes_once(SharedAddress to, const void* from, uint32_t bytes, SharedAddress, int lane) {
-  copy_bytes(to, from, bytes, nullptr, lane);
+inline void cp_async_bulk_evict_first(SharedAddress to, const void* from, uint32_t bytes, SharedAddress, int lane) {
+  cp_async_bulk(to, from, bytes, nullptr, lane);
 }
-inline void copies_are_begun(uint64_t* barrier) { count(barrier, static_cast<int>(emulation::lane())); }
-inline void wait_for_phase(uint64_t* barrier, uint32_t parity) { wait_for_count(barrier, parity); }
-inline void give_to_copies() {}
+inline void cp_async_mbarrier_arrive(uint64_t* barrier) { count(barrier, static_cast<int>(emulation::lane())); }
+inline void fence_proxy_async_shared() {}
 inline unsigned anew(unsigned x) { return x; }
 
 inline uint32_t scale_bytes(uint32_t bytes, uint32_t scale) {
@@ -285,8 +284,8 @@ inline uint32_t load_word(const uint32_t* from) { return __atomic_load_n(from, _
 inline void pause() { sched_yield(); }
 
 inline uint32_t count_up(uint32_t* counter) { return (*counter)++; }
-inline void wait_for_previous_kernel() {}
-inline void let_next_kernel_start() {}
+inline void griddepcontrol_wait() {}
+inline void launch_dependents() {}
 
 }  // namespace ptx
 

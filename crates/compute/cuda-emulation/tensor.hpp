@@ -82,16 +82,16 @@ void multiply_bytes(int (&d)[4], const uint32_t (&a)[2 * WORDS], const uint32_t 
 
 namespace ptx {
 
-inline void copy16_later(void* shared, const void* global, uint32_t bytes) {
+inline void cp_async_16(void* shared, const void* global, uint32_t bytes) {
   auto& c = emulation::copies();
   if (c.n == emulation::Copies::MAX || bytes > 16) __builtin_trap();
   c.pending[c.n++] = {shared, global, bytes, c.group};
 }
 
-inline void end_copies() { emulation::copies().group++; }
+inline void cp_async_commit() { emulation::copies().group++; }
 
 template <unsigned N>
-void wait_for_copies() {
+void cp_async_wait() {
   auto& c = emulation::copies();
   unsigned kept = 0;
   for (unsigned i = 0; i < c.n; i++) {
@@ -106,7 +106,7 @@ void wait_for_copies() {
   c.n = kept;
 }
 
-inline void load_matrices(uint32_t (&r)[4], const void* row) {
+inline void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
   const uint64_t word = reinterpret_cast<uint64_t>(row);
   const auto rows = emulation::give(&word, 1);
   const unsigned g = emulation::lane() / 4, t = emulation::lane() % 4;
@@ -115,7 +115,7 @@ inline void load_matrices(uint32_t (&r)[4], const void* row) {
   }
 }
 
-inline void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) {
   const uint64_t word = reinterpret_cast<uint64_t>(row);
   const auto rows = emulation::give(&word, 1);
   const unsigned g = emulation::lane() / 4, t = emulation::lane() % 4;
@@ -124,7 +124,7 @@ inline void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
   }
 }
 
-inline uint32_t transpose_matrix(uint32_t r) {
+inline uint32_t movmatrix_trans(uint32_t r) {
   const uint64_t word = r;
   const auto given = emulation::give(&word, 1);
   const unsigned g = emulation::lane() / 4, t = emulation::lane() % 4;
@@ -132,23 +132,23 @@ inline uint32_t transpose_matrix(uint32_t r) {
   return (given(8 * t + g / 2) >> shift & 0xffff) | (given(8 * t + 4 + g / 2) >> shift & 0xffff) << 16;
 }
 
-inline void multiply_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+inline void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   emulation::multiply(d, a, b0, b1, f16_to_f32);
 }
 
-inline void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   emulation::multiply(d, a, b0, b1, [](uint16_t x) { return __uint_as_float(static_cast<uint32_t>(x) << 16); });
 }
 
-inline void multiply_u8(int (&d)[4], const uint32_t (&a)[4], uint2 b, const int (&c)[4]) {
+inline void mma_u8(int (&d)[4], const uint32_t (&a)[4], uint2 b, const int (&c)[4]) {
   emulation::multiply_bytes<uint8_t, 2>(d, a, {b.x, b.y}, c);
 }
 
-inline void multiply_s8(int (&d)[4], const uint32_t (&a)[4], uint2 b, const int (&c)[4]) {
+inline void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint2 b, const int (&c)[4]) {
   emulation::multiply_bytes<int8_t, 2>(d, a, {b.x, b.y}, c);
 }
 
-inline void multiply_s8_16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const int (&c)[4]) {
+inline void mma_s8_k16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const int (&c)[4]) {
   emulation::multiply_bytes<int8_t, 1>(d, {a0, a1}, {b}, c);
 }
 

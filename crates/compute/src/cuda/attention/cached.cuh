@@ -12,7 +12,7 @@ struct Plain {
   static constexpr bool AS_IS = true;
   static DEVICE size_t row_bytes(int dim) { return 2 * dim; }
   static DEVICE void bring(uint16_t* shared, const uint8_t* cache, size_t row, int i, bool there) {
-    ptx::copy16_later(shared, cache + (there ? row + 2 * i : 0), there ? 16 : 0);
+    ptx::cp_async_16(shared, cache + (there ? row + 2 * i : 0), there ? 16 : 0);
   }
 };
 

@@ -56,7 +56,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   constexpr int WARPS = DIM > 128 ? 4 : 8, THREADS = WARPS * 32;
   // Rows in shared memory are 16 bytes longer, so that reads of 8 of them fall on all banks.
   constexpr int CHUNKS = DIM / 8, ROW = DIM + 8, TILE = KEYS * ROW, OUT = DIM + 4;
-  ptx::let_next_kernel_start();
+  ptx::launch_dependents();
   DYNAMIC_SHARED(shared);
   uint16_t* tiles = reinterpret_cast<uint16_t*>(shared);      // [WARPS, TILES, TILE]
   float* outs = reinterpret_cast<float*>(shared);             // [WARPS, HEADS, OUT], when the tiles are done
@@ -83,7 +83,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   const int n_used = ceil_div(end - start, per_split);
   const bool idle = split >= n_used;
   if (idle && !a.all_run) {
-    ptx::wait_for_previous_kernel();
+    ptx::griddepcontrol_wait();
     return;
   }
   // A block without work that runs has zeros for queries, keys and values.
@@ -121,7 +121,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
       if (is_keys) located = locate(base);
       fetch(place, is_keys ? a.k_cache : a.v_cache, located);
     }
-    ptx::end_copies();
+    ptx::cp_async_commit();
     ahead++;
   };
   if (tid == 0) own_head = head_at(end - 1);
@@ -130,7 +130,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
 #pragma unroll 1
   for (int i = tid; i < (HEADS + 2) * ROW / 2; i += THREADS) reinterpret_cast<uint32_t*>(queries)[i] = 0;
   __syncthreads();
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
 
   // Queries, and where the split has the token itself, its key and value: a head to a warp.
   const int n_here = n_rows + (to == end && !idle ? 2 : 0);
@@ -205,7 +205,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
 #pragma unroll
   for (int i = 0; i < DIM / 32; i++) {
     uint32_t r[4];
-    ptx::load_matrices(r, queries + lane % 8 * ROW + (i * 4 + lane / 8) * 8);
+    ptx::ldmatrix_x4(r, queries + lane % 8 * ROW + (i * 4 + lane / 8) * 8);
     q[2 * i][0] = r[0], q[2 * i][1] = r[1], q[2 * i + 1][0] = r[2], q[2 * i + 1][1] = r[3];
   }
   // A score times `factor` is the exponent of two of its weight. A lane has heads 2 t and 2 t + 1, t = lane % 4, and of the keys of a tile
@@ -218,7 +218,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   const auto next_tile = [&](int fresh, const uint16_t* head) {
     uint16_t* tile = places + place * TILE;
     if (++place == TILES) place = 0;
-    ptx::wait_for_copies<TILES - 1>();
+    ptx::cp_async_wait<TILES - 1>();
     __syncwarp();
     if (fresh < KEYS && lane < CHUNKS) {
       *reinterpret_cast<uint4*>(tile + fresh * ROW + lane * 8) = *reinterpret_cast<const uint4*>(head + lane * 8);
@@ -234,7 +234,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++) {
       uint32_t k[4];
-      ptx::load_matrices(k, k_tile + lane % 16 * ROW + (2 * i + lane / 16) * 8);
+      ptx::ldmatrix_x4(k, k_tile + lane % 16 * ROW + (2 * i + lane / 16) * 8);
       Number::multiply(score, k, q[i][0], q[i][1]);
     }
     __syncwarp();
@@ -259,12 +259,12 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
       sum[h] = sum[h] * fade[h] + score[h] + score[2 + h];
     }
 #pragma unroll
-    for (int i = 0; i < 2; i++) p[i] = ptx::transpose_matrix(pair_of<Number>(score[2 * i], score[2 * i + 1]));
+    for (int i = 0; i < 2; i++) p[i] = ptx::movmatrix_trans(pair_of<Number>(score[2 * i], score[2 * i + 1]));
     uint16_t* v_tile = next_tile(fresh, own + ROW);
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++) {
       uint32_t v[4];
-      ptx::load_matrices_transposed(v, v_tile + (lane % 8 + lane / 16 * 8) * ROW + (2 * i + lane / 8 % 2) * 8);
+      ptx::ldmatrix_x4_trans(v, v_tile + (lane % 8 + lane / 16 * 8) * ROW + (2 * i + lane / 8 % 2) * 8);
 #pragma unroll
       for (int c = 0; c < 4; c++) out[i][c] *= fade[c % 2];
       Number::multiply(out[i], v, p[0], p[1]);
@@ -272,7 +272,7 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
     __syncwarp();
     fetch_next(v_tile);
   }
-  ptx::wait_for_copies<0>();
+  ptx::cp_async_wait<0>();
   __syncthreads();
 
   // The warps' results.

@@ -13,7 +13,7 @@ constexpr int MAX_DIM = 256;
 
 template <class T>
 DEVICE void attention(const AttentionArgs& a) {
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   __shared__ __align__(16) float q[MAX_ROWS][MAX_DIM];
   __shared__ float scores[MAX_ROWS][TILE];
   __shared__ float row_max[MAX_ROWS], row_sum[MAX_ROWS], correction[MAX_ROWS];
@@ -147,7 +147,7 @@ ATTENTION(F32) ATTENTION(F16) ATTENTION(BF16) ATTENTION(Q8_0)
 
 // A block owns one head of one token. The first split is never empty, so the maximum is finite.
 KERNEL(attention_merge, AttentionArgs, THREADS) {
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   const int dim = a.head_dim, n_splits = a.n_splits;
   const size_t row = static_cast<size_t>(blockIdx.x) * a.n_heads + blockIdx.y;
   const float* partial = a.partial + row * n_splits * (dim + 2);

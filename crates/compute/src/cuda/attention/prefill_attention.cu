@@ -20,7 +20,7 @@ DEVICE int place(int row, int chunk) {
 template <class T, class Cache, int DIM>
 DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
   constexpr int KEYS = 64, CHUNKS = DIM / 8, LOADS = KEYS * CHUNKS / THREADS;
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   DYNAMIC_SHARED(shared);
   __shared__ uint32_t key_rows[2][KEYS];
   uint16_t* tiles = reinterpret_cast<uint16_t*>(shared);
@@ -46,7 +46,7 @@ DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
       Cache::bring(k + place<DIM>(key, chunk), a.k_cache, at, chunk * 8, there);
       Cache::bring(k + KEYS * DIM + place<DIM>(key, chunk), a.v_cache, at, chunk * 8, there);
     }
-    ptx::end_copies();
+    ptx::cp_async_commit();
   };
   const int n_steps = ceil_div(t.end - t.start, KEYS);
   locate(0);
@@ -65,9 +65,9 @@ DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
     if (step + 1 < n_steps) {
       fetch(step + 1);
     } else {
-      ptx::end_copies();
+      ptx::cp_async_commit();
     }
-    ptx::wait_for_copies<1>();
+    ptx::cp_async_wait<1>();
     __syncthreads();
     locate(step + 2);
     const uint16_t* k = tiles + step % 2 * 2 * KEYS * DIM;
@@ -79,7 +79,7 @@ DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
 #pragma unroll
       for (int j = 0; j < KEYS / 16; j++) {
         uint32_t b[4];
-        ptx::load_matrices(b, k + place<DIM>(j * 16 + lane % 8 + lane / 16 * 8, i * 2 + lane / 8 % 2));
+        ptx::ldmatrix_x4(b, k + place<DIM>(j * 16 + lane % 8 + lane / 16 * 8, i * 2 + lane / 8 % 2));
         T::multiply(score[2 * j], q[i], b[0], b[1]);
         T::multiply(score[2 * j + 1], q[i], b[2], b[3]);
       }
@@ -93,13 +93,13 @@ DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
 #pragma unroll
       for (int i = 0; i < DIM / 16; i++) {
         uint32_t b[4];
-        ptx::load_matrices_transposed(b, v + place<DIM>(j * 16 + lane % 16, i * 2 + lane / 16));
+        ptx::ldmatrix_x4_trans(b, v + place<DIM>(j * 16 + lane % 16, i * 2 + lane / 16));
         T::multiply(out[2 * i], weights, b[0], b[1]);
         T::multiply(out[2 * i + 1], weights, b[2], b[3]);
       }
     }
   }
-  ptx::wait_for_copies<0>();
+  ptx::cp_async_wait<0>();
   softmax.finish(out, a, rows, lane);
 }
 

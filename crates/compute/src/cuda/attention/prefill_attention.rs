@@ -98,8 +98,8 @@ kernel_args! {
         /// 1: the norm takes the mean out
         q_layer: u32,
         q_eps: f32,
-        k_map: BoxMap as "ptx::Map",
-        v_map: BoxMap as "ptx::Map",
+        k_map: BoxMap as "ptx::TensorMap",
+        v_map: BoxMap as "ptx::TensorMap",
     }
 }
 

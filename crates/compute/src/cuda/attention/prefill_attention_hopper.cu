@@ -16,24 +16,24 @@ constexpr int THREADS = 512;
 constexpr int ROWS = 128;
 constexpr int KEYS = 128;
 
-// As `matrix_at` wants them, 64 columns of all keys after each other.
+// As `smem_desc` wants them, 64 columns of all keys after each other.
 DEVICE int place(int key, int chunk) { return (chunk / 8 * KEYS + key) * 64 + ((chunk ^ key) & 7) * 8; }
 
 struct HopperHalf : Half {
   template <int N>
-  DEVICE static void multiply_group(float (&d)[N][4], uint64_t a, uint64_t b, uint32_t add) { ptx::multiply_group_f16(d, a, b, add); }
+  DEVICE static void multiply_group(float (&d)[N][4], uint64_t a, uint64_t b, uint32_t add) { ptx::wgmma_ss_f16(d, a, b, add); }
   template <int N>
   DEVICE static void multiply_values(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b) {
-    ptx::multiply_registers_f16<false>(d, a, b, 1);
+    ptx::wgmma_rs_f16<false>(d, a, b, 1);
   }
 };
 
 struct HopperBfloat : Bfloat {
   template <int N>
-  DEVICE static void multiply_group(float (&d)[N][4], uint64_t a, uint64_t b, uint32_t add) { ptx::multiply_group_bf16(d, a, b, add); }
+  DEVICE static void multiply_group(float (&d)[N][4], uint64_t a, uint64_t b, uint32_t add) { ptx::wgmma_ss_bf16(d, a, b, add); }
   template <int N>
   DEVICE static void multiply_values(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b) {
-    ptx::multiply_registers_bf16<false>(d, a, b, 1);
+    ptx::wgmma_rs_bf16<false>(d, a, b, 1);
   }
 };
 
@@ -103,12 +103,12 @@ DEVICE void prefill_attention(const PrefillAttentionHopperArgs& args) {
   uint16_t* const tile = reinterpret_cast<uint16_t*>(shared + (tiles - ptx::shared_address(shared)));
   const int tid = threadIdx.x, lane = tid % 32, dim = a.head_dim;
   const int warp = __shfl_sync(ALL_LANES, tid / 32, 0), group_of_warps = warp / 4;
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const int box_rows = Cache::AS_IS ? args.box_rows : 0;
   if (warp == 0) {
-    if (lane < 6) ptx::make_barrier(filled + 8 * lane, box_rows && lane < QUERIES ? 1 : 128), ptx::make_barrier(emptied + 8 * lane, 2);
-    ptx::barriers_are_ready();
+    if (lane < 6) ptx::mbarrier_init(filled + 8 * lane, box_rows && lane < QUERIES ? 1 : 128), ptx::mbarrier_init(emptied + 8 * lane, 2);
+    ptx::fence_mbarrier_init();
   }
   __syncthreads();
   // Calls f with each of the block's tiles, the first position that is brought for it, and the steps to its end. Tiles become shorter, so
@@ -126,20 +126,20 @@ DEVICE void prefill_attention(const PrefillAttentionHopperArgs& args) {
   // Steps of the tiles before, and the number of those tiles.
   uint32_t done = 0, n_done = 0;
   const auto wait_for_stage = [&](int i, uint32_t step) {
-    if (step >= 2) ptx::wait_at(emptied + 8 * i, (step / 2 - 1) & 1);
+    if (step >= 2) ptx::mbarrier_wait(emptied + 8 * i, (step / 2 - 1) & 1);
   };
 
   uint8_t* const queries = reinterpret_cast<uint8_t*>(tile + 4 * TILE);
   if (group_of_warps == 3) {
-    ptx::fewer_registers<72>();
+    ptx::setmaxnreg_dec<72>();
     for_tiles([&](const Tile& t, int, int) {
       // Those who multiply have nothing else to do before the first tile.
       if (n_done > 0) {
         const int i = QUERIES + n_done % 2;
         wait_for_stage(i, n_done);
         prepare_queries<T, DIM, 32, 4>(args, t, queries + n_done % 2 * (QUERY_TILE * 2), warp % 4 * 32, scratch[warp]);
-        ptx::show_to_tensor_cores();
-        ptx::arrive_at(filled + 8 * i);
+        ptx::fence_proxy_async_shared();
+        ptx::mbarrier_arrive(filled + 8 * i);
       }
       n_done++;
     });
@@ -147,7 +147,7 @@ DEVICE void prefill_attention(const PrefillAttentionHopperArgs& args) {
   }
 
   if (group_of_warps == 2) {
-    ptx::fewer_registers<40>();
+    ptx::setmaxnreg_dec<40>();
     if (box_rows) {
       if (warp != 8) return;
       const int n_boxes = KEYS / box_rows, box = lane % n_boxes, columns = lane / n_boxes;
@@ -159,11 +159,11 @@ DEVICE void prefill_attention(const PrefillAttentionHopperArgs& args) {
           for (int which = 0; which < 2; which++) {
             const int i = which * 2 + done % 2;
             wait_for_stage(i, done);
-            if (lane == 0) ptx::expect_bytes(filled + 8 * i, TILE * 2);
+            if (lane == 0) ptx::mbarrier_expect_tx(filled + 8 * i, TILE * 2);
             __syncwarp();
             if (columns >= DIM / 64) continue;
             const uint32_t to = tiles + i * TILE * 2 + (columns * KEYS + box * box_rows) * 128;
-            ptx::copy_box(to, which ? &args.v_map : &args.k_map, columns * 128, row, filled + 8 * i);
+            ptx::tma_load(to, which ? &args.v_map : &args.k_map, columns * 128, row, filled + 8 * i);
           }
         }
       });
@@ -183,11 +183,11 @@ DEVICE void prefill_attention(const PrefillAttentionHopperArgs& args) {
         const bool there = row != NOWHERE && is_within;
         Cache::bring(tile + i * TILE + place(key, chunk), cache, static_cast<size_t>(row) * row_bytes, chunk * 8, there);
       }
-      ptx::end_copies();
+      ptx::cp_async_commit();
     };
     const auto tell = [&](int which, uint32_t step) {
-      ptx::show_to_tensor_cores();
-      ptx::arrive_at(filled + 8 * (which * 2 + step % 2));
+      ptx::fence_proxy_async_shared();
+      ptx::mbarrier_arrive(filled + 8 * (which * 2 + step % 2));
     };
     for_tiles([&](const Tile& t, int start, int n_steps) {
       const int last = start + n_steps * KEYS;
@@ -197,40 +197,40 @@ DEVICE void prefill_attention(const PrefillAttentionHopperArgs& args) {
         ptx::sync_threads<128>(1);
         bring(a.k_cache, 0, done);
         if (done > 0) {
-          ptx::wait_for_copies<1>();
+          ptx::cp_async_wait<1>();
           tell(1, done - 1);
         }
         bring(a.v_cache, 1, done);
-        ptx::wait_for_copies<1>();
+        ptx::cp_async_wait<1>();
         tell(0, done);
       }
     });
-    ptx::wait_for_copies<0>();
+    ptx::cp_async_wait<0>();
     if (done > 0) tell(1, done - 1);
     return;
   }
-  ptx::more_registers<200>();
+  ptx::setmaxnreg_inc<200>();
 
   const bool tells = tid % 128 == 0;
   for_tiles([&](const Tile& t, int start, int n_steps) {
     // What is made of these is not kept from tile to tile: that would take too many registers.
     const int tid = ptx::thread_again(), lane = tid % 32;
     const Rows rows(a, t, warp * 16, lane);
-    const uint64_t q = ptx::matrix_at(tiles + 4 * TILE * 2 + n_done % 2 * QUERY_TILE * 2 + group_of_warps * 64 * 128);
+    const uint64_t q = ptx::smem_desc(tiles + 4 * TILE * 2 + n_done % 2 * QUERY_TILE * 2 + group_of_warps * 64 * 128);
     Softmax softmax(a);
     float score[KEYS / 8][4], out[DIM / 8][4] = {};
     uint32_t weights[KEYS / 16][4];
     const auto multiply_keys = [&](int step) {
       const uint32_t at = done + step;
-      ptx::wait_at(filled + 8 * (at % 2), at / 2 & 1);
-      const uint64_t k = ptx::matrix_at(tiles + at % 2 * TILE * 2);
-      ptx::begin_products();
+      ptx::mbarrier_wait(filled + 8 * (at % 2), at / 2 & 1);
+      const uint64_t k = ptx::smem_desc(tiles + at % 2 * TILE * 2);
+      ptx::wgmma_fence();
 #pragma unroll
       for (int i = 0; i < DIM / 16; i++) {
         const uint64_t columns = i / 4 * (KEYS * 128 / 16) + i % 4 * 2;
         T::multiply_group(score, q + columns, k + columns, i > 0);
       }
-      ptx::end_products();
+      ptx::wgmma_commit();
     };
     // Of the last box, the values of positions that are not there are what others left: zeros take their place, since not even a weight of
     // zero makes nothing of an infinite one.
@@ -240,18 +240,18 @@ DEVICE void prefill_attention(const PrefillAttentionHopperArgs& args) {
       const int n = (box_rows - first % box_rows) * 8;
       uint4* v = reinterpret_cast<uint4*>(tile + (2 + (done + step) % 2) * TILE);
       for (int i = tid % 128; i < n * (DIM / 64); i += 128) v[(i / n * KEYS + first) * 8 + i % n] = uint4{0, 0, 0, 0};
-      ptx::show_to_tensor_cores();
+      ptx::fence_proxy_async_shared();
       ptx::sync_threads<128>(2 + group_of_warps);
     };
     const auto multiply_values = [&](int step) {
       const uint32_t at = done + step;
-      ptx::wait_at(filled + 16 + 8 * (at % 2), at / 2 & 1);
+      ptx::mbarrier_wait(filled + 16 + 8 * (at % 2), at / 2 & 1);
       clear_values(step);
-      const uint64_t v = ptx::rows_at(tiles + (2 + at % 2) * TILE * 2, KEYS * 128);
-      ptx::begin_products();
+      const uint64_t v = ptx::smem_desc_mn_major(tiles + (2 + at % 2) * TILE * 2, KEYS * 128);
+      ptx::wgmma_fence();
 #pragma unroll
       for (int j = 0; j < KEYS / 16; j++) T::multiply_values(out, weights[j], v + j * (2048 / 16));
-      ptx::end_products();
+      ptx::wgmma_commit();
     };
     const auto weigh = [&](int step) { softmax.weigh(score, a, t, rows, start + step * KEYS, lane); };
     const auto pack = [&] {
@@ -259,36 +259,36 @@ DEVICE void prefill_attention(const PrefillAttentionHopperArgs& args) {
       for (int j = 0; j < KEYS / 16; j++) pack_weights<T>(weights[j], score, j);
     };
     const auto release = [&](int which, int step) {
-      if (tells) ptx::arrive_at(emptied + 8 * (which * 2 + (done + step) % 2));
+      if (tells) ptx::mbarrier_arrive(emptied + 8 * (which * 2 + (done + step) % 2));
       // The last scores are made.
-      if (tells && which == 0 && step == n_steps - 1) ptx::arrive_at(emptied + 8 * (QUERIES + n_done % 2));
+      if (tells && which == 0 && step == n_steps - 1) ptx::mbarrier_arrive(emptied + 8 * (QUERIES + n_done % 2));
     };
 
     if (n_done == 0) {
       prepare_queries<T, DIM, 16, 8>(args, t, queries, warp * 16, scratch[warp]);
-      ptx::show_to_tensor_cores();
+      ptx::fence_proxy_async_shared();
       ptx::sync_threads<128>(2 + group_of_warps);
     } else {
-      ptx::wait_at(filled + 8 * (QUERIES + n_done % 2), (n_done - 1) / 2 & 1);
+      ptx::mbarrier_wait(filled + 8 * (QUERIES + n_done % 2), (n_done - 1) / 2 & 1);
     }
     multiply_keys(0);
-    ptx::wait_for_products<0>();
+    ptx::wgmma_wait<0>();
     release(0, 0);
     weigh(0);
     pack();
     for (int step = 1; step < n_steps; step++) {
       multiply_keys(step);
       multiply_values(step - 1);
-      ptx::wait_for_products<1>();
+      ptx::wgmma_wait<1>();
       release(0, step);
       weigh(step);
-      ptx::wait_for_products<0>();
+      ptx::wgmma_wait<0>();
       release(1, step - 1);
       softmax.correct(out);
       pack();
     }
     multiply_values(n_steps - 1);
-    ptx::wait_for_products<0>();
+    ptx::wgmma_wait<0>();
     release(1, n_steps - 1);
     softmax.finish(out, a, rows, lane);
     done += n_steps, n_done++;

@@ -22,6 +22,6 @@ struct PrefillAttentionHopperArgs {
   // 1: the norm takes the mean out
   uint32_t q_layer;
   float q_eps;
-  ptx::Map k_map;
-  ptx::Map v_map;
+  ptx::TensorMap k_map;
+  ptx::TensorMap v_map;
 };

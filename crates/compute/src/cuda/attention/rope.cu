@@ -4,8 +4,8 @@
 
 // A block owns a token. The product is rounded to f32, as the reference library does; its cosine and sine are then taken exactly.
 KERNEL(rope_angles, AnglesArgs, 128) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const int n = a.n;
   float* y = a.y + static_cast<size_t>(blockIdx.x) * 2 * n;
   const float position = static_cast<float>(a.positions[blockIdx.x]);
@@ -20,8 +20,8 @@ KERNEL(rope_angles, AnglesArgs, 128) {
 // A warp owns one head of one token; blockIdx.x counts tokens, and blockIdx.y fours of heads: queries, keys, values.
 template <class T>
 DEVICE void store_kv(const StoreArgs& a) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   __shared__ float heads[4][256];
   const int dim = a.head_dim, n_heads = a.n_heads, n_kv_heads = a.n_kv_heads;
   const int lane = threadIdx.x % 32, token = blockIdx.x;

@@ -7,14 +7,14 @@ struct Half {
   static constexpr bool SCALED = true;
   DEVICE static uint16_t from(float x) { return ptx::f32_to_f16(x); }
   DEVICE static uint32_t pair(float low, float high) { return ptx::f32_to_f16(low, high); }
-  DEVICE static void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { ptx::multiply_f16(d, a, b0, b1); }
+  DEVICE static void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { ptx::mma_f16(d, a, b0, b1); }
 };
 
 struct Bfloat {
   static constexpr bool SCALED = false;
   DEVICE static uint16_t from(float x) { return ptx::f32_to_bf16(x); }
   DEVICE static uint32_t pair(float low, float high) { return ptx::f32_to_bf16(low, high); }
-  DEVICE static void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { ptx::multiply_bf16(d, a, b0, b1); }
+  DEVICE static void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { ptx::mma_bf16(d, a, b0, b1); }
 };
 
 template <class T>

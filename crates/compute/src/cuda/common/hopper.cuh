@@ -1,23 +1,23 @@
-// Hopper's own instructions (sm_90a), each wrapped once: products by groups of 4 warps, from shared memory.
+// PTX instructions that only Hopper has (sm_90a), each wrapped once: wgmma, TMA, mbarrier, clusters.
 #pragma once
 #include "ptx.cuh"
 
 namespace ptx {
 
-// Where a matrix of 16-bit numbers is in shared memory, for `multiply_group`: rows of 128 bytes one after the other, of which each 16
+// Where a matrix of 16-bit numbers is in shared memory, for `wgmma_ss_f16`: rows of 128 bytes one after the other, of which each 16
 // bytes lie at their number xor the row's, modulo 8. It begins at a multiple of 1024 bytes, and 32 bytes further on for each 16
 // columns.
-__device__ __forceinline__ uint64_t matrix_at(const void* shared) {
+__device__ __forceinline__ uint64_t smem_desc(const void* shared) {
   const uint64_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   return (address & 0x3ffff) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
 // A barrier in shared memory; a phase is over after `n` arrivals and all bytes that were announced.
-__device__ __forceinline__ void make_barrier(uint64_t* barrier, uint32_t n) {
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t n) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(n) : "memory");
 }
 
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
@@ -43,27 +43,27 @@ __device__ __forceinline__ uint2 block_again() {
 }
 
 // The same, and what ptx.cuh has, by addresses in shared memory.
-__device__ __forceinline__ uint64_t matrix_at(uint32_t shared) { return (shared & 0x3ffff) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+__device__ __forceinline__ uint64_t smem_desc(uint32_t shared) { return (shared & 0x3ffff) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 
-__device__ __forceinline__ void make_barrier(uint32_t barrier, uint32_t n) {
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t n) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(n) : "memory");
 }
 
-__device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
+__device__ __forceinline__ void mbarrier_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+__device__ __forceinline__ void cp_async_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
                "r"(barrier)
                : "memory");
 }
 
-__device__ __forceinline__ void arrive_at(uint32_t barrier) {
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-__device__ __forceinline__ void wait_at(uint32_t barrier, uint32_t parity) {
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   do {
     asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
@@ -74,38 +74,38 @@ __device__ __forceinline__ void wait_at(uint32_t barrier, uint32_t parity) {
 }
 
 // Before the first product of a group, and after its sums were touched.
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-__device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 // Waits until no more than the last N groups of products are under way.
 template <int N>
-__device__ __forceinline__ void wait_for_products() {
+__device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
 // The description of a matrix of bytes in global memory, of which the copy engine brings boxes; the driver makes it.
-struct alignas(64) Map {
+struct alignas(64) TensorMap {
   uint64_t words[16];
 };
 
 // Copies the box whose first byte is `column` of row `row`; by one thread. What lies outside the matrix becomes zeros, and counts as
 // copied.
-__device__ __forceinline__ void copy_box(void* to, const Map* map, int column, int row, uint64_t* barrier) {
+__device__ __forceinline__ void tma_load(void* to, const TensorMap* map, int column, int row, uint64_t* barrier) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
                    shared_address(to)),
                "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
                : "memory");
 }
 
-__device__ __forceinline__ void copy_box(uint32_t to, const Map* map, int column, int row, uint32_t barrier) {
+__device__ __forceinline__ void tma_load(uint32_t to, const TensorMap* map, int column, int row, uint32_t barrier) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                "l"(map), "r"(column), "r"(row), "r"(barrier)
                : "memory");
 }
 
 // The same of a map of five dimensions.
-__device__ __forceinline__ void copy_box(void* to, const Map* map, int c0, int c1, int c2, int c3, int c4, uint64_t* barrier) {
+__device__ __forceinline__ void tma_load(void* to, const TensorMap* map, int c0, int c1, int c2, int c3, int c4, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(
           shared_address(to)),
@@ -115,62 +115,62 @@ __device__ __forceinline__ void copy_box(void* to, const Map* map, int c0, int c
 
 // Copies from shared memory to global memory in the background, by one thread, which later waits until its copies have been read, or have
 // been written too.
-__device__ __forceinline__ void copy_out(void* to, uint32_t from, uint32_t bytes) {
+__device__ __forceinline__ void cp_async_bulk_store(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-__device__ __forceinline__ void wait_until_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void cp_async_bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
-__device__ __forceinline__ void wait_until_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+__device__ __forceinline__ void cp_async_bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// Four 8 x 8 matrices of 16-bit numbers as `multiply_f16` has them; lane l names the row l % 8 of matrix l / 8.
-__device__ __forceinline__ void store_matrices(uint32_t row, const uint32_t (&r)[4]) {
+// Four 8 x 8 matrices of 16-bit numbers as `mma_f16` has them; lane l names the row l % 8 of matrix l / 8.
+__device__ __forceinline__ void stmatrix_x4(uint32_t row, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
 
 // The same of the matrices with rows and columns exchanged.
-__device__ __forceinline__ void store_matrices_transposed(uint32_t row, const uint32_t (&r)[4]) {
+__device__ __forceinline__ void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]), "r"(r[2]),
                "r"(r[3])
                : "memory");
 }
 
 // A matrix `bytes` further on, a multiple of 16, than one whose description begins with the word `first`.
-__device__ __forceinline__ uint64_t matrix_after(uint32_t first, uint32_t bytes) {
+__device__ __forceinline__ uint64_t smem_desc_after(uint32_t first, uint32_t bytes) {
   uint64_t matrix;
   asm("mov.b64 %0, {%1, %2};" : "=l"(matrix) : "r"(first + bytes / 16), "r"(0x40000040));
   return matrix;
 }
 
 // A barrier of all threads of a cluster.
-__device__ __forceinline__ void meet_cluster() {
+__device__ __forceinline__ void cluster_sync_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 
 // The same, which also makes what they wrote to shared memory known to each other.
-__device__ __forceinline__ void sync_cluster() {
+__device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // Where what is at `p` in one's own shared memory is in that of a block of the cluster, and four floats from there.
-__device__ __forceinline__ uint32_t address_in_block(const void* p, uint32_t rank) {
+__device__ __forceinline__ uint32_t mapa(const void* p, uint32_t rank) {
   uint32_t at;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(rank));
   return at;
 }
 
-__device__ __forceinline__ float4 load_of_block(uint32_t at) {
+__device__ __forceinline__ float4 ld_shared_cluster(uint32_t at) {
   float4 v;
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
   return v;
 }
 
-// As `multiply_group_*`, for a of [64, 16] in registers, which must stay until these products are over: each lane of warp w holds of
-// rows 16 w to 16 w + 15 what `multiply_f16` wants.
+// As `wgmma_ss_f16`, for a of [64, 16] in registers, which must stay until these products are over: each lane of warp w holds of
+// rows 16 w to 16 w + 15 what `mma_f16` wants.
 #define FLOATS_1(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define FLOATS_2(d, i) FLOATS_1(d, i), FLOATS_1(d, i + 1)
 #define FLOATS_4(d, i) FLOATS_2(d, i), FLOATS_2(d, i + 2)
@@ -193,7 +193,7 @@ __device__ __forceinline__ float4 load_of_block(uint32_t at) {
   NAMES_16 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, " \
            "%87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define MULTIPLY_ROWS(columns, eighths, operands)                                                                          \
-  __device__ __forceinline__ void multiply_rows(float (&d)[eighths][4], const uint32_t (&a)[4], uint64_t b) {              \
+  __device__ __forceinline__ void wgmma_rs_f16(float (&d)[eighths][4], const uint32_t (&a)[4], uint64_t b) {              \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.f16.f16 {" NAMES_##eighths "}, " operands ", 1, 1, 1, 0;" \
                  : FLOATS_##eighths(d, 0)                                                                                  \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                    \
@@ -208,7 +208,7 @@ MULTIPLY_ROWS(256, 32, "{%128, %129, %130, %131}, %132")
 
 // The same of a and b in shared memory.
 #define MULTIPLY_SHARED(type, columns, eighths, operands)                                                                  \
-  __device__ __forceinline__ void multiply_shared_##type(float (&d)[eighths][4], uint64_t a, uint64_t b) {                 \
+  __device__ __forceinline__ void wgmma_ss_##type(float (&d)[eighths][4], uint64_t a, uint64_t b) {                 \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." #type "." #type " {" NAMES_##eighths "}, " operands \
                  ", 1, 1, 1, 0, 0;"                                                                                        \
                  : FLOATS_##eighths(d, 0)                                                                                  \
@@ -222,9 +222,9 @@ MULTIPLY_SHARED_OF(f16) MULTIPLY_SHARED_OF(bf16)
 #undef MULTIPLY_SHARED_OF
 
 // d += a bT in the background, or d = a bT where `add` is 0, by 4 warps: a [64, 16], b [N, 16]. Warp w of the four has rows 16 w to
-// 16 w + 15 of d, each 8 columns as in `multiply_f16`.
+// 16 w + 15 of d, each 8 columns as in `mma_f16`.
 #define MULTIPLY_GROUP(type, columns, eighths, a_name, b_name, add_name) \
-  __device__ __forceinline__ void multiply_group_##type(float (&d)[eighths][4], uint64_t a, uint64_t b, uint32_t add) { \
+  __device__ __forceinline__ void wgmma_ss_##type(float (&d)[eighths][4], uint64_t a, uint64_t b, uint32_t add) { \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, " add_name ", 0;\n" \
                  "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." #type "." #type " {" NAMES_##eighths "}, " a_name ", " b_name \
                  ", p, 1, 1, 0, 0; }" \
@@ -246,7 +246,7 @@ MULTIPLY_GROUPS(f16) MULTIPLY_GROUPS(bf16)
 #define INTEGERS_16(d, i) INTEGERS_8(d, i), INTEGERS_8(d, i + 8)
 #define INTEGERS_24(d, i) INTEGERS_16(d, i), INTEGERS_8(d, i + 16)
 #define MULTIPLY_BYTES(columns, eighths, a_name, b_name, add_name) \
-  __device__ __forceinline__ void multiply_group_s8(int (&d)[eighths][4], uint64_t a, uint64_t b, uint32_t add) { \
+  __device__ __forceinline__ void wgmma_ss_s8(int (&d)[eighths][4], uint64_t a, uint64_t b, uint32_t add) { \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, " add_name ", 0;\n" \
                  "wgmma.mma_async.sync.aligned.m64n" #columns "k32.s32.s8.s8 {" NAMES_##eighths "}, " a_name ", " b_name ", p; }" \
                  : INTEGERS_##eighths(d, 0) \
@@ -256,7 +256,7 @@ MULTIPLY_BYTES(128, 16, "%64", "%65", "%66") MULTIPLY_BYTES(192, 24, "%96", "%97
 #undef MULTIPLY_BYTES
 
 // After ordinary writes to global memory that the copy engine reads, of this block or, when they are announced, of another.
-__device__ __forceinline__ void show_to_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // Tells another block of the launch that what was written before, by threads that have met, is there.
 __device__ __forceinline__ void announce(uint32_t* flag) { asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory"); }
@@ -268,7 +268,7 @@ __device__ __forceinline__ void wait_and_clear(uint32_t* flag) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_there) : "l"(flag) : "memory");
   } while (!is_there);
   asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(flag) : "memory");
-  show_to_copies();
+  fence_proxy_async_global();
 }
 
 // Adds to a number in global memory, without waiting for it.
@@ -293,11 +293,11 @@ __device__ __forceinline__ float4 load_quad(uint32_t at) {
   return v;
 }
 
-// The same with a in registers, as `multiply_f16` has it. `B_ROWS`: whether b is [N, 16] as above, or 16 rows of N numbers, where
-// `rows_at` says how they lie.
+// The same with a in registers, as `mma_f16` has it. `B_ROWS`: whether b is [N, 16] as above, or 16 rows of N numbers, where
+// ptx::smem_desc_mn_major says how they lie.
 #define MULTIPLY_REGISTERS(type, columns, eighths, a_names, b_name, add_name, order_name) \
   template <bool B_ROWS> \
-  __device__ __forceinline__ void multiply_registers_##type(float (&d)[eighths][4], const uint32_t (&a)[4], uint64_t b, uint32_t add) { \
+  __device__ __forceinline__ void wgmma_rs_##type(float (&d)[eighths][4], const uint32_t (&a)[4], uint64_t b, uint32_t add) { \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, " add_name ", 0;\n" \
                  "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." #type "." #type " {" NAMES_##eighths "}, {" a_names "}, " b_name \
                  ", p, 1, 1, " order_name "; }" \
@@ -311,13 +311,10 @@ MULTIPLY_REGISTERS_OF(f16) MULTIPLY_REGISTERS_OF(bf16)
 #undef MULTIPLY_REGISTERS
 #undef MULTIPLY_REGISTERS_OF
 
-// Where rows of 64 numbers are, as `matrix_at`; the next 64 columns of all are `next_columns` bytes further on. 16 rows are 2048 bytes.
-__device__ __forceinline__ uint64_t rows_at(uint32_t shared, uint32_t next_columns) {
+// Where rows of 64 numbers are, as `smem_desc`; the next 64 columns of all are `next_columns` bytes further on. 16 rows are 2048 bytes.
+__device__ __forceinline__ uint64_t smem_desc_mn_major(uint32_t shared, uint32_t next_columns) {
   return (shared & 0x3ffff) >> 4 | static_cast<uint64_t>(next_columns >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
-
-// After ordinary writes to shared memory that the tensor cores or the copy engine read.
-__device__ __forceinline__ void show_to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Pairs of half precision.
 __device__ __forceinline__ uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) {
@@ -340,12 +337,12 @@ __device__ __forceinline__ uint32_t mul_f16(uint32_t a, uint32_t b) {
 
 // Changes how many registers each thread of a group of 4 warps has; a block has no more of them together than at its start.
 template <int N>
-__device__ __forceinline__ void more_registers() {
+__device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
 template <int N>
-__device__ __forceinline__ void fewer_registers() {
+__device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 

@@ -123,7 +123,7 @@ __device__ __forceinline__ void count(uint64_t* barrier, int lane) {
 }
 
 // Makes new barriers known to copies.
-__device__ __forceinline__ void barriers_are_ready() {
+__device__ __forceinline__ void fence_mbarrier_init() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
@@ -131,7 +131,7 @@ __device__ __forceinline__ void barriers_are_ready() {
 }
 
 // Begins a phase that is over when `bytes` bytes have been copied.
-__device__ __forceinline__ void expect_bytes(uint64_t* barrier, int lane, uint32_t bytes) {
+__device__ __forceinline__ void mbarrier_expect_tx(uint64_t* barrier, int lane, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
   if (lane == 0) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
@@ -139,7 +139,7 @@ __device__ __forceinline__ void expect_bytes(uint64_t* barrier, int lane, uint32
 #endif
 }
 
-__device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier, int lane) {
+__device__ __forceinline__ void cp_async_bulk(void* to, const void* from, uint32_t bytes, uint64_t* barrier, int lane) {
 #if __CUDA_ARCH__ >= 900
   if (lane == 0) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
@@ -155,7 +155,7 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t 
 }
 
 // The same of what nothing reads again soon: it may leave the second-level cache before all else there, such as instructions.
-__device__ __forceinline__ void copy_bytes_once(void* to, const void* from, uint32_t bytes, uint64_t* barrier, int lane) {
+__device__ __forceinline__ void cp_async_bulk_evict_first(void* to, const void* from, uint32_t bytes, uint64_t* barrier, int lane) {
 #if __CUDA_ARCH__ >= 900
   if (lane == 0) {
     // As `createpolicy.fractional.L2::evict_first` makes it.
@@ -165,12 +165,12 @@ __device__ __forceinline__ void copy_bytes_once(void* to, const void* from, uint
                  : "memory");
   }
 #else
-  copy_bytes(to, from, bytes, barrier, lane);
+  cp_async_bulk(to, from, bytes, barrier, lane);
 #endif
 }
 
 // The same for many copies in a row, which find addresses in shared memory as they want them.
-__device__ __forceinline__ void copy_bytes_once(SharedAddress to, const void* from, uint32_t bytes, SharedAddress barrier, int lane) {
+__device__ __forceinline__ void cp_async_bulk_evict_first(SharedAddress to, const void* from, uint32_t bytes, SharedAddress barrier, int lane) {
 #if __CUDA_ARCH__ >= 900
   if (lane == 0) {
     constexpr uint64_t EVICT_FIRST = 0x12f0000000000000;
@@ -186,13 +186,13 @@ __device__ __forceinline__ void copy_bytes_once(SharedAddress to, const void* fr
 }
 
 // After the last copy of a phase.
-__device__ __forceinline__ void copies_are_begun(uint64_t* barrier) {
+__device__ __forceinline__ void cp_async_mbarrier_arrive(uint64_t* barrier) {
 #if __CUDA_ARCH__ < 900
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 #endif
 }
 
-__device__ __forceinline__ void wait_for_phase(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   uint32_t done;
   do {
 #if __CUDA_ARCH__ >= 900
@@ -206,10 +206,8 @@ __device__ __forceinline__ void wait_for_phase(uint64_t* barrier, uint32_t parit
   } while (!done);
 }
 
-__device__ __forceinline__ void wait_for_count(uint64_t* barrier, uint32_t parity) { wait_for_phase(barrier, parity); }
-
-// Before copies to shared memory that threads have written.
-__device__ __forceinline__ void give_to_copies() {
+// After ordinary writes to shared memory, before TMA or wgmma accesses it.
+__device__ __forceinline__ void fence_proxy_async_shared() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
@@ -217,37 +215,37 @@ __device__ __forceinline__ void give_to_copies() {
 
 // Until this returns, what earlier kernels of the stream wrote may not be read. Does nothing in a kernel that was launched without
 // the attribute of programmatic launch, and on GPUs before Hopper.
-__device__ __forceinline__ void wait_for_previous_kernel() {
+__device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 // Lets the next kernel start while this one still runs; it waits for this one's results by itself.
-__device__ __forceinline__ void let_next_kernel_start() {
+__device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
 // Copies 16 bytes into shared memory in the background. Only the first `bytes` are read; zeros stand for the rest.
-__device__ __forceinline__ void copy16_later(void* shared, const void* global, uint32_t bytes) {
+__device__ __forceinline__ void cp_async_16(void* shared, const void* global, uint32_t bytes) {
   const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
 }
 
 // Closes a group of this thread's background copies, which may be empty.
-__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until no more than the last N groups of this thread are under way.
 template <int N>
-__device__ __forceinline__ void wait_for_copies() {
+__device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 // Four 8 x 8 matrices of 16-bit numbers from shared memory. Lanes 8 i to 8 i + 7 give the rows of matrix i, 16 bytes each; lane l
 // gets elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of each.
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void* row) {
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
   const uint32_t from = static_cast<uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -256,7 +254,7 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void* row)
 }
 
 // The same of the matrices with rows and columns exchanged.
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) {
   const uint32_t from = static_cast<uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -265,7 +263,7 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const
 }
 
 // An 8 x 8 matrix of 16-bit numbers with rows and columns exchanged: lane l has elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4.
-__device__ __forceinline__ uint32_t transpose_matrix(uint32_t r) {
+__device__ __forceinline__ uint32_t movmatrix_trans(uint32_t r) {
   uint32_t t;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t) : "r"(r));
   return t;
@@ -281,14 +279,14 @@ __device__ __forceinline__ uint32_t count_up(uint32_t* counter) {
 // d += a b on the tensor cores: a [16, 16] and b [16, 8] of half precision, sums [16, 8] in floats. With g = lane / 4, t = lane % 4 a
 // lane holds of a elements 2 t and 2 t + 1 of rows g, g + 8, and 2 t + 8 and 2 t + 9 of these; of b rows 2 t, 2 t + 1, and 2 t + 8,
 // 2 t + 9 of column g; of d columns 2 t, 2 t + 1 of rows g, g + 8.
-__device__ __forceinline__ void multiply_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // The same of bfloat16.
-__device__ __forceinline__ void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -297,21 +295,21 @@ __device__ __forceinline__ void multiply_bf16(float (&d)[4], const uint32_t (&a)
 // d = a b + c on the tensor cores' integers: a [16, 32] without signs, b [32, 8] with them, c [16, 8]. With g = lane / 4, t = lane % 4 a
 // lane holds of a elements 4 t to 4 t + 3 of rows g, g + 8, and 4 t + 16 to 4 t + 19 of these; of b such rows of column g; of c and d
 // columns 2 t, 2 t + 1 of rows g, g + 8.
-__device__ __forceinline__ void multiply_u8(int (&d)[4], const uint32_t (&a)[4], uint2 b, const int (&c)[4]) {
+__device__ __forceinline__ void mma_u8(int (&d)[4], const uint32_t (&a)[4], uint2 b, const int (&c)[4]) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 
 // The same of numbers with signs.
-__device__ __forceinline__ void multiply_s8(int (&d)[4], const uint32_t (&a)[4], uint2 b, const int (&c)[4]) {
+__device__ __forceinline__ void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint2 b, const int (&c)[4]) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 
 // The same of 16 columns of a: elements 4 t to 4 t + 3 of rows g and g + 8.
-__device__ __forceinline__ void multiply_s8_16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const int (&c)[4]) {
+__device__ __forceinline__ void mma_s8_k16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const int (&c)[4]) {
   asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
       : "r"(a0), "r"(a1), "r"(b), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));

@@ -4,6 +4,6 @@
 
 // Kernels of the step read what it writes before they wait for the kernel before them, so none may start while it runs.
 KERNEL(upload, UploadArgs, 256) {
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   for (uint32_t i = threadIdx.x; i < a.n; i += blockDim.x) a.y[i] = a.words[i];
 }

@@ -12,29 +12,29 @@ DEVICE size_t gathered(const ElementwiseArgs& a, size_t i) {
 }
 
 KERNEL(add, ElementwiseArgs, 256) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const size_t i = element();
   if (i < a.len) a.y[i] += a.x[i];
 }
 
 KERNEL(add_rows, ElementwiseArgs, 256) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const size_t i = element();
   if (i < a.len) a.y[i] += a.x[gathered(a, i)];
 }
 
 KERNEL(select_rows, ElementwiseArgs, 256) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const size_t i = element();
   if (i < a.len) a.y[i] = a.x[gathered(a, i)];
 }
 
 KERNEL(gated, ElementwiseArgs, 256) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const size_t i = element();
   if (i >= a.len) return;
   const float* x = a.x + i / a.row_len * 2 * a.row_len + i % a.row_len;
@@ -42,29 +42,29 @@ KERNEL(gated, ElementwiseArgs, 256) {
 }
 
 KERNEL(activate, ElementwiseArgs, 256) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const size_t i = element();
   if (i < a.len) a.y[i] = activate_one(a.activation, a.y[i]);
 }
 
 KERNEL(softcap, ElementwiseArgs, 256) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const size_t i = element();
   if (i < a.len) a.y[i] = a.factor * tanhf(a.y[i] / a.factor);
 }
 
 KERNEL(scale, ElementwiseArgs, 256) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const size_t i = element();
   if (i < a.len) a.y[i] *= a.factor;
 }
 
 KERNEL(scale_columns, ElementwiseArgs, 256) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const size_t i = element();
   if (i < a.len) a.y[i] *= a.x[i % a.row_len];
 }

@@ -15,7 +15,7 @@ struct MoeTile {
 
 // A warp owns a token; lane l looks at experts l, l + 32, …
 KERNEL(moe_route, MoeArgs, 128) {
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   const int lane = threadIdx.x % 32, n = a.n_experts;
   const uint32_t token = blockIdx.x * 4 + threadIdx.x / 32;
   if (token >= a.n_tokens) return;
@@ -61,7 +61,7 @@ KERNEL(moe_route, MoeArgs, 128) {
 
 // One block; thread t owns experts t, t + 256, …, and its uses keep their order.
 KERNEL(moe_group, MoeArgs, 256) {
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   __shared__ uint32_t counts[MAX_EXPERTS], first_slots[MAX_EXPERTS], first_tiles[MAX_EXPERTS];
   __shared__ uint32_t n_filled;
   const uint32_t n_uses = a.n_tokens * a.n_used;
@@ -97,7 +97,7 @@ KERNEL(moe_group, MoeArgs, 256) {
 
 // A thread owns one element of a token's output.
 KERNEL(moe_combine, MoeArgs, 256) {
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   const uint32_t i = blockIdx.y * 256 + threadIdx.x, token = blockIdx.x;
   if (i >= a.hidden_size) return;
   float sum = 0;

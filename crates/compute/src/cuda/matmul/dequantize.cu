@@ -9,8 +9,8 @@ constexpr uint32_t NONE = 0xffffffffu;
 // `load` decodes eight weights of a row.
 template <class Load>
 DEVICE void dequantize(const DequantizeArgs& a, Load load) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const int n = a.n, k = (blockIdx.y * 128 + threadIdx.x) * 8;
   if (k >= n) return;
   uint32_t row = a.rows ? a.rows[blockIdx.x] : blockIdx.x;

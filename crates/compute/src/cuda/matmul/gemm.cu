@@ -17,7 +17,7 @@ DEVICE void gemm(const ProductArgs& a) {
   constexpr int WARP_ROWS = ROWS / 2, WARP_OUTS = OUTS / 4;
   constexpr int MI = WARP_ROWS / 16, NI = WARP_OUTS / 8;
   constexpr int LOADS = (ROWS + OUTS) * 4 / THREADS, STAGE = (ROWS + OUTS) * STEP;
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   DYNAMIC_SHARED(shared);
   uint16_t* stages = reinterpret_cast<uint16_t*>(shared);
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
@@ -52,7 +52,7 @@ DEVICE void gemm(const ProductArgs& a) {
 #pragma unroll
     for (int i = 0; i < LOADS; i++) {
       const bool there = sources[i] && at < k;
-      ptx::copy16_later(stage + place((tid + i * THREADS) / 4, chunk), there ? sources[i] + at : x_at, there ? 16 : 0);
+      ptx::cp_async_16(stage + place((tid + i * THREADS) / 4, chunk), there ? sources[i] + at : x_at, there ? 16 : 0);
     }
   };
 
@@ -60,14 +60,14 @@ DEVICE void gemm(const ProductArgs& a) {
 #pragma unroll
   for (int step = 0; step < STAGES - 1; step++) {
     if (step < n_steps) fetch(step);
-    ptx::end_copies();
+    ptx::cp_async_commit();
   }
   for (int step = 0; step < n_steps; step++) {
-    ptx::wait_for_copies<STAGES - 2>();
+    ptx::cp_async_wait<STAGES - 2>();
     __syncthreads();
     // Into the stage that all warps have left.
     if (step + STAGES - 1 < n_steps) fetch(step + STAGES - 1);
-    ptx::end_copies();
+    ptx::cp_async_commit();
     if (is_idle) continue;
     const uint16_t* stage = stages + step % STAGES * STAGE;
 #pragma unroll
@@ -75,12 +75,12 @@ DEVICE void gemm(const ProductArgs& a) {
       uint32_t x[MI][4], w[NI / 2][4];
 #pragma unroll
       for (int i = 0; i < MI; i++) {
-        ptx::load_matrices(x[i], stage + place(warp_row + i * 16 + lane % 16, half * 2 + lane / 16));
+        ptx::ldmatrix_x4(x[i], stage + place(warp_row + i * 16 + lane % 16, half * 2 + lane / 16));
       }
 #pragma unroll
       for (int i = 0; i < NI / 2; i++) {
         const int row = ROWS + warp_out + i * 16 + lane % 8 + lane / 16 * 8;
-        ptx::load_matrices(w[i], stage + place(row, half * 2 + lane / 8 % 2));
+        ptx::ldmatrix_x4(w[i], stage + place(row, half * 2 + lane / 8 % 2));
       }
 #pragma unroll
       for (int i = 0; i < MI; i++) {
@@ -89,7 +89,7 @@ DEVICE void gemm(const ProductArgs& a) {
       }
     }
   }
-  ptx::wait_for_copies<0>();
+  ptx::cp_async_wait<0>();
 
 #pragma unroll
   for (int i = 0; i < MI; i++) {

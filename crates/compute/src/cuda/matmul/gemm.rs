@@ -203,7 +203,7 @@ kernel_args! {
         boxes: WeightBoxes,
         /// Whether a gate's outputs are tiles of BF16 with as many rows as those of x.
         to_tiles: u32,
-        maps: [BoxMap; MAX_MATRICES] as "ptx::Map",
+        maps: [BoxMap; MAX_MATRICES] as "ptx::TensorMap",
     }
 }
 

@@ -94,7 +94,7 @@ DEVICE void write_gated_tiles(const ProductArgs& a, int row, int out, const floa
   const int n_rows = min(static_cast<int>(a.x_rows) - row, 16);
 #pragma unroll
   for (int first = 0; first < HALF; first += 64) {
-    ptx::wait_until_read();
+    ptx::cp_async_bulk_wait_read();
     __syncwarp();
 #pragma unroll
     for (int j = first / 8; j < first / 8 + 8; j += 2) {
@@ -105,14 +105,14 @@ DEVICE void write_gated_tiles(const ProductArgs& a, int row, int out, const floa
         const float *g = sums[j + p / 2] + 2 * h, *u = sums[HALF / 8 + j + p / 2] + 2 * h;
         pairs[p] = pair_of<Bfloat>(activate(g[0] * scale[h]) * (u[0] * scale[h]), activate(g[1] * scale[h]) * (u[1] * scale[h]));
       }
-      ptx::store_matrices(line ^ j % 8 * 16, pairs);
+      ptx::stmatrix_x4(line ^ j % 8 * 16, pairs);
     }
-    ptx::show_to_tensor_cores();
+    ptx::fence_proxy_async_shared();
     __syncwarp();
     const int column = out + first;
     if (tid % 32 == 0 && n_rows > 0 && column < static_cast<int>(a.n_out)) {
       uint8_t* y = reinterpret_cast<uint8_t*>(a.y) + (static_cast<size_t>(column / 64) * a.x_rows + row) * LINE;
-      ptx::copy_out(y, rows, n_rows * LINE);
+      ptx::cp_async_bulk_store(y, rows, n_rows * LINE);
     }
   }
 }
@@ -169,12 +169,12 @@ DEVICE void gemm(const ProductHopperArgs& args) {
   const int tid = threadIdx.x, lane = tid % 32;
   const int warp = __shfl_sync(ALL_LANES, tid / 32, 0), group = warp / 4;
   if (warp == 0) {
-    if (lane < STAGES) ptx::make_barrier(filled + 8 * lane, 1), ptx::make_barrier(emptied + 8 * lane, 2);
-    ptx::barriers_are_ready();
+    if (lane < STAGES) ptx::mbarrier_init(filled + 8 * lane, 1), ptx::mbarrier_init(emptied + 8 * lane, 2);
+    ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
 
   const bool gate = a.epilogue == GATE;
   const int tile_outs = gate ? HALF : OUTS, n_steps = a.k / T::COLUMNS;
@@ -195,7 +195,7 @@ DEVICE void gemm(const ProductHopperArgs& args) {
   const auto next_slot = [&] { return first_slot + pairs++ % SLOTS * FACTORS * 4; };
 
   if (group == 2) {
-    ptx::fewer_registers<24>();
+    ptx::setmaxnreg_dec<24>();
     const int n_out = a.n_out, n_matrices = args.boxes.n_matrices;
     for (int tile = blockIdx.x; tile < n_tiles && tid == 256; tile += gridDim.x) {
       int row, out;
@@ -206,7 +206,7 @@ DEVICE void gemm(const ProductHopperArgs& args) {
       const uint8_t* w1 = gate ? a.up + static_cast<size_t>(out) * LINE : w0 + HALF_BYTES;
       // Boxes do not reach from one matrix into the next.
       int box_rows[2] = {out, gate ? n_out + out : out + HALF};
-      const ptx::Map* maps[2] = {args.maps, args.maps};
+      const ptx::TensorMap* maps[2] = {args.maps, args.maps};
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         int i = 0;
@@ -215,36 +215,36 @@ DEVICE void gemm(const ProductHopperArgs& args) {
       }
       const float *x_factors = a.x_scales + row, *factors0 = a.w_scales + out, *factors1 = gate ? a.up_scales + out : factors0 + HALF;
       for (int step = 0; step < n_steps; step++, advance()) {
-        if (round > 0) ptx::wait_at(emptied + 8 * i, (round - 1) & 1);
+        if (round > 0) ptx::mbarrier_wait(emptied + 8 * i, (round - 1) & 1);
         const uint32_t stage = stages + i * STAGE_BYTES, barrier = filled + 8 * i;
         const bool has_factors = FACTORS > 0 && step % 2 == 0;
-        ptx::expect_bytes(barrier, STAGE_BYTES + (has_factors ? 4 * FACTORS : 0));
+        ptx::mbarrier_expect_tx(barrier, STAGE_BYTES + (has_factors ? 4 * FACTORS : 0));
         if (has_factors) {
           const uint32_t to = next_slot();
-          ptx::copy_bytes(to, x_factors, 4 * ROWS, barrier);
-          ptx::copy_bytes(to + 4 * ROWS, factors0, 4 * HALF, barrier);
-          ptx::copy_bytes(to + 4 * (ROWS + HALF), factors1, 4 * HALF, barrier);
+          ptx::cp_async_bulk(to, x_factors, 4 * ROWS, barrier);
+          ptx::cp_async_bulk(to + 4 * ROWS, factors0, 4 * HALF, barrier);
+          ptx::cp_async_bulk(to + 4 * (ROWS + HALF), factors1, 4 * HALF, barrier);
           x_factors += a.x_rows, factors0 += a.w_rows, factors1 += a.w_rows;
         }
-        ptx::copy_bytes(stage, x, ROWS_BYTES, barrier);
+        ptx::cp_async_bulk(stage, x, ROWS_BYTES, barrier);
         x += static_cast<size_t>(a.x_rows) * LINE;
         if (T::COLUMNS == 64 && n_matrices > 0) {
           // Outside of a matrix are zeros.
-          ptx::copy_box(stage + ROWS_BYTES, maps[0], step * LINE, box_rows[0], barrier);
-          ptx::copy_box(stage + ROWS_BYTES + HALF_BYTES, maps[1], step * LINE, box_rows[1], barrier);
+          ptx::tma_load(stage + ROWS_BYTES, maps[0], step * LINE, box_rows[0], barrier);
+          ptx::tma_load(stage + ROWS_BYTES + HALF_BYTES, maps[1], step * LINE, box_rows[1], barrier);
           continue;
         }
-        ptx::copy_bytes(stage + ROWS_BYTES, w0, HALF_BYTES, barrier);
-        ptx::copy_bytes(stage + ROWS_BYTES + HALF_BYTES, w1, HALF_BYTES, barrier);
+        ptx::cp_async_bulk(stage + ROWS_BYTES, w0, HALF_BYTES, barrier);
+        ptx::cp_async_bulk(stage + ROWS_BYTES + HALF_BYTES, w1, HALF_BYTES, barrier);
         w0 += static_cast<size_t>(a.w_rows) * LINE, w1 += static_cast<size_t>(a.w_rows) * LINE;
       }
     }
     return;
   }
-  ptx::more_registers<240>();
+  ptx::setmaxnreg_inc<240>();
 
   const bool tells = tid % 128 == 0;
-  const uint64_t first_x = ptx::matrix_at(stages + group * 64 * LINE), first_w = ptx::matrix_at(stages + ROWS_BYTES);
+  const uint64_t first_x = ptx::smem_desc(stages + group * 64 * LINE), first_w = ptx::smem_desc(stages + ROWS_BYTES);
   for (int tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
     float sums[OUTS / 8][4];
     // Of a quarter of the stage's columns, with the outputs from `first` on.
@@ -260,21 +260,21 @@ DEVICE void gemm(const ProductHopperArgs& args) {
         const int stage[2] = {i, i + 1 < STAGES ? i + 1 : 0};
         const uint32_t parity[2] = {round & 1, (stage[1] ? round : round + 1) & 1};
         advance(), advance();
-        ptx::wait_at(filled + 8 * stage[0], parity[0]);
+        ptx::mbarrier_wait(filled + 8 * stage[0], parity[0]);
         const uint32_t at = next_slot(), x_at = at + (warp * 16 + lane / 4) * 4;
         const float x_factors[2] = {ptx::load_float(x_at), ptx::load_float(x_at + 32)};
 #pragma unroll
         for (int first = 0; first < OUTS; first += PIECE) {
           int integers[PIECE / 8][4];
-          ptx::begin_products();
+          ptx::wgmma_fence();
 #pragma unroll
           for (int k = 0; k < 8; k++) {
-            if (k == 4 && first == 0) ptx::wait_at(filled + 8 * stage[1], parity[1]);
+            if (k == 4 && first == 0) ptx::mbarrier_wait(filled + 8 * stage[1], parity[1]);
             multiply(integers, stage[k / 4], first, k % 4, k > 0);
           }
-          ptx::end_products();
-          ptx::wait_for_products<0>();
-          if (tells && first + PIECE == OUTS) ptx::arrive_at(emptied + 8 * stage[0]), ptx::arrive_at(emptied + 8 * stage[1]);
+          ptx::wgmma_commit();
+          ptx::wgmma_wait<0>();
+          if (tells && first + PIECE == OUTS) ptx::mbarrier_arrive(emptied + 8 * stage[0]), ptx::mbarrier_arrive(emptied + 8 * stage[1]);
 #pragma unroll
           for (int j = 0; j < PIECE / 8; j++) {
             const float2 w_factors = ptx::load_floats(at + (ROWS + first + j * 8 + lane % 4 * 2) * 4);
@@ -289,42 +289,42 @@ DEVICE void gemm(const ProductHopperArgs& args) {
     } else {
       int before = 0;
       for (int step = 0; step < n_steps; step++, advance()) {
-        ptx::wait_at(filled + 8 * i, round & 1);
-        ptx::begin_products();
+        ptx::mbarrier_wait(filled + 8 * i, round & 1);
+        ptx::wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) multiply(sums, i, 0, k, k > 0 ? 1 : step);
-        ptx::end_products();
-        ptx::wait_for_products<1>();
-        if (step > 0 && tells) ptx::arrive_at(emptied + 8 * before);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<1>();
+        if (step > 0 && tells) ptx::mbarrier_arrive(emptied + 8 * before);
         before = i;
       }
-      ptx::wait_for_products<0>();
-      if (tells) ptx::arrive_at(emptied + 8 * before);
+      ptx::wgmma_wait<0>();
+      if (tells) ptx::mbarrier_arrive(emptied + 8 * before);
     }
     int row, out;
     locate(tile, row, out);
     finish_tile<T, OUTS>(a, args.to_tiles, row + warp * 16, out, lane, sums);
   }
-  if (args.to_tiles) ptx::wait_until_written();
+  if (args.to_tiles) ptx::cp_async_bulk_wait();
 #endif
 }
 
 struct HopperHalf {
   static constexpr int COLUMNS = 64;
   template <int N>
-  DEVICE static void multiply_group(float (&d)[N][4], uint64_t a, uint64_t b, uint32_t add) { ptx::multiply_group_f16(d, a, b, add); }
+  DEVICE static void multiply_group(float (&d)[N][4], uint64_t a, uint64_t b, uint32_t add) { ptx::wgmma_ss_f16(d, a, b, add); }
 };
 
 struct HopperBfloat {
   static constexpr int COLUMNS = 64;
   template <int N>
-  DEVICE static void multiply_group(float (&d)[N][4], uint64_t a, uint64_t b, uint32_t add) { ptx::multiply_group_bf16(d, a, b, add); }
+  DEVICE static void multiply_group(float (&d)[N][4], uint64_t a, uint64_t b, uint32_t add) { ptx::wgmma_ss_bf16(d, a, b, add); }
 };
 
 struct HopperInt8 {
   static constexpr int COLUMNS = 128;
   template <int N>
-  DEVICE static void multiply_group(int (&d)[N][4], uint64_t a, uint64_t b, uint32_t add) { ptx::multiply_group_s8(d, a, b, add); }
+  DEVICE static void multiply_group(int (&d)[N][4], uint64_t a, uint64_t b, uint32_t add) { ptx::wgmma_ss_s8(d, a, b, add); }
 };
 
 #define GEMM(T, OUTS) \

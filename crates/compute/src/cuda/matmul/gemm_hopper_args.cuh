@@ -19,5 +19,5 @@ struct ProductHopperArgs {
   WeightBoxes boxes;
   // Whether a gate's outputs are tiles of BF16 with as many rows as those of x.
   uint32_t to_tiles;
-  ptx::Map maps[MAX_MATRICES];
+  ptx::TensorMap maps[MAX_MATRICES];
 };

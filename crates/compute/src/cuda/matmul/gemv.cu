@@ -286,28 +286,28 @@ DEVICE void multiply(const GemvArgs& a, const GemvPart& part, int first, int n_r
     if (ahead < end) {
       const uint32_t bytes = ahead_group + 1 == n_groups ? last_bytes : BYTES;
       const int copier = ptx::copying_lane(lane);
-      ptx::expect_bytes(barrier + stage, copier, ROWS * bytes);
+      ptx::mbarrier_expect_tx(barrier + stage, copier, ROWS * bytes);
       const uint8_t* r = from;
       if (ROWS == 1 && gate && ahead_row >= n_own / 2) r += other - n_own / 2 * row_bytes;
-      ptx::copy_bytes_once(ring + stage * STAGE, r, bytes, barrier + stage, copier);
+      ptx::cp_async_bulk_evict_first(ring + stage * STAGE, r, bytes, barrier + stage, copier);
       if (ROWS == 2) {
         const uint8_t* second = gate || ahead_row + n_own < n_rows ? r + other : r;
-        ptx::copy_bytes_once(ring + stage * STAGE + SLOT, second, bytes, barrier + stage, copier);
+        ptx::cp_async_bulk_evict_first(ring + stage * STAGE + SLOT, second, bytes, barrier + stage, copier);
       }
-      ptx::copies_are_begun(barrier + stage);
+      ptx::cp_async_mbarrier_arrive(barrier + stage);
     }
     ahead++, ahead_row++, from += row_bytes;
     if (ahead_row == n_own) ahead_row = 0, ahead_group++, from += BYTES - n_own * row_bytes;
   };
 #pragma unroll 1
   for (int s = 0; s < n_stages; s++) ptx::barrier_init(barrier + s, lane);
-  ptx::barriers_are_ready();
+  ptx::fence_mbarrier_init();
   // Stage by stage: 20 to 35 KB under way are enough for the memory's full speed, and the kernel before, which waits for its input or its
   // last weights, would stand behind the rest. Where rows are so short that a stage is less than that, all at once.
   const bool by_turns = n_groups > 1 || last_size > GROUP / 2;
 #pragma unroll 1
   for (int s = 0; s < n_stages; s++) {
-    if (by_turns && s > 0 && begin + s <= end) ptx::wait_for_phase(barrier + s - 1, 0);
+    if (by_turns && s > 0 && begin + s <= end) ptx::mbarrier_wait(barrier + s - 1, 0);
     fetch_stage(s);
   }
 
@@ -317,7 +317,7 @@ DEVICE void multiply(const GemvArgs& a, const GemvPart& part, int first, int n_r
   // What will be added to the thread's first sum.
   float addend = 0;
   if (a.bias && threadIdx.x < n_y * m) addend = a.bias[part.first_out + first + (ONE ? threadIdx.x : threadIdx.x % n_y)];
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   if (a.epilogue == ADD && threadIdx.x < n_y * m) {
     const int row = ONE ? threadIdx.x : threadIdx.x % n_y, j = ONE ? 0 : threadIdx.x / n_y;
     addend += __ldcg(a.y + static_cast<size_t>(j) * a.y_stride + part.first_out + first + row);
@@ -349,7 +349,7 @@ DEVICE void multiply(const GemvArgs& a, const GemvPart& part, int first, int n_r
     int row = unit - group * n_own;
 #pragma unroll 1
     for (; unit < until; unit++, row++) {
-      ptx::wait_for_phase(barrier + stage, parity);
+      ptx::mbarrier_wait(barrier + stage, parity);
       typename P::Piece p[ROWS];
 #pragma unroll
       for (int i = 0; i < ROWS; i++) P::take(p[i], ring + stage * STAGE + i * SLOT, length, P::PACKED ? min(lane, size - 1) : lane);
@@ -422,7 +422,7 @@ DEVICE void multiply(const GemvArgs& a, const GemvPart& part, int first, int n_r
 template <int THREADS, bool PLAIN, bool ONE, bool RANKS = false>
 DEVICE void multiply_parts(const GemvArgs& a, const ranks::Ranks* ranks = nullptr) {
   DYNAMIC_SHARED(shared);
-  ptx::let_next_kernel_start();
+  ptx::launch_dependents();
   __shared__ Common<THREADS / 32, ONE> common;
   const bool gate = a.epilogue == GATE;
   uint32_t p = 0;

@@ -23,9 +23,9 @@ DEVICE void copy_plain_weights(const MixedGemmArgs& a, const Tile& outs, const S
   constexpr int BOX = OUTS * TILE * 2;
 #pragma unroll 1
   for (int tile = steps.first * (STEP / TILE); tile < steps.last * (STEP / TILE); tile++) {
-    ptx::wait_for_phase(ring.empty + ring.stage, ring.parity ^ 1);
+    ptx::mbarrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
     uint64_t* full = ring.full + ring.stage;
-    ptx::expect_bytes(full, 0, 2 * BOX);
+    ptx::mbarrier_expect_tx(full, 0, 2 * BOX);
     uint8_t* to = w_ring + ring.stage * a.w_stage_bytes;
     copy_rows<SPREAD>(to, &outs.part->vectors, tile * TILE * 2, outs.row, full);
     copy_rows<SPREAD>(to + BOX, &outs.other->vectors, tile * TILE * 2, outs.other_row, full);
@@ -35,12 +35,12 @@ DEVICE void copy_plain_weights(const MixedGemmArgs& a, const Tile& outs, const S
 
 struct PlainHalf {
   template <int N>
-  DEVICE static void multiply(float (&d)[N][4], uint64_t a, uint64_t b) { ptx::multiply_shared_f16(d, a, b); }
+  DEVICE static void multiply(float (&d)[N][4], uint64_t a, uint64_t b) { ptx::wgmma_ss_f16(d, a, b); }
 };
 
 struct PlainBfloat {
   template <int N>
-  DEVICE static void multiply(float (&d)[N][4], uint64_t a, uint64_t b) { ptx::multiply_shared_bf16(d, a, b); }
+  DEVICE static void multiply(float (&d)[N][4], uint64_t a, uint64_t b) { ptx::wgmma_ss_bf16(d, a, b); }
 };
 
 template <class T, int N>
@@ -48,33 +48,33 @@ DEVICE void multiply_plain(const MixedGemmArgs& a, const Steps& steps, float (&s
                            const uint8_t* x_ring, Ring w, Ring x) {
   typedef Shape<N> S;
   const int lane = threadIdx.x % 32, n_tiles = steps.count() * (STEP / TILE);
-  const uint32_t w_first = static_cast<uint32_t>(ptx::matrix_at(w_ring + threadIdx.x / 128 * OUTS * TILE * 2));
-  const uint32_t x_first = static_cast<uint32_t>(ptx::matrix_at(x_ring));
+  const uint32_t w_first = static_cast<uint32_t>(ptx::smem_desc(w_ring + threadIdx.x / 128 * OUTS * TILE * 2));
+  const uint32_t x_first = static_cast<uint32_t>(ptx::smem_desc(x_ring));
   uint64_t *w_done = nullptr, *x_done = nullptr;
 #pragma unroll 1
   for (int tile = 0; tile < n_tiles; tile++) {
     const int of_stage = tile % S::TILES;
-    ptx::wait_for_phase(w.full + w.stage, w.parity);
-    if (of_stage == 0) ptx::wait_for_phase(x.full + x.stage, x.parity);
-    ptx::begin_products();
+    ptx::mbarrier_wait(w.full + w.stage, w.parity);
+    if (of_stage == 0) ptx::mbarrier_wait(x.full + x.stage, x.parity);
+    ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < TILE / 16; s++) {
-      T::multiply(sums, ptx::matrix_after(w_first, w.stage * a.w_stage_bytes + 32 * s),
-                  ptx::matrix_after(x_first, x.stage * S::X_STAGE + of_stage * N * 128 + 32 * s));
+      T::multiply(sums, ptx::smem_desc_after(w_first, w.stage * a.w_stage_bytes + 32 * s),
+                  ptx::smem_desc_after(x_first, x.stage * S::X_STAGE + of_stage * N * 128 + 32 * s));
     }
-    ptx::end_products();
-    ptx::wait_for_products<1>();
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
     // What was multiplied before this tile is over.
     if (lane == 0) {
-      if (w_done) ptx::arrive(w_done);
-      if (of_stage == 0 && x_done) ptx::arrive(x_done);
+      if (w_done) ptx::mbarrier_arrive(w_done);
+      if (of_stage == 0 && x_done) ptx::mbarrier_arrive(x_done);
     }
     w_done = w.empty + w.stage;
     w.next();
     if (of_stage == 0) x_done = x.empty + x.stage;
     if (of_stage == S::TILES - 1) x.next();
   }
-  ptx::wait_for_products<0>();
+  ptx::wgmma_wait<0>();
 }
 
 // What the blocks of a cluster have of their outputs, and a block's share of the rows. The code from here on runs once, so it is short.
@@ -99,11 +99,11 @@ struct Sums {
       float4 u[3][T];
 #pragma unroll
       for (int j = 0; j < 3; j++) {
-        const uint32_t from = ptx::address_in_block(own, min(r + j, n_ranks - 1));
+        const uint32_t from = ptx::mapa(own, min(r + j, n_ranks - 1));
 #pragma unroll
         for (int c = 0; c < T; c++) {
           u[j][c] = float4{0, 0, 0, 0};
-          if (r + j < n_ranks && c < n) u[j][c] = ptx::load_of_block(from + at[c] * 4);
+          if (r + j < n_ranks && c < n) u[j][c] = ptx::ld_shared_cluster(from + at[c] * 4);
         }
       }
 #pragma unroll
@@ -219,7 +219,7 @@ DEVICE void multiply_tile(const MixedGemmArgs& a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t w_full[MAX_STAGES], w_empty[MAX_STAGES], x_full[MAX_STAGES], x_empty[MAX_STAGES];
   __shared__ float scales[N];
-  ptx::let_next_kernel_start();
+  ptx::launch_dependents();
   const int tid = threadIdx.x, lane = tid % 32, warp = __shfl_sync(ALL_LANES, tid / 32, 0);
   const Tile outs = Tile::of(a, a.first_tile + blockIdx.y);
   const int first_step = a.steps[blockIdx.x];
@@ -227,7 +227,7 @@ DEVICE void multiply_tile(const MixedGemmArgs& a) {
   make_rings(a, w_full, w_empty, x_full, x_empty);
   uint8_t* x_ring = shared + a.w_stages * a.w_stage_bytes;
   if (warp >= MULTIPLIERS / 32) {
-    ptx::fewer_registers<S::COPY_REGISTERS>();
+    ptx::setmaxnreg_dec<S::COPY_REGISTERS>();
     if (tid == MULTIPLIERS) {
       Ring ring(w_full, w_empty, a.w_stages);
       if (form_of(outs.part->layout) != PACKED_HALF) {
@@ -237,23 +237,23 @@ DEVICE void multiply_tile(const MixedGemmArgs& a) {
         copy_packed_weights(a, outs, steps, shared, ring, 0);
       }
     } else if (tid == MULTIPLIERS + 32) {
-      ptx::wait_for_previous_kernel();
+      ptx::griddepcontrol_wait();
       Ring ring(x_full, x_empty, a.x_stages);
       const int n_stages = steps.count() * (STEP / TILE / S::TILES);
       const uint8_t* x = reinterpret_cast<const uint8_t*>(a.x) + static_cast<size_t>(steps.first) * (STEP / TILE) * N * 128;
 #pragma unroll 1
       for (int i = 0; i < n_stages; i++) {
-        ptx::wait_for_phase(ring.empty + ring.stage, ring.parity ^ 1);
-        ptx::expect_bytes(ring.full + ring.stage, 0, S::X_STAGE);
-        ptx::copy_bytes(x_ring + ring.stage * S::X_STAGE, x, S::X_STAGE, ring.full + ring.stage, 0);
+        ptx::mbarrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
+        ptx::mbarrier_expect_tx(ring.full + ring.stage, 0, S::X_STAGE);
+        ptx::cp_async_bulk(x_ring + ring.stage * S::X_STAGE, x, S::X_STAGE, ring.full + ring.stage, 0);
         x += S::X_STAGE;
         ring.next();
       }
     }
   } else {
-    ptx::more_registers<S::REGISTERS>();
+    ptx::setmaxnreg_inc<S::REGISTERS>();
     float sums[N / 8][4] = {};
-    ptx::wait_for_previous_kernel();
+    ptx::griddepcontrol_wait();
     if (tid < static_cast<int>(a.m)) scales[tid] = a.x_scales ? a.x_scales[tid] : fixed_scale(form_of(outs.part->layout));
     Ring w(w_full, w_empty, a.w_stages), x(x_full, x_empty, a.x_stages);
     switch (outs.part->layout) {
@@ -272,7 +272,7 @@ DEVICE void multiply_tile(const MixedGemmArgs& a) {
       float* at = to + j * 8 * PITCH;
       at[0] = sums[j][0], at[PITCH] = sums[j][1], at[8] = sums[j][2], at[PITCH + 8] = sums[j][3];
     }
-    if (n_ranks > 1) ptx::sync_cluster(); else ptx::sync_threads<MULTIPLIERS>(1);
+    if (n_ranks > 1) ptx::cluster_sync(); else ptx::sync_threads<MULTIPLIERS>(1);
     const Tile done = Tile::of(a, a.first_tile + block.y);
     const Sums all(reinterpret_cast<const float*>(shared), scales, rank, n_ranks, a.m);
     const int first_out = done.part->first_out + done.row, n_out = done.part->n_out - done.row;
@@ -280,7 +280,7 @@ DEVICE void multiply_tile(const MixedGemmArgs& a) {
     else if (a.epilogue == GATE) write_floats<true>(a, all, first_out, n_out);
     else write_floats<false>(a, all, first_out, n_out);
     // Others may still read this block's sums.
-    if (n_ranks > 1) ptx::meet_cluster();
+    if (n_ranks > 1) ptx::cluster_sync_relaxed();
   }
 #endif
 }
@@ -297,7 +297,7 @@ constexpr int ACTIVATION_THREADS = 512;
 
 KERNEL(mixed_gemm_activations, MixedGemmActivationArgs, ACTIVATION_THREADS) {
   constexpr int HELD = 4, CHUNK = ACTIVATION_THREADS * 8;
-  ptx::let_next_kernel_start();
+  ptx::launch_dependents();
   __shared__ float scratch[2][ACTIVATION_THREADS / 32];
   const int n = a.n, padded = a.padded, row = blockIdx.x, lane = threadIdx.x % 32;
   const float* x = a.x + static_cast<size_t>(row) * n;
@@ -317,7 +317,7 @@ KERNEL(mixed_gemm_activations, MixedGemmActivationArgs, ACTIVATION_THREADS) {
       for (int j = 0; j < 8; j++) squares += v[j] * v[j], v[j] *= w[j];
     }
   };
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
 #pragma unroll
   for (int c = 0; c < HELD; c++) {
     load(held[c], c * CHUNK + threadIdx.x * 8);

@@ -199,11 +199,11 @@ struct Shape {
 // Makes the barriers of both rings: those that say a stage is full, and those of the warps that are done with it. All threads call it.
 DEVICE void make_rings(const MixedGemmArgs& a, uint64_t* w_full, uint64_t* w_empty, uint64_t* x_full, uint64_t* x_empty) {
   const int tid = threadIdx.x, lane = tid % 32;
-  if (tid < static_cast<int>(a.w_stages)) ptx::make_barrier(w_full + tid, 1), ptx::make_barrier(w_empty + tid, MULTIPLIERS / 32);
+  if (tid < static_cast<int>(a.w_stages)) ptx::mbarrier_init(w_full + tid, 1), ptx::mbarrier_init(w_empty + tid, MULTIPLIERS / 32);
   if (tid / 32 == 1 && lane < static_cast<int>(a.x_stages)) {
-    ptx::make_barrier(x_full + lane, 1), ptx::make_barrier(x_empty + lane, MULTIPLIERS / 32);
+    ptx::mbarrier_init(x_full + lane, 1), ptx::mbarrier_init(x_empty + lane, MULTIPLIERS / 32);
   }
-  if (tid < 64) ptx::barriers_are_ready();
+  if (tid < 64) ptx::fence_mbarrier_init();
   __syncthreads();
 }
 
@@ -241,11 +241,11 @@ struct Tile {
 
 // Copies a box of 64 rows, from `row` on or, `SPREAD`, those of the tile of activations that will be as many outputs further on.
 template <bool SPREAD>
-DEVICE void copy_rows(void* to, const ptx::Map* map, int column, int row, uint64_t* full) {
+DEVICE void copy_rows(void* to, const ptx::TensorMap* map, int column, int row, uint64_t* full) {
   if (SPREAD) {
-    ptx::copy_box(to, map, column, 0, row / 64 % 4, 0, row / 256 * 4, full);
+    ptx::tma_load(to, map, column, 0, row / 64 % 4, 0, row / 256 * 4, full);
   } else {
-    ptx::copy_box(to, map, column, row, full);
+    ptx::tma_load(to, map, column, row, full);
   }
 }
 
@@ -258,10 +258,10 @@ DEVICE void copy_weights(const MixedGemmArgs& a, const Tile& tile, const Steps& 
   for (int n = steps.count(); n > 0; n--, step = steps.after(step)) {
     const int group = step / 8, at = step % 8 * 4, size = min(n_pieces - group * 32, 32);
     const int start = group * P::Packed::bytes(GROUP);
-    ptx::wait_for_phase(ring.empty + ring.stage, ring.parity ^ 1);
-    if (ring.stage > 0 && n_paced > 0) ptx::wait_for_phase(ring.full + ring.stage - 1, 0), n_paced--;
+    ptx::mbarrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
+    if (ring.stage > 0 && n_paced > 0) ptx::mbarrier_wait(ring.full + ring.stage - 1, 0), n_paced--;
     uint64_t* full = ring.full + ring.stage;
-    ptx::expect_bytes(full, 0, ROWS * (64 * P::VECTORS + 16 * P::REST));
+    ptx::mbarrier_expect_tx(full, 0, ROWS * (64 * P::VECTORS + 16 * P::REST));
     uint8_t* to = w_ring + ring.stage * a.w_stage_bytes;
 #pragma unroll 1
     for (int g = 0; g < 2; g++) {
@@ -310,7 +310,7 @@ DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, floa
   const uint32_t w_bytes = a.w_stage_bytes, w_end = a.w_stages * w_bytes;
   const uint32_t w_full = ptx::shared_address(w.full), w_empty = ptx::shared_address(w.empty);
   const uint32_t x_full = ptx::shared_address(x.full), x_empty = ptx::shared_address(x.empty), x_end = x_full + 8 * x.n;
-  const uint32_t x_first = static_cast<uint32_t>(ptx::matrix_at(x_ring));
+  const uint32_t x_first = static_cast<uint32_t>(ptx::smem_desc(x_ring));
   uint32_t w_at = w.stage * w_bytes, w_barrier = 8 * w.stage, w_parity = w.parity;
   uint32_t x_at = x_first + x.stage * (S::X_STAGE / 16), x_barrier = x_full + 8 * x.stage, x_parity = x.parity, x_done = 0;
   // The weights of two words, of which one is multiplied while the other is decoded.
@@ -318,7 +318,7 @@ DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, floa
   int step = steps.begin;
 #pragma unroll 1
   for (int n = steps.count(); n > 0; n--, step = steps.after(step)) {
-    ptx::wait_at(w_full + w_barrier, w_parity);
+    ptx::mbarrier_wait(w_full + w_barrier, w_parity);
     P p[2];
     const bool valid = step * 4 + t < n_pieces;
     p[0].load(vectors + w_at, rest + w_at, t, step % 8 * 4, valid);
@@ -334,19 +334,19 @@ DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, floa
       }
       const int tile = i / 2 % S::TILES;
       const bool begins = i % 2 == 0 && tile == 0;
-      if (begins) ptx::wait_at(x_barrier, x_parity);
-      ptx::begin_products();
-      ptx::multiply_rows(sums, now[0], ptx::matrix_after(x_at, tile * N * 128 + i % 2 * 64));
-      ptx::multiply_rows(sums, now[1], ptx::matrix_after(x_at, tile * N * 128 + i % 2 * 64 + 32));
-      ptx::end_products();
-      ptx::wait_for_products<1>();
+      if (begins) ptx::mbarrier_wait(x_barrier, x_parity);
+      ptx::wgmma_fence();
+      ptx::wgmma_rs_f16(sums, now[0], ptx::smem_desc_after(x_at, tile * N * 128 + i % 2 * 64));
+      ptx::wgmma_rs_f16(sums, now[1], ptx::smem_desc_after(x_at, tile * N * 128 + i % 2 * 64 + 32));
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
       // What was multiplied before this tile is over.
       if (begins) {
-        if (x_done && lane == 0) ptx::arrive_at(x_done);
+        if (x_done && lane == 0) ptx::mbarrier_arrive(x_done);
         x_done = x_barrier + (x_empty - x_full);
       }
       // The stage is free when its loads are over, not when they are under way. Word 4 is of the last vectors.
-      if (i == 4 && lane == 0) ptx::arrive_at(w_empty + w_barrier);
+      if (i == 4 && lane == 0) ptx::mbarrier_arrive(w_empty + w_barrier);
       if (i % 2 == 1 && tile == S::TILES - 1) {
         x_at += S::X_STAGE / 16, x_barrier += 8;
         if (x_barrier == x_end) x_at = x_first, x_barrier = x_full, x_parity ^= 1;
@@ -355,8 +355,8 @@ DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, floa
     w_at += w_bytes, w_barrier += 8;
     if (w_at == w_end) w_at = w_barrier = 0, w_parity ^= 1;
   }
-  ptx::wait_for_products<0>();
-  if (x_done && lane == 0) ptx::arrive_at(x_done);
+  ptx::wgmma_wait<0>();
+  if (x_done && lane == 0) ptx::mbarrier_arrive(x_done);
   w.stage = w_barrier / 8, w.parity = w_parity, x.stage = (x_barrier - x_full) / 8, x.parity = x_parity;
 }
 

@@ -72,9 +72,9 @@ kernel_args! {
     const MAX_CLUSTER: usize = 6;
 
     struct MixedGemmPart {
-        /// The rows of weights as bytes, and their boxes of 64 rows: of 64 bytes, and of 16 for what is not vectors; or of 128 bytes of plain weights, which lie in shared memory as `matrix_at` wants them.
-        vectors: BoxMap as "ptx::Map",
-        rest: BoxMap as "ptx::Map",
+        /// The rows of weights as bytes, and their boxes of 64 rows: of 64 bytes, and of 16 for what is not vectors; or of 128 bytes of plain weights, which lie in shared memory as `smem_desc` wants them.
+        vectors: BoxMap as "ptx::TensorMap",
+        rest: BoxMap as "ptx::TensorMap",
         layout: u32,
         /// of the whole matrix
         first_out: u32,

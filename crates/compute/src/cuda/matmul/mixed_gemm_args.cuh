@@ -9,9 +9,9 @@ constexpr int MAX_PARTS = 4;
 constexpr int MAX_CLUSTER = 6;
 
 struct MixedGemmPart {
-  // The rows of weights as bytes, and their boxes of 64 rows: of 64 bytes, and of 16 for what is not vectors; or of 128 bytes of plain weights, which lie in shared memory as `matrix_at` wants them.
-  ptx::Map vectors;
-  ptx::Map rest;
+  // The rows of weights as bytes, and their boxes of 64 rows: of 64 bytes, and of 16 for what is not vectors; or of 128 bytes of plain weights, which lie in shared memory as `smem_desc` wants them.
+  ptx::TensorMap vectors;
+  ptx::TensorMap rest;
   uint32_t layout;
   // of the whole matrix
   uint32_t first_out;

@@ -109,8 +109,8 @@ DEVICE void put_scaled(const ActivationArgs& a, int k, int padded, const float (
 // A block keeps HELD times 2048 elements of its row in registers; 0: it reads them for each use.
 template <class T, int HELD>
 DEVICE void activations(const ActivationArgs& a) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   __shared__ float scratch[8];
   const int n = a.n, padded = padded_len<T>(n, a.n_rows);
   const float* x = a.x + static_cast<size_t>(blockIdx.x) * n;
@@ -173,8 +173,8 @@ DEVICE void activations(const ActivationArgs& a) {
 
 // Rows that no norm comes before to 8 bits, 2048 elements by a block.
 KERNEL(activation_bytes, ActivationArgs, 256) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const int n = a.n, k = blockIdx.y * 2048 + threadIdx.x * 8;
   float v[8] = {};
   if (k < n) load8_floats(v, a.x + static_cast<size_t>(blockIdx.x) * n, k, n);
@@ -183,8 +183,8 @@ KERNEL(activation_bytes, ActivationArgs, 256) {
 
 // Rows that lie in tiles of BF16 to 8 bits, 2048 elements by a block.
 KERNEL(bfloat_bytes, ActivationArgs, 256) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const int n = a.n, k = blockIdx.y * 2048 + threadIdx.x * 8;
   float v[8] = {};
   if (k < n) {
@@ -206,8 +206,8 @@ ACTIVATIONS(Half) ACTIVATIONS(Bfloat) ACTIVATIONS(Int8)
 // `load` decodes eight weights of a row.
 template <class T, class Load>
 DEVICE void weights(const WeightArgs& a, Load load) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const int n = a.n, padded = padded_len<T>(n, a.n_rows), k = (blockIdx.y * 128 + threadIdx.x) * 8;
   if (k >= padded) return;
   float v[8] = {};
@@ -225,8 +225,8 @@ FOR_EACH_QUANT(WEIGHTS)
 // A thread converts sixteen weights of a piece of 64; these rows need no padding.
 template <class P>
 DEVICE void packed_weights(const WeightArgs& a) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const int n = a.n, i = blockIdx.y * 128 + threadIdx.x, piece = i / 4, k = piece * 64 + i % 4 * 8;
   if (k >= n) return;
   const Sixteen v = unpack16<P>(a.w + blockIdx.x * a.row_bytes, piece, i % 4, n);
@@ -238,11 +238,11 @@ DEVICE void packed_weights(const WeightArgs& a) {
 // for before the kernel before has ended, since nobody writes them.
 template <class P>
 DEVICE void packed_bytes(const WeightArgs& a) {
-  ptx::let_next_kernel_start();
+  ptx::launch_dependents();
   const uint32_t i = blockIdx.y * 128 + threadIdx.x, piece = i / 2, v = i % 2, last_piece = a.n / 64 - 1;
   const int n = a.n, k = piece * 64 + v * 16;
   const Taken taken = take<P>(a.w + blockIdx.x * a.row_bytes, min(piece, last_piece), v, n);
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   Codes codes = {};
   if (k < n) codes = codes_of<P>(taken, piece, v);
   const Range<SCALED / 32> range(larger_magnitude(larger_magnitude(0, CodesOf<P>::bound(codes.half[0])), CodesOf<P>::bound(codes.half[1])));

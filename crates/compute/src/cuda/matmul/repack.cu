@@ -8,7 +8,7 @@
   KERNEL(repack_##P, RepackArgs, 128) {                                                                          \
     const uint64_t i = static_cast<uint64_t>(blockIdx.x) * 128 + threadIdx.x;                                    \
     const uint32_t per_row = a.n / 64;                                                                           \
-    ptx::wait_for_previous_kernel();                                                                             \
+    ptx::griddepcontrol_wait();                                                                             \
     if (i >= a.n_pieces) return;                                                                                 \
     const uint64_t row = i / per_row;                                                                            \
     P::pack(a.packed + row * a.packed_row_bytes, a.source + row * a.source_row_bytes, static_cast<int>(i % per_row), a.n); \

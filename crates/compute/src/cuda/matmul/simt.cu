@@ -19,7 +19,7 @@ struct Tile {
 // `load` decodes eight weights of a row.
 template <int M, class Load>
 DEVICE void gemv(const SimtGemvArgs& a, Load load) {
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   const int n_in = a.n_in;
   const uint32_t lane = threadIdx.x % 32, out = blockIdx.x * 4 + threadIdx.x / 32;
   Tile tile = {0, blockIdx.y * M, a.m - blockIdx.y * M};
@@ -86,7 +86,7 @@ DEVICE void stage4(float (*tile)[132], int column, int k_in_tile, const float* m
 }
 
 KERNEL(simt_gemm, SimtGemmArgs, 256) {
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   __shared__ __align__(16) float xs[8][132], ws[8][132];
   const int n_in = a.n_in, n_out = a.n_out, m = a.m;
   const int first_out = blockIdx.x * 128, first_row = blockIdx.y * 128;

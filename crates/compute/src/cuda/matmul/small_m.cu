@@ -46,7 +46,7 @@ struct XBlock {
 // there.
 //
 // `unpack` makes the tensor cores' first operand of 32 columns of rows g and g + 8, half h of piece `at`: from the piece's first 32
-// bytes, as `load_matrices` gives them, and from where these rows are. `multiply` adds its products to sums, which begin with FIRST, for
+// bytes, as `ldmatrix_x4` gives them, and from where these rows are. `multiply` adds its products to sums, which begin with FIRST, for
 // 32 columns or PARTS of them. `add` adds such sums up by scale, over 256 columns: in integers, exactly, where scales are integers and the
 // activations have one scale, with which `total` is multiplied; with that of the activations where it is OF_32.
 
@@ -76,7 +76,7 @@ struct FewK {
     words[0] = low | high << 16;
   }
   DEVICE static int scale(const uint32_t (&w)[1], int h, int, int r) { return byte_at(w[0], 2 * r + h); }
-  DEVICE static void multiply(int (&y)[1][4], const uint32_t (&a)[4], uint2 b, const int (&c)[1][4]) { ptx::multiply_u8(y[0], a, b, c[0]); }
+  DEVICE static void multiply(int (&y)[1][4], const uint32_t (&a)[4], uint2 b, const int (&c)[1][4]) { ptx::mma_u8(y[0], a, b, c[0]); }
   DEVICE static void add(int& sum, int d, int scale, float) { sum += d * scale; }
   DEVICE float total(int sum, float of_mins, int r) const { return d[r] * static_cast<float>(sum) - dmin[r] * of_mins; }
 };
@@ -136,8 +136,8 @@ struct Few_Q6_K {
     }
   }
   DEVICE static void multiply(int (&y)[2][4], const uint32_t (&a)[4], uint2 b, const int (&c)[2][4]) {
-    ptx::multiply_s8_16(y[0], a[0], a[1], b.x, c[0]);
-    ptx::multiply_s8_16(y[1], a[2], a[3], b.y, c[1]);
+    ptx::mma_s8_k16(y[0], a[0], a[1], b.x, c[0]);
+    ptx::mma_s8_k16(y[1], a[2], a[3], b.y, c[1]);
   }
   DEVICE static void add(int& sum, int d, int scale, float) { sum += d * scale; }
   DEVICE float total(int low, int high, float, int r) const { return d[r] * static_cast<float>(low + high); }
@@ -152,7 +152,7 @@ struct FewHalves {
   static constexpr bool MINS = false, OF_32 = true;
   uint32_t words[2];
   DEVICE static float scale(const uint32_t (&w)[2], int h, int, int r) { return ptx::f16_to_f32(static_cast<uint16_t>(w[r] >> 16 * h)); }
-  DEVICE static void multiply(int (&y)[1][4], const uint32_t (&a)[4], uint2 b, const int (&c)[1][4]) { ptx::multiply_s8(y[0], a, b, c[0]); }
+  DEVICE static void multiply(int (&y)[1][4], const uint32_t (&a)[4], uint2 b, const int (&c)[1][4]) { ptx::mma_s8(y[0], a, b, c[0]); }
   DEVICE static void add(float& sum, int d, float scale, float x_scale) { sum = fmaf(__int_as_float(d) - UNITS, scale * x_scale, sum); }
 };
 
@@ -235,7 +235,7 @@ DEVICE void multiply_columns(float (&sums)[4], const uint8_t* stage, unsigned si
     for (int set = 0; set < SETS; set++) {
       const int i = set * STEPS + step;
       uint32_t raw[4];
-      ptx::load_matrices(raw, matrices + i * 16);
+      ptx::ldmatrix_x4(raw, matrices + i * 16);
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         uint32_t a[4];
@@ -243,7 +243,7 @@ DEVICE void multiply_columns(float (&sums)[4], const uint8_t* stage, unsigned si
           P::unpack(a, raw, h, row0, row1, size, at + i, t);
         } else {
           // Its second 32 are bytes of their own.
-          if (h == 1) ptx::load_matrices(raw, matrices + (2 * size + i) * 16);
+          if (h == 1) ptx::ldmatrix_x4(raw, matrices + (2 * size + i) * 16);
 #pragma unroll
           for (int j = 0; j < 4; j++) a[j] = raw[j];
         }
@@ -271,7 +271,7 @@ DEVICE void multiply_columns(float (&sums)[4], const uint8_t* stage, unsigned si
   if constexpr (P::MINS) {
     // Twice, for the sums' first and second parts.
     const uint32_t mins[4] = {p.mins[0], p.mins[1], p.mins[0], p.mins[1]};
-    ptx::multiply_f16(of_mins, mins, x.sums.x, x.sums.y);
+    ptx::mma_f16(of_mins, mins, x.sums.x, x.sums.y);
   }
 #pragma unroll
   for (int j = 0; j < 4; j++) {
@@ -316,21 +316,21 @@ DEVICE void copy_units(const SmallMArgs& a, const SmallMPart& part, const SmallM
   const int64_t to_up = b.gate ? a.parts[1].w - part.w : 0;
   const ptx::SharedAddress ring = ptx::anew(ptx::shared_address(b.ring));
   for_each_unit(b, a.n_stages, [&](int group, int tile, int stage, int use) {
-    if (use > 0) ptx::wait_for_count(b.empty + stage, (use - 1) & 1);
+    if (use > 0) ptx::mbarrier_wait(b.empty + stage, (use - 1) & 1);
     const int n = min(b.n_own - tile * b.own_tile, b.own_tile);
     const uint32_t bytes = group + 1 == b.n_groups ? part.last_bytes : part.group_bytes;
     const size_t row = static_cast<size_t>(tile) * b.own_tile;
     const uint8_t* from = first_row + row * part.row_bytes + static_cast<size_t>(group) * part.group_bytes;
     ptx::SharedAddress to = ring + stage * (TILE * b.pitch);
     const ptx::SharedAddress barrier = ptx::anew(ptx::shared_address(b.full + stage));
-    ptx::expect_bytes(b.full + stage, copier, (b.gate ? 2 * n : n) * bytes);
+    ptx::mbarrier_expect_tx(b.full + stage, copier, (b.gate ? 2 * n : n) * bytes);
 #pragma unroll 1
     for (int half = 0; half <= static_cast<int>(b.gate); half++) {
 #pragma unroll 4
-      for (int i = 0; i < n; i++) ptx::copy_bytes_once(to + i * b.pitch, from + i * part.row_bytes, bytes, barrier, copier);
+      for (int i = 0; i < n; i++) ptx::cp_async_bulk_evict_first(to + i * b.pitch, from + i * part.row_bytes, bytes, barrier, copier);
       to += TILE / 2 * b.pitch, from += to_up;
     }
-    ptx::copies_are_begun(b.full + stage);
+    ptx::cp_async_mbarrier_arrive(b.full + stage);
   });
 }
 
@@ -345,7 +345,7 @@ DEVICE void add_units(const SmallMArgs& a, const SmallMPart& part, const SmallMB
     const float* y = a.y + static_cast<size_t>(k % m) * a.y_stride + part.first_out + b.first;
     early[i] = a.epilogue == ADD && k < b.n_own * m ? y + k / m : nullptr;
   }
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   float to_add[EARLY / 32];
 #pragma unroll
   for (int i = 0; i < EARLY / 32; i++) to_add[i] = early[i] ? __ldcg(early[i]) : 0.0f;
@@ -362,7 +362,7 @@ DEVICE void add_units(const SmallMArgs& a, const SmallMPart& part, const SmallMB
     if (lane % 4 == 0) b.factors[j] = rsqrtf(sum * a.inv_n + a.eps);
   }
   for_each_unit(b, a.n_stages, [&](int group, int tile, int stage, int use) {
-    ptx::wait_for_count(b.done + stage, use & 1);
+    ptx::mbarrier_wait(b.done + stage, use & 1);
     const int n_busy = min(n_blocks - group * TEAM, TEAM);
     const uint8_t* from = b.ring + (stage * TILE + lane / 2) * b.pitch + lane % 2 * 16;
     float4* to = reinterpret_cast<float4*>(b.sums + tile * (TILE * 8)) + lane;
@@ -373,7 +373,7 @@ DEVICE void add_units(const SmallMArgs& a, const SmallMPart& part, const SmallMB
       sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
     }
     *to = sum;
-    ptx::give_to_copies();
+    ptx::fence_proxy_async_shared();
     __syncwarp();
     ptx::count(b.empty + stage, lane);
   });
@@ -382,7 +382,7 @@ DEVICE void add_units(const SmallMArgs& a, const SmallMPart& part, const SmallMB
 template <int R>
 DEVICE void multiply_units(const SmallMArgs& a, const SmallMPart& part, const SmallMBlock& b, int team, int member, unsigned lane) {
   const int n_blocks = a.n_in / 256, n_groups = b.n_groups, n_stages = a.n_stages;
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   int stage = team;
   uint32_t parity = 0;
 #pragma unroll 1
@@ -394,7 +394,7 @@ DEVICE void multiply_units(const SmallMArgs& a, const SmallMPart& part, const Sm
     if (member < n_busy) columns.load(a.x + group * TEAM + member, b.x_scales + (team * TEAM + member) * X_SCALES, lane);
 #pragma unroll 1
     for (int tile = alone ? team : 0; tile < b.n_tiles; tile += alone ? TEAMS : 1) {
-      ptx::wait_for_phase(b.full + stage, parity);
+      ptx::mbarrier_wait(b.full + stage, parity);
       if (member < n_busy) {
         uint8_t* of = b.ring + stage * (TILE * b.pitch);
         float sums[4];
@@ -424,7 +424,7 @@ DEVICE void multiply_units(const SmallMArgs& a, const SmallMPart& part, const Sm
 template <int R>
 DEVICE void small_m(const SmallMArgs& a) {
   DYNAMIC_SHARED(shared);
-  ptx::let_next_kernel_start();
+  ptx::launch_dependents();
   __shared__ uint64_t full[MAX_STAGES], done[MAX_STAGES], empty[MAX_STAGES];
   __shared__ float factors[8];
   const unsigned tid = threadIdx.x, lane = tid % 32;
@@ -451,7 +451,7 @@ DEVICE void small_m(const SmallMArgs& a) {
     for (int s = 0; s < static_cast<int>(a.n_stages); s++) {
       ptx::barrier_init(full + s, lane), ptx::counter_init(done + s, lane, TEAM), ptx::counter_init(empty + s, lane, 1);
     }
-    ptx::barriers_are_ready();
+    ptx::fence_mbarrier_init();
   }
   __syncthreads();
   if (warp == COPIER) {
@@ -500,11 +500,11 @@ DEVICE void load8_fresh(float (&v)[8], const float* from) {
 
 // Rounds rows of activations. A block of one warp converts 256 columns of a row: small, so that it finds room beside a product's.
 KERNEL(small_m_activations, SmallMActivationArgs, 32) {
-  ptx::let_next_kernel_start();
+  ptx::launch_dependents();
   const unsigned n_blocks = a.n / 256, row = blockIdx.x / n_blocks, block = blockIdx.x % n_blocks, k = threadIdx.x * 8;
   float w[8], v[8];
   if (a.weight) load8_fresh(w, a.weight + block * 256 + k);
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   load8_fresh(v, a.x + static_cast<size_t>(row) * a.n + block * 256 + k);
   if (a.weight) {
     float squares = 0;

@@ -120,7 +120,7 @@ struct Writer {
       }
       if (a.tiles) {
         const int row = first_row + j * 8 + lane;
-        ptx::store_matrices_transposed(lines + row * TILE * 2 + ((warp ^ row) & 7) * 16, pairs);
+        ptx::stmatrix_x4_trans(lines + row * TILE * 2 + ((warp ^ row) & 7) * 16, pairs);
       }
     }
   }
@@ -137,12 +137,12 @@ DEVICE void multiply_shares(const StreamKArgs& args) {
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t w_full[MAX_STAGES], w_empty[MAX_STAGES], x_full[MAX_STAGES], x_empty[MAX_STAGES];
   __shared__ __align__(16) float scales[N];
-  ptx::let_next_kernel_start();
+  ptx::launch_dependents();
   const int tid = threadIdx.x, lane = tid % 32, warp = __shfl_sync(ALL_LANES, tid / 32, 0);
   make_rings(a, w_full, w_empty, x_full, x_empty);
   uint8_t* x_ring = shared + a.w_stages * a.w_stage_bytes;
   if (warp >= MULTIPLIERS / 32) {
-    ptx::fewer_registers<S::COPY_REGISTERS>();
+    ptx::setmaxnreg_dec<S::COPY_REGISTERS>();
     if (tid == MULTIPLIERS) {
       Shares shares(args, blockIdx.x);
       Ring ring(w_full, w_empty, a.w_stages);
@@ -153,13 +153,13 @@ DEVICE void multiply_shares(const StreamKArgs& args) {
         n_paced = 0;
       }
     } else if (tid == MULTIPLIERS + 32) {
-      ptx::wait_for_previous_kernel();
+      ptx::griddepcontrol_wait();
       Shares shares(args, blockIdx.x);
       Ring ring(x_full, x_empty, a.x_stages);
       const auto copy = [&](const void* from) {
-        ptx::wait_for_phase(ring.empty + ring.stage, ring.parity ^ 1);
-        ptx::expect_bytes(ring.full + ring.stage, 0, S::X_STAGE);
-        ptx::copy_bytes(x_ring + ring.stage * S::X_STAGE, from, S::X_STAGE, ring.full + ring.stage, 0);
+        ptx::mbarrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
+        ptx::mbarrier_expect_tx(ring.full + ring.stage, 0, S::X_STAGE);
+        ptx::cp_async_bulk(x_ring + ring.stage * S::X_STAGE, from, S::X_STAGE, ring.full + ring.stage, 0);
         ring.next();
       };
       while (shares.more()) {
@@ -186,16 +186,16 @@ DEVICE void multiply_shares(const StreamKArgs& args) {
         }
         // A stage for the tile that results are.
         if (a.tiles) {
-          ptx::wait_for_phase(ring.empty + ring.stage, ring.parity ^ 1);
-          ptx::arrive(ring.full + ring.stage);
+          ptx::mbarrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
+          ptx::mbarrier_arrive(ring.full + ring.stage);
           ring.next();
         }
       }
     }
   } else {
-    ptx::more_registers<S::REGISTERS>();
+    ptx::setmaxnreg_inc<S::REGISTERS>();
     float sums[N / 8][4];
-    ptx::wait_for_previous_kernel();
+    ptx::griddepcontrol_wait();
     if (tid < static_cast<int>(a.m)) scales[tid] = a.x_scales ? a.x_scales[tid] : fixed_scale(PACKED_HALF);
     ptx::sync_threads<MULTIPLIERS>(1);
     Shares shares(args, blockIdx.x);
@@ -230,7 +230,7 @@ DEVICE void multiply_shares(const StreamKArgs& args) {
             left[j * MULTIPLIERS] = float4{sums[j][0], sums[j][1], sums[j][2], sums[j][3]};
           }
         }
-        ptx::show_to_copies();
+        ptx::fence_proxy_async_global();
         ptx::sync_threads<MULTIPLIERS>(1);
         if (tid < QUARTERS && !share.owns(tid)) ptx::announce(args.is_left + place * QUARTERS + tid);
       }
@@ -244,7 +244,7 @@ DEVICE void multiply_shares(const StreamKArgs& args) {
           if (!share.owns(q)) continue;
 #pragma unroll 1
           for (int r = 1; r < share.n_blocks; r++) {
-            ptx::wait_for_phase(x.full + x.stage, x.parity);
+            ptx::mbarrier_wait(x.full + x.stage, x.parity);
             const uint32_t from = ptx::shared_address(x_ring + x.stage * S::X_STAGE) + tid * 16;
 #pragma unroll
             for (int j = 0; j < EIGHTS; j++) {
@@ -253,7 +253,7 @@ DEVICE void multiply_shares(const StreamKArgs& args) {
               s[0] += v.x, s[1] += v.y, s[2] += v.z, s[3] += v.w;
             }
             __syncwarp();
-            if (lane == 0) ptx::arrive(x.empty + x.stage);
+            if (lane == 0) ptx::mbarrier_arrive(x.empty + x.stage);
             x.next();
           }
         }
@@ -261,7 +261,7 @@ DEVICE void multiply_shares(const StreamKArgs& args) {
       const int lent = x.stage;
       const uint32_t lines = ptx::shared_address(x_ring + lent * S::X_STAGE);
       if (a.tiles) {
-        ptx::wait_for_phase(x.full + lent, x.parity);
+        ptx::mbarrier_wait(x.full + lent, x.parity);
         x.next();
       }
 #pragma unroll 1
@@ -278,21 +278,21 @@ DEVICE void multiply_shares(const StreamKArgs& args) {
         }
       }
       if (a.tiles) {
-        ptx::show_to_tensor_cores();
+        ptx::fence_proxy_async_shared();
         ptx::sync_threads<MULTIPLIERS>(1);
         if (tid == 0) {
           constexpr uint32_t QUARTER = S::X_STAGE / QUARTERS;
           uint8_t* y = reinterpret_cast<uint8_t*>(a.y) + static_cast<size_t>(share.tile) * S::X_STAGE;
 #pragma unroll 1
           for (int q = 0; q < QUARTERS; q++) {
-            if (share.owns(q)) ptx::copy_out(y + q * QUARTER, lines + q * QUARTER, QUARTER);
+            if (share.owns(q)) ptx::cp_async_bulk_store(y + q * QUARTER, lines + q * QUARTER, QUARTER);
           }
-          ptx::wait_until_read();
+          ptx::cp_async_bulk_wait_read();
         }
-        if (lane == 0) ptx::arrive(x.empty + lent);
+        if (lane == 0) ptx::mbarrier_arrive(x.empty + lent);
       }
     }
-    if (a.tiles && tid == 0) ptx::wait_until_written();
+    if (a.tiles && tid == 0) ptx::cp_async_bulk_wait();
   }
 #endif
 }

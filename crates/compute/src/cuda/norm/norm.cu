@@ -23,8 +23,8 @@ DEVICE void norm_row(float* y, const float* x, const float* weight, const float*
 }
 
 KERNEL(norm_rows, NormArgs, 1024) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   __shared__ float scratch[32];
   const size_t at = static_cast<size_t>(blockIdx.x) * a.row_len;
   norm_row(a.y + at, a.x + at, a.weight, a.bias, a.n, a.layer, a.add, a.eps, scratch);

@@ -11,8 +11,8 @@ DEVICE uint32_t pair_of(int i) { return blockIdx.x * (THREADS * PAIRS) + i * THR
 
 // y = sum of every GPU's x, [n], or y += the sum.
 KERNEL(all_reduce, CollectiveArgs, THREADS) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const uint32_t round = a.ranks.round();
   float2 mine[PAIRS];
 #pragma unroll
@@ -39,8 +39,8 @@ KERNEL(all_reduce, CollectiveArgs, THREADS) {
 
 // y [n, columns] = every GPU's x [n, its columns] side by side. The first pair is sent by all, also by those who have no columns there.
 KERNEL(all_gather, CollectiveArgs, THREADS) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   const uint32_t round = a.ranks.round(), n_columns = a.starts[a.ranks.n_ranks];
 #pragma unroll
   for (int i = 0; i < PAIRS; i++) {
@@ -73,7 +73,7 @@ KERNEL(all_gather, CollectiveArgs, THREADS) {
 
 // y [n, columns] = this GPU's x in its columns, and zeros in the others'.
 KERNEL(spread_columns, CollectiveArgs, THREADS) {
-  ptx::wait_for_previous_kernel();
+  ptx::griddepcontrol_wait();
   const size_t i = static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x;
   const uint32_t n_columns = a.starts[a.ranks.n_ranks], from = a.starts[a.ranks.rank], to = a.starts[a.ranks.rank + 1];
   const size_t row = i / n_columns;

@@ -104,8 +104,8 @@ DEVICE unsigned long long block_prefix(unsigned long long x, unsigned long long*
 
 // blockIdx.x: part of the row, blockIdx.y: row.
 KERNEL(argmax, ArgmaxArgs, THREADS) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   uint32_t* const readback = *a.readback;
   __shared__ unsigned long long scratch[THREADS / 32];
   const uint32_t n = a.n, row = blockIdx.y, per_block = (n + gridDim.x - 1) / gridDim.x;
@@ -309,8 +309,8 @@ DEVICE unsigned long long edit(const SampleArgs& a, const SamplerRow& r, Part pa
 
 // blockIdx.x: part of the row, blockIdx.y: row.
 KERNEL(sample_edit, SampleArgs, THREADS) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   __shared__ unsigned long long scratch[THREADS / 32];
   const uint32_t row = blockIdx.y;
   const Part part = part_of_block(a.n);
@@ -358,8 +358,8 @@ DEVICE void merge_histogram(const SampleArgs& a, uint32_t row, const Histogram& 
 
 // blockIdx.x: part of the row, blockIdx.y: row.
 KERNEL(sample_weigh, SampleArgs, THREADS) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   __shared__ Histogram histogram;
   __shared__ unsigned long long scratch[THREADS / 32];
   const uint32_t row = blockIdx.y;
@@ -641,8 +641,8 @@ DEVICE uint32_t draw_ranked(const SampleArgs& a, const SamplerRow& r, uint32_t r
 
 // blockIdx.x: row.
 KERNEL(sample_choose, SampleArgs, CHOOSE_THREADS) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
   __shared__ ChooseShared shared;
   const uint32_t row = blockIdx.x;
   const SamplerRow& r = a.rows[row];
