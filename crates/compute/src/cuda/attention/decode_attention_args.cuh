@@ -3,11 +3,11 @@
 #include <cstdint>
 
 struct DecodeAttentionArgs {
-  // [n_tokens, n_heads, head_dim], or tiles of activations in the order of packed columns
+  // [n_tokens, n_heads, head_dim] as floats, or as tiles in the order of packed columns
   float* y;
   // [n_tokens, n_heads, n_splits, head_dim + 2]: output, maximum, sum
   float* partial;
-  // [n_tokens, blocks of a token's heads]: splits that are done; zero before and after
+  // [n_tokens, groups of a token's heads]: splits that are done; zero before and after a launch
   uint32_t* arrived;
   // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
   const float* qkv;
@@ -20,7 +20,7 @@ struct DecodeAttentionArgs {
   const float* q_bias;
   const float* k_weight;
   const float* k_bias;
-  // [n_tokens, rope_dim]: cosines, then sines; null where nothing turns
+  // [n_tokens, rope_dim]: cosines, then sines; null where nothing rotates
   const float* angles;
   // [n_tokens]
   const uint32_t* positions;
@@ -35,18 +35,18 @@ struct DecodeAttentionArgs {
   uint32_t interleaved;
   uint32_t n_tokens;
   uint32_t block_size;
-  // 1: the norms take the mean out
+  // 1: the norms subtract the mean
   uint32_t layer;
   uint32_t n_splits;
-  // of tiles, which one split writes; 0: y is floats
+  // rows of y's tiles, where n_splits is 1; 0: y is floats
   uint32_t tile_rows;
-  // positions that a token sees, itself among them
+  // positions that a token sees, including its own
   uint32_t window;
   float q_eps;
   float k_eps;
   float scale;
   // 0: none
   float softcap;
-  // whether blocks without work run the code too
+  // 1: blocks without work run the code too
   uint32_t all_run;
 };

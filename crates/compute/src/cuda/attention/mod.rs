@@ -1,12 +1,13 @@
 //! Attention over a paged cache, and what prepares queries, keys and values for it.
 //!
-//! [`attend`] chooses: [`decode_attention`] for steps of one token per sequence, [`prefill_attention`] for many, both on tensor cores;
-//! [`paged_attention`] for what these do not take, and for exact sums.
+//! [`attend`] chooses: [`decode_attention`] for steps of one token per sequence, [`prefill_attention`] for more than two on average, both
+//! on tensor cores; [`paged_attention`] for all else, and for exact sums.
 
 mod cache;
 mod decode_attention;
 mod paged_attention;
 mod prefill_attention;
+mod prep;
 mod rope;
 mod step;
 
@@ -19,7 +20,7 @@ use super::common::{Output, TileLayout, Tiles};
 use super::driver::{Cuda, Driver, Rooms};
 use crate::{AttentionParams, Error, Heads, KvLayer, Profile, Result, Tensor};
 
-/// Largest head that the kernels hold.
+/// Largest head dimension of the kernels.
 const MAX_HEAD_DIM: usize = 256;
 
 /// Loads the room's kernels.
@@ -31,7 +32,7 @@ pub(in crate::cuda) fn load(driver: &dyn Driver, rooms: &mut Rooms) -> Result<()
     Ok(())
 }
 
-/// Errors: `UnsupportedSize` for heads that no kernel holds.
+/// Errors: `UnsupportedSize` for heads larger than any kernel takes.
 pub(in crate::cuda) fn check_heads(heads: Heads) -> Result<()> {
     let dim = heads.head_dim;
     if (1..=MAX_HEAD_DIM).contains(&dim) {
@@ -39,9 +40,24 @@ pub(in crate::cuda) fn check_heads(heads: Heads) -> Result<()> {
     }
     Err(Error::UnsupportedSize {
         op: "attention",
-        what: format!("heads of {dim} elements; up to {MAX_HEAD_DIM} can be"),
+        what: format!("heads of {dim} elements; the largest have {MAX_HEAD_DIM}"),
         backend: "cuda",
     })
+}
+
+/// # Panics
+/// If the shapes contradict each other.
+fn check_shapes(
+    y: &Tensor<Cuda>,
+    qkv: &Tensor<Cuda>,
+    kv: &KvLayer<Cuda>,
+    batch: &StagedBatch,
+    params: &AttentionParams,
+) {
+    let (h, n_tokens) = (params.heads, batch.n_tokens());
+    assert_eq!((qkv.row_len(), y.row_len()), (h.qkv_len(), h.n_heads * h.head_dim));
+    assert_eq!((qkv.rows(), y.rows()), (n_tokens, n_tokens));
+    assert_eq!((kv.k.shape()[1], kv.k.shape()[3]), (h.n_kv_heads, h.head_dim));
 }
 
 /// Attention of queries that are prepared, over keys and values in the cache.
@@ -53,15 +69,15 @@ pub(in crate::cuda) fn attention(
     batch: &StagedBatch,
     params: &AttentionParams,
 ) -> Result<()> {
-    paged_attention::check_shapes(y, qkv, kv, batch, params);
+    check_shapes(y, qkv, kv, batch, params);
     match prefill_attention::supports(cuda, kv, batch, params) {
         true => prefill_attention::attention(cuda, Output::Floats(y.ptr()), qkv, kv, batch, None, params),
         false => paged_attention::attention(cuda, y, qkv, kv, batch, params),
     }
 }
 
-/// Prepares queries, keys and values, stores keys and values in the cache, and attends. Returns whether the result is in `tiles`, which
-/// are in the memory of `y`, or in `y` as floats.
+/// Prepares queries, keys and values, stores keys and values in the cache, and attends. Returns true if the result is in `tiles`, which
+/// share the memory of `y`, and false if it is in `y` as floats.
 pub(in crate::cuda) fn attend(
     cuda: &Cuda,
     y: &mut Tensor<Cuda>,
@@ -71,9 +87,8 @@ pub(in crate::cuda) fn attend(
 ) -> Result<bool> {
     let Step { kv, batch, prep, params } = step;
     if decode_attention::supports(cuda, kv, batch, params) {
-        let can_write = |t: &Tiles| t.layout == TileLayout::PackedHalf;
-        let tiles =
-            tiles.filter(|t| can_write(t) && decode_attention::writes_tiles(cuda, batch, params.heads));
+        let writes_tiles = decode_attention::writes_tiles(cuda, batch, params.heads);
+        let tiles = tiles.filter(|t| t.layout == TileLayout::PackedHalf && writes_tiles);
         let rows = tiles.map_or(0, |t| t.rows);
         let step = Step { kv, batch, prep, params };
         cuda.timed("attention", || decode_attention::attention(cuda, y, rows, qkv, step))?;

@@ -1,13 +1,14 @@
-//! Launches of attention.
+//! Launches of paged_attention.cu: attention of any step, in f32.
 
 use super::cache::ByCacheType;
+use super::prep::window;
 use crate::cuda::batch::StagedBatch;
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use crate::{AttentionParams, KvLayer, Result, Tensor};
 
 /// Query heads of a block.
 const MAX_ROWS: usize = 8;
-/// Most parts that a token's positions are cut into.
+/// Most splits of a token's positions.
 const MAX_SPLITS: usize = 64;
 
 kernel_args! {
@@ -34,11 +35,20 @@ kernel_args! {
         head_bytes: u32,
         block_size: u32,
         n_splits: u32,
-        /// positions that a token sees, itself among them
+        /// positions that a token sees, including its own
         window: u32,
         scale: f32,
         /// 0: none
         softcap: f32,
+    }
+}
+
+/// Splits of each token's positions: 1 for exact sums, else so many that there are two blocks per SM. Lengths do not matter, so that a
+/// captured graph serves any.
+fn n_splits(cuda: &Cuda, n_blocks: usize) -> usize {
+    match cuda.exact {
+        true => 1,
+        false => (2 * cuda.driver.n_multiprocessors() as usize / n_blocks.max(1)).clamp(1, MAX_SPLITS),
     }
 }
 
@@ -58,22 +68,7 @@ impl Kernels {
     }
 }
 
-/// # Panics
-/// If the shapes contradict each other.
-pub(super) fn check_shapes(
-    y: &Tensor<Cuda>,
-    qkv: &Tensor<Cuda>,
-    kv: &KvLayer<Cuda>,
-    batch: &StagedBatch,
-    params: &AttentionParams,
-) {
-    let (h, n_tokens) = (params.heads, batch.n_tokens());
-    assert_eq!((qkv.row_len(), y.row_len()), (h.qkv_len(), h.n_heads * h.head_dim));
-    assert_eq!((qkv.rows(), y.rows()), (n_tokens, n_tokens));
-    assert_eq!((kv.k.shape()[1], kv.k.shape()[3]), (h.n_kv_heads, h.head_dim));
-}
-
-/// `y` [n_tokens, heads]; shapes as [`check_shapes`] wants them.
+/// `y` [n_tokens, n_heads · head_dim], after [`check_shapes`](super::check_shapes).
 pub(super) fn attention(
     cuda: &Cuda,
     y: &mut Tensor<Cuda>,
@@ -88,12 +83,7 @@ pub(super) fn attention(
     let kernels = cuda.room::<Kernels>();
     let f = kernels.attention.get(dtype)?;
     let chunks = (h.n_heads / h.n_kv_heads).div_ceil(MAX_ROWS);
-    // Enough blocks to fill the device twice. The number does not depend on lengths, so that a recorded graph serves any.
-    let n_splits = match cuda.exact {
-        true => 1,
-        false => (2 * cuda.driver.n_multiprocessors() as usize / (n_tokens * h.n_kv_heads * chunks).max(1))
-            .clamp(1, MAX_SPLITS),
-    };
+    let n_splits = n_splits(cuda, n_tokens * h.n_kv_heads * chunks);
     let partial = match n_splits {
         1 => DevicePtr::NULL,
         _ => {
@@ -116,11 +106,12 @@ pub(super) fn attention(
         head_bytes: dtype.bytes_for(h.head_dim).expect("a cache was made of whole blocks") as u32,
         block_size: kv.k.shape()[2] as u32,
         n_splits: n_splits as u32,
-        window: params.window.map_or(i32::MAX as u32, |w| w.min(i32::MAX as usize) as u32),
+        window: window(params),
         scale: params.scale,
         softcap: params.softcap.unwrap_or(0.0),
     };
-    // SAFETY: every token has a row in qkv and y, and its block table covers its positions; `partial` has room for all splits.
+    // SAFETY: qkv and y have a row for each token and the cache has heads of these sizes, as the caller checked; staging the batch checked
+    // that block tables cover positions and name blocks of the cache. `partial` has room for the results of all splits.
     unsafe {
         cuda.launch(f, [n_tokens, h.n_kv_heads * chunks, n_splits], 128, &args)?;
         if n_splits > 1 {

@@ -23,7 +23,7 @@ struct AttentionArgs {
   uint32_t head_bytes;
   uint32_t block_size;
   uint32_t n_splits;
-  // positions that a token sees, itself among them
+  // positions that a token sees, including its own
   uint32_t window;
   float scale;
   // 0: none

@@ -1,22 +1,23 @@
-//! Launches of attention of many tokens of a sequence on the tensor cores.
+//! Launches of prefill_attention.cu and, on Hopper, of prefill_attention_hopper.cu: many tokens per sequence, on the tensor cores.
 
 use super::cache::{ByTypeAndHead, TENSOR_CORE_TYPES};
+use super::prep::{PrepArgs, window};
 use super::rope;
 use super::step::Step;
 use crate::cuda::batch::StagedBatch;
 use crate::cuda::common::Output;
 use crate::cuda::driver::{BoxMap, Boxes, Cuda, DevicePtr, Driver, kernel_args, kernel_image};
-use crate::{AttentionParams, DType, KvLayer, NormKind, Profile, QkvPrep, Result, RopeStyle, Tensor};
+use crate::{AttentionParams, DType, Heads, KvLayer, Profile, QkvPrep, Result, Tensor};
 
-/// Sizes of heads that the kernels are compiled for; smaller ones are padded.
+/// Head dimensions that the kernels are compiled for; others are padded to the next.
 const HEAD_DIMS: [usize; 2] = [64, 128];
 
-/// What a block of the kernels for a GPU is.
+/// The size of a block of the kernel for this GPU.
 #[derive(Clone, Copy)]
 struct Block {
-    /// Tokens times query heads that share a key-value head.
+    /// Tokens times query heads that share a KV head.
     rows: usize,
-    /// Positions that it looks at together.
+    /// Keys of a step.
     keys: usize,
     threads: u32,
     hopper: bool,
@@ -30,7 +31,7 @@ impl Block {
         }
     }
 
-    /// Shared memory: two stages of keys and values; on Hopper also queries of two tiles, from a multiple of 1024 bytes on.
+    /// Bytes of dynamic shared memory: two stages of keys and of values; on Hopper also of queries, aligned to 1024 bytes.
     const fn shared_bytes(self, head_dim: usize) -> usize {
         let queries = if self.hopper { 2 * self.rows * head_dim * 2 + 1024 } else { 0 };
         2 * 2 * self.keys * head_dim * 2 + queries
@@ -41,7 +42,7 @@ kernel_args! {
     in "prefill_attention_args.cuh";
 
     struct PrefillAttentionArgs {
-        /// [n_tokens, n_heads, head_dim], or tiles of BF16
+        /// [n_tokens, n_heads, head_dim] as floats, or as tiles of BF16
         y: DevicePtr as "float*",
         /// [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
         qkv: DevicePtr as "const float*",
@@ -64,12 +65,12 @@ kernel_args! {
         tile_tokens: u32,
         /// query heads of a block
         tile_heads: u32,
-        /// positions that a token sees, itself among them
+        /// positions that a token sees, including its own
         window: u32,
         scale: f32,
         /// 0: none
         softcap: f32,
-        /// rows of y's tiles; 0: y has floats
+        /// rows of y's tiles; 0: y is floats
         y_rows: u32,
     }
 }
@@ -79,23 +80,23 @@ kernel_args! {
     include "../common/hopper.cuh";
     include "prefill_attention_args.cuh";
 
-    /// The same on Hopper, with what its copy engine must know.
+    /// The same on Hopper, with TMA's descriptors of the cache and the preparation of queries.
     struct PrefillAttentionHopperArgs {
         of_all: PrefillAttentionArgs,
-        /// heads of positions
+        /// rows of the cache, each a head of a position
         n_cache_rows: u32,
-        /// rows of a box, 8 to 128; 0: the cache does not come as boxes
+        /// rows of a TMA box, 8 to 128; 0: without TMA
         box_rows: u32,
         n_tiles: u32,
-        /// What is left to do with queries. [head_dim], null where there is no norm
+        /// [head_dim]; null where queries are prepared or have no norm
         q_weight: DevicePtr as "const float*",
         /// [head_dim] or null
         q_bias: DevicePtr as "const float*",
-        /// [n_tokens, rope_dim]: cosines, then sines; null where nothing turns
+        /// [n_tokens, rope_dim]: cosines, then sines; null where nothing rotates
         angles: DevicePtr as "const float*",
         rope_dim: u32,
         interleaved: u32,
-        /// 1: the norm takes the mean out
+        /// 1: the norm subtracts the mean
         q_layer: u32,
         q_eps: f32,
         k_map: BoxMap as "ptx::TensorMap",
@@ -103,7 +104,7 @@ kernel_args! {
     }
 }
 
-/// Rows of a box, where keys and values can come as boxes: heads as they are, and a number of rows that tiles are made of.
+/// Rows of a TMA box, if TMA can load this cache: elements of 16 bits, and boxes that divide both a step and a block of the cache.
 fn box_rows(kv: &KvLayer<Cuda>, block: Block) -> Option<usize> {
     let rows = kv.k.shape()[2].min(block.keys);
     let is_whole = rows >= 8 && block.keys.is_multiple_of(rows) && kv.k.shape()[2].is_multiple_of(rows);
@@ -137,7 +138,8 @@ impl Kernels {
     }
 }
 
-/// Whether these kernels compute such a step: many tokens per sequence, over a cache that they read.
+/// Whether these kernels compute this step: more than two tokens per sequence on average, heads of a multiple of 8 elements, and a cache
+/// that the tensor cores can read.
 pub(super) fn supports(
     cuda: &Cuda,
     kv: &KvLayer<Cuda>,
@@ -152,7 +154,7 @@ pub(super) fn supports(
         && batch.n_tokens() > 2 * batch.n_seqs()
 }
 
-/// Keys and values on their way into the cache, then [`attention`], which on Hopper prepares the queries.
+/// Prepares keys and values and writes them to the cache, then [`attention`]. On Hopper attention's kernel prepares the queries.
 pub(super) fn store_and_attend(cuda: &Cuda, y: Output, qkv: &mut Tensor<Cuda>, step: Step<'_>) -> Result<()> {
     let Step { kv, batch, prep, params } = step;
     let prep = &prep;
@@ -163,8 +165,8 @@ pub(super) fn store_and_attend(cuda: &Cuda, y: Output, qkv: &mut Tensor<Cuda>, s
     cuda.timed("attention", || attention(cuda, y, qkv, kv, batch, left, params))
 }
 
-/// As [`attention`](super::attention), which checks the shapes. On Hopper `prep` says what is left to do with queries; elsewhere
-/// they are ready.
+/// As [`attention`](super::attention), which checks the shapes. `prep`: what is left to do with queries, on Hopper; elsewhere they are
+/// prepared.
 pub(super) fn attention(
     cuda: &Cuda,
     y: Output,
@@ -175,10 +177,8 @@ pub(super) fn attention(
     params: &AttentionParams,
 ) -> Result<()> {
     let h = params.heads;
-    let group = h.n_heads / h.n_kv_heads;
     let block = Block::on(&*cuda.driver);
-    let tile_heads = group.min(block.rows);
-    let tile_tokens = block.rows / tile_heads;
+    let tiling = Tiling::new(block, h);
     let args = PrefillAttentionArgs {
         y: y.ptr(),
         qkv: qkv.ptr(),
@@ -193,27 +193,64 @@ pub(super) fn attention(
         n_kv_heads: h.n_kv_heads as u32,
         head_dim: h.head_dim as u32,
         block_size: kv.k.shape()[2] as u32,
-        tile_tokens: tile_tokens as u32,
-        tile_heads: tile_heads as u32,
-        window: params.window.map_or(i32::MAX as u32, |w| w.min(i32::MAX as usize) as u32),
+        tile_tokens: tiling.tokens as u32,
+        tile_heads: tiling.heads as u32,
+        window: window(params),
         scale: params.scale,
         softcap: params.softcap.unwrap_or(0.0),
         y_rows: y.tile_rows() as u32,
     };
-    let tiles: usize = batch.seq_lens().map(|n| n.div_ceil(tile_tokens)).sum();
-    let n_tiles = tiles * h.n_kv_heads * group.div_ceil(tile_heads);
-    let i = HEAD_DIMS.iter().position(|&d| h.head_dim <= d).expect("a size that can be");
-    let shared = block.shared_bytes(HEAD_DIMS[i]);
-    let supported = "a type of cache that tensor cores read";
-    let f = match cuda.room::<Kernels>() {
+    let n_tiles = tiling.n_tiles(h, batch);
+    let i = HEAD_DIMS.iter().position(|&d| h.head_dim <= d).expect("`supports` checked the head size");
+    let (shared, supported) = (block.shared_bytes(HEAD_DIMS[i]), "`supports` checked the cache's type");
+    match cuda.room::<Kernels>() {
         Kernels::Ampere(kernels) => {
             let f = kernels.get(kv.k.dtype(), i).expect(supported);
-            // SAFETY: every token has a row in qkv and y, and its block table covers its positions; the grid has a block for each tile
-            // of the staged sequences.
-            return unsafe { cuda.launch_shared(f, [n_tiles, 1, 1], block.threads, shared, &args) };
+            // SAFETY: qkv and y have a row for each token and the cache has heads of these sizes, as the callers checked; staging the batch
+            // checked that block tables cover positions and name blocks of the cache. The grid has a block for each tile.
+            unsafe { cuda.launch_shared(f, [n_tiles, 1, 1], block.threads, shared, &args) }
         }
-        Kernels::Hopper(kernels) => kernels.get(kv.k.dtype(), i).expect(supported),
-    };
+        Kernels::Hopper(kernels) => {
+            let f = kernels.get(kv.k.dtype(), i).expect(supported);
+            let args = hopper_arguments(cuda, args, kv, block, prep, n_tiles)?;
+            let n_blocks = n_tiles.min(cuda.driver.n_multiprocessors() as usize);
+            // SAFETY: as above, with persistent blocks that take the tiles in turns; the tensor maps describe the whole cache, whose
+            // buffers outlive the launch as `kv` does.
+            unsafe { cuda.launch_shared(f, [n_blocks, 1, 1], block.threads, shared, &args) }
+        }
+    }
+}
+
+/// How rows of queries are cut into tiles, a block's work.
+struct Tiling {
+    /// Tokens of a tile.
+    tokens: usize,
+    /// Query heads of a tile, which share a KV head.
+    heads: usize,
+}
+
+impl Tiling {
+    fn new(block: Block, heads: Heads) -> Self {
+        let tile_heads = (heads.n_heads / heads.n_kv_heads).min(block.rows);
+        Self { tokens: block.rows / tile_heads, heads: tile_heads }
+    }
+
+    /// Tiles of a step.
+    fn n_tiles(&self, heads: Heads, batch: &StagedBatch) -> usize {
+        let token_tiles: usize = batch.seq_lens().map(|n| n.div_ceil(self.tokens)).sum();
+        token_tiles * heads.n_kv_heads * (heads.n_heads / heads.n_kv_heads).div_ceil(self.heads)
+    }
+}
+
+/// The arguments on Hopper.
+fn hopper_arguments(
+    cuda: &Cuda,
+    of_all: PrefillAttentionArgs,
+    kv: &KvLayer<Cuda>,
+    block: Block,
+    prep: Option<&QkvPrep<'_, Cuda>>,
+    n_tiles: usize,
+) -> Result<PrefillAttentionHopperArgs> {
     let n_cache_rows = kv.k.shape()[..3].iter().product::<usize>();
     let box_rows = box_rows(kv, block).filter(|_| i32::try_from(n_cache_rows).is_ok());
     let map = |cache: &Tensor<Cuda>| match box_rows {
@@ -221,32 +258,27 @@ pub(super) fn attention(
         Some(box_rows) => cuda.driver.box_map(Boxes {
             rows: cache.buffer().ptr(),
             n_rows: n_cache_rows,
-            row_bytes: 2 * h.head_dim,
+            row_bytes: 2 * kv.k.shape()[3],
             box_rows,
             spread: false,
             box_bytes: 128,
             swizzled: true,
         }),
     };
-    let q_norm = prep.and_then(|p| p.qk_norm).map(|(q, _)| q);
-    let angles = prep.and_then(|p| p.angles);
-    let ptr = |t: Option<&Tensor<Cuda>>| t.map_or(DevicePtr::NULL, Tensor::ptr);
-    let args = PrefillAttentionHopperArgs {
-        of_all: args,
+    let prep = prep.map_or(PrepArgs::NONE, PrepArgs::new);
+    Ok(PrefillAttentionHopperArgs {
+        of_all,
         n_cache_rows: n_cache_rows as u32,
         box_rows: box_rows.unwrap_or(0) as u32,
         n_tiles: n_tiles as u32,
-        q_weight: ptr(q_norm.map(|n| &n.weight)),
-        q_bias: ptr(q_norm.and_then(|n| n.bias.as_ref())),
-        angles: ptr(angles.map(|a| a.0)),
-        rope_dim: angles.map_or(0, |a| a.0.row_len()) as u32,
-        interleaved: u32::from(angles.is_some_and(|a| a.1 == RopeStyle::Interleaved)),
-        q_layer: u32::from(q_norm.is_some_and(|n| n.kind == NormKind::Layer)),
-        q_eps: q_norm.map_or(0.0, |n| n.eps),
+        q_weight: prep.q.weight,
+        q_bias: prep.q.bias,
+        angles: prep.angles,
+        rope_dim: prep.rope_dim,
+        interleaved: prep.interleaved,
+        q_layer: prep.is_layer_norm,
+        q_eps: prep.q.eps,
         k_map: map(&kv.k)?,
         v_map: map(&kv.v)?,
-    };
-    let blocks = n_tiles.min(cuda.driver.n_multiprocessors() as usize);
-    // SAFETY: as above, but that blocks go through the tiles; the boxes are of the cache.
-    unsafe { cuda.launch_shared(f, [blocks, 1, 1], block.threads, shared, &args) }
+    })
 }

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 struct PrefillAttentionArgs {
-  // [n_tokens, n_heads, head_dim], or tiles of BF16
+  // [n_tokens, n_heads, head_dim] as floats, or as tiles of BF16
   float* y;
   // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
   const float* qkv;
@@ -26,11 +26,11 @@ struct PrefillAttentionArgs {
   uint32_t tile_tokens;
   // query heads of a block
   uint32_t tile_heads;
-  // positions that a token sees, itself among them
+  // positions that a token sees, including its own
   uint32_t window;
   float scale;
   // 0: none
   float softcap;
-  // rows of y's tiles; 0: y has floats
+  // rows of y's tiles; 0: y is floats
   uint32_t y_rows;
 };

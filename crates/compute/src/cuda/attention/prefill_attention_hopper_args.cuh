@@ -3,23 +3,23 @@
 #include "../common/hopper.cuh"
 #include "prefill_attention_args.cuh"
 
-// The same on Hopper, with what its copy engine must know.
+// The same on Hopper, with TMA's descriptors of the cache and the preparation of queries.
 struct PrefillAttentionHopperArgs {
   PrefillAttentionArgs of_all;
-  // heads of positions
+  // rows of the cache, each a head of a position
   uint32_t n_cache_rows;
-  // rows of a box, 8 to 128; 0: the cache does not come as boxes
+  // rows of a TMA box, 8 to 128; 0: without TMA
   uint32_t box_rows;
   uint32_t n_tiles;
-  // What is left to do with queries. [head_dim], null where there is no norm
+  // [head_dim]; null where queries are prepared or have no norm
   const float* q_weight;
   // [head_dim] or null
   const float* q_bias;
-  // [n_tokens, rope_dim]: cosines, then sines; null where nothing turns
+  // [n_tokens, rope_dim]: cosines, then sines; null where nothing rotates
   const float* angles;
   uint32_t rope_dim;
   uint32_t interleaved;
-  // 1: the norm takes the mean out
+  // 1: the norm subtracts the mean
   uint32_t q_layer;
   float q_eps;
   ptx::TensorMap k_map;

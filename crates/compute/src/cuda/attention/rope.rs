@@ -1,9 +1,10 @@
-//! Launches that prepare queries, keys and values.
+//! Launches of rope.cu: angles of RoPE, and the preparation of queries, keys and values before attention.
 
 use super::cache::ByCacheType;
+use super::prep::PrepArgs;
 use crate::cuda::batch::StagedBatch;
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
-use crate::{KvLayer, NormKind, QkvPrep, Result, RopeStyle, Tensor};
+use crate::{KvLayer, QkvPrep, Result, Tensor};
 
 kernel_args! {
     in "rope_args.cuh";
@@ -31,29 +32,30 @@ kernel_args! {
         q_bias: DevicePtr as "const float*",
         k_weight: DevicePtr as "const float*",
         k_bias: DevicePtr as "const float*",
-        /// [n_tokens, rope_dim]: cosines, then sines; null where nothing turns
+        /// [n_tokens, rope_dim]: cosines, then sines; null where nothing rotates
         angles: DevicePtr as "const float*",
         /// [n_tokens]
         positions: DevicePtr as "const uint32_t*",
-        /// [n_tokens]: where a token's block table begins
+        /// [n_tokens]: first entry of a token's block table
         table_starts: DevicePtr as "const uint32_t*",
         block_tables: DevicePtr as "const uint32_t*",
         n_heads: u32,
         n_kv_heads: u32,
         head_dim: u32,
         head_bytes: u32,
-        /// those before it stay as they are
+        /// heads before it are left alone
         first_head: u32,
         rope_dim: u32,
         interleaved: u32,
         block_size: u32,
-        /// 1: the norms take the mean out
+        /// 1: the norms subtract the mean
         layer: u32,
         q_eps: f32,
         k_eps: f32,
     }
 }
 
+/// Writes the cosines, then the sines, of each token's angles, times `scale`: `y` [n_tokens, 2 · n], frequencies `f` [n].
 pub(in crate::cuda) fn angles(
     cuda: &Cuda,
     y: &mut Tensor<Cuda>,
@@ -63,7 +65,7 @@ pub(in crate::cuda) fn angles(
 ) -> Result<()> {
     assert_eq!((y.row_len(), y.rows()), (2 * f.len(), batch.n_tokens()));
     let args = AnglesArgs { y: y.ptr(), f: f.ptr(), positions: batch.positions(), n: f.len() as u32, scale };
-    // SAFETY: y has 2 · n elements for each token of the batch.
+    // SAFETY: y has 2 · n elements for each token of the batch, as asserted above, and f has n.
     unsafe { cuda.launch(cuda.room::<Kernels>().rope_angles, [y.rows(), 1, 1], 128, &args) }
 }
 
@@ -83,7 +85,7 @@ impl Kernels {
     }
 }
 
-/// Prepares the heads from `first_head` on: queries, keys, values.
+/// Prepares the heads of `qkv` from `first_head` on (queries, then keys, then values): QK norm, RoPE, and keys and values into the cache.
 pub(in crate::cuda) fn store_kv(
     cuda: &Cuda,
     qkv: &mut Tensor<Cuda>,
@@ -96,25 +98,16 @@ pub(in crate::cuda) fn store_kv(
     let dtype = kv.k.dtype();
     assert_eq!((qkv.row_len(), qkv.rows()), (h.qkv_len(), batch.n_tokens()));
     assert_eq!((kv.k.shape()[1], kv.k.shape()[3]), (h.n_kv_heads, h.head_dim));
-    let (q_norm, k_norm) = prep.qk_norm.unzip();
-    for norm in [q_norm, k_norm].into_iter().flatten() {
-        assert_eq!(norm.weight.len(), h.head_dim);
-    }
-    if let (Some(q), Some(k)) = (q_norm, k_norm) {
-        assert_eq!(q.kind, k.kind, "norms of queries and keys");
-    }
-    let rope_dim = prep.angles.map_or(0, |(t, _)| t.row_len());
-    assert!(rope_dim <= h.head_dim, "{rope_dim} of {} elements turn", h.head_dim);
-    let ptr = |t: Option<&Tensor<Cuda>>| t.map_or(DevicePtr::NULL, Tensor::ptr);
+    let prep = PrepArgs::new(prep);
     let args = StoreArgs {
         qkv: qkv.ptr(),
         k_cache: kv.k.buffer().ptr(),
         v_cache: kv.v.buffer().ptr(),
-        q_weight: ptr(q_norm.map(|n| &n.weight)),
-        q_bias: ptr(q_norm.and_then(|n| n.bias.as_ref())),
-        k_weight: ptr(k_norm.map(|n| &n.weight)),
-        k_bias: ptr(k_norm.and_then(|n| n.bias.as_ref())),
-        angles: ptr(prep.angles.map(|a| a.0)),
+        q_weight: prep.q.weight,
+        q_bias: prep.q.bias,
+        k_weight: prep.k.weight,
+        k_bias: prep.k.bias,
+        angles: prep.angles,
         positions: batch.positions(),
         table_starts: batch.table_starts(),
         block_tables: batch.block_tables(),
@@ -123,15 +116,17 @@ pub(in crate::cuda) fn store_kv(
         head_dim: h.head_dim as u32,
         head_bytes: dtype.bytes_for(h.head_dim).expect("a cache was made of whole blocks") as u32,
         first_head: first_head as u32,
-        rope_dim: rope_dim as u32,
-        interleaved: u32::from(prep.angles.is_some_and(|(_, s)| s == RopeStyle::Interleaved)),
+        rope_dim: prep.rope_dim,
+        interleaved: prep.interleaved,
         block_size: kv.k.shape()[2] as u32,
-        layer: u32::from(q_norm.is_some_and(|n| n.kind == NormKind::Layer)),
-        q_eps: q_norm.map_or(0.0, |n| n.eps),
-        k_eps: k_norm.map_or(0.0, |n| n.eps),
+        layer: prep.is_layer_norm,
+        q_eps: prep.q.eps,
+        k_eps: prep.k.eps,
     };
     let f = cuda.room::<Kernels>().store_kv.get(dtype)?;
     let n_heads = h.n_heads + 2 * h.n_kv_heads - first_head;
-    // SAFETY: qkv has a row for each token; the scheduler gives every position a block of the cache, and each to one token only.
+    // SAFETY: qkv has a row for each token, and the cache heads of these sizes, as asserted above; norms and angles have the sizes that
+    // PrepArgs checked. Staging the batch checked that block tables cover positions and name blocks of the cache; no two tokens of a
+    // batch share a slot of it, so no two warps write the same head.
     unsafe { cuda.launch(f, [qkv.rows(), n_heads.div_ceil(4), 1], 128, &args) }
 }

@@ -25,23 +25,23 @@ struct StoreArgs {
   const float* q_bias;
   const float* k_weight;
   const float* k_bias;
-  // [n_tokens, rope_dim]: cosines, then sines; null where nothing turns
+  // [n_tokens, rope_dim]: cosines, then sines; null where nothing rotates
   const float* angles;
   // [n_tokens]
   const uint32_t* positions;
-  // [n_tokens]: where a token's block table begins
+  // [n_tokens]: first entry of a token's block table
   const uint32_t* table_starts;
   const uint32_t* block_tables;
   uint32_t n_heads;
   uint32_t n_kv_heads;
   uint32_t head_dim;
   uint32_t head_bytes;
-  // those before it stay as they are
+  // heads before it are left alone
   uint32_t first_head;
   uint32_t rope_dim;
   uint32_t interleaved;
   uint32_t block_size;
-  // 1: the norms take the mean out
+  // 1: the norms subtract the mean
   uint32_t layer;
   float q_eps;
   float k_eps;
