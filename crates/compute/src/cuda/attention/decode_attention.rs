@@ -145,8 +145,8 @@ pub(super) fn attention(
     let args = arguments(cuda, y, tile_rows, qkv, &step)?;
     let (threads, shared) =
         (32 * warps(HEAD_DIMS[size]) as u32, shared_bytes(&*cuda.driver, HEAD_DIMS[size]));
-    // SAFETY: qkv and y have a row for each token and the cache has heads of these sizes, as asserted above; norms and angles have the sizes
-    // that PrepArgs checked. Staging the batch checked that block tables cover positions and name blocks of the cache; no two tokens of a
+    // SAFETY: qkv and y have a row for each token and the cache has heads of these sizes, as asserted above; norms and angles have the
+    // sizes that PrepArgs checked. Staging the batch checked that block tables cover positions and name blocks of the cache; no two tokens of a
     // batch share a slot of it, so no two blocks write the same head. `partial` has room for all splits, `arrived` for all groups of heads.
     cuda.smem_guard.keep(|| unsafe { cuda.launch_shared(f, [n_blocks, 1, 1], threads, shared, &args) })
 }

@@ -1,4 +1,4 @@
-// A head of queries, keys or values on its way: norm, rotation by position, and each type of cache.
+// Preparation of a head of queries, keys or values: norm, rotation (RoPE), and the write to each type of cache.
 #pragma once
 #include "../common/quant.cuh"
 
@@ -7,6 +7,7 @@ struct Head {
   float x[8];
 };
 
+// LayerNorm with `layer`, else RMSNorm, of a head by one warp; all lanes call it.
 DEVICE void norm_head(Head& h, int dim, int lane, const float* weight, const float* bias, bool layer, float eps) {
   float mean = 0;
   if (layer) {
@@ -26,7 +27,7 @@ DEVICE void norm_head(Head& h, int dim, int lane, const float* weight, const flo
   }
 }
 
-// Turns pair `i` of the head in shared memory, of which `n` pairs turn.
+// Rotates pair `i` of a head in shared memory, of which the first `n` pairs rotate.
 DEVICE void rotate_pair(float* head, int i, int n, bool interleaved, float c, float s) {
   const int p = interleaved ? 2 * i : i, q = interleaved ? 2 * i + 1 : i + n;
   const float x = head[p], y = head[q];
@@ -34,7 +35,7 @@ DEVICE void rotate_pair(float* head, int i, int n, bool interleaved, float c, fl
   head[q] = x * s + y * c;
 }
 
-// How each type of cache holds a head; `lane` writes its share.
+// Writes a head, floats in shared memory, to a cache of type T at `out`; each lane of a warp writes its share.
 template <class T>
 DEVICE void write_head(uint8_t* out, const float* head, int dim, int lane);
 

@@ -1,151 +1,195 @@
-// Causal attention of a token's queries over its sequence's cache, by online softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
+// Causal attention of a token's queries over its sequence's cache, by online softmax (Milakov and Gimelshein 2018; Dao et al. 2022), in
+// f32 without tensor cores: for exact sums, and for caches and heads that the other kernels do not take.
 //
-// A block owns up to 8 query heads that share a key-value head, of one token, over one split of the positions it sees. It walks the
-// split 64 keys at a time: 8 lanes share a key for the scores, then a thread owns 8 elements of the values. Splits are merged by
-// attention_merge. Moves: the keys and values of the split, once for all its heads. Shared memory: 15 KiB.
+//   for each tile of 64 keys:  S = Q Kᵀ;  P = exp(S - max);  O = O · correction + P V
+//
+// Mapping. Block of 4 warps: up to 8 query heads that share a KV head, of one token, over one split of the positions it sees. For scores
+// 8 lanes share a key; for outputs a thread owns 8 elements of every n_lines-th key, and these lines are added at the end, in order.
+// Splits are merged by attention_merge, of which a block owns a head of a token.
+// Shared memory: 14,432 bytes. Moves: K and V of the split once for all its heads, 2 · n_positions · head_bytes.
 #include "../common/quant.cuh"
 #include "paged_attention_args.cuh"
 
-constexpr int TILE = 64;     // keys
+constexpr int TILE = 64;  // keys
 constexpr int THREADS = 128;
 constexpr int MAX_ROWS = 8;  // query heads of a block
 constexpr int MAX_DIM = 256;
 
-template <class T>
-DEVICE void attention(const AttentionArgs& a) {
-  ptx::griddepcontrol_wait();
-  __shared__ __align__(16) float q[MAX_ROWS][MAX_DIM];
-  __shared__ float scores[MAX_ROWS][TILE];
-  __shared__ float row_max[MAX_ROWS], row_sum[MAX_ROWS], correction[MAX_ROWS];
-  __shared__ __align__(16) float merged[THREADS * 8];
-  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  const int dim = a.head_dim, n_heads = a.n_heads, n_kv_heads = a.n_kv_heads;
-  const int group = n_heads / n_kv_heads, chunks = ceil_div(group, MAX_ROWS);
-  const int token = blockIdx.x, kv_head = blockIdx.y / chunks, split = blockIdx.z;
-  const int first_row = blockIdx.y % chunks * MAX_ROWS;
-  const int n_rows = group - first_row < MAX_ROWS ? group - first_row : MAX_ROWS;
-  const int first_head = kv_head * group + first_row;
+// The work of a block: `n_rows` query heads from `first_head` on, of one token, over positions `from` to `to` - 1.
+struct Split {
+  int token, index, kv_head, first_head, n_rows, from, to;
+  const uint32_t* table;
 
-  const int end = a.positions[token] + 1;
-  const int start = end > static_cast<int>(a.window) ? end - static_cast<int>(a.window) : 0;
-  const int per_split = ceil_div(ceil_div(end - start, a.n_splits), TILE) * TILE;
-  const int from = start + split * per_split;
-  const int to = from + per_split < end ? from + per_split : end;
-
-  // Heads are padded to whole groups of 8 with zeros.
-  const int n_slices = ceil_div(dim, 8), padded = n_slices * 8;
-  for (int i = tid; i < n_rows * padded; i += THREADS) {
-    const size_t row = static_cast<size_t>(token) * (n_heads + 2 * n_kv_heads) + first_head + i / padded;
-    q[i / padded][i % padded] = i % padded < dim ? a.qkv[row * dim + i % padded] * a.scale : 0.0f;
+  DEVICE explicit Split(const AttentionArgs& a) {
+    const int group = a.n_heads / a.n_kv_heads, chunks = ceil_div(group, MAX_ROWS), first_row = blockIdx.y % chunks * MAX_ROWS;
+    token = blockIdx.x, kv_head = blockIdx.y / chunks, index = blockIdx.z;
+    n_rows = group - first_row < MAX_ROWS ? group - first_row : MAX_ROWS;
+    first_head = kv_head * group + first_row;
+    const int end = a.positions[token] + 1;
+    const int start = end > static_cast<int>(a.window) ? end - static_cast<int>(a.window) : 0;
+    const int per_split = ceil_div(ceil_div(end - start, a.n_splits), TILE) * TILE;
+    from = start + index * per_split, to = from + per_split < end ? from + per_split : end;
+    table = a.block_tables + a.table_starts[token];
   }
-  if (tid < MAX_ROWS) row_max[tid] = -INFINITY, row_sum[tid] = 0;
-  const uint32_t* table = a.block_tables + a.table_starts[token];
-  const auto head_at = [&](const uint8_t* cache, int position) {
-    const size_t block = table[position / a.block_size];
-    return cache + ((block * n_kv_heads + kv_head) * a.block_size + position % a.block_size) * a.head_bytes;
-  };
 
-  // Values: `n_slices` threads own 8 elements each of a key's values, `n_lines` keys at a time.
-  const int n_lines = THREADS / n_slices;
-  const int slice = tid % n_slices, line = tid / n_slices;
+  DEVICE const uint8_t* head_at(const AttentionArgs& a, const uint8_t* cache, int position) const {
+    const size_t block = table[position / a.block_size];
+    return cache + ((block * static_cast<int>(a.n_kv_heads) + kv_head) * a.block_size + position % a.block_size) * a.head_bytes;
+  }
+};
+
+struct Smem {
+  __align__(16) float q[MAX_ROWS][MAX_DIM];
+  float scores[MAX_ROWS][TILE];
+  float max[MAX_ROWS], sum[MAX_ROWS], correction[MAX_ROWS];
+  __align__(16) float merged[THREADS * 8];
+};
+
+// Queries times the scale, `padded` elements a row with zeros past the end.
+DEVICE void load_queries(const AttentionArgs& a, const Split& split, Smem& smem, int padded, int tid) {
+  const int dim = a.head_dim, n_heads = a.n_heads, n_kv_heads = a.n_kv_heads;
+  for (int i = tid; i < split.n_rows * padded; i += THREADS) {
+    const size_t row = static_cast<size_t>(split.token) * (n_heads + 2 * n_kv_heads) + split.first_head + i / padded;
+    smem.q[i / padded][i % padded] = i % padded < dim ? a.qkv[row * dim + i % padded] * a.scale : 0.0f;
+  }
+  if (tid < MAX_ROWS) smem.max[tid] = -INFINITY, smem.sum[tid] = 0;
+}
+
+// A lane's share of a key's scores, the elements 8 (tid % 8) + 64 i to + 7.
+template <class T>
+DEVICE void dot_key(float (&dot)[MAX_ROWS], const Smem& smem, const uint8_t* k_head, int n_rows, int dim, int tid) {
+  for (int i = tid % 8 * 8; i < dim; i += 64) {
+    float k[8];
+    load8<T>(k, k_head, i, dim, nullptr);
+#pragma unroll
+    for (int r = 0; r < MAX_ROWS; r++) {
+      if (r < n_rows) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) dot[r] = fmaf(smem.q[r][i + j], k[j], dot[r]);
+      }
+    }
+  }
+}
+
+// S = Q Kᵀ of the tile at `base`; -infinity past its `n_keys` keys.
+template <class T>
+DEVICE void score_tile(const AttentionArgs& a, const Split& split, Smem& smem, int base, int n_keys, int tid) {
+  for (int key = tid / 8; key < TILE; key += THREADS / 8) {
+    float dot[MAX_ROWS] = {};
+    if (key < n_keys) dot_key<T>(dot, smem, split.head_at(a, a.k_cache, base + key), split.n_rows, a.head_dim, tid);
+#pragma unroll
+    for (int r = 0; r < MAX_ROWS; r++) {
+      if (r < split.n_rows) {
+        float s = dot[r];
+#pragma unroll
+        for (int d = 4; d; d >>= 1) s += __shfl_xor_sync(ALL_LANES, s, d);
+        if (a.softcap != 0.0f) s = a.softcap * tanhf(s / a.softcap);
+        if (tid % 8 == 0) smem.scores[r][key] = key < n_keys ? s : -INFINITY;
+      }
+    }
+  }
+}
+
+// Makes weights of a tile's scores, a row per warp.
+DEVICE void weigh(Smem& smem, int n_rows, int warp, int lane) {
+  for (int r = warp; r < n_rows; r += THREADS / 32) {
+    const float s0 = smem.scores[r][lane], s1 = smem.scores[r][lane + 32], before = smem.max[r];
+    const float max = fmaxf(before, warp_max(fmaxf(s0, s1)));
+    const float p0 = expf(s0 - max), p1 = expf(s1 - max), sum = warp_sum(p0 + p1);
+    smem.scores[r][lane] = p0, smem.scores[r][lane + 32] = p1;
+    __syncwarp();
+    if (lane == 0) {
+      smem.correction[r] = expf(before - max);
+      smem.max[r] = max;
+      smem.sum[r] = smem.sum[r] * smem.correction[r] + sum;
+    }
+  }
+}
+
+// A thread's share of outputs: elements 8 `slice` to 8 `slice` + 7, of keys `line`, `line` + `n_lines`, …
+struct Lines {
+  int n_lines, slice, line;
   float out[MAX_ROWS][8] = {};
 
-  for (int base = from; base < to; base += TILE) {
-    const int n_keys = to - base < TILE ? to - base : TILE;
-    __syncthreads();
-    for (int key = tid / 8; key < TILE; key += THREADS / 8) {
-      float dot[MAX_ROWS] = {};
-      if (key < n_keys) {
-        const uint8_t* k_head = head_at(a.k_cache, base + key);
-        for (int i = tid % 8 * 8; i < dim; i += 64) {
-          float k[8];
-          load8<T>(k, k_head, i, dim, nullptr);
+  DEVICE Lines(int n_slices, int tid) : n_lines(THREADS / n_slices), slice(tid % n_slices), line(tid / n_slices) {}
+
+  // O = O · correction + P V
+  template <class T>
+  DEVICE void accumulate(const AttentionArgs& a, const Split& split, const Smem& smem, int base, int n_keys) {
+    if (line >= n_lines) return;
 #pragma unroll
-          for (int r = 0; r < MAX_ROWS; r++) {
-            if (r < n_rows) {
+    for (int r = 0; r < MAX_ROWS; r++) {
+      if (r < split.n_rows) {
 #pragma unroll
-              for (int j = 0; j < 8; j++) dot[r] = fmaf(q[r][i + j], k[j], dot[r]);
-            }
-          }
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < MAX_ROWS; r++) {
-        if (r < n_rows) {
-          float s = dot[r];
-#pragma unroll
-          for (int d = 4; d; d >>= 1) s += __shfl_xor_sync(ALL_LANES, s, d);
-          if (a.softcap != 0.0f) s = a.softcap * tanhf(s / a.softcap);
-          if (tid % 8 == 0) scores[r][key] = key < n_keys ? s : -INFINITY;
-        }
+        for (int j = 0; j < 8; j++) out[r][j] *= smem.correction[r];
       }
     }
-    __syncthreads();
-    for (int r = warp; r < n_rows; r += THREADS / 32) {
-      const float s0 = scores[r][lane], s1 = scores[r][lane + 32], before = row_max[r];
-      const float max = fmaxf(before, warp_max(fmaxf(s0, s1)));
-      const float p0 = expf(s0 - max), p1 = expf(s1 - max), sum = warp_sum(p0 + p1);
-      scores[r][lane] = p0, scores[r][lane + 32] = p1;
-      __syncwarp();
-      if (lane == 0) {
-        correction[r] = expf(before - max);
-        row_max[r] = max;
-        row_sum[r] = row_sum[r] * correction[r] + sum;
-      }
-    }
-    __syncthreads();
-    if (line < n_lines) {
+    for (int key = line; key < n_keys; key += n_lines) {
+      float v[8];
+      load8<T>(v, split.head_at(a, a.v_cache, base + key), slice * 8, a.head_dim, nullptr);
 #pragma unroll
       for (int r = 0; r < MAX_ROWS; r++) {
-        if (r < n_rows) {
+        if (r < split.n_rows) {
+          const float p = smem.scores[r][key];
 #pragma unroll
-          for (int j = 0; j < 8; j++) out[r][j] *= correction[r];
-        }
-      }
-      for (int key = line; key < n_keys; key += n_lines) {
-        float v[8];
-        load8<T>(v, head_at(a.v_cache, base + key), slice * 8, dim, nullptr);
-#pragma unroll
-        for (int r = 0; r < MAX_ROWS; r++) {
-          if (r < n_rows) {
-            const float p = scores[r][key];
-#pragma unroll
-            for (int j = 0; j < 8; j++) out[r][j] = fmaf(p, v[j], out[r][j]);
-          }
+          for (int j = 0; j < 8; j++) out[r][j] = fmaf(p, v[j], out[r][j]);
         }
       }
     }
   }
+};
 
-  // The lines of a row are added in order.
-  const int partial_len = dim + 2;
+// Adds the lines of each row, in order, and writes the result, or that of this split.
+DEVICE void store(const AttentionArgs& a, const Split& split, Smem& smem, const Lines& lines, int padded, int tid) {
+  const int dim = a.head_dim;
 #pragma unroll
   for (int r = 0; r < MAX_ROWS; r++) {
-    if (r >= n_rows) break;
+    if (r >= split.n_rows) break;
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < 8; j++) merged[tid * 8 + j] = out[r][j];
+    for (int j = 0; j < 8; j++) smem.merged[tid * 8 + j] = lines.out[r][j];
     __syncthreads();
-    const size_t row = static_cast<size_t>(token) * n_heads + first_head + r;
-    float* partial = a.partial + (row * a.n_splits + split) * partial_len;
+    const size_t row = static_cast<size_t>(split.token) * static_cast<int>(a.n_heads) + split.first_head + r;
+    float* partial = a.partial + (row * a.n_splits + split.index) * (dim + 2);
     for (int i = tid; i < dim; i += THREADS) {
       float sum = 0;
-      for (int l = 0; l < n_lines; l++) sum += merged[l * padded + i];
+      for (int l = 0; l < lines.n_lines; l++) sum += smem.merged[l * padded + i];
       if (a.n_splits == 1) {
-        a.y[row * dim + i] = sum / row_sum[r];
+        a.y[row * dim + i] = sum / smem.sum[r];
       } else {
         partial[i] = sum;
       }
     }
-    if (a.n_splits > 1 && tid == 0) partial[dim] = row_max[r], partial[dim + 1] = row_sum[r];
+    if (a.n_splits > 1 && tid == 0) partial[dim] = smem.max[r], partial[dim + 1] = smem.sum[r];
   }
+}
+
+template <class T>
+DEVICE void attention(const AttentionArgs& a) {
+  ptx::griddepcontrol_wait();
+  __shared__ Smem smem;
+  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+  const Split split(a);
+  const int n_slices = ceil_div(a.head_dim, 8), padded = n_slices * 8;
+  load_queries(a, split, smem, padded, tid);
+  Lines lines(n_slices, tid);
+  for (int base = split.from; base < split.to; base += TILE) {
+    const int n_keys = split.to - base < TILE ? split.to - base : TILE;
+    __syncthreads();
+    score_tile<T>(a, split, smem, base, n_keys, tid);
+    __syncthreads();
+    weigh(smem, split.n_rows, warp, lane);
+    __syncthreads();
+    lines.accumulate<T>(a, split, smem, base, n_keys);
+  }
+  store(a, split, smem, lines, padded, tid);
 }
 
 #define ATTENTION(T) \
   KERNEL(attention_##T, AttentionArgs, THREADS) { attention<T>(a); }
 ATTENTION(F32) ATTENTION(F16) ATTENTION(BF16) ATTENTION(Q8_0)
 
-// A block owns one head of one token. The first split is never empty, so the maximum is finite.
+// Merges the splits of a head of a token. The first split is never empty, so the maximum is finite.
 KERNEL(attention_merge, AttentionArgs, THREADS) {
   ptx::griddepcontrol_wait();
   const int dim = a.head_dim, n_splits = a.n_splits;

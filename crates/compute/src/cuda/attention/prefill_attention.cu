@@ -1,58 +1,105 @@
 // Causal attention of many tokens of a sequence over its cache, on the tensor cores, by online softmax (Milakov and Gimelshein 2018;
 // Dao 2023).
 //
-// A block of 4 warps owns up to 64 rows, a warp 16: a row is a token and one of the query heads that share a key-value head. It walks
-// the positions that its tokens see, 64 at a time, through two stages in shared memory that are filled in the
-// background; the 16 bytes of a row lie where `place` says, so that reads of 8 rows fall on all banks. Queries, scores and sums stay
-// in registers; queries and weights are rounded to the cache's type. A cache of 8 bits is decoded to half precision on its way to
-// shared memory, and then the reads of one block pass in the shadow of another's products. Moves: the keys and values that a block
-// sees, once. Shared memory: 64 KiB at most.
+//   for each step of 64 keys:  load K and V of the next step;  S = Q Kᵀ;  P = exp2(S - max);  O = O · correction + P V
+//
+// Mapping. Block of 4 warps: up to 64 rows; a row is a token and one of the query heads that share a KV head. Warp w: rows 16 w to
+// 16 w + 15. Lane: rows lane / 4 and lane / 4 + 8 of these. Queries (rounded to the cache's type), scores and outputs stay in registers.
+// Shared memory: two stages of K [64, DIM] and V [64, DIM] in 16 bits, filled by cp.async: 32 KiB for heads of 64, 64 KiB for 128, and 512
+// bytes static. Q8_0 is decoded to half precision on the way, which other blocks' mma hide.
+// Moves: K and V that a block sees, once: 4 · n_keys · head_dim bytes; its rows of qkv and y.
 #include "prefill_attention.cuh"
 
 constexpr int THREADS = 128;
+constexpr int KEYS = 64;
 
-// Element of a tile where 16 bytes of a row are.
+// Element of a tile [KEYS, DIM] where 8 elements of a row are, so that reads of 8 rows fall on all banks.
 template <int DIM>
-DEVICE int place(int row, int chunk) {
+DEVICE int swizzled_offset(int row, int chunk) {
   return row * DIM + (chunk ^ (row & 7)) * 8;
 }
 
-template <class T, class Cache, int DIM>
-DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
-  constexpr int KEYS = 64, CHUNKS = DIM / 8, LOADS = KEYS * CHUNKS / THREADS;
-  ptx::griddepcontrol_wait();
-  DYNAMIC_SHARED(shared);
-  __shared__ uint32_t key_rows[2][KEYS];
-  uint16_t* tiles = reinterpret_cast<uint16_t*>(shared);
-  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, dim = a.head_dim;
-  const Tile t(a, blockIdx.x, gridDim.x);
+// The two stages of keys and values in shared memory.
+template <class Cache, int DIM>
+struct KvStages {
+  static constexpr int CHUNKS = DIM / 8, LOADS = KEYS * CHUNKS / THREADS;
+  const PrefillAttentionArgs& a;
+  const Tile& t;
+  uint16_t* tiles;              // [2, keys and values, KEYS, DIM]
+  uint32_t (*key_rows)[KEYS];   // [2, KEYS]: rows of the cache
+  int tid;
 
-  // Where the keys of a step are, by one thread each.
-  const auto locate = [&](int step) {
+  DEVICE uint16_t* keys(int step) const { return tiles + step % 2 * 2 * KEYS * DIM; }
+
+  // Finds the rows of a step's keys, by one thread each.
+  DEVICE void locate(int step) const {
     const int position = t.start + step * KEYS + tid;
-    if (tid < KEYS) key_rows[step % 2][tid] = position < t.end ? t.row_of(a, position) : NOWHERE;
-  };
-  const int chunk = tid % CHUNKS;
-  const size_t row_bytes = Cache::row_bytes(dim);
-  const auto fetch = [&](int step) {
-    uint16_t* k = tiles + step % 2 * 2 * KEYS * DIM;
+    if (tid < KEYS) key_rows[step % 2][tid] = position < t.end ? t.row_of(a, position) : NO_HEAD;
+  }
+
+  DEVICE void load_stage(int step) const {
+    const int dim = a.head_dim, chunk = tid % CHUNKS;
+    const size_t row_bytes = Cache::head_bytes(dim);
+    uint16_t* k = keys(step);
 #pragma unroll
     for (int i = 0; i < LOADS; i++) {
       const int key = tid / CHUNKS + i * (THREADS / CHUNKS);
       const uint32_t row = key_rows[step % 2][key];
-      // Zeros stand for keys that are not there, and for what a head lacks.
-      const bool there = row != NOWHERE && chunk * 8 < dim;
+      // Zeros for keys that are not there, and for what a head lacks of DIM.
+      const bool there = row != NO_HEAD && chunk * 8 < dim;
       const size_t at = row * row_bytes;
-      Cache::bring(k + place<DIM>(key, chunk), a.k_cache, at, chunk * 8, there);
-      Cache::bring(k + KEYS * DIM + place<DIM>(key, chunk), a.v_cache, at, chunk * 8, there);
+      Cache::load8(k + swizzled_offset<DIM>(key, chunk), a.k_cache, at, chunk * 8, there);
+      Cache::load8(k + KEYS * DIM + swizzled_offset<DIM>(key, chunk), a.v_cache, at, chunk * 8, there);
     }
     ptx::cp_async_commit();
-  };
+  }
+};
+
+// S = Q Kᵀ
+template <class T, int DIM>
+DEVICE void multiply_keys(float (&score)[KEYS / 8][4], const uint32_t (&q)[DIM / 16][4], const uint16_t* k, int lane) {
+#pragma unroll
+  for (int i = 0; i < DIM / 16; i++) {
+#pragma unroll
+    for (int j = 0; j < KEYS / 16; j++) {
+      uint32_t b[4];
+      ptx::ldmatrix_x4(b, k + swizzled_offset<DIM>(j * 16 + lane % 8 + lane / 16 * 8, i * 2 + lane / 8 % 2));
+      T::multiply(score[2 * j], q[i], b[0], b[1]);
+      T::multiply(score[2 * j + 1], q[i], b[2], b[3]);
+    }
+  }
+}
+
+// O += P V
+template <class T, int DIM>
+DEVICE void multiply_values(float (&out)[DIM / 8][4], const float (&score)[KEYS / 8][4], const uint16_t* v, int lane) {
+#pragma unroll
+  for (int j = 0; j < KEYS / 16; j++) {
+    uint32_t weights[4];
+    pack_weights<T>(weights, score, j);
+#pragma unroll
+    for (int i = 0; i < DIM / 16; i++) {
+      uint32_t b[4];
+      ptx::ldmatrix_x4_trans(b, v + swizzled_offset<DIM>(j * 16 + lane % 16, i * 2 + lane / 16));
+      T::multiply(out[2 * i], weights, b[0], b[1]);
+      T::multiply(out[2 * i + 1], weights, b[2], b[3]);
+    }
+  }
+}
+
+template <class T, class Cache, int DIM>
+DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
+  ptx::griddepcontrol_wait();
+  DYNAMIC_SHARED(shared);
+  __shared__ uint32_t key_rows[2][KEYS];
+  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+  const Tile t(a, blockIdx.x, gridDim.x);
+  const KvStages<Cache, DIM> stages = {a, t, reinterpret_cast<uint16_t*>(shared), key_rows, tid};
   const int n_steps = ceil_div(t.end - t.start, KEYS);
-  locate(0);
+  stages.locate(0);
   __syncthreads();
-  fetch(0);
-  locate(1);
+  stages.load_stage(0);
+  stages.locate(1);
 
   const Rows rows(a, t, warp * 16, lane);
   uint32_t q[DIM / 16][4];
@@ -60,44 +107,22 @@ DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
   Softmax softmax(a);
   float out[DIM / 8][4] = {};
   for (int step = 0; step < n_steps; step++) {
-    // Locations of the next tile, and the stage that this step's reads will leave, are free since the last barrier.
+    // All warps have read the stage that the next load overwrites, and written where its keys are.
     __syncthreads();
     if (step + 1 < n_steps) {
-      fetch(step + 1);
+      stages.load_stage(step + 1);
     } else {
       ptx::cp_async_commit();
     }
     ptx::cp_async_wait<1>();
     __syncthreads();
-    locate(step + 2);
-    const uint16_t* k = tiles + step % 2 * 2 * KEYS * DIM;
-    const uint16_t* v = k + KEYS * DIM;
-
+    stages.locate(step + 2);
+    const uint16_t* k = stages.keys(step);
     float score[KEYS / 8][4] = {};
-#pragma unroll
-    for (int i = 0; i < DIM / 16; i++) {
-#pragma unroll
-      for (int j = 0; j < KEYS / 16; j++) {
-        uint32_t b[4];
-        ptx::ldmatrix_x4(b, k + place<DIM>(j * 16 + lane % 8 + lane / 16 * 8, i * 2 + lane / 8 % 2));
-        T::multiply(score[2 * j], q[i], b[0], b[1]);
-        T::multiply(score[2 * j + 1], q[i], b[2], b[3]);
-      }
-    }
+    multiply_keys<T, DIM>(score, q, k, lane);
     softmax.weigh(score, a, t, rows, t.start + step * KEYS, lane);
     softmax.correct(out);
-#pragma unroll
-    for (int j = 0; j < KEYS / 16; j++) {
-      uint32_t weights[4];
-      pack_weights<T>(weights, score, j);
-#pragma unroll
-      for (int i = 0; i < DIM / 16; i++) {
-        uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b, v + place<DIM>(j * 16 + lane % 16, i * 2 + lane / 16));
-        T::multiply(out[2 * i], weights, b[0], b[1]);
-        T::multiply(out[2 * i + 1], weights, b[2], b[3]);
-      }
-    }
+    multiply_values<T, DIM>(out, score, k + KEYS * DIM, lane);
   }
   ptx::cp_async_wait<0>();
   softmax.finish(out, a, rows, lane);
@@ -105,6 +130,6 @@ DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
 
 #define PREFILL_ATTENTION(NAME, T, CACHE, DIM) \
   KERNEL(prefill_attention_##NAME##_##DIM, PrefillAttentionArgs, THREADS) { prefill_attention<T, CACHE, DIM>(a); }
-PREFILL_ATTENTION(F16, Half, Plain, 64) PREFILL_ATTENTION(F16, Half, Plain, 128)
-PREFILL_ATTENTION(BF16, Bfloat, Plain, 64) PREFILL_ATTENTION(BF16, Bfloat, Plain, 128)
-PREFILL_ATTENTION(Q8_0, Half, Blocks8, 64) PREFILL_ATTENTION(Q8_0, Half, Blocks8, 128)
+PREFILL_ATTENTION(F16, Half, RawCache, 64) PREFILL_ATTENTION(F16, Half, RawCache, 128)
+PREFILL_ATTENTION(BF16, Bfloat, RawCache, 64) PREFILL_ATTENTION(BF16, Bfloat, RawCache, 128)
+PREFILL_ATTENTION(Q8_0, Half, Q8Cache, 64) PREFILL_ATTENTION(Q8_0, Half, Q8Cache, 128)

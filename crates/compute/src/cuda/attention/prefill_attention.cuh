@@ -1,15 +1,16 @@
-// What the kernels of attention of many tokens share: their arguments, and the tokens of a block.
+// What both prefill kernels share: tiles of queries, the online softmax, the store.
 #pragma once
 #include "cached.cuh"
 #include "prefill_attention_args.cuh"
 
-// Some tokens of a sequence, and some of the query heads that share a key-value head.
+// A block's work: `n_tokens` tokens of a sequence, and `tile_heads` query heads, from `first_head` on of the group that shares a KV head.
+// They see positions `start` to `end` - 1.
 struct Tile {
   int first_token, n_tokens, first_position, end, start;
   int group, kv_head, first_head;
   const uint32_t* table;
 
-  // The last tokens see the most keys, so they come first, of all heads.
+  // The last tokens see the most keys, so tiles are numbered from the last tokens to the first, all heads of some tokens together.
   DEVICE Tile(const PrefillAttentionArgs& a, int index, int n_tiles) {
     group = a.n_heads / a.n_kv_heads;
     const int head_tiles = ceil_div(group, a.tile_heads);
@@ -30,14 +31,14 @@ struct Tile {
     table = a.block_tables + a.table_starts[first_token];
   }
 
-  // The row of the cache, a head of a position, where the sequence has this position.
+  // The row of the cache, [n_blocks, n_kv_heads, block_size], that holds a position of the sequence.
   DEVICE uint32_t row_of(const PrefillAttentionArgs& a, int position) const {
     const int block_size = a.block_size;
     return (table[position / block_size] * a.n_kv_heads + kv_head) * block_size + position % block_size;
   }
 };
 
-// The two rows of a lane among the 16 of its warp, which begin with row `first` of the block: a row is a token and a query head.
+// A lane's two rows, lane / 4 and lane / 4 + 8, of the 16 of its warp from row `first` of the tile on: a row is a token and a query head.
 struct Rows {
   int position[2];
   size_t token[2];
@@ -56,7 +57,7 @@ struct Rows {
   }
 };
 
-// Queries as the tensor cores want them, rounded to the cache's type; zeros for what is not there.
+// Loads queries as the first operand of mma, rounded to the cache's type; zeros for rows and elements that are not there.
 template <class T, int DIM>
 DEVICE void load_queries(uint32_t (&q)[DIM / 16][4], const PrefillAttentionArgs& a, const Rows& rows, int lane) {
   const int dim = a.head_dim;
@@ -72,10 +73,10 @@ DEVICE void load_queries(uint32_t (&q)[DIM / 16][4], const PrefillAttentionArgs&
   }
 }
 
-// The softmax of two rows over keys that come a tile at a time.
+// The online softmax of a lane's two rows.
 struct Softmax {
   float max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-  // What has been summed up so far is to be multiplied with this.
+  // Factor on the outputs summed up before, after `weigh`.
   float correction[2];
   // A score times this is the exponent of two of its weight.
   float factor;
@@ -165,7 +166,7 @@ struct Softmax {
   }
 };
 
-// The weights of 16 keys, from key 16 * j on, as the tensor cores want them.
+// The weights of keys 16 j to 16 j + 15 as the first operand of mma.
 template <class T, int N>
 DEVICE void pack_weights(uint32_t (&weights)[4], const float (&score)[N][4], int j) {
   weights[0] = pair_of<T>(score[2 * j][0], score[2 * j][1]), weights[1] = pair_of<T>(score[2 * j][2], score[2 * j][3]);

@@ -1,8 +1,12 @@
-// Preparing queries, keys and values: norms per head, rotation by position, and the way into the cache.
+// Angles of RoPE (Su et al. 2021), and what prepares queries, keys and values for attention: QK norm, rotation, and the write to the cache.
+//
+// rope_angles. Block: a token; thread: frequencies. Moves: 8 bytes per angle written.
+// store_kv. Block of 4 warps: blockIdx.x is the token, blockIdx.y four of its heads. Warp: one head. Shared memory: 4 KiB static. Moves: a
+// row of qkv read, queries and keys of it written back, keys and values written to the cache.
 #include "heads.cuh"
 #include "rope_args.cuh"
 
-// A block owns a token. The product is rounded to f32, as the reference library does; its cosine and sine are then taken exactly.
+// The angle is rounded to f32, as the reference library does; its cosine and sine are then exact.
 KERNEL(rope_angles, AnglesArgs, 128) {
   ptx::launch_dependents();
   ptx::griddepcontrol_wait();
@@ -10,14 +14,13 @@ KERNEL(rope_angles, AnglesArgs, 128) {
   float* y = a.y + static_cast<size_t>(blockIdx.x) * 2 * n;
   const float position = static_cast<float>(a.positions[blockIdx.x]);
   for (int i = threadIdx.x; i < n; i += blockDim.x) {
-    // In half turns, since sine and cosine of those need no long reduction of the argument.
+    // In units of pi: cospi and sinpi need no long reduction of the argument.
     const double half_turns = static_cast<double>(position * a.f[i]) * 0.31830988618379067154;
     y[i] = static_cast<float>(cospi(half_turns)) * a.scale;
     y[n + i] = static_cast<float>(sinpi(half_turns)) * a.scale;
   }
 }
 
-// A warp owns one head of one token; blockIdx.x counts tokens, and blockIdx.y fours of heads: queries, keys, values.
 template <class T>
 DEVICE void store_kv(const StoreArgs& a) {
   ptx::launch_dependents();
@@ -30,7 +33,8 @@ DEVICE void store_kv(const StoreArgs& a) {
   float* row = a.qkv + (static_cast<size_t>(token) * (n_heads + 2 * n_kv_heads) + head) * dim;
   float* shared = heads[threadIdx.x / 32];
   const bool is_query = head < n_heads, is_value = head >= n_heads + n_kv_heads;
-  // All that comes from memory is asked for before any of it is waited for.
+
+  // All loads are issued before any is waited for.
   const float* angles = is_value || !a.angles ? nullptr : a.angles + static_cast<size_t>(token) * a.rope_dim;
   const int n_pairs = angles ? a.rope_dim / 2 : 0;
   Head h;
@@ -49,6 +53,7 @@ DEVICE void store_kv(const StoreArgs& a) {
     const size_t slot = (block * n_kv_heads + kv_head) * a.block_size + position % a.block_size;
     cached = (is_value ? a.v_cache : a.k_cache) + slot * a.head_bytes;
   }
+
   if (!is_value && a.q_weight) {
     norm_head(h, dim, lane, is_query ? a.q_weight : a.k_weight, is_query ? a.q_bias : a.k_bias, a.layer,
               is_query ? a.q_eps : a.k_eps);
