@@ -45,17 +45,18 @@ struct HopperBfloat : Bfloat {
   DEVICE static void wgmma_rs(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b) { ptx::wgmma_rs_bf16<false>(d, a, b, 1); }
 };
 
-// Rows of queries with their angles, by one warp: lane l has elements and pairs l, l + 32, …
+// Rows of queries with their angles, by one warp: lane l has elements and pairs l, l + 32, …; the first `n_pairs` pairs rotate.
 template <int DIM, int BATCH>
 struct QueryBatch {
   static constexpr int PIECES = DIM / 32;
+  int dim, n_pairs, lane;
   Head heads[BATCH] = {};
   float cosines[BATCH][PIECES / 2] = {}, sines[BATCH][PIECES / 2] = {};
 
   // Loads rows `first` to `first` + BATCH - 1 of a tile; zeros for rows that are not there. All loads are issued before any is waited for.
-  DEVICE void load(const PrefillAttentionHopperArgs& args, const Tile& t, int first, int n_pairs, int lane) {
+  DEVICE void load(const PrefillAttentionHopperArgs& args, const Tile& t, int first) {
     const PrefillAttentionArgs& a = args.of_all;
-    const int dim = a.head_dim, tile_heads = a.tile_heads;
+    const int tile_heads = a.tile_heads;
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
       const int token = (first + b) / tile_heads, in_group = t.first_head + (first + b) % tile_heads;
@@ -73,8 +74,8 @@ struct QueryBatch {
   }
 
   // Norms and rotates row `b`, and leaves it in `scratch` [DIM].
-  DEVICE void prepare(const PrefillAttentionHopperArgs& args, int b, float* scratch, int n_pairs, int lane) {
-    if (args.q_weight) norm_head(heads[b], args.of_all.head_dim, lane, args.q_weight, args.q_bias, args.q_layer, args.q_eps);
+  DEVICE void prepare(const PrefillAttentionHopperArgs& args, int b, float* scratch) {
+    if (args.q_weight) norm_head(heads[b], dim, lane, args.q_weight, args.q_bias, args.q_layer, args.q_eps);
 #pragma unroll
     for (int j = 0; j < PIECES; j++) scratch[lane + 32 * j] = heads[b].x[j];
     __syncwarp();
@@ -89,15 +90,15 @@ struct QueryBatch {
 // Prepares N rows of a tile's queries from row `first` on, by one warp, BATCH at a time, and writes them to `to` in 16 bits, swizzled.
 template <class T, int DIM, int N, int BATCH>
 DEVICE void prepare_queries(const PrefillAttentionHopperArgs& args, const Tile& t, uint8_t* to, int first, float* scratch) {
-  const int n_pairs = args.angles ? args.rope_dim / 2 : 0;
+  const int dim = args.of_all.head_dim, n_pairs = args.angles ? args.rope_dim / 2 : 0;
 #pragma unroll 1
   for (int batch = first; batch < first + N; batch += BATCH) {
     const int lane = ptx::thread_again() % 32;
-    QueryBatch<DIM, BATCH> queries;
-    queries.load(args, t, batch, n_pairs, lane);
+    QueryBatch<DIM, BATCH> queries = {dim, n_pairs, lane};
+    queries.load(args, t, batch);
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
-      queries.prepare(args, b, scratch, n_pairs, lane);
+      queries.prepare(args, b, scratch);
       const int row = batch + b;
 #pragma unroll
       for (int j = 0; j < DIM / 64; j++) {
