@@ -1,4 +1,4 @@
-//! Element types of a KV cache, and kernels that there is one of for each.
+//! Element types of a KV cache, and kernels that are compiled for each of them.
 
 use crate::cuda::driver::{Driver, Kernel, KernelImage};
 use crate::{DType, Error, Result};
@@ -6,7 +6,7 @@ use crate::{DType, Error, Result};
 /// Element types that a cache may have.
 const CACHE_TYPES: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0];
 
-/// Element types of a cache that tensor cores read, or that are decoded for them.
+/// Element types that the tensor cores multiply, Q8_0 after decoding to half precision.
 pub(super) const TENSOR_CORE_TYPES: [DType; 3] = [DType::F16, DType::BF16, DType::Q8_0];
 
 /// A kernel for each type of cache.
@@ -14,7 +14,7 @@ pub(super) const TENSOR_CORE_TYPES: [DType; 3] = [DType::F16, DType::BF16, DType
 pub(super) struct ByCacheType<A>([Kernel<A>; CACHE_TYPES.len()]);
 
 impl<A> ByCacheType<A> {
-    /// Kernels called `<name>_<type>`.
+    /// Kernels named `<name>_<type>`.
     pub(super) fn load(driver: &dyn Driver, image: KernelImage, name: &str) -> Result<Self> {
         let [a, b, c, d] = CACHE_TYPES.map(|t| image.kernel(driver, &format!("{name}_{t}"), 0));
         Ok(Self([a?, b?, c?, d?]))
@@ -26,11 +26,11 @@ impl<A> ByCacheType<A> {
     }
 }
 
-/// A kernel for each type of cache that tensor cores read, and each of `N` sizes of heads.
+/// A kernel for each of `TENSOR_CORE_TYPES` and each of `N` head dimensions.
 pub(super) struct ByTypeAndHead<A, const N: usize>([[Kernel<A>; N]; TENSOR_CORE_TYPES.len()]);
 
 impl<A, const N: usize> ByTypeAndHead<A, N> {
-    /// Kernels called `<file>_<type>_<head_dim>`, with the shared memory that they need for these heads.
+    /// Kernels named `<file>_<type>_<head_dim>`; `shared_bytes`: their dynamic shared memory by head dimension.
     pub(super) fn load(
         driver: &dyn Driver,
         image: KernelImage,
@@ -48,7 +48,7 @@ impl<A, const N: usize> ByTypeAndHead<A, N> {
         Ok(Self([a?, b?, c?]))
     }
 
-    /// The kernel for a type of cache and the head size of this index.
+    /// The kernel for a type of cache and the head dimension at this index.
     pub(super) fn get(&self, dtype: DType, head: usize) -> Option<Kernel<A>> {
         TENSOR_CORE_TYPES.iter().position(|&t| t == dtype).map(|i| self.0[i][head])
     }

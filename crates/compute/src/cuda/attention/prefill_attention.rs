@@ -214,7 +214,7 @@ pub(super) fn attention(
             let f = kernels.get(kv.k.dtype(), i).expect(supported);
             let args = hopper_arguments(cuda, args, kv, block, prep, n_tiles)?;
             let n_blocks = n_tiles.min(cuda.driver.n_multiprocessors() as usize);
-            // SAFETY: as above, with persistent blocks that take the tiles in turns; the tensor maps describe the whole cache, whose
+            // SAFETY: as above, with persistent blocks that loop over the tiles; the tensor maps describe the whole cache, whose
             // buffers outlive the launch as `kv` does.
             unsafe { cuda.launch_shared(f, [n_blocks, 1, 1], block.threads, shared, &args) }
         }
