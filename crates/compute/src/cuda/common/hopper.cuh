@@ -105,11 +105,11 @@ __device__ __forceinline__ void tma_load(uint32_t to, const TensorMap* map, int 
 }
 
 // The same of a map of five dimensions.
-__device__ __forceinline__ void tma_load(void* to, const TensorMap* map, int c0, int c1, int c2, int c3, int c4, uint64_t* barrier) {
+__device__ __forceinline__ void tma_load(uint32_t to, const TensorMap* map, int c0, int c1, int c2, int c3, int c4, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(
-          shared_address(to)),
-      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(shared_address(barrier))
+          to),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
       : "memory");
 }
 

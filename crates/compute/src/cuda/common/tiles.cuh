@@ -1,4 +1,4 @@
-// Activations of 16 bits as `skinny` reads them: tiles of 64 columns, of which each row is a line of 128 bytes whose 16-byte vectors lie at
+// Activations of 16 bits as mixed_gemm.cu and stream_k.cu read them: tiles of 64 columns, of which each row is a line of 128 bytes whose 16-byte vectors lie at
 // their number xor the row's, modulo 8.
 //
 // In the order of packed columns tile j of 256 columns has of each piece of 64 the elements 8 j to 8 j + 7 and 32 + 8 j to 32 + 8 j + 7.
@@ -8,11 +8,11 @@
 #include "halves.cuh"
 
 // Half precision in the order of packed columns or as they are, or bfloat16 as they are.
-enum Form : uint32_t { PACKED_HALF = 1, PLAIN_HALF, PLAIN_BFLOAT };
+enum ActivationLayout : uint32_t { PACKED_HALF = 1, PLAIN_HALF, PLAIN_BFLOAT };
 
 // What numbers must be multiplied with that were rounded by the kernel which computed them, so that nobody knew the largest of a row. Half
 // precision then reaches to 4.19 million, and its smallest step is 4e-6.
-DEVICE float fixed_scale(uint32_t form) { return form == PLAIN_BFLOAT ? 1.0f : 64.0f; }
+DEVICE float fixed_scale(uint32_t layout) { return layout == PLAIN_BFLOAT ? 1.0f : 64.0f; }
 
 // In half precision, the largest where that is too small.
 DEVICE uint32_t half_pair(float low, float high) { return ptx::f32_to_f16_within(low, high); }

@@ -1,4 +1,4 @@
-// What the products of many rows share: their arguments, and what happens to a product.
+// What the GEMMs of gemm.cu and gemm_hopper.cu share: their arguments, and their epilogue.
 #pragma once
 #include "../common/activation.cuh"
 #include "../common/halves.cuh"
@@ -8,8 +8,9 @@ enum Epilogue : uint32_t { STORE, ADD, GATE };
 
 // Operands have 16 bits and lie in rows, or for Hopper 16 or 8 in tiles (operands.cu), of which those of 8 bits have a scale for each row
 // of two tiles.
-// Outputs `out` and `out` + 1 of a row.
-DEVICE void put_pair(const ProductArgs& a, int row, int out, float v0, float v1) {
+
+// Stores outputs `out` and `out` + 1 of a row, or adds them to what is there.
+DEVICE void store_pair(const GemmArgs& a, int row, int out, float v0, float v1) {
   const int n_out = a.n_out;
   if (out >= n_out) return;
   float* y = a.y + static_cast<size_t>(row) * a.y_stride + out;
@@ -27,10 +28,10 @@ DEVICE void put_pair(const ProductArgs& a, int row, int out, float v0, float v1)
 }
 
 // From the sums of two outputs of a row.
-DEVICE void finish(const ProductArgs& a, int row, float scale, int out, float s0, float s1) {
+DEVICE void store_sums(const GemmArgs& a, int row, float scale, int out, float s0, float s1) {
   const int n_out = a.n_out;
   const float b0 = a.bias && out < n_out ? a.bias[out] : 0.0f, b1 = a.bias && out + 1 < n_out ? a.bias[out + 1] : 0.0f;
-  put_pair(a, row, out, s0 * scale + b0, s1 * scale + b1);
+  store_pair(a, row, out, s0 * scale + b0, s1 * scale + b1);
 }
 
 // As `activate_one` within a few units in the last place, by one formula for the functions that models gate with, without branches: GELU
@@ -47,6 +48,6 @@ struct GateSigmoid {
 DEVICE float activate_gate(uint32_t f, float x) { return f > GELU_TANH ? activate_one(f, x) : GateSigmoid(f)(x); }
 
 // From the sums of two gates of a row and those of their ups.
-DEVICE void finish_gate(const ProductArgs& a, int row, float scale, int out, float g0, float g1, float u0, float u1) {
-  put_pair(a, row, out, activate_gate(a.activation, g0 * scale) * (u0 * scale), activate_gate(a.activation, g1 * scale) * (u1 * scale));
+DEVICE void store_gated_sums(const GemmArgs& a, int row, float scale, int out, float g0, float g1, float u0, float u1) {
+  store_pair(a, row, out, activate_gate(a.activation, g0 * scale) * (u0 * scale), activate_gate(a.activation, g1 * scale) * (u1 * scale));
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-struct ProductArgs {
+struct GemmArgs {
   // [m, y_stride], and this launch's outputs from 0 on
   float* y;
   // [m, k], or tiles of x_rows rows
@@ -13,7 +13,7 @@ struct ProductArgs {
   const uint8_t* w;
   // of 8 bits: [k / 256, w_rows]
   const float* w_scales;
-  // as w for GATE: what is multiplied with the activated products with w
+  // as w for GATE: what is multiplied with the activated outputs of w
   const uint8_t* up;
   // as w_scales
   const float* up_scales;

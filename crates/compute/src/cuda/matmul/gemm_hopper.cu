@@ -1,17 +1,17 @@
-// The products of gemm.cu for Hopper's tensor cores, which read both operands from shared memory and multiply in the background.
+// The matmuls of gemm.cu for Hopper's tensor cores (wgmma), which read both operands from shared memory and multiply in the background.
 //
 // A block goes through tiles of 128 x OUTS outputs, of which each of two groups of 4 warps owns 64 rows. A thread of a third group keeps
-// a ring of stages in shared memory filled (200 KiB at most), also while the others write a tile; a stage is 64 columns of 16 bits, or 128
+// a ring of stages in shared memory filled (200 KiB at most), also while the others store a tile; a stage is 64 columns of 16 bits, or 128
 // of 8, of the rows and of the weights, which lie in memory as the tensor cores want them (operands.cu), so that it takes three copies.
-// Tiles that run together share 2048 rows at most, which stay in the second-level cache.
+// Tiles that run together share 2048 rows at most, which stay in L2.
 //
-// A gate's outputs can be written as tiles of BF16, for the product that reads them.
+// A gate's outputs can be stored as tiles of BF16, for the matmul that reads them.
 //
-// Between the end of one step's products and the start of those after the next there are half a step's 512 cycles, so that path is short:
+// Between the end of one step's wgmma and the start of those after the next there are half a step's 512 cycles, so that path is short:
 // addresses are made once.
 #ifndef REALIZAR_EMULATION
 #include "gemm.cuh"
-#include "../common/hopper.cuh"
+#include "../common/pipeline.cuh"
 #include "gemm_hopper_args.cuh"
 
 constexpr int THREADS = 384;
@@ -29,10 +29,10 @@ DEVICE float4 four_of_pairs(bool is_odd, const float* a, const float* b) {
   return is_odd ? float4{x, y, b[0], b[1]} : float4{a[0], a[1], x, y};
 }
 
-// The finished outputs of a group's rows, of which `first_row` is the warp's first. `four(j, h)` gives four outputs from 8 * j on, or
+// Stores the outputs of a group's rows, of which `first_row` is the warp's first. `four(j, h)` gives four outputs from 8 * j on, or
 // from 8 * j + 8 on in odd lanes, of row 8 * h + lane / 4.
 template <int OUTS, class Four>
-DEVICE void write_outputs(const ProductArgs& a, int first_row, int first_out, int lane, Four four) {
+DEVICE void store_outputs(const GemmArgs& a, int first_row, int first_out, int lane, Four four) {
   constexpr int BATCH = 8;
   const int m = a.m, n_out = a.n_out;
   const bool is_whole = first_out + OUTS <= n_out && a.y_stride % 4 == 0 && reinterpret_cast<uintptr_t>(a.y) % 16 == 0;
@@ -60,7 +60,7 @@ DEVICE void write_outputs(const ProductArgs& a, int first_row, int first_out, in
           if (a.epilogue == ADD) v.x += before[b].x, v.y += before[b].y, v.z += before[b].z, v.w += before[b].w;
           *reinterpret_cast<float4*>(y + j * 8) = v;
         } else {
-          put_pair(a, row, out + j * 8, v.x, v.y), put_pair(a, row, out + j * 8 + 2, v.z, v.w);
+          store_pair(a, row, out + j * 8, v.x, v.y), store_pair(a, row, out + j * 8 + 2, v.z, v.w);
         }
       }
     }
@@ -69,9 +69,9 @@ DEVICE void write_outputs(const ProductArgs& a, int first_row, int first_out, in
 
 // `activate` is for what a row's factor makes of a gate.
 template <int HALF, class Activate>
-DEVICE void write_gated(const ProductArgs& a, int row, int out, int lane, const float (&scale)[2], const float (&sums)[HALF / 4][4],
+DEVICE void store_gated(const GemmArgs& a, int row, int out, int lane, const float (&scale)[2], const float (&sums)[HALF / 4][4],
                         Activate activate) {
-  write_outputs<HALF>(a, row, out, lane, [&](int j, int h) {
+  store_outputs<HALF>(a, row, out, lane, [&](int j, int h) {
     float v[2][2];
 #pragma unroll
     for (int p = 0; p < 2; p++) {
@@ -82,12 +82,12 @@ DEVICE void write_gated(const ProductArgs& a, int row, int out, int lane, const 
   });
 }
 
-// The same rounded to BF16, into tiles, by way of shared memory, from where rows are copied in the background.
+// The same rounded to BF16, into tiles, by way of shared memory, from where TMA copies the rows.
 template <int HALF, class Activate>
-DEVICE void write_gated_tiles(const ProductArgs& a, int row, int out, const float (&scale)[2],
+DEVICE void store_gated_tiles(const GemmArgs& a, int row, int out, const float (&scale)[2],
                               const float (&sums)[HALF / 4][4], Activate activate) {
   __shared__ __align__(1024) uint8_t lines[ROWS * LINE];
-  // Not before the products, whose registers this would take.
+  // Not before the tile is multiplied, whose registers this would take.
   const uint32_t tid = ptx::thread_again(), rows = ptx::shared_address(lines) + tid / 32 * 16 * LINE;
   // The lane's line of the first two matrices; those further on have other bits.
   const uint32_t line = rows + tid % 16 * LINE + (tid % 32 / 16 ^ tid % 8) * 16;
@@ -117,9 +117,9 @@ DEVICE void write_gated_tiles(const ProductArgs& a, int row, int out, const floa
   }
 }
 
-// What becomes of a warp's sums of 16 rows from `row` on.
+// The epilogue of a warp's sums of 16 rows from `row` on.
 template <class T, int OUTS>
-DEVICE void finish_tile(const ProductArgs& a, bool to_tiles, int row, int out, int lane, const float (&sums)[OUTS / 8][4]) {
+DEVICE void store_tile(const GemmArgs& a, bool to_tiles, int row, int out, int lane, const float (&sums)[OUTS / 8][4]) {
   float scale[2];
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -127,7 +127,7 @@ DEVICE void finish_tile(const ProductArgs& a, bool to_tiles, int row, int out, i
     scale[h] = T::COLUMNS == 64 && a.x_scales && at < static_cast<int>(a.m) ? a.x_scales[at] : 1.0f;
   }
   if (a.epilogue != GATE) {
-    write_outputs<OUTS>(a, row, out, lane, [&](int j, int h) {
+    store_outputs<OUTS>(a, row, out, lane, [&](int j, int h) {
       float4 v = four_of_pairs(lane % 2, sums[j] + 2 * h, sums[j + 1] + 2 * h);
       v.x *= scale[h], v.y *= scale[h], v.z *= scale[h], v.w *= scale[h];
       if (a.bias) {
@@ -143,169 +143,247 @@ DEVICE void finish_tile(const ProductArgs& a, bool to_tiles, int row, int out, i
     const GateSigmoid sigmoid(a.activation);
     const auto activate = [&](float x) { return sigmoid(x); };
     if constexpr (OUTS % 128 == 0) {
-      if (to_tiles) return write_gated_tiles<OUTS / 2>(a, row, out, scale, sums, activate);
+      if (to_tiles) return store_gated_tiles<OUTS / 2>(a, row, out, scale, sums, activate);
     }
-    write_gated<OUTS / 2>(a, row, out, lane, scale, sums, activate);
+    store_gated<OUTS / 2>(a, row, out, lane, scale, sums, activate);
   } else {
-    write_gated<OUTS / 2>(a, row, out, lane, scale, sums, [&](float x) { return activate_one(a.activation, x); });
+    store_gated<OUTS / 2>(a, row, out, lane, scale, sums, [&](float x) { return activate_one(a.activation, x); });
   }
 }
 
-// Sums of 8 bits are integers over the columns of two stages, where they are exact, and then times both scales parts of sums of floats.
+// The sizes of a kernel's stages.
 template <class T, int OUTS>
-DEVICE void gemm(const ProductHopperArgs& args) {
-#if __CUDA_ARCH__ == 900
-  const ProductArgs& a = args.of_all;
-  constexpr int HALF = OUTS / 2, ROWS_BYTES = ROWS * LINE, HALF_BYTES = HALF * LINE;
-  constexpr int STAGE_BYTES = ROWS_BYTES + 2 * HALF_BYTES, STAGES = (200 << 10) / STAGE_BYTES;
+struct Shape {
+  static constexpr int HALF = OUTS / 2, ROWS_BYTES = ROWS * LINE, HALF_BYTES = HALF * LINE;
+  static constexpr int STAGE_BYTES = ROWS_BYTES + 2 * HALF_BYTES, STAGES = (200 << 10) / STAGE_BYTES;
   // Factors of two stages' rows and outputs, which come with the first one. There is room for more of them than stages could be under way,
-  // so that a slot is filled anew only when all warps have begun the products after those that wanted it.
-  constexpr int FACTORS = T::COLUMNS == 128 ? ROWS + OUTS : 0;
+  // so that a slot is filled anew only when all warps have begun the wgmma after those that wanted it.
+  static constexpr int FACTORS = T::COLUMNS == 128 ? ROWS + OUTS : 0;
+};
+
+// The slots of factors in shared memory, one after the other.
+template <int FACTORS>
+struct FactorSlots {
+  uint32_t first, pairs = 0;
+  DEVICE explicit FactorSlots(uint32_t first) : first(first) {}
+  DEVICE uint32_t next() { return first + pairs++ % SLOTS * FACTORS * 4; }
+};
+
+// The order in which tiles are gone through.
+struct TileOrder {
+  int tile_outs, row_tiles, out_tiles, n_tiles;
+  DEVICE TileOrder(const GemmArgs& a, int tile_outs)
+      : tile_outs(tile_outs), row_tiles(ceil_div(a.m, ROWS)), out_tiles(ceil_div(a.n_out, tile_outs)), n_tiles(row_tiles * out_tiles) {}
+  DEVICE void locate(int tile, int& row, int& out) const {
+    const int group_tiles = GROUP_ROWS * out_tiles, rows_at = tile / group_tiles * GROUP_ROWS;
+    const int within = tile % group_tiles, rows = min(row_tiles - rows_at, GROUP_ROWS);
+    row = (rows_at + within % rows) * ROWS;
+    out = within / rows * tile_outs;
+  }
+};
+
+// Where the operands of a tile's next stage are in memory.
+template <class T, int OUTS>
+struct Operands {
+  typedef Shape<T, OUTS> S;
+  const uint8_t *x, *w0, *w1;
+  const ptx::TensorMap* maps[2];
+  int box_rows[2];
+  const float *x_factors, *factors0, *factors1;
+
+  // The first half of the outputs are gates and the second their ups, so that a thread gets both of a pair.
+  DEVICE Operands(const GemmHopperArgs& args, bool gate, int row, int out) {
+    const GemmArgs& a = args.of_all;
+    const int n_out = a.n_out, n_matrices = args.boxes.n_matrices;
+    x = a.x + static_cast<size_t>(row) * LINE;
+    w0 = a.w + static_cast<size_t>(out) * LINE;
+    w1 = gate ? a.up + static_cast<size_t>(out) * LINE : w0 + S::HALF_BYTES;
+    box_rows[0] = out, box_rows[1] = gate ? n_out + out : out + S::HALF;
+    maps[0] = maps[1] = args.maps;
+    // Boxes do not reach from one matrix into the next.
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      int i = 0;
+      while (i + 1 < n_matrices && box_rows[h] >= static_cast<int>(args.boxes.first_rows[i + 1])) i++;
+      maps[h] += i, box_rows[h] -= args.boxes.first_rows[i];
+    }
+    x_factors = a.x_scales + row, factors0 = a.w_scales + out, factors1 = gate ? a.up_scales + out : factors0 + S::HALF;
+  }
+
+  DEVICE void load_factors(const GemmArgs& a, uint32_t to, Barrier full) {
+    ptx::cp_async_bulk(to, x_factors, 4 * ROWS, full.at);
+    ptx::cp_async_bulk(to + 4 * ROWS, factors0, 4 * S::HALF, full.at);
+    ptx::cp_async_bulk(to + 4 * (ROWS + S::HALF), factors1, 4 * S::HALF, full.at);
+    x_factors += a.x_rows, factors0 += a.w_rows, factors1 += a.w_rows;
+  }
+
+  DEVICE void load_stage(const GemmHopperArgs& args, int step, uint32_t stage, Barrier full) {
+    const GemmArgs& a = args.of_all;
+    ptx::cp_async_bulk(stage, x, S::ROWS_BYTES, full.at);
+    x += static_cast<size_t>(a.x_rows) * LINE;
+    if (T::COLUMNS == 64 && args.boxes.n_matrices > 0) {
+      // Outside of a matrix are zeros.
+      ptx::tma_load(stage + S::ROWS_BYTES, maps[0], step * LINE, box_rows[0], full.at);
+      ptx::tma_load(stage + S::ROWS_BYTES + S::HALF_BYTES, maps[1], step * LINE, box_rows[1], full.at);
+      return;
+    }
+    ptx::cp_async_bulk(stage + S::ROWS_BYTES, w0, S::HALF_BYTES, full.at);
+    ptx::cp_async_bulk(stage + S::ROWS_BYTES + S::HALF_BYTES, w1, S::HALF_BYTES, full.at);
+    w0 += static_cast<size_t>(a.w_rows) * LINE, w1 += static_cast<size_t>(a.w_rows) * LINE;
+  }
+};
+
+// The producer, one thread: brings the stages of all tiles of the block.
+template <class T, int OUTS>
+DEVICE void produce(const GemmHopperArgs& args, const TileOrder& order, uint32_t stages, Ring ring,
+                    FactorSlots<Shape<T, OUTS>::FACTORS> slots) {
+  typedef Shape<T, OUTS> S;
+  const GemmArgs& a = args.of_all;
+  const int n_steps = a.k / T::COLUMNS;
+  for (int tile = blockIdx.x; tile < order.n_tiles; tile += gridDim.x) {
+    int row, out;
+    order.locate(tile, row, out);
+    Operands<T, OUTS> operands(args, a.epilogue == GATE, row, out);
+    for (int step = 0; step < n_steps; step++, ring.next()) {
+      ring.wait_empty();
+      const bool has_factors = S::FACTORS > 0 && step % 2 == 0;
+      ring.expect(S::STAGE_BYTES + (has_factors ? 4 * S::FACTORS : 0));
+      if (has_factors) operands.load_factors(a, slots.next(), ring.full());
+      operands.load_stage(args, step, stages + ring.stage * S::STAGE_BYTES, ring.full());
+    }
+  }
+}
+
+// What a group of 4 warps multiplies in a stage: its 64 rows, and the weights.
+template <class T, int OUTS>
+struct StageTiles {
+  typedef Shape<T, OUTS> S;
+  uint64_t first_x, first_w;
+  DEVICE StageTiles(uint32_t stages, int group)
+      : first_x(ptx::smem_desc(stages + group * 64 * LINE)), first_w(ptx::smem_desc(stages + S::ROWS_BYTES)) {}
+  // d += x * w or, without `more`, d = x * w, of quarter k of the stage's columns, with the outputs from `first_out` on.
+  template <class D>
+  DEVICE void multiply(D& d, int stage, int first_out, int k, int more) const {
+    const uint64_t x = first_x + stage * (S::STAGE_BYTES / 16), w = first_w + (stage * S::STAGE_BYTES + first_out * LINE) / 16;
+    T::multiply_group(d, x + 2 * k, w + 2 * k, more);
+  }
+};
+
+// The consumers' sums over the columns of a tile, of 16 bits. `tells`: whether this thread says for its group that a stage is free.
+template <class T, int OUTS>
+DEVICE void accumulate(float (&sums)[OUTS / 8][4], const StageTiles<T, OUTS>& tiles, int n_steps, bool tells, Ring& ring) {
+  Barrier before = ring.empty();
+  for (int step = 0; step < n_steps; step++, ring.next()) {
+    ring.wait_full();
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; k++) tiles.multiply(sums, ring.stage, 0, k, k > 0 ? 1 : step);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    if (step > 0 && tells) before.arrive();
+    before = ring.empty();
+  }
+  ptx::wgmma_wait<0>();
+  if (tells) before.arrive();
+}
+
+// sums += integers * factors of rows and outputs. `at`: the factors of the first of these outputs.
+template <int N>
+DEVICE void add_scaled(float (*sums)[4], const int (&integers)[N][4], uint32_t at, int lane, const float (&x_factors)[2]) {
+#pragma unroll
+  for (int j = 0; j < N; j++) {
+    const float2 w_factors = ptx::load_floats(at + (j * 8 + lane % 4 * 2) * 4);
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+      float& sum = sums[j][c];
+      sum = fmaf(__int2float_rn(integers[j][c]) * (c % 2 ? w_factors.y : w_factors.x), x_factors[c / 2], sum);
+    }
+  }
+}
+
+// The same of 8 bits: integers over the columns of two stages, where they are exact, and then times both factors parts of sums of floats.
+template <class T, int OUTS>
+DEVICE void accumulate_scaled(float (&sums)[OUTS / 8][4], const StageTiles<T, OUTS>& tiles, int n_steps, bool tells, Ring& ring,
+                              FactorSlots<Shape<T, OUTS>::FACTORS>& slots, int warp, int lane) {
+  constexpr int PIECE = OUTS > 192 ? OUTS / 2 : OUTS;
+#pragma unroll
+  for (int j = 0; j < OUTS / 8; j++) sums[j][0] = sums[j][1] = sums[j][2] = sums[j][3] = 0;
+  for (int step = 0; step < n_steps; step += 2) {
+    const Ring first = ring;
+    ring.next();
+    const Ring second = ring;
+    ring.next();
+    first.wait_full();
+    const uint32_t at = slots.next(), x_at = at + (warp * 16 + lane / 4) * 4;
+    const float x_factors[2] = {ptx::load_float(x_at), ptx::load_float(x_at + 32)};
+#pragma unroll
+    for (int out = 0; out < OUTS; out += PIECE) {
+      int integers[PIECE / 8][4];
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 8; k++) {
+        if (k == 4 && out == 0) second.wait_full();
+        tiles.multiply(integers, k < 4 ? first.stage : second.stage, out, k % 4, k > 0);
+      }
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      if (tells && out + PIECE == OUTS) first.empty().arrive(), second.empty().arrive();
+      add_scaled(sums + out / 8, integers, at + (ROWS + out) * 4, lane, x_factors);
+    }
+  }
+}
+
+// The consumers, two groups of 4 warps: multiply and store all tiles of the block.
+template <class T, int OUTS>
+DEVICE void consume(const GemmHopperArgs& args, const TileOrder& order, uint32_t stages, int warp, Ring ring,
+                    FactorSlots<Shape<T, OUTS>::FACTORS> slots) {
+  const GemmArgs& a = args.of_all;
+  const int tid = threadIdx.x, lane = tid % 32, n_steps = a.k / T::COLUMNS;
+  const bool tells = tid % 128 == 0;
+  const StageTiles<T, OUTS> tiles(stages, warp / 4);
+  for (int tile = blockIdx.x; tile < order.n_tiles; tile += gridDim.x) {
+    float sums[OUTS / 8][4];
+    if constexpr (Shape<T, OUTS>::FACTORS > 0) {
+      accumulate_scaled<T, OUTS>(sums, tiles, n_steps, tells, ring, slots, warp, lane);
+    } else {
+      accumulate<T, OUTS>(sums, tiles, n_steps, tells, ring);
+    }
+    int row, out;
+    order.locate(tile, row, out);
+    store_tile<T, OUTS>(a, args.to_tiles, row + warp * 16, out, lane, sums);
+  }
+  if (args.to_tiles) ptx::cp_async_bulk_wait();
+}
+
+template <class T, int OUTS>
+DEVICE void gemm(const GemmHopperArgs& args) {
+#if __CUDA_ARCH__ == 900
+  typedef Shape<T, OUTS> S;
   DYNAMIC_SHARED(shared);
-  __shared__ uint64_t barriers[2 * STAGES];
-  __shared__ __align__(16) float factors[FACTORS ? SLOTS * FACTORS : 1];
-  const uint32_t stages = (ptx::fixed_address(shared) + 1023) / 1024 * 1024, first_slot = ptx::fixed_address(factors);
-  const uint32_t filled = ptx::fixed_address(barriers), emptied = filled + 8 * STAGES;
+  __shared__ uint64_t barriers[2 * S::STAGES];
+  __shared__ __align__(16) float factors[S::FACTORS ? SLOTS * S::FACTORS : 1];
+  const uint32_t stages = (ptx::fixed_address(shared) + 1023) / 1024 * 1024;
+  const FactorSlots<S::FACTORS> slots(ptx::fixed_address(factors));
+  const uint32_t full_at = ptx::fixed_address(barriers);
+  const Ring ring(full_at, full_at + 8 * S::STAGES, S::STAGES);
   const int tid = threadIdx.x, lane = tid % 32;
-  const int warp = __shfl_sync(ALL_LANES, tid / 32, 0), group = warp / 4;
+  const int warp = __shfl_sync(ALL_LANES, tid / 32, 0);
   if (warp == 0) {
-    if (lane < STAGES) ptx::mbarrier_init(filled + 8 * lane, 1), ptx::mbarrier_init(emptied + 8 * lane, 2);
+    if (lane < S::STAGES) ptx::mbarrier_init(ring.full_at + 8 * lane, 1), ptx::mbarrier_init(ring.empty_at + 8 * lane, 2);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
   ptx::launch_dependents();
   ptx::griddepcontrol_wait();
 
-  const bool gate = a.epilogue == GATE;
-  const int tile_outs = gate ? HALF : OUTS, n_steps = a.k / T::COLUMNS;
-  const int row_tiles = ceil_div(a.m, ROWS), out_tiles = ceil_div(a.n_out, tile_outs), n_tiles = row_tiles * out_tiles;
-  const auto locate = [&](int tile, int& row, int& out) {
-    const int group_tiles = GROUP_ROWS * out_tiles, rows_at = tile / group_tiles * GROUP_ROWS;
-    const int within = tile % group_tiles, rows = min(row_tiles - rows_at, GROUP_ROWS);
-    row = (rows_at + within % rows) * ROWS;
-    out = within / rows * tile_outs;
-  };
-  // The stage that is next, and how often the ring was gone through.
-  int i = 0;
-  uint32_t round = 0;
-  const auto advance = [&] {
-    if (++i == STAGES) i = 0, round++;
-  };
-  uint32_t pairs = 0;
-  const auto next_slot = [&] { return first_slot + pairs++ % SLOTS * FACTORS * 4; };
-
-  if (group == 2) {
+  const TileOrder order(args.of_all, args.of_all.epilogue == GATE ? S::HALF : OUTS);
+  if (warp / 4 == 2) {
     ptx::setmaxnreg_dec<24>();
-    const int n_out = a.n_out, n_matrices = args.boxes.n_matrices;
-    for (int tile = blockIdx.x; tile < n_tiles && tid == 256; tile += gridDim.x) {
-      int row, out;
-      locate(tile, row, out);
-      const uint8_t* x = a.x + static_cast<size_t>(row) * LINE;
-      // The first half of the outputs are gates and the second their ups, so that a thread gets both of a pair.
-      const uint8_t* w0 = a.w + static_cast<size_t>(out) * LINE;
-      const uint8_t* w1 = gate ? a.up + static_cast<size_t>(out) * LINE : w0 + HALF_BYTES;
-      // Boxes do not reach from one matrix into the next.
-      int box_rows[2] = {out, gate ? n_out + out : out + HALF};
-      const ptx::TensorMap* maps[2] = {args.maps, args.maps};
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        int i = 0;
-        while (i + 1 < n_matrices && box_rows[h] >= static_cast<int>(args.boxes.first_rows[i + 1])) i++;
-        maps[h] += i, box_rows[h] -= args.boxes.first_rows[i];
-      }
-      const float *x_factors = a.x_scales + row, *factors0 = a.w_scales + out, *factors1 = gate ? a.up_scales + out : factors0 + HALF;
-      for (int step = 0; step < n_steps; step++, advance()) {
-        if (round > 0) ptx::mbarrier_wait(emptied + 8 * i, (round - 1) & 1);
-        const uint32_t stage = stages + i * STAGE_BYTES, barrier = filled + 8 * i;
-        const bool has_factors = FACTORS > 0 && step % 2 == 0;
-        ptx::mbarrier_expect_tx(barrier, STAGE_BYTES + (has_factors ? 4 * FACTORS : 0));
-        if (has_factors) {
-          const uint32_t to = next_slot();
-          ptx::cp_async_bulk(to, x_factors, 4 * ROWS, barrier);
-          ptx::cp_async_bulk(to + 4 * ROWS, factors0, 4 * HALF, barrier);
-          ptx::cp_async_bulk(to + 4 * (ROWS + HALF), factors1, 4 * HALF, barrier);
-          x_factors += a.x_rows, factors0 += a.w_rows, factors1 += a.w_rows;
-        }
-        ptx::cp_async_bulk(stage, x, ROWS_BYTES, barrier);
-        x += static_cast<size_t>(a.x_rows) * LINE;
-        if (T::COLUMNS == 64 && n_matrices > 0) {
-          // Outside of a matrix are zeros.
-          ptx::tma_load(stage + ROWS_BYTES, maps[0], step * LINE, box_rows[0], barrier);
-          ptx::tma_load(stage + ROWS_BYTES + HALF_BYTES, maps[1], step * LINE, box_rows[1], barrier);
-          continue;
-        }
-        ptx::cp_async_bulk(stage + ROWS_BYTES, w0, HALF_BYTES, barrier);
-        ptx::cp_async_bulk(stage + ROWS_BYTES + HALF_BYTES, w1, HALF_BYTES, barrier);
-        w0 += static_cast<size_t>(a.w_rows) * LINE, w1 += static_cast<size_t>(a.w_rows) * LINE;
-      }
-    }
+    if (tid == 256) produce<T, OUTS>(args, order, stages, ring, slots);
     return;
   }
   ptx::setmaxnreg_inc<240>();
-
-  const bool tells = tid % 128 == 0;
-  const uint64_t first_x = ptx::smem_desc(stages + group * 64 * LINE), first_w = ptx::smem_desc(stages + ROWS_BYTES);
-  for (int tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
-    float sums[OUTS / 8][4];
-    // Of a quarter of the stage's columns, with the outputs from `first` on.
-    const auto multiply = [&](auto& d, int stage, int first, int k, int more) {
-      const uint64_t x = first_x + stage * (STAGE_BYTES / 16), w = first_w + (stage * STAGE_BYTES + first * LINE) / 16;
-      T::multiply_group(d, x + 2 * k, w + 2 * k, more);
-    };
-    if constexpr (FACTORS > 0) {
-      constexpr int PIECE = OUTS > 192 ? HALF : OUTS;
-#pragma unroll
-      for (int j = 0; j < OUTS / 8; j++) sums[j][0] = sums[j][1] = sums[j][2] = sums[j][3] = 0;
-      for (int step = 0; step < n_steps; step += 2) {
-        const int stage[2] = {i, i + 1 < STAGES ? i + 1 : 0};
-        const uint32_t parity[2] = {round & 1, (stage[1] ? round : round + 1) & 1};
-        advance(), advance();
-        ptx::mbarrier_wait(filled + 8 * stage[0], parity[0]);
-        const uint32_t at = next_slot(), x_at = at + (warp * 16 + lane / 4) * 4;
-        const float x_factors[2] = {ptx::load_float(x_at), ptx::load_float(x_at + 32)};
-#pragma unroll
-        for (int first = 0; first < OUTS; first += PIECE) {
-          int integers[PIECE / 8][4];
-          ptx::wgmma_fence();
-#pragma unroll
-          for (int k = 0; k < 8; k++) {
-            if (k == 4 && first == 0) ptx::mbarrier_wait(filled + 8 * stage[1], parity[1]);
-            multiply(integers, stage[k / 4], first, k % 4, k > 0);
-          }
-          ptx::wgmma_commit();
-          ptx::wgmma_wait<0>();
-          if (tells && first + PIECE == OUTS) ptx::mbarrier_arrive(emptied + 8 * stage[0]), ptx::mbarrier_arrive(emptied + 8 * stage[1]);
-#pragma unroll
-          for (int j = 0; j < PIECE / 8; j++) {
-            const float2 w_factors = ptx::load_floats(at + (ROWS + first + j * 8 + lane % 4 * 2) * 4);
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-              float& sum = sums[first / 8 + j][c];
-              sum = fmaf(__int2float_rn(integers[j][c]) * (c % 2 ? w_factors.y : w_factors.x), x_factors[c / 2], sum);
-            }
-          }
-        }
-      }
-    } else {
-      int before = 0;
-      for (int step = 0; step < n_steps; step++, advance()) {
-        ptx::mbarrier_wait(filled + 8 * i, round & 1);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; k++) multiply(sums, i, 0, k, k > 0 ? 1 : step);
-        ptx::wgmma_commit();
-        ptx::wgmma_wait<1>();
-        if (step > 0 && tells) ptx::mbarrier_arrive(emptied + 8 * before);
-        before = i;
-      }
-      ptx::wgmma_wait<0>();
-      if (tells) ptx::mbarrier_arrive(emptied + 8 * before);
-    }
-    int row, out;
-    locate(tile, row, out);
-    finish_tile<T, OUTS>(a, args.to_tiles, row + warp * 16, out, lane, sums);
-  }
-  if (args.to_tiles) ptx::cp_async_bulk_wait();
+  consume<T, OUTS>(args, order, stages, warp, ring, slots);
 #endif
 }
 
@@ -328,6 +406,7 @@ struct HopperInt8 {
 };
 
 #define GEMM(T, OUTS) \
-  KERNEL_1(gemm_hopper_##T##_128x##OUTS, ProductHopperArgs, THREADS) { gemm<Hopper##T, OUTS>(a); }
-GEMM(Half, 256) GEMM(Half, 192) GEMM(Half, 128) GEMM(Bfloat, 256) GEMM(Bfloat, 192) GEMM(Bfloat, 128) GEMM(Int8, 256) GEMM(Int8, 192) GEMM(Int8, 128)
+  KERNEL_1(gemm_hopper_##T##_128x##OUTS, GemmHopperArgs, THREADS) { gemm<Hopper##T, OUTS>(a); }
+GEMM(Half, 256) GEMM(Half, 192) GEMM(Half, 128) GEMM(Bfloat, 256) GEMM(Bfloat, 192) GEMM(Bfloat, 128)
+GEMM(Int8, 256) GEMM(Int8, 192) GEMM(Int8, 128)
 #endif

@@ -6,16 +6,16 @@
 // Matrices that a matmul can have rows of: queries', keys' and values'.
 constexpr int MAX_MATRICES = 3;
 
-// How many matrices' rows come as boxes, and the first row of each among a product's outputs. A gate's ups come after it.
+// How many matrices' rows come as boxes, and the first row of each among the outputs. A gate's ups come after it.
 struct WeightBoxes {
   uint32_t n_matrices;
   uint32_t first_rows[MAX_MATRICES];
 };
 
-// The same on Hopper, with the matrices whose rows the copy engine brings as boxes, and whether y has tiles.
-struct ProductHopperArgs {
-  ProductArgs of_all;
-  // 0: weights are tiles. Else they are rows of 16 bits, of so many matrices one after the other, which the copy engine brings as boxes; a gate's ups come after the gates.
+// The same on Hopper, with the matrices whose rows TMA brings as boxes, and whether y has tiles.
+struct GemmHopperArgs {
+  GemmArgs of_all;
+  // 0: weights are tiles. Else they are rows of 16 bits, of so many matrices one after the other, which TMA brings as boxes; a gate's ups come after the gates.
   WeightBoxes boxes;
   // Whether a gate's outputs are tiles of BF16 with as many rows as those of x.
   uint32_t to_tiles;

@@ -1,4 +1,4 @@
-// Products of 1 to 8 rows of activations with packed weights, with what stands before and after them in a transformer: the norm of
+// Matmuls of M in 1..=8 rows of activations with packed weights, with what stands before and after them in a transformer: the norm of
 // the input, the quantization of activations, bias, the sum with the residual stream, also of what several GPUs have, gate · up.
 //
 // A block owns a contiguous range of outputs of one part of the matrix. A warp takes a group (packed.cuh) of one or two rows at a time,
@@ -7,8 +7,8 @@
 // the other rows of x.
 //
 // Weights come through a ring in shared memory that fills before the kernel before has ended, since they do not depend on it. There is
-// one block to a multiprocessor, with about half of what it has, so that the next kernel's block fits beside it. Most of the code runs once
-// per launch, and a multiprocessor waits for instructions that it has not run before: so it is short, and has few copies of itself.
+// one block to an SM, with about half of what it has, so that the next kernel's block fits beside it. Most of the code runs once
+// per launch, and an SM waits for instructions that it has not run before: so it is short, and has few copies of itself.
 //
 // Moves: the weights once. Shared memory: the ring, 80 bytes per 64 activations of each row, 4 bytes per group of a row and row of x.
 #include "packed.cuh"
@@ -16,9 +16,9 @@
 #include "gemv_args.cuh"
 
 constexpr int MAX_ROWS = 8;
-// Bytes of the rings, and the most stages that one has. A stage is a group of each warp, of one or two rows. Two blocks fit a
-// multiprocessor, of one product and the next, also where one has 14,336 activations, of which those for plain weights are floats. A gated
-// product stands between two that are not, so it has what these leave, where that is a stage more (`large_ring`).
+// Bytes of the rings, and the most stages that one has. A stage is a group of each warp, of one or two rows. Two blocks fit an
+// SM, of one matmul and the next, also where one has 14,336 activations, of which those for plain weights are floats. A gated
+// matmul stands between two that are not, so it has what these leave, where that is a stage more (`large_ring`).
 #if __CUDA_ARCH__ >= 900
 constexpr int PLAIN_RING = 64 << 10, WIDE_RING = 92 << 10, RING = 84 << 10, LARGE_RING = 108 << 10;
 #else
@@ -85,13 +85,13 @@ struct Plain {
 };
 
 // How a kind of weights wants activations.
-enum class Form { FLOATS, SUMS, PAIRS_OF_SUMS };
+enum class ActivationForm { FLOATS, SUMS, PAIRS_OF_SUMS };
 
 // A warp converts 256 activations at a time. All blocks want the same ones at the same moment, so what counts is how many lines of memory
 // they ask for: neighbouring lanes load neighbours, four of each half, and then pairs of lanes exchange, so that each has eight in a row.
 constexpr int SPAN = 256;
 
-// Four activations of each half of the span that begins at `first`; zeros past the end. Not from this multiprocessor's cache, which may
+// Four activations of each half of the span that begins at `first`; zeros past the end. Not from this SM's cache, which may
 // hold what the kernel before overwrote.
 struct Fours {
   float4 half[2];
@@ -124,8 +124,8 @@ struct Eight {
 };
 
 // Converts activations k to k + 7 of a row, where k is what `Eight::at` says. Whole warps call it, for the shuffles.
-DEVICE void convert(const float (&v)[8], int k, int n, XPiece* pieces, float* floats, Form form) {
-  if (form == Form::FLOATS) {
+DEVICE void convert(const float (&v)[8], int k, int n, XPiece* pieces, float* floats, ActivationForm form) {
+  if (form == ActivationForm::FLOATS) {
     if (k < n) {
       float4* to = reinterpret_cast<float4*>(floats + k);
       to[0] = float4{v[0], v[1], v[2], v[3]};
@@ -159,7 +159,7 @@ DEVICE void convert(const float (&v)[8], int k, int n, XPiece* pieces, float* fl
     if (k % 32 == 0) {
       piece->scale[k / 32 % 2] = scale;
       const uint32_t pair = (static_cast<uint32_t>(sum) & 0xffff) | static_cast<uint32_t>(next) << 16;
-      piece->sums[k / 32 % 2] = form == Form::SUMS ? __float_as_uint(scale * static_cast<float>(sum + next)) : pair;
+      piece->sums[k / 32 % 2] = form == ActivationForm::SUMS ? __float_as_uint(scale * static_cast<float>(sum + next)) : pair;
     }
   }
 }
@@ -167,7 +167,7 @@ DEVICE void convert(const float (&v)[8], int k, int n, XPiece* pieces, float* fl
 // Converts the rows of x, times the norm's weights, of which `norm` has those of the thread's first activations. What the norm divides
 // them by is left to the end: the thread's share of the sum of squares of row j goes to `squares(j, share)`.
 template <int THREADS, class Squares>
-DEVICE void prepare(const GemvArgs& a, int m, Eight& norm, XPiece* pieces, float* floats, Form form, Squares squares) {
+DEVICE void prepare(const GemvArgs& a, int m, Eight& norm, XPiece* pieces, float* floats, ActivationForm form, Squares squares) {
   // Spans of a warp that are on their way at the same time.
   constexpr int ALL = THREADS / 32 * SPAN, HELD = THREADS < 384 ? 4 : 2;
   const int n = a.n_in;
@@ -248,114 +248,134 @@ DEVICE void add_ranks(const GemvArgs& a, const ranks::Ranks& ranks, uint32_t rou
   ranks.end(round);
 }
 
-// Outputs `first` to `first + n_rows` of a part; with a gate, its rows and then as many of up's. USUAL, LARGE: bytes of the ring.
-// Where other GPUs have parts of the outputs, a thread has one at most.
-template <class P, int THREADS, bool ONE, bool RANKS, int USUAL, int LARGE = USUAL>
-DEVICE void multiply(const GemvArgs& a, const GemvPart& part, int first, int n_rows, bool gate, unsigned char* shared,
-                     Common<THREADS / 32, ONE>& common, const ranks::Ranks* ranks) {
-  constexpr int WARPS = THREADS / 32;
-  constexpr int BYTES = P::bytes(GROUP), SLOT = ceil_div(BYTES, LINE) * LINE;
-  constexpr int ROWS = 2 * WARPS * P::ROWS * SLOT <= USUAL ? P::ROWS : 1, STAGE = ROWS * SLOT;
-  constexpr auto stages_of = [](int ring) { return ring / (WARPS * STAGE) < MAX_STAGES ? ring / (WARPS * STAGE) : MAX_STAGES; };
-  static_assert(stages_of(USUAL) >= 1, "the ring is too small");
-  const int ring_bytes = a.large_ring ? LARGE : USUAL, n_stages = a.large_ring ? stages_of(LARGE) : stages_of(USUAL);
-  const int n = a.n_in, lane = threadIdx.x % 32, warp = __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), m = ONE ? 1 : a.m;
-  const int n_pieces = P::PACKED ? n / 64 : ceil_div(n, 32), n_groups = ceil_div(n_pieces, GROUP);
-  const int last_size = n_pieces - (n_groups - 1) * GROUP;
-  const uint32_t last_bytes = P::PACKED ? P::bytes(last_size) : (n - (n_groups - 1) * 1024) * 2;
-  const size_t x_bytes = P::PACKED ? static_cast<size_t>(n / 64) * sizeof(XPiece) : static_cast<size_t>(n) * 4;
-  uint8_t* ring = shared + warp * (n_stages * STAGE);
-  XPiece* pieces = reinterpret_cast<XPiece*>(shared + ring_bytes);
-  float* floats = reinterpret_cast<float*>(shared + ring_bytes);
-  float* sums = reinterpret_cast<float*>(shared + ring_bytes + x_bytes * m);  // [rows, groups, m]
+// What a block computes, where its things are in shared memory, and which units of work are a warp's. USUAL, LARGE: bytes of the ring.
+template <class P, int THREADS, bool ONE, int USUAL, int LARGE>
+struct GemvWork {
+  typedef P Weights;
+  static constexpr int WARPS = THREADS / 32;
+  static constexpr bool ONE_ROW = ONE;
+  static constexpr int BYTES = P::bytes(GROUP), SLOT = ceil_div(BYTES, LINE) * LINE;
+  static constexpr int ROWS = 2 * WARPS * P::ROWS * SLOT <= USUAL ? P::ROWS : 1, STAGE = ROWS * SLOT;
+  DEVICE static constexpr int stages_of(int ring) { return ring / (WARPS * STAGE) < MAX_STAGES ? ring / (WARPS * STAGE) : MAX_STAGES; }
 
+  const GemvArgs& a;
+  int n_rows;  // outputs; with a gate, its own and then as many of up's
+  bool gate;
+  int n_stages, n, lane, warp, m;
+  int n_groups, last_size;  // groups of a row, and pieces of the last one
+  uint32_t last_bytes;
+  uint8_t* ring;  // the warp's
+  XPiece* pieces;
+  float *floats, *sums;  // sums: [rows, groups, m]
   // A unit is a group of rows `row` and `row` + n_own. They are shared out group by group, so that a warp keeps its activations.
-  const int n_own = ceil_div(n_rows, ROWS), n_units = n_own * n_groups;
-  const int begin = n_units * warp / WARPS, end = n_units * (warp + 1) / WARPS;
-  const int first_group = n_own > 0 ? begin / n_own : 0, first_row = begin - first_group * n_own;
-  const uint8_t* w = part.w + static_cast<size_t>(first) * part.row_bytes;
-  const int64_t row_bytes = static_cast<int64_t>(part.row_bytes);
-  // From a row to the other; the other of an odd number's last is itself.
-  const int64_t other = gate ? a.parts[1].w - a.parts[0].w : n_own * row_bytes;
+  int n_own, begin, end, first_group, first_row;
 
-  // The copies run ahead of the products.
-  int ahead = begin, ahead_group = first_group, ahead_row = first_row;
-  const uint8_t* from = w + first_group * BYTES + first_row * row_bytes;
-  uint64_t* barrier = common.barriers[warp];
-  const auto fetch_stage = [&](int stage) {
-    if (ahead < end) {
-      const uint32_t bytes = ahead_group + 1 == n_groups ? last_bytes : BYTES;
-      const int copier = ptx::copying_lane(lane);
-      ptx::mbarrier_expect_tx(barrier + stage, copier, ROWS * bytes);
+  DEVICE GemvWork(const GemvArgs& a, int n_rows, bool gate, unsigned char* shared) : a(a), n_rows(n_rows), gate(gate) {
+    static_assert(stages_of(USUAL) >= 1, "the ring is too small");
+    const int ring_bytes = a.large_ring ? LARGE : USUAL;
+    n_stages = a.large_ring ? stages_of(LARGE) : stages_of(USUAL);
+    n = a.n_in, lane = threadIdx.x % 32, warp = __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), m = ONE ? 1 : a.m;
+    const int n_pieces = P::PACKED ? n / 64 : ceil_div(n, 32);
+    n_groups = ceil_div(n_pieces, GROUP);
+    last_size = n_pieces - (n_groups - 1) * GROUP;
+    last_bytes = P::PACKED ? P::bytes(last_size) : (n - (n_groups - 1) * 1024) * 2;
+    const size_t x_bytes = P::PACKED ? static_cast<size_t>(n / 64) * sizeof(XPiece) : static_cast<size_t>(n) * 4;
+    ring = shared + warp * (n_stages * STAGE);
+    pieces = reinterpret_cast<XPiece*>(shared + ring_bytes);
+    floats = reinterpret_cast<float*>(shared + ring_bytes);
+    sums = reinterpret_cast<float*>(shared + ring_bytes + x_bytes * m);
+    n_own = ceil_div(n_rows, ROWS);
+    const int n_units = n_own * n_groups;
+    begin = n_units * warp / WARPS, end = n_units * (warp + 1) / WARPS;
+    first_group = n_own > 0 ? begin / n_own : 0, first_row = begin - first_group * n_own;
+  }
+
+  // Outputs that are stored.
+  DEVICE int n_y() const { return gate ? n_rows / 2 : n_rows; }
+};
+
+// A warp's copies of weights, which run ahead of what is multiplied.
+template <class W>
+struct WeightCopies {
+  const W& work;
+  int64_t row_bytes, other;  // `other`: from a row to the unit's second; of an odd number's last that is itself
+  int unit, group, row;
+  const uint8_t* from;
+  uint64_t* barrier;
+
+  DEVICE WeightCopies(const W& work, const GemvPart& part, int first, uint64_t* barrier) : work(work), barrier(barrier) {
+    const GemvArgs& a = work.a;
+    const uint8_t* w = part.w + static_cast<size_t>(first) * part.row_bytes;
+    row_bytes = static_cast<int64_t>(part.row_bytes);
+    other = work.gate ? a.parts[1].w - a.parts[0].w : work.n_own * row_bytes;
+    unit = work.begin, group = work.first_group, row = work.first_row;
+    from = w + group * W::BYTES + row * row_bytes;
+  }
+
+  // Asks for the next unit's weights, if there is one.
+  DEVICE void load_stage(int stage) {
+    if (unit < work.end) {
+      const uint32_t bytes = group + 1 == work.n_groups ? work.last_bytes : W::BYTES;
+      const int copier = ptx::copying_lane(work.lane);
+      ptx::mbarrier_expect_tx(barrier + stage, copier, W::ROWS * bytes);
       const uint8_t* r = from;
-      if (ROWS == 1 && gate && ahead_row >= n_own / 2) r += other - n_own / 2 * row_bytes;
-      ptx::cp_async_bulk_evict_first(ring + stage * STAGE, r, bytes, barrier + stage, copier);
-      if (ROWS == 2) {
-        const uint8_t* second = gate || ahead_row + n_own < n_rows ? r + other : r;
-        ptx::cp_async_bulk_evict_first(ring + stage * STAGE + SLOT, second, bytes, barrier + stage, copier);
+      if (W::ROWS == 1 && work.gate && row >= work.n_own / 2) r += other - work.n_own / 2 * row_bytes;
+      ptx::cp_async_bulk_evict_first(work.ring + stage * W::STAGE, r, bytes, barrier + stage, copier);
+      if (W::ROWS == 2) {
+        const uint8_t* second = work.gate || row + work.n_own < work.n_rows ? r + other : r;
+        ptx::cp_async_bulk_evict_first(work.ring + stage * W::STAGE + W::SLOT, second, bytes, barrier + stage, copier);
       }
       ptx::cp_async_mbarrier_arrive(barrier + stage);
     }
-    ahead++, ahead_row++, from += row_bytes;
-    if (ahead_row == n_own) ahead_row = 0, ahead_group++, from += BYTES - n_own * row_bytes;
-  };
-#pragma unroll 1
-  for (int s = 0; s < n_stages; s++) ptx::barrier_init(barrier + s, lane);
-  ptx::fence_mbarrier_init();
-  // Stage by stage: 20 to 35 KB under way are enough for the memory's full speed, and the kernel before, which waits for its input or its
-  // last weights, would stand behind the rest. Where rows are so short that a stage is less than that, all at once.
-  const bool by_turns = n_groups > 1 || last_size > GROUP / 2;
-#pragma unroll 1
-  for (int s = 0; s < n_stages; s++) {
-    if (by_turns && s > 0 && begin + s <= end) ptx::mbarrier_wait(barrier + s - 1, 0);
-    fetch_stage(s);
+    unit++, row++, from += row_bytes;
+    if (row == work.n_own) row = 0, group++, from += W::BYTES - work.n_own * row_bytes;
   }
 
-  const int n_y = gate ? n_rows / 2 : n_rows;
-  Eight norm;
-  if (a.norm_weight) norm.load(a.norm_weight, Eight::at(threadIdx.x / 32 * SPAN), n);
-  // What will be added to the thread's first sum.
-  float addend = 0;
-  if (a.bias && threadIdx.x < n_y * m) addend = a.bias[part.first_out + first + (ONE ? threadIdx.x : threadIdx.x % n_y)];
-  ptx::griddepcontrol_wait();
-  if (a.epilogue == ADD && threadIdx.x < n_y * m) {
-    const int row = ONE ? threadIdx.x : threadIdx.x % n_y, j = ONE ? 0 : threadIdx.x / n_y;
-    addend += __ldcg(a.y + static_cast<size_t>(j) * a.y_stride + part.first_out + first + row);
+  // Fills the ring stage by stage: 20 to 35 KB under way are enough for the memory's full speed, and the kernel before, which waits for its
+  // input or its last weights, would stand behind the rest. Where rows are so short that a stage is less than that, all at once.
+  DEVICE void fill_ring() {
+#pragma unroll 1
+    for (int s = 0; s < work.n_stages; s++) ptx::barrier_init(barrier + s, work.lane);
+    ptx::fence_mbarrier_init();
+    const bool by_turns = work.n_groups > 1 || work.last_size > GROUP / 2;
+#pragma unroll 1
+    for (int s = 0; s < work.n_stages; s++) {
+      if (by_turns && s > 0 && work.begin + s <= work.end) ptx::mbarrier_wait(barrier + s - 1, 0);
+      load_stage(s);
+    }
   }
-  uint32_t round = 0;
-  if (RANKS && a.epilogue == ADD_RANKS) round = ranks->round();
-  prepare<THREADS>(a, m, norm, pieces, floats, !P::PACKED ? Form::FLOATS : P::PAIRS_OF_SUMS ? Form::PAIRS_OF_SUMS : Form::SUMS,
-                   [&](int j, float share) {
-                     share = warp_sum(share);
-                     if (lane == 0) common.squares[j][warp] = share;
-                   });
-  if constexpr (RANKS) {
-    if (threadIdx.x == 0) common.round = round;
-  }
-  __syncthreads();
+};
 
+// Multiplies the warp's units, and leaves the sums of groups in shared memory.
+template <class W>
+DEVICE void accumulate(const W& work, WeightCopies<W>& copies) {
+  typedef typename W::Weights P;
+  constexpr bool ONE = W::ONE_ROW;
+  constexpr int ROWS = W::ROWS;
+  const int lane = work.lane, n = work.n, n_own = work.n_own, n_groups = work.n_groups;
   int stage = 0;
   uint32_t parity = 0;
   // When the lanes' sums meet, each has had in hand what it took, and not only asked for it, before the next copy overwrites it.
   const auto give_back = [&] {
-    fetch_stage(stage);
-    if (++stage == n_stages) stage = 0, parity ^= 1;
+    copies.load_stage(stage);
+    if (++stage == work.n_stages) stage = 0, parity ^= 1;
   };
 #pragma unroll 1
-  for (int unit = begin, group = first_group; unit < end; group++) {
-    const int size = group + 1 == n_groups ? last_size : GROUP, length = P::PACKED ? size : min(n - group * 1024, 1024);
-    auto x = activations<P>(pieces, floats, 0, group, size, lane, n);
-    const int until = min(end, (group + 1) * n_own);
+  for (int unit = work.begin, group = work.first_group; unit < work.end; group++) {
+    const int size = group + 1 == n_groups ? work.last_size : GROUP, length = P::PACKED ? size : min(n - group * 1024, 1024);
+    auto x = activations<P>(work.pieces, work.floats, 0, group, size, lane, n);
+    const int until = min(work.end, (group + 1) * n_own);
     int row = unit - group * n_own;
 #pragma unroll 1
     for (; unit < until; unit++, row++) {
-      ptx::mbarrier_wait(barrier + stage, parity);
+      ptx::mbarrier_wait(copies.barrier + stage, parity);
       typename P::Piece p[ROWS];
+      const uint8_t* weights = work.ring + stage * W::STAGE;
 #pragma unroll
-      for (int i = 0; i < ROWS; i++) P::take(p[i], ring + stage * STAGE + i * SLOT, length, P::PACKED ? min(lane, size - 1) : lane);
+      for (int i = 0; i < ROWS; i++) P::take(p[i], weights + i * W::SLOT, length, P::PACKED ? min(lane, size - 1) : lane);
 #pragma unroll 1
-      for (int j = 0; j < m; j++) {
-        if (!ONE && j > 0) x = activations<P>(pieces, floats, j, group, size, lane, n);
+      for (int j = 0; j < work.m; j++) {
+        if (!ONE && j > 0) x = activations<P>(work.pieces, work.floats, j, group, size, lane, n);
         float sum[ROWS];
 #pragma unroll
         for (int i = 0; i < ROWS; i++) sum[i] = P::dot(p[i], x);
@@ -367,41 +387,66 @@ DEVICE void multiply(const GemvArgs& a, const GemvPart& part, int first, int n_r
 #pragma unroll
         for (int d = 8; d; d >>= 1) s += __shfl_xor_sync(ALL_LANES, s, d);
         const int mine = row + (upper ? n_own : 0);
-        if (lane % (32 / ROWS) == 0 && mine < n_rows) sums[(mine * n_groups + group) * m + j] = s;
+        if (lane % (32 / ROWS) == 0 && mine < work.n_rows) work.sums[(mine * n_groups + group) * work.m + j] = s;
         if (ONE) break;
       }
       if (!ONE) {
         give_back();
-        x = activations<P>(pieces, floats, 0, group, size, lane, n);
+        x = activations<P>(work.pieces, work.floats, 0, group, size, lane, n);
       }
     }
   }
-  __syncthreads();
+}
 
-  // What the norm of row j multiplies with.
-  const auto inverse = [&](int j) {
-    if (!a.norm_weight) return 1.0f;
-    float sum = 0;
+// What the norm of row j multiplies with.
+template <int WARPS, bool ONE>
+DEVICE float inverse_rms(const GemvArgs& a, const Common<WARPS, ONE>& common, int j) {
+  if (!a.norm_weight) return 1.0f;
+  float sum = 0;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) sum += common.squares[j][w];
-    return rsqrtf(sum * a.inv_n + a.eps);
-  };
-  const auto total = [&](int row, int j) {
-    float sum = 0;
+  for (int w = 0; w < WARPS; w++) sum += common.squares[j][w];
+  return rsqrtf(sum * a.inv_n + a.eps);
+}
+
+// The sum of an output's groups, in order.
+template <class W>
+DEVICE float merge_groups(const W& work, int row, int j) {
+  float sum = 0;
 #pragma unroll 2
-    for (int g = 0; g < n_groups; g++) sum += sums[(row * n_groups + g) * m + j];
-    return sum;
-  };
+  for (int g = 0; g < work.n_groups; g++) sum += work.sums[(row * work.n_groups + g) * work.m + j];
+  return sum;
+}
+
+// What will be added to the thread's first sum: the bias, and y once the kernel before has ended.
+template <class W>
+DEVICE float load_addend(const W& work, const GemvPart& part, int first) {
+  const GemvArgs& a = work.a;
+  const int n_y = work.n_y(), m = work.m;
+  float addend = 0;
+  if (a.bias && threadIdx.x < n_y * m) addend = a.bias[part.first_out + first + (W::ONE_ROW ? threadIdx.x : threadIdx.x % n_y)];
+  ptx::griddepcontrol_wait();
+  if (a.epilogue == ADD && threadIdx.x < n_y * m) {
+    const int row = W::ONE_ROW ? threadIdx.x : threadIdx.x % n_y, j = W::ONE_ROW ? 0 : threadIdx.x / n_y;
+    addend += __ldcg(a.y + static_cast<size_t>(j) * a.y_stride + part.first_out + first + row);
+  }
+  return addend;
+}
+
+// The epilogue. Where other GPUs have parts of the outputs, returns the thread's output instead of storing it.
+template <class W, int THREADS, bool RANKS, class Common>
+DEVICE float store(const W& work, const Common& common, const GemvPart& part, int first, float addend) {
+  const GemvArgs& a = work.a;
+  const int n_y = work.n_y(), m = work.m;
   float mine = 0;
 #pragma unroll 1
   for (int i = threadIdx.x; i < n_y * m; i += THREADS) {
-    const int row = ONE ? i : i % n_y, j = ONE ? 0 : i / n_y;
-    const float factor = inverse(j);
+    const int row = W::ONE_ROW ? i : i % n_y, j = W::ONE_ROW ? 0 : i / n_y;
+    const float factor = inverse_rms(a, common, j);
     float* y = a.y + static_cast<size_t>(j) * a.y_stride;
-    float sum = total(row, j) * factor;
+    float sum = merge_groups(work, row, j) * factor;
     int out = first + row;
-    if (gate) {
-      sum = activate(a.activation, sum) * (total(n_y + row, j) * factor);
+    if (work.gate) {
+      sum = activate(a.activation, sum) * (merge_groups(work, n_y + row, j) * factor);
     } else {
       out += part.first_out;
       if (i >= THREADS) {
@@ -413,6 +458,37 @@ DEVICE void multiply(const GemvArgs& a, const GemvPart& part, int first, int n_r
     if (RANKS && a.epilogue == ADD_RANKS) mine = sum;
     else y[out] = sum;
   }
+  return mine;
+}
+
+// Outputs `first` to `first + n_rows` of a part; with a gate, its rows and then as many of up's. USUAL, LARGE: bytes of the ring.
+// Where other GPUs have parts of the outputs, a thread has one at most.
+template <class P, int THREADS, bool ONE, bool RANKS, int USUAL, int LARGE = USUAL>
+DEVICE void multiply(const GemvArgs& a, const GemvPart& part, int first, int n_rows, bool gate, unsigned char* shared,
+                     Common<THREADS / 32, ONE>& common, const ranks::Ranks* ranks) {
+  typedef GemvWork<P, THREADS, ONE, USUAL, LARGE> W;
+  const W work(a, n_rows, gate, shared);
+  WeightCopies<W> copies(work, part, first, common.barriers[work.warp]);
+  copies.fill_ring();
+
+  Eight norm;
+  if (a.norm_weight) norm.load(a.norm_weight, Eight::at(threadIdx.x / 32 * SPAN), work.n);
+  const float addend = load_addend(work, part, first);
+  uint32_t round = 0;
+  if (RANKS && a.epilogue == ADD_RANKS) round = ranks->round();
+  prepare<THREADS>(a, work.m, norm, work.pieces, work.floats,
+                   !P::PACKED ? ActivationForm::FLOATS : P::PAIRS_OF_SUMS ? ActivationForm::PAIRS_OF_SUMS : ActivationForm::SUMS,
+                   [&](int j, float share) {
+                     share = warp_sum(share);
+                     if (work.lane == 0) common.squares[j][work.warp] = share;
+                   });
+  if constexpr (RANKS) {
+    if (threadIdx.x == 0) common.round = round;
+  }
+  __syncthreads();
+  accumulate(work, copies);
+  __syncthreads();
+  const float mine = store<W, THREADS, RANKS>(work, common, part, first, addend);
   if constexpr (RANKS) {
     if (a.epilogue == ADD_RANKS) add_ranks(a, *ranks, common.round, mine, part.first_out + first, n_rows);
   }
@@ -449,7 +525,7 @@ DEVICE void multiply_parts(const GemvArgs& a, const ranks::Ranks* ranks = nullpt
 #undef MULTIPLY
 }
 
-// One row of x. Two blocks, of one kernel and the next, fit a multiprocessor. More threads suit weights that take more work, and more rows.
+// One row of x. Two blocks, of one kernel and the next, fit an SM. More threads suit weights that take more work, and more rows.
 KERNEL_2(gemv_256, GemvArgs, 256) { multiply_parts<256, true, true>(a); }
 KERNEL_2(gemv_384, GemvArgs, 384) { multiply_parts<384, false, true>(a); }
 KERNEL_2(gemv_512, GemvArgs, 512) { multiply_parts<512, false, true>(a); }

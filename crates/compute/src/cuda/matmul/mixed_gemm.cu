@@ -1,5 +1,5 @@
-// Products of up to 256 rows of activations with packed weights, or plain ones of 16 bits, for Hopper: y^T = w x^T, so that a weight is
-// decoded once, in the registers of the thread that gives it to the tensor cores, whatever the number of rows.
+// Mixed-precision GEMM for Hopper: M in 1..=256 rows of activations in 16 bits with packed weights, or plain ones of 16 bits. It computes
+// y^T = w x^T, so that a weight is decoded once, in the registers of the thread that gives it to the tensor cores, whatever M.
 //
 // A block owns 128 outputs and a part of their columns; the blocks of a cluster share the columns of the same outputs, and add their sums
 // by way of each other's shared memory. Each of two groups of 4 warps owns 64 outputs. Two more threads keep rings in shared memory
@@ -7,8 +7,8 @@
 // lie in memory as tiles that the tensor cores can read, as plain weights do in shared memory. Weights are on their way before the
 // kernel before this one has ended.
 //
-// Half of a block's outputs may be a gate's, and half its up's. The results can be a tile of activations for the next product (tiles.cuh),
-// whose rows of weights lie apart, so that the copy engine gathers them.
+// Half of a block's outputs may be a gate's, and half its up's. The results can be a tile of activations for the next matmul (tiles.cuh),
+// whose rows of weights lie apart, so that TMA gathers them.
 //
 // Moves: the weights once, and the activations, 2 bytes each, once for each block's outputs.
 #ifndef REALIZAR_EMULATION
@@ -18,17 +18,16 @@
 constexpr int PITCH = ROWS + 4;
 
 // As `copy_weights` and `multiply`, for plain weights.
-template <bool SPREAD>
-DEVICE void copy_plain_weights(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, uint8_t* w_ring, Ring ring) {
+template <bool INTERLEAVED>
+DEVICE void copy_plain_weights(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, const uint8_t* stages, Ring ring) {
   constexpr int BOX = OUTS * TILE * 2;
 #pragma unroll 1
   for (int tile = steps.first * (STEP / TILE); tile < steps.last * (STEP / TILE); tile++) {
-    ptx::mbarrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
-    uint64_t* full = ring.full + ring.stage;
-    ptx::mbarrier_expect_tx(full, 0, 2 * BOX);
-    uint8_t* to = w_ring + ring.stage * a.w_stage_bytes;
-    copy_rows<SPREAD>(to, &outs.part->vectors, tile * TILE * 2, outs.row, full);
-    copy_rows<SPREAD>(to + BOX, &outs.other->vectors, tile * TILE * 2, outs.other_row, full);
+    ring.wait_empty();
+    ring.expect(2 * BOX);
+    const uint32_t to = ptx::shared_address(stages + ring.stage * a.w_stage_bytes);
+    copy_rows<INTERLEAVED>(to, &outs.part->vectors, tile * TILE * 2, outs.row, ring.full());
+    copy_rows<INTERLEAVED>(to + BOX, &outs.other->vectors, tile * TILE * 2, outs.other_row, ring.full());
     ring.next();
   }
 }
@@ -44,18 +43,17 @@ struct PlainBfloat {
 };
 
 template <class T, int N>
-DEVICE void multiply_plain(const MixedGemmArgs& a, const Steps& steps, float (&sums)[N / 8][4], const uint8_t* w_ring,
-                           const uint8_t* x_ring, Ring w, Ring x) {
+DEVICE void multiply_plain(const MixedGemmArgs& a, const Steps& steps, float (&sums)[N / 8][4], const Stages& stages, Ring w, Ring x) {
   typedef Shape<N> S;
   const int lane = threadIdx.x % 32, n_tiles = steps.count() * (STEP / TILE);
-  const uint32_t w_first = static_cast<uint32_t>(ptx::smem_desc(w_ring + threadIdx.x / 128 * OUTS * TILE * 2));
-  const uint32_t x_first = static_cast<uint32_t>(ptx::smem_desc(x_ring));
-  uint64_t *w_done = nullptr, *x_done = nullptr;
+  const uint32_t w_first = static_cast<uint32_t>(ptx::smem_desc(stages.w + threadIdx.x / 128 * OUTS * TILE * 2));
+  const uint32_t x_first = static_cast<uint32_t>(ptx::smem_desc(stages.x));
+  Barrier w_done = {0}, x_done = {0};
 #pragma unroll 1
   for (int tile = 0; tile < n_tiles; tile++) {
     const int of_stage = tile % S::TILES;
-    ptx::mbarrier_wait(w.full + w.stage, w.parity);
-    if (of_stage == 0) ptx::mbarrier_wait(x.full + x.stage, x.parity);
+    w.wait_full();
+    if (of_stage == 0) x.wait_full();
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < TILE / 16; s++) {
@@ -66,12 +64,12 @@ DEVICE void multiply_plain(const MixedGemmArgs& a, const Steps& steps, float (&s
     ptx::wgmma_wait<1>();
     // What was multiplied before this tile is over.
     if (lane == 0) {
-      if (w_done) ptx::mbarrier_arrive(w_done);
-      if (of_stage == 0 && x_done) ptx::mbarrier_arrive(x_done);
+      if (w_done.at) w_done.arrive();
+      if (of_stage == 0 && x_done.at) x_done.arrive();
     }
-    w_done = w.empty + w.stage;
+    w_done = w.empty();
     w.next();
-    if (of_stage == 0) x_done = x.empty + x.stage;
+    if (of_stage == 0) x_done = x.empty();
     if (of_stage == S::TILES - 1) x.next();
   }
   ptx::wgmma_wait<0>();
@@ -119,7 +117,7 @@ DEVICE float4 times(float4 v, float f) { return float4{v.x * f, v.y * f, v.z * f
 
 // Writes the results as floats. `n_out`: outputs from the block's first on.
 template <bool GATED>
-DEVICE void write_floats(const MixedGemmArgs& a, const Sums& sums, int first_out, int n_out) {
+DEVICE void store_floats(const MixedGemmArgs& a, const Sums& sums, int first_out, int n_out) {
   // Rows of a thread that are under way at once, and from one of its rows to the next.
   constexpr int TOGETHER = GATED ? 1 : 4, QUADS = ROWS / (GATED ? 8 : 4), STRIDE = MULTIPLIERS / QUADS;
   const int local = threadIdx.x % QUADS * 4, out = first_out + local;
@@ -168,10 +166,10 @@ DEVICE void write_floats(const MixedGemmArgs& a, const Sums& sums, int first_out
   }
 }
 
-// Writes gated results as the tile of activations that the next product reads: 16 outputs of a row to a thread at a time, which are 32 bytes
+// Writes gated results as the tile of activations that the next matmul reads: 16 outputs of a row to a thread at a time, which are 32 bytes
 // of its line. Lanes take rows in an order in which their reads fall on all banks.
 template <int N>
-DEVICE void write_tiles(const MixedGemmArgs& a, const Sums& sums, int tile) {
+DEVICE void store_tile(const MixedGemmArgs& a, const Sums& sums, int tile) {
   const GateSigmoid activate(a.activation);
   const int eights = ceil_div(sums.n_rows, 8), q = threadIdx.x % 4;
   const bool packed = a.tiles == PACKED_HALF;
@@ -211,86 +209,103 @@ DEVICE void write_tiles(const MixedGemmArgs& a, const Sums& sums, int tile) {
   }
 }
 
+// The producer of weights, one thread.
+template <int N>
+DEVICE void produce_weights(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, const Stages& stages, Ring ring) {
+  if (layout_of(outs.part->layout) != PACKED_HALF) {
+    if (gathers(a)) copy_plain_weights<true>(a, outs, steps, stages.w, ring);
+    else copy_plain_weights<false>(a, outs, steps, stages.w, ring);
+  } else if constexpr (Shape<N>::PACKED) {
+    copy_packed_weights(a, outs, steps, stages.w, ring, 0);
+  }
+}
+
+// The producer of activations, one thread.
+template <int N>
+DEVICE void produce_activations(const MixedGemmArgs& a, const Steps& steps, const Stages& stages, Ring ring) {
+  typedef Shape<N> S;
+  const int n_stages = steps.count() * (STEP / TILE / S::TILES);
+  const uint8_t* x = reinterpret_cast<const uint8_t*>(a.x) + static_cast<size_t>(steps.first) * (STEP / TILE) * N * 128;
+#pragma unroll 1
+  for (int i = 0; i < n_stages; i++, x += S::X_STAGE) copy_activations<N>(stages.x, x, ring);
+}
+
+// The consumers: sums of the block's outputs over its steps.
+template <int N>
+DEVICE void accumulate(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, float (&sums)[N / 8][4], const Stages& stages, Ring w,
+                       Ring x) {
+  switch (outs.part->layout) {
+    case LAYOUT_F16: multiply_plain<PlainHalf, N>(a, steps, sums, stages, w, x); break;
+    case LAYOUT_BF16: multiply_plain<PlainBfloat, N>(a, steps, sums, stages, w, x); break;
+    default:
+      if constexpr (Shape<N>::PACKED) multiply_packed<N>(a, outs, steps, Rows::in_order(), sums, stages, w, x);
+  }
+}
+
+// Adds up the sums of the cluster's blocks, by way of shared memory that was the rings', and stores the block's share of the rows.
+template <int N>
+DEVICE void reduce_and_store(const MixedGemmArgs& a, const float (&sums)[N / 8][4], uint8_t* shared, const float* scales) {
+  // All groups are done with the rings. What is computed anew needed no registers until here.
+  ptx::sync_threads<MULTIPLIERS>(1);
+  const uint2 block = ptx::block_again();
+  const int tid = ptx::thread_again(), rank = block.x, n_ranks = gridDim.x;
+  float* to = reinterpret_cast<float*>(shared) + tid / 32 * 16 + tid % 32 / 4 + tid % 4 * 2 * PITCH;
+#pragma unroll
+  for (int j = 0; j < N / 8; j++) {
+    float* at = to + j * 8 * PITCH;
+    at[0] = sums[j][0], at[PITCH] = sums[j][1], at[8] = sums[j][2], at[PITCH + 8] = sums[j][3];
+  }
+  if (n_ranks > 1) ptx::cluster_sync(); else ptx::sync_threads<MULTIPLIERS>(1);
+  const Tile outs = Tile::of(a, a.first_tile + block.y);
+  const Sums all(reinterpret_cast<const float*>(shared), scales, rank, n_ranks, a.m);
+  const int first_out = outs.part->first_out + outs.row, n_out = outs.part->n_out - outs.row;
+  if (a.tiles) store_tile<N>(a, all, outs.row / TILE);
+  else if (a.epilogue == GATE) store_floats<true>(a, all, first_out, n_out);
+  else store_floats<false>(a, all, first_out, n_out);
+  // Others may still read this block's sums.
+  if (n_ranks > 1) ptx::cluster_sync_relaxed();
+}
+
 // Blocks (rank in the cluster, tile from the launch's first on).
 template <int N>
-DEVICE void multiply_tile(const MixedGemmArgs& a) {
+DEVICE void mixed_gemm(const MixedGemmArgs& a) {
 #if __CUDA_ARCH__ == 900
   typedef Shape<N> S;
   extern __shared__ __align__(1024) uint8_t shared[];
-  __shared__ uint64_t w_full[MAX_STAGES], w_empty[MAX_STAGES], x_full[MAX_STAGES], x_empty[MAX_STAGES];
+  __shared__ RingBarriers barriers;
   __shared__ float scales[N];
   ptx::launch_dependents();
-  const int tid = threadIdx.x, lane = tid % 32, warp = __shfl_sync(ALL_LANES, tid / 32, 0);
+  const int tid = threadIdx.x, warp = __shfl_sync(ALL_LANES, tid / 32, 0);
   const Tile outs = Tile::of(a, a.first_tile + blockIdx.y);
   const int first_step = a.steps[blockIdx.x];
   const Steps steps = {first_step, static_cast<int>(a.steps[blockIdx.x + 1]), first_step};
-  make_rings(a, w_full, w_empty, x_full, x_empty);
-  uint8_t* x_ring = shared + a.w_stages * a.w_stage_bytes;
+  barriers.init(a);
+  const Stages stages(a, shared);
   if (warp >= MULTIPLIERS / 32) {
     ptx::setmaxnreg_dec<S::COPY_REGISTERS>();
     if (tid == MULTIPLIERS) {
-      Ring ring(w_full, w_empty, a.w_stages);
-      if (form_of(outs.part->layout) != PACKED_HALF) {
-        if (gathers(a)) copy_plain_weights<true>(a, outs, steps, shared, ring);
-        else copy_plain_weights<false>(a, outs, steps, shared, ring);
-      } else if constexpr (S::PACKED) {
-        copy_packed_weights(a, outs, steps, shared, ring, 0);
-      }
+      produce_weights<N>(a, outs, steps, stages, barriers.weights(a));
     } else if (tid == MULTIPLIERS + 32) {
       ptx::griddepcontrol_wait();
-      Ring ring(x_full, x_empty, a.x_stages);
-      const int n_stages = steps.count() * (STEP / TILE / S::TILES);
-      const uint8_t* x = reinterpret_cast<const uint8_t*>(a.x) + static_cast<size_t>(steps.first) * (STEP / TILE) * N * 128;
-#pragma unroll 1
-      for (int i = 0; i < n_stages; i++) {
-        ptx::mbarrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
-        ptx::mbarrier_expect_tx(ring.full + ring.stage, 0, S::X_STAGE);
-        ptx::cp_async_bulk(x_ring + ring.stage * S::X_STAGE, x, S::X_STAGE, ring.full + ring.stage, 0);
-        x += S::X_STAGE;
-        ring.next();
-      }
+      produce_activations<N>(a, steps, stages, barriers.activations(a));
     }
   } else {
     ptx::setmaxnreg_inc<S::REGISTERS>();
     float sums[N / 8][4] = {};
     ptx::griddepcontrol_wait();
-    if (tid < static_cast<int>(a.m)) scales[tid] = a.x_scales ? a.x_scales[tid] : fixed_scale(form_of(outs.part->layout));
-    Ring w(w_full, w_empty, a.w_stages), x(x_full, x_empty, a.x_stages);
-    switch (outs.part->layout) {
-      case LAYOUT_F16: multiply_plain<PlainHalf, N>(a, steps, sums, shared, x_ring, w, x); break;
-      case LAYOUT_BF16: multiply_plain<PlainBfloat, N>(a, steps, sums, shared, x_ring, w, x); break;
-      default:
-        if constexpr (S::PACKED) multiply_packed<N>(a, outs, steps, Rows::in_order(), sums, shared, x_ring, w, x);
-    }
-    // All groups are done with the rings. What is computed anew needed no registers until here.
-    ptx::sync_threads<MULTIPLIERS>(1);
-    const uint2 block = ptx::block_again();
-    const int again = ptx::thread_again(), rank = block.x, n_ranks = gridDim.x;
-    float* to = reinterpret_cast<float*>(shared) + again / 32 * 16 + again % 32 / 4 + again % 4 * 2 * PITCH;
-#pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-      float* at = to + j * 8 * PITCH;
-      at[0] = sums[j][0], at[PITCH] = sums[j][1], at[8] = sums[j][2], at[PITCH + 8] = sums[j][3];
-    }
-    if (n_ranks > 1) ptx::cluster_sync(); else ptx::sync_threads<MULTIPLIERS>(1);
-    const Tile done = Tile::of(a, a.first_tile + block.y);
-    const Sums all(reinterpret_cast<const float*>(shared), scales, rank, n_ranks, a.m);
-    const int first_out = done.part->first_out + done.row, n_out = done.part->n_out - done.row;
-    if (a.tiles) write_tiles<N>(a, all, done.row / TILE);
-    else if (a.epilogue == GATE) write_floats<true>(a, all, first_out, n_out);
-    else write_floats<false>(a, all, first_out, n_out);
-    // Others may still read this block's sums.
-    if (n_ranks > 1) ptx::cluster_sync_relaxed();
+    if (tid < static_cast<int>(a.m)) scales[tid] = a.x_scales ? a.x_scales[tid] : fixed_scale(layout_of(outs.part->layout));
+    accumulate<N>(a, outs, steps, sums, stages, barriers.weights(a), barriers.activations(a));
+    reduce_and_store<N>(a, sums, shared, scales);
   }
 #endif
 }
 
-#define SKINNY(N)                                                                           \
-  extern "C" __global__ void __launch_bounds__(THREADS, Shape<N>::BLOCKS) mixed_gemm_##N(     \
-      const __grid_constant__ MixedGemmArgs a) {                                             \
-    multiply_tile<N>(a);                                                                  \
+#define MIXED_GEMM(N)                                                                      \
+  extern "C" __global__ void __launch_bounds__(THREADS, Shape<N>::BLOCKS) mixed_gemm_##N( \
+      const __grid_constant__ MixedGemmArgs a) {                                          \
+    mixed_gemm<N>(a);                                                                     \
   }
-SKINNY(8) SKINNY(16) SKINNY(32) SKINNY(64) SKINNY(128) SKINNY(256)
+MIXED_GEMM(8) MIXED_GEMM(16) MIXED_GEMM(32) MIXED_GEMM(64) MIXED_GEMM(128) MIXED_GEMM(256)
 
 // Rows of activations as tiles of 64 columns, normalized where a norm comes before. A block converts a row.
 constexpr int ACTIVATION_THREADS = 512;
@@ -338,7 +353,7 @@ KERNEL(mixed_gemm_activations, MixedGemmActivationArgs, ACTIVATION_THREADS) {
   for (int w = 0; w < ACTIVATION_THREADS / 32; w++) squares += scratch[0][w], largest = fmaxf(largest, scratch[1][w]);
   // The power of two that brings the largest magnitude to 2^12 or just above; exponents of both factors stay normal.
   const int e = 127 + 139 - static_cast<int>(__float_as_uint(largest) >> 23);
-  const uint32_t bounded = largest == 0 || a.form == PLAIN_BFLOAT ? 127 : e < 1 ? 1 : e > 253 ? 253 : e;
+  const uint32_t bounded = largest == 0 || a.layout == PLAIN_BFLOAT ? 127 : e < 1 ? 1 : e > 253 ? 253 : e;
   const float factor = __uint_as_float(bounded << 23);
   const float inverse = a.weight ? rsqrtf(squares / n + a.eps) : 1.0f;
   if (threadIdx.x == 0) a.scales[row] = __uint_as_float((254 - bounded) << 23) * inverse;
@@ -347,9 +362,9 @@ KERNEL(mixed_gemm_activations, MixedGemmActivationArgs, ACTIVATION_THREADS) {
     float u[8];
 #pragma unroll
     for (int j = 0; j < 8; j++) u[j] = v[j] * factor;
-    if (a.form != PACKED_HALF) {
+    if (a.layout != PACKED_HALF) {
       uint16_t* to = a.y + (static_cast<size_t>(k / 64) * a.rows + row) * 64 + ((k / 8 ^ row) & 7) * 8;
-      *reinterpret_cast<uint4*>(to) = a.form == PLAIN_HALF ? eight_of<Half>(u) : eight_of<Bfloat>(u);
+      *reinterpret_cast<uint4*>(to) = a.layout == PLAIN_HALF ? eight_of<Half>(u) : eight_of<Bfloat>(u);
       return;
     }
     put_packed(a.y, a.rows, row, k, u[0], u[1], u[2], u[3]);

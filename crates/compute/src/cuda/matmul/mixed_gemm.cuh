@@ -1,5 +1,5 @@
-// What products of up to 256 rows of activations share (mixed_gemm.cu, stream_k.cu): arguments, weights on their way, and packed weights
-// multiplied as they are decoded.
+// What mixed_gemm.cu and stream_k.cu share: tiles, rings, TMA copies of weights and activations, and packed weights multiplied as they are
+// decoded.
 //
 // Packed columns are multiplied in an order that suits the packed layouts. Of 256 columns, which are four pieces of 64, lane t of each four
 // decodes piece t. Step s of 16 takes four weights of each: those of word s / 2 of the piece's 32 bytes, their low nibbles if s is even,
@@ -7,7 +7,7 @@
 #pragma once
 #include "gemm.cuh"
 #include "packed.cuh"
-#include "../common/hopper.cuh"
+#include "../common/pipeline.cuh"
 #include "../common/tiles.cuh"
 #include "mixed_gemm_args.cuh"
 
@@ -22,7 +22,7 @@ enum Layout : uint32_t { LAYOUT_F16, LAYOUT_BF16, LAYOUT_Q4_0, LAYOUT_Q8_0, LAYO
 // Whether a box has the outputs of a tile of activations in the order of packed columns, which lie apart.
 DEVICE bool gathers(const MixedGemmArgs& a) { return a.tiles == PACKED_HALF; }
 
-DEVICE uint32_t form_of(uint32_t layout) { return layout == LAYOUT_BF16 ? PLAIN_BFLOAT : layout == LAYOUT_F16 ? PLAIN_HALF : PACKED_HALF; }
+DEVICE uint32_t layout_of(uint32_t layout) { return layout == LAYOUT_BF16 ? PLAIN_BFLOAT : layout == LAYOUT_F16 ? PLAIN_HALF : PACKED_HALF; }
 
 constexpr uint32_t MAGIC = 0x64006400;  // 1024 twice: an integer below 1024 in its last bits is added to it
 
@@ -185,7 +185,7 @@ struct Piece_Q8_0 {
 // What a kernel for up to N rows is like.
 template <int N>
 struct Shape {
-  // Blocks that a multiprocessor has room for.
+  // Blocks that an SM has room for.
   static constexpr int BLOCKS = N <= 64 ? 2 : 1;
   // Registers of a thread that multiplies, and of one that copies.
   static constexpr int REGISTERS = BLOCKS == 2 ? 104 : 232, COPY_REGISTERS = BLOCKS == 2 ? 32 : 40;
@@ -196,24 +196,27 @@ struct Shape {
   static constexpr bool PACKED = N <= 64;
 };
 
-// Makes the barriers of both rings: those that say a stage is full, and those of the warps that are done with it. All threads call it.
-DEVICE void make_rings(const MixedGemmArgs& a, uint64_t* w_full, uint64_t* w_empty, uint64_t* x_full, uint64_t* x_empty) {
-  const int tid = threadIdx.x, lane = tid % 32;
-  if (tid < static_cast<int>(a.w_stages)) ptx::mbarrier_init(w_full + tid, 1), ptx::mbarrier_init(w_empty + tid, MULTIPLIERS / 32);
-  if (tid / 32 == 1 && lane < static_cast<int>(a.x_stages)) {
-    ptx::mbarrier_init(x_full + lane, 1), ptx::mbarrier_init(x_empty + lane, MULTIPLIERS / 32);
+// The mbarriers of both rings: of each stage, whether it is full, and whether the warps that multiply are done with it.
+struct RingBarriers {
+  uint64_t w_full[MAX_STAGES], w_empty[MAX_STAGES], x_full[MAX_STAGES], x_empty[MAX_STAGES];
+  // All threads call it.
+  DEVICE void init(const MixedGemmArgs& a) {
+    const int tid = threadIdx.x, lane = tid % 32;
+    if (tid < static_cast<int>(a.w_stages)) ptx::mbarrier_init(w_full + tid, 1), ptx::mbarrier_init(w_empty + tid, MULTIPLIERS / 32);
+    if (tid / 32 == 1 && lane < static_cast<int>(a.x_stages)) {
+      ptx::mbarrier_init(x_full + lane, 1), ptx::mbarrier_init(x_empty + lane, MULTIPLIERS / 32);
+    }
+    if (tid < 64) ptx::fence_mbarrier_init();
+    __syncthreads();
   }
-  if (tid < 64) ptx::fence_mbarrier_init();
-  __syncthreads();
-}
+  DEVICE Ring weights(const MixedGemmArgs& a) const { return {w_full, w_empty, a.w_stages}; }
+  DEVICE Ring activations(const MixedGemmArgs& a) const { return {x_full, x_empty, a.x_stages}; }
+};
 
-struct Ring {
-  uint64_t *full, *empty;
-  uint32_t n, stage = 0, parity = 0;
-  DEVICE Ring(uint64_t* full, uint64_t* empty, uint32_t n) : full(full), empty(empty), n(n) {}
-  DEVICE void next() {
-    if (++stage == n) stage = 0, parity ^= 1;
-  }
+// The stages of both rings in shared memory.
+struct Stages {
+  uint8_t *w, *x;
+  DEVICE Stages(const MixedGemmArgs& a, uint8_t* shared) : w(shared), x(shared + a.w_stages * a.w_stage_bytes) {}
 };
 
 // Steps of 256 columns that a block multiplies: all from `first` to `last`, beginning with `begin`.
@@ -239,56 +242,72 @@ struct Tile {
   }
 };
 
-// Copies a box of 64 rows, from `row` on or, `SPREAD`, those of the tile of activations that will be as many outputs further on.
-template <bool SPREAD>
-DEVICE void copy_rows(void* to, const ptx::TensorMap* map, int column, int row, uint64_t* full) {
-  if (SPREAD) {
-    ptx::tma_load(to, map, column, 0, row / 64 % 4, 0, row / 256 * 4, full);
+// Brings a box of 64 rows to shared memory, from `row` on or, `INTERLEAVED`, those whose outputs are a tile of activations in the order of
+// packed columns.
+template <bool INTERLEAVED>
+DEVICE void copy_rows(uint32_t to, const ptx::TensorMap* map, int column, int row, Barrier full) {
+  if (INTERLEAVED) {
+    ptx::tma_load(to, map, column, 0, row / 64 % 4, 0, row / 256 * 4, full.at);
   } else {
-    ptx::tma_load(to, map, column, row, full);
+    ptx::tma_load(to, map, column, row, full.at);
   }
 }
 
-// `n_paced`: so many stages of the first round, from the second on, are asked for only when the one before is there.
-template <class P, bool SPREAD>
-DEVICE void copy_weights(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, uint8_t* w_ring, Ring& ring, int n_paced) {
+// Brings a step's packed weights of the tile to a stage.
+template <class P, bool INTERLEAVED>
+DEVICE void load_weights(const Tile& tile, int step, int n_pieces, uint32_t stage, Barrier full) {
+  const int group = step / 8, at = step % 8 * 4, size = min(n_pieces - group * 32, 32);
+  const int start = group * P::Packed::bytes(GROUP);
+#pragma unroll 1
+  for (int g = 0; g < 2; g++) {
+    const MixedGemmPart* part = g == 0 ? tile.part : tile.other;
+    const int row = g == 0 ? tile.row : tile.other_row;
+#pragma unroll
+    for (int i = 0; i < P::VECTORS; i++) {
+      copy_rows<INTERLEAVED>(stage + (i * ROWS + g * OUTS) * 64, &part->vectors, start + (i * size + at) * 16, row, full);
+    }
+#pragma unroll
+    for (int i = 0; i < P::REST; i++) {
+      const uint32_t rest = stage + P::VECTORS * ROWS * 64 + (i * ROWS + g * OUTS) * 16;
+      copy_rows<INTERLEAVED>(rest, &part->rest, start + P::rest_at(i, size, at), row, full);
+    }
+  }
+}
+
+// The producer of weights: brings those of all steps. `n_paced`: so many stages of the first round, from the second on, are asked for only
+// when the one before is there.
+template <class P, bool INTERLEAVED>
+DEVICE void copy_weights(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, const uint8_t* stages, Ring& ring, int n_paced) {
   const int n_pieces = a.n_pieces;
   int step = steps.begin;
 #pragma unroll 1
   for (int n = steps.count(); n > 0; n--, step = steps.after(step)) {
-    const int group = step / 8, at = step % 8 * 4, size = min(n_pieces - group * 32, 32);
-    const int start = group * P::Packed::bytes(GROUP);
-    ptx::mbarrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
-    if (ring.stage > 0 && n_paced > 0) ptx::mbarrier_wait(ring.full + ring.stage - 1, 0), n_paced--;
-    uint64_t* full = ring.full + ring.stage;
-    ptx::mbarrier_expect_tx(full, 0, ROWS * (64 * P::VECTORS + 16 * P::REST));
-    uint8_t* to = w_ring + ring.stage * a.w_stage_bytes;
-#pragma unroll 1
-    for (int g = 0; g < 2; g++) {
-      const MixedGemmPart* part = g == 0 ? tile.part : tile.other;
-      const int row = g == 0 ? tile.row : tile.other_row;
-#pragma unroll
-      for (int i = 0; i < P::VECTORS; i++) {
-        copy_rows<SPREAD>(to + (i * ROWS + g * OUTS) * 64, &part->vectors, start + (i * size + at) * 16, row, full);
-      }
-#pragma unroll
-      for (int i = 0; i < P::REST; i++) {
-        uint8_t* rest = to + P::VECTORS * ROWS * 64 + (i * ROWS + g * OUTS) * 16;
-        copy_rows<SPREAD>(rest, &part->rest, start + P::rest_at(i, size, at), row, full);
-      }
-    }
+    ring.wait_empty();
+    if (ring.stage > 0 && n_paced > 0) Barrier{ring.full().at - 8}.wait(0), n_paced--;
+    ring.expect(ROWS * (64 * P::VECTORS + 16 * P::REST));
+    load_weights<P, INTERLEAVED>(tile, step, n_pieces, ptx::shared_address(stages + ring.stage * a.w_stage_bytes), ring.full());
     ring.next();
   }
 }
 
-DEVICE void copy_packed_weights(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, uint8_t* w_ring, Ring& ring, int n_paced) {
+DEVICE void copy_packed_weights(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, const uint8_t* stages, Ring& ring, int n_paced) {
 #define COPY(layout, P)                                                              \
   case layout:                                                                       \
-    if (gathers(a)) copy_weights<P, true>(a, tile, steps, w_ring, ring, n_paced);    \
-    else copy_weights<P, false>(a, tile, steps, w_ring, ring, n_paced);              \
+    if (gathers(a)) copy_weights<P, true>(a, tile, steps, stages, ring, n_paced);    \
+    else copy_weights<P, false>(a, tile, steps, stages, ring, n_paced);              \
     break;
   switch (tile.part->layout) { FOR_EACH_PIECE(COPY) }
 #undef COPY
+}
+
+// Brings a stage of activations, or as many other bytes.
+template <int N>
+DEVICE void copy_activations(const uint8_t* stages, const void* from, Ring& ring) {
+  constexpr int BYTES = Shape<N>::X_STAGE;
+  ring.wait_empty();
+  ring.expect(BYTES);
+  ptx::cp_async_bulk(ptx::shared_address(stages + ring.stage * BYTES), from, BYTES, ring.full().at);
+  ring.next();
 }
 
 // Rows of weights in a stage that a thread multiplies.
@@ -301,16 +320,15 @@ struct Rows {
 };
 
 template <class P, int N>
-DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, float (&sums)[N / 8][4], const uint8_t* w_ring,
-                     const uint8_t* x_ring, Ring& w, Ring& x) {
+DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, float (&sums)[N / 8][4], const Stages& stages, Ring& w,
+                     Ring& x) {
   typedef Shape<N> S;
   const int lane = threadIdx.x % 32, t = lane % 4, second = rows.second - rows.first;
-  const uint8_t *vectors = w_ring + rows.first * 64 + t * 16, *rest = w_ring + P::VECTORS * ROWS * 64 + rows.first * 16;
+  const uint8_t *vectors = stages.w + rows.first * 64 + t * 16, *rest = stages.w + P::VECTORS * ROWS * 64 + rows.first * 16;
   const int n_pieces = a.n_pieces;
   const uint32_t w_bytes = a.w_stage_bytes, w_end = a.w_stages * w_bytes;
-  const uint32_t w_full = ptx::shared_address(w.full), w_empty = ptx::shared_address(w.empty);
-  const uint32_t x_full = ptx::shared_address(x.full), x_empty = ptx::shared_address(x.empty), x_end = x_full + 8 * x.n;
-  const uint32_t x_first = static_cast<uint32_t>(ptx::smem_desc(x_ring));
+  const uint32_t w_full = w.full_at, w_empty = w.empty_at, x_full = x.full_at, x_empty = x.empty_at, x_end = x_full + 8 * x.n;
+  const uint32_t x_first = static_cast<uint32_t>(ptx::smem_desc(stages.x));
   uint32_t w_at = w.stage * w_bytes, w_barrier = 8 * w.stage, w_parity = w.parity;
   uint32_t x_at = x_first + x.stage * (S::X_STAGE / 16), x_barrier = x_full + 8 * x.stage, x_parity = x.parity, x_done = 0;
   // The weights of two words, of which one is multiplied while the other is decoded.
@@ -362,9 +380,9 @@ DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, floa
 
 template <int N>
 DEVICE void multiply_packed(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, Rows rows, float (&sums)[N / 8][4],
-                            const uint8_t* w_ring, const uint8_t* x_ring, Ring& w, Ring& x) {
+                            const Stages& stages, Ring& w, Ring& x) {
 #define MULTIPLY(layout, P) \
-  case layout: multiply<P, N>(a, steps, rows, sums, w_ring, x_ring, w, x); break;
+  case layout: multiply<P, N>(a, steps, rows, sums, stages, w, x); break;
   switch (tile.part->layout) { FOR_EACH_PIECE(MULTIPLY) }
 #undef MULTIPLY
 }

@@ -19,8 +19,8 @@ const STEP: usize = 256;
 const THREADS: u32 = 384;
 /// Stages of the rings at most.
 const MAX_STAGES: usize = 16;
-/// Places of a block for the sums that it leaves to others, and parts of each with a flag of their own.
-const PLACES: usize = 2;
+/// Tiles that a block can leave partial sums of, and parts of each with a flag of their own.
+const PARTIALS: usize = 2;
 const QUARTERS: usize = 4;
 /// Threads that convert a row of activations.
 const ACTIVATION_THREADS: u32 = 512;
@@ -30,7 +30,7 @@ const ACTIVATION_THREADS: u32 = 512;
 struct Shape {
     /// Rows of activations that it takes.
     rows: usize,
-    /// Blocks that a multiprocessor has room for.
+    /// Blocks that an SM has room for.
     blocks: usize,
     /// Dynamic shared memory.
     shared_bytes: usize,
@@ -39,22 +39,22 @@ struct Shape {
     x_stage: usize,
     /// What a block takes for a step with weights of 4 bits, in microseconds.
     step_us: f32,
-    /// Whether steps of packed weights are shared out evenly, by a kernel of its own.
-    shares: bool,
+    /// Whether packed weights are left to stream_k.cu.
+    stream_k: bool,
 }
 
 /// The kernels, by the rows that they take.
 #[rustfmt::skip]
 const SHAPES: [Shape; 6] = [
-    Shape { rows: 8,   blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 4 << 10,  step_us: 0.6, shares: false },
-    Shape { rows: 16,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 8 << 10,  step_us: 0.6, shares: false },
-    Shape { rows: 32,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 16 << 10, step_us: 0.6, shares: false },
-    Shape { rows: 64,  blocks: 2, shared_bytes: 112 << 10, x_ring: 48 << 10,  x_stage: 16 << 10, step_us: 0.6, shares: false },
-    Shape { rows: 128, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 16 << 10, step_us: 1.2, shares: true },
-    Shape { rows: 256, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 32 << 10, step_us: 2.4, shares: true },
+    Shape { rows: 8,   blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 4 << 10,  step_us: 0.6, stream_k: false },
+    Shape { rows: 16,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 8 << 10,  step_us: 0.6, stream_k: false },
+    Shape { rows: 32,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 16 << 10, step_us: 0.6, stream_k: false },
+    Shape { rows: 64,  blocks: 2, shared_bytes: 112 << 10, x_ring: 48 << 10,  x_stage: 16 << 10, step_us: 0.6, stream_k: false },
+    Shape { rows: 128, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 16 << 10, step_us: 1.2, stream_k: true },
+    Shape { rows: 256, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 32 << 10, step_us: 2.4, stream_k: true },
 ];
 
-/// Blocks of a cluster, and how many of these an H200 runs at once with one block to each of its 132 multiprocessors, of which not all have
+/// Blocks of a cluster, and how many of these an H200 runs at once with one block to each of its 132 SMs, of which not all have
 /// enough neighbours.
 const CLUSTERS: [(usize, usize); 5] = [(1, 132), (2, 66), (3, 39), (4, 30), (MAX_CLUSTER, 17)];
 const CLUSTERS_OF: usize = 132;
@@ -104,7 +104,7 @@ kernel_args! {
         y_stride: u32,
         /// GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
         epilogue: u32,
-        /// of GATE: the form of the tiles that y is, or 0
+        /// of GATE: the `ActivationLayout` of the tiles that y is, or 0
         tiles: u32,
         activation: u32,
         /// of part 1: its first row of weights
@@ -127,7 +127,8 @@ kernel_args! {
         /// columns, and with those of zeros at the end
         n: u32,
         padded: u32,
-        form: u32,
+        /// an `ActivationLayout`
+        layout: u32,
         /// of a tile
         rows: u32,
         eps: f32,
@@ -140,10 +141,10 @@ kernel_args! {
 
     struct StreamKArgs {
         of_all: MixedGemmArgs,
-        /// what blocks leave, [2 of each block, N / 8, MULTIPLIERS]
-        left: DevicePtr as "float4*",
-        /// [2 of each block, QUARTERS], zeros between launches
-        is_left: DevicePtr as "uint32_t*",
+        /// partial sums that blocks leave, [2 of each block, N / 8, MULTIPLIERS]
+        partials: DevicePtr as "float4*",
+        /// whether a quarter of them is there, [2 of each block, QUARTERS], zeros between launches
+        is_ready: DevicePtr as "uint32_t*",
         n_tiles: u32,
         n_steps: u32,
     }
@@ -151,7 +152,7 @@ kernel_args! {
 
 /// What activations become, by the kernel's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum ActivationLayout {
     /// Half precision in the order of packed columns.
     PackedHalf = 1,
     /// Half precision as they are.
@@ -160,7 +161,7 @@ enum Form {
     PlainBfloat = 3,
 }
 
-impl Form {
+impl ActivationLayout {
     fn tile_layout(self) -> TileLayout {
         match self {
             Self::PackedHalf => TileLayout::PackedHalf,
@@ -170,7 +171,7 @@ impl Form {
     }
 
     /// `None` for tiles that other kernels read.
-    fn of_layout(layout: TileLayout) -> Option<Self> {
+    fn of_tiles(layout: TileLayout) -> Option<Self> {
         match layout {
             TileLayout::PackedHalf => Some(Self::PackedHalf),
             TileLayout::PlainHalf => Some(Self::PlainHalf),
@@ -209,14 +210,14 @@ impl Kernels {
         let by_shape = SHAPES
             .iter()
             .map(|s| mixed_gemm.kernel(driver, &format!("mixed_gemm_{}", s.rows), s.shared_bytes));
-        let shared = SHAPES.iter().map(|s| {
+        let stream_k_by_shape = SHAPES.iter().map(|s| {
             let kernel = || stream_k.kernel(driver, &format!("stream_k_{}", s.rows), s.shared_bytes);
-            s.shares.then(kernel).transpose()
+            s.stream_k.then(kernel).transpose()
         });
         Ok(Self(Some(HopperKernels {
             activations: mixed_gemm.kernel(driver, "mixed_gemm_activations", 0)?,
             mixed_gemm: by_shape.collect::<Result<_>>()?,
-            stream_k: shared.collect::<Result<_>>()?,
+            stream_k: stream_k_by_shape.collect::<Result<_>>()?,
         })))
     }
 }
@@ -243,17 +244,17 @@ struct Launch {
 enum Division {
     /// A tile is a block's, or a cluster's.
     Clusters(Vec<Launch>),
-    /// All tiles' steps are shared out evenly among so many blocks.
-    Shares { blocks: usize, n_tiles: usize },
+    /// Stream-K: the steps of all tiles are divided evenly among so many blocks.
+    StreamK { blocks: usize, n_tiles: usize },
 }
 
-/// How one product is done.
+/// How one matmul is done.
 pub(super) struct Plan {
     parts: Vec<(PartRows, MixedGemmPart)>,
     /// Of activations.
-    form: Form,
+    activation_layout: ActivationLayout,
     /// Of the gated results, which are tiles.
-    tiles: Option<Form>,
+    tiles: Option<ActivationLayout>,
     /// Index of the kernel.
     shape: usize,
     division: Division,
@@ -310,8 +311,8 @@ fn finish(
     if !target.hopper || w.n_experts != 1 || parts.len() > MAX_PARTS {
         return None;
     }
-    let form = Form::of(w.parts.first()?);
-    if w.parts.iter().any(|p| Form::of(p) != form) {
+    let activation_layout = ActivationLayout::of(w.parts.first()?);
+    if w.parts.iter().any(|p| ActivationLayout::of(p) != activation_layout) {
         return None;
     }
     let index = SHAPES.iter().position(|s| m <= s.rows)?;
@@ -328,19 +329,19 @@ fn finish(
         }
     };
     let (n_sms, n_steps) = (target.n_sms, w.n_in.div_ceil(STEP));
-    let shares = shape.shares && form == Form::PackedHalf;
-    if shares && !target.may_spin_across_blocks {
+    let is_stream_k = shape.stream_k && activation_layout == ActivationLayout::PackedHalf;
+    if is_stream_k && !target.may_spin_across_blocks {
         return None;
     }
-    let division = match shares {
-        true => Division::Shares { blocks: sharing_blocks(n_sms, n_tiles, n_steps), n_tiles },
+    let division = match is_stream_k {
+        true => Division::StreamK { blocks: stream_k_blocks(n_sms, n_tiles, n_steps), n_tiles },
         false => Division::Clusters(launches(&shape, n_sms, n_tiles, n_steps)),
     };
     let w_stage_bytes = OUTS * w.parts.iter().map(|p| stage_bytes(p.dtype)).max()?;
     let w_stages = ((shape.shared_bytes - shape.x_ring) / w_stage_bytes).clamp(2, MAX_STAGES);
     Some(Plan {
         parts,
-        form,
+        activation_layout,
         tiles: None,
         shape: index,
         division,
@@ -373,7 +374,7 @@ fn launches(shape: &Shape, n_sms: usize, n_tiles: usize, n_steps: usize) -> Vec<
 }
 
 /// As many blocks as end soonest. Where as many for each tile do, no block has parts of two.
-fn sharing_blocks(n_sms: usize, n_tiles: usize, n_steps: usize) -> usize {
+fn stream_k_blocks(n_sms: usize, n_tiles: usize, n_steps: usize) -> usize {
     let of_a_block = (n_tiles * n_steps).div_ceil(n_sms);
     let of_tiles = n_tiles * n_steps.div_ceil(of_a_block);
     if of_tiles <= n_sms { of_tiles } else { n_sms }
@@ -385,24 +386,24 @@ impl Plan {
         assert_eq!((x.rows(), x.row_len()), (self.m, self.n_in));
         let rows = SHAPES[self.shape].rows;
         let fit = 2 * rows <= 4 * self.m && self.n_in.is_multiple_of(STEP);
-        fit.then(|| Tiles { layout: self.form.tile_layout(), ptr: x.ptr(), rows })
+        fit.then(|| Tiles { layout: self.activation_layout.tile_layout(), ptr: x.ptr(), rows })
     }
 
     /// The same plan of a gate with results in tiles; `None` where it cannot write those.
     pub(super) fn with_tiles(self, w: &MatrixShape, tiles: Tiles, f: Activation) -> Option<Self> {
-        let form = Form::of_layout(tiles.layout)?;
+        let layout = ActivationLayout::of_tiles(tiles.layout)?;
         let can_activate = matches!(f, Activation::Silu | Activation::GeluTanh);
         let fits = tiles.rows == SHAPES[self.shape].rows && (w.n_out / 2).is_multiple_of(STEP);
-        let has_maps = form != Form::PackedHalf
+        let has_maps = layout != ActivationLayout::PackedHalf
             || self.parts.iter().all(|(r, _)| has_interleaved_maps(w.parts[r.part].n_out));
-        (can_activate && fits && has_maps).then_some(Self { tiles: Some(form), ..self })
+        (can_activate && fits && has_maps).then_some(Self { tiles: Some(layout), ..self })
     }
 
     /// The maps of a part's rows: interleaved where the results are tiles in the order of packed columns.
     fn maps(&self, part: &Part) -> [BoxMap; 2] {
         let maps = part.maps.expect("a part that was planned has maps");
         match self.tiles {
-            Some(Form::PackedHalf) => maps.interleaved.expect("it was planned with them"),
+            Some(ActivationLayout::PackedHalf) => maps.interleaved.expect("it was planned with them"),
             _ => maps.in_order,
         }
     }
@@ -410,7 +411,6 @@ impl Plan {
     /// A norm has no bias and divides by the root mean square.
     pub(super) fn run(&self, cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
         assert_eq!(self.tiles.is_some(), op.y.tile_rows() > 0);
-        let shape = SHAPES[self.shape];
         let kernels = cuda.room::<Kernels>().0.as_ref().expect("it was planned for Hopper");
         let (tiles, scales) = match op.x {
             Input::Floats(x, norm) => self.activations(cuda, kernels, x, norm)?,
@@ -434,47 +434,66 @@ impl Plan {
             m: self.m as u32,
             y_stride: self.y_stride as u32,
             epilogue: op.epilogue.code(),
-            tiles: self.tiles.map_or(0, |form| form as u32),
+            tiles: self.tiles.map_or(0, |layout| layout as u32),
             activation: op.epilogue.activation_code(),
             up_row: self.up_row as u32,
             w_stages: self.w_stages as u32,
             x_stages: self.x_stages as u32,
             w_stage_bytes: self.w_stage_bytes as u32,
         };
-        let n_steps = self.n_in.div_ceil(STEP);
         match &self.division {
-            Division::Clusters(launches) => {
-                let f = kernels.mixed_gemm[self.shape];
-                for &Launch { first_tile, n_tiles, cluster } in launches {
-                    let steps = std::array::from_fn(|rank| (n_steps * rank / cluster) as u32);
-                    let args = MixedGemmArgs { first_tile: first_tile as u32, steps, ..args };
-                    let grid = Grid {
-                        blocks: grid_blocks([cluster, n_tiles, 1]),
-                        threads: THREADS,
-                        shared_bytes: shape.shared_bytes as u32,
-                        cluster: cluster as u32,
-                    };
-                    // SAFETY: the callers checked the shapes of x, y and the bias; the maps are of the parts' rows, and the activations are
-                    // tiles of as many rows and columns as the kernel reads.
-                    unsafe { cuda.launch_grid(f, grid, &args)? };
-                }
-            }
-            &Division::Shares { blocks, n_tiles } => {
-                let f = kernels.stream_k[self.shape].expect("its shape has one");
-                let places = PLACES * blocks;
-                let sums =
-                    cuda.scratch.get(&cuda.driver, "sums of shared tiles", 4 * places * OUTS * shape.rows)?;
-                let flags =
-                    cuda.scratch.zeros(&cuda.driver, "flags of shared tiles", 4 * places * QUARTERS)?;
-                let (n_tiles, n_steps) = (n_tiles as u32, n_steps as u32);
-                let args = StreamKArgs { of_all: args, left: sums, is_left: flags, n_tiles, n_steps };
-                // SAFETY: as above; the scratch memories have room for what all blocks leave, and each launch leaves zeros for flags. All
-                // blocks run at once: each multiprocessor has room for one, kernels of one stream come one after the other, and those of the
-                // device's other streams wait for nobody.
-                unsafe { cuda.launch_shared(f, [blocks, 1, 1], THREADS, shape.shared_bytes, &args)? };
+            Division::Clusters(launches) => self.launch_clusters(cuda, kernels, launches, args),
+            &Division::StreamK { blocks, n_tiles } => {
+                self.launch_stream_k(cuda, kernels, blocks, n_tiles, args)
             }
         }
+    }
+
+    fn launch_clusters(
+        &self,
+        cuda: &Cuda,
+        kernels: &HopperKernels,
+        launches: &[Launch],
+        args: MixedGemmArgs,
+    ) -> Result<()> {
+        let (f, n_steps) = (kernels.mixed_gemm[self.shape], self.n_in.div_ceil(STEP));
+        for &Launch { first_tile, n_tiles, cluster } in launches {
+            let steps = std::array::from_fn(|rank| (n_steps * rank / cluster) as u32);
+            let args = MixedGemmArgs { first_tile: first_tile as u32, steps, ..args };
+            let grid = Grid {
+                blocks: grid_blocks([cluster, n_tiles, 1]),
+                threads: THREADS,
+                shared_bytes: SHAPES[self.shape].shared_bytes as u32,
+                cluster: cluster as u32,
+            };
+            // SAFETY: the callers checked the shapes of x, y and the bias; the maps are of the parts' rows, and the activations are
+            // tiles of as many rows and columns as the kernel reads.
+            unsafe { cuda.launch_grid(f, grid, &args)? };
+        }
         Ok(())
+    }
+
+    fn launch_stream_k(
+        &self,
+        cuda: &Cuda,
+        kernels: &HopperKernels,
+        blocks: usize,
+        n_tiles: usize,
+        args: MixedGemmArgs,
+    ) -> Result<()> {
+        let shape = SHAPES[self.shape];
+        let f = kernels.stream_k[self.shape].expect("its shape has one");
+        let n_partials = PARTIALS * blocks;
+        let partials =
+            cuda.scratch.get(&cuda.driver, "partial sums of tiles", 4 * n_partials * OUTS * shape.rows)?;
+        let is_ready =
+            cuda.scratch.zeros(&cuda.driver, "flags of partial sums", 4 * n_partials * QUARTERS)?;
+        let (n_tiles, n_steps) = (n_tiles as u32, self.n_in.div_ceil(STEP) as u32);
+        let args = StreamKArgs { of_all: args, partials, is_ready, n_tiles, n_steps };
+        // SAFETY: x, y, the bias and the maps are as for `launch_clusters`; the scratch memories have room for what all blocks leave, and
+        // each launch leaves zeros for flags. All blocks run at once: each SM has room for one, kernels of one stream come one after the
+        // other, and those of the device's other streams wait for nobody.
+        unsafe { cuda.launch_shared(f, [blocks, 1, 1], THREADS, shape.shared_bytes, &args) }
     }
 
     /// The rows of x as tiles, and what each must be multiplied with.
@@ -495,7 +514,7 @@ impl Plan {
             weight: norm.map_or(DevicePtr::NULL, |n| n.weight.ptr()),
             n: self.n_in as u32,
             padded: padded as u32,
-            form: self.form as u32,
+            layout: self.activation_layout as u32,
             rows: rows as u32,
             eps: norm.map_or(0.0, |n| n.eps),
         };

@@ -41,7 +41,7 @@ struct MixedGemmArgs {
   uint32_t y_stride;
   // GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
   uint32_t epilogue;
-  // of GATE: the form of the tiles that y is, or 0
+  // of GATE: the `ActivationLayout` of the tiles that y is, or 0
   uint32_t tiles;
   uint32_t activation;
   // of part 1: its first row of weights
@@ -64,7 +64,8 @@ struct MixedGemmActivationArgs {
   // columns, and with those of zeros at the end
   uint32_t n;
   uint32_t padded;
-  uint32_t form;
+  // an `ActivationLayout`
+  uint32_t layout;
   // of a tile
   uint32_t rows;
   float eps;

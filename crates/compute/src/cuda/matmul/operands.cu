@@ -22,7 +22,7 @@ constexpr int SCALED = 256;
 
 // Byte where eight elements of a row from k on go. `n_rows` are the rows of tiles; 0: rows of 16-bit numbers lie one after the other.
 template <class T>
-DEVICE size_t place(uint32_t row, int k, int padded, uint32_t n_rows) {
+DEVICE size_t swizzled_offset(uint32_t row, int k, int padded, uint32_t n_rows) {
   if (TILE<T> == 64 && n_rows == 0) return (static_cast<size_t>(row) * padded + k) * 2;
   return byte_in_tiles(row, static_cast<uint32_t>(k) * (128 / TILE<T>), n_rows);
 }
@@ -35,7 +35,7 @@ DEVICE int padded_len(int n, uint32_t n_rows) {
 
 template <class T>
 DEVICE void put_eight(uint8_t* y, uint32_t row, int k, int padded, uint32_t n_rows, const float (&v)[8]) {
-  *reinterpret_cast<uint4*>(y + place<T>(row, k, padded, n_rows)) = eight_of<T>(v);
+  *reinterpret_cast<uint4*>(y + swizzled_offset<T>(row, k, padded, n_rows)) = eight_of<T>(v);
 }
 
 // The bytes of four numbers up to 127 in magnitude, to the nearest: the last ones of sums with a float whose last bit counts ones.
@@ -47,7 +47,7 @@ DEVICE uint32_t four_bytes(float a, float b, float c, float d) {
 DEVICE void put_bytes(uint8_t* y, uint32_t row, int k, uint32_t n_rows, const float (&v)[8], float factor) {
   const uint2 bytes = {four_bytes(v[0] * factor, v[1] * factor, v[2] * factor, v[3] * factor),
                        four_bytes(v[4] * factor, v[5] * factor, v[6] * factor, v[7] * factor)};
-  *reinterpret_cast<uint2*>(y + place<Int8>(row, k, 0, n_rows)) = bytes;
+  *reinterpret_cast<uint2*>(y + swizzled_offset<Int8>(row, k, 0, n_rows)) = bytes;
 }
 
 // The larger of two magnitudes, as integers, which compare alike: what is not a number is largest, and stays in the scale.
@@ -188,7 +188,7 @@ KERNEL(bfloat_bytes, ActivationArgs, 256) {
   const int n = a.n, k = blockIdx.y * 2048 + threadIdx.x * 8;
   float v[8] = {};
   if (k < n) {
-    const uint8_t* x = reinterpret_cast<const uint8_t*>(a.x) + place<Bfloat>(blockIdx.x, k, 0, a.n_rows);
+    const uint8_t* x = reinterpret_cast<const uint8_t*>(a.x) + swizzled_offset<Bfloat>(blockIdx.x, k, 0, a.n_rows);
     const uint4 pairs = *reinterpret_cast<const uint4*>(x);
     const uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
 #pragma unroll
@@ -250,7 +250,7 @@ DEVICE void packed_bytes(const WeightArgs& a) {
   const uint32_t row = a.first_row + blockIdx.x;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    *reinterpret_cast<uint4*>(a.y + place<Int8>(row, k + 32 * h, 0, a.n_rows)) = bytes_of_codes<P>(codes.half[h], range.factor);
+    *reinterpret_cast<uint4*>(a.y + swizzled_offset<Int8>(row, k + 32 * h, 0, a.n_rows)) = bytes_of_codes<P>(codes.half[h], range.factor);
   }
   if (k % SCALED == 0) a.scales[static_cast<size_t>(k / SCALED) * a.n_rows + row] = range.scale();
 }

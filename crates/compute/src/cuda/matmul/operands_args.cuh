@@ -1,9 +1,9 @@
-// Arguments of kernels. Written by tools/kernels from gemm.rs; do not edit.
+// Arguments of kernels. Written by tools/kernels from operands.rs; do not edit.
 #pragma once
 #include <cstdint>
 
 struct ActivationArgs {
-  // as `place` says, one row per block
+  // as `swizzled_offset` says, one row per block
   uint8_t* y;
   // [m], what each row must be multiplied with; not written for bfloat16; of 8 bits [padded / 256, n_rows]
   float* scales;
@@ -21,7 +21,7 @@ struct ActivationArgs {
 };
 
 struct WeightArgs {
-  // as `place` says, from `first_row` on one row per blockIdx.x
+  // as `swizzled_offset` says, from `first_row` on one row per blockIdx.x
   uint8_t* y;
   // of 8 bits: [padded / 256, n_rows]
   float* scales;

@@ -1,4 +1,4 @@
-// Products of 2 to 8 rows of activations with packed weights on the tensor cores' integers: 16 rows of weights, unpacked to 8 bits, times 8
+// Matmuls of M in 2..=8 rows of activations with packed weights on the integer tensor cores: 16 rows of weights, unpacked to 8 bits, times 8
 // columns of activations, rounded to 8 bits, for the K types in blocks of 256, for others in blocks of 32.
 //
 // A block owns a contiguous range of outputs of one part of the matrix, as in gemv.cu. A unit of its work is a group (packed.cuh) of 16
@@ -8,7 +8,7 @@
 // activations.
 //
 // The last warp keeps a ring of units in shared memory filled, from before the kernel before has ended, since weights do not depend on
-// it. A multiprocessor has room for one block, and beside it for those that round activations for the next product.
+// it. An SM has room for one block, and beside it for those that round activations for the next matmul.
 //
 // Moves: the weights once; the activations, a byte each and 64 for each 256, once for each block.
 #include "gemm.cuh"
@@ -206,7 +206,7 @@ struct Columns {
 // Floats of scales.
 constexpr int X_SCALES = 64;
 
-// The products of 16 rows of a unit with a warp's columns. `stage`: the unit; `at`: the first piece. Sums of rows g and g + 8 with columns
+// Multiplies 16 rows of a unit with a warp's columns. `stage`: the unit; `at`: the first piece. Sums of rows g and g + 8 with columns
 // 2 t and 2 t + 1.
 template <class P, int R>
 DEVICE void multiply_columns(float (&sums)[4], const uint8_t* stage, unsigned size, unsigned at, const Columns<R>& x, unsigned lane) {
@@ -421,6 +421,61 @@ DEVICE void multiply_units(const SmallMArgs& a, const SmallMPart& part, const Sm
   }
 }
 
+// The part that a block has outputs of.
+DEVICE uint32_t part_of_block(const SmallMArgs& a) {
+  uint32_t p = 0;
+  if (a.epilogue != GATE) {
+    while (p + 1 < a.n_parts && blockIdx.x >= a.parts[p + 1].first_block) p++;
+  }
+  return p;
+}
+
+// The block's work in its part, and where its things are in shared memory. The barriers are the kernel's.
+DEVICE SmallMBlock block_of(const SmallMArgs& a, uint32_t p, unsigned char* shared) {
+  const SmallMPart& part = a.parts[p];
+  const bool gate = a.epilogue == GATE;
+  const uint32_t end = gate || p + 1 == a.n_parts ? a.n_blocks : a.parts[p + 1].first_block;
+  const uint64_t block = blockIdx.x - part.first_block, n_blocks = end - part.first_block;
+  const int first = static_cast<int>(part.n_out * block / n_blocks), last = static_cast<int>(part.n_out * (block + 1) / n_blocks);
+  SmallMBlock b;
+  b.first = first, b.n_own = last - first, b.own_tile = gate ? TILE / 2 : TILE, b.n_tiles = ceil_div(b.n_own, b.own_tile);
+  b.n_groups = ceil_div(a.n_in / 64, GROUP), b.pitch = part.pitch, b.gate = gate;
+  b.ring = shared;
+  b.x_scales = reinterpret_cast<float*>(shared + a.n_stages * (TILE * b.pitch));
+  b.early = b.x_scales + MULTIPLIERS * X_SCALES;
+  b.sums = b.early + EARLY;
+  return b;
+}
+
+// The epilogue: sums of the sets of columns, the norm's factor, bias, what is there or gate · up.
+template <int R>
+DEVICE void store(const SmallMArgs& a, const SmallMPart& part, const SmallMBlock& b, unsigned tid) {
+  const int m = a.m;
+  const auto total = [&](int row, int j) {
+    float sum = 0;
+#pragma unroll
+    for (int column = 0; column < 8; column += R) sum += b.sums[row * 8 + column + j];
+    return sum * (a.squares ? b.factors[j] : 1.0f);
+  };
+#pragma unroll 1
+  for (int i = tid; i < b.n_own * m; i += THREADS) {
+    const int row = i / m, j = i % m;
+    float* y = a.y + static_cast<size_t>(j) * a.y_stride;
+    int out = b.first + row;
+    float sum;
+    if (b.gate) {
+      const int at = row / 8 * 16 + row % 8;
+      sum = activate_gate(a.activation, total(at, j)) * total(at + 8, j);
+    } else {
+      sum = total(row, j);
+      out += part.first_out;
+      if (a.bias) sum += a.bias[out];
+      if (a.epilogue == ADD) sum += i < EARLY ? b.early[i] : __ldcg(y + out);
+    }
+    y[out] = sum;
+  }
+}
+
 template <int R>
 DEVICE void small_m(const SmallMArgs& a) {
   DYNAMIC_SHARED(shared);
@@ -428,24 +483,11 @@ DEVICE void small_m(const SmallMArgs& a) {
   __shared__ uint64_t full[MAX_STAGES], done[MAX_STAGES], empty[MAX_STAGES];
   __shared__ float factors[8];
   const unsigned tid = threadIdx.x, lane = tid % 32;
-  const int warp = __shfl_sync(ALL_LANES, tid / 32, 0), m = a.m;
-  const bool gate = a.epilogue == GATE;
-  uint32_t p = 0;
-  if (!gate) {
-    while (p + 1 < a.n_parts && blockIdx.x >= a.parts[p + 1].first_block) p++;
-  }
+  const int warp = __shfl_sync(ALL_LANES, tid / 32, 0);
+  const uint32_t p = part_of_block(a);
   const SmallMPart& part = a.parts[p];
-  const uint32_t end = gate || p + 1 == a.n_parts ? a.n_blocks : a.parts[p + 1].first_block;
-  const uint64_t block = blockIdx.x - part.first_block, n_blocks = end - part.first_block;
-  const int first = static_cast<int>(part.n_out * block / n_blocks), last = static_cast<int>(part.n_out * (block + 1) / n_blocks);
-  SmallMBlock b;
-  b.first = first, b.n_own = last - first, b.own_tile = gate ? TILE / 2 : TILE, b.n_tiles = ceil_div(b.n_own, b.own_tile);
-  b.n_groups = ceil_div(a.n_in / 64, GROUP), b.pitch = part.pitch, b.gate = gate;
-  b.ring = shared, b.full = full, b.done = done, b.empty = empty, b.factors = factors;
-  b.x_scales = reinterpret_cast<float*>(shared + a.n_stages * (TILE * b.pitch));
-  b.early = b.x_scales + MULTIPLIERS * X_SCALES;
-  b.sums = b.early + EARLY;
-
+  SmallMBlock b = block_of(a, p, shared);
+  b.full = full, b.done = done, b.empty = empty, b.factors = factors;
   if (warp == COPIER) {
 #pragma unroll 1
     for (int s = 0; s < static_cast<int>(a.n_stages); s++) {
@@ -462,30 +504,7 @@ DEVICE void small_m(const SmallMArgs& a) {
     multiply_units<R>(a, part, b, warp / TEAM, warp % TEAM, lane);
   }
   __syncthreads();
-
-  const auto total = [&](int row, int j) {
-    float sum = 0;
-#pragma unroll
-    for (int column = 0; column < 8; column += R) sum += b.sums[row * 8 + column + j];
-    return sum * (a.squares ? factors[j] : 1.0f);
-  };
-#pragma unroll 1
-  for (int i = tid; i < b.n_own * m; i += THREADS) {
-    const int row = i / m, j = i % m;
-    float* y = a.y + static_cast<size_t>(j) * a.y_stride;
-    int out = first + row;
-    float sum;
-    if (gate) {
-      const int at = row / 8 * 16 + row % 8;
-      sum = activate_gate(a.activation, total(at, j)) * total(at + 8, j);
-    } else {
-      sum = total(row, j);
-      out += part.first_out;
-      if (a.bias) sum += a.bias[out];
-      if (a.epilogue == ADD) sum += i < EARLY ? b.early[i] : __ldcg(y + out);
-    }
-    y[out] = sum;
-  }
+  store<R>(a, part, b, tid);
 }
 
 // So many registers that the kernels that round activations find room.
@@ -498,7 +517,7 @@ DEVICE void load8_fresh(float (&v)[8], const float* from) {
   v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
-// Rounds rows of activations. A block of one warp converts 256 columns of a row: small, so that it finds room beside a product's.
+// Rounds rows of activations. A block of one warp converts 256 columns of a row: small, so that it finds room beside a matmul's.
 KERNEL(small_m_activations, SmallMActivationArgs, 32) {
   ptx::launch_dependents();
   const unsigned n_blocks = a.n / 256, row = blockIdx.x / n_blocks, block = blockIdx.x % n_blocks, k = threadIdx.x * 8;

@@ -1,69 +1,80 @@
-// Products of 65 to 256 rows of activations with packed weights, for Hopper: those of mixed_gemm.cu, with all tiles' steps shared out evenly.
+// Matmuls of M in 65..=256 rows of activations with packed weights, for Hopper (stream-K): as mixed_gemm.cu, but the steps of all tiles are
+// divided evenly among the blocks.
 //
-// A block stays on its multiprocessor and goes through its steps, which are a part of a tile, whole tiles, and again a part. Its rings are
-// filled across the borders of tiles. What a block has of a tile that it shares, it leaves in memory as it lies in registers. The blocks
-// for which the tile is their last add up and write some quarters of the rows each, and leave the other quarters; a block that goes on to
-// another tile has left all of its sums long before these want them. Which block adds what in which order depends on nothing but the
-// shapes. A block waits for others of its launch, so all of them must be running: there are no more than multiprocessors.
+// A block stays on its SM and goes through its steps: the end of a tile, whole tiles, and the beginning of a tile. Its steps of one tile
+// are a work unit. Its rings are filled across the borders of tiles. Of a tile that it shares with others, a block leaves partial sums in
+// memory, laid out as in registers. The blocks for which the tile is their last reduce it: each adds up and stores some quarters of the
+// rows, and leaves its partial sums of the others. A block that goes on to another tile has left all of its sums long before they are
+// wanted. Which block adds what in which order depends on nothing but the shapes. A block waits for others of its launch, so all of them
+// must be running: there are no more of them than SMs.
 //
-// Moves: the weights once, the activations, 2 bytes each, once for each tile, and 128 floats of a row out and in again for each further
+// Moves: the weights once; the activations, 2 bytes each, once for each tile; and 128 floats of a row out and in again for each further
 // block of a tile.
 #ifndef REALIZAR_EMULATION
 #include "mixed_gemm.cuh"
 #include "stream_k_args.cuh"
 
+// Parts of a tile's rows, each of which one block reduces.
 constexpr int QUARTERS = 4;
 
-// A block's part of a tile.
-struct Share {
+// Eights of rows of a quarter of the sums, and the vectors that a block leaves of a quarter.
+template <int N>
+struct Quarter {
+  static constexpr int EIGHTS = N / 8 / QUARTERS, VECTORS = EIGHTS * MULTIPLIERS;
+};
+
+// A block's steps of one tile.
+struct WorkUnit {
   int tile;
   Steps steps;
   int first_block, n_blocks;  // that have steps of this tile
-  int n_adders;               // of these, the first, for which this tile is their last
+  int n_reducers;             // of these, the first, for which this tile is their last
   int rank;                   // this block's among them
-  DEVICE bool adds() const { return rank < n_adders; }
-  DEVICE bool owns(int quarter) const { return quarter * n_adders / QUARTERS == rank; }
+  DEVICE bool is_whole() const { return n_blocks == 1; }
+  DEVICE bool reduces() const { return rank < n_reducers; }
+  DEVICE bool reduces(int quarter) const { return quarter * n_reducers / QUARTERS == rank; }
 };
 
-struct Shares {
+// The work units of a block, in order.
+struct WorkUnits {
   int n_steps, total, n_blocks, block, at, end;
-  DEVICE Shares(const StreamKArgs& a, int block) : n_steps(a.n_steps), total(a.n_steps * a.n_tiles), n_blocks(gridDim.x), block(block) {
+  DEVICE WorkUnits(const StreamKArgs& a, int block) : n_steps(a.n_steps), total(a.n_steps * a.n_tiles), n_blocks(gridDim.x), block(block) {
     at = first_of(block), end = first_of(block + 1);
   }
   DEVICE int first_of(int b) const { return static_cast<int>(static_cast<uint32_t>(total) * b / n_blocks); }
   DEVICE int block_of(int step) const { return static_cast<int>((static_cast<uint32_t>(step + 1) * n_blocks - 1) / total); }
   DEVICE bool more() const { return at < end; }
-  DEVICE Share next() {
-    Share s;
-    s.tile = at / n_steps;
-    const int tile_at = s.tile * n_steps, tile_end = tile_at + n_steps;
-    s.steps.first = at - tile_at, s.steps.last = min(n_steps, end - tile_at);
-    at = tile_at + s.steps.last;
+  DEVICE WorkUnit next() {
+    WorkUnit u;
+    u.tile = at / n_steps;
+    const int tile_at = u.tile * n_steps, tile_end = tile_at + n_steps;
+    u.steps.first = at - tile_at, u.steps.last = min(n_steps, end - tile_at);
+    at = tile_at + u.steps.last;
     // Blocks begin at different steps, so that they do not all want the same activations at the same time.
-    s.steps.begin = s.steps.first + s.tile % s.steps.count();
-    s.first_block = block_of(tile_at);
+    u.steps.begin = u.steps.first + u.tile % u.steps.count();
+    u.first_block = block_of(tile_at);
     const int last = block_of(tile_end - 1);
-    s.n_blocks = last - s.first_block + 1;
-    s.n_adders = s.n_blocks - (s.n_blocks > 1 && first_of(last + 1) > tile_end ? 1 : 0);
-    s.rank = block - s.first_block;
-    return s;
+    u.n_blocks = last - u.first_block + 1;
+    u.n_reducers = u.n_blocks - (u.n_blocks > 1 && first_of(last + 1) > tile_end ? 1 : 0);
+    u.rank = block - u.first_block;
+    return u;
   }
 };
 
-// Where a block leaves its sums of a tile: of its last one, or else of its first.
-DEVICE int place_of(int block, bool is_last) { return 2 * block + is_last; }
+// Where a block leaves its partial sums of a tile, of its last one or else of its first.
+DEVICE int partials_of(int block, bool is_last) { return 2 * block + is_last; }
 
-// Writes the sums of a quarter of the rows, from `first_row` on.
+// The epilogue: stores the sums of a quarter of the rows, from `first_row` on.
 template <int N>
-struct Writer {
+struct TileEpilogue {
   const MixedGemmArgs& a;
   const float* scales;
   int first_out, n_out;  // of the tile
   int warp, lane;
-  static constexpr int EIGHTS = N / 8 / QUARTERS;
+  static constexpr int EIGHTS = Quarter<N>::EIGHTS;
 
-  template <class Put>
-  DEVICE void put_floats(const float (&sums)[N / 8][4], int first_row, Put put) const {
+  template <class Store>
+  DEVICE void for_each_float(const float (&sums)[N / 8][4], int first_row, Store store) const {
     const int local = warp * 16 + lane / 4, row = first_row + lane % 4 * 2, m = a.m;
     const size_t stride = a.y_stride;
     float* y = a.y + row * stride + first_out + local;
@@ -79,24 +90,24 @@ struct Writer {
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         if (row + 8 * j + i >= m) break;
-        if (has[0]) put(y, fmaf(sums[j][i], i ? scale.y : scale.x, bias[0]));
-        if (has[1]) put(y + 8, fmaf(sums[j][2 + i], i ? scale.y : scale.x, bias[1]));
+        if (has[0]) store(y, fmaf(sums[j][i], i ? scale.y : scale.x, bias[0]));
+        if (has[1]) store(y + 8, fmaf(sums[j][2 + i], i ? scale.y : scale.x, bias[1]));
         y += i ? 7 * stride : stride;
       }
     }
   }
 
   // Nobody else writes these outputs, so that their order does not matter.
-  DEVICE void write_floats(const float (&sums)[N / 8][4], int first_row) const {
+  DEVICE void store_floats(const float (&sums)[N / 8][4], int first_row) const {
     if (a.epilogue == ADD) {
-      put_floats(sums, first_row, [](float* y, float v) { ptx::add_to(y, v); });
+      for_each_float(sums, first_row, [](float* y, float v) { ptx::add_to(y, v); });
     } else {
-      put_floats(sums, first_row, [](float* y, float v) { *y = v; });
+      for_each_float(sums, first_row, [](float* y, float v) { *y = v; });
     }
   }
 
-  // `lines`: where the tile is made, if results are one. Each warp has a vector of all lines.
-  DEVICE void write_gated(const float (&sums)[N / 8][4], int first_row, uint32_t lines) const {
+  // `lines`: where the tile is made, if the results are one. Each warp has a vector of all lines.
+  DEVICE void store_gated(const float (&sums)[N / 8][4], int first_row, uint32_t lines) const {
     const float factor = a.tiles ? 1.0f / fixed_scale(a.tiles) : 1.0f;
 #pragma unroll
     for (int j = 0; j < EIGHTS; j += 4) {
@@ -126,180 +137,234 @@ struct Writer {
   }
 };
 
+// The producer of weights, one thread.
+DEVICE void produce_weights(const StreamKArgs& args, const Stages& stages, Ring ring) {
+  const MixedGemmArgs& a = args.of_all;
+  WorkUnits units(args, blockIdx.x);
+  int n_paced = a.w_stages - 1;
+  while (units.more()) {
+    const WorkUnit unit = units.next();
+    copy_packed_weights(a, Tile::of(a, unit.tile), unit.steps, stages.w, ring, n_paced);
+    n_paced = 0;
+  }
+}
+
+// Brings the partial sums that other blocks leave of the quarters that this one reduces.
 template <int N>
-DEVICE void multiply_shares(const StreamKArgs& args) {
+DEVICE void copy_partials(const StreamKArgs& args, const WorkUnit& unit, const Stages& stages, Ring& ring) {
+#pragma unroll 1
+  for (int q = 0; q < QUARTERS; q++) {
+    if (!unit.reduces(q)) continue;
+#pragma unroll 1
+    for (int r = 0; r < unit.n_blocks; r++) {
+      if (r == unit.rank) continue;
+      const int from = partials_of(unit.first_block + r, r < unit.n_reducers);
+      ptx::wait_and_clear(args.is_ready + from * QUARTERS + q);
+      copy_activations<N>(stages.x, args.partials + (static_cast<size_t>(from) * QUARTERS + q) * Quarter<N>::VECTORS, ring);
+    }
+  }
+}
+
+// The producer of activations and of others' partial sums, one thread.
+template <int N>
+DEVICE void produce_activations(const StreamKArgs& args, const Stages& stages, Ring ring) {
+  constexpr int X_STAGE = Shape<N>::X_STAGE;
+  const MixedGemmArgs& a = args.of_all;
+  WorkUnits units(args, blockIdx.x);
+  while (units.more()) {
+    const WorkUnit unit = units.next();
+    int step = unit.steps.begin;
+#pragma unroll 1
+    for (int n = unit.steps.count(); n > 0; n--, step = unit.steps.after(step)) {
+      const uint8_t* x = reinterpret_cast<const uint8_t*>(a.x) + static_cast<size_t>(step) * (STEP / TILE) * X_STAGE;
+#pragma unroll 1
+      for (int i = 0; i < STEP / TILE; i++) copy_activations<N>(stages.x, x + i * X_STAGE, ring);
+    }
+    if (!unit.reduces()) continue;
+    copy_partials<N>(args, unit, stages, ring);
+    // An empty stage, where the results become a tile.
+    if (a.tiles) {
+      ring.wait_empty();
+      ring.full().arrive();
+      ring.next();
+    }
+  }
+}
+
+// The rows of weights that a thread multiplies. Of a gate it has both numbers of an output, and its warp the outputs of one vector of a
+// line of the tile that results become.
+DEVICE Rows rows_of(const MixedGemmArgs& a, int warp, int lane) {
+  if (a.epilogue != GATE) return Rows::in_order();
+  const int g = lane / 4, local = gathers(a) ? g / 2 * 16 + (warp / 2 % 2 * 2 + warp / 4) * 4 + g % 2 * 2 + warp % 2 : warp * 8 + g;
+  return {local, OUTS + local};
+}
+
+// What a block does with its sums of a unit.
+template <int N>
+struct Reduction {
+  typedef Quarter<N> Q;
+  const StreamKArgs& args;
+  const WorkUnit& unit;
+  const Stages& stages;
+  int tid, block;
+
+  // Leaves the partial sums of the quarters that other blocks reduce, and tells them.
+  DEVICE void leave_partials(const float (&sums)[N / 8][4]) const {
+    const int place = partials_of(block, unit.reduces());
+    float4* to = args.partials + static_cast<size_t>(place) * QUARTERS * Q::VECTORS + tid;
+#pragma unroll
+    for (int q = 0; q < QUARTERS; q++) {
+      if (unit.reduces(q)) continue;
+#pragma unroll
+      for (int j = q * Q::EIGHTS; j < (q + 1) * Q::EIGHTS; j++) {
+        to[j * MULTIPLIERS] = float4{sums[j][0], sums[j][1], sums[j][2], sums[j][3]};
+      }
+    }
+    ptx::fence_proxy_async_global();
+    ptx::sync_threads<MULTIPLIERS>(1);
+    if (tid < QUARTERS && !unit.reduces(tid)) ptx::announce(args.is_ready + place * QUARTERS + tid);
+  }
+
+  // Adds the partial sums of the other blocks.
+  DEVICE void add_partials(float (&sums)[N / 8][4], int lane, Ring& ring) const {
+#pragma unroll
+    for (int q = 0; q < QUARTERS; q++) {
+      if (!unit.reduces(q)) continue;
+#pragma unroll 1
+      for (int r = 1; r < unit.n_blocks; r++) {
+        ring.wait_full();
+        const uint32_t from = ptx::shared_address(stages.x + ring.stage * Shape<N>::X_STAGE) + tid * 16;
+#pragma unroll
+        for (int j = 0; j < Q::EIGHTS; j++) {
+          const float4 v = ptx::load_quad(from + j * MULTIPLIERS * 16);
+          float(&s)[4] = sums[q * Q::EIGHTS + j];
+          s[0] += v.x, s[1] += v.y, s[2] += v.z, s[3] += v.w;
+        }
+        __syncwarp();
+        ring.release(lane);
+        ring.next();
+      }
+    }
+  }
+
+  // Stores the quarters that this block reduces. `lines`: where in shared memory the tile is made, if the results are one.
+  DEVICE void store_quarters(float (&sums)[N / 8][4], const TileEpilogue<N>& epilogue, uint32_t lines) const {
+#pragma unroll 1
+    for (int q = 0; q < QUARTERS; q++) {
+      if (unit.reduces(q)) {
+        if (args.of_all.epilogue == GATE) epilogue.store_gated(sums, q * (N / QUARTERS), lines);
+        else epilogue.store_floats(sums, q * (N / QUARTERS));
+      }
+      // The next quarter to the front, so that one code serves all.
+#pragma unroll
+      for (int j = 0; j < N / 8 - Q::EIGHTS; j++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[j][i] = sums[j + Q::EIGHTS][i];
+      }
+    }
+  }
+
+  // Copies the same quarters of a tile of results from shared memory.
+  DEVICE void store_tile(uint32_t lines) const {
+    constexpr uint32_t BYTES = Shape<N>::X_STAGE / QUARTERS;
+    ptx::fence_proxy_async_shared();
+    ptx::sync_threads<MULTIPLIERS>(1);
+    if (tid == 0) {
+      uint8_t* y = reinterpret_cast<uint8_t*>(args.of_all.y) + static_cast<size_t>(unit.tile) * Shape<N>::X_STAGE;
+#pragma unroll 1
+      for (int q = 0; q < QUARTERS; q++) {
+        if (unit.reduces(q)) ptx::cp_async_bulk_store(y + q * BYTES, lines + q * BYTES, BYTES);
+      }
+      ptx::cp_async_bulk_wait_read();
+    }
+  }
+};
+
+// From the sums of a unit to the results, or to what another block makes them of. The code from here on is short, since most of it runs for
+// the first time.
+template <int N>
+DEVICE void finish_unit(const Reduction<N>& reduction, float (&sums)[N / 8][4], const float* scales, Ring& x) {
+  const MixedGemmArgs& a = reduction.args.of_all;
+  const WorkUnit& unit = reduction.unit;
+  const int lane = reduction.tid % 32, warp = reduction.tid / 32;
+  if (!unit.is_whole()) reduction.leave_partials(sums);
+  if (!unit.reduces()) return;
+  const Tile tile = Tile::of(a, unit.tile);
+  const int first_out = tile.part->first_out, n_out = tile.part->n_out;
+  const TileEpilogue<N> epilogue{a, scales, first_out + tile.row, n_out - tile.row, warp, lane};
+  if (!unit.is_whole()) reduction.add_partials(sums, lane, x);
+  const Ring lent = x;
+  const uint32_t lines = ptx::shared_address(reduction.stages.x + lent.stage * Shape<N>::X_STAGE);
+  if (a.tiles) {
+    lent.wait_full();
+    x.next();
+  }
+  reduction.store_quarters(sums, epilogue, lines);
+  if (a.tiles) {
+    reduction.store_tile(lines);
+    lent.release(lane);
+  }
+}
+
+// The consumers: multiply unit by unit.
+template <int N>
+DEVICE void consume(const StreamKArgs& args, const Stages& stages, const float* scales, Ring w, Ring x) {
+  const MixedGemmArgs& a = args.of_all;
+  const Rows rows = rows_of(a, __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), threadIdx.x % 32);
+  WorkUnits units(args, blockIdx.x);
+  float sums[N / 8][4];
+#pragma unroll 1
+  while (units.more()) {
+    const int at = units.at;
+    {
+      const WorkUnit unit = units.next();
+#pragma unroll
+      for (int j = 0; j < N / 8; j++) sums[j][0] = sums[j][1] = sums[j][2] = sums[j][3] = 0;
+      multiply_packed<N>(a, Tile::of(a, unit.tile), unit.steps, rows, sums, stages, w, x);
+    }
+    // Computed anew, so that it takes no registers before.
+    const int tid = ptx::thread_again(), block = ptx::block_again().x;
+    units = WorkUnits(args, block), units.at = at;
+    const WorkUnit unit = units.next();
+    finish_unit(Reduction<N>{args, unit, stages, tid, block}, sums, scales, x);
+  }
+  if (a.tiles && threadIdx.x == 0) ptx::cp_async_bulk_wait();
+}
+
+template <int N>
+DEVICE void stream_k(const StreamKArgs& args) {
 #if __CUDA_ARCH__ == 900
   typedef Shape<N> S;
   static_assert(S::TILES == 1 && S::BLOCKS == 1, "a stage of activations is a tile, and what a quarter of the rows' sums take");
-  // Of a quarter, eights of rows, and what a block leaves of it.
-  constexpr int EIGHTS = N / 8 / QUARTERS, LEFT = EIGHTS * MULTIPLIERS;
   const MixedGemmArgs& a = args.of_all;
   extern __shared__ __align__(1024) uint8_t shared[];
-  __shared__ uint64_t w_full[MAX_STAGES], w_empty[MAX_STAGES], x_full[MAX_STAGES], x_empty[MAX_STAGES];
+  __shared__ RingBarriers barriers;
   __shared__ __align__(16) float scales[N];
   ptx::launch_dependents();
-  const int tid = threadIdx.x, lane = tid % 32, warp = __shfl_sync(ALL_LANES, tid / 32, 0);
-  make_rings(a, w_full, w_empty, x_full, x_empty);
-  uint8_t* x_ring = shared + a.w_stages * a.w_stage_bytes;
+  const int tid = threadIdx.x, warp = __shfl_sync(ALL_LANES, tid / 32, 0);
+  barriers.init(a);
+  const Stages stages(a, shared);
   if (warp >= MULTIPLIERS / 32) {
     ptx::setmaxnreg_dec<S::COPY_REGISTERS>();
     if (tid == MULTIPLIERS) {
-      Shares shares(args, blockIdx.x);
-      Ring ring(w_full, w_empty, a.w_stages);
-      int n_paced = a.w_stages - 1;
-      while (shares.more()) {
-        const Share share = shares.next();
-        copy_packed_weights(a, Tile::of(a, share.tile), share.steps, shared, ring, n_paced);
-        n_paced = 0;
-      }
+      produce_weights(args, stages, barriers.weights(a));
     } else if (tid == MULTIPLIERS + 32) {
       ptx::griddepcontrol_wait();
-      Shares shares(args, blockIdx.x);
-      Ring ring(x_full, x_empty, a.x_stages);
-      const auto copy = [&](const void* from) {
-        ptx::mbarrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
-        ptx::mbarrier_expect_tx(ring.full + ring.stage, 0, S::X_STAGE);
-        ptx::cp_async_bulk(x_ring + ring.stage * S::X_STAGE, from, S::X_STAGE, ring.full + ring.stage, 0);
-        ring.next();
-      };
-      while (shares.more()) {
-        const Share share = shares.next();
-        int step = share.steps.begin;
-#pragma unroll 1
-        for (int n = share.steps.count(); n > 0; n--, step = share.steps.after(step)) {
-          const uint8_t* x = reinterpret_cast<const uint8_t*>(a.x) + static_cast<size_t>(step) * (STEP / TILE) * S::X_STAGE;
-#pragma unroll 1
-          for (int i = 0; i < STEP / TILE; i++) copy(x + i * S::X_STAGE);
-        }
-        if (!share.adds()) continue;
-        // What others leave of this block's quarters.
-#pragma unroll 1
-        for (int q = 0; q < QUARTERS; q++) {
-          if (!share.owns(q)) continue;
-#pragma unroll 1
-          for (int r = 0; r < share.n_blocks; r++) {
-            if (r == share.rank) continue;
-            const int place = place_of(share.first_block + r, r < share.n_adders);
-            ptx::wait_and_clear(args.is_left + place * QUARTERS + q);
-            copy(args.left + (static_cast<size_t>(place) * QUARTERS + q) * LEFT);
-          }
-        }
-        // A stage for the tile that results are.
-        if (a.tiles) {
-          ptx::mbarrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
-          ptx::mbarrier_arrive(ring.full + ring.stage);
-          ring.next();
-        }
-      }
+      produce_activations<N>(args, stages, barriers.activations(a));
     }
   } else {
     ptx::setmaxnreg_inc<S::REGISTERS>();
-    float sums[N / 8][4];
     ptx::griddepcontrol_wait();
     if (tid < static_cast<int>(a.m)) scales[tid] = a.x_scales ? a.x_scales[tid] : fixed_scale(PACKED_HALF);
     ptx::sync_threads<MULTIPLIERS>(1);
-    Shares shares(args, blockIdx.x);
-    Ring w(w_full, w_empty, a.w_stages), x(x_full, x_empty, a.x_stages);
-    Rows rows = Rows::in_order();
-    if (a.epilogue == GATE) {
-      // A thread has both numbers of an output, and a warp the outputs of a vector of a tile's lines.
-      const int g = lane / 4, local = gathers(a) ? g / 2 * 16 + (warp / 2 % 2 * 2 + warp / 4) * 4 + g % 2 * 2 + warp % 2 : warp * 8 + g;
-      rows = {local, OUTS + local};
-    }
-#pragma unroll 1
-    while (shares.more()) {
-      const int at = shares.at;
-      {
-        const Share share = shares.next();
-#pragma unroll
-        for (int j = 0; j < N / 8; j++) sums[j][0] = sums[j][1] = sums[j][2] = sums[j][3] = 0;
-        multiply_packed<N>(a, Tile::of(a, share.tile), share.steps, rows, sums, shared, x_ring, w, x);
-      }
-      // What is computed anew needed no registers until here. The code from here on is short, since most of it runs for the first time.
-      const int tid = ptx::thread_again(), lane = tid % 32, warp = tid / 32, block = ptx::block_again().x;
-      shares = Shares(args, block), shares.at = at;
-      const Share share = shares.next();
-      if (share.n_blocks > 1) {
-        const int place = place_of(block, share.adds());
-        float4* left = args.left + static_cast<size_t>(place) * QUARTERS * LEFT + tid;
-#pragma unroll
-        for (int q = 0; q < QUARTERS; q++) {
-          if (share.owns(q)) continue;
-#pragma unroll
-          for (int j = q * EIGHTS; j < (q + 1) * EIGHTS; j++) {
-            left[j * MULTIPLIERS] = float4{sums[j][0], sums[j][1], sums[j][2], sums[j][3]};
-          }
-        }
-        ptx::fence_proxy_async_global();
-        ptx::sync_threads<MULTIPLIERS>(1);
-        if (tid < QUARTERS && !share.owns(tid)) ptx::announce(args.is_left + place * QUARTERS + tid);
-      }
-      if (!share.adds()) continue;
-      const Tile tile = Tile::of(a, share.tile);
-      const int first_out = tile.part->first_out, n_out = tile.part->n_out;
-      const Writer<N> writer{a, scales, first_out + tile.row, n_out - tile.row, warp, lane};
-      if (share.n_blocks > 1) {
-#pragma unroll
-        for (int q = 0; q < QUARTERS; q++) {
-          if (!share.owns(q)) continue;
-#pragma unroll 1
-          for (int r = 1; r < share.n_blocks; r++) {
-            ptx::mbarrier_wait(x.full + x.stage, x.parity);
-            const uint32_t from = ptx::shared_address(x_ring + x.stage * S::X_STAGE) + tid * 16;
-#pragma unroll
-            for (int j = 0; j < EIGHTS; j++) {
-              const float4 v = ptx::load_quad(from + j * MULTIPLIERS * 16);
-              float(&s)[4] = sums[q * EIGHTS + j];
-              s[0] += v.x, s[1] += v.y, s[2] += v.z, s[3] += v.w;
-            }
-            __syncwarp();
-            if (lane == 0) ptx::mbarrier_arrive(x.empty + x.stage);
-            x.next();
-          }
-        }
-      }
-      const int lent = x.stage;
-      const uint32_t lines = ptx::shared_address(x_ring + lent * S::X_STAGE);
-      if (a.tiles) {
-        ptx::mbarrier_wait(x.full + lent, x.parity);
-        x.next();
-      }
-#pragma unroll 1
-      for (int q = 0; q < QUARTERS; q++) {
-        if (share.owns(q)) {
-          if (a.epilogue == GATE) writer.write_gated(sums, q * (N / QUARTERS), lines);
-          else writer.write_floats(sums, q * (N / QUARTERS));
-        }
-        // The next quarter to the front, so that one code serves all.
-#pragma unroll
-        for (int j = 0; j < N / 8 - EIGHTS; j++) {
-#pragma unroll
-          for (int i = 0; i < 4; i++) sums[j][i] = sums[j + EIGHTS][i];
-        }
-      }
-      if (a.tiles) {
-        ptx::fence_proxy_async_shared();
-        ptx::sync_threads<MULTIPLIERS>(1);
-        if (tid == 0) {
-          constexpr uint32_t QUARTER = S::X_STAGE / QUARTERS;
-          uint8_t* y = reinterpret_cast<uint8_t*>(a.y) + static_cast<size_t>(share.tile) * S::X_STAGE;
-#pragma unroll 1
-          for (int q = 0; q < QUARTERS; q++) {
-            if (share.owns(q)) ptx::cp_async_bulk_store(y + q * QUARTER, lines + q * QUARTER, QUARTER);
-          }
-          ptx::cp_async_bulk_wait_read();
-        }
-        if (lane == 0) ptx::mbarrier_arrive(x.empty + lent);
-      }
-    }
-    if (a.tiles && tid == 0) ptx::cp_async_bulk_wait();
+    consume<N>(args, stages, scales, barriers.weights(a), barriers.activations(a));
   }
 #endif
 }
 
-#define SHARES(N)                                                                                               \
+#define STREAM_K(N)                                                                                              \
   extern "C" __global__ void __launch_bounds__(THREADS, 1) stream_k_##N(const __grid_constant__ StreamKArgs a) { \
-    multiply_shares<N>(a);                                                                                      \
+    stream_k<N>(a);                                                                                              \
   }
-SHARES(128) SHARES(256)
+STREAM_K(128) STREAM_K(256)
 #endif

@@ -4,10 +4,10 @@
 
 struct StreamKArgs {
   MixedGemmArgs of_all;
-  // what blocks leave, [2 of each block, N / 8, MULTIPLIERS]
-  float4* left;
-  // [2 of each block, QUARTERS], zeros between launches
-  uint32_t* is_left;
+  // partial sums that blocks leave, [2 of each block, N / 8, MULTIPLIERS]
+  float4* partials;
+  // whether a quarter of them is there, [2 of each block, QUARTERS], zeros between launches
+  uint32_t* is_ready;
   uint32_t n_tiles;
   uint32_t n_steps;
 };
