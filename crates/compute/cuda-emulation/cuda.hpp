@@ -209,6 +209,23 @@ inline uint32_t f32_to_f16_within(float low, float high) {
 }
 inline uint32_t f32_to_bf16(float low, float high) { return f32_to_bf16(low) | static_cast<uint32_t>(f32_to_bf16(high)) << 16; }
 inline uint32_t small_f16(uint32_t x) { return f32_to_f16(static_cast<float>(x & 0xffff), static_cast<float>(x >> 16)); }
+
+// Of two numbers of half precision each. A sum or a product of two is rounded to a float without changing how it is rounded to half
+// precision.
+template <class F>
+uint32_t halves_of(F f) {
+  return f32_to_f16(f(0), f(16));
+}
+inline float half_of(uint32_t x, int shift) { return f16_to_f32(static_cast<uint16_t>(x >> shift)); }
+inline uint32_t add_f16(uint32_t a, uint32_t b) {
+  return halves_of([=](int h) { return half_of(a, h) + half_of(b, h); });
+}
+inline uint32_t mul_f16(uint32_t a, uint32_t b) {
+  return halves_of([=](int h) { return half_of(a, h) * half_of(b, h); });
+}
+inline uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) {
+  return halves_of([=](int h) { return half_of(a, h) * half_of(b, h) + half_of(c, h); });
+}
 inline float exp2_fast(float x) { return exp2f(x); }
 inline float max_or_nan(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
 

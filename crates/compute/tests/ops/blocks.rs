@@ -290,7 +290,7 @@ fn products_of_several_matrices_of_16_bits() {
 #[test]
 fn products_with_what_stands_around_them() {
     use DType::*;
-    for dtype in [F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q3_K] {
+    for dtype in [F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4, Q5_0, NVFP4] {
         for (parts, n_in, rows) in [(vec![16, 16], 256, 1), (vec![30, 30], 768, 3), (vec![44], 1792, 9)] {
             let parts = parts.into_iter().map(|n| (dtype, n)).collect();
             let norm = if rows == 9 { NormKind::Layer } else { NormKind::Rms };

@@ -48,6 +48,11 @@ const TOLERANCES: &[(DType, [f64; 3])] = &[
     (DType::Q4_K, [1e-11, 2e-4, 2e-4]),
     (DType::Q5_K, [1e-11, 2e-4, 2e-4]),
     (DType::Q6_K, [1e-11, 2e-4, 2e-4]),
+    (DType::Q5_0, [1e-11, 3e-4, 2e-4]),
+    (DType::IQ4_NL, [1e-11, 3e-4, 2e-4]),
+    (DType::IQ4_XS, [1e-11, 3e-4, 2e-4]),
+    (DType::MXFP4, [1e-11, 3e-4, 2e-4]),
+    (DType::NVFP4, [1e-11, 3e-4, 2e-4]),
 ];
 
 /// The tolerance of the other types. CPUs round their activations to 8 bits, GPUs decode them before they are multiplied.

@@ -117,7 +117,7 @@ fn matmul_of_many_rows() {
     check(&[Matmul { parts: vec![(Q8_0, 40), (F16, 9), (Q4_0, 9)], n_in: 320, rows: 0..270, bias: true }]);
     let shapes = [(300, 256, 140), (40, 1280, 64), (30, 4352, 20), (20, 2304, 200), (300, 512, 400)];
     for (n_out, n_in, m) in shapes {
-        for dtype in [Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q3_K] {
+        for dtype in [Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4, Q5_0, NVFP4] {
             check(&[Matmul { parts: vec![(dtype, n_out)], n_in, rows: 0..m, bias: false }]);
         }
     }
@@ -138,7 +138,7 @@ fn matmul_of_a_few_rows_of_packed_weights() {
         (33, 4096, 4),
         (20, 2304, 9),
     ] {
-        for dtype in [Q4_0, Q8_0, Q4_K, Q5_K, Q6_K] {
+        for dtype in [Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, Q5_0, NVFP4] {
             check(&[Matmul { parts: vec![(dtype, n_out)], n_in, rows: 0..m, bias: m % 2 == 0 }]);
         }
     }

@@ -316,24 +316,6 @@ __device__ __forceinline__ uint64_t smem_desc_mn_major(uint32_t shared, uint32_t
   return (shared & 0x3ffff) >> 4 | static_cast<uint64_t>(next_columns >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
 
-// Pairs of half precision.
-__device__ __forceinline__ uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t d;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
-
-__device__ __forceinline__ uint32_t add_f16(uint32_t a, uint32_t b) {
-  uint32_t d;
-  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-
-__device__ __forceinline__ uint32_t mul_f16(uint32_t a, uint32_t b) {
-  uint32_t d;
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
 
 // Changes how many registers each thread of a group of 4 warps has; a block has no more of them together than at its start.
 template <int N>

@@ -78,6 +78,25 @@ __device__ __forceinline__ uint32_t small_f16(uint32_t x) {
   return y;
 }
 
+// Arithmetic with two numbers of half precision.
+__device__ __forceinline__ uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+__device__ __forceinline__ uint32_t add_f16(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+__device__ __forceinline__ uint32_t mul_f16(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
 // The same number, from which the compiler may not know what follows: it computes that where it is wanted, and keeps no registers for it.
 __device__ __forceinline__ unsigned anew(unsigned x) {
   asm volatile("" : "+r"(x));

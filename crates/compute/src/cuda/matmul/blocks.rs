@@ -1,22 +1,5 @@
 //! Which blocks of a launch compute which outputs, for kernels whose blocks own a range of one part's outputs.
 
-use super::shape::{Layout, PartShape};
-use crate::DType;
-
-/// The number that the kernel knows a part's layout by; `None` where it knows it not.
-pub(super) fn layout_code(part: &PartShape, n_in: usize) -> Option<u32> {
-    match (part.layout, part.dtype) {
-        (Layout::Blocks, DType::F16) if n_in.is_multiple_of(8) => Some(0),
-        (Layout::Blocks, DType::BF16) if n_in.is_multiple_of(8) => Some(1),
-        (Layout::Packed, DType::Q4_0) => Some(2),
-        (Layout::Packed, DType::Q8_0) => Some(3),
-        (Layout::Packed, DType::Q4_K) => Some(4),
-        (Layout::Packed, DType::Q5_K) => Some(5),
-        (Layout::Packed, DType::Q6_K) => Some(6),
-        _ => None,
-    }
-}
-
 /// The blocks of each part, by their bytes: one to an SM, and more until `fit`, which gets the most outputs that one has, finds
 /// room for these; and what it makes of them.
 pub(super) fn distribute<T>(

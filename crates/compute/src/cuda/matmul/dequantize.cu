@@ -29,8 +29,8 @@ DEVICE void dequantize(const DequantizeArgs& a, Load load) {
   KERNEL(dequantize_##Q, DequantizeArgs, 128) { dequantize(a, load8<Q>); }
 FOR_EACH_QUANT(DEQUANTIZE)
 
-#define DEQUANTIZE_PACKED(P)                                                                    \
-  KERNEL(dequantize_##P, DequantizeArgs, 128) {                                                 \
-    dequantize(a, [](float* y, const uint8_t* row, int k, int n, const void*) { P::load8(y, row, k, n); }); \
+#define DEQUANTIZE_PACKED(Q)                                                                    \
+  KERNEL(dequantize_Packed_##Q, DequantizeArgs, 128) {                                                 \
+    dequantize(a, [](float* y, const uint8_t* row, int k, int n, const void*) { Packed_##Q::load8(y, row, k, n); }); \
   }
 FOR_EACH_PACKED(DEQUANTIZE_PACKED)

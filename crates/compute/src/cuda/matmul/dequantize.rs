@@ -1,7 +1,8 @@
 //! Launches that decode rows of weights to floats: the embedding, and slabs for matmuls.
 
 use super::matrix::{Matrix, Part};
-use super::shape::{Layout, PACKED};
+use super::packed_types::{PACKED, packed_index};
+use super::shape::Layout;
 use crate::cuda::batch::StagedBatch;
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use crate::quant::QUANTS;
@@ -41,16 +42,15 @@ impl Kernels {
     pub(in crate::cuda) fn load(driver: &dyn Driver) -> Result<Self> {
         let image = kernel_image!(dequantize);
         let blocks = QUANTS.iter().map(|s| image.kernel(driver, &format!("dequantize_{}", s.name), 0));
-        let packed = PACKED.iter().map(|t| image.kernel(driver, &format!("dequantize_Packed_{t}"), 0));
+        let packed =
+            PACKED.iter().map(|t| image.kernel(driver, &format!("dequantize_Packed_{}", t.dtype), 0));
         Ok(Self { blocks: blocks.collect::<Result<_>>()?, packed: packed.collect::<Result<_>>()? })
     }
 
     fn get(&self, part: &Part) -> Kernel<DequantizeArgs> {
         match part.shape.layout {
             Layout::Blocks => self.blocks[part.shape.dtype as usize],
-            Layout::Packed => {
-                self.packed[PACKED.iter().position(|&t| t == part.shape.dtype).expect("a packed type")]
-            }
+            Layout::Packed => self.packed[packed_index(part.shape.dtype)],
         }
     }
 }

@@ -28,7 +28,6 @@ constexpr int MAX_STAGES = 6;
 // Copies go faster to multiples of this.
 constexpr int LINE = 128;
 
-enum Layout : uint32_t { LAYOUT_F16, LAYOUT_BF16, LAYOUT_Q4_0, LAYOUT_Q8_0, LAYOUT_Q4_K, LAYOUT_Q5_K, LAYOUT_Q6_K };
 // ADD_RANKS: what every GPU has is added to y; of one row.
 enum Epilogue : uint32_t { STORE, ADD, GATE, ADD_RANKS };
 
@@ -515,13 +514,13 @@ DEVICE void multiply_parts(const GemvArgs& a, const ranks::Ranks* ranks = nullpt
     if (part.layout == LAYOUT_F16) return MULTIPLY(Plain<false>, PLAIN_RING);
     if (part.layout == LAYOUT_BF16) return MULTIPLY(Plain<true>, PLAIN_RING);
   }
+#define MULTIPLY_PACKED(Q) \
+  case LAYOUT_##Q: return MULTIPLY(Packed_##Q, Packed_##Q::WIDE_RING ? WIDE_RING : RING, Packed_##Q::WIDE_RING ? WIDE_RING : LARGE_RING);
   switch (part.layout) {
-    case LAYOUT_Q4_0: return MULTIPLY(Packed_Q4_0, RING, LARGE_RING);
-    case LAYOUT_Q8_0: return MULTIPLY(Packed_Q8_0, WIDE_RING);
-    case LAYOUT_Q4_K: return MULTIPLY(Packed_Q4_K, RING, LARGE_RING);
-    case LAYOUT_Q5_K: return MULTIPLY(Packed_Q5_K, WIDE_RING);
-    default: return MULTIPLY(Packed_Q6_K, RING, LARGE_RING);
+    FOR_EACH_PACKED(MULTIPLY_PACKED)
+    default: __builtin_unreachable();
   }
+#undef MULTIPLY_PACKED
 #undef MULTIPLY
 }
 

@@ -1,8 +1,9 @@
 //! Launches of GEMVs: one row of activations, or a few in passes, with the norm before and the sum or gate after.
 
-use super::blocks::{distribute, layout_code};
+use super::blocks::distribute;
 use super::epilogue::Epilogue;
 use super::op::Matmul;
+use super::packed_types::Weights;
 use super::shape::{MatrixShape, PartRows, Target};
 use crate::Result;
 use crate::cuda::driver::{
@@ -14,18 +15,6 @@ use crate::cuda::driver::{
 const MAX_ROWS: usize = 8;
 /// Most passes over the weights that more rows take: up to here they are faster than the tensor cores, for which weights are decoded.
 const MAX_PASSES: usize = 2;
-/// Bytes of the ring of weights in shared memory: see gemv.cu.
-fn ring(hopper: bool, layout: u32, large: bool) -> usize {
-    match (hopper, layout, large) {
-        (false, ..) => 60 << 10,
-        // F16, BF16.
-        (true, 0 | 1, _) => 64 << 10,
-        // Q8_0, Q5_K.
-        (true, 3 | 5, _) => 92 << 10,
-        (true, _, false) => 84 << 10,
-        (true, _, true) => 108 << 10,
-    }
-}
 /// Numbers in a packed group.
 const GROUP: usize = 2048;
 /// Threads of a block at least.
@@ -140,7 +129,7 @@ pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Op
         let args = GemvPart {
             w: DevicePtr::NULL,
             row_bytes: part.row_bytes as u64,
-            layout: layout_code(part, w.n_in)?,
+            layout: Weights::of(part, w.n_in)?.layout(),
             first_out: part.first_out as u32,
             n_out: n_out as u32,
             first_block: 0,
@@ -177,8 +166,8 @@ fn finish(
     let spans: Vec<usize> = with_blocks.iter().map(|(_, p)| p.n_out as usize).collect();
     let bytes: Vec<usize> =
         with_blocks.iter().map(|(_, p)| p.n_out as usize * p.row_bytes as usize).collect();
-    let is_plain = parts[0].1.layout < 2;
-    if parts.iter().any(|(_, p)| (p.layout < 2) != is_plain) {
+    let is_plain = Weights::of_layout(parts[0].1.layout).is_plain();
+    if parts.iter().any(|(_, p)| Weights::of_layout(p.layout).is_plain() != is_plain) {
         return None;
     }
     let n_groups = |n_in: usize| if is_plain { n_in.div_ceil(1024) } else { (n_in / 64).div_ceil(32) };
@@ -187,7 +176,8 @@ fn finish(
     let beside_ring =
         |n_in: usize, n_out: usize| x_bytes(n_in) + 4 * n_out.div_ceil(target.n_sms) * n_groups(n_in);
     let ring = |large| {
-        parts.iter().map(|(_, p)| ring(target.hopper, p.layout, large)).max().expect("a matrix has parts")
+        let rings = parts.iter().map(|(_, p)| Weights::of_layout(p.layout).gemv_ring(target.hopper, large));
+        rings.max().expect("a matrix has parts")
     };
     // A gate is followed by a GEMV back to the width that it came from.
     let both = beside_ring(w.n_in, w.n_out) + beside_ring(w.n_out / 2, w.n_in) + 2 * BLOCK_BYTES;
@@ -276,11 +266,10 @@ impl Plan {
                 cuda.smem_guard.set(shared);
                 continue;
             }
-            let (one_row, threads) = match self.parts[0].1.layout {
-                // F16, BF16, Q8_0.
-                0 | 1 | 3 => (kernels.gemv_256, 256),
-                _ if is_large => (kernels.gemv_512, 512),
-                _ => (kernels.gemv_384, 384),
+            let (one_row, threads) = match Weights::of_layout(self.parts[0].1.layout).is_simple() {
+                true => (kernels.gemv_256, 256),
+                false if is_large => (kernels.gemv_512, 512),
+                false => (kernels.gemv_384, 384),
             };
             match ranks {
                 // SAFETY: as above.

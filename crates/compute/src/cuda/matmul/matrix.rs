@@ -1,8 +1,9 @@
 //! Weight matrices on the device.
 
 use super::maps::{self, PartMaps};
+use super::packed_types::is_packed;
 use super::repack;
-use super::shape::{Layout, MatrixShape, PartRows, PartShape, is_packed};
+use super::shape::{Layout, MatrixShape, PartRows, PartShape};
 use crate::cuda::driver::{Buffer, Cuda, DevicePtr, Driver};
 use crate::quant::{iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs, iq4_nl};
 use crate::{DType, MatrixPart, Result};

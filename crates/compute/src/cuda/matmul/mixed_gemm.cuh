@@ -17,170 +17,12 @@ constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
 // Columns of a stage of packed weights, and of a tile of activations or of plain weights.
 constexpr int STEP = 256, TILE = 64;
 constexpr int MAX_STAGES = 16;
-enum Layout : uint32_t { LAYOUT_F16, LAYOUT_BF16, LAYOUT_Q4_0, LAYOUT_Q8_0, LAYOUT_Q4_K, LAYOUT_Q5_K, LAYOUT_Q6_K };
+static_assert(ROWS == STAGE_ROWS, "fragments are loaded from a stage");
 
 // Whether a box has the outputs of a tile of activations in the order of packed columns, which lie apart.
 DEVICE bool gathers(const MixedGemmArgs& a) { return a.tiles == PACKED_HALF; }
 
 DEVICE uint32_t layout_of(uint32_t layout) { return layout == LAYOUT_BF16 ? PLAIN_BFLOAT : layout == LAYOUT_F16 ? PLAIN_HALF : PACKED_HALF; }
-
-constexpr uint32_t MAGIC = 0x64006400;  // 1024 twice: an integer below 1024 in its last bits is added to it
-
-DEVICE uint32_t twice(uint32_t x, bool high) { return __byte_perm(x, 0, high ? 0x3232 : 0x1010); }
-
-// Of a type: vectors of 16 bytes of a piece, and vectors of the rest of four pieces, which lie at `rest_at` of a group; and a piece in
-// registers, whose word i gives the weights of two steps: for each, elements 2 t and 2 t + 1 of a row, and 2 t + 8 and 2 t + 9.
-//
-// A stage has for all rows 64 bytes of each vector, and then 16 bytes of each of the rest. `load` gets where lane t's first vector of a
-// row is, where the row's rest is, the first of the four pieces' number in their group, and whether lane t's is one of the row's.
-struct Four {
-  uint32_t low[2], high[2];
-};
-
-// Numbers of 4 bits to half precision: those in the low nibbles, and those in the high ones.
-DEVICE uint32_t low_nibbles(uint32_t w) { return ptx::add_f16(ptx::mask_and_set(w, 0x000f000f, MAGIC), 0xe400e400); }
-DEVICE uint32_t high_nibbles(uint32_t w) { return ptx::fma_f16(ptx::mask_and_set(w, 0x00f000f0, MAGIC), 0x2c002c00, 0xd400d400); }
-
-DEVICE void put(uint32_t* q, uint4 v) { q[0] = v.x, q[1] = v.y, q[2] = v.z, q[3] = v.w; }
-
-// The scales and the mins of a piece, each twice.
-struct KScales {
-  uint32_t scale[2], min[2];
-  DEVICE void take(const KHeader& header) {
-    const uint32_t bits = header.bits;
-    const uint32_t s = ptx::mask_and_set(bits << 4, 0x3f0000, ptx::mask_and_set(bits, 0x3f, MAGIC));
-    const uint32_t m = ptx::mask_and_set(bits >> 2, 0x3f0000, ptx::mask_and_set(bits >> 6, 0x3f, MAGIC));
-    const uint32_t s2 = ptx::mul_f16(ptx::add_f16(s, 0xe400e400), twice(header.d, false));
-    const uint32_t m2 = ptx::mul_f16(ptx::add_f16(m, 0xe400e400), twice(header.d, true) ^ 0x80008000);
-    scale[0] = twice(s2, false), scale[1] = twice(s2, true), min[0] = twice(m2, false), min[1] = twice(m2, true);
-  }
-  DEVICE uint32_t weight(int half, uint32_t q) const { return ptx::fma_f16(q, scale[half], min[half]); }
-};
-
-struct Piece_Q4_K {
-  typedef Packed_Q4_K Packed;
-  static constexpr int VECTORS = 2, REST = 1;
-  DEVICE static int rest_at(int, int size, int at) { return 32 * size + at * 4; }
-  uint32_t q[8];
-  KScales k;
-  DEVICE void load(const uint8_t* vectors, const uint8_t* rest, int t, int, bool) {
-    put(q, load16(vectors)), put(q + 4, load16(vectors + 64 * ROWS));
-    KHeader header;
-    header.take(rest, t);
-    k.take(header);
-  }
-  DEVICE Four word(int i) const {
-    const uint32_t w = q[i], w8 = w >> 8;
-    return {{k.weight(0, low_nibbles(w)), k.weight(0, low_nibbles(w8))}, {k.weight(1, high_nibbles(w)), k.weight(1, high_nibbles(w8))}};
-  }
-};
-
-struct Piece_Q5_K {
-  typedef Packed_Q5_K Packed;
-  static constexpr int VECTORS = 2, REST = 3;
-  DEVICE static int rest_at(int i, int size, int at) { return i == 0 ? 32 * size + at * 4 : 36 * size + at * 8 + (i - 1) * 16; }
-  uint32_t q[8], fifths[2];
-  KScales k;
-  DEVICE void load(const uint8_t* vectors, const uint8_t* rest, int t, int, bool) {
-    put(q, load16(vectors)), put(q + 4, load16(vectors + 64 * ROWS));
-    const uint2 f = *reinterpret_cast<const uint2*>(rest + (1 + t / 2) * 16 * ROWS + t % 2 * 8);
-    fifths[0] = f.x, fifths[1] = f.y;
-    KHeader header;
-    header.take(rest, t);
-    k.take(header);
-  }
-  DEVICE Four word(int i) const {
-    const uint32_t w = q[i], w8 = w >> 8, u = fifths[0], v = fifths[1];
-    // Bit i of each byte is the fifth: to bit 4, and for the high half to bit 8.
-    const uint32_t u0 = i <= 4 ? u << (4 - i) : u >> (i - 4), u1 = u >> (4 + i), v0 = v << (8 - i), v1 = v >> i;
-    const auto low = [&](uint32_t nibbles, uint32_t fifth) {
-      return ptx::add_f16(ptx::mask_and_set(fifth, 0x00100010, ptx::mask_and_set(nibbles, 0x000f000f, MAGIC)), 0xe400e400);
-    };
-    const auto up = [&](uint32_t nibbles, uint32_t fifth) {
-      return ptx::fma_f16(ptx::mask_and_set(fifth, 0x01000100, ptx::mask_and_set(nibbles, 0x00f000f0, MAGIC)), 0x2c002c00, 0xd400d400);
-    };
-    return {{k.weight(0, low(w, u0)), k.weight(0, low(w8, u1))}, {k.weight(1, up(w, v0)), k.weight(1, up(w8, v1))}};
-  }
-};
-
-struct Piece_Q6_K {
-  typedef Packed_Q6_K Packed;
-  static constexpr int VECTORS = 3, REST = 2;
-  DEVICE static int rest_at(int i, int size, int at) { return i == 0 ? 48 * size + at * 4 : 52 * size; }
-  uint32_t q[8], high[4], scale[4];
-  DEVICE void load(const uint8_t* vectors, const uint8_t* rest, int t, int at, bool) {
-    put(q, load16(vectors)), put(q + 4, load16(vectors + 64 * ROWS)), put(high, load16(vectors + 128 * ROWS));
-    const uint32_t s = *reinterpret_cast<const uint32_t*>(rest + t * 4);
-    const float d = ptx::f16_to_f32(*reinterpret_cast<const uint16_t*>(rest + 16 * ROWS + at / 4 * 2));
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const uint32_t h = ptx::f32_to_f16(d * (__uint_as_float(__byte_perm(s ^ 0x80808080, 0x4b000000, 0x7540 + i)) - 8388736.0f));
-      scale[i] = twice(h, false);
-    }
-  }
-  DEVICE Four word(int i) const {
-    const uint32_t w = q[i], w8 = w >> 8;
-    const int j = i % 4 * 2;
-    // Bits j and j + 1 of each byte are the upper bits: to bits 4 and 5, and for the high half to bits 8 and 9.
-    const uint32_t u = high[i / 4], v = high[2 + i / 4];
-    const uint32_t u0 = j <= 4 ? u << (4 - j) : u >> (j - 4), u1 = u >> (4 + j), v0 = v << (8 - j), v1 = v >> j;
-    const auto low = [&](uint32_t nibbles, uint32_t upper) {
-      const uint32_t x = ptx::mask_and_set(upper, 0x00300030, ptx::mask_and_set(nibbles, 0x000f000f, MAGIC));
-      return ptx::mul_f16(ptx::add_f16(x, 0xe420e420), scale[i / 4]);
-    };
-    const auto up = [&](uint32_t nibbles, uint32_t upper) {
-      const uint32_t x = ptx::mask_and_set(upper, 0x03000300, ptx::mask_and_set(nibbles, 0x00f000f0, MAGIC));
-      return ptx::mul_f16(ptx::fma_f16(x, 0x2c002c00, 0xd600d600), scale[2 + i / 4]);
-    };
-    return {{low(w, u0), low(w8, u1)}, {up(w, v0), up(w8, v1)}};
-  }
-};
-
-// Rows of these two may end within four pieces.
-struct Piece_Q4_0 {
-  typedef Packed_Q4_0 Packed;
-  static constexpr int VECTORS = 2, REST = 1;
-  DEVICE static int rest_at(int, int size, int at) { return 32 * size + at * 4; }
-  uint32_t q[8], scale[2];
-  DEVICE void load(const uint8_t* vectors, const uint8_t* rest, int t, int, bool valid) {
-    put(q, load16(vectors)), put(q + 4, load16(vectors + 64 * ROWS));
-    const uint32_t d = valid ? *reinterpret_cast<const uint32_t*>(rest + t * 4) : 0;
-    scale[0] = twice(d, false), scale[1] = twice(d, true);
-  }
-  DEVICE Four word(int i) const {
-    const uint32_t w = q[i], w8 = w >> 8;
-    const auto low = [&](uint32_t nibbles) {
-      return ptx::mul_f16(ptx::add_f16(ptx::mask_and_set(nibbles, 0x000f000f, MAGIC), 0xe408e408), scale[0]);
-    };
-    const auto up = [&](uint32_t nibbles) {
-      return ptx::mul_f16(ptx::fma_f16(ptx::mask_and_set(nibbles, 0x00f000f0, MAGIC), 0x2c002c00, 0xd480d480), scale[1]);
-    };
-    return {{low(w), low(w8)}, {up(w), up(w8)}};
-  }
-};
-
-struct Piece_Q8_0 {
-  typedef Packed_Q8_0 Packed;
-  static constexpr int VECTORS = 4, REST = 1;
-  DEVICE static int rest_at(int, int size, int at) { return 64 * size + at * 4; }
-  uint32_t q[16], scale[2];
-  DEVICE void load(const uint8_t* vectors, const uint8_t* rest, int t, int, bool valid) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) put(q + 4 * i, load16(vectors + 64 * ROWS * i));
-    const uint32_t d = valid ? *reinterpret_cast<const uint32_t*>(rest + t * 4) : 0;
-    scale[0] = twice(d, false), scale[1] = twice(d, true);
-  }
-  // Numbers of 8 bits with a sign become those from 0 on under the exponent of 1024.
-  DEVICE static uint32_t bytes(uint32_t w, uint32_t selector) { return ptx::add_f16(__byte_perm(w, 0x64646464, selector), 0xe480e480); }
-  DEVICE Four word(int i) const {
-    const uint32_t w = q[i] ^ 0x80808080, v = q[8 + i] ^ 0x80808080;
-    return {{ptx::mul_f16(bytes(w, 0x4240), scale[0]), ptx::mul_f16(bytes(w, 0x4341), scale[0])},
-            {ptx::mul_f16(bytes(v, 0x4240), scale[1]), ptx::mul_f16(bytes(v, 0x4341), scale[1])}};
-  }
-};
-
-#define FOR_EACH_PIECE(F) \
-  F(LAYOUT_Q4_0, Piece_Q4_0) F(LAYOUT_Q8_0, Piece_Q8_0) F(LAYOUT_Q4_K, Piece_Q4_K) F(LAYOUT_Q5_K, Piece_Q5_K) F(LAYOUT_Q6_K, Piece_Q6_K)
 
 // What a kernel for up to N rows is like.
 template <int N>
@@ -257,19 +99,19 @@ DEVICE void copy_rows(uint32_t to, const ptx::TensorMap* map, int column, int ro
 template <class P, bool INTERLEAVED>
 DEVICE void load_weights(const Tile& tile, int step, int n_pieces, uint32_t stage, Barrier full) {
   const int group = step / 8, at = step % 8 * 4, size = min(n_pieces - group * 32, 32);
-  const int start = group * P::Packed::bytes(GROUP);
+  const int start = group * P::bytes(GROUP);
 #pragma unroll 1
   for (int g = 0; g < 2; g++) {
     const MixedGemmPart* part = g == 0 ? tile.part : tile.other;
     const int row = g == 0 ? tile.row : tile.other_row;
 #pragma unroll
-    for (int i = 0; i < P::VECTORS; i++) {
+    for (int i = 0; i < P::Fragment::VECTORS; i++) {
       copy_rows<INTERLEAVED>(stage + (i * ROWS + g * OUTS) * 64, &part->vectors, start + (i * size + at) * 16, row, full);
     }
 #pragma unroll
-    for (int i = 0; i < P::REST; i++) {
-      const uint32_t rest = stage + P::VECTORS * ROWS * 64 + (i * ROWS + g * OUTS) * 16;
-      copy_rows<INTERLEAVED>(rest, &part->rest, start + P::rest_at(i, size, at), row, full);
+    for (int i = 0; i < P::Fragment::REST; i++) {
+      const uint32_t rest = stage + P::Fragment::VECTORS * ROWS * 64 + (i * ROWS + g * OUTS) * 16;
+      copy_rows<INTERLEAVED>(rest, &part->rest, start + P::Fragment::rest_at(i, size, at), row, full);
     }
   }
 }
@@ -284,19 +126,19 @@ DEVICE void copy_weights(const MixedGemmArgs& a, const Tile& tile, const Steps& 
   for (int n = steps.count(); n > 0; n--, step = steps.after(step)) {
     ring.wait_empty();
     if (ring.stage > 0 && n_paced > 0) Barrier{ring.full().at - 8}.wait(0), n_paced--;
-    ring.expect(ROWS * (64 * P::VECTORS + 16 * P::REST));
+    ring.expect(ROWS * (64 * P::Fragment::VECTORS + 16 * P::Fragment::REST));
     load_weights<P, INTERLEAVED>(tile, step, n_pieces, ptx::shared_address(stages + ring.stage * a.w_stage_bytes), ring.full());
     ring.next();
   }
 }
 
 DEVICE void copy_packed_weights(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, const uint8_t* stages, Ring& ring, int n_paced) {
-#define COPY(layout, P)                                                              \
-  case layout:                                                                       \
-    if (gathers(a)) copy_weights<P, true>(a, tile, steps, stages, ring, n_paced);    \
-    else copy_weights<P, false>(a, tile, steps, stages, ring, n_paced);              \
+#define COPY(Q)                                                                              \
+  case LAYOUT_##Q:                                                                           \
+    if (gathers(a)) copy_weights<Packed_##Q, true>(a, tile, steps, stages, ring, n_paced);   \
+    else copy_weights<Packed_##Q, false>(a, tile, steps, stages, ring, n_paced);             \
     break;
-  switch (tile.part->layout) { FOR_EACH_PIECE(COPY) }
+  switch (tile.part->layout) { FOR_EACH_PACKED(COPY) }
 #undef COPY
 }
 
@@ -381,9 +223,9 @@ DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, floa
 template <int N>
 DEVICE void multiply_packed(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, Rows rows, float (&sums)[N / 8][4],
                             const Stages& stages, Ring& w, Ring& x) {
-#define MULTIPLY(layout, P) \
-  case layout: multiply<P, N>(a, steps, rows, sums, stages, w, x); break;
-  switch (tile.part->layout) { FOR_EACH_PIECE(MULTIPLY) }
+#define MULTIPLY(Q) \
+  case LAYOUT_##Q: multiply<Packed_##Q::Fragment, N>(a, steps, rows, sums, stages, w, x); break;
+  switch (tile.part->layout) { FOR_EACH_PACKED(MULTIPLY) }
 #undef MULTIPLY
 }
 

@@ -1,9 +1,9 @@
 //! Launches of matmuls with up to 256 rows of activations on Hopper's tensor cores, which decode packed weights on the way.
 
-use super::blocks::layout_code;
 use super::maps::{BOX_BYTES, PLAIN_BYTES, has_interleaved_maps, has_maps};
 use super::matrix::Part;
 use super::op::Matmul;
+use super::packed_types::Weights;
 use super::shape::{Layout, MatrixShape, PartRows, PartShape, Target};
 use crate::cuda::common::{Input, TileLayout, Tiles};
 use crate::cuda::driver::{
@@ -271,7 +271,7 @@ pub(super) struct Plan {
 pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Option<Plan> {
     let part = |rows: PartRows, n_out: usize| {
         let part = &w.parts[rows.part];
-        let (layout, first_out) = (layout_code(part, w.n_in)?, part.first_out as u32);
+        let (layout, first_out) = (Weights::of(part, w.n_in)?.layout(), part.first_out as u32);
         let args = MixedGemmPart { layout, first_out, n_out: n_out as u32, ..NO_PART };
         has_maps(part).then_some((rows, args))
     };
@@ -290,15 +290,11 @@ pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Op
 }
 
 /// Bytes of a stage of weights, for one output.
-fn stage_bytes(dtype: DType) -> usize {
-    let (vectors, rest) = match dtype {
-        DType::F16 | DType::BF16 => return PLAIN_BYTES,
-        DType::Q8_0 => (4, 1),
-        DType::Q6_K => (3, 2),
-        DType::Q5_K => (2, 3),
-        _ => (2, 1),
-    };
-    vectors * BOX_BYTES[0] + rest * BOX_BYTES[1]
+fn stage_bytes(weights: Weights) -> usize {
+    match weights {
+        Weights::Plain { .. } => PLAIN_BYTES,
+        Weights::Packed(t) => t.boxes()[0] * BOX_BYTES[0] + t.boxes()[1] * BOX_BYTES[1],
+    }
 }
 
 fn finish(
@@ -337,7 +333,7 @@ fn finish(
         true => Division::StreamK { blocks: stream_k_blocks(n_sms, n_tiles, n_steps), n_tiles },
         false => Division::Clusters(launches(&shape, n_sms, n_tiles, n_steps)),
     };
-    let w_stage_bytes = OUTS * w.parts.iter().map(|p| stage_bytes(p.dtype)).max()?;
+    let w_stage_bytes = OUTS * parts.iter().map(|(_, p)| stage_bytes(Weights::of_layout(p.layout))).max()?;
     let w_stages = ((shape.shared_bytes - shape.x_ring) / w_stage_bytes).clamp(2, MAX_STAGES);
     Some(Plan {
         parts,

@@ -13,6 +13,7 @@ mod matrix;
 mod mixed_gemm;
 mod op;
 mod operands;
+mod packed_types;
 mod repack;
 mod shape;
 mod simt;

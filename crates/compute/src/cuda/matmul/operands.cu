@@ -7,7 +7,7 @@
 //
 // Numbers of 8 bits are the nearest of 255 multiples of a scale, which 256 columns of a row share: the largest magnitude over 127.
 #include "../common/halves.cuh"
-#include "codes.cuh"
+#include "packed.cuh"
 #include "operands_args.cuh"
 
 // Half precision and BF16 are in halves.cuh.
@@ -229,9 +229,24 @@ DEVICE void packed_weights(const WeightArgs& a) {
   ptx::griddepcontrol_wait();
   const int n = a.n, i = blockIdx.y * 128 + threadIdx.x, piece = i / 4, k = piece * 64 + i % 4 * 8;
   if (k >= n) return;
-  const Sixteen v = unpack16<P>(a.w + blockIdx.x * a.row_bytes, piece, i % 4, n);
+  const Sixteen v = P::unpack16(a.w + blockIdx.x * a.row_bytes, piece, i % 4, n);
   put_eight<Half>(a.y, a.first_row + blockIdx.x, k, n, a.n_rows, v.low);
   put_eight<Half>(a.y, a.first_row + blockIdx.x, k + 32, n, a.n_rows, v.high);
+}
+
+// The bytes of codes' weights times `factor`, which makes them 127 in magnitude at most, to the nearest: a number and 128 are counted in
+// 256ths, two in a word.
+template <class P>
+DEVICE uint4 bytes_of_codes(const Codes::Half& h, float factor) {
+  constexpr int ZERO = P::ZERO, HALF = 128;
+  const int scale = __float2int_rn(h.scale * factor * 256.0f);
+  const int offset = (ZERO < 0 ? __float2int_rn((128.0f - h.min * factor) * 256.0f) : 128 * 256 - ZERO * scale) + HALF;
+  const uint32_t offsets = static_cast<uint32_t>(offset) * 0x10001u;
+  return for_words(h.q, [&](uint32_t w, int) {
+    const uint32_t even = __byte_perm(w, 0, 0x4240) * static_cast<uint32_t>(scale) + offsets;
+    const uint32_t odd = __byte_perm(w, 0, 0x4341) * static_cast<uint32_t>(scale) + offsets;
+    return __byte_perm(even, odd, 0x7351) ^ 0x80808080u;
+  });
 }
 
 // The same to 8 bits: a thread converts 32 weights of a piece, eight neighbouring threads 256 columns. Weights are asked
@@ -241,11 +256,11 @@ DEVICE void packed_bytes(const WeightArgs& a) {
   ptx::launch_dependents();
   const uint32_t i = blockIdx.y * 128 + threadIdx.x, piece = i / 2, v = i % 2, last_piece = a.n / 64 - 1;
   const int n = a.n, k = piece * 64 + v * 16;
-  const Taken taken = take<P>(a.w + blockIdx.x * a.row_bytes, min(piece, last_piece), v, n);
+  const Taken taken = P::take_codes(a.w + blockIdx.x * a.row_bytes, min(piece, last_piece), v, n);
   ptx::griddepcontrol_wait();
   Codes codes = {};
-  if (k < n) codes = codes_of<P>(taken, piece, v);
-  const Range<SCALED / 32> range(larger_magnitude(larger_magnitude(0, CodesOf<P>::bound(codes.half[0])), CodesOf<P>::bound(codes.half[1])));
+  if (k < n) codes = P::codes_of(taken, piece, v);
+  const Range<SCALED / 32> range(larger_magnitude(larger_magnitude(0, P::bound(codes.half[0])), P::bound(codes.half[1])));
   if (k >= padded_len<Int8>(n, a.n_rows)) return;
   const uint32_t row = a.first_row + blockIdx.x;
 #pragma unroll
@@ -255,7 +270,7 @@ DEVICE void packed_bytes(const WeightArgs& a) {
   if (k % SCALED == 0) a.scales[static_cast<size_t>(k / SCALED) * a.n_rows + row] = range.scale();
 }
 
-#define WEIGHTS_PACKED(P) \
-  KERNEL(weights_##P, WeightArgs, 128) { packed_weights<P>(a); } \
-  KERNEL(bytes_##P, WeightArgs, 128) { packed_bytes<P>(a); }
+#define WEIGHTS_PACKED(Q) \
+  KERNEL(weights_Packed_##Q, WeightArgs, 128) { packed_weights<Packed_##Q>(a); } \
+  KERNEL(bytes_Packed_##Q, WeightArgs, 128) { packed_bytes<Packed_##Q>(a); }
 FOR_EACH_PACKED(WEIGHTS_PACKED)

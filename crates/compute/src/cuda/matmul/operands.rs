@@ -6,7 +6,8 @@
 //! or read where they are if they lie as the kernel wants them.
 
 use super::matrix::Part;
-use super::shape::{Layout, PACKED, PartShape};
+use super::packed_types::{PACKED, packed_index};
+use super::shape::{Layout, PartShape};
 use crate::cuda::common::Input;
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use crate::quant::QUANTS;
@@ -165,8 +166,8 @@ impl Kernels {
         let blocks = QUANTS.iter().map(|s| image.kernel(driver, &format!("weights_{}", s.name), 0));
         let packed = PACKED.iter().map(|t| {
             Ok([
-                image.kernel(driver, &format!("weights_Packed_{t}"), 0)?,
-                image.kernel(driver, &format!("bytes_Packed_{t}"), 0)?,
+                image.kernel(driver, &format!("weights_Packed_{}", t.dtype), 0)?,
+                image.kernel(driver, &format!("bytes_Packed_{}", t.dtype), 0)?,
             ])
         });
         Ok(Self {
@@ -185,11 +186,10 @@ impl Kernels {
 
     /// To such numbers, and the columns that a block of the kernel converts.
     fn of_weights(&self, part: &PartShape, number: Number) -> (Kernel<WeightArgs>, usize) {
-        let packed = || PACKED.iter().position(|&t| t == part.dtype).expect("a packed type");
         match (part.layout, number) {
             (Layout::Blocks, _) => (self.blocks[part.dtype as usize], 1024),
-            (Layout::Packed, Number::Int8) => (self.packed[packed()][1], 4096),
-            (Layout::Packed, _) => (self.packed[packed()][0], 2048),
+            (Layout::Packed, Number::Int8) => (self.packed[packed_index(part.dtype)][1], 4096),
+            (Layout::Packed, _) => (self.packed[packed_index(part.dtype)][0], 2048),
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Launches that convert a file's blocks to the packed layouts of packed.cuh, once, when weights are loaded.
+//! Launches that convert a file's blocks to the packed layouts, once, when weights are loaded.
 
-use super::shape::PACKED;
+use super::packed_types::{PACKED, packed_index};
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use crate::{DType, MatrixPart, Result};
 
@@ -30,13 +30,13 @@ pub(in crate::cuda) struct Kernels([Kernel<RepackArgs>; PACKED.len()]);
 impl Kernels {
     pub(in crate::cuda) fn load(driver: &dyn Driver) -> Result<Self> {
         let image = kernel_image!(repack);
-        let kernels = PACKED.iter().map(|t| image.kernel(driver, &format!("repack_Packed_{t}"), 0));
+        let kernels = PACKED.iter().map(|t| image.kernel(driver, &format!("repack_Packed_{}", t.dtype), 0));
         let kernels = kernels.collect::<Result<Vec<_>>>()?;
         Ok(Self(kernels.try_into().unwrap_or_else(|_| unreachable!("one for each type"))))
     }
 
     fn get(&self, dtype: DType) -> Kernel<RepackArgs> {
-        self.0[PACKED.iter().position(|&t| t == dtype).expect("a packed type")]
+        self.0[packed_index(dtype)]
     }
 }
 

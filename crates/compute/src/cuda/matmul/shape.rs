@@ -1,18 +1,15 @@
 //! What the choice of a matmul kernel depends on: the sizes of a matrix, and the device.
 
+use super::packed_types::is_packed;
 use crate::DType;
 use crate::cuda::driver::Cuda;
-
-/// Element types that are repacked when they are loaded.
-pub(in crate::cuda) const PACKED: [DType; 5] =
-    [DType::Q4_0, DType::Q8_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
 
 /// How the weights of a part lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cuda) enum Layout {
     /// As in the file.
     Blocks,
-    /// As packed.cuh says.
+    /// As quant/<type>/packed.cuh says.
     Packed,
 }
 
@@ -73,11 +70,6 @@ impl MatrixShape {
             _ => None,
         }
     }
-}
-
-/// Whether rows of `n_in` weights have a packed layout.
-pub(super) fn is_packed(dtype: DType, n_in: usize) -> bool {
-    PACKED.contains(&dtype) && n_in.is_multiple_of(64) && n_in > 0
 }
 
 /// What the choice of a kernel depends on of a device.

@@ -62,9 +62,9 @@ DEVICE void gemv(const SimtGemvArgs& a, Load load) {
   KERNEL(simt_gemv_8_##Q, SimtGemvArgs, 128) { gemv<8>(a, load8<Q>); }
 FOR_EACH_QUANT(GEMV)
 
-#define GEMV_PACKED(P)                                                                                     \
-  KERNEL(simt_gemv_8_##P, SimtGemvArgs, 128) {                                                                      \
-    gemv<8>(a, [](float* y, const uint8_t* row, int k, int n, const void*) { P::load8(y, row, k, n); });   \
+#define GEMV_PACKED(Q)                                                                                     \
+  KERNEL(simt_gemv_8_Packed_##Q, SimtGemvArgs, 128) {                                                                      \
+    gemv<8>(a, [](float* y, const uint8_t* row, int k, int n, const void*) { Packed_##Q::load8(y, row, k, n); });   \
   }
 FOR_EACH_PACKED(GEMV_PACKED)
 

@@ -3,7 +3,8 @@
 use super::dequantize;
 use super::matrix;
 use super::op::Matmul;
-use super::shape::{Layout, MatrixShape, PACKED};
+use super::packed_types::{PACKED, packed_index};
+use super::shape::{Layout, MatrixShape};
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image, kernels};
 use crate::quant::QUANTS;
 use crate::{DType, Result, Tensor};
@@ -80,7 +81,7 @@ impl Kernels {
         let blocks = QUANTS.iter().map(|s| {
             Ok([kernel(format!("simt_gemv_1_{}", s.name))?, kernel(format!("simt_gemv_8_{}", s.name))?])
         });
-        let packed = PACKED.iter().map(|t| kernel(format!("simt_gemv_8_Packed_{t}")));
+        let packed = PACKED.iter().map(|t| kernel(format!("simt_gemv_8_Packed_{}", t.dtype)));
         Ok(Self { blocks: blocks.collect::<Result<_>>()?, packed: packed.collect::<Result<_>>()? })
     }
 }
@@ -138,10 +139,7 @@ pub(in crate::cuda) fn gemv_part(cuda: &Cuda, to: Part<'_>, x: DevicePtr, rows: 
     let [gemv_1, gemv_8] = match shape.layout {
         Layout::Blocks => kernels.blocks[shape.dtype as usize],
         // One row of these is `gemv.cu`'s.
-        Layout::Packed => {
-            let i = PACKED.iter().position(|&t| t == shape.dtype).expect("a packed type");
-            [kernels.packed[i]; 2]
-        }
+        Layout::Packed => [kernels.packed[packed_index(shape.dtype)]; 2],
     };
     let (f, n_tiles, m, tiles, x_rows) = match rows {
         Rows::All { m: 1 } => (gemv_1, 1, 1, DevicePtr::NULL, DevicePtr::NULL),

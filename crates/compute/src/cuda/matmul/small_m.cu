@@ -26,8 +26,6 @@ constexpr int MAX_STAGES = 8;
 // Numbers that sums will be added to, of which so many are read before the end.
 constexpr int EARLY = 256;
 
-enum Layout : uint32_t { LAYOUT_F16, LAYOUT_BF16, LAYOUT_Q4_0, LAYOUT_Q8_0, LAYOUT_Q4_K, LAYOUT_Q5_K, LAYOUT_Q6_K };
-
 // 256 activations of 8 rows, as lanes (g, t) want them: with g = lane / 4 a row, t = lane % 4.
 struct XBlock {
   // Of each 32, a sub-block, the integers 4 t to 4 t + 3 of both 16.
@@ -36,149 +34,6 @@ struct XBlock {
   uint2 sums[32];
   // Of each sub-block, for each row, what its integers are to be multiplied with. For the K types all of a row are one.
   float scale[8][8];
-};
-
-// Of a type: what lanes know of two rows of a warp's pieces, g and g + 8, and weights as bytes. With MINS, bytes have no sign; UNPACKED
-// ones lie in memory as bytes already.
-//
-// `take` gets where the rows are, how many pieces the group has, and which of these is the lane's: lane t of each four has piece t of
-// the warp's. `words` hold the scales of both halves of the piece in both rows, in a form that lanes hand each other; `scale` finds one
-// there.
-//
-// `unpack` makes the tensor cores' first operand of 32 columns of rows g and g + 8, half h of piece `at`: from the piece's first 32
-// bytes, as `ldmatrix_x4` gives them, and from where these rows are. `multiply` adds its products to sums, which begin with FIRST, for
-// 32 columns or PARTS of them. `add` adds such sums up by scale, over 256 columns: in integers, exactly, where scales are integers and the
-// activations have one scale, with which `total` is multiplied; with that of the activations where it is OF_32.
-
-// Rotates left.
-DEVICE uint32_t rotate(uint32_t x, int n) { return __funnelshift_r(x, x, 32 - n & 31); }
-DEVICE int byte_at(uint32_t x, int i) { return static_cast<int>(__byte_perm(x, 0, 0x4440 + i)); }
-
-// Scales as bytes, those of row g and then those of g + 8; mins as two of half precision.
-struct FewK {
-  typedef int Sum;
-  static constexpr int WORDS = 1, PARTS = 1, FIRST = 0;
-  static constexpr bool MINS = true, UNPACKED = false, OF_32 = false;
-  float d[2], dmin[2];
-  uint32_t words[1], mins[2];
-  DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
-    uint32_t bits[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      KHeader header;
-      header.take((r ? row1 : row0) + 32 * size + at / 4 * 16, static_cast<int>(at % 4));
-      bits[r] = header.bits;
-      d[r] = ptx::f16_to_f32(static_cast<uint16_t>(header.d));
-      dmin[r] = ptx::f16_to_f32(static_cast<uint16_t>(header.d >> 16));
-      mins[r] = ptx::small_f16((header.bits >> 6 & 0x3f) | (header.bits >> 2 & 0x3f0000));
-    }
-    const uint32_t low = (bits[0] & 63) | (bits[0] >> 4 & 0x3f00), high = (bits[1] & 63) | (bits[1] >> 4 & 0x3f00);
-    words[0] = low | high << 16;
-  }
-  DEVICE static int scale(const uint32_t (&w)[1], int h, int, int r) { return byte_at(w[0], 2 * r + h); }
-  DEVICE static void multiply(int (&y)[1][4], const uint32_t (&a)[4], uint2 b, const int (&c)[1][4]) { ptx::mma_u8(y[0], a, b, c[0]); }
-  DEVICE static void add(int& sum, int d, int scale, float) { sum += d * scale; }
-  DEVICE float total(int sum, float of_mins, int r) const { return d[r] * static_cast<float>(sum) - dmin[r] * of_mins; }
-};
-
-// The high nibbles stay where they are: sixteen times the weights.
-struct Few_Q4_K : FewK {
-  typedef Packed_Q4_K Packed;
-  DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
-    FewK::take(row0, row1, size, at);
-    d[0] *= 0.0625f, d[1] *= 0.0625f;
-  }
-  DEVICE static void unpack(uint32_t (&a)[4], const uint32_t (&q)[4], int h, const uint8_t*, const uint8_t*, int, int, int) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) a[i] = q[i] & (h ? 0xf0f0f0f0 : 0x0f0f0f0f);
-  }
-  DEVICE float total(int low, int high, float of_mins, int r) const { return FewK::total(low * 16 + high, of_mins, r); }
-};
-
-struct Few_Q5_K : FewK {
-  typedef Packed_Q5_K Packed;
-  // Bit 8 b + j of a word of fifth bits is that of weight 4 j + b: lane t wants j = t and 4 + t.
-  DEVICE static void unpack(uint32_t (&a)[4], const uint32_t (&q)[4], int h, const uint8_t* row0, const uint8_t* row1, int size, int at,
-                            int t) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const uint32_t fifths = *reinterpret_cast<const uint32_t*>((i % 2 ? row1 : row0) + 36 * size + at * 8 + 4 * h);
-      a[i] = (h ? q[i] >> 4 & 0x0f0f0f0f : q[i] & 0x0f0f0f0f) | (rotate(fifths, 4 - i / 2 * 4 - t) & 0x10101010);
-    }
-  }
-  DEVICE float total(int low, int high, float of_mins, int r) const { return FewK::total(low + high, of_mins, r); }
-};
-
-// Four times the weights, less their offset.
-struct Few_Q6_K {
-  typedef Packed_Q6_K Packed;
-  typedef int Sum;
-  static constexpr int WORDS = 2, PARTS = 2, FIRST = 0;
-  static constexpr bool MINS = false, UNPACKED = false, OF_32 = false;
-  float d[2];
-  uint32_t words[2];
-  DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const uint8_t* row = r ? row1 : row0;
-      words[r] = *reinterpret_cast<const uint32_t*>(row + 48 * size + at * 4);
-      d[r] = 0.25f * ptx::f16_to_f32(*reinterpret_cast<const uint16_t*>(row + 52 * size + at / 4 * 2));
-    }
-  }
-  DEVICE static int scale(const uint32_t (&w)[2], int h, int part, int r) { return static_cast<int8_t>(w[r] >> 8 * (2 * h + part)); }
-  // Bits 8 b + 2 t of word i of a piece's upper bits are those of weight 16 i + 4 t + b.
-  DEVICE static void unpack(uint32_t (&a)[4], const uint32_t (&q)[4], int h, const uint8_t* row0, const uint8_t* row1, int size, int at,
-                            int t) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const uint32_t upper = *reinterpret_cast<const uint32_t*>((i % 2 ? row1 : row0) + (2 * size + at) * 16 + 8 * h + i / 2 * 4);
-      a[i] = ptx::mask_and_set(h ? q[i] >> 2 : q[i] << 2, 0x3c3c3c3c, 0x80808080) ^ (rotate(upper, 6 - 2 * t) & 0xc0c0c0c0);
-    }
-  }
-  DEVICE static void multiply(int (&y)[2][4], const uint32_t (&a)[4], uint2 b, const int (&c)[2][4]) {
-    ptx::mma_s8_k16(y[0], a[0], a[1], b.x, c[0]);
-    ptx::mma_s8_k16(y[1], a[2], a[3], b.y, c[1]);
-  }
-  DEVICE static void add(int& sum, int d, int scale, float) { sum += d * scale; }
-  DEVICE float total(int low, int high, float, int r) const { return d[r] * static_cast<float>(low + high); }
-};
-
-// A number as floats see it when sums begin with FLOAT_UNITS.
-constexpr float UNITS = 12582912.0f;
-
-struct FewHalves {
-  typedef float Sum;
-  static constexpr int WORDS = 2, PARTS = 1, FIRST = FLOAT_UNITS;
-  static constexpr bool MINS = false, OF_32 = true;
-  uint32_t words[2];
-  DEVICE static float scale(const uint32_t (&w)[2], int h, int, int r) { return ptx::f16_to_f32(static_cast<uint16_t>(w[r] >> 16 * h)); }
-  DEVICE static void multiply(int (&y)[1][4], const uint32_t (&a)[4], uint2 b, const int (&c)[1][4]) { ptx::mma_s8(y[0], a, b, c[0]); }
-  DEVICE static void add(float& sum, int d, float scale, float x_scale) { sum = fmaf(__int_as_float(d) - UNITS, scale * x_scale, sum); }
-};
-
-// Sixteen times the weights, less their offset.
-struct Few_Q4_0 : FewHalves {
-  typedef Packed_Q4_0 Packed;
-  static constexpr bool UNPACKED = false;
-  DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
-    words[0] = *reinterpret_cast<const uint32_t*>(row0 + 32 * size + at * 4);
-    words[1] = *reinterpret_cast<const uint32_t*>(row1 + 32 * size + at * 4);
-  }
-  DEVICE static void unpack(uint32_t (&a)[4], const uint32_t (&q)[4], int h, const uint8_t*, const uint8_t*, int, int, int) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) a[i] = ((h ? q[i] : q[i] << 4) & 0xf0f0f0f0) ^ 0x80808080;
-  }
-  DEVICE static float total(float low, float high, float, int) { return (low + high) * 0.0625f; }
-};
-
-struct Few_Q8_0 : FewHalves {
-  typedef Packed_Q8_0 Packed;
-  static constexpr bool UNPACKED = true;
-  DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
-    words[0] = *reinterpret_cast<const uint32_t*>(row0 + 64 * size + at * 4);
-    words[1] = *reinterpret_cast<const uint32_t*>(row1 + 64 * size + at * 4);
-  }
-  DEVICE static float total(float low, float high, float, int) { return low + high; }
 };
 
 // The 256 columns of activations that a warp's pieces meet. With R rows, the eight columns of the tensor cores' second operand are 8 / R
@@ -208,12 +63,13 @@ constexpr int X_SCALES = 64;
 
 // Multiplies 16 rows of a unit with a warp's columns. `stage`: the unit; `at`: the first piece. Sums of rows g and g + 8 with columns
 // 2 t and 2 t + 1.
-template <class P, int R>
+template <class Packed, int R>
 DEVICE void multiply_columns(float (&sums)[4], const uint8_t* stage, unsigned size, unsigned at, const Columns<R>& x, unsigned lane) {
   // What follows from these for each of the types is computed where it is wanted.
   lane = ptx::anew(lane), size = ptx::anew(size);
+  typedef typename Packed::SmallM P;
   // As the launcher has it.
-  constexpr unsigned pitch = (P::Packed::bytes(GROUP) / 16 | 1) * 16;
+  constexpr unsigned pitch = (Packed::bytes(GROUP) / 16 | 1) * 16;
   const unsigned t = lane % 4;
   const uint8_t *row0 = stage + lane / 4 * pitch, *row1 = row0 + 8 * pitch;
   const uint8_t* matrices = stage + lane % 16 * pitch + (lane / 16 * size + at) * 16;
@@ -398,15 +254,13 @@ DEVICE void multiply_units(const SmallMArgs& a, const SmallMPart& part, const Sm
       if (member < n_busy) {
         uint8_t* of = b.ring + stage * (TILE * b.pitch);
         float sums[4];
-#define MULTIPLY_COLUMNS(layout, P) \
-  case layout: multiply_columns<P>(sums, of, n_busy * PIECES, member * PIECES, columns, lane); break;
+#define MULTIPLY_COLUMNS(Q) \
+  case LAYOUT_##Q: multiply_columns<Packed_##Q>(sums, of, n_busy * PIECES, member * PIECES, columns, lane); break;
         switch (part.layout) {
-          MULTIPLY_COLUMNS(LAYOUT_Q4_0, Few_Q4_0)
-          MULTIPLY_COLUMNS(LAYOUT_Q8_0, Few_Q8_0)
-          MULTIPLY_COLUMNS(LAYOUT_Q4_K, Few_Q4_K)
-          MULTIPLY_COLUMNS(LAYOUT_Q5_K, Few_Q5_K)
-          default: multiply_columns<Few_Q6_K>(sums, of, n_busy * PIECES, member * PIECES, columns, lane);
+          FOR_EACH_PACKED(MULTIPLY_COLUMNS)
+          default: __builtin_unreachable();
         }
+#undef MULTIPLY_COLUMNS
         // In each row the first 16 bytes of the warp's pieces make room for the sums.
         __syncwarp();
         uint8_t* to = of + ptx::anew(lane) / 4 * b.pitch + member * PIECES * 16 + ptx::anew(lane) % 4 * 8;

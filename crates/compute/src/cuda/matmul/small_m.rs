@@ -1,18 +1,17 @@
 //! Launches of matmuls with 2 to 8 rows of activations and packed weights on the tensor cores' integers.
 
-use super::blocks::{distribute, layout_code};
+use super::blocks::distribute;
 use super::epilogue::EpilogueKind;
 use super::op::Matmul;
-use super::shape::{Layout, MatrixShape, PartRows, Target};
+use super::packed_types::{PackedType, Weights};
+use super::shape::{MatrixShape, PartRows, Target};
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
-use crate::{DType, Norm, Result};
+use crate::{Norm, Result};
 
 /// Static shared memory of the kernels, at most.
 const STATIC_BYTES: usize = 1 << 8;
 /// Rows of activations that the kernel takes.
 const ROWS: usize = 8;
-/// The first of the layouts of K types; they are the last.
-const K_LAYOUTS: u32 = 4;
 /// Pieces of 64 columns of a group of weights, and rows of a unit.
 const GROUP: usize = 32;
 const UNIT: usize = 16;
@@ -144,32 +143,23 @@ pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Op
     finish(target, w, m, parts, true)
 }
 
-/// Bytes of `size` pieces of a group.
-fn group_bytes(dtype: DType, size: usize) -> usize {
-    let of_two = match dtype {
-        DType::Q8_0 => 136,
-        DType::Q6_K => 105,
-        DType::Q5_K => 88,
-        _ => 72,
-    };
-    (of_two * size / 2).next_multiple_of(16)
-}
-
 fn args(w: &MatrixShape, rows: PartRows, n_out: usize) -> Option<(PartRows, SmallMPart)> {
     let part = &w.parts[rows.part];
-    if part.layout != Layout::Packed {
+    // Whole blocks of activations are whole blocks of weights, too.
+    if !w.n_in.is_multiple_of(X_COLUMNS) {
         return None;
     }
-    let bytes = group_bytes(part.dtype, GROUP);
+    let Weights::Packed(packed) = Weights::of(part, w.n_in)? else { return None };
+    let bytes = packed.group_bytes(GROUP);
     let args = SmallMPart {
         w: DevicePtr::NULL,
         row_bytes: part.row_bytes as u64,
-        layout: layout_code(part, w.n_in)?,
+        layout: Weights::Packed(packed).layout(),
         first_out: part.first_out as u32,
         n_out: n_out as u32,
         first_block: 0,
         group_bytes: bytes as u32,
-        last_bytes: group_bytes(part.dtype, (w.n_in / 64 - 1) % GROUP + 1) as u32,
+        last_bytes: packed.group_bytes((w.n_in / 64 - 1) % GROUP + 1) as u32,
         // An odd number of sixteens, so that those of eight rows are in different banks.
         pitch: ((bytes / 16) | 1) as u32 * 16,
     };
@@ -183,13 +173,14 @@ fn finish(
     mut parts: Vec<(PartRows, SmallMPart)>,
     gate: bool,
 ) -> Option<Plan> {
-    if m > ROWS || w.n_experts != 1 || parts.len() > MAX_PARTS || !w.n_in.is_multiple_of(X_COLUMNS) {
+    if m > ROWS || w.n_experts != 1 || parts.len() > MAX_PARTS {
         return None;
     }
     let y_stride = if gate { w.n_out / 2 } else { w.n_out };
-    // The scales of the K types are integers, for which activations are rounded in blocks of 256.
-    let of_32 = parts[0].1.layout < K_LAYOUTS;
-    if parts.iter().any(|(_, p)| (p.layout < K_LAYOUTS) != of_32) {
+    // All parts have the same rounded activations.
+    let is_of_32 = |p: &SmallMPart| !PackedType::of_layout(p.layout).has_integer_scales();
+    let of_32 = is_of_32(&parts[0].1);
+    if parts.iter().any(|(_, p)| is_of_32(p) != of_32) {
         return None;
     }
     // Part by part; a gate's outputs are one part's, with two rows of weights each.

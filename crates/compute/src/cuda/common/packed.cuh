@@ -1,0 +1,214 @@
+// What all packed types share. Packed layouts are those that kernels read fastest, made once from a file's blocks (repack.cu), with no
+// bytes more than padding.
+//
+// A row is pieces of 64 weights: within one, byte l of 32 holds weight l in its low nibble and weight 32 + l in its high one, unless the
+// type says otherwise. 32 pieces, or what is left of a row, are a group, which a warp reads a piece to a lane: first the first 16 bytes of
+// each piece, then the second ones, and so on, so that the lanes' loads lie side by side, and last what is smaller. Groups and rows are
+// padded to a multiple of 16 bytes.
+//
+// `quant/<type>/packed.cuh` describes a type, in one struct. It gives
+//   bytes(size)    of a group of `size` pieces,
+//   load8          eight weights as floats, bit for bit as from the file's block,
+//   pack           the conversion of one piece;
+// for one row of activations (gemv.cu)
+//   Piece, take    a piece in registers, from its group in shared memory,
+//   dot            its product with 64 activations of int8 (see XPiece),
+//   PAIRS_OF_SUMS  which sums of activations `dot` wants,
+//   ROWS           of which a lane takes a piece at a time: as many as its registers hold,
+//   WIDE_RING      whether the ring in shared memory is the one for types whose groups are large;
+// for operands of large matmuls (operands.cu)
+//   unpack16       weights 8 j to 8 j + 7 of a piece in `low`, and those 32 further on in `high`, j in 0..4, as `load8` gives them,
+//   take_codes     loads weights 16 v to 16 v + 15 of a piece, and those 32 further on, v in 0..2,
+//   codes_of       makes of these unsigned codes of a byte, in `half[0]` and `half[1]`: a weight is scale * code - min,
+//   ZERO           the code of zero where all weights have the same one, else -1,
+//   bound          the largest magnitude that weights of such a scale and min may have;
+// and for the tensor cores
+//   SmallM         16 rows of weights as bytes (small_m.cu),
+//   Fragment       a piece as numbers of half precision, in the order of wgmma's first operand (mixed_gemm.cuh).
+#pragma once
+#include "quant.cuh"
+
+// 64 activations: q[i] * scale[i / 32]. 80 bytes, so that eight threads that read neighbours use different banks.
+struct __align__(16) XPiece {
+  int8_t q[64];
+  float scale[2];
+  // What the type of the weights wants to know (its SUMS): the sums of the activations of each half, as floats; or the sums of q over
+  // 16, in pairs, the first in the low half.
+  uint32_t sums[2];
+};
+
+// A small integer's float without the slow conversion: sums begin at this number, whose last bits count units.
+constexpr int FLOAT_UNITS = 0x4b400000;
+DEVICE float units(int sum) { return __uint_as_float(static_cast<uint32_t>(sum)) - 12582912.0f; }
+
+// The float of six bits.
+DEVICE float six_bits(uint32_t x) { return __uint_as_float(ptx::mask_and_set(x, 63, 0x4b000000u)) - 8388608.0f; }
+
+// Six bits times a number, of which `offset` is the product with -2^23: the bits are the last of a float between 2^23 and 2^24. Rounded once.
+DEVICE float times_six_bits(uint32_t x, float factor, float offset) {
+  return fmaf(__uint_as_float(ptx::mask_and_set(x, 63, 0x4b000000u)), factor, offset);
+}
+
+DEVICE int low_half(uint32_t x) { return static_cast<int16_t>(x); }
+DEVICE int high_half(uint32_t x) { return static_cast<int>(x) >> 16; }
+
+DEVICE uint4 load16(const uint8_t* p) { return *reinterpret_cast<const uint4*>(p); }
+
+DEVICE uint32_t word(const uint4 (&v)[2], int i) {
+  const uint4 u = v[i / 4];
+  return i % 4 == 0 ? u.x : i % 4 == 1 ? u.y : i % 4 == 2 ? u.z : u.w;
+}
+
+DEVICE uint32_t word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
+// A piece of activations in registers.
+struct X {
+  uint4 v[5];
+  float offsets[4];  // scales and sums times -2^23
+  DEVICE void load(const XPiece* p) {
+#pragma unroll
+    for (int i = 0; i < 5; i++) v[i] = reinterpret_cast<const uint4*>(p)[i];
+#pragma unroll
+    for (int i = 0; i < 4; i++) offsets[i] = __uint_as_float(word(v[4], i)) * -8388608.0f;
+  }
+  DEVICE void clear() {
+#pragma unroll
+    for (int i = 0; i < 5; i++) v[i] = uint4{0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < 4; i++) offsets[i] = 0;
+  }
+  DEVICE int q(int i) const { return static_cast<int>(word(v[i / 4], i % 4)); }
+  DEVICE float scale(int half) const { return __uint_as_float(word(v[4], half)); }
+  DEVICE float sum(int half) const { return __uint_as_float(word(v[4], 2 + half)); }
+  DEVICE uint32_t sums(int half) const { return word(v[4], 2 + half); }
+};
+
+// Sums over 32 products of unsigned nibbles: of the low ones, and 16 times that of the high ones, in units of FLOAT_UNITS.
+DEVICE void dot_nibbles(const uint4 (&q)[2], const X& x, int& low, int& high) {
+  low = high = FLOAT_UNITS;
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const uint32_t w = word(q, i);
+    low = ptx::dp4a_unsigned(w & 0x0f0f0f0fu, x.q(i), low);
+    high = ptx::dp4a_unsigned(w & 0xf0f0f0f0u, x.q(8 + i), high);
+  }
+}
+
+// Pieces of a whole group.
+constexpr int GROUP = 32;
+
+DEVICE constexpr int padded(int bytes) { return (bytes + 15) / 16 * 16; }
+
+// The first N vectors of a lane's piece.
+template <int N>
+DEVICE void take_vectors(uint4 (&to)[N], const uint8_t* group, int size, int at) {
+#pragma unroll
+  for (int i = 0; i < N; i++) to[i] = load16(group + (i * size + at) * 16);
+}
+
+// Where piece `piece` of a row of n weights is: its group, its place there, and how many pieces the group has.
+struct Place {
+  int group, at, size;
+  DEVICE Place(int piece, int n) : group(piece / GROUP), at(piece % GROUP), size(n / 64 - piece / GROUP * GROUP) {
+    if (size > GROUP) size = GROUP;
+  }
+};
+
+template <class P>
+DEVICE size_t group_at(int group) { return static_cast<size_t>(group) * P::bytes(GROUP); }
+
+struct Sixteen {
+  float low[8], high[8];
+};
+
+// Byte i of two words.
+DEVICE uint32_t byte_of(uint2 v, int i) { return (i < 4 ? v.x : v.y) >> 8 * (i % 4) & 255; }
+
+// The float of a number below 2^23, without the slow conversion.
+DEVICE float float_of(uint32_t x) { return __uint_as_float(0x4b000000u | x) - 8388608.0f; }
+
+DEVICE uint2 load_pair(const uint8_t* p) { return *reinterpret_cast<const uint2*>(p); }
+DEVICE uint32_t load_word(const uint8_t* p) { return *reinterpret_cast<const uint32_t*>(p); }
+
+// Bytes 8 j to 8 j + 7 of a piece's first 32.
+DEVICE uint2 bytes_of(const uint8_t* group, const Place& p, int j) { return load_pair(group + (j / 2 * p.size + p.at) * 16 + j % 2 * 8); }
+
+struct Codes {
+  struct Half {
+    uint4 q;
+    float scale;
+    float min;
+  } half[2];
+};
+
+// Calls f with each word of a vector.
+template <class F>
+DEVICE uint4 for_words(const uint4& v, F f) {
+  return uint4{f(v.x, 0), f(v.y, 1), f(v.z, 2), f(v.w, 3)};
+}
+
+DEVICE uint4 low_nibbles(const uint4& v) {
+  return for_words(v, [](uint32_t w, int) { return w & 0x0f0f0f0fu; });
+}
+
+DEVICE uint4 high_nibbles(const uint4& v) {
+  return for_words(v, [](uint32_t w, int) { return w >> 4 & 0x0f0f0f0fu; });
+}
+
+// What a thread has of a piece in registers.
+struct Taken {
+  uint4 q, more;
+  uint32_t words[3];
+};
+
+// `SmallM` of a type: what lanes know of two rows of a warp's pieces, g and g + 8, and weights as bytes. With MINS, bytes have no sign;
+// UNPACKED ones lie in memory as bytes already.
+//
+// `take` gets where the rows are, how many pieces the group has, and which of these is the lane's: lane t of each four has piece t of
+// the warp's. `words` hold the scales of both halves of the piece in both rows, in a form that lanes hand each other; `scale` finds one
+// there.
+//
+// `unpack` makes the tensor cores' first operand of 32 columns of rows g and g + 8, half h of piece `at`: from the piece's first 32
+// bytes, as `ldmatrix_x4` gives them, and from where these rows are. `multiply` adds its products to sums, which begin with FIRST, for
+// 32 columns or PARTS of them. `add` adds such sums up by scale, over 256 columns: in integers, exactly, where scales are integers and the
+// activations have one scale, with which `total` is multiplied; with that of the activations where it is OF_32.
+
+// Rotates left.
+DEVICE uint32_t rotate(uint32_t x, int n) { return __funnelshift_r(x, x, 32 - n & 31); }
+DEVICE int byte_at(uint32_t x, int i) { return static_cast<int>(__byte_perm(x, 0, 0x4440 + i)); }
+
+// A number as floats see it when sums begin with FLOAT_UNITS.
+constexpr float UNITS = 12582912.0f;
+
+// For types whose blocks of 32 have a scale.
+struct SmallMOf32 {
+  typedef float Sum;
+  static constexpr int WORDS = 2, PARTS = 1, FIRST = FLOAT_UNITS;
+  static constexpr bool MINS = false, OF_32 = true;
+  uint32_t words[2];
+  DEVICE static float scale(const uint32_t (&w)[2], int h, int, int r) { return ptx::f16_to_f32(static_cast<uint16_t>(w[r] >> 16 * h)); }
+  DEVICE static void multiply(int (&y)[1][4], const uint32_t (&a)[4], uint2 b, const int (&c)[1][4]) { ptx::mma_s8(y[0], a, b, c[0]); }
+  DEVICE static void add(float& sum, int d, float scale, float x_scale) { sum = fmaf(__int_as_float(d) - UNITS, scale * x_scale, sum); }
+};
+
+// Rows of weights in a stage of the ring that fragments are loaded from.
+constexpr int STAGE_ROWS = 128;
+
+constexpr uint32_t MAGIC = 0x64006400;  // 1024 twice: an integer below 1024 in its last bits is added to it
+
+DEVICE uint32_t twice(uint32_t x, bool high) { return __byte_perm(x, 0, high ? 0x3232 : 0x1010); }
+
+// `Fragment` of a type: vectors of 16 bytes of a piece, and vectors of the rest of four pieces, which lie at `rest_at` of a group; and a
+// piece in registers, whose word i gives the weights of two steps: for each, elements 2 t and 2 t + 1 of a row, and 2 t + 8 and 2 t + 9.
+//
+// A stage has for all rows 64 bytes of each vector, and then 16 bytes of each of the rest. `load` gets where lane t's first vector of a
+// row is, where the row's rest is, the first of the four pieces' number in their group, and whether lane t's is one of the row's.
+struct Four {
+  uint32_t low[2], high[2];
+};
+
+// Numbers of 4 bits to half precision: those in the low nibbles, and those in the high ones.
+DEVICE uint32_t low_nibbles_f16(uint32_t w) { return ptx::add_f16(ptx::mask_and_set(w, 0x000f000f, MAGIC), 0xe400e400); }
+DEVICE uint32_t high_nibbles_f16(uint32_t w) { return ptx::fma_f16(ptx::mask_and_set(w, 0x00f000f0, MAGIC), 0x2c002c00, 0xd400d400); }
+
+DEVICE void put_vector(uint32_t* q, uint4 v) { q[0] = v.x, q[1] = v.y, q[2] = v.z, q[3] = v.w; }

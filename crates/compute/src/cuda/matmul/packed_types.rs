@@ -1,0 +1,152 @@
+//! The packed types, as launchers know them.
+//!
+//! Kernels have the rest from quant/<type>/packed.cuh; packed.cuh lists the same types.
+
+use super::shape::{Layout, PartShape};
+use crate::DType;
+use crate::cuda::driver::kernel_args;
+
+kernel_args! {
+    in "layouts.cuh";
+
+    /// The numbers that kernels know layouts by: plain numbers, and then the packed types.
+    const LAYOUT_F16: usize = 0;
+    const LAYOUT_BF16: usize = 1;
+    const LAYOUT_Q4_0: usize = 2;
+    const LAYOUT_Q8_0: usize = 3;
+    const LAYOUT_Q4_K: usize = 4;
+    const LAYOUT_Q5_K: usize = 5;
+    const LAYOUT_Q6_K: usize = 6;
+    const LAYOUT_IQ4_NL: usize = 7;
+    const LAYOUT_IQ4_XS: usize = 8;
+    const LAYOUT_MXFP4: usize = 9;
+    const LAYOUT_Q5_0: usize = 10;
+    const LAYOUT_NVFP4: usize = 11;
+}
+
+/// An element type that is repacked when it is loaded.
+pub(in crate::cuda) struct PackedType {
+    pub(in crate::cuda) dtype: DType,
+    /// The number that kernels know it by.
+    layout: usize,
+    /// Whether scales are integers within blocks of 256, for which `small_m` rounds activations in blocks of 256, and not of 32.
+    has_integer_scales: bool,
+    /// Boxes of a stage of `mixed_gemm`: 16-byte vectors of a piece, and 16-byte vectors of the rest of four pieces.
+    boxes: [usize; 2],
+    /// Whether `gemv` has the larger of its two rings, and no larger one for a gate.
+    has_wide_ring: bool,
+    /// Whether `gemv` has 256 threads, since little is to be computed for a weight.
+    is_simple: bool,
+}
+
+/// All, in the order of packed.cuh.
+#[rustfmt::skip]
+pub(in crate::cuda) const PACKED: [PackedType; 10] = [
+    PackedType { dtype: DType::Q4_0, layout: LAYOUT_Q4_0, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q8_0, layout: LAYOUT_Q8_0, has_integer_scales: false, boxes: [4, 1], has_wide_ring: true,  is_simple: true },
+    PackedType { dtype: DType::Q4_K, layout: LAYOUT_Q4_K, has_integer_scales: true,  boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q5_K, layout: LAYOUT_Q5_K, has_integer_scales: true,  boxes: [2, 3], has_wide_ring: true,  is_simple: false },
+    PackedType { dtype: DType::Q6_K, layout: LAYOUT_Q6_K, has_integer_scales: true,  boxes: [3, 2], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::IQ4_NL, layout: LAYOUT_IQ4_NL, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::IQ4_XS, layout: LAYOUT_IQ4_XS, has_integer_scales: true, boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::MXFP4, layout: LAYOUT_MXFP4, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q5_0, layout: LAYOUT_Q5_0, has_integer_scales: false, boxes: [2, 3], has_wide_ring: true,  is_simple: false },
+    PackedType { dtype: DType::NVFP4, layout: LAYOUT_NVFP4, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
+];
+
+/// Where a packed type stands in [`PACKED`].
+pub(super) fn packed_index(dtype: DType) -> usize {
+    PACKED.iter().position(|t| t.dtype == dtype).expect("a packed type")
+}
+
+/// Whether rows of `n_in` weights have a packed layout.
+pub(super) fn is_packed(dtype: DType, n_in: usize) -> bool {
+    PACKED.iter().any(|t| t.dtype == dtype) && n_in.is_multiple_of(64) && n_in > 0
+}
+
+/// What a kernel finds at a part's weights.
+#[derive(Clone, Copy)]
+pub(super) enum Weights {
+    /// F16 or BF16.
+    Plain {
+        layout: usize,
+    },
+    Packed(&'static PackedType),
+}
+
+impl Weights {
+    /// `None` where the kernels for few rows know the layout not.
+    pub(super) fn of(part: &PartShape, n_in: usize) -> Option<Self> {
+        match (part.layout, part.dtype) {
+            (Layout::Blocks, DType::F16) if n_in.is_multiple_of(8) => {
+                Some(Self::Plain { layout: LAYOUT_F16 })
+            }
+            (Layout::Blocks, DType::BF16) if n_in.is_multiple_of(8) => {
+                Some(Self::Plain { layout: LAYOUT_BF16 })
+            }
+            (Layout::Blocks, _) => None,
+            (Layout::Packed, dtype) => Some(Self::Packed(&PACKED[packed_index(dtype)])),
+        }
+    }
+
+    /// The same by the kernels' number.
+    pub(super) fn of_layout(layout: u32) -> Self {
+        let layout = layout as usize;
+        let packed = PACKED.iter().find(|t| t.layout == layout);
+        packed.map_or(Self::Plain { layout }, Self::Packed)
+    }
+
+    pub(super) fn layout(self) -> u32 {
+        let layout = match self {
+            Self::Plain { layout } => layout,
+            Self::Packed(t) => t.layout,
+        };
+        layout as u32
+    }
+
+    pub(super) fn is_plain(self) -> bool {
+        matches!(self, Self::Plain { .. })
+    }
+
+    /// Whether `gemv` has 256 threads.
+    pub(super) fn is_simple(self) -> bool {
+        match self {
+            Self::Plain { .. } => true,
+            Self::Packed(t) => t.is_simple,
+        }
+    }
+
+    /// Bytes of the ring of `gemv` in shared memory, as gemv.cu has them.
+    pub(super) fn gemv_ring(self, hopper: bool, large: bool) -> usize {
+        match self {
+            _ if !hopper => 60 << 10,
+            Self::Plain { .. } => 64 << 10,
+            Self::Packed(t) if t.has_wide_ring => 92 << 10,
+            Self::Packed(_) if large => 108 << 10,
+            Self::Packed(_) => 84 << 10,
+        }
+    }
+}
+
+impl PackedType {
+    pub(super) fn of_layout(layout: u32) -> &'static Self {
+        match Weights::of_layout(layout) {
+            Weights::Packed(t) => t,
+            Weights::Plain { .. } => panic!("layout {layout} is not packed"),
+        }
+    }
+
+    /// Bytes of `size` pieces of a group, whole blocks.
+    pub(super) fn group_bytes(&self, size: usize) -> usize {
+        self.dtype.bytes_for(64 * size).expect("whole blocks").next_multiple_of(16)
+    }
+
+    pub(super) fn has_integer_scales(&self) -> bool {
+        self.has_integer_scales
+    }
+
+    /// Boxes of a stage of `mixed_gemm`: see [`PackedType::boxes`].
+    pub(super) fn boxes(&self) -> [usize; 2] {
+        self.boxes
+    }
+}
