@@ -4,6 +4,7 @@ use crate::model_arg::ModelArg;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use realizar_model::quant_mix::{QUANT_MIXES, QuantMix};
 use realizar_model::synth::{SYNTH_SHAPES, SynthShape};
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Run GGUF and safetensors language models on any CPU and on NVIDIA GPUs.
@@ -31,6 +32,7 @@ pub(crate) enum Command {
     /// Print what a conversation becomes by a model's chat template.
     Template(crate::template::TemplateArgs),
     /// Show what a model is, what it takes, and where it can run.
+    #[command(alias = "show")]
     Inspect(crate::inspect::InspectArgs),
     /// Measure how well a model predicts a text.
     Perplexity(crate::perplexity::PerplexityArgs),
@@ -38,6 +40,11 @@ pub(crate) enum Command {
     Bench(crate::bench::BenchArgs),
     /// Download a model into the cache that all Hugging Face programs share.
     Pull(crate::pull::PullArgs),
+    /// List the models in that cache.
+    #[command(visible_alias = "ls")]
+    List(crate::models::ListArgs),
+    /// Remove models from that cache.
+    Rm(crate::models::RemoveArgs),
     /// Convert a Hugging Face folder or a GGUF file to a GGUF file of another type.
     Quantize(QuantizeArgs),
     /// Write a file of random weights at the real shape of a known model.
@@ -53,12 +60,53 @@ pub(crate) enum Command {
     Man,
 }
 
-/// How a model is named wherever one is asked for.
+/// A model as an option, for commands that take something else without one.
 #[derive(Debug, Args)]
 pub(crate) struct ModelOption {
-    /// A .gguf file, a folder, hf:OWNER/NAME[:FILE-OR-QUANT], or demo.
+    /// A .gguf file, a folder, OWNER/NAME[:FILE-OR-QUANT] of the Hugging Face hub, a short name such as qwen3:0.6b, or demo.
     #[arg(short, long, value_name = "MODEL", default_value = "demo", value_hint = ValueHint::AnyPath)]
     pub(crate) model: ModelArg,
+}
+
+/// A model as the first argument, or as an option.
+#[derive(Debug, Args)]
+pub(crate) struct ModelPlace {
+    /// A .gguf file, a folder, OWNER/NAME[:FILE-OR-QUANT] of the Hugging Face hub, a short name such as qwen3:0.6b, or demo [default:
+    /// demo].
+    #[arg(value_name = "MODEL", value_hint = ValueHint::AnyPath)]
+    named: Option<ModelArg>,
+    /// The same as an option.
+    #[arg(short, long, alias = "hf-repo", value_name = "MODEL", conflicts_with = "named", value_hint = ValueHint::AnyPath)]
+    model: Option<ModelArg>,
+}
+
+impl ModelPlace {
+    /// The model that was named, or the demo.
+    pub(crate) fn get(&self) -> &ModelArg {
+        self.named.as_ref().or(self.model.as_ref()).unwrap_or(&ModelArg::Demo)
+    }
+}
+
+/// The arguments of the process, with llama.cpp's flags of several letters behind one dash spelled as long ones.
+///
+/// Errors: `-h` with letters behind it, which would print help for what was meant as another flag.
+pub(crate) fn arguments(given: impl Iterator<Item = OsString>) -> Result<Vec<OsString>, String> {
+    let mut arguments: Vec<OsString> = given.collect();
+    for argument in arguments.iter_mut().take_while(|a| *a != "--") {
+        let long = match argument.to_str() {
+            Some("-hf" | "-hfr") => "--model",
+            Some("-ngl") => "--n-gpu-layers",
+            Some("-help") => "--help",
+            Some(flag) if flag.starts_with("-h") && flag.len() > 2 => {
+                return Err(format!(
+                    "unexpected argument '{flag}'; -h or --help prints help, -hf names a model of the hub"
+                ));
+            }
+            _ => continue,
+        };
+        *argument = long.into();
+    }
+    Ok(arguments)
 }
 
 /// A number in a range, both ends included.
@@ -88,7 +136,7 @@ pub(crate) struct SynthArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct QuantizeArgs {
-    /// A .gguf file, a Hugging Face folder, hf:OWNER/NAME[:FILE-OR-QUANT], or demo.
+    /// A .gguf file, a Hugging Face folder, OWNER/NAME[:FILE-OR-QUANT], a short name, or demo.
     #[arg(value_name = "IN", value_hint = ValueHint::AnyPath)]
     pub(crate) input: ModelArg,
     /// The file to write.
@@ -104,7 +152,7 @@ pub(crate) struct QuantizeArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ThreadsOption {
     /// Threads; by default one per core.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, short_alias = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 }
 

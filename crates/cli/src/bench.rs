@@ -1,6 +1,6 @@
 //! `realizar bench`: tokens per second of a model on its device.
 
-use crate::args::{ModelOption, SynthSpec};
+use crate::args::{ModelPlace, SynthSpec};
 use crate::bench_serve::BenchServeArgs;
 use crate::load::{RunnerOptions, SpeculationOptions};
 use crate::{bench_serve, output, profile, speculation};
@@ -21,9 +21,9 @@ pub(crate) struct BenchArgs {
     #[command(subcommand)]
     command: Option<BenchCommand>,
     #[command(flatten)]
-    model: ModelOption,
+    model: ModelPlace,
     /// Random weights at a known shape instead of a model, such as llama-3.2-1b:q4_k_m.
-    #[arg(long, value_name = "SHAPE:QUANT", conflicts_with = "model")]
+    #[arg(long, value_name = "SHAPE:QUANT", conflicts_with_all = ["model", "named"])]
     synth: Option<SynthSpec>,
     /// Prompt lengths, in tokens; 0 leaves prefill out.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "512")]
@@ -146,9 +146,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     match (&args.prompts, args.speculation.is_on()) {
         (None, false) => speed(args, max_batch),
         (Some(file), true) => {
-            let source = args.model.model.open()?;
+            let source = args.model.get().open()?;
             let texts = speculation::Texts { file, batch: max_batch, n_tokens: args.r#gen };
-            let (name, options) = (args.model.model.to_string(), args.runner.load_options(None));
+            let (name, options) = (args.model.get().to_string(), args.runner.load_options(None));
             speculation::run(name, &*source, &options, &args.speculation, texts, args.json)
         }
         (None, true) => bail!("guesses are measured on texts: add --prompts FILE"),
@@ -183,13 +183,13 @@ fn speed(args: &BenchArgs, max_batch: usize) -> Result<()> {
     options.step_tokens = args.step_tokens.map(|n| n as usize);
     let source: Box<dyn TensorSource> = match args.synth {
         Some(spec) => Box::new(Synth::new(spec.shape, spec.mix, 1, args.runner.threads.or_all_cores())?),
-        None => args.model.model.open()?,
+        None => args.model.get().open()?,
     };
     let mut model = load(&*source, &options)?;
     let mut report = Report {
         model: match args.synth {
             Some(spec) => format!("{}:{} (random weights)", spec.shape.name, spec.mix.name),
-            None => args.model.model.to_string(),
+            None => args.model.get().to_string(),
         },
         device: model.device.clone(),
         threads: model.n_threads,

@@ -1,5 +1,6 @@
 //! The interactive chat of `realizar run`.
 
+use crate::model_arg::ModelArg;
 use crate::output;
 use crate::run::{RunArgs, decode_tok_s};
 use anyhow::{Context as _, Result, bail};
@@ -18,11 +19,15 @@ const HELP: &str = "\
 /help   this text
 /reset  forget the conversation
 /exit   leave (or Ctrl-D)
-Ctrl-C  stops an answer; a line that ends with \\ goes on in the next
+Ctrl-C  stops an answer
+\"\"\"     begins a message of several lines and ends it; so does \\ at the end of a line for the next
 ";
 
+/// Around a message of several lines.
+const QUOTES: &str = "\"\"\"";
+
 /// Asks and answers until the person leaves.
-pub(crate) fn chat(args: &RunArgs, model: &Model, params: &TextParams) -> Result<()> {
+pub(crate) fn chat(args: &RunArgs, name: &ModelArg, model: &Model, params: &TextParams) -> Result<()> {
     if model.engine().template().is_none() {
         bail!("the model has no chat template to chat by; give a prompt, which is then continued as it is");
     }
@@ -30,7 +35,7 @@ pub(crate) fn chat(args: &RunArgs, model: &Model, params: &TextParams) -> Result
     let flag = interrupted.clone();
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context("could not take Ctrl-C")?;
     let mut editor = rustyline::DefaultEditor::new().context("could not use the terminal")?;
-    note(&format!("{} on {}. /help says what else there is.\n", args.model.model, model.device()));
+    note(&format!("{} on {}. /help says what else there is.\n", name, model.device()));
     let system: Vec<Value> = args.system.iter().map(|s| json!({"role": "system", "content": s})).collect();
     let mut messages = system.clone();
     loop {
@@ -75,10 +80,21 @@ pub(crate) fn chat(args: &RunArgs, model: &Model, params: &TextParams) -> Result
 
 fn read_message(editor: &mut rustyline::DefaultEditor) -> rustyline::Result<String> {
     let mut message = editor.readline("> ")?;
-    while message.ends_with('\\') {
-        message.pop();
-        message.push('\n');
-        message += &editor.readline(". ")?;
+    if let Some(begun) = message.trim_start().strip_prefix(QUOTES) {
+        let mut text = begun.to_owned();
+        // What stands behind the closing quotes, if anything, has no meaning of its own.
+        while !text.contains(QUOTES) {
+            text.push('\n');
+            text += &editor.readline(". ")?;
+        }
+        let end = text.find(QUOTES).unwrap_or(text.len());
+        message = text[..end].trim_matches('\n').to_owned();
+    } else {
+        while message.ends_with('\\') {
+            message.pop();
+            message.push('\n');
+            message += &editor.readline(". ")?;
+        }
     }
     if !message.trim().is_empty() {
         // A history that cannot be kept is no reason to stop.

@@ -42,6 +42,39 @@ pub(crate) fn pull(model: &HubModel) -> Result<PathBuf> {
     Hub::new(model)?.pull(model)
 }
 
+/// The folder of all repositories in the cache.
+pub(crate) fn cache_folder() -> Result<PathBuf> {
+    ensure!(
+        environment("HF_HOME").is_some()
+            || std::env::home_dir().is_some_and(|home| !home.as_os_str().is_empty()),
+        "there is no home directory for the cache; set HF_HOME"
+    );
+    Ok(Cache::from_env().path().clone())
+}
+
+/// The models that are whole in a snapshot: the file that names each, or none for safetensors, and all its files.
+pub(crate) fn models_in(snapshot: &Path) -> Result<Vec<(Option<String>, Vec<String>)>> {
+    let mut names = Vec::new();
+    list(snapshot, "", &mut names)?;
+    let ggufs = models(&names).into_iter().map(|file| (Some(file.to_owned()), Files::gguf(file).names));
+    let mut found: Vec<_> = ggufs.collect();
+    if names.iter().any(|name| name == "model.safetensors" || name == INDEX) {
+        let files = Files::choose(&names, None, |index| read_index(&snapshot.join(index)))?;
+        found.push((None, files.names));
+    }
+    found.retain(|(_, files)| files.iter().all(|file| snapshot.join(file).exists()));
+    Ok(found)
+}
+
+/// The one of a repository's GGUF models that `wanted` names, by its file or its type.
+pub(crate) fn file_of(names: &[&str], wanted: &str) -> Result<String> {
+    if names.contains(&wanted) {
+        return Ok(wanted.to_owned());
+    }
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    Ok(Files::of_type(&names, wanted)?.open.to_string_lossy().into_owned())
+}
+
 /// One repository, here and there.
 struct Hub {
     endpoint: String,
@@ -54,11 +87,7 @@ struct Hub {
 
 impl Hub {
     fn new(model: &HubModel) -> Result<Self> {
-        ensure!(
-            environment("HF_HOME").is_some()
-                || std::env::home_dir().is_some_and(|home| !home.as_os_str().is_empty()),
-            "there is no home directory for the cache; set HF_HOME"
-        );
+        let folder = cache_folder()?;
         let endpoint = environment("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         let cache = Cache::from_env();
@@ -70,7 +99,7 @@ impl Hub {
             .with_user_agent("realizar", env!("CARGO_PKG_VERSION"))
             .build()?;
         let repo = Repo::model(model.repo.clone());
-        let folder = cache.path().join(repo.folder_name());
+        let folder = folder.join(repo.folder_name());
         Ok(Self { endpoint, api, folder, cache: cache.repo(repo.clone()), repo })
     }
 

@@ -1,7 +1,7 @@
 //! Reading what a command works on.
 
 use anyhow::{Context, Result};
-use std::io::Read;
+use std::io::{IsTerminal, Read};
 use std::path::Path;
 
 /// The text as given, or all of stdin for `-` or nothing.
@@ -14,6 +14,19 @@ pub(crate) fn text_or_stdin(text: Option<&str>) -> Result<String> {
             String::from_utf8(bytes).ok().context("stdin is not UTF-8 text")
         }
     }
+}
+
+/// The text as given, and behind it, after an empty line, what stdin has where that is no terminal. `-` and nothing mean stdin alone.
+pub(crate) fn text_and_stdin(text: Option<String>) -> Result<String> {
+    let Some(mut text) = text.filter(|text| text != "-") else { return text_or_stdin(None) };
+    if !std::io::stdin().is_terminal() {
+        let more = text_or_stdin(None)?;
+        if !more.is_empty() {
+            text += "\n\n";
+            text += &more;
+        }
+    }
+    Ok(text)
 }
 
 /// The text of a file, or all of stdin for `-` or nothing.

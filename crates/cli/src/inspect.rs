@@ -1,11 +1,12 @@
 //! `realizar inspect`: what a model is, what it takes, and where it can run.
 
+use crate::args::ModelPlace;
 #[cfg(feature = "cuda")]
 use crate::inspect_kernels;
 use crate::model_arg::ModelArg;
 use crate::output;
 use anyhow::Result;
-use clap::{Args, ValueHint};
+use clap::Args;
 use realizar_compute::cpu::{Cpu, CpuOptions};
 use realizar_compute::{Backend, DType, Rank};
 use realizar_engine::load::weights_per_device;
@@ -19,9 +20,8 @@ use std::fmt::Write;
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// A .gguf file, a folder, hf:OWNER/NAME[:FILE-OR-QUANT], or demo.
-    #[arg(value_name = "MODEL", default_value = "demo", value_hint = ValueHint::AnyPath)]
-    model: ModelArg,
+    #[command(flatten)]
+    model: ModelPlace,
     /// Tokens of context to state the memory for; by default the model's own length, at most 4096.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     ctx: Option<u32>,
@@ -104,7 +104,7 @@ struct DeviceReport {
 const CACHE_TYPES: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0];
 
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
-    let source = args.model.open()?;
+    let source = args.model.get().open()?;
     #[cfg(feature = "cuda")]
     if args.kernels {
         let matrices = inspect_kernels::report(&*source);
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
             output::print(inspect_kernels::text(&matrices))
         };
     }
-    let report = report(&*source, &args.model, args.ctx.map(|n| n as usize), usize::from(args.tp));
+    let report = report(&*source, args.model.get(), args.ctx.map(|n| n as usize), usize::from(args.tp));
     if args.json { output::print_json(&report) } else { output::print(text(&report)) }
 }
 

@@ -29,6 +29,9 @@ pub(crate) struct RunnerOptions {
     /// Element type of the cache of keys and values: f32, f16, bf16 or q8_0.
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = kv_type)]
     pub(crate) kv_type: DType,
+    /// llama.cpp's option, for scripts that give it.
+    #[arg(long, alias = "gpu-layers", value_name = "N", hide = true)]
+    n_gpu_layers: Option<String>,
 }
 
 /// Guesses of the next tokens, verified several at a time: the same text, in fewer steps.
@@ -116,6 +119,11 @@ fn kv_type(name: &str) -> Result<DType, String> {
 impl RunnerOptions {
     /// Load options with these choices and the given longest sequence.
     pub(crate) fn load_options(&self, n_ctx: Option<usize>) -> LoadOptions {
+        if self.n_gpu_layers.is_some() {
+            tracing::warn!(
+                "-ngl is not needed: a GPU takes all layers where the model fits; --device cpu keeps it on the CPU"
+            );
+        }
         LoadOptions {
             device: self.device.clone(),
             tp: usize::from(self.tp),

@@ -16,6 +16,7 @@ mod inspect_kernels;
 mod load;
 mod logging;
 mod model_arg;
+mod models;
 mod output;
 mod perplexity;
 mod profile;
@@ -24,6 +25,7 @@ mod pull;
 mod quantize;
 mod run;
 mod serve;
+mod short_names;
 mod speculation;
 mod synth;
 mod template;
@@ -35,7 +37,9 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // Wrong usage ends here, with exit code 2.
-    let cli = Cli::parse();
+    let arguments = args::arguments(std::env::args_os())
+        .unwrap_or_else(|why| Cli::command().error(clap::error::ErrorKind::UnknownArgument, why).exit());
+    let cli = Cli::parse_from(arguments);
     let done = logging::start(cli.verbose).and_then(|()| match &cli.command {
         Command::Run(args) => run::run(args),
         Command::Serve(args) => serve::run(args),
@@ -45,6 +49,8 @@ fn main() -> ExitCode {
         Command::Perplexity(args) => perplexity::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Pull(args) => pull::run(args),
+        Command::List(args) => models::list(args),
+        Command::Rm(args) => models::remove(args),
         Command::Quantize(args) => quantize::run(args),
         Command::Synth(args) => synth::run(args),
         Command::Completions { shell } => completions(*shell),

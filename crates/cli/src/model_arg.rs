@@ -1,11 +1,11 @@
 //! What `MODEL` means on the command line, and how it is opened.
 
-use crate::hub;
-use anyhow::{Context, Result};
+use crate::{hub, short_names};
+use anyhow::{Context, Result, anyhow};
 use bytes::Bytes;
 use realizar_model::source::{self, TensorSource};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// The model in the program: small stories, and questions about them.
@@ -22,7 +22,7 @@ pub(crate) enum ModelArg {
     Hub(HubModel),
 }
 
-/// `hf:OWNER/NAME[:FILE-OR-QUANT]`.
+/// `OWNER/NAME[:FILE-OR-QUANT]`, with or without `hf:`, or an address of the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HubModel {
     /// `OWNER/NAME`.
@@ -31,9 +31,13 @@ pub(crate) struct HubModel {
     pub(crate) file: Option<String>,
 }
 
+/// Beginnings of addresses of the hub's repositories.
+const HUB_HOSTS: [&str; 4] = ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/"];
+
 impl FromStr for ModelArg {
     type Err = String;
 
+    /// What is on this machine goes before what the hub may have.
     fn from_str(s: &str) -> Result<Self, String> {
         if s.is_empty() {
             return Err("a model needs a name".to_owned());
@@ -41,11 +45,43 @@ impl FromStr for ModelArg {
         if s == "demo" {
             return Ok(Self::Demo);
         }
-        match s.strip_prefix("hf:") {
-            Some(rest) => rest.parse().map(Self::Hub),
-            None => Ok(Self::Path(PathBuf::from(s))),
+        if s.starts_with("hf:") || HUB_HOSTS.iter().any(|host| s.starts_with(host)) {
+            return s.parse().map(Self::Hub);
+        }
+        let path = || Ok(Self::Path(PathBuf::from(s)));
+        if is_rooted(s) || Path::new(s).exists() {
+            return path();
+        }
+        match (short_names::find(s), s.parse()) {
+            (Some(model), _) => Ok(Self::Hub(model)),
+            // a/b.gguf is a file that is not there, and a/b:c.gguf one of a repository.
+            (None, Ok(model)) if s.contains(':') || !is_file_name(s) => Ok(Self::Hub(model)),
+            _ => path(),
         }
     }
+}
+
+impl ModelArg {
+    /// Whether `word` can only mean a model, even if there is none of that name.
+    pub(crate) fn is_meant(word: &str) -> bool {
+        !word.contains(char::is_whitespace)
+            && match word.parse() {
+                Ok(Self::Demo | Self::Hub(_)) => true,
+                Ok(Self::Path(path)) => is_rooted(word) || is_file_name(word) || path.exists(),
+                Err(_) => word.starts_with("hf:") || HUB_HOSTS.iter().any(|host| word.starts_with(host)),
+            }
+    }
+}
+
+/// Whether a name can only be a path.
+fn is_rooted(s: &str) -> bool {
+    ["/", "./", "../", "~"].iter().any(|start| s.starts_with(start)) || Path::new(s).is_absolute()
+}
+
+/// Whether a name ends as a model's files do.
+fn is_file_name(s: &str) -> bool {
+    let extension = Path::new(s).extension().and_then(|e| e.to_str());
+    matches!(extension, Some("gguf" | "safetensors" | "json"))
 }
 
 impl FromStr for HubModel {
@@ -53,9 +89,12 @@ impl FromStr for HubModel {
 
     fn from_str(s: &str) -> Result<Self, String> {
         let s = s.strip_prefix("hf:").unwrap_or(s);
-        let (repo, file) = match s.split_once(':') {
-            Some((repo, file)) => (repo, Some(file)),
-            None => (s, None),
+        let (repo, file) = match HUB_HOSTS.iter().find_map(|host| s.strip_prefix(host)) {
+            Some(address) if !address.contains(':') => split_address(address)?,
+            rest => {
+                let s = rest.unwrap_or(s);
+                s.split_once(':').map_or((s.to_owned(), None), |(repo, file)| (repo.to_owned(), Some(file)))
+            }
         };
         let part = |p: &str| {
             !p.is_empty()
@@ -66,10 +105,34 @@ impl FromStr for HubModel {
             |f: &str| !f.is_empty() && f.split('/').all(|p| !p.is_empty() && p != "." && p != "..");
         match repo.split_once('/') {
             Some((owner, name)) if part(owner) && part(name) && file.is_none_or(plain_file) => {
-                Ok(Self { repo: repo.to_owned(), file: file.map(str::to_owned) })
+                Ok(Self { file: file.map(str::to_owned), repo })
             }
-            _ => Err("expected hf:OWNER/NAME or hf:OWNER/NAME:FILE-OR-QUANT".to_owned()),
+            _ => Err("expected OWNER/NAME or OWNER/NAME:FILE-OR-QUANT, with or without hf:".to_owned()),
         }
+    }
+}
+
+impl HubModel {
+    /// A repository by its name, its address or a short name.
+    pub(crate) fn by_any_name(s: &str) -> Result<Self, String> {
+        short_names::find(s).map_or_else(|| s.parse(), Ok)
+    }
+}
+
+/// The repository, and the file if any, of what follows the hub's host in an address:
+/// `OWNER/NAME[/(tree|blob|resolve)/main[/FILE]][?…]`.
+fn split_address(address: &str) -> Result<(String, Option<&str>), String> {
+    let address = address.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
+    let mut parts = address.splitn(5, '/');
+    let repo = [parts.next(), parts.next()].map(Option::unwrap_or_default).join("/");
+    match (parts.next(), parts.next(), parts.next()) {
+        (None, _, _) => Ok((repo, None)),
+        (Some("tree"), Some("main"), None) => Ok((repo, None)),
+        (Some("blob" | "resolve"), Some("main"), Some(file)) => Ok((repo, Some(file))),
+        (Some("tree" | "blob" | "resolve"), Some(revision), _) if revision != "main" => {
+            Err(format!("revision {revision:?} cannot be had, only main"))
+        }
+        _ => Err(format!("{address:?} is no model's address")),
     }
 }
 
@@ -95,7 +158,16 @@ impl ModelArg {
     pub(crate) fn open(&self) -> Result<Box<dyn TensorSource>> {
         match self {
             Self::Demo => Ok(source::open_gguf_bytes("demo", Bytes::from_static(DEMO))?),
-            Self::Path(path) => Ok(source::open(path)?),
+            Self::Path(path) => match source::open(path) {
+                Err(_)
+                    if !path.exists()
+                        && !is_rooted(&path.to_string_lossy())
+                        && !is_file_name(&path.to_string_lossy()) =>
+                {
+                    Err(unknown(&path.to_string_lossy()))
+                }
+                opened => Ok(opened?),
+            },
             Self::Hub(hub) => {
                 let path = hub::find_or_pull(hub).with_context(|| format!("could not get {hub}"))?;
                 Ok(source::open(&path)?)
@@ -104,24 +176,62 @@ impl ModelArg {
     }
 }
 
+/// Why a name that is neither a path nor a known model cannot be opened, and which ones are near.
+fn unknown(name: &str) -> anyhow::Error {
+    anyhow!(
+        "there is no file and no model {name:?}; short names are {}; other models of the hub are named OWNER/NAME:QUANT",
+        short_names::similar(name).join(", ")
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn hub(repo: &str, file: Option<&str>) -> Result<ModelArg, String> {
+        Ok(ModelArg::Hub(HubModel { repo: repo.into(), file: file.map(Into::into) }))
+    }
+
     #[test]
-    fn models_are_named_in_four_ways() {
-        let hub = |repo: &str, file: Option<&str>| {
-            Ok(ModelArg::Hub(HubModel { repo: repo.into(), file: file.map(Into::into) }))
-        };
+    fn models_are_named_in_many_ways() {
         assert_eq!("demo".parse(), Ok(ModelArg::Demo));
-        assert_eq!("./demo".parse(), Ok(ModelArg::Path("./demo".into())));
-        assert_eq!("hf:a/b".parse::<ModelArg>(), hub("a/b", None));
-        assert_eq!("hf:a/b-GGUF:Q4_K_M".parse::<ModelArg>(), hub("a/b-GGUF", Some("Q4_K_M")));
+        for path in ["./demo", "/a/b", "a/b.gguf", "model.safetensors", "x.json", "~/m"] {
+            assert_eq!(path.parse(), Ok(ModelArg::Path(path.into())), "{path}");
+        }
+        assert_eq!("src".parse(), Ok(ModelArg::Path("src".into())), "what is there goes before the hub");
+        for prefix in ["hf:", "", "hf.co/", "https://huggingface.co/"] {
+            let parse = |name: &str| format!("{prefix}{name}").parse::<ModelArg>();
+            assert_eq!(parse("a/b"), hub("a/b", None));
+            assert_eq!(parse("a/b-GGUF:Q4_K_M"), hub("a/b-GGUF", Some("Q4_K_M")));
+        }
         assert_eq!("hf:a/b:sub/x.gguf".parse::<ModelArg>(), hub("a/b", Some("sub/x.gguf")));
         for wrong in
             ["", "hf:", "hf:a", "hf:/b", "hf:a/", "hf:a/b:", "hf:a/b/c", "hf:../b", "hf:a/b:../c", "hf:a/b?x"]
         {
             assert!(wrong.parse::<ModelArg>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_the_hub_are_taken_as_a_browser_shows_them() {
+        let parse = |path: &str| format!("https://huggingface.co/{path}").parse::<ModelArg>();
+        assert_eq!(parse("a/b/"), hub("a/b", None));
+        assert_eq!(parse("a/b/tree/main"), hub("a/b", None));
+        assert_eq!(parse("a/b/blob/main/sub/x.gguf"), hub("a/b", Some("sub/x.gguf")));
+        assert_eq!(parse("a/b/resolve/main/x.gguf?download=true"), hub("a/b", Some("x.gguf")));
+        for wrong in ["a", "a/b/resolve/main", "a/b/blob/v2/x.gguf", "a/b/discussions", "a/b/blob/main/../x"]
+        {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_word_is_meant_as_a_model_by_its_form() {
+        for model in ["demo", "model.gguf", "./x", "a/b", "qwen3:0.6b", "llama3.2", "hf:a", "src"] {
+            assert!(ModelArg::is_meant(model), "{model}");
+        }
+        for prompt in ["hello", "What is a/b?", "tell me", "1+1"] {
+            assert!(!ModelArg::is_meant(prompt), "{prompt}");
         }
     }
 

@@ -7,8 +7,8 @@ use clap::Args;
 
 #[derive(Debug, Args)]
 pub(crate) struct PullArgs {
-    /// The model. Without FILE-OR-QUANT: its safetensors, or its GGUF file of type Q4_K_M.
-    #[arg(value_name = "hf:OWNER/NAME[:FILE-OR-QUANT]")]
+    /// A model of the hub, or a short name. Without FILE-OR-QUANT: its safetensors, or its GGUF file of type Q4_K_M.
+    #[arg(value_name = "OWNER/NAME[:FILE-OR-QUANT]", value_parser = HubModel::by_any_name)]
     model: HubModel,
 }
 

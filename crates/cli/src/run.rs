@@ -1,11 +1,12 @@
 //! `realizar run`: answers one prompt, or chats.
 
-use crate::args::{ModelOption, between};
+use crate::args::between;
 use crate::chat;
 use crate::load::{RunnerOptions, SpeculationOptions};
+use crate::model_arg::ModelArg;
 use crate::{input, output};
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::{Args, ValueHint};
 use realizar::{Completion, EngineConfig, FinishReason, Model, Options, SamplingParams, TextParams};
 use realizar_compute::sampling::SamplingOverrides;
 use realizar_engine::SampleError;
@@ -18,13 +19,21 @@ use std::time::Duration;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelOption,
-    /// What to answer; without it a terminal starts a chat, and anything else is read from stdin.
-    #[arg(value_name = "PROMPT")]
+    /// A model, and what to answer. Without a prompt a terminal starts a chat; what is not a terminal is read from stdin, behind the
+    /// prompt if there is one.
+    ///
+    /// The model is a .gguf file, a folder, OWNER/NAME[:FILE-OR-QUANT] of the Hugging Face hub, its address, a short name such as
+    /// qwen3:0.6b, or demo. Without a model the demo in the program answers.
+    #[arg(value_name = "[MODEL] [PROMPT]")]
+    words: Vec<String>,
+    /// The model as an option; all arguments are the prompt then.
+    #[arg(short, long, alias = "hf-repo", value_name = "MODEL", value_hint = ValueHint::AnyPath)]
+    model: Option<ModelArg>,
+    /// llama.cpp's option, the prompt.
+    #[arg(short, long, value_name = "PROMPT", hide = true)]
     prompt: Option<String>,
     /// Tokens to generate at most; by default as many as the context holds.
-    #[arg(short, long = "max-tokens", value_name = "N")]
+    #[arg(short, long = "max-tokens", visible_alias = "n-predict", alias = "predict", value_name = "N")]
     n: Option<usize>,
     #[command(flatten)]
     sampling: SamplingOptions,
@@ -38,7 +47,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     raw: bool,
     /// Longest conversation, in tokens; by default the model's own, or less where memory is short.
-    #[arg(long, value_name = "N")]
+    #[arg(long, alias = "ctx-size", short_alias = 'c', value_name = "N")]
     ctx: Option<usize>,
     #[command(flatten)]
     speculation: SpeculationOptions,
@@ -53,7 +62,7 @@ pub(crate) struct RunArgs {
 #[derive(Debug, Args)]
 struct SamplingOptions {
     /// Randomness: 0 always takes the likeliest token [default: 0.8].
-    #[arg(long, value_name = "T", value_parser = between(0.0, f32::MAX))]
+    #[arg(long, alias = "temperature", value_name = "T", value_parser = between(0.0, f32::MAX))]
     temp: Option<f32>,
     /// Keeps only the N likeliest tokens; 0 keeps all [default: 40].
     #[arg(long, value_name = "N")]
@@ -68,7 +77,7 @@ struct SamplingOptions {
     #[arg(long, value_name = "R", value_parser = between(0.01, 100.0))]
     repeat_penalty: Option<f32>,
     /// The same seed gives the same answer; by default a random one.
-    #[arg(long, value_name = "S")]
+    #[arg(long, short_alias = 's', value_name = "S")]
     seed: Option<u64>,
 }
 
@@ -99,13 +108,41 @@ impl SamplingOptions {
     }
 }
 
+impl RunArgs {
+    /// Whether the demo answers because nobody asked for another model.
+    fn names_no_model(&self) -> bool {
+        self.model.is_none() && !self.words.first().is_some_and(|word| ModelArg::is_meant(word))
+    }
+
+    /// Which model is meant, and the prompt as far as it is on the command line.
+    ///
+    /// Errors: the first argument has the form of a model but names none.
+    fn model_and_prompt(&self) -> Result<(ModelArg, Option<String>)> {
+        let (model, words) = match (&self.model, self.words.split_first()) {
+            (Some(model), _) => (model.clone(), &self.words[..]),
+            (None, Some((first, rest))) if ModelArg::is_meant(first) => {
+                (first.parse().map_err(anyhow::Error::msg)?, rest)
+            }
+            (None, _) => (ModelArg::Demo, &self.words[..]),
+        };
+        let prompt = match (&self.prompt, words) {
+            (None, []) => None,
+            (Some(prompt), []) => Some(prompt.clone()),
+            (None, words) => Some(words.join(" ")),
+            (Some(_), _) => bail!("the prompt stands twice: with -p and without"),
+        };
+        Ok((model, prompt))
+    }
+}
+
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
-    let chats = args.prompt.is_none() && !args.raw && !args.json && std::io::stdin().is_terminal();
-    let prompt = if chats { None } else { Some(input::text_or_stdin(args.prompt.as_deref())?) };
+    let (model_arg, prompt) = args.model_and_prompt()?;
+    let source = model_arg.open()?;
+    let chats = prompt.is_none() && !args.raw && !args.json && std::io::stdin().is_terminal();
+    let prompt = if chats { None } else { Some(input::text_and_stdin(prompt)?) };
     if prompt.as_ref().is_some_and(|p| p.is_empty()) {
         bail!("the prompt is empty");
     }
-    let source = args.model.model.open()?;
     let params = TextParams {
         max_tokens: args.n,
         sampling: args.sampling.params(&*source)?,
@@ -123,16 +160,24 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let config = EngineConfig { max_drafts, ..EngineConfig::default() };
     let model = Model::speculating(&*source, &options, proposer, config)?;
     let done = match prompt {
-        None => chat::chat(args, &model, &params),
-        Some(prompt) => {
-            answer(args, &model, &prompt, &params).map_err(|error| explain(error, &*source)).and_then(
-                |answer| if args.json { output::print_json(&report(args, &model, &answer)) } else { Ok(()) },
-            )
-        }
+        None => chat::chat(args, &model_arg, &model, &params),
+        Some(prompt) => answer(args, &model, &prompt, &params)
+            .map_err(|error| explain(error, &*source))
+            .and_then(|answer| finish(args, &model_arg, &model, &answer)),
     };
     // Libraries of devices do not take it well when the process ends while a thread still gives theirs back.
     model.engine().client().shutdown(Duration::ZERO);
     done
+}
+
+/// What follows an answer.
+fn finish(args: &RunArgs, name: &ModelArg, model: &Model, answer: &Completion) -> Result<()> {
+    if args.names_no_model() {
+        tracing::warn!(
+            "no model was named, so the demo in the program answered; realizar run MODEL PROMPT asks another"
+        );
+    }
+    if args.json { output::print_json(&report(args, name, model, answer)) } else { Ok(()) }
 }
 
 fn answer(args: &RunArgs, model: &Model, prompt: &str, params: &TextParams) -> Result<Completion> {
@@ -206,10 +251,10 @@ pub(crate) fn decode_tok_s(n_tokens: usize, decode: Duration) -> f64 {
     }
 }
 
-fn report(args: &RunArgs, model: &Model, c: &Completion) -> Value {
+fn report(args: &RunArgs, model_arg: &ModelArg, model: &Model, c: &Completion) -> Value {
     let ms = |d: Duration| d.as_secs_f64() * 1e3;
     let mut report = json!({
-        "model": args.model.model.to_string(),
+        "model": model_arg.to_string(),
         "prompt_tokens": c.usage.prompt_tokens,
         "tokens": c.tokens.iter().map(|t| t.id).collect::<Vec<_>>(),
         "text": c.text,

@@ -1,6 +1,6 @@
 //! `realizar serve`: a model behind HTTP.
 
-use crate::args::ModelOption;
+use crate::args::ModelPlace;
 use crate::load::{RunnerOptions, SpeculationOptions};
 use crate::model_arg::ModelArg;
 use anyhow::{Result, bail};
@@ -20,7 +20,7 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
-    model: ModelOption,
+    model: ModelPlace,
     /// Name or address to listen at; 0.0.0.0 takes requests from everywhere.
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
@@ -41,7 +41,7 @@ pub(crate) struct ServeArgs {
     cors: Vec<String>,
 
     /// Longest sequence of prompt and answer, in tokens; by default the model's own, or less where memory is short.
-    #[arg(long, value_name = "N")]
+    #[arg(long, alias = "ctx-size", short_alias = 'c', value_name = "N")]
     ctx: Option<usize>,
     /// Memory for keys and values, such as 4G; by default enough for --max-seqs whole sequences, but at most nine tenths of
     /// what is left of a GPU's memory, or 1G on the CPU unless one sequence needs more.
@@ -89,7 +89,7 @@ pub(crate) struct ServeArgs {
 }
 
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
-    let source = args.model.model.open()?;
+    let source = args.model.get().open()?;
     let tokenizer = Arc::new(Tokenizer::from_source(&*source)?);
     let template = ChatTemplate::from_source(&*source, &tokenizer)?;
     let sampling = sampling(&*source)?;
@@ -178,7 +178,7 @@ fn names(args: &ServeArgs) -> Vec<String> {
     if !args.served_name.is_empty() {
         return args.served_name.clone();
     }
-    let own = match &args.model.model {
+    let own = match args.model.get() {
         ModelArg::Demo => "demo".to_owned(),
         ModelArg::Hub(hub) => hub.repo.clone(),
         ModelArg::Path(path) => {

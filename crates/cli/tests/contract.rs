@@ -33,13 +33,13 @@ fn wrong_usage_exits_with_2() {
     is_wrong_usage(&run(&[]), "Usage");
     is_wrong_usage(&run(&["nonsense"]), "nonsense");
     is_wrong_usage(&run(&["tokenize", "--nonsense"]), "--nonsense");
-    is_wrong_usage(&run(&["tokenize", "-m", "hf:nonsense", "x"]), "hf:OWNER/NAME");
+    is_wrong_usage(&run(&["tokenize", "-m", "hf:nonsense", "x"]), "OWNER/NAME");
     is_wrong_usage(&run(&["synth", "llama-9:q4_0", "x.gguf"]), "llama-3.2-1b");
     is_wrong_usage(&run(&["synth", "llama-3.2-1b:q9", "x.gguf"]), "q4_k_m");
     is_wrong_usage(&run(&["quantize", "demo", "x.gguf", "q9"]), "q4_k_m");
     is_wrong_usage(&run(&["quantize", "demo", "x.gguf"]), "TYPE");
     is_wrong_usage(&run(&["quantize", "demo", "x.gguf", "f16", "--threads", "0"]), "--threads");
-    is_wrong_usage(&run(&["pull", "gpt2"]), "hf:OWNER/NAME");
+    is_wrong_usage(&run(&["pull", "gpt2"]), "OWNER/NAME");
     is_wrong_usage(&run(&["perplexity"]), "FILE");
     is_wrong_usage(&run(&["bench", "--device", "tpu"]), "tpu");
     is_wrong_usage(&run(&["bench", "--device", "cuda:0,x"]), "not the number of a GPU");

@@ -219,3 +219,38 @@ fn offline_the_cache_serves() {
     let ids = run_at(nowhere, &cache, &["tokenize", "-m", "hf:owner/name:m.gguf", "x"], None);
     assert!(succeeds(&ids).trim_end().parse::<u32>().is_ok());
 }
+
+#[test]
+fn the_cache_is_listed_and_cleared() {
+    let model = demo();
+    let hub = Hub::start(&[("m-Q4_K_M.gguf", &model), ("m-Q8_0.gguf", &model[..1000]), ("README.md", b"x")]);
+    let cache = Folder::new();
+    let names = || -> Vec<(String, u64)> {
+        let listed = json(&hub.run(&cache, &["list", "--json"]));
+        let models = listed["models"].as_array().expect("models");
+        let name = |m: &serde_json::Value| (m["name"].as_str().map(str::to_owned), m["bytes"].as_u64());
+        models.iter().map(name).map(|(n, b)| (n.expect("a name"), b.expect("bytes"))).collect()
+    };
+    assert_eq!(names(), [], "an empty cache is no failure");
+    succeeds(&hub.run(&cache, &["pull", "owner/name:q4_k_m"]));
+    succeeds(&hub.run(&cache, &["pull", "owner/name:q8_0"]));
+    let (q4, q8) = ("owner/name:m-Q4_K_M.gguf".to_owned(), "owner/name:m-Q8_0.gguf".to_owned());
+    assert_eq!(names(), [(q4.clone(), model.len() as u64), (q8, 1000)]);
+    let table = hub.run(&cache, &["ls"]);
+    assert!(succeeds(&table).starts_with("NAME") && succeeds(&table).lines().count() == 3);
+    assert_eq!(
+        json(&hub.run(&cache, &["show", &q4, "--json"]))["architecture"],
+        "llama",
+        "a name is a model"
+    );
+
+    succeeds(&hub.run(&cache, &["rm", "owner/name:q8_0"]));
+    assert_eq!(names(), [(q4, model.len() as u64)]);
+    let blobs = std::fs::read_dir(cache.join("hub/models--owner--name/blobs")).expect("blobs");
+    let sizes = blobs.map(|blob| blob.expect("a blob").metadata().expect("its size").len());
+    assert_eq!(sizes.sum::<u64>(), model.len() as u64, "the file's bytes are gone, too");
+    fails(&hub.run(&cache, &["rm", "owner/name:q8_0"]), &["owner/name", "q8_0"]);
+    succeeds(&hub.run(&cache, &["rm", "owner/name"]));
+    assert_eq!(names(), []);
+    fails(&hub.run(&cache, &["rm", "owner/name"]), &["owner/name", "realizar list"]);
+}

@@ -129,3 +129,23 @@ fn leaves_at_the_end_of_input() {
     chat.type_in("\x04");
     assert_eq!(chat.code(), Some(0));
 }
+
+#[test]
+fn quotes_hold_a_message_of_several_lines() {
+    let lines = ["Tell me a story about", "a brave owl with two friends."];
+    let plain =
+        Command::new(PROGRAM).args(["run", "--temp", "0", &lines.join("\n")]).output().expect("it starts");
+    let story = String::from_utf8(plain.stdout).expect("text");
+
+    let mut chat = Chat::start(&["--temp", "0"]);
+    chat.wait_for(PROMPT);
+    chat.type_in(&format!("\"\"\"{}\r", lines[0]));
+    chat.wait_for(AFTER_LINE);
+    chat.wait_for(". ");
+    chat.type_in(&format!("{}\"\"\"\r", lines[1]));
+    chat.wait_for(AFTER_LINE);
+    let answer = chat.wait_for("\x1b[?2004h").replace('\r', "");
+    assert_eq!(answer.trim(), story.trim());
+    chat.type_in("\x04");
+    assert_eq!(chat.code(), Some(0));
+}
