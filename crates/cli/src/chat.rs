@@ -1,110 +1,182 @@
 //! The interactive chat of `realizar run`.
 
+use crate::chat_commands::{self, Done};
 use crate::model_arg::ModelArg;
-use crate::output;
-use crate::run::{RunArgs, decode_tok_s};
+use crate::run::decode_tok_s;
+use crate::{environment, output};
 use anyhow::{Context as _, Result, bail};
-use realizar::{FinishReason, Model, TextParams};
+use realizar::{FinishReason, Model, SamplingParams, TextParams};
+use realizar_compute::sampling::SamplingOverrides;
 use realizar_engine::{TextEvent, TextStream};
+use realizar_model::source::TensorSource;
 use rustyline::error::ReadlineError;
+use rustyline::history::FileHistory;
 use serde_json::{Value, json};
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
-const HELP: &str = "\
-/help   this text
-/reset  forget the conversation
-/exit   leave (or Ctrl-D)
-Ctrl-C  stops an answer
-\"\"\"     begins a message of several lines and ends it; so does \\ at the end of a line for the next
-";
-
 /// Around a message of several lines.
 const QUOTES: &str = "\"\"\"";
 
-/// Asks and answers until the person leaves.
-pub(crate) fn chat(args: &RunArgs, name: &ModelArg, model: &Model, params: &TextParams) -> Result<()> {
-    if model.engine().template().is_none() {
-        bail!("the model has no chat template to chat by; give a prompt, which is then continued as it is");
-    }
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let flag = interrupted.clone();
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context("could not take Ctrl-C")?;
-    let mut editor = rustyline::DefaultEditor::new().context("could not use the terminal")?;
-    note(&format!("{} on {}. /help says what else there is.\n", name, model.device()));
-    let system: Vec<Value> = args.system.iter().map(|s| json!({"role": "system", "content": s})).collect();
-    let mut messages = system.clone();
-    loop {
-        let line = match read_message(&mut editor) {
-            Ok(line) => line,
-            Err(ReadlineError::Interrupted) => continue,
-            Err(ReadlineError::Eof) => return Ok(()),
-            Err(error) => return Err(error).context("could not read the terminal"),
-        };
-        match line.trim() {
-            "" => continue,
-            "/exit" | "/quit" => return Ok(()),
-            "/reset" => {
-                messages.clone_from(&system);
-                note("the conversation is forgotten\n");
-                continue;
-            }
-            "/help" => {
-                note(HELP);
-                continue;
-            }
-            command if command.starts_with('/') && !command.contains(' ') => {
-                note(&format!("there is no {command}\n{HELP}"));
-                continue;
-            }
-            _ => {}
+type Editor = rustyline::Editor<(), FileHistory>;
+
+/// What a chat keeps, whichever model answers.
+pub(crate) struct Chat {
+    editor: Editor,
+    /// Where lines are kept for the next chat; `None` where there is no place for them.
+    history: Option<PathBuf>,
+    /// Set by Ctrl-C.
+    interrupted: Arc<AtomicBool>,
+    /// The conversation, with the system message first if there is one.
+    pub(crate) messages: Vec<Value>,
+    /// What the person set, over what the model's files and the arguments say.
+    pub(crate) overrides: SamplingOverrides,
+    /// As `overrides`.
+    pub(crate) seed: Option<u64>,
+    /// As `overrides`.
+    pub(crate) max_tokens: Option<usize>,
+}
+
+/// How a chat with a model ends.
+pub(crate) enum Next {
+    /// The person leaves.
+    Leave,
+    /// Another model goes on.
+    Model(ModelArg, Box<dyn TensorSource>),
+}
+
+impl Chat {
+    pub(crate) fn new(system: Option<&str>) -> Result<Self> {
+        let interrupted = Arc::new(AtomicBool::new(false));
+        let flag = interrupted.clone();
+        ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context("could not take Ctrl-C")?;
+        let mut editor = Editor::new().context("could not use the terminal")?;
+        let history = history_file();
+        if let Some(file) = &history {
+            // The first chat finds none.
+            drop(editor.load_history(file));
         }
-        messages.push(json!({"role": "user", "content": line}));
-        interrupted.store(false, Ordering::Relaxed);
-        let stream = model.engine().chat(&json!({ "messages": messages }), realizar::now(), params);
-        match stream.map_err(anyhow::Error::from).and_then(|s| answer(s, &interrupted)) {
-            Ok(text) => messages.push(json!({"role": "assistant", "content": text})),
+        Ok(Self {
+            editor,
+            history,
+            interrupted,
+            messages: system.iter().map(|s| json!({"role": "system", "content": s})).collect(),
+            overrides: SamplingOverrides::default(),
+            seed: None,
+            max_tokens: None,
+        })
+    }
+
+    /// Asks and answers until the person leaves or wants another model.
+    pub(crate) fn talk(&mut self, name: &ModelArg, model: &Model, params: &TextParams) -> Result<Next> {
+        if model.engine().template().is_none() {
+            bail!(
+                "the model has no chat template to chat by; give a prompt, which is then continued as it is"
+            );
+        }
+        note(&format!("{name} on {}. /help says what else there is.\n", model.device()));
+        loop {
+            let line = match self.read_message() {
+                Ok(line) => line,
+                Err(ReadlineError::Interrupted) => continue,
+                Err(ReadlineError::Eof) => return Ok(Next::Leave),
+                Err(error) => return Err(error).context("could not read the terminal"),
+            };
+            let line = line.trim();
+            match chat_commands::run(self, line) {
+                None if line.is_empty() => continue,
+                None => self.messages.push(json!({"role": "user", "content": line})),
+                Some(Ok(Done::Answer)) => {}
+                Some(Ok(Done::Note(text))) => {
+                    note(&text);
+                    continue;
+                }
+                Some(Ok(Done::Next(next))) => return Ok(next),
+                Some(Err(error)) => {
+                    note(&format!("error: {error:#}\n"));
+                    continue;
+                }
+            }
+            self.ask(model, params)?;
+        }
+    }
+
+    /// Answers the last message. Errors: stdout is gone.
+    fn ask(&mut self, model: &Model, params: &TextParams) -> Result<()> {
+        self.interrupted.store(false, Ordering::Relaxed);
+        let conversation = json!({ "messages": self.messages });
+        let answered = self.params(params).and_then(|params| {
+            let stream = model.engine().chat(&conversation, realizar::now(), &params)?;
+            answer(stream, &self.interrupted, model.engine().client().info().max_seq_len())
+        });
+        match answered {
+            Ok(text) => self.messages.push(json!({"role": "assistant", "content": text})),
             Err(error) if output::is_broken_pipe(&error) => return Err(error),
             // The chat goes on without the message that could not be answered.
             Err(error) => {
-                messages.pop();
+                self.messages.pop();
                 note(&format!("error: {error:#}\n"));
             }
         }
+        Ok(())
+    }
+
+    /// `params` with what the person set.
+    fn params(&self, params: &TextParams) -> Result<TextParams> {
+        let sampling = SamplingParams { seed: self.seed.or(params.sampling.seed), ..params.sampling.clone() };
+        Ok(TextParams {
+            sampling: self.overrides.over(sampling)?,
+            max_tokens: self.max_tokens.or(params.max_tokens),
+            ..params.clone()
+        })
+    }
+
+    fn read_message(&mut self) -> rustyline::Result<String> {
+        let mut message = self.editor.readline("> ")?;
+        if let Some(begun) = message.trim_start().strip_prefix(QUOTES) {
+            let mut text = begun.to_owned();
+            while !text.contains(QUOTES) {
+                text.push('\n');
+                text += &self.editor.readline(". ")?;
+            }
+            let end = text.find(QUOTES).unwrap_or(text.len());
+            message = text[..end].trim_matches('\n').to_owned();
+        } else {
+            while message.ends_with('\\') {
+                message.pop();
+                message.push('\n');
+                message += &self.editor.readline(". ")?;
+            }
+        }
+        if !message.trim().is_empty() {
+            // A history that cannot be kept is no reason to stop.
+            drop(self.editor.add_history_entry(message.as_str()));
+            if let Some(file) = &self.history {
+                drop(self.editor.append_history(file));
+            }
+        }
+        Ok(message)
     }
 }
 
-fn read_message(editor: &mut rustyline::DefaultEditor) -> rustyline::Result<String> {
-    let mut message = editor.readline("> ")?;
-    if let Some(begun) = message.trim_start().strip_prefix(QUOTES) {
-        let mut text = begun.to_owned();
-        // What stands behind the closing quotes, if anything, has no meaning of its own.
-        while !text.contains(QUOTES) {
-            text.push('\n');
-            text += &editor.readline(". ")?;
-        }
-        let end = text.find(QUOTES).unwrap_or(text.len());
-        message = text[..end].trim_matches('\n').to_owned();
-    } else {
-        while message.ends_with('\\') {
-            message.pop();
-            message.push('\n');
-            message += &editor.readline(". ")?;
-        }
-    }
-    if !message.trim().is_empty() {
-        // A history that cannot be kept is no reason to stop.
-        drop(editor.add_history_entry(message.as_str()));
-    }
-    Ok(message)
+/// Where lines are kept, by the XDG base directories; their folder is made. `None` without a home directory.
+fn history_file() -> Option<PathBuf> {
+    let state = match environment("XDG_STATE_HOME") {
+        Some(folder) => PathBuf::from(folder),
+        None => std::env::home_dir().filter(|home| !home.as_os_str().is_empty())?.join(".local/state"),
+    };
+    let folder = state.join("realizar");
+    std::fs::create_dir_all(&folder).ok()?;
+    Some(folder.join("history"))
 }
 
-/// Prints an answer as it comes and returns it; an interruption ends it where it is.
-fn answer(mut stream: TextStream, interrupted: &AtomicBool) -> Result<String> {
+/// Prints an answer as it comes, and behind it what it took of `context` tokens, and returns it; an interruption ends it where it is.
+fn answer(mut stream: TextStream, interrupted: &AtomicBool, context: usize) -> Result<String> {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut cx = Context::from_waker(&waker);
     let mut text = String::new();
@@ -128,6 +200,11 @@ fn answer(mut stream: TextStream, interrupted: &AtomicBool) -> Result<String> {
                         note("[the end of the context or of -n; /reset begins anew]\n");
                     }
                     let n = usage.completion_tokens;
+                    note(&format!(
+                        "[{n} tokens, {:.1} tokens/s, context {} of {context}]\n",
+                        decode_tok_s(n, timings.decode),
+                        usage.prompt_tokens + n
+                    ));
                     tracing::info!(
                         prompt_tokens = usage.prompt_tokens,
                         cached_tokens = usage.cached_tokens,

@@ -8,6 +8,7 @@ mod args;
 mod bench;
 mod bench_serve;
 mod chat;
+mod chat_commands;
 mod hub;
 mod input;
 mod inspect;

@@ -1,7 +1,7 @@
 //! `realizar run`: answers one prompt, or chats.
 
 use crate::args::between;
-use crate::chat;
+use crate::chat::{Chat, Next};
 use crate::load::{RunnerOptions, SpeculationOptions};
 use crate::model_arg::ModelArg;
 use crate::{input, output};
@@ -42,7 +42,7 @@ pub(crate) struct RunArgs {
     stop: Vec<String>,
     /// The conversation's system message.
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
-    pub(crate) system: Option<String>,
+    system: Option<String>,
     /// Continues the prompt as it is, without the model's chat template.
     #[arg(long)]
     raw: bool,
@@ -136,16 +136,36 @@ impl RunArgs {
 }
 
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
-    let (model_arg, prompt) = args.model_and_prompt()?;
-    let source = model_arg.open()?;
-    let chats = prompt.is_none() && !args.raw && !args.json && std::io::stdin().is_terminal();
-    let prompt = if chats { None } else { Some(input::text_and_stdin(prompt)?) };
-    if prompt.as_ref().is_some_and(|p| p.is_empty()) {
-        bail!("the prompt is empty");
+    let (mut name, prompt) = args.model_and_prompt()?;
+    let mut source = name.open()?;
+    if prompt.is_some() || args.raw || args.json || !std::io::stdin().is_terminal() {
+        let prompt = input::text_and_stdin(prompt)?;
+        if prompt.is_empty() {
+            bail!("the prompt is empty");
+        }
+        return with_model(args, &*source, |model, params| {
+            let answer = answer(args, model, &prompt, params).map_err(|error| explain(error, &*source))?;
+            finish(args, &name, model, &answer)
+        });
     }
+    let mut chat = Chat::new(args.system.as_deref())?;
+    loop {
+        match with_model(args, &*source, |model, params| chat.talk(&name, model, params))? {
+            Next::Leave => return Ok(()),
+            Next::Model(next, its_source) => (name, source) = (next, its_source),
+        }
+    }
+}
+
+/// Brings a model to its device, uses it, and gives it back.
+fn with_model<T>(
+    args: &RunArgs,
+    source: &dyn TensorSource,
+    work: impl FnOnce(&Model, &TextParams) -> Result<T>,
+) -> Result<T> {
     let params = TextParams {
         max_tokens: args.n,
-        sampling: args.sampling.params(&*source)?,
+        sampling: args.sampling.params(source)?,
         stop: args.stop.clone(),
         ..TextParams::default()
     };
@@ -156,15 +176,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         max_guesses: args.speculation.max_guesses(Some(1)),
         ..args.runner.load_options(args.ctx)
     };
-    let proposer = args.speculation.proposer(&*source, &options)?;
+    let proposer = args.speculation.proposer(source, &options)?;
     let config = EngineConfig { max_drafts, ..EngineConfig::default() };
-    let model = Model::speculating(&*source, &options, proposer, config)?;
-    let done = match prompt {
-        None => chat::chat(args, &model_arg, &model, &params),
-        Some(prompt) => answer(args, &model, &prompt, &params)
-            .map_err(|error| explain(error, &*source))
-            .and_then(|answer| finish(args, &model_arg, &model, &answer)),
-    };
+    let model = Model::speculating(source, &options, proposer, config)?;
+    let done = work(&model, &params);
     // Libraries of devices do not take it well when the process ends while a thread still gives theirs back.
     model.engine().client().shutdown(Duration::ZERO);
     done

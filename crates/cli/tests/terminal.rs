@@ -1,6 +1,9 @@
 //! The interactive chat, driven on a pseudo-terminal as a person would.
 
 #![cfg(target_os = "linux")]
+#![allow(missing_docs, unreachable_pub, dead_code)]
+
+mod support;
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
@@ -8,6 +11,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::process::{Child, Command, Stdio};
+use support::Folder;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_realizar");
 
@@ -20,7 +24,13 @@ struct Chat {
 }
 
 impl Chat {
+    /// A chat with no history of earlier ones.
     fn start(args: &[&str]) -> Self {
+        Self::start_in(&Folder::new(), args)
+    }
+
+    /// A chat that keeps its history in `state`.
+    fn start_in(state: &Folder, args: &[&str]) -> Self {
         let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo-terminal");
         grantpt(&controller).expect("its rights");
         unlockpt(&controller).expect("its lock");
@@ -37,6 +47,7 @@ impl Chat {
             .args(["--ctty", "--wait", PROGRAM, "run"])
             .args(args)
             .env("TERM", "xterm")
+            .env("XDG_STATE_HOME", state.path())
             .env_remove("RUST_LOG")
             .stdin(end())
             .stdout(end())
@@ -51,6 +62,27 @@ impl Chat {
     }
 
     /// Reads until `text` is shown; returns what came before it.
+    /// Sends a line; returns what is shown until the next one is asked for.
+    #[track_caller]
+    fn ask(&mut self, line: &str) -> String {
+        self.type_in(line);
+        self.type_in("\r");
+        self.wait_for(AFTER_LINE);
+        // The terminal turns line ends into what moves its cursor.
+        let answer = self.wait_for("\x1b[?2004h").replace('\r', "");
+        self.wait_for(PROMPT);
+        answer.trim().to_string()
+    }
+
+    /// As `ask`, without the line of figures behind an answer.
+    #[track_caller]
+    fn answer(&mut self, line: &str) -> String {
+        let answer = self.ask(line);
+        let (text, figures) = answer.rsplit_once('\n').unwrap_or(("", &answer));
+        assert!(figures.starts_with('[') && figures.contains("tokens/s, context "), "{figures:?}");
+        text.trim().to_string()
+    }
+
     #[track_caller]
     fn wait_for(&mut self, text: &str) -> String {
         let mut piece = [0; 4096];
@@ -88,23 +120,15 @@ fn chats_remembers_forgets_and_survives_ctrl_c() {
     let mut chat = Chat::start(&["--temp", "0"]);
     chat.wait_for("/help says what else there is.");
     chat.wait_for(PROMPT);
-    let mut ask = |line: &str| {
-        chat.type_in(line);
-        chat.type_in("\r");
-        chat.wait_for(AFTER_LINE);
-        // The terminal turns line ends into what moves its cursor.
-        let answer = chat.wait_for("\x1b[?2004h").replace('\r', "");
-        chat.wait_for(PROMPT);
-        answer.trim().to_string()
-    };
-    assert!(ask("/help").contains("/reset"), "the commands are listed");
-    assert!(ask("/bogus").contains("there is no /bogus"), "a wrong command is named");
-    assert_eq!(ask(question), story, "the first answer is that of a single run");
-    let remembered = ask("Who was the story about?");
+    assert!(chat.ask("/help").contains("/reset"), "the commands are listed");
+    assert!(chat.ask("/bogus").contains("there is no /bogus"), "a wrong command is named");
+    assert_eq!(chat.answer(question), story, "the first answer is that of a single run");
+    let remembered = chat.answer("Who was the story about?");
     assert!(remembered.contains("owl"), "{remembered}");
-    assert!(ask("/reset").contains("forgotten"), "the conversation is gone");
-    assert_eq!(ask(question), story, "after a reset the answer is the first one again");
-    assert!(ask("/reset").contains("forgotten"), "the conversation is gone");
+    assert!(chat.ask("/reset").contains("forgotten"), "the conversation is gone");
+    assert_eq!(chat.answer(question), story, "after a reset the answer is the first one again");
+    assert_eq!(chat.answer("/regen"), story, "and again when it is asked for again");
+    assert!(chat.ask("/reset").contains("forgotten"), "the conversation is gone");
 
     chat.type_in(question);
     chat.type_in("\r");
@@ -113,7 +137,7 @@ fn chats_remembers_forgets_and_survives_ctrl_c() {
     chat.type_in("\x03");
     // The terminal shows the key wherever the answer stands.
     let rest = chat.wait_for(PROMPT).replace('\r', "").replace("^C", "");
-    let begun = format!("Once{}", rest.split('\x1b').next().expect("text"));
+    let begun = format!("Once{}", rest.split(['\x1b', '[']).next().expect("text"));
     assert!(
         story.starts_with(begun.trim_end()),
         "an interrupted answer is the beginning of the whole one: {begun}"
@@ -145,7 +169,76 @@ fn quotes_hold_a_message_of_several_lines() {
     chat.type_in(&format!("{}\"\"\"\r", lines[1]));
     chat.wait_for(AFTER_LINE);
     let answer = chat.wait_for("\x1b[?2004h").replace('\r', "");
-    assert_eq!(answer.trim(), story.trim());
+    assert_eq!(answer.rsplit_once('[').expect("figures").0.trim(), story.trim());
+    chat.type_in("\x04");
+    assert_eq!(chat.code(), Some(0));
+}
+
+#[test]
+fn a_conversation_is_saved_loaded_and_given_to_another_model() {
+    let folder = Folder::new();
+    let file = folder.join("chat.json");
+    let model = folder.write("copy.gguf", include_bytes!("../../../assets/demo.gguf"));
+    let question = "Tell me a story about a brave owl with two friends.";
+
+    let mut chat = Chat::start(&["--temp", "0"]);
+    chat.wait_for(PROMPT);
+    let story = chat.answer(question);
+    assert!(chat.ask("/system Be brief.").contains("changed"));
+    assert!(chat.ask("/system").contains("Be brief."));
+    assert!(chat.ask(&format!("/save {file}")).contains("3 messages"));
+    chat.type_in("/exit\r");
+    assert_eq!(chat.code(), Some(0));
+    let saved: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&file).expect("the file is there")).expect("JSON");
+    assert_eq!(saved["messages"][2]["content"], story.as_str());
+
+    let mut chat = Chat::start(&["--temp", "0"]);
+    chat.wait_for(PROMPT);
+    assert!(chat.ask("/regen").contains("no message to answer"));
+    assert!(chat.ask(&format!("/load {file}")).contains("3 messages"));
+    assert!(chat.ask("/system").contains("Be brief."));
+    assert!(chat.ask("/load /no/such/file").contains("No such file"));
+    assert!(chat.ask("/model /no/such/model.gguf").contains("No such file"), "the chat goes on");
+    assert!(chat.ask(&format!("/model {model}")).contains("copy.gguf on CPU"));
+    let remembered = chat.answer("Who was the story about?");
+    assert!(remembered.contains("owl"), "the conversation is still there: {remembered}");
+    chat.type_in("\x04");
+    assert_eq!(chat.code(), Some(0));
+}
+
+#[test]
+fn settings_hold_for_what_is_asked_next() {
+    let mut chat = Chat::start(&[]);
+    chat.wait_for(PROMPT);
+    assert!(chat.ask("/set temperature 0").contains("temperature is 0"));
+    assert!(chat.ask("/set max_tokens 5").contains("max_tokens is 5"));
+    assert!(chat.ask("/set").contains("max_tokens                  5"));
+    assert!(chat.ask("/set top_p 2").contains("top_p"), "a value out of range is refused");
+    assert!(
+        chat.ask("/set warmth 2").contains("there is no \"warmth\"; there are seed, max_tokens, temperature")
+    );
+    let answer = chat.ask("Tell me a story about a brave owl with two friends.");
+    assert!(answer.contains("[5 tokens, "), "{answer}");
+    chat.type_in("\x04");
+    assert_eq!(chat.code(), Some(0));
+}
+
+#[test]
+fn lines_of_earlier_chats_come_back() {
+    let state = Folder::new();
+    let mut chat = Chat::start_in(&state, &[]);
+    chat.wait_for(PROMPT);
+    chat.ask("/set seed 12345");
+    chat.type_in("\x04");
+    assert_eq!(chat.code(), Some(0));
+    let mut chat = Chat::start_in(&state, &[]);
+    chat.wait_for(PROMPT);
+    chat.type_in("\x1b[A");
+    chat.wait_for("/set seed 12345");
+    chat.type_in("\r");
+    chat.wait_for("seed is 12345");
+    chat.wait_for(PROMPT);
     chat.type_in("\x04");
     assert_eq!(chat.code(), Some(0));
 }
