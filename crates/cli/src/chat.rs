@@ -4,7 +4,7 @@ use crate::chat_commands::{self, Done};
 use crate::model_arg::ModelArg;
 use crate::run::decode_tok_s;
 use crate::{environment, output};
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use realizar::{FinishReason, Model, SamplingParams, TextParams};
 use realizar_compute::sampling::SamplingOverrides;
 use realizar_engine::{TextEvent, TextStream};
@@ -74,11 +74,6 @@ impl Chat {
 
     /// Asks and answers until the person leaves or wants another model.
     pub(crate) fn talk(&mut self, name: &ModelArg, model: &Model, params: &TextParams) -> Result<Next> {
-        if model.engine().template().is_none() {
-            bail!(
-                "the model has no chat template to chat by; give a prompt, which is then continued as it is"
-            );
-        }
         note(&format!("{name} on {}. /help says what else there is.\n", model.device()));
         loop {
             let line = match self.read_message() {

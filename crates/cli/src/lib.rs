@@ -137,6 +137,11 @@ impl Model {
         &self.engine
     }
 
+    /// Writes conversations by this template instead of the model's own.
+    pub fn set_chat_template(&mut self, template: ChatTemplate) {
+        self.engine.set_template(template);
+    }
+
     /// The model's description.
     pub fn config(&self) -> &ModelConfig {
         &self.config

@@ -1,14 +1,18 @@
 //! Options of every command that runs a model, and the way from them to a model on its device.
 
 use crate::args::{ModelOption, ThreadsOption};
+use crate::input;
 use crate::model_arg::ModelArg;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum, ValueHint};
 use realizar_compute::DType;
 use realizar_engine::load::{Device, LoadOptions, LoadedModel, load};
 use realizar_engine::speculative::{DraftModel, Ngram, Proposer};
+use realizar_model::ModelConfig;
+use realizar_model::chat_template::ChatTemplate;
 use realizar_model::source::TensorSource;
 use realizar_model::tokenizer::Tokenizer;
+use std::path::Path;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunnerOptions {
@@ -32,6 +36,51 @@ pub(crate) struct RunnerOptions {
     /// llama.cpp's option, for scripts that give it.
     #[arg(long, alias = "gpu-layers", value_name = "N", hide = true)]
     n_gpu_layers: Option<String>,
+}
+
+/// How conversations are written as text.
+#[derive(Debug, Args)]
+pub(crate) struct TemplateOption {
+    /// Chat template instead of the model's own: a Jinja file, or chatml.
+    #[arg(long, value_name = "FILE|NAME", value_hint = ValueHint::FilePath)]
+    chat_template: Option<String>,
+}
+
+/// The template of models that say nothing about theirs.
+const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
+                      {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+impl TemplateOption {
+    /// The template that was asked for, the model's own, or ChatML with a note.
+    pub(crate) fn template(&self, source: &dyn TensorSource, tokenizer: &Tokenizer) -> Result<ChatTemplate> {
+        let text = match self.chat_template.as_deref() {
+            None => {
+                if let Some(own) = ChatTemplate::from_source(source, tokenizer)? {
+                    return Ok(own);
+                }
+                tracing::warn!(
+                    "the model has no chat template, so messages are written as ChatML; --chat-template FILE gives it \
+                     another, --raw continues a prompt as it is"
+                );
+                CHATML.to_owned()
+            }
+            Some("chatml") => CHATML.to_owned(),
+            Some(file) => input::file_or_stdin(Some(Path::new(file)))?,
+        };
+        let token = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or("");
+        ChatTemplate::new(&text, token(tokenizer.bos()), token(tokenizer.eos()))
+            .with_context(|| self.chat_template.clone().unwrap_or_default())
+    }
+}
+
+/// Says that a context is longer than the model was made for.
+pub(crate) fn warn_of_long_context(asked: Option<usize>, config: &ModelConfig) {
+    if let Some(n) = asked.filter(|n| *n > config.context_length) {
+        tracing::warn!(
+            "--ctx {n} is more than the {} tokens that the model was made for; what comes behind them may make no sense",
+            config.context_length
+        );
+    }
 }
 
 /// Guesses of the next tokens, verified several at a time: the same text, in fewer steps.

@@ -2,7 +2,7 @@
 
 use crate::args::between;
 use crate::chat::{Chat, Next};
-use crate::load::{RunnerOptions, SpeculationOptions};
+use crate::load::{RunnerOptions, SpeculationOptions, TemplateOption, warn_of_long_context};
 use crate::model_arg::ModelArg;
 use crate::{input, output};
 use anyhow::{Context, Result, bail};
@@ -12,6 +12,7 @@ use realizar_compute::sampling::SamplingOverrides;
 use realizar_engine::SampleError;
 use realizar_model::sampling_hints;
 use realizar_model::source::TensorSource;
+use realizar_model::tokenizer::Tokenizer;
 use realizar_model::weights::find_non_finite;
 use serde_json::{Value, json};
 use std::io::IsTerminal;
@@ -49,6 +50,8 @@ pub(crate) struct RunArgs {
     /// Longest conversation, in tokens; by default the model's own, or less where memory is short.
     #[arg(long, alias = "ctx-size", short_alias = 'c', value_name = "N")]
     ctx: Option<usize>,
+    #[command(flatten)]
+    template: TemplateOption,
     #[command(flatten)]
     speculation: SpeculationOptions,
     #[command(flatten)]
@@ -178,7 +181,16 @@ fn with_model<T>(
     };
     let proposer = args.speculation.proposer(source, &options)?;
     let config = EngineConfig { max_drafts, ..EngineConfig::default() };
-    let model = Model::speculating(source, &options, proposer, config)?;
+    let template = match args.raw {
+        true => None,
+        // What is wrong with it is known before the weights are read.
+        false => Some(args.template.template(source, &Tokenizer::from_source(source)?)?),
+    };
+    let mut model = Model::speculating(source, &options, proposer, config)?;
+    if let Some(template) = template {
+        model.set_chat_template(template);
+    }
+    warn_of_long_context(args.ctx, model.config());
     let done = work(&model, &params);
     // Libraries of devices do not take it well when the process ends while a thread still gives theirs back.
     model.engine().client().shutdown(Duration::ZERO);
@@ -207,9 +219,6 @@ fn answer(args: &RunArgs, model: &Model, prompt: &str, params: &TextParams) -> R
         failed.is_none()
     };
     let completion = if args.raw {
-        model.generate(prompt, params, print)?
-    } else if model.engine().template().is_none() {
-        tracing::warn!("the model has no chat template; the prompt is continued as it is");
         model.generate(prompt, params, print)?
     } else {
         let mut messages: Vec<Value> =

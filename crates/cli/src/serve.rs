@@ -1,14 +1,13 @@
 //! `realizar serve`: a model behind HTTP.
 
 use crate::args::ModelPlace;
-use crate::load::{RunnerOptions, SpeculationOptions};
+use crate::load::{RunnerOptions, SpeculationOptions, TemplateOption, warn_of_long_context};
 use crate::model_arg::ModelArg;
 use anyhow::{Result, bail};
 use clap::Args;
 use realizar::SamplingParams;
 use realizar_engine::load::{CacheSize, LoadOptions, LoadedModel, load};
 use realizar_engine::{Engine, EngineConfig, TextEngine};
-use realizar_model::chat_template::ChatTemplate;
 use realizar_model::sampling_hints;
 use realizar_model::source::TensorSource;
 use realizar_model::tokenizer::Tokenizer;
@@ -43,6 +42,8 @@ pub(crate) struct ServeArgs {
     /// Longest sequence of prompt and answer, in tokens; by default the model's own, or less where memory is short.
     #[arg(long, alias = "ctx-size", short_alias = 'c', value_name = "N")]
     ctx: Option<usize>,
+    #[command(flatten)]
+    template: TemplateOption,
     /// Memory for keys and values, such as 4G; by default enough for --max-seqs whole sequences, but at most nine tenths of
     /// what is left of a GPU's memory, or 1G on the CPU unless one sequence needs more.
     #[arg(long, value_name = "SIZE", value_parser = size)]
@@ -91,10 +92,11 @@ pub(crate) struct ServeArgs {
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let source = args.model.get().open()?;
     let tokenizer = Arc::new(Tokenizer::from_source(&*source)?);
-    let template = ChatTemplate::from_source(&*source, &tokenizer)?;
+    let template = Some(args.template.template(&*source, &tokenizer)?);
     let sampling = sampling(&*source)?;
     let options = load_options(args);
     let loaded = load(&*source, &options)?;
+    warn_of_long_context(args.ctx, &loaded.config);
     let about = about(&loaded, &options);
     let engine_config = EngineConfig {
         max_seqs: loaded.runner.info().limits.n_seqs,

@@ -4,7 +4,9 @@
 mod support;
 
 use serde_json::Value;
-use support::{Folder, demo, fails, is_wrong_usage, json, realizar, run, run_with_stdin, stderr, succeeds};
+use support::{
+    Folder, demo, fails, fixture, is_wrong_usage, json, realizar, run, run_with_stdin, stderr, succeeds,
+};
 
 const NO_MODEL: &str = "no model was named";
 
@@ -81,4 +83,36 @@ fn flags_of_other_programs_are_known() {
     is_wrong_usage(&run(&["run", "-hfv", "x"]), "-hf");
     is_wrong_usage(&run(&["run", "demo", "-p", "a", "--nonsense"]), "--nonsense");
     fails(&run(&["run", "demo", "-p", "a", "b"]), &["the prompt stands twice"]);
+}
+
+#[test]
+fn a_model_without_a_template_chats_by_chatml_or_by_what_it_is_given() {
+    let model = fixture("phi2/model.gguf");
+    let n_tokens = |args: &[&str]| {
+        let output = run(&[&["run", &model, "-n", "0", "--json"], args].concat());
+        (json(&output)["prompt_tokens"].as_u64(), stderr(&output).to_owned())
+    };
+    let raw = |text: &str| n_tokens(&["--raw", text]).0;
+    let chatml = raw("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+    let (n, note) = n_tokens(&["Hi"]);
+    assert_eq!(n, chatml);
+    assert!(note.contains("no chat template") && note.contains("ChatML"), "{note}");
+    assert_eq!(n_tokens(&["Hi", "--chat-template", "chatml"]), (chatml, String::new()));
+    assert_eq!(n_tokens(&["--raw", "Hi"]).1, "", "a prompt that is continued needs no template");
+
+    let folder = Folder::new();
+    let file = folder.write("t.jinja", b"[{{ messages[0].content }}]");
+    assert_eq!(n_tokens(&["Hi", "--chat-template", &file]), (raw("[Hi]"), String::new()));
+    fails(&run(&["run", &model, "Hi", "--chat-template", "/no/such"]), &["/no/such"]);
+    let broken = folder.write("b.jinja", b"{% if %}");
+    fails(&run(&["run", &model, "Hi", "--chat-template", &broken]), &["b.jinja", "line 1"]);
+}
+
+#[test]
+fn a_context_longer_than_the_models_is_warned_of() {
+    let output = run(&["run", "demo", "-n", "1", "--ctx", "2000", "Hello"]);
+    succeeds(&output);
+    assert!(stderr(&output).contains("more than the 1024 tokens"), "{}", stderr(&output));
+    let output = run(&["run", "demo", "-n", "1", "--ctx", "1024", "Hello"]);
+    assert_eq!((succeeds(&output).is_empty(), stderr(&output)), (false, ""));
 }

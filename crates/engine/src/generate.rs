@@ -119,6 +119,11 @@ impl TextEngine {
         &self.tokenizer
     }
 
+    /// Writes conversations by this template from now on.
+    pub fn set_template(&mut self, template: ChatTemplate) {
+        self.template = Some(Arc::new(template));
+    }
+
     /// The model's chat template.
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_deref()
