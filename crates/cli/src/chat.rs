@@ -3,6 +3,7 @@
 use crate::chat_commands::{self, Done};
 use crate::model_arg::ModelArg;
 use crate::run::decode_tok_s;
+use crate::thinking::{Printer, ThinkingOptions};
 use crate::{environment, output};
 use anyhow::{Context as _, Result};
 use realizar::{FinishReason, Model, SamplingParams, TextParams};
@@ -73,7 +74,13 @@ impl Chat {
     }
 
     /// Asks and answers until the person leaves or wants another model.
-    pub(crate) fn talk(&mut self, name: &ModelArg, model: &Model, params: &TextParams) -> Result<Next> {
+    pub(crate) fn talk(
+        &mut self,
+        name: &ModelArg,
+        model: &Model,
+        params: &TextParams,
+        thinking: &ThinkingOptions,
+    ) -> Result<Next> {
         note(&format!("{name} on {}. /help says what else there is.\n", model.device()));
         loop {
             let line = match self.read_message() {
@@ -97,17 +104,16 @@ impl Chat {
                     continue;
                 }
             }
-            self.ask(model, params)?;
+            self.ask(model, params, thinking)?;
         }
     }
 
     /// Answers the last message. Errors: stdout is gone.
-    fn ask(&mut self, model: &Model, params: &TextParams) -> Result<()> {
+    fn ask(&mut self, model: &Model, params: &TextParams, thinking: &ThinkingOptions) -> Result<()> {
         self.interrupted.store(false, Ordering::Relaxed);
-        let conversation = json!({ "messages": self.messages });
         let answered = self.params(params).and_then(|params| {
-            let stream = model.engine().chat(&conversation, realizar::now(), &params)?;
-            answer(stream, &self.interrupted, model.engine().client().info().max_seq_len())
+            let (stream, printer) = thinking.ask(model, &self.messages, &params, true)?;
+            answer(stream, printer, &self.interrupted, model.engine().client().info().max_seq_len())
         });
         match answered {
             Ok(text) => self.messages.push(json!({"role": "assistant", "content": text})),
@@ -171,10 +177,14 @@ fn history_file() -> Option<PathBuf> {
 }
 
 /// Prints an answer as it comes, and behind it what it took of `context` tokens, and returns it; an interruption ends it where it is.
-fn answer(mut stream: TextStream, interrupted: &AtomicBool, context: usize) -> Result<String> {
+fn answer(
+    mut stream: TextStream,
+    mut printer: Printer,
+    interrupted: &AtomicBool,
+    context: usize,
+) -> Result<String> {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut cx = Context::from_waker(&waker);
-    let mut text = String::new();
     loop {
         if interrupted.swap(false, Ordering::Relaxed) {
             stream.cancel();
@@ -182,15 +192,12 @@ fn answer(mut stream: TextStream, interrupted: &AtomicBool, context: usize) -> R
         match stream.poll_next(&mut cx) {
             // Also while a long prompt is read, an interruption must be heard.
             Poll::Pending => std::thread::park_timeout(Duration::from_millis(50)),
-            Poll::Ready(None) => return Ok(text),
+            Poll::Ready(None) => return Ok(printer.content),
             Poll::Ready(Some(event)) => match event? {
                 TextEvent::Prompt(_) => {}
-                TextEvent::Delta { text: piece, .. } => {
-                    output::print(&piece)?;
-                    text += &piece;
-                }
+                TextEvent::Delta { text, .. } => printer.push(&text)?,
                 TextEvent::Finished { reason, usage, timings, .. } => {
-                    output::print("\n")?;
+                    printer.finish()?;
                     if reason == FinishReason::Length {
                         note("[the end of the context or of -n; /reset begins anew]\n");
                     }
@@ -207,7 +214,7 @@ fn answer(mut stream: TextStream, interrupted: &AtomicBool, context: usize) -> R
                         decode_tok_s = decode_tok_s(n, timings.decode),
                         "answered"
                     );
-                    return Ok(text);
+                    return Ok(printer.content);
                 }
             },
         }

@@ -30,6 +30,7 @@ mod short_names;
 mod speculation;
 mod synth;
 mod template;
+mod thinking;
 mod tokenize;
 
 use args::{Cli, Command};

@@ -11,6 +11,12 @@ pub(crate) fn print(text: impl AsRef<str>) -> Result<()> {
     out.write_all(text.as_ref().as_bytes()).and_then(|()| out.flush()).context("could not write to stdout")
 }
 
+/// Writes text to stdout in a terminal's dimmed colour.
+pub(crate) fn print_dimmed(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    write!(out, "\x1b[2m{text}\x1b[0m").and_then(|()| out.flush()).context("could not write to stdout")
+}
+
 /// Writes one JSON object and a line end to stdout.
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
     print(serde_json::to_string(value)? + "\n")

@@ -4,6 +4,7 @@ use crate::args::between;
 use crate::chat::{Chat, Next};
 use crate::load::{RunnerOptions, SpeculationOptions, TemplateOption, warn_of_long_context};
 use crate::model_arg::ModelArg;
+use crate::thinking::{Printer, ThinkingOptions};
 use crate::{input, output};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
@@ -50,6 +51,8 @@ pub(crate) struct RunArgs {
     /// Longest conversation, in tokens; by default the model's own, or less where memory is short.
     #[arg(long, alias = "ctx-size", short_alias = 'c', value_name = "N")]
     ctx: Option<usize>,
+    #[command(flatten)]
+    thinking: ThinkingOptions,
     #[command(flatten)]
     template: TemplateOption,
     #[command(flatten)]
@@ -153,7 +156,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     }
     let mut chat = Chat::new(args.system.as_deref())?;
     loop {
-        match with_model(args, &*source, |model, params| chat.talk(&name, model, params))? {
+        match with_model(args, &*source, |model, params| chat.talk(&name, model, params, &args.thinking))? {
             Next::Leave => return Ok(()),
             Next::Model(next, its_source) => (name, source) = (next, its_source),
         }
@@ -208,31 +211,26 @@ fn finish(args: &RunArgs, name: &ModelArg, model: &Model, answer: &Completion) -
 }
 
 fn answer(args: &RunArgs, model: &Model, prompt: &str, params: &TextParams) -> Result<Completion> {
-    let mut ended_line = true;
+    let (stream, mut printer) = match args.raw {
+        true => (model.engine().complete(prompt, params)?, Printer::of_text()),
+        false => {
+            let mut messages: Vec<Value> =
+                args.system.iter().map(|s| json!({"role": "system", "content": s})).collect();
+            messages.push(json!({"role": "user", "content": prompt}));
+            args.thinking.ask(model, &messages, params, false)?
+        }
+    };
     let mut failed = None;
     let print = |text: &str| {
-        if args.json {
-            return true;
-        }
-        ended_line = text.ends_with('\n');
-        failed = output::print(text).err();
+        failed = if args.json { None } else { printer.push(text).err() };
         failed.is_none()
     };
-    let completion = if args.raw {
-        model.generate(prompt, params, print)?
-    } else {
-        let mut messages: Vec<Value> =
-            args.system.iter().map(|s| json!({"role": "system", "content": s})).collect();
-        messages.push(json!({"role": "user", "content": prompt}));
-        let conversation = json!({ "messages": messages });
-        let stream = model.engine().chat(&conversation, realizar::now(), params)?;
-        stream.run(print)?.into_iter().next().context("the engine stopped before an answer")?
-    };
+    let completion = stream.run(print)?.into_iter().next().context("the engine stopped before an answer")?;
     if let Some(error) = failed {
         return Err(error);
     }
-    if !ended_line {
-        output::print("\n")?;
+    if !args.json {
+        printer.finish()?;
     }
     let (usage, t) = (completion.usage, completion.timings);
     tracing::info!(

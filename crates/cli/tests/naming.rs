@@ -109,6 +109,14 @@ fn a_model_without_a_template_chats_by_chatml_or_by_what_it_is_given() {
 }
 
 #[test]
+fn a_switch_that_the_template_has_not_is_refused() {
+    fails(&run(&["run", "demo", "--no-think", "Hello"]), &["no switch for thinking"]);
+    let plain = run(&["run", "demo", "--temp", "0", "-n", "5", "Hello"]);
+    let hidden = run(&["run", "demo", "--temp", "0", "-n", "5", "--hide-thinking", "Hello"]);
+    assert_eq!(succeeds(&hidden), succeeds(&plain), "an answer without thoughts is whole");
+}
+
+#[test]
 fn a_context_longer_than_the_models_is_warned_of() {
     let output = run(&["run", "demo", "-n", "1", "--ctx", "2000", "Hello"]);
     succeeds(&output);

@@ -242,3 +242,44 @@ fn lines_of_earlier_chats_come_back() {
     chat.type_in("\x04");
     assert_eq!(chat.code(), Some(0));
 }
+
+#[test]
+fn thoughts_are_dimmed_or_hidden_and_not_part_of_the_conversation() {
+    let folder = Folder::new();
+    // An answer that begins within thoughts which never end is all thoughts.
+    let text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+                <|im_start|>assistant\n{% if enable_thinking is not defined %}<think>{% endif %}";
+    let template = folder.write("t.jinja", text.as_bytes());
+    let question = "Tell me a story about a brave owl with two friends.";
+    let options = ["--temp", "0", "-n", "20", "--chat-template", &template];
+
+    let mut chat = Chat::start(&options);
+    chat.wait_for(PROMPT);
+    chat.type_in(question);
+    chat.type_in("\r");
+    chat.wait_for(AFTER_LINE);
+    chat.wait_for("\x1b[2m");
+    chat.wait_for("\x1b[0m");
+    chat.wait_for("tokens/s");
+    chat.wait_for(PROMPT);
+    let file = folder.join("chat.json");
+    assert!(chat.ask(&format!("/save {file}")).contains("2 messages"));
+    let saved = std::fs::read_to_string(&file).expect("the file is there");
+    assert!(saved.contains("\"content\": \"\""), "{saved}");
+    chat.type_in("\x04");
+    assert_eq!(chat.code(), Some(0));
+
+    let mut chat = Chat::start(&[&options[..], &["--hide-thinking"]].concat());
+    chat.wait_for(PROMPT);
+    let shown = chat.ask(question);
+    assert!(shown.lines().all(|line| line.starts_with('[')), "figures alone: {shown:?}");
+    chat.type_in("\x04");
+    assert_eq!(chat.code(), Some(0));
+
+    let mut chat = Chat::start(&[&options[..], &["--no-think"]].concat());
+    chat.wait_for(PROMPT);
+    let shown = chat.ask(question);
+    assert!(shown.starts_with("Once"), "{shown:?}");
+    chat.type_in("\x04");
+    assert_eq!(chat.code(), Some(0));
+}
