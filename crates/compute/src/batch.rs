@@ -343,6 +343,16 @@ impl HostBatch {
         &self.chosen
     }
 
+    /// Where each sequence's recurrent state comes from and goes to; empty for a model without recurrent layers.
+    pub fn states(&self) -> &[BatchState] {
+        &self.batch.states
+    }
+
+    /// Where the step writes the recurrent state of a sequence, in the order of its tokens.
+    pub fn state_writes(&self, state: &BatchState) -> &[StateWrite] {
+        &self.batch.state_writes[state.writes.clone()]
+    }
+
     /// Token ids, `[n_tokens]`.
     pub fn tokens(&self) -> &[u32] {
         &self.batch.tokens

@@ -4,8 +4,8 @@
 //! replaces a whole block where it has it in fewer kernels. A decoder calls blocks and does not know what is fused.
 
 use crate::{
-    Activation, AttentionParams, Collectives, Device, Experts, KvLayer, MoeScratch, Norm, Ops, Profile,
-    QkvPrep, Result, Tensor,
+    Activation, AttentionParams, Collectives, DeltaInput, DeltaShape, Device, Experts, KvLayer, MoeScratch,
+    Norm, Ops, Profile, QkvPrep, Result, ShortConv, StateLayer, Tensor,
 };
 
 /// A matrix with what follows its product.
@@ -119,12 +119,57 @@ pub struct AttentionBlock<'a, B: Device> {
     pub params: &'a AttentionParams,
     /// The layer's cache.
     pub kv: &'a mut KvLayer<B>,
+    /// What is attended is multiplied with the sigmoid of this.
+    pub gate: Option<OutputGate<'a, B>>,
     /// Back to the residual.
     pub out: BlockOutput<'a, B>,
     /// Room for queries, keys and values, `[n_tokens, qkv_len]`.
     pub qkv_rows: &'a mut Tensor<B>,
     /// Room for what was attended, `[n_tokens, n_heads · head_dim]`.
     pub attended: &'a mut Tensor<B>,
+}
+
+/// A gate on what was attended.
+pub struct OutputGate<'a, B: Device> {
+    /// From the block's input, `[n_heads · head_dim, hidden_size]`.
+    pub proj: &'a Linear<B>,
+    /// Room for its product, `[n_tokens, n_heads · head_dim]`.
+    pub rows: &'a mut Tensor<B>,
+}
+
+/// A block with recurrent state: `residual += post_norm(o(mixed))`, where `mixed` is a convolution of the projected input or, with
+/// [`RecurrentBlock::delta`], what the gated delta rule makes of it.
+pub struct RecurrentBlock<'a, B: Device> {
+    /// What it reads.
+    pub input: BlockInput<'a, B>,
+    /// What the convolution reads, stacked on the gate, `b` and `a` of the delta rule, where there is one.
+    pub in_proj: &'a Linear<B>,
+    /// The convolution.
+    pub conv: ShortConv<'a, B>,
+    /// What follows it.
+    pub delta: Option<DeltaPart<'a, B>>,
+    /// The layer's state.
+    pub state: &'a mut StateLayer<B>,
+    /// Back to the residual.
+    pub out: BlockOutput<'a, B>,
+    /// Room for the product of `in_proj`.
+    pub rows: &'a mut Tensor<B>,
+    /// Room for what the last matrix reads.
+    pub mixed: &'a mut Tensor<B>,
+}
+
+/// The gated delta rule of a [`RecurrentBlock`], on queries, keys and values from its convolution.
+pub struct DeltaPart<'a, B: Device> {
+    /// Sizes.
+    pub shape: &'a DeltaShape,
+    /// `-exp(A_log)`, `[n_v_heads]`.
+    pub decay: &'a Tensor<B>,
+    /// Added to `a`, `[n_v_heads]`.
+    pub dt_bias: &'a Tensor<B>,
+    /// Of each head's result, before the gate: `[v_dim]`.
+    pub norm: &'a Norm<B>,
+    /// Room for queries, keys and values, `[n_tokens, qkv_len]`.
+    pub convolved: &'a mut Tensor<B>,
 }
 
 /// The matrices before a feed-forward block's last one.
@@ -203,6 +248,16 @@ pub trait Blocks: Ops + Collectives + Profile {
         attention(self, stream, batch, block)
     }
 
+    /// A block with recurrent state.
+    fn recurrent_block(
+        &self,
+        stream: Stream<'_, Self>,
+        batch: &Self::Batch,
+        block: RecurrentBlock<'_, Self>,
+    ) -> Result<()> {
+        recurrent(self, stream, batch, block)
+    }
+
     /// A dense feed-forward block.
     fn feed_forward(&self, stream: Stream<'_, Self>, block: FfnBlock<'_, Self>) -> Result<()> {
         feed_forward(self, stream, block)
@@ -226,12 +281,44 @@ pub fn attention<B: Blocks>(
     batch: &B::Batch,
     block: AttentionBlock<'_, B>,
 ) -> Result<()> {
-    let AttentionBlock { input, qkv, full_qk_norm, prep, params, kv, out, qkv_rows, attended } = block;
+    let AttentionBlock { input, qkv, full_qk_norm, prep, params, kv, gate, out, qkv_rows, attended } = block;
     b.timed("qkv_proj", || project(b, qkv, qkv_rows, input, &mut stream))?;
     norm_queries_and_keys(b, qkv_rows, full_qk_norm)?;
     b.timed("store_kv", || b.store_kv(qkv_rows, kv, batch, prep))?;
     b.timed("attention", || b.attention(attended, qkv_rows, kv, batch, params))?;
+    if let Some(OutputGate { proj, rows }) = gate {
+        let x = if let BlockInput::Residual = input { &*stream.residual } else { &*stream.normed };
+        b.timed("output_gate", || {
+            proj.apply(b, rows, x)?;
+            b.sigmoid_gate(attended, rows)
+        })?;
+    }
     add_output(b, "o_proj", attended, stream, out)
+}
+
+/// What [`Blocks::recurrent_block`] means.
+pub fn recurrent<B: Blocks>(
+    b: &B,
+    mut stream: Stream<'_, B>,
+    batch: &B::Batch,
+    block: RecurrentBlock<'_, B>,
+) -> Result<()> {
+    let RecurrentBlock { input, in_proj, conv, delta, state, out, rows, mixed } = block;
+    b.timed("in_proj", || project(b, in_proj, rows, input, &mut stream))?;
+    match delta {
+        None => b.timed("short_conv", || b.short_conv(mixed, rows, conv, &mut state.conv, batch))?,
+        Some(DeltaPart { shape, decay, dt_bias, norm, convolved }) => {
+            b.timed("short_conv", || b.short_conv(convolved, rows, conv, &mut state.conv, batch))?;
+            let (gate_start, rates_start) = (shape.qkv_len(), shape.qkv_len() + shape.v_len());
+            let matrix = state.matrix.as_mut().expect("a layer with the delta rule keeps its matrix");
+            b.timed("delta_rule", || {
+                let input = DeltaInput { qkv: convolved, rates: rows, rates_start, decay, dt_bias };
+                b.delta_rule(mixed, input, matrix, batch, shape)
+            })?;
+            b.timed("gated_norm", || b.gated_norm(mixed, rows, gate_start, norm))?;
+        }
+    }
+    add_output(b, "out_proj", mixed, stream, out)
 }
 
 /// What [`Blocks::feed_forward`] means.

@@ -28,6 +28,16 @@ pub struct KvLayer<B: Device> {
     pub v: Tensor<B>,
 }
 
+/// Recurrent state of one layer, in slots: slot `s` of each tensor belongs to one sequence at one position.
+#[derive(Debug)]
+pub struct StateLayer<B: Device> {
+    /// Inputs of the convolution at the last tokens, oldest first: `[n_slots, width - 1, n_channels]`.
+    pub conv: Tensor<B>,
+    /// The matrix of the delta rule for each head: `[n_slots, n_v_heads, k_dim, v_dim]`; `None` for a layer that only convolves. In which
+    /// order the numbers of one head lie is the backend's own business.
+    pub matrix: Option<Tensor<B>>,
+}
+
 /// Memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
@@ -79,6 +89,20 @@ pub trait Device: Sized + Send + Sync + 'static {
     ///
     /// Errors: `UnsupportedSize`.
     fn check_heads(&self, _heads: Heads) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether recurrent layers can run here.
+    ///
+    /// Errors: `UnsupportedOp`.
+    fn check_recurrent(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether attention with a gate on its output can run here.
+    ///
+    /// Errors: `UnsupportedOp`.
+    fn check_output_gate(&self) -> Result<()> {
         Ok(())
     }
 

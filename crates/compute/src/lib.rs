@@ -29,16 +29,16 @@ mod weights;
 pub use backend::Backend;
 pub use batch::{Batch, BatchLimits, BatchSeq, BatchState, CacheShape, HostBatch, StateWrite};
 pub use blocks::{
-    AttentionBlock, BlockInput, BlockOutput, Blocks, FfnBlock, FfnUp, Gather, HeadBlock, Join, Linear,
-    MoeBlock, Stream,
+    AttentionBlock, BlockInput, BlockOutput, Blocks, DeltaPart, FfnBlock, FfnUp, Gather, HeadBlock, Join,
+    Linear, MoeBlock, OutputGate, RecurrentBlock, Stream,
 };
 pub use capture::{Capture, Choosing, GraphKey};
-pub use device::{Device, DeviceMemory, KvLayer, MatrixPart};
+pub use device::{Device, DeviceMemory, KvLayer, MatrixPart, StateLayer};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use ops::{
-    Activation, AttentionParams, Chosen, Experts, Heads, MoeParams, MoeScratch, Norm, NormKind, Ops, QkvPrep,
-    RopeStyle,
+    Activation, AttentionParams, Chosen, ConvKind, DeltaInput, DeltaShape, Experts, HeadOrder, Heads,
+    MAX_CONV_WIDTH, MoeParams, MoeScratch, Norm, NormKind, Ops, QkvPrep, RopeStyle, ShortConv,
 };
 pub use profile::{OpTime, Profile, Profiler};
 pub use ranks::{Collectives, Rank};

@@ -59,6 +59,17 @@ pub(crate) fn rotate(head: &mut [f32], angles: &[f32], style: RopeStyle) {
     }
 }
 
+/// `ln(1 + e^x)`.
+pub(crate) fn softplus(x: f32) -> f32 {
+    // Above 20 the difference from x is below x's last bit.
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+/// `1 / (1 + e^-x)`
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
 /// Chooses the `n_used` experts of the highest probability for one token: `chosen` becomes their numbers and weights, highest first.
 ///
 /// `logits`: [n_experts], the router's output. Of experts that are equally probable the lower number comes first. With `norm_topk` the

@@ -94,6 +94,85 @@ pub struct QkvPrep<'a, B: Device> {
     pub angles: Option<(&'a Tensor<B>, RopeStyle)>,
 }
 
+/// Longest convolution that a [`ShortConv`] may be, in tokens.
+pub const MAX_CONV_WIDTH: usize = 8;
+
+/// A causal convolution over the tokens of a sequence, each channel by itself.
+#[derive(Clone, Copy)]
+pub struct ShortConv<'a, B: Device> {
+    /// `[width, n_channels]`; the last row is multiplied with the token itself. `width` lies in `2..=MAX_CONV_WIDTH`.
+    pub weight: &'a Tensor<B>,
+    /// What stands around the sum.
+    pub kind: ConvKind,
+}
+
+/// What stands around the sum of a [`ShortConv`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConvKind {
+    /// `silu(conv(x))`. The first `n_channels` elements of a row are `x`.
+    Silu,
+    /// `c · conv(b · x)`. A row is `[b, c, x]`.
+    Gated,
+}
+
+/// Which key head a value head of the delta rule goes with, where there are several value heads for each key head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadOrder {
+    /// The value heads of one key head lie side by side.
+    Grouped,
+    /// Value head `i` goes with key head `i mod n_k_heads`.
+    Tiled,
+}
+
+/// Sizes of the gated delta rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaShape {
+    /// Heads of queries and keys.
+    pub n_k_heads: usize,
+    /// Heads of values, a multiple of `n_k_heads`.
+    pub n_v_heads: usize,
+    /// Elements in a head of queries or keys.
+    pub k_dim: usize,
+    /// Elements in a head of values.
+    pub v_dim: usize,
+    /// Which heads go together.
+    pub order: HeadOrder,
+}
+
+impl DeltaShape {
+    /// Elements of a row of queries, keys and values.
+    pub fn qkv_len(&self) -> usize {
+        2 * self.n_k_heads * self.k_dim + self.v_len()
+    }
+
+    /// Elements of a row of values.
+    pub fn v_len(&self) -> usize {
+        self.n_v_heads * self.v_dim
+    }
+
+    /// The key head that goes with a value head.
+    pub fn k_head(&self, v_head: usize) -> usize {
+        match self.order {
+            HeadOrder::Grouped => v_head / (self.n_v_heads / self.n_k_heads),
+            HeadOrder::Tiled => v_head % self.n_k_heads,
+        }
+    }
+}
+
+/// What [`Ops::delta_rule`] reads.
+pub struct DeltaInput<'a, B: Device> {
+    /// Queries, keys and values, `[n_tokens, qkv_len]`. Unspecified afterwards.
+    pub qkv: &'a mut Tensor<B>,
+    /// Has in its columns from `rates_start` on, for each value head, first `b` and then `a`. These are unspecified afterwards.
+    pub rates: &'a mut Tensor<B>,
+    /// Where `b` begins.
+    pub rates_start: usize,
+    /// `-exp(A_log)`, `[n_v_heads]`.
+    pub decay: &'a Tensor<B>,
+    /// Added to `a`, `[n_v_heads]`.
+    pub dt_bias: &'a Tensor<B>,
+}
+
 /// How tokens choose experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MoeParams {
@@ -225,6 +304,48 @@ pub trait Ops: Device {
         batch: &Self::Batch,
         params: &AttentionParams,
     ) -> Result<()>;
+
+    /// A causal convolution: `y[n_tokens, n_channels]` of the rows of `x`. The inputs before a step's tokens are those in the slot that the
+    /// batch names, zeros at the start of a sequence, and the slots that it says are written.
+    ///
+    /// `state`: [`StateLayer::conv`](crate::StateLayer::conv).
+    fn short_conv(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        conv: ShortConv<'_, Self>,
+        state: &mut Tensor<Self>,
+        batch: &Self::Batch,
+    ) -> Result<()>;
+
+    /// The gated delta rule: `y[n_tokens, n_v_heads · v_dim]`. For each token and value head, with `S` the head's state, a matrix
+    /// `[k_dim, v_dim]`, and `q̂`, `k̂` the query and key divided by their length:
+    ///
+    /// `S ← e^(decay · softplus(a + dt_bias)) · S`, `S ← S + k̂ ⊗ sigmoid(b) · (v - k̂ᵀS)`, `y = q̂ᵀS / √k_dim`
+    ///
+    /// States come from and go to the slots that the batch says. `state`: [`StateLayer::matrix`](crate::StateLayer::matrix). Source: Gated
+    /// Delta Networks (Yang, Kautz and Hatamizadeh 2024), eq. 10.
+    fn delta_rule(
+        &self,
+        y: &mut Tensor<Self>,
+        input: DeltaInput<'_, Self>,
+        state: &mut Tensor<Self>,
+        batch: &Self::Batch,
+        shape: &DeltaShape,
+    ) -> Result<()>;
+
+    /// `x = norm(x) · silu(gate[.., start..start + x.row_len()])`, where the norm takes as many elements of a row at a time as it has
+    /// weights.
+    fn gated_norm(
+        &self,
+        x: &mut Tensor<Self>,
+        gate: &Tensor<Self>,
+        start: usize,
+        norm: &Norm<Self>,
+    ) -> Result<()>;
+
+    /// `x *= sigmoid(gate)`, of one shape.
+    fn sigmoid_gate(&self, x: &mut Tensor<Self>, gate: &Tensor<Self>) -> Result<()>;
 
     /// `y[n, len] = activation(x[n, ..len]) · x[n, len..]`, gate first.
     fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, activation: Activation) -> Result<()>;

@@ -2,12 +2,12 @@
 //!
 //! Slow on purpose. Sums that matter are taken in f64, so that a fast backend's error can be told from this one's.
 
-use crate::math::{argmax, erf, rotate, route};
+use crate::math::{argmax, erf, rotate, route, sigmoid, softplus};
 use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, Batch, BatchLimits, Blocks, CacheShape, Capture, Chosen, Collectives, DType,
-    Device, DeviceMemory, Error, Experts, HostBatch, KvLayer, MatrixPart, MoeScratch, Norm, NormKind, Ops,
-    Profile, QkvPrep, Result, Tensor,
+    Activation, AttentionParams, Batch, BatchLimits, Blocks, CacheShape, Capture, Chosen, Collectives,
+    ConvKind, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts, HostBatch, KvLayer,
+    MatrixPart, MoeScratch, Norm, NormKind, Ops, Profile, QkvPrep, Result, ShortConv, Tensor,
 };
 
 /// The specification as a backend: unoptimized, single-threaded, host memory.
@@ -48,6 +48,12 @@ fn activation(f: Activation, x: f32) -> f32 {
         Activation::ReluSquared => x.max(0.0).powi(2),
         Activation::Relu => x.max(0.0),
     }
+}
+
+/// A vector divided by its length; the reference library's epsilon keeps zeros from becoming NaN.
+fn unit(x: &[f32]) -> Vec<f32> {
+    let inv = 1.0 / (f64::from(dot(x, x)) + 1e-6).sqrt();
+    x.iter().map(|&x| (f64::from(x) * inv) as f32).collect()
 }
 
 /// Normalizes one row in place.
@@ -316,6 +322,126 @@ impl Ops for Reference {
                 }
             }
         }
+        Ok(())
+    }
+
+    fn short_conv(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        conv: ShortConv<'_, Self>,
+        state: &mut Tensor<Self>,
+        batch: &HostBatch,
+    ) -> Result<()> {
+        let n = y.row_len();
+        let width = conv.weight.rows();
+        let tail_len = state.row_len();
+        assert_eq!((conv.weight.row_len(), tail_len), (n, (width - 1) * n));
+        for (seq, at) in batch.seqs().iter().zip(batch.states()) {
+            // The inputs of the convolution: those in the slot, then those of the step.
+            let mut inputs = match at.from {
+                Some(slot) => state.buffer()[slot as usize * tail_len..][..tail_len].to_vec(),
+                None => vec![0.0; tail_len],
+            };
+            for t in seq.tokens.clone() {
+                let row = &x.buffer()[t * x.row_len()..][..x.row_len()];
+                match conv.kind {
+                    ConvKind::Silu => inputs.extend_from_slice(&row[..n]),
+                    ConvKind::Gated => inputs.extend((0..n).map(|c| row[c] * row[2 * n + c])),
+                }
+            }
+            for (i, t) in seq.tokens.clone().enumerate() {
+                for c in 0..n {
+                    let product = |j: usize| {
+                        f64::from(conv.weight.buffer()[j * n + c]) * f64::from(inputs[(i + j) * n + c])
+                    };
+                    let sum = (0..width).map(product).sum::<f64>() as f32;
+                    y.buffer_mut()[t * n + c] = match conv.kind {
+                        ConvKind::Silu => activation(Activation::Silu, sum),
+                        ConvKind::Gated => x.buffer()[t * x.row_len() + n + c] * sum,
+                    };
+                }
+            }
+            for write in batch.state_writes(at) {
+                let tail = &inputs[write.n_tokens * n..][..tail_len];
+                state.buffer_mut()[write.slot as usize * tail_len..][..tail_len].copy_from_slice(tail);
+            }
+        }
+        Ok(())
+    }
+
+    fn delta_rule(
+        &self,
+        y: &mut Tensor<Self>,
+        input: DeltaInput<'_, Self>,
+        state: &mut Tensor<Self>,
+        batch: &HostBatch,
+        shape: &DeltaShape,
+    ) -> Result<()> {
+        let &DeltaShape { n_k_heads, n_v_heads, k_dim, v_dim, .. } = shape;
+        let head_len = k_dim * v_dim;
+        let slot_len = n_v_heads * head_len;
+        assert_eq!((input.qkv.row_len(), y.row_len()), (shape.qkv_len(), shape.v_len()));
+        assert_eq!(state.row_len(), slot_len);
+        for (seq, at) in batch.seqs().iter().zip(batch.states()) {
+            for head in 0..n_v_heads {
+                let start = |slot: u32| slot as usize * slot_len + head * head_len;
+                let mut s = match at.from {
+                    Some(slot) => state.buffer()[start(slot)..][..head_len].to_vec(),
+                    None => vec![0.0; head_len],
+                };
+                let k_head = shape.k_head(head);
+                let mut writes = batch.state_writes(at).iter().peekable();
+                for (i, t) in seq.tokens.clone().enumerate() {
+                    let row = &input.qkv.buffer()[t * shape.qkv_len()..][..shape.qkv_len()];
+                    let q = unit(&row[k_head * k_dim..][..k_dim]);
+                    let k = unit(&row[(n_k_heads + k_head) * k_dim..][..k_dim]);
+                    let v = &row[2 * n_k_heads * k_dim + head * v_dim..][..v_dim];
+                    let rates = &input.rates.buffer()[t * input.rates.row_len() + input.rates_start..];
+                    let beta = sigmoid(rates[head]);
+                    let rate = softplus(rates[n_v_heads + head] + input.dt_bias.buffer()[head]);
+                    let decay = (input.decay.buffer()[head] * rate).exp();
+                    s.iter_mut().for_each(|s| *s *= decay);
+                    let y = &mut y.buffer_mut()[t * n_v_heads * v_dim + head * v_dim..][..v_dim];
+                    for (j, y) in y.iter_mut().enumerate() {
+                        let column = |s: &[f32]| (0..k_dim).map(|i| s[i * v_dim + j]).collect::<Vec<_>>();
+                        let delta = beta * (v[j] - dot(&k, &column(&s)));
+                        (0..k_dim).for_each(|i| s[i * v_dim + j] += k[i] * delta);
+                        *y = dot(&q, &column(&s)) / (k_dim as f32).sqrt();
+                    }
+                    while let Some(write) = writes.next_if(|w| w.n_tokens == i + 1) {
+                        state.buffer_mut()[start(write.slot)..][..head_len].copy_from_slice(&s);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn gated_norm(
+        &self,
+        x: &mut Tensor<Self>,
+        gate: &Tensor<Self>,
+        start: usize,
+        norm: &Norm<Self>,
+    ) -> Result<()> {
+        let (n, rows) = (x.row_len(), x.rows());
+        assert_eq!(rows, gate.rows());
+        for (t, row) in x.buffer_mut().chunks_exact_mut(n).take(rows).enumerate() {
+            for group in row.chunks_exact_mut(norm.weight.len()) {
+                let bias = norm.bias.as_ref().map(|b| &b.buffer()[..]);
+                norm_row(group, norm.kind, norm.weight.buffer(), bias, norm.eps);
+            }
+            let gate = &gate.buffer()[t * gate.row_len() + start..][..n];
+            row.iter_mut().zip(gate).for_each(|(x, &g)| *x *= activation(Activation::Silu, g));
+        }
+        Ok(())
+    }
+
+    fn sigmoid_gate(&self, x: &mut Tensor<Self>, gate: &Tensor<Self>) -> Result<()> {
+        assert_eq!(x.shape(), gate.shape());
+        let len = x.len();
+        x.buffer_mut()[..len].iter_mut().zip(gate.buffer()).for_each(|(x, &g)| *x *= sigmoid(g));
         Ok(())
     }
 

@@ -231,6 +231,7 @@ impl<B: Backend> Decoder<B> {
                     },
                     params: &params,
                     kv: cache.layer_mut(layer),
+                    gate: None,
                     out: self.output(out, self.shard.mixer(layer), shared),
                     qkv_rows: room.qkv,
                     attended: room.attended,

@@ -27,6 +27,12 @@ pub(super) fn activate(pool: &Pool, isa: Isa, x: &mut Tensor<Cpu>, f: Activation
     parallel::rows(pool, x.floats_mut(), n, |_, x| unsafe { dispatch(isa, Activate { x, f }) });
 }
 
+/// `x = silu(x)`.
+pub(super) fn silu(isa: Isa, x: &mut [f32]) {
+    // SAFETY: `Cpu::new` checked that the processor has `isa`; the kernel has no pointers of its own.
+    unsafe { dispatch(isa, Activate { x, f: Activation::Silu }) }
+}
+
 /// `x = cap · tanh(x / cap)`.
 pub(super) fn softcap(pool: &Pool, isa: Isa, x: &mut Tensor<Cpu>, cap: f32) {
     // SAFETY: `Cpu::new` checked that the processor has `isa`; the kernel has no pointers of its own.

@@ -16,6 +16,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 #[repr(C, align(64))]
 pub(super) struct Line([f32; LANES]);
 
+impl Line {
+    pub(super) const ZERO: Self = Self([0.0; LANES]);
+}
+
 /// Alignment of a slab: a large page.
 const LARGE_PAGE: usize = 2 << 20;
 /// Least size of a slab. The last one of a model stays partly unused, and its untouched pages take no memory.

@@ -15,6 +15,7 @@ mod memory;
 mod moe;
 mod norm;
 mod parallel;
+mod recurrent;
 mod rope;
 pub(crate) mod simd;
 pub mod threads;
@@ -26,8 +27,8 @@ use crate::ranks::{HostGroup, place_columns};
 use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, Batch, BatchLimits, Blocks, CacheShape, Capture, Chosen, Collectives, DType,
-    Device, DeviceMemory, Experts, HostBatch, KvLayer, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler,
-    QkvPrep, Rank, Result, Tensor,
+    DeltaInput, DeltaShape, Device, DeviceMemory, Experts, HostBatch, KvLayer, MatrixPart, MoeScratch, Norm,
+    Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv, Tensor,
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions, Operands};
@@ -241,6 +242,46 @@ impl Ops for Cpu {
         params: &AttentionParams,
     ) -> Result<()> {
         attention::attention(&self.pool, self.options, y, qkv, kv, batch, params)
+    }
+
+    fn short_conv(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        conv: ShortConv<'_, Self>,
+        state: &mut Tensor<Self>,
+        batch: &HostBatch,
+    ) -> Result<()> {
+        recurrent::short_conv(&self.pool, self.options.isa, y, x, conv, state, batch);
+        Ok(())
+    }
+
+    fn delta_rule(
+        &self,
+        y: &mut Tensor<Self>,
+        input: DeltaInput<'_, Self>,
+        state: &mut Tensor<Self>,
+        batch: &HostBatch,
+        shape: &DeltaShape,
+    ) -> Result<()> {
+        recurrent::delta_rule(&self.pool, self.options.isa, y, input, state, batch, shape);
+        Ok(())
+    }
+
+    fn gated_norm(
+        &self,
+        x: &mut Tensor<Self>,
+        gate: &Tensor<Self>,
+        start: usize,
+        norm: &Norm<Self>,
+    ) -> Result<()> {
+        recurrent::gated_norm(&self.pool, self.options.isa, x, gate, start, norm);
+        Ok(())
+    }
+
+    fn sigmoid_gate(&self, x: &mut Tensor<Self>, gate: &Tensor<Self>) -> Result<()> {
+        recurrent::sigmoid_gate(&self.pool, self.options.isa, x, gate);
+        Ok(())
     }
 
     fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, f: Activation) -> Result<()> {

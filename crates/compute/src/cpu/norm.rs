@@ -52,7 +52,7 @@ struct NormRow<'a> {
 
 /// Sum in one accumulator per lane, added up in f64: short chains, and the same order for every instruction set.
 #[inline(always)]
-fn sum(row: &[f32], f: impl Fn(f32) -> f32) -> f64 {
+pub(super) fn sum(row: &[f32], f: impl Fn(f32) -> f32) -> f64 {
     let mut lanes = [0.0f32; LANES];
     let (chunks, rest) = row.as_chunks::<LANES>();
     for chunk in chunks {

@@ -35,6 +35,20 @@ impl<'a, T> Shared<'a, T> {
     }
 }
 
+impl<T> Shared<'_, T> {
+    /// `len` elements from `start` on, to read.
+    ///
+    /// Panics if the slice has fewer.
+    ///
+    /// # Safety
+    /// *Elements*: nobody writes these elements while the result is borrowed.
+    pub(super) unsafe fn read(&self, start: usize, len: usize) -> &[T] {
+        assert!(start <= self.len && len <= self.len - start, "{len} elements from {start} of {}", self.len);
+        // SAFETY: inside the slice (the assertion), which is borrowed for 'a, and nobody writes these elements (the contract).
+        unsafe { std::slice::from_raw_parts(self.start.add(start), len) }
+    }
+}
+
 /// Below this many elements the threads' barrier costs more than it saves.
 const MIN_ELEMENTS: usize = 16 * 1024;
 

@@ -7,9 +7,9 @@ use super::sampling::{self, Choices};
 use super::{attention, elementwise, experts, norm, ranks};
 use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, Batch, BatchLimits, CacheShape, Capture, Chosen, Collectives, DType, Device,
-    DeviceMemory, Error, Experts, GraphKey, Heads, KvLayer, MatrixPart, MoeScratch, Norm, Ops, Profile,
-    Profiler, QkvPrep, Rank, Result, Tensor,
+    Activation, AttentionParams, Batch, BatchLimits, CacheShape, Capture, Chosen, Collectives, DType,
+    DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts, GraphKey, Heads, KvLayer, MatrixPart,
+    MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv, Tensor,
 };
 
 impl Device for Cuda {
@@ -45,6 +45,14 @@ impl Device for Cuda {
 
     fn check_heads(&self, heads: Heads) -> Result<()> {
         attention::check_heads(heads)
+    }
+
+    fn check_recurrent(&self) -> Result<()> {
+        Err(Error::UnsupportedOp { op: "layers with recurrent state", backend: "cuda" })
+    }
+
+    fn check_output_gate(&self) -> Result<()> {
+        Err(Error::UnsupportedOp { op: "attention with a gate on its output", backend: "cuda" })
     }
 
     fn is_asynchronous(&self) -> bool {
@@ -179,6 +187,36 @@ impl Ops for Cuda {
         params: &AttentionParams,
     ) -> Result<()> {
         attention::attention(self, y, qkv, kv, batch, params)
+    }
+
+    fn short_conv(
+        &self,
+        _: &mut Tensor<Self>,
+        _: &Tensor<Self>,
+        _: ShortConv<'_, Self>,
+        _: &mut Tensor<Self>,
+        _: &StagedBatch,
+    ) -> Result<()> {
+        self.check_recurrent()
+    }
+
+    fn delta_rule(
+        &self,
+        _: &mut Tensor<Self>,
+        _: DeltaInput<'_, Self>,
+        _: &mut Tensor<Self>,
+        _: &StagedBatch,
+        _: &DeltaShape,
+    ) -> Result<()> {
+        self.check_recurrent()
+    }
+
+    fn gated_norm(&self, _: &mut Tensor<Self>, _: &Tensor<Self>, _: usize, _: &Norm<Self>) -> Result<()> {
+        self.check_recurrent()
+    }
+
+    fn sigmoid_gate(&self, _: &mut Tensor<Self>, _: &Tensor<Self>) -> Result<()> {
+        self.check_output_gate()
     }
 
     fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, f: Activation) -> Result<()> {

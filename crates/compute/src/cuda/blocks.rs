@@ -19,7 +19,11 @@ impl Blocks for Cuda {
         batch: &StagedBatch,
         block: AttentionBlock<'_, Self>,
     ) -> Result<()> {
-        let AttentionBlock { input, qkv, full_qk_norm, prep, params, kv, out, qkv_rows, attended } = block;
+        if block.gate.is_some() {
+            return blocks::attention(self, stream, batch, block);
+        }
+        let AttentionBlock { input, qkv, full_qk_norm, prep, params, kv, gate: _, out, qkv_rows, attended } =
+            block;
         self.timed("qkv_proj", || project(self, qkv, qkv_rows, input, &mut stream))?;
         blocks::norm_queries_and_keys(self, qkv_rows, full_qk_norm)?;
         let tiles = tiles_for(self, &out, attended);

@@ -178,6 +178,7 @@ impl Attention {
                 prep,
                 params,
                 kv,
+                gate: None,
                 out: BlockOutput { sub_norm: None, proj, post_norm: None, join: Join::Alone },
                 qkv_rows: &mut poisoned(b, n_tokens, n_qkv),
                 attended: &mut poisoned(b, n_tokens, n_heads),

@@ -1,0 +1,339 @@
+//! Convolutions and delta rules with state, in ragged batches that read and write slots.
+
+use crate::matrices::part;
+use crate::{
+    Case, ELEMENTWISE, Paths, Random, Sums, bits, check, cpus, gpus, poisoned, read, rows_of, tolerance,
+    vector,
+};
+use realizar_compute::{
+    Backend, Batch, BatchLimits, BlockInput, BlockOutput, CacheShape, ConvKind, DType, DeltaInput, DeltaPart,
+    DeltaShape, Device, HeadOrder, Join, Linear, Norm, NormKind, RecurrentBlock, Reference, ShortConv,
+    StateLayer, StateWrite, Stream, Tensor,
+};
+
+const N_SLOTS: usize = 6;
+const CACHE: CacheShape =
+    CacheShape { n_blocks: 8, block_size: 1 << 20, n_positions: 1 << 20, n_slots: N_SLOTS };
+
+/// A sequence of a step: tokens, the slot that it reads, and writes as (after so many tokens, slot).
+type Part<'a> = (usize, Option<u32>, &'a [(usize, u32)]);
+
+/// Sequences that begin, go on, decode, share what they read, and leave states from within.
+const RAGGED: &[Part<'_>] = &[
+    (7, None, &[(2, 4), (7, 0)]),
+    (1, Some(1), &[(1, 1)]),
+    (3, Some(3), &[(1, 2), (3, 5)]),
+    (1, Some(3), &[]),
+];
+
+fn batch_of(parts: &[Part<'_>]) -> Batch {
+    let mut batch = Batch::default();
+    for &(n, from, writes) in parts {
+        let start = if from.is_some() { 9 } else { 0 };
+        batch.push(&vec![1; n], start, &[0], 1);
+        let writes: Vec<_> = writes.iter().map(|&(n_tokens, slot)| StateWrite { n_tokens, slot }).collect();
+        batch.push_state(from, &writes);
+    }
+    batch
+}
+
+fn staged<B: Backend>(b: &B, batch: &Batch) -> B::Batch {
+    let limits = BatchLimits { n_tokens: 1 << 10, n_seqs: 8, n_blocks: 8, n_logits: 8 };
+    let mut staged = b.new_batch(limits, CACHE).unwrap();
+    b.stage(&mut staged, batch).unwrap();
+    staged
+}
+
+fn n_tokens(parts: &[Part<'_>]) -> usize {
+    parts.iter().map(|p| p.0).sum()
+}
+
+fn all<B: Backend>(b: &B, t: &Tensor<B>) -> Vec<f32> {
+    let mut values = vec![0.0; t.len()];
+    b.synchronize().unwrap();
+    b.download(&mut values, t).unwrap();
+    values
+}
+
+#[derive(Debug)]
+struct Conv {
+    n_channels: usize,
+    width: usize,
+    kind: ConvKind,
+    parts: &'static [Part<'static>],
+}
+
+impl Case for Conv {
+    const ON_GPUS: bool = false;
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let Self { n_channels: n, width, kind, parts } = *self;
+        let rows = n_tokens(parts);
+        // Columns after those that are convolved are not read.
+        let x_len = if kind == ConvKind::Gated { 3 * n } else { n + 5 };
+        let x = rows_of(b, &Random(1).normals(rows * x_len), x_len);
+        let weight = b.upload(&[width, n], &Random(2).normals(width * n)).unwrap();
+        let tails = Random(3).normals(N_SLOTS * (width - 1) * n);
+        let mut state = b.upload(&[N_SLOTS, width - 1, n], &tails).unwrap();
+        let mut y = poisoned(b, rows, n);
+        let conv = ShortConv { weight: &weight, kind };
+        b.short_conv(&mut y, &x, conv, &mut state, &staged(b, &batch_of(parts))).unwrap();
+        vec![("y", read(b, &mut y)), ("state", all(b, &state))]
+    }
+
+    fn tolerance(&self, _: Sums) -> f64 {
+        ELEMENTWISE
+    }
+}
+
+#[test]
+fn convolutions() {
+    for kind in [ConvKind::Silu, ConvKind::Gated] {
+        for (n_channels, width) in [(1, 2), (40, 4), (256, 3), (300, 4), (513, 8)] {
+            check(&[Conv { n_channels, width, kind, parts: RAGGED }]);
+        }
+        // A state that is written in place before all tokens of the step are read.
+        check(&[Conv { n_channels: 20, width: 5, kind, parts: &[(2, Some(1), &[(1, 1), (2, 3)])] }]);
+    }
+}
+
+const SHAPE: DeltaShape =
+    DeltaShape { n_k_heads: 2, n_v_heads: 6, k_dim: 16, v_dim: 16, order: HeadOrder::Grouped };
+
+#[derive(Debug)]
+struct Delta {
+    shape: DeltaShape,
+    parts: &'static [Part<'static>],
+}
+
+/// What the delta rule reads of a layer, and its state before a step.
+struct DeltaTensors<B: Backend> {
+    decay: Tensor<B>,
+    dt_bias: Tensor<B>,
+    state: Tensor<B>,
+}
+
+impl<B: Backend> DeltaTensors<B> {
+    fn new(b: &B, shape: &DeltaShape) -> Self {
+        let n = shape.n_v_heads;
+        let decay: Vec<f32> = Random(4).normals(n).iter().map(|x| -x.exp()).collect();
+        Self {
+            decay: vector(b, &decay),
+            dt_bias: vector(b, &Random(5).normals(n)),
+            state: b.zeros(DType::F32, &[N_SLOTS, n, shape.k_dim, shape.v_dim]).unwrap(),
+        }
+    }
+
+    /// `rates`: `b` and `a` after three other columns.
+    fn run(&mut self, b: &B, shape: &DeltaShape, qkv: &[f32], rates: &[f32], batch: &Batch) -> Vec<f32> {
+        let mut qkv = rows_of(b, qkv, shape.qkv_len());
+        let mut rates = rows_of(b, rates, 3 + 2 * shape.n_v_heads);
+        let mut y = poisoned(b, qkv.rows(), shape.v_len());
+        let Self { decay, dt_bias, state } = self;
+        let input = DeltaInput { qkv: &mut qkv, rates: &mut rates, rates_start: 3, decay, dt_bias };
+        b.delta_rule(&mut y, input, state, &staged(b, batch), shape).unwrap();
+        read(b, &mut y)
+    }
+}
+
+fn delta_rows(shape: &DeltaShape, rows: usize, seed: u64) -> (Vec<f32>, Vec<f32>) {
+    let rates = Random(seed + 1).normals(rows * (3 + 2 * shape.n_v_heads));
+    (Random(seed).normals(rows * shape.qkv_len()), rates)
+}
+
+impl Case for Delta {
+    const ON_GPUS: bool = false;
+
+    /// In two steps: one that fills all slots, and one whose batch reads and writes them.
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let Self { shape, parts } = self;
+        let mut tensors = DeltaTensors::new(b, shape);
+        let fill: [Part<'_>; N_SLOTS] = [
+            (3, None, &[(3, 0)]),
+            (3, None, &[(3, 1)]),
+            (3, None, &[(3, 2)]),
+            (3, None, &[(3, 3)]),
+            (3, None, &[(3, 4)]),
+            (3, None, &[(3, 5)]),
+        ];
+        let (qkv, rates) = delta_rows(shape, 3 * N_SLOTS, 20);
+        let first = tensors.run(b, shape, &qkv, &rates, &batch_of(&fill));
+        let (qkv, rates) = delta_rows(shape, n_tokens(parts), 30);
+        let second = tensors.run(b, shape, &qkv, &rates, &batch_of(parts));
+        // What is in the slots shows in what follows.
+        let follow: [Part<'_>; N_SLOTS] = [0, 1, 2, 3, 4, 5].map(|slot| (1, Some(slot), &[][..]));
+        let (qkv, rates) = delta_rows(shape, N_SLOTS, 40);
+        let third = tensors.run(b, shape, &qkv, &rates, &batch_of(&follow));
+        vec![("first", first), ("second", second), ("third", third)]
+    }
+
+    fn tolerance(&self, _: Sums) -> f64 {
+        1e-10
+    }
+}
+
+#[test]
+fn delta_rules() {
+    check(&[Delta { shape: SHAPE, parts: RAGGED }]);
+    check(&[Delta { shape: DeltaShape { order: HeadOrder::Tiled, ..SHAPE }, parts: RAGGED }]);
+    for (k_dim, v_dim) in [(1, 1), (6, 20), (128, 128), (64, 72), (20, 48)] {
+        check(&[Delta { shape: DeltaShape { k_dim, v_dim, ..SHAPE }, parts: RAGGED }]);
+    }
+    check(&[Delta {
+        shape: DeltaShape { n_v_heads: 2, ..SHAPE },
+        parts: &[(70, None, &[(64, 3), (70, 1)])],
+    }]);
+}
+
+/// How a sequence is cut into steps, and what else is in them, changes no bit.
+#[test]
+fn states_do_not_depend_on_the_steps() {
+    fn run<B: Backend>(b: &B) {
+        let shape = DeltaShape { k_dim: 24, v_dim: 72, ..SHAPE };
+        let n = 9;
+        let (qkv, rates) = delta_rows(&shape, n, 50);
+        let rates_len = 3 + 2 * shape.n_v_heads;
+        let whole = DeltaTensors::new(b, &shape).run(b, &shape, &qkv, &rates, &batch_of(&[(n, None, &[])]));
+        let (others_qkv, others_rates) = delta_rows(&shape, 4, 60);
+        for cut in 1..n {
+            let mut tensors = DeltaTensors::new(b, &shape);
+            let rows = |range: std::ops::Range<usize>| {
+                let qkv = [&others_qkv, &qkv[range.start * shape.qkv_len()..range.end * shape.qkv_len()]];
+                let rates = [&others_rates, &rates[range.start * rates_len..range.end * rates_len]];
+                (qkv.concat(), rates.concat())
+            };
+            let own = |y: Vec<f32>| y[4 * shape.v_len()..].to_vec();
+            let first: [Part<'_>; 2] = [(4, None, &[(4, 2)]), (cut, None, &[(cut, 1)])];
+            let (q, r) = rows(0..cut);
+            let mut y = own(tensors.run(b, &shape, &q, &r, &batch_of(&first)));
+            let second: [Part<'_>; 2] = [(4, Some(2), &[(4, 2)]), (n - cut, Some(1), &[(n - cut, 1)])];
+            let (q, r) = rows(cut..n);
+            y.extend(own(tensors.run(b, &shape, &q, &r, &batch_of(&second))));
+            assert_eq!(bits(&y), bits(&whole), "cut after {cut} on {}", b.describe());
+        }
+    }
+    run(&Reference);
+    cpus(Paths::Instructions).for_each(run);
+}
+
+/// Gates on rows, after a norm and without.
+#[derive(Debug)]
+struct Gates {
+    rows: usize,
+    group: usize,
+    n_groups: usize,
+}
+
+impl Case for Gates {
+    const ON_GPUS: bool = false;
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let (rows, n) = (self.rows, self.group * self.n_groups);
+        let x = || rows_of(b, &Random(1).normals(rows * n), n);
+        let (mut normed, mut plain) = (x(), x());
+        let wide = rows_of(b, &Random(2).normals(rows * (n + 9)), n + 9);
+        let narrow = rows_of(b, &Random(3).normals(rows * n), n);
+        let weight = vector(b, &Random(4).normals(self.group));
+        let norm = Norm { kind: NormKind::Rms, weight, bias: None, eps: 1e-3 };
+        b.gated_norm(&mut normed, &wide, 4, &norm).unwrap();
+        b.sigmoid_gate(&mut plain, &narrow).unwrap();
+        vec![("normed", read(b, &mut normed)), ("plain", read(b, &mut plain))]
+    }
+
+    fn tolerance(&self, _: Sums) -> f64 {
+        ELEMENTWISE
+    }
+}
+
+#[test]
+fn gates() {
+    for (rows, group, n_groups) in [(1, 1, 1), (3, 20, 3), (40, 128, 4)] {
+        check(&[Gates { rows, group, n_groups }]);
+    }
+}
+
+/// A whole block.
+#[derive(Debug)]
+struct Block {
+    delta: bool,
+    dtype: DType,
+}
+
+impl Case for Block {
+    const PATHS: Paths = Paths::Weights;
+    const ON_GPUS: bool = false;
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let (n, rows, shape) = (256, n_tokens(RAGGED), SHAPE);
+        let (n_channels, in_len, mixed) = match self.delta {
+            true => (shape.qkv_len(), shape.qkv_len() + shape.v_len() + 2 * shape.n_v_heads, shape.v_len()),
+            false => (n, 3 * n, n),
+        };
+        let in_proj = &Linear::bare(b.matrix(vec![part(self.dtype, 1, in_len, n, 1)]).unwrap());
+        let proj = &Linear::bare(b.matrix(vec![part(DType::F32, 1, n, mixed, 2)]).unwrap());
+        let norm_of = |n, seed| Norm {
+            kind: NormKind::Rms,
+            weight: vector(b, &Random(seed).normals(n)),
+            bias: None,
+            eps: 1e-5,
+        };
+        let (pre, inner) = (norm_of(n, 3), norm_of(shape.v_dim, 4));
+        let DeltaTensors { decay, dt_bias, state } = DeltaTensors::new(b, &shape);
+        let tails = Random(6).normals(N_SLOTS * 3 * n_channels);
+        let mut state = StateLayer {
+            conv: b.upload(&[N_SLOTS, 3, n_channels], &tails).unwrap(),
+            matrix: self.delta.then_some(state),
+        };
+        let weight = b.upload(&[4, n_channels], &Random(7).normals(4 * n_channels)).unwrap();
+        let kind = if self.delta { ConvKind::Silu } else { ConvKind::Gated };
+        let mut convolved = poisoned(b, rows, shape.qkv_len());
+        let mut residual = rows_of(b, &Random(8).normals(rows * n), n);
+        let stream = Stream {
+            residual: &mut residual,
+            normed: &mut poisoned(b, rows, n),
+            output: &mut poisoned(b, rows, n),
+        };
+        let block = RecurrentBlock {
+            input: BlockInput::Norm(&pre),
+            in_proj,
+            conv: ShortConv { weight: &weight, kind },
+            delta: self.delta.then_some(DeltaPart {
+                shape: &shape,
+                decay: &decay,
+                dt_bias: &dt_bias,
+                norm: &inner,
+                convolved: &mut convolved,
+            }),
+            state: &mut state,
+            out: BlockOutput { sub_norm: None, proj, post_norm: None, join: Join::Alone },
+            rows: &mut poisoned(b, rows, in_len),
+            mixed: &mut poisoned(b, rows, mixed),
+        };
+        b.recurrent_block(stream, &staged(b, &batch_of(RAGGED)), block).unwrap();
+        vec![("residual", read(b, &mut residual)), ("conv", all(b, &state.conv))]
+    }
+
+    fn tolerance(&self, sums: Sums) -> f64 {
+        // Gates and the delta rule multiply several results.
+        20.0 * tolerance(self.dtype, sums).max(tolerance(DType::F32, sums))
+    }
+}
+
+#[test]
+fn blocks_with_recurrent_state() {
+    for delta in [false, true] {
+        for dtype in [DType::F32, DType::Q8_0] {
+            check(&[Block { delta, dtype }]);
+        }
+    }
+}
+
+#[test]
+fn gpus_say_that_they_have_no_recurrent_layers() {
+    for gpu in gpus() {
+        let error = gpu.2.check_recurrent().unwrap_err().to_string();
+        assert_eq!(error, "cuda cannot run layers with recurrent state");
+        let error = gpu.2.check_output_gate().unwrap_err().to_string();
+        assert_eq!(error, "cuda cannot run attention with a gate on its output");
+    }
+}
