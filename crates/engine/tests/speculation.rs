@@ -11,7 +11,7 @@ use realizar_engine::sampler::Sampler;
 use realizar_engine::speculative::{DraftModel, DraftWanted, Ngram, Proposer, SpeculationCosts};
 use realizar_engine::{
     Client, Engine, EngineConfig, Error, FinishReason, Request, Result, Row, Runner, RunnerInfo,
-    SamplingParams, Step,
+    SamplingParams, SlotSizes, Step,
 };
 use realizar_model::source;
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{At, Case, FakeRunner, Random, VOCAB_SIZE, solo, solo_logits};
+use support::{At, Case, FakeRunner, Random, VOCAB_SIZE, solo, solo_logits, solo_of};
 
 const INFO: RunnerInfo = RunnerInfo {
     vocab_size: VOCAB_SIZE,
@@ -114,6 +114,35 @@ fn a_model_that_guesses_for_itself_is_always_right() {
     // A guess that would end the text is not verified, and a text that ends leaves no guess open.
     assert!(drafted > 2000, "{drafted}");
     assert_eq!(drafted, accepted);
+}
+
+#[test]
+fn a_draft_model_with_recurrent_layers_keeps_its_state_right() {
+    // Slots for all texts, and for two of them, in whole steps and in chunks. What it guesses depends on its state, so that it is always
+    // right only if that is.
+    for (n_slots, n_tokens) in [(100, 64), (4, 64), (100, 11)] {
+        let slots = SlotSizes { n_slots, slot_bytes: 16, block_bytes: 16, budget_bytes: 1 << 20 };
+        let info = RunnerInfo { slots: Some(slots), ..INFO };
+        let limits = BatchLimits { n_tokens, ..INFO.limits };
+        let draft = FakeRunner::new(RunnerInfo { n_blocks: 500, limits, ..info });
+        let runner = FakeRunner::new(RunnerInfo {
+            slots: Some(SlotSizes { n_slots: 200, budget_bytes: 1 << 20, ..slots }),
+            ..INFO
+        });
+        let guesses: Box<dyn Proposer> = Box::new(DraftModel::new(Box::new(draft)));
+        let client = Engine::start_speculating(Box::new(runner), Some(guesses), config()).unwrap();
+        let mut random = Random::new(31);
+        let cases: Vec<Case> =
+            (0..30).map(|i| Case::greedy(random.tokens(3 + i * 7 % 60), 20 + i % 9)).collect();
+        let streams: Vec<_> = cases.iter().map(|c| client.submit(c.request()).unwrap()).collect();
+        for (case, stream) in cases.iter().zip(streams) {
+            let tokens = stream.collect_tokens().unwrap().remove(0).0;
+            assert_eq!(tokens, solo_of(true, case, 0, INFO.max_seq_len()).tokens, "{case:?}");
+        }
+        let (drafted, accepted) = (client.stats().drafted_tokens.get(), client.stats().accepted_tokens.get());
+        assert!(drafted > 100, "{drafted} of {n_slots} slots");
+        assert_eq!(drafted, accepted, "{n_slots} slots, {n_tokens} tokens");
+    }
 }
 
 #[test]
