@@ -41,7 +41,7 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 DATA = Path(__file__).resolve().parent.parent / "crates/model/tests/data/arch"
 GREEDY_TOKENS = 24
@@ -116,15 +116,16 @@ class Variant:
 
     prompts: lengths in tokens. legacy_rope: write config.json in the form older than transformers 5. hf_only: GGUF cannot
     express it. gguf_prompts: how many of the prompts the GGUF form agrees on (all by default). ternary: linear weights of three
-    values. cached: greedy decoding with a key-value cache rather than by whole passes. notes: for golden.json.
+    values. cached: greedy decoding with a key-value cache rather than by whole passes. wrapped: also as the text part of a model that
+    reads images. notes: for golden.json.
     """
 
     def __init__(self, kind, config, seed, prompts=(6, 20), legacy_rope=False, chat_template=None, hf_only=False, sharded=False,
-                 gguf_prompts=None, ternary=False, cached=False, notes=None):
+                 gguf_prompts=None, ternary=False, cached=False, wrapped=False, notes=None):
         self.kind, self.config, self.seed, self.prompts = kind, config, seed, prompts
         self.legacy_rope, self.chat_template, self.hf_only, self.sharded = legacy_rope, chat_template, hf_only, sharded
         self.gguf_prompts = len(prompts) if gguf_prompts is None else gguf_prompts
-        self.ternary, self.cached, self.notes = ternary, cached, notes
+        self.ternary, self.cached, self.wrapped, self.notes = ternary, cached, wrapped, notes
 
 
 def rope(theta=10000.0, kind="default", **rest):
@@ -237,6 +238,24 @@ VARIANTS = {
         "Glm4", dict(FOUR_HEADS, num_hidden_layers=3, attention_bias=True, rope_parameters=rope(partial_rotary_factor=0.5)), 22,
         notes="half of each head turns, in interleaved pairs; norms before and after each block; gate and up in one matrix",
     ),
+    "qwen35": Variant(
+        "Qwen3_5", dict(
+            FOUR_HEADS, num_hidden_layers=5, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=12,
+            linear_value_head_dim=12, linear_conv_kernel_dim=4, tie_word_embeddings=True,
+            layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"],
+            rope_parameters=rope(1000.0, partial_rotary_factor=0.5, mrope_section=[1, 1, 0]),
+        ), 23, prompts=(6, 70), wrapped=True,
+        notes="layers of the gated delta rule with three value heads for each key head, which GGUF stores in another order; a gate on "
+        "attention's output; hf-wrapped has the text model under a prefix, beside tensors for images and for drafts",
+    ),
+    "lfm2": Variant(
+        "Lfm2", dict(
+            {key: value for key, value in COMMON.items() if key != "rms_norm_eps"}, norm_eps=1e-3, hidden_size=24, intermediate_size=40,
+            block_multiple_of=4, block_ffn_dim_multiplier=1.1, num_hidden_layers=5, conv_L_cache=3,
+            layer_types=["conv", "conv", "full_attention", "conv", "full_attention"], rope_parameters=rope(1000.0),
+        ), 24, prompts=(6, 20),
+        notes="gated convolutions over three tokens; the width of the feed-forward blocks is 28, rounded from 40 by the rules of the family",
+    ),
 }
 
 # ------------------------------------------------------------------------------------------------------------------ weights
@@ -246,6 +265,7 @@ def random_state(model, variant, seed):
     """Draw every parameter. Scales keep activations near one while letting norms, biases and attention patterns matter."""
     rng = np.random.Generator(np.random.PCG64(seed))
     gemma = variant.kind.startswith("Gemma")
+    zero_centred = gemma or variant.kind == "Qwen3_5"
     state = {}
     for name, parameter in sorted(model.named_parameters()):
         shape = tuple(parameter.shape)
@@ -253,7 +273,9 @@ def random_state(model, variant, seed):
         if name.endswith("bias"):
             value = 0.3 * noise
         elif re.search(r"(norm|layernorm|ln_1|ln_2|ln_f)\.weight$", name):
-            value = 0.25 * noise + (0.0 if gemma else 1.0)
+            value = 0.25 * noise + (0.0 if zero_centred and not name.endswith("linear_attn.norm.weight") else 1.0)
+        elif name.endswith(("A_log", "dt_bias")):
+            value = 0.7 * noise - 1.0
         elif re.search(r"(embed_tokens|wte)\.weight$", name):
             # Small beside what the layers add: with a tied head the current token would otherwise always win.
             value = 0.6 * noise / math.sqrt(shape[1]) if gemma else 0.3 * noise
@@ -273,7 +295,7 @@ def random_state(model, variant, seed):
 def build(variant, seed=None, state=None):
     """The reference model in eval mode, with random weights from `seed` or the given ones."""
     kind = variant.kind
-    prefix = {"Gemma3": "Gemma3Text", "BitNet": "BitNet"}.get(kind, kind)
+    prefix = {"Gemma3": "Gemma3Text", "Qwen3_5": "Qwen3_5Text"}.get(kind, kind)
     config = getattr(transformers, f"{prefix}Config")(**json.loads(json.dumps(variant.config)))
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
@@ -409,7 +431,7 @@ def goldens(variant, seed):
         weakest, name = weakest_tensor(variant, state, prompts[-1]["ids"], all_logits[-1])
     if weakest < 2e-3:
         raise PoorTest(f"{name} hardly matters: {weakest:.1e}")
-    forms = ["hf"] + ["hf-sharded"] * variant.sharded
+    forms = ["hf"] + ["hf-sharded"] * variant.sharded + ["hf-wrapped"] * variant.wrapped
     if not variant.hf_only:
         forms += ["model.gguf"] + ["model-00001-of-00002.gguf"] * variant.sharded
     golden = {
@@ -460,6 +482,8 @@ def write_hf(variant, state, folder, expected):
     write_json(folder / "config.json", config)
     write_tokenizer(folder, variant.chat_template)
     verify_hf(folder, variant, expected)
+    if variant.wrapped:
+        write_wrapped(folder, folder.parent / "hf-wrapped")
     if variant.sharded:
         sharded = folder.parent / "hf-sharded"
         sharded.mkdir()
@@ -471,6 +495,23 @@ def write_hf(variant, state, folder, expected):
         for extra in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
             shutil.copy(folder / extra, sharded / extra)
         verify_hf(sharded, variant, expected)
+
+
+def write_wrapped(folder, target):
+    """The folder as the text part of a model with other parts, which only have to be there."""
+    target.mkdir()
+    config = json.loads((folder / "config.json").read_text())
+    (name,) = config.pop("architectures")
+    wrapper = {"architectures": [name.replace("ForCausalLM", "ForConditionalGeneration")], "text_config": config,
+               "tie_word_embeddings": config["tie_word_embeddings"], "vision_config": {"hidden_size": 8, "depth": 1}}
+    write_json(target / "config.json", wrapper)
+    tensors = {re.sub(r"^model\.", "model.language_model.", key): value
+               for key, value in load_file(folder / "model.safetensors").items()}
+    tensors["model.visual.blocks.0.attn.qkv.weight"] = torch.ones(24, 8)
+    tensors["mtp.fc.weight"] = torch.ones(4, 8)
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    for extra in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / extra, target / extra)
 
 
 def verify_hf(folder, variant, expected):
@@ -486,8 +527,8 @@ def verify_hf(folder, variant, expected):
 
 GGUF_ARCH = {"Llama": "llama", "Mistral": "llama", "Mixtral": "llama", "Qwen2": "qwen2", "Qwen3": "qwen3", "Qwen3Moe": "qwen3moe",
              "Phi": "phi2", "Phi3": "phi3", "Gemma2": "gemma2", "Gemma3": "gemma3", "GPT2": "gpt2", "BitNet": "bitnet",
-             "Olmo2": "olmo2", "Glm4": "glm4"}
-TOP_NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "final_layernorm": "output_norm", "lm_head": "output",
+             "Olmo2": "olmo2", "Glm4": "glm4", "Qwen3_5": "qwen35", "Lfm2": "lfm2"}
+TOP_NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "final_layernorm": "output_norm", "embedding_norm": "token_embd_norm", "lm_head": "output",
              "wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}
 LAYER_NAMES = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -498,10 +539,20 @@ LAYER_NAMES = {
     "block_sparse_moe.gate": "ffn_gate_inp", "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv",
     "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
 }
+DELTA_NAMES = {
+    "post_attention_layernorm": "post_attention_norm", "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
+}
+LFM2_NAMES = {
+    "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
+    "self_attn.out_proj": "attn_output", "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj", "feed_forward.w1": "ffn_gate", "feed_forward.w2": "ffn_down", "feed_forward.w3": "ffn_up",
+}
 GEMMA_NAMES = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
                "post_feedforward_layernorm": "post_ffw_norm"}
 OTHER_NAMES = {"Gemma2": GEMMA_NAMES, "Gemma3": GEMMA_NAMES, "Olmo2": GEMMA_NAMES,
-               "Glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}}
+               "Qwen3_5": DELTA_NAMES, "Lfm2": LFM2_NAMES, "Glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}}
 EXPERT_NAMES = {"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps", "gate_proj": "ffn_gate_exps",
                 "down_proj": "ffn_down_exps", "up_proj": "ffn_up_exps"}
 
@@ -510,6 +561,30 @@ def interleave_rotary(weight, heads):
     """Rows of Q or K from rotate-halves order to the interleaved pairs that the GGUF architecture `llama` expects."""
     half = weight.shape[0] // heads // 2
     return weight.reshape(heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def tile_heads(array, axis, config, head_dim):
+    """Value heads along an axis, from those of one key head side by side to one of each key head in turn."""
+    keys = config["linear_num_key_heads"]
+    shape = array.shape
+    split = shape[:axis] + (keys, shape[axis] // head_dim // keys, head_dim) + shape[axis + 1 :]
+    return array.reshape(split).swapaxes(axis, axis + 1).reshape(shape)
+
+
+def delta_tensor(module, array, config):
+    """A weight of the gated delta rule in GGUF's order of heads."""
+    part = module.rpartition(".")[2]
+    dim = config["linear_value_head_dim"]
+    if part in ("in_proj_qkv", "conv1d"):
+        if part == "conv1d":
+            array = array[:, 0]
+        keys = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+        return np.concatenate([array[:keys], tile_heads(array[keys:], 0, config, dim)])
+    if part in ("in_proj_z", "out_proj"):
+        return tile_heads(array, 0 if part == "in_proj_z" else 1, config, dim)
+    if part in ("in_proj_b", "in_proj_a", "dt_bias", "A_log"):
+        return tile_heads(array, 0, config, 1)
+    return array
 
 
 def gguf_tensors(variant, config, tensors):
@@ -521,7 +596,16 @@ def gguf_tensors(variant, config, tensors):
             layer, index, part = expert.groups()
             experts.setdefault(f"blk.{layer}.{EXPERT_NAMES[part]}.weight", {})[int(index)] = array
             continue
+        if whole := re.match(r"layers\.(\d+)\.linear_attn\.(dt_bias|A_log)$", bare):
+            layer, part = whole.groups()
+            array = delta_tensor(part, array, config)
+            out[f"blk.{layer}." + {"dt_bias": "ssm_dt.bias", "A_log": "ssm_a"}[part]] = -np.exp(array) if part == "A_log" else array
+            continue
         module, _, suffix = bare.rpartition(".")
+        if module.endswith("conv.conv"):
+            array = array[:, 0]
+        if module.split(".")[-2:-1] == ["linear_attn"]:
+            array = delta_tensor(module, array, config)
         if inner := re.match(r"(?:layers|h)\.(\d+)\.(.+)$", module):
             layer, module = inner.groups()
             names = {**LAYER_NAMES, **OTHER_NAMES.get(kind, {})}
@@ -531,7 +615,7 @@ def gguf_tensors(variant, config, tensors):
         if kind in ("Llama", "Mistral", "Mixtral") and module in ("self_attn.q_proj", "self_attn.k_proj"):
             heads = config["num_attention_heads" if module == "self_attn.q_proj" else "num_key_value_heads"]
             array = interleave_rotary(array, heads)
-        if kind.startswith("Gemma") and module.endswith("norm"):
+        if (kind.startswith("Gemma") or kind == "Qwen3_5" and module != "linear_attn.norm") and module.endswith("norm"):
             array = array + np.float32(1.0)
         if kind == "GPT2" and ".c_" in f".{module}" and suffix == "weight":
             array = array.T
@@ -577,20 +661,23 @@ def gguf_metadata(writer, variant, config):
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(28 if kind == "Lfm2" else config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    kv_heads = config["num_key_value_heads"]
+    writer.add_head_count_kv([0 if t == "conv" else kv_heads for t in config["layer_types"]] if kind == "Lfm2" else kv_heads)
     if kind == "Phi":
         writer.add_layer_norm_eps(config["layer_norm_eps"])
     else:
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        writer.add_layer_norm_rms_eps(config["norm_eps" if kind == "Lfm2" else "rms_norm_eps"])
         writer.add_rope_freq_base(full["rope_theta"])
     if config.get("head_dim"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    if arch in ("llama", "phi2", "phi3", "bitnet", "glm4"):
+    if arch in ("llama", "phi2", "phi3", "bitnet", "glm4", "qwen35"):
         writer.add_rope_dimension_count(int(head_dim * full.get("partial_rotary_factor", 1.0)))
-    if arch in ("llama", "bitnet"):
+    if kind == "Lfm2":
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    if arch in ("llama", "bitnet", "lfm2"):
         writer.add_vocab_size(config["vocab_size"])
     if kind in ("Mixtral", "Qwen3Moe"):
         writer.add_expert_count(config.get("num_local_experts") or config["num_experts"])
@@ -605,7 +692,21 @@ def gguf_metadata(writer, variant, config):
     if kind == "Gemma3":
         writer.add_uint32("gemma3.attention.sliding_window_pattern", config["layer_types"].index("full_attention") + 1)
         writer.add_rope_freq_base_swa(parameters["sliding_attention"]["rope_theta"])
+    if kind == "Qwen3_5":
+        delta_metadata(writer, config, full)
     rope_metadata(writer, kind, config, full)
+
+
+def delta_metadata(writer, config, rope_parameters):
+    values = config["linear_num_value_heads"]
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(values)
+    writer.add_ssm_inner_size(values * config["linear_value_head_dim"])
+    writer.add_array("qwen35.attention.recurrent_layers", [kind == "linear_attention" for kind in config["layer_types"]])
+    writer.add_uint32("qwen35.full_attention_interval", 4)
+    writer.add_rope_dimension_sections(rope_parameters["mrope_section"] + [0])
 
 
 def rope_metadata(writer, kind, config, parameters):

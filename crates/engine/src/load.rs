@@ -319,8 +319,10 @@ fn load_with_memory<B: Backend>(
     config: ModelConfig,
     options: &LoadOptions,
 ) -> Result<LoadedModel, LoadError> {
-    config.attentions().try_for_each(|a| backends[0].check_heads(a.heads)).map_err(|e| {
-        LoadError::Device { device: options.device.clone(), reason: e.to_string(), absent: false }
+    config.check_device(&backends[0]).map_err(|e| LoadError::Device {
+        device: options.device.clone(),
+        reason: e.to_string(),
+        absent: false,
     })?;
     let device = DeviceSizes {
         memory: backends.iter().map(B::memory).min_by_key(|m| m.free).expect("a device at least"),

@@ -9,7 +9,7 @@ use realizar_compute::sampling::Samplers;
 use realizar_compute::{
     Backend, Batch, BatchLimits, CacheShape, Choosing, Error as ComputeError, GraphKey, Profiler,
 };
-use realizar_model::{Decoder, KvCache, Workspace};
+use realizar_model::{CacheSizes, Decoder, KvCache, Workspace};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -64,8 +64,14 @@ impl<B: Backend> ModelRank<B> {
             n_positions: sizes.context_length,
             n_slots: sizes.slots.map_or(0, |s| s.n_slots),
         };
+        let cache = CacheSizes {
+            dtype: sizes.kv_type,
+            n_blocks: sizes.n_blocks,
+            block_size: sizes.block_size,
+            n_slots: shape.n_slots,
+        };
         Ok(Self {
-            cache: KvCache::new(&backend, shard.config(), sizes.kv_type, sizes.n_blocks, sizes.block_size)?,
+            cache: KvCache::new(&backend, shard.config(), cache)?,
             ws: Workspace::new(&backend, shard, &limits)?,
             staged: backend.new_batch(limits, shape)?,
             owner: GraphKey::new_owner(),

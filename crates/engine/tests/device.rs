@@ -189,6 +189,20 @@ fn a_lost_device_ends_all_requests_and_turns_health_red() {
 }
 
 #[test]
+fn models_with_recurrent_layers_are_refused_by_name() {
+    let Some((driver, _turn)) = device() else { return };
+    for name in ["qwen35", "lfm2"] {
+        let before = driver.n_allocations();
+        let cuda = Cuda::with_driver(driver.clone(), true).unwrap();
+        let allocated = driver.n_allocations();
+        let error = load_on_device(cuda, &*model(name), &options()).map(drop).unwrap_err();
+        assert!(matches!(error, LoadError::Device { absent: false, .. }), "{error:?}");
+        assert!(error.to_string().ends_with("cuda cannot run layers with recurrent state"), "{error}");
+        assert_eq!(driver.n_allocations(), allocated.max(before), "memory was taken");
+    }
+}
+
+#[test]
 fn a_model_that_cannot_be_loaded_leaves_nothing_behind() {
     let Some((driver, _turn)) = device() else { return };
     let source = model("llama");

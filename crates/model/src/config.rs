@@ -7,7 +7,7 @@ use crate::hyper::Hyper;
 use crate::names;
 use crate::rope::{RopeConfig, read_scaling};
 use crate::{Error, Result};
-use realizar_compute::{Activation, DType, Heads, NormKind, RopeStyle};
+use realizar_compute::{Activation, DType, DeltaShape, Device, Heads, NormKind, RopeStyle};
 
 /// Everything about a model but its weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,6 +28,8 @@ pub struct ModelConfig {
     pub norm_kind: NormKind,
     /// Epsilon of all norms.
     pub norm_eps: f32,
+    /// The norm before the output matrix, by the name of its weight in [`NAMES`](crate::names::NAMES).
+    pub final_norm: &'static str,
     /// Added to every norm weight at load: 1 where the file stores the weight's difference from 1.
     pub norm_offset: f32,
     /// The rotations that layers refer to.
@@ -42,6 +44,8 @@ pub struct ModelConfig {
     pub transposed: bool,
     /// The layers, from the first to the last.
     pub layers: Vec<LayerConfig>,
+    /// Layers of the file behind these that only draft tokens (multi-token prediction); they are not read.
+    pub n_draft_layers: usize,
 }
 
 /// Whether a model's files have a tensor.
@@ -113,6 +117,64 @@ impl LayerNorms {
 pub enum Mixer {
     /// Softmax attention over cached keys and values.
     Attention(Attention),
+    /// The gated delta rule on a state of fixed size (Yang, Kautz and Hatamizadeh 2024).
+    GatedDelta(GatedDelta),
+    /// A convolution over the last tokens, between two gates.
+    ShortConv(ShortConv),
+}
+
+impl Mixer {
+    /// Its state between steps, `None` for a block whose state is keys and values.
+    pub fn recurrent_state(&self) -> Option<RecurrentState> {
+        match self {
+            Self::Attention(_) => None,
+            Self::GatedDelta(GatedDelta { shape, conv_width }) => Some(RecurrentState {
+                conv_width: *conv_width,
+                n_channels: shape.qkv_len(),
+                matrix: Some([shape.n_v_heads, shape.k_dim, shape.v_dim]),
+            }),
+            Self::ShortConv(ShortConv { n_channels, conv_width }) => {
+                Some(RecurrentState { conv_width: *conv_width, n_channels: *n_channels, matrix: None })
+            }
+        }
+    }
+}
+
+/// A block of the gated delta rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatedDelta {
+    /// Heads and their sizes.
+    pub shape: DeltaShape,
+    /// Tokens that the convolution of queries, keys and values reads.
+    pub conv_width: usize,
+}
+
+/// A block that is a gated convolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShortConv {
+    /// Width of the convolution's input and output.
+    pub n_channels: usize,
+    /// Tokens that it reads.
+    pub conv_width: usize,
+}
+
+/// What a block with recurrent state keeps of a sequence between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecurrentState {
+    /// Tokens that its convolution reads.
+    pub conv_width: usize,
+    /// Channels of the convolution.
+    pub n_channels: usize,
+    /// `[n_v_heads, k_dim, v_dim]` of the delta rule.
+    pub matrix: Option<[usize; 3]>,
+}
+
+impl RecurrentState {
+    /// Size of a slot of it, in `F32`.
+    pub fn bytes(&self) -> usize {
+        let matrix = self.matrix.map_or(0, |dims| dims.iter().product());
+        4 * ((self.conv_width - 1) * self.n_channels + matrix)
+    }
 }
 
 /// An attention block.
@@ -132,6 +194,8 @@ pub struct Attention {
     pub softcap: Option<f32>,
     /// Whether the input of `o_proj` is normalized.
     pub sub_norm: bool,
+    /// Whether the input of `o_proj` is multiplied with the sigmoid of a gate, whose rows stand in `q_proj` behind each head's own.
+    pub output_gate: bool,
     /// Biases of `q_proj`, `k_proj` and `v_proj`.
     pub qkv_bias: Presence,
     /// Bias of `o_proj`.
@@ -194,10 +258,21 @@ const MAX_SIZE: usize = 1 << 28;
 impl ModelConfig {
     /// A plain Llama-like model from the hyper-parameters that all architectures share; `arch/` changes what differs.
     pub fn base(h: &Hyper<'_>, arch: &'static str, rope_style: RopeStyle) -> Result<Self> {
+        let n_kv_heads = per_layer(h, "n_kv_heads", size(h, "n_layers", MAX_COUNT)?)?;
+        Self::with_kv_heads(h, arch, rope_style, n_kv_heads)
+    }
+
+    /// As [`ModelConfig::base`], with these key and value heads of each layer; `None`: as many as query heads.
+    pub(crate) fn with_kv_heads(
+        h: &Hyper<'_>,
+        arch: &'static str,
+        rope_style: RopeStyle,
+        n_kv_heads: Option<Vec<usize>>,
+    ) -> Result<Self> {
         let hidden_size = size(h, "hidden_size", MAX_SIZE)?;
         let n_layers = size(h, "n_layers", MAX_COUNT)?;
         let context_length = size(h, "context_length", MAX_SIZE)?;
-        let heads = read_heads(h, hidden_size, n_layers)?;
+        let heads = read_heads(h, hidden_size, n_layers, n_kv_heads)?;
         let rope_dim = read_rope_dim(h, heads[0].head_dim)?;
         let theta = h.f32("rope_theta")?.unwrap_or(10_000.0);
         let scaling = read_scaling(h, rope_dim, context_length)?;
@@ -225,6 +300,7 @@ impl ModelConfig {
                 scale: 1.0 / (heads.head_dim as f32).sqrt(),
                 softcap: None,
                 sub_norm: false,
+                output_gate: false,
                 qkv_bias: attention_bias,
                 o_bias: attention_bias,
             }),
@@ -246,6 +322,7 @@ impl ModelConfig {
             learned_positions: false,
             norm_kind: NormKind::Rms,
             norm_eps: eps.filter(|e| e.is_finite() && *e >= 0.0).unwrap_or(1e-5),
+            final_norm: "final_norm",
             norm_offset: 0.0,
             ropes: vec![RopeConfig { dim: rope_dim, style: rope_style, theta, scaling }],
             logit_softcap: None,
@@ -253,14 +330,15 @@ impl ModelConfig {
             lm_head_bias: Presence::Absent,
             transposed: false,
             layers: heads.into_iter().zip(widths).map(layer).collect(),
+            n_draft_layers: 0,
         })
     }
 
     /// Changes the attention of all layers that have one.
     pub fn each_attention(&mut self, mut change: impl FnMut(&mut Attention)) {
         for layer in &mut self.layers {
-            match &mut layer.mixer {
-                Mixer::Attention(attention) => change(attention),
+            if let Mixer::Attention(attention) = &mut layer.mixer {
+                change(attention);
             }
         }
     }
@@ -277,9 +355,33 @@ impl ModelConfig {
 
     /// The attention blocks of all layers that have one, from the first layer to the last.
     pub fn attentions(&self) -> impl Iterator<Item = &Attention> {
-        self.layers.iter().map(|layer| match &layer.mixer {
-            Mixer::Attention(attention) => attention,
+        self.layers.iter().filter_map(|layer| match &layer.mixer {
+            Mixer::Attention(attention) => Some(attention),
+            Mixer::GatedDelta(_) | Mixer::ShortConv(_) => None,
         })
+    }
+
+    /// The recurrent states of all layers that have one, from the first layer to the last.
+    pub fn recurrent_states(&self) -> impl Iterator<Item = RecurrentState> {
+        self.layers.iter().filter_map(|layer| layer.mixer.recurrent_state())
+    }
+
+    /// Whether a device can run layers of these kinds and sizes.
+    ///
+    /// Errors: `UnsupportedSize`, `UnsupportedOp`.
+    pub fn check_device(&self, device: &impl Device) -> realizar_compute::Result<()> {
+        for layer in &self.layers {
+            match &layer.mixer {
+                Mixer::Attention(attention) => {
+                    device.check_heads(attention.heads)?;
+                    if attention.output_gate {
+                        device.check_output_gate()?;
+                    }
+                }
+                Mixer::GatedDelta(_) | Mixer::ShortConv(_) => device.check_recurrent()?,
+            }
+        }
+        Ok(())
     }
 
     /// The mixtures of experts of all layers that have one.
@@ -346,8 +448,8 @@ impl ModelConfig {
         }
         for (i, layer) in self.layers.iter_mut().enumerate() {
             let this = types.as_ref().map_or_else(|| slides(i), |t| t[i] == "sliding_attention");
-            match &mut layer.mixer {
-                Mixer::Attention(attention) => attention.window = this.then_some(window),
+            if let Mixer::Attention(attention) = &mut layer.mixer {
+                attention.window = this.then_some(window);
             }
         }
         Ok(())
@@ -400,7 +502,7 @@ fn size(h: &Hyper<'_>, ours: &str, max: usize) -> Result<usize> {
 }
 
 /// A number for each layer, where the file states one for all or one for each.
-fn per_layer(h: &Hyper<'_>, ours: &str, n_layers: usize) -> Result<Option<Vec<usize>>> {
+pub(crate) fn per_layer(h: &Hyper<'_>, ours: &str, n_layers: usize) -> Result<Option<Vec<usize>>> {
     let Some(numbers) = h.usizes(ours)? else { return Ok(None) };
     match numbers[..] {
         [all] => Ok(Some(vec![all; n_layers])),
@@ -410,11 +512,16 @@ fn per_layer(h: &Hyper<'_>, ours: &str, n_layers: usize) -> Result<Option<Vec<us
 }
 
 /// The heads of each layer.
-fn read_heads(h: &Hyper<'_>, hidden_size: usize, n_layers: usize) -> Result<Vec<Heads>> {
+fn read_heads(
+    h: &Hyper<'_>,
+    hidden_size: usize,
+    n_layers: usize,
+    n_kv_heads: Option<Vec<usize>>,
+) -> Result<Vec<Heads>> {
     let n_heads = per_layer(h, "n_heads", n_layers)?;
     // Where it is missing, this says under which name.
     let n_heads = n_heads.map_or_else(|| h.need_usize("n_heads").map(|n| vec![n; n_layers]), Ok)?;
-    let n_kv_heads = per_layer(h, "n_kv_heads", n_layers)?.unwrap_or_else(|| n_heads.clone());
+    let n_kv_heads = n_kv_heads.unwrap_or_else(|| n_heads.clone());
     let head_dim = h.usize("head_dim")?;
     let heads = |(n_heads, n_kv_heads): (usize, usize)| {
         if n_heads == 0 || n_heads > MAX_COUNT {

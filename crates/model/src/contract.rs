@@ -6,7 +6,8 @@
 
 use crate::arch::{self, Ignored};
 use crate::config::{
-    Attention, Dense, Experts, Ffn, LayerConfig, Mixer, ModelConfig, Presence, QkNorm, Tied,
+    Attention, Dense, Experts, Ffn, GatedDelta, LayerConfig, Mixer, ModelConfig, Presence, QkNorm, ShortConv,
+    Tied,
 };
 use crate::names;
 use crate::rope::RopeScaling;
@@ -274,7 +275,7 @@ impl Checker<'_> {
                 Presence::Needed,
             );
         }
-        self.norm("final_norm", None, c.hidden_size);
+        self.norm(c.final_norm, None, c.hidden_size);
         let rope = c.ropes.first().filter(|_| self.source.format() == Format::Gguf);
         let factors: &[&'static str] = match rope.map(|rope| &rope.scaling) {
             Some(RopeScaling::Factors(_)) => &["rope_freqs"],
@@ -315,6 +316,8 @@ impl Checker<'_> {
         }
         match &layer.mixer {
             Mixer::Attention(attention) => self.attention(i, attention),
+            Mixer::GatedDelta(delta) => self.gated_delta(i, delta),
+            Mixer::ShortConv(conv) => self.short_conv(i, conv),
         }
         match &layer.ffn {
             Ffn::Gated(dense) => {
@@ -354,6 +357,8 @@ impl Checker<'_> {
         let (q_len, kv_len) = (h.n_heads * h.head_dim, h.n_kv_heads * h.head_dim);
         let fused = Weight { name: "qkv_proj", layer: Some(i) };
         let parts: &[_] = match self.file_name(fused, None, Part::Weight) {
+            // Behind each head's queries stand those of its gate.
+            _ if attention.output_gate => &[("q_proj", 2 * q_len), ("k_proj", kv_len), ("v_proj", kv_len)],
             Some(_) => &[("qkv_proj", h.qkv_len())],
             None => &[("q_proj", q_len), ("k_proj", kv_len), ("v_proj", kv_len)],
         };
@@ -373,6 +378,44 @@ impl Checker<'_> {
         self.linear(&Stack { layer: Some(i), parts: &[("o_proj", n)], n_in: q_len, bias: attention.o_bias });
     }
 
+    fn gated_delta(&mut self, i: usize, delta: &GatedDelta) {
+        let (n, shape) = (self.config.hidden_size, delta.shape);
+        let rates = shape.n_v_heads;
+        let parts = &[
+            ("delta.qkv_proj", shape.qkv_len()),
+            ("delta.z_proj", shape.v_len()),
+            ("delta.b_proj", rates),
+            ("delta.a_proj", rates),
+        ];
+        self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: Presence::Absent });
+        self.conv("delta.conv", i, shape.qkv_len(), delta.conv_width);
+        for name in ["delta.dt_bias", "delta.a_log"] {
+            self.one(Weight { name, layer: Some(i) }, Part::Weight, &[rates], Presence::Needed);
+        }
+        let norm = Weight { name: "delta.norm", layer: Some(i) };
+        self.one(norm, Part::Weight, &[shape.v_dim], Presence::Needed);
+        let parts = &[("delta.out_proj", n)];
+        self.linear(&Stack { layer: Some(i), parts, n_in: shape.v_len(), bias: Presence::Absent });
+    }
+
+    fn short_conv(&mut self, i: usize, conv: &ShortConv) {
+        let (n, channels) = (self.config.hidden_size, conv.n_channels);
+        let parts = &[("conv.in_proj", 3 * channels)];
+        self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: Presence::Absent });
+        self.conv("conv.conv", i, channels, conv.conv_width);
+        let parts = &[("conv.out_proj", n)];
+        self.linear(&Stack { layer: Some(i), parts, n_in: channels, bias: Presence::Absent });
+    }
+
+    /// The weights of a convolution of each channel by itself, which the reference library stores as one with a single input channel.
+    fn conv(&mut self, name: &'static str, layer: usize, n_channels: usize, width: usize) {
+        let shape: &[usize] = match self.source.format() {
+            Format::Gguf => &[n_channels, width],
+            Format::Safetensors => &[n_channels, 1, width],
+        };
+        self.one(Weight { name, layer: Some(layer) }, Part::Weight, shape, Presence::Needed);
+    }
+
     fn down(&mut self, i: usize, dense: &Dense) {
         if dense.sub_norm {
             self.norm("ffn_sub_norm", Some(i), dense.intermediate_size);
@@ -386,9 +429,14 @@ impl Checker<'_> {
         let ignored = arch::ignored(self.config.arch);
         let mut n_ignored = 0;
         let mut unknown = Vec::new();
+        let n_layers = self.config.layers.len();
+        let drafts = n_layers..n_layers + self.config.n_draft_layers;
         for t in self.source.tensors().iter().filter(|t| !self.used.contains_key(&t.name)) {
-            match ignored.iter().find(|i| matches(i.pattern, &t.name)) {
-                Some(Ignored { reason, .. }) => {
+            let drafts_only = gguf_layer(&t.name).is_some_and(|i| drafts.contains(&i));
+            let reason =
+                ignored.iter().find(|i| matches(i.pattern, &t.name)).map(|Ignored { reason, .. }| *reason);
+            match reason.or(drafts_only.then_some("it serves only to draft tokens")) {
+                Some(reason) => {
                     tracing::debug!(tensor = t.name, reason, "ignored");
                     n_ignored += 1;
                 }
@@ -413,6 +461,11 @@ impl Checker<'_> {
         let base = ends.iter().find_map(|end| name.strip_suffix(end));
         base.is_some_and(|base| self.used.contains_key(&format!("{base}.weight")))
     }
+}
+
+/// The layer of a tensor by its name in GGUF.
+fn gguf_layer(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
 }
 
 /// Whether a name fits a pattern, in which `*` stands for any characters.

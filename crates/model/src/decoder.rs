@@ -1,16 +1,17 @@
 //! A model's weights on a backend, and the one forward pass of all architectures.
 
 use crate::Result;
-use crate::config::{self, Attention, Dense, ModelConfig, QkNorm};
+use crate::config::{self, Attention, Dense, GatedDelta, ModelConfig, QkNorm};
 use crate::contract::{Contract, Weight};
-use crate::kv_cache::KvCache;
+use crate::kv_cache::{KvCache, LayerCache};
 use crate::shard::{self, BlockShard, Shard, Split};
-use crate::source::TensorSource;
+use crate::source::{Format, TensorSource};
 use crate::weights::Loader;
 use crate::workspace::{Shared, Workspace};
 use realizar_compute::{
-    AttentionBlock, AttentionParams, Backend, BlockInput, BlockOutput, Experts, FfnBlock, FfnUp, Gather,
-    HeadBlock, Join, Linear, MoeBlock, MoeParams, Norm, QkvPrep, Tensor,
+    AttentionBlock, AttentionParams, Backend, BlockInput, BlockOutput, ConvKind, DeltaPart, Experts,
+    FfnBlock, FfnUp, Gather, HeadBlock, Join, Linear, MoeBlock, MoeParams, Norm, OutputGate, QkvPrep,
+    RecurrentBlock, ShortConv, Tensor,
 };
 
 /// A decoder-only transformer on a backend, or one rank's part of it.
@@ -47,7 +48,15 @@ enum Inputs<B: Backend> {
 }
 
 enum Mixer<B: Backend> {
-    Attention { qkv: Linear<B>, qk_norm: Option<(Norm<B>, Norm<B>)>, out: Output<B> },
+    Attention { qkv: Linear<B>, qk_norm: Option<(Norm<B>, Norm<B>)>, gate: Option<Linear<B>>, out: Output<B> },
+    Recurrent { in_proj: Linear<B>, conv: Tensor<B>, delta: Option<Delta<B>>, out: Output<B> },
+}
+
+/// Small weights of the gated delta rule.
+struct Delta<B: Backend> {
+    decay: Tensor<B>,
+    dt_bias: Tensor<B>,
+    norm: Norm<B>,
 }
 
 enum Ffn<B: Backend> {
@@ -71,7 +80,7 @@ impl<B: Backend> Decoder<B> {
     /// Errors: tensors that are missing, have another shape than the description says or are no part of it, all at once and before
     /// any is read; then one that cannot be on this backend. Nothing stays allocated after an error.
     pub fn load(backend: &B, source: &dyn TensorSource, config: ModelConfig, n_ctx: usize) -> Result<Self> {
-        config.attentions().try_for_each(|a| backend.check_heads(a.heads))?;
+        config.check_device(backend)?;
         let contract = Contract::check(source, &config)?;
         let shard = Shard::new(&config, source, backend.rank(), backend.is_exact())?;
         let loader = Loader { backend, source, config: &config, contract: &contract, shard: &shard };
@@ -98,7 +107,7 @@ impl<B: Backend> Decoder<B> {
             },
             ropes,
             layers,
-            final_norm: loader.norm(None, "final_norm")?,
+            final_norm: loader.norm(None, config.final_norm)?,
             lm_head,
             config,
             shard,
@@ -124,7 +133,10 @@ impl<B: Backend> Decoder<B> {
         let mut sum = WeightBytes { total: embed + head.unwrap_or(0), per_step: head.unwrap_or(embed) };
         for (layer, config) in self.layers.iter().zip(&self.config.layers) {
             let mixer = match &layer.mixer {
-                Mixer::Attention { qkv, out, .. } => size(qkv) + size(&out.proj),
+                Mixer::Attention { qkv, gate, out, .. } => {
+                    size(qkv) + gate.as_ref().map_or(0, size) + size(&out.proj)
+                }
+                Mixer::Recurrent { in_proj, out, .. } => size(in_proj) + size(&out.proj),
             };
             let (total, used) = match (&layer.ffn, &config.ffn) {
                 (Ffn::Gated { gate_up: up, down } | Ffn::Plain { up, down }, _) => {
@@ -214,8 +226,12 @@ impl<B: Backend> Decoder<B> {
         let weights = &self.layers[layer];
         let (stream, room) = ws.split();
         let shared = room.shared.as_mut().map(|Shared { attended, output, .. }| (attended, output));
-        match (&weights.mixer, &c.layers[layer].mixer) {
-            (Mixer::Attention { qkv, qk_norm, out }, config::Mixer::Attention(this)) => {
+        match (&weights.mixer, &c.layers[layer].mixer, cache.layer_mut(layer)) {
+            (
+                Mixer::Attention { qkv, qk_norm, gate, out },
+                config::Mixer::Attention(this),
+                LayerCache::Kv(kv),
+            ) => {
                 let &Attention { heads, scale, softcap, window, .. } = this;
                 let params = AttentionParams { heads, scale, softcap, window };
                 let norms =
@@ -230,14 +246,39 @@ impl<B: Backend> Decoder<B> {
                         angles: this.rope.map(|r| (&room.angles[r], c.ropes[r].style)),
                     },
                     params: &params,
-                    kv: cache.layer_mut(layer),
-                    gate: None,
+                    kv,
+                    gate: gate.as_ref().map(|proj| OutputGate { proj, rows: room.gate }),
                     out: self.output(out, self.shard.mixer(layer), shared),
                     qkv_rows: room.qkv,
                     attended: room.attended,
                 };
                 backend.attention_block(stream, batch, block)
             }
+            (Mixer::Recurrent { in_proj, conv, delta, out }, mixer, LayerCache::State(state)) => {
+                let (shape, kind) = match mixer {
+                    config::Mixer::GatedDelta(GatedDelta { shape, .. }) => (Some(shape), ConvKind::Silu),
+                    _ => (None, ConvKind::Gated),
+                };
+                let delta = delta.as_ref().zip(shape).map(|(weights, shape)| DeltaPart {
+                    shape,
+                    decay: &weights.decay,
+                    dt_bias: &weights.dt_bias,
+                    norm: &weights.norm,
+                    convolved: room.convolved,
+                });
+                let block = RecurrentBlock {
+                    input: weights.inputs.mixer(),
+                    in_proj,
+                    conv: ShortConv { weight: conv, kind },
+                    delta,
+                    state,
+                    out: self.output(out, self.shard.mixer(layer), shared),
+                    rows: room.qkv,
+                    mixed: room.attended,
+                };
+                backend.recurrent_block(stream, batch, block)
+            }
+            _ => unreachable!("a layer's weights and cache are of its configuration's kind"),
         }
     }
 
@@ -338,20 +379,63 @@ fn load_layer<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Layer<B>> {
             false => Inputs::Each { mixer: pre_mixer, ffn: norm(norms.pre_ffn)? },
         },
         mixer: match &layer.mixer {
-            config::Mixer::Attention(a) => Mixer::Attention {
-                qkv: l.fused_or(Some(i), "qkv_proj", &["q_proj", "k_proj", "v_proj"])?,
-                qk_norm: match a.qk_norm {
-                    None => None,
-                    Some(_) => Some((l.norm(Some(i), "q_norm")?, l.norm(Some(i), "k_norm")?)),
-                },
-                out: Output {
-                    sub_norm: norm(a.sub_norm.then_some("attn_sub_norm"))?,
-                    proj: l.linear(Some(i), &["o_proj"])?,
-                    post_norm: post_mixer,
-                },
-            },
+            config::Mixer::Attention(a) => load_attention(l, i, a, post_mixer)?,
+            config::Mixer::GatedDelta(_) | config::Mixer::ShortConv(_) => load_recurrent(l, i, post_mixer)?,
         },
         ffn: load_ffn(l, i, norm(norms.post_ffn)?)?,
+    })
+}
+
+fn load_attention<B: Backend>(
+    l: &Loader<'_, B>,
+    i: usize,
+    a: &Attention,
+    post_norm: Option<Norm<B>>,
+) -> Result<Mixer<B>> {
+    let (qkv, gate) = match a.output_gate {
+        true => l.gated_qkv(i, a.heads).map(|(qkv, gate)| (qkv, Some(gate)))?,
+        false => (l.fused_or(Some(i), "qkv_proj", &["q_proj", "k_proj", "v_proj"])?, None),
+    };
+    Ok(Mixer::Attention {
+        qkv,
+        qk_norm: match a.qk_norm {
+            None => None,
+            Some(_) => Some((l.norm(Some(i), "q_norm")?, l.norm(Some(i), "k_norm")?)),
+        },
+        gate,
+        out: Output {
+            sub_norm: a.sub_norm.then(|| l.norm(Some(i), "attn_sub_norm")).transpose()?,
+            proj: l.linear(Some(i), &["o_proj"])?,
+            post_norm,
+        },
+    })
+}
+
+fn load_recurrent<B: Backend>(l: &Loader<'_, B>, i: usize, post_norm: Option<Norm<B>>) -> Result<Mixer<B>> {
+    let is_delta = matches!(l.config.layers[i].mixer, config::Mixer::GatedDelta(_));
+    let (in_proj, conv, out_proj): (&[&'static str], _, _) = match is_delta {
+        true => {
+            let parts = &["delta.qkv_proj", "delta.z_proj", "delta.b_proj", "delta.a_proj"];
+            (parts, "delta.conv", "delta.out_proj")
+        }
+        false => (&["conv.in_proj"], "conv.conv", "conv.out_proj"),
+    };
+    let decay = |a: f32| match l.source.format() {
+        Format::Gguf => a,
+        Format::Safetensors => -a.exp(),
+    };
+    let load_delta = || -> Result<_> {
+        Ok(Delta {
+            decay: l.vector(i, "delta.a_log", decay)?,
+            dt_bias: l.vector(i, "delta.dt_bias", |x| x)?,
+            norm: l.plain_norm(i, "delta.norm")?,
+        })
+    };
+    Ok(Mixer::Recurrent {
+        in_proj: l.linear(Some(i), in_proj)?,
+        conv: l.conv(i, conv)?,
+        delta: is_delta.then(load_delta).transpose()?,
+        out: Output { sub_norm: None, proj: l.linear(Some(i), &[out_proj])?, post_norm },
     })
 }
 

@@ -25,7 +25,7 @@ static KEYS: &[Key] = &[
     key("head_dim", "attention.key_length", &["head_dim"]),
     key("context_length", "context_length", &["max_position_embeddings", "n_positions", "n_ctx"]),
     key("vocab_size", "vocab_size", &["vocab_size"]),
-    key("rms_norm_eps", "attention.layer_norm_rms_epsilon", &["rms_norm_eps"]),
+    key("rms_norm_eps", "attention.layer_norm_rms_epsilon", &["rms_norm_eps", "norm_eps"]),
     key("layer_norm_eps", "attention.layer_norm_epsilon", &["layer_norm_eps", "layer_norm_epsilon"]),
     key("sliding_window", "attention.sliding_window", &["sliding_window"]),
     key("sliding_window_pattern", "attention.sliding_window_pattern", &["sliding_window_pattern"]),
@@ -36,6 +36,11 @@ static KEYS: &[Key] = &[
     key("n_experts_used", "expert_used_count", &["num_experts_per_tok"]),
     key("expert_intermediate_size", "expert_feed_forward_length", &["moe_intermediate_size"]),
     key("norm_topk", "expert_weights_norm", &["norm_topk_prob"]),
+    key("conv_width", "ssm.conv_kernel", &["linear_conv_kernel_dim"]),
+    key("n_delta_k_heads", "ssm.group_count", &["linear_num_key_heads"]),
+    key("n_delta_v_heads", "ssm.time_step_rank", &["linear_num_value_heads"]),
+    key("delta_k_dim", "ssm.state_size", &["linear_key_head_dim"]),
+    key("full_attention_interval", "full_attention_interval", &["full_attention_interval"]),
     key("rope_dim", "rope.dimension_count", &[]),
     key(
         "rope_theta",
@@ -155,6 +160,12 @@ impl<'a> Hyper<'a> {
     /// A string of GGUF's section for this architecture.
     pub fn gguf_str(&self, key: &str) -> Result<Option<&'a str>> {
         self.source.metadata().get_str(&format!("{}.{key}", self.prefix))
+    }
+
+    /// Truth values of GGUF's section for this architecture.
+    pub fn gguf_bools(&self, key: &str) -> Result<Option<Vec<bool>>> {
+        let found = self.source.metadata().get_bools(&format!("{}.{key}", self.prefix))?;
+        Ok(found.map(|b| b.to_vec()))
     }
 
     /// A whole number of `config.json` under exactly this name.

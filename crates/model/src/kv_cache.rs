@@ -1,8 +1,8 @@
-//! The cache of keys and values, in blocks that sequences own through their block tables.
+//! What sequences keep on the device: keys and values in blocks, which they own through their block tables, and recurrent state in slots.
 
 use crate::Result;
-use crate::config::ModelConfig;
-use realizar_compute::{Backend, DType, KvLayer};
+use crate::config::{Mixer, ModelConfig, RecurrentState};
+use realizar_compute::{Backend, DType, KvLayer, StateLayer};
 
 /// Bytes that a sequence takes on the device between steps, in all layers of a model or of its shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,48 +16,85 @@ pub struct StateSpec {
 impl StateSpec {
     /// What a model needs with a cache of type `kv_type`.
     pub fn new(config: &ModelConfig, kv_type: DType) -> Self {
-        // Every layer is one of attention.
-        Self { kv_bytes_per_token: config.kv_bytes_per_token(kv_type), slot_bytes: 0 }
+        Self {
+            kv_bytes_per_token: config.kv_bytes_per_token(kv_type),
+            slot_bytes: config.recurrent_states().map(|state| state.bytes()).sum(),
+        }
     }
 }
 
-/// Keys and values of all layers.
+/// How much a [`KvCache`] holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheSizes {
+    /// Element type of keys and values.
+    pub dtype: DType,
+    /// Blocks of keys and values.
+    pub n_blocks: usize,
+    /// Tokens in a block.
+    pub block_size: usize,
+    /// Slots of recurrent state; without effect on a model that has none.
+    pub n_slots: usize,
+}
+
+/// Keys and values, or the recurrent state, of all layers.
 pub struct KvCache<B: Backend> {
-    layers: Vec<KvLayer<B>>,
-    n_blocks: usize,
-    block_size: usize,
+    layers: Vec<LayerCache<B>>,
+    sizes: CacheSizes,
+}
+
+/// What one layer keeps.
+pub(crate) enum LayerCache<B: Backend> {
+    /// Of an attention block.
+    Kv(KvLayer<B>),
+    /// Of a block with recurrent state.
+    State(StateLayer<B>),
+}
+
+impl<B: Backend> LayerCache<B> {
+    fn new(backend: &B, mixer: &Mixer, sizes: &CacheSizes) -> realizar_compute::Result<Self> {
+        let state = match mixer {
+            Mixer::Attention(a) => {
+                let kv = backend.kv_layer(sizes.dtype, sizes.n_blocks, sizes.block_size, a.heads)?;
+                return Ok(Self::Kv(kv));
+            }
+            Mixer::GatedDelta(_) | Mixer::ShortConv(_) => mixer.recurrent_state(),
+        };
+        let RecurrentState { conv_width, n_channels, matrix } = state.expect("only attention has none");
+        let zeros = |shape: &[usize]| backend.zeros(DType::F32, shape);
+        Ok(Self::State(StateLayer {
+            conv: zeros(&[sizes.n_slots, conv_width - 1, n_channels])?,
+            matrix: matrix.map(|[heads, k, v]| zeros(&[sizes.n_slots, heads, k, v])).transpose()?,
+        }))
+    }
 }
 
 impl<B: Backend> KvCache<B> {
-    /// Room for `n_blocks` blocks of `block_size` tokens.
-    pub fn new(
-        backend: &B,
-        config: &ModelConfig,
-        dtype: DType,
-        n_blocks: usize,
-        block_size: usize,
-    ) -> Result<Self> {
-        let layers = config.attentions().map(|a| backend.kv_layer(dtype, n_blocks, block_size, a.heads));
-        Ok(Self { layers: layers.collect::<std::result::Result<_, _>>()?, n_blocks, block_size })
+    /// Room for the layers of a model, or of its shard.
+    pub fn new(backend: &B, config: &ModelConfig, sizes: CacheSizes) -> Result<Self> {
+        let layers = config.layers.iter().map(|layer| LayerCache::new(backend, &layer.mixer, &sizes));
+        Ok(Self { layers: layers.collect::<std::result::Result<_, _>>()?, sizes })
     }
 
     /// Blocks.
     pub fn n_blocks(&self) -> usize {
-        self.n_blocks
+        self.sizes.n_blocks
     }
 
     /// Tokens in a block.
     pub fn block_size(&self) -> usize {
-        self.block_size
+        self.sizes.block_size
     }
 
     /// One layer's part.
-    pub fn layer_mut(&mut self, layer: usize) -> &mut KvLayer<B> {
+    pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut LayerCache<B> {
         &mut self.layers[layer]
     }
 
     /// Copies a block over another in all layers.
     pub fn copy_block(&mut self, backend: &B, to: usize, from: usize) -> realizar_compute::Result<()> {
-        self.layers.iter_mut().try_for_each(|kv| backend.copy_block(kv, to, from))
+        self.layers.iter_mut().try_for_each(|layer| match layer {
+            LayerCache::Kv(kv) => backend.copy_block(kv, to, from),
+            LayerCache::State(_) => Ok(()),
+        })
     }
 }

@@ -27,13 +27,14 @@ pub mod weights;
 mod workspace;
 
 pub use config::{
-    Attention, Dense, Experts, Ffn, LayerConfig, LayerNorms, Mixer, ModelConfig, Presence, QkNorm, Tied,
+    Attention, Dense, Experts, Ffn, GatedDelta, LayerConfig, LayerNorms, Mixer, ModelConfig, Presence,
+    QkNorm, RecurrentState, ShortConv, Tied,
 };
 pub use contract::check;
 pub use decoder::{Decoder, WeightBytes};
 
 pub use error::{Error, Result};
-pub use kv_cache::{KvCache, StateSpec};
+pub use kv_cache::{CacheSizes, KvCache, StateSpec};
 pub use rope::{RopeConfig, RopeScaling};
 pub use sampling_hints::sampling_hints;
 pub use shard::{BlockShard, Join, Shard, Split};

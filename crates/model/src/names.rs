@@ -16,15 +16,22 @@ pub struct WeightName {
     pub hf: &'static [&'static str],
     /// How several devices share it.
     pub split: Split,
+    /// Whether these are whole names, with no `.weight` at their end.
+    pub is_whole: bool,
 }
 
 const fn row(ours: &'static str, gguf: &'static str, hf: &'static [&'static str]) -> WeightName {
-    WeightName { ours, gguf, hf, split: Split::Whole }
+    WeightName { ours, gguf, hf, split: Split::Whole, is_whole: false }
 }
 
 impl WeightName {
     const fn split(mut self, split: Split) -> Self {
         self.split = split;
+        self
+    }
+
+    const fn whole(mut self) -> Self {
+        self.is_whole = true;
         self
     }
 }
@@ -39,11 +46,17 @@ pub static NAMES: &[WeightName] = &[
     row("rope_factors_long", "rope_factors_long", &[]),
     row("rope_factors_short", "rope_factors_short", &[]),
     row("final_norm", "output_norm", &["model.norm", "model.final_layernorm", "transformer.ln_f", "ln_f"]),
+    row("embedding_norm", "token_embd_norm", &["model.embedding_norm"]),
     row("lm_head", "output", &["lm_head"]).split(Split::Vocab),
     row(
         "attn_norm",
         "blk.{i}.attn_norm",
-        &["model.layers.{i}.input_layernorm", "transformer.h.{i}.ln_1", "h.{i}.ln_1"],
+        &[
+            "model.layers.{i}.input_layernorm",
+            "model.layers.{i}.operator_norm",
+            "transformer.h.{i}.ln_1",
+            "h.{i}.ln_1",
+        ],
     ),
     row("q_proj", "blk.{i}.attn_q", &["model.layers.{i}.self_attn.q_proj"]).split(Split::QueryHeads),
     row("k_proj", "blk.{i}.attn_k", &["model.layers.{i}.self_attn.k_proj"]).split(Split::KvHeads),
@@ -54,8 +67,16 @@ pub static NAMES: &[WeightName] = &[
         &["model.layers.{i}.self_attn.qkv_proj", "transformer.h.{i}.attn.c_attn", "h.{i}.attn.c_attn"],
     )
     .split(Split::Qkv),
-    row("q_norm", "blk.{i}.attn_q_norm", &["model.layers.{i}.self_attn.q_norm"]),
-    row("k_norm", "blk.{i}.attn_k_norm", &["model.layers.{i}.self_attn.k_norm"]),
+    row(
+        "q_norm",
+        "blk.{i}.attn_q_norm",
+        &["model.layers.{i}.self_attn.q_norm", "model.layers.{i}.self_attn.q_layernorm"],
+    ),
+    row(
+        "k_norm",
+        "blk.{i}.attn_k_norm",
+        &["model.layers.{i}.self_attn.k_norm", "model.layers.{i}.self_attn.k_layernorm"],
+    ),
     row("attn_sub_norm", "blk.{i}.attn_sub_norm", &["model.layers.{i}.self_attn.attn_sub_norm"]),
     row(
         "o_proj",
@@ -63,6 +84,7 @@ pub static NAMES: &[WeightName] = &[
         &[
             "model.layers.{i}.self_attn.o_proj",
             "model.layers.{i}.self_attn.dense",
+            "model.layers.{i}.self_attn.out_proj",
             "transformer.h.{i}.attn.c_proj",
             "h.{i}.attn.c_proj",
         ],
@@ -79,17 +101,37 @@ pub static NAMES: &[WeightName] = &[
         &[
             "model.layers.{i}.pre_feedforward_layernorm",
             "model.layers.{i}.post_attention_layernorm",
+            "model.layers.{i}.ffn_norm",
             "transformer.h.{i}.ln_2",
             "h.{i}.ln_2",
         ],
     ),
-    row("gate_proj", "blk.{i}.ffn_gate", &["model.layers.{i}.mlp.gate_proj"]).split(Split::Hidden),
+    row("delta.qkv_proj", "blk.{i}.attn_qkv", &["model.layers.{i}.linear_attn.in_proj_qkv"]),
+    row("delta.z_proj", "blk.{i}.attn_gate", &["model.layers.{i}.linear_attn.in_proj_z"]),
+    row("delta.b_proj", "blk.{i}.ssm_beta", &["model.layers.{i}.linear_attn.in_proj_b"]),
+    row("delta.a_proj", "blk.{i}.ssm_alpha", &["model.layers.{i}.linear_attn.in_proj_a"]),
+    row("delta.conv", "blk.{i}.ssm_conv1d", &["model.layers.{i}.linear_attn.conv1d"]),
+    row("delta.dt_bias", "blk.{i}.ssm_dt.bias", &["model.layers.{i}.linear_attn.dt_bias"]).whole(),
+    // In GGUF it is `-exp(A_log)`.
+    row("delta.a_log", "blk.{i}.ssm_a", &["model.layers.{i}.linear_attn.A_log"]).whole(),
+    row("delta.norm", "blk.{i}.ssm_norm", &["model.layers.{i}.linear_attn.norm"]),
+    row("delta.out_proj", "blk.{i}.ssm_out", &["model.layers.{i}.linear_attn.out_proj"]),
+    row("conv.in_proj", "blk.{i}.shortconv.in_proj", &["model.layers.{i}.conv.in_proj"]),
+    row("conv.conv", "blk.{i}.shortconv.conv", &["model.layers.{i}.conv.conv"]),
+    row("conv.out_proj", "blk.{i}.shortconv.out_proj", &["model.layers.{i}.conv.out_proj"]),
+    row(
+        "gate_proj",
+        "blk.{i}.ffn_gate",
+        &["model.layers.{i}.mlp.gate_proj", "model.layers.{i}.feed_forward.w1"],
+    )
+    .split(Split::Hidden),
     row(
         "up_proj",
         "blk.{i}.ffn_up",
         &[
             "model.layers.{i}.mlp.up_proj",
             "model.layers.{i}.mlp.fc1",
+            "model.layers.{i}.feed_forward.w3",
             "transformer.h.{i}.mlp.c_fc",
             "h.{i}.mlp.c_fc",
         ],
@@ -104,6 +146,7 @@ pub static NAMES: &[WeightName] = &[
         &[
             "model.layers.{i}.mlp.down_proj",
             "model.layers.{i}.mlp.fc2",
+            "model.layers.{i}.feed_forward.w2",
             "transformer.h.{i}.mlp.c_proj",
             "h.{i}.mlp.c_proj",
         ],
@@ -172,8 +215,9 @@ pub(crate) fn spellings(
     expert: Option<usize>,
     suffix: &str,
 ) -> impl Iterator<Item = String> {
+    let is_whole = find(ours).is_whole;
     candidates(ours, format).iter().flat_map(move |pattern| {
-        let mut name = format!("{pattern}.{suffix}");
+        let mut name = if is_whole { (*pattern).to_owned() } else { format!("{pattern}.{suffix}") };
         if let Some(i) = layer {
             name = name.replace("{i}", &i.to_string());
         }

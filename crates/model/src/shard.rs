@@ -85,7 +85,8 @@ pub struct BlockShard {
 #[derive(Clone, Debug)]
 struct LayerShard {
     mixer: BlockShard,
-    heads: HeadShard,
+    /// `None` without attention.
+    heads: Option<HeadShard>,
     ffn: BlockShard,
 }
 
@@ -111,7 +112,14 @@ impl Shard {
         let mut layers = Vec::with_capacity(config.layers.len());
         for (i, layer) in local.layers.iter_mut().enumerate() {
             let (mixer, heads) = match &mut layer.mixer {
-                Mixer::Attention(attention) => cut.attention(i, attention)?,
+                Mixer::Attention(attention) => {
+                    let (block, heads) = cut.attention(i, attention)?;
+                    (block, Some(heads))
+                }
+                // Each rank computes all of it.
+                Mixer::GatedDelta(_) | Mixer::ShortConv(_) => {
+                    (BlockShard { join: Join::Alone, starts: Vec::new() }, None)
+                }
             };
             let ffn = match &mut layer.ffn {
                 Ffn::Gated(dense) | Ffn::Plain(dense) => cut.dense(i, dense)?,
@@ -162,6 +170,7 @@ impl Shard {
     pub(crate) fn cut(&self, split: Split, layer: Option<usize>, n_out: usize) -> Cut {
         let layer =
             || &self.layers[layer.expect("only weights of layers are cut by heads or hidden activations")];
+        let heads = || layer().heads.as_ref().expect("only weights of attention are cut by heads");
         let at = |from: usize, r: &Range<usize>, size: usize| from + r.start * size..from + r.end * size;
         let last = |block: &BlockShard| match block.join {
             Join::Alone => Cut::all(n_out),
@@ -172,15 +181,15 @@ impl Shard {
             _ if self.rank.is_alone() => Cut::all(n_out),
             Split::Whole => Cut::all(n_out),
             Split::QueryHeads => {
-                let HeadShard { whole, query, .. } = &layer().heads;
+                let HeadShard { whole, query, .. } = heads();
                 Cut::Rows(vec![at(0, query, whole.head_dim)])
             }
             Split::KvHeads => {
-                let HeadShard { whole, kv, .. } = &layer().heads;
+                let HeadShard { whole, kv, .. } = heads();
                 Cut::Rows(vec![at(0, kv, whole.head_dim)])
             }
             Split::Qkv => {
-                let HeadShard { whole, query, kv } = &layer().heads;
+                let HeadShard { whole, query, kv } = heads();
                 let dim = whole.head_dim;
                 let (k, v) = (whole.n_heads * dim, (whole.n_heads + whole.n_kv_heads) * dim);
                 Cut::Rows(vec![at(0, query, dim), at(k, kv, dim), at(v, kv, dim)])
@@ -222,8 +231,9 @@ impl Cutter<'_> {
 
     fn attention(&self, layer: usize, attention: &mut Attention) -> Result<(BlockShard, HeadShard)> {
         let (whole, n) = (attention.heads, self.rank.count);
-        if n == 1 || attention.qk_norm == Some(QkNorm::FullWidth) {
-            // A norm over all heads needs all of them on every rank, and then attention has its whole input there too.
+        if n == 1 || attention.qk_norm == Some(QkNorm::FullWidth) || attention.output_gate {
+            // A norm over all heads needs all of them on every rank, and then attention has its whole input there too. Gates go with
+            // the heads, whose number is small in the models that have them.
             let shard = BlockShard { join: Join::Alone, starts: Vec::new() };
             return Ok((shard, HeadShard { whole, query: 0..whole.n_heads, kv: 0..whole.n_kv_heads }));
         }

@@ -7,7 +7,7 @@ use crate::shard::{Cut, Shard, Split};
 use crate::source::{TensorSource, TensorView};
 use crate::{Error, Result};
 use bytes::Bytes;
-use realizar_compute::{Backend, Linear, MatrixPart, Norm, Tensor};
+use realizar_compute::{Backend, Heads, Linear, MatrixPart, Norm, Tensor};
 
 /// A small weight as numbers. Errors: missing, of another length, not finite.
 pub fn vector(source: &dyn TensorSource, name: &str, len: Option<usize>) -> Result<Vec<f32>> {
@@ -73,9 +73,18 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     pub(crate) fn norm(&self, layer: Option<usize>, name: &'static str) -> Result<Norm<B>> {
+        self.norm_with_offset(layer, name, self.config.norm_offset)
+    }
+
+    /// A norm whose weights count as they are stored, whatever the other norms do.
+    pub(crate) fn plain_norm(&self, layer: usize, name: &'static str) -> Result<Norm<B>> {
+        self.norm_with_offset(Some(layer), name, 0.0)
+    }
+
+    fn norm_with_offset(&self, layer: Option<usize>, name: &'static str, offset: f32) -> Result<Norm<B>> {
         let w = Weight { name, layer };
         let mut weight = self.values(self.need(w))?;
-        weight.iter_mut().for_each(|w| *w += self.config.norm_offset);
+        weight.iter_mut().for_each(|w| *w += offset);
         let bias = self.contract.find(w, Part::Bias).map(|entry| self.values(entry)).transpose()?;
         let upload = |values: Vec<f32>| self.backend.upload(&[values.len()], &values);
         Ok(Norm {
@@ -84,6 +93,53 @@ impl<B: Backend> Loader<'_, B> {
             bias: bias.map(upload).transpose()?,
             eps: self.config.norm_eps,
         })
+    }
+
+    /// A vector of a layer, each number through `f`.
+    pub(crate) fn vector(
+        &self,
+        layer: usize,
+        name: &'static str,
+        f: impl Fn(f32) -> f32,
+    ) -> Result<Tensor<B>> {
+        let values = self.values(self.need(Weight { name, layer: Some(layer) }))?;
+        let values: Vec<f32> = values.into_iter().map(f).collect();
+        Ok(self.backend.upload(&[values.len()], &values)?)
+    }
+
+    /// The weights of a convolution, `[width, n_channels]`.
+    pub(crate) fn conv(&self, layer: usize, name: &'static str) -> Result<Tensor<B>> {
+        let entry = self.need(Weight { name, layer: Some(layer) });
+        let (n_channels, width) = (entry.shape[0], entry.shape[entry.shape.len() - 1]);
+        let values = self.values(entry)?;
+        let column = |j: usize| (0..n_channels).map(move |c| c * width + j);
+        let transposed: Vec<f32> = (0..width).flat_map(column).map(|at| values[at]).collect();
+        Ok(self.backend.upload(&[width, n_channels], &transposed)?)
+    }
+
+    /// Queries, keys and values stacked, and the gate of attention's output, from a `q_proj` that has behind each head's rows those of
+    /// its gate.
+    pub(crate) fn gated_qkv(&self, layer: usize, heads: Heads) -> Result<(Linear<B>, Linear<B>)> {
+        let of = |name| Weight { name, layer: Some(layer) };
+        let q = self.parts(of("q_proj"), Split::Whole)?.swap_remove(0);
+        let head_bytes = q.bytes.len() / (2 * heads.n_heads);
+        let every_second = |first: usize| {
+            let chunks = q.bytes.chunks_exact(head_bytes).skip(first).step_by(2);
+            let bytes = Bytes::from(chunks.flatten().copied().collect::<Vec<u8>>());
+            MatrixPart { n_out: heads.n_heads * heads.head_dim, bytes, ..q.clone() }
+        };
+        let mut stacked = vec![every_second(0)];
+        for name in ["k_proj", "v_proj"] {
+            stacked.extend(self.parts(of(name), Split::Whole)?);
+        }
+        let gate = every_second(1);
+        let (q_len, kv_len) = (gate.n_out, heads.n_kv_heads * heads.head_dim);
+        let lens = [("q_proj", q_len), ("k_proj", kv_len), ("v_proj", kv_len)];
+        let linear = |parts, lens: &[(&'static str, usize)]| -> Result<Linear<B>> {
+            let scale = self.scale_of(lens.iter().map(|&(name, len)| (of(name), len)))?;
+            Ok(Linear { weight: self.backend.matrix(parts)?, scale, bias: None })
+        };
+        Ok((linear(stacked, &lens)?, linear(vec![gate], &lens[..1])?))
     }
 
     /// A table of vectors, such as learned positions: `[rows, row_len]`.
@@ -112,20 +168,27 @@ impl<B: Backend> Loader<'_, B> {
 
     /// The factors of stacked matrices; a part without one counts as 1.
     fn scale(&self, parts: &[Weight]) -> Result<Option<Tensor<B>>> {
+        self.scale_of(parts.iter().map(|&w| {
+            let n_out = self.need(w).shape[0];
+            let len = match self.shard.cut(names::split(w.name), w.layer, n_out) {
+                Cut::Rows(rows) => rows.into_iter().map(|r| r.len()).sum(),
+                Cut::Columns(_) => n_out,
+            };
+            (w, len)
+        }))
+    }
+
+    /// The factors of matrices, each with its number of outputs.
+    fn scale_of(&self, parts: impl Iterator<Item = (Weight, usize)>) -> Result<Option<Tensor<B>>> {
         let mut all = Vec::new();
         let mut any = false;
-        for &w in parts {
+        for (w, len) in parts {
             let scale = match self.contract.find(w, Part::Scale) {
                 Some(entry) => {
                     any = true;
                     self.values(entry)?[0]
                 }
                 None => 1.0,
-            };
-            let n_out = self.need(w).shape[0];
-            let len = match self.shard.cut(names::split(w.name), w.layer, n_out) {
-                Cut::Rows(rows) => rows.into_iter().map(|r| r.len()).sum(),
-                Cut::Columns(_) => n_out,
             };
             all.resize(all.len() + len, scale);
         }

@@ -1,7 +1,7 @@
 //! The buffers that a step computes in, made once for the largest batch.
 
 use crate::Result;
-use crate::config::{Attention, Dense, Experts, Ffn, LayerConfig, Mixer, ModelConfig};
+use crate::config::{Attention, Dense, Experts, Ffn, GatedDelta, LayerConfig, Mixer, ModelConfig, ShortConv};
 use crate::shard::{BlockShard, Join, Shard};
 use realizar_compute::{Backend, BatchLimits, DType, MoeScratch, Reference, Stream, Tensor};
 
@@ -13,9 +13,13 @@ pub struct Workspace<B: Backend> {
     pub normed: Tensor<B>,
     /// A block's output before it joins the residual, `[n_tokens, hidden_size]`.
     pub output: Tensor<B>,
-    /// Queries, keys and values, `[n_tokens, qkv_len]`.
+    /// Queries, keys and values, `[n_tokens, qkv_len]`, or what else a block that mixes tokens projects its input to.
     pub qkv: Tensor<B>,
-    /// Attention's result, `[n_tokens, n_heads · head_dim]`.
+    /// The gate of attention's result, `[n_tokens, n_heads · head_dim]`.
+    pub gate: Tensor<B>,
+    /// Queries, keys and values of the delta rule, behind its convolution.
+    pub convolved: Tensor<B>,
+    /// The input of the last matrix of a block that mixes tokens; of attention, `[n_tokens, n_heads · head_dim]`.
     pub attended: Tensor<B>,
     /// Gate and up side by side, `[n_tokens, 2 · intermediate_size]`.
     pub gate_up: Tensor<B>,
@@ -36,6 +40,8 @@ pub struct Workspace<B: Backend> {
 /// What blocks compute in: the tensors of [`Workspace`] of these names.
 pub(crate) struct Room<'a, B: Backend> {
     pub(crate) qkv: &'a mut Tensor<B>,
+    pub(crate) gate: &'a mut Tensor<B>,
+    pub(crate) convolved: &'a mut Tensor<B>,
     pub(crate) attended: &'a mut Tensor<B>,
     pub(crate) gate_up: &'a mut Tensor<B>,
     pub(crate) hidden: &'a mut Tensor<B>,
@@ -112,6 +118,8 @@ fn gathered(block: &BlockShard) -> usize {
 #[derive(Clone, Copy, Default)]
 struct Widths {
     qkv: usize,
+    gate: usize,
+    convolved: usize,
     attended: usize,
     gate_up: usize,
     hidden: usize,
@@ -130,8 +138,16 @@ impl Widths {
     fn of_layer(layer: &LayerConfig) -> Self {
         let mut w = Self::default();
         match layer.mixer {
-            Mixer::Attention(Attention { heads, .. }) => {
+            Mixer::Attention(Attention { heads, output_gate, .. }) => {
                 (w.qkv, w.attended) = (heads.qkv_len(), heads.n_heads * heads.head_dim);
+                w.gate = if output_gate { w.attended } else { 0 };
+            }
+            Mixer::GatedDelta(GatedDelta { shape, .. }) => {
+                (w.convolved, w.attended) = (shape.qkv_len(), shape.v_len());
+                w.qkv = shape.qkv_len() + shape.v_len() + 2 * shape.n_v_heads;
+            }
+            Mixer::ShortConv(ShortConv { n_channels, .. }) => {
+                (w.qkv, w.attended) = (3 * n_channels, n_channels);
             }
         }
         match layer.ffn {
@@ -148,6 +164,8 @@ impl Widths {
     fn widest(config: &ModelConfig) -> Self {
         let max = |a: Self, b: Self| Self {
             qkv: a.qkv.max(b.qkv),
+            gate: a.gate.max(b.gate),
+            convolved: a.convolved.max(b.convolved),
             attended: a.attended.max(b.attended),
             gate_up: a.gate_up.max(b.gate_up),
             hidden: a.hidden.max(b.hidden),
@@ -186,6 +204,8 @@ impl<B: Backend> Workspace<B> {
             normed: f32s(n, c.hidden_size)?,
             output: f32s(n, c.hidden_size)?,
             qkv: f32s(n, w.qkv)?,
+            gate: f32s(n, w.gate)?,
+            convolved: f32s(n, w.convolved)?,
             attended: f32s(n, w.attended)?,
             gate_up: f32s(n, w.gate_up)?,
             hidden: f32s(n, w.hidden)?,
@@ -206,6 +226,8 @@ impl<B: Backend> Workspace<B> {
             Stream { residual: &mut self.residual, normed: &mut self.normed, output: &mut self.output };
         let room = Room {
             qkv: &mut self.qkv,
+            gate: &mut self.gate,
+            convolved: &mut self.convolved,
             attended: &mut self.attended,
             gate_up: &mut self.gate_up,
             hidden: &mut self.hidden,
@@ -223,6 +245,8 @@ impl<B: Backend> Workspace<B> {
             &mut self.normed,
             &mut self.output,
             &mut self.qkv,
+            &mut self.gate,
+            &mut self.convolved,
             &mut self.attended,
             &mut self.gate_up,
             &mut self.hidden,
@@ -244,6 +268,8 @@ impl<B: Backend> Workspace<B> {
     pub(crate) fn set_layer(&mut self, shard: &Shard, layer: usize) {
         let w = Widths::of_layer(&shard.config().layers[layer]);
         self.qkv.set_row_len(w.qkv);
+        self.gate.set_row_len(w.gate);
+        self.convolved.set_row_len(w.convolved);
         self.attended.set_row_len(w.attended);
         self.gate_up.set_row_len(w.gate_up);
         self.hidden.set_row_len(w.hidden);
@@ -266,6 +292,8 @@ pub fn workspace_bytes(shard: &Shard, limits: &BatchLimits) -> usize {
     let experts = w.experts.map_or(0, |e| e.n_experts + e.n_used * (2 * c.hidden_size + 3 * e.hidden));
     let per_token = 3 * c.hidden_size
         + w.qkv
+        + w.gate
+        + w.convolved
         + w.attended
         + w.gate_up
         + w.hidden
@@ -298,6 +326,8 @@ mod tests {
                 &ws.normed,
                 &ws.output,
                 &ws.qkv,
+                &ws.gate,
+                &ws.convolved,
                 &ws.attended,
                 &ws.gate_up,
                 &ws.hidden,

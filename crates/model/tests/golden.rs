@@ -117,7 +117,15 @@ fn check_on_gpus(path: &Path, prompts: &[Prompt]) {
             }
         }
     });
+    let source = source::open(path).unwrap();
+    let config = configure(&*source).unwrap();
     for (gpu, emulated) in gpus {
+        if let Err(reason) = config.check_device(gpu) {
+            assert!(config.recurrent_states().next().is_some(), "{}: {reason}", path.display());
+            let error = Decoder::load(gpu, &*source, config.clone(), 8).err().unwrap();
+            assert_eq!(error.to_string(), reason.to_string());
+            continue;
+        }
         let shortest = prompts.iter().enumerate().min_by_key(|(_, p)| p.ids.len()).map_or(0, |(i, _)| i);
         check_form(gpu, path, if *emulated { &prompts[shortest..=shortest] } else { prompts });
     }

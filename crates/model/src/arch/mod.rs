@@ -7,6 +7,7 @@ mod gemma2;
 mod gemma3;
 mod glm4;
 mod gpt2;
+mod lfm2;
 mod llama;
 mod mistral;
 mod mixtral;
@@ -15,6 +16,7 @@ mod phi2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen35;
 mod qwen3_moe;
 
 use crate::config::ModelConfig;
@@ -56,6 +58,7 @@ pub static ARCHS: &[ArchSpec] = &[
     qwen2::SPEC,
     qwen3::SPEC,
     qwen3_moe::SPEC,
+    qwen35::SPEC,
     phi2::SPEC,
     phi3::SPEC,
     gemma2::SPEC,
@@ -64,6 +67,7 @@ pub static ARCHS: &[ArchSpec] = &[
     bitnet::SPEC,
     glm4::SPEC,
     olmo2::SPEC,
+    lfm2::SPEC,
 ];
 
 /// Reads a model's description.

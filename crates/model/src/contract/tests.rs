@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 struct Edited {
     source: Box<dyn TensorSource>,
     tensors: Vec<TensorInfo>,
+    metadata: Metadata,
     n_read: AtomicUsize,
 }
 
@@ -22,7 +23,8 @@ impl Edited {
     fn new(fixture: &str) -> Self {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch");
         let source = open(&dir.join(fixture)).unwrap();
-        Self { tensors: source.tensors().to_vec(), source, n_read: AtomicUsize::new(0) }
+        let (tensors, metadata) = (source.tensors().to_vec(), source.metadata().clone());
+        Self { tensors, metadata, source, n_read: AtomicUsize::new(0) }
     }
 
     fn without(mut self, part: &str) -> Self {
@@ -35,6 +37,16 @@ impl Edited {
     fn with(mut self, name: &str, shape: &[usize]) -> Self {
         self.tensors.retain(|t| t.name != name);
         self.tensors.push(TensorInfo::new(name.to_owned(), DType::F32, shape.to_vec()).unwrap());
+        self
+    }
+
+    fn with_key(mut self, key: &str, value: u32) -> Self {
+        let mut metadata = Metadata::new(self.path());
+        for (k, v) in self.metadata.iter().filter(|(k, _)| *k != key) {
+            metadata.insert(k, v.clone()).unwrap();
+        }
+        metadata.insert(key, value).unwrap();
+        self.metadata = metadata;
         self
     }
 
@@ -78,7 +90,7 @@ impl TensorSource for Edited {
     }
 
     fn metadata(&self) -> &Metadata {
-        self.source.metadata()
+        &self.metadata
     }
 
     fn sibling(&self, file_name: &str) -> Option<PathBuf> {
@@ -187,6 +199,43 @@ fn what_is_known_to_be_harmless_is_ignored() {
     ] {
         let edited = Edited::new(fixture).with(tensor, &[4, 4]);
         check(&edited, &edited.config()).unwrap_or_else(|e| panic!("{fixture}: {e}"));
+    }
+}
+
+#[test]
+fn layers_that_only_draft_are_ignored() {
+    let drafts = |edited: Edited| {
+        edited
+            .with("blk.5.nextn.eh_proj.weight", &[24, 48])
+            .with("blk.5.attn_q.weight", &[64, 24])
+            .with("blk.5.post_attention_norm.weight", &[24])
+    };
+    let stated = drafts(Edited::new("qwen35/model.gguf"))
+        .with_key("qwen35.block_count", 6)
+        .with_key("qwen35.nextn_predict_layers", 1);
+    assert_eq!(stated.config().layers.len(), 5);
+    check(&stated, &stated.config()).unwrap();
+    let error = drafts(Edited::new("qwen35/model.gguf")).error();
+    assert_says(&error, &["3 tensors are wrong", "blk.5.attn_q.weight\" is no part"]);
+    let all = Edited::new("qwen35/model.gguf").with_key("qwen35.nextn_predict_layers", 5);
+    assert_says(&arch::configure(&all).unwrap_err().to_string(), &["5 of 5 layers only draft"]);
+}
+
+#[test]
+fn recurrent_layers_need_all_their_tensors() {
+    for (fixture, tensor) in [
+        ("qwen35/hf", "model.layers.0.linear_attn.A_log"),
+        ("qwen35/hf", "model.layers.2.linear_attn.dt_bias"),
+        ("qwen35/hf-wrapped", "model.language_model.layers.3.linear_attn.conv1d.weight"),
+        ("qwen35/model.gguf", "blk.0.ssm_dt.bias"),
+        ("qwen35/model.gguf", "blk.0.ssm_a"),
+        ("lfm2/hf", "model.layers.0.conv.conv.weight"),
+        ("lfm2/model.gguf", "blk.3.shortconv.in_proj.weight"),
+    ] {
+        let error = Edited::new(fixture).without(tensor).error();
+        assert_says(&error, &[&tensor.replace(".language_model", ""), "is missing"]);
+        let error = Edited::new(fixture).with(tensor, &[5]).error();
+        assert_says(&error, &[tensor, "has shape [5] where"]);
     }
 }
 

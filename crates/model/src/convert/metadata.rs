@@ -1,6 +1,6 @@
 //! The metadata of a converted model: hyper-parameters, tokenizer and chat template under GGUF's keys.
 
-use crate::config::{Ffn, ModelConfig};
+use crate::config::{Dense, Ffn, GatedDelta, Mixer, ModelConfig, ShortConv};
 use crate::hyper::Hyper;
 use crate::metadata::{Metadata, Strings};
 use crate::rope::{RopeScaling, yarn_magnitude};
@@ -46,7 +46,11 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
     let attention = c.attentions().next().copied();
     let attention = attention.ok_or_else(|| Error::unsupported(m.path(), "it has no attention"))?;
     let heads = attention.heads;
-    let width = Hyper::new(source, arch).usize("intermediate_size")?;
+    let width = match c.layers[0].ffn {
+        // What the file states is rounded by rules of its own.
+        Ffn::Gated(Dense { intermediate_size, .. }) if arch == "lfm2" => Some(intermediate_size),
+        _ => Hyper::new(source, arch).usize("intermediate_size")?,
+    };
     let mut counts = vec![
         ("block_count", c.layers.len()),
         ("context_length", c.context_length),
@@ -55,8 +59,10 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
         ("attention.head_count", heads.n_heads),
     ];
     if !c.learned_positions {
+        if arch != "lfm2" {
+            counts.push(("attention.head_count_kv", heads.n_kv_heads));
+        }
         counts.extend([
-            ("attention.head_count_kv", heads.n_kv_heads),
             ("attention.key_length", heads.head_dim),
             ("attention.value_length", heads.head_dim),
             ("vocab_size", c.vocab_size),
@@ -81,6 +87,7 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
             counts.push(("attention.sliding_window_pattern", i + 1));
         }
     }
+    counts.extend(recurrent_sizes(m, arch, c)?);
     for (key, n) in counts {
         let n = u32::try_from(n).map_err(|_| Error::malformed(m.path(), format!("{key} is {n}")))?;
         m.insert(format!("{arch}.{key}"), n)?;
@@ -103,10 +110,49 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
     Ok(())
 }
 
+/// The sizes of recurrent layers; which layers these are is stated at once.
+fn recurrent_sizes(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<Vec<(&'static str, usize)>> {
+    let recurrent = c.layers.iter().find(|l| l.mixer.recurrent_state().is_some());
+    let kv_heads = |mixer: &Mixer| match mixer {
+        Mixer::Attention(attention) => attention.heads.n_kv_heads as i32,
+        Mixer::GatedDelta(_) | Mixer::ShortConv(_) => 0,
+    };
+    Ok(match recurrent.map(|layer| layer.mixer) {
+        None | Some(Mixer::Attention(_)) => Vec::new(),
+        Some(Mixer::GatedDelta(GatedDelta { shape, conv_width })) => {
+            let is_recurrent = |mixer: &Mixer| matches!(mixer, Mixer::GatedDelta(_));
+            let list: Vec<bool> = c.layers.iter().map(|l| is_recurrent(&l.mixer)).collect();
+            m.insert(format!("{arch}.attention.recurrent_layers"), list)?;
+            vec![
+                // For readers that do not know the list.
+                ("full_attention_interval", 4),
+                ("ssm.conv_kernel", conv_width),
+                ("ssm.state_size", shape.k_dim),
+                ("ssm.group_count", shape.n_k_heads),
+                ("ssm.time_step_rank", shape.n_v_heads),
+                ("ssm.inner_size", shape.v_len()),
+            ]
+        }
+        Some(Mixer::ShortConv(ShortConv { conv_width, .. })) => {
+            let list: Vec<i32> = c.layers.iter().map(|l| kv_heads(&l.mixer)).collect();
+            m.insert(format!("{arch}.attention.head_count_kv"), list)?;
+            vec![("shortconv.l_cache", conv_width)]
+        }
+    })
+}
+
 fn rotation(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn TensorSource) -> Result<()> {
     let Some(rope) = c.ropes.first() else { return Ok(()) };
     m.insert(format!("{arch}.rope.dimension_count"), rope.dim as u32)?;
     m.insert(format!("{arch}.rope.freq_base"), rope.theta)?;
+    if c.arch == "qwen35" {
+        // Pairs that turn by each coordinate of an image; readers insist on the key.
+        let stated = Hyper::new(source, arch).hf_f32s("rope_parameters.mrope_section")?;
+        let mut sections: Vec<i32> =
+            stated.unwrap_or_else(|| vec![11.0, 11.0, 10.0]).iter().map(|&n| n as i32).collect();
+        sections.resize(4, 0);
+        m.insert(format!("{arch}.rope.dimension_sections"), sections)?;
+    }
     if let Some(local) = c.ropes.get(1) {
         m.insert(format!("{arch}.rope.freq_base_swa"), local.theta)?;
     }

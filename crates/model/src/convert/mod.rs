@@ -1,9 +1,11 @@
 //! A Hugging Face folder seen as a GGUF model: GGUF's names, keys and layout, made on demand.
 //!
 //! What differs between the two formats: the order of rows in q and k of Llama-like models, norms stored as their difference
-//! from 1, GPT-2's transposed matrices, experts in one tensor each, and rotation scalings that are tensors in GGUF.
+//! from 1, GPT-2's transposed matrices, experts in one tensor each, rotation scalings that are tensors in GGUF, and the order of the
+//! delta rule's value heads.
 //! The result is read back and compared with the original, so that what GGUF cannot state is refused and not lost.
 
+mod heads;
 mod metadata;
 
 use crate::config::{Ffn, LayerConfig, Mixer, ModelConfig, Presence, Tied};
@@ -14,7 +16,8 @@ use crate::rope::RopeScaling;
 use crate::source::{Format, TensorInfo, TensorSource, TensorView};
 use crate::{Error, Result, arch, weights};
 use bytes::Bytes;
-use realizar_compute::{DType, RopeStyle};
+use heads::ValueHeads;
+use realizar_compute::{DType, HeadOrder, RopeStyle};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -63,6 +66,10 @@ enum Edit {
     },
     AddOne,
     Transpose,
+    /// To GGUF's order of value heads.
+    Tile(ValueHeads),
+    /// As `Tile`, from `x` to `-exp(x)`.
+    TileDecay(ValueHeads),
 }
 
 impl Converted {
@@ -112,21 +119,34 @@ impl Converted {
         if files.len() > 1 {
             return self.add(name, dtype, shape.clone(), Recipe::Stack(files.clone()));
         }
+        // GGUF has no dimension for the one input channel of a convolution.
+        let is_conv = ["delta.conv", "conv.conv"].contains(&ours);
+        let shape = &if is_conv { vec![shape[0], shape[2]] } else { shape.clone() };
         // Small things stay exact, and readers expect them so.
-        if shape.len() < 2 || ["router", "position_embed"].contains(&ours) {
+        if shape.len() < 2 || is_conv || ["router", "position_embed"].contains(&ours) {
             dtype = DType::F32;
         }
         let c = &self.config;
         let llama = metadata::gguf_arch(c) == "llama";
-        let heads = layer.map(|i| match c.layers[i].mixer {
-            Mixer::Attention(a) => a.heads,
+        let heads = layer.and_then(|i| match c.layers[i].mixer {
+            Mixer::Attention(a) => Some(a.heads),
+            Mixer::GatedDelta(_) | Mixer::ShortConv(_) => None,
+        });
+        let value_heads = layer.and_then(|i| match c.layers[i].mixer {
+            Mixer::GatedDelta(delta) => ValueHeads::of(ours, &delta.shape),
+            Mixer::Attention(_) | Mixer::ShortConv(_) => None,
         });
         let edit = match (ours, heads) {
+            ("delta.norm", _) => Edit::Keep,
             _ if ours.ends_with("norm") && part == Part::Weight && c.norm_offset == 1.0 => Edit::AddOne,
             ("q_proj", Some(heads)) if llama => Edit::Interleave { n_heads: heads.n_heads },
             ("k_proj", Some(heads)) if llama => Edit::Interleave { n_heads: heads.n_kv_heads },
             _ if c.transposed && layer.is_some() && shape.len() == 2 => Edit::Transpose,
-            _ => Edit::Keep,
+            _ => match value_heads {
+                Some(heads) if ours == "delta.a_log" => Edit::TileDecay(heads),
+                Some(heads) => Edit::Tile(heads),
+                None => Edit::Keep,
+            },
         };
         let turns_whole_heads = heads.is_none_or(|h| c.ropes.iter().all(|rope| rope.dim == h.head_dim));
         if matches!(edit, Edit::Interleave { .. }) && !turns_whole_heads {
@@ -209,6 +229,9 @@ fn stated(mut layer: LayerConfig, context_length: usize) -> LayerConfig {
             a.window = a.window.filter(|&w| w < context_length);
             (a.qkv_bias, a.o_bias) = (Presence::Optional, Presence::Optional);
         }
+        // Weights are put in the other order.
+        Mixer::GatedDelta(delta) => delta.shape.order = HeadOrder::Tiled,
+        Mixer::ShortConv(_) => {}
     }
     match &mut layer.ffn {
         Ffn::Gated(dense) | Ffn::Plain(dense) => dense.bias = Presence::Optional,
@@ -260,14 +283,17 @@ impl TensorSource for Converted {
                             })?
                             .bytes
                     }
-                    Edit::AddOne => {
+                    Edit::Tile(heads) => Bytes::from(heads.tile(&view.bytes, shape[0])),
+                    Edit::AddOne | Edit::TileDecay(_) => {
                         let values = weights::vector(&*self.source, from, None)?;
-                        let values: Vec<f32> = values.iter().map(|v| v + 1.0).collect();
-                        return Ok(TensorView {
-                            dtype: DType::F32,
-                            shape: shape.clone(),
-                            bytes: to_bytes(&values),
-                        });
+                        let bytes = match *edit {
+                            Edit::TileDecay(heads) => {
+                                let decay: Vec<f32> = values.iter().map(|v| -v.exp()).collect();
+                                Bytes::from(heads.tile(&to_bytes(&decay), decay.len()))
+                            }
+                            _ => to_bytes(&values.iter().map(|v| v + 1.0).collect::<Vec<f32>>()),
+                        };
+                        return Ok(TensorView { dtype: DType::F32, shape: shape.clone(), bytes });
                     }
                 };
                 if *dtype == view.dtype {

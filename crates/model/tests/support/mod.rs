@@ -1,9 +1,11 @@
 //! Running a model without an engine.
 
-use realizar_compute::{Backend, Batch, BatchLimits, CacheShape, DType};
-use realizar_model::{Decoder, KvCache, Workspace};
+use realizar_compute::{Backend, Batch, BatchLimits, CacheShape, DType, StateWrite};
+use realizar_model::{CacheSizes, Decoder, KvCache, StateSpec, Workspace};
 
 const BLOCK_SIZE: usize = 16;
+/// Of recurrent state, which moves on from step to step.
+const N_SLOTS: usize = 3;
 
 /// One sequence on one backend.
 pub(crate) struct Session<'a, B: Backend> {
@@ -13,6 +15,9 @@ pub(crate) struct Session<'a, B: Backend> {
     cache: KvCache<B>,
     ws: Workspace<B>,
     blocks: Vec<u32>,
+    n_slots: usize,
+    /// Has the recurrent state, if the model has one.
+    slot: u32,
     n_done: usize,
 }
 
@@ -21,16 +26,21 @@ impl<'a, B: Backend> Session<'a, B> {
     pub(crate) fn new(backend: &'a B, model: &'a Decoder<B>, n_ctx: usize, kv_type: DType) -> Self {
         let n_blocks = n_ctx.div_ceil(BLOCK_SIZE);
         let limits = BatchLimits { n_tokens: n_ctx, n_seqs: 1, n_blocks, n_logits: n_ctx };
-        let shape = CacheShape { n_blocks, block_size: BLOCK_SIZE, n_positions: n_ctx, n_slots: 0 };
+        let config = model.shard().config();
+        let n_slots = if StateSpec::new(config, kv_type).slot_bytes > 0 { N_SLOTS } else { 0 };
+        let shape = CacheShape { n_blocks, block_size: BLOCK_SIZE, n_positions: n_ctx, n_slots };
+        let sizes = CacheSizes { dtype: kv_type, n_blocks, block_size: BLOCK_SIZE, n_slots };
         // Blocks in an order that is not their positions', so that the table matters.
         let blocks = (0..n_blocks as u32).rev().collect();
         Self {
             backend,
             model,
             batch: backend.new_batch(limits, shape).unwrap(),
-            cache: KvCache::new(backend, model.shard().config(), kv_type, n_blocks, BLOCK_SIZE).unwrap(),
+            cache: KvCache::new(backend, config, sizes).unwrap(),
             ws: Workspace::new(backend, model.shard(), &limits).unwrap(),
             blocks,
+            n_slots,
+            slot: 0,
             n_done: 0,
         }
     }
@@ -44,6 +54,11 @@ impl<'a, B: Backend> Session<'a, B> {
         let n = tokens.len();
         let mut batch = Batch::default();
         batch.push(tokens, self.n_done, &self.blocks[..(self.n_done + n).div_ceil(BLOCK_SIZE)], n);
+        if self.n_slots > 0 {
+            let from = (self.n_done > 0).then_some(self.slot);
+            self.slot = (self.slot + 1) % N_SLOTS as u32;
+            batch.push_state(from, &[StateWrite { n_tokens: n, slot: self.slot }]);
+        }
         self.backend.stage(&mut self.batch, &batch)?;
         self.model.forward(self.backend, &self.batch, n, n, &mut self.cache, &mut self.ws)?;
         self.n_done += n;
