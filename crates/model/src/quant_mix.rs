@@ -163,6 +163,8 @@ fn is_quantizable(name: &str, shape: &[usize]) -> bool {
         && name.ends_with("weight")
         && !name.ends_with("_norm.weight")
         && !name.ends_with("ffn_gate_inp.weight")
+        && !name.ends_with("ssm_conv1d.weight")
+        && !name.ends_with("shortconv.conv.weight")
         && name != "position_embd.weight"
         && name != "token_types.weight"
 }

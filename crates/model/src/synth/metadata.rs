@@ -1,6 +1,7 @@
 //! The metadata of a synthetic model: hyper-parameters, and a vocabulary of all bytes, padded to the real size.
 
 use super::shapes::{Family, SynthShape};
+use super::{DELTA_CONV_WIDTH, SHORT_CONV_WIDTH};
 use crate::Result;
 use crate::metadata::{Metadata, Strings};
 use crate::quant_mix::QuantMix;
@@ -19,7 +20,6 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
         ("embedding_length", s.hidden_size),
         ("feed_forward_length", s.intermediate_size),
         ("attention.head_count", s.n_heads),
-        ("attention.head_count_kv", s.n_kv_heads),
         ("attention.key_length", s.head_dim),
         ("attention.value_length", s.head_dim),
         ("vocab_size", s.vocab_size),
@@ -27,6 +27,29 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
     ];
     for (key, n) in counts {
         m.insert(format!("{arch}.{key}"), n as u32)?;
+    }
+    let kv_heads = format!("{arch}.attention.head_count_kv");
+    if s.family == Family::Lfm2 {
+        // Layers without heads of keys and values convolve.
+        let list = (0..s.n_layers).map(|i| if s.attends(i) { s.n_kv_heads as i32 } else { 0 });
+        m.insert(kv_heads, list.collect::<Vec<i32>>())?;
+        m.insert(format!("{arch}.shortconv.l_cache"), SHORT_CONV_WIDTH as u32)?;
+    } else {
+        m.insert(kv_heads, s.n_kv_heads as u32)?;
+    }
+    if let Some([n_k_heads, n_v_heads, dim]) = s.delta {
+        let counts = [
+            ("conv_kernel", DELTA_CONV_WIDTH),
+            ("state_size", dim),
+            ("group_count", n_k_heads),
+            ("time_step_rank", n_v_heads),
+            ("inner_size", n_v_heads * dim),
+        ];
+        for (key, n) in counts {
+            m.insert(format!("{arch}.ssm.{key}"), n as u32)?;
+        }
+        m.insert(format!("{arch}.full_attention_interval"), 4u32)?;
+        m.insert(format!("{arch}.rope.dimension_sections"), vec![11, 11, 10, 0])?;
     }
     let eps = if s.family == Family::Phi2 { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" };
     m.insert(format!("{arch}.attention.{eps}"), s.norm_eps)?;
@@ -50,6 +73,7 @@ fn rotated(s: &SynthShape) -> usize {
     match s.family {
         Family::Phi2 => s.head_dim * 2 / 5,
         Family::Glm4 => s.head_dim / 2,
+        Family::Qwen35 => s.head_dim / 4,
         _ => s.head_dim,
     }
 }
@@ -62,6 +86,8 @@ fn vocabulary(m: &mut Metadata, s: &SynthShape) -> Result<()> {
     let pre = match s.family {
         Family::Llama if s.llama3_factor.is_some() => "llama-bpe",
         Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => "qwen2",
+        Family::Qwen35 => "qwen35",
+        Family::Lfm2 => "lfm2",
         Family::Olmo2 => "dbrx",
         Family::Glm4 => "glm4",
         _ => "gpt-2",

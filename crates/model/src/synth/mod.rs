@@ -191,6 +191,11 @@ fn bias(n: usize) -> Fill {
     Fill::Values((0..n).map(|i| (i % 7) as f32 * 0.01 - 0.03).collect())
 }
 
+/// Weights of convolutions.
+fn taps(n: usize) -> Fill {
+    Fill::Values((0..n).map(|i| (i * 7 % 11) as f32 * 0.1 - 0.5).collect())
+}
+
 /// All weights of a model, in the order of the file.
 fn weights(s: &SynthShape) -> Vec<Weight> {
     let mut all = Vec::new();
@@ -206,10 +211,15 @@ fn weights(s: &SynthShape) -> Vec<Weight> {
     }
     for i in 0..s.n_layers {
         let mut put = |part: &str, shape: &[usize], fill: Fill| add(format!("blk.{i}.{part}"), shape, fill);
-        attention(s, &mut put);
+        match s.delta {
+            _ if s.attends(i) => attention(s, &mut put),
+            Some(delta) => gated_delta(s, delta, &mut put),
+            None => short_conv(s, &mut put),
+        }
         feed_forward(s, &mut put);
     }
-    add("output_norm.weight".into(), &[hidden], norm(hidden));
+    let final_norm = if s.family == Family::Lfm2 { "token_embd_norm" } else { "output_norm" };
+    add(format!("{final_norm}.weight"), &[hidden], norm(hidden));
     if phi2 {
         add("output_norm.bias".into(), &[hidden], bias(hidden));
     }
@@ -232,14 +242,16 @@ fn attention(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
     if phi2 {
         put("attn_norm.bias", &[hidden], bias(hidden));
     }
-    for (part, n_out) in [("attn_q", q_dim), ("attn_k", kv_dim), ("attn_v", kv_dim)] {
+    // Gates on attention's output stand among the queries.
+    let q_rows = if s.family == Family::Qwen35 { 2 * q_dim } else { q_dim };
+    for (part, n_out) in [("attn_q", q_rows), ("attn_k", kv_dim), ("attn_v", kv_dim)] {
         put(&format!("{part}.weight"), &[n_out, hidden], matrix(hidden));
         if matches!(s.family, Family::Phi2 | Family::Qwen2 | Family::Glm4) {
             put(&format!("{part}.bias"), &[n_out], bias(n_out));
         }
     }
     let qk_norm = match s.family {
-        Family::Qwen3 | Family::Qwen3Moe => Some([s.head_dim; 2]),
+        Family::Qwen3 | Family::Qwen3Moe | Family::Qwen35 | Family::Lfm2 => Some([s.head_dim; 2]),
         Family::Olmo2 => Some([q_dim, kv_dim]),
         _ => None,
     };
@@ -257,10 +269,45 @@ fn attention(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
     }
 }
 
+/// Tokens that the convolution before the delta rule reads.
+const DELTA_CONV_WIDTH: usize = 4;
+/// Tokens that a gated convolution reads.
+const SHORT_CONV_WIDTH: usize = 3;
+
+fn gated_delta(
+    s: &SynthShape,
+    [n_k_heads, n_v_heads, dim]: [usize; 3],
+    put: &mut impl FnMut(&str, &[usize], Fill),
+) {
+    let hidden = s.hidden_size;
+    let (k_len, v_len) = (n_k_heads * dim, n_v_heads * dim);
+    let qkv_len = 2 * k_len + v_len;
+    put("attn_norm.weight", &[hidden], norm(hidden));
+    put("attn_qkv.weight", &[qkv_len, hidden], matrix(hidden));
+    put("attn_gate.weight", &[v_len, hidden], matrix(hidden));
+    put("ssm_beta.weight", &[n_v_heads, hidden], matrix(hidden));
+    put("ssm_alpha.weight", &[n_v_heads, hidden], matrix(hidden));
+    put("ssm_conv1d.weight", &[qkv_len, DELTA_CONV_WIDTH], taps(qkv_len * DELTA_CONV_WIDTH));
+    put("ssm_dt.bias", &[n_v_heads], bias(n_v_heads));
+    put("ssm_a", &[n_v_heads], Fill::Values((0..n_v_heads).map(|i| -0.1 - (i % 5) as f32).collect()));
+    put("ssm_norm.weight", &[dim], norm(dim));
+    put("ssm_out.weight", &[hidden, v_len], matrix(v_len));
+}
+
+fn short_conv(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
+    let hidden = s.hidden_size;
+    put("attn_norm.weight", &[hidden], norm(hidden));
+    put("shortconv.in_proj.weight", &[3 * hidden, hidden], matrix(hidden));
+    put("shortconv.conv.weight", &[hidden, SHORT_CONV_WIDTH], taps(hidden * SHORT_CONV_WIDTH));
+    put("shortconv.out_proj.weight", &[hidden, hidden], matrix(hidden));
+}
+
 fn feed_forward(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
     let (hidden, ffn) = (s.hidden_size, s.intermediate_size);
     if !matches!(s.family, Family::Phi2 | Family::Olmo2) {
-        put("ffn_norm.weight", &[hidden], norm(hidden));
+        // The one of Qwen 3.5 is named by its place behind attention.
+        let name = if s.family == Family::Qwen35 { "post_attention_norm" } else { "ffn_norm" };
+        put(&format!("{name}.weight"), &[hidden], norm(hidden));
     }
     if let Some([n_experts, _, width]) = s.experts {
         put("ffn_gate_inp.weight", &[n_experts, hidden], matrix(hidden));
@@ -356,6 +403,11 @@ mod tests {
             ("gemma-2-9b", 9.242),
             ("olmo-2-7b", 7.299),
             ("glm-4-9b", 9.400),
+            ("qwen3.5-0.8b", 0.752),
+            ("qwen3.5-4b", 4.206),
+            ("qwen3.5-9b", 8.954),
+            ("qwen3.5-27b", 26.896),
+            ("lfm2-1.2b", 1.170),
         ] {
             let s = synth(name, "f16", 1, 1);
             let n: usize = s.tensors().iter().map(TensorInfo::n_elements).sum();

@@ -31,6 +31,19 @@ pub struct SynthShape {
     pub(super) llama3_factor: Option<f32>,
     /// Experts in a layer, experts per token, and an expert's width.
     pub(super) experts: Option<[usize; 3]>,
+    /// Key heads, value heads and elements of a head of the gated delta rule.
+    pub(super) delta: Option<[usize; 3]>,
+    /// Which layers attend; the others have recurrent state.
+    pub(super) attention: AttentionAt,
+}
+
+/// Which layers attend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AttentionAt {
+    All,
+    /// The last of each so many.
+    Every(usize),
+    These(&'static [usize]),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +56,8 @@ pub(super) enum Family {
     Gemma2,
     Olmo2,
     Glm4,
+    Qwen35,
+    Lfm2,
 }
 
 impl Family {
@@ -57,6 +72,8 @@ impl Family {
             Family::Gemma2 => "gemma2",
             Family::Olmo2 => "olmo2",
             Family::Glm4 => "glm4",
+            Family::Qwen35 => "qwen35",
+            Family::Lfm2 => "lfm2",
         }
     }
 }
@@ -65,6 +82,15 @@ impl SynthShape {
     /// The shape of this name, in any letter case.
     pub fn from_name(name: &str) -> Option<&'static Self> {
         SYNTH_SHAPES.iter().find(|s| s.name.eq_ignore_ascii_case(name))
+    }
+
+    /// Whether a layer attends.
+    pub(super) fn attends(&self, layer: usize) -> bool {
+        match self.attention {
+            AttentionAt::All => true,
+            AttentionAt::Every(n) => (layer + 1).is_multiple_of(n),
+            AttentionAt::These(layers) => layers.contains(&layer),
+        }
     }
 }
 
@@ -92,6 +118,8 @@ const fn shape(
         tied: false,
         llama3_factor: None,
         experts: None,
+        delta: None,
+        attention: AttentionAt::All,
     }
 }
 
@@ -103,6 +131,17 @@ impl SynthShape {
 
     const fn llama3(mut self, factor: f32) -> Self {
         self.llama3_factor = Some(factor);
+        self
+    }
+
+    const fn delta(mut self, n: [usize; 3], attention: AttentionAt) -> Self {
+        self.delta = Some(n);
+        self.attention = attention;
+        self
+    }
+
+    const fn attends_at(mut self, layers: &'static [usize]) -> Self {
+        self.attention = AttentionAt::These(layers);
         self
     }
 
@@ -130,5 +169,15 @@ pub static SYNTH_SHAPES: &[SynthShape] = &[
     shape("phi-2", Family::Phi2, [32, 2560, 10240, 32, 32, 80, 51200, 2048], 1e4, 1e-5),
     shape("olmo-2-7b", Family::Olmo2, [32, 4096, 11008, 32, 32, 128, 100352, 4096], 5e5, 1e-6),
     shape("glm-4-9b", Family::Glm4, [40, 4096, 13696, 32, 2, 128, 151552, 32768], 1e4, 1e-5),
+    shape("qwen3.5-0.8b", Family::Qwen35, [24, 1024, 3584, 8, 2, 256, 248320, 262144], 1e7, 1e-6)
+        .tied().delta([16, 16, 128], AttentionAt::Every(4)),
+    shape("qwen3.5-4b", Family::Qwen35, [32, 2560, 9216, 16, 4, 256, 248320, 262144], 1e7, 1e-6)
+        .tied().delta([16, 32, 128], AttentionAt::Every(4)),
+    shape("qwen3.5-9b", Family::Qwen35, [32, 4096, 12288, 16, 4, 256, 248320, 262144], 1e7, 1e-6)
+        .delta([16, 32, 128], AttentionAt::Every(4)),
+    shape("qwen3.5-27b", Family::Qwen35, [64, 5120, 17408, 24, 4, 256, 248320, 262144], 1e7, 1e-6)
+        .delta([16, 48, 128], AttentionAt::Every(4)),
+    shape("lfm2-1.2b", Family::Lfm2, [16, 2048, 8192, 32, 8, 64, 65536, 128000], 1e6, 1e-5)
+        .tied().attends_at(&[2, 5, 8, 10, 12, 14]),
     shape("gemma-2-9b", Family::Gemma2, [42, 3584, 14336, 16, 8, 256, 256000, 8192], 1e4, 1e-6).tied(),
 ];
