@@ -13,7 +13,7 @@ use realizar_engine::load::weights_per_device;
 use realizar_model::chat_template::ChatTemplate;
 use realizar_model::source::{Format, TensorSource};
 use realizar_model::tokenizer::Tokenizer;
-use realizar_model::{Attention, Ffn, LayerConfig, ModelConfig, Shard, arch};
+use realizar_model::{Attention, Ffn, LayerConfig, ModelConfig, Shard, StateSpec, arch};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -81,6 +81,9 @@ struct Shape {
     n_experts: Option<usize>,
     n_experts_used: Option<usize>,
     sliding_window: Option<usize>,
+    /// Layers that keep a state of fixed size, and its bytes per sequence, in all of them.
+    n_recurrent_layers: usize,
+    state_bytes: usize,
 }
 
 #[derive(Serialize)]
@@ -203,6 +206,8 @@ fn shape(c: &ModelConfig) -> Shape {
         n_experts: c.experts().map(|e| e.n_experts).max(),
         n_experts_used: c.experts().map(|e| e.n_used).max(),
         sliding_window: c.attentions().find_map(|a| a.window),
+        n_recurrent_layers: c.recurrent_states().count(),
+        state_bytes: StateSpec::new(c, DType::F16).slot_bytes,
     }
 }
 
@@ -332,6 +337,10 @@ fn text(r: &Report) -> String {
         line("context", format!("{} tokens", s.context_length));
         if let Some(window) = s.sliding_window {
             line("window", format!("{window} tokens"));
+        }
+        if s.n_recurrent_layers > 0 {
+            let state = bytes(s.state_bytes);
+            line("recurrent", format!("{} layers, {state} of state per sequence", s.n_recurrent_layers));
         }
     }
     match (&r.tokenizer, &r.tokenizer_error) {
