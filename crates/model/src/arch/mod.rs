@@ -75,7 +75,12 @@ pub static ARCHS: &[ArchSpec] = &[
 /// Errors: `UnknownArchitecture` with the names of those we know; any contradiction in the file.
 pub fn configure(source: &dyn TensorSource) -> Result<ModelConfig> {
     let (name, spec) = find(source)?;
-    (spec.configure)(&Hyper::new(source, &name))
+    let hyper = Hyper::new(source, &name);
+    let config = (spec.configure)(&hyper)?;
+    if config.attentions().next().is_none() {
+        return Err(hyper.unsupported("a model of which no layer attends"));
+    }
+    Ok(config)
 }
 
 /// The tensors that an architecture does without.

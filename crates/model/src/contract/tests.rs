@@ -240,6 +240,12 @@ fn recurrent_layers_need_all_their_tensors() {
 }
 
 #[test]
+fn a_model_without_attention_is_refused() {
+    let convolves = Edited::new("lfm2/model.gguf").with_key("lfm2.attention.head_count_kv", 0);
+    assert_says(&arch::configure(&convolves).unwrap_err().to_string(), &["no layer attends"]);
+}
+
+#[test]
 fn synthetic_models_keep_the_contract() {
     for shape in SYNTH_SHAPES {
         let synth = Synth::new(shape, QuantMix::from_name("q4_k_m").unwrap(), 1, 1).unwrap();
