@@ -4,8 +4,7 @@
 //! replaces a whole block where it has it in fewer kernels. A decoder calls blocks and does not know what is fused.
 
 use crate::{
-    Activation, AttentionParams, Collectives, DeltaInput, DeltaShape, Device, Experts, KvLayer, MoeScratch,
-    Norm, Ops, Profile, QkvPrep, Result, ShortConv, StateLayer, Tensor,
+    Activation, AttentionParams, AttentionTemperature, Collectives, DeltaInput, DeltaShape, Device, Experts, KvLayer, MoeScratch, Norm, Ops, Profile, QkvPrep, Result, ShortConv, StateLayer, Tensor,
 };
 
 /// A matrix with what follows its product.
@@ -113,6 +112,8 @@ pub struct AttentionBlock<'a, B: Device> {
     pub qkv: &'a Linear<B>,
     /// Norms of the queries and of the keys of a token, each over all heads together, before [`AttentionBlock::prep`].
     pub full_qk_norm: Option<(&'a Norm<B>, &'a Norm<B>)>,
+    /// Factor on the queries, before [`AttentionBlock::prep`], whose norms would undo it.
+    pub temperature: Option<AttentionTemperature>,
     /// Norms of single heads, and rotation, of queries and keys.
     pub prep: QkvPrep<'a, B>,
     /// How keys are weighed.
@@ -281,9 +282,12 @@ pub fn attention<B: Blocks>(
     batch: &B::Batch,
     block: AttentionBlock<'_, B>,
 ) -> Result<()> {
-    let AttentionBlock { input, qkv, full_qk_norm, prep, params, kv, gate, out, qkv_rows, attended } = block;
+    let AttentionBlock {
+        input, qkv, full_qk_norm, temperature, prep, params, kv, gate, out, qkv_rows, attended
+    } = block;
     b.timed("qkv_proj", || project(b, qkv, qkv_rows, input, &mut stream))?;
     norm_queries_and_keys(b, qkv_rows, full_qk_norm)?;
+    scale_queries(b, qkv_rows, batch, &prep, temperature)?;
     b.timed("store_kv", || b.store_kv(qkv_rows, kv, batch, prep))?;
     b.timed("attention", || b.attention(attended, qkv_rows, kv, batch, params))?;
     if let Some(OutputGate { proj, rows }) = gate {
@@ -405,6 +409,20 @@ pub(crate) fn norm_queries_and_keys<B: Blocks>(
         b.norm_columns(qkv_rows, 0, q)?;
         b.norm_columns(qkv_rows, q.weight.len(), k)
     })
+}
+
+/// Multiplies the queries by the factor of their position.
+pub(crate) fn scale_queries<B: Blocks>(
+    b: &B,
+    qkv_rows: &mut Tensor<B>,
+    batch: &B::Batch,
+    prep: &QkvPrep<'_, B>,
+    temperature: Option<AttentionTemperature>,
+) -> Result<()> {
+    let Some(temperature) = temperature else { return Ok(()) };
+    assert!(prep.qk_norm.is_none(), "norms of heads undo a factor on queries");
+    let n = prep.heads.n_heads * prep.heads.head_dim;
+    b.timed("scale_queries", || b.scale_by_position(qkv_rows, n, batch, temperature))
 }
 
 /// Adds a block's output to the residual; `x` is the input of its last matrix, and `name` that matrix's for the profiler.

@@ -83,6 +83,22 @@ pub struct AttentionParams {
     pub window: Option<usize>,
 }
 
+/// A factor on queries that grows with their position, so that attention stays sharp in long contexts (Llama 4, Ministral 3).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionTemperature {
+    /// How fast it grows.
+    pub beta: f32,
+    /// The factor changes every so many positions, and is 1 before; not 0.
+    pub period: usize,
+}
+
+impl AttentionTemperature {
+    /// `1 + beta · ln(1 + floor(position / period))`
+    pub fn factor(self, position: u32) -> f32 {
+        1.0 + self.beta * (1.0 + (position as usize / self.period) as f32).ln()
+    }
+}
+
 /// Rotation of queries and keys, and their per-head norms before it.
 #[derive(Clone, Copy)]
 pub struct QkvPrep<'a, B: Device> {
@@ -283,6 +299,15 @@ pub trait Ops: Device {
         x: &Tensor<Self>,
         w: &Self::Matrix,
         bias: Option<&Tensor<Self>>,
+    ) -> Result<()>;
+
+    /// `x[n_tokens, ..n] *= temperature.factor(position)`; other columns stay as they are.
+    fn scale_by_position(
+        &self,
+        x: &mut Tensor<Self>,
+        n: usize,
+        batch: &Self::Batch,
+        temperature: AttentionTemperature,
     ) -> Result<()>;
 
     /// Prepares `qkv` `[n_tokens, qkv_len]` for attention: norms and rotates the query and key heads in place, and writes keys and

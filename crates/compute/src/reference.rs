@@ -5,9 +5,7 @@
 use crate::math::{argmax, erf, rotate, route, sigmoid, softplus};
 use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, Batch, BatchLimits, Blocks, CacheShape, Capture, Chosen, Collectives,
-    ConvKind, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts, HostBatch, KvLayer,
-    MatrixPart, MoeScratch, Norm, NormKind, Ops, Profile, QkvPrep, Result, ShortConv, Tensor,
+    Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture, Chosen, Collectives, ConvKind, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts, HostBatch, KvLayer, MatrixPart, MoeScratch, Norm, NormKind, Ops, Profile, QkvPrep, Result, ShortConv, Tensor,
 };
 
 /// The specification as a backend: unoptimized, single-threaded, host memory.
@@ -531,6 +529,20 @@ impl Ops for Reference {
     fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {
         let len = x.len();
         x.buffer_mut()[..len].iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+        Ok(())
+    }
+
+    fn scale_by_position(
+        &self,
+        x: &mut Tensor<Self>,
+        n: usize,
+        batch: &HostBatch,
+        temperature: AttentionTemperature,
+    ) -> Result<()> {
+        let row_len = x.row_len();
+        for (row, &p) in x.buffer_mut().chunks_exact_mut(row_len).zip(batch.positions()) {
+            row[..n].iter_mut().for_each(|x| *x *= temperature.factor(p));
+        }
         Ok(())
     }
 

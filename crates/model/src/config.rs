@@ -7,7 +7,7 @@ use crate::hyper::Hyper;
 use crate::names;
 use crate::rope::{RopeConfig, read_scaling};
 use crate::{Error, Result};
-use realizar_compute::{Activation, DType, DeltaShape, Device, Heads, NormKind, RopeStyle};
+use realizar_compute::{Activation, AttentionTemperature, DType, DeltaShape, Device, Heads, NormKind, RopeStyle};
 
 /// Everything about a model but its weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,10 +22,15 @@ pub struct ModelConfig {
     pub context_length: usize,
     /// Factor on embeddings.
     pub embed_scale: f32,
+    /// Factor on what blocks add to the residual. Not 1 only where norms read the residual, nothing else does, and blocks' outputs have
+    /// no norms: then the residual divided by it gives the same model, and no block has to multiply.
+    pub residual_scale: f32,
     /// Whether a learned vector per position is added to the embeddings.
     pub learned_positions: bool,
     /// Kind of all norms.
     pub norm_kind: NormKind,
+    /// Whether all norms have biases.
+    pub norm_bias: bool,
     /// Epsilon of all norms.
     pub norm_eps: f32,
     /// The norm before the output matrix, by the name of its weight in [`NAMES`](crate::names::NAMES).
@@ -34,6 +39,8 @@ pub struct ModelConfig {
     pub norm_offset: f32,
     /// The rotations that layers refer to.
     pub ropes: Vec<RopeConfig>,
+    /// Factor on logits, before their soft cap; not 1 only where the output matrix has no bias.
+    pub logit_scale: f32,
     /// Soft cap on logits.
     pub logit_softcap: Option<f32>,
     /// Whether the embedding is the output matrix too.
@@ -184,6 +191,8 @@ pub struct Attention {
     pub heads: Heads,
     /// How queries and keys are normalized before they turn.
     pub qk_norm: Option<QkNorm>,
+    /// Factor on queries that grows with their position; not beside norms of single heads.
+    pub temperature: Option<AttentionTemperature>,
     /// Index into [`ModelConfig::ropes`]; `None`: no rotation.
     pub rope: Option<usize>,
     /// Sliding window, in tokens.
@@ -295,6 +304,7 @@ impl ModelConfig {
             mixer: Mixer::Attention(Attention {
                 heads,
                 qk_norm: None,
+                temperature: None,
                 rope: Some(0),
                 window: None,
                 scale: 1.0 / (heads.head_dim as f32).sqrt(),
@@ -319,12 +329,15 @@ impl ModelConfig {
             hidden_size,
             context_length,
             embed_scale: 1.0,
+            residual_scale: 1.0,
             learned_positions: false,
             norm_kind: NormKind::Rms,
+            norm_bias: false,
             norm_eps: eps.filter(|e| e.is_finite() && *e >= 0.0).unwrap_or(1e-5),
             final_norm: "final_norm",
             norm_offset: 0.0,
             ropes: vec![RopeConfig { dim: rope_dim, style: rope_style, theta, scaling }],
+            logit_scale: 1.0,
             logit_softcap: None,
             tied: read_tied(h)?,
             lm_head_bias: Presence::Absent,
@@ -423,7 +436,17 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Gives a sliding window to the layers that `slides` says, or to those that `layer_types` of `config.json` lists.
+    /// A layer's index, and its attention, of all layers that have one.
+    pub fn each_attention_by_layer(&mut self, mut change: impl FnMut(usize, &mut Attention)) {
+        for (i, layer) in self.layers.iter_mut().enumerate() {
+            match &mut layer.mixer {
+                Mixer::Attention(attention) => change(i, attention),
+            }
+        }
+    }
+
+    /// Gives a sliding window to the layers that the file lists (`layer_types` of `config.json`, an array of GGUF), or else to those that
+    /// `slides` says.
     pub fn slide(
         &mut self,
         h: &Hyper<'_>,
@@ -431,27 +454,11 @@ impl ModelConfig {
         slides: impl Fn(usize) -> bool,
     ) -> Result<()> {
         let Some(window) = window.filter(|&w| w > 0) else { return Ok(()) };
-        let types = if h.is_gguf() { None } else { h.hf_strings("layer_types")? };
-        if let Some(types) = &types {
-            if types.len() != self.layers.len() {
-                return Err(h.invalid(format!(
-                    "layer_types has {} entries for {} layers",
-                    types.len(),
-                    self.layers.len()
-                )));
-            }
-            if let Some(other) =
-                types.iter().find(|t| !["sliding_attention", "full_attention"].contains(&t.as_str()))
-            {
-                return Err(h.unsupported(format!("layer type {other:?} is not known")));
-            }
-        }
-        for (i, layer) in self.layers.iter_mut().enumerate() {
-            let this = types.as_ref().map_or_else(|| slides(i), |t| t[i] == "sliding_attention");
-            if let Mixer::Attention(attention) = &mut layer.mixer {
-                attention.window = this.then_some(window);
-            }
-        }
+        let listed = listed_windows(h, self.layers.len())?;
+        self.each_attention_by_layer(|i, attention| {
+            let this = listed.as_ref().map_or_else(|| slides(i), |listed| listed[i]);
+            attention.window = this.then_some(window);
+        });
         Ok(())
     }
 
@@ -493,6 +500,29 @@ impl ModelConfig {
     pub fn head_dim_without_blocks_of(&self, dtype: DType) -> Option<usize> {
         self.attentions().map(|a| a.heads.head_dim).find(|dim| !dim.is_multiple_of(dtype.block_len()))
     }
+}
+
+/// Which layers have a sliding window, where the file lists them.
+fn listed_windows(h: &Hyper<'_>, n_layers: usize) -> Result<Option<Vec<bool>>> {
+    let (key, listed) = match h.is_gguf() {
+        true => ("attention.sliding_window_pattern", h.gguf_bools("attention.sliding_window_pattern")?),
+        false => ("layer_types", h.hf_strings("layer_types")?.map(|types| slides(h, &types)).transpose()?),
+    };
+    match listed {
+        Some(listed) if listed.len() != n_layers => {
+            Err(h.invalid(format!("{key} has {} entries for {n_layers} layers", listed.len())))
+        }
+        listed => Ok(listed),
+    }
+}
+
+fn slides(h: &Hyper<'_>, types: &[String]) -> Result<Vec<bool>> {
+    let slides = |kind: &String| match kind.as_str() {
+        "sliding_attention" => Ok(true),
+        "full_attention" => Ok(false),
+        other => Err(h.unsupported(format!("layer type {other:?} is not known"))),
+    };
+    types.iter().map(slides).collect()
 }
 
 /// A number that the model cannot be without, from 1 to `max`.

@@ -13,7 +13,6 @@ use crate::names;
 use crate::rope::RopeScaling;
 use crate::source::{Format, TensorSource};
 use crate::{Error, Result};
-use realizar_compute::NormKind;
 use std::collections::HashMap;
 
 /// One of our weights in one layer, or outside of the layers.
@@ -199,10 +198,7 @@ impl Checker<'_> {
     fn norm(&mut self, name: &'static str, layer: Option<usize>, len: usize) {
         let w = Weight { name, layer };
         self.one(w, Part::Weight, &[len], Presence::Needed);
-        let bias = match self.config.norm_kind {
-            NormKind::Rms => Presence::Absent,
-            NormKind::Layer => Presence::Needed,
-        };
+        let bias = if self.config.norm_bias { Presence::Needed } else { Presence::Absent };
         self.one(w, Part::Bias, &[len], bias);
     }
 

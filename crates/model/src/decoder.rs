@@ -79,8 +79,15 @@ impl<B: Backend> Decoder<B> {
     ///
     /// Errors: tensors that are missing, have another shape than the description says or are no part of it, all at once and before
     /// any is read; then one that cannot be on this backend. Nothing stays allocated after an error.
-    pub fn load(backend: &B, source: &dyn TensorSource, config: ModelConfig, n_ctx: usize) -> Result<Self> {
+    pub fn load(
+        backend: &B,
+        source: &dyn TensorSource,
+        mut config: ModelConfig,
+        n_ctx: usize,
+    ) -> Result<Self> {
         config.check_device(backend)?;
+        // The factor is 1 at all positions of a context within the first period.
+        config.each_attention(|a| a.temperature = a.temperature.filter(|t| n_ctx > t.period));
         let contract = Contract::check(source, &config)?;
         let shard = Shard::new(&config, source, backend.rank(), backend.is_exact())?;
         let loader = Loader { backend, source, config: &config, contract: &contract, shard: &shard };
@@ -171,8 +178,9 @@ impl<B: Backend> Decoder<B> {
     ) -> realizar_compute::Result<()> {
         let c = self.shard.config();
         ws.set_rows(n_tokens, n_logits);
-        backend
-            .timed("embed", || backend.embed(&mut ws.residual, &self.embed.weight, batch, c.embed_scale))?;
+        backend.timed("embed", || {
+            backend.embed(&mut ws.residual, &self.embed.weight, batch, c.embed_scale / c.residual_scale)
+        })?;
         if let Some(table) = &self.position_embed {
             backend.add_positions(&mut ws.residual, table, batch)?;
         }
@@ -240,6 +248,7 @@ impl<B: Backend> Decoder<B> {
                     input: weights.inputs.mixer(),
                     qkv,
                     full_qk_norm: norms(QkNorm::FullWidth),
+                    temperature: this.temperature,
                     prep: QkvPrep {
                         heads,
                         qk_norm: norms(QkNorm::PerHead),

@@ -1,5 +1,6 @@
 //! Hyper-parameters in one vocabulary: each of our keys is looked up under GGUF's name or under Hugging Face's.
 
+use crate::metadata::Value;
 use crate::source::{Format, TensorSource};
 use crate::{Error, Result};
 
@@ -26,12 +27,22 @@ static KEYS: &[Key] = &[
     key("context_length", "context_length", &["max_position_embeddings", "n_positions", "n_ctx"]),
     key("vocab_size", "vocab_size", &["vocab_size"]),
     key("rms_norm_eps", "attention.layer_norm_rms_epsilon", &["rms_norm_eps", "norm_eps"]),
-    key("layer_norm_eps", "attention.layer_norm_epsilon", &["layer_norm_eps", "layer_norm_epsilon"]),
+    key(
+        "layer_norm_eps",
+        "attention.layer_norm_epsilon",
+        &["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"],
+    ),
     key("sliding_window", "attention.sliding_window", &["sliding_window"]),
     key("sliding_window_pattern", "attention.sliding_window_pattern", &["sliding_window_pattern"]),
     key("attn_softcap", "attn_logit_softcapping", &["attn_logit_softcapping"]),
     key("logit_softcap", "final_logit_softcapping", &["final_logit_softcapping"]),
     key("query_pre_attn_scalar", "attention.query_pre_attn_scalar", &["query_pre_attn_scalar"]),
+    key("embed_scale", "embedding_scale", &["embedding_multiplier"]),
+    key("residual_scale", "residual_scale", &["residual_multiplier"]),
+    key("attention_scale", "attention.scale", &["attention_multiplier"]),
+    // A factor in some architectures, a divisor in others.
+    key("logit_scale", "logit_scale", &["logit_scale", "logits_scaling"]),
+    key("attention_temperature", "attention.temperature_scale", &["rope_parameters.llama_4_scaling_beta"]),
     key("n_experts", "expert_count", &["num_experts", "num_local_experts"]),
     key("n_experts_used", "expert_used_count", &["num_experts_per_tok"]),
     key("expert_intermediate_size", "expert_feed_forward_length", &["moe_intermediate_size"]),
@@ -65,12 +76,24 @@ static KEYS: &[Key] = &[
 pub struct Hyper<'a> {
     source: &'a dyn TensorSource,
     prefix: &'a str,
+    /// What `config.json` means where it does not state a number, under our keys.
+    defaults: &'static [(&'static str, f32)],
 }
 
 impl<'a> Hyper<'a> {
     /// `prefix` is the architecture's name in GGUF keys.
     pub fn new(source: &'a dyn TensorSource, prefix: &'a str) -> Self {
-        Self { source, prefix }
+        Self { source, prefix, defaults: &[] }
+    }
+
+    /// With numbers that `config.json` may leave out. GGUF has no defaults.
+    pub fn with_defaults(self, defaults: &'static [(&'static str, f32)]) -> Self {
+        Self { defaults, ..self }
+    }
+
+    fn default(&self, ours: &str) -> Option<f32> {
+        let defaults = if self.is_gguf() { &[][..] } else { self.defaults };
+        defaults.iter().find(|(key, _)| *key == ours).map(|&(_, value)| value)
     }
 
     /// The model.
@@ -115,13 +138,14 @@ impl<'a> Hyper<'a> {
 
     /// A whole number; `None` where the file does not state it.
     pub fn usize(&self, ours: &str) -> Result<Option<usize>> {
-        self.first(&self.names(ours), |n| self.source.metadata().get_usize(n))
+        let stated = self.first(&self.names(ours), |n| self.source.metadata().get_usize(n))?;
+        Ok(stated.or(self.default(ours).map(|n| n as usize)))
     }
 
     /// Whole numbers, or a single one as a list of one; `None` where the file does not state them.
     pub fn usizes(&self, ours: &str) -> Result<Option<Vec<usize>>> {
         let Some(numbers) = self.first(&self.names(ours), |n| self.source.metadata().get_i64s(n))? else {
-            return Ok(None);
+            return Ok(self.default(ours).map(|n| vec![n as usize]));
         };
         let number = |n: i64| usize::try_from(n).map_err(|_| self.invalid(format!("{ours} is {n}")));
         numbers.into_iter().map(number).collect::<Result<_>>().map(Some)
@@ -134,7 +158,8 @@ impl<'a> Hyper<'a> {
 
     /// A number.
     pub fn f32(&self, ours: &str) -> Result<Option<f32>> {
-        self.first(&self.names(ours), |n| self.source.metadata().get_f32(n))
+        let stated = self.first(&self.names(ours), |n| self.source.metadata().get_f32(n))?;
+        Ok(stated.or(self.default(ours)))
     }
 
     /// A number that the model cannot be without.
@@ -162,10 +187,21 @@ impl<'a> Hyper<'a> {
         self.source.metadata().get_str(&format!("{}.{key}", self.prefix))
     }
 
-    /// Truth values of GGUF's section for this architecture.
+    /// A whole number of GGUF's section for this architecture, where the key does not state an array.
+    pub fn gguf_usize_unless_array(&self, key: &str) -> Result<Option<usize>> {
+        match self.source.metadata().get(&format!("{}.{key}", self.prefix)) {
+            Some(Value::Array(_)) => Ok(None),
+            _ => self.gguf_usize(key),
+        }
+    }
+
+    /// Truth values of GGUF's section for this architecture; `None` where the key is absent or states something else than an array.
     pub fn gguf_bools(&self, key: &str) -> Result<Option<Vec<bool>>> {
-        let found = self.source.metadata().get_bools(&format!("{}.{key}", self.prefix))?;
-        Ok(found.map(|b| b.to_vec()))
+        let key = format!("{}.{key}", self.prefix);
+        match self.source.metadata().get(&key) {
+            Some(Value::Array(_)) => self.source.metadata().get_bools(&key),
+            _ => Ok(None),
+        }
     }
 
     /// A whole number of `config.json` under exactly this name.

@@ -212,13 +212,15 @@ fn read_gguf(h: &Hyper<'_>, dim: usize, context: usize) -> Result<RopeScaling> {
                 0.0 => yarn_magnitude(factor, 1.0),
                 m => yarn_magnitude(factor, 1.0) / yarn_magnitude(factor, m),
             };
+            // What `config.json` states in place of the usual factor.
+            let stated = h.gguf_f32("rope.scaling.yarn_attn_factor")?;
             Ok(RopeScaling::Yarn {
                 factor,
                 trained_context,
                 beta_fast: h.gguf_f32("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
                 beta_slow: h.gguf_f32("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
                 truncate: true,
-                attention_factor: magnitude * attention_factor,
+                attention_factor: stated.unwrap_or(magnitude * attention_factor),
             })
         }
         "longrope" => {

@@ -85,13 +85,18 @@ impl<B: Backend> Loader<'_, B> {
         let w = Weight { name, layer };
         let mut weight = self.values(self.need(w))?;
         weight.iter_mut().for_each(|w| *w += offset);
-        let bias = self.contract.find(w, Part::Bias).map(|entry| self.values(entry)).transpose()?;
+        let mut bias = self.contract.find(w, Part::Bias).map(|entry| self.values(entry)).transpose()?;
+        if name == self.config.final_norm {
+            let factor = self.config.logit_scale;
+            weight.iter_mut().chain(bias.iter_mut().flatten()).for_each(|w| *w *= factor);
+        }
         let upload = |values: Vec<f32>| self.backend.upload(&[values.len()], &values);
         Ok(Norm {
             kind: self.config.norm_kind,
             weight: upload(weight)?,
             bias: bias.map(upload).transpose()?,
-            eps: self.config.norm_eps,
+            // Only norms of the residual are in a model that scales it, and the residual is that much larger here.
+            eps: self.config.norm_eps / self.config.residual_scale.powi(2),
         })
     }
 

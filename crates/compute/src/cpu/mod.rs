@@ -26,9 +26,7 @@ pub use buffer::Buffer;
 use crate::ranks::{HostGroup, place_columns};
 use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, Batch, BatchLimits, Blocks, CacheShape, Capture, Chosen, Collectives, DType,
-    DeltaInput, DeltaShape, Device, DeviceMemory, Experts, HostBatch, KvLayer, MatrixPart, MoeScratch, Norm,
-    Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv, Tensor,
+    Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture, Chosen, Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Experts, HostBatch, KvLayer, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv, Tensor,
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions, Operands};
@@ -345,6 +343,23 @@ impl Ops for Cpu {
 
     fn softcap(&self, x: &mut Tensor<Self>, cap: f32) -> Result<()> {
         activation::softcap(&self.pool, self.options.isa, x, cap);
+        Ok(())
+    }
+
+    fn scale_by_position(
+        &self,
+        x: &mut Tensor<Self>,
+        n: usize,
+        batch: &HostBatch,
+        temperature: AttentionTemperature,
+    ) -> Result<()> {
+        let row_len = x.row_len();
+        parallel::rows(&self.pool, x.floats_mut(), row_len, |i, row| {
+            let factor = temperature.factor(batch.positions()[i]);
+            if factor != 1.0 {
+                row[..n].iter_mut().for_each(|x| *x *= factor);
+            }
+        });
         Ok(())
     }
 

@@ -7,9 +7,7 @@ use super::sampling::{self, Choices};
 use super::{attention, elementwise, experts, norm, ranks};
 use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, Batch, BatchLimits, CacheShape, Capture, Chosen, Collectives, DType,
-    DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts, GraphKey, Heads, KvLayer, MatrixPart,
-    MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv, Tensor,
+    Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, CacheShape, Capture, Chosen, Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts, GraphKey, Heads, KvLayer, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv, Tensor,
 };
 
 impl Device for Cuda {
@@ -132,6 +130,17 @@ impl Ops for Cuda {
     fn add_positions(&self, x: &mut Tensor<Self>, table: &Tensor<Self>, batch: &StagedBatch) -> Result<()> {
         assert_eq!(x.rows(), batch.n_tokens());
         elementwise::rows(self, elementwise::kernels(self).add_rows, x, table, batch.positions())
+    }
+
+    fn scale_by_position(
+        &self,
+        x: &mut Tensor<Self>,
+        n: usize,
+        batch: &StagedBatch,
+        temperature: AttentionTemperature,
+    ) -> Result<()> {
+        assert_eq!(x.rows(), batch.n_tokens());
+        elementwise::scale_by_position(self, x, n, batch.positions(), temperature)
     }
 
     fn rope_angles(

@@ -22,10 +22,12 @@ impl Blocks for Cuda {
         if block.gate.is_some() {
             return blocks::attention(self, stream, batch, block);
         }
-        let AttentionBlock { input, qkv, full_qk_norm, prep, params, kv, gate: _, out, qkv_rows, attended } =
-            block;
+        let AttentionBlock {
+            input, qkv, full_qk_norm, temperature, prep, params, kv, gate: _, out, qkv_rows, attended
+        } = block;
         self.timed("qkv_proj", || project(self, qkv, qkv_rows, input, &mut stream))?;
         blocks::norm_queries_and_keys(self, qkv_rows, full_qk_norm)?;
+        blocks::scale_queries(self, qkv_rows, batch, &prep, temperature)?;
         let tiles = tiles_for(self, &out, attended);
         let is_tiles = attention::attend(self, attended, tiles, qkv_rows, Step { kv, batch, prep, params })?;
         add_output(self, "o_proj", attended, tiles.filter(|_| is_tiles), stream, out)

@@ -3,8 +3,8 @@
 use super::matrices::part;
 use super::*;
 use realizar_compute::{
-    AttentionBlock, AttentionParams, BlockInput, BlockOutput, Heads, Join, KvLayer, Linear, MatrixPart, Norm,
-    NormKind, QkvPrep, RopeStyle, Stream,
+    AttentionBlock, AttentionParams, AttentionTemperature, BlockInput, BlockOutput, Heads, Join, KvLayer,
+    Linear, MatrixPart, Norm, NormKind, QkvPrep, RopeStyle, Stream,
 };
 use std::collections::BTreeMap;
 
@@ -29,6 +29,8 @@ struct Attention {
     qk_norm: Option<NormKind>,
     /// Whether the block normalizes all queries together, and all keys.
     full_qk_norm: bool,
+    /// Factor that the block has on queries.
+    temperature: Option<AttentionTemperature>,
     parts: Vec<Part>,
     /// Seed of the order of blocks.
     order: u64,
@@ -50,6 +52,7 @@ fn case(n_heads: usize, n_kv_heads: usize, head_dim: usize, parts: &[(usize, usi
         rope: None,
         qk_norm: None,
         full_qk_norm: false,
+        temperature: None,
         parts: parts.collect(),
         order: 1,
         out: None,
@@ -175,6 +178,7 @@ impl Attention {
                 input: BlockInput::Residual,
                 qkv,
                 full_qk_norm: self.full_qk_norm.then_some((&q_norm, &k_norm)),
+                temperature: self.temperature,
                 prep,
                 params,
                 kv,
@@ -347,6 +351,8 @@ fn rotations_and_norms() {
     for (n_heads, head_dim) in [(4, 8), (6, 64)] {
         let rope = Some((head_dim, RopeStyle::Half));
         check(&[Attention { full_qk_norm: true, rope, ..case(n_heads, 2, head_dim, &RAGGED) }]);
+        let temperature = Some(AttentionTemperature { beta: 0.5, period: 16 });
+        check(&[Attention { temperature, rope, ..case(n_heads, 2, head_dim, &RAGGED) }]);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Operations without weights or cache: norms, activations, sums, scales, selections, angles.
 
 use super::*;
-use realizar_compute::{Activation, Chosen, MatrixPart, Norm, NormKind};
+use realizar_compute::{Activation, AttentionTemperature, Chosen, MatrixPart, Norm, NormKind};
 
 const ACTIVATIONS: [Activation; 5] =
     [Activation::Silu, Activation::GeluTanh, Activation::GeluErf, Activation::ReluSquared, Activation::Relu];
@@ -154,6 +154,7 @@ fn softcap_and_scale() {
 enum Guided {
     SelectRows { len: usize, seqs: Vec<(usize, usize)> },
     AddPositions { len: usize, positions: Vec<usize> },
+    ScaleByPosition { len: usize, n: usize, positions: Vec<usize>, temperature: AttentionTemperature },
     RopeAngles { n: usize, positions: Vec<usize>, scale: f32 },
 }
 
@@ -176,6 +177,12 @@ impl Case for Guided {
                 let table = rows_of(b, &random.normals(100 * len), *len);
                 let mut x = rows_of(b, &random.normals(positions.len() * len), *len);
                 b.add_positions(&mut x, &table, &staged(b, &batch)).unwrap();
+                vec![("x", read(b, &mut x))]
+            }
+            Guided::ScaleByPosition { len, n, positions, temperature } => {
+                let batch = batch_of(&positions.iter().map(|&p| (0, p, false)).collect::<Vec<_>>());
+                let mut x = rows_of(b, &random.normals(positions.len() * len), *len);
+                b.scale_by_position(&mut x, *n, &staged(b, &batch), *temperature).unwrap();
                 vec![("x", read(b, &mut x))]
             }
             Guided::RopeAngles { n, positions, scale } => {
@@ -214,6 +221,26 @@ fn add_positions() {
             Guided::AddPositions { len, positions: vec![99, 3, 3, 0, 50] },
             Guided::AddPositions { len, positions: (0..70).collect() },
         ]);
+    }
+}
+
+#[test]
+fn scale_by_position() {
+    let temperature = AttentionTemperature { beta: 0.5, period: 64 };
+    for (len, n) in [(1, 1), (20, 20), (20, 7), (768, 512), (300, 0)] {
+        check(&[
+            Guided::ScaleByPosition { len, n, positions: vec![0], temperature },
+            Guided::ScaleByPosition { len, n, positions: vec![63, 64, 127, 128, 1_000_000], temperature },
+            Guided::ScaleByPosition { len, n, positions: (30..130).collect(), temperature },
+        ]);
+    }
+}
+
+#[test]
+fn a_temperature_is_a_logarithm_of_the_position() {
+    let temperature = AttentionTemperature { beta: 0.1, period: 16384 };
+    for (position, factor) in [(0, 1.0), (16383, 1.0), (16384, 1.069_314_7), (65535, 1.138_629_4)] {
+        assert!((temperature.factor(position) - factor).abs() < 1e-6, "{position}");
     }
 }
 

@@ -29,7 +29,7 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     }
     c.learned_positions = true;
     c.ropes.clear();
-    c.norm_kind = NormKind::Layer;
+    (c.norm_kind, c.norm_bias) = (NormKind::Layer, true);
     c.without_gates();
     c.read_activation(h, Activation::GeluTanh)?;
     c.each_attention(|a| (a.rope, a.qkv_bias, a.o_bias) = (None, Presence::Needed, Presence::Needed));

@@ -19,7 +19,7 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
             c.ropes[0].dim /= 2;
         }
     }
-    c.norm_kind = NormKind::Layer;
+    (c.norm_kind, c.norm_bias) = (NormKind::Layer, true);
     for layer in &mut c.layers {
         layer.parallel = true;
         layer.norms.pre_ffn = None;

@@ -68,3 +68,14 @@ KERNEL(scale_columns, ElementwiseArgs, 256) {
   const size_t i = element();
   if (i < a.len) a.y[i] *= a.x[i % a.row_len];
 }
+
+KERNEL(scale_by_position, PositionScaleArgs, 256) {
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
+  const size_t i = element();
+  if (i >= a.len) return;
+  const uint32_t periods = a.positions[i / a.n] / a.period;
+  // The factor is 1, so that most contexts need no write.
+  if (periods == 0) return;
+  a.x[i / a.n * a.row_len + i % a.n] *= 1.0f + a.beta * logf(1.0f + static_cast<float>(periods));
+}

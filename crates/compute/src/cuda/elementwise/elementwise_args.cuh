@@ -16,3 +16,16 @@ struct ElementwiseArgs {
   uint32_t activation;
   float factor;
 };
+
+struct PositionScaleArgs {
+  float* x;
+  // Of each row.
+  const uint32_t* positions;
+  // Elements to multiply, in all rows together.
+  uint64_t len;
+  uint32_t row_len;
+  // Elements to multiply in a row, the first.
+  uint32_t n;
+  uint32_t period;
+  float beta;
+};

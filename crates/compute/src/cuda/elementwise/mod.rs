@@ -2,7 +2,7 @@
 
 use super::common::activation_code;
 use super::driver::{Cuda, DevicePtr, Kernel, kernel_args, kernels};
-use crate::{Activation, Result, Tensor};
+use crate::{Activation, AttentionTemperature, Result, Tensor};
 
 kernel_args! {
     in "elementwise_args.cuh";
@@ -21,6 +21,19 @@ kernel_args! {
         activation: u32,
         factor: f32,
     }
+
+    struct PositionScaleArgs {
+        x: DevicePtr as "float*",
+        /// Of each row.
+        positions: DevicePtr as "const uint32_t*",
+        /// Elements to multiply, in all rows together.
+        len: u64,
+        row_len: u32,
+        /// Elements to multiply in a row, the first.
+        n: u32,
+        period: u32,
+        beta: f32,
+    }
 }
 
 kernels! {
@@ -34,6 +47,7 @@ kernels! {
         pub(in crate::cuda) softcap: ElementwiseArgs,
         pub(in crate::cuda) scale: ElementwiseArgs,
         pub(in crate::cuda) scale_columns: ElementwiseArgs,
+        scale_by_position: PositionScaleArgs,
     }
 }
 
@@ -67,6 +81,30 @@ pub(in crate::cuda) fn each(
         factor,
     };
     launch(cuda, f, &args)
+}
+
+/// As [`scale_by_position`](crate::Ops::scale_by_position), with `positions` `u32` [rows of x].
+pub(in crate::cuda) fn scale_by_position(
+    cuda: &Cuda,
+    x: &mut Tensor<Cuda>,
+    n: usize,
+    positions: DevicePtr,
+    temperature: AttentionTemperature,
+) -> Result<()> {
+    assert!(n <= x.row_len(), "{n} of {} columns", x.row_len());
+    let args = PositionScaleArgs {
+        x: x.ptr(),
+        positions,
+        len: (x.rows() * n) as u64,
+        row_len: x.row_len() as u32,
+        n: n as u32,
+        // No position is larger.
+        period: u32::try_from(temperature.period).unwrap_or(u32::MAX),
+        beta: temperature.beta,
+    };
+    let blocks = (x.rows() * n).div_ceil(256);
+    // SAFETY: x has `len / n` rows of `row_len` ≥ n elements, and each has a position, as the caller checked.
+    unsafe { cuda.launch(kernels(cuda).scale_by_position, [blocks, 1, 1], 256, &args) }
 }
 
 /// `y += x`, of the same shape.
