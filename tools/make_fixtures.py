@@ -4,6 +4,7 @@
     python tools/make_fixtures.py                 # all of them
     python tools/make_fixtures.py --only gemma2   # one (may be repeated)
     python tools/make_fixtures.py --check         # regenerate in memory, compare with what is committed
+    python tools/make_fixtures.py --llama-cpp DIR # also those whose GGUF file llama.cpp's own converter writes
 
 For every variant in VARIANTS the script builds the reference model of the `transformers` library with random weights drawn from
 a fixed seed and writes under crates/model/tests/data/arch/<name>/:
@@ -12,6 +13,9 @@ a fixed seed and writes under crates/model/tests/data/arch/<name>/:
     model.gguf           the same weights as GGUF, F32, with the names, metadata and weight transformations of the field's converter
     golden.json          prompts, greedy continuations, gap between the two best logits at each greedy step, notes
     logits.f32           little-endian f32 logits at every position of every prompt, one prompt after the other, [positions, vocab]
+
+Where a variant says `converter`, model.gguf comes from the convert_hf_to_gguf.py of a llama.cpp source tree (`--llama-cpp`; that of the
+PyPI source package llama-cpp-python 0.3.36), told only that the tokenizer is GPT-2's; otherwise from this script's own tables.
 
 Some variants have extra forms of the same model (`hf-sharded/`, a GGUF in two parts) and some exist as Hugging Face folder only,
 because GGUF cannot say what they test; golden.json lists the forms.
@@ -32,6 +36,7 @@ import json
 import math
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -116,16 +121,19 @@ class Variant:
 
     prompts: lengths in tokens. legacy_rope: write config.json in the form older than transformers 5. hf_only: GGUF cannot
     express it. gguf_prompts: how many of the prompts the GGUF form agrees on (all by default). ternary: linear weights of three
-    values. cached: greedy decoding with a key-value cache rather than by whole passes. wrapped: also as the text part of a model that
-    reads images. notes: for golden.json.
+    values. cached: greedy decoding with a key-value cache rather than by whole passes. converter: llama.cpp's converter writes the
+    GGUF. vision: the configuration of an image encoder, beside which the model is the text part of a multimodal one; around: what
+    else the multimodal configuration states. wrapped: also as the text part of a model that reads images. notes: for golden.json.
     """
 
     def __init__(self, kind, config, seed, prompts=(6, 20), legacy_rope=False, chat_template=None, hf_only=False, sharded=False,
-                 gguf_prompts=None, ternary=False, cached=False, wrapped=False, notes=None):
+                 gguf_prompts=None, ternary=False, cached=False, converter=False, vision=None, around=None,
+                 wrapped=False, notes=None):
         self.kind, self.config, self.seed, self.prompts = kind, config, seed, prompts
         self.legacy_rope, self.chat_template, self.hf_only, self.sharded = legacy_rope, chat_template, hf_only, sharded
         self.gguf_prompts = len(prompts) if gguf_prompts is None else gguf_prompts
-        self.ternary, self.cached, self.wrapped, self.notes = ternary, cached, wrapped, notes
+        self.ternary, self.cached, self.notes = ternary, cached, notes
+        self.converter, self.vision, self.around, self.wrapped = converter, vision, around or {}, wrapped
 
 
 def rope(theta=10000.0, kind="default", **rest):
@@ -137,6 +145,8 @@ LONGROPE = rope(
 )
 THREE_HEADS = dict(COMMON, hidden_size=24, intermediate_size=28, num_attention_heads=3, num_key_value_heads=1)
 FOUR_HEADS = dict(COMMON, hidden_size=24, intermediate_size=28, head_dim=8)
+IMAGE_TOKENS = dict(image_token_id=PAD, video_token_id=PAD, vision_start_token_id=PAD, vision_end_token_id=PAD)
+FIVE_LAYERS = dict(COMMON, hidden_size=32, intermediate_size=28, num_hidden_layers=5)
 GEMMA2 = dict(
     FOUR_HEADS, query_pre_attn_scalar=8, sliding_window=8, rope_parameters=rope(), attn_logit_softcapping=3.0,
     final_logit_softcapping=2.5, rms_norm_eps=2e-3, tie_word_embeddings=True,
@@ -255,6 +265,107 @@ VARIANTS = {
             layer_types=["conv", "conv", "full_attention", "conv", "full_attention"], rope_parameters=rope(1000.0),
         ), 24, prompts=(6, 20),
         notes="gated convolutions over three tokens; the width of the feed-forward blocks is 28, rounded from 40 by the rules of the family",
+    "ministral3": Variant(
+        "Ministral3", dict(
+            FOUR_HEADS, max_position_embeddings=64,
+            rope_parameters=rope(
+                100.0, "yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
+                mscale_all_dim=1.0, llama_4_scaling_beta=0.5,
+            ),
+        ), 23, converter=True,
+        notes="YaRN whose factors on cosine and sine cancel; queries grow from position 16 on",
+    ),
+    "mistral3": Variant(
+        "Mistral3", dict(FOUR_HEADS, model_type="mistral", sliding_window=None, rope_parameters=rope(1e9)), 24, converter=True,
+        vision=dict(
+            model_type="pixtral", hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, head_dim=8,
+            patch_size=2, image_size=4, rope_parameters=rope(),
+        ),
+        around=dict(image_token_index=PAD),
+        notes="the text part of a multimodal model, beside an image encoder and its projector",
+    ),
+    "gemma3-vision": Variant(
+        "Gemma3", dict(
+            FOUR_HEADS, model_type="gemma3_text", num_hidden_layers=3, query_pre_attn_scalar=8, sliding_window=8, rms_norm_eps=2e-3,
+            tie_word_embeddings=True, layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+            rope_parameters={"full_attention": rope(1000.0), "sliding_attention": rope(10.0)},
+        ), 34, hf_only=True,
+        vision=dict(
+            model_type="siglip_vision_model", hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+            image_size=4, patch_size=2, vision_use_head=False,
+        ),
+        around=dict(image_token_index=PAD, mm_tokens_per_image=1),
+        notes="the text part of a multimodal model, beside an image encoder and its projector",
+    ),
+    "qwen2-vl": Variant(
+        "Qwen2_5_VL", dict(
+            THREE_HEADS, model_type="qwen2_5_vl_text", rope_parameters=rope(1e6, mrope_section=[2, 1, 1]),
+        ), 35, converter=True,
+        vision=dict(
+            model_type="qwen2_5_vl_vision", depth=1, hidden_size=8, intermediate_size=8, num_heads=1, patch_size=2,
+            spatial_merge_size=1, temporal_patch_size=1, out_hidden_size=24, fullatt_block_indexes=[0], window_size=4,
+        ),
+        around=dict(IMAGE_TOKENS), notes="the text part of a multimodal model; for text all sections of a rotation have one position",
+    ),
+    "qwen3-vl": Variant(
+        "Qwen3VL", dict(
+            FOUR_HEADS, model_type="qwen3_vl_text", rope_parameters=rope(5e6, mrope_section=[2, 1, 1], mrope_interleaved=True),
+            tie_word_embeddings=True,
+        ), 36, converter=True,
+        vision=dict(
+            model_type="qwen3_vl_vision", depth=2, hidden_size=8, intermediate_size=8, num_heads=1, patch_size=2,
+            spatial_merge_size=1, temporal_patch_size=1, out_hidden_size=24, deepstack_visual_indexes=[0], num_position_embeddings=4,
+        ),
+        around=dict(IMAGE_TOKENS), notes="the text part of a multimodal model; for text all sections of a rotation have one position",
+    ),
+    "smollm3": Variant(
+        "SmolLM3", dict(FIVE_LAYERS, rope_parameters=rope(2e6), tie_word_embeddings=True), 25, converter=True,
+        notes="every fourth layer has no rotation",
+    ),
+    "olmo3": Variant(
+        "Olmo3", dict(
+            FIVE_LAYERS, max_position_embeddings=128, sliding_window=8, tie_word_embeddings=False,
+            rope_parameters={
+                "full_attention": rope(
+                    1000.0, "yarn", factor=8.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0,
+                    attention_factor=0.1 * math.log(8.0) + 1.0,
+                ),
+                "sliding_attention": rope(1000.0),
+            },
+        ), 26, converter=True, notes="three of four layers have a window, and only the others' rotation is stretched",
+    ),
+    "gemma": Variant("Gemma", dict(FOUR_HEADS, rope_parameters=rope(), tie_word_embeddings=True), 27, converter=True),
+    "granite": Variant(
+        "Granite", dict(
+            COMMON, hidden_size=32, intermediate_size=28, rope_parameters=rope(), tie_word_embeddings=False, attention_bias=False,
+            embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=0.5,
+        ), 28, converter=True, notes="factors on embeddings, block outputs, scores and logits",
+    ),
+    "seed-oss": Variant(
+        "SeedOss", dict(FOUR_HEADS, attention_bias=True, attention_out_bias=False, rope_parameters=rope(1e7)), 29, converter=True,
+    ),
+    "exaone4": Variant(
+        "Exaone4", dict(FIVE_LAYERS, sliding_window=8, sliding_window_pattern=4, rope_parameters=rope(1e6)), 30, converter=True,
+        notes="norms after the blocks; every fourth layer sees everything and has no rotation. llama.cpp has windows in models of 64 "
+        "layers only",
+    ),
+    "cohere2": Variant(
+        "Cohere2", dict(
+            {k: v for k, v in FIVE_LAYERS.items() if k != "rms_norm_eps"}, layer_norm_eps=1e-3, logit_scale=0.25, sliding_window=8,
+            rope_parameters=rope(50000.0), tie_word_embeddings=True, rotary_pct=1.0,
+        ), 31, converter=True,
+        notes="LayerNorm without bias, which both blocks of a layer share; every fourth layer sees everything and has no rotation",
+    ),
+    "starcoder2": Variant(
+        "Starcoder2", dict(
+            {k: v for k, v in COMMON.items() if k != "rms_norm_eps"}, hidden_size=24, intermediate_size=40, num_attention_heads=3,
+            num_key_value_heads=1, norm_epsilon=1e-3, sliding_window=256, use_bias=True, rope_parameters=rope(1e5),
+            tie_word_embeddings=True,
+        ), 32, converter=True,
+    ),
+    "ernie4-5": Variant(
+        "Ernie4_5", dict(FOUR_HEADS, use_bias=False, rope_parameters=rope(5e5), tie_word_embeddings=True), 33, converter=True,
+        notes="neighbours turn together in both formats",
     ),
 }
 
@@ -292,15 +403,30 @@ def random_state(model, variant, seed):
     return state
 
 
+def model_class(variant):
+    kind = variant.kind
+    head = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForConditionalGeneration" if variant.vision else f"{kind}ForCausalLM"
+    return getattr(transformers, head)
+
+
+def is_of_images(name):
+    return any(part in name for part in ["vision_tower", "multi_modal_projector", "visual."])
+
+
 def build(variant, seed=None, state=None):
     """The reference model in eval mode, with random weights from `seed` or the given ones."""
     kind = variant.kind
     prefix = {"Gemma3": "Gemma3Text", "Qwen3_5": "Qwen3_5Text"}.get(kind, kind)
     config = getattr(transformers, f"{prefix}Config")(**json.loads(json.dumps(variant.config)))
+    prefix = "Gemma3Text" if kind == "Gemma3" and not variant.vision else kind
+    values = json.loads(json.dumps(variant.config))
+    if variant.vision:
+        tied = values.get("tie_word_embeddings", False)
+        values = dict(text_config=values, vision_config=variant.vision, tie_word_embeddings=tied, **variant.around)
+    config = getattr(transformers, f"{prefix}Config")(**values)
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
-    head = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
-    model = getattr(transformers, head)(config).eval()
+    model = model_class(variant)(config).eval()
     if state is None:
         state = random_state(model, variant, seed)
     model.load_state_dict(state, strict=False)
@@ -392,6 +518,8 @@ def weakest_tensor(variant, state, ids, expected):
     model = reference(variant, state)
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
+        if is_of_images(name):
+            continue
         parts = [parameter.data[j] for j in range(parameter.shape[0])] if parameter.dim() == 3 else [parameter.data]
         for part in parts:
             before = part.clone()
@@ -517,7 +645,7 @@ def write_wrapped(folder, target):
 def verify_hf(folder, variant, expected):
     ids = TOKENIZER.encode(TEXT).ids
     for length, exact in zip(variant.prompts, expected):
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+        model = model_class(variant).from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
         assert relative(logits_of(model, ids[:length]).double(), exact) < 2e-5, folder
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert tokenizer.encode(TEXT, add_special_tokens=False) == ids, folder
@@ -757,11 +885,46 @@ def write_gguf(variant, name, config, tensors, path, **split):
     writer.close()
 
 
+# llama.cpp knows tokenizers by a hash, which a made-up one does not have; a vocabulary of another kind would take other files.
+CONVERT = """
+import sys
+sys.path[:0] = [sys.argv.pop(1)]
+import convert_hf_to_gguf as converter
+from conversion.base import TextModel
+
+def leaves(kind):
+    for sub in kind.__subclasses__():
+        yield sub
+        yield from leaves(sub)
+
+get_model_class = converter.get_model_class
+
+def with_vocabulary(*args, **kwargs):
+    found = get_model_class(*args, **kwargs)
+    for kind in leaves(TextModel):
+        # One that hands everything to another has no vocabulary of its own.
+        if "set_vocab" in vars(kind) and "impl" not in kind.__annotations__:
+            kind.set_vocab = lambda self: self._set_vocab_gpt2()
+    return found
+
+converter.get_model_class = with_vocabulary
+TextModel.get_vocab_base_pre = lambda *_: "gpt-2"
+converter.main()
+"""
+
+
+def convert_with_llama_cpp(tree, hf, path):
+    command = [sys.executable, "-c", CONVERT, str(tree), str(hf), "--outtype", "f32", "--outfile", str(path)]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"llama.cpp's converter failed:\n{done.stderr}")
+
+
 # --------------------------------------------------------------------------------------------------------------------- main
 
 
-def make(name, target):
-    """Write one fixture into `target`, an empty folder."""
+def make(name, target, llama_cpp):
+    """Write one fixture into `target`, an empty folder. `llama_cpp` is a source tree for variants that need its converter."""
     variant = VARIANTS[name]
     for seed in range(1000 * variant.seed, 1000 * (variant.seed + 1)):
         try:
@@ -774,7 +937,9 @@ def make(name, target):
     hf = target / "hf"
     hf.mkdir()
     write_hf(variant, state, hf, all_logits)
-    if not variant.hf_only:
+    if variant.converter:
+        convert_with_llama_cpp(llama_cpp, hf, target / "model.gguf")
+    elif not variant.hf_only:
         config = build(variant, state=state)[0].config.to_dict()
         tensors = {key: value.numpy() for key, value in load_file(hf / "model.safetensors").items()}
         write_gguf(variant, name, config, tensors, target / "model.gguf")
@@ -798,16 +963,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", choices=sorted(VARIANTS), help="make this one (may be repeated)")
     parser.add_argument("--check", action="store_true", help="compare with the committed files instead of writing them")
+    parser.add_argument("--llama-cpp", type=Path, help="llama.cpp's source tree, for fixtures that its converter makes")
     args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     stale = []
     for name in args.only or VARIANTS:
+        if VARIANTS[name].converter and not args.llama_cpp:
+            print(f"{name}: left out, because it needs --llama-cpp", file=sys.stderr)
+            continue
         with tempfile.TemporaryDirectory() as scratch:
             fresh = Path(scratch) / name
             fresh.mkdir()
-            make(name, fresh)
+            make(name, fresh, args.llama_cpp and args.llama_cpp.resolve())
             if args.check:
                 if not same(fresh, DATA / name):
                     stale.append(name)
