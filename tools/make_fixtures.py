@@ -265,6 +265,7 @@ VARIANTS = {
             layer_types=["conv", "conv", "full_attention", "conv", "full_attention"], rope_parameters=rope(1000.0),
         ), 24, prompts=(6, 20),
         notes="gated convolutions over three tokens; the width of the feed-forward blocks is 28, rounded from 40 by the rules of the family",
+    ),
     "ministral3": Variant(
         "Ministral3", dict(
             FOUR_HEADS, max_position_embeddings=64,
@@ -416,9 +417,7 @@ def is_of_images(name):
 def build(variant, seed=None, state=None):
     """The reference model in eval mode, with random weights from `seed` or the given ones."""
     kind = variant.kind
-    prefix = {"Gemma3": "Gemma3Text", "Qwen3_5": "Qwen3_5Text"}.get(kind, kind)
-    config = getattr(transformers, f"{prefix}Config")(**json.loads(json.dumps(variant.config)))
-    prefix = "Gemma3Text" if kind == "Gemma3" and not variant.vision else kind
+    prefix = kind if variant.vision else {"Gemma3": "Gemma3Text", "Qwen3_5": "Qwen3_5Text"}.get(kind, kind)
     values = json.loads(json.dumps(variant.config))
     if variant.vision:
         tied = values.get("tie_word_embeddings", False)

@@ -1,6 +1,6 @@
 //! Gemma 3 (Gemma team 2025), text: five local layers for each global one, two rotations, normalized query and key heads.
 
-use super::{ArchSpec, INV_FREQ, Ignored, gemma2};
+use super::{ArchSpec, IMAGES, INV_FREQ, Ignored, gemma2};
 use crate::Result;
 use crate::config::{ModelConfig, QkNorm};
 use crate::hyper::Hyper;
@@ -24,9 +24,17 @@ pub(super) const SPEC: ArchSpec = ArchSpec {
     ],
 };
 
-const IMAGES: &str = "images are not read";
+/// What the published multimodal folders leave out.
+const DEFAULTS: &[(&str, f32)] = &[
+    ("n_heads", 8.0),
+    ("n_kv_heads", 4.0),
+    ("head_dim", 256.0),
+    ("context_length", 131_072.0),
+    ("rms_norm_eps", 1e-6),
+];
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
+    let h = &h.with_defaults(DEFAULTS);
     let mut c = gemma2::base(h, "gemma3", 62)?;
     let softcap = if h.is_gguf() { None } else { h.f32("attn_softcap")? };
     c.logit_softcap = h.f32("logit_softcap")?;
@@ -35,9 +43,13 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     }
     let local = h.f32("rope_theta_local")?.unwrap_or(10_000.0);
     c.ropes.push(RopeConfig { theta: local, scaling: RopeScaling::None, ..c.ropes[0].clone() });
-    let pattern = h.usize("sliding_window_pattern")?.unwrap_or(6).max(1);
+    let every = match h.is_gguf() {
+        true => h.gguf_usize_unless_array("attention.sliding_window_pattern")?,
+        false => h.usize("sliding_window_pattern")?,
+    };
+    let every = every.unwrap_or(6).max(1);
     let window = h.usize("sliding_window")?.unwrap_or(4096);
-    c.slide(h, Some(window), |i| !(i + 1).is_multiple_of(pattern))?;
+    c.slide(h, Some(window), |i| !(i + 1).is_multiple_of(every))?;
     c.each_attention(|a| {
         a.qk_norm = Some(QkNorm::PerHead);
         a.softcap = softcap;

@@ -3,21 +3,32 @@
 //! A new architecture is a file here and a row in [`ARCHS`]; `names.rs` only where it has a weight that nobody had before.
 
 mod bitnet;
+mod cohere2;
+mod ernie4_5;
+mod exaone4;
+mod families;
+mod gemma;
 mod gemma2;
 mod gemma3;
 mod glm4;
 mod gpt2;
 mod lfm2;
+mod granite;
 mod llama;
 mod mistral;
+mod mistral3;
 mod mixtral;
 mod olmo2;
+mod olmo3;
 mod phi2;
 mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen35;
 mod qwen3_moe;
+mod seed_oss;
+mod smollm3;
+mod starcoder2;
 
 use crate::config::ModelConfig;
 use crate::hyper::Hyper;
@@ -39,6 +50,7 @@ pub struct ArchSpec {
 }
 
 /// Tensors that a model does without.
+#[derive(Clone, Copy)]
 pub struct Ignored {
     /// Their names in files of any format; `*` stands for any characters.
     pub pattern: &'static str,
@@ -49,6 +61,14 @@ pub struct Ignored {
 /// Buffers that old versions of the reference library saved.
 const INV_FREQ: Ignored =
     Ignored { pattern: "*.rotary_emb.inv_freq", reason: "the hyper-parameters say the frequencies" };
+
+/// Why the parts of a multimodal model that see are left out.
+const IMAGES: &str = "images are not read";
+
+/// The image encoder of Qwen's multimodal models. For text, all sections of a rotation have the same position, so that they rotate as the
+/// text models do.
+const VISUAL: [Ignored; 2] =
+    [Ignored { pattern: "visual.*", reason: IMAGES }, Ignored { pattern: "model.visual.*", reason: IMAGES }];
 
 /// All architectures.
 pub static ARCHS: &[ArchSpec] = &[
@@ -68,11 +88,22 @@ pub static ARCHS: &[ArchSpec] = &[
     glm4::SPEC,
     olmo2::SPEC,
     lfm2::SPEC,
+    mistral3::SPEC,
+    smollm3::SPEC,
+    olmo3::SPEC,
+    gemma::SPEC,
+    granite::SPEC,
+    seed_oss::SPEC,
+    exaone4::SPEC,
+    cohere2::SPEC,
+    starcoder2::SPEC,
+    ernie4_5::SPEC,
 ];
 
 /// Reads a model's description.
 ///
-/// Errors: `UnknownArchitecture` with the names of those we know; any contradiction in the file.
+/// Errors: `UnsupportedArchitecture` with what the architecture needs, where it is known, and else `UnknownArchitecture` with the names of
+/// those we know; any contradiction in the file.
 pub fn configure(source: &dyn TensorSource) -> Result<ModelConfig> {
     let (name, spec) = find(source)?;
     let hyper = Hyper::new(source, &name);
@@ -81,6 +112,11 @@ pub fn configure(source: &dyn TensorSource) -> Result<ModelConfig> {
         return Err(hyper.unsupported("a model of which no layer attends"));
     }
     Ok(config)
+}
+
+/// What people call the family of an architecture, by our name of it.
+pub fn family(arch: &str) -> Option<&'static str> {
+    families::FAMILIES.iter().find(|(name, _)| *name == arch).map(|(_, family)| *family)
 }
 
 /// The tensors that an architecture does without.
@@ -115,4 +151,47 @@ fn find(source: &dyn TensorSource) -> Result<(String, &'static ArchSpec)> {
             known: known.copied().collect::<Vec<_>>().join(", "),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::families::FAMILIES;
+    use super::{ARCHS, configure};
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_architecture_is_named_as_people_do_and_documented() {
+        let ours: HashSet<_> = ARCHS.iter().map(|a| a.name).collect();
+        let named: HashSet<_> = FAMILIES.iter().map(|f| f.0).collect();
+        assert_eq!(ours, named);
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/models.md");
+        let documented = std::fs::read_to_string(path).unwrap();
+        for arch in ARCHS {
+            assert!(documented.contains(&format!("| `{}` |", arch.name)), "{} has no row", arch.name);
+        }
+    }
+
+    #[test]
+    fn gemma_3_has_the_numbers_that_its_published_folders_leave_out() {
+        let fixture =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch/gemma3-vision/hf");
+        let dir = std::env::temp_dir().join(format!("realizar-gemma3-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::copy(fixture.join("model.safetensors"), dir.join("model.safetensors")).unwrap();
+        // As the 4B model has it, but for the sizes of the fixture.
+        let config = r#"{"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": {
+            "hidden_size": 24, "intermediate_size": 28, "model_type": "gemma3_text", "num_hidden_layers": 7,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}}"#;
+        std::fs::write(dir.join("config.json"), config).unwrap();
+        let c = configure(&*crate::source::open(&dir).unwrap()).unwrap();
+        let heads: Vec<_> =
+            c.attentions().map(|a| (a.heads.n_heads, a.heads.n_kv_heads, a.heads.head_dim)).collect();
+        assert_eq!(heads, [(8, 4, 256); 7]);
+        assert_eq!((c.context_length, c.norm_eps), (131_072, 1e-6));
+        let windows: Vec<_> = c.attentions().map(|a| a.window).collect();
+        let local = Some(1024);
+        assert_eq!(windows, [local, local, local, local, local, None, local]);
+        assert_eq!((c.ropes[0].theta, c.ropes[1].theta), (1e6, 1e4));
+        std::fs::remove_dir_all(dir).unwrap();
+    }
 }

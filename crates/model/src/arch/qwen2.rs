@@ -1,13 +1,18 @@
-//! Qwen 2 and 2.5: Llama with biases on q, k and v.
+//! Qwen 2 and 2.5, and the text part of Qwen2-VL and Qwen2.5-VL: Llama with biases on q, k and v.
 
-use super::{ArchSpec, INV_FREQ};
+use super::{ArchSpec, INV_FREQ, VISUAL};
 use crate::Result;
 use crate::config::{ModelConfig, Presence};
 use crate::hyper::Hyper;
 use realizar_compute::{Activation, RopeStyle};
 
-pub(super) const SPEC: ArchSpec =
-    ArchSpec { name: "qwen2", gguf: &["qwen2"], hf: &["Qwen2ForCausalLM"], configure, ignored: &[INV_FREQ] };
+pub(super) const SPEC: ArchSpec = ArchSpec {
+    name: "qwen2",
+    gguf: &["qwen2", "qwen2vl"],
+    hf: &["Qwen2ForCausalLM", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"],
+    configure,
+    ignored: &[INV_FREQ, VISUAL[0], VISUAL[1]],
+};
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = ModelConfig::base(h, "qwen2", RopeStyle::Half)?;

@@ -1,13 +1,18 @@
-//! Qwen 3: Llama with normalized query and key heads.
+//! Qwen 3, and the text part of Qwen3-VL: Llama with normalized query and key heads.
 
-use super::{ArchSpec, INV_FREQ, qwen2};
+use super::{ArchSpec, INV_FREQ, VISUAL, qwen2};
 use crate::Result;
 use crate::config::{ModelConfig, QkNorm};
 use crate::hyper::Hyper;
 use realizar_compute::{Activation, RopeStyle};
 
-pub(super) const SPEC: ArchSpec =
-    ArchSpec { name: "qwen3", gguf: &["qwen3"], hf: &["Qwen3ForCausalLM"], configure, ignored: &[INV_FREQ] };
+pub(super) const SPEC: ArchSpec = ArchSpec {
+    name: "qwen3",
+    gguf: &["qwen3", "qwen3vl"],
+    hf: &["Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration"],
+    configure,
+    ignored: &[INV_FREQ, VISUAL[0], VISUAL[1]],
+};
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = ModelConfig::base(h, "qwen3", RopeStyle::Half)?;

@@ -15,9 +15,15 @@ use serde_json::Value as Json;
 pub(super) fn gguf_arch(c: &ModelConfig) -> &'static str {
     match c.arch {
         "mistral" | "mixtral" => "llama",
+        "olmo3" => "olmo2",
         "bitnet" if c.layers.iter().any(|l| squares_relu(&l.ffn)) => "bitnet-b1.58",
         other => other,
     }
+}
+
+/// Whether GGUF has the rows of q and k of this `general.architecture` in the order in which neighbours turn together.
+pub(super) fn turns_neighbours(arch: &str) -> bool {
+    ["llama", "mistral3", "smollm3", "granite"].contains(&arch)
 }
 
 fn squares_relu(ffn: &Ffn) -> bool {
@@ -92,6 +98,10 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
         let n = u32::try_from(n).map_err(|_| Error::malformed(m.path(), format!("{key} is {n}")))?;
         m.insert(format!("{arch}.{key}"), n)?;
     }
+    if ["olmo3", "exaone4"].contains(&c.arch) && window.is_some() {
+        let slides: Vec<bool> = c.attentions().map(|a| a.window.is_some()).collect();
+        m.insert(format!("{arch}.attention.sliding_window_pattern"), slides)?;
+    }
     let eps = match c.norm_kind {
         NormKind::Rms => "attention.layer_norm_rms_epsilon",
         NormKind::Layer => "attention.layer_norm_epsilon",
@@ -104,10 +114,28 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
             m.insert(format!("{arch}.{key}"), cap)?;
         }
     }
-    if attention.scale != 1.0 / (heads.head_dim as f32).sqrt() {
+    if c.arch != "granite" && attention.scale != 1.0 / (heads.head_dim as f32).sqrt() {
         m.insert(format!("{arch}.attention.query_pre_attn_scalar"), attention.scale.powi(-2))?;
     }
-    Ok(())
+    if let Some(temperature) = attention.temperature {
+        m.insert(format!("{arch}.attention.temperature_scale"), temperature.beta)?;
+    }
+    factors(m, arch, c, attention.scale)
+}
+
+/// The factors of architectures that state them.
+fn factors(m: &mut Metadata, arch: &str, c: &ModelConfig, attention_scale: f32) -> Result<()> {
+    let factors: &[_] = match c.arch {
+        "granite" => &[
+            ("embedding_scale", c.embed_scale),
+            ("residual_scale", c.residual_scale),
+            ("attention.scale", attention_scale),
+            ("logit_scale", 1.0 / c.logit_scale),
+        ],
+        "cohere2" => &[("logit_scale", c.logit_scale)],
+        _ => &[],
+    };
+    factors.iter().try_for_each(|&(key, factor)| m.insert(format!("{arch}.{key}"), factor))
 }
 
 /// The sizes of recurrent layers; which layers these are is stated at once.
@@ -165,6 +193,7 @@ fn rotation(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn TensorSo
     }
     match rope.scaling {
         // The last two are tensors.
+        RopeScaling::None if arch == "cohere2" => m.insert(key("type"), "none"),
         RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => Ok(()),
         RopeScaling::Linear { factor } => {
             m.insert(key("type"), "linear")?;
@@ -176,6 +205,11 @@ fn rotation(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn TensorSo
             m.insert(key("original_context_length"), trained_context as u32)?;
             m.insert(key("yarn_beta_fast"), beta_fast)?;
             m.insert(key("yarn_beta_slow"), beta_slow)?;
+            if arch == "mistral3" && attention_factor == 1.0 {
+                // Says that both halves of YaRN's factor cancel.
+                return m.insert(key("yarn_log_multiplier"), 1.0f32);
+            }
+            m.insert(key("yarn_attn_factor"), attention_factor)?;
             let rest = attention_factor / yarn_magnitude(factor, 1.0);
             if (rest - 1.0).abs() > 1e-6 { m.insert(key("attn_factor"), rest) } else { Ok(()) }
         }

@@ -127,7 +127,7 @@ impl Converted {
             dtype = DType::F32;
         }
         let c = &self.config;
-        let llama = metadata::gguf_arch(c) == "llama";
+        let interleaved = metadata::turns_neighbours(metadata::gguf_arch(c));
         let heads = layer.and_then(|i| match c.layers[i].mixer {
             Mixer::Attention(a) => Some(a.heads),
             Mixer::GatedDelta(_) | Mixer::ShortConv(_) => None,
@@ -139,8 +139,8 @@ impl Converted {
         let edit = match (ours, heads) {
             ("delta.norm", _) => Edit::Keep,
             _ if ours.ends_with("norm") && part == Part::Weight && c.norm_offset == 1.0 => Edit::AddOne,
-            ("q_proj", Some(heads)) if llama => Edit::Interleave { n_heads: heads.n_heads },
-            ("k_proj", Some(heads)) if llama => Edit::Interleave { n_heads: heads.n_kv_heads },
+            ("q_proj", Some(heads)) if interleaved => Edit::Interleave { n_heads: heads.n_heads },
+            ("k_proj", Some(heads)) if interleaved => Edit::Interleave { n_heads: heads.n_kv_heads },
             _ if c.transposed && layer.is_some() && shape.len() == 2 => Edit::Transpose,
             _ => match value_heads {
                 Some(heads) if ours == "delta.a_log" => Edit::TileDecay(heads),
@@ -194,7 +194,7 @@ impl Converted {
             )*};
         }
         same!(vocab_size, hidden_size, context_length, embed_scale, learned_positions, norm_kind, norm_eps);
-        same!(logit_softcap);
+        same!(norm_bias, residual_scale, logit_scale, logit_softcap);
         for (i, (a, b)) in before.layers.iter().zip(&after.layers).enumerate() {
             let [x, y] = [a, b].map(|layer| stated(*layer, before.context_length));
             if x != y {
@@ -215,7 +215,8 @@ impl Converted {
                     return cannot("rotation", format!("{:?}", a.scaling), format!("{:?}", b.scaling));
                 }
             }
-            let turned = b.style == RopeStyle::Interleaved && metadata::gguf_arch(before) == "llama";
+            let turned =
+                b.style == RopeStyle::Interleaved && metadata::turns_neighbours(metadata::gguf_arch(before));
             assert!(turned || a.style == b.style, "rows of q and k would be in the wrong order");
         }
         Ok(())
