@@ -126,6 +126,18 @@ pub enum Error {
         /// Those we know, by the names of this file format.
         known: String,
     },
+    /// The model's architecture is known, and this program does not run it.
+    #[error("{}: {family} (architecture {found:?}) is not supported; it needs {needs}", path.display())]
+    UnsupportedArchitecture {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the file calls it.
+        found: String,
+        /// What people call it.
+        family: &'static str,
+        /// What this program lacks.
+        needs: &'static str,
+    },
     /// The tokenizer is missing something or contradicts itself.
     #[error("{}: {error}", path.display())]
     Tokenizer {

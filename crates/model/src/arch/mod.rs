@@ -29,6 +29,7 @@ mod qwen3_moe;
 mod seed_oss;
 mod smollm3;
 mod starcoder2;
+mod unsupported;
 
 use crate::config::ModelConfig;
 use crate::hyper::Hyper;
@@ -141,6 +142,14 @@ fn find(source: &dyn TensorSource) -> Result<(String, &'static ArchSpec)> {
         }
     };
     spec.map(|spec| (name.clone(), spec)).ok_or_else(|| {
+        if let Some(known) = unsupported::UNSUPPORTED.iter().find(|u| u.names.contains(&name.as_str())) {
+            return Error::UnsupportedArchitecture {
+                path: source.path().to_owned(),
+                found: name,
+                family: known.family,
+                needs: known.needs,
+            };
+        }
         let known = ARCHS.iter().flat_map(|a| match source.format() {
             Format::Gguf => a.gguf,
             Format::Safetensors => a.hf,
@@ -156,8 +165,21 @@ fn find(source: &dyn TensorSource) -> Result<(String, &'static ArchSpec)> {
 #[cfg(test)]
 mod tests {
     use super::families::FAMILIES;
+    use super::unsupported::UNSUPPORTED;
     use super::{ARCHS, configure};
+    use crate::Error;
+    use crate::gguf;
     use std::collections::HashSet;
+
+    #[test]
+    fn a_name_is_supported_or_not_and_stands_there_once() {
+        let supported = ARCHS.iter().flat_map(|a| a.gguf.iter().chain(a.hf));
+        let unsupported = UNSUPPORTED.iter().flat_map(|u| u.names);
+        let mut seen = HashSet::new();
+        for name in supported.chain(unsupported) {
+            assert!(seen.insert(name), "{name} stands there twice");
+        }
+    }
 
     #[test]
     fn every_architecture_is_named_as_people_do_and_documented() {
@@ -192,6 +214,36 @@ mod tests {
         let local = Some(1024);
         assert_eq!(windows, [local, local, local, local, local, None, local]);
         assert_eq!((c.ropes[0].theta, c.ropes[1].theta), (1e6, 1e4));
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_family_that_is_known_but_not_supported_is_refused_with_what_it_needs() {
+        let dir = std::env::temp_dir().join(format!("realizar-unsupported-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let refusal = |path: &std::path::Path| {
+            let error = configure(&*crate::source::open(path).unwrap()).unwrap_err();
+            assert!(matches!(error, Error::UnsupportedArchitecture { .. }), "{error}");
+            error.to_string()
+        };
+        let gguf_file = dir.join("model.gguf");
+        let mut header = gguf::Header::new(&gguf_file);
+        header.set("general.architecture", "deepseek32").unwrap();
+        let writer = gguf::Writer::new(std::fs::File::create(&gguf_file).unwrap(), header).unwrap();
+        writer.finish().unwrap();
+        let error = refusal(&gguf_file);
+        assert!(error.contains("DeepSeek V3.2") && error.contains("indexer"), "{error}");
+
+        let folder = dir.join("hf");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("config.json"), r#"{"architectures": ["NemotronHForCausalLM"]}"#).unwrap();
+        let weights = b"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}";
+        let mut bytes = (weights.len() as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(weights);
+        bytes.extend_from_slice(&[0; 4]);
+        std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
+        let error = refusal(&folder);
+        assert!(error.contains("Nemotron-H") && error.contains("Mamba-2"), "{error}");
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

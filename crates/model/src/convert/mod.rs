@@ -30,7 +30,7 @@ pub fn as_gguf(source: Box<dyn TensorSource>) -> Result<Box<dyn TensorSource>> {
         // What this program cannot run it can still copy.
         return match arch::configure(&*source) {
             Ok(config) => contract::check(&*source, &config).map(|()| source),
-            Err(Error::UnknownArchitecture { .. }) => Ok(source),
+            Err(Error::UnknownArchitecture { .. } | Error::UnsupportedArchitecture { .. }) => Ok(source),
             Err(e) => Err(e),
         };
     }
