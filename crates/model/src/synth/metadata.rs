@@ -51,7 +51,7 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
         m.insert(format!("{arch}.full_attention_interval"), 4u32)?;
         m.insert(format!("{arch}.rope.dimension_sections"), vec![11, 11, 10, 0])?;
     }
-    let eps = if s.family == Family::Phi2 { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" };
+    let eps = if s.family.has_layer_norms() { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" };
     m.insert(format!("{arch}.attention.{eps}"), s.norm_eps)?;
     m.insert(format!("{arch}.rope.freq_base"), s.rope_theta)?;
     if let Some([n_experts, n_used, width]) = s.experts {
@@ -64,8 +64,46 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
         m.insert(format!("{arch}.final_logit_softcapping"), 30f32)?;
         m.insert(format!("{arch}.attention.sliding_window"), 4096u32)?;
     }
+    let mut float = |key: &str, value: f32| m.insert(format!("{arch}.{key}"), value);
+    match s.family {
+        Family::Granite => {
+            float("embedding_scale", 12.0)?;
+            float("residual_scale", 0.22)?;
+            float("attention.scale", 0.007_812_5)?;
+            float("logit_scale", 16.0)?;
+        }
+        Family::Cohere2 => float("logit_scale", 0.25)?,
+        Family::Mistral3 => {
+            float("attention.temperature_scale", 0.1)?;
+            float("rope.scaling.yarn_log_multiplier", 1.0)?;
+        }
+        _ => {}
+    }
+    context(&mut m, s)?;
     vocabulary(&mut m, s)?;
     Ok(m)
+}
+
+/// Windows, and rotation that is stretched.
+fn context(m: &mut Metadata, s: &SynthShape) -> Result<()> {
+    let arch = s.family.arch();
+    if matches!(s.family, Family::Olmo3 | Family::Exaone4 | Family::Cohere2) {
+        m.insert(format!("{arch}.attention.sliding_window"), 4096u32)?;
+        let slides: Vec<bool> = (1..=s.n_layers).map(|i| !i.is_multiple_of(4)).collect();
+        m.insert(format!("{arch}.attention.sliding_window_pattern"), slides)?;
+    }
+    // The factor of YaRN, and the context of the first training.
+    let stretched = match s.family {
+        Family::Mistral3 => Some((16f32, 16384u32)),
+        Family::Olmo3 => Some((8f32, 8192u32)),
+        _ => None,
+    };
+    if let Some((factor, trained)) = stretched {
+        m.insert(format!("{arch}.rope.scaling.type"), "yarn")?;
+        m.insert(format!("{arch}.rope.scaling.factor"), factor)?;
+        m.insert(format!("{arch}.rope.scaling.original_context_length"), trained)?;
+    }
+    Ok(())
 }
 
 /// Elements of a head that turn.
@@ -88,7 +126,14 @@ fn vocabulary(m: &mut Metadata, s: &SynthShape) -> Result<()> {
         Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => "qwen2",
         Family::Qwen35 => "qwen35",
         Family::Lfm2 => "lfm2",
-        Family::Olmo2 => "dbrx",
+        Family::Olmo2 | Family::Olmo3 | Family::Phi3 => "dbrx",
+        Family::Mistral3 => "tekken",
+        Family::SmolLm3 => "llama-bpe",
+        Family::Granite => "refact",
+        Family::SeedOss => "seed-coder",
+        Family::Exaone4 => "exaone4",
+        Family::Cohere2 => "command-r",
+        Family::StarCoder2 => "starcoder",
         Family::Glm4 => "glm4",
         _ => "gpt-2",
     };

@@ -203,7 +203,7 @@ fn weights(s: &SynthShape) -> Vec<Weight> {
         all.push(Weight { name, shape: shape.to_vec(), fill });
     };
     let hidden = s.hidden_size;
-    let phi2 = s.family == Family::Phi2;
+    let plain = s.family.is_plain();
     add("token_embd.weight".into(), &[s.vocab_size, hidden], matrix(hidden));
     if let Some(factor) = s.llama3_factor {
         let divisors = llama3_divisors(s, factor);
@@ -220,39 +220,43 @@ fn weights(s: &SynthShape) -> Vec<Weight> {
     }
     let final_norm = if s.family == Family::Lfm2 { "token_embd_norm" } else { "output_norm" };
     add(format!("{final_norm}.weight"), &[hidden], norm(hidden));
-    if phi2 {
+    if plain {
         add("output_norm.bias".into(), &[hidden], bias(hidden));
     }
     if !s.tied {
         add("output.weight".into(), &[s.vocab_size, hidden], matrix(hidden));
     }
-    if phi2 {
+    if s.family == Family::Phi2 {
         add("output.bias".into(), &[s.vocab_size], bias(s.vocab_size));
     }
     all
 }
 
 fn attention(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
-    let hidden = s.hidden_size;
+    let (hidden, family) = (s.hidden_size, s.family);
     let (q_dim, kv_dim) = (s.n_heads * s.head_dim, s.n_kv_heads * s.head_dim);
-    let phi2 = s.family == Family::Phi2;
-    if s.family != Family::Olmo2 {
+    if !family.has_post_norms_only() {
         put("attn_norm.weight", &[hidden], norm(hidden));
     }
-    if phi2 {
+    if family.is_plain() {
         put("attn_norm.bias", &[hidden], bias(hidden));
     }
     // Gates on attention's output stand among the queries.
-    let q_rows = if s.family == Family::Qwen35 { 2 * q_dim } else { q_dim };
-    for (part, n_out) in [("attn_q", q_rows), ("attn_k", kv_dim), ("attn_v", kv_dim)] {
+    let q_rows = if family == Family::Qwen35 { 2 * q_dim } else { q_dim };
+    let qkv: &[_] = match family {
+        Family::Phi3 => &[("attn_qkv", q_dim + 2 * kv_dim)],
+        _ => &[("attn_q", q_rows), ("attn_k", kv_dim), ("attn_v", kv_dim)],
+    };
+    let has_bias = family.is_plain() || matches!(family, Family::Qwen2 | Family::Glm4 | Family::SeedOss);
+    for &(part, n_out) in qkv {
         put(&format!("{part}.weight"), &[n_out, hidden], matrix(hidden));
-        if matches!(s.family, Family::Phi2 | Family::Qwen2 | Family::Glm4) {
+        if has_bias {
             put(&format!("{part}.bias"), &[n_out], bias(n_out));
         }
     }
-    let qk_norm = match s.family {
-        Family::Qwen3 | Family::Qwen3Moe | Family::Qwen35 | Family::Lfm2 => Some([s.head_dim; 2]),
-        Family::Olmo2 => Some([q_dim, kv_dim]),
+    let qk_norm = match family {
+        Family::Qwen3 | Family::Qwen3Moe | Family::Qwen35 | Family::Lfm2 | Family::Exaone4 => Some([s.head_dim; 2]),
+        Family::Olmo2 | Family::Olmo3 => Some([q_dim, kv_dim]),
         _ => None,
     };
     if let Some([q, k]) = qk_norm {
@@ -260,10 +264,10 @@ fn attention(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
         put("attn_k_norm.weight", &[k], norm(k));
     }
     put("attn_output.weight", &[hidden, q_dim], matrix(q_dim));
-    if phi2 {
+    if family.is_plain() {
         put("attn_output.bias", &[hidden], bias(hidden));
     }
-    if matches!(s.family, Family::Gemma2 | Family::Olmo2 | Family::Glm4) {
+    if family.has_post_norms_only() || matches!(family, Family::Gemma2 | Family::Glm4) {
         put("post_attention_norm.weight", &[hidden], norm(hidden));
         put("post_ffw_norm.weight", &[hidden], norm(hidden));
     }
@@ -303,11 +307,14 @@ fn short_conv(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
 }
 
 fn feed_forward(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
-    let (hidden, ffn) = (s.hidden_size, s.intermediate_size);
-    if !matches!(s.family, Family::Phi2 | Family::Olmo2) {
-        // The one of Qwen 3.5 is named by its place behind attention.
-        let name = if s.family == Family::Qwen35 { "post_attention_norm" } else { "ffn_norm" };
+    let (hidden, ffn, family) = (s.hidden_size, s.intermediate_size, s.family);
+    if !family.is_parallel() && !family.has_post_norms_only() {
+        // Some name it by its place behind attention.
+        let name = if matches!(family, Family::SeedOss | Family::Qwen35) { "post_attention_norm" } else { "ffn_norm" };
         put(&format!("{name}.weight"), &[hidden], norm(hidden));
+        if family.is_plain() {
+            put("ffn_norm.bias", &[hidden], bias(hidden));
+        }
     }
     if let Some([n_experts, _, width]) = s.experts {
         put("ffn_gate_inp.weight", &[n_experts, hidden], matrix(hidden));
@@ -316,17 +323,13 @@ fn feed_forward(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
         put("ffn_down_exps.weight", &[n_experts, hidden, width], matrix(width));
         return;
     }
-    let n_up = match s.family {
-        // Gate and up in one.
-        Family::Glm4 => 2 * ffn,
-        _ => ffn,
-    };
-    if !matches!(s.family, Family::Phi2 | Family::Glm4) {
+    let n_up = if family.has_fused_gate() { 2 * ffn } else { ffn };
+    if !family.is_plain() && !family.has_fused_gate() {
         put("ffn_gate.weight", &[ffn, hidden], matrix(hidden));
     }
     put("ffn_up.weight", &[n_up, hidden], matrix(hidden));
     put("ffn_down.weight", &[hidden, ffn], matrix(ffn));
-    if s.family == Family::Phi2 {
+    if family.is_plain() {
         put("ffn_up.bias", &[ffn], bias(ffn));
         put("ffn_down.bias", &[hidden], bias(hidden));
     }
@@ -408,11 +411,43 @@ mod tests {
             ("qwen3.5-9b", 8.954),
             ("qwen3.5-27b", 26.896),
             ("lfm2-1.2b", 1.170),
+            ("mistral-small-24b", 23.572),
+            ("ministral-3-8b", 8.490),
+            ("smollm3-3b", 3.075),
+            ("olmo-3-7b", 7.298),
+            ("granite-3.3-8b", 8.171),
+            ("seed-oss-36b", 36.151),
+            ("exaone-4-32b", 32.003),
+            ("command-r7b", 8.028),
+            ("starcoder2-7b", 7.174),
+            ("ernie-4.5-0.3b", 0.361),
+            ("phi-4", 14.660),
+            ("gemma-7b", 8.538),
         ] {
             let s = synth(name, "f16", 1, 1);
             let n: usize = s.tensors().iter().map(TensorInfo::n_elements).sum();
             assert!((n as f64 / 1e9 - billions).abs() < 6e-4, "{name} has {n}");
         }
+    }
+
+    #[test]
+    fn every_shape_is_a_whole_model_whose_memory_is_documented() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/models.md");
+        let documented = std::fs::read_to_string(path).unwrap();
+        let mut n_documented = 0;
+        for shape in SYNTH_SHAPES {
+            let s = synth(shape.name, "q8_0", 1, 1);
+            let config = crate::arch::configure(&s).unwrap_or_else(|e| panic!("{}: {e}", shape.name));
+            crate::contract::check(&s, &config).unwrap_or_else(|e| panic!("{}: {e}", shape.name));
+            let column = format!("| {} | ", shape.name);
+            let stated = documented.lines().filter_map(|line| line.split_once(&column));
+            for (_, figure) in stated {
+                let kib = config.kv_bytes_per_token(DType::F16) / 1024;
+                assert_eq!(figure, format!("{kib} |"), "{}", shape.name);
+                n_documented += 1;
+            }
+        }
+        assert!(n_documented >= 19, "{n_documented} sizes are documented");
     }
 
     #[test]

@@ -58,9 +58,45 @@ pub(super) enum Family {
     Glm4,
     Qwen35,
     Lfm2,
+    Mistral3,
+    SmolLm3,
+    Olmo3,
+    Gemma,
+    Granite,
+    SeedOss,
+    Exaone4,
+    Cohere2,
+    StarCoder2,
+    Ernie,
+    Phi3,
 }
 
 impl Family {
+    /// Whether norms are LayerNorms with biases, and a feed-forward block has no gate.
+    pub(super) fn is_plain(self) -> bool {
+        matches!(self, Family::Phi2 | Family::StarCoder2)
+    }
+
+    /// Whether norms are LayerNorms.
+    pub(super) fn has_layer_norms(self) -> bool {
+        self.is_plain() || self == Family::Cohere2
+    }
+
+    /// Whether the blocks of a layer lie side by side and share a norm.
+    pub(super) fn is_parallel(self) -> bool {
+        matches!(self, Family::Phi2 | Family::Cohere2)
+    }
+
+    /// Whether blocks have norms after them, and none before.
+    pub(super) fn has_post_norms_only(self) -> bool {
+        matches!(self, Family::Olmo2 | Family::Olmo3 | Family::Exaone4)
+    }
+
+    /// Whether gate and up are one matrix.
+    pub(super) fn has_fused_gate(self) -> bool {
+        matches!(self, Family::Glm4 | Family::Phi3)
+    }
+
     /// `general.architecture` in GGUF.
     pub(super) fn arch(self) -> &'static str {
         match self {
@@ -70,10 +106,20 @@ impl Family {
             Family::Qwen3Moe => "qwen3moe",
             Family::Phi2 => "phi2",
             Family::Gemma2 => "gemma2",
-            Family::Olmo2 => "olmo2",
+            Family::Olmo2 | Family::Olmo3 => "olmo2",
             Family::Glm4 => "glm4",
             Family::Qwen35 => "qwen35",
             Family::Lfm2 => "lfm2",
+            Family::Mistral3 => "mistral3",
+            Family::SmolLm3 => "smollm3",
+            Family::Gemma => "gemma",
+            Family::Granite => "granite",
+            Family::SeedOss => "seed_oss",
+            Family::Exaone4 => "exaone4",
+            Family::Cohere2 => "cohere2",
+            Family::StarCoder2 => "starcoder2",
+            Family::Ernie => "ernie4_5",
+            Family::Phi3 => "phi3",
         }
     }
 }
@@ -179,5 +225,17 @@ pub static SYNTH_SHAPES: &[SynthShape] = &[
         .delta([16, 48, 128], AttentionAt::Every(4)),
     shape("lfm2-1.2b", Family::Lfm2, [16, 2048, 8192, 32, 8, 64, 65536, 128000], 1e6, 1e-5)
         .tied().attends_at(&[2, 5, 8, 10, 12, 14]),
+    shape("mistral-small-24b", Family::Llama, [40, 5120, 32768, 32, 8, 128, 131072, 32768], 1e8, 1e-5),
+    shape("ministral-3-8b", Family::Mistral3, [34, 4096, 14336, 32, 8, 128, 131072, 262144], 1e6, 1e-5),
+    shape("smollm3-3b", Family::SmolLm3, [36, 2048, 11008, 16, 4, 128, 128256, 65536], 5e6, 1e-6).tied(),
+    shape("olmo-3-7b", Family::Olmo3, [32, 4096, 11008, 32, 32, 128, 100278, 65536], 5e5, 1e-6),
+    shape("granite-3.3-8b", Family::Granite, [40, 4096, 12800, 32, 8, 128, 49159, 131072], 1e7, 1e-5).tied(),
+    shape("seed-oss-36b", Family::SeedOss, [64, 5120, 27648, 80, 8, 128, 155136, 524288], 1e7, 1e-6),
+    shape("exaone-4-32b", Family::Exaone4, [64, 5120, 27392, 40, 8, 128, 102400, 131072], 1e6, 1e-5),
+    shape("command-r7b", Family::Cohere2, [32, 4096, 14336, 32, 8, 128, 256000, 132096], 5e4, 1e-5).tied(),
+    shape("starcoder2-7b", Family::StarCoder2, [32, 4608, 18432, 36, 4, 128, 49152, 16384], 1e6, 1e-5).tied(),
+    shape("ernie-4.5-0.3b", Family::Ernie, [18, 1024, 3072, 16, 2, 128, 103424, 131072], 5e5, 1e-5).tied(),
+    shape("phi-4", Family::Phi3, [40, 5120, 17920, 40, 10, 128, 100352, 16384], 2.5e5, 1e-5),
+    shape("gemma-7b", Family::Gemma, [28, 3072, 24576, 16, 16, 256, 256000, 8192], 1e4, 1e-6).tied(),
     shape("gemma-2-9b", Family::Gemma2, [42, 3584, 14336, 16, 8, 256, 256000, 8192], 1e4, 1e-6).tied(),
 ];
