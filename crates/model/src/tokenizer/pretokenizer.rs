@@ -246,6 +246,8 @@ const BAILING: &str = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?
 const SEED_CODER: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
 const MINICPM5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const JAIS2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}";
+/// Digits in threes, counted from the end of a number.
+const THREES: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
 const SYMBOLS: &str = r"[\p{P}\$\+<=>\^~\|`]+";
 const THREE_DIGITS: &str = "[0-9][0-9][0-9]";
 
@@ -314,6 +316,7 @@ pub(crate) static PRETOKENIZERS: &[PreTokenizerSpec] = &[
         splits: &[GPT4O],
         ..SPEC
     },
+    PreTokenizerSpec { names: &["tiny_aya", "cohere2moe"], splits: &[THREES, GPT4O], ..SPEC },
     PreTokenizerSpec { names: &["granite-embed-multi-97m"], splits: &[GPT4O], ignore_merges: true, ..SPEC },
     PreTokenizerSpec { names: &["tekken"], splits: &[TEKKEN], ignore_merges: true, add_bos: true, ..SPEC },
     PreTokenizerSpec {
@@ -436,6 +439,12 @@ mod tests {
     fn falcon_splits_digits_in_byte_level_text() {
         let steps = PreTokenizerSpec::find("falcon").unwrap().steps().unwrap();
         assert_eq!(words(steps, "ab 12345!"), ["ab", " ", "123", "45", "!"].map(String::from));
+    }
+
+    #[test]
+    fn tiny_aya_counts_digits_from_the_end() {
+        let steps = PreTokenizerSpec::find("tiny_aya").unwrap().steps().unwrap();
+        assert_eq!(words(steps, "ab 1234567!"), ["ab", " ", "1", "234", "567", "!"].map(String::from));
     }
 
     #[test]
