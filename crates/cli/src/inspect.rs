@@ -43,6 +43,8 @@ struct Report {
     format: String,
     name: Option<String>,
     architecture: Option<String>,
+    /// What people call the models of this architecture.
+    family: Option<&'static str>,
     /// Why this program cannot run the architecture.
     unsupported: Option<String>,
     parameters: usize,
@@ -165,6 +167,7 @@ fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>, tp: u
         format: source.format().to_string(),
         name: string("general.name").or_else(|| string("_name_or_path")),
         architecture,
+        family: config.as_ref().ok().and_then(|c| arch::family(c.arch)),
         parameters: types.iter().map(|t| t.parameters).sum(),
         weight_bytes,
         types,
@@ -319,6 +322,9 @@ fn text(r: &Report) -> String {
     }
     line("format", r.format.clone());
     line("architecture", r.architecture.clone().unwrap_or_else(|| "not stated".into()));
+    if let Some(family) = r.family {
+        line("family", family.to_owned());
+    }
     line("parameters", count(r.parameters));
     line("weights", bytes(r.weight_bytes));
     for t in &r.types {

@@ -112,6 +112,7 @@ fn a_conversation_is_rendered_by_the_model_or_by_a_file() {
 fn inspect_tells_what_a_model_is() {
     let object = json(&run(&["inspect", "--json"]));
     assert_eq!(object["architecture"], "llama");
+    assert!(object["family"].as_str().is_some_and(|family| family.contains("Llama")), "{object}");
     assert_eq!(object["format"], "GGUF");
     assert_eq!(object["unsupported"], Value::Null);
     let sum: u64 =
@@ -304,6 +305,13 @@ fn an_unknown_architecture_is_refused_with_the_known_ones() {
     let object = json(&run(&["inspect", &path, "--json"]));
     assert_eq!(object["devices"][0]["runs"], false);
     assert!(object["unsupported"].as_str().is_some_and(|why| why.contains("drama")), "{object}");
+    // One that is known says what it would need.
+    model[at..at + 5].copy_from_slice(b"jamba");
+    let path = folder.write("jamba.gguf", &model);
+    fails(
+        &run(&["perplexity", "-m", &path, &text, "--ctx", "64"]),
+        &["jamba.gguf", "Jamba", "needs Mamba layers"],
+    );
 }
 
 #[test]
