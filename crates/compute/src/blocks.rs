@@ -4,7 +4,8 @@
 //! replaces a whole block where it has it in fewer kernels. A decoder calls blocks and does not know what is fused.
 
 use crate::{
-    Activation, AttentionParams, AttentionTemperature, Collectives, DeltaInput, DeltaShape, Device, Experts, KvLayer, MoeScratch, Norm, Ops, Profile, QkvPrep, Result, ShortConv, StateLayer, Tensor,
+    Activation, AttentionParams, AttentionTemperature, Collectives, DeltaInput, DeltaShape, Device, Experts,
+    KvLayer, MoeScratch, Norm, Ops, Profile, QkvPrep, Result, ShortConv, StateLayer, Tensor,
 };
 
 /// A matrix with what follows its product.
@@ -283,7 +284,17 @@ pub fn attention<B: Blocks>(
     block: AttentionBlock<'_, B>,
 ) -> Result<()> {
     let AttentionBlock {
-        input, qkv, full_qk_norm, temperature, prep, params, kv, gate, out, qkv_rows, attended
+        input,
+        qkv,
+        full_qk_norm,
+        temperature,
+        prep,
+        params,
+        kv,
+        gate,
+        out,
+        qkv_rows,
+        attended,
     } = block;
     b.timed("qkv_proj", || project(b, qkv, qkv_rows, input, &mut stream))?;
     norm_queries_and_keys(b, qkv_rows, full_qk_norm)?;

@@ -37,7 +37,9 @@ pub use device::{Device, DeviceMemory, KvLayer, MatrixPart, StateLayer};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use ops::{
-    Activation, AttentionParams, AttentionTemperature, Chosen, ConvKind, DeltaInput, DeltaShape, Experts, HeadOrder, Heads, MAX_CONV_WIDTH, MoeParams, MoeScratch, Norm, NormKind, Ops, QkvPrep, RopeStyle, ShortConv,
+    Activation, AttentionParams, AttentionTemperature, Chosen, ConvKind, DeltaInput, DeltaShape, Experts,
+    HeadOrder, Heads, MAX_CONV_WIDTH, MoeParams, MoeScratch, Norm, NormKind, Ops, QkvPrep, RopeStyle,
+    ShortConv,
 };
 pub use profile::{OpTime, Profile, Profiler};
 pub use ranks::{Collectives, Rank};

@@ -5,7 +5,10 @@
 use crate::math::{argmax, erf, rotate, route, sigmoid, softplus};
 use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture, Chosen, Collectives, ConvKind, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts, HostBatch, KvLayer, MatrixPart, MoeScratch, Norm, NormKind, Ops, Profile, QkvPrep, Result, ShortConv, Tensor,
+    Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture,
+    Chosen, Collectives, ConvKind, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts,
+    HostBatch, KvLayer, MatrixPart, MoeScratch, Norm, NormKind, Ops, Profile, QkvPrep, Result, ShortConv,
+    Tensor,
 };
 
 /// The specification as a backend: unoptimized, single-threaded, host memory.

@@ -7,7 +7,9 @@ use crate::hyper::Hyper;
 use crate::names;
 use crate::rope::{RopeConfig, read_scaling};
 use crate::{Error, Result};
-use realizar_compute::{Activation, AttentionTemperature, DType, DeltaShape, Device, Heads, NormKind, RopeStyle};
+use realizar_compute::{
+    Activation, AttentionTemperature, DType, DeltaShape, Device, Heads, NormKind, RopeStyle,
+};
 
 /// Everything about a model but its weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -439,8 +441,8 @@ impl ModelConfig {
     /// A layer's index, and its attention, of all layers that have one.
     pub fn each_attention_by_layer(&mut self, mut change: impl FnMut(usize, &mut Attention)) {
         for (i, layer) in self.layers.iter_mut().enumerate() {
-            match &mut layer.mixer {
-                Mixer::Attention(attention) => change(i, attention),
+            if let Mixer::Attention(attention) = &mut layer.mixer {
+                change(i, attention);
             }
         }
     }

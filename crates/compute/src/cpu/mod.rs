@@ -26,7 +26,9 @@ pub use buffer::Buffer;
 use crate::ranks::{HostGroup, place_columns};
 use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture, Chosen, Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Experts, HostBatch, KvLayer, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv, Tensor,
+    Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture,
+    Chosen, Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Experts, HostBatch, KvLayer,
+    MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv, Tensor,
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions, Operands};

@@ -23,7 +23,17 @@ impl Blocks for Cuda {
             return blocks::attention(self, stream, batch, block);
         }
         let AttentionBlock {
-            input, qkv, full_qk_norm, temperature, prep, params, kv, gate: _, out, qkv_rows, attended
+            input,
+            qkv,
+            full_qk_norm,
+            temperature,
+            prep,
+            params,
+            kv,
+            gate: _,
+            out,
+            qkv_rows,
+            attended,
         } = block;
         self.timed("qkv_proj", || project(self, qkv, qkv_rows, input, &mut stream))?;
         blocks::norm_queries_and_keys(self, qkv_rows, full_qk_norm)?;

@@ -255,7 +255,9 @@ fn attention(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
         }
     }
     let qk_norm = match family {
-        Family::Qwen3 | Family::Qwen3Moe | Family::Qwen35 | Family::Lfm2 | Family::Exaone4 => Some([s.head_dim; 2]),
+        Family::Qwen3 | Family::Qwen3Moe | Family::Qwen35 | Family::Lfm2 | Family::Exaone4 => {
+            Some([s.head_dim; 2])
+        }
         Family::Olmo2 | Family::Olmo3 => Some([q_dim, kv_dim]),
         _ => None,
     };
@@ -310,7 +312,11 @@ fn feed_forward(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
     let (hidden, ffn, family) = (s.hidden_size, s.intermediate_size, s.family);
     if !family.is_parallel() && !family.has_post_norms_only() {
         // Some name it by its place behind attention.
-        let name = if matches!(family, Family::SeedOss | Family::Qwen35) { "post_attention_norm" } else { "ffn_norm" };
+        let name = if matches!(family, Family::SeedOss | Family::Qwen35) {
+            "post_attention_norm"
+        } else {
+            "ffn_norm"
+        };
         put(&format!("{name}.weight"), &[hidden], norm(hidden));
         if family.is_plain() {
             put("ffn_norm.bias", &[hidden], bias(hidden));
