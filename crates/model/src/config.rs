@@ -269,7 +269,8 @@ const MAX_SIZE: usize = 1 << 28;
 impl ModelConfig {
     /// A plain Llama-like model from the hyper-parameters that all architectures share; `arch/` changes what differs.
     pub fn base(h: &Hyper<'_>, arch: &'static str, rope_style: RopeStyle) -> Result<Self> {
-        let n_kv_heads = per_layer(h, "n_kv_heads", size(h, "n_layers", MAX_COUNT)?)?;
+        let n_layers = n_layers(h, h.usize("n_draft_layers")?.unwrap_or(0))?;
+        let n_kv_heads = per_layer(h, "n_kv_heads", n_layers)?;
         Self::with_kv_heads(h, arch, rope_style, n_kv_heads)
     }
 
@@ -281,7 +282,8 @@ impl ModelConfig {
         n_kv_heads: Option<Vec<usize>>,
     ) -> Result<Self> {
         let hidden_size = size(h, "hidden_size", MAX_SIZE)?;
-        let n_layers = size(h, "n_layers", MAX_COUNT)?;
+        let n_draft_layers = h.usize("n_draft_layers")?.unwrap_or(0);
+        let n_layers = n_layers(h, n_draft_layers)?;
         let context_length = size(h, "context_length", MAX_SIZE)?;
         let heads = read_heads(h, hidden_size, n_layers, n_kv_heads)?;
         let rope_dim = read_rope_dim(h, heads[0].head_dim)?;
@@ -345,7 +347,7 @@ impl ModelConfig {
             lm_head_bias: Presence::Absent,
             transposed: false,
             layers: heads.into_iter().zip(widths).map(layer).collect(),
-            n_draft_layers: 0,
+            n_draft_layers,
         })
     }
 
@@ -533,12 +535,25 @@ fn size(h: &Hyper<'_>, ours: &str, max: usize) -> Result<usize> {
     if n == 0 || n > max { Err(h.invalid(format!("{ours} is {n}"))) } else { Ok(n) }
 }
 
+/// Layers that a model runs. GGUF counts those that draft among them.
+fn n_layers(h: &Hyper<'_>, n_draft_layers: usize) -> Result<usize> {
+    let n = size(h, "n_layers", MAX_COUNT)?;
+    let n_draft_layers = if h.is_gguf() { n_draft_layers } else { 0 };
+    n.checked_sub(n_draft_layers)
+        .filter(|&n| n > 0)
+        .ok_or_else(|| h.invalid(format!("{n_draft_layers} of its {n} layers draft tokens")))
+}
+
 /// A number for each layer, where the file states one for all or one for each.
 pub(crate) fn per_layer(h: &Hyper<'_>, ours: &str, n_layers: usize) -> Result<Option<Vec<usize>>> {
     let Some(numbers) = h.usizes(ours)? else { return Ok(None) };
     match numbers[..] {
         [all] => Ok(Some(vec![all; n_layers])),
         _ if numbers.len() == n_layers => Ok(Some(numbers)),
+        // GGUF has numbers for the layers that draft, too.
+        _ if h.usize("n_draft_layers")?.is_some_and(|n| numbers.len().checked_sub(n) == Some(n_layers)) => {
+            Ok(Some(numbers[..n_layers].to_vec()))
+        }
         _ => Err(h.invalid(format!("{ours} has {} numbers for {n_layers} layers", numbers.len()))),
     }
 }

@@ -52,6 +52,7 @@ static KEYS: &[Key] = &[
     key("n_delta_v_heads", "ssm.time_step_rank", &["linear_num_value_heads"]),
     key("delta_k_dim", "ssm.state_size", &["linear_key_head_dim"]),
     key("full_attention_interval", "full_attention_interval", &["full_attention_interval"]),
+    key("n_draft_layers", "nextn_predict_layers", &["num_nextn_predict_layers"]),
     key("rope_dim", "rope.dimension_count", &[]),
     key(
         "rope_theta",

@@ -28,14 +28,7 @@ const DRAFTS: &str = "it serves only to draft tokens";
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     // Sections of the rotation are for images: in text, all have the same position.
     let mut c = ModelConfig::base(h, "qwen35", RopeStyle::Half)?;
-    if h.is_gguf() {
-        // They are counted among the layers.
-        c.n_draft_layers = h.gguf_usize("nextn_predict_layers")?.unwrap_or(0);
-        if c.n_draft_layers >= c.layers.len() {
-            return Err(h.invalid(format!("{} of {} layers only draft", c.n_draft_layers, c.layers.len())));
-        }
-        c.layers.truncate(c.layers.len() - c.n_draft_layers);
-    } else {
+    if !h.is_gguf() {
         c.norm_offset = 1.0;
         if h.hf_bool("attention_bias")? == Some(true) || h.hf_bool("attn_output_gate")? == Some(false) {
             return Err(

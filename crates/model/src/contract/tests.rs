@@ -218,7 +218,7 @@ fn layers_that_only_draft_are_ignored() {
     let error = drafts(Edited::new("qwen35/model.gguf")).error();
     assert_says(&error, &["3 tensors are wrong", "blk.5.attn_q.weight\" is no part"]);
     let all = Edited::new("qwen35/model.gguf").with_key("qwen35.nextn_predict_layers", 5);
-    assert_says(&arch::configure(&all).unwrap_err().to_string(), &["5 of 5 layers only draft"]);
+    assert_says(&arch::configure(&all).unwrap_err().to_string(), &["5 of its 5 layers draft tokens"]);
 }
 
 #[test]
