@@ -10,7 +10,7 @@ For every variant in VARIANTS the script builds the reference model of the `tran
 a fixed seed and writes under crates/model/tests/data/arch/<name>/:
 
     hf/                  Hugging Face folder: config.json, generation_config.json, tokenizer.json, tokenizer_config.json, model.safetensors
-    model.gguf           the same weights as GGUF, F32, with the names, metadata and weight transformations of the field's converter
+    model.gguf           the same weights as GGUF, F32, with the names, metadata and weight transformations of llama.cpp's converter;
     golden.json          prompts, greedy continuations, gap between the two best logits at each greedy step, notes
     logits.f32           little-endian f32 logits at every position of every prompt, one prompt after the other, [positions, vocab]
 
@@ -26,7 +26,7 @@ A seed is accepted only if the model makes a good test: every tensor changes the
 ties, no special token appears, and routers are not near a tie. The first good seed counting from the variant's own is used.
 
 Made with (any change of these may change bits): python 3.11, torch 2.15.0, transformers 5.23.0, tokenizers 0.23.3,
-safetensors 0.8.0, gguf 0.19.0, numpy 2.4.6.
+safetensors 0.8.0, gguf 0.19.0, numpy 2.4.6, accelerate (to load MXFP4); llama.cpp as in the source distribution of llama_cpp_python 0.3.36 on PyPI.
 """
 
 import argparse
@@ -123,16 +123,17 @@ class Variant:
     express it. gguf_prompts: how many of the prompts the GGUF form agrees on (all by default). ternary: linear weights of three
     values. cached: greedy decoding with a key-value cache rather than by whole passes. converter: llama.cpp's converter writes the
     GGUF. vision: the configuration of an image encoder, beside which the model is the text part of a multimodal one; around: what
-    else the multimodal configuration states. wrapped: also as the text part of a model that reads images. notes: for golden.json.
+    else the multimodal configuration states. wrapped: also as the text part of a model that reads images. mxfp4: experts
+    of values that MXFP4 has, and stored so. mtp: add a layer that only drafts tokens, which changes nothing. notes: for golden.json.
     """
 
     def __init__(self, kind, config, seed, prompts=(6, 20), legacy_rope=False, chat_template=None, hf_only=False, sharded=False,
                  gguf_prompts=None, ternary=False, cached=False, converter=False, vision=None, around=None,
-                 wrapped=False, notes=None):
+                 wrapped=False, mxfp4=False, mtp=False, notes=None):
         self.kind, self.config, self.seed, self.prompts = kind, config, seed, prompts
         self.legacy_rope, self.chat_template, self.hf_only, self.sharded = legacy_rope, chat_template, hf_only, sharded
         self.gguf_prompts = len(prompts) if gguf_prompts is None else gguf_prompts
-        self.ternary, self.cached, self.notes = ternary, cached, notes
+        self.ternary, self.cached, self.notes, self.mxfp4, self.mtp = ternary, cached, notes, mxfp4, mtp
         self.converter, self.vision, self.around, self.wrapped = converter, vision, around or {}, wrapped
 
 
@@ -152,6 +153,20 @@ GEMMA2 = dict(
     final_logit_softcapping=2.5, rms_norm_eps=2e-3, tie_word_embeddings=True,
 )
 BITNET = dict(THREE_HEADS, rope_parameters=rope(500000.0), tie_word_embeddings=True)
+
+GPT_OSS = dict(
+    FOUR_HEADS, num_hidden_layers=3, intermediate_size=20, num_local_experts=5, num_experts_per_tok=3, sliding_window=8,
+    rope_parameters=rope(100.0, "yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0, truncate=False),
+)
+GLM4_MOE = dict(
+    FOUR_HEADS, num_hidden_layers=3, moe_intermediate_size=12, first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=3,
+    n_shared_experts=1, n_group=1, topk_group=1, routed_scaling_factor=1.5, norm_topk_prob=True, use_qk_norm=False, attention_bias=True,
+    rope_parameters=rope(partial_rotary_factor=0.5),
+)
+QWEN2_MOE = dict(
+    THREE_HEADS, num_hidden_layers=3, moe_intermediate_size=12, shared_expert_intermediate_size=20, num_experts=6, num_experts_per_tok=3,
+    norm_topk_prob=False, rope_parameters=rope(1e6),
+)
 
 VARIANTS = {
     "llama": Variant(
@@ -368,6 +383,34 @@ VARIANTS = {
         "Ernie4_5", dict(FOUR_HEADS, use_bias=False, rope_parameters=rope(5e5), tie_word_embeddings=True), 33, converter=True,
         notes="neighbours turn together in both formats",
     ),
+    "gpt-oss": Variant(
+        "GptOss", GPT_OSS, 23, converter=True,
+        notes="plain numbers, which safetensors has transposed and with gate and up in turn; the GGUF cannot say that YaRN's bounds are "
+        "not rounded, and llama.cpp rounds them",
+    ),
+    "gpt-oss-mxfp4": Variant(
+        "GptOss", dict(GPT_OSS, hidden_size=32, intermediate_size=128, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2), 24, converter=True,
+        mxfp4=True, notes="experts in MXFP4, as in the published models",
+    ),
+    "qwen2moe": Variant("Qwen2Moe", QWEN2_MOE, 25, converter=True),
+    "qwen2moe-dense": Variant(
+        "Qwen2Moe", dict(QWEN2_MOE, mlp_only_layers=[1], norm_topk_prob=True), 26, hf_only=True,
+        notes="a dense layer between those with experts, and normalized weights, which GGUF cannot say",
+    ),
+    "glm4moe": Variant(
+        "Glm4Moe", dict(GLM4_MOE, n_group=2, topk_group=1, use_qk_norm=True, n_shared_experts=2), 27, converter=True, mtp=True,
+        notes="experts in groups, two shared experts, and a layer that only drafts tokens",
+    ),
+    "glm4moe-air": Variant("Glm4Moe", dict(GLM4_MOE, num_mtp_layers=0), 28, converter=True, notes="without norms of queries and keys"),
+    "ernie4_5-moe": Variant(
+        "Ernie4_5_Moe", dict(THREE_HEADS, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, hidden_size=32,
+                             intermediate_size=32, moe_intermediate_size=8, moe_num_experts=6, moe_k=2, moe_num_shared_experts=2,
+                             moe_layer_start_index=1, rope_parameters=rope(5e5), tie_word_embeddings=True), 30, converter=True,
+    ),
+    "minimax-m2": Variant(
+        "MiniMaxM2", dict(FOUR_HEADS, num_hidden_layers=3, intermediate_size=12, num_local_experts=6, num_experts_per_tok=2, rotary_dim=4,
+                          scoring_func="sigmoid", rope_parameters=rope(5e6, partial_rotary_factor=0.5)), 29, converter=True,
+    ),
 }
 
 # ------------------------------------------------------------------------------------------------------------------ weights
@@ -379,7 +422,8 @@ def random_state(model, variant, seed):
     gemma = variant.kind.startswith("Gemma")
     zero_centred = gemma or variant.kind == "Qwen3_5"
     state = {}
-    for name, parameter in sorted(model.named_parameters()):
+    biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    for name, parameter in sorted([*model.named_parameters(), *biases]):
         shape = tuple(parameter.shape)
         noise = rng.standard_normal(shape)
         if name.endswith("bias"):
@@ -393,6 +437,11 @@ def random_state(model, variant, seed):
             value = 0.6 * noise / math.sqrt(shape[1]) if gemma else 0.3 * noise
         elif name.endswith("wpe.weight"):
             value = 0.2 * noise
+        elif variant.kind == "GptOss" and ".experts." in name:
+            # Large enough that gates and ups reach their limits.
+            value = (5.0 if "gate_up" in name else 1.0) / math.sqrt(shape[1]) * noise
+            if variant.mxfp4:
+                value = np.swapaxes(from_mxfp4(*to_mxfp4(np.swapaxes(value, 1, 2))), 1, 2)
         else:
             fan_in = shape[0] if variant.kind == "GPT2" else shape[-1]
             gain = 1.0 if re.search(r"(v_proj|up_proj)\.weight$", name) else 2.0 if re.search(r"(fc1|c_fc)\.weight$", name) else 1.6
@@ -412,6 +461,24 @@ def model_class(variant):
 
 def is_of_images(name):
     return any(part in name for part in ["vision_tower", "multi_modal_projector", "visual."])
+
+
+FP4 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def to_mxfp4(values):
+    """Blocks of 32 along the last axis, as OpenAI stores them: two codes in a byte, neighbours side by side, and the exponents."""
+    blocks = values.reshape(*values.shape[:-1], -1, 32)
+    exponents = np.floor(np.log2(np.abs(blocks).max(-1))) - 2
+    scaled = blocks / 2.0 ** exponents[..., None]
+    codes = np.abs(np.abs(scaled)[..., None] - FP4).argmin(-1).astype(np.uint8) | (scaled < 0).astype(np.uint8) << 3
+    return codes[..., ::2] | codes[..., 1::2] << 4, (exponents + 127).astype(np.uint8)
+
+
+def from_mxfp4(codes, exponents):
+    both = np.stack([codes & 15, codes >> 4], -1).reshape(*codes.shape[:-1], 32)
+    values = FP4[both & 7] * np.where(both & 8, -1.0, 1.0) * 2.0 ** (exponents.astype(np.float64)[..., None] - 127)
+    return values.reshape(*codes.shape[:-2], -1)
 
 
 def build(variant, seed=None, state=None):
@@ -496,12 +563,26 @@ def router_margin(model, ids):
     """Smallest distance between the last expert chosen and the first left out, over layers and positions."""
     margins = []
 
-    def watch(module, _, output):
-        probabilities = torch.softmax(output[0], -1)
-        ordered = probabilities.sort(-1, descending=True).values
-        margins.append(float((ordered[:, module.top_k - 1] - ordered[:, module.top_k]).min()))
+    def margin(values, n):
+        ordered = values.sort(-1, descending=True).values
+        margins.append(float((ordered[:, n - 1] - ordered[:, n]).min()))
 
-    handles = [m.register_forward_hook(watch) for n, m in model.named_modules() if type(m).__name__.endswith("TopKRouter")]
+    def watch(module, inputs, output):
+        bias = inputs[1] if len(inputs) > 1 else getattr(module, "e_score_correction_bias", None)
+        if bias is None:
+            scores = torch.softmax(output[0], -1)
+            statics = getattr(module, "moe_statics", None)
+            return margin(statics(scores) if statics else scores, module.top_k)
+        values = output[0].sigmoid() + bias
+        if (n_groups := getattr(module, "num_group", 1)) > 1:
+            groups = values.view(values.shape[0], n_groups, -1)
+            sums = groups.topk(2, -1).values.sum(-1)
+            margin(sums, module.topk_group)
+            kept = torch.zeros_like(sums).scatter(1, sums.topk(module.topk_group, -1).indices, 1.0)
+            values = groups.masked_fill(kept[..., None] == 0, -1e9).flatten(1)
+        margin(values, module.top_k)
+
+    handles = [m.register_forward_hook(watch) for n, m in model.named_modules() if type(m).__name__.lower().endswith("topkrouter")]
     logits_of(model, ids)
     for handle in handles:
         handle.remove()
@@ -515,9 +596,16 @@ def weakest_tensor(variant, state, ids, expected):
     """
     worst = (math.inf, None)
     model = reference(variant, state)
+    for name, bias in [*model.named_buffers(), *((name, p.data) for name, p in model.named_parameters())]:
+        if name.endswith("e_score_correction_bias"):
+            # It only changes which experts are chosen.
+            before = bias.clone()
+            bias.zero_()
+            worst = min(worst, (relative(logits_of(model, ids), expected), name))
+            bias.copy_(before)
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
-        if is_of_images(name):
+        if is_of_images(name) or name.endswith("e_score_correction_bias"):
             continue
         parts = [parameter.data[j] for j in range(parameter.shape[0])] if parameter.dim() == 3 else [parameter.data]
         for part in parts:
@@ -606,6 +694,11 @@ def write_hf(variant, state, folder, expected):
     config = json.loads((folder / "config.json").read_text())
     if variant.legacy_rope:
         to_legacy_rope(config)
+    if variant.mtp:
+        add_draft_layer(folder / "model.safetensors", variant.config["num_hidden_layers"])
+    if variant.mxfp4:
+        store_mxfp4(folder / "model.safetensors", state)
+        config["quantization_config"] = {"quant_method": "mxfp4"}
     write_json(folder / "config.json", config)
     write_tokenizer(folder, variant.chat_template)
     verify_hf(folder, variant, expected)
@@ -639,6 +732,30 @@ def write_wrapped(folder, target):
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     for extra in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / extra, target / extra)
+
+
+def add_draft_layer(path, layer):
+    """Adds a layer behind the last, as published files have it to draft tokens: the last one's tensors, and a matrix and norms before."""
+    tensors = load_file(path)
+    last = f"model.layers.{layer - 1}."
+    added = {name.replace(last, f"model.layers.{layer}."): t.clone() for name, t in tensors.items() if name.startswith(last)}
+    norm = tensors["model.norm.weight"]
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        added[f"model.layers.{layer}.{name}.weight"] = norm.clone()
+    added[f"model.layers.{layer}.eh_proj.weight"] = torch.cat([torch.diag(norm)] * 2, dim=1)
+    save_file({**tensors, **added}, path, metadata={"format": "pt"})
+
+
+def store_mxfp4(path, state):
+    """Puts the experts of gpt-oss into the layout of the published files."""
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        values = tensors.pop(name).transpose(1, 2).numpy().astype(np.float64)
+        codes, exponents = to_mxfp4(values)
+        assert (from_mxfp4(codes, exponents) == values).all(), name
+        for end, array in (("blocks", codes), ("scales", exponents)):
+            tensors[f"{name}_{end}"] = torch.from_numpy(np.ascontiguousarray(array))
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def verify_hf(folder, variant, expected):

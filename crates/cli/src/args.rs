@@ -142,7 +142,7 @@ pub(crate) struct QuantizeArgs {
     /// The file to write.
     #[arg(value_name = "OUT", value_hint = ValueHint::FilePath)]
     pub(crate) out: PathBuf,
-    /// f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_0, q4_k_m, q4_0, q3_k_m or q2_k.
+    /// f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_0, q4_k_m, q4_0, q3_k_m, q2_k or mxfp4_moe.
     #[arg(value_name = "TYPE", value_parser = quant_mix)]
     pub(crate) mix: &'static QuantMix,
     #[command(flatten)]

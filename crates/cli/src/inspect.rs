@@ -207,7 +207,7 @@ fn shape(c: &ModelConfig) -> Shape {
         vocab_size: c.vocab_size,
         context_length: c.context_length,
         n_experts: c.experts().map(|e| e.n_experts).max(),
-        n_experts_used: c.experts().map(|e| e.n_used).max(),
+        n_experts_used: c.experts().map(|e| e.router.n_used).max(),
         sliding_window: c.attentions().find_map(|a| a.window),
         n_recurrent_layers: c.recurrent_states().count(),
         state_bytes: StateSpec::new(c, DType::F16).slot_bytes,

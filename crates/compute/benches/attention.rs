@@ -141,7 +141,7 @@ fn prefill(cpu: &Cpu, dtype: DType, heads: Heads, n: usize) {
     let row = heads.n_heads * heads.head_dim;
     let mut y = cpu.zeros(DType::F32, &[n, row]).expect("memory");
     let seconds = measure(cpu.options().n_threads, || {
-        cpu.attention(&mut y, &qkv, &kv, &batch, &params(heads)).expect("attention");
+        cpu.attention(&mut y, &qkv, &kv, &batch, &params(heads), None).expect("attention");
     });
     // Two products over half of a square.
     let flop = 2.0 * 2.0 * row as f64 * n as f64 * (n + 1) as f64 / 2.0;
@@ -155,7 +155,7 @@ fn decode(cpu: &Cpu, dtype: DType, heads: Heads, n: usize) {
     let mut y = cpu.zeros(DType::F32, &[1, heads.n_heads * heads.head_dim]).expect("memory");
     let seconds = measure(cpu.options().n_threads, || {
         for (kv, batch, qkv) in &layers {
-            cpu.attention(&mut y, qkv, kv, batch, &params(heads)).expect("attention");
+            cpu.attention(&mut y, qkv, kv, batch, &params(heads), None).expect("attention");
         }
     }) / layers.len() as f64;
     println!("  decode at {n:6} tokens: {:7.1} µs  {:6.1} GB/s", seconds * 1e6, bytes as f64 / seconds / 1e9);

@@ -119,6 +119,8 @@ pub struct AttentionBlock<'a, B: Device> {
     pub prep: QkvPrep<'a, B>,
     /// How keys are weighed.
     pub params: &'a AttentionParams,
+    /// Scores of the heads' sinks, `[n_heads]`.
+    pub sinks: Option<&'a Tensor<B>>,
     /// The layer's cache.
     pub kv: &'a mut KvLayer<B>,
     /// What is attended is multiplied with the sigmoid of this.
@@ -204,7 +206,21 @@ pub struct FfnBlock<'a, B: Device> {
     pub hidden: &'a mut Tensor<B>,
 }
 
-/// A mixture of experts: `residual += post_norm(sum over chosen experts)`.
+/// A feed-forward block that every token goes through beside its chosen experts.
+pub struct SharedExpert<'a, B: Device> {
+    /// `[2 · intermediate_size, hidden_size]`, gate first.
+    pub gate_up: &'a Linear<B>,
+    /// `[hidden_size, intermediate_size]`
+    pub down: &'a Linear<B>,
+    /// `[1, hidden_size]`: the sigmoid of its product is the factor on the output, which is 1 without it.
+    pub gate: Option<&'a Linear<B>>,
+    /// Room for gate and up, `[n_tokens, 2 · intermediate_size]`.
+    pub rows: &'a mut Tensor<B>,
+    /// Room for the hidden activations, `[n_tokens, intermediate_size]`.
+    pub hidden: &'a mut Tensor<B>,
+}
+
+/// A mixture of experts: `residual += post_norm(sum over chosen experts + shared expert)`.
 pub struct MoeBlock<'a, B: Device> {
     /// What it reads.
     pub input: BlockInput<'a, B>,
@@ -212,6 +228,8 @@ pub struct MoeBlock<'a, B: Device> {
     pub router: &'a Linear<B>,
     /// The experts.
     pub experts: Experts<'a, B>,
+    /// The one that all tokens use.
+    pub shared: Option<SharedExpert<'a, B>>,
     /// Of the sum, before that is added to the residual.
     pub post_norm: Option<&'a Norm<B>>,
     /// Whether each rank has a part of every expert, and ranks add their sums.
@@ -290,6 +308,7 @@ pub fn attention<B: Blocks>(
         temperature,
         prep,
         params,
+        sinks,
         kv,
         gate,
         out,
@@ -300,7 +319,7 @@ pub fn attention<B: Blocks>(
     norm_queries_and_keys(b, qkv_rows, full_qk_norm)?;
     scale_queries(b, qkv_rows, batch, &prep, temperature)?;
     b.timed("store_kv", || b.store_kv(qkv_rows, kv, batch, prep))?;
-    b.timed("attention", || b.attention(attended, qkv_rows, kv, batch, params))?;
+    b.timed("attention", || b.attention(attended, qkv_rows, kv, batch, params, sinks))?;
     if let Some(OutputGate { proj, rows }) = gate {
         let x = if let BlockInput::Residual = input { &*stream.residual } else { &*stream.normed };
         b.timed("output_gate", || {
@@ -354,12 +373,43 @@ pub fn feed_forward<B: Blocks>(b: &B, mut stream: Stream<'_, B>, block: FfnBlock
 
 /// What [`Blocks::experts`] means.
 pub fn experts<B: Blocks>(b: &B, mut stream: Stream<'_, B>, block: MoeBlock<'_, B>) -> Result<()> {
-    let MoeBlock { input, router, experts, post_norm, is_part, scores, scratch } = block;
+    let MoeBlock { input, router, experts, shared, post_norm, is_part, scores, scratch } = block;
     b.timed("router", || project(b, router, scores, input, &mut stream))?;
     let Stream { residual, normed, output } = stream;
     let x = if let BlockInput::Residual = input { &*residual } else { &*normed };
     b.timed("experts", || b.moe(output, x, scores, &experts, scratch))?;
+    if let Some(shared) = shared {
+        let activation = experts.params.activation;
+        // The experts' outputs have been added up: their memory is free, and so is that of the scores.
+        b.timed("shared_expert", || {
+            scratch.y.set_rows(output.rows());
+            add_shared_expert(b, output, x, shared, activation, (&mut scratch.y, scores))
+        })?;
+    }
     add_to_residual(b, residual, output, post_norm, is_part)
+}
+
+/// `y += shared(x)`. `room`: for its output, as `y`, and for the values of its gate, `[n_tokens, at least 1]`.
+fn add_shared_expert<B: Blocks>(
+    b: &B,
+    y: &mut Tensor<B>,
+    x: &Tensor<B>,
+    shared: SharedExpert<'_, B>,
+    activation: Activation,
+    room: (&mut Tensor<B>, &mut Tensor<B>),
+) -> Result<()> {
+    let (output, gates) = room;
+    shared.gate_up.apply(b, shared.rows, x)?;
+    b.gated(shared.hidden, shared.rows, activation)?;
+    shared.down.apply(b, output, shared.hidden)?;
+    if let Some(gate) = shared.gate {
+        let row_len = gates.row_len();
+        gates.set_row_len(1);
+        gate.apply(b, gates, x)?;
+        b.gate_rows(output, gates)?;
+        gates.set_row_len(row_len);
+    }
+    b.add(y, output)
 }
 
 /// What [`Blocks::head`] means.

@@ -1,6 +1,6 @@
 //! A device: its memory, and what it keeps there.
 
-use crate::{Batch, BatchLimits, CacheShape, DType, Heads, Result, Tensor};
+use crate::{Batch, BatchLimits, CacheShape, DType, ExpertsKind, Heads, Result, Tensor};
 use bytes::Bytes;
 
 /// One weight matrix, or a stack of one per expert, as it stands in a file.
@@ -103,6 +103,20 @@ pub trait Device: Sized + Send + Sync + 'static {
     ///
     /// Errors: `UnsupportedOp`.
     fn check_output_gate(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether attention with sinks can run here.
+    ///
+    /// Errors: `UnsupportedSize`.
+    fn check_sinks(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether such a mixture of experts can run here.
+    ///
+    /// Errors: `UnsupportedSize`.
+    fn check_experts(&self, _kind: &ExpertsKind) -> Result<()> {
         Ok(())
     }
 

@@ -34,7 +34,7 @@ pub enum Error {
         /// Name of the backend.
         backend: &'static str,
     },
-    /// The backend has no implementation for this size.
+    /// The backend has no implementation for this size or option.
     #[error("{backend} cannot run {op} with {what}")]
     UnsupportedSize {
         /// Name of the operation, as in the `Ops` trait.

@@ -1,6 +1,6 @@
 //! Formulas that the reference and the fast backends share, for one row, head or number.
 
-use crate::{Chosen, MoeParams, RopeStyle};
+use crate::{Chosen, ExpertGroups, GroupScore, RopeStyle, Router, RouterScores};
 
 /// The token with the largest logit; the first of equal ones.
 ///
@@ -70,28 +70,72 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Chooses the `n_used` experts of the highest probability for one token: `chosen` becomes their numbers and weights, highest first.
+/// Largest gate, and largest magnitude of up, of [`Activation::ClampedSwiglu`](crate::Activation::ClampedSwiglu).
+pub(crate) const SWIGLU_LIMIT: f32 = 7.0;
+/// Factor on the gate in its sigmoid.
+pub(crate) const SWIGLU_ALPHA: f32 = 1.702;
+
+/// Chooses the experts of one token: `chosen` becomes their numbers and weights, the most preferred first.
 ///
-/// `logits`: [n_experts], the router's output. Of experts that are equally probable the lower number comes first. With `norm_topk` the
-/// weights sum to 1.
-pub(crate) fn route(logits: &[f32], params: &MoeParams, chosen: &mut Vec<(usize, f32)>) {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f32 = logits.iter().map(|&l| (l - max).exp()).sum();
+/// `logits`: [n_experts], the router's output. `selection_bias`: [n_experts].
+pub(crate) fn route(
+    logits: &[f32],
+    router: &Router,
+    selection_bias: Option<&[f32]>,
+    chosen: &mut Vec<(usize, f32)>,
+) {
     chosen.clear();
-    chosen.extend(logits.iter().enumerate().map(|(e, &l)| (e, (l - max).exp() / sum)));
-    // A stable sort leaves ties in the order of the experts.
-    chosen.sort_by(|a, b| b.1.total_cmp(&a.1));
-    chosen.truncate(params.n_used);
-    if params.norm_topk {
-        let sum: f32 = chosen.iter().map(|c| c.1).sum();
-        chosen.iter_mut().for_each(|c| c.1 /= sum);
+    match router.scores {
+        RouterScores::Softmax => {
+            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let sum: f32 = logits.iter().map(|&l| (l - max).exp()).sum();
+            chosen.extend(logits.iter().map(|&l| (l - max).exp() / sum).enumerate());
+        }
+        RouterScores::Sigmoid => chosen.extend(logits.iter().map(|&l| 1.0 / (1.0 + (-l).exp())).enumerate()),
     }
+    let preference = |&(e, score): &(usize, f32)| score + selection_bias.map_or(0.0, |bias| bias[e]);
+    if let Some(groups) = router.groups {
+        keep_best_groups(chosen, groups, preference);
+    }
+    // A stable sort leaves ties in the order of the experts.
+    chosen.sort_by(|a, b| preference(b).total_cmp(&preference(a)));
+    chosen.truncate(router.n_used);
+    let sum: f32 = chosen.iter().map(|c| c.1).sum();
+    // Sigmoids may all round to 0.
+    let divisor = if router.norm_topk && sum != 0.0 { sum } else { 1.0 };
+    chosen.iter_mut().for_each(|c| c.1 = c.1 / divisor * router.scale);
+}
+
+/// Drops the experts of all groups but the best. `experts`: all of a layer, in order.
+fn keep_best_groups(
+    experts: &mut Vec<(usize, f32)>,
+    groups: ExpertGroups,
+    preference: impl Fn(&(usize, f32)) -> f32,
+) {
+    let size = experts.len() / groups.count;
+    let score = |group: &[(usize, f32)]| {
+        let mut best = [f32::NEG_INFINITY; 2];
+        for value in group.iter().map(&preference) {
+            if value > best[0] {
+                best = [value, best[0]];
+            } else if value > best[1] {
+                best[1] = value;
+            }
+        }
+        match groups.score {
+            GroupScore::Largest => best[0],
+            GroupScore::TopTwo => best[0] + best[1],
+        }
+    };
+    let mut ranked: Vec<(usize, f32)> = experts.chunks_exact(size).map(score).enumerate().collect();
+    ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
+    ranked.truncate(groups.n_used);
+    experts.retain(|(e, _)| ranked.iter().any(|(group, _)| *group == e / size));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Activation;
 
     #[test]
     fn erf_equals_tabulated_values() {
@@ -128,14 +172,38 @@ mod tests {
         }
     }
 
+    fn routed(logits: &[f32], router: Router, bias: Option<&[f32]>) -> Vec<(usize, f32)> {
+        let mut chosen = vec![(9, 9.0)];
+        route(logits, &router, bias, &mut chosen);
+        chosen
+    }
+
     #[test]
     fn routing_prefers_lower_experts_among_equals() {
-        let mut chosen = vec![(9, 9.0)];
-        let mut params = MoeParams { n_used: 2, norm_topk: true, activation: Activation::Silu };
-        route(&[1.0, 2.0, 2.0, 0.0], &params, &mut chosen);
-        assert_eq!(chosen, [(1, 0.5), (2, 0.5)]);
-        params.norm_topk = false;
-        route(&[0.0; 4], &params, &mut chosen);
-        assert_eq!(chosen, [(0, 0.25), (1, 0.25)]);
+        assert_eq!(routed(&[1.0, 2.0, 2.0, 0.0], Router::softmax(2, true), None), [(1, 0.5), (2, 0.5)]);
+        assert_eq!(routed(&[0.0; 4], Router::softmax(2, false), None), [(0, 0.25), (1, 0.25)]);
+    }
+
+    #[test]
+    fn a_selection_bias_changes_the_choice_and_not_the_weights() {
+        let router = Router { scores: RouterScores::Sigmoid, scale: 2.0, ..Router::softmax(2, false) };
+        let bias = [0.0, 0.6, -0.6, 0.0];
+        // The scores are 0.5, 0.5, almost 1 and 0.5: with the bias expert 2 falls behind, and the lowest of equals comes second.
+        assert_eq!(routed(&[0.0, 0.0, 20.0, 0.0], router, Some(&bias)), [(1, 1.0), (0, 1.0)]);
+        assert_eq!(routed(&[0.0, 0.0, 20.0, 0.0], router, None)[0].0, 2);
+        let normalized = Router { norm_topk: true, ..router };
+        assert_eq!(routed(&[-200.0; 4], normalized, None), [(0, 0.0), (1, 0.0)]);
+    }
+
+    #[test]
+    fn groups_are_compared_by_their_largest_or_their_top_two() {
+        let logits = [3.0, -9.0, -9.0, 2.0, 2.0, -9.0];
+        let grouped = |score| {
+            let groups = Some(ExpertGroups { count: 2, n_used: 1, score });
+            let router = Router { scores: RouterScores::Sigmoid, groups, ..Router::softmax(2, false) };
+            routed(&logits, router, None).into_iter().map(|c| c.0).collect::<Vec<_>>()
+        };
+        assert_eq!(grouped(GroupScore::Largest), [0, 1]);
+        assert_eq!(grouped(GroupScore::TopTwo), [3, 4]);
     }
 }

@@ -37,7 +37,7 @@ pub enum RopeStyle {
     Half,
 }
 
-/// Function between the two matrices of a feed-forward block.
+/// Function between the matrices of a feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x · sigmoid(x)`
@@ -50,6 +50,9 @@ pub enum Activation {
     ReluSquared,
     /// `max(x, 0)`
     Relu,
+    /// Of gate and up together, as in gpt-oss: `g · sigmoid(1.702 · g) · (u + 1)` with `g = min(gate, 7)` and `u` up within -7 and 7.
+    /// Only a gated block can have it.
+    ClampedSwiglu,
 }
 
 /// Sizes of an attention block's heads.
@@ -189,25 +192,98 @@ pub struct DeltaInput<'a, B: Device> {
     pub dt_bias: &'a Tensor<B>,
 }
 
-/// How tokens choose experts.
+/// What a mixture of experts computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MoeParams {
-    /// Experts per token.
-    pub n_used: usize,
-    /// Divide the chosen experts' probabilities by their sum.
-    pub norm_topk: bool,
+    /// How tokens choose experts.
+    pub router: Router,
     /// Between gate and up.
     pub activation: Activation,
+}
+
+/// How tokens choose experts by the router's logits.
+///
+/// Logits become scores, and a selection bias may be added to them. Each token uses the `n_used` experts that then have the largest
+/// values, the lowest of equal ones. Their weights are their scores without the bias.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Router {
+    /// Experts per token.
+    pub n_used: usize,
+    /// How logits become scores.
+    pub scores: RouterScores,
+    /// Divide the chosen experts' scores by their sum. With [`RouterScores::Softmax`] this is the softmax over the chosen experts only.
+    pub norm_topk: bool,
+    /// Factor on the weights.
+    pub scale: f32,
+    /// Choose only among the experts of some groups.
+    pub groups: Option<ExpertGroups>,
+}
+
+impl Router {
+    /// The softmax over all experts.
+    pub const fn softmax(n_used: usize, norm_topk: bool) -> Self {
+        Self { n_used, scores: RouterScores::Softmax, norm_topk, scale: 1.0, groups: None }
+    }
+}
+
+/// How the router's logits become scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterScores {
+    /// Softmax over all experts of the layer.
+    Softmax,
+    /// The sigmoid of each.
+    Sigmoid,
+}
+
+/// Experts in groups of consecutive ones, of which a token uses some only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Groups; a divisor of the number of experts.
+    pub count: usize,
+    /// Groups per token; the lowest of equal ones.
+    pub n_used: usize,
+    /// What groups are compared by.
+    pub score: GroupScore,
+}
+
+/// What groups of experts are compared by, the selection bias included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupScore {
+    /// The largest value of a group (DeepSeek-V2).
+    Largest,
+    /// The sum of the two largest values of a group (DeepSeek-V3); groups have at least two experts.
+    TopTwo,
 }
 
 /// The weights of a mixture of experts, and how tokens choose among them.
 pub struct Experts<'a, B: Device> {
     /// `[n_experts, 2 · intermediate_size, hidden_size]`, gate first.
     pub gate_up: &'a B::Matrix,
+    /// `[n_experts, 2 · intermediate_size]`
+    pub gate_up_bias: Option<&'a Tensor<B>>,
     /// `[n_experts, hidden_size, intermediate_size]`
     pub down: &'a B::Matrix,
-    /// How tokens choose.
+    /// `[n_experts, hidden_size]`
+    pub down_bias: Option<&'a Tensor<B>>,
+    /// Added to the scores for the choice only, `[n_experts]`.
+    pub selection_bias: Option<&'a Tensor<B>>,
+    /// How tokens choose, and what experts compute.
     pub params: MoeParams,
+}
+
+/// What a mixture of experts has; see [`Device::check_experts`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertsKind {
+    /// Experts in the layer.
+    pub n_experts: usize,
+    /// How tokens choose, and what experts compute.
+    pub params: MoeParams,
+    /// Whether the choice has a bias.
+    pub selection_bias: bool,
+    /// Whether experts have biases.
+    pub bias: bool,
+    /// Whether a shared expert is weighed by a gate of its own.
+    pub shared_gate: bool,
 }
 
 /// Buffers of [`Ops::moe`], each with room for `n_tokens · n_used` rows.
@@ -321,6 +397,8 @@ pub trait Ops: Device {
     ) -> Result<()>;
 
     /// Causal attention of each token's queries over its sequence's cache: `y[n_tokens, n_heads · head_dim]`.
+    ///
+    /// `sinks`: `[n_heads]`, a score for each head that joins the softmax's sum and has no value ("attention sink").
     fn attention(
         &self,
         y: &mut Tensor<Self>,
@@ -328,6 +406,7 @@ pub trait Ops: Device {
         kv: &KvLayer<Self>,
         batch: &Self::Batch,
         params: &AttentionParams,
+        sinks: Option<&Tensor<Self>>,
     ) -> Result<()>;
 
     /// A causal convolution: `y[n_tokens, n_channels]` of the rows of `x`. The inputs before a step's tokens are those in the slot that the
@@ -372,14 +451,14 @@ pub trait Ops: Device {
     /// `x *= sigmoid(gate)`, of one shape.
     fn sigmoid_gate(&self, x: &mut Tensor<Self>, gate: &Tensor<Self>) -> Result<()>;
 
-    /// `y[n, len] = activation(x[n, ..len]) · x[n, len..]`, gate first.
+    /// `y[n, len] = activation(x[n, ..len]) · x[n, len..]`, gate first; of both at once where [`Activation`] says so.
     fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, activation: Activation) -> Result<()>;
 
-    /// `x = activation(x)`.
+    /// `x = activation(x)`, of a function of one number.
     fn activate(&self, x: &mut Tensor<Self>, activation: Activation) -> Result<()>;
 
-    /// Mixture of experts: each token goes to the `n_used` experts with the highest softmax of `router` `[n_tokens, n_experts]` (ties
-    /// to the lowest expert) and gets the sum of their gated feed-forward blocks, weighted by those probabilities.
+    /// Mixture of experts: each token goes to the experts that [`Router`] chooses by the logits `router` `[n_tokens, n_experts]`, and
+    /// gets the weighted sum of their gated feed-forward blocks.
     fn moe(
         &self,
         y: &mut Tensor<Self>,
@@ -394,6 +473,9 @@ pub trait Ops: Device {
 
     /// `x[n, len] *= factors[len]`.
     fn scale_columns(&self, x: &mut Tensor<Self>, factors: &Tensor<Self>) -> Result<()>;
+
+    /// `x[n, len] *= sigmoid(gate[n])`, with `gate` `[n, 1]`.
+    fn gate_rows(&self, x: &mut Tensor<Self>, gate: &Tensor<Self>) -> Result<()>;
 
     /// `x *= factor`.
     fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()>;

@@ -2,7 +2,7 @@
 //!
 //! Slow on purpose. Sums that matter are taken in f64, so that a fast backend's error can be told from this one's.
 
-use crate::math::{argmax, erf, rotate, route, sigmoid, softplus};
+use crate::math::{SWIGLU_ALPHA, SWIGLU_LIMIT, argmax, erf, rotate, route, sigmoid, softplus};
 use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture,
@@ -48,6 +48,7 @@ fn activation(f: Activation, x: f32) -> f32 {
         Activation::GeluErf => 0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2)),
         Activation::ReluSquared => x.max(0.0).powi(2),
         Activation::Relu => x.max(0.0),
+        Activation::ClampedSwiglu => panic!("clamped SwiGLU takes a gate and its up"),
     }
 }
 
@@ -55,6 +56,15 @@ fn activation(f: Activation, x: f32) -> f32 {
 fn unit(x: &[f32]) -> Vec<f32> {
     let inv = 1.0 / (f64::from(dot(x, x)) + 1e-6).sqrt();
     x.iter().map(|&x| (f64::from(x) * inv) as f32).collect()
+}
+
+/// One gate and its up through an activation function.
+fn gated(f: Activation, gate: f32, up: f32) -> f32 {
+    if f != Activation::ClampedSwiglu {
+        return activation(f, gate) * up;
+    }
+    let gate = if gate > SWIGLU_LIMIT { SWIGLU_LIMIT } else { gate };
+    gate / (1.0 + (-SWIGLU_ALPHA * gate).exp()) * (up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1.0)
 }
 
 /// Normalizes one row in place.
@@ -291,6 +301,7 @@ impl Ops for Reference {
         kv: &KvLayer<Self>,
         batch: &HostBatch,
         params: &AttentionParams,
+        sinks: Option<&Tensor<Self>>,
     ) -> Result<()> {
         let h = params.heads;
         let dim = h.head_dim;
@@ -313,9 +324,10 @@ impl Ops for Reference {
                         f64::from(params.softcap.map_or(s, |cap| cap * (s / cap).tanh()))
                     })
                     .collect();
-                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks.buffer()[head]));
+                let max = scores.iter().copied().fold(sink, f64::max);
                 scores.iter_mut().for_each(|s| *s = (*s - max).exp());
-                let sum: f64 = scores.iter().sum();
+                let sum = scores.iter().sum::<f64>() + (sink - max).exp();
                 for d in 0..dim {
                     let values = (start..end).map(|p| f64::from(kv.v.buffer()[at(p) + d]));
                     let out: f64 = scores.iter().zip(values).map(|(s, v)| s * v).sum();
@@ -451,7 +463,7 @@ impl Ops for Reference {
         assert_eq!((x.row_len(), x.rows()), (2 * n, y.rows()));
         for (x, y) in x.buffer().chunks_exact(2 * n).zip(y.buffer_mut().chunks_exact_mut(n)).take(x.rows()) {
             for i in 0..n {
-                y[i] = activation(f, x[i]) * x[n + i];
+                y[i] = gated(f, x[i], x[n + i]);
             }
         }
         Ok(())
@@ -471,23 +483,23 @@ impl Ops for Reference {
         experts: &Experts<'_, Self>,
         _scratch: &mut MoeScratch<Self>,
     ) -> Result<()> {
-        let Experts { gate_up, down, params } = experts;
+        let &Experts { gate_up, gate_up_bias, down, down_bias, selection_bias, params } = experts;
         let (n, inner) = (x.row_len(), down.n_in);
+        let selection_bias = selection_bias.map(|bias| &bias.buffer()[..]);
+        let biased = |x: f32, bias: Option<&Tensor<Self>>, i: usize| x + bias.map_or(0.0, |b| b.buffer()[i]);
         let mut chosen = Vec::new();
         for t in 0..x.rows() {
             let x = &x.buffer()[t * n..][..n];
             let out = &mut y.buffer_mut()[t * n..][..n];
             out.fill(0.0);
-            route(&router.buffer()[t * router.row_len()..][..router.row_len()], params, &mut chosen);
+            let logits = &router.buffer()[t * router.row_len()..][..router.row_len()];
+            route(logits, &params.router, selection_bias, &mut chosen);
             for &(e, weight) in &chosen {
-                let hidden: Vec<f32> = (0..inner)
-                    .map(|i| {
-                        activation(params.activation, dot(x, gate_up.row(e, i)))
-                            * dot(x, gate_up.row(e, inner + i))
-                    })
-                    .collect();
+                let row = |i| biased(dot(x, gate_up.row(e, i)), gate_up_bias, e * 2 * inner + i);
+                let hidden = (0..inner).map(|i| gated(params.activation, row(i), row(inner + i)));
+                let hidden: Vec<f32> = hidden.collect();
                 for (i, out) in out.iter_mut().enumerate() {
-                    *out += weight * dot(&hidden, down.row(e, i));
+                    *out += weight * biased(dot(&hidden, down.row(e, i)), down_bias, e * n + i);
                 }
             }
         }
@@ -553,6 +565,15 @@ impl Ops for Reference {
         let len = x.len();
         for row in x.buffer_mut()[..len].chunks_exact_mut(factors.len()) {
             row.iter_mut().zip(factors.buffer()).for_each(|(x, f)| *x *= f);
+        }
+        Ok(())
+    }
+
+    fn gate_rows(&self, x: &mut Tensor<Self>, gate: &Tensor<Self>) -> Result<()> {
+        assert_eq!((gate.row_len(), gate.rows()), (1, x.rows()));
+        let (n, len) = (x.row_len(), x.len());
+        for (row, gate) in x.buffer_mut()[..len].chunks_exact_mut(n).zip(gate.buffer()) {
+            row.iter_mut().for_each(|x| *x /= 1.0 + (-gate).exp());
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use crate::names;
 use crate::rope::{RopeConfig, read_scaling};
 use crate::{Error, Result};
 use realizar_compute::{
-    Activation, AttentionTemperature, DType, DeltaShape, Device, Heads, NormKind, RopeStyle,
+    Activation, AttentionTemperature, DType, DeltaShape, Device, ExpertGroups, ExpertsKind, GroupScore, Heads, MoeParams, NormKind, RopeStyle, Router, RouterScores,
 };
 
 /// Everything about a model but its weights.
@@ -109,6 +109,8 @@ impl LayerNorms {
     /// Before both blocks.
     pub const PRE: Self =
         Self { pre_mixer: Some("attn_norm"), post_mixer: None, pre_ffn: Some("ffn_norm"), post_ffn: None };
+    /// Before both blocks, where files call the second norm after the attention that it follows.
+    pub const PRE_NAMED_POST_ATTENTION: Self = Self { pre_ffn: Some("post_attn_norm"), ..Self::PRE };
     /// After both blocks.
     pub const POST: Self = Self {
         pre_mixer: None,
@@ -203,6 +205,8 @@ pub struct Attention {
     pub scale: f32,
     /// Soft cap on scaled scores.
     pub softcap: Option<f32>,
+    /// Whether each head has a sink: a score in the softmax's sum that belongs to no token.
+    pub sinks: bool,
     /// Whether the input of `o_proj` is normalized.
     pub sub_norm: bool,
     /// Whether the input of `o_proj` is multiplied with the sigmoid of a gate, whose rows stand in `q_proj` behind each head's own.
@@ -223,7 +227,7 @@ pub enum QkNorm {
 }
 
 /// What is done to each token by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Ffn {
     /// `down(act(gate) · up)`
     Gated(Dense),
@@ -247,18 +251,52 @@ pub struct Dense {
 }
 
 /// Sizes and routing of a mixture of experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
     /// Experts in the layer.
     pub n_experts: usize,
-    /// Experts per token.
-    pub n_used: usize,
     /// Hidden activations of one expert.
     pub intermediate_size: usize,
-    /// Whether the chosen probabilities are divided by their sum.
-    pub norm_topk: bool,
+    /// How tokens choose.
+    pub router: Router,
+    /// Bias of the router's matrix.
+    pub router_bias: Presence,
+    /// Summand of the scores for the choice only.
+    pub selection_bias: Presence,
     /// Between an expert's matrices.
     pub activation: Activation,
+    /// Biases of the experts' matrices.
+    pub bias: Presence,
+    /// The expert that all tokens use beside those chosen.
+    pub shared: Option<SharedExpert>,
+}
+
+impl Experts {
+    /// What a device must be able to run.
+    pub fn kind(&self) -> ExpertsKind {
+        let has = |presence| presence != Presence::Absent;
+        ExpertsKind {
+            n_experts: self.n_experts,
+            params: self.params(),
+            selection_bias: has(self.selection_bias),
+            bias: has(self.bias),
+            shared_gate: self.shared.is_some_and(|shared| shared.gate),
+        }
+    }
+
+    /// The numbers of the computation.
+    pub fn params(&self) -> MoeParams {
+        MoeParams { router: self.router, activation: self.activation }
+    }
+}
+
+/// An expert that all tokens use: a dense gated block without biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedExpert {
+    /// Hidden activations.
+    pub intermediate_size: usize,
+    /// Whether the sigmoid of a number per token is a factor on its output.
+    pub gate: bool,
 }
 
 /// More layers, heads or experts than this are a damaged file, not a model.
@@ -313,6 +351,7 @@ impl ModelConfig {
                 window: None,
                 scale: 1.0 / (heads.head_dim as f32).sqrt(),
                 softcap: None,
+                sinks: false,
                 sub_norm: false,
                 output_gate: false,
                 qkv_bias: attention_bias,
@@ -394,11 +433,14 @@ impl ModelConfig {
                     if attention.output_gate {
                         device.check_output_gate()?;
                     }
+                    if attention.sinks {
+                        device.check_sinks()?;
+                    }
                 }
                 Mixer::GatedDelta(_) | Mixer::ShortConv(_) => device.check_recurrent()?,
             }
         }
-        Ok(())
+        self.experts().try_for_each(|e| device.check_experts(&e.kind()))
     }
 
     /// The mixtures of experts of all layers that have one.
@@ -407,6 +449,16 @@ impl ModelConfig {
             Ffn::Experts(experts) => Some(experts),
             Ffn::Gated(_) | Ffn::Plain(_) => None,
         })
+    }
+
+    /// Changes all mixtures of experts.
+    pub fn each_experts(&mut self, mut change: impl FnMut(&mut Experts)) {
+        for layer in &mut self.layers {
+            match &mut layer.ffn {
+                Ffn::Experts(experts) => change(experts),
+                Ffn::Gated(_) | Ffn::Plain(_) => {}
+            }
+        }
     }
 
     /// Makes all dense feed-forward blocks `down(act(up))`.
@@ -466,7 +518,7 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Makes the layers that `has_experts` says mixtures of experts.
+    /// Makes the layers that `has_experts` says mixtures of experts, chosen by softmax.
     pub fn add_experts(
         &mut self,
         h: &Hyper<'_>,
@@ -484,9 +536,62 @@ impl ModelConfig {
                 (has_experts(i), layer.ffn)
             {
                 let intermediate_size = width.unwrap_or(intermediate_size);
-                layer.ffn =
-                    Ffn::Experts(Experts { n_experts, n_used, intermediate_size, norm_topk, activation });
+                layer.ffn = Ffn::Experts(Experts {
+                    n_experts,
+                    intermediate_size,
+                    router: Router::softmax(n_used, norm_topk),
+                    router_bias: Presence::Absent,
+                    selection_bias: Presence::Absent,
+                    activation,
+                    bias: Presence::Absent,
+                    shared: None,
+                });
             }
+        }
+        Ok(())
+    }
+
+    /// Takes the router's scores, factor and groups that the file states; `scores` is the architecture's own kind.
+    pub fn read_router(&mut self, h: &Hyper<'_>, scores: RouterScores, by: GroupScore) -> Result<()> {
+        let named = if h.is_gguf() { None } else { h.hf_str("scoring_func")? };
+        let numbered = if h.is_gguf() { h.gguf_usize("expert_gating_func")? } else { None };
+        let scores = match (named, numbered) {
+            (None, None | Some(0)) => scores,
+            (Some("softmax"), _) | (_, Some(1)) => RouterScores::Softmax,
+            (Some("sigmoid"), _) | (_, Some(2)) => RouterScores::Sigmoid,
+            (Some(other), _) => return Err(h.unsupported(format!("router of kind {other:?} is not known"))),
+            (_, Some(other)) => return Err(h.unsupported(format!("router of kind {other} is not known"))),
+        };
+        let scale = h.f32("router_scale")?.unwrap_or(1.0);
+        if !scale.is_finite() {
+            return Err(h.invalid(format!("the factor on the experts' weights is {scale}")));
+        }
+        let (count, used) = (h.usize("n_expert_groups")?, h.usize("n_expert_groups_used")?);
+        let groups = match (count.unwrap_or(1), used.unwrap_or(1)) {
+            (count, used) if count <= 1 || used == count => None,
+            (count, used) => Some(ExpertGroups { count, n_used: used, score: by }),
+        };
+        for experts in self.layers.iter_mut().filter_map(|layer| match &mut layer.ffn {
+            Ffn::Experts(experts) => Some(experts),
+            Ffn::Gated(_) | Ffn::Plain(_) => None,
+        }) {
+            let (n, router) = (experts.n_experts, &mut experts.router);
+            let fits = |g: ExpertGroups| {
+                let enough = by == GroupScore::Largest || n >= 2 * g.count;
+                n.is_multiple_of(g.count)
+                    && enough
+                    && (1..g.count).contains(&g.n_used)
+                    && router.n_used <= n / g.count * g.n_used
+            };
+            if let Some(g) = groups.filter(|&g| !fits(g)) {
+                let ExpertGroups { count, n_used, .. } = g;
+                let reason = format!(
+                    "a token cannot use {} of {n} experts from {n_used} of {count} groups",
+                    router.n_used
+                );
+                return Err(h.invalid(reason));
+            }
+            (router.scores, router.scale, router.groups) = (scores, scale, groups);
         }
         Ok(())
     }

@@ -160,7 +160,7 @@ impl Checker<'_> {
 
     fn check_shape(&mut self, file: &str, expected: &[usize]) {
         if let Some(found) = self.source.find(file).map(|t| t.shape.clone())
-            && found != expected
+            && without_leading_ones(&found) != without_leading_ones(expected)
         {
             self.bad(file, format!("has shape {found:?} where {expected:?} was expected"));
         }
@@ -258,6 +258,32 @@ impl Checker<'_> {
         self.entries.push(Entry { weight: w, part: Part::Weight, shape: shape.to_vec(), files });
     }
 
+    fn mixture(&mut self, i: usize, experts: &Experts) {
+        let n = self.config.hidden_size;
+        let &Experts { n_experts, intermediate_size: inner, .. } = experts;
+        let parts = &[("router", n_experts)];
+        self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: experts.router_bias });
+        let selection = Weight { name: "selection", layer: Some(i) };
+        self.one(selection, Part::Bias, &[n_experts], experts.selection_bias);
+        for (name, n_out, n_in) in
+            [("experts.gate_proj", inner, n), ("experts.up_proj", inner, n), ("experts.down_proj", n, inner)]
+        {
+            self.experts(name, i, [n_experts, n_out, n_in]);
+            let w = Weight { name, layer: Some(i) };
+            self.one(w, Part::Bias, &[n_experts, n_out], experts.bias);
+        }
+        let Some(shared) = experts.shared else { return };
+        let inner = shared.intermediate_size;
+        let parts = &[("shared_expert.gate_proj", inner), ("shared_expert.up_proj", inner)];
+        self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: Presence::Absent });
+        let parts = &[("shared_expert.down_proj", n)];
+        self.linear(&Stack { layer: Some(i), parts, n_in: inner, bias: Presence::Absent });
+        if shared.gate {
+            let parts = &[("shared_expert.gate", 1)];
+            self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: Presence::Absent });
+        }
+    }
+
     fn outside_of_layers(&mut self) {
         let c = self.config;
         let global = |name| Weight { name, layer: None };
@@ -330,14 +356,7 @@ impl Checker<'_> {
                 self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: dense.bias });
                 self.down(i, dense);
             }
-            Ffn::Experts(Experts { n_experts, intermediate_size, .. }) => {
-                let parts = &[("router", *n_experts)];
-                self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: Presence::Absent });
-                for name in ["experts.gate_proj", "experts.up_proj"] {
-                    self.experts(name, i, [*n_experts, *intermediate_size, n]);
-                }
-                self.experts("experts.down_proj", i, [*n_experts, n, *intermediate_size]);
-            }
+            Ffn::Experts(experts) => self.mixture(i, experts),
         }
     }
 
@@ -367,6 +386,10 @@ impl Checker<'_> {
         if let Some([q, k]) = lens {
             self.norm("q_norm", Some(i), q);
             self.norm("k_norm", Some(i), k);
+        }
+        if attention.sinks {
+            let w = Weight { name: "sinks", layer: Some(i) };
+            self.one(w, Part::Weight, &[h.n_heads], Presence::Needed);
         }
         if attention.sub_norm {
             self.norm("attn_sub_norm", Some(i), q_len);
@@ -425,19 +448,17 @@ impl Checker<'_> {
         let ignored = arch::ignored(self.config.arch);
         let mut n_ignored = 0;
         let mut unknown = Vec::new();
-        let n_layers = self.config.layers.len();
-        let drafts = n_layers..n_layers + self.config.n_draft_layers;
         for t in self.source.tensors().iter().filter(|t| !self.used.contains_key(&t.name)) {
-            let drafts_only = gguf_layer(&t.name).is_some_and(|i| drafts.contains(&i));
-            let reason =
-                ignored.iter().find(|i| matches(i.pattern, &t.name)).map(|Ignored { reason, .. }| *reason);
-            match reason.or(drafts_only.then_some("it serves only to draft tokens")) {
-                Some(reason) => {
-                    tracing::debug!(tensor = t.name, reason, "ignored");
-                    n_ignored += 1;
+            let reason = match ignored.iter().find(|i| matches(i.pattern, &t.name)) {
+                _ if self.drafts(&t.name) => "only drafts tokens",
+                Some(Ignored { reason, .. }) => reason,
+                None => {
+                    unknown.push(t.name.clone());
+                    continue;
                 }
-                None => unknown.push(t.name.clone()),
-            }
+            };
+            tracing::debug!(tensor = t.name, reason, "ignored");
+            n_ignored += 1;
         }
         if n_ignored > 0 {
             tracing::info!(n_ignored, "tensors that the model does without are ignored");
@@ -451,6 +472,16 @@ impl Checker<'_> {
         }
     }
 
+    /// Whether a tensor belongs to a layer that only drafts tokens.
+    fn drafts(&self, name: &str) -> bool {
+        let prefixes =
+            ["blk.", "model.layers.", "model.language_model.layers.", "language_model.model.layers."];
+        let layer = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix)?.split('.').next());
+        let n = self.config.layers.len();
+        let layer = layer.and_then(|i| i.parse::<usize>().ok());
+        layer.is_some_and(|i| (n..n + self.config.n_draft_layers).contains(&i))
+    }
+
     /// Whether a tensor holds the scales of one of the model's matrices.
     fn is_scale(&self, name: &str) -> bool {
         let ends = [".weight_scale", ".weight_scale_inv", ".scales"];
@@ -459,9 +490,10 @@ impl Checker<'_> {
     }
 }
 
-/// The layer of a tensor by its name in GGUF.
-fn gguf_layer(name: &str) -> Option<usize> {
-    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+/// A matrix of one row may stand in a file as a vector, and a vector as such a matrix.
+fn without_leading_ones(shape: &[usize]) -> &[usize] {
+    let n = shape.iter().take_while(|&&n| n == 1).count();
+    &shape[n..]
 }
 
 /// Whether a name fits a pattern, in which `*` stands for any characters.

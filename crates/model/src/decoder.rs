@@ -2,16 +2,14 @@
 
 use crate::Result;
 use crate::config::{self, Attention, Dense, GatedDelta, ModelConfig, QkNorm};
-use crate::contract::{Contract, Weight};
+use crate::contract::{Contract, Part, Weight};
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::shard::{self, BlockShard, Shard, Split};
 use crate::source::{Format, TensorSource};
 use crate::weights::Loader;
-use crate::workspace::{Shared, Workspace};
+use crate::workspace::{self, Workspace};
 use realizar_compute::{
-    AttentionBlock, AttentionParams, Backend, BlockInput, BlockOutput, ConvKind, DeltaPart, Experts,
-    FfnBlock, FfnUp, Gather, HeadBlock, Join, Linear, MoeBlock, MoeParams, Norm, OutputGate, QkvPrep,
-    RecurrentBlock, ShortConv, Tensor,
+    AttentionBlock, AttentionParams, Backend, BlockInput, BlockOutput, ConvKind, DeltaPart, Experts, FfnBlock, FfnUp, Gather, HeadBlock, Join, Linear, MoeBlock, MoeParams, Norm, OutputGate, QkvPrep, RecurrentBlock, SharedExpert, ShortConv, Tensor,
 };
 
 /// A decoder-only transformer on a backend, or one rank's part of it.
@@ -48,7 +46,13 @@ enum Inputs<B: Backend> {
 }
 
 enum Mixer<B: Backend> {
-    Attention { qkv: Linear<B>, qk_norm: Option<(Norm<B>, Norm<B>)>, gate: Option<Linear<B>>, out: Output<B> },
+    Attention {
+        qkv: Linear<B>,
+        qk_norm: Option<(Norm<B>, Norm<B>)>,
+        sinks: Option<Tensor<B>>,
+        gate: Option<Linear<B>>,
+        out: Output<B>,
+    },
     Recurrent { in_proj: Linear<B>, conv: Tensor<B>, delta: Option<Delta<B>>, out: Output<B> },
 }
 
@@ -62,7 +66,25 @@ struct Delta<B: Backend> {
 enum Ffn<B: Backend> {
     Gated { gate_up: Linear<B>, down: Output<B> },
     Plain { up: Linear<B>, down: Output<B> },
-    Moe { router: Linear<B>, gate_up: B::Matrix, down: B::Matrix, post_norm: Option<Norm<B>> },
+    Moe(Box<Mixture<B>>),
+}
+
+struct Mixture<B: Backend> {
+    router: Linear<B>,
+    selection_bias: Option<Tensor<B>>,
+    gate_up: B::Matrix,
+    gate_up_bias: Option<Tensor<B>>,
+    down: B::Matrix,
+    down_bias: Option<Tensor<B>>,
+    shared: Option<Shared<B>>,
+    post_norm: Option<Norm<B>>,
+}
+
+/// The expert that all tokens use.
+struct Shared<B: Backend> {
+    gate_up: Linear<B>,
+    down: Linear<B>,
+    gate: Option<Linear<B>>,
 }
 
 /// The last matrix of a block, which leads back to the residual, and the norms around it.
@@ -150,13 +172,15 @@ impl<B: Backend> Decoder<B> {
                     let both = size(up) + size(&down.proj);
                     (both, both)
                 }
-                (Ffn::Moe { router, gate_up, down, .. }, ffn) => {
-                    let all = backend.matrix_bytes(gate_up) + backend.matrix_bytes(down);
+                (Ffn::Moe(m), ffn) => {
+                    let all = backend.matrix_bytes(&m.gate_up) + backend.matrix_bytes(&m.down);
                     let used = match ffn {
-                        config::Ffn::Experts(e) => all / e.n_experts * e.n_used,
+                        config::Ffn::Experts(e) => all / e.n_experts * e.router.n_used,
                         config::Ffn::Gated(_) | config::Ffn::Plain(_) => all,
                     };
-                    (size(router) + all, size(router) + used)
+                    let shared = m.shared.as_ref().map_or(0, |s| size(&s.gate_up) + size(&s.down));
+                    let always = size(&m.router) + shared;
+                    (always + all, always + used)
                 }
             };
             sum.total += mixer + total;
@@ -233,10 +257,11 @@ impl<B: Backend> Decoder<B> {
         let c = self.shard.config();
         let weights = &self.layers[layer];
         let (stream, room) = ws.split();
-        let shared = room.shared.as_mut().map(|Shared { attended, output, .. }| (attended, output));
+        let shared =
+            room.shared.as_mut().map(|workspace::Shared { attended, output, .. }| (attended, output));
         match (&weights.mixer, &c.layers[layer].mixer, cache.layer_mut(layer)) {
             (
-                Mixer::Attention { qkv, qk_norm, gate, out },
+                Mixer::Attention { qkv, qk_norm, sinks, gate, out },
                 config::Mixer::Attention(this),
                 LayerCache::Kv(kv),
             ) => {
@@ -255,6 +280,7 @@ impl<B: Backend> Decoder<B> {
                         angles: this.rope.map(|r| (&room.angles[r], c.ropes[r].style)),
                     },
                     params: &params,
+                    sinks: sinks.as_ref(),
                     kv,
                     gate: gate.as_ref().map(|proj| OutputGate { proj, rows: room.gate }),
                     out: self.output(out, self.shard.mixer(layer), shared),
@@ -297,7 +323,7 @@ impl<B: Backend> Decoder<B> {
         let weights = &self.layers[layer];
         let input = weights.inputs.ffn();
         let (stream, room) = ws.split();
-        let shared = room.shared.as_mut().map(|Shared { hidden, output, .. }| (hidden, output));
+        let shared = room.shared.as_mut().map(|workspace::Shared { hidden, output, .. }| (hidden, output));
         let (up, down, activation) = match (&weights.ffn, self.shard.config().layers[layer].ffn) {
             (Ffn::Gated { gate_up, down }, config::Ffn::Gated(dense)) => {
                 (FfnUp::Gated { gate_up, rows: room.gate_up }, down, dense.activation)
@@ -305,14 +331,29 @@ impl<B: Backend> Decoder<B> {
             (Ffn::Plain { up, down }, config::Ffn::Plain(dense)) => {
                 (FfnUp::Plain { up }, down, dense.activation)
             }
-            (Ffn::Moe { router, gate_up, down, post_norm }, config::Ffn::Experts(e)) => {
-                let params = MoeParams { n_used: e.n_used, norm_topk: e.norm_topk, activation: e.activation };
+            (Ffn::Moe(m), config::Ffn::Experts(e)) => {
                 let (scores, scratch) = room.moe.as_mut().expect("a model with experts has their buffers");
                 let block = MoeBlock {
                     input,
-                    router,
-                    experts: Experts { gate_up, down, params },
-                    post_norm: post_norm.as_ref(),
+                    router: &m.router,
+                    experts: Experts {
+                        gate_up: &m.gate_up,
+                        gate_up_bias: m.gate_up_bias.as_ref(),
+                        down: &m.down,
+                        down_bias: m.down_bias.as_ref(),
+                        selection_bias: m.selection_bias.as_ref(),
+                        params: e.params(),
+                    },
+                    shared: m.shared.as_ref().zip(Some((room.gate_up, room.hidden))).map(
+                        |(Shared { gate_up, down, gate }, (rows, hidden))| SharedExpert {
+                            gate_up,
+                            down,
+                            gate: gate.as_ref(),
+                            rows,
+                            hidden,
+                        },
+                    ),
+                    post_norm: m.post_norm.as_ref(),
                     is_part: part.join == shard::Join::Sum,
                     scores,
                     scratch,
@@ -464,14 +505,33 @@ fn load_ffn<B: Backend>(l: &Loader<'_, B>, i: usize, post_norm: Option<Norm<B>>)
         config::Ffn::Plain(dense) => {
             Ffn::Plain { up: l.linear(Some(i), &["up_proj"])?, down: down(dense, post_norm)? }
         }
-        config::Ffn::Experts(_) => {
-            let gate_up = vec![l.experts(i, "experts.gate_proj")?, l.experts(i, "experts.up_proj")?];
-            Ffn::Moe {
-                router: l.linear(Some(i), &["router"])?,
-                gate_up: l.backend.matrix(gate_up)?,
-                down: l.backend.matrix(vec![l.experts(i, "experts.down_proj")?])?,
-                post_norm,
-            }
-        }
+        config::Ffn::Experts(experts) => Ffn::Moe(Box::new(load_mixture(l, i, &experts, post_norm)?)),
+    })
+}
+
+fn load_mixture<B: Backend>(
+    l: &Loader<'_, B>,
+    i: usize,
+    experts: &config::Experts,
+    post_norm: Option<Norm<B>>,
+) -> Result<Mixture<B>> {
+    let gate_up = vec![l.experts(i, "experts.gate_proj")?, l.experts(i, "experts.up_proj")?];
+    let load_shared = |shared: config::SharedExpert| -> Result<_> {
+        let gate = shared.gate.then(|| l.linear(Some(i), &["shared_expert.gate"]));
+        Ok(Shared {
+            gate_up: l.linear(Some(i), &["shared_expert.gate_proj", "shared_expert.up_proj"])?,
+            down: l.linear(Some(i), &["shared_expert.down_proj"])?,
+            gate: gate.transpose()?,
+        })
+    };
+    Ok(Mixture {
+        router: l.linear(Some(i), &["router"])?,
+        selection_bias: l.vector(i, "selection", Part::Bias)?,
+        gate_up: l.backend.matrix(gate_up)?,
+        gate_up_bias: l.expert_bias(i, &["experts.gate_proj", "experts.up_proj"])?,
+        down: l.backend.matrix(vec![l.experts(i, "experts.down_proj")?])?,
+        down_bias: l.expert_bias(i, &["experts.down_proj"])?,
+        shared: experts.shared.map(load_shared).transpose()?,
+        post_norm,
     })
 }

@@ -14,6 +14,8 @@ pub struct WeightName {
     pub gguf: &'static str,
     /// In Hugging Face folders; the first that a file has counts.
     pub hf: &'static [&'static str],
+    /// Whether Hugging Face's names are whole, without an ending.
+    pub hf_is_whole: bool,
     /// How several devices share it.
     pub split: Split,
     /// Whether these are whole names, with no `.weight` at their end.
@@ -21,10 +23,15 @@ pub struct WeightName {
 }
 
 const fn row(ours: &'static str, gguf: &'static str, hf: &'static [&'static str]) -> WeightName {
-    WeightName { ours, gguf, hf, split: Split::Whole, is_whole: false }
+    WeightName { ours, gguf, hf, hf_is_whole: false, is_whole: false, split: Split::Whole }
 }
 
 impl WeightName {
+    const fn hf_is_whole(mut self) -> Self {
+        self.hf_is_whole = true;
+        self
+    }
+
     const fn split(mut self, split: Split) -> Self {
         self.split = split;
         self
@@ -77,6 +84,9 @@ pub static NAMES: &[WeightName] = &[
         "blk.{i}.attn_k_norm",
         &["model.layers.{i}.self_attn.k_norm", "model.layers.{i}.self_attn.k_layernorm"],
     ),
+    row("sinks", "blk.{i}.attn_sinks", &["model.layers.{i}.self_attn.sinks"])
+        .hf_is_whole()
+        .split(Split::PerQueryHead),
     row("attn_sub_norm", "blk.{i}.attn_sub_norm", &["model.layers.{i}.self_attn.attn_sub_norm"]),
     row(
         "o_proj",
@@ -162,24 +172,70 @@ pub static NAMES: &[WeightName] = &[
     row(
         "router",
         "blk.{i}.ffn_gate_inp",
-        &["model.layers.{i}.block_sparse_moe.gate", "model.layers.{i}.mlp.gate"],
+        &[
+            "model.layers.{i}.block_sparse_moe.gate",
+            "model.layers.{i}.mlp.gate",
+            "model.layers.{i}.mlp.router",
+        ],
     ),
+    // Only a bias.
+    row(
+        "selection",
+        "blk.{i}.exp_probs_b",
+        &[
+            "model.layers.{i}.mlp.gate.e_score_correction_bias",
+            "model.layers.{i}.block_sparse_moe.e_score_correction_bias",
+            "model.layers.{i}.mlp.moe_statics.e_score_correction_bias",
+        ],
+    )
+    .hf_is_whole(),
+    row(
+        "shared_expert.gate_proj",
+        "blk.{i}.ffn_gate_shexp",
+        &["model.layers.{i}.mlp.shared_expert.gate_proj", "model.layers.{i}.mlp.shared_experts.gate_proj"],
+    )
+    .split(Split::SharedHidden),
+    row(
+        "shared_expert.up_proj",
+        "blk.{i}.ffn_up_shexp",
+        &["model.layers.{i}.mlp.shared_expert.up_proj", "model.layers.{i}.mlp.shared_experts.up_proj"],
+    )
+    .split(Split::SharedHidden),
+    row(
+        "shared_expert.down_proj",
+        "blk.{i}.ffn_down_shexp",
+        &["model.layers.{i}.mlp.shared_expert.down_proj", "model.layers.{i}.mlp.shared_experts.down_proj"],
+    )
+    .split(Split::FromSharedHidden),
+    row("shared_expert.gate", "blk.{i}.ffn_gate_inp_shexp", &["model.layers.{i}.mlp.shared_expert_gate"]),
     row(
         "experts.gate_proj",
         "blk.{i}.ffn_gate_exps",
-        &["model.layers.{i}.block_sparse_moe.experts.{e}.w1", "model.layers.{i}.mlp.experts.{e}.gate_proj"],
+        &[
+            "model.layers.{i}.block_sparse_moe.experts.{e}.w1",
+            "model.layers.{i}.mlp.experts.{e}.gate_proj",
+            "model.layers.{i}.mlp.experts.gate_proj",
+        ],
     )
     .split(Split::Hidden),
     row(
         "experts.up_proj",
         "blk.{i}.ffn_up_exps",
-        &["model.layers.{i}.block_sparse_moe.experts.{e}.w3", "model.layers.{i}.mlp.experts.{e}.up_proj"],
+        &[
+            "model.layers.{i}.block_sparse_moe.experts.{e}.w3",
+            "model.layers.{i}.mlp.experts.{e}.up_proj",
+            "model.layers.{i}.mlp.experts.up_proj",
+        ],
     )
     .split(Split::Hidden),
     row(
         "experts.down_proj",
         "blk.{i}.ffn_down_exps",
-        &["model.layers.{i}.block_sparse_moe.experts.{e}.w2", "model.layers.{i}.mlp.experts.{e}.down_proj"],
+        &[
+            "model.layers.{i}.block_sparse_moe.experts.{e}.w2",
+            "model.layers.{i}.mlp.experts.{e}.down_proj",
+            "model.layers.{i}.mlp.experts.down_proj",
+        ],
     )
     .split(Split::FromHidden),
 ];
@@ -217,7 +273,8 @@ pub(crate) fn spellings(
     expert: Option<usize>,
     suffix: &str,
 ) -> impl Iterator<Item = String> {
-    let is_whole = find(ours).is_whole;
+    let row = find(ours);
+    let is_whole = row.is_whole || (format == Format::Safetensors && row.hf_is_whole);
     candidates(ours, format).iter().flat_map(move |pattern| {
         let mut name = if is_whole { (*pattern).to_owned() } else { format!("{pattern}.{suffix}") };
         if let Some(i) = layer {

@@ -31,6 +31,8 @@ enum Kind {
     Q3KMedium,
     /// Q4_K or Q5_K with Q6_K in about half of the layers.
     KMedium,
+    /// Experts in MXFP4, as gpt-oss is published.
+    ExpertsMxfp4,
 }
 
 const fn mix(name: &'static str, base: DType, file_type: u32, kind: Kind) -> QuantMix {
@@ -50,6 +52,7 @@ pub static QUANT_MIXES: &[QuantMix] = &[
     mix("q4_0", DType::Q4_0, 2, Kind::Uniform),
     mix("q3_k_m", DType::Q3_K, 12, Kind::Q3KMedium),
     mix("q2_k", DType::Q2_K, 10, Kind::Q2KMixed),
+    mix("mxfp4_moe", DType::Q8_0, 38, Kind::ExpertsMxfp4),
 ];
 
 /// What a mix needs to know about a model.
@@ -103,6 +106,9 @@ impl QuantMix {
     }
 
     fn wanted(&self, name: &str, row_len: usize, model: &MixModel<'_>) -> DType {
+        if self.kind == Kind::ExpertsMxfp4 && name.contains("_exps.") {
+            return DType::MXFP4;
+        }
         let layer = layer_of(name).unwrap_or(0);
         let n = model.n_layers;
         let eight_experts = model.n_experts == 8;
@@ -259,6 +265,17 @@ mod tests {
         assert_eq!(dtype("q4_k_m", "token_embd.weight", &[128256, 2048], &LLAMA_1B), Some(DType::Q6_K));
         let untied = MixModel { tied: false, ..LLAMA_1B };
         assert_eq!(dtype("q4_k_m", "token_embd.weight", &[128256, 2048], &untied), Some(DType::Q4_K));
+    }
+
+    #[test]
+    fn experts_alone_are_mxfp4() {
+        let m = MixModel { arch: "gpt-oss", n_experts: 32, tied: false, ..LLAMA_1B };
+        for name in ["ffn_gate_exps", "ffn_down_exps"] {
+            let name = format!("blk.1.{name}.weight");
+            assert_eq!(dtype("mxfp4_moe", &name, &[32, 2880, 2880], &m), Some(DType::MXFP4));
+        }
+        assert_eq!(dtype("mxfp4_moe", "blk.1.attn_q.weight", &[4096, 2880], &m), Some(DType::Q8_0));
+        assert_eq!(dtype("mxfp4_moe", "output.weight", &[4096, 2880], &m), Some(DType::Q8_0));
     }
 
     #[test]

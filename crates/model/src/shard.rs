@@ -18,6 +18,8 @@ pub enum Split {
     Whole,
     /// Rows, by query heads.
     QueryHeads,
+    /// One number per query head.
+    PerQueryHead,
     /// Rows, by key and value heads.
     KvHeads,
     /// Rows of query, key and value heads, one after the other.
@@ -30,6 +32,10 @@ pub enum Split {
     FromHeads,
     /// What leads from a feed-forward block's hidden activations to the residual.
     FromHidden,
+    /// Rows, by hidden activations of the shared expert.
+    SharedHidden,
+    /// What leads from the shared expert's hidden activations to the residual.
+    FromSharedHidden,
     /// Rows, by tokens of the vocabulary.
     Vocab,
 }
@@ -88,6 +94,8 @@ struct LayerShard {
     /// `None` without attention.
     heads: Option<HeadShard>,
     ffn: BlockShard,
+    /// Of the shared expert, where there is one.
+    shared_expert: BlockShard,
 }
 
 /// The heads of one layer's attention that a rank has.
@@ -121,11 +129,20 @@ impl Shard {
                     (BlockShard { join: Join::Alone, starts: Vec::new() }, None)
                 }
             };
-            let ffn = match &mut layer.ffn {
-                Ffn::Gated(dense) | Ffn::Plain(dense) => cut.dense(i, dense)?,
-                Ffn::Experts(experts) => cut.experts(i, experts)?,
+            let nothing = BlockShard { join: Join::Alone, starts: Vec::new() };
+            let (ffn, shared_expert) = match &mut layer.ffn {
+                Ffn::Gated(dense) | Ffn::Plain(dense) => (cut.dense(i, dense)?, nothing),
+                Ffn::Experts(Experts { intermediate_size, shared, .. }) => (
+                    cut.experts(i, "experts.down_proj", intermediate_size)?,
+                    match shared {
+                        Some(shared) => {
+                            cut.experts(i, "shared_expert.down_proj", &mut shared.intermediate_size)?
+                        }
+                        None => nothing,
+                    },
+                ),
             };
-            layers.push(LayerShard { mixer, heads, ffn });
+            layers.push(LayerShard { mixer, heads, ffn, shared_expert });
         }
         let (residual, vocab) = (share(config.hidden_size, 1, n), share(config.vocab_size, 1, n));
         Ok(Self { rank, config: local, layers, residual, vocab })
@@ -184,6 +201,7 @@ impl Shard {
                 let HeadShard { whole, query, .. } = heads();
                 Cut::Rows(vec![at(0, query, whole.head_dim)])
             }
+            Split::PerQueryHead => Cut::Rows(vec![layer().heads.query.clone()]),
             Split::KvHeads => {
                 let HeadShard { whole, kv, .. } = heads();
                 Cut::Rows(vec![at(0, kv, whole.head_dim)])
@@ -201,6 +219,8 @@ impl Shard {
             }
             Split::FromHeads => last(&layer().mixer),
             Split::FromHidden => last(&layer().ffn),
+            Split::SharedHidden => Cut::Rows(vec![self.mine(&layer().shared_expert.starts)]),
+            Split::FromSharedHidden => last(&layer().shared_expert),
             Split::Vocab => Cut::Rows(vec![self.mine(&self.vocab)]),
         }
     }
@@ -272,15 +292,16 @@ impl Cutter<'_> {
         Ok(BlockShard { join, starts })
     }
 
-    fn experts(&self, layer: usize, experts: &mut Experts) -> Result<BlockShard> {
-        let (n, whole) = (self.rank.count, experts.intermediate_size);
+    /// Every expert by its hidden activations, before the matrix `down`.
+    fn experts(&self, layer: usize, down: &str, intermediate_size: &mut usize) -> Result<BlockShard> {
+        let (n, whole) = (self.rank.count, *intermediate_size);
         if n == 1 {
             return Ok(BlockShard { join: Join::Alone, starts: vec![0, whole] });
         }
-        let block = self.block_len("experts.down_proj", layer);
+        let block = self.block_len(down, layer);
         let starts = share_blocks(whole, block, n)
             .ok_or_else(|| self.cannot(format!("experts of {whole} columns in blocks of {block}")))?;
-        experts.intermediate_size = self.mine(&starts);
+        *intermediate_size = self.mine(&starts);
         Ok(BlockShard { join: Join::Sum, starts })
     }
 }

@@ -4,6 +4,7 @@
 //! one file into a `Part`; how parts become a model (split GGUF, sharded safetensors, a folder) is decided here.
 
 mod discover;
+mod gpt_oss;
 
 use crate::metadata::Metadata;
 use crate::mmap::Mapping;
@@ -16,6 +17,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 pub use discover::open;
+use gpt_oss::GptOss;
 
 /// File format of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +127,7 @@ pub fn open_gguf_bytes(name: &str, bytes: Bytes) -> Result<Box<dyn TensorSource>
             format!("it is one of {count} parts, and the others are not in memory"),
         ));
     }
-    Ok(Box::new(Model::new(path, Format::Gguf, None, metadata, vec![part])?))
+    Model::new(path, Format::Gguf, None, metadata, vec![part])?.in_common_layout()
 }
 
 /// Opens a safetensors file that is already in memory, with the text of its `config.json`. `name` is for error messages.
@@ -135,7 +137,7 @@ pub fn open_safetensors_bytes(name: &str, config_json: &[u8], bytes: Bytes) -> R
     let path = PathBuf::from(name);
     let metadata = Metadata::from_config_json(&path.join("config.json"), config_json, None)?;
     let part = safetensors::read(&path, bytes)?;
-    Ok(Box::new(Model::new(path, Format::Safetensors, None, metadata, vec![part])?))
+    Model::new(path, Format::Safetensors, None, metadata, vec![part])?.in_common_layout()
 }
 
 /// One parsed file: its bytes and what lies where. The formats' readers have checked that every range lies inside
@@ -175,8 +177,16 @@ struct Model {
     mappings: Vec<Mapping>,
     tensors: Vec<TensorInfo>,
     by_name: HashMap<String, usize>,
-    /// Name → index into `parts` and element type, of the tensors that cannot be weights.
-    others: HashMap<String, (usize, String)>,
+    /// The tensors that cannot be weights.
+    others: HashMap<String, Other>,
+}
+
+/// A tensor of a type that no weight can have.
+struct Other {
+    part: usize,
+    element: String,
+    shape: Vec<usize>,
+    range: Range<usize>,
 }
 
 impl Model {
@@ -205,7 +215,7 @@ impl Model {
             for Entry { name, element, shape, range } in tensors {
                 let earlier = match model.by_name.get(&name) {
                     Some(&index) => Some(model.tensors[index].part),
-                    None => model.others.get(&name).map(|other| other.0),
+                    None => model.others.get(&name).map(|other| other.part),
                 };
                 if let Some(earlier) = earlier {
                     let reason = format!("is also in {}", model.parts[earlier].0.display());
@@ -217,13 +227,35 @@ impl Model {
                         model.tensors.push(TensorInfo { name, dtype, shape, part, range });
                     }
                     Element::Other(element) => {
-                        tracing::warn!(file = %path.display(), tensor = name, element, "left out: not a type of weights");
-                        model.others.insert(name, (part, element));
+                        model.others.insert(name, Other { part, element, shape, range });
                     }
                 }
             }
         }
         Ok(model)
+    }
+
+    /// The model as all other code expects it. Errors: of tensors that cannot be rearranged so.
+    fn in_common_layout(self) -> Result<Box<dyn TensorSource>> {
+        if self.format == Format::Safetensors && GptOss::describes(&self.metadata) {
+            return Ok(Box::new(GptOss::new(self)?));
+        }
+        self.others.keys().for_each(|name| self.warn_of_other(name));
+        Ok(Box::new(self))
+    }
+
+    /// Reports a tensor that is left out.
+    fn warn_of_other(&self, name: &str) {
+        if let Some(Other { part, element, .. }) = self.others.get(name) {
+            let file = self.parts[*part].0.display();
+            tracing::warn!(%file, tensor = name, element, "left out: not a type of weights");
+        }
+    }
+
+    /// Data and shape of a tensor of bytes that mean something together with others.
+    fn bytes_of(&self, name: &str) -> Option<(&[u8], &[usize])> {
+        let other = self.others.get(name).filter(|other| other.element == "U8")?;
+        Some((&self.parts[other.part].1[other.range.clone()], &other.shape))
     }
 }
 
@@ -251,8 +283,8 @@ impl TensorSource for Model {
         }
         let tensor = name.to_owned();
         Err(match self.others.get(name) {
-            Some((part, found)) => {
-                Error::UnsupportedType { path: self.parts[*part].0.clone(), tensor, found: found.clone() }
+            Some(Other { part, element, .. }) => {
+                Error::UnsupportedType { path: self.parts[*part].0.clone(), tensor, found: element.clone() }
             }
             None => Error::MissingTensor { path: self.path.clone(), tensor },
         })

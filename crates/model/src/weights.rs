@@ -233,6 +233,47 @@ impl<B: Backend> Loader<'_, B> {
         self.linear(layer, if self.has(layer, fused) { std::slice::from_ref(&fused) } else { names })
     }
 
+    /// A vector that is not stacked, cut among ranks; `None` where the files do not have it.
+    pub(crate) fn vector(&self, layer: usize, name: &'static str, part: Part) -> Result<Option<Tensor<B>>> {
+        let w = Weight { name, layer: Some(layer) };
+        let Some(entry) = self.contract.find(w, part) else { return Ok(None) };
+        let values = self.values(entry)?;
+        let Cut::Rows(rows) = self.shard.cut(names::split(name), w.layer, values.len()) else {
+            panic!("{name} has no columns")
+        };
+        let mine: Vec<f32> = rows.into_iter().flat_map(|r| &values[r]).copied().collect();
+        Ok(Some(self.backend.upload(&[mine.len()], &mine)?))
+    }
+
+    /// The biases of the experts' stacked matrices, `[n_experts, sum of n_out]`. Where the products of several ranks are added, the
+    /// first has them.
+    pub(crate) fn expert_bias(&self, layer: usize, names: &[&'static str]) -> Result<Option<Tensor<B>>> {
+        let mut parts = Vec::new();
+        let mut n_experts = 0;
+        for &name in names {
+            let w = Weight { name, layer: Some(layer) };
+            let Some(entry) = self.contract.find(w, Part::Bias) else { return Ok(None) };
+            let &[n, n_out] = &entry.shape[..] else {
+                panic!("biases of experts have two dimensions, not {:?}", entry.shape)
+            };
+            n_experts = n;
+            let rows = match self.shard.cut(names::split(name), w.layer, n_out) {
+                Cut::Rows(rows) => rows,
+                Cut::Columns(_) if self.shard.rank().is_first() => std::iter::once(0..n_out).collect(),
+                Cut::Columns(_) => return Ok(None),
+            };
+            parts.push((self.values(entry)?, n_out, rows));
+        }
+        let mut all = Vec::new();
+        for e in 0..n_experts {
+            for (values, n_out, rows) in &parts {
+                let values = &values[e * n_out..][..*n_out];
+                rows.iter().for_each(|r| all.extend_from_slice(&values[r.clone()]));
+            }
+        }
+        Ok(Some(self.backend.upload(&[n_experts, all.len() / n_experts], &all)?))
+    }
+
     /// One matrix per expert, from one tensor of all or from one tensor each.
     pub(crate) fn experts(&self, layer: usize, name: &'static str) -> Result<MatrixPart> {
         let w = Weight { name, layer: Some(layer) };

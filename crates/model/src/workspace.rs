@@ -1,7 +1,7 @@
 //! The buffers that a step computes in, made once for the largest batch.
 
 use crate::Result;
-use crate::config::{Attention, Dense, Experts, Ffn, GatedDelta, LayerConfig, Mixer, ModelConfig, ShortConv};
+use crate::config::{Attention, Dense, Experts, Ffn, GatedDelta, LayerConfig, Mixer, ModelConfig, SharedExpert, ShortConv};
 use crate::shard::{BlockShard, Join, Shard};
 use realizar_compute::{Backend, BatchLimits, DType, MoeScratch, Reference, Stream, Tensor};
 
@@ -153,8 +153,11 @@ impl Widths {
         match layer.ffn {
             Ffn::Gated(Dense { intermediate_size: n, .. }) => (w.gate_up, w.hidden) = (2 * n, n),
             Ffn::Plain(Dense { intermediate_size: n, .. }) => w.hidden = n,
-            Ffn::Experts(Experts { n_experts, n_used, intermediate_size: hidden, .. }) => {
-                w.experts = Some(ExpertWidths { n_experts, n_used, hidden });
+            Ffn::Experts(Experts { n_experts, router, intermediate_size: hidden, shared, .. }) => {
+                w.experts = Some(ExpertWidths { n_experts, n_used: router.n_used, hidden });
+                if let Some(SharedExpert { intermediate_size: n, .. }) = shared {
+                    (w.gate_up, w.hidden) = (2 * n, n);
+                }
             }
         }
         w

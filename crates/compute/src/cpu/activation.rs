@@ -4,7 +4,7 @@ use super::isa::Isa;
 use super::simd::{Kernel, Simd, dispatch};
 use super::threads::Pool;
 use super::{Cpu, parallel};
-use crate::math::erf;
+use crate::math::{SWIGLU_ALPHA, SWIGLU_LIMIT, erf};
 use crate::{Activation, Tensor};
 
 pub(super) fn gated(pool: &Pool, isa: Isa, y: &mut Tensor<Cpu>, x: &Tensor<Cpu>, f: Activation) {
@@ -39,6 +39,16 @@ pub(super) fn softcap(pool: &Pool, isa: Isa, x: &mut Tensor<Cpu>, cap: f32) {
     parallel::pieces(pool, x.floats_mut(), |_, x| unsafe { dispatch(isa, Softcap { x, cap }) });
 }
 
+/// `x[n, len] *= sigmoid(gate[n])`.
+pub(super) fn gate_rows(pool: &Pool, x: &mut Tensor<Cpu>, gate: &Tensor<Cpu>) {
+    assert_eq!((gate.row_len(), gate.rows()), (1, x.rows()));
+    let (n, gate) = (x.row_len(), gate.floats());
+    parallel::rows(pool, x.floats_mut(), n, |i, row| {
+        let divisor = 1.0 + exp(-gate[i]);
+        row.iter_mut().for_each(|x| *x /= divisor);
+    });
+}
+
 struct Softcap<'a> {
     x: &'a mut [f32],
     cap: f32,
@@ -64,6 +74,16 @@ impl Kernel for Gated<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { y, gate, up, f } = self;
+        if f == Activation::ClampedSwiglu {
+            for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
+                // NaN passes through the comparisons.
+                let gate = if gate > SWIGLU_LIMIT { SWIGLU_LIMIT } else { gate };
+                let up = if up > SWIGLU_LIMIT { SWIGLU_LIMIT } else { up };
+                let up = if up < -SWIGLU_LIMIT { -SWIGLU_LIMIT } else { up };
+                *y = gate / (1.0 + exp(-SWIGLU_ALPHA * gate)) * (up + 1.0);
+            }
+            return;
+        }
         y.copy_from_slice(gate);
         apply(y, f);
         y.iter_mut().zip(up).for_each(|(y, u)| *y *= u);
@@ -97,6 +117,7 @@ fn apply(x: &mut [f32], f: Activation) {
         }
         Activation::ReluSquared => x.iter_mut().for_each(|x| *x = x.max(0.0) * x.max(0.0)),
         Activation::Relu => x.iter_mut().for_each(|x| *x = x.max(0.0)),
+        Activation::ClampedSwiglu => panic!("clamped SwiGLU takes a gate and its up"),
     }
 }
 

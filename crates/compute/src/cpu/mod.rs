@@ -240,8 +240,9 @@ impl Ops for Cpu {
         kv: &KvLayer<Self>,
         batch: &HostBatch,
         params: &AttentionParams,
+        sinks: Option<&Tensor<Self>>,
     ) -> Result<()> {
-        attention::attention(&self.pool, self.options, y, qkv, kv, batch, params)
+        attention::attention(self, y, qkv, kv, batch, params, sinks)
     }
 
     fn short_conv(
@@ -371,6 +372,11 @@ impl Ops for Cpu {
         parallel::rows(&self.pool, x.floats_mut(), n, |_, row| {
             row.iter_mut().zip(factors.floats()).for_each(|(x, f)| *x *= f);
         });
+        Ok(())
+    }
+
+    fn gate_rows(&self, x: &mut Tensor<Self>, gate: &Tensor<Self>) -> Result<()> {
+        activation::gate_rows(&self.pool, x, gate);
         Ok(())
     }
 

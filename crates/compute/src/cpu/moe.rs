@@ -1,7 +1,7 @@
 //! Mixture of experts: tokens are sorted by expert, each expert computes its tokens in one matmul.
 
 use super::matmul::Operands;
-use super::{Cpu, activation};
+use super::{Cpu, activation, parallel};
 use crate::math::route;
 use crate::{Experts, MoeScratch, Result, Tensor};
 
@@ -20,14 +20,15 @@ pub(super) fn moe(
     experts: &Experts<'_, Cpu>,
     scratch: &mut MoeScratch<Cpu>,
 ) -> Result<()> {
-    let Experts { gate_up, down, params } = experts;
+    let &Experts { gate_up, gate_up_bias, down, down_bias, selection_bias, params } = experts;
     let (n, inner) = (x.row_len(), down.n_in());
     assert_eq!((gate_up.n_in(), gate_up.n_out(), down.n_out()), (n, 2 * inner, n));
-    let n_uses = x.rows() * params.n_used;
+    let n_uses = x.rows() * params.router.n_used;
+    let selection_bias = selection_bias.map(|bias| bias.floats());
     let mut uses = Vec::with_capacity(n_uses);
     let mut chosen = Vec::with_capacity(router.row_len());
     for (token, scores) in router.floats().chunks_exact(router.row_len()).enumerate() {
-        route(scores, params, &mut chosen);
+        route(scores, &params.router, selection_bias, &mut chosen);
         uses.extend(chosen.iter().map(|&(expert, weight)| Use { expert, token, weight }));
     }
     uses.sort_by_key(|u| u.expert);
@@ -42,13 +43,16 @@ pub(super) fn moe(
         let (m, expert) = (same.len(), same[0].expert);
         let gated = &mut scratch.gate_up.floats_mut()[start * 2 * inner..][..m * 2 * inner];
         let x = &scratch.x.floats()[start * n..][..m * n];
-        cpu.multiply(gated, Operands { x, w: gate_up, expert, bias: None });
+        let bias = gate_up_bias.map(|bias| &bias.floats()[expert * 2 * inner..][..2 * inner]);
+        cpu.multiply(gated, Operands { x, w: gate_up, expert, bias });
         let hidden = &mut scratch.hidden.floats_mut()[start * inner..][..m * inner];
-        for (hidden, gated) in hidden.chunks_exact_mut(inner).zip(gated.chunks_exact(2 * inner)) {
+        parallel::rows(&cpu.pool, hidden, inner, |i, hidden| {
+            let gated = &gated[i * 2 * inner..][..2 * inner];
             activation::gated_row(cpu.options.isa, hidden, gated, params.activation);
-        }
+        });
         let out = &mut scratch.y.floats_mut()[start * n..][..m * n];
-        cpu.multiply(out, Operands { x: hidden, w: down, expert, bias: None });
+        let bias = down_bias.map(|bias| &bias.floats()[expert * n..][..n]);
+        cpu.multiply(out, Operands { x: hidden, w: down, expert, bias });
         start += m;
     }
     // Each token's experts are added from the lowest on, whatever else is in the batch.

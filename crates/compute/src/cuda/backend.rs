@@ -7,10 +7,20 @@ use super::sampling::{self, Choices};
 use super::{attention, elementwise, experts, norm, ranks};
 use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, CacheShape, Capture, Chosen,
-    Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts, GraphKey, Heads,
-    KvLayer, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv, Tensor,
+    Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, CacheShape, Capture, Chosen, Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts, ExpertsKind, GraphKey, Heads, KvLayer, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv, Tensor,
 };
+
+fn unsupported(op: &'static str, what: &str) -> Error {
+    Error::UnsupportedSize { op, what: what.to_owned(), backend: "cuda" }
+}
+
+/// Whether a dense feed-forward block can have this function.
+pub(super) fn check_activation(f: Activation) -> Result<()> {
+    match f {
+        Activation::ClampedSwiglu => Err(unsupported("feed_forward", "clamped SwiGLU")),
+        _ => Ok(()),
+    }
+}
 
 impl Device for Cuda {
     type Buffer = Buffer;
@@ -53,6 +63,14 @@ impl Device for Cuda {
 
     fn check_output_gate(&self) -> Result<()> {
         Err(Error::UnsupportedOp { op: "attention with a gate on its output", backend: "cuda" })
+    }
+
+    fn check_sinks(&self) -> Result<()> {
+        Err(unsupported("attention", "sinks"))
+    }
+
+    fn check_experts(&self, kind: &ExpertsKind) -> Result<()> {
+        experts::check(kind)
     }
 
     fn is_asynchronous(&self) -> bool {
@@ -196,7 +214,9 @@ impl Ops for Cuda {
         kv: &KvLayer<Self>,
         batch: &StagedBatch,
         params: &AttentionParams,
+        sinks: Option<&Tensor<Self>>,
     ) -> Result<()> {
+        sinks.map_or(Ok(()), |_| self.check_sinks())?;
         attention::attention(self, y, qkv, kv, batch, params)
     }
 
@@ -231,6 +251,7 @@ impl Ops for Cuda {
     }
 
     fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, f: Activation) -> Result<()> {
+        check_activation(f)?;
         assert_eq!((x.row_len(), x.rows()), (2 * y.row_len(), y.rows()));
         elementwise::each(self, elementwise::kernels(self).gated, y, Some(x), Some(f), 0.0)
     }
@@ -257,6 +278,10 @@ impl Ops for Cuda {
     fn scale_columns(&self, x: &mut Tensor<Self>, factors: &Tensor<Self>) -> Result<()> {
         assert_eq!(x.row_len(), factors.len());
         elementwise::each(self, elementwise::kernels(self).scale_columns, x, Some(factors), None, 0.0)
+    }
+
+    fn gate_rows(&self, _: &mut Tensor<Self>, _: &Tensor<Self>) -> Result<()> {
+        Err(unsupported("gate_rows", "gates"))
     }
 
     fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()> {

@@ -1,6 +1,7 @@
 //! The blocks of a layer on the GPU: norms, sums and gates are part of the matmuls where their kernels have them.
 
 use super::attention::{self, Step};
+use super::backend::check_activation;
 use super::batch::StagedBatch;
 use super::common::{Input, Output, Tiles};
 use super::driver::Cuda;
@@ -8,8 +9,8 @@ use super::matmul::{self, Epilogue, EpilogueKind, Matmul};
 use super::norm;
 use crate::blocks::{self, Blocks};
 use crate::{
-    AttentionBlock, BlockInput, BlockOutput, Collectives, FfnBlock, FfnUp, HeadBlock, Join, Linear, Norm,
-    Ops, Profile, Result, Stream, Tensor,
+    AttentionBlock, BlockInput, BlockOutput, Collectives, Device, FfnBlock, FfnUp, HeadBlock, Join, Linear,
+    Norm, Ops, Profile, Result, Stream, Tensor,
 };
 
 impl Blocks for Cuda {
@@ -29,12 +30,14 @@ impl Blocks for Cuda {
             temperature,
             prep,
             params,
+            sinks,
             kv,
             gate: _,
             out,
             qkv_rows,
             attended,
         } = block;
+        sinks.map_or(Ok(()), |_| self.check_sinks())?;
         self.timed("qkv_proj", || project(self, qkv, qkv_rows, input, &mut stream))?;
         blocks::norm_queries_and_keys(self, qkv_rows, full_qk_norm)?;
         blocks::scale_queries(self, qkv_rows, batch, &prep, temperature)?;
@@ -45,6 +48,7 @@ impl Blocks for Cuda {
 
     fn feed_forward(&self, mut stream: Stream<'_, Self>, block: FfnBlock<'_, Self>) -> Result<()> {
         let FfnBlock { input, up, activation, out, hidden } = block;
+        check_activation(activation)?;
         let (gate_up, rows) = match up {
             FfnUp::Gated { gate_up, rows } => (gate_up, rows),
             FfnUp::Plain { up } => {

@@ -24,6 +24,8 @@ struct Attention {
     cache: DType,
     softcap: Option<f32>,
     window: Option<usize>,
+    /// Whether heads have sinks.
+    sinks: bool,
     /// Elements of a head that turn, and how they pair.
     rope: Option<(usize, RopeStyle)>,
     qk_norm: Option<NormKind>,
@@ -49,6 +51,7 @@ fn case(n_heads: usize, n_kv_heads: usize, head_dim: usize, parts: &[(usize, usi
         cache: DType::F32,
         softcap: None,
         window: None,
+        sinks: false,
         rope: None,
         qk_norm: None,
         full_qk_norm: false,
@@ -132,13 +135,21 @@ impl Attention {
         let params =
             AttentionParams { heads, scale: self.scale(), softcap: self.softcap, window: self.window };
         let mut y = poisoned(b, qkv.rows(), heads.n_heads * heads.head_dim);
-        b.attention(&mut y, &qkv, &kv, &batch, &params).unwrap();
+        let sinks = self.sinks(b);
+        b.attention(&mut y, &qkv, &kv, &batch, &params, sinks.as_ref()).unwrap();
         let mut qkv = qkv;
         // The step's keys and values are lost, and written a second time.
         let mut garbage = rows_of(b, &vec![poison; now.len()], n_qkv);
         b.store_kv(&mut garbage, &mut kv, &batch, plain()).unwrap();
         let mut block = self.block(b, &mut kv, &batch, &params, qkv.rows());
         [read(b, &mut qkv), read(b, &mut y), read(b, &mut block)]
+    }
+
+    /// Scores as large as those of keys, and one that outweighs them.
+    fn sinks<B: Backend>(&self, b: &B) -> Option<Tensor<B>> {
+        let mut scores = Random(3).normals(self.heads.n_heads);
+        scores[0] = 9.0;
+        self.sinks.then(|| vector(b, &scores))
     }
 
     /// What the whole block makes of other queries, keys and values.
@@ -167,6 +178,7 @@ impl Attention {
             let weight = vector(b, &Random(seed).normals(n * self.heads.head_dim));
             Norm { kind: NormKind::Rms, weight, bias: None, eps: 1e-6 }
         };
+        let sinks = self.sinks(b);
         let (q_norm, k_norm) = (norm(self.heads.n_heads, 11), norm(self.heads.n_kv_heads, 12));
         self.with_prep(b, batch, n_tokens, |prep| {
             let stream = Stream {
@@ -181,6 +193,7 @@ impl Attention {
                 temperature: self.temperature,
                 prep,
                 params,
+                sinks: sinks.as_ref(),
                 kv,
                 gate: None,
                 out: BlockOutput { sub_norm: None, proj, post_norm: None, join: Join::Alone },
@@ -270,6 +283,10 @@ impl Case for Attention {
         vec![("qkv", qkv), ("y", y), ("block", block)]
     }
 
+    fn gpu_has(&self) -> bool {
+        !self.sinks
+    }
+
     fn tolerance(&self, sums: Sums) -> f64 {
         let line = CACHE_TOLERANCES.iter().find(|t| t.0 == self.cache).unwrap();
         let of_weights = self.out.map_or(0.0, |(dtype, _)| tolerance(dtype, sums));
@@ -314,6 +331,19 @@ fn types_and_blocks_of_the_cache() {
         if cache != DType::Q8_0 {
             check(&[Attention { cache, ..case(3, 1, 20, &RAGGED) }]);
         }
+    }
+}
+
+#[test]
+fn sinks() {
+    for cache in [DType::F32, DType::F16, DType::Q8_0] {
+        for window in [None, Some(1), Some(20)] {
+            for softcap in [None, Some(5.0)] {
+                check(&[Attention { sinks: true, cache, window, softcap, ..case(4, 2, 64, &RAGGED) }]);
+            }
+        }
+        // Several splits of one sequence.
+        check(&[Attention { sinks: true, cache, ..case(8, 1, 32, &[(1100, 2), (600, 1)]) }]);
     }
 }
 
@@ -445,7 +475,7 @@ fn large_scores_do_not_overflow() {
         b.store_kv(&mut qkv, &mut kv, &batch, QkvPrep { heads, qk_norm: None, angles: None }).unwrap();
         let mut y = poisoned(b, 40, 32);
         let params = AttentionParams { heads, scale: 1.0, softcap: None, window: None };
-        b.attention(&mut y, &qkv, &kv, &batch, &params).unwrap();
+        b.attention(&mut y, &qkv, &kv, &batch, &params, None).unwrap();
         for (p, y) in read(b, &mut y).chunks_exact(32).enumerate() {
             assert!(y[..16].iter().all(|&y| (y - p as f32).abs() < 1e-4), "position {p}: {y:?}");
             // The other head's scores are all 0, so it takes the mean.
@@ -485,6 +515,7 @@ fn a_token_does_not_depend_on_the_batch_the_chunks_or_the_threads() {
         Attention { cache: DType::F16, ..long.clone() },
         Attention { cache: DType::F16, window: Some(700), ..long.clone() },
         Attention { cache: DType::F16, ..case(8, 1, 128, &[(0, 40), (300, 9)]) },
+        Attention { cache: DType::F16, sinks: true, window: Some(700), ..long.clone() },
     ];
     for cpu in cpus(Paths::Precision) {
         let other_threads = [1, 2, 5].map(|n_threads| Cpu::new(CpuOptions { n_threads, ..cpu.options() }));

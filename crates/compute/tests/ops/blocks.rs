@@ -3,8 +3,8 @@
 use crate::matrices::part;
 use crate::{Case, Paths, Random, Sums, check, poisoned, read, rows_of, tolerance, vector};
 use realizar_compute::{
-    Activation, Backend, BlockInput, BlockOutput, DType, FfnBlock, FfnUp, HeadBlock, Join, Linear, Norm,
-    NormKind, Stream, Tensor,
+    Activation, Backend, BlockInput, BlockOutput, DType, Experts, FfnBlock, FfnUp, HeadBlock, Join, Linear,
+    MoeBlock, MoeParams, MoeScratch, Norm, NormKind, Router, SharedExpert, Stream, Tensor,
 };
 
 /// A norm of these rows, with random weights.
@@ -324,4 +324,96 @@ fn products_with_what_stands_around_them() {
     }]);
     let parts = vec![(Q4_K, 64), (Q4_K, 16), (Q6_K, 16)];
     check(&[Fused { parts, n_in: 512, rows: 2, norm: NormKind::Rms, bias: true }]);
+}
+
+/// A mixture of experts with a shared one beside it.
+#[derive(Debug)]
+struct WithShared {
+    dtype: DType,
+    rows: usize,
+    gate: bool,
+    input: Reads,
+    post_norm: bool,
+}
+
+impl Case for WithShared {
+    const PATHS: Paths = Paths::Weights;
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let Self { dtype, rows, .. } = *self;
+        let (n, inner, shared_inner, n_experts, n_used) = (256, 256, 512, 5, 2);
+        let matrix = |parts| b.matrix(parts).unwrap();
+        let router = Linear {
+            bias: Some(vector(b, &Random(17).normals(n_experts))),
+            ..Linear::bare(matrix(vec![part(DType::F32, 1, n_experts, n, 1)]))
+        };
+        let gate_up = matrix(vec![part(dtype, n_experts, 2 * inner, n, 2)]);
+        let down = matrix(vec![part(dtype, n_experts, n, inner, 3)]);
+        let shared_gate_up = Linear::bare(matrix(vec![part(dtype, 1, 2 * shared_inner, n, 4)]));
+        let shared_down = Linear::bare(matrix(vec![part(dtype, 1, n, shared_inner, 5)]));
+        let shared_gate = Linear::bare(matrix(vec![part(DType::F32, 1, 1, n, 6)]));
+        let params = MoeParams { router: Router::softmax(n_used, true), activation: Activation::Silu };
+        let (norm, post_norm) = (norm_of(b, NormKind::Rms, n, 7), norm_of(b, NormKind::Rms, n, 14));
+        let mut stream = Rows::new(b, rows, n, 8);
+        if let Reads::Shared = self.input {
+            stream.normed = rows_of(b, &Random(16).normals(rows * n), n);
+        }
+        let block = MoeBlock {
+            input: match self.input {
+                Reads::Norm => BlockInput::Norm(&norm),
+                Reads::Residual => BlockInput::Residual,
+                Reads::Shared => BlockInput::Shared,
+            },
+            router: &router,
+            experts: Experts {
+                gate_up: &gate_up,
+                gate_up_bias: None,
+                down: &down,
+                down_bias: None,
+                selection_bias: None,
+                params,
+            },
+            shared: Some(SharedExpert {
+                gate_up: &shared_gate_up,
+                down: &shared_down,
+                gate: self.gate.then_some(&shared_gate),
+                rows: &mut poisoned(b, rows, 2 * shared_inner),
+                hidden: &mut poisoned(b, rows, shared_inner),
+            }),
+            post_norm: self.post_norm.then_some(&post_norm),
+            is_part: false,
+            scores: &mut poisoned(b, rows, n_experts),
+            scratch: &mut MoeScratch {
+                x: poisoned(b, rows * n_used, n),
+                gate_up: poisoned(b, rows * n_used, 2 * inner),
+                hidden: poisoned(b, rows * n_used, inner),
+                y: poisoned(b, rows * n_used, n),
+            },
+        };
+        b.experts(stream.stream(), block).unwrap();
+        vec![("y", read(b, &mut stream.residual))]
+    }
+
+    fn gpu_has(&self) -> bool {
+        !self.gate
+    }
+
+    fn tolerance(&self, sums: Sums) -> f64 {
+        // The gated outputs multiply two results.
+        4.0 * tolerance(self.dtype, sums)
+    }
+}
+
+#[test]
+fn experts_with_a_shared_one() {
+    for dtype in [DType::F32, DType::Q4_K] {
+        for gate in [false, true] {
+            for rows in [1, 3, 20] {
+                let case = |input, post_norm| check(&[WithShared { dtype, rows, gate, input, post_norm }]);
+                case(Reads::Norm, false);
+                case(Reads::Residual, true);
+                case(Reads::Shared, false);
+            }
+        }
+    }
 }

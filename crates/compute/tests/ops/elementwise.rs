@@ -19,6 +19,8 @@ enum Op {
     NormColumns(NormKind, bool, f32),
     Add,
     Gated(Activation),
+    /// By the first of the other numbers of each row.
+    GateRows,
     Activate(Activation),
     Softcap(f32),
     Scale(f32),
@@ -71,6 +73,11 @@ fn run<B: Backend>(b: &B, case: &Rows, range: std::ops::Range<usize>) -> Vec<(&'
             b.gated(&mut y, &rows_of(b, &wide, 2 * n), f).unwrap();
             vec![("y", read(b, &mut y))]
         }
+        Op::GateRows => {
+            let gates: Vec<f32> = other.iter().step_by(n).copied().collect();
+            b.gate_rows(&mut x, &rows_of(b, &gates, 1)).unwrap();
+            vec![("x", read(b, &mut x))]
+        }
         Op::Activate(f) => {
             b.activate(&mut x, f).unwrap();
             vec![("x", read(b, &mut x))]
@@ -89,6 +96,10 @@ fn run<B: Backend>(b: &B, case: &Rows, range: std::ops::Range<usize>) -> Vec<(&'
 impl Case for Rows {
     fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
         run(b, self, 0..self.rows)
+    }
+
+    fn gpu_has(&self) -> bool {
+        !matches!(self.op, Op::GateRows | Op::Gated(Activation::ClampedSwiglu))
     }
 
     fn tolerance(&self, _: Sums) -> f64 {
@@ -142,6 +153,7 @@ fn add() {
 fn activations() {
     let ops = ACTIVATIONS.map(|f| [Op::Gated(f), Op::Activate(f)]);
     on_all_shapes(&ops.concat(), &[0.1, 1.0, 20.0]);
+    on_all_shapes(&[Op::Gated(Activation::ClampedSwiglu), Op::GateRows], &[0.1, 1.0, 20.0]);
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use super::*;
 use bytes::Bytes;
 use realizar_compute::quant::QUANTS;
-use realizar_compute::{Activation, Experts, MatrixPart, MoeParams, MoeScratch};
+use realizar_compute::{
+    Activation, ExpertGroups, Experts, GroupScore, MatrixPart, MoeParams, MoeScratch, Router, RouterScores,
+};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
@@ -260,6 +262,10 @@ struct Moe {
     intermediate_size: usize,
     n_experts: usize,
     params: MoeParams,
+    /// Biases of the experts' matrices.
+    bias: bool,
+    /// A bias of the choice.
+    selection_bias: bool,
     rows: std::ops::Range<usize>,
     /// Scores of the router for every row, where they are not random.
     scores: Option<Vec<f32>>,
@@ -280,7 +286,7 @@ impl Case for Moe {
             Some(scores) => scores.repeat(n_rows),
             None => Random(5).normals(rows.end * n_experts)[rows.start * n_experts..].to_vec(),
         };
-        let n_uses = n_rows * self.params.n_used;
+        let n_uses = n_rows * self.params.router.n_used;
         let mut scratch = MoeScratch {
             x: poisoned(b, n_uses, n),
             gate_up: poisoned(b, n_uses, 2 * inner),
@@ -289,9 +295,24 @@ impl Case for Moe {
         };
         let mut y = poisoned(b, n_rows, n);
         let (x, router) = (rows_of(b, &x, n), rows_of(b, &router, n_experts));
-        let experts = Experts { gate_up: &gate_up, down: &down, params: self.params };
+        let biases = |len: usize, seed| vector(b, &Random(seed).normals(n_experts * len));
+        let [gate_up_bias, down_bias, selection_bias] = [biases(2 * inner, 6), biases(n, 7), biases(1, 8)];
+        let experts = Experts {
+            gate_up: &gate_up,
+            gate_up_bias: self.bias.then_some(&gate_up_bias),
+            down: &down,
+            down_bias: self.bias.then_some(&down_bias),
+            selection_bias: self.selection_bias.then_some(&selection_bias),
+            params: self.params,
+        };
         b.moe(&mut y, &x, &router, &experts, &mut scratch).unwrap();
         vec![("y", read(b, &mut y))]
+    }
+
+    fn gpu_has(&self) -> bool {
+        let Router { n_used, norm_topk, .. } = self.params.router;
+        let is_plain = self.params.router == Router::softmax(n_used, norm_topk) && !self.selection_bias;
+        is_plain && !self.bias && self.params.activation != Activation::ClampedSwiglu
     }
 
     fn tolerance(&self, sums: Sums) -> f64 {
@@ -306,7 +327,9 @@ fn moe_case(dtype: DType, n_experts: usize, n_used: usize, norm_topk: bool, n_ro
         hidden_size: 256,
         intermediate_size: if dtype.block_len() == 1 { 40 } else { 256 },
         n_experts,
-        params: MoeParams { n_used, norm_topk, activation: Activation::Silu },
+        params: MoeParams { router: Router::softmax(n_used, norm_topk), activation: Activation::Silu },
+        bias: false,
+        selection_bias: false,
         rows: 0..n_rows,
         scores: None,
     }
@@ -330,6 +353,46 @@ fn moe() {
         let mut case = moe_case(F32, 4, 2, true, 5);
         case.params.activation = activation;
         check(&[case]);
+    }
+}
+
+#[test]
+fn moe_routers() {
+    use DType::*;
+    let sigmoid = |n_used, norm_topk| {
+        let router = Router::softmax(n_used, norm_topk);
+        Router { scores: RouterScores::Sigmoid, scale: 2.5, ..router }
+    };
+    let groups = |count, n_used, score| Some(ExpertGroups { count, n_used, score });
+    for router in [
+        Router { scale: 0.7, ..Router::softmax(3, false) },
+        Router { groups: groups(4, 2, GroupScore::Largest), ..Router::softmax(3, false) },
+        sigmoid(4, true),
+        sigmoid(2, false),
+        Router { groups: groups(2, 1, GroupScore::TopTwo), ..sigmoid(3, true) },
+        Router { groups: groups(3, 2, GroupScore::TopTwo), ..sigmoid(5, true) },
+    ] {
+        for selection_bias in [false, true] {
+            for rows in [1, 40] {
+                let mut case = Moe { selection_bias, ..moe_case(F32, 12, 1, true, rows) };
+                case.params.router = router;
+                check(&[case]);
+            }
+        }
+    }
+}
+
+#[test]
+fn moe_with_biases_and_clamps() {
+    use DType::*;
+    for dtype in [F32, BF16, Q8_0, MXFP4] {
+        for activation in [Activation::Silu, Activation::ClampedSwiglu] {
+            for rows in [1, 4, 60] {
+                let mut case = Moe { bias: true, ..moe_case(dtype, 5, 2, true, rows) };
+                case.params.activation = activation;
+                check(&[case]);
+            }
+        }
     }
 }
 

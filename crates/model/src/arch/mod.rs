@@ -8,13 +8,17 @@ mod ernie4_5;
 mod exaone4;
 mod families;
 mod gemma;
+mod ernie4_5_moe;
 mod gemma2;
 mod gemma3;
 mod glm4;
+mod glm4_moe;
 mod gpt2;
 mod granite;
 mod lfm2;
+mod gpt_oss;
 mod llama;
+mod minimax_m2;
 mod mistral;
 mod mistral3;
 mod mixtral;
@@ -23,6 +27,7 @@ mod olmo3;
 mod phi2;
 mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
 mod qwen35;
 mod qwen3_moe;
@@ -99,6 +104,11 @@ pub static ARCHS: &[ArchSpec] = &[
     cohere2::SPEC,
     starcoder2::SPEC,
     ernie4_5::SPEC,
+    gpt_oss::SPEC,
+    qwen2_moe::SPEC,
+    glm4_moe::SPEC,
+    minimax_m2::SPEC,
+    ernie4_5_moe::SPEC,
 ];
 
 /// Reads a model's description.

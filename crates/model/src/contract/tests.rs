@@ -263,3 +263,18 @@ fn a_star_stands_for_any_characters() {
     assert!(!matches("v.*", "blk.0.attn_v.weight"));
     assert!(!matches("output.weight", "blk.0.attn_output.weight"));
 }
+
+#[test]
+fn only_the_stated_number_of_layers_may_draft() {
+    for (form, own, beyond) in [
+        ("glm4moe/hf", "model.layers.3.eh_proj.weight", "model.layers.4.eh_proj.weight"),
+        ("glm4moe/model.gguf", "blk.3.nextn.eh_proj.weight", "blk.4.nextn.eh_proj.weight"),
+    ] {
+        let model = Edited::new(form);
+        assert!(model.find(own).is_some(), "{form}");
+        assert_eq!(model.config().layers.len(), 3, "{form}");
+        check(&model, &model.config()).unwrap();
+        let error = model.with(beyond, &[24, 48]).error();
+        assert!(error.contains(beyond), "{error}");
+    }
+}

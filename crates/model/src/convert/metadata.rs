@@ -1,6 +1,6 @@
 //! The metadata of a converted model: hyper-parameters, tokenizer and chat template under GGUF's keys.
 
-use crate::config::{Dense, Ffn, GatedDelta, Mixer, ModelConfig, ShortConv};
+use crate::config::{Dense, Ffn, GatedDelta, LayerConfig, Mixer, ModelConfig, ShortConv};
 use crate::hyper::Hyper;
 use crate::metadata::{Metadata, Strings};
 use crate::rope::{RopeScaling, yarn_magnitude};
@@ -8,7 +8,7 @@ use crate::sampling_hints::{sampling_hints, write_gguf};
 use crate::source::TensorSource;
 use crate::tokenizer::write_gguf::{self, HfFiles};
 use crate::{Error, Result};
-use realizar_compute::{Activation, NormKind};
+use realizar_compute::{Activation, NormKind, RouterScores};
 use serde_json::Value as Json;
 
 /// `general.architecture` of a model.
@@ -74,13 +74,7 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
             ("vocab_size", c.vocab_size),
         ]);
     }
-    if let Some(experts) = c.experts().next() {
-        counts.push(("expert_count", experts.n_experts));
-        counts.push(("expert_used_count", experts.n_used));
-        if arch != "llama" {
-            counts.push(("expert_feed_forward_length", experts.intermediate_size));
-        }
-    }
+    counts.extend(expert_counts(arch, c));
     let window = c.attentions().find_map(|a| a.window);
     // Readers of phi3 insist on the key; 0 means that there is none.
     if let Some(window) = window.or((arch == "phi3").then_some(0)) {
@@ -114,6 +108,7 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
             m.insert(format!("{arch}.{key}"), cap)?;
         }
     }
+    router(m, arch, c)?;
     if c.arch != "granite" && attention.scale != 1.0 / (heads.head_dim as f32).sqrt() {
         m.insert(format!("{arch}.attention.query_pre_attn_scalar"), attention.scale.powi(-2))?;
     }
@@ -167,6 +162,63 @@ fn recurrent_sizes(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<Vec<
             vec![("shortconv.l_cache", conv_width)]
         }
     })
+}
+
+fn expert_counts(arch: &str, c: &ModelConfig) -> Vec<(&'static str, usize)> {
+    let Some(experts) = c.experts().next() else { return Vec::new() };
+    let mut counts = vec![("expert_count", experts.n_experts), ("expert_used_count", experts.router.n_used)];
+    if arch != "llama" {
+        counts.push(("expert_feed_forward_length", experts.intermediate_size));
+    }
+    let shared = experts.shared.map_or(0, |shared| shared.intermediate_size);
+    if arch == "qwen2moe" {
+        counts.push(("expert_shared_feed_forward_length", shared));
+    }
+    if arch == "glm4moe" {
+        let (n_groups, n_used) = experts.router.groups.map_or((1, 1), |groups| (groups.count, groups.n_used));
+        counts.extend([
+            ("expert_shared_count", shared / experts.intermediate_size.max(1)),
+            ("leading_dense_block_count", regular_experts(c).0),
+            ("expert_group_count", n_groups),
+            ("expert_group_used_count", n_used),
+            ("nextn_predict_layers", 0),
+        ]);
+    }
+    if arch == "ernie4_5-moe" {
+        let (first, every) = regular_experts(c);
+        counts.extend([
+            ("expert_shared_count", shared / experts.intermediate_size.max(1)),
+            ("expert_shared_feed_forward_length", shared),
+            ("leading_dense_block_count", first),
+            ("interleave_moe_layer_step", every),
+        ]);
+    }
+    counts
+}
+
+/// The first layer with experts, and after how many layers comes the next.
+fn regular_experts(c: &ModelConfig) -> (usize, usize) {
+    let has_experts = |(_, layer): &(usize, &LayerConfig)| matches!(layer.ffn, Ffn::Experts(_));
+    let mut layers = c.layers.iter().enumerate().filter(has_experts).map(|(i, _)| i);
+    let first = layers.next().unwrap_or(0);
+    (first, layers.next().map_or(1, |second| second - first))
+}
+
+/// How experts are chosen, for the architectures whose readers ask the file.
+fn router(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<()> {
+    let Some(router) = c.experts().next().map(|experts| experts.router) else { return Ok(()) };
+    if ["glm4moe", "minimax-m2"].contains(&arch) {
+        let kind = match router.scores {
+            RouterScores::Softmax => 1u32,
+            RouterScores::Sigmoid => 2,
+        };
+        m.insert(format!("{arch}.expert_gating_func"), kind)?;
+    }
+    if arch == "glm4moe" {
+        m.insert(format!("{arch}.expert_weights_scale"), router.scale)?;
+        m.insert(format!("{arch}.expert_weights_norm"), router.norm_topk)?;
+    }
+    Ok(())
 }
 
 fn rotation(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn TensorSource) -> Result<()> {

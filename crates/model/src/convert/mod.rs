@@ -75,7 +75,9 @@ enum Edit {
 impl Converted {
     fn new(source: Box<dyn TensorSource>) -> Result<Self> {
         let config = arch::configure(&*source)?;
-        if let Some(method) = source.metadata().get_str("quantization_config.quant_method")? {
+        let method = source.metadata().get_str("quantization_config.quant_method")?;
+        // GGUF has this type, too.
+        if let Some(method) = method.filter(|&method| method != "mxfp4") {
             let reason =
                 format!("its weights are quantized by {method}; only plain numbers can be converted");
             return Err(Error::unsupported(source.path(), reason));
@@ -112,7 +114,7 @@ impl Converted {
         let &Entry { weight: Weight { name: ours, layer }, part, ref shape, ref files } = entry;
         let name = names::preferred(ours, Format::Gguf, layer, 0, part.suffix());
         let mut dtype = self.source.find(&files[0]).expect("the contract found it").dtype;
-        if dtype.block_len() != 1 {
+        if dtype.block_len() != 1 && !(dtype == DType::MXFP4 && ours.starts_with("experts.")) {
             let reason = format!("has type {dtype}, which cannot be converted");
             return Err(Error::bad_tensor(self.source.path(), &files[0], reason));
         }
@@ -123,7 +125,8 @@ impl Converted {
         let is_conv = ["delta.conv", "conv.conv"].contains(&ours);
         let shape = &if is_conv { vec![shape[0], shape[2]] } else { shape.clone() };
         // Small things stay exact, and readers expect them so.
-        if shape.len() < 2 || is_conv || ["router", "position_embed"].contains(&ours) {
+        let is_small = ["router", "position_embed", "shared_expert.gate"].contains(&ours);
+        if shape.len() < 2 || is_conv || is_small || part != Part::Weight {
             dtype = DType::F32;
         }
         let c = &self.config;

@@ -24,7 +24,7 @@ pub fn open(path: &Path) -> Result<Box<dyn TensorSource>> {
     } else {
         open_file(path)?
     };
-    Ok(Box::new(model))
+    model.in_common_layout()
 }
 
 fn open_file(path: &Path) -> Result<Model> {

@@ -58,6 +58,18 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
         m.insert(format!("{arch}.expert_count"), n_experts as u32)?;
         m.insert(format!("{arch}.expert_used_count"), n_used as u32)?;
         m.insert(format!("{arch}.expert_feed_forward_length"), width as u32)?;
+        if s.family == Family::Glm4Moe {
+            m.insert(format!("{arch}.expert_shared_count"), (s.shared_expert / width) as u32)?;
+            m.insert(format!("{arch}.leading_dense_block_count"), s.n_dense as u32)?;
+        } else if s.shared_expert > 0 {
+            m.insert(format!("{arch}.expert_shared_feed_forward_length"), s.shared_expert as u32)?;
+        }
+    }
+    if s.family == Family::GptOss {
+        m.insert(format!("{arch}.attention.sliding_window"), 128u32)?;
+        m.insert(format!("{arch}.rope.scaling.type"), "yarn")?;
+        m.insert(format!("{arch}.rope.scaling.factor"), 32f32)?;
+        m.insert(format!("{arch}.rope.scaling.original_context_length"), 4096u32)?;
     }
     if s.family == Family::Gemma2 {
         m.insert(format!("{arch}.attn_logit_softcapping"), 50f32)?;
@@ -110,7 +122,7 @@ fn context(m: &mut Metadata, s: &SynthShape) -> Result<()> {
 fn rotated(s: &SynthShape) -> usize {
     match s.family {
         Family::Phi2 => s.head_dim * 2 / 5,
-        Family::Glm4 => s.head_dim / 2,
+        Family::Glm4 | Family::Glm4Moe | Family::MiniMaxM2 => s.head_dim / 2,
         Family::Qwen35 => s.head_dim / 4,
         _ => s.head_dim,
     }
@@ -123,7 +135,7 @@ const CONTROL: i32 = 3;
 fn vocabulary(m: &mut Metadata, s: &SynthShape) -> Result<()> {
     let pre = match s.family {
         Family::Llama if s.llama3_factor.is_some() => "llama-bpe",
-        Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => "qwen2",
+        Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe | Family::Qwen3Moe => "qwen2",
         Family::Qwen35 => "qwen35",
         Family::Lfm2 => "lfm2",
         Family::Olmo2 | Family::Olmo3 | Family::Phi3 => "dbrx",
@@ -134,7 +146,9 @@ fn vocabulary(m: &mut Metadata, s: &SynthShape) -> Result<()> {
         Family::Exaone4 => "exaone4",
         Family::Cohere2 => "command-r",
         Family::StarCoder2 => "starcoder",
-        Family::Glm4 => "glm4",
+        Family::Glm4 | Family::Glm4Moe => "glm4",
+        Family::GptOss => "gpt-4o",
+        Family::MiniMaxM2 => "minimax-m2",
         _ => "gpt-2",
     };
     let mut tokens: Vec<String> = (0..=255u8).map(|b| byte_token(b).to_string()).collect();

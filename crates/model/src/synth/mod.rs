@@ -216,7 +216,10 @@ fn weights(s: &SynthShape) -> Vec<Weight> {
             Some(delta) => gated_delta(s, delta, &mut put),
             None => short_conv(s, &mut put),
         }
-        feed_forward(s, &mut put);
+        match s.experts {
+            Some(experts) if i >= s.n_dense => mixture(s, experts, &mut put),
+            _ => feed_forward(s, &mut put),
+        }
     }
     let final_norm = if s.family == Family::Lfm2 { "token_embd_norm" } else { "output_norm" };
     add(format!("{final_norm}.weight"), &[hidden], norm(hidden));
@@ -247,7 +250,11 @@ fn attention(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
         Family::Phi3 => &[("attn_qkv", q_dim + 2 * kv_dim)],
         _ => &[("attn_q", q_rows), ("attn_k", kv_dim), ("attn_v", kv_dim)],
     };
-    let has_bias = family.is_plain() || matches!(family, Family::Qwen2 | Family::Glm4 | Family::SeedOss);
+    let has_bias = family.is_plain()
+        || matches!(
+            family,
+            Family::Qwen2 | Family::Qwen2Moe | Family::Glm4 | Family::Glm4Moe | Family::SeedOss | Family::GptOss
+        );
     for &(part, n_out) in qkv {
         put(&format!("{part}.weight"), &[n_out, hidden], matrix(hidden));
         if has_bias {
@@ -258,7 +265,7 @@ fn attention(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
         Family::Qwen3 | Family::Qwen3Moe | Family::Qwen35 | Family::Lfm2 | Family::Exaone4 => {
             Some([s.head_dim; 2])
         }
-        Family::Olmo2 | Family::Olmo3 => Some([q_dim, kv_dim]),
+        Family::Olmo2 | Family::Olmo3 | Family::MiniMaxM2 => Some([q_dim, kv_dim]),
         _ => None,
     };
     if let Some([q, k]) = qk_norm {
@@ -266,8 +273,11 @@ fn attention(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
         put("attn_k_norm.weight", &[k], norm(k));
     }
     put("attn_output.weight", &[hidden, q_dim], matrix(q_dim));
-    if family.is_plain() {
+    if family.is_plain() || family == Family::GptOss {
         put("attn_output.bias", &[hidden], bias(hidden));
+    }
+    if family == Family::GptOss {
+        put("attn_sinks.weight", &[s.n_heads], bias(s.n_heads));
     }
     if family.has_post_norms_only() || matches!(family, Family::Gemma2 | Family::Glm4) {
         put("post_attention_norm.weight", &[hidden], norm(hidden));
@@ -310,25 +320,7 @@ fn short_conv(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
 
 fn feed_forward(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
     let (hidden, ffn, family) = (s.hidden_size, s.intermediate_size, s.family);
-    if !family.is_parallel() && !family.has_post_norms_only() {
-        // Some name it by its place behind attention.
-        let name = if matches!(family, Family::SeedOss | Family::Qwen35) {
-            "post_attention_norm"
-        } else {
-            "ffn_norm"
-        };
-        put(&format!("{name}.weight"), &[hidden], norm(hidden));
-        if family.is_plain() {
-            put("ffn_norm.bias", &[hidden], bias(hidden));
-        }
-    }
-    if let Some([n_experts, _, width]) = s.experts {
-        put("ffn_gate_inp.weight", &[n_experts, hidden], matrix(hidden));
-        put("ffn_gate_exps.weight", &[n_experts, width, hidden], matrix(hidden));
-        put("ffn_up_exps.weight", &[n_experts, width, hidden], matrix(hidden));
-        put("ffn_down_exps.weight", &[n_experts, hidden, width], matrix(width));
-        return;
-    }
+    ffn_norm(s, put);
     let n_up = if family.has_fused_gate() { 2 * ffn } else { ffn };
     if !family.is_plain() && !family.has_fused_gate() {
         put("ffn_gate.weight", &[ffn, hidden], matrix(hidden));
@@ -338,6 +330,52 @@ fn feed_forward(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
     if family.is_plain() {
         put("ffn_up.bias", &[ffn], bias(ffn));
         put("ffn_down.bias", &[hidden], bias(hidden));
+    }
+}
+
+fn ffn_norm(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
+    let (n, family) = (s.hidden_size, s.family);
+    if family.is_parallel() || family.has_post_norms_only() {
+        return;
+    }
+    // Some name it by its place behind attention.
+    let name = match family {
+        Family::SeedOss | Family::Qwen35 | Family::GptOss | Family::Glm4Moe => "post_attention_norm",
+        _ => "ffn_norm",
+    };
+    put(&format!("{name}.weight"), &[n], norm(n));
+    if family.is_plain() {
+        put("ffn_norm.bias", &[n], bias(n));
+    }
+}
+
+/// A mixture of experts of these numbers.
+fn mixture(s: &SynthShape, [n_experts, _, width]: [usize; 3], put: &mut impl FnMut(&str, &[usize], Fill)) {
+    let hidden = s.hidden_size;
+    ffn_norm(s, put);
+    put("ffn_gate_inp.weight", &[n_experts, hidden], matrix(hidden));
+    if s.family == Family::GptOss {
+        put("ffn_gate_inp.bias", &[n_experts], bias(n_experts));
+    }
+    if matches!(s.family, Family::Glm4Moe | Family::MiniMaxM2) {
+        put("exp_probs_b.bias", &[n_experts], bias(n_experts));
+    }
+    for (part, n_out, n_in) in
+        [("ffn_gate_exps", width, hidden), ("ffn_up_exps", width, hidden), ("ffn_down_exps", hidden, width)]
+    {
+        put(&format!("{part}.weight"), &[n_experts, n_out, n_in], matrix(n_in));
+        if s.family == Family::GptOss {
+            put(&format!("{part}.bias"), &[n_experts, n_out], bias(n_experts * n_out));
+        }
+    }
+    let shared = s.shared_expert;
+    if shared > 0 {
+        put("ffn_gate_shexp.weight", &[shared, hidden], matrix(hidden));
+        put("ffn_up_shexp.weight", &[shared, hidden], matrix(hidden));
+        put("ffn_down_shexp.weight", &[hidden, shared], matrix(shared));
+    }
+    if s.family == Family::Qwen2Moe {
+        put("ffn_gate_inp_shexp.weight", &[hidden], matrix(hidden));
     }
 }
 
@@ -429,6 +467,9 @@ mod tests {
             ("ernie-4.5-0.3b", 0.361),
             ("phi-4", 14.660),
             ("gemma-7b", 8.538),
+            ("gpt-oss-20b", 20.915),
+            ("gpt-oss-120b", 116.829),
+            ("qwen1.5-moe-a2.7b", 14.316),
         ] {
             let s = synth(name, "f16", 1, 1);
             let n: usize = s.tensors().iter().map(TensorInfo::n_elements).sum();

@@ -35,6 +35,10 @@ pub struct SynthShape {
     pub(super) delta: Option<[usize; 3]>,
     /// Which layers attend; the others have recurrent state.
     pub(super) attention: AttentionAt,
+    /// Width of the expert that all tokens use; 0 without.
+    pub(super) shared_expert: usize,
+    /// Layers before the first with experts.
+    pub(super) n_dense: usize,
 }
 
 /// Which layers attend.
@@ -56,19 +60,7 @@ pub(super) enum Family {
     Gemma2,
     Olmo2,
     Glm4,
-    Qwen35,
-    Lfm2,
-    Mistral3,
-    SmolLm3,
-    Olmo3,
-    Gemma,
-    Granite,
-    SeedOss,
-    Exaone4,
-    Cohere2,
-    StarCoder2,
-    Ernie,
-    Phi3,
+    Cohere2, Ernie, Exaone4, Gemma, Glm4Moe, GptOss, Granite, Lfm2, MiniMaxM2, Mistral3, Olmo3, Phi3, Qwen2Moe, Qwen35, SeedOss, SmolLm3, StarCoder2,
 }
 
 impl Family {
@@ -120,6 +112,10 @@ impl Family {
             Family::StarCoder2 => "starcoder2",
             Family::Ernie => "ernie4_5",
             Family::Phi3 => "phi3",
+            Family::GptOss => "gpt-oss",
+            Family::Qwen2Moe => "qwen2moe",
+            Family::Glm4Moe => "glm4moe",
+            Family::MiniMaxM2 => "minimax-m2",
         }
     }
 }
@@ -166,6 +162,8 @@ const fn shape(
         experts: None,
         delta: None,
         attention: AttentionAt::All,
+        shared_expert: 0,
+        n_dense: 0,
     }
 }
 
@@ -191,6 +189,16 @@ impl SynthShape {
         self
     }
 
+    const fn shared_expert(mut self, width: usize) -> Self {
+        self.shared_expert = width;
+        self
+    }
+
+    const fn dense_first(mut self, n: usize) -> Self {
+        self.n_dense = n;
+        self
+    }
+
     const fn experts(mut self, n: [usize; 3]) -> Self {
         self.experts = Some(n);
         self
@@ -212,6 +220,18 @@ pub static SYNTH_SHAPES: &[SynthShape] = &[
     shape("qwen3-8b", Family::Qwen3, [36, 4096, 12288, 32, 8, 128, 151936, 40960], 1e6, 1e-6),
     shape("qwen3-30b-a3b", Family::Qwen3Moe, [48, 2048, 6144, 32, 4, 128, 151936, 40960], 1e6, 1e-6)
         .experts([128, 8, 768]),
+    shape("qwen1.5-moe-a2.7b", Family::Qwen2Moe, [24, 2048, 5632, 16, 16, 128, 151936, 8192], 1e6, 1e-6)
+        .experts([60, 4, 1408]).shared_expert(5632),
+    shape("gpt-oss-20b", Family::GptOss, [24, 2880, 2880, 64, 8, 64, 201088, 131072], 1.5e5, 1e-5).experts([32, 4, 2880]),
+    shape("gpt-oss-120b", Family::GptOss, [36, 2880, 2880, 64, 8, 64, 201088, 131072], 1.5e5, 1e-5).experts([128, 4, 2880]),
+    shape("glm-4.5-air", Family::Glm4Moe, [46, 4096, 10944, 96, 8, 128, 151552, 131072], 1e6, 1e-5)
+        .experts([128, 8, 1408]).shared_expert(1408).dense_first(1),
+    // Of its 62 layers.
+    shape("minimax-m2-8-layers", Family::MiniMaxM2, [8, 3072, 1536, 48, 8, 128, 200064, 196608], 5e6, 1e-6)
+        .experts([256, 8, 1536]),
+    // Of its 24 layers.
+    shape("gpt-oss-20b-6-layers", Family::GptOss, [6, 2880, 2880, 64, 8, 64, 201088, 131072], 1.5e5, 1e-5)
+        .experts([32, 4, 2880]),
     shape("phi-2", Family::Phi2, [32, 2560, 10240, 32, 32, 80, 51200, 2048], 1e4, 1e-5),
     shape("olmo-2-7b", Family::Olmo2, [32, 4096, 11008, 32, 32, 128, 100352, 4096], 5e5, 1e-6),
     shape("glm-4-9b", Family::Glm4, [40, 4096, 13696, 32, 2, 128, 151552, 32768], 1e4, 1e-5),

@@ -22,7 +22,6 @@ mod tile;
 pub(super) use layout::{CodeOffset, CodeOffsets, KeyLayout};
 
 use super::parallel::Shared;
-use super::threads::Pool;
 use super::{Cpu, CpuOptions};
 use crate::{AttentionParams, HostBatch, KvLayer, Result, Tensor};
 use std::cell::RefCell;
@@ -40,19 +39,21 @@ thread_local! {
 }
 
 pub(super) fn attention(
-    pool: &Pool,
-    options: CpuOptions,
+    cpu: &Cpu,
     y: &mut Tensor<Cpu>,
     qkv: &Tensor<Cpu>,
     kv: &KvLayer<Cpu>,
     batch: &HostBatch,
     params: &AttentionParams,
+    sinks: Option<&Tensor<Cpu>>,
 ) -> Result<()> {
-    let h = params.heads;
+    let (h, pool, options) = (params.heads, &*cpu.pool, cpu.options);
     let n_tokens = batch.tokens().len();
     assert_eq!((qkv.row_len(), y.row_len()), (h.qkv_len(), h.n_heads * h.head_dim));
     assert_eq!((qkv.rows(), y.rows()), (n_tokens, n_tokens));
-    let plan = Plan { options, qkv: qkv.floats(), kv, batch, params, y: Shared::new(y.floats_mut()) };
+    let sinks = sinks.map(|sinks| sinks.floats());
+    assert!(sinks.is_none_or(|sinks| sinks.len() == h.n_heads));
+    let plan = Plan { options, qkv: qkv.floats(), kv, batch, params, sinks, y: Shared::new(y.floats_mut()) };
     let n_tasks = plan.n_tasks();
     let n_splits: usize = (0..n_tasks).map(|i| plan.rows(i).splits().len()).sum();
     if n_splits == n_tasks || n_tasks >= TASKS_PER_THREAD * pool.n_threads() {
@@ -103,6 +104,7 @@ struct Plan<'a> {
     kv: &'a KvLayer<Cpu>,
     batch: &'a HostBatch,
     params: &'a AttentionParams,
+    sinks: Option<&'a [f32]>,
     y: Shared<'a, f32>,
 }
 
@@ -132,6 +134,7 @@ impl Plan<'_> {
                     qkv: self.qkv,
                     kv: self.kv,
                     params: self.params,
+                    sinks: self.sinks,
                     table: self.batch.block_table(seq),
                     first,
                     n_tokens: per_task.min(seq.tokens.end - first),

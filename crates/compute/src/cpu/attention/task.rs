@@ -33,6 +33,8 @@ pub(super) struct Rows<'a> {
     pub(super) qkv: &'a [f32],
     pub(super) kv: &'a KvLayer<Cpu>,
     pub(super) params: &'a AttentionParams,
+    /// `[n_heads]`
+    pub(super) sinks: Option<&'a [f32]>,
     pub(super) table: &'a [u32],
     /// The first of the tokens in the batch.
     pub(super) first: usize,
@@ -140,7 +142,7 @@ impl Rows<'_> {
             let (token, head) = (self.first + r / group, self.kv_head * group + r % group);
             // SAFETY: this row belongs to this task alone, and the output has a row per token.
             let y = unsafe { y.slice((token * h.n_heads + head) * dim, dim) };
-            let inv = 1.0 / total.sum[r];
+            let inv = self.sinks.map_or(1.0 / total.sum[r], |sinks| total.share(r, sinks[head]));
             y.iter_mut().zip(&total.out[r * self.dim()..]).for_each(|(y, o)| *y = o * inv);
         }
     }
@@ -170,6 +172,14 @@ impl<'a> Partial<'a> {
         self.out.fill(0.0);
         self.max.fill(f32::NEG_INFINITY);
         self.sum.fill(0.0);
+    }
+
+    /// What a row's result has to be multiplied with where a sink of this score, in units of e, joins the sum of its weights.
+    fn share(&self, r: usize, sink: f32) -> f32 {
+        let sink = sink * std::f32::consts::LOG2_E;
+        let max = larger(self.max[r], sink);
+        let seen = exp2(self.max[r] - max);
+        seen / (self.sum[r] * seen + exp2(sink - max))
     }
 
     /// Adds the result over other positions.

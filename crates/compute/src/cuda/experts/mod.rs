@@ -3,7 +3,7 @@
 use super::driver::{Cuda, DevicePtr, kernel_args, kernels};
 use super::elementwise;
 use super::matmul::{Part, Rows, TILE_ROWS, gemv_part};
-use crate::{Error, Experts, MoeScratch, Result, Tensor};
+use crate::{Activation, Error, Experts, ExpertsKind, MoeScratch, Result, Router, Tensor};
 
 /// Most experts that the routing kernels hold.
 const MAX_EXPERTS: usize = 1024;
@@ -46,6 +46,23 @@ kernels! {
     }
 }
 
+/// Whether the kernels have all of this.
+pub(in crate::cuda) fn check(kind: &ExpertsKind) -> Result<()> {
+    let &ExpertsKind { n_experts, params, selection_bias, bias, shared_gate } = kind;
+    let Router { n_used, norm_topk, .. } = params.router;
+    let what = match () {
+        () if n_experts > MAX_EXPERTS => format!("{n_experts} experts; up to {MAX_EXPERTS} can be"),
+        () if params.router != Router::softmax(n_used, norm_topk) || selection_bias => {
+            "a router of another kind than softmax".to_owned()
+        }
+        () if bias => "biases of experts".to_owned(),
+        () if shared_gate => "a gate of the shared expert".to_owned(),
+        () if params.activation == Activation::ClampedSwiglu => "clamped SwiGLU".to_owned(),
+        () => return Ok(()),
+    };
+    Err(Error::UnsupportedSize { op: "moe", what, backend: "cuda" })
+}
+
 pub(in crate::cuda) fn moe(
     cuda: &Cuda,
     y: &mut Tensor<Cuda>,
@@ -54,19 +71,23 @@ pub(in crate::cuda) fn moe(
     experts: &Experts<'_, Cuda>,
     scratch: &mut MoeScratch<Cuda>,
 ) -> Result<()> {
-    let Experts { gate_up, down, params } = experts;
+    let &Experts { gate_up, gate_up_bias, down, down_bias, selection_bias, params } = experts;
     let (up, back) = (&gate_up.shape, &down.shape);
     let (n_tokens, n, inner, n_experts) = (x.rows(), x.row_len(), back.n_in, router.row_len());
     assert_eq!((up.n_in, up.n_out, back.n_out), (n, 2 * inner, n));
     assert_eq!((up.n_experts, back.n_experts), (n_experts, n_experts));
     assert_eq!((y.rows(), y.row_len(), router.rows()), (n_tokens, n, n_tokens));
-    assert!(params.n_used <= n_experts, "{} of {n_experts} experts", params.n_used);
-    if n_experts > MAX_EXPERTS {
-        let what = format!("{n_experts} experts; up to {MAX_EXPERTS} can be");
-        return Err(Error::UnsupportedSize { op: "moe", what, backend: "cuda" });
-    }
+    check(&ExpertsKind {
+        n_experts,
+        params,
+        selection_bias: selection_bias.is_some(),
+        bias: gate_up_bias.is_some() || down_bias.is_some(),
+        shared_gate: false,
+    })?;
+    let Router { n_used, norm_topk, .. } = params.router;
+    assert!(n_used <= n_experts, "{n_used} of {n_experts} experts");
     let kernels = cuda.room::<Kernels>();
-    let n_uses = n_tokens * params.n_used;
+    let n_uses = n_tokens * n_used;
     for t in [&mut scratch.gate_up, &mut scratch.hidden, &mut scratch.y] {
         t.set_rows(n_uses);
     }
@@ -85,10 +106,10 @@ pub(in crate::cuda) fn moe(
         tiles: array(4),
         n_tokens: n_tokens as u32,
         n_experts: n_experts as u32,
-        n_used: params.n_used as u32,
+        n_used: n_used as u32,
         hidden_size: n as u32,
         n_tiles: n_tiles as u32,
-        norm_topk: u32::from(params.norm_topk),
+        norm_topk: u32::from(norm_topk),
     };
     // SAFETY: the scratch memory holds four words for each use and three for each tile; the tensors were checked above.
     unsafe {
