@@ -29,14 +29,17 @@ mod weights;
 pub use backend::Backend;
 pub use batch::{Batch, BatchLimits, BatchSeq, BatchState, CacheShape, HostBatch, StateWrite};
 pub use blocks::{
-    AttentionBlock, BlockInput, BlockOutput, Blocks, DeltaPart, FfnBlock, FfnUp, Gather, HeadBlock, Join, Linear, MoeBlock, OutputGate, RecurrentBlock, SharedExpert, Stream,
+    AttentionBlock, BlockInput, BlockOutput, Blocks, DeltaPart, FfnBlock, FfnUp, Gather, HeadBlock, Join,
+    Linear, MoeBlock, OutputGate, RecurrentBlock, SharedExpert, Stream,
 };
 pub use capture::{Capture, Choosing, GraphKey};
 pub use device::{Device, DeviceMemory, KvLayer, MatrixPart, StateLayer};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use ops::{
-    Activation, AttentionParams, AttentionTemperature, Chosen, ConvKind, DeltaInput, DeltaShape, ExpertGroups, Experts, ExpertsKind, GroupScore, HeadOrder, Heads, MAX_CONV_WIDTH, MoeParams, MoeScratch, Norm, NormKind, Ops, QkvPrep, RopeStyle, Router, RouterScores, ShortConv,
+    Activation, AttentionParams, AttentionTemperature, Chosen, ConvKind, DeltaInput, DeltaShape,
+    ExpertGroups, Experts, ExpertsKind, GroupScore, HeadOrder, Heads, MAX_CONV_WIDTH, MoeParams, MoeScratch,
+    Norm, NormKind, Ops, QkvPrep, RopeStyle, Router, RouterScores, ShortConv,
 };
 pub use profile::{OpTime, Profile, Profiler};
 pub use ranks::{Collectives, Rank};

@@ -8,7 +8,8 @@ use crate::names;
 use crate::rope::{RopeConfig, read_scaling};
 use crate::{Error, Result};
 use realizar_compute::{
-    Activation, AttentionTemperature, DType, DeltaShape, Device, ExpertGroups, ExpertsKind, GroupScore, Heads, MoeParams, NormKind, RopeStyle, Router, RouterScores,
+    Activation, AttentionTemperature, DType, DeltaShape, Device, ExpertGroups, ExpertsKind, GroupScore,
+    Heads, MoeParams, NormKind, RopeStyle, Router, RouterScores,
 };
 
 /// Everything about a model but its weights.

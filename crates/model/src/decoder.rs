@@ -9,7 +9,9 @@ use crate::source::{Format, TensorSource};
 use crate::weights::Loader;
 use crate::workspace::{self, Workspace};
 use realizar_compute::{
-    AttentionBlock, AttentionParams, Backend, BlockInput, BlockOutput, ConvKind, DeltaPart, Experts, FfnBlock, FfnUp, Gather, HeadBlock, Join, Linear, MoeBlock, MoeParams, Norm, OutputGate, QkvPrep, RecurrentBlock, SharedExpert, ShortConv, Tensor,
+    AttentionBlock, AttentionParams, Backend, BlockInput, BlockOutput, ConvKind, DeltaPart, Experts,
+    FfnBlock, FfnUp, Gather, HeadBlock, Join, Linear, MoeBlock, Norm, OutputGate, QkvPrep, RecurrentBlock,
+    SharedExpert, ShortConv, Tensor,
 };
 
 /// A decoder-only transformer on a backend, or one rank's part of it.
@@ -53,7 +55,12 @@ enum Mixer<B: Backend> {
         gate: Option<Linear<B>>,
         out: Output<B>,
     },
-    Recurrent { in_proj: Linear<B>, conv: Tensor<B>, delta: Option<Delta<B>>, out: Output<B> },
+    Recurrent {
+        in_proj: Linear<B>,
+        conv: Tensor<B>,
+        delta: Option<Delta<B>>,
+        out: Output<B>,
+    },
 }
 
 /// Small weights of the gated delta rule.
@@ -452,6 +459,7 @@ fn load_attention<B: Backend>(
             None => None,
             Some(_) => Some((l.norm(Some(i), "q_norm")?, l.norm(Some(i), "k_norm")?)),
         },
+        sinks: l.vector(i, "sinks", Part::Weight)?,
         gate,
         out: Output {
             sub_norm: a.sub_norm.then(|| l.norm(Some(i), "attn_sub_norm")).transpose()?,
@@ -476,8 +484,8 @@ fn load_recurrent<B: Backend>(l: &Loader<'_, B>, i: usize, post_norm: Option<Nor
     };
     let load_delta = || -> Result<_> {
         Ok(Delta {
-            decay: l.vector(i, "delta.a_log", decay)?,
-            dt_bias: l.vector(i, "delta.dt_bias", |x| x)?,
+            decay: l.vector_map(i, "delta.a_log", decay)?,
+            dt_bias: l.vector_map(i, "delta.dt_bias", |x| x)?,
             norm: l.plain_norm(i, "delta.norm")?,
         })
     };

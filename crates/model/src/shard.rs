@@ -201,7 +201,7 @@ impl Shard {
                 let HeadShard { whole, query, .. } = heads();
                 Cut::Rows(vec![at(0, query, whole.head_dim)])
             }
-            Split::PerQueryHead => Cut::Rows(vec![layer().heads.query.clone()]),
+            Split::PerQueryHead => Cut::Rows(vec![heads().query.clone()]),
             Split::KvHeads => {
                 let HeadShard { whole, kv, .. } = heads();
                 Cut::Rows(vec![at(0, kv, whole.head_dim)])

@@ -101,7 +101,7 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     /// A vector of a layer, each number through `f`.
-    pub(crate) fn vector(
+    pub(crate) fn vector_map(
         &self,
         layer: usize,
         name: &'static str,

@@ -1,7 +1,9 @@
 //! The buffers that a step computes in, made once for the largest batch.
 
 use crate::Result;
-use crate::config::{Attention, Dense, Experts, Ffn, GatedDelta, LayerConfig, Mixer, ModelConfig, SharedExpert, ShortConv};
+use crate::config::{
+    Attention, Dense, Experts, Ffn, GatedDelta, LayerConfig, Mixer, ModelConfig, SharedExpert, ShortConv,
+};
 use crate::shard::{BlockShard, Join, Shard};
 use realizar_compute::{Backend, BatchLimits, DType, MoeScratch, Reference, Stream, Tensor};
 

@@ -7,7 +7,10 @@ use super::sampling::{self, Choices};
 use super::{attention, elementwise, experts, norm, ranks};
 use crate::sampling::Samplers;
 use crate::{
-    Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, CacheShape, Capture, Chosen, Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts, ExpertsKind, GraphKey, Heads, KvLayer, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv, Tensor,
+    Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, CacheShape, Capture, Chosen,
+    Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts, ExpertsKind, GraphKey,
+    Heads, KvLayer, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv,
+    Tensor,
 };
 
 fn unsupported(op: &'static str, what: &str) -> Error {

@@ -253,7 +253,12 @@ fn attention(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
     let has_bias = family.is_plain()
         || matches!(
             family,
-            Family::Qwen2 | Family::Qwen2Moe | Family::Glm4 | Family::Glm4Moe | Family::SeedOss | Family::GptOss
+            Family::Qwen2
+                | Family::Qwen2Moe
+                | Family::Glm4
+                | Family::Glm4Moe
+                | Family::SeedOss
+                | Family::GptOss
         );
     for &(part, n_out) in qkv {
         put(&format!("{part}.weight"), &[n_out, hidden], matrix(hidden));
