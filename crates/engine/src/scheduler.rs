@@ -418,7 +418,11 @@ impl Scheduler {
         let n = seq.n_prompt - 1;
         let forks = seq.turn.id.choice > 0 && seq.n_generated() == 0;
         let sibling = self.seqs.get(&first).filter(|s| forks && s.n_computed >= n);
-        if let Some(prefix) = sibling.and_then(|s| self.store.find_fork(&s.state, n)) {
+        if let Some(mut prefix) = sibling.and_then(|s| self.store.find_fork(&s.state, n)) {
+            // A copy that the sibling gets in this step is not there yet when the step's copies are made; its original is.
+            for copy in self.plan.iter().filter_map(|planned| planned.copy) {
+                prefix.blocks.iter_mut().filter(|b| **b == copy.to).for_each(|b| *b = copy.from);
+            }
             return prefix;
         }
         let scores = seq.n_scored + 1 < seq.n_prompt;
