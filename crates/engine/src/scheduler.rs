@@ -67,7 +67,7 @@ pub struct SchedulerCounters {
     pub steps: u64,
     /// Tokens computed, those computed again included.
     pub computed_tokens: u64,
-    /// Sequences whose blocks were taken before their end.
+    /// Sequences whose blocks were taken before their end although their readers were keeping up.
     pub preemptions: u64,
     /// Cached blocks that were given up for new contents.
     pub evictions: u64,
@@ -572,8 +572,9 @@ impl Scheduler {
     fn preempt_for(&mut self, turn: Turn) -> bool {
         let stalled = self.running.iter().rev().find(|t| self.seqs[&t.id].paused && **t != turn);
         let Some(&victim) = stalled.or(self.running.last().filter(|t| **t > turn)) else { return false };
-        self.counters.preemptions += 1;
+        // A sequence whose reader stalls cannot advance anyway: losing its blocks is no sign of too small a cache.
         if !self.seqs[&victim.id].paused {
+            self.counters.preemptions += 1;
             self.first_victim = Some(self.first_victim.map_or(victim, |first| first.min(victim)));
         }
         if let Some(i) = self.plan.iter().position(|p| p.id == victim.id) {

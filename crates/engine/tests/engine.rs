@@ -185,6 +185,21 @@ fn a_slow_reader_loses_nothing_and_stalls_nobody() {
 }
 
 #[test]
+fn blocks_taken_from_a_stalled_reader_are_no_preemption() {
+    let client = start(EngineConfig { stream_capacity: 8, prefix_cache: false, ..EngineConfig::default() });
+    let (request, expected) = greedy(&Random::new(1).tokens(170), 25);
+    let slow = client.submit(request).unwrap();
+    wait_until("it pauses", || client.stats().paused.get() == 1);
+    // The cache holds 256 tokens, so the second request needs the blocks of the first.
+    let (request, other) = greedy(&Random::new(2).tokens(150), 40);
+    let fast = client.submit(request).unwrap().collect_tokens();
+    assert_eq!(fast, Ok(vec![(other, FinishReason::Length)]));
+    assert_eq!(client.stats().preemptions.get(), 0);
+    assert_eq!(slow.collect_tokens(), Ok(vec![(expected, FinishReason::Length)]));
+    assert!(client.stats().computed_tokens.get() > 2 * 170 + 150, "the first was computed again");
+}
+
+#[test]
 fn a_reader_that_stalls_for_too_long_is_cut_off() {
     let stall_timeout = Duration::from_millis(30);
     let client = start(EngineConfig { stream_capacity: 8, stall_timeout, ..EngineConfig::default() });
