@@ -13,7 +13,7 @@ pub enum Error {
     EmptyPrompt,
     /// The prompt exceeds what a sequence may hold.
     #[error(
-        "the prompt has {n_prompt} tokens but a sequence holds at most {limit} \
+        "this model's maximum context length is {limit} tokens, but the prompt has {n_prompt} \
          (context of {context_length}, cache of {cache_tokens} tokens)"
     )]
     PromptTooLong {

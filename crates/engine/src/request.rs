@@ -8,7 +8,8 @@ use std::time::Duration;
 pub struct Request {
     /// Token ids to continue; at least one.
     pub prompt: Vec<u32>,
-    /// Tokens to generate at most; 0 generates nothing. Reaching the context's end stops earlier, also with `Length`.
+    /// Tokens to generate at most; 0 generates nothing. Where prompt and continuation fill the context it stops earlier, also with
+    /// `Length`.
     pub max_tokens: usize,
     /// How the next token is chosen.
     pub sampling: SamplingParams,

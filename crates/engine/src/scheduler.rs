@@ -172,6 +172,8 @@ impl Scheduler {
         let stop_tokens: Arc<[u32]> = if request.ignore_eos { [].into() } else { request.stop_tokens.into() };
         let params = Arc::new(request.sampling.with_biases_merged());
         let n_prompt = request.prompt.len();
+        // Prompt and continuation together stay within what a sequence may hold.
+        let max_tokens = request.max_tokens.min(self.info.max_seq_len().saturating_sub(n_prompt));
         let forks = (1..request.n).map(|_| request.constraint.as_ref().map(|c| c.fork())).collect::<Vec<_>>();
         for (choice, constraint) in std::iter::once(request.constraint).chain(forks).enumerate() {
             let id = SeqId { request: number, choice: choice as u32 };
@@ -201,7 +203,7 @@ impl Scheduler {
                 prefilled: false,
                 n_scored: if prompt_logprobs.is_some() { 0 } else { n_prompt },
                 n_cached: 0,
-                max_tokens: request.max_tokens,
+                max_tokens,
                 seed: params.seed.unwrap_or(seed),
                 params: params.clone(),
                 stop_tokens: stop_tokens.clone(),
@@ -219,7 +221,7 @@ impl Scheduler {
                 out.push((id, event));
             }
             let nothing_to_score = prompt_logprobs.is_none() || n_prompt == 1;
-            if request.max_tokens == 0 && nothing_to_score {
+            if max_tokens == 0 && nothing_to_score {
                 out.push((id, seq.finished(FinishReason::Length, arrival)));
             } else {
                 self.waiting.insert(seq.turn);
@@ -356,7 +358,7 @@ impl Scheduler {
 
     fn is_ready(&self, turn: Turn) -> bool {
         let seq = &self.seqs[&turn.id];
-        seq.running && seq.is_ready(self.info.max_seq_len())
+        seq.running && seq.is_ready()
     }
 
     /// How many of `remaining` tokens a prompt may bring.

@@ -64,6 +64,7 @@ pub(crate) struct Sequence {
     /// Tokens of the prompt found in the cache when it first ran.
     pub(crate) n_cached: usize,
 
+    /// Tokens to generate at most; never more than fit behind the prompt.
     pub(crate) max_tokens: usize,
     pub(crate) params: Arc<SamplingParams>,
     pub(crate) seed: u64,
@@ -105,11 +106,11 @@ impl Sequence {
         self.n_remaining() <= 1 + self.n_redo
     }
 
-    /// Whether more of it can be launched now, if it is running. `limit`: the most positions that it may have.
-    pub(crate) fn is_ready(&self, limit: usize) -> bool {
+    /// Whether more of it can be launched now, if it is running.
+    pub(crate) fn is_ready(&self) -> bool {
         let has_all = self.max_tokens > 0 && self.n_generated() >= self.max_tokens;
         let needs_token = self.n_unseen > 0 && (self.constraint.is_some() || self.verifies);
-        !self.paused && !has_all && !needs_token && self.n_remaining() > 0 && self.n_wanted() <= limit
+        !self.paused && !has_all && !needs_token && self.n_remaining() > 0
     }
 
     /// Gives up its state, which is the caller's to release.

@@ -99,7 +99,9 @@ fn what_cannot_be_served_is_refused_before_any_step() {
         error,
         Error::PromptTooLong { n_prompt: 201, limit: 200, context_length: 200, cache_tokens: 256 }
     );
-    assert!(error.to_string().contains("201") && error.to_string().contains("200"));
+    let message = error.to_string();
+    // Clients recognise the error by these words.
+    assert!(message.contains("maximum context length is 200") && message.contains("201"), "{message}");
     let mut request = Request::new(vec![1], 5);
     request.sampling.top_p = f32::NAN;
     assert!(matches!(refused(request), Error::InvalidParam { name: "top_p", .. }));
@@ -124,9 +126,12 @@ fn the_end_of_the_context_ends_with_length() {
     let prompt = Random::new(5).tokens(190);
     let (request, expected) = greedy(&prompt, 1000);
     let choices = client.submit(request).unwrap().collect_tokens().unwrap();
-    // 200 positions are computed, and the last of them still yields a token.
-    assert_eq!(expected.len(), 11);
+    // Prompt and continuation together fill the context of 200 tokens, and not one more.
+    assert_eq!(expected.len(), 10);
     assert_eq!(choices, [(expected, FinishReason::Length)]);
+    let full = Request::new(Random::new(5).tokens(200), 5);
+    let choices = client.submit(full).unwrap().collect_tokens().unwrap();
+    assert_eq!(choices, [(vec![], FinishReason::Length)], "a prompt that fills the context has no continuation");
 }
 
 #[test]

@@ -105,13 +105,13 @@ fn a_prompt_over_the_context_costs_nothing() {
     let limit = server.client.info().max_seq_len();
     let reply = server.post(TEXT, &json!({"prompt": vec![5; limit + 1]}));
     reply.is_error(400, Some("prompt"), &format!("{}", limit + 1));
-    reply.is_error(400, Some("prompt"), &format!("at most {limit}"));
+    reply.is_error(400, Some("prompt"), &format!("maximum context length is {limit} tokens"));
     assert!(reply.text.contains("context_length_exceeded"));
     let question = "fox ".repeat(limit);
     server.post(CHAT, &ask(&question, &json!({}))).is_error(
         400,
         Some("messages"),
-        &format!("at most {limit}"),
+        &format!("maximum context length is {limit} tokens"),
     );
     assert_eq!(server.client.stats().steps.get(), 0);
 }

@@ -99,7 +99,7 @@ impl Scheduler {
             let (logprob, top_logprobs) = (choice.logprob, choice.top_logprobs.clone());
             out.push((part.id, Event::Token { choice: part.id.choice, id, logprob, top_logprobs }));
             let n_generated = seq.tokens.len() - seq.n_prompt;
-            if n_generated >= seq.max_tokens || seq.tokens.len() > self.info.max_seq_len() {
+            if n_generated >= seq.max_tokens {
                 return Some(seq.finished(FinishReason::Length, now));
             }
             if let Some(constraint) = &mut seq.constraint {

@@ -65,10 +65,9 @@ impl Scheduler {
     /// How many guesses are worth their cost for a sequence that decodes.
     fn n_drafts(&self, seq: &Sequence) -> usize {
         let (Some(length), Some(costs)) = (&seq.draft_length, self.costs) else { return 0 };
-        // A step yields one token more than it has right drafts, and the last token of a full context is not computed.
+        // A step yields one token more than it has right drafts.
         let left = seq.max_tokens.saturating_sub(seq.n_generated() + 1);
-        let room = self.info.max_seq_len().saturating_sub(seq.tokens.len() + seq.n_unseen);
-        let most = self.max_drafts.min(left).min(room);
+        let most = self.max_drafts.min(left);
         length.choose(self.running.len().saturating_sub(1), costs, most)
     }
 

@@ -383,7 +383,7 @@ pub fn solo_of(recurrent: bool, case: &Case, choice: u32, limit: usize) -> Solo 
         reason,
     };
     loop {
-        if tokens.len() - n_prompt >= case.max_tokens || tokens.len() > limit {
+        if tokens.len() - n_prompt >= case.max_tokens || tokens.len() >= limit {
             return done(&tokens, &logprobs, FinishReason::Length);
         }
         let first = tokens.len().saturating_sub(case.params.penalty_window.unwrap_or(usize::MAX));
