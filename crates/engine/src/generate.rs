@@ -3,7 +3,7 @@
 //! All of it runs on the caller's thread; the engine sees token ids only.
 
 use crate::request::{Event, FinishReason, Request, Timings, Usage};
-use crate::stop_strings::StopStrings;
+use crate::stop_strings::{Passed, StopStrings};
 use crate::stream::Stream;
 use crate::{Client, Error, Result, SamplingParams};
 use realizar_model::chat_template::{ChatTemplate, Timestamp};
@@ -141,8 +141,19 @@ impl TextEngine {
         let template = self.template.as_ref().ok_or(Error::NoChatTemplate)?;
         let text = template.render(conversation, true, now);
         let text = text.map_err(|error| Error::Template { message: error.to_string() })?;
-        // The template writes BOS itself where the model wants one.
-        Ok(self.tokenizer.encode(&text, EncodeOptions { add_special: false, parse_special: true }))
+        Ok(self.encode_rendered(&text))
+    }
+
+    /// Token ids of a conversation that the template has rendered.
+    ///
+    /// Where the tokenizer's files ask for BOS, it comes first exactly once, whether the template writes it or not.
+    pub fn encode_rendered(&self, text: &str) -> Vec<u32> {
+        let tokenizer = &self.tokenizer;
+        let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
+        let is_there = |id| tokenizer.token_text(id).is_some_and(|bos| text.trim_start().starts_with(bos));
+        let mut ids: Vec<u32> = bos.filter(|&id| !is_there(id)).into_iter().collect();
+        ids.extend(tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: true }));
+        ids
     }
 
     /// A request to continue `prompt`; the model's own tokens that end a turn end it.
@@ -182,7 +193,8 @@ impl TextEngine {
             n_tokens: 0,
         };
         let stream = self.client.submit(request)?;
-        Ok(TextStream { stream, stops, choices: vec![choice; n], ready: VecDeque::new() })
+        let (choices, ready) = (vec![choice; n], VecDeque::new());
+        Ok(TextStream { stream, stops, choices, ready, include_stops: false, n_exempt: 0 })
     }
 
     /// Continues a text.
@@ -256,6 +268,10 @@ pub struct TextStream {
     stops: Arc<[String]>,
     choices: Vec<ChoiceText>,
     ready: VecDeque<TextEvent>,
+    /// What ends a text is part of it.
+    include_stops: bool,
+    /// Tokens at the beginning in which no stop string is looked for.
+    n_exempt: usize,
 }
 
 #[derive(Clone)]
@@ -267,7 +283,29 @@ struct ChoiceText {
     n_tokens: usize,
 }
 
+impl ChoiceText {
+    /// Text that comes before its end: what a stop string may begin in is held back.
+    fn push(&mut self, text: &str, n_exempt: usize) -> Passed {
+        match self.n_tokens <= n_exempt {
+            true => Passed { text: text.to_owned(), stop: None },
+            false => self.filter.push(text),
+        }
+    }
+}
+
 impl TextStream {
+    /// Makes the stop string, or the text of the stop token, that ends a text part of it.
+    pub fn including_stops(mut self) -> Self {
+        self.include_stops = true;
+        self
+    }
+
+    /// Looks for stop strings only in what follows the first `n` tokens.
+    pub fn stopping_after(mut self, n: usize) -> Self {
+        self.n_exempt = n;
+        self
+    }
+
     /// The request's number, as it stands in logs.
     pub fn number(&self) -> u64 {
         self.stream.number()
@@ -355,10 +393,14 @@ impl TextStream {
                     return; // computed before the engine heard of the stop string
                 }
                 state.n_tokens += 1;
-                let passed = state.filter.push(&state.decoder.push(id));
-                if passed.stop.is_some() {
+                let text = state.decoder.push(id);
+                let mut passed = state.push(&text, self.n_exempt);
+                if let Some(stop) = passed.stop {
                     state.stop = passed.stop;
                     self.stream.cancel_choice(choice);
+                    if self.include_stops {
+                        passed.text += &self.stops[stop];
+                    }
                 }
                 let token = Some(TokenInfo { id, logprob, top_logprobs });
                 self.ready.push_back(TextEvent::Delta { choice, text: passed.text, token });
@@ -366,10 +408,17 @@ impl TextStream {
             Event::Finished { choice, reason, mut usage, timings } => {
                 let state = &mut self.choices[choice as usize];
                 if state.stop.is_none() {
-                    let mut passed = state.filter.push(&state.decoder.finish());
+                    let mut rest = String::new();
+                    if let (true, FinishReason::Stop { token: Some(id) }) = (self.include_stops, reason) {
+                        rest += &state.decoder.push(id);
+                    }
+                    rest += &state.decoder.finish();
+                    let mut passed = state.push(&rest, self.n_exempt);
                     state.stop = passed.stop;
-                    if passed.stop.is_none() {
-                        passed.text += &state.filter.finish();
+                    match passed.stop {
+                        None => passed.text += &state.filter.finish(),
+                        Some(stop) if self.include_stops => passed.text += &self.stops[stop],
+                        Some(_) => {}
                     }
                     if !passed.text.is_empty() {
                         let text = passed.text;

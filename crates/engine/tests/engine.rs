@@ -131,7 +131,11 @@ fn the_end_of_the_context_ends_with_length() {
     assert_eq!(choices, [(expected, FinishReason::Length)]);
     let full = Request::new(Random::new(5).tokens(200), 5);
     let choices = client.submit(full).unwrap().collect_tokens().unwrap();
-    assert_eq!(choices, [(vec![], FinishReason::Length)], "a prompt that fills the context has no continuation");
+    assert_eq!(
+        choices,
+        [(vec![], FinishReason::Length)],
+        "a prompt that fills the context has no continuation"
+    );
 }
 
 #[test]

@@ -147,6 +147,61 @@ fn stop_strings_cut_exactly_wherever_tokens_end() {
 }
 
 #[test]
+fn what_ends_a_text_may_be_part_of_it() {
+    let tokenizer = Arc::new(Tokenizer::from_source(&*demo()).unwrap());
+    let ids = tokens(&tokenizer, TEXT);
+    let engine = reciting(ids.clone(), &tokenizer);
+    let run = |params: &TextParams| {
+        let stream = engine.submit(engine.request(PROMPT.to_vec(), params), &params.stop).unwrap();
+        stream.including_stops().run(|_| true).unwrap().remove(0)
+    };
+    let completion = run(&params(200, &["END"]));
+    assert_eq!(completion.text, TEXT[..TEXT.find("END").unwrap() + 3]);
+    assert_eq!(completion.stop.as_deref(), Some("END"));
+    // A token of text that ends it.
+    let mut request = engine.request(PROMPT.to_vec(), &params(200, &[]));
+    request.stop_tokens.push(ids[2]);
+    let n = ids.iter().position(|&id| id == ids[2]).unwrap();
+    let completion = engine.submit(request, &[]).unwrap().including_stops().run(|_| true).unwrap().remove(0);
+    assert_eq!(completion.text, tokenizer.decode(&ids[..=n], true));
+    assert_eq!(completion.reason, FinishReason::Stop { token: Some(ids[2]) });
+}
+
+#[test]
+fn stop_strings_may_count_only_after_some_tokens() {
+    let tokenizer = Arc::new(Tokenizer::from_source(&*demo()).unwrap());
+    let ids = tokens(&tokenizer, "one END two END three");
+    let engine = reciting(ids.clone(), &tokenizer);
+    let run = |n_exempt| {
+        let params = params(200, &["END"]);
+        let stream = engine.submit(engine.request(PROMPT.to_vec(), &params), &params.stop).unwrap();
+        stream.stopping_after(n_exempt).run(|_| true).unwrap().remove(0).text
+    };
+    assert_eq!(run(0), "one ");
+    let n_first = (1..ids.len()).find(|&n| tokenizer.decode(&ids[..n], true).contains("END")).unwrap();
+    assert_eq!(run(n_first), "one END two ");
+}
+
+#[test]
+fn a_rendered_conversation_begins_with_bos_once_if_the_tokenizer_asks_for_it() {
+    let vocab = json!({"<s>": 0, "a": 1, "b": 2});
+    let added = json!([{"id": 0, "content": "<s>", "special": true, "single_word": false, "lstrip": false,
+        "rstrip": false, "normalized": false}]);
+    let json = json!({"version": "1.0", "added_tokens": added,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []}});
+    let encode = |add_bos: bool, text: &str| {
+        let config = json!({"bos_token": "<s>", "add_bos_token": add_bos}).to_string();
+        let tokenizer =
+            Tokenizer::from_hf(json.to_string().as_bytes(), Some(config.as_bytes()), None).unwrap();
+        reciting(vec![1], &Arc::new(tokenizer)).encode_rendered(text)
+    };
+    assert_eq!(encode(true, "ab"), [0, 1, 2]);
+    assert_eq!(encode(true, "<s>ab"), [0, 1, 2]);
+    assert_eq!(encode(false, "ab"), [1, 2]);
+    assert_eq!(encode(false, "<s>ab"), [0, 1, 2]);
+}
+
+#[test]
 fn stop_tokens_are_never_emitted_not_even_as_the_first() {
     let tokenizer = Arc::new(Tokenizer::from_source(&*demo()).unwrap());
     let end = tokenizer.eos_ids()[0];
