@@ -20,9 +20,9 @@ use std::time::Duration;
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     model: ModelPlace,
-    /// Name or address to listen at; 0.0.0.0 takes requests from everywhere.
+    /// Name or address to listen at; 0.0.0.0 takes requests from everywhere. May be given several times.
     #[arg(long, default_value = "127.0.0.1")]
-    host: String,
+    host: Vec<String>,
     /// Port to listen at; 0 takes any free one.
     #[arg(long, default_value_t = 8080)]
     port: u16,
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let client = Engine::start_speculating(loaded.runner, proposer, engine_config)?;
     let engine = TextEngine::new(client, tokenizer, template);
     let config = Config {
-        host: args.host.clone(),
+        hosts: args.host.clone(),
         port: args.port,
         names: names(args),
         api_keys: args.api_key.clone(),
@@ -128,7 +128,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     };
     let name = config.names.join(", ");
     let server = Server::bind(engine, config)?;
-    let line = format!("{name} is ready at http://{}: {about}\n", server.address());
+    let urls: Vec<String> = server.addresses().iter().map(|address| format!("http://{address}")).collect();
+    let line = format!("{name} is ready at {}: {about}\n", urls.join(" and "));
     // Somebody who closed stderr can still be served.
     drop(std::io::stderr().write_all(line.as_bytes()));
     match server.run()? {

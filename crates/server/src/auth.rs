@@ -21,7 +21,8 @@ pub(crate) async fn check(State(app): State<Arc<App>>, mut request: Request, nex
     let key = match (keys.is_empty(), shown(request.headers())) {
         (true, _) => None,
         (false, None) => {
-            let message = "this server needs an API key; send it as Authorization: Bearer KEY";
+            let message =
+                "this server needs an API key; send it as Authorization: Bearer KEY or X-Api-Key: KEY";
             return ApiError::unauthorized(message).into_response();
         }
         (false, Some(shown)) => match find(keys, shown) {
@@ -33,11 +34,13 @@ pub(crate) async fn check(State(app): State<Arc<App>>, mut request: Request, nex
     next.run(request).await
 }
 
-/// The key in a request's headers.
+/// The key in a request's headers: behind `Bearer`, or in `X-Api-Key`.
 fn shown(headers: &HeaderMap) -> Option<&[u8]> {
-    let value = headers.get(header::AUTHORIZATION)?.as_bytes();
-    let (scheme, key) = value.split_at_checked(7)?;
-    scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
+    let bearer = |value: &[u8]| value.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"bearer "));
+    match headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()) {
+        Some(value) if bearer(value) => Some(value[7..].trim_ascii()),
+        _ => headers.get("x-api-key").map(|value| value.as_bytes().trim_ascii()),
+    }
 }
 
 /// The number of a key, in a time that depends on how long it is and not on where it differs from the keys.
@@ -75,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_stands_behind_bearer() {
+    fn the_key_stands_behind_bearer_or_in_a_header_of_its_own() {
         let mut headers = HeaderMap::new();
         assert_eq!(shown(&headers), None);
         for (value, key) in
@@ -84,5 +87,9 @@ mod tests {
             headers.insert(header::AUTHORIZATION, value.parse().expect("a header"));
             assert_eq!(shown(&headers), key.map(str::as_bytes), "{value:?}");
         }
+        headers.insert("x-api-key", "other".parse().expect("a header"));
+        assert_eq!(shown(&headers), Some(&b"other"[..]), "where Authorization has no key");
+        headers.insert(header::AUTHORIZATION, "Bearer k".parse().expect("a header"));
+        assert_eq!(shown(&headers), Some(&b"k"[..]));
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 /// Options of the server.
 #[derive(Clone, PartialEq)]
 pub struct Config {
-    /// Name or address to listen at. Default `127.0.0.1`.
-    pub host: String,
-    /// Port to listen at; 0 takes any free one. Default 8080.
+    /// Names or addresses to listen at. Default `127.0.0.1`.
+    pub hosts: Vec<String>,
+    /// Port to listen at, the same for all; 0 takes any free one. Default 8080.
     pub port: u16,
     /// Names under which clients may ask for the model; answers carry the first. At least one.
     pub names: Vec<String>,
@@ -37,7 +37,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            host: "127.0.0.1".into(),
+            hosts: vec!["127.0.0.1".into()],
             port: 8080,
             names: vec!["model".into()],
             api_keys: Vec::new(),
@@ -58,7 +58,7 @@ impl std::fmt::Debug for Config {
     /// Without the keys: it is logged.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Config")
-            .field("host", &self.host)
+            .field("hosts", &self.hosts)
             .field("port", &self.port)
             .field("names", &self.names)
             .field("n_api_keys", &self.api_keys.len())

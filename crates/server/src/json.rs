@@ -23,13 +23,17 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
     }
 }
 
-/// A web page of another origin may post anything but JSON without asking, so nothing else is taken.
+/// A web page of another origin may post anything but JSON without asking, so nothing else is taken from browsers, which name the
+/// page's origin. Elsewhere no type, or the one that curl sends by itself, is read as JSON too.
 fn check_media_type(request: &Request) -> Result<()> {
-    let value = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("");
+    let headers = request.headers();
+    let value = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("");
     let media = value.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
     let is_json =
         media == "application/json" || (media.starts_with("application/") && media.ends_with("+json"));
-    if is_json {
+    let is_page = headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site");
+    let is_unsaid = matches!(media.as_str(), "" | "application/x-www-form-urlencoded");
+    if is_json || (is_unsaid && !is_page) {
         return Ok(());
     }
     let message = format!("the body's Content-Type is {value:?}; send application/json");

@@ -23,7 +23,7 @@ pub enum Error {
     /// The system gives no threads.
     #[error("could not start the server's threads")]
     Threads(#[source] std::io::Error),
-    /// The address is not ours, or somebody else listens there.
+    /// There is no address, it is not ours, or somebody else listens there.
     #[error("could not listen at {host}:{port}")]
     Bind {
         /// As asked for.
@@ -36,6 +36,9 @@ pub enum Error {
     /// The process cannot be told to stop.
     #[error("could not listen for signals")]
     Signals(#[source] std::io::Error),
+    /// There is nothing to listen at.
+    #[error("the server needs a name or address to listen at")]
+    NoHost,
     /// The model has no name by which clients could ask for it.
     #[error("the model needs a name")]
     NoName,
@@ -59,8 +62,9 @@ pub enum Ended {
 /// A server that listens.
 pub struct Server {
     runtime: Runtime,
-    listener: TcpListener,
-    address: SocketAddr,
+    listeners: Vec<TcpListener>,
+    /// One per listener.
+    addresses: Vec<SocketAddr>,
     app: Arc<App>,
     router: Router,
     stop: watch::Sender<u32>,
@@ -102,18 +106,15 @@ impl Server {
             .enable_time()
             .build()
             .map_err(Error::Threads)?;
-        let (host, port) = (config.host.clone(), config.port);
-        let bound = runtime.block_on(TcpListener::bind((host.as_str(), port)));
-        let listener = bound.map_err(|source| Error::Bind { host: host.clone(), port, source })?;
-        let address = listener.local_addr().map_err(|source| Error::Bind { host, port, source })?;
-        tracing::info!(?config, %address, "server listens");
+        let (listeners, addresses) = runtime.block_on(listen(&config))?;
+        tracing::info!(?config, ?addresses, "server listens");
         let (app, router) = routes::router(engine, config);
-        Ok(Self { runtime, listener, address, app, router, stop: watch::Sender::new(0) })
+        Ok(Self { runtime, listeners, addresses, app, router, stop: watch::Sender::new(0) })
     }
 
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    /// Where it listens: an address for each of [`Config::hosts`].
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
     }
 
     /// For telling it to stop.
@@ -126,11 +127,11 @@ impl Server {
     ///
     /// Errors: the process cannot listen for signals.
     pub fn run(self) -> Result<Ended, Error> {
-        let Self { runtime, listener, app, router, stop, .. } = self;
+        let Self { runtime, listeners, app, router, stop, .. } = self;
         let ended = runtime.block_on(async {
             let signals = signals().map_err(Error::Signals)?;
             tokio::spawn(pass_on(signals, Handle { stop: stop.clone() }));
-            Ok(serve(listener, app, router, stop.subscribe()).await)
+            Ok(serve(listeners, app, router, stop.subscribe()).await)
         });
         // Whoever still computes or waits for the engine is not waited for.
         runtime.shutdown_background();
@@ -138,14 +139,31 @@ impl Server {
     }
 }
 
+/// Listens at all hosts, and at the same port of each.
+async fn listen(config: &Config) -> Result<(Vec<TcpListener>, Vec<SocketAddr>), Error> {
+    let (mut listeners, mut addresses) = (Vec::new(), Vec::<SocketAddr>::new());
+    for host in &config.hosts {
+        let port = addresses.first().map_or(config.port, SocketAddr::port);
+        let refuse = |source| Error::Bind { host: host.clone(), port, source };
+        let listener = TcpListener::bind((host.as_str(), port)).await.map_err(refuse)?;
+        addresses.push(listener.local_addr().map_err(refuse)?);
+        listeners.push(listener);
+    }
+    match listeners.is_empty() {
+        true => Err(Error::NoHost),
+        false => Ok((listeners, addresses)),
+    }
+}
+
 async fn serve(
-    listener: TcpListener,
+    listeners: Vec<TcpListener>,
     app: Arc<App>,
     router: Router,
     mut stop: watch::Receiver<u32>,
 ) -> Ended {
     let connections = Connections::new(&app.config);
-    let accepting = tokio::spawn(connections.clone().accept(listener, router));
+    let accept = |listener| tokio::spawn(connections.clone().accept(listener, router.clone()));
+    let accepting: Vec<_> = listeners.into_iter().map(accept).collect();
     let told = async |stop: &mut watch::Receiver<u32>, times| {
         // The sender lives as long as this.
         let _ = stop.wait_for(|&n| n >= times).await;
@@ -165,7 +183,7 @@ async fn serve(
         if waits.is_ok() {
             let _ = is_done.await;
         }
-        accepting.abort();
+        accepting.iter().for_each(|task| task.abort());
         connections.close(LAST_WRITES).await;
     };
     tokio::select! {

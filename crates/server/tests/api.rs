@@ -447,6 +447,61 @@ fn only_pages_of_allowed_origins_may_read_answers() {
 }
 
 #[test]
+fn pages_may_send_the_headers_that_clients_add() {
+    let server = TestServer::with(|setup| setup.config.cors = vec!["https://a.example".into()]);
+    let asked = "authorization,content-type,x-api-key,x-stainless-os,x-stainless-retry-count";
+    let reply = server.raw(
+        format!(
+            "OPTIONS {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nOrigin: https://a.example\r\n\
+            Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: {asked}\r\n\r\n"
+        )
+        .as_bytes(),
+    );
+    let allowed = reply.lines().find_map(|line| line.strip_prefix("access-control-allow-headers: "));
+    assert_eq!(allowed, Some(asked), "{reply}");
+    assert!(reply.contains("access-control-allow-origin: https://a.example"), "{reply}");
+}
+
+#[test]
+fn a_key_may_stand_in_a_header_of_its_own() {
+    let server = TestServer::with(|setup| setup.config.api_keys = vec!["secret".into()]);
+    let body = json!({"prompt": "a", "max_tokens": 1});
+    assert_eq!(server.post_with(TEXT, &[("x-api-key", "secret")], &body).status, 200);
+    assert_eq!(server.post_with(TEXT, &[("x-api-key", "wrong")], &body).status, 401);
+    assert_eq!(server.post_with("/completions", &[], &body).status, 401);
+}
+
+#[test]
+fn endpoints_answer_without_their_version_too() {
+    let server = TestServer::start();
+    assert_eq!(server.get("/models").ok(), server.get("/v1/models").ok());
+    assert_eq!(server.get("/models/demo").ok(), server.get("/v1/models/demo").ok());
+    let body = ask("Tell me a story.", &json!({}));
+    assert_eq!(
+        content(&server.post("/chat/completions", &body).ok()),
+        content(&server.post(CHAT, &body).ok())
+    );
+    let body = json!({"prompt": "a", "max_tokens": 3, "temperature": 0});
+    assert_eq!(text(&server.post("/completions", &body).ok()), text(&server.post(TEXT, &body).ok()));
+}
+
+#[test]
+fn several_addresses_lead_to_one_server() {
+    let hosts = vec!["127.0.0.1".to_owned(), "127.0.0.2".to_owned()];
+    let server = TestServer::with(|setup| setup.config.hosts = hosts);
+    let second = std::net::SocketAddr::from(([127, 0, 0, 2], server.address.port()));
+    for address in [server.address, second] {
+        let mut stream = std::net::TcpStream::connect(address).expect("a connection");
+        std::io::Write::write_all(
+            &mut stream,
+            b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        )
+        .expect("it is read");
+        assert!(http::read_all(&mut stream).starts_with("HTTP/1.1 200"), "{address}");
+    }
+}
+
+#[test]
 fn many_at_once_get_what_each_would_get_alone() {
     let server = TestServer::start();
     let questions: Vec<String> = (0..12).map(|i| format!("Tell me a story about {i} foxes.")).collect();

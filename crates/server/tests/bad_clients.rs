@@ -135,13 +135,24 @@ fn a_body_over_the_limit_is_refused() {
 #[test]
 fn anything_but_json_is_not_taken() {
     let server = TestServer::start();
-    let body = r#"{"prompt": "a"}"#;
-    for media in ["text/plain", "application/x-www-form-urlencoded", "application/jsonx"] {
-        let reply = server.raw(
-            format!("POST {TEXT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: {media}\r\nContent-Length: {}\r\n\r\n{body}", body.len())
-                .as_bytes(),
-        );
-        assert!(reply.starts_with("HTTP/1.1 415"), "{reply}");
+    let body = r#"{"prompt": "a", "max_tokens": 1}"#;
+    let form = "Content-Type: application/x-www-form-urlencoded\r\n";
+    let page = "Origin: https://a.example\r\n";
+    for (headers, status) in [
+        ("Content-Type: text/plain\r\n".to_owned(), 415),
+        ("Content-Type: application/jsonx\r\n".to_owned(), 415),
+        // As curl sends it, and as a page may send it without asking.
+        (form.to_owned(), 200),
+        (String::new(), 200),
+        (format!("{form}{page}"), 415),
+        (page.to_owned(), 415),
+        (format!("{form}Sec-Fetch-Site: cross-site\r\n"), 415),
+        (format!("Content-Type: application/json\r\n{page}"), 200),
+    ] {
+        let head = format!("POST {TEXT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}");
+        let n = body.len();
+        let reply = server.raw(format!("{head}Content-Length: {n}\r\n\r\n{body}").as_bytes());
+        assert!(reply.starts_with(&format!("HTTP/1.1 {status}")), "{headers}: {reply}");
     }
 }
 

@@ -15,13 +15,14 @@ use crate::error::ApiError;
 use crate::{auth, request_id};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
 use axum::{Router, middleware};
 use realizar_engine::TextEngine;
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{Any as AnyOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, Any as AnyOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -35,6 +36,15 @@ fn guarded() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(tokenize::tokenize))
         .routes(routes!(tokenize::detokenize))
         .routes(routes!(template::apply))
+}
+
+/// The same endpoints for clients whose base URL lacks `/v1`.
+fn unversioned() -> Router<Arc<App>> {
+    Router::new()
+        .route("/chat/completions", post(chat::create))
+        .route("/completions", post(completions::create))
+        .route("/models", get(models::list))
+        .route("/models/{*model}", get(models::retrieve))
 }
 
 /// What probes, scrapers and readers may see.
@@ -53,7 +63,8 @@ pub(crate) fn router(engine: TextEngine, config: crate::Config) -> (Arc<App>, Ro
     let document = OpenApiRouter::with_openapi(openapi::info()).merge(guarded()).merge(open()).into_openapi();
     let app = Arc::new(App::new(engine, config, openapi::to_json(&document)));
     let keys = middleware::from_fn_with_state(app.clone(), auth::check);
-    let router = OpenApiRouter::new().merge(guarded()).layer(keys).merge(open());
+    let guarded = OpenApiRouter::new().merge(guarded()).merge(unversioned().into());
+    let router = guarded.layer(keys).merge(open());
     let router = Router::from(router)
         .fallback(async || {
             ApiError::not_found("unknown_url", "there is no such page; /docs lists what there is")
@@ -72,7 +83,8 @@ pub(crate) fn router(engine: TextEngine, config: crate::Config) -> (Arc<App>, Ro
 fn cors(origins: &[String]) -> CorsLayer {
     let layer = CorsLayer::new()
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, HeaderName::from_static("x-request-id")])
+        // Clients send headers of their own, such as `x-stainless-os`. Who may ask is a matter of origins and keys.
+        .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([HeaderName::from_static("x-request-id"), header::RETRY_AFTER])
         .max_age(Duration::from_secs(3600));
     if origins.iter().any(|o| o == "*") {

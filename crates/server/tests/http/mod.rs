@@ -68,7 +68,7 @@ impl TestServer {
     pub(crate) fn around(engine: TextEngine, config: Config) -> Self {
         let client = engine.client().clone();
         let server = Server::bind(engine, Config { port: 0, ..config }).expect("a free port");
-        let (address, handle) = (server.address(), server.handle());
+        let (address, handle) = (server.addresses()[0], server.handle());
         let thread = Some(std::thread::spawn(move || server.run().expect("an end")));
         let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE));
         Self { address, client, handle, thread, agent: config.build().into() }
