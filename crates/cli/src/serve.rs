@@ -80,6 +80,9 @@ pub(crate) struct ServeArgs {
     /// Connections at one time; more wait to be accepted.
     #[arg(long, value_name = "N", default_value_t = 16384, value_parser = positive)]
     max_connections: usize,
+    /// Objects of JSON schemas that do not mention additionalProperties may have further properties, as the standard says.
+    #[arg(long)]
+    open_schemas: bool,
     /// How long SIGTERM or Ctrl-C lets answers finish; a second one ends at once.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     drain_seconds: Duration,
@@ -124,6 +127,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         body_timeout: args.read_timeout,
         write_timeout: args.write_timeout,
         max_connections: args.max_connections,
+        open_schemas: args.open_schemas,
         sampling,
     };
     let name = config.names.join(", ");

@@ -30,6 +30,9 @@ pub struct Config {
     pub write_timeout: Duration,
     /// Connections at one time; more wait to be accepted. Default 16384.
     pub max_connections: usize,
+    /// Objects of a JSON schema that does not mention `additionalProperties` may have further properties, as the standard says; by
+    /// default they have those of the schema only.
+    pub open_schemas: bool,
     /// How tokens are chosen where a request does not say. Default: the model's own distribution, as OpenAI's API has it.
     pub sampling: SamplingParams,
 }
@@ -49,6 +52,7 @@ impl Default for Config {
             body_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(60),
             max_connections: 16384,
+            open_schemas: false,
             sampling: SamplingParams::default(),
         }
     }
@@ -70,6 +74,7 @@ impl std::fmt::Debug for Config {
             .field("body_timeout", &self.body_timeout)
             .field("write_timeout", &self.write_timeout)
             .field("max_connections", &self.max_connections)
+            .field("open_schemas", &self.open_schemas)
             .field("sampling", &self.sampling)
             .finish()
     }

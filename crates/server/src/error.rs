@@ -132,6 +132,7 @@ impl From<EngineError> for ApiError {
             EngineError::NoChatTemplate => api.code("no_chat_template"),
             EngineError::Template { .. } => api.code("chat_template_error"),
             EngineError::UnknownToken { what: "the logit bias", .. } => api.param("logit_bias"),
+            EngineError::UnknownToken { what: "the list of stop tokens", .. } => api.param("stop_token_ids"),
             EngineError::InvalidParam { name, .. } => api.param(name),
             EngineError::Overloaded { retry_after, .. } => {
                 Self { retry_after: Some(retry_after), ..api.code("queue_full") }

@@ -3,9 +3,11 @@
 use crate::app::App;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
-use crate::openai::{SamplingFields, StreamOptions, Totals};
+use crate::openai::check_logprobs;
+use crate::openai::{Endpoint, SamplingFields, StreamOptions, Totals};
 use crate::sizes::Sizes;
 use crate::structured::Format;
+use crate::token_limits::TokenRules;
 use realizar_engine::{Constraint, SamplingParams, TextEvent, TextParams, TextStream};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -16,6 +18,13 @@ pub(crate) struct Plan {
     pub(crate) max_tokens: Option<usize>,
     pub(crate) n: u32,
     pub(crate) stops: Vec<String>,
+    pub(crate) include_stops: bool,
+    /// Tokens that end the text, besides the model's own.
+    pub(crate) stop_tokens: Vec<u32>,
+    pub(crate) min_tokens: usize,
+    /// Tokens of a longer prompt that are kept.
+    pub(crate) kept_prompt_tokens: Option<usize>,
+    pub(crate) return_token_ids: bool,
     pub(crate) ignore_eos: bool,
     pub(crate) speculate: Option<bool>,
     pub(crate) n_logprobs: Option<usize>,
@@ -31,23 +40,54 @@ pub(crate) struct Plan {
 impl Plan {
     /// Checks the fields that all requests share.
     ///
-    /// Errors: the field that is out of range.
-    pub(crate) fn new(app: &App, caller: Caller, fields: &SamplingFields) -> Result<Self> {
-        Ok(Self {
+    /// Errors: the field that is out of range, or that is not offered.
+    pub(crate) fn new(
+        app: &App,
+        caller: Caller,
+        endpoint: Endpoint,
+        fields: &SamplingFields,
+    ) -> Result<Self> {
+        fields.other.check(endpoint)?;
+        let tokens = &fields.tokens;
+        let info = app.engine.client().info();
+        let mut plan = Self {
             sampling: fields.sampling(&app.config.sampling)?,
-            max_tokens: fields.max_tokens.map(|n| n as usize),
+            max_tokens: fields.max_tokens()?,
             n: fields.n()?,
             stops: fields.stops()?,
+            include_stops: tokens.include_stop_str_in_output.unwrap_or(false),
+            stop_tokens: tokens.stop_token_ids.clone().unwrap_or_default(),
+            min_tokens: tokens.min_tokens.unwrap_or(0) as usize,
+            kept_prompt_tokens: tokens.kept_prompt_tokens(info.max_seq_len().saturating_sub(1))?,
+            return_token_ids: tokens.return_token_ids.unwrap_or(false),
             ignore_eos: fields.ignore_eos.unwrap_or(false),
             speculate: fields.speculate,
             n_logprobs: None,
-            prompt_logprobs: None,
+            prompt_logprobs: check_logprobs("prompt_logprobs", tokens.prompt_logprobs)?,
             priority: fields.engine_priority()?,
             cache_salt: app.cache_salt(caller, fields.cache_salt.as_deref()),
             streaming: fields.streaming()?,
             constraint: None,
             shown: Vec::new(),
-        })
+        };
+        if plan.prompt_logprobs.is_some() && plan.streaming.is_some() {
+            let message = "prompt_logprobs are not streamed; leave out one of prompt_logprobs and stream";
+            return Err(ApiError::invalid_param("prompt_logprobs", message));
+        }
+        let tokenizer = app.engine.tokenizer();
+        if tokens.skip_special_tokens == Some(false) {
+            let n_tokens = info.vocab_size.min(tokenizer.vocab_size()) as u32;
+            plan.shown = (0..n_tokens).filter(|&id| tokenizer.is_special(id)).collect();
+        }
+        let eos = if plan.ignore_eos { &[][..] } else { tokenizer.eos_ids() };
+        let rules = TokenRules {
+            allowed: tokens.allowed_token_ids.as_deref(),
+            min_tokens: plan.min_tokens,
+            ends: &[eos, &plan.stop_tokens].concat(),
+            vocab_size: info.vocab_size,
+        };
+        plan.constraint = rules.constraint()?;
+        Ok(plan)
     }
 
     /// Makes the text follow a format. `after_reasoning`: from the end of the reasoning, which the prompt has begun.
@@ -58,12 +98,26 @@ impl Plan {
             let message = "ignore_eos cannot be combined with a format, which says where the text ends";
             return Err(ApiError::invalid_param("ignore_eos", message));
         }
+        if self.constraint.is_some() {
+            let field = if self.min_tokens > 0 { "min_tokens" } else { "allowed_token_ids" };
+            let message =
+                format!("{field} cannot be combined with a format, which says itself what may follow");
+            return Err(ApiError::invalid_param(field, message));
+        }
         let grammars = app.grammars()?;
         self.constraint = Some(match after_reasoning {
             true => grammars.compile_after_reasoning(format)?,
             false => grammars.compile(format)?,
         });
         Ok(())
+    }
+
+    /// Takes from the beginning of a prompt what the request does not want to keep; the token that begins every text stays.
+    pub(crate) fn truncate(&self, app: &App, prompt: &mut Vec<u32>) {
+        let Some(n) = self.kept_prompt_tokens.filter(|&n| n < prompt.len()) else { return };
+        let bos = app.engine.tokenizer().bos().filter(|bos| prompt.first() == Some(bos));
+        let n_first = usize::from(bos.is_some());
+        prompt.drain(n_first..(prompt.len() - n + n_first).min(prompt.len()));
     }
 
     /// Hands all prompts to the engine, or none.
@@ -74,6 +128,10 @@ impl Plan {
         if n_choices > room {
             let message = format!("the request has {n_choices} continuations, and at most {room} may wait");
             return Err(ApiError::invalid_param("prompt", message));
+        }
+        if self.max_tokens.is_some_and(|n| n < self.min_tokens) {
+            let message = format!("min_tokens is {}, which is more than max_tokens", self.min_tokens);
+            return Err(ApiError::invalid_param("min_tokens", message));
         }
         let params = TextParams {
             max_tokens: self.max_tokens,
@@ -91,7 +149,14 @@ impl Plan {
             request.priority = self.priority;
             request.cache_salt = self.cache_salt;
             request.constraint = self.constraint.as_ref().map(|c| c.fork());
-            Ok(Some(app.engine.submit_showing(request, &self.stops, &self.shown)?))
+            // The request's own stop tokens hold in any case.
+            if self.ignore_eos && !self.stop_tokens.is_empty() {
+                (request.ignore_eos, request.stop_tokens) = (false, Vec::new());
+            }
+            request.stop_tokens.extend(&self.stop_tokens);
+            let stream = app.engine.submit_showing(request, &self.stops, &self.shown)?;
+            let stream = stream.stopping_after(self.min_tokens);
+            Ok(Some(if self.include_stops { stream.including_stops() } else { stream }))
         });
         let streams = streams.collect::<Result<_>>()?;
         let (totals, sizes) = (Totals::default(), app.sizes.clone());

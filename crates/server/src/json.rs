@@ -2,7 +2,7 @@
 
 use crate::app::App;
 use crate::error::{ApiError, Result};
-use crate::openai::{ParamFields, SamplingFields};
+use crate::openai::{FormatFields, ParamFields, SamplingFields, TokenFields};
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
@@ -85,7 +85,14 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
         return Err(ApiError::invalid("the body must be a JSON object").code("invalid_type"));
     }
     // Fields that several requests share are flattened into them, which loses their names.
-    let flattened = || [path_parse::<ParamFields>(bytes).err(), path_parse::<SamplingFields>(bytes).err()];
+    let flattened = || {
+        [
+            path_parse::<ParamFields>(bytes).err(),
+            path_parse::<TokenFields>(bytes).err(),
+            path_parse::<FormatFields>(bytes).err(),
+            path_parse::<SamplingFields>(bytes).err(),
+        ]
+    };
     let error = match name(&error) {
         Some(_) => error,
         None => flattened().into_iter().flatten().find(|e| name(e).is_some()).unwrap_or(error),

@@ -11,6 +11,7 @@ mod app;
 mod auth;
 mod config;
 mod connections;
+mod conversation;
 mod error;
 mod fim;
 mod generation;
@@ -23,6 +24,7 @@ mod server;
 mod sizes;
 mod sse;
 pub mod structured;
+mod token_limits;
 pub mod tool_calls;
 
 pub use config::Config;

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::generation::Generation;
-use crate::openai::{Answer, Chunk, StreamOptions, Timings};
+use crate::openai::{Answer, Chunk, PromptReport, StreamOptions, Timings};
 use axum::Json;
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -39,6 +39,12 @@ pub(crate) trait Shape: Send + Unpin + 'static {
     /// Errors: the answer cannot be what was asked for.
     fn take(&mut self, choice: usize, event: &TextEvent, out: &mut Vec<Self::Piece>) -> Result<()>;
 
+    /// What the answer reports about its prompt, once for all choices; asked for once, before the first piece of a stream and after the
+    /// last event otherwise.
+    fn report(&mut self) -> PromptReport {
+        PromptReport::default()
+    }
+
     /// Puts the pieces of all choices together.
     fn put_together(self, n_choices: usize, pieces: Vec<Self::Piece>) -> Vec<Self::Choice>;
 }
@@ -62,7 +68,8 @@ pub(crate) async fn answer<S: Shape>(
         Some(options) => {
             let with_usage = options.include_usage.unwrap_or(false);
             let ready = VecDeque::new();
-            let events = Events { generation, shape, head, with_usage, state: State::Begins, ready };
+            let report = PromptReport::default();
+            let events = Events { generation, shape, head, with_usage, state: State::Begins, ready, report };
             let mut response =
                 Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response();
             // Proxies that collect answers would hold back the stream.
@@ -83,6 +90,7 @@ async fn whole<S: Shape>(mut generation: Generation, mut shape: S, head: Head) -
         }
     }
     let Head { id, created, model } = head;
+    let prompt = shape.report();
     Ok(Json(Answer {
         id,
         object: S::WHOLE,
@@ -91,6 +99,7 @@ async fn whole<S: Shape>(mut generation: Generation, mut shape: S, head: Head) -
         choices: shape.put_together(n_choices, pieces),
         usage: generation.totals().usage(),
         timings: generation.totals().timings(),
+        prompt,
     })
     .into_response())
 }
@@ -114,6 +123,8 @@ struct Events<S: Shape> {
     with_usage: bool,
     state: State,
     ready: VecDeque<Event>,
+    /// For the next piece.
+    report: PromptReport,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -137,6 +148,7 @@ impl<S: Shape> Stream for Events<S> {
                 State::Begins => {
                     let mut pieces = Vec::new();
                     (0..this.generation.n_choices()).for_each(|c| this.shape.begin(c, &mut pieces));
+                    this.report = this.shape.report();
                     this.push(pieces, None);
                     this.state = State::Runs;
                 }
@@ -191,7 +203,7 @@ impl<S: Shape> Events<S> {
         }
     }
 
-    fn chunk(&self, choices: Vec<S::Piece>, timings: Option<Timings>) -> Chunk<S::Piece> {
+    fn chunk(&mut self, choices: Vec<S::Piece>, timings: Option<Timings>) -> Chunk<S::Piece> {
         let Head { id, created, model } = &self.head;
         let usage = self.with_usage.then_some(None);
         Chunk {
@@ -202,6 +214,7 @@ impl<S: Shape> Events<S> {
             choices,
             usage,
             timings,
+            prompt: std::mem::take(&mut self.report),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The envelope of an answer, whole or in pieces, around the choices of either endpoint.
 
-use super::{Timings, Usage};
+use super::{PromptReport, Timings, Usage};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -19,6 +19,8 @@ pub(crate) struct Answer<C> {
     pub(crate) choices: Vec<C>,
     pub(crate) usage: Usage,
     pub(crate) timings: Timings,
+    #[serde(flatten)]
+    pub(crate) prompt: PromptReport,
 }
 
 /// A piece of a streamed answer.
@@ -41,6 +43,9 @@ pub(crate) struct Chunk<C> {
     /// Of a choice in its last piece; of the whole request beside its usage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) timings: Option<Timings>,
+    /// In the first piece.
+    #[serde(flatten)]
+    pub(crate) prompt: PromptReport,
 }
 
 /// One event of a streamed answer, for the OpenAPI document.

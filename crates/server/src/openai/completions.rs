@@ -1,6 +1,6 @@
 //! `/v1/completions`.
 
-use super::{CompletionLogprobs, SamplingFields};
+use super::{CompletionLogprobs, PromptReport, SamplingFields};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -18,6 +18,8 @@ pub(crate) struct CompletionRequest {
     pub(crate) logprobs: Option<u32>,
     /// Text that follows what is generated, for models that learned to fill gaps.
     pub(crate) suffix: Option<String>,
+    /// Extension: whether a prompt that is text gets what the model expects around it, such as a token that begins it. Default: true.
+    pub(crate) add_special_tokens: Option<bool>,
     /// Not offered; only 1, or what `n` is.
     pub(crate) best_of: Option<u32>,
     #[serde(flatten)]
@@ -45,4 +47,9 @@ pub(crate) struct CompletionChoice {
     pub(crate) logprobs: Option<CompletionLogprobs>,
     /// stop or length.
     pub(crate) finish_reason: Option<&'static str>,
+    #[serde(flatten)]
+    pub(crate) prompt: PromptReport,
+    /// Extension: the continuation's tokens, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) token_ids: Option<Vec<u32>>,
 }

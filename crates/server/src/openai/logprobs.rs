@@ -10,6 +10,8 @@ use utoipa::ToSchema;
 pub(crate) struct ChatLogprobs {
     /// One per token.
     pub(crate) content: Vec<TokenLogprob>,
+    /// Always null.
+    pub(crate) refusal: Option<Vec<TokenLogprob>>,
 }
 
 /// A token's log-probability.
@@ -61,7 +63,7 @@ impl Serialize for ByToken {
 }
 
 /// Probabilities of zero have a logarithm that JSON cannot write.
-fn finite(logprob: f32) -> f32 {
+pub(crate) fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }
 

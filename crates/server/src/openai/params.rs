@@ -10,6 +10,9 @@ use utoipa::{PartialSchema, ToSchema};
 /// Parameters that are part of OpenAI's API; the others are extensions.
 const OPENAI: &[&str] = &["temperature", "top_p", "frequency_penalty", "presence_penalty"];
 
+/// Other names of parameters.
+const ALIASES: &[(&str, &str)] = &[("repeat_penalty", "repetition_penalty")];
+
 /// How to choose tokens.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ParamFields(pub(crate) SamplingOverrides);
@@ -32,7 +35,8 @@ impl<'de> Visitor<'de> for Fields {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ParamFields, A::Error> {
         let (mut overrides, mut seen) = (SamplingOverrides::default(), Vec::new());
         while let Some(key) = map.next_key::<String>()? {
-            let Some(param) = Param::find(&key) else {
+            let name = ALIASES.iter().find(|(alias, _)| *alias == key).map_or(key.as_str(), |(_, name)| name);
+            let Some(param) = Param::find(name) else {
                 map.next_value::<IgnoredAny>()?;
                 continue;
             };
@@ -55,7 +59,9 @@ impl<'de> Visitor<'de> for Fields {
 impl PartialSchema for ParamFields {
     fn schema() -> RefOr<Schema> {
         let object = ObjectBuilder::new().description(Some("How to choose tokens."));
-        PARAMS.iter().fold(object, |object, param| object.property(param.name, field(param))).into()
+        let object = PARAMS.iter().fold(object, |object, param| object.property(param.name, field(param)));
+        let aliases = ALIASES.iter().filter_map(|(alias, name)| Some((alias, Param::find(name)?)));
+        aliases.fold(object, |object, (alias, param)| object.property(*alias, field(param))).into()
     }
 }
 
@@ -99,6 +105,15 @@ mod tests {
     }
 
     #[test]
+    fn a_parameter_may_have_another_name_but_one_value() {
+        let mut want = SamplingOverrides::default();
+        want.set("repetition_penalty", 1.5);
+        assert_eq!(parse(r#"{"prompt": "a", "repeat_penalty": 1.5}"#), Ok(want));
+        let error = parse(r#"{"prompt": "a", "repeat_penalty": 1.5, "repetition_penalty": 1}"#).unwrap_err();
+        assert!(error.contains("duplicate field `repetition_penalty`"), "{error}");
+    }
+
+    #[test]
     fn whole_numbers_and_single_values_are_demanded() {
         let error = parse(r#"{"prompt": "a", "top_k": 1.5}"#).unwrap_err();
         assert!(error.contains("floating point"), "{error}");
@@ -109,7 +124,7 @@ mod tests {
     #[test]
     fn the_schema_lists_every_parameter_with_its_range() {
         let RefOr::T(Schema::Object(object)) = ParamFields::schema() else { panic!("an object") };
-        assert_eq!(object.properties.len(), PARAMS.len());
+        assert_eq!(object.properties.len(), PARAMS.len() + ALIASES.len());
         let json = serde_json::to_value(&object).expect("a schema is JSON");
         let penalty = &json["properties"]["repetition_penalty"];
         assert_eq!((&penalty["minimum"], &penalty["maximum"]), (&0.01.into(), &100.into()));

@@ -1,8 +1,7 @@
 //! What chat and text requests have in common: how to choose tokens, when to end, how to answer.
 
-use super::{ParamFields, ResponseFormat};
+use super::{FormatFields, OtherFields, ParamFields, TokenFields};
 use crate::error::{ApiError, Result};
-use crate::structured::Format;
 use realizar_engine::SamplingParams;
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -22,8 +21,20 @@ const MAX_PRIORITY: i32 = 1000;
 pub(crate) struct SamplingFields {
     #[serde(flatten)]
     pub(crate) params: ParamFields,
+    #[serde(flatten)]
+    pub(crate) tokens: TokenFields,
+    #[serde(flatten)]
+    pub(crate) formats: FormatFields,
+    #[serde(flatten)]
+    #[schema(ignore)]
+    pub(crate) other: OtherFields,
     /// Tokens to generate at most.
-    pub(crate) max_tokens: Option<u32>,
+    max_tokens: Option<u32>,
+    /// Extension: another name of `max_tokens`; a negative number goes to the end of the context.
+    n_predict: Option<i64>,
+    /// Extension: how many of the last tokens penalties look at; -1 for all, which is the default.
+    #[schema(minimum = -1)]
+    repeat_last_n: Option<i64>,
     /// Added to logits: token ids, as strings, to numbers from -100 to 100.
     pub(crate) logit_bias: Option<HashMap<String, f32>>,
     /// The same seed and request give the same answer again.
@@ -46,12 +57,6 @@ pub(crate) struct SamplingFields {
     pub(crate) priority: Option<i32>,
     /// Extension: only requests with the same salt share cached prefixes.
     pub(crate) cache_salt: Option<String>,
-    /// What the answer must look like.
-    pub(crate) response_format: Option<ResponseFormat>,
-    /// Extension: a regular expression that matches the whole answer.
-    pub(crate) regex: Option<String>,
-    /// Extension: a grammar of the answer, in GBNF or in Lark.
-    pub(crate) grammar: Option<String>,
 }
 
 /// What a streamed answer carries.
@@ -60,6 +65,9 @@ pub(crate) struct StreamOptions {
     /// A last piece without choices has the usage of the whole request.
     #[serde(default)]
     pub(crate) include_usage: Option<bool>,
+    /// Not offered; only false.
+    #[serde(default)]
+    continuous_usage_stats: Option<bool>,
 }
 
 /// A string or a list of strings.
@@ -78,6 +86,7 @@ impl SamplingFields {
         let defaults = SamplingParams {
             logit_bias: self.biases()?,
             seed: self.seed.map(|seed| seed as u64),
+            penalty_window: self.penalty_window(defaults)?,
             ..defaults.clone()
         };
         Ok(self.params.0.over(defaults).map_err(realizar_engine::Error::from)?)
@@ -100,9 +109,29 @@ impl SamplingFields {
         Ok(biases)
     }
 
-    /// What the answer must look like, with the field that says so.
-    pub(crate) fn format(&self) -> Result<Option<(Format, &'static str)>> {
-        super::format(self.response_format.as_ref(), self.regex.as_ref(), self.grammar.as_ref())
+    fn penalty_window(&self, defaults: &SamplingParams) -> Result<Option<usize>> {
+        match self.repeat_last_n {
+            None => Ok(defaults.penalty_window),
+            Some(-1) => Ok(None),
+            Some(n @ 0..) => Ok(Some(n as usize)),
+            Some(n) => {
+                let message = format!("repeat_last_n is {n} but must be -1 or at least 0");
+                Err(ApiError::invalid_param("repeat_last_n", message))
+            }
+        }
+    }
+
+    /// Tokens to generate at most.
+    ///
+    /// Errors: two names of the field with two values.
+    pub(crate) fn max_tokens(&self) -> Result<Option<usize>> {
+        let n_predict = self.n_predict.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+        match (self.max_tokens.map(|n| n as usize), n_predict) {
+            (Some(n), Some(other)) if n != other => {
+                Err(ApiError::invalid_param("n_predict", "max_tokens and n_predict differ"))
+            }
+            (n, other) => Ok(n.or(other)),
+        }
     }
 
     /// Continuations of each prompt.
@@ -147,6 +176,10 @@ impl SamplingFields {
         if !stream && self.stream_options.is_some() {
             let message = "stream_options are only allowed when stream is true";
             return Err(ApiError::invalid_param("stream_options", message));
+        }
+        if self.stream_options.is_some_and(|o| o.continuous_usage_stats == Some(true)) {
+            let message = "continuous_usage_stats is not supported; include_usage sends the usage at the end";
+            return Err(ApiError::invalid_param("stream_options", message).code("unsupported"));
         }
         Ok(stream.then(|| self.stream_options.unwrap_or_default()))
     }

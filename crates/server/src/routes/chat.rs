@@ -1,27 +1,24 @@
 //! `/v1/chat/completions`: answers a conversation.
 
-use crate::app::{App, now, unix_time};
+use crate::app::{App, unix_time};
 use crate::auth::Caller;
+use crate::conversation::{self, Rendered};
 use crate::error::{ApiError, ErrorResponses, Result};
 use crate::generation::Plan;
 use crate::json::Json;
 use crate::openai::{
-    Answer, AssistantMessage, ChatChoice, ChatLogprobs, ChatPiece, ChatRequest, Delta, FunctionDelta,
-    ServerSentEvent, TokenLogprob, ToolCallDelta, check_logprobs,
+    Answer, AssistantMessage, CallWording, Callable, ChatChoice, ChatLogprobs, ChatPiece, ChatRequest, Delta,
+    Endpoint, PromptLogprobs, PromptReport, ServerSentEvent, TokenLogprob, check_logprobs,
 };
 use crate::reasoning::{self, Piece, ReasoningParser};
 use crate::sse::{self, Head, Shape};
-use crate::tool_calls::{Delta as Found, Syntax, Tool, ToolCallParser, ToolChoice, check_tools};
+use crate::tool_calls::{Delta as Found, Syntax, Tool, ToolCallParser, ToolChoice};
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
 use realizar_engine::{FinishReason, TextEvent};
 use realizar_model::tokenizer::Tokenizer;
-use serde_json::{Map, Value};
 use std::sync::Arc;
-
-/// Tokens at a prompt's end among which the tag is looked for that begins the reasoning.
-const TAG_TOKENS: usize = 16;
 
 /// Answer a conversation
 ///
@@ -45,9 +42,12 @@ pub(crate) async fn create(
     let (shape, generation, streaming) = app
         .compute(move |app| {
             let mut plan = plan(app, caller, &request)?;
-            let prompt = app.engine.encode_chat(&conversation(app, &request)?, now());
-            let prompt = prompt.map_err(|e| ApiError::from(e).or_param("messages"))?;
-            let shape = shape(app, &request, &mut plan, &prompt)?;
+            let callable = request.callable()?;
+            let rendered = conversation::render(app, &request, &callable)?;
+            let mut prompt = app.engine.encode_rendered(&rendered.text);
+            plan.truncate(app, &mut prompt);
+            let mut shape = shape(app, &request, callable, &mut plan, &rendered)?;
+            shape.prompt.prompt_token_ids = plan.return_token_ids.then(|| prompt.clone());
             let generation = plan.submit(app, vec![prompt]).map_err(|e| e.or_param("messages"))?;
             Ok((shape, generation, plan.streaming))
         })
@@ -56,7 +56,7 @@ pub(crate) async fn create(
 }
 
 fn plan(app: &App, caller: Caller, request: &ChatRequest) -> Result<Plan> {
-    let mut plan = Plan::new(app, caller, &request.common)?;
+    let mut plan = Plan::new(app, caller, Endpoint::Chat, &request.common)?;
     if let Some(n) = request.max_completion_tokens {
         plan.max_tokens = Some(n as usize);
     }
@@ -71,29 +71,21 @@ fn plan(app: &App, caller: Caller, request: &ChatRequest) -> Result<Plan> {
     Ok(plan)
 }
 
-/// The tools that the model may call, and whether it has to.
-///
-/// Errors: a name that cannot be, or a choice that is not among them.
-fn tools(request: &ChatRequest) -> Result<(&[Tool], ToolChoice)> {
-    let tools = request.tools.as_deref().unwrap_or_default();
-    let choice = request.tool_choice.clone().unwrap_or_default();
-    match check_tools(tools, &choice) {
-        Ok(()) => Ok((tools, choice)),
-        Err((param, message)) => Err(ApiError::invalid_param(param, message)),
-    }
-}
-
 /// How the answer to a prompt is worded; what it must look like is put into the plan.
-fn shape(app: &App, request: &ChatRequest, plan: &mut Plan, prompt: &[u32]) -> Result<ChatShape> {
+fn shape(
+    app: &App,
+    request: &ChatRequest,
+    callable: Callable,
+    plan: &mut Plan,
+    rendered: &Rendered,
+) -> Result<ChatShape> {
     let tokenizer = app.engine.tokenizer();
-    let (tools, choice) = tools(request)?;
-    let end = &prompt[prompt.len().saturating_sub(TAG_TOKENS)..];
-    let thinking = reasoning::is_open(&tokenizer.decode(end, false));
-    let format = request.common.format()?;
-    let calls = if tools.is_empty() { ToolChoice::None } else { choice };
-    let parallel = request.parallel_tool_calls.unwrap_or(true);
+    let thinking = rendered.is_thinking;
+    let format = request.common.formats.format(app.config.open_schemas)?;
+    let calls = if callable.tools.is_empty() { ToolChoice::None } else { callable.choice.clone() };
     let answer = format.as_ref().map(|(format, _)| format);
-    let rules = app.syntax.grammar(tokenizer, tools, &calls, parallel, answer);
+    let closed = callable.closed_tools(app.config.open_schemas);
+    let rules = app.syntax.grammar(tokenizer, &closed, &calls, callable.parallel, answer);
     let (rules, field) = match rules.map_err(|e| ApiError::from(e).param("tools"))? {
         Some(rules) => (Some(rules), "tools"),
         None => format.map_or((None, ""), |(format, field)| (Some(format), field)),
@@ -101,48 +93,45 @@ fn shape(app: &App, request: &ChatRequest, plan: &mut Plan, prompt: &[u32]) -> R
     if let Some(rules) = rules {
         plan.constrain(app, &rules, thinking).map_err(|e| e.or_param(field))?;
     }
-    plan.shown = reasoning::shown_tokens(tokenizer);
-    let tools = if calls == ToolChoice::None { Vec::new() } else { tools.to_vec() };
+    plan.shown.extend(reasoning::shown_tokens(tokenizer));
+    let tools = if calls == ToolChoice::None { Vec::new() } else { callable.tools };
     if !tools.is_empty() {
         plan.shown.extend(app.syntax.shown_tokens(tokenizer));
     }
     Ok(ChatShape {
         tokenizer: tokenizer.clone(),
         logprobs: plan.n_logprobs.is_some(),
+        token_ids: plan.return_token_ids,
+        prompt: PromptReport {
+            prompt_logprobs: plan.prompt_logprobs.map(|_| Vec::new()),
+            ..PromptReport::default()
+        },
         thinking,
         tools,
+        custom: callable.custom,
+        is_legacy: callable.is_legacy,
         syntax: app.syntax,
         seed: app.new_seed(),
         answers: Vec::new(),
     })
 }
 
-/// What the chat template is given.
-pub(crate) fn conversation(app: &App, request: &ChatRequest) -> Result<Value> {
-    if request.messages.is_empty() {
-        return Err(ApiError::invalid_param("messages", "messages is empty"));
-    }
-    let mut object = Map::new();
-    let messages = request.messages.iter().enumerate().map(|(i, m)| m.to_template(i));
-    object.insert("messages".into(), messages.collect::<Result<Value>>()?);
-    for (key, value) in request.chat_template_kwargs.iter().flatten() {
-        if key != "messages" {
-            object.insert(key.clone(), value.clone());
-        }
-    }
-    let (mut conversation, (tools, choice)) = (Value::from(object), tools(request)?);
-    app.syntax.prepare(&mut conversation, tools, &choice);
-    Ok(conversation)
-}
-
 /// Words a generation as the answer of an assistant.
 struct ChatShape {
     tokenizer: Arc<Tokenizer>,
     logprobs: bool,
+    /// Whether tokens are reported by their ids.
+    token_ids: bool,
+    /// What is reported about the prompt, as far as it is known.
+    prompt: PromptReport,
     /// The prompt ends within the reasoning.
     thinking: bool,
     /// What the answer may call.
     tools: Vec<Tool>,
+    /// Names of those whose calls carry free text.
+    custom: Vec<String>,
+    /// Calls are worded in the older form.
+    is_legacy: bool,
     syntax: &'static Syntax,
     /// Of the calls' ids.
     seed: u64,
@@ -155,6 +144,7 @@ struct Parsers {
     reasoning: ReasoningParser,
     /// If there is something to call.
     calls: Option<ToolCallParser>,
+    wording: CallWording,
 }
 
 impl Parsers {
@@ -170,16 +160,15 @@ impl Parsers {
                 (Piece::Reasoning(text), _) => {
                     deltas.push(Delta { reasoning_content: Some(text), ..Delta::default() });
                 }
-                (Piece::Content(text), None) => {
-                    deltas.push(Delta { content: Some(text), ..Delta::default() })
-                }
+                (Piece::Content(text), None) => deltas.push(Delta::text(text)),
                 (Piece::Content(text), Some(calls)) => {
-                    deltas.extend(calls.push(&text).into_iter().map(delta))
+                    calls.push(&text).into_iter().for_each(|found| self.wording.take(found, &mut deltas));
                 }
             }
         }
         if let (None, Some(calls)) = (text, &mut self.calls) {
-            deltas.extend(calls.finish().into_iter().map(delta));
+            calls.finish().into_iter().for_each(|found| self.wording.take(found, &mut deltas));
+            self.wording.finish(&mut deltas);
         }
         deltas
     }
@@ -189,22 +178,20 @@ impl Parsers {
     }
 }
 
-/// What a parser found, in OpenAI's words.
-fn delta(found: Found) -> Delta {
-    let call = match found {
-        Found::Text(text) => return Delta { content: Some(text), ..Delta::default() },
-        Found::Call { index, id, name } => ToolCallDelta {
-            index,
-            id: Some(id),
-            kind: Some("function"),
-            function: FunctionDelta { name: Some(name), arguments: String::new() },
-        },
-        Found::Arguments { index, fragment } => {
-            let function = FunctionDelta { name: None, arguments: fragment };
-            ToolCallDelta { index, id: None, kind: None, function }
+impl CallWording {
+    /// Words what a parser found.
+    fn take(&mut self, found: Found, out: &mut Vec<Delta>) {
+        match found {
+            Found::Text(text) => out.push(Delta::text(text)),
+            Found::Call { index, id, name } => self.begin(index, id, name, out),
+            Found::Arguments { index, fragment } => self.go_on(index, fragment, out),
         }
-    };
-    Delta { tool_calls: Some(vec![call]), ..Delta::default() }
+    }
+}
+
+/// A piece without logprobs, end or tokens.
+fn piece(index: usize, delta: Delta) -> ChatPiece {
+    ChatPiece { index, delta, logprobs: None, finish_reason: None, token_ids: None }
 }
 
 impl Shape for ChatShape {
@@ -217,37 +204,49 @@ impl Shape for ChatShape {
     fn begin(&mut self, index: usize, out: &mut Vec<ChatPiece>) {
         let parser = || self.syntax.parser(&self.tools, self.seed.wrapping_add(index as u64));
         let calls = (!self.tools.is_empty()).then(parser);
-        self.answers.push(Parsers { reasoning: ReasoningParser::new(self.thinking), calls });
-        let delta = Delta { role: Some("assistant"), content: Some(String::new()), ..Delta::default() };
-        out.push(ChatPiece { index, delta, logprobs: None, finish_reason: None });
+        let wording = CallWording::new(self.custom.clone(), self.is_legacy);
+        self.answers.push(Parsers { reasoning: ReasoningParser::new(self.thinking), calls, wording });
+        out.push(piece(index, Delta { role: Some("assistant"), ..Delta::text(String::new()) }));
     }
 
     fn take(&mut self, index: usize, event: &TextEvent, out: &mut Vec<ChatPiece>) -> Result<()> {
-        let piece = |delta| ChatPiece { index, delta, logprobs: None, finish_reason: None };
         let parsers = &mut self.answers[index];
         let n_before = out.len();
         match event {
-            TextEvent::Prompt(_) => {}
+            TextEvent::Prompt(token) => {
+                if let Some(all) = self.prompt.prompt_logprobs.as_mut().filter(|_| index == 0) {
+                    all.push(PromptLogprobs::new(&self.tokenizer, token));
+                }
+            }
             TextEvent::Delta { text, token, .. } => {
-                out.extend(parsers.take(Some(text)).into_iter().map(piece));
-                if let Some(token) = token.as_ref().filter(|_| self.logprobs) {
+                out.extend(parsers.take(Some(text)).into_iter().map(|delta| piece(index, delta)));
+                if let Some(token) = token.as_ref().filter(|_| self.logprobs || self.token_ids) {
                     if out.len() == n_before {
-                        out.push(piece(Delta { content: Some(String::new()), ..Delta::default() }));
+                        out.push(piece(index, Delta::text(String::new())));
                     }
-                    let content = vec![TokenLogprob::new(&self.tokenizer, token)];
-                    out[n_before].logprobs = Some(ChatLogprobs { content });
+                    let content = || vec![TokenLogprob::new(&self.tokenizer, token)];
+                    out[n_before].logprobs =
+                        self.logprobs.then(|| ChatLogprobs { content: content(), refusal: None });
+                    out[n_before].token_ids = self.token_ids.then(|| vec![token.id]);
                 }
             }
             TextEvent::Finished { reason, .. } => {
-                out.extend(parsers.take(None).into_iter().map(piece));
+                out.extend(parsers.take(None).into_iter().map(|delta| piece(index, delta)));
                 let finish_reason = match finish_reason(*reason) {
+                    "stop" if parsers.has_calls() && self.is_legacy => "function_call",
                     "stop" if parsers.has_calls() => "tool_calls",
                     reason => reason,
                 };
-                out.push(ChatPiece { finish_reason: Some(finish_reason), ..piece(Delta::default()) });
+                let token_ids = self.token_ids.then(|| stop_token(*reason).into_iter().collect());
+                let last = piece(index, Delta::default());
+                out.push(ChatPiece { finish_reason: Some(finish_reason), token_ids, ..last });
             }
         }
         Ok(())
+    }
+
+    fn report(&mut self) -> PromptReport {
+        std::mem::take(&mut self.prompt)
     }
 
     fn put_together(self, n_choices: usize, pieces: Vec<ChatPiece>) -> Vec<ChatChoice> {
@@ -256,6 +255,7 @@ impl Shape for ChatShape {
             content: Some(String::new()),
             reasoning_content: None,
             tool_calls: None,
+            function_call: None,
             refusal: None,
         };
         let choice = |index| ChatChoice {
@@ -263,6 +263,7 @@ impl Shape for ChatShape {
             message: message(),
             logprobs: self.logprobs.then(ChatLogprobs::default),
             finish_reason: "stop",
+            token_ids: self.token_ids.then(Vec::new),
         };
         let mut choices: Vec<ChatChoice> = (0..n_choices).map(choice).collect();
         for piece in pieces {
@@ -271,10 +272,14 @@ impl Shape for ChatShape {
             if let (Some(logprobs), Some(more)) = (&mut choice.logprobs, piece.logprobs) {
                 logprobs.content.extend(more.content);
             }
+            if let (Some(ids), Some(more)) = (&mut choice.token_ids, piece.token_ids) {
+                ids.extend(more);
+            }
             choice.finish_reason = piece.finish_reason.unwrap_or(choice.finish_reason);
         }
         for message in choices.iter_mut().map(|choice| &mut choice.message) {
-            if message.tool_calls.is_some() && message.content.as_deref() == Some("") {
+            let calls = message.tool_calls.is_some() || message.function_call.is_some();
+            if calls && message.content.as_deref() == Some("") {
                 message.content = None;
             }
         }
@@ -287,5 +292,13 @@ pub(crate) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop { .. } | FinishReason::Cancelled => "stop",
         FinishReason::Length => "length",
+    }
+}
+
+/// The token that ended a continuation, which is not part of its text.
+pub(crate) fn stop_token(reason: FinishReason) -> Option<u32> {
+    match reason {
+        FinishReason::Stop { token } => token,
+        FinishReason::Length | FinishReason::Cancelled => None,
     }
 }

@@ -1,6 +1,6 @@
 //! `/v1/completions`: continues texts.
 
-use super::chat::finish_reason;
+use super::chat::{finish_reason, stop_token};
 use crate::app::{App, unix_time};
 use crate::auth::Caller;
 use crate::error::{ApiError, ErrorResponses, Result};
@@ -8,14 +8,15 @@ use crate::fim;
 use crate::generation::Plan;
 use crate::json::Json;
 use crate::openai::{
-    Answer, CompletionChoice, CompletionLogprobs, CompletionRequest, Prompt, ServerSentEvent, check_logprobs,
+    Answer, CompletionChoice, CompletionLogprobs, CompletionRequest, Endpoint, Prompt, PromptLogprobs,
+    PromptReport, ServerSentEvent, check_logprobs,
 };
 use crate::sse::{self, Head, Shape};
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
 use realizar_engine::{TextEvent, TokenInfo};
-use realizar_model::tokenizer::{StreamDecoder, Tokenizer};
+use realizar_model::tokenizer::{EncodeOptions, StreamDecoder, Tokenizer};
 use std::sync::Arc;
 
 /// Tokens that OpenAI's API generates where a request does not say.
@@ -43,8 +44,9 @@ pub(crate) async fn create(
     let (shape, generation, streaming) = app
         .compute(move |app| {
             let plan = plan(app, caller, &request)?;
-            let (prompts, texts) = prompts(app, &request)?;
-            let shape = CompletionShape::new(app.engine.tokenizer().clone(), &plan, texts);
+            let (prompts, texts) = prompts(app, &request, &plan)?;
+            let ids = plan.return_token_ids.then(|| prompts.clone());
+            let shape = CompletionShape::new(app.engine.tokenizer().clone(), &plan, texts, ids);
             let generation = plan.submit(app, prompts).map_err(|e| e.or_param("prompt"))?;
             Ok((shape, generation, plan.streaming))
         })
@@ -53,7 +55,7 @@ pub(crate) async fn create(
 }
 
 fn plan(app: &App, caller: Caller, request: &CompletionRequest) -> Result<Plan> {
-    let mut plan = Plan::new(app, caller, &request.common)?;
+    let mut plan = Plan::new(app, caller, Endpoint::Text, &request.common)?;
     plan.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
     plan.n_logprobs = check_logprobs("logprobs", request.logprobs)?;
     if let Some(best_of) = request.best_of.filter(|&b| b != 1 && b != plan.n) {
@@ -65,9 +67,13 @@ fn plan(app: &App, caller: Caller, request: &CompletionRequest) -> Result<Plan> 
         if request.suffix.is_some() {
             return Err(ApiError::invalid_param("echo", "echo and suffix cannot be combined"));
         }
-        plan.prompt_logprobs = plan.n_logprobs;
+        if let (Some(_), Some(_)) = (plan.prompt_logprobs, plan.n_logprobs) {
+            let message = "echo with logprobs reports those of the prompt; leave out prompt_logprobs";
+            return Err(ApiError::invalid_param("prompt_logprobs", message));
+        }
+        plan.prompt_logprobs = plan.prompt_logprobs.or(plan.n_logprobs);
     }
-    if let Some((format, field)) = request.common.format()? {
+    if let Some((format, field)) = request.common.formats.format(app.config.open_schemas)? {
         plan.constrain(app, &format, false).map_err(|e| e.or_param(field))?;
     }
     Ok(plan)
@@ -76,12 +82,26 @@ fn plan(app: &App, caller: Caller, request: &CompletionRequest) -> Result<Plan> 
 /// Token ids of each prompt and, if they are to be echoed, their texts.
 type Prompts = (Vec<Vec<u32>>, Option<Vec<String>>);
 
-fn prompts(app: &App, request: &CompletionRequest) -> Result<Prompts> {
+fn prompts(app: &App, request: &CompletionRequest, plan: &Plan) -> Result<Prompts> {
+    let (mut ids, mut texts) = whole_prompts(app, request)?;
+    for (i, prompt) in ids.iter_mut().enumerate() {
+        let n_whole = prompt.len();
+        plan.truncate(app, prompt);
+        if let Some(texts) = texts.as_mut().filter(|_| prompt.len() < n_whole) {
+            texts[i] = app.engine.tokenizer().decode(prompt, true);
+        }
+    }
+    Ok((ids, texts))
+}
+
+fn whole_prompts(app: &App, request: &CompletionRequest) -> Result<Prompts> {
     let echo = request.echo.unwrap_or(false);
     let tokenizer = app.engine.tokenizer();
+    let add_special = request.add_special_tokens.unwrap_or(true);
+    let encode = |text: &String| tokenizer.encode(text, EncodeOptions { add_special, parse_special: true });
     let of_texts = |texts: &[String]| -> Result<Prompts> {
         let ids = match &request.suffix {
-            None => texts.iter().map(|text| app.engine.encode_prompt(text)).collect(),
+            None => texts.iter().map(encode).collect(),
             Some(suffix) => {
                 let fim = fim::find(tokenizer)?;
                 texts.iter().map(|text| fim.prompt(tokenizer, text, suffix)).collect()
@@ -119,12 +139,18 @@ struct CompletionShape {
     n: usize,
     /// Per prompt, if they are to be echoed.
     echo: Option<Vec<String>>,
+    /// Token ids per prompt, if they are to be reported with those of the answers.
+    prompt_ids: Option<Vec<Vec<u32>>>,
+    /// Whether log-probabilities of prompts are reported on their own.
+    prompt_logprobs: bool,
     /// Per choice.
     choices: Vec<Progress>,
 }
 
 #[derive(Clone)]
 struct Progress {
+    /// Of the prompt's tokens so far.
+    prompt_logprobs: Vec<Option<PromptLogprobs>>,
     /// Characters so far.
     n_chars: usize,
     /// Turns the prompt's tokens into text again, where they are echoed one by one.
@@ -132,9 +158,16 @@ struct Progress {
 }
 
 impl CompletionShape {
-    fn new(tokenizer: Arc<Tokenizer>, plan: &Plan, echo: Option<Vec<String>>) -> Self {
+    fn new(
+        tokenizer: Arc<Tokenizer>,
+        plan: &Plan,
+        echo: Option<Vec<String>>,
+        prompt_ids: Option<Vec<Vec<u32>>>,
+    ) -> Self {
         let (logprobs, n) = (plan.n_logprobs.is_some(), plan.n as usize);
-        Self { tokenizer, logprobs, n, echo, choices: Vec::new() }
+        // With `echo`, they are among those of the text.
+        let prompt_logprobs = plan.prompt_logprobs.is_some() && !(echo.is_some() && logprobs);
+        Self { tokenizer, logprobs, n, echo, prompt_ids, prompt_logprobs, choices: Vec::new() }
     }
 
     /// A piece of text, and the token behind it if log-probabilities were asked for.
@@ -146,7 +179,8 @@ impl CompletionShape {
             logprobs
         });
         progress.n_chars += text.chars().count();
-        CompletionChoice { index, text, logprobs, finish_reason: None }
+        let prompt = PromptReport::default();
+        CompletionChoice { index, text, logprobs, finish_reason: None, prompt, token_ids: None }
     }
 }
 
@@ -160,15 +194,22 @@ impl Shape for CompletionShape {
     fn begin(&mut self, index: usize, out: &mut Vec<CompletionChoice>) {
         let one_by_one = self.echo.is_some() && self.logprobs;
         let decoder = one_by_one.then(|| StreamDecoder::new(self.tokenizer.clone(), true));
-        self.choices.push(Progress { n_chars: 0, decoder });
-        if let (false, Some(texts)) = (one_by_one, &self.echo) {
-            let text = texts[index / self.n].clone();
-            out.push(self.piece(index, text, None));
+        self.choices.push(Progress { prompt_logprobs: Vec::new(), n_chars: 0, decoder });
+        let text = self.echo.as_ref().filter(|_| !one_by_one).map(|texts| texts[index / self.n].clone());
+        let ids = self.prompt_ids.as_ref().map(|ids| ids[index / self.n].clone());
+        if text.is_some() || ids.is_some() {
+            let mut piece = self.piece(index, text.unwrap_or_default(), None);
+            piece.prompt.prompt_token_ids = ids;
+            out.push(piece);
         }
     }
 
     fn take(&mut self, index: usize, event: &TextEvent, out: &mut Vec<CompletionChoice>) -> Result<()> {
         match event {
+            TextEvent::Prompt(token) if self.prompt_logprobs => {
+                let logprobs = PromptLogprobs::new(&self.tokenizer, token);
+                self.choices[index].prompt_logprobs.push(logprobs);
+            }
             TextEvent::Prompt(token) => {
                 let decoder = self.choices[index].decoder.as_mut();
                 let text = decoder.map_or_else(String::new, |d| d.push(token.id));
@@ -177,32 +218,47 @@ impl Shape for CompletionShape {
             TextEvent::Delta { text, token, .. } => {
                 let rest = self.choices[index].decoder.take().map_or_else(String::new, |mut d| d.finish());
                 let text = rest + text;
-                if !text.is_empty() || (self.logprobs && token.is_some()) {
-                    out.push(self.piece(index, text, token.as_ref()));
+                let ids = self.prompt_ids.is_some();
+                if !text.is_empty() || ((self.logprobs || ids) && token.is_some()) {
+                    let mut piece = self.piece(index, text, token.as_ref());
+                    piece.token_ids = token.as_ref().filter(|_| ids).map(|token| vec![token.id]);
+                    out.push(piece);
                 }
             }
             TextEvent::Finished { reason, .. } => {
                 let rest = self.choices[index].decoder.take().map_or_else(String::new, |mut d| d.finish());
                 let piece = self.piece(index, rest, None);
-                out.push(CompletionChoice { finish_reason: Some(finish_reason(*reason)), ..piece });
+                let token_ids = self.prompt_ids.as_ref().map(|_| stop_token(*reason).into_iter().collect());
+                let finish_reason = Some(finish_reason(*reason));
+                out.push(CompletionChoice { finish_reason, token_ids, ..piece });
             }
         }
         Ok(())
     }
 
-    fn put_together(self, n_choices: usize, pieces: Vec<CompletionChoice>) -> Vec<CompletionChoice> {
-        let choice = |index| CompletionChoice {
+    fn put_together(mut self, n_choices: usize, pieces: Vec<CompletionChoice>) -> Vec<CompletionChoice> {
+        let mut prompt_logprobs = |index: usize| {
+            self.prompt_logprobs.then(|| std::mem::take(&mut self.choices[index].prompt_logprobs))
+        };
+        let mut choice = |index| CompletionChoice {
             index,
             text: String::new(),
             logprobs: self.logprobs.then(CompletionLogprobs::default),
             finish_reason: None,
+            prompt: PromptReport { prompt_logprobs: prompt_logprobs(index), prompt_token_ids: None },
+            token_ids: self.prompt_ids.as_ref().map(|_| Vec::new()),
         };
-        let mut choices: Vec<CompletionChoice> = (0..n_choices).map(choice).collect();
+        let mut choices: Vec<CompletionChoice> = (0..n_choices).map(&mut choice).collect();
         for piece in pieces {
             let choice = &mut choices[piece.index];
             choice.text += &piece.text;
             if let (Some(logprobs), Some(more)) = (&mut choice.logprobs, piece.logprobs) {
                 logprobs.append(more);
+            }
+            choice.prompt.prompt_token_ids =
+                piece.prompt.prompt_token_ids.or(choice.prompt.prompt_token_ids.take());
+            if let (Some(ids), Some(more)) = (&mut choice.token_ids, piece.token_ids) {
+                ids.extend(more);
             }
             choice.finish_reason = piece.finish_reason.or(choice.finish_reason);
         }

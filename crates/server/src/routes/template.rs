@@ -1,12 +1,11 @@
 //! `/apply-template`: what a conversation becomes before it is tokenized.
 
-use super::chat::conversation;
-use crate::app::{App, now};
-use crate::error::{ApiError, ErrorResponses, Result};
+use crate::app::App;
+use crate::conversation;
+use crate::error::{ErrorResponses, Result};
 use crate::json::Json;
 use crate::openai::ChatRequest;
 use axum::extract::State;
-use realizar_engine::Error as EngineError;
 use serde::Serialize;
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -29,13 +28,7 @@ pub(crate) async fn apply(
     Json(request): Json<ChatRequest>,
 ) -> Result<axum::Json<Rendered>> {
     app.check_model(request.model.as_deref())?;
-    let prompt = app
-        .compute(move |app| {
-            let template = app.engine.template().ok_or(EngineError::NoChatTemplate)?;
-            let text = template.render(&conversation(app, &request)?, true, now());
-            let text = text.map_err(|error| EngineError::Template { message: error.to_string() });
-            text.map_err(|e| ApiError::from(e).or_param("messages"))
-        })
-        .await?;
+    let prompt =
+        app.compute(move |app| Ok(conversation::render(app, &request, &request.callable()?)?.text)).await?;
     Ok(axum::Json(Rendered { prompt }))
 }

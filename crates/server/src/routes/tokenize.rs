@@ -1,13 +1,14 @@
 //! `/tokenize` and `/detokenize`.
 
-use super::chat::conversation;
-use crate::app::{App, now};
+use crate::app::App;
+use crate::conversation;
 use crate::error::{ApiError, ErrorResponses, Result};
 use crate::json::Json;
-use crate::openai::{ChatRequest, Message};
+use crate::openai::{ChatRequest, Message, ToolField};
 use axum::extract::State;
 use realizar_model::tokenizer::EncodeOptions;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
@@ -27,6 +28,15 @@ pub(crate) struct TokenizeRequest {
     parse_special: Option<bool>,
     /// Also return the tokens as the vocabulary writes them.
     return_token_strs: Option<bool>,
+    /// Of a conversation, as in `/v1/chat/completions`.
+    add_generation_prompt: Option<bool>,
+    /// Of a conversation, as in `/v1/chat/completions`.
+    continue_final_message: Option<bool>,
+    /// Of a conversation, as in `/v1/chat/completions`.
+    #[schema(value_type = Option<Object>)]
+    chat_template_kwargs: Option<Map<String, Value>>,
+    /// Of a conversation, as in `/v1/chat/completions`.
+    tools: Option<Vec<ToolField>>,
 }
 
 /// Token ids of a text.
@@ -65,9 +75,16 @@ fn tokens(app: &App, request: TokenizeRequest) -> Result<Tokens> {
             tokenizer.encode(&text, EncodeOptions { add_special, parse_special })
         }
         (None, Some(messages)) => {
-            let chat = ChatRequest { messages, ..ChatRequest::default() };
-            let ids = app.engine.encode_chat(&conversation(app, &chat)?, now());
-            ids.map_err(|e| ApiError::from(e).or_param("messages"))?
+            let chat = ChatRequest {
+                messages,
+                add_generation_prompt: request.add_generation_prompt,
+                continue_final_message: request.continue_final_message,
+                chat_template_kwargs: request.chat_template_kwargs,
+                tools: request.tools,
+                ..ChatRequest::default()
+            };
+            let rendered = conversation::render(app, &chat, &chat.callable()?)?;
+            app.engine.encode_rendered(&rendered.text)
         }
         _ => return Err(ApiError::invalid_param("prompt", "exactly one of prompt and messages is needed")),
     };

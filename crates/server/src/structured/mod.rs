@@ -2,11 +2,12 @@
 //!
 //! [`Grammars`] holds the vocabulary as a trie of bytes, built once for a model. [`Grammars::compile`] turns a [`Format`] into a
 //! [`Constraint`] that the engine asks for a mask before each token. `schema` checks a JSON schema and says where it is wrong,
-//! `gbnf` reads llama.cpp's grammars for the machine in `pushdown`, `vocabulary` builds the trie, `constraint` is the engine's seam,
+//! `closed` says that its objects have no further properties, `gbnf` reads llama.cpp's grammars for the machine in `pushdown`, `vocabulary` builds the trie, `constraint` is the engine's seam,
 //! `after_reasoning` puts off a format until the model has thought. All but GBNF runs in llguidance: an Earley parser over lexemes
 //! whose regular expressions are derivatives, walked along the trie.
 
 mod after_reasoning;
+mod closed;
 mod constraint;
 mod gbnf;
 mod pushdown;
@@ -24,6 +25,7 @@ use realizar_model::tokenizer::Tokenizer;
 use serde_json::Value;
 use std::sync::Arc;
 
+pub(crate) use closed::close_objects;
 pub(crate) use schema::prepare as prepare_schema;
 
 /// Bytes of a schema, pattern or grammar at most.

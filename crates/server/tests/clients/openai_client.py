@@ -1,9 +1,14 @@
 """What the official Python client can do with a server of the demo model: python openai_client.py BASE_URL."""
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import openai
+from openai.types import Completion, completion_create_params
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import completion_create_params as chat_create_params
 from pydantic import BaseModel
 
 base_url = sys.argv[1]
@@ -157,6 +162,48 @@ def test_tool_result():
         {"role": "tool", "tool_call_id": "call_1", "content": "Sunny."},
     ]
     assert chat(messages=messages, tools=[WEATHER], tool_choice="none").choices[0].message.content is not None
+
+
+# The client itself reads answers leniently; here every field has to have the type of OpenAI's reference.
+def test_answers_have_the_reference_s_types():
+    def raw(create, **arguments):
+        return json.loads(create(**arguments).text)
+
+    create = client.chat.completions.with_raw_response.create
+    functions = {"name": "now"}
+    for more in [
+        {},
+        {"logprobs": True, "top_logprobs": 2, "n": 2},
+        {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 200, "temperature": 1, "seed": 3},
+        {"functions": [functions], "function_call": functions, "max_tokens": 100},
+        {"tools": [{"type": "custom", "custom": functions}], "tool_choice": {"type": "custom", "custom": functions}, "max_tokens": 200,
+         "temperature": 1, "seed": 3},
+    ]:
+        arguments = {"model": "demo", "messages": USER, "temperature": 0, "max_tokens": 20, **more}
+        answer = ChatCompletion.model_validate(raw(create, **arguments), strict=True)
+        assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+        text = create(**arguments, stream=True, stream_options={"include_usage": True}).text
+        if callable(text):
+            text = text()
+        pieces = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
+        assert pieces
+        for piece in pieces:
+            ChatCompletionChunk.model_validate_json(piece, strict=True)
+    create = client.completions.with_raw_response.create
+    for more in [{}, {"logprobs": 2, "n": 2}]:
+        arguments = {"model": "demo", "prompt": "Once upon a", "max_tokens": 5, "temperature": 0, **more}
+        Completion.model_validate(raw(create, **arguments), strict=True)
+
+
+def test_every_field_of_the_reference_is_listed():
+    docs = (Path(__file__).parents[4] / "docs/serving.md").read_text()
+    listed = {endpoint: set() for endpoint in ("chat", "completions")}
+    for name, endpoint in re.findall(r"^\| `(\w+)` \| (chat|completions|both) \|", docs, re.M):
+        for one in listed if endpoint == "both" else [endpoint]:
+            listed[one].add(name)
+    for endpoint, params in [("chat", chat_create_params), ("completions", completion_create_params)]:
+        names = set(params.CompletionCreateParamsBase.__annotations__) | {"stream"}
+        assert names <= listed[endpoint], (endpoint, names - listed[endpoint])
 
 
 def test_errors():
