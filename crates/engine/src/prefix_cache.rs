@@ -4,6 +4,9 @@
 //! never used again, and a lookup compares the block's tokens themselves, not only their hash. A match is therefore exact, by
 //! induction from the root: no collision, accidental or made by a client, can give a request another one's keys and values.
 //!
+//! The last block of a text that has ended may be partly filled. It is listed too, but nothing comes after it. A text that agrees with
+//! a block, full or not, only as far as its first tokens goes on from a copy of it.
+//!
 //! A node may also have a snapshot: a slot with the recurrent state after its block. A model with recurrent layers can go on only from
 //! there.
 
@@ -15,6 +18,8 @@ use std::hash::{BuildHasher, RandomState};
 pub(crate) struct PrefixCache<S = RandomState> {
     block_size: usize,
     children: HashMap<Key, u32>,
+    /// All blocks after a node, full or not, in the order in which they were listed.
+    siblings: HashMap<(Option<u64>, u64), Vec<u32>>,
     /// Per block: its node, if it is cached.
     nodes: Vec<Option<Node>>,
     /// Per block: its tokens, if it is cached.
@@ -39,7 +44,12 @@ struct Key {
 struct Node {
     id: u64,
     key: Key,
+    /// Fewer than a block's in the last block of a text.
+    n_tokens: usize,
 }
+
+/// How many of the newest blocks after a node are compared with a text that goes on with none of them.
+const MAX_COMPARED: usize = 64;
 
 /// The number of the node before the first block.
 pub(crate) const ROOT: u64 = 0;
@@ -50,6 +60,7 @@ impl<S: BuildHasher + Default> PrefixCache<S> {
         Self {
             block_size,
             children: HashMap::with_capacity(n_blocks),
+            siblings: HashMap::new(),
             nodes: vec![None; n_blocks],
             tokens: vec![0; n_blocks * block_size],
             snapshots: vec![None; n_blocks],
@@ -68,6 +79,31 @@ impl<S: BuildHasher + Default> PrefixCache<S> {
             parent = node;
         }
         parent
+    }
+
+    /// Of the blocks after a node, the one that agrees with most of the first `tokens`, and with how many; none if copying it would cost
+    /// more than it saves.
+    pub(crate) fn lookup_part(&self, parent: u64, tokens: &[u32], salt: Option<u64>) -> Option<(u32, usize)> {
+        let siblings = self.siblings.get(&(salt, parent))?.iter().rev().take(MAX_COMPARED);
+        let agreeing = siblings.map(|&block| {
+            let n = self.contents(block).unwrap_or_default().iter().zip(tokens).take_while(|(a, b)| a == b);
+            // A whole block that is not a child collides with another one.
+            (n.count().min(self.block_size - 1), block)
+        });
+        let (n, block) = agreeing.max()?;
+        (n * 4 >= self.block_size && n > 0).then_some((block, n))
+    }
+
+    /// Lists the partly filled last block of a text that has ended. Returns false if that brings nothing new.
+    pub(crate) fn insert_part(&mut self, block: u32, tokens: &[u32], parent: u64, salt: Option<u64>) -> bool {
+        assert!(tokens.len() < self.block_size, "{} tokens are a full block", tokens.len());
+        let siblings = self.siblings.get(&(salt, parent)).into_iter().flatten().rev().take(MAX_COMPARED);
+        let mut known = siblings.map(|&sibling| self.contents(sibling).unwrap_or_default());
+        if self.nodes[block as usize].is_some() || known.any(|known| known.starts_with(tokens)) {
+            return false;
+        }
+        self.list(block, tokens, self.key(salt, parent, tokens));
+        true
     }
 
     /// Lists a full block under `parent` and returns its node. If the same tokens are already cached there, that node is returned
@@ -90,18 +126,33 @@ impl<S: BuildHasher + Default> PrefixCache<S> {
         if self.nodes[block as usize].is_some() {
             return None;
         }
-        let node = Node { id: self.next, key };
-        self.next += 1;
         self.children.insert(key, block);
+        Some(Inserted { node: self.list(block, tokens, key), block, listed: true })
+    }
+
+    /// Makes a block a node and returns its number.
+    fn list(&mut self, block: u32, tokens: &[u32], key: Key) -> u64 {
+        let node = Node { id: self.next, key, n_tokens: tokens.len() };
+        self.next += 1;
+        self.siblings.entry((key.salt, key.parent)).or_default().push(block);
         self.nodes[block as usize] = Some(node);
-        self.tokens[block as usize * self.block_size..][..self.block_size].copy_from_slice(tokens);
-        Some(Inserted { node: node.id, block, listed: true })
+        self.tokens[block as usize * self.block_size..][..tokens.len()].copy_from_slice(tokens);
+        node.id
     }
 
     /// Forgets a block and its snapshot, and returns the snapshot's slot.
     pub(crate) fn remove(&mut self, block: u32) -> Option<u32> {
         let node = self.nodes[block as usize].take().expect("only cached blocks are evicted");
-        self.children.remove(&node.key);
+        if node.n_tokens == self.block_size {
+            self.children.remove(&node.key);
+        }
+        let place = (node.key.salt, node.key.parent);
+        if let Some(siblings) = self.siblings.get_mut(&place) {
+            siblings.retain(|&sibling| sibling != block);
+            if siblings.is_empty() {
+                self.siblings.remove(&place);
+            }
+        }
         let slot = self.snapshots[block as usize].take()?;
         self.owners[slot as usize] = None;
         Some(slot)
@@ -142,7 +193,7 @@ impl<S: BuildHasher + Default> PrefixCache<S> {
 
     /// The tokens that the cache believes to be in a block; `None` if it does not list it.
     pub(crate) fn contents(&self, block: u32) -> Option<&[u32]> {
-        self.nodes[block as usize].map(|_| self.tokens_of(block))
+        self.nodes[block as usize].map(|node| &self.tokens_of(block)[..node.n_tokens])
     }
 
     fn child(&self, salt: Option<u64>, parent: u64, tokens: &[u32]) -> Option<(u32, u64)> {
@@ -204,6 +255,29 @@ mod tests {
         assert_eq!(find(&cache, &[1, 2, 3, 4], None), [0u32; 0]);
         assert_eq!(cache.children.len(), 1);
     }
+
+    #[test]
+    fn a_block_may_be_shared_in_part() {
+        let mut cache: PrefixCache = PrefixCache::new(8, 4, 0);
+        let a = cache.insert(5, &[1, 2, 3, 4], ROOT, None).unwrap();
+        assert!(cache.insert_part(6, &[5, 6, 7], a.node, None));
+        assert_eq!(cache.lookup_part(a.node, &[5, 6, 9, 9, 9], None), Some((6, 2)));
+        assert_eq!(cache.lookup_part(ROOT, &[1, 2, 3], None), Some((5, 3)), "a full block, too");
+        assert_eq!(cache.lookup_part(a.node, &[9], None), None);
+        assert_eq!(cache.lookup_part(a.node, &[5, 6], Some(7)), None);
+        // What a block begins with already is not listed again.
+        assert!(!cache.insert_part(2, &[5, 6], a.node, None) && !cache.insert_part(2, &[1], ROOT, None));
+        assert!(cache.insert_part(2, &[5, 6, 8], a.node, None));
+        assert_eq!(cache.lookup_part(a.node, &[5, 6, 8, 1], None), Some((2, 3)));
+        let mut blocks = vec![];
+        assert_eq!(cache.lookup(&mut blocks, &[1, 2, 3, 4, 5, 6, 8, 0], None), a.node);
+        assert_eq!((blocks, cache.contents(2)), (vec![5], Some(&[5, 6, 8][..])));
+        cache.remove(2);
+        cache.remove(6);
+        assert_eq!(cache.lookup_part(a.node, &[5, 6, 8], None), None);
+        assert_eq!(cache.siblings.len(), 1);
+    }
+
     #[test]
     fn equal_hashes_of_different_tokens_are_no_match() {
         /// Gives everything the same hash.

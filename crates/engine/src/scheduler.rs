@@ -233,6 +233,7 @@ impl Scheduler {
 
     /// Ends a sequence; its blocks are free at once. `None` if it has ended already.
     pub fn cancel(&mut self, id: SeqId, now: Duration) -> Option<Event> {
+        self.offer_end(id);
         self.remove(id).map(|seq| seq.finished(FinishReason::Cancelled, now))
     }
 
@@ -376,17 +377,20 @@ impl Scheduler {
             return false;
         }
         let seq = &self.seqs[&turn.id];
-        let prefix = self.find_shared(seq);
-        let n_shared = prefix.n_tokens;
+        let mut prefix = self.find_shared(seq);
         // A shared block that is not full has to be copied before the sequence writes to it.
-        let full_blocks = n_shared / self.info.block_size;
+        let full_blocks = prefix.n_tokens / self.info.block_size;
         let wanted = (seq.n_wanted() + 1).min(self.info.max_seq_len()).div_ceil(self.info.block_size);
         let need = Need { blocks: wanted - full_blocks, slots: self.store.to_begin() };
         self.store.retain(&prefix);
-        if !self.make_room(turn, &prefix, need) {
+        // Where there is no room for a block and its copy, there may be room without.
+        let has_room = self.make_room(turn, &prefix, need)
+            || (self.store.release_part(&mut prefix) && self.make_room(turn, &prefix, need));
+        if !has_room {
             self.store.release_prefix(prefix);
             return false;
         }
+        let n_shared = prefix.n_tokens;
         let seq = self.seqs.get_mut(&turn.id).expect("waiting sequences exist");
         (seq.n_launched, seq.n_computed) = (n_shared, n_shared);
         seq.state = prefix.into_state(self.info.block_size);
@@ -428,7 +432,7 @@ impl Scheduler {
             return prefix;
         }
         let scores = seq.n_scored + 1 < seq.n_prompt;
-        let n = if scores { 0 } else { (seq.n_wanted() - 1) / self.info.block_size * self.info.block_size };
+        let n = if scores { 0 } else { seq.n_wanted() - 1 };
         self.store.find(&seq.tokens[..n], seq.salt)
     }
 

@@ -8,8 +8,8 @@
 //! |---|---|---|
 //! | grow | append to the table | – |
 //! | copy, fork | share; copy a partial block before writing to it | share; the next step writes to another slot |
-//! | snapshot | a full block, listed in the prefix cache | a step also writes to a slot that is listed there |
-//! | restore | share cached blocks | the next step reads the snapshot |
+//! | snapshot | a full block, or the last one of a text, listed in the prefix cache | a step also writes to a slot that is listed there |
+//! | restore | share cached blocks, one of them in part | the next step reads the snapshot |
 //! | roll back | a shorter length; wrong rows are overwritten | keep the slot that was written before the drafts |
 //!
 //! So the device copies no slots: each step says which slot a sequence's state is read from, and after which of its tokens it is
@@ -298,8 +298,8 @@ impl StateStore {
 
     // Beginning and end.
 
-    /// The longest beginning of `tokens` that a sequence can go on from with all kinds of its state: the cached blocks up to the last
-    /// one that has a snapshot, for a model with recurrent layers.
+    /// The longest beginning of `tokens` that a sequence can go on from with all kinds of its state: the cached blocks, and what the text
+    /// shares of one more; for a model with recurrent layers, the blocks up to the last one that has a snapshot.
     pub(crate) fn find(&self, tokens: &[u32], salt: Option<u64>) -> Prefix {
         let mut prefix = Prefix { node: Some(ROOT), ..Prefix::default() };
         if !self.reuse {
@@ -315,7 +315,26 @@ impl StateStore {
             prefix.node = last.map_or(Some(ROOT), |&b| self.cache.node(b));
         }
         prefix.n_tokens = prefix.blocks.len() * self.block_size;
+        let rest = &tokens[prefix.n_tokens..];
+        if let (None, Some(node)) = (self.sizes, prefix.node)
+            && let Some((block, n)) = self.cache.lookup_part(node, rest, salt)
+        {
+            prefix.blocks.push(block);
+            prefix.n_tokens += n;
+        }
         prefix
+    }
+
+    /// Gives up the block of a retained prefix that is shared in part. Returns false if there is none.
+    pub(crate) fn release_part(&mut self, prefix: &mut Prefix) -> bool {
+        let n_full = prefix.n_tokens / self.block_size;
+        let has_part = prefix.node.is_some() && prefix.blocks.len() > n_full;
+        for block in prefix.blocks.drain(if has_part { n_full } else { prefix.blocks.len() }..) {
+            self.clock += 1;
+            self.blocks.release(block, self.clock);
+            prefix.n_tokens = n_full * self.block_size;
+        }
+        has_part
     }
 
     /// The first `n` positions of another choice of the same request, if they can be shared.
@@ -543,6 +562,19 @@ impl StateStore {
         // Without a node there is no place for the rest.
         while let Some(snapshot) = state.unlisted.pop() {
             self.release_slot(snapshot.slot);
+        }
+    }
+
+    /// Offers the partly filled last block of a sequence that ends, after [`StateStore::offer`].
+    pub(crate) fn offer_part(&mut self, state: &SequenceState, tokens: &[u32], salt: Option<u64>) {
+        let rest = tokens.get(state.n_offered * self.block_size..).unwrap_or_default();
+        let (Some(parent), false) = (state.node, rest.is_empty()) else { return };
+        if !self.reuse || self.sizes.is_some() || rest.len() >= self.block_size {
+            return;
+        }
+        let block = state.blocks[state.n_offered];
+        if self.cache.insert_part(block, rest, parent, salt) {
+            self.blocks.set_cached(block);
         }
     }
 

@@ -400,6 +400,26 @@ fn a_grammar_that_fails_ends_only_its_request() {
 }
 
 #[test]
+fn the_next_turn_of_a_chat_computes_only_what_is_new() {
+    let client = start(EngineConfig::default());
+    for n_answer in 8..13 {
+        let prompt = Random::new(n_answer).tokens(30);
+        let (request, answer) = greedy(&prompt, n_answer as usize);
+        assert_eq!(client.submit(request).unwrap().collect_tokens().unwrap()[0].0, answer);
+        let turn = [&prompt[..], &answer, &[1, 2, 3]].concat();
+        let (request, expected) = greedy(&turn, 5);
+        let mut events: Vec<Event> = client.submit(request).unwrap().collect();
+        let Some(Event::Finished { usage, .. }) = events.pop() else { panic!("{events:?}") };
+        // The answer's last token was chosen, and not computed.
+        assert_eq!(usage.cached_tokens, 30 + answer.len() - 1);
+        assert_eq!(events.len(), expected.len(), "warm equals cold");
+        for (event, expected) in events.iter().zip(expected) {
+            assert!(matches!(event, Event::Token { id, .. } if *id == expected), "{event:?}");
+        }
+    }
+}
+
+#[test]
 fn a_prompt_that_was_read_before_is_found_under_the_same_salt_only() {
     let client = start(EngineConfig::default());
     let prompt = Random::new(12).tokens(30);
@@ -420,10 +440,10 @@ fn a_prompt_that_was_read_before_is_found_under_the_same_salt_only() {
     assert_eq!(run(None, 1), 0);
     assert_eq!(run(Some(1), 1), 0, "another tenant");
     assert_eq!(run(Some(2), 1), 0);
-    // Of 31 tokens, 7 blocks of 4 are whole.
-    assert_eq!([run(None, 1), run(Some(1), 2), run(Some(2), 1)], [28, 28, 28]);
+    // Of 31 tokens, 7 blocks of 4 are whole, and 2 tokens of the next one agree.
+    assert_eq!([run(None, 1), run(Some(1), 2), run(Some(2), 1)], [30, 30, 30]);
     let stats = client.stats();
-    assert_eq!((stats.cache_hit_tokens.get(), stats.cache_miss_tokens.get()), (84, 6 * 31 - 84));
+    assert_eq!((stats.cache_hit_tokens.get(), stats.cache_miss_tokens.get()), (90, 6 * 31 - 90));
     // Other texts take the blocks that were unused for longest.
     for seed in 0..8 {
         let case = Case::greedy(Random::new(100 + seed).tokens(40), 1);

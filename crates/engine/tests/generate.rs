@@ -351,6 +351,8 @@ fn the_demo_model_chats_and_a_second_turn_reuses_the_first() {
     messages.push(json!({ "role": "user", "content": "And then?" }));
     let second =
         engine.chat(&json!({ "messages": messages }), now, &params).unwrap().run(|_| true).unwrap().remove(0);
-    assert!(second.usage.cached_tokens >= answer.usage.prompt_tokens / 32 * 32, "{:?}", second.usage);
+    // All but the last token of the answer, which was never computed, whether it fills a block or not.
+    let first = answer.usage.prompt_tokens + answer.usage.completion_tokens;
+    assert!(second.usage.cached_tokens >= answer.usage.prompt_tokens, "{first}: {:?}", second.usage);
     assert!(second.timings.first_token >= second.timings.prefill);
 }

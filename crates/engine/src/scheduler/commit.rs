@@ -38,6 +38,7 @@ impl Scheduler {
                 let n_taken = part.scored.len() + part.n_chosen.min(n_accepted + 1);
                 if let Some(end) = self.take_rows(&part, &rows[..n_taken], now, out) {
                     self.offer_state(part.id);
+                    self.offer_end(part.id);
                     self.remove(part.id);
                     out.push((part.id, end));
                 } else {
@@ -119,6 +120,14 @@ impl Scheduler {
         // A sequence that ends with an error may not have taken all that was computed for it.
         let n = seq.n_computed.min(seq.tokens.len());
         self.store.offer(&mut seq.state, &seq.tokens[..n], seq.salt);
+    }
+
+    /// Offers the last block of a sequence that is about to end, which may be partly filled.
+    pub(super) fn offer_end(&mut self, id: SeqId) {
+        if let Some(seq) = self.seqs.get(&id).filter(|seq| seq.running) {
+            let n = seq.n_computed.min(seq.tokens.len());
+            self.store.offer_part(&seq.state, &seq.tokens[..n], seq.salt);
+        }
     }
 
     fn fail(&mut self, launched: Vec<LaunchedSeq>, error: &Error, out: &mut Vec<(SeqId, Event)>) {
