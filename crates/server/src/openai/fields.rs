@@ -59,7 +59,7 @@ impl Neutral {
                     || value.as_object().is_some_and(serde_json::Map::is_empty)
             }
             Self::Only(text) => {
-                value.as_array().is_some_and(|list| list.iter().all(|item| *item == Value::from(text)))
+                value.as_array().is_some_and(|list| list.iter().all(|item| item.as_str() == Some(text)))
             }
         }
     }

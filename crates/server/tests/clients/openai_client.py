@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import openai
-from openai.types import Completion, completion_create_params
+from openai.types import Completion, Model, completion_create_params
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat import completion_create_params as chat_create_params
 from pydantic import BaseModel
@@ -182,10 +182,11 @@ def test_answers_have_the_reference_s_types():
         arguments = {"model": "demo", "messages": USER, "temperature": 0, "max_tokens": 20, **more}
         answer = ChatCompletion.model_validate(raw(create, **arguments), strict=True)
         assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-        text = create(**arguments, stream=True, stream_options={"include_usage": True}).text
-        if callable(text):
-            text = text()
-        pieces = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
+        if "custom" in str(more):
+            continue  # The package's types of pieces know no calls of custom tools.
+        stream = client.chat.completions.with_streaming_response.create
+        with stream(**arguments, stream=True, stream_options={"include_usage": True}) as response:
+            pieces = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
         assert pieces
         for piece in pieces:
             ChatCompletionChunk.model_validate_json(piece, strict=True)
@@ -193,6 +194,8 @@ def test_answers_have_the_reference_s_types():
     for more in [{}, {"logprobs": 2, "n": 2}]:
         arguments = {"model": "demo", "prompt": "Once upon a", "max_tokens": 5, "temperature": 0, **more}
         Completion.model_validate(raw(create, **arguments), strict=True)
+    for model in raw(client.models.with_raw_response.list)["data"]:
+        Model.model_validate(model, strict=True)
 
 
 def test_every_field_of_the_reference_is_listed():
