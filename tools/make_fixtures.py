@@ -334,6 +334,20 @@ VARIANTS = {
         ),
         around=dict(IMAGE_TOKENS), notes="the text part of a multimodal model; for text all sections of a rotation have one position",
     ),
+    "hunyuan": Variant(
+        "HunYuanDenseV1", dict(
+            FOUR_HEADS, max_position_embeddings=32768, rope_parameters=rope(10000.0, "dynamic", alpha=1000.0, factor=1.0),
+            tie_word_embeddings=True,
+        ), 37, converter=True,
+        notes="query and key heads are normalized after their rotation, whose base is stretched once and for all; llama.cpp's converter "
+        "states a context of 262144 tokens",
+    ),
+    "ministral": Variant(
+        "Ministral", dict(
+            SMALL, num_hidden_layers=3, sliding_window=8, rope_parameters=rope(1e6), tie_word_embeddings=False,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        ), 38, hf_only=True, notes="Mistral with a window in the layers that are listed, which GGUF does not say",
+    ),
     "smollm3": Variant(
         "SmolLM3", dict(FIVE_LAYERS, rope_parameters=rope(2e6), tie_word_embeddings=True), 25, converter=True,
         notes="every fourth layer has no rotation",

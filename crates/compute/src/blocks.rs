@@ -117,6 +117,9 @@ pub struct AttentionBlock<'a, B: Device> {
     pub temperature: Option<AttentionTemperature>,
     /// Norms of single heads, and rotation, of queries and keys.
     pub prep: QkvPrep<'a, B>,
+    /// Factors on rows of `[q, k, v]` after [`AttentionBlock::prep`], `[qkv_len]`. Only those of queries count, since keys and values are in
+    /// the cache by then.
+    pub query_factors: Option<&'a Tensor<B>>,
     /// How keys are weighed.
     pub params: &'a AttentionParams,
     /// Scores of the heads' sinks, `[n_heads]`.
@@ -307,10 +310,7 @@ pub fn attention<B: Blocks>(
         full_qk_norm,
         temperature,
         prep,
-        params,
-        sinks,
-        kv,
-        gate,
+    gate, kv, params, query_factors, sinks,
         out,
         qkv_rows,
         attended,
@@ -319,6 +319,9 @@ pub fn attention<B: Blocks>(
     norm_queries_and_keys(b, qkv_rows, full_qk_norm)?;
     scale_queries(b, qkv_rows, batch, &prep, temperature)?;
     b.timed("store_kv", || b.store_kv(qkv_rows, kv, batch, prep))?;
+    if let Some(factors) = query_factors {
+        b.timed("scale_queries", || b.scale_columns(qkv_rows, factors))?;
+    }
     b.timed("attention", || b.attention(attended, qkv_rows, kv, batch, params, sinks))?;
     if let Some(OutputGate { proj, rows }) = gate {
         let x = if let BlockInput::Residual = input { &*stream.residual } else { &*stream.normed };

@@ -223,6 +223,8 @@ pub struct Attention {
 pub enum QkNorm {
     /// Each head by itself; one weight of `head_dim` serves all heads.
     PerHead,
+    /// As [`QkNorm::PerHead`], but after they have turned; rotation leaves lengths as they are.
+    PerHeadAfterRotation,
     /// All heads of a token together; a weight for each element of each head.
     FullWidth,
 }
@@ -595,6 +597,23 @@ impl ModelConfig {
             (router.scores, router.scale, router.groups) = (scores, scale, groups);
         }
         Ok(())
+    }
+
+    /// Whether the factors on residual and logits can become part of embeddings and norms, as their fields say.
+    pub(crate) fn factors_fold(&self) -> bool {
+        let only_pre_norms = |layer: &LayerConfig| {
+            let LayerNorms { pre_mixer, post_mixer, pre_ffn, post_ffn } = layer.norms;
+            let reads_norms = pre_mixer.is_some() && (pre_ffn.is_some() || layer.parallel);
+            reads_norms && post_mixer.is_none() && post_ffn.is_none()
+        };
+        let no_other_norms = self.attentions().all(|a| a.qk_norm.is_none() && !a.sub_norm)
+            && self.layers.iter().all(|layer| match layer.ffn {
+                Ffn::Gated(dense) | Ffn::Plain(dense) => !dense.sub_norm,
+                Ffn::Experts(_) => true,
+            });
+        let residual = self.layers.iter().all(only_pre_norms) && no_other_norms && !self.learned_positions;
+        (self.residual_scale == 1.0 || residual)
+            && (self.logit_scale == 1.0 || self.lm_head_bias == Presence::Absent)
     }
 
     /// Bytes of keys and values that one token takes in a cache of type `dtype`, in all layers together.

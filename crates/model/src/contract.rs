@@ -380,7 +380,7 @@ impl Checker<'_> {
         self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: attention.qkv_bias });
         let lens = match attention.qk_norm {
             None => None,
-            Some(QkNorm::PerHead) => Some([h.head_dim; 2]),
+            Some(QkNorm::PerHead | QkNorm::PerHeadAfterRotation) => Some([h.head_dim; 2]),
             Some(QkNorm::FullWidth) => Some([q_len, kv_len]),
         };
         if let Some([q, k]) = lens {

@@ -51,6 +51,8 @@ enum Mixer<B: Backend> {
     Attention {
         qkv: Linear<B>,
         qk_norm: Option<(Norm<B>, Norm<B>)>,
+        /// What norms after the rotation have as weights; `qk_norm` then has none.
+        query_factors: Option<Tensor<B>>,
         sinks: Option<Tensor<B>>,
         gate: Option<Linear<B>>,
         out: Output<B>,
@@ -115,6 +117,7 @@ impl<B: Backend> Decoder<B> {
         n_ctx: usize,
     ) -> Result<Self> {
         config.check_device(backend)?;
+        assert!(config.factors_fold(), "{} has factors that do not fold", config.arch);
         // The factor is 1 at all positions of a context within the first period.
         config.each_attention(|a| a.temperature = a.temperature.filter(|t| n_ctx > t.period));
         let contract = Contract::check(source, &config)?;
@@ -268,24 +271,28 @@ impl<B: Backend> Decoder<B> {
             room.shared.as_mut().map(|workspace::Shared { attended, output, .. }| (attended, output));
         match (&weights.mixer, &c.layers[layer].mixer, cache.layer_mut(layer)) {
             (
-                Mixer::Attention { qkv, qk_norm, sinks, gate, out },
+                Mixer::Attention { qkv, qk_norm, query_factors, sinks, gate, out },
                 config::Mixer::Attention(this),
                 LayerCache::Kv(kv),
             ) => {
                 let &Attention { heads, scale, softcap, window, .. } = this;
                 let params = AttentionParams { heads, scale, softcap, window };
-                let norms =
-                    |kind| qk_norm.as_ref().filter(|_| this.qk_norm == Some(kind)).map(|(q, k)| (q, k));
+                let norms = |full: bool| {
+                    let found =
+                        qk_norm.as_ref().filter(|_| (this.qk_norm == Some(QkNorm::FullWidth)) == full);
+                    found.map(|(q, k)| (q, k))
+                };
                 let block = AttentionBlock {
                     input: weights.inputs.mixer(),
                     qkv,
-                    full_qk_norm: norms(QkNorm::FullWidth),
+                    full_qk_norm: norms(true),
                     temperature: this.temperature,
                     prep: QkvPrep {
                         heads,
-                        qk_norm: norms(QkNorm::PerHead),
+                        qk_norm: norms(false),
                         angles: this.rope.map(|r| (&room.angles[r], c.ropes[r].style)),
                     },
+                    query_factors: query_factors.as_ref(),
                     params: &params,
                     sinks: sinks.as_ref(),
                     kv,
@@ -443,6 +450,31 @@ fn load_layer<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Layer<B>> {
     })
 }
 
+/// Norms of queries and keys, and the factors on prepared queries.
+type QkNorms<B> = (Option<(Norm<B>, Norm<B>)>, Option<Tensor<B>>);
+
+fn load_qk_norm<B: Backend>(l: &Loader<'_, B>, i: usize, kind: Option<QkNorm>) -> Result<QkNorms<B>> {
+    Ok(match kind {
+        None => (None, None),
+        Some(QkNorm::PerHead | QkNorm::FullWidth) => {
+            (Some((l.norm(Some(i), "q_norm")?, l.norm(Some(i), "k_norm")?)), None)
+        }
+        // Without weights a norm of a head gives the same before its rotation as after it. And a product of a query and a key with
+        // weights for both is one with the product of the weights on the query.
+        Some(QkNorm::PerHeadAfterRotation) => {
+            let config::Mixer::Attention(Attention { heads, .. }) = l.shard.config().layers[i].mixer else {
+                unreachable!("only attention has norms of queries and keys")
+            };
+            let [q, k] = ["q_norm", "k_norm"].map(|name| l.norm_weight(i, name));
+            let of_head: Vec<f32> = q?.iter().zip(k?).map(|(q, k)| q * k).collect();
+            let mut factors = of_head.repeat(heads.n_heads);
+            factors.resize(heads.qkv_len(), 1.0);
+            let plain = || l.unit_norm(heads.head_dim);
+            (Some((plain()?, plain()?)), Some(l.backend.upload(&[factors.len()], &factors)?))
+        }
+    })
+}
+
 fn load_attention<B: Backend>(
     l: &Loader<'_, B>,
     i: usize,
@@ -453,12 +485,11 @@ fn load_attention<B: Backend>(
         true => l.gated_qkv(i, a.heads).map(|(qkv, gate)| (qkv, Some(gate)))?,
         false => (l.fused_or(Some(i), "qkv_proj", &["q_proj", "k_proj", "v_proj"])?, None),
     };
+    let (qk_norm, query_factors) = load_qk_norm(l, i, a.qk_norm)?;
     Ok(Mixer::Attention {
         qkv,
-        qk_norm: match a.qk_norm {
-            None => None,
-            Some(_) => Some((l.norm(Some(i), "q_norm")?, l.norm(Some(i), "k_norm")?)),
-        },
+        qk_norm,
+        query_factors,
         sinks: l.vector(i, "sinks", Part::Weight)?,
         gate,
         out: Output {

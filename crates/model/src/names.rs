@@ -77,12 +77,20 @@ pub static NAMES: &[WeightName] = &[
     row(
         "q_norm",
         "blk.{i}.attn_q_norm",
-        &["model.layers.{i}.self_attn.q_norm", "model.layers.{i}.self_attn.q_layernorm"],
+        &[
+            "model.layers.{i}.self_attn.q_norm",
+            "model.layers.{i}.self_attn.q_layernorm",
+            "model.layers.{i}.self_attn.query_layernorm",
+        ],
     ),
     row(
         "k_norm",
         "blk.{i}.attn_k_norm",
-        &["model.layers.{i}.self_attn.k_norm", "model.layers.{i}.self_attn.k_layernorm"],
+        &[
+            "model.layers.{i}.self_attn.k_norm",
+            "model.layers.{i}.self_attn.k_layernorm",
+            "model.layers.{i}.self_attn.key_layernorm",
+        ],
     ),
     row("sinks", "blk.{i}.attn_sinks", &["model.layers.{i}.self_attn.sinks"])
         .hf_is_whole()

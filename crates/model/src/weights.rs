@@ -147,6 +147,19 @@ impl<B: Backend> Loader<'_, B> {
         Ok((linear(stacked, &lens)?, linear(vec![gate], &lens[..1])?))
     }
 
+    /// The weight of a layer's norm.
+    pub(crate) fn norm_weight(&self, layer: usize, name: &'static str) -> Result<Vec<f32>> {
+        let mut weight = self.values(self.need(Weight { name, layer: Some(layer) }))?;
+        weight.iter_mut().for_each(|w| *w += self.config.norm_offset);
+        Ok(weight)
+    }
+
+    /// A norm without weights.
+    pub(crate) fn unit_norm(&self, len: usize) -> Result<Norm<B>> {
+        let weight = self.backend.upload(&[len], &vec![1.0; len])?;
+        Ok(Norm { kind: self.config.norm_kind, weight, bias: None, eps: self.config.norm_eps })
+    }
+
     /// A table of vectors, such as learned positions: `[rows, row_len]`.
     pub(crate) fn table(&self, name: &'static str) -> Result<Tensor<B>> {
         let entry = self.need(Weight { name, layer: None });

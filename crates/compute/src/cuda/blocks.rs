@@ -20,7 +20,8 @@ impl Blocks for Cuda {
         batch: &StagedBatch,
         block: AttentionBlock<'_, Self>,
     ) -> Result<()> {
-        if block.gate.is_some() {
+        // Kernels that attend prepare queries on their way, and neither multiply them after that nor what they attended.
+        if block.gate.is_some() || block.query_factors.is_some() {
             return blocks::attention(self, stream, batch, block);
         }
         let AttentionBlock {
@@ -29,6 +30,7 @@ impl Blocks for Cuda {
             full_qk_norm,
             temperature,
             prep,
+            query_factors: _,
             params,
             sinks,
             kv,

@@ -33,6 +33,8 @@ struct Attention {
     full_qk_norm: bool,
     /// Factor that the block has on queries.
     temperature: Option<AttentionTemperature>,
+    /// Whether the block multiplies prepared queries.
+    query_factors: bool,
     parts: Vec<Part>,
     /// Seed of the order of blocks.
     order: u64,
@@ -56,6 +58,7 @@ fn case(n_heads: usize, n_kv_heads: usize, head_dim: usize, parts: &[(usize, usi
         qk_norm: None,
         full_qk_norm: false,
         temperature: None,
+        query_factors: false,
         parts: parts.collect(),
         order: 1,
         out: None,
@@ -180,6 +183,7 @@ impl Attention {
         };
         let sinks = self.sinks(b);
         let (q_norm, k_norm) = (norm(self.heads.n_heads, 11), norm(self.heads.n_kv_heads, 12));
+        let factors = vector(b, &Random(13).normals(n_qkv));
         self.with_prep(b, batch, n_tokens, |prep| {
             let stream = Stream {
                 residual: &mut residual,
@@ -192,6 +196,7 @@ impl Attention {
                 full_qk_norm: self.full_qk_norm.then_some((&q_norm, &k_norm)),
                 temperature: self.temperature,
                 prep,
+                query_factors: self.query_factors.then_some(&factors),
                 params,
                 sinks: sinks.as_ref(),
                 kv,
@@ -383,6 +388,8 @@ fn rotations_and_norms() {
         check(&[Attention { full_qk_norm: true, rope, ..case(n_heads, 2, head_dim, &RAGGED) }]);
         let temperature = Some(AttentionTemperature { beta: 0.5, period: 16 });
         check(&[Attention { temperature, rope, ..case(n_heads, 2, head_dim, &RAGGED) }]);
+        let qk_norm = Some(NormKind::Rms);
+        check(&[Attention { query_factors: true, qk_norm, rope, ..case(n_heads, 2, head_dim, &RAGGED) }]);
     }
 }
 

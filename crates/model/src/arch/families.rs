@@ -25,5 +25,6 @@ pub(super) static FAMILIES: &[(&str, &str)] = &[
     ("exaone4", "EXAONE 4"),
     ("cohere2", "Command R7B or Command A"),
     ("starcoder2", "StarCoder2"),
+    ("hunyuan-dense", "Hunyuan dense"),
     ("ernie4_5", "ERNIE 4.5 dense"),
 ];

@@ -16,6 +16,7 @@ mod glm4_moe;
 mod gpt2;
 mod gpt_oss;
 mod granite;
+mod hunyuan;
 mod lfm2;
 mod llama;
 mod minimax_m2;
@@ -109,6 +110,7 @@ pub static ARCHS: &[ArchSpec] = &[
     glm4_moe::SPEC,
     minimax_m2::SPEC,
     ernie4_5_moe::SPEC,
+    hunyuan::SPEC,
 ];
 
 /// Reads a model's description.

@@ -141,11 +141,7 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
         &["llama4", "Llama4ForCausalLM", "Llama4ForConditionalGeneration"],
         "attention in chunks, norms of query and key heads after their rotation, and shared experts",
     ),
-    family(
-        "Hunyuan",
-        &["hunyuan-dense", "hunyuan-moe", "HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM"],
-        "norms of query and key heads after their rotation",
-    ),
+    family("Hunyuan A13B", &["hunyuan-moe", "HunYuanMoEV1ForCausalLM"], "shared experts"),
     family("Hunyuan VL", &["hunyuan_vl", "HunYuanVLForConditionalGeneration"], SECTIONS),
     family("Hunyuan 3", &["hy_v3", "HYV3ForCausalLM"], "a router with a bias, and shared experts"),
     family(

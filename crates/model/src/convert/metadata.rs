@@ -245,7 +245,7 @@ fn rotation(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn TensorSo
     }
     match rope.scaling {
         // The last two are tensors.
-        RopeScaling::None if arch == "cohere2" => m.insert(key("type"), "none"),
+        RopeScaling::None if ["cohere2", "hunyuan-dense"].contains(&arch) => m.insert(key("type"), "none"),
         RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => Ok(()),
         RopeScaling::Linear { factor } => {
             m.insert(key("type"), "linear")?;
