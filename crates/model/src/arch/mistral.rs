@@ -1,12 +1,17 @@
-//! Mistral (Jiang et al. 2023): Llama with a sliding window on all layers.
+//! Mistral (Jiang et al. 2023): Llama with a sliding window on all layers; Ministral of 2024 lists the layers.
 
 use super::{ArchSpec, INV_FREQ, llama};
 use crate::Result;
 use crate::config::ModelConfig;
 use crate::hyper::Hyper;
 
-pub(super) const SPEC: ArchSpec =
-    ArchSpec { name: "mistral", gguf: &[], hf: &["MistralForCausalLM"], configure, ignored: &[INV_FREQ] };
+pub(super) const SPEC: ArchSpec = ArchSpec {
+    name: "mistral",
+    gguf: &[],
+    hf: &["MistralForCausalLM", "MinistralForCausalLM"],
+    configure,
+    ignored: &[INV_FREQ],
+};
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut c = llama::base(h, "mistral")?;
