@@ -29,8 +29,13 @@ pub struct EngineConfig {
     pub speculation_costs: Option<SpeculationCosts>,
     /// Events that a stream holds for its reader before its sequences pause. Default 256.
     pub stream_capacity: usize,
-    /// How long a stream's reader may leave it full before the request is cancelled. Default 30 s.
+    /// How long a stream's reader may take nothing of a full stream before the request is cancelled. Default 30 s.
     pub stall_timeout: Duration,
+    /// How long a step may wait for what the constraints of its sequences allow next. A sequence whose constraint takes longer waits
+    /// alone, and the next step does not wait for it again. Default 5 ms.
+    pub mask_patience: Duration,
+    /// How long one step may take on the device before the engine counts as stuck; where faster steps were seen, less. Default 120 s.
+    pub longest_step: Duration,
 }
 
 impl Default for EngineConfig {
@@ -47,6 +52,8 @@ impl Default for EngineConfig {
             speculation_costs: None,
             stream_capacity: 256,
             stall_timeout: Duration::from_secs(30),
+            mask_patience: Duration::from_millis(5),
+            longest_step: Duration::from_secs(120),
         }
     }
 }

@@ -1,14 +1,16 @@
 //! The thread that owns a runner and its scheduler, and the handle to talk to it.
 
+use crate::mask_pool::MaskPool;
+use crate::pulse::{Pulse, Stuck};
 use crate::request::{Event, FinishReason, Request};
 use crate::runner::{Runner, RunnerInfo, Step, Ticket};
-use crate::scheduler::Scheduler;
+use crate::scheduler::{MaskDone, Scheduler};
 use crate::sequence::SeqId;
 use crate::speculative::{self, Proposer, SpeculationCosts};
 use crate::stats::Stats;
 use crate::stream::{Producer, Pushed, Stream, channel};
 use crate::{EngineConfig, Error, Result};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -22,6 +24,13 @@ pub struct Engine {
     scheduler: Scheduler,
     overlap: bool,
     stall_timeout: Duration,
+    mask_patience: Duration,
+    /// Started for the first request with a constraint.
+    masks: Option<MaskPool>,
+    /// Sequences whose masks the next step waits for.
+    awaited: HashSet<SeqId>,
+    /// Whether a sequence's last mask came in time.
+    in_time: HashMap<SeqId, bool>,
     shared: Arc<Shared>,
     inbox: Receiver<Command>,
     requests: HashMap<u64, Active>,
@@ -65,6 +74,7 @@ pub(crate) enum Command {
     Submit(Box<Submission>),
     Cancel { number: u64, choice: Option<u32> },
     Resume { number: u64 },
+    Mask { id: SeqId, done: Option<MaskDone>, taken: Duration },
     Shutdown { deadline: Instant },
 }
 
@@ -74,6 +84,8 @@ pub(crate) struct Submission {
     arrival: Duration,
     seed: u64,
     producer: Producer,
+    /// For the masks of its constraint, if it has one.
+    inbox: Option<Sender<Command>>,
 }
 
 struct Shared {
@@ -82,6 +94,7 @@ struct Shared {
     health: Mutex<Health>,
     health_changed: Condvar,
     start: Instant,
+    pulse: Pulse,
     next_number: AtomicU64,
     /// Sequences sent and not yet received by the thread.
     in_inbox: AtomicU64,
@@ -95,9 +108,25 @@ struct Shared {
 struct Active {
     producer: Producer,
     arrival: Duration,
-    paused_since: Option<Duration>,
+    paused: Option<Pause>,
+    inbox: Option<Sender<Command>>,
     /// Per choice: when its last token came.
     last_tokens: Vec<Option<Duration>>,
+}
+
+/// A reader that is behind.
+#[derive(Clone, Copy)]
+struct Pause {
+    /// When it was last seen to read, or fell behind.
+    since: Duration,
+    n_read: u64,
+}
+
+/// A step that the device computes.
+struct InFlight {
+    ticket: Ticket,
+    scheduled: Duration,
+    n_tokens: usize,
 }
 
 impl Engine {
@@ -144,6 +173,7 @@ impl Engine {
             health: Mutex::new(Health::Ready),
             health_changed: Condvar::new(),
             start: Instant::now(),
+            pulse: Pulse::new(config.longest_step),
             next_number: AtomicU64::new(0),
             in_inbox: AtomicU64::new(0),
             finish_interval_us: AtomicU64::new(0),
@@ -158,6 +188,10 @@ impl Engine {
             scheduler,
             overlap: config.overlap.unwrap_or(info.asynchronous),
             stall_timeout: config.stall_timeout,
+            mask_patience: config.mask_patience,
+            masks: None,
+            awaited: HashSet::new(),
+            in_time: HashMap::new(),
             shared: shared.clone(),
             inbox: receiver,
             requests: HashMap::new(),
@@ -218,18 +252,20 @@ impl Engine {
 
     /// Steps until nobody can ask for more.
     fn run(&mut self) {
-        let mut in_flight: Option<(Ticket, Duration)> = None;
+        let mut in_flight: Option<InFlight> = None;
         let mut idle = true;
         while self.take_commands(idle) {
             if !self.overlap || self.scheduler.needs_commit() {
                 in_flight.take().into_iter().for_each(|t| self.finish(t));
             }
+            self.await_masks();
             let scheduled = self.shared.now();
             let (launched, worked) = self.launch();
             let finished = in_flight.take();
             idle = !worked && finished.is_none();
             finished.into_iter().for_each(|t| self.finish(t));
-            in_flight = launched.map(|ticket| (ticket, scheduled));
+            let n_tokens = self.step.batch.tokens.len();
+            in_flight = launched.map(|ticket| InFlight { ticket, scheduled, n_tokens });
             self.end_stalled();
             self.publish();
             if self.lost.is_some() || self.drained() && in_flight.is_none() {
@@ -237,7 +273,7 @@ impl Engine {
             }
         }
         // Whoever is left is told by the caller; the device finishes what it has begun.
-        in_flight.into_iter().for_each(|(ticket, _)| drop(self.runner.finish(ticket)));
+        in_flight.into_iter().for_each(|t| drop(self.runner.finish(t.ticket)));
     }
 
     /// Takes what is in the inbox, waiting for something if the engine is idle. Returns false when nothing more can come, or the
@@ -247,16 +283,17 @@ impl Engine {
             return false;
         }
         if idle {
-            match self.next_deadline() {
-                None => match self.inbox.recv() {
-                    Ok(command) => self.take(command),
-                    Err(_) => return false,
-                },
-                Some(left) => match self.inbox.recv_timeout(left) {
-                    Ok(command) => self.take(command),
-                    Err(RecvTimeoutError::Timeout) => {}
-                    Err(RecvTimeoutError::Disconnected) => return false,
-                },
+            let deadline = self.next_deadline();
+            self.shared.pulse.idle();
+            let received = match deadline {
+                None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(left) => self.inbox.recv_timeout(left),
+            };
+            self.shared.pulse.host();
+            match received {
+                Ok(command) => self.take(command),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return false,
             }
         }
         loop {
@@ -272,7 +309,8 @@ impl Engine {
     /// How long an idle engine may sleep.
     fn next_deadline(&self) -> Option<Duration> {
         let drain = self.drain_until.map(|t| t.saturating_duration_since(Instant::now()));
-        let since = self.requests.values().filter(|_| self.n_paused > 0).filter_map(|a| a.paused_since).min();
+        let paused = self.requests.values().filter(|_| self.n_paused > 0).filter_map(|a| a.paused);
+        let since = paused.map(|pause| pause.since).min();
         let stall = since.map(|t| (t + self.stall_timeout).saturating_sub(self.shared.now()));
         drain.into_iter().chain(stall).min()
     }
@@ -291,6 +329,7 @@ impl Engine {
                 self.deliver();
             }
             Command::Resume { number } => self.set_paused(number, false),
+            Command::Mask { id, done, taken } => self.take_mask(id, done, taken),
             Command::Shutdown { deadline } => {
                 self.drain_until = Some(self.drain_until.map_or(deadline, |d| d.min(deadline)));
             }
@@ -298,12 +337,12 @@ impl Engine {
     }
 
     fn submit(&mut self, submission: Submission) {
-        let Submission { number, request, arrival, seed, producer } = submission;
+        let Submission { number, request, arrival, seed, producer, inbox } = submission;
         let n = request.n;
         self.shared.in_inbox.fetch_sub(u64::from(n), Relaxed);
         self.shared.stats.requests.add(1);
         let last_tokens = vec![None; n as usize];
-        self.requests.insert(number, Active { producer, arrival, paused_since: None, last_tokens });
+        self.requests.insert(number, Active { producer, arrival, paused: None, inbox, last_tokens });
         tracing::debug!(number, n_prompt = request.prompt.len(), max_tokens = request.max_tokens, "request");
         if let Err(error) = self.scheduler.add(number, request, arrival, seed, &mut self.events) {
             self.events.push((SeqId { request: number, choice: 0 }, Event::Error(error)));
@@ -319,7 +358,10 @@ impl Engine {
         if wanted.is_empty() {
             return;
         }
-        match proposer.propose(&wanted) {
+        self.shared.pulse.device(0);
+        let proposed = proposer.propose(&wanted);
+        self.shared.pulse.host();
+        match proposed {
             Ok(drafts) => {
                 let ids: Vec<SeqId> = wanted.iter().map(|w| w.id).collect();
                 self.scheduler.offer_drafts(ids.into_iter().zip(drafts));
@@ -339,11 +381,14 @@ impl Engine {
         if !self.scheduler.schedule(self.shared.now(), &mut self.step) {
             return (None, false);
         }
+        self.shared.pulse.device(self.step.batch.tokens.len());
         let copies = match self.step.copies.is_empty() {
             true => Ok(()),
             false => self.runner.copy_blocks(&self.step.copies),
         };
-        match copies.and_then(|()| self.runner.launch(&self.step)) {
+        let launched = copies.and_then(|()| self.runner.launch(&self.step));
+        self.shared.pulse.host();
+        match launched {
             Ok(ticket) => (Some(ticket), true),
             Err(error) => {
                 self.step_failed(&error);
@@ -355,8 +400,12 @@ impl Engine {
     }
 
     /// Waits for the oldest step in flight and delivers what it brings.
-    fn finish(&mut self, (ticket, scheduled): (Ticket, Duration)) {
-        match self.runner.finish(ticket) {
+    fn finish(&mut self, step: InFlight) {
+        let InFlight { ticket, scheduled, n_tokens } = step;
+        self.shared.pulse.device(n_tokens);
+        let finished = self.runner.finish(ticket);
+        self.shared.pulse.host();
+        match finished {
             Ok(sampled) => {
                 let now = self.shared.now();
                 self.shared.stats.step_time.record(now.saturating_sub(scheduled));
@@ -365,6 +414,56 @@ impl Engine {
             Err(error) => {
                 self.step_failed(&error);
                 self.scheduler.fail_oldest(&error, &mut self.events);
+            }
+        }
+        self.deliver();
+        self.request_masks();
+    }
+
+    /// Has the masks computed that the last commit asked for.
+    fn request_masks(&mut self) {
+        for job in self.scheduler.take_mask_jobs() {
+            let id = job.id();
+            let Some(inbox) = self.requests.get(&id.request).and_then(|active| active.inbox.clone()) else {
+                continue;
+            };
+            // A new sequence is waited for, but it has not shown yet that it leaves threads to others.
+            let in_time = self.in_time.get(&id).copied();
+            if in_time != Some(false) {
+                self.awaited.insert(id);
+            }
+            let masks = self.masks.get_or_insert_with(|| MaskPool::new(mask_threads()));
+            let reply = Box::new(move |done, taken| {
+                // An engine that has ended needs no masks.
+                let _ = inbox.send(Command::Mask { id, done, taken });
+            });
+            masks.submit(job, in_time != Some(true), reply);
+        }
+    }
+
+    /// Waits for masks that come soon.
+    fn await_masks(&mut self) {
+        let end = Instant::now() + self.mask_patience;
+        while !self.awaited.is_empty() {
+            match self.inbox.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(command) => self.take(command),
+                Err(_) => break,
+            }
+        }
+        self.in_time.extend(self.awaited.drain().map(|id| (id, false)));
+    }
+
+    fn take_mask(&mut self, id: SeqId, done: Option<MaskDone>, taken: Duration) {
+        self.awaited.remove(&id);
+        let slow = taken > self.mask_patience;
+        if self.requests.contains_key(&id.request) {
+            self.in_time.insert(id, !slow);
+        }
+        match done {
+            Some(done) => self.events.extend(self.scheduler.take_mask(done, slow)),
+            None => {
+                let message = "its computation failed".to_owned();
+                self.events.push((id, Event::Error(Error::Constraint { message })));
             }
         }
         self.deliver();
@@ -404,8 +503,11 @@ impl Engine {
         self.set_paused(number, false);
         let Some(active) = self.requests.remove(&number) else { return };
         for choice in 0..active.last_tokens.len() as u32 {
+            let id = SeqId { request: number, choice };
             // Whoever is left has nobody to tell.
-            self.scheduler.cancel(SeqId { request: number, choice }, now);
+            self.scheduler.cancel(id, now);
+            self.awaited.remove(&id);
+            self.in_time.remove(&id);
         }
         let interval = now.saturating_sub(self.last_finish).as_micros() as u64;
         self.last_finish = now;
@@ -415,26 +517,30 @@ impl Engine {
 
     fn set_paused(&mut self, number: u64, paused: bool) {
         let Some(active) = self.requests.get_mut(&number) else { return };
-        if active.paused_since.is_some() == paused {
+        if active.paused.is_some() == paused {
             return;
         }
-        active.paused_since = paused.then(|| self.shared.now());
+        active.paused = paused.then(|| Pause { since: self.shared.now(), n_read: active.producer.n_read() });
         self.n_paused = if paused { self.n_paused + 1 } else { self.n_paused - 1 };
         for choice in 0..active.last_tokens.len() as u32 {
             self.scheduler.set_paused(SeqId { request: number, choice }, paused);
         }
     }
 
-    /// Gives up on requests whose reader has taken nothing for too long.
+    /// Gives up on requests whose reader has taken nothing for too long; one that reads slowly has time again.
     fn end_stalled(&mut self) {
         if self.n_paused == 0 {
             return;
         }
         let now = self.shared.now();
-        for (&number, active) in &self.requests {
-            if let Some(stalled) =
-                active.paused_since.map(|t| now.saturating_sub(t)).filter(|s| *s >= self.stall_timeout)
-            {
+        for (&number, active) in &mut self.requests {
+            let Some(pause) = &mut active.paused else { continue };
+            let n_read = active.producer.n_read();
+            if n_read != pause.n_read {
+                *pause = Pause { since: now, n_read };
+            }
+            let stalled = now.saturating_sub(pause.since);
+            if stalled >= self.stall_timeout {
                 let error = Error::SlowReader { stalled };
                 self.events.push((SeqId { request: number, choice: 0 }, Event::Error(error)));
             }
@@ -548,7 +654,8 @@ impl Client {
         let (producer, stream) = channel(number, request.n, self.config.stream_capacity, self.inbox.clone());
         let arrival = self.shared.now();
         let seed = self.shared.entropy.hash_one(number);
-        let submission = Submission { number, request, arrival, seed, producer };
+        let inbox = request.constraint.is_some().then(|| self.inbox.clone());
+        let submission = Submission { number, request, arrival, seed, producer, inbox };
         // An engine that has just ended drops the submission, and its producer then answers the stream.
         match self.inbox.send(Command::Submit(Box::new(submission))) {
             Ok(()) => Ok(stream),
@@ -579,6 +686,11 @@ impl Client {
         self.shared.health().clone()
     }
 
+    /// Whether the engine's thread has been at one thing for longer than that can take.
+    pub fn stuck(&self) -> Option<Stuck> {
+        self.shared.pulse.stuck()
+    }
+
     /// Counters, gauges and histograms.
     pub fn stats(&self) -> &Stats {
         &self.shared.stats
@@ -607,6 +719,11 @@ impl Client {
         let interval = Duration::from_micros(self.shared.finish_interval_us.load(Relaxed));
         (interval * queued.min(1 << 16) as u32 / 2).clamp(Duration::from_secs(1), Duration::from_secs(60))
     }
+}
+
+/// The cores belong to the model; masks take a small part of a step.
+fn mask_threads() -> usize {
+    std::thread::available_parallelism().map_or(2, |n| n.get() / 8).clamp(2, 8)
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {

@@ -10,14 +10,17 @@
 //! - When blocks or slots run out, a running sequence takes those of the last in turn, or of one whose reader stalls. The loser waits
 //!   and is recomputed later, mostly from the prefix cache.
 //!
-//! Here stands what a step computes, and in [`crate::state`] what sequences keep on the device for it; in `commit` what its outcome means, in `drafts` which guesses are wanted and taken, in `rows`
+//! Here stands what a step computes, and in [`crate::state`] what sequences keep on the device for it; in `commit` what its outcome means, in
+//! `masks` how constraints say what may follow, in `drafts` which guesses are wanted and taken, in `rows`
 //! what to do with each row of logits, in `check` that the books balance.
 
 mod check;
 mod commit;
 mod drafts;
+mod masks;
 mod rows;
 
+pub use masks::{MaskDone, MaskJob};
 pub(crate) use rows::Chooser;
 
 use crate::request::{Event, FinishReason, Request};
@@ -57,6 +60,8 @@ pub struct Scheduler {
     max_drafts: usize,
     /// Guesses for the step to be scheduled next.
     drafts: HashMap<SeqId, Draft>,
+    /// Constraints that have to say what may follow.
+    mask_jobs: Vec<MaskJob>,
     counters: SchedulerCounters,
 }
 
@@ -150,6 +155,7 @@ impl Scheduler {
             speculate: config.speculate,
             max_drafts: config.max_drafts,
             drafts: HashMap::new(),
+            mask_jobs: Vec::new(),
             counters: SchedulerCounters::default(),
         }
     }
@@ -210,7 +216,9 @@ impl Scheduler {
                 n_logprobs: request.n_logprobs,
                 prompt_logprobs,
                 salt: request.cache_salt,
+                constrained: constraint.is_some(),
                 constraint,
+                slow_mask: false,
                 mask: mask.clone(),
                 arrival,
                 first_step: None,
@@ -350,7 +358,8 @@ impl Scheduler {
                 let turn = waiting.expect("one of both is next");
                 after = Some(turn);
                 let seq = &self.seqs[&turn.id];
-                if !seq.paused && seq.n_in_flight == 0 && !self.waits_for_sibling(seq) {
+                let held = seq.paused || seq.waits_for_mask() || self.waits_for_sibling(seq);
+                if !held && seq.n_in_flight == 0 {
                     admitting = self.admit(turn, now);
                 }
             }

@@ -72,7 +72,12 @@ pub(crate) struct Sequence {
     pub(crate) n_logprobs: Option<usize>,
     pub(crate) prompt_logprobs: Option<usize>,
     pub(crate) salt: Option<u64>,
+    /// Whether it has a constraint.
+    pub(crate) constrained: bool,
+    /// Its constraint, unless that is away to compute what it allows next.
     pub(crate) constraint: Option<Box<dyn Constraint>>,
+    /// The last mask took long to compute.
+    pub(crate) slow_mask: bool,
     /// What the constraint allows next.
     pub(crate) mask: Vec<u32>,
 
@@ -109,8 +114,17 @@ impl Sequence {
     /// Whether more of it can be launched now, if it is running.
     pub(crate) fn is_ready(&self) -> bool {
         let has_all = self.max_tokens > 0 && self.n_generated() >= self.max_tokens;
-        let needs_token = self.n_unseen > 0 && (self.constraint.is_some() || self.verifies);
-        !self.paused && !has_all && !needs_token && self.n_remaining() > 0
+        let needs_token = self.n_unseen > 0 && (self.constrained || self.verifies);
+        !self.paused
+            && !self.waits_for_mask()
+            && !has_all
+            && !needs_token
+            && self.n_remaining() > 0
+    }
+
+    /// Whether it is not known what its constraint allows next.
+    pub(crate) fn waits_for_mask(&self) -> bool {
+        self.constrained && self.constraint.is_none()
     }
 
     /// Gives up its state, which is the caller's to release.

@@ -46,6 +46,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     events: VecDeque<Event>,
+    /// Events that the reader has taken.
+    n_read: u64,
     waker: Option<Waker>,
     /// The engine was told to pause.
     full: bool,
@@ -90,6 +92,11 @@ impl Producer {
             waker.wake();
         }
         pushed
+    }
+
+    /// Events that the reader has taken so far.
+    pub(crate) fn n_read(&self) -> u64 {
+        self.shared.lock().n_read
     }
 
     /// Whether all choices have ended.
@@ -195,6 +202,7 @@ impl Stream {
         let Some(event) = state.events.pop_front() else {
             return state.done.then_some(None);
         };
+        state.n_read += 1;
         if state.full && state.events.len() <= self.shared.capacity / 2 {
             state.full = false;
             self.send(Command::Resume { number: self.number });

@@ -399,6 +399,118 @@ fn a_grammar_that_fails_ends_only_its_request() {
     assert_eq!(client.submit(request).unwrap().collect_tokens().unwrap()[0].0, expected);
 }
 
+/// A constraint that allows everything, each time only after it was told to.
+struct Gated {
+    mask: TokenMask,
+    gate: Arc<std::sync::Mutex<std::sync::mpsc::Receiver<()>>>,
+    waits: bool,
+}
+
+impl Constraint for Gated {
+    fn allowed(&mut self) -> Result<&TokenMask, String> {
+        if std::mem::take(&mut self.waits) {
+            self.gate.lock().unwrap().recv().map_err(|_| "the gate is gone".to_owned())?;
+        }
+        Ok(&self.mask)
+    }
+
+    fn accept(&mut self, _token: u32) -> Result<(), String> {
+        self.waits = true;
+        Ok(())
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        let (mask, gate) = (self.mask.clone(), self.gate.clone());
+        Box::new(Self { mask, gate, waits: self.waits })
+    }
+}
+
+fn gated() -> (Box<dyn Constraint>, std::sync::mpsc::Sender<()>) {
+    let (open, gate) = std::sync::mpsc::channel();
+    let mut mask = TokenMask::none(support::VOCAB_SIZE);
+    (0..support::VOCAB_SIZE as u32).for_each(|token| mask.allow(token));
+    (Box::new(Gated { mask, gate: Arc::new(std::sync::Mutex::new(gate)), waits: false }), open)
+}
+
+#[test]
+fn who_waits_for_a_mask_waits_alone() {
+    let config = EngineConfig { mask_patience: Duration::from_millis(500), ..EngineConfig::default() };
+    let (client, permit) = start_gated(config);
+    let constrained = |prompt: &[u32], max_tokens| {
+        let (constraint, open) = gated();
+        let (mut request, expected) = greedy(prompt, max_tokens);
+        request.constraint = Some(constraint);
+        (client.submit(request).unwrap(), open, expected)
+    };
+    let collect = |stream: realizar_engine::Stream| stream.collect_tokens().unwrap()[0].0.clone();
+    // Masks that come at once have a thread that the others, which are more than there are threads, cannot take.
+    let (mut quick, open, quick_expected) = constrained(&[7, 8], 150);
+    (0..200).for_each(|_| open.send(()).unwrap());
+    (0..4).for_each(|_| permit.send(()).unwrap());
+    let mut quick_tokens = Vec::new();
+    while quick_tokens.len() < 3 {
+        match quick.recv() {
+            Some(Event::Token { id, .. }) => quick_tokens.push(id),
+            other => panic!("{other:?}"),
+        }
+    }
+    let late: Vec<_> = (0..12).map(|i| constrained(&[1, 2, i], 10)).collect();
+    let (free, free_expected) = greedy(&[4, 5, 6], 10);
+    let free = client.submit(free).unwrap();
+    (0..10_000).for_each(|_| permit.send(()).unwrap());
+    assert_eq!(collect(free), free_expected);
+    quick_tokens.extend(collect(quick));
+    assert_eq!(quick_tokens, quick_expected);
+    for (_, open, _) in &late {
+        (0..20).for_each(|_| open.send(()).unwrap());
+    }
+    for (stream, _open, expected) in late {
+        assert_eq!(collect(stream), expected);
+    }
+}
+
+#[test]
+fn a_request_that_ends_while_its_mask_is_computed_leaves_nothing_behind() {
+    let client = start(EngineConfig::default());
+    let (constraint, open) = gated();
+    let (mut request, _) = greedy(&[1, 2, 3], 10);
+    request.constraint = Some(constraint);
+    let mut stream = client.submit(request).unwrap();
+    assert!(matches!(stream.recv(), Some(Event::Token { .. })));
+    drop(stream);
+    let (request, expected) = greedy(&[1, 2, 3], 10);
+    assert_eq!(client.submit(request).unwrap().collect_tokens().unwrap()[0].0, expected);
+    drop(open);
+    client.shutdown(Duration::from_secs(60));
+    assert_eq!(client.health(), Health::Stopped);
+    assert_eq!(client.stats().blocks_in_use.get(), 0);
+}
+
+#[test]
+fn a_reader_that_is_slow_but_reads_gets_everything() {
+    let config = EngineConfig {
+        stream_capacity: 64,
+        stall_timeout: Duration::from_millis(1500),
+        ..EngineConfig::default()
+    };
+    let client = start(config);
+    let (request, expected) = greedy(&[1, 2, 3], 90);
+    let mut stream = client.submit(request).unwrap();
+    let mut tokens = Vec::new();
+    // Until the engine is told to go on, 32 events are read; that takes longer than its patience.
+    while let Some(event) = stream.recv() {
+        match event {
+            Event::Token { id, .. } => tokens.push(id),
+            Event::Finished { .. } => {}
+            other => panic!("{other:?} after {} tokens", tokens.len()),
+        }
+        if tokens.len() < 40 {
+            std::thread::sleep(Duration::from_millis(60));
+        }
+    }
+    assert_eq!(tokens, expected);
+}
+
 #[test]
 fn the_next_turn_of_a_chat_computes_only_what_is_new() {
     let client = start(EngineConfig::default());

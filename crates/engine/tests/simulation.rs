@@ -2,7 +2,7 @@
 //!
 //! Aim: whatever shares the steps, every request gets exactly the tokens that it would get alone, the books balance after every step,
 //! and nobody waits for ever. Method: a runner that reads each sequence's history back from its blocks and slots (`support`), random
-//! sizes of everything, arrivals with shared beginnings, cancellations, stalled readers, steps that fail at launch or at finish, and right and
+//! sizes of everything, arrivals with shared beginnings, cancellations, stalled readers, masks that come late, steps that fail at launch or at finish, and right and
 //! wrong guesses of what comes next.
 
 mod support;
@@ -10,7 +10,7 @@ mod support;
 use realizar_compute::BatchLimits;
 use realizar_engine::speculative::SpeculationCosts;
 use realizar_engine::{
-    EngineConfig, Error, Event, FinishReason, Runner, RunnerInfo, Scheduler, SeqId, SlotSizes, Step,
+    EngineConfig, Error, Event, FinishReason, MaskJob, Runner, RunnerInfo, Scheduler, SeqId, SlotSizes, Step,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -37,6 +37,8 @@ struct Summary {
     prompt_tokens: u64,
     drafted: u64,
     accepted: u64,
+    masks: u64,
+    late_masks: u64,
     /// A hash of all events in order.
     trace: u64,
 }
@@ -55,6 +57,8 @@ struct Simulation {
     now: Duration,
     live: BTreeMap<SeqId, Live>,
     paused: Vec<u64>,
+    /// What constraints are still to say.
+    masks: Vec<MaskJob>,
     next_request: u64,
     bases: Vec<Vec<u32>>,
     solos: HashMap<SeqId, Arc<Solo>>,
@@ -135,6 +139,7 @@ impl Simulation {
             now: Duration::ZERO,
             live: BTreeMap::new(),
             paused: Vec::new(),
+            masks: Vec::new(),
             next_request: 0,
             solos: HashMap::new(),
             head: None,
@@ -162,6 +167,7 @@ impl Simulation {
             if !self.overlap || (self.heeds && self.scheduler.needs_commit()) {
                 in_flight.take().into_iter().for_each(|t| self.finish(t));
             }
+            self.compute_masks(loaded);
             self.guess();
             let scheduled = self.scheduler.schedule(self.now, &mut self.step);
             self.watch_head();
@@ -224,6 +230,26 @@ impl Simulation {
             drafts.push((wanted.id, draft));
         }
         self.scheduler.offer_drafts(drafts);
+    }
+
+    /// Has some constraints say what may follow, in any order; all of them when there is no load.
+    fn compute_masks(&mut self, loaded: bool) {
+        self.masks.extend(self.scheduler.take_mask_jobs());
+        let mut events = Vec::new();
+        let mut left = Vec::new();
+        while !self.masks.is_empty() {
+            let job = self.masks.swap_remove(self.random.below(self.masks.len()));
+            if loaded && self.random.once_in(4) {
+                left.push(job);
+                continue;
+            }
+            self.summary.masks += 1;
+            let slow = self.random.once_in(10);
+            events.extend(self.scheduler.take_mask(job.run(), slow));
+        }
+        self.summary.late_masks += left.len() as u64;
+        self.masks = left;
+        self.take(events);
     }
 
     fn finish(&mut self, ticket: realizar_engine::Ticket) {
@@ -369,7 +395,8 @@ impl Simulation {
     fn watch_head(&mut self) {
         let turn = |(id, live): &(&SeqId, &Live)| (live.due_us, **id);
         let head = self.live.iter().min_by_key(turn).map(|(id, _)| *id);
-        let head = head.filter(|id| !self.paused.contains(&id.request));
+        let waits = |id: &SeqId| self.masks.iter().any(|job| job.id() == *id);
+        let head = head.filter(|id| !self.paused.contains(&id.request) && !waits(id));
         self.head = match (head, self.head) {
             (Some(new), Some((old, n))) if new == old => Some((old, n + 1)),
             (new, _) => new.map(|id| (id, 0)),
@@ -436,6 +463,8 @@ fn run_seeds(recurrent: bool) {
         total.prompt_tokens += s.prompt_tokens;
         total.drafted += s.drafted;
         total.accepted += s.accepted;
+        total.masks += s.masks;
+        total.late_masks += s.late_masks;
     }
     let both = [
         ("finished", total.finished),
@@ -448,6 +477,8 @@ fn run_seeds(recurrent: bool) {
         ("copies", total.copies as u64),
         ("deferred tokens", total.deferred as u64),
         ("scored tokens", total.prompt_tokens),
+        ("masks", total.masks),
+        ("late masks", total.late_masks),
         ("right guesses", total.accepted),
         ("wrong guesses", total.drafted - total.accepted),
     ];

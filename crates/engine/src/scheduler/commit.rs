@@ -86,6 +86,7 @@ impl Scheduler {
         }
         seq.n_unseen -= 1;
         seq.verifies = false;
+        let mut taken = Vec::new();
         for row in &rows[part.scored.len()..] {
             let choice = match row {
                 Ok(choice) => choice,
@@ -103,14 +104,11 @@ impl Scheduler {
             if n_generated >= seq.max_tokens {
                 return Some(seq.finished(FinishReason::Length, now));
             }
-            if let Some(constraint) = &mut seq.constraint {
-                let next = constraint.accept(id).and_then(|()| constraint.allowed());
-                match next {
-                    Ok(mask) => seq.mask.copy_from_slice(mask.words()),
-                    Err(message) => return Some(Event::Error(Error::Constraint { message })),
-                }
+            if seq.constrained {
+                taken.push(id);
             }
         }
+        self.request_mask(part.id, taken);
         None
     }
 

@@ -59,12 +59,15 @@ impl Scheduler {
 
     /// Whether the sequence's next step depends on tokens that the host has to see before.
     pub(super) fn needs_tokens(&self, seq: &Sequence) -> bool {
-        seq.constraint.is_some() || seq.verifies || self.n_drafts(seq) > 0
+        seq.constrained || seq.verifies || self.n_drafts(seq) > 0
     }
 
     /// How many guesses are worth their cost for a sequence that decodes.
     fn n_drafts(&self, seq: &Sequence) -> usize {
         let (Some(length), Some(costs)) = (&seq.draft_length, self.costs) else { return 0 };
+        if seq.slow_mask {
+            return 0;
+        }
         // A step yields one token more than it has right drafts.
         let left = seq.max_tokens.saturating_sub(seq.n_generated() + 1);
         let most = self.max_drafts.min(left);
