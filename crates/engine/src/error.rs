@@ -29,6 +29,12 @@ pub enum Error {
     /// A stop string that every text contains.
     #[error("a stop string is empty")]
     EmptyStop,
+    /// Stop strings that cannot be looked for.
+    #[error("the stop strings cannot be looked for: {message}")]
+    Stop {
+        /// Why.
+        message: String,
+    },
     /// The model cannot chat.
     #[error("the model has no chat template; ask for a completion instead")]
     NoChatTemplate,
@@ -116,6 +122,7 @@ impl Error {
             Self::EmptyPrompt
             | Self::PromptTooLong { .. }
             | Self::EmptyStop
+            | Self::Stop { .. }
             | Self::NoChatTemplate
             | Self::Template { .. }
             | Self::UnknownToken { .. }

@@ -3,7 +3,7 @@
 //! All of it runs on the caller's thread; the engine sees token ids only.
 
 use crate::request::{Event, FinishReason, Request, Timings, Usage};
-use crate::stop_strings::{Passed, StopStrings};
+use crate::stop_strings::{Passed, StopFilter, StopStrings};
 use crate::stream::Stream;
 use crate::{Client, Error, Result, SamplingParams};
 use realizar_model::chat_template::{ChatTemplate, Timestamp};
@@ -172,29 +172,26 @@ impl TextEngine {
 
     /// Hands a request to the engine and turns its tokens into text, which ends before the first of the `stop` strings.
     ///
-    /// Errors: as [`Client::submit`]; [`Error::EmptyStop`].
+    /// Errors: as [`Client::submit`] and [`StopStrings::new`].
     pub fn submit(&self, request: Request, stop: &[String]) -> Result<TextStream> {
-        self.submit_showing(request, stop, &[])
+        self.submit_showing(request, &StopStrings::new(stop)?, &[])
     }
 
-    /// Like [`TextEngine::submit`], with the texts of some control tokens, which are left out otherwise.
+    /// Like [`TextEngine::submit`], with stop strings that many requests share, and with the texts of some control tokens, which are
+    /// left out otherwise.
     ///
-    /// Errors: as [`TextEngine::submit`].
-    pub fn submit_showing(&self, request: Request, stop: &[String], shown: &[u32]) -> Result<TextStream> {
-        if stop.iter().any(String::is_empty) {
-            return Err(Error::EmptyStop);
-        }
+    /// Errors: as [`Client::submit`].
+    pub fn submit_showing(&self, request: Request, stops: &StopStrings, shown: &[u32]) -> Result<TextStream> {
         let n = request.n as usize;
-        let stops: Arc<[String]> = stop.into();
         let choice = ChoiceText {
             decoder: StreamDecoder::new(self.tokenizer.clone(), true).showing(shown),
-            filter: StopStrings::new(stops.clone()),
+            filter: stops.filter(),
             stop: None,
             n_tokens: 0,
         };
         let stream = self.client.submit(request)?;
         let (choices, ready) = (vec![choice; n], VecDeque::new());
-        Ok(TextStream { stream, stops, choices, ready, include_stops: false, n_exempt: 0 })
+        Ok(TextStream { stream, stops: stops.clone(), choices, ready, include_stops: false, n_exempt: 0 })
     }
 
     /// Continues a text.
@@ -265,7 +262,7 @@ impl TextEngine {
 /// The text of one request, as it comes. Dropping it cancels the request.
 pub struct TextStream {
     stream: Stream,
-    stops: Arc<[String]>,
+    stops: StopStrings,
     choices: Vec<ChoiceText>,
     ready: VecDeque<TextEvent>,
     /// What ends a text is part of it.
@@ -277,7 +274,7 @@ pub struct TextStream {
 #[derive(Clone)]
 struct ChoiceText {
     decoder: StreamDecoder,
-    filter: StopStrings,
+    filter: StopFilter,
     /// The stop string that ended it, as an index.
     stop: Option<usize>,
     n_tokens: usize,
@@ -399,7 +396,7 @@ impl TextStream {
                     state.stop = passed.stop;
                     self.stream.cancel_choice(choice);
                     if self.include_stops {
-                        passed.text += &self.stops[stop];
+                        passed.text += self.stops.get(stop).map_or("", String::as_str);
                     }
                 }
                 let token = Some(TokenInfo { id, logprob, top_logprobs });
@@ -417,7 +414,7 @@ impl TextStream {
                     state.stop = passed.stop;
                     match passed.stop {
                         None => passed.text += &state.filter.finish(),
-                        Some(stop) if self.include_stops => passed.text += &self.stops[stop],
+                        Some(stop) if self.include_stops => passed.text += self.stops.get(stop).map_or("", String::as_str),
                         Some(_) => {}
                     }
                     if !passed.text.is_empty() {
@@ -426,7 +423,7 @@ impl TextStream {
                     }
                 }
                 usage.completion_tokens = state.n_tokens;
-                let stop = state.stop.map(|i| self.stops[i].clone());
+                let stop = state.stop.and_then(|i| self.stops.get(i).cloned());
                 let reason = if stop.is_some() { FinishReason::Stop { token: None } } else { reason };
                 self.ready.push_back(TextEvent::Finished { choice, reason, stop, usage, timings });
             }

@@ -48,4 +48,5 @@ pub use runner::{BlockCopy, Choice, Row, Runner, RunnerInfo, Sampled, SlotSizes,
 pub use scheduler::{MaskDone, MaskJob, Scheduler, SchedulerCounters};
 pub use sequence::SeqId;
 pub use stats::{Histogram, Stats};
+pub use stop_strings::StopStrings;
 pub use stream::Stream;

@@ -128,7 +128,7 @@ impl From<EngineError> for ApiError {
         let api = Self::new(status, kind, message);
         match error {
             EngineError::PromptTooLong { .. } => api.code("context_length_exceeded"),
-            EngineError::EmptyStop => api.param("stop"),
+            EngineError::EmptyStop | EngineError::Stop { .. } => api.param("stop"),
             EngineError::NoChatTemplate => api.code("no_chat_template"),
             EngineError::Template { .. } => api.code("chat_template_error"),
             EngineError::UnknownToken { what: "the logit bias", .. } => api.param("logit_bias"),

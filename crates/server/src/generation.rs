@@ -8,7 +8,7 @@ use crate::openai::{Endpoint, SamplingFields, StreamOptions, Totals};
 use crate::sizes::Sizes;
 use crate::structured::Format;
 use crate::token_limits::TokenRules;
-use realizar_engine::{Constraint, SamplingParams, TextEvent, TextParams, TextStream};
+use realizar_engine::{Constraint, SamplingParams, StopStrings, TextEvent, TextParams, TextStream};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -17,7 +17,7 @@ pub(crate) struct Plan {
     pub(crate) sampling: SamplingParams,
     pub(crate) max_tokens: Option<usize>,
     pub(crate) n: u32,
-    pub(crate) stops: Vec<String>,
+    pub(crate) stops: StopStrings,
     pub(crate) include_stops: bool,
     /// Tokens that end the text, besides the model's own.
     pub(crate) stop_tokens: Vec<u32>,
@@ -54,7 +54,7 @@ impl Plan {
             sampling: fields.sampling(&app.config.sampling)?,
             max_tokens: fields.max_tokens()?,
             n: fields.n()?,
-            stops: fields.stops()?,
+            stops: StopStrings::new(&fields.stops()?)?,
             include_stops: tokens.include_stop_str_in_output.unwrap_or(false),
             stop_tokens: tokens.stop_token_ids.clone().unwrap_or_default(),
             min_tokens: tokens.min_tokens.unwrap_or(0) as usize,

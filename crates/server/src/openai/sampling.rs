@@ -13,6 +13,8 @@ pub(crate) const MAX_N: u32 = 128;
 pub(crate) const MAX_LOGPROBS: usize = 20;
 /// Stop strings of a request at most.
 const MAX_STOPS: usize = 64;
+/// Bytes of a request's stop strings together at most.
+const MAX_STOP_BYTES: usize = 64 << 10;
 /// Steps of priority in either direction.
 const MAX_PRIORITY: i32 = 1000;
 
@@ -153,6 +155,12 @@ impl SamplingFields {
         }
         if stops.len() > MAX_STOPS {
             let message = format!("there are {} stop strings but at most {MAX_STOPS} are taken", stops.len());
+            return Err(ApiError::invalid_param("stop", message));
+        }
+        let n_bytes: usize = stops.iter().map(String::len).sum();
+        if n_bytes > MAX_STOP_BYTES {
+            let message =
+                format!("the stop strings have {n_bytes} bytes but at most {MAX_STOP_BYTES} are taken");
             return Err(ApiError::invalid_param("stop", message));
         }
         Ok(stops)
