@@ -83,6 +83,9 @@ pub(crate) struct ServeArgs {
     /// Objects of JSON schemas that do not mention additionalProperties may have further properties, as the standard says.
     #[arg(long)]
     open_schemas: bool,
+    /// How long compiling the format of one answer (a schema, pattern, grammar or tools) may take.
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
+    format_timeout: Duration,
     /// How long SIGTERM or Ctrl-C lets answers finish; a second one ends at once.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     drain_seconds: Duration,
@@ -128,6 +131,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         write_timeout: args.write_timeout,
         max_connections: args.max_connections,
         open_schemas: args.open_schemas,
+        format_timeout: args.format_timeout,
         sampling,
     };
     let name = config.names.join(", ");

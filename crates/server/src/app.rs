@@ -3,15 +3,19 @@
 use crate::auth::Caller;
 use crate::config::Config;
 use crate::error::{ApiError, Result};
+use crate::generation::Wanted;
 use crate::sizes::Sizes;
-use crate::structured::{GrammarError, Grammars};
+use crate::structured::{Compiled, FormatPool, GrammarError, Grammars, Refused};
 use crate::tool_calls::Syntax;
-use realizar_engine::TextEngine;
+use realizar_engine::{Constraint, TextEngine};
 use realizar_model::chat_template::Timestamp;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// When a client whose format found no place in the queue should come again.
+const FORMAT_RETRY: Duration = Duration::from_secs(1);
 
 /// The engine and the options, with what is computed once.
 pub(crate) struct App {
@@ -26,15 +30,21 @@ pub(crate) struct App {
     /// How the model writes tool calls.
     pub(crate) syntax: &'static Syntax,
     grammars: OnceLock<std::result::Result<Grammars, GrammarError>>,
+    /// Where formats are compiled.
+    pub(crate) formats: FormatPool,
     entropy: RandomState,
     next_id: AtomicU64,
 }
 
 impl App {
-    pub(crate) fn new(engine: TextEngine, config: Config, openapi: String) -> Self {
+    /// Errors: the system gives no threads.
+    pub(crate) fn new(engine: TextEngine, config: Config, openapi: String) -> std::io::Result<Self> {
         let syntax = Syntax::of(engine.template());
         tracing::info!(syntax = syntax.name, "tool calls are recognised");
-        Self {
+        // The cores belong to the engine; one thread that is busy with a large format must not delay all others.
+        let n_threads = std::thread::available_parallelism().map_or(2, |n| n.get() / 8).clamp(2, 4);
+        Ok(Self {
+            formats: FormatPool::new(n_threads, config.format_timeout)?,
             engine,
             config,
             created: unix_time(),
@@ -44,7 +54,7 @@ impl App {
             sizes: Arc::default(),
             entropy: RandomState::new(),
             next_id: AtomicU64::new(0),
-        }
+        })
     }
 
     /// The model's first name.
@@ -79,14 +89,36 @@ impl App {
     }
 
     /// What compiles grammars for the model. The first call sorts its vocabulary.
-    ///
-    /// Errors: the vocabulary allows no grammars.
-    pub(crate) fn grammars(&self) -> Result<&Grammars> {
+    fn grammars(&self) -> std::result::Result<&Grammars, GrammarError> {
         let make = || {
             let tokenizer = self.engine.tokenizer();
             Grammars::new(tokenizer, tokenizer.eos_ids())
         };
-        self.grammars.get_or_init(make).as_ref().map_err(|error| error.clone().into())
+        self.grammars.get_or_init(make).as_ref().map_err(Clone::clone)
+    }
+
+    /// What makes an answer follow the format that a request wants.
+    ///
+    /// Errors: what is wrong with the format, by the field that says it; 429 if too many formats wait to be compiled.
+    pub(crate) async fn constraint(self: &Arc<Self>, wanted: Wanted) -> Result<Box<dyn Constraint>> {
+        let Wanted { key, field, after_reasoning, format } = wanted;
+        let app = self.clone();
+        let work = move |deadline| {
+            let grammars = app.grammars()?;
+            grammars.compile_until(&format(&app)?, deadline)
+        };
+        let compiled = self.formats.compile(key, work).await.map_err(|refused| match refused {
+            Refused::Format(error) => ApiError::from(error).or_param(field),
+            Refused::Busy => ApiError::overloaded("too many formats wait to be compiled", FORMAT_RETRY),
+        })?;
+        self.compute(move |app| {
+            let constraint = {
+                let compiled: &Compiled = &compiled.lock().unwrap_or_else(PoisonError::into_inner);
+                compiled.constraint()
+            };
+            Ok(if after_reasoning { app.grammars()?.after_reasoning(constraint) } else { constraint })
+        })
+        .await
     }
 
     /// What a request shares cached prefixes with.

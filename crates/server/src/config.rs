@@ -33,6 +33,8 @@ pub struct Config {
     /// Objects of a JSON schema that does not mention `additionalProperties` may have further properties, as the standard says; by
     /// default they have those of the schema only.
     pub open_schemas: bool,
+    /// How long compiling the format of one answer (a schema, pattern, grammar or tools) may take. Default 2 s.
+    pub format_timeout: Duration,
     /// How tokens are chosen where a request does not say. Default: the model's own distribution, as OpenAI's API has it.
     pub sampling: SamplingParams,
 }
@@ -53,6 +55,7 @@ impl Default for Config {
             write_timeout: Duration::from_secs(60),
             max_connections: 16384,
             open_schemas: false,
+            format_timeout: Duration::from_secs(2),
             sampling: SamplingParams::default(),
         }
     }
@@ -75,6 +78,7 @@ impl std::fmt::Debug for Config {
             .field("write_timeout", &self.write_timeout)
             .field("max_connections", &self.max_connections)
             .field("open_schemas", &self.open_schemas)
+            .field("format_timeout", &self.format_timeout)
             .field("sampling", &self.sampling)
             .finish()
     }

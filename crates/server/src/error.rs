@@ -78,6 +78,12 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
+    /// There is too much to do; the same request may succeed later.
+    pub(crate) fn overloaded(message: impl Into<String>, retry_after: Duration) -> Self {
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+        Self { retry_after: Some(retry_after), ..error.code("queue_full") }
+    }
+
     pub(crate) fn code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
     }
@@ -104,6 +110,7 @@ impl From<GrammarError> for ApiError {
         let code = match error {
             GrammarError::Schema { .. } => "invalid_schema",
             GrammarError::TooLarge { .. } => "too_large",
+            GrammarError::TooSlow { .. } => "too_complex",
             GrammarError::Vocabulary { .. } => "unsupported",
             _ => "invalid_grammar",
         };

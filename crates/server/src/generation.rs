@@ -6,7 +6,7 @@ use crate::error::{ApiError, Result};
 use crate::openai::check_logprobs;
 use crate::openai::{Endpoint, SamplingFields, StreamOptions, Totals};
 use crate::sizes::Sizes;
-use crate::structured::Format;
+use crate::structured::{Format, GrammarError};
 use crate::token_limits::TokenRules;
 use realizar_engine::{Constraint, SamplingParams, StopStrings, TextEvent, TextParams, TextStream};
 use std::sync::Arc;
@@ -35,6 +35,26 @@ pub(crate) struct Plan {
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     /// Control tokens that are part of the text.
     pub(crate) shown: Vec<u32>,
+}
+
+/// What an answer must look like, before it is compiled.
+pub(crate) struct Wanted {
+    /// The same for the same format.
+    pub(crate) key: String,
+    /// The field of the request that says it.
+    pub(crate) field: &'static str,
+    /// The format holds from the end of the reasoning, which the prompt has begun.
+    pub(crate) after_reasoning: bool,
+    /// The format; it may compute for a while.
+    pub(crate) format: Box<dyn FnOnce(&App) -> std::result::Result<Format, GrammarError> + Send>,
+}
+
+impl Wanted {
+    /// A format that a field of the request has.
+    pub(crate) fn format(format: Format, field: &'static str, after_reasoning: bool) -> Self {
+        let key = format!("{format:?}");
+        Self { key, field, after_reasoning, format: Box::new(move |_| Ok(format)) }
+    }
 }
 
 impl Plan {
@@ -90,10 +110,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Makes the text follow a format. `after_reasoning`: from the end of the reasoning, which the prompt has begun.
-    ///
-    /// Errors: what is wrong with the format; a text that may not end.
-    pub(crate) fn constrain(&mut self, app: &App, format: &Format, after_reasoning: bool) -> Result<()> {
+    /// Errors: a text that may not end, or rules on its tokens, where a format says what may follow and where the text ends.
+    pub(crate) fn check_format(&self) -> Result<()> {
         if self.ignore_eos {
             let message = "ignore_eos cannot be combined with a format, which says where the text ends";
             return Err(ApiError::invalid_param("ignore_eos", message));
@@ -104,11 +122,6 @@ impl Plan {
                 format!("{field} cannot be combined with a format, which says itself what may follow");
             return Err(ApiError::invalid_param(field, message));
         }
-        let grammars = app.grammars()?;
-        self.constraint = Some(match after_reasoning {
-            true => grammars.compile_after_reasoning(format)?,
-            false => grammars.compile(format)?,
-        });
         Ok(())
     }
 

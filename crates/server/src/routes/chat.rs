@@ -4,7 +4,7 @@ use crate::app::{App, unix_time};
 use crate::auth::Caller;
 use crate::conversation::{self, Rendered};
 use crate::error::{ApiError, ErrorResponses, Result};
-use crate::generation::Plan;
+use crate::generation::{Plan, Wanted};
 use crate::json::Json;
 use crate::openai::{
     Answer, AssistantMessage, CallWording, Callable, ChatChoice, ChatLogprobs, ChatPiece, ChatRequest, Delta,
@@ -12,6 +12,7 @@ use crate::openai::{
 };
 use crate::reasoning::{self, Piece, ReasoningParser};
 use crate::sse::{self, Head, Shape};
+use crate::structured::{Format, GrammarError};
 use crate::tool_calls::{Delta as Found, Syntax, Tool, ToolCallParser, ToolChoice};
 use axum::Extension;
 use axum::extract::State;
@@ -39,17 +40,26 @@ pub(crate) async fn create(
 ) -> Result<Response> {
     let model = app.check_model(request.model.as_deref())?;
     let head = Head { id: app.new_id("chatcmpl-"), created: unix_time(), model };
-    let (shape, generation, streaming) = app
+    let (mut plan, wanted, prompt, shape) = app
         .compute(move |app| {
             let mut plan = plan(app, caller, &request)?;
             let callable = request.callable()?;
             let rendered = conversation::render(app, &request, &callable)?;
             let mut prompt = app.engine.encode_rendered(&rendered.text);
             plan.truncate(app, &mut prompt);
-            let mut shape = shape(app, &request, callable, &mut plan, &rendered)?;
+            let (mut shape, wanted) = shape(app, &request, callable, &mut plan, &rendered)?;
             shape.prompt.prompt_token_ids = plan.return_token_ids.then(|| prompt.clone());
+            wanted.as_ref().map_or(Ok(()), |_| plan.check_format())?;
+            Ok((plan, wanted, prompt, shape))
+        })
+        .await?;
+    if let Some(wanted) = wanted {
+        plan.constraint = Some(app.constraint(wanted).await?);
+    }
+    let (generation, streaming) = app
+        .compute(move |app| {
             let generation = plan.submit(app, vec![prompt]).map_err(|e| e.or_param("messages"))?;
-            Ok((shape, generation, plan.streaming))
+            Ok((generation, plan.streaming))
         })
         .await?;
     sse::answer(streaming, generation, shape, head).await
@@ -71,34 +81,30 @@ fn plan(app: &App, caller: Caller, request: &ChatRequest) -> Result<Plan> {
     Ok(plan)
 }
 
-/// How the answer to a prompt is worded; what it must look like is put into the plan.
+/// How the answer to a prompt is worded, and what it must look like.
 fn shape(
     app: &App,
     request: &ChatRequest,
     callable: Callable,
     plan: &mut Plan,
     rendered: &Rendered,
-) -> Result<ChatShape> {
+) -> Result<(ChatShape, Option<Wanted>)> {
     let tokenizer = app.engine.tokenizer();
     let thinking = rendered.is_thinking;
     let format = request.common.formats.format(app.config.open_schemas)?;
     let calls = if callable.tools.is_empty() { ToolChoice::None } else { callable.choice.clone() };
     let answer = format.as_ref().map(|(format, _)| format);
     let closed = callable.closed_tools(app.config.open_schemas);
-    let rules = app.syntax.grammar(tokenizer, &closed, &calls, callable.parallel, answer);
-    let (rules, field) = match rules.map_err(|e| ApiError::from(e).param("tools"))? {
-        Some(rules) => (Some(rules), "tools"),
-        None => format.map_or((None, ""), |(format, field)| (Some(format), field)),
+    let wanted = match Syntax::demands(&closed, &calls, callable.parallel, answer) {
+        true => Some(tools_wanted(&closed, &calls, callable.parallel, answer, thinking)),
+        false => format.map(|(format, field)| Wanted::format(format, field, thinking)),
     };
-    if let Some(rules) = rules {
-        plan.constrain(app, &rules, thinking).map_err(|e| e.or_param(field))?;
-    }
     plan.shown.extend(reasoning::shown_tokens(tokenizer));
     let tools = if calls == ToolChoice::None { Vec::new() } else { callable.tools };
     if !tools.is_empty() {
         plan.shown.extend(app.syntax.shown_tokens(tokenizer));
     }
-    Ok(ChatShape {
+    let shape = ChatShape {
         tokenizer: tokenizer.clone(),
         logprobs: plan.n_logprobs.is_some(),
         token_ids: plan.return_token_ids,
@@ -113,7 +119,27 @@ fn shape(
         syntax: app.syntax,
         seed: app.new_seed(),
         answers: Vec::new(),
-    })
+    };
+    Ok((shape, wanted))
+}
+
+/// The format that tools demand.
+fn tools_wanted(
+    tools: &[Tool],
+    choice: &ToolChoice,
+    parallel: bool,
+    answer: Option<&Format>,
+    after_reasoning: bool,
+) -> Wanted {
+    let key = format!("{choice:?} {parallel} {answer:?} {tools:?}");
+    let (tools, choice, answer) = (tools.to_vec(), choice.clone(), answer.cloned());
+    let format = move |app: &App| {
+        let format =
+            app.syntax.grammar(app.engine.tokenizer(), &tools, &choice, parallel, answer.as_ref())?;
+        // `Syntax::demands` has said that there is one.
+        format.ok_or_else(|| GrammarError::Grammar { reason: "the tools demand nothing".to_owned() })
+    };
+    Wanted { key, field: "tools", after_reasoning, format: Box::new(format) }
 }
 
 /// Words a generation as the answer of an assistant.

@@ -5,7 +5,7 @@ use crate::app::{App, unix_time};
 use crate::auth::Caller;
 use crate::error::{ApiError, ErrorResponses, Result};
 use crate::fim;
-use crate::generation::Plan;
+use crate::generation::{Plan, Wanted};
 use crate::json::Json;
 use crate::openai::{
     Answer, CompletionChoice, CompletionLogprobs, CompletionRequest, Endpoint, Prompt, PromptLogprobs,
@@ -41,14 +41,25 @@ pub(crate) async fn create(
 ) -> Result<Response> {
     let model = app.check_model(request.model.as_deref())?;
     let head = Head { id: app.new_id("cmpl-"), created: unix_time(), model };
-    let (shape, generation, streaming) = app
+    let (mut plan, wanted, prompts, shape) = app
         .compute(move |app| {
             let plan = plan(app, caller, &request)?;
+            let wanted = request.common.formats.format(app.config.open_schemas)?;
+            let wanted = wanted.map(|(format, field)| Wanted::format(format, field, false));
+            wanted.as_ref().map_or(Ok(()), |_| plan.check_format())?;
             let (prompts, texts) = prompts(app, &request, &plan)?;
             let ids = plan.return_token_ids.then(|| prompts.clone());
             let shape = CompletionShape::new(app.engine.tokenizer().clone(), &plan, texts, ids);
+            Ok((plan, wanted, prompts, shape))
+        })
+        .await?;
+    if let Some(wanted) = wanted {
+        plan.constraint = Some(app.constraint(wanted).await?);
+    }
+    let (generation, streaming) = app
+        .compute(move |app| {
             let generation = plan.submit(app, prompts).map_err(|e| e.or_param("prompt"))?;
-            Ok((shape, generation, plan.streaming))
+            Ok((generation, plan.streaming))
         })
         .await?;
     sse::answer(streaming, generation, shape, head).await
@@ -72,9 +83,6 @@ fn plan(app: &App, caller: Caller, request: &CompletionRequest) -> Result<Plan> 
             return Err(ApiError::invalid_param("prompt_logprobs", message));
         }
         plan.prompt_logprobs = plan.prompt_logprobs.or(plan.n_logprobs);
-    }
-    if let Some((format, field)) = request.common.formats.format(app.config.open_schemas)? {
-        plan.constrain(app, &format, false).map_err(|e| e.or_param(field))?;
     }
     Ok(plan)
 }

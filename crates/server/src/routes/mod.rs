@@ -59,9 +59,11 @@ fn open() -> OpenApiRouter<Arc<App>> {
 }
 
 /// The whole server as a service.
-pub(crate) fn router(engine: TextEngine, config: crate::Config) -> (Arc<App>, Router) {
+///
+/// Errors: the system gives no threads.
+pub(crate) fn router(engine: TextEngine, config: crate::Config) -> std::io::Result<(Arc<App>, Router)> {
     let document = OpenApiRouter::with_openapi(openapi::info()).merge(guarded()).merge(open()).into_openapi();
-    let app = Arc::new(App::new(engine, config, openapi::to_json(&document)));
+    let app = Arc::new(App::new(engine, config, openapi::to_json(&document))?);
     let keys = middleware::from_fn_with_state(app.clone(), auth::check);
     let guarded = OpenApiRouter::new().merge(guarded()).merge(unversioned().into());
     let router = guarded.layer(keys).merge(open());
@@ -77,7 +79,7 @@ pub(crate) fn router(engine: TextEngine, config: crate::Config) -> (Arc<App>, Ro
         .layer(cors(&app.config.cors))
         .layer(middleware::from_fn_with_state(app.clone(), request_id::trace))
         .with_state(app.clone());
-    (app, router)
+    Ok((app, router))
 }
 
 fn cors(origins: &[String]) -> CorsLayer {

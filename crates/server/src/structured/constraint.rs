@@ -5,8 +5,10 @@ use llguidance::{Matcher, TokenParser};
 use realizar_engine::{Constraint, TokenMask};
 
 /// One text's place in its grammar.
-pub(super) struct TokenConstraint {
+pub(crate) struct TokenConstraint {
     matcher: Matcher,
+    /// What its lexer takes, about.
+    n_bytes: usize,
     mask: TokenMask,
     /// Whether `mask` belongs to this place.
     current: bool,
@@ -15,7 +17,20 @@ pub(super) struct TokenConstraint {
 impl TokenConstraint {
     /// At the beginning of a text. `n_tokens`: size of the vocabulary.
     pub(super) fn new(parser: TokenParser, n_tokens: usize) -> Self {
-        Self { matcher: Matcher::new(Ok(parser)), mask: TokenMask::none(n_tokens), current: false }
+        let n_bytes = parser.parser.lexer_stats().num_bytes + n_tokens;
+        let matcher = Matcher::new(Ok(parser));
+        Self { matcher, n_bytes, mask: TokenMask::none(n_tokens), current: false }
+    }
+
+    /// The same place with a lexer of its own.
+    pub(super) fn separate(&self) -> Self {
+        let (matcher, mask) = (self.matcher.deep_clone(), self.mask.clone());
+        Self { matcher, n_bytes: self.n_bytes, mask, current: self.current }
+    }
+
+    /// Bytes that it takes, about.
+    pub(super) fn n_bytes(&self) -> usize {
+        2 * self.n_bytes
     }
 }
 
@@ -37,7 +52,8 @@ impl Constraint for TokenConstraint {
     }
 
     fn fork(&self) -> Box<dyn Constraint> {
-        Box::new(Self { matcher: self.matcher.clone(), mask: self.mask.clone(), current: self.current })
+        let (matcher, mask) = (self.matcher.clone(), self.mask.clone());
+        Box::new(Self { matcher, n_bytes: self.n_bytes, mask, current: self.current })
     }
 }
 

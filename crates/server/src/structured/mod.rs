@@ -1,35 +1,44 @@
 //! Structured output: JSON, JSON schemas, regular expressions and grammars, as masks over the model's tokens.
 //!
 //! [`Grammars`] holds the vocabulary as a trie of bytes, built once for a model. [`Grammars::compile`] turns a [`Format`] into a
-//! [`Constraint`] that the engine asks for a mask before each token. `schema` checks a JSON schema and says where it is wrong,
-//! `closed` says that its objects have no further properties, `gbnf` reads llama.cpp's grammars for the machine in `pushdown`, `vocabulary` builds the trie, `constraint` is the engine's seam,
-//! `after_reasoning` puts off a format until the model has thought. All but GBNF runs in llguidance: an Earley parser over lexemes
-//! whose regular expressions are derivatives, walked along the trie.
+//! [`Constraint`] that the engine asks for a mask before each token. The server compiles in `pool`, on threads of its own and with a
+//! cache; `compile` keeps to bounds of time and memory, `limits` has those of the source. `schema` checks a JSON schema and says
+//! where it is wrong, `closed` says that its objects have no further properties, `gbnf` reads llama.cpp's grammars for the machine in `pushdown`, `vocabulary` builds the trie, `constraint` is
+//! the engine's seam, `after_reasoning` puts off a format until the model has thought. All but GBNF runs in llguidance: an Earley
+//! parser over lexemes whose regular expressions are derivatives, walked along the trie.
 
 mod after_reasoning;
+mod cache;
 mod closed;
+mod compile;
 mod constraint;
 mod gbnf;
+mod limits;
+mod pool;
 mod pushdown;
 mod schema;
 mod vocabulary;
 
 use crate::reasoning;
 use after_reasoning::{AfterReasoning, FreeTokens};
-use constraint::TokenConstraint;
-use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
-use llguidance::{GrammarBuilder, ParserFactory};
-use pushdown::PushdownConstraint;
+use compile::limits as library_limits;
+use llguidance::ParserFactory;
 use realizar_engine::Constraint;
 use realizar_model::tokenizer::Tokenizer;
 use serde_json::Value;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub(crate) use closed::close_objects;
+pub(crate) use compile::{Compiled, Deadline};
+pub(crate) use pool::{FormatPool, Refused};
 pub(crate) use schema::prepare as prepare_schema;
 
 /// Bytes of a schema, pattern or grammar at most.
 const MAX_SOURCE_BYTES: usize = 512 << 10;
+
+/// How long [`Grammars::compile`] may take.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// What a text must look like.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,6 +94,12 @@ pub enum GrammarError {
         /// How large it may be.
         limit: usize,
     },
+    /// Compiling it takes too long.
+    #[error("the format is too complex: it was not compiled within {} s", limit.as_secs_f64())]
+    TooSlow {
+        /// How long it may take.
+        limit: Duration,
+    },
     /// The model's vocabulary does not allow structured output.
     #[error("this model cannot follow a grammar: {reason}")]
     Vocabulary {
@@ -111,9 +126,16 @@ impl Grammars {
         let environment = vocabulary::token_environment(tokenizer, stops)?;
         let mut factory = ParserFactory::new_simple(&environment).map_err(|error| refuse(message(&error)))?;
         factory.quiet();
-        *factory.limits_mut() = limits();
+        *factory.limits_mut() = library_limits();
         let free = FreeTokens::new(environment, tokenizer.id_of(reasoning::CLOSE));
         Ok(Self { factory: Arc::new(factory), free: Arc::new(free) })
+    }
+
+    /// Prepares the enforcement of a format on this thread: up to some seconds, and hundreds of kilobytes of stack for what recurses.
+    ///
+    /// Errors: what is wrong with the format, and where.
+    pub fn compile(&self, format: &Format) -> Result<Box<dyn Constraint>, GrammarError> {
+        Ok(self.compile_until(format, Deadline::after(LONGEST))?.constraint())
     }
 
     /// Like [`Grammars::compile`], but the format holds from the end of the reasoning, which the prompt has begun
@@ -121,50 +143,21 @@ impl Grammars {
     ///
     /// Errors: as [`Grammars::compile`].
     pub fn compile_after_reasoning(&self, format: &Format) -> Result<Box<dyn Constraint>, GrammarError> {
-        Ok(Box::new(AfterReasoning::new(self.free.clone(), self.compile(format)?)))
+        Ok(self.after_reasoning(self.compile(format)?))
     }
 
-    /// Prepares the enforcement of a format. It may take tens of milliseconds for a large schema: not on a thread that serves others.
-    ///
-    /// Errors: what is wrong with the format, and where.
-    pub fn compile(&self, format: &Format) -> Result<Box<dyn Constraint>, GrammarError> {
-        let (grammar, kind) = match format {
-            Format::Json => {
-                let schema = schema::prepare(&serde_json::json!({"type": "object"}), true)?;
-                (GrammarWithLexer::from_json_schema(schema), Kind::Schema)
-            }
-            Format::JsonSchema { schema, strict } => {
-                let schema = schema::prepare(schema, *strict)?;
-                (GrammarWithLexer::from_json_schema(schema), Kind::Schema)
-            }
-            Format::Regex(pattern) => {
-                check_size("the regular expression, in bytes,", pattern.len())?;
-                check_regex(pattern)?;
-                (GrammarWithLexer::from_regex(pattern), Kind::Regex)
-            }
-            Format::Grammar(text) => {
-                check_size("the grammar, in bytes,", text.len())?;
-                if gbnf::is_gbnf(text) {
-                    return self.compile_gbnf(text).map_err(|reason| GrammarError::Grammar { reason });
-                }
-                (GrammarWithLexer::from_lark(text.clone()), Kind::Grammar)
-            }
-        };
-        let parser = self.factory.create_parser(TopLevelGrammar::from_grammar(grammar));
-        let parser = parser.map_err(|error| kind.error(message(&error)))?;
-        let n_tokens = self.factory.tok_env().tok_trie().vocab_size();
-        // The first mask here and not in the engine's thread; it also tells whether anything satisfies the format at all.
-        let mut constraint = TokenConstraint::new(parser, n_tokens);
-        constraint.allowed().map_err(|reason| kind.error(reason))?;
-        Ok(Box::new(constraint))
+    /// A constraint that begins where the reasoning ends.
+    pub(crate) fn after_reasoning(&self, constraint: Box<dyn Constraint>) -> Box<dyn Constraint> {
+        Box::new(AfterReasoning::new(self.free.clone(), constraint))
     }
-}
 
-impl Grammars {
-    fn compile_gbnf(&self, text: &str) -> Result<Box<dyn Constraint>, String> {
-        let mut constraint = PushdownConstraint::new(gbnf::parse(text)?, self.factory.tok_env().clone())?;
-        constraint.allowed()?;
-        Ok(Box::new(constraint))
+    /// Errors: as [`Grammars::compile`]; [`GrammarError::TooSlow`].
+    pub(crate) fn compile_until(
+        &self,
+        format: &Format,
+        deadline: Deadline,
+    ) -> Result<Compiled, GrammarError> {
+        compile::compile(&self.factory, format, deadline)
     }
 }
 
@@ -175,49 +168,11 @@ impl std::fmt::Debug for Grammars {
     }
 }
 
-/// What went into llguidance, for its errors.
-#[derive(Clone, Copy)]
-enum Kind {
-    Schema,
-    Regex,
-    Grammar,
-}
-
-impl Kind {
-    fn error(self, reason: String) -> GrammarError {
-        match self {
-            Kind::Schema => GrammarError::Schema { path: "#".to_owned(), reason },
-            Kind::Regex => GrammarError::Regex { reason },
-            Kind::Grammar => GrammarError::Grammar { reason },
-        }
-    }
-}
-
-/// What one request may cost. A step that goes beyond its share ends the request with an error.
-fn limits() -> ParserLimits {
-    ParserLimits {
-        // About 2 kB each: 60 MB at most for one request.
-        max_lexer_states: 30_000,
-        // Its errors would bring along the whole text and grammar.
-        verbose_errors: false,
-        ..ParserLimits::default()
-    }
-}
-
 fn check_size(what: &'static str, size: usize) -> Result<(), GrammarError> {
     match size > MAX_SOURCE_BYTES {
         true => Err(GrammarError::TooLarge { what, size, limit: MAX_SOURCE_BYTES }),
         false => Ok(()),
     }
-}
-
-/// On its own first: inside a grammar its errors would speak of a grammar that the caller did not write.
-fn check_regex(pattern: &str) -> Result<(), GrammarError> {
-    if pattern.is_empty() {
-        return Err(GrammarError::Regex { reason: "it is empty".to_owned() });
-    }
-    let checked = GrammarBuilder::new(None, limits()).regex.regex(pattern);
-    checked.map(|_| ()).map_err(|error| GrammarError::Regex { reason: message(&error) })
 }
 
 /// The error's own words, without llguidance's remarks for its developers.

@@ -15,7 +15,11 @@ const MAX_STACKS: usize = 2_000;
 /// States at most; each remembers a step for each byte, 1 kB.
 const MAX_STATES: usize = 30_000;
 /// Places on stacks at most.
-const MAX_PLACES: usize = 2_000_000;
+const MAX_PLACES: usize = 1_000_000;
+/// Stacks of all states together at most.
+const MAX_TOPS: usize = 2_000_000;
+/// Places that one mask, or one token, may visit: some tenths of a second.
+const MAX_VISITS: usize = 2_000_000;
 /// Masks that are remembered; each has a bit per token.
 const MAX_MASKS: usize = 256;
 
@@ -36,7 +40,7 @@ pub(super) enum Element {
 }
 
 /// Rules, each with its alternatives.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Rules {
     rules: Vec<Vec<Vec<Element>>>,
     root: u32,
@@ -69,47 +73,103 @@ impl Rules {
     pub(super) fn left_recursive(&self) -> Option<u32> {
         let nullable = self.nullable();
         // For each rule the rules that may begin it, and whether something follows them.
-        let begins = |rule: usize| {
-            self.rules[rule].iter().flat_map(|alternative| {
-                let is_empty = |e: &Element| matches!(e, Element::Rule(r) if nullable[*r as usize]);
-                let n = alternative.iter().take_while(|e| is_empty(e)).count();
-                alternative.iter().enumerate().take(n + 1).filter_map(|(i, e)| match e {
-                    Element::Rule(r) => Some((*r as usize, i + 1 < alternative.len())),
-                    Element::Bytes(_) => None,
-                })
-            })
-        };
-        (0..self.rules.len()).find_map(|rule| {
-            begins(rule).filter(|&(_, grows)| grows).find_map(|(first, _)| {
-                let (mut seen, mut open) = (HashSet::from([first]), vec![first]);
-                while let Some(next) = open.pop() {
-                    if next == rule {
-                        return Some(rule as u32);
-                    }
-                    open.extend(begins(next).map(|(r, _)| r).filter(|&r| seen.insert(r)));
-                }
-                None
-            })
-        })
+        let begins: Vec<Vec<(u32, bool)>> = self.rules.iter().map(|rule| begins(rule, &nullable)).collect();
+        let component = components(&begins);
+        let same = |a: usize, b: u32| component[a] == component[b as usize];
+        let grows = |rule: &usize| begins[*rule].iter().any(|&(first, grows)| grows && same(*rule, first));
+        (0..self.rules.len()).find(grows).map(|rule| rule as u32)
     }
 
     /// Which rules have an empty text.
     fn nullable(&self) -> Vec<bool> {
         let mut nullable = vec![false; self.rules.len()];
-        loop {
-            let mut changed = false;
-            for (i, alternatives) in self.rules.iter().enumerate() {
-                let is_empty = |e: &Element| matches!(e, Element::Rule(r) if nullable[*r as usize]);
-                if !nullable[i] && alternatives.iter().any(|a| a.iter().all(is_empty)) {
-                    nullable[i] = true;
-                    changed = true;
+        // Where each rule is used, and how many elements of each alternative may not be empty yet.
+        let mut uses: Vec<Vec<(u32, u32)>> = vec![Vec::new(); self.rules.len()];
+        let mut left: Vec<Vec<usize>> = Vec::with_capacity(self.rules.len());
+        let mut open = Vec::new();
+        for (rule, alternatives) in self.rules.iter().enumerate() {
+            for (alternative, elements) in alternatives.iter().enumerate() {
+                if elements.is_empty() {
+                    open.push(rule as u32);
+                }
+                for element in elements {
+                    if let Element::Rule(used) = element {
+                        uses[*used as usize].push((rule as u32, alternative as u32));
+                    }
                 }
             }
-            if !changed {
-                return nullable;
+            left.push(alternatives.iter().map(Vec::len).collect());
+        }
+        while let Some(rule) = open.pop() {
+            if std::mem::replace(&mut nullable[rule as usize], true) {
+                continue;
+            }
+            for &(user, alternative) in &uses[rule as usize] {
+                let left = &mut left[user as usize][alternative as usize];
+                *left -= 1;
+                if *left == 0 {
+                    open.push(user);
+                }
+            }
+        }
+        nullable
+    }
+}
+
+/// The rules that may begin a rule, and whether something follows them.
+fn begins(alternatives: &[Vec<Element>], nullable: &[bool]) -> Vec<(u32, bool)> {
+    let is_empty = |e: &Element| matches!(e, Element::Rule(r) if nullable[*r as usize]);
+    let of = |elements: &Vec<Element>| {
+        let n = elements.iter().take_while(|e| is_empty(e)).count();
+        let first = elements.iter().enumerate().take(n + 1);
+        let rules = first.filter_map(|(i, e)| match e {
+            Element::Rule(r) => Some((*r, i + 1 < elements.len())),
+            Element::Bytes(_) => None,
+        });
+        rules.collect::<Vec<_>>()
+    };
+    alternatives.iter().flat_map(of).collect()
+}
+
+/// The strongly connected component of each node of a graph (Kosaraju's algorithm, without recursion).
+fn components(edges: &[Vec<(u32, bool)>]) -> Vec<u32> {
+    let n = edges.len();
+    let mut order = Vec::with_capacity(n);
+    let mut seen = vec![false; n];
+    for start in 0..n {
+        if std::mem::replace(&mut seen[start], true) {
+            continue;
+        }
+        let mut path = vec![(start, 0)];
+        while let Some((node, at)) = path.last_mut() {
+            let Some(&(next, _)) = edges[*node].get(*at) else {
+                order.push(*node);
+                path.pop();
+                continue;
+            };
+            *at += 1;
+            if !std::mem::replace(&mut seen[next as usize], true) {
+                path.push((next as usize, 0));
             }
         }
     }
+    let mut backward: Vec<Vec<usize>> = vec![Vec::new(); n];
+    for (from, to) in
+        edges.iter().enumerate().flat_map(|(from, to)| to.iter().map(move |(to, _)| (from, *to)))
+    {
+        backward[to as usize].push(from);
+    }
+    let mut component = vec![u32::MAX; n];
+    for (number, &root) in order.iter().rev().enumerate() {
+        let mut open = vec![root];
+        while let Some(node) = open.pop() {
+            if component[node] == u32::MAX {
+                component[node] = number as u32;
+                open.extend(backward[node].iter().filter(|&&from| component[from] == u32::MAX));
+            }
+        }
+    }
+    component
 }
 
 /// A place in a rule, with the place to go on at when the rule is at its end.
@@ -135,6 +195,7 @@ struct Stacks {
     complete: bool,
 }
 
+#[derive(Clone)]
 struct State {
     stacks: Stacks,
     /// The state after each byte.
@@ -143,6 +204,7 @@ struct State {
 }
 
 /// A grammar with the states that its texts have come to so far.
+#[derive(Clone)]
 struct Machine {
     rules: Rules,
     environment: TokEnv,
@@ -151,6 +213,10 @@ struct Machine {
     states: Vec<State>,
     state_numbers: HashMap<Stacks, u32>,
     n_masks: usize,
+    /// Stacks of all states.
+    n_tops: usize,
+    /// Places that may still be visited for this mask or token.
+    visits_left: usize,
     /// Why the machine cannot go on.
     broken: Option<String>,
 }
@@ -166,6 +232,8 @@ impl Machine {
             states: Vec::new(),
             state_numbers: HashMap::new(),
             n_masks: 0,
+            n_tops: 0,
+            visits_left: MAX_VISITS,
             broken: None,
         };
         machine.state(Stacks { tops: Box::default(), complete: false })?;
@@ -205,16 +273,30 @@ impl Machine {
         if self.states.len() >= MAX_STATES {
             return Err(too_complex("states", MAX_STATES));
         }
+        self.n_tops += stacks.tops.len();
+        if self.n_tops > MAX_TOPS {
+            return Err(too_complex("stacks in its states", MAX_TOPS));
+        }
         let number = self.states.len() as u32;
         self.states.push(State { stacks: stacks.clone(), next: None, mask: None });
         self.state_numbers.insert(stacks, number);
         Ok(number)
     }
 
+    /// Counts places that are looked at.
+    fn visit(&mut self, n: usize) -> Result<(), String> {
+        self.visits_left = self.visits_left.saturating_sub(n);
+        match self.visits_left {
+            0 => Err(too_complex("places visited for one token", MAX_VISITS)),
+            _ => Ok(()),
+        }
+    }
+
     /// The state of all stacks that these places come to without a byte.
     fn reach(&mut self, mut open: Vec<Place>) -> Result<u32, String> {
         let (mut tops, mut complete, mut seen) = (Vec::new(), false, HashSet::new());
         while let Some(place) = open.pop() {
+            self.visit(1)?;
             if !seen.insert(place) {
                 continue;
             }
@@ -245,6 +327,9 @@ impl Machine {
         if known != UNKNOWN {
             return known;
         }
+        if self.broken.is_some() {
+            return DEAD;
+        }
         let next = self.step_anew(state, byte).unwrap_or_else(|reason| {
             self.broken = Some(reason);
             DEAD
@@ -256,6 +341,7 @@ impl Machine {
 
     fn step_anew(&mut self, state: u32, byte: u8) -> Result<u32, String> {
         let tops = self.states[state as usize].stacks.tops.clone();
+        self.visit(tops.len())?;
         let mut open = Vec::new();
         for &top in &tops {
             let place = self.places[top as usize];
@@ -273,6 +359,7 @@ impl Machine {
         if let Some(mask) = &self.states[state as usize].mask {
             return Ok(mask.clone());
         }
+        self.visits_left = MAX_VISITS;
         let environment = self.environment.clone();
         let trie = environment.tok_trie();
         let mut set = trie.alloc_token_set();
@@ -329,7 +416,7 @@ impl Recognizer for Walk<'_> {
 }
 
 /// One text's place in its grammar. Forks share the machine.
-pub(super) struct PushdownConstraint {
+pub(crate) struct PushdownConstraint {
     machine: Arc<Mutex<Machine>>,
     state: u32,
     mask: Option<Arc<TokenMask>>,
@@ -340,6 +427,22 @@ impl PushdownConstraint {
     pub(super) fn new(rules: Rules, environment: TokEnv) -> Result<Self, String> {
         let (machine, state) = Machine::new(rules, environment)?;
         Ok(Self { machine: Arc::new(Mutex::new(machine)), state, mask: None })
+    }
+
+    /// The same place with a machine of its own, which remembers what this one does.
+    pub(super) fn separate(&self) -> Self {
+        let machine = Arc::new(Mutex::new(self.machine().clone()));
+        Self { machine, state: self.state, mask: self.mask.clone() }
+    }
+
+    /// Bytes that it takes, about.
+    pub(super) fn n_bytes(&self) -> usize {
+        let machine = self.machine();
+        let mask_bytes = machine.environment.tok_trie().vocab_size() / 8;
+        machine.states.len() * 1200
+            + machine.n_tops * 8
+            + machine.places.len() * 48
+            + machine.n_masks * mask_bytes
     }
 
     fn machine(&self) -> MutexGuard<'_, Machine> {
@@ -363,12 +466,16 @@ impl Constraint for PushdownConstraint {
     fn accept(&mut self, token: u32) -> Result<(), String> {
         let state = {
             let mut machine = self.machine();
+            machine.visits_left = MAX_VISITS;
             let environment = machine.environment.clone();
             let bytes = environment.tok_trie().token(token);
             let end = bytes.iter().fold(self.state, |state, &byte| machine.step(state, byte));
             if bytes.is_empty() { DEAD } else { end }
         };
         if state == DEAD {
+            if let Some(reason) = &self.machine().broken {
+                return Err(reason.clone());
+            }
             return Err(format!("the token {token} is not allowed here"));
         }
         (self.state, self.mask) = (state, None);

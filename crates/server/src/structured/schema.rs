@@ -3,14 +3,17 @@
 //! llguidance compiles the schema and knows what each keyword means; its errors do not say where. So the keywords are walked here
 //! first, and where compiling fails, the smallest part that fails alike is looked for.
 
-use super::{GrammarError, MAX_SOURCE_BYTES, check_size, limits, message};
+use super::limits::check_schema;
+use super::{GrammarError, MAX_SOURCE_BYTES, check_size, library_limits, message};
 use llguidance::{GrammarBuilder, JsonCompileOptions, panic_utils};
 use serde_json::{Map, Value, json};
+use std::time::{Duration, Instant};
 
 /// Schemas within schemas at most. Compiling recurses, about 3 kB of stack for each.
 const MAX_DEPTH: usize = 64;
-/// Compiled parts at most while the place of an error is looked for.
+/// Compiled parts at most while the place of an error is looked for, and how long that may take.
 const MAX_TRIES: usize = 300;
+const MAX_SEARCH: Duration = Duration::from_millis(500);
 /// Blanks between JSON's tokens: one, or a line break and an indentation. Without a bound some models never stop writing them.
 const WHITESPACE: &str = r"\x20|\r?\n[\x20\x09]{0,64}";
 
@@ -118,6 +121,7 @@ pub(crate) fn prepare(schema: &Value, strict: bool) -> Result<Value, GrammarErro
         other => other.clone(),
     };
     check(&mut schema, strict, "#", 0)?;
+    check_schema(&schema)?;
     if let Value::Object(root) = &mut schema {
         // Options of llguidance travel inside the schema.
         let options = json!({"whitespace_pattern": WHITESPACE, "lenient": !strict});
@@ -226,7 +230,7 @@ fn text_size(schema: &Value) -> usize {
 /// Why a schema does not compile, without building the parser.
 fn compile_error(schema: &Value) -> Option<String> {
     let compiled = panic_utils::catch_unwind(|| {
-        let builder = GrammarBuilder::new(None, limits());
+        let builder = GrammarBuilder::new(None, library_limits());
         JsonCompileOptions::default().json_to_llg_with_overrides(builder, schema.clone()).map(|_| ())
     });
     compiled.err().map(|error| message(&error))
@@ -237,12 +241,15 @@ fn locate(root: &Value, reason: &str) -> String {
     let (mut path, mut place) = ("#".to_owned(), root);
     // Each try compiles a part; parts of large schemas take too long.
     let mut tries = if text_size(root) > MAX_SOURCE_BYTES / 8 { 0 } else { MAX_TRIES };
+    let end = Instant::now() + MAX_SEARCH;
     loop {
         let candidates = parts(place);
         let n_tried = candidates.len().min(tries);
         tries -= n_tried;
-        let Some((step, part)) =
-            candidates.into_iter().take(n_tried).find(|(_, part)| fails_alike(root, part, reason))
+        let Some((step, part)) = candidates
+            .into_iter()
+            .take(n_tried)
+            .find(|(_, part)| Instant::now() < end && fails_alike(root, part, reason))
         else {
             return path;
         };

@@ -126,6 +126,19 @@ fn regex_literal(text: &str) -> String {
     })
 }
 
+fn is_strict(tool: &Tool) -> bool {
+    tool.function.strict == Some(true)
+}
+
+/// See [`super::Syntax::demands`].
+pub(super) fn demands(tools: &[Tool], choice: &ToolChoice, parallel: bool, answer: Option<&Format>) -> bool {
+    match choice {
+        ToolChoice::None => false,
+        ToolChoice::Auto => answer.is_some() || !parallel || tools.iter().any(is_strict),
+        ToolChoice::Required | ToolChoice::Named(_) => true,
+    }
+}
+
 /// See [`super::Syntax::grammar`].
 pub(super) fn format(
     rules: fn(&CallRules) -> String,
@@ -135,10 +148,10 @@ pub(super) fn format(
     parallel: bool,
     answer: Option<&Format>,
 ) -> Result<Option<Format>, GrammarError> {
-    let is_strict = |tool: &Tool| tool.function.strict == Some(true);
+    if !demands(tools, choice, parallel, answer) {
+        return Ok(None);
+    }
     let otherwise = match (choice, answer) {
-        (ToolChoice::None, _) => return Ok(None),
-        (ToolChoice::Auto, None) if parallel && !tools.iter().any(is_strict) => return Ok(None),
         (ToolChoice::Auto, None) => Otherwise::Text,
         (ToolChoice::Auto, Some(Format::Json)) => {
             Otherwise::Json(prepare_schema(&json!({"type": "object"}), true)?)
@@ -150,7 +163,7 @@ pub(super) fn format(
             let reason = "beside tools that may be called, an answer can be free or JSON".to_owned();
             return Err(GrammarError::Grammar { reason });
         }
-        (ToolChoice::Required | ToolChoice::Named(_), _) => Otherwise::Nothing,
+        (ToolChoice::None | ToolChoice::Required | ToolChoice::Named(_), _) => Otherwise::Nothing,
     };
     let mut callable = Vec::new();
     for (i, tool) in tools.iter().enumerate() {

@@ -238,6 +238,16 @@ impl Syntax {
         ToolCallParser { parse: (self.parser)(), out: Output::new(names, self.ids, seed) }
     }
 
+    /// Whether tools demand anything of an answer; see [`Syntax::grammar`].
+    pub(crate) fn demands(
+        tools: &[Tool],
+        choice: &ToolChoice,
+        parallel: bool,
+        answer: Option<&Format>,
+    ) -> bool {
+        grammar::demands(tools, choice, parallel, answer)
+    }
+
     /// What an answer must look like because of its tools; `None` if they demand nothing.
     ///
     /// They demand nothing for [`ToolChoice::None`], and for [`ToolChoice::Auto`] with parallel calls and no strict tool. Otherwise
