@@ -86,6 +86,9 @@ pub(crate) struct ServeArgs {
     /// How long compiling the format of one answer (a schema, pattern, grammar or tools) may take.
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
     format_timeout: Duration,
+    /// How long one step may take on the device before /health says that the engine is stuck; where faster ones were seen, less.
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
+    longest_step: Duration,
     /// How long SIGTERM or Ctrl-C lets answers finish; a second one ends at once.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     drain_seconds: Duration,
@@ -111,6 +114,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         prefix_cache: !args.no_prefix_cache,
         priority_step: args.priority_step,
         stall_timeout: args.write_timeout,
+        longest_step: args.longest_step,
         max_drafts: args.speculation.max_drafts(),
         ..EngineConfig::default()
     };

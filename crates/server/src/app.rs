@@ -7,6 +7,7 @@ use crate::generation::Wanted;
 use crate::sizes::Sizes;
 use crate::structured::{Compiled, FormatPool, GrammarError, Grammars, Refused};
 use crate::tool_calls::Syntax;
+use crate::watchdog::Watchdog;
 use realizar_engine::{Constraint, TextEngine};
 use realizar_model::chat_template::Timestamp;
 use std::hash::{BuildHasher, RandomState};
@@ -32,6 +33,7 @@ pub(crate) struct App {
     grammars: OnceLock<std::result::Result<Grammars, GrammarError>>,
     /// Where formats are compiled.
     pub(crate) formats: FormatPool,
+    pub(crate) watchdog: Watchdog,
     entropy: RandomState,
     next_id: AtomicU64,
 }
@@ -45,6 +47,7 @@ impl App {
         let n_threads = std::thread::available_parallelism().map_or(2, |n| n.get() / 8).clamp(2, 4);
         Ok(Self {
             formats: FormatPool::new(n_threads, config.format_timeout)?,
+            watchdog: Watchdog::new(),
             engine,
             config,
             created: unix_time(),
@@ -133,7 +136,12 @@ impl App {
         work: impl FnOnce(&App) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (app, span) = (self.clone(), tracing::Span::current());
-        let done = tokio::task::spawn_blocking(move || span.in_scope(|| work(&app))).await;
+        let work = move || {
+            let done = span.in_scope(|| work(&app));
+            app.watchdog.prepared();
+            done
+        };
+        let done = tokio::task::spawn_blocking(work).await;
         done.unwrap_or_else(|_| Err(ApiError::internal("the request could not be prepared")))
     }
 }

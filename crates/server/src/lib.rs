@@ -26,6 +26,7 @@ mod sse;
 pub mod structured;
 mod token_limits;
 pub mod tool_calls;
+mod watchdog;
 
 pub use config::Config;
 pub use server::{Ended, Error, Handle, Server};

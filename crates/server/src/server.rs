@@ -3,7 +3,7 @@
 use crate::app::App;
 use crate::config::Config;
 use crate::connections::Connections;
-use crate::routes;
+use crate::{routes, watchdog};
 use axum::Router;
 use realizar_engine::TextEngine;
 use std::net::SocketAddr;
@@ -125,11 +125,13 @@ impl Server {
     /// Answers until it is told to stop, by its [`Handle`] or by SIGTERM or SIGINT: then it takes no more requests, says so at
     /// `/ready`, finishes what runs for up to [`Config::drain`], and ends. Told again, it ends at once.
     ///
-    /// Errors: the process cannot listen for signals.
+    /// Errors: the process cannot listen for signals, or gets no threads.
     pub fn run(self) -> Result<Ended, Error> {
         let Self { runtime, listeners, app, router, stop, .. } = self;
         let ended = runtime.block_on(async {
             let signals = signals().map_err(Error::Signals)?;
+            watchdog::log(Arc::downgrade(&app)).map_err(Error::Threads)?;
+            tokio::spawn(watchdog::beat(app.clone()));
             tokio::spawn(pass_on(signals, Handle { stop: stop.clone() }));
             Ok(serve(listeners, app, router, stop.subscribe()).await)
         });

@@ -1,6 +1,7 @@
 //! `/health` and `/ready`: for probes.
 
 use crate::app::App;
+use crate::watchdog;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -12,36 +13,37 @@ use utoipa::ToSchema;
 /// How the server is.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Condition {
-    /// ready, draining, stopped or failed.
+    /// ready, draining, stopped, failed or stuck.
     status: &'static str,
-    /// Why the engine failed.
+    /// Why the engine failed, or what is stuck.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<String>,
 }
 
 fn condition(app: &App) -> Condition {
-    let (status, message) = match app.engine.client().health() {
-        Health::Ready => ("ready", None),
-        Health::Draining => ("draining", None),
-        Health::Stopped => ("stopped", None),
-        Health::Failed { message } => ("failed", Some(message)),
+    let (status, message) = match (app.engine.client().health(), watchdog::stuck(app)) {
+        (Health::Ready | Health::Draining, Some(what)) => ("stuck", Some(what)),
+        (Health::Ready, None) => ("ready", None),
+        (Health::Draining, None) => ("draining", None),
+        (Health::Stopped, _) => ("stopped", None),
+        (Health::Failed { message }, _) => ("failed", Some(message)),
     };
     Condition { status, message }
 }
 
 /// Is it alive
 ///
-/// Fails only when the engine has died and the process should be restarted.
+/// Fails only when the engine has died, or a part of the server does not get on, and the process should be restarted.
 #[utoipa::path(
     get, path = "/health", operation_id = "health", tag = "operation",
     responses(
         (status = 200, description = "It is", body = Condition),
-        (status = 503, description = "The engine has died", body = Condition)
+        (status = 503, description = "The engine has died, or something is stuck", body = Condition)
     )
 )]
 pub(crate) async fn live(State(app): State<Arc<App>>) -> (StatusCode, Json<Condition>) {
     let condition = condition(&app);
-    let dead = condition.status == "failed";
+    let dead = matches!(condition.status, "failed" | "stuck");
     (if dead { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }, Json(condition))
 }
 

@@ -115,6 +115,13 @@ impl FormatPool {
         };
         outcome.map_err(Refused::Format)
     }
+
+    /// How long all threads have been at one format each, if they are.
+    pub(crate) fn busy(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let since = self.shared.busy_since.iter().map(|since| *lock(since)).collect::<Option<Vec<_>>>()?;
+        since.into_iter().max().map(|newest| now.saturating_duration_since(newest))
+    }
 }
 
 impl Drop for FormatPool {

@@ -1,0 +1,127 @@
+//! Notices when a part of the server does not get on: the engine's thread, the threads that compile formats, those that prepare
+//! requests, or the async runtime.
+//!
+//! Each part is judged by what it does when it gets on. The engine says what it is at (`Client::stuck`). A format has a time limit,
+//! so a thread that has been at one for several times that is stuck. Threads that prepare requests finish one after the other, and
+//! take a probe in between. The runtime beats twice a second. `/health` asks, and a thread of its own logs, since a runtime that is
+//! stuck answers no probe.
+
+use crate::app::App;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Between two beats of the runtime.
+const BEAT: Duration = Duration::from_millis(500);
+/// How long the runtime may be silent.
+const LONGEST_SILENCE: Duration = Duration::from_secs(5);
+/// How long the threads that prepare requests may finish nothing: tokenizing the largest body takes seconds.
+const LONGEST_PREPARATION: Duration = Duration::from_secs(30);
+/// How many times its limit a format may take.
+const FORMAT_MARGIN: u32 = 5;
+
+/// When the server's threads last got on.
+pub(crate) struct Watchdog {
+    start: Instant,
+    /// In milliseconds since the start; 0 before the first time.
+    runtime_ms: AtomicU64,
+    preparation_ms: AtomicU64,
+}
+
+impl Watchdog {
+    pub(crate) fn new() -> Self {
+        Self { start: Instant::now(), runtime_ms: AtomicU64::new(0), preparation_ms: AtomicU64::new(0) }
+    }
+
+    /// A thread that prepares requests has finished something.
+    pub(crate) fn prepared(&self) {
+        self.preparation_ms.store(self.now_ms(), Relaxed);
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.start.elapsed().as_millis().max(1) as u64
+    }
+
+    /// For how long there was no beat, if that is longer than `limit`.
+    fn silent(&self, last_ms: &AtomicU64, limit: Duration) -> Option<Duration> {
+        let last = last_ms.load(Relaxed);
+        let silence = Duration::from_millis(self.now_ms().saturating_sub(last));
+        (last > 0 && silence > limit).then_some(silence)
+    }
+}
+
+/// Which part is stuck, and for how long, in words.
+pub(crate) fn stuck(app: &App) -> Option<String> {
+    if let Some(stuck) = app.engine.client().stuck() {
+        let place = if stuck.on_device { "in one step on the device" } else { "between two steps" };
+        return Some(format!("the engine has been {place} for {} s", stuck.since.as_secs()));
+    }
+    if let Some(busy) = app.formats.busy().filter(|busy| *busy > FORMAT_MARGIN * app.config.format_timeout) {
+        return Some(format!(
+            "all threads that compile formats have been at one each for {} s",
+            busy.as_secs()
+        ));
+    }
+    let watchdog = &app.watchdog;
+    if let Some(silence) = watchdog.silent(&watchdog.preparation_ms, LONGEST_PREPARATION) {
+        return Some(format!(
+            "no thread that prepares requests has finished anything for {} s",
+            silence.as_secs()
+        ));
+    }
+    let silence = watchdog.silent(&watchdog.runtime_ms, LONGEST_SILENCE)?;
+    Some(format!("the async runtime has not run its tasks for {} s", silence.as_secs()))
+}
+
+/// Beats as long as the runtime runs; to be spawned there.
+pub(crate) async fn beat(app: Arc<App>) {
+    let mut probe = None::<tokio::task::JoinHandle<()>>;
+    loop {
+        app.watchdog.runtime_ms.store(app.watchdog.now_ms(), Relaxed);
+        if probe.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
+            let app = app.clone();
+            probe = Some(tokio::task::spawn_blocking(move || app.watchdog.prepared()));
+        }
+        tokio::time::sleep(BEAT).await;
+    }
+}
+
+/// Logs what is stuck, once each time, from a thread that ends with the server.
+///
+/// Errors: the system gives no thread.
+pub(crate) fn log(app: Weak<App>) -> std::io::Result<()> {
+    let watch = move || {
+        let mut was_stuck = false;
+        while let Some(app) = app.upgrade() {
+            let stuck = stuck(&app);
+            drop(app);
+            match &stuck {
+                Some(what) if !was_stuck => tracing::error!(what, "the server is stuck"),
+                None if was_stuck => tracing::info!("the server gets on again"),
+                _ => {}
+            }
+            was_stuck = stuck.is_some();
+            std::thread::sleep(2 * BEAT);
+        }
+    };
+    std::thread::Builder::new().name("watchdog".into()).spawn(watch).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_counts_from_the_first_beat() {
+        let earlier =
+            Instant::now().checked_sub(Duration::from_secs(100)).expect("the machine has run for that long");
+        let watchdog = Watchdog { start: earlier, ..Watchdog::new() };
+        let limit = Duration::from_secs(5);
+        assert_eq!(watchdog.silent(&watchdog.runtime_ms, limit), None, "there was none yet");
+        watchdog.runtime_ms.store(1_000, Relaxed);
+        let silence = watchdog.silent(&watchdog.runtime_ms, limit).expect("no beat for 99 s");
+        assert!(silence >= Duration::from_secs(99));
+        watchdog.prepared();
+        assert_eq!(watchdog.silent(&watchdog.preparation_ms, limit), None);
+    }
+}

@@ -1,0 +1,68 @@
+//! What `/health` says while a part of the server does not get on.
+#![allow(missing_docs, unreachable_pub, dead_code)]
+
+mod http;
+
+use http::{TestServer, ask, text_engine, until};
+use realizar_engine::load::{CacheSize, Device, LoadOptions, load};
+use realizar_engine::{BlockCopy, EngineConfig, Result, Runner, RunnerInfo, Sampled, Step, Ticket};
+use realizar_model::source;
+use realizar_server::Config;
+use serde_json::json;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A runner whose steps wait while somebody holds its gate.
+struct Held {
+    inner: Box<dyn Runner>,
+    gate: Arc<Mutex<()>>,
+}
+
+impl Runner for Held {
+    fn info(&self) -> RunnerInfo {
+        self.inner.info()
+    }
+
+    fn copy_blocks(&mut self, copies: &[BlockCopy]) -> Result<()> {
+        self.inner.copy_blocks(copies)
+    }
+
+    fn launch(&mut self, step: &Step) -> Result<Ticket> {
+        self.inner.launch(step)
+    }
+
+    fn finish(&mut self, ticket: Ticket) -> Result<Sampled> {
+        drop(self.gate.lock());
+        self.inner.finish(ticket)
+    }
+}
+
+#[test]
+fn an_engine_that_is_stuck_is_named_and_found_well_again() {
+    let gate = Arc::new(Mutex::new(()));
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo.gguf");
+    let options = LoadOptions {
+        device: Device::Cpu,
+        n_threads: 1,
+        cache: CacheSize::Tokens(1024),
+        ..LoadOptions::default()
+    };
+    let inner = load(&*source::open(&demo).expect("the demo model"), &options).expect("a runner").runner;
+    let config = EngineConfig { longest_step: Duration::from_millis(300), ..EngineConfig::default() };
+    let engine = text_engine(Box::new(Held { inner, gate: gate.clone() }), config);
+    let server = TestServer::around(engine, Config { names: vec!["demo".into()], ..Config::default() });
+    assert_eq!(server.get("/health").status, 200);
+    let hold = gate.lock().expect("no panic");
+    std::thread::scope(|scope| {
+        let answer =
+            scope.spawn(|| server.post("/v1/chat/completions", &ask("Go.", &json!({"max_tokens": 4}))));
+        until("the engine is stuck", || server.get("/health").status == 503);
+        let health = server.get("/health");
+        assert!(health.text.contains("stuck") && health.text.contains("device"), "{}", health.text);
+        assert_eq!(server.get("/ready").status, 503);
+        drop(hold);
+        answer.join().expect("no panic").ok();
+    });
+    until("the engine gets on", || server.get("/health").status == 200);
+}
