@@ -4,7 +4,7 @@ use crate::output;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use realizar::{Model, TextParams};
-use realizar_engine::TextStream;
+use realizar_engine::{StopStrings, TextStream};
 use realizar_server::reasoning::{self, Piece, ReasoningParser};
 use serde_json::{Value, json};
 use std::io::IsTerminal;
@@ -53,7 +53,7 @@ impl ThinkingOptions {
         let opens = reasoning::is_open(&template.render(&conversation, true, now)?);
         let request = engine.request(engine.encode_chat(&conversation, now)?, params);
         let shown = reasoning::shown_tokens(engine.tokenizer());
-        let stream = engine.submit_showing(request, &params.stop, &shown)?;
+        let stream = engine.submit_showing(request, &StopStrings::new(&params.stop)?, &shown)?;
         Ok((stream, Printer { parser: Some((ReasoningParser::new(opens), shows)), ..Printer::of_text() }))
     }
 }

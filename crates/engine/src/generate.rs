@@ -414,7 +414,9 @@ impl TextStream {
                     state.stop = passed.stop;
                     match passed.stop {
                         None => passed.text += &state.filter.finish(),
-                        Some(stop) if self.include_stops => passed.text += self.stops.get(stop).map_or("", String::as_str),
+                        Some(stop) if self.include_stops => {
+                            passed.text += self.stops.get(stop).map_or("", String::as_str)
+                        }
                         Some(_) => {}
                     }
                     if !passed.text.is_empty() {

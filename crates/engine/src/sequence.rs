@@ -115,11 +115,7 @@ impl Sequence {
     pub(crate) fn is_ready(&self) -> bool {
         let has_all = self.max_tokens > 0 && self.n_generated() >= self.max_tokens;
         let needs_token = self.n_unseen > 0 && (self.constrained || self.verifies);
-        !self.paused
-            && !self.waits_for_mask()
-            && !has_all
-            && !needs_token
-            && self.n_remaining() > 0
+        !self.paused && !self.waits_for_mask() && !has_all && !needs_token && self.n_remaining() > 0
     }
 
     /// Whether it is not known what its constraint allows next.

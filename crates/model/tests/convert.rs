@@ -36,7 +36,8 @@ fn a_converted_folder_equals_the_gguf_file() {
         // The script splits bitnet's weights into signs and a factor, keeps the layer of glm4moe that only drafts, makes the text part of a
         // multimodal model a text model, and states another context for hunyuan.
         if !file.exists()
-            || ["llama-dynamic", "bitnet", "glm4moe", "qwen2-vl", "qwen3-vl", "hunyuan"].contains(&name.as_str())
+            || ["llama-dynamic", "bitnet", "glm4moe", "qwen2-vl", "qwen3-vl", "hunyuan"]
+                .contains(&name.as_str())
         {
             continue;
         }
