@@ -2,7 +2,13 @@
 //!
 //! The environment is the one of the reference library (transformers): its filters, functions and whitespace rules, and
 //! Python's way to print values. `find` says where models keep their templates, `tojson` and `strftime` are Python's.
+//!
+//! A template comes with a model file and is hostile input: `compile` bounds its text and its nesting, the engine's fuel
+//! the number of its instructions, and `budget` what they read and make, which `builtins` and `compile` see to.
 
+mod budget;
+mod builtins;
+mod compile;
 mod find;
 mod load;
 mod source;
@@ -12,17 +18,22 @@ mod tojson;
 pub use find::{TemplateFiles, from_gguf, from_hf};
 pub use strftime::Timestamp;
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, ValueKind};
-use minijinja::{Environment, ErrorKind, Value};
+use compile::Program;
+use minijinja::value::{Serde, ValueKind};
+use minijinja::{AutoEscape, Environment, ErrorKind, Value};
+use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::io;
+use std::thread;
 
 /// Instructions that one rendering may execute. The longest real conversations take less than a million.
 const FUEL: u64 = 20_000_000;
-/// Bytes that one rendering may write beyond 16 times what the conversation holds.
-const OUTPUT_BYTES: usize = 16 << 20;
-const NAME: &str = "chat template";
+/// Bytes of text and lists that one rendering may read and make, beyond [`BYTES_PER_BYTE`] times the conversation's.
+const BYTES: usize = 64 << 20;
+const BYTES_PER_BYTE: usize = 64;
+/// Stack of a rendering: macros call each other up to a fixed depth, and values nest up to one.
+const STACK_BYTES: usize = 16 << 20;
+/// Bytes of a template's own words that an error repeats.
+const MESSAGE_BYTES: usize = 4 << 10;
 
 /// Why a template could not be read or rendered.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +89,7 @@ fn at(line: &Option<usize>) -> String {
 /// A compiled chat template with the texts of its model's BOS and EOS tokens.
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    program: Program,
     source: String,
     bos: String,
     eos: String,
@@ -92,38 +104,26 @@ impl std::fmt::Debug for ChatTemplate {
 impl ChatTemplate {
     /// Compiles a template. `bos` and `eos`: what it finds in `bos_token` and `eos_token`.
     ///
-    /// Errors: `Syntax` with the line.
+    /// Errors: `Syntax` with the line, also for a template that is too long or nests too deep.
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self> {
+        let program = compile::compile(source)?;
         let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|error| Error::Syntax { line: None, reason: reason(&error) })?);
-        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_fuel(Some(FUEL));
+        environment.set_debug(false);
         environment.set_formatter(|out, _, value| {
-            if value.as_str().is_none() && has_float(value) {
-                return out.write_str(&tojson::python_str(value)).map_err(minijinja::Error::from);
-            }
-            write!(out, "{value}").map_err(minijinja::Error::from)
+            let text = match value.as_str() {
+                Some(text) => std::borrow::Cow::Borrowed(text),
+                None => {
+                    budget::read(value)?;
+                    if has_float(value) { tojson::python_str(value) } else { value.to_string() }.into()
+                }
+            };
+            budget::spend(text.len())?;
+            out.write_str(&text).map_err(minijinja::Error::from)
         });
-        environment.add_filter("tojson", tojson::filter);
-        environment.add_filter("string", |value: &Value| match value.as_str() {
-            Some(text) => text.to_owned(),
-            None => tojson::python_str(value),
-        });
-        environment.add_filter(source::ITERABLE, |value: Value| {
-            if value.is_none() {
-                return Err(minijinja::Error::new(ErrorKind::InvalidOperation, "None is not iterable"));
-            }
-            Ok(value)
-        });
-        // The engine takes None for iterable, Python does not.
-        environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
-        environment.add_function("raise_exception", raise_exception);
-        environment
-            .add_template_owned(NAME, source::rewrite(source))
-            .map_err(|error| Error::Syntax { line: error.line(), reason: reason(&error) })?;
-        Ok(ChatTemplate { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned() })
+        builtins::add_to(&mut environment);
+        let (source, bos, eos) = (source.to_owned(), bos.to_owned(), eos.to_owned());
+        Ok(ChatTemplate { environment, program, source, bos, eos })
     }
 
     /// The template as it was given.
@@ -136,7 +136,7 @@ impl ChatTemplate {
     ///
     /// `now`: what `strftime_now` prints.
     ///
-    /// Errors: `Refused` with the template's message, `Render` with the line.
+    /// Errors: `Refused` with the template's message, `Render` with the line, also where a limit is reached.
     pub fn render(
         &self,
         conversation: &serde_json::Value,
@@ -146,6 +146,28 @@ impl ChatTemplate {
         let serde_json::Value::Object(conversation) = conversation else {
             return Err(Error::NoConversation { found: kind_of(conversation) });
         };
+        let budget =
+            conversation.values().map(text_bytes).sum::<usize>().saturating_mul(BYTES_PER_BYTE) + BYTES;
+        let failed = |reason: String| Error::Render { line: None, reason };
+        thread::scope(|scope| {
+            let renderer = thread::Builder::new().name("template".into()).stack_size(STACK_BYTES);
+            let render = || {
+                budget::start(budget);
+                self.evaluate(self.variables(conversation, add_generation_prompt, now))
+            };
+            let renderer = renderer.spawn_scoped(scope, render);
+            let rendered = renderer.map_err(|error| failed(format!("no thread: {error}")))?.join();
+            rendered.unwrap_or_else(|_| Err(failed("the template engine failed".to_owned())))
+        })
+    }
+
+    /// What the template sees.
+    fn variables(
+        &self,
+        conversation: &serde_json::Map<String, serde_json::Value>,
+        add_generation_prompt: bool,
+        now: Timestamp,
+    ) -> Value {
         let mut variables: Vec<(&str, Value)> = vec![
             ("bos_token", Value::from(self.bos.as_str())),
             ("eos_token", Value::from(self.eos.as_str())),
@@ -155,39 +177,32 @@ impl ChatTemplate {
             (
                 "strftime_now",
                 Value::from_function(move |format: &str| {
-                    now.strftime(format)
-                        .map_err(|reason| minijinja::Error::new(ErrorKind::InvalidOperation, reason))
+                    // `%c` prints 24 characters.
+                    budget::spend(format.len().saturating_mul(16))?;
+                    now.strftime(format).map_err(budget::error)
                 }),
             ),
         ];
         variables.extend(conversation.iter().map(|(key, value)| (key.as_str(), Value::from(Serde(value)))));
-        let context = Value::from_pairs(variables);
-
-        let limit = conversation.values().map(text_bytes).sum::<usize>() * 16 + OUTPUT_BYTES;
-        let mut out = Bounded { text: Vec::new(), limit };
-        let template = self.environment.get_template(NAME).map_err(|error| render_error(&error))?;
-        template.render_captured_to(context, &mut out).map_err(|error| render_error(&error))?;
-        String::from_utf8(out.text).map_err(|error| Error::Render { line: None, reason: error.to_string() })
-    }
-}
-
-/// A writer that refuses more than `limit` bytes.
-struct Bounded {
-    text: Vec<u8>,
-    limit: usize,
-}
-
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.text.len() + bytes.len() > self.limit {
-            return Err(io::Error::other(format!("it writes more than {} bytes", self.limit)));
-        }
-        self.text.extend_from_slice(bytes);
-        Ok(bytes.len())
+        Value::from_pairs(variables)
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+    fn evaluate(&self, variables: Value) -> Result<String> {
+        let mut text = String::new();
+        let mut out = minijinja::machinery::make_string_output(&mut text);
+        let blocks = BTreeMap::new();
+        let instructions = self.program.borrow_dependent();
+        minijinja::machinery::eval(
+            &self.environment,
+            instructions,
+            variables,
+            &blocks,
+            &mut out,
+            AutoEscape::None,
+        )
+        .map_err(|error| render_error(&error))?;
+        drop(out);
+        Ok(text)
     }
 }
 
@@ -219,11 +234,6 @@ fn kind_of(value: &serde_json::Value) -> &'static str {
 #[error("{0}")]
 struct Raised(String);
 
-fn raise_exception(message: &Value, _more: Kwargs) -> std::result::Result<Value, minijinja::Error> {
-    let message = message.to_string();
-    Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
-}
-
 fn render_error(error: &minijinja::Error) -> Error {
     let mut source: Option<&dyn std::error::Error> = Some(error);
     let mut line = error.line();
@@ -231,7 +241,7 @@ fn render_error(error: &minijinja::Error) -> Error {
     let mut innermost = error;
     while let Some(cause) = source {
         if let Some(raised) = cause.downcast_ref::<Raised>() {
-            refused = Some(raised.0.clone());
+            refused = Some(shortened(raised.0.clone()));
         }
         if let Some(inner) = cause.downcast_ref::<minijinja::Error>() {
             line = inner.line().or(line);
@@ -245,8 +255,20 @@ fn render_error(error: &minijinja::Error) -> Error {
     }
 }
 
+/// A text of bounded length.
+fn shortened(mut text: String) -> String {
+    if text.len() > MESSAGE_BYTES {
+        text.truncate(text.floor_char_boundary(MESSAGE_BYTES));
+        text.push('…');
+    }
+    text
+}
+
 /// The message without the place, which has a field of its own.
 fn reason(error: &minijinja::Error) -> String {
+    if error.kind() == ErrorKind::OutOfFuel {
+        return format!("it takes more than {FUEL} instructions (out of fuel)");
+    }
     let mut reason = error.kind().to_string();
     if let Some(detail) = error.detail() {
         let _ = write!(reason, ": {detail}");
@@ -255,7 +277,7 @@ fn reason(error: &minijinja::Error) -> String {
     if let Some(cause) = cause {
         let _ = write!(reason, ": {cause}");
     }
-    reason
+    shortened(reason)
 }
 
 /// Whether printing the value prints a float, which Python writes differently.
@@ -336,7 +358,7 @@ mod tests {
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
             json!({}),
         );
-        assert!(error.unwrap_err().to_string().contains("fuel"));
+        assert!(error.unwrap_err().to_string().contains("instructions (out of fuel)"));
         let error = render("{% for a in range(90000) %}{{ 'x' * 1000 }}{% endfor %}", json!({}));
         assert!(error.unwrap_err().to_string().contains("bytes"));
     }

@@ -1,20 +1,25 @@
 //! Python's `json.dumps` and `str` for template values.
 
+use super::budget::{self, error};
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::{Error, Value};
 use std::fmt::Write;
 
 /// How deep a value may nest.
 const MAX_DEPTH: usize = 200;
+/// Characters of one level's indentation.
+const MAX_INDENT: usize = 64;
 
 /// The filter `tojson` as transformers defines it: no escaping for HTML, and non-ASCII as it is.
 pub(super) fn filter(value: &Value, options: Kwargs) -> Result<Value, Error> {
+    budget::read(value)?;
     let indent = match options.get::<Option<Value>>("indent")? {
         None => None,
         Some(indent) if indent.is_none() => None,
         Some(indent) => Some(match indent.as_str() {
+            Some(text) if text.len() > MAX_INDENT => return Err(error("tojson: the indent is too wide")),
             Some(text) => text.to_owned(),
-            None => " ".repeat(usize::try_from(indent)?.min(64)),
+            None => " ".repeat(usize::try_from(indent)?.min(MAX_INDENT)),
         }),
     };
     let (mut comma, mut colon) = (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned());
@@ -32,6 +37,7 @@ pub(super) fn filter(value: &Value, options: Kwargs) -> Result<Value, Error> {
     options.assert_all_used()?;
     let mut out = String::new();
     dump.value(value, 0, &mut out)?;
+    budget::spend(out.len())?;
     Ok(Value::from(out))
 }
 
@@ -47,6 +53,10 @@ impl Dump {
     fn value(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
         if depth > MAX_DEPTH {
             return Err(error("tojson of a value that is nested too deep"));
+        }
+        if out.len() > budget::left() {
+            // More than what is left: this says so.
+            budget::spend(out.len())?;
         }
         match value.kind() {
             ValueKind::None => out.push_str("null"),
@@ -129,10 +139,6 @@ impl Dump {
         }
         out.push('"');
     }
-}
-
-fn error(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message)
 }
 
 /// A key of a JSON object: Python writes numbers, truth values and None as strings.
@@ -225,6 +231,7 @@ mod tests {
     use super::*;
 
     fn dump(value: serde_json::Value, options: &[(&str, Value)]) -> String {
+        budget::start(1 << 20);
         let options: Kwargs = options.iter().cloned().collect();
         filter(&Value::from(minijinja::value::Serde(value)), options).unwrap().to_string()
     }
