@@ -38,6 +38,10 @@ pub(crate) struct ServeArgs {
     /// Origin whose web pages may use the server, or *; may be given several times.
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
+    /// Name by which clients may address the server, besides localhost; may be given several times. Without it, all names are answered,
+    /// except on loopback without --api-key.
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    allowed_host: Vec<String>,
 
     /// Longest sequence of prompt and answer, in tokens; by default the model's own, or less where memory is short.
     #[arg(long, alias = "ctx-size", short_alias = 'c', value_name = "N")]
@@ -71,6 +75,9 @@ pub(crate) struct ServeArgs {
     /// Size of a request at most.
     #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = size)]
     max_body: usize,
+    /// Memory for the bodies of all requests that are still arriving.
+    #[arg(long, value_name = "SIZE", default_value = "128M", value_parser = size)]
+    body_memory: usize,
     /// How long a client may take to send the headers of a request, and again its body.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     read_timeout: Duration,
@@ -128,7 +135,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         api_keys: args.api_key.clone(),
         salt_by_key: args.salt_by_key,
         cors: args.cors.clone(),
+        allowed_hosts: args.allowed_host.clone(),
         max_body: args.max_body,
+        body_memory: args.body_memory,
         drain: args.drain_seconds,
         header_timeout: args.read_timeout,
         body_timeout: args.read_timeout,

@@ -1,6 +1,7 @@
 //! What all requests share.
 
 use crate::auth::Caller;
+use crate::bodies::Budget;
 use crate::config::Config;
 use crate::error::{ApiError, Result};
 use crate::generation::Wanted;
@@ -26,6 +27,8 @@ pub(crate) struct App {
     pub(crate) created: u64,
     /// The OpenAPI document.
     pub(crate) openapi: String,
+    /// Memory for bodies that are still arriving.
+    pub(crate) bodies: Arc<Budget>,
     /// Lengths of prompts and answers so far.
     pub(crate) sizes: Arc<Sizes>,
     /// How the model writes tool calls.
@@ -49,6 +52,7 @@ impl App {
             formats: FormatPool::new(n_threads, config.format_timeout)?,
             watchdog: Watchdog::new(),
             engine,
+            bodies: Budget::new(config.body_memory, config.max_body),
             config,
             created: unix_time(),
             openapi,

@@ -18,8 +18,13 @@ pub struct Config {
     pub salt_by_key: bool,
     /// Origins whose web pages may use the server, or `*`. Default empty.
     pub cors: Vec<String>,
+    /// Further names by which clients may address the server; with any, all other names are refused. On loopback without
+    /// keys, names other than localhost are refused in any case. Default empty.
+    pub allowed_hosts: Vec<String>,
     /// Size of a request at most, in bytes. Default 8 MiB.
     pub max_body: usize,
+    /// Memory for the bodies of all requests that are still arriving, in bytes; at least what one needs. Default 128 MiB.
+    pub body_memory: usize,
     /// How long a shutdown lets answers finish. Default 30 s.
     pub drain: Duration,
     /// How long a client may take to send a request's headers, also after the request before on the same connection. Default 30 s.
@@ -48,7 +53,9 @@ impl Default for Config {
             api_keys: Vec::new(),
             salt_by_key: false,
             cors: Vec::new(),
+            allowed_hosts: Vec::new(),
             max_body: 8 << 20,
+            body_memory: 128 << 20,
             drain: Duration::from_secs(30),
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(30),
@@ -71,7 +78,9 @@ impl std::fmt::Debug for Config {
             .field("n_api_keys", &self.api_keys.len())
             .field("salt_by_key", &self.salt_by_key)
             .field("cors", &self.cors)
+            .field("allowed_hosts", &self.allowed_hosts)
             .field("max_body", &self.max_body)
+            .field("body_memory", &self.body_memory)
             .field("drain", &self.drain)
             .field("header_timeout", &self.header_timeout)
             .field("body_timeout", &self.body_timeout)

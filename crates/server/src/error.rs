@@ -179,6 +179,9 @@ pub(crate) enum ErrorResponses {
     /// The key is missing or wrong.
     #[response(status = 401)]
     Unauthorized(ErrorBody),
+    /// The server does not answer to this name, or not to pages of this origin.
+    #[response(status = 403)]
+    Forbidden(ErrorBody),
     /// There is no such model.
     #[response(status = 404)]
     NotFound(ErrorBody),

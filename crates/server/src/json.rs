@@ -1,14 +1,16 @@
-//! The body of a request: bounded in size and time, declared as JSON, and with an error that names the field.
+//! The body of a request: bounded in size, memory and time, declared as JSON, and with an error that names the field.
 
 use crate::app::App;
+use crate::bodies::Share;
 use crate::error::{ApiError, Result};
 use crate::openai::{FormatFields, ParamFields, SamplingFields, TokenFields};
-use axum::body::Bytes;
+use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A body of this type.
 pub(crate) struct Json<T>(pub(crate) T);
@@ -18,8 +20,8 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self> {
         check_media_type(&request)?;
-        let bytes = read(request, app).await?;
-        parse(&bytes).map(Self)
+        let body = read(request, app).await?;
+        parse(&body.bytes).map(Self)
     }
 }
 
@@ -40,7 +42,7 @@ fn check_media_type(request: &Request) -> Result<()> {
     Err(ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
 }
 
-async fn read(request: Request, app: &App) -> Result<Bytes> {
+async fn read(request: Request, app: &App) -> Result<Arrived> {
     let limit = app.config.max_body;
     let too_large = || {
         let message =
@@ -52,17 +54,51 @@ async fn read(request: Request, app: &App) -> Result<Bytes> {
     if declared.is_some_and(|n| n > limit as u64) {
         return Err(too_large());
     }
-    let body = Limited::new(request.into_body(), limit).collect();
-    match tokio::time::timeout(app.config.body_timeout, body).await {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
-        Ok(Err(error)) => Err(ApiError::invalid(format!("could not read the body: {error}"))),
+    match tokio::time::timeout(app.config.body_timeout, collect(request.into_body(), limit, app)).await {
+        Ok(Ok(body)) => Ok(body),
+        Ok(Err(Unread::TooLarge)) => Err(too_large()),
+        Ok(Err(Unread::NoMemory)) => {
+            let message = "the bodies of other requests take all memory for bodies; try again later";
+            let error = ApiError::refused(StatusCode::TOO_MANY_REQUESTS, "body_memory", message);
+            Err(ApiError { retry_after: Some(Duration::from_secs(1)), ..error })
+        }
+        Ok(Err(Unread::Broken(error))) => Err(ApiError::invalid(format!("could not read the body: {error}"))),
         Err(_) => {
             let seconds = app.config.body_timeout.as_secs_f64();
             let message = format!("the body did not arrive within {seconds} s");
             Err(ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", message))
         }
     }
+}
+
+/// A whole body and its share of the memory for bodies.
+struct Arrived {
+    bytes: Vec<u8>,
+    share: Share,
+}
+
+/// Why a body was not read to its end.
+enum Unread {
+    TooLarge,
+    NoMemory,
+    Broken(axum::Error),
+}
+
+async fn collect(mut body: Body, limit: usize, app: &App) -> std::result::Result<Arrived, Unread> {
+    let mut arrived = Arrived { bytes: Vec::new(), share: app.bodies.share() };
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(Unread::Broken)?;
+        // Trailers say nothing here.
+        let Some(data) = frame.data_ref() else { continue };
+        if arrived.bytes.len() + data.len() > limit {
+            return Err(Unread::TooLarge);
+        }
+        if !arrived.share.grow(data.len()) {
+            return Err(Unread::NoMemory);
+        }
+        arrived.bytes.extend_from_slice(data);
+    }
+    Ok(arrived)
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {

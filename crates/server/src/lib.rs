@@ -9,12 +9,14 @@
 
 mod app;
 mod auth;
+mod bodies;
 mod config;
 mod connections;
 mod conversation;
 mod error;
 mod fim;
 mod generation;
+mod hosts;
 mod json;
 mod openai;
 pub mod reasoning;

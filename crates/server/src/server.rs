@@ -108,7 +108,7 @@ impl Server {
             .map_err(Error::Threads)?;
         let (listeners, addresses) = runtime.block_on(listen(&config))?;
         tracing::info!(?config, ?addresses, "server listens");
-        let (app, router) = routes::router(engine, config).map_err(Error::Threads)?;
+        let (app, router) = routes::router(engine, config, &addresses).map_err(Error::Threads)?;
         Ok(Self { runtime, listeners, addresses, app, router, stop: watch::Sender::new(0) })
     }
 

@@ -8,7 +8,7 @@ use realizar_compute::BatchLimits;
 use realizar_engine::{BlockCopy, EngineConfig, Result, Runner, RunnerInfo, Sampled, Step, Ticket};
 use realizar_server::{Config, Ended};
 use serde_json::{Value, json};
-use std::io::{BufRead, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -122,7 +122,7 @@ fn a_body_over_the_limit_is_refused() {
     let reply = server.post(TEXT, &json!({"prompt": "x".repeat(20_000)}));
     reply.is_error(413, None, "10000 bytes");
     // Declared only: the answer comes before the body.
-    let head = format!("POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n");
+    let head = format!("POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n");
     let reply = server.raw(format!("{head}Content-Length: 99999999999\r\n\r\n").as_bytes());
     assert!(reply.starts_with("HTTP/1.1 413"), "{reply}");
     // Not declared: it is read up to the limit.
@@ -132,12 +132,114 @@ fn a_body_over_the_limit_is_refused() {
     assert_eq!(server.post(TEXT, &json!({"prompt": "a", "max_tokens": 1})).status, 200);
 }
 
+/// A POST that declares a body of `n` bytes, without the body.
+fn head(path: &str, more: &str, n: usize) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {n}\r\n{more}\r\n"
+    )
+}
+
+/// Reads one answer with a body of declared length.
+fn read_answer(reader: &mut impl BufRead) -> String {
+    let (mut text, mut n_bytes) = (String::new(), 0);
+    loop {
+        let start = text.len();
+        assert_ne!(reader.read_line(&mut text).expect("a line of the answer"), 0, "{text}");
+        let line = text[start..].to_ascii_lowercase();
+        if let Some(n) = line.strip_prefix("content-length:") {
+            n_bytes = n.trim().parse().expect("a number");
+        }
+        if line == "\r\n" {
+            break;
+        }
+    }
+    let mut body = vec![0; n_bytes];
+    reader.read_exact(&mut body).expect("the body");
+    text + &String::from_utf8(body).expect("text")
+}
+
+#[test]
+fn a_refusal_reaches_a_client_that_sends_its_whole_body_first() {
+    let server = TestServer::with(|setup| setup.config.max_body = 10_000);
+    // More than the system's buffers hold, so that it cannot be sent unless somebody reads it.
+    let body = vec![b' '; 20 << 20];
+    let mut stream = server.connect();
+    stream.set_write_timeout(Some(http::PATIENCE)).expect("a timeout");
+    let mut reader = BufReader::new(stream.try_clone().expect("the same connection"));
+    for (path, status) in [(TEXT, "413"), ("/nowhere", "404"), ("/health", "405"), (TEXT, "413")] {
+        stream.write_all(head(path, "", body.len()).as_bytes()).expect("it is read");
+        stream.write_all(&body).expect("all of it is read");
+        let answer = read_answer(&mut reader);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+        assert!(answer.contains("\"error\""), "{answer}");
+    }
+    // The connection is still good.
+    stream.write_all(&post_bytes(TEXT, &json!({"prompt": "a", "max_tokens": 1}))).expect("it is read");
+    assert!(read_answer(&mut reader).starts_with("HTTP/1.1 200"));
+    // A client that asks first need not send it.
+    let reply = server.raw(head(TEXT, "Expect: 100-continue\r\n", body.len()).as_bytes());
+    assert!(reply.starts_with("HTTP/1.1 413"), "{reply}");
+}
+
+#[test]
+fn unfinished_bodies_share_a_budget() {
+    let server = TestServer::with(|setup| {
+        (setup.config.max_body, setup.config.body_memory) = (1 << 20, 2 << 20);
+    });
+    let large = json!({"prompt": "a", "max_tokens": 1, "user": "x".repeat(600_000)});
+    let small = json!({"prompt": "a", "max_tokens": 1});
+    assert_eq!(server.post(TEXT, &large).status, 200);
+    // Two bodies that never end, with less left of the budget than a third needs.
+    let unfinished = [1, 2].map(|_| {
+        let mut stream = server.connect();
+        stream.write_all(head(TEXT, "", 1 << 20).as_bytes()).expect("it is read");
+        stream.write_all(&vec![b' '; 800_000]).expect("it is read");
+        stream
+    });
+    let mut refused = server.post(TEXT, &large);
+    until("the unfinished bodies have arrived", || {
+        refused = server.post(TEXT, &large);
+        refused.status != 200
+    });
+    refused.is_error(429, None, "memory for bodies");
+    assert_eq!(refused.header("retry-after"), "1");
+    assert_eq!(server.post(TEXT, &small).status, 200, "small requests come through");
+    drop(unfinished);
+    until("the budget is given back", || server.post(TEXT, &large).status == 200);
+}
+
+#[test]
+fn other_names_than_this_machine_s_are_not_answered_without_a_key() {
+    let get = |server: &TestServer, host: &str, more: &str| {
+        server.raw(
+            format!("GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{more}\r\n").as_bytes(),
+        )
+    };
+    let server = TestServer::start();
+    for host in ["localhost", "127.0.0.1:1", "[::1]:8080", "demo.localhost"] {
+        assert!(get(&server, host, "").starts_with("HTTP/1.1 200"), "{host}");
+    }
+    let refused = get(&server, "evil.example:8080", "");
+    assert!(refused.starts_with("HTTP/1.1 403") && refused.contains("--allowed-host"), "{refused}");
+    let refused = get(&server, "localhost", "Origin: https://evil.example\r\n");
+    assert!(refused.starts_with("HTTP/1.1 403") && refused.contains("--cors"), "{refused}");
+    assert!(get(&server, "localhost:1", "Origin: http://localhost:1\r\n").starts_with("HTTP/1.1 200"));
+    drop(server);
+    let server = TestServer::with(|setup| setup.config.allowed_hosts = vec!["models.example".into()]);
+    assert!(get(&server, "Models.Example:80", "").starts_with("HTTP/1.1 200"));
+    assert!(get(&server, "evil.example", "").starts_with("HTTP/1.1 403"));
+    drop(server);
+    let server = TestServer::with(|setup| setup.config.api_keys = vec!["alpha".into()]);
+    let authorized = "Authorization: Bearer alpha\r\n";
+    assert!(get(&server, "models.example", authorized).starts_with("HTTP/1.1 200"));
+}
+
 #[test]
 fn anything_but_json_is_not_taken() {
     let server = TestServer::start();
     let body = r#"{"prompt": "a", "max_tokens": 1}"#;
     let form = "Content-Type: application/x-www-form-urlencoded\r\n";
-    let page = "Origin: https://a.example\r\n";
+    let page = "Origin: http://localhost:9\r\n";
     for (headers, status) in [
         ("Content-Type: text/plain\r\n".to_owned(), 415),
         ("Content-Type: application/jsonx\r\n".to_owned(), 415),
@@ -149,7 +251,7 @@ fn anything_but_json_is_not_taken() {
         (format!("{form}Sec-Fetch-Site: cross-site\r\n"), 415),
         (format!("Content-Type: application/json\r\n{page}"), 200),
     ] {
-        let head = format!("POST {TEXT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}");
+        let head = format!("POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}");
         let n = body.len();
         let reply = server.raw(format!("{head}Content-Length: {n}\r\n\r\n{body}").as_bytes());
         assert!(reply.starts_with(&format!("HTTP/1.1 {status}")), "{headers}: {reply}");
@@ -163,8 +265,8 @@ fn what_is_no_page_or_no_method_is_said_so() {
     server.get(CHAT).is_error(405, None, "method");
     let reply = server.raw(b"nonsense\r\n\r\n");
     assert!(reply.starts_with("HTTP/1.1 400") || reply.is_empty(), "{reply}");
-    let reply =
-        server.raw(format!("GET / HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n", "x".repeat(1 << 20)).as_bytes());
+    let reply = server
+        .raw(format!("GET / HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", "x".repeat(1 << 20)).as_bytes());
     assert!(reply.starts_with("HTTP/1.1 431") || reply.is_empty(), "{reply}");
 }
 
@@ -226,7 +328,7 @@ fn a_client_that_leaves_frees_what_it_held() {
 fn slow_headers_lose_their_connection() {
     let server = TestServer::with(|setup| setup.config.header_timeout = Duration::from_millis(300));
     let mut stream = server.connect();
-    stream.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n").expect("it is read");
+    stream.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n").expect("it is read");
     let start = Instant::now();
     let reply = read_all(&mut stream);
     assert!(reply.is_empty() || reply.starts_with("HTTP/1.1 408"), "{reply}");

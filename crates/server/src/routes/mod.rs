@@ -12,13 +12,15 @@ mod tokenize;
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::{auth, request_id};
+use crate::hosts::{self, Hosts};
+use crate::{auth, bodies, request_id};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
 use realizar_engine::TextEngine;
 use std::any::Any;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -58,16 +60,20 @@ fn open() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(page::page))
 }
 
-/// The whole server as a service.
+/// The whole server as a service that listens at `addresses`.
 ///
 /// Errors: the system gives no threads.
-pub(crate) fn router(engine: TextEngine, config: crate::Config) -> std::io::Result<(Arc<App>, Router)> {
+pub(crate) fn router(
+    engine: TextEngine,
+    config: crate::Config,
+    addresses: &[SocketAddr],
+) -> std::io::Result<(Arc<App>, Router)> {
     let document = OpenApiRouter::with_openapi(openapi::info()).merge(guarded()).merge(open()).into_openapi();
     let app = Arc::new(App::new(engine, config, openapi::to_json(&document))?);
     let keys = middleware::from_fn_with_state(app.clone(), auth::check);
     let guarded = OpenApiRouter::new().merge(guarded()).merge(unversioned().into());
     let router = guarded.layer(keys).merge(open());
-    let router = Router::from(router)
+    let mut router = Router::from(router)
         .fallback(async || {
             ApiError::not_found("unknown_url", "there is no such page; /docs lists what there is")
         })
@@ -76,7 +82,12 @@ pub(crate) fn router(engine: TextEngine, config: crate::Config) -> std::io::Resu
             ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
         })
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(cors(&app.config.cors))
+        .layer(cors(&app.config.cors));
+    if let Some(hosts) = Hosts::new(&app.config, addresses) {
+        router = router.layer(middleware::from_fn_with_state(Arc::new(hosts), hosts::check));
+    }
+    let router = router
+        .layer(middleware::from_fn_with_state(app.config.body_timeout, bodies::drain_unread))
         .layer(middleware::from_fn_with_state(app.clone(), request_id::trace))
         .with_state(app.clone());
     Ok((app, router))

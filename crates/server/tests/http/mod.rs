@@ -212,7 +212,7 @@ pub(crate) fn data_of(text: &str) -> Vec<String> {
 pub(crate) fn post_bytes(path: &str, body: &Value) -> Vec<u8> {
     let body = body.to_string();
     let n = body.len();
-    format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {n}\r\n\r\n{body}")
+    format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {n}\r\n\r\n{body}")
         .into_bytes()
 }
 
