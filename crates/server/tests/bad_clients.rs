@@ -235,6 +235,12 @@ fn other_names_than_this_machine_s_are_not_answered_without_a_key() {
 }
 
 #[test]
+fn a_model_s_name_that_is_not_utf_8_is_refused_in_json() {
+    let server = TestServer::start();
+    server.get("/v1/models/%ff").is_error(400, Some("model"), "not UTF-8");
+}
+
+#[test]
 fn anything_but_json_is_not_taken() {
     let server = TestServer::start();
     let body = r#"{"prompt": "a", "max_tokens": 1}"#;

@@ -1,8 +1,9 @@
 //! `/v1/models`: the model that is here.
 
 use crate::app::App;
-use crate::error::{ErrorBody, Result};
+use crate::error::{ApiError, ErrorBody, Result};
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use serde::Serialize;
 use std::sync::Arc;
@@ -58,11 +59,16 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
     params(("model" = String, Path, description = "The model's name")),
     responses(
         (status = 200, description = "The model", body = Model),
+        (status = 400, description = "The name is not UTF-8", body = ErrorBody),
         (status = 401, description = "The key is missing or wrong", body = ErrorBody),
         (status = 404, description = "There is no such model", body = ErrorBody)
     )
 )]
-pub(crate) async fn retrieve(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Model>> {
+pub(crate) async fn retrieve(
+    State(app): State<Arc<App>>,
+    name: std::result::Result<Path<String>, PathRejection>,
+) -> Result<Json<Model>> {
+    let Path(name) = name.map_err(|_| ApiError::invalid_param("model", "the model's name is not UTF-8"))?;
     let id = app.check_model(Some(&name))?;
     Ok(Json(Model::new(&app, id)))
 }
