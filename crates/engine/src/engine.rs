@@ -42,6 +42,8 @@ pub struct Engine {
     proposer: Option<Box<dyn Proposer>>,
     step: Step,
     events: Vec<(SeqId, Event)>,
+    /// How many waiting sequences were published last.
+    counted_waiting: u64,
     last_finish: Duration,
 }
 
@@ -96,8 +98,8 @@ struct Shared {
     start: Instant,
     pulse: Pulse,
     next_number: AtomicU64,
-    /// Sequences sent and not yet received by the thread.
-    in_inbox: AtomicU64,
+    /// Sequences that wait, those that the thread has not yet received included.
+    queued: AtomicU64,
     /// Between two finished requests of late, on average.
     finish_interval_us: AtomicU64,
     /// The system's entropy, for requests without a seed.
@@ -175,7 +177,7 @@ impl Engine {
             start: Instant::now(),
             pulse: Pulse::new(config.longest_step),
             next_number: AtomicU64::new(0),
-            in_inbox: AtomicU64::new(0),
+            queued: AtomicU64::new(0),
             finish_interval_us: AtomicU64::new(0),
             entropy: RandomState::new(),
         });
@@ -200,6 +202,7 @@ impl Engine {
             drain_until: None,
             step: Step::default(),
             events: Vec::new(),
+            counted_waiting: 0,
             last_finish: Duration::ZERO,
         };
         tracing::info!(?config, ?info, overlap = engine.overlap, "engine starts");
@@ -339,7 +342,6 @@ impl Engine {
     fn submit(&mut self, submission: Submission) {
         let Submission { number, request, arrival, seed, producer, inbox } = submission;
         let n = request.n;
-        self.shared.in_inbox.fetch_sub(u64::from(n), Relaxed);
         self.shared.stats.requests.add(1);
         let last_tokens = vec![None; n as usize];
         self.requests.insert(number, Active { producer, arrival, paused: None, inbox, last_tokens });
@@ -347,8 +349,18 @@ impl Engine {
         if let Err(error) = self.scheduler.add(number, request, arrival, seed, &mut self.events) {
             self.events.push((SeqId { request: number, choice: 0 }, Event::Error(error)));
         }
+        self.count_waiting(u64::from(n));
         self.deliver();
-        self.shared.stats.waiting.set(self.scheduler.n_waiting() as u64);
+    }
+
+    /// Publishes how many sequences wait, of which `n_received` came from the inbox just now. The queue changes at once, so that nobody
+    /// finds a sequence in it twice.
+    fn count_waiting(&mut self, n_received: u64) {
+        let n_waiting = self.scheduler.n_waiting() as u64;
+        let change = n_waiting.wrapping_sub(self.counted_waiting).wrapping_sub(n_received);
+        self.shared.queued.fetch_add(change, Relaxed);
+        self.shared.stats.waiting.set(n_waiting);
+        self.counted_waiting = n_waiting;
     }
 
     /// Has guesses made for the next step.
@@ -553,7 +565,8 @@ impl Engine {
     }
 
     /// Publishes the scheduler's books.
-    fn publish(&self) {
+    fn publish(&mut self) {
+        self.count_waiting(0);
         let (stats, counters) = (&self.shared.stats, self.scheduler.counters());
         let (in_use, idle, free) = self.scheduler.blocks();
         let (slots_in_use, slots_idle, slots_free) = self.scheduler.slots();
@@ -568,7 +581,6 @@ impl Engine {
             (&stats.drafted_tokens, counters.drafted_tokens),
             (&stats.accepted_tokens, counters.accepted_tokens),
             (&stats.running, self.scheduler.n_running() as u64),
-            (&stats.waiting, self.scheduler.n_waiting() as u64),
             (&stats.paused, self.n_paused as u64),
             (&stats.blocks_in_use, in_use as u64),
             (&stats.blocks_cached, idle as u64),
@@ -644,9 +656,9 @@ impl Client {
         request.validate(&self.shared.info)?;
         self.check_health()?;
         let n = u64::from(request.n);
-        let queued = self.shared.in_inbox.fetch_add(n, Relaxed) + self.shared.stats.waiting.get();
-        if queued + n > self.config.max_queue as u64 {
-            self.shared.in_inbox.fetch_sub(n, Relaxed);
+        let max_queue = self.config.max_queue as u64;
+        let room = |queued: u64| queued.checked_add(n).filter(|&queued| queued <= max_queue);
+        if let Err(queued) = self.shared.queued.fetch_update(Relaxed, Relaxed, room) {
             self.shared.stats.overloaded.add(1);
             return Err(Error::Overloaded { queued: queued as usize, retry_after: self.retry_after(queued) });
         }

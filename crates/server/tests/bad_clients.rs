@@ -241,6 +241,16 @@ fn a_model_s_name_that_is_not_utf_8_is_refused_in_json() {
 }
 
 #[test]
+fn an_idle_server_takes_as_many_prompts_as_may_wait() {
+    let server = TestServer::start();
+    let body = json!({"prompt": vec!["a"; 1024], "max_tokens": 1});
+    for _ in 0..3 {
+        let reply = server.post(TEXT, &body).ok();
+        assert_eq!(reply["choices"].as_array().expect("choices").len(), 1024);
+    }
+}
+
+#[test]
 fn anything_but_json_is_not_taken() {
     let server = TestServer::start();
     let body = r#"{"prompt": "a", "max_tokens": 1}"#;
