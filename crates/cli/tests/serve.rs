@@ -23,7 +23,18 @@ struct Server {
 impl Server {
     /// Starts one at any free port and waits for its line.
     fn start(more: &[&str]) -> Self {
-        let mut command = realizar();
+        Self::by(realizar(), more)
+    }
+
+    /// Starts one from a shell, after a command that changes what it inherits.
+    fn after(shell: &str, more: &[&str]) -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{shell}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_realizar")]);
+        command.env_remove("RUST_LOG");
+        Self::by(command, more)
+    }
+
+    fn by(mut command: Command, more: &[&str]) -> Self {
         command.args(["serve", "--port", "0", "--device", "cpu", "--kv-memory", "32M"]).args(more);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
         let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
@@ -139,6 +150,44 @@ fn a_first_signal_lets_answers_finish_and_a_second_does_not() {
             false => assert_eq!(answer.expect("an answer").status(), 200),
         }
     }
+}
+
+#[test]
+fn a_hangup_drains_unless_it_is_ignored() {
+    // An answer shows that it runs, and so listens for signals.
+    let body = json!({"prompt": "Once", "max_tokens": 1});
+    let server = Server::start(&[]);
+    server.post("/v1/completions", &body);
+    server.signal("-HUP");
+    let (status, _, err) = server.end();
+    assert_eq!((status.code(), err.as_str()), (Some(0), ""));
+    // As nohup starts it.
+    let server = Server::after("trap '' HUP", &[]);
+    server.post("/v1/completions", &body);
+    server.signal("-HUP");
+    for _ in 0..5 {
+        server.post("/v1/completions", &body);
+    }
+    server.signal("-TERM");
+    assert_eq!(server.end().0.code(), Some(0));
+}
+
+#[test]
+fn running_out_of_file_handles_is_told_once_and_passes() {
+    let mut server = Server::after("ulimit -n 60", &["--threads", "1"]);
+    let address = server.url("").trim_start_matches("http://").to_owned();
+    let connections: Vec<_> =
+        (0..80).map(|_| std::net::TcpStream::connect(&address).expect("the system takes it")).collect();
+    let mut line = String::new();
+    server.stderr.read_line(&mut line).expect("a line");
+    assert!(line.contains("cannot accept connections"), "{line}");
+    // Some hundred more failures.
+    std::thread::sleep(Duration::from_secs(1));
+    drop(connections);
+    server.post("/v1/completions", &json!({"prompt": "Once", "max_tokens": 1}));
+    server.signal("-TERM");
+    let (status, _, err) = server.end();
+    assert_eq!((status.code(), err.as_str()), (Some(0), ""));
 }
 
 #[test]

@@ -18,6 +18,35 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, Sleep};
 
+/// How long to wait for other connections to end where the system has no handle or memory for one more.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+/// A run of failures of the same kind, of which only the first and the end are worth a line in the log.
+#[derive(Debug, Default)]
+struct Failing {
+    n_failures: u64,
+}
+
+impl Failing {
+    /// Counts a failure; whether it is the first.
+    fn first(&mut self) -> bool {
+        self.n_failures += 1;
+        self.n_failures == 1
+    }
+
+    /// How many failures there were, if any.
+    fn ended(&mut self) -> Option<u64> {
+        let n_failures = std::mem::take(&mut self.n_failures);
+        (n_failures > 0).then_some(n_failures)
+    }
+}
+
+/// Whether a client gave up before it was accepted, which says nothing about the next.
+fn is_the_client_s(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
+}
+
 /// All connections of a server.
 #[derive(Clone)]
 pub(crate) struct Connections {
@@ -40,18 +69,24 @@ impl Connections {
 
     /// Accepts connections and answers on each, for ever.
     pub(crate) async fn accept(self, listener: TcpListener, router: Router) {
+        let mut failing = Failing::default();
         loop {
             // Never closed, so there is always a place in the end.
             let place = self.places.clone().acquire_owned().await;
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
+                Err(error) if is_the_client_s(&error) => continue,
                 Err(error) => {
-                    // A client that gave up, or no file handle left: others may have gone in a moment.
-                    tracing::debug!(%error, "could not accept a connection");
-                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    if failing.first() {
+                        tracing::warn!(%error, "cannot accept connections; trying on until others end");
+                    }
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             };
+            if let Some(n_failures) = failing.ended() {
+                tracing::info!(n_failures, "accepts connections again");
+            }
             let (this, router) = (self.clone(), router.clone());
             tokio::spawn(async move {
                 this.serve(stream, router).await;
@@ -171,6 +206,15 @@ mod tests {
             .build()
             .expect("a runtime")
             .block_on(test);
+    }
+
+    #[test]
+    fn a_run_of_failures_is_told_once() {
+        let mut failing = Failing::default();
+        assert_eq!(failing.ended(), None);
+        assert_eq!([failing.first(), failing.first(), failing.first()], [true, false, false]);
+        assert_eq!(failing.ended(), Some(3));
+        assert_eq!((failing.ended(), failing.first()), (None, true));
     }
 
     #[test]

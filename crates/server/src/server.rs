@@ -122,7 +122,7 @@ impl Server {
         Handle { stop: self.stop.clone() }
     }
 
-    /// Answers until it is told to stop, by its [`Handle`] or by SIGTERM or SIGINT: then it takes no more requests, says so at
+    /// Answers until it is told to stop, by its [`Handle`] or by SIGTERM, SIGINT or SIGHUP: then it takes no more requests, says so at
     /// `/ready`, finishes what runs for up to [`Config::drain`], and ends. Told again, it ends at once.
     ///
     /// Errors: the process cannot listen for signals, or gets no threads.
@@ -194,21 +194,50 @@ async fn serve(
     }
 }
 
+/// What tells the process to stop.
 #[cfg(unix)]
-type Signals = [tokio::signal::unix::Signal; 2];
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+    /// Absent where the process was started to outlive its terminal, as by nohup.
+    hangup: Option<tokio::signal::unix::Signal>,
+}
 
 #[cfg(unix)]
 fn signals() -> std::io::Result<Signals> {
     use tokio::signal::unix::{SignalKind, signal};
-    Ok([signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?])
+    let hangup = (!hangup_is_ignored()).then(|| signal(SignalKind::hangup())).transpose()?;
+    Ok(Signals {
+        terminate: signal(SignalKind::terminate())?,
+        interrupt: signal(SignalKind::interrupt())?,
+        hangup,
+    })
+}
+
+/// Whether whoever started the process made it ignore SIGHUP; only Linux tells.
+#[cfg(unix)]
+fn hangup_is_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // Signal n is bit n - 1, and SIGHUP is 1 everywhere.
+    ignored.is_some_and(|mask| mask & 1 != 0)
 }
 
 #[cfg(unix)]
-async fn pass_on([mut term, mut int]: Signals, handle: Handle) {
+async fn pass_on(signals: Signals, handle: Handle) {
+    let Signals { mut terminate, mut interrupt, mut hangup } = signals;
     loop {
+        let hung_up = async {
+            match &mut hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
-            _ = term.recv() => {}
-            _ = int.recv() => {}
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = hung_up => {}
         }
         handle.stop();
     }
