@@ -13,6 +13,7 @@ mod closed;
 mod compile;
 mod constraint;
 mod gbnf;
+mod leap_seconds;
 mod limits;
 mod pool;
 mod pushdown;

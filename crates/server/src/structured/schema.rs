@@ -4,7 +4,7 @@
 //! first, and where compiling fails, the smallest part that fails alike is looked for.
 
 use super::limits::check_schema;
-use super::{GrammarError, MAX_SOURCE_BYTES, check_size, library_limits, message};
+use super::{GrammarError, MAX_SOURCE_BYTES, check_size, leap_seconds, library_limits, message};
 use llguidance::{GrammarBuilder, JsonCompileOptions, panic_utils};
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
@@ -167,6 +167,7 @@ fn check(schema: &mut Value, strict: bool, path: &str, depth: usize) -> Result<(
         "uniqueItems" => *value != Value::Bool(false),
         _ => true,
     });
+    leap_seconds::restrict(keywords);
     for (keyword, value) in keywords {
         let path = format!("{path}/{}", escaped(keyword));
         match (holds(keyword), value) {

@@ -278,6 +278,53 @@ fn special_tokens_are_allowed_only_at_the_end() {
 }
 
 #[test]
+fn leap_seconds_are_the_last_of_a_day_in_utc() {
+    let tokenizer = Tokenizer::from_source(&*demo()).unwrap();
+    let grammars = grammars(&tokenizer);
+    let check = |schema_text: Value, text: &str| {
+        let text = Value::from(text).to_string();
+        follow(&mut *compile(&grammars, schema(&schema_text)), &tokenizer, &plain(&tokenizer, &text))
+            == Ok(true)
+    };
+    let (good, bad) = (
+        [
+            "23:59:60Z",
+            "23:59:60.25z",
+            "15:59:60-08:00",
+            "05:29:60+05:30",
+            "00:00:60+00:01",
+            "23:58:60-00:01",
+            "12:00:59Z",
+        ],
+        [
+            "22:59:60Z",
+            "23:58:60Z",
+            "23:59:60+01:00",
+            "15:59:60-07:59",
+            "05:29:60+05:29",
+            "23:59:61Z",
+            "24:00:00Z",
+        ],
+    );
+    for time in good {
+        assert!(check(json!({"type": "string", "format": "time"}), time), "{time}");
+        assert!(
+            check(json!({"type": "string", "format": "date-time"}), &format!("2016-12-31T{time}")),
+            "{time}"
+        );
+        assert!(check(json!({"type": "string", "format": "time", "pattern": "[0-9]"}), time), "{time}");
+    }
+    for time in bad {
+        assert!(!check(json!({"type": "string", "format": "time"}), time), "{time}");
+        assert!(
+            !check(json!({"type": "string", "format": "date-time"}), &format!("2016-12-31T{time}")),
+            "{time}"
+        );
+        assert!(!check(json!({"type": "string", "format": "time", "pattern": "[0-9]"}), time), "{time}");
+    }
+}
+
+#[test]
 fn a_complete_text_leaves_only_its_end() {
     let tokenizer = Tokenizer::from_source(&*demo()).unwrap();
     let mut constraint = compile(&grammars(&tokenizer), Format::Regex("a".to_owned()));
