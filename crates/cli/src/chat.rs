@@ -2,9 +2,10 @@
 
 use crate::chat_commands::{self, Done};
 use crate::model_arg::ModelArg;
+use crate::output::{self, note};
 use crate::run::decode_tok_s;
 use crate::thinking::{Printer, ThinkingOptions};
-use crate::{environment, output};
+use crate::environment;
 use anyhow::{Context as _, Result};
 use realizar::{FinishReason, Model, SamplingParams, TextParams};
 use realizar_compute::sampling::SamplingOverrides;
@@ -13,7 +14,6 @@ use realizar_model::source::TensorSource;
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
 use serde_json::{Value, json};
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -227,10 +227,4 @@ impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
     }
-}
-
-/// A line for the person, beside the answers.
-fn note(text: &str) {
-    // Nothing is left to do when stderr is gone.
-    drop(std::io::stderr().write_all(text.as_bytes()));
 }

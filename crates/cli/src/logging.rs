@@ -1,7 +1,7 @@
 //! Logs and errors on stderr.
 
 use anyhow::{Context, Result};
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
@@ -34,6 +34,5 @@ pub(crate) fn report(error: &anyhow::Error) {
         }
     }
     let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
-    // Nothing is left to do when stderr is gone too.
-    drop(writeln!(std::io::stderr(), "error: {line}"));
+    crate::output::note(&format!("error: {line}\n"));
 }

@@ -3,6 +3,7 @@
 use crate::args::ModelPlace;
 use crate::load::{RunnerOptions, SpeculationOptions, TemplateOption, warn_of_long_context};
 use crate::model_arg::ModelArg;
+use crate::output;
 use anyhow::{Result, bail};
 use clap::Args;
 use realizar::SamplingParams;
@@ -12,7 +13,6 @@ use realizar_model::sampling_hints;
 use realizar_model::source::TensorSource;
 use realizar_model::tokenizer::Tokenizer;
 use realizar_server::{Config, Ended, Server};
-use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -151,8 +151,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let server = Server::bind(engine, config)?;
     let urls: Vec<String> = server.addresses().iter().map(|address| format!("http://{address}")).collect();
     let line = format!("{name} is ready at {}: {about}\n", urls.join(" and "));
-    // Somebody who closed stderr can still be served.
-    drop(std::io::stderr().write_all(line.as_bytes()));
+    output::note(&line);
     match server.run()? {
         Ended::Drained => Ok(()),
         Ended::AtOnce => bail!("stopped at once, as told by a second signal"),

@@ -1,4 +1,4 @@
-//! The interactive chat, driven on a pseudo-terminal as a person would.
+//! What a person sees on a terminal: the interactive chat, driven on a pseudo-terminal, and control characters that are shown.
 
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, unreachable_pub, dead_code)]
@@ -31,6 +31,11 @@ impl Chat {
 
     /// A chat that keeps its history in `state`.
     fn start_in(state: &Folder, args: &[&str]) -> Self {
+        Self::program(state, &[&["run"], args].concat())
+    }
+
+    /// Any of the program's commands.
+    fn program(state: &Folder, args: &[&str]) -> Self {
         let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo-terminal");
         grantpt(&controller).expect("its rights");
         unlockpt(&controller).expect("its lock");
@@ -44,7 +49,7 @@ impl Chat {
             || Stdio::from(OpenOptions::new().read(true).write(true).open(path).expect("its other end"));
         // Ctrl-C becomes a signal only where the terminal controls a session.
         let child = Command::new("setsid")
-            .args(["--ctty", "--wait", PROGRAM, "run"])
+            .args(["--ctty", "--wait", PROGRAM])
             .args(args)
             .env("TERM", "xterm")
             .env("XDG_STATE_HOME", state.path())
@@ -282,4 +287,26 @@ fn thoughts_are_dimmed_or_hidden_and_not_part_of_the_conversation() {
     assert!(shown.starts_with("Once"), "{shown:?}");
     chat.type_in("\x04");
     assert_eq!(chat.code(), Some(0));
+}
+
+#[test]
+fn control_characters_of_a_template_are_shown_and_not_obeyed() {
+    let folder = std::env::temp_dir().join(format!("realizar-terminal-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let (template, messages) = (folder.join("t.jinja"), folder.join("m.json"));
+    std::fs::write(&template, "a\x1b]52;c;eA==\x07b\u{9b}31m{{ raise }}\nend").expect("it is written");
+    std::fs::write(&messages, r#"{"messages": []}"#).expect("it is written");
+    let args = ["template", "--file", template.to_str().expect("text"), messages.to_str().expect("text")];
+    let mut terminal = Chat::program(&Folder::new(), &args);
+    terminal.wait_for(r"a\x1b]52;c;eA==\x07b\x9b31m");
+    terminal.wait_for("end");
+    // Into a pipe the text goes as it is.
+    let piped = Command::new(PROGRAM).args(args).output().expect("it starts");
+    assert_eq!(piped.stdout, "a\x1b]52;c;eA==\x07b\u{9b}31m\nend".as_bytes());
+    // Errors are for people, wherever they go.
+    std::fs::write(&template, "{{ raise_exception('no\x1b[2J') }}").expect("it is written");
+    let failed = Command::new(PROGRAM).args(args).output().expect("it starts");
+    let error = String::from_utf8(failed.stderr).expect("text");
+    assert!(error.contains(r"no\x1b[2J"), "{error:?}");
+    drop(std::fs::remove_dir_all(&folder));
 }
