@@ -31,7 +31,7 @@ impl Hosts {
         if !open_on_loopback && config.allowed_hosts.is_empty() {
             return None;
         }
-        let names = config.allowed_hosts.iter().chain([&config.host]);
+        let names = config.allowed_hosts.iter().chain(&config.hosts);
         Some(Self { names: names.map(|name| canonical(name)).collect(), origins: config.cors.clone() })
     }
 
