@@ -1,11 +1,11 @@
 //! The interactive chat of `realizar run`.
 
 use crate::chat_commands::{self, Done};
+use crate::environment;
 use crate::model_arg::ModelArg;
 use crate::output::{self, note};
 use crate::run::decode_tok_s;
 use crate::thinking::{Printer, ThinkingOptions};
-use crate::environment;
 use anyhow::{Context as _, Result};
 use realizar::{FinishReason, Model, SamplingParams, TextParams};
 use realizar_compute::sampling::SamplingOverrides;

@@ -43,7 +43,9 @@ pub(crate) fn visible(text: &str) -> Cow<'_, str> {
 /// Writes text to stdout in a terminal's dimmed colour.
 pub(crate) fn print_dimmed(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
-    write!(out, "\x1b[2m{}\x1b[0m", visible(text)).and_then(|()| out.flush()).context("could not write to stdout")
+    write!(out, "\x1b[2m{}\x1b[0m", visible(text))
+        .and_then(|()| out.flush())
+        .context("could not write to stdout")
 }
 
 /// Writes one JSON object and a line end to stdout.
