@@ -82,6 +82,35 @@ pub struct Boxes {
     pub swizzled: bool,
 }
 
+/// A dimension of a tensor map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapDimension {
+    /// Its elements, which are bytes in the first dimension.
+    pub len: usize,
+    /// Bytes from one to the next.
+    pub stride: usize,
+    /// Elements of a box.
+    pub box_len: usize,
+}
+
+impl Boxes {
+    /// The dimensions of the tensor map that describes these boxes, innermost first.
+    pub fn dimensions(&self) -> Vec<MapDimension> {
+        let of = |len, stride, box_len| MapDimension { len, stride, box_len };
+        let (row, bytes) = (self.row_bytes, of(self.row_bytes, 1, self.box_bytes));
+        match self.spread {
+            false => vec![bytes, of(self.n_rows, row, self.box_rows)],
+            true => vec![
+                bytes,
+                of(8, row, 8),
+                of(4, 8 * row, 1),
+                of(2, 32 * row, 2),
+                of(self.n_rows / 64, 64 * row, 4),
+            ],
+        }
+    }
+}
+
 /// A device with one queue of work, in whose order everything here takes effect.
 ///
 /// Errors: [`Error::Device`](crate::Error::Device) with what the device says; it may report the failure of work enqueued earlier.

@@ -426,24 +426,12 @@ impl Driver for Gpu {
     }
 
     fn box_map(&self, boxes: Boxes) -> Result<BoxMap> {
-        let Boxes { rows, n_rows, row_bytes, box_rows, spread, box_bytes, swizzled } = boxes;
         self.bind()?;
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
-        // Of each dimension: its length, bytes from one to the next, and the box's length.
-        let row = row_bytes as u64;
-        let dimensions: &[(usize, u64, usize)] = match spread {
-            false => &[(row_bytes, 1, box_bytes), (n_rows, row, box_rows)],
-            true => &[
-                (row_bytes, 1, box_bytes),
-                (8, row, 8),
-                (4, 8 * row, 1),
-                (2, 32 * row, 2),
-                (n_rows / 64, 64 * row, 4),
-            ],
-        };
-        let lens = dimensions.iter().map(|d| d.0 as u64).collect::<Vec<_>>();
-        let strides = dimensions[1..].iter().map(|d| d.1).collect::<Vec<_>>();
-        let box_lens = dimensions.iter().map(|d| d.2 as u32).collect::<Vec<_>>();
+        let dimensions = boxes.dimensions();
+        let lens = dimensions.iter().map(|d| d.len as u64).collect::<Vec<_>>();
+        let strides = dimensions[1..].iter().map(|d| d.stride as u64).collect::<Vec<_>>();
+        let box_lens = dimensions.iter().map(|d| d.box_len as u32).collect::<Vec<_>>();
         let steps = vec![1; dimensions.len()];
         // SAFETY: reads the arrays, one number per dimension (strides: but the first), and writes the map.
         let encoded = unsafe {
@@ -451,13 +439,13 @@ impl Driver for Gpu {
                 &mut map,
                 sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
                 dimensions.len() as u32,
-                rows.0 as *mut c_void,
+                boxes.rows.0 as *mut c_void,
                 lens.as_ptr(),
                 strides.as_ptr(),
                 box_lens.as_ptr(),
                 steps.as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                match swizzled {
+                match boxes.swizzled {
                     true => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
                     false => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
                 },
