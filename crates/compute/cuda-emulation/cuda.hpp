@@ -1,13 +1,17 @@
-// Runs CUDA C++ kernels on the CPU, for tests: one fiber per CUDA thread, blocks one after the other.
+// Runs CUDA C++ kernels on the CPU, for tests: one fiber per CUDA thread.
 //
-// A fiber runs until it waits: at __syncthreads for its block, at a warp collective for its warp. So results are those of a legal
-// schedule, always the same one; races do not show. Warp collectives count the lanes that have not returned, and do not look at their
-// masks. Shared memory is static storage, which a block inherits from the one before it, as it stands.
+// A fiber runs until it waits: at __syncthreads for its block, at a warp collective for its warp, at an mbarrier for a phase. A block runs
+// until all of its fibers wait for other blocks; then others run, as many at once as the device has multiprocessors. So results are those
+// of a legal schedule, always the same one; races do not show. Warp collectives count the lanes that have not returned, and do not look
+// at their masks. Shared memory keeps what an earlier block left there (static) or holds NaN (dynamic).
+//
+// REALIZAR_EMULATION is the architecture: 800 or 900.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <sched.h>
 
@@ -16,8 +20,9 @@
 #define __host__
 #define __forceinline__ inline
 #define __align__(n) __attribute__((aligned(n)))
-#define __shared__ static
-#define __CUDA_ARCH__ 800
+// A block that waits for others is put aside with all variables of the thread that runs it (emulation.cpp).
+#define __shared__ static thread_local
+#define __CUDA_ARCH__ REALIZAR_EMULATION
 
 struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
@@ -29,6 +34,12 @@ struct Dim3 { unsigned x, y, z; };
 namespace emulation {
 
 constexpr unsigned MAX_THREADS = 1024;
+
+// Whether the emulated GPU is Hopper.
+constexpr bool HOPPER = REALIZAR_EMULATION >= 900;
+
+// Ends the process with what a kernel did wrong.
+[[noreturn]] void die(const char* what);
 
 // A barrier of `live` fibers: the last to arrive starts the next round.
 struct Barrier {
@@ -42,41 +53,78 @@ struct Fiber {
   uint64_t given[2][8];
 };
 
-extern Fiber fibers[MAX_THREADS];
-extern Barrier block_barrier, warp_barriers[MAX_THREADS / 32];
-extern unsigned current;
+struct Cluster;
+struct Async;
+struct Copies;
+
+// A block of threads that runs, or waits for others.
+struct Block {
+  Fiber fibers[MAX_THREADS];
+  Barrier all, warps[MAX_THREADS / 32], named[16];
+  Dim3 index;
+  // The fiber that runs, and how many are not done.
+  unsigned current, n_live;
+  unsigned char *dynamic_shared, *dynamic_end;
+  Cluster* cluster;
+  Async* async;
+  Copies* copies;
+  // Shared memory that is not dynamic, and stacks.
+  unsigned char *saved_shared, *stacks;
+  bool has_saved;
+};
+
+extern Block* block;
 extern Dim3 thread_index, block_index, block_dim, grid_dim;
-extern unsigned char* dynamic_shared;
+extern unsigned dynamic_bytes;
+
+// Counts what other fibers may wait for. A block in which it stands still over a whole round of fibers waits for another block.
+extern uint64_t progress;
 
 // Runs other fibers, and returns when this one's turn comes again.
 void yield();
 
-inline void wait(Barrier& b) {
+// `last` is called by the last to arrive, before the others go on.
+template <class F>
+void wait(Barrier& b, F last) {
+  progress++;
   const unsigned round = b.round;
   if (++b.arrived == b.live) {
+    last();
     b.arrived = 0;
     b.round++;
     return;
   }
   while (b.round == round) yield();
 }
+inline void wait(Barrier& b) {
+  wait(b, [] {});
+}
 
-inline unsigned lane() { return current % 32; }
-inline Barrier& warp() { return warp_barriers[current / 32]; }
+inline unsigned thread() { return block->current; }
+inline unsigned lane() { return thread() % 32; }
+inline Barrier& warp() { return block->warps[thread() / 32]; }
+
+// Shared memory has addresses of 32 bits, as on the GPU: dynamic shared memory lies within the 256 KiB that descriptions of matrices reach.
+constexpr uint32_t DYNAMIC_AT = 1024, STATIC_AT = 1 << 20;
+// Dynamic shared memory begins this much after a multiple of 1024 bytes, unless the kernel asks for such a multiple.
+constexpr uint32_t DYNAMIC_OFFSET = 16;
+uint32_t address_of(const void* p);
+// Where `bytes` bytes from an address on are; only shared memory has one.
+unsigned char* at(uint32_t address, uint32_t bytes);
 
 // Hands `n` words to the warp and returns a function-like view of what each lane gave.
 struct Given {
   unsigned first, side;
-  uint64_t operator()(unsigned lane, unsigned word = 0) const { return fibers[first + lane].given[side][word]; }
+  uint64_t operator()(unsigned lane, unsigned word = 0) const { return block->fibers[first + lane].given[side][word]; }
   template <class T>
-  void copy(T& out, unsigned lane) const { memcpy(&out, fibers[first + lane].given[side], sizeof out); }
+  void copy(T& out, unsigned lane) const { memcpy(&out, block->fibers[first + lane].given[side], sizeof out); }
 };
 
 inline Given give(const uint64_t* words, unsigned n) {
   const unsigned side = warp().round & 1;
-  memcpy(fibers[current].given[side], words, n * sizeof *words);
+  memcpy(block->fibers[thread()].given[side], words, n * sizeof *words);
   wait(warp());
-  return Given{current / 32 * 32, side};
+  return Given{thread() / 32 * 32, side};
 }
 
 template <class T>
@@ -109,12 +157,14 @@ struct Kernel {
   static emulation::Kernel name##_kernel(#name, [](const void* args) { name(*static_cast<const Args*>(args)); }); \
   static void name(const Args& a)
 
+#define KERNEL_1(name, Args, max_threads) KERNEL(name, Args, max_threads)
 #define KERNEL_2(name, Args, max_threads) KERNEL(name, Args, max_threads)
 #define KERNEL_4(name, Args, max_threads) KERNEL(name, Args, max_threads)
 #define KERNEL_OF(name, Args, registers) KERNEL(name, Args, 0)
-#define DYNAMIC_SHARED(name) unsigned char* name = emulation::dynamic_shared
+#define DYNAMIC_SHARED(name) unsigned char* name = emulation::block->dynamic_shared + emulation::DYNAMIC_OFFSET
+#define DYNAMIC_SHARED_TILES(name) unsigned char* name = emulation::block->dynamic_shared
 
-inline void __syncthreads() { emulation::wait(emulation::block_barrier); }
+inline void __syncthreads() { emulation::wait(emulation::block->all); }
 inline void __syncwarp(unsigned = ~0u) { emulation::wait(emulation::warp()); }
 inline void __threadfence() {}
 template <class T> T __shfl_xor_sync(unsigned, T v, int mask) { return emulation::from_lane(v, emulation::lane() ^ mask); }
@@ -147,6 +197,7 @@ inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x))
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __int2float_rn(int x) { return static_cast<float>(x); }
 inline int __float2int_rn(float x) { return static_cast<int>(rintf(x)); }
 inline float __expf(float x) { return expf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
@@ -236,42 +287,23 @@ inline int dp4a_unsigned(uint32_t a, int b, int c) {
   return c;
 }
 
-// Copies are over when they have begun. A barrier: the warps that are yet to come in this phase, all of them, and how many phases are over.
-struct PhaseBarrier {
-  uint16_t missing, warps;
-  uint32_t phases;
-};
-inline PhaseBarrier& phase_barrier(uint64_t* barrier) { return *reinterpret_cast<PhaseBarrier*>(barrier); }
-inline void counter_init(uint64_t* barrier, int lane, int warps) {
-  const uint16_t n = static_cast<uint16_t>(warps);
-  if (lane == 0) phase_barrier(barrier) = {n, n, 0};
+template <int N>
+void sync_threads(int id) {
+  emulation::Barrier& b = emulation::block->named[id];
+  if (N % 32 || id < 1 || id > 15 || (b.arrived && b.live != N)) emulation::die("a barrier of other threads");
+  b.live = N;
+  emulation::wait(b);
 }
-inline void count(uint64_t* barrier, int lane) {
-  PhaseBarrier& b = phase_barrier(barrier);
-  if (lane == 0 && --b.missing == 0) b.missing = b.warps, b.phases++;
-}
-inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
-  while ((phase_barrier(barrier).phases & 1) == parity) emulation::yield();
-}
-inline void barrier_init(uint64_t* barrier, int lane) { counter_init(barrier, lane, 1); }
-inline void fence_mbarrier_init() { __syncwarp(); }
-inline int copying_lane(int lane) { return lane; }
-inline void mbarrier_expect_tx(uint64_t*, int, uint32_t) {}
-inline void cp_async_bulk(void* to, const void* from, uint32_t bytes, uint64_t*, int lane) {
-  if (lane == 0) memcpy(to, from, bytes);
-}
-inline void cp_async_bulk_evict_first(void* to, const void* from, uint32_t bytes, uint64_t* barrier, int lane) {
-  cp_async_bulk(to, from, bytes, barrier, lane);
-}
-typedef unsigned char* SharedAddress;
-inline SharedAddress shared_address(const void* p) { return static_cast<SharedAddress>(const_cast<void*>(p)); }
-inline SharedAddress anew(SharedAddress p) { return p; }
-inline void cp_async_bulk_evict_first(SharedAddress to, const void* from, uint32_t bytes, SharedAddress, int lane) {
-  cp_async_bulk(to, from, bytes, nullptr, lane);
-}
-inline void cp_async_mbarrier_arrive(uint64_t* barrier) { count(barrier, static_cast<int>(emulation::lane())); }
-inline void fence_proxy_async_shared() {}
+
+typedef uint32_t SharedAddress;
+inline SharedAddress shared_address(const void* p) { return emulation::address_of(p); }
 inline unsigned anew(unsigned x) { return x; }
+
+}  // namespace ptx
+
+#include "async.hpp"
+
+namespace ptx {
 
 inline uint32_t scale_bytes(uint32_t bytes, uint32_t scale) {
   const float d = f16_to_f32(static_cast<uint16_t>(scale));

@@ -2,10 +2,13 @@
 //! open the result.
 //!
 //! The launchers, their grids and arguments, and the kernels are those of the GPU. Memory ends where unmapped pages begin, so that
-//! an access past its end stops the test, and holds NaN until it is written.
+//! an access past its end stops the test, and holds NaN until it is written. A GPU before Hopper is emulated or Hopper, for which the
+//! kernels are compiled once more.
 
 use libloading::Library;
-use realizar_compute::cuda::driver::{DevicePtr, Driver, Function, Graph, Grid, Image, Link, PinnedReadback};
+use realizar_compute::cuda::driver::{
+    BoxMap, Boxes, DevicePtr, Driver, Function, Graph, Grid, Image, Link, PinnedReadback,
+};
 use realizar_compute::{DeviceMemory, Result};
 use std::ffi::{CString, c_char, c_void};
 use std::path::{Path, PathBuf};
@@ -13,8 +16,16 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// Which GPU is emulated.
+#[derive(Clone, Copy, PartialEq)]
+enum Arch {
+    Sm80,
+    Sm90,
+}
+
 /// The emulated device.
 pub(crate) struct Emulation {
+    arch: Arch,
     library: Library,
     /// Kernels run one at a time.
     running: Mutex<()>,
@@ -26,19 +37,29 @@ pub(crate) struct Emulation {
 
 impl Emulation {
     /// Compiles the kernels, or takes what an earlier test compiled from the same sources; `None`, said loudly, without a compiler.
-    #[allow(clippy::print_stderr)]
     pub(crate) fn build() -> Option<Arc<dyn Driver>> {
+        Self::build_for(Arch::Sm80)
+    }
+
+    /// The same for Hopper, with its tensor cores and its copy engine.
+    #[allow(dead_code)]
+    pub(crate) fn build_hopper() -> Option<Arc<dyn Driver>> {
+        Self::build_for(Arch::Sm90)
+    }
+
+    #[allow(clippy::print_stderr)]
+    fn build_for(arch: Arch) -> Option<Arc<dyn Driver>> {
         if Command::new("g++").arg("--version").output().is_err() {
             eprintln!("SKIPPED: kernels are not tested, since there is no g++ to compile them for the CPU");
             return None;
         }
-        Some(Arc::new(Self::open(&compile())))
+        Some(Arc::new(Self::open(&compile(arch), arch)))
     }
 
-    fn open(path: &Path) -> Self {
+    fn open(path: &Path, arch: Arch) -> Self {
         // SAFETY: the library is one that was compiled here; its initializers fill a list.
         let library = unsafe { Library::new(path) }.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        Self { library, running: Mutex::new(()), readbacks: Mutex::default(), n_multiprocessors: 4 }
+        Self { arch, library, running: Mutex::new(()), readbacks: Mutex::default(), n_multiprocessors: 4 }
     }
 
     fn call<F: Copy>(&self, name: &str) -> F {
@@ -51,12 +72,12 @@ impl Emulation {
 #[allow(dead_code, clippy::type_complexity)]
 pub(crate) fn group(count: usize) -> Option<(Vec<Arc<dyn Driver>>, Arc<dyn Link>)> {
     Emulation::build()?;
-    let kernels = compile();
+    let kernels = compile(Arch::Sm80);
     let copy = |i: usize| {
         let path = kernels.with_extension(format!("{i}.{}.so", unique()));
         std::fs::copy(&kernels, &path).unwrap();
         // Not all of them share out their work alike.
-        let device = Emulation { n_multiprocessors: [4, 3, 5][i % 3], ..Emulation::open(&path) };
+        let device = Emulation { n_multiprocessors: [4, 3, 5][i % 3], ..Emulation::open(&path, Arch::Sm80) };
         std::fs::remove_file(&path).unwrap();
         Arc::new(device) as Arc<dyn Driver>
     };
@@ -108,8 +129,12 @@ const FLAGS: [&str; 7] =
     ["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-gnu-unique"];
 
 /// Where the compiled kernels are, named by a hash of their sources and the compiler's flags.
-fn compile() -> PathBuf {
+fn compile(arch: Arch) -> PathBuf {
     let root = &Path::new(env!("CARGO_MANIFEST_DIR")).join("../compute");
+    let define = match arch {
+        Arch::Sm80 => "-DREALIZAR_EMULATION=800",
+        Arch::Sm90 => "-DREALIZAR_EMULATION=900",
+    };
     let mut sources = Vec::new();
     for dir in ["cuda-emulation", "src/cuda", "src/quant"] {
         collect(&root.join(dir), &mut sources);
@@ -123,6 +148,7 @@ fn compile() -> PathBuf {
         }
     };
     add(FLAGS.concat().as_bytes());
+    add(define.as_bytes());
     sources.iter().for_each(|source| add(&std::fs::read(source).unwrap()));
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let path = dir.join(format!("kernels-{hash:016x}.so"));
@@ -131,13 +157,13 @@ fn compile() -> PathBuf {
     }
     // Another test may compile at the same time.
     let new = dir.join(format!("kernels-{hash:016x}.{}", unique()));
-    let kernels = sources.iter().filter(|p| p.extension().is_some_and(|e| e == "cu"));
+    let compiled = sources.iter().filter(|p| p.extension().is_some_and(|e| e == "cu" || e == "cpp"));
     let status = Command::new("g++")
         .args(FLAGS)
-        .args(["-Wno-unknown-pragmas", "-DREALIZAR_EMULATION", "-Icuda-emulation", "-o"])
+        .args(["-Wno-unknown-pragmas", define, "-Icuda-emulation", "-o"])
         .arg(&new)
-        .args(["cuda-emulation/emulation.cpp", "-x", "c++"])
-        .args(kernels)
+        .args(["-x", "c++"])
+        .args(compiled)
         .current_dir(root)
         .status()
         .unwrap();
@@ -159,7 +185,10 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
 
 impl Driver for Emulation {
     fn describe(&self) -> String {
-        "an emulated GPU".into()
+        match self.arch {
+            Arch::Sm80 => "an emulated GPU".into(),
+            Arch::Sm90 => "an emulated Hopper GPU".into(),
+        }
     }
 
     fn n_multiprocessors(&self) -> u32 {
@@ -167,7 +196,38 @@ impl Driver for Emulation {
     }
 
     fn max_shared_bytes(&self) -> usize {
-        99 << 10
+        match self.arch {
+            Arch::Sm80 => 99 << 10,
+            Arch::Sm90 => 227 << 10,
+        }
+    }
+
+    fn is_hopper(&self) -> bool {
+        self.arch == Arch::Sm90
+    }
+
+    /// The numbers of the map as hopper.cpp reads them. Checks what cuTensorMapEncodeTiled demands of them.
+    fn box_map(&self, boxes: Boxes) -> Result<BoxMap> {
+        let dimensions = boxes.dimensions();
+        let mut words = [0; 16];
+        let (base, rest) = words.split_at_mut(1);
+        let (lens, rest) = rest.split_at_mut(5);
+        let (strides, rest) = rest.split_at_mut(4);
+        let (box_lens, flags) = rest.split_at_mut(5);
+        assert!(boxes.rows.0.is_multiple_of(16), "{boxes:?}");
+        base[0] = boxes.rows.0;
+        for (i, d) in dimensions.iter().enumerate() {
+            assert!((1..=1 << 32).contains(&d.len) && (1..=256).contains(&d.box_len), "{boxes:?}");
+            (lens[i], box_lens[i]) = (d.len as u64, d.box_len as u64);
+            if i > 0 {
+                assert!(d.stride.is_multiple_of(16) && d.stride < 1 << 40, "{boxes:?}");
+                strides[i - 1] = d.stride as u64;
+            }
+        }
+        let line = dimensions[0].box_len;
+        assert!(line.is_multiple_of(16) && (!boxes.swizzled || line <= 128), "{boxes:?}");
+        flags[0] = (dimensions.len() as u64) << 8 | u64::from(boxes.swizzled);
+        Ok(BoxMap(words))
     }
 
     fn memory(&self) -> DeviceMemory {
@@ -243,11 +303,12 @@ impl Driver for Emulation {
     }
 
     unsafe fn launch(&self, f: Function, grid: Grid, args: *const c_void) -> Result<()> {
-        let launch: unsafe extern "C" fn(usize, Blocks, u32, usize, *const c_void) =
+        let launch: unsafe extern "C" fn(usize, Blocks, u32, usize, u32, u32, *const c_void) =
             self.call("emulation_launch");
+        let (shared, blocks) = (grid.shared_bytes as usize, self.n_multiprocessors);
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the kernel gets the struct that it takes and memory as it demands (`Driver::launch`); one kernel runs at a time.
-        unsafe { launch(f.0, Blocks(grid.blocks), grid.threads, grid.shared_bytes as usize, args) };
+        unsafe { launch(f.0, Blocks(grid.blocks), grid.threads, shared, grid.cluster, blocks, args) };
         Ok(())
     }
 

@@ -18,8 +18,8 @@ struct Copies {
 };
 
 inline Copies& copies() {
-  static Copies* all = new Copies[MAX_THREADS]();
-  return all[current];
+  if (!block->copies) block->copies = static_cast<Copies*>(calloc(MAX_THREADS, sizeof(Copies)));
+  return block->copies[thread()];
 }
 
 // The lane's share of a matrix of 8 rows, from the addresses of the rows.

@@ -11,6 +11,8 @@ mod elementwise;
 #[cfg(feature = "cuda")]
 #[path = "../../cuda-emulation/emulation.rs"]
 mod emulation;
+#[cfg(feature = "cuda")]
+mod hopper;
 mod matrices;
 mod ranks;
 mod recurrent;

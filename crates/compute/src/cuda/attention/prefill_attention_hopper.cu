@@ -15,7 +15,6 @@
 // for 128, and up to 1,024 bytes of alignment; 5,216 or 9,312 bytes static. All tiles have the 128-byte swizzle of wgmma.
 // Moves: K and V that a tile sees, 4 · n_keys · head_dim bytes for 2 · n_keys · head_dim · rows multiply-adds, so that with full tiles the
 // tensor cores are the bound; the rows of qkv and of y once.
-#ifndef REALIZAR_EMULATION
 #include "heads.cuh"
 #include "prefill_attention.cuh"
 #include "../common/hopper.cuh"
@@ -400,4 +399,3 @@ DEVICE void prefill_attention(const PrefillAttentionHopperArgs& args) {
 PREFILL_ATTENTION(F16, HopperHalf, RawCache, 64) PREFILL_ATTENTION(F16, HopperHalf, RawCache, 128)
 PREFILL_ATTENTION(BF16, HopperBfloat, RawCache, 64) PREFILL_ATTENTION(BF16, HopperBfloat, RawCache, 128)
 PREFILL_ATTENTION(Q8_0, HopperHalf, Q8Cache, 64) PREFILL_ATTENTION(Q8_0, HopperHalf, Q8Cache, 128)
-#endif

@@ -1,5 +1,8 @@
 // PTX instructions that only Hopper has (sm_90a), each wrapped once: wgmma, TMA, mbarrier, clusters.
 #pragma once
+#ifdef REALIZAR_EMULATION
+#include "hopper.hpp"
+#else
 #include "ptx.cuh"
 
 namespace ptx {
@@ -329,3 +332,4 @@ __device__ __forceinline__ void setmaxnreg_dec() {
 }
 
 }  // namespace ptx
+#endif

@@ -25,6 +25,8 @@
 #define KERNEL_1(name, Args, max_threads) \
   extern "C" __global__ void __launch_bounds__(max_threads, 1) name(const __grid_constant__ Args a)
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+// From a multiple of 1024 bytes on, as wgmma's tiles want it.
+#define DYNAMIC_SHARED_TILES(name) extern __shared__ __align__(1024) unsigned char name[]
 #endif
 
 #define DEVICE __device__ __forceinline__

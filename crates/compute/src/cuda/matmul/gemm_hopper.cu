@@ -9,7 +9,6 @@
 //
 // Between the end of one step's wgmma and the start of those after the next there are half a step's 512 cycles, so that path is short:
 // addresses are made once.
-#ifndef REALIZAR_EMULATION
 #include "gemm.cuh"
 #include "../common/pipeline.cuh"
 #include "gemm_hopper_args.cuh"
@@ -409,4 +408,3 @@ struct HopperInt8 {
   KERNEL_1(gemm_hopper_##T##_128x##OUTS, GemmHopperArgs, THREADS) { gemm<Hopper##T, OUTS>(a); }
 GEMM(Half, 256) GEMM(Half, 192) GEMM(Half, 128) GEMM(Bfloat, 256) GEMM(Bfloat, 192) GEMM(Bfloat, 128)
 GEMM(Int8, 256) GEMM(Int8, 192) GEMM(Int8, 128)
-#endif

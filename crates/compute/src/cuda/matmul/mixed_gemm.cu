@@ -11,7 +11,6 @@
 // whose rows of weights lie apart, so that TMA gathers them.
 //
 // Moves: the weights once, and the activations, 2 bytes each, once for each block's outputs.
-#ifndef REALIZAR_EMULATION
 #include "mixed_gemm.cuh"
 
 // Floats from one row's sums to the next one's.
@@ -271,7 +270,7 @@ template <int N>
 DEVICE void mixed_gemm(const MixedGemmArgs& a) {
 #if __CUDA_ARCH__ == 900
   typedef Shape<N> S;
-  extern __shared__ __align__(1024) uint8_t shared[];
+  DYNAMIC_SHARED_TILES(shared);
   __shared__ RingBarriers barriers;
   __shared__ float scales[N];
   ptx::launch_dependents();
@@ -300,12 +299,12 @@ DEVICE void mixed_gemm(const MixedGemmArgs& a) {
 #endif
 }
 
-#define MIXED_GEMM(N)                                                                      \
-  extern "C" __global__ void __launch_bounds__(THREADS, Shape<N>::BLOCKS) mixed_gemm_##N( \
-      const __grid_constant__ MixedGemmArgs a) {                                          \
-    mixed_gemm<N>(a);                                                                     \
+#define MIXED_GEMM(N, OF_AN_SM)                                      \
+  KERNEL_##OF_AN_SM(mixed_gemm_##N, MixedGemmArgs, THREADS) {        \
+    static_assert(Shape<N>::BLOCKS == OF_AN_SM, "registers for as many"); \
+    mixed_gemm<N>(a);                                                \
   }
-MIXED_GEMM(8) MIXED_GEMM(16) MIXED_GEMM(32) MIXED_GEMM(64) MIXED_GEMM(128) MIXED_GEMM(256)
+MIXED_GEMM(8, 2) MIXED_GEMM(16, 2) MIXED_GEMM(32, 2) MIXED_GEMM(64, 2) MIXED_GEMM(128, 1) MIXED_GEMM(256, 1)
 
 // Rows of activations as tiles of 64 columns, normalized where a norm comes before. A block converts a row.
 constexpr int ACTIVATION_THREADS = 512;
@@ -378,4 +377,3 @@ KERNEL(mixed_gemm_activations, MixedGemmActivationArgs, ACTIVATION_THREADS) {
     store(v, k);
   }
 }
-#endif

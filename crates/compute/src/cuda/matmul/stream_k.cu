@@ -10,7 +10,6 @@
 //
 // Moves: the weights once; the activations, 2 bytes each, once for each tile; and 128 floats of a row out and in again for each further
 // block of a tile.
-#ifndef REALIZAR_EMULATION
 #include "mixed_gemm.cuh"
 #include "stream_k_args.cuh"
 
@@ -337,7 +336,7 @@ DEVICE void stream_k(const StreamKArgs& args) {
   typedef Shape<N> S;
   static_assert(S::TILES == 1 && S::BLOCKS == 1, "a stage of activations is a tile, and what a quarter of the rows' sums take");
   const MixedGemmArgs& a = args.of_all;
-  extern __shared__ __align__(1024) uint8_t shared[];
+  DYNAMIC_SHARED_TILES(shared);
   __shared__ RingBarriers barriers;
   __shared__ __align__(16) float scales[N];
   ptx::launch_dependents();
@@ -362,9 +361,6 @@ DEVICE void stream_k(const StreamKArgs& args) {
 #endif
 }
 
-#define STREAM_K(N)                                                                                              \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) stream_k_##N(const __grid_constant__ StreamKArgs a) { \
-    stream_k<N>(a);                                                                                              \
-  }
+#define STREAM_K(N) \
+  KERNEL_1(stream_k_##N, StreamKArgs, THREADS) { stream_k<N>(a); }
 STREAM_K(128) STREAM_K(256)
-#endif
