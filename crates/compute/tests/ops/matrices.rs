@@ -150,6 +150,21 @@ fn matmul_of_a_few_rows_of_packed_weights() {
     }
 }
 
+#[test]
+fn matmul_at_the_borders_between_kernels_of_gpus() {
+    use DType::*;
+    for dtype in [F16, BF16, Q8_0, Q4_K, IQ4_XS] {
+        for m in [16, 17, 32, 33, 64, 65, 128, 129, 256, 257] {
+            let parts = vec![(dtype, 128), (dtype, 9)];
+            check_on_gpus(&[Matmul { parts, n_in: 512, rows: 0..m, bias: true }]);
+        }
+    }
+    // So many columns that clusters have their most blocks.
+    for (dtype, m) in [(Q4_0, 8), (BF16, 40)] {
+        check_on_gpus(&[Matmul { parts: vec![(dtype, 20)], n_in: 16384, rows: 0..m, bias: false }]);
+    }
+}
+
 /// On a GPU of 132 multiprocessors several blocks share a tile of outputs.
 #[test]
 fn matmul_of_rows_whose_tiles_are_shared_among_blocks() {
