@@ -27,4 +27,11 @@ pub(super) static FAMILIES: &[(&str, &str)] = &[
     ("starcoder2", "StarCoder2"),
     ("hunyuan-dense", "Hunyuan dense"),
     ("ernie4_5", "ERNIE 4.5 dense"),
+    ("ernie4_5-moe", "ERNIE 4.5 MoE"),
+    ("gpt-oss", "gpt-oss"),
+    ("qwen2moe", "Qwen1.5 MoE or Qwen2 MoE"),
+    ("qwen35", "Qwen3.5 or Qwen3.6 dense"),
+    ("glm4moe", "GLM-4.5, GLM-4.6 or GLM-4.7"),
+    ("minimax-m2", "MiniMax M2"),
+    ("lfm2", "LFM2 or LFM2.5"),
 ];

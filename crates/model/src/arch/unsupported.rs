@@ -18,6 +18,8 @@ const fn family(
     UnsupportedFamily { family, names, needs }
 }
 
+/// Nothing else.
+const DESCRIPTION: &str = "a description of its layers, all of which are of known kinds";
 const LATENT: &str = "latent attention";
 const BOTH_WAYS: &str = "attention in both directions, since it makes embeddings and no text";
 const MAMBA: &str = "Mamba layers";
@@ -48,7 +50,7 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
         ],
         LATENT,
     ),
-    family("DeepSeek MoE", &["deepseek", "DeepseekForCausalLM"], "shared experts"),
+    family("DeepSeek MoE", &["deepseek", "DeepseekForCausalLM"], DESCRIPTION),
     family(
         "DeepSeek OCR",
         &["deepseek2-ocr", "DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM"],
@@ -89,6 +91,12 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
         &["qwen3vlmoe", "Qwen3VLMoeForConditionalGeneration"],
         "matrices of all experts in one tensor, transposed",
     ),
+    family(
+        "Qwen3.5 and 3.6 with experts",
+        &["qwen35moe", "Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
+        DESCRIPTION,
+    ),
+    family("Qwen3-Next", &["qwen3next", "Qwen3NextForCausalLM"], DESCRIPTION),
     family("Qwen3-TTS", &["qwen3tts", "Qwen3TTSForConditionalGeneration"], SPEECH),
     family(
         "Gemma 4",
@@ -128,39 +136,34 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
     family(
         "Granite 3 MoE",
         &["granitemoe", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
-        "factors around experts, and shared experts",
+        "factors around experts",
     ),
     family(
         "Granite with sliding windows",
         &["granite_swa", "graniteswitch", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"],
-        "attention sinks",
+        DESCRIPTION,
     ),
-    family("LFM2-MoE", &["lfm2moe", "Lfm2MoeForCausalLM"], "short convolutions beside experts"),
+    family("LFM2-MoE", &["lfm2moe", "Lfm2MoeForCausalLM"], DESCRIPTION),
     family(
         "Llama 4",
         &["llama4", "Llama4ForCausalLM", "Llama4ForConditionalGeneration"],
-        "attention in chunks, norms of query and key heads after their rotation, and shared experts",
+        "attention in chunks, and norms of query and key heads after their rotation",
     ),
-    family("Hunyuan A13B", &["hunyuan-moe", "HunYuanMoEV1ForCausalLM"], "shared experts"),
+    family("Hunyuan A13B", &["hunyuan-moe", "HunYuanMoEV1ForCausalLM"], DESCRIPTION),
     family("Hunyuan VL", &["hunyuan_vl", "HunYuanVLForConditionalGeneration"], SECTIONS),
-    family("Hunyuan 3", &["hy_v3", "HYV3ForCausalLM"], "a router with a bias, and shared experts"),
+    family("Hunyuan 3", &["hy_v3", "HYV3ForCausalLM"], DESCRIPTION),
     family(
         "Hunyuan 4",
         &["hy_v4", "HYV4ForCausalLM"],
         "latent attention, hyper-connections and an indexer of keys",
     ),
-    family(
-        "ERNIE 4.5 MoE",
-        &["ernie4_5-moe", "Ernie4_5_MoeForCausalLM"],
-        "a router with a bias, and shared experts",
-    ),
     family("PaddleOCR-VL", &["paddleocr", "PaddleOCRVLForConditionalGeneration"], SECTIONS),
     family(
         "K-EXAONE",
         &["exaone-moe", "ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM"],
-        "a router with a bias, and shared experts",
+        DESCRIPTION,
     ),
-    family("Command A MoE", &["cohere2moe", "Cohere2MoeForCausalLM"], "shared experts beside attention"),
+    family("Command A MoE", &["cohere2moe", "Cohere2MoeForCausalLM"], "experts beside attention"),
     family(
         "Phi-3.5-MoE",
         &["phimoe", "PhiMoEForCausalLM"],
