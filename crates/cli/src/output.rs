@@ -154,7 +154,7 @@ fn remove_abandoned(target: &Path) {
             .strip_prefix(&*name)
             .and_then(|rest| rest.strip_prefix('.'))
             .and_then(|rest| rest.strip_suffix(PARTIAL));
-        if !process.is_some_and(|process| process.parse::<u32>().is_ok()) {
+        if process.is_none_or(|process| process.parse::<u32>().is_err()) {
             continue;
         }
         let Ok(file) = File::options().write(true).open(entry.path()) else { continue };

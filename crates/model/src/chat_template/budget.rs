@@ -16,6 +16,8 @@ pub(super) const ELEMENT: usize = 32;
 
 /// Bytes that looking at a value in another one counts for.
 const VISIT: usize = 4;
+/// Bytes that reading a list or map counts for, beside what is in it: it takes as long as copying that many.
+const READ_OBJECT: usize = 256;
 
 thread_local! {
     static LEFT: Cell<usize> = const { Cell::new(0) };
@@ -97,9 +99,16 @@ pub(super) fn size(value: &Value) -> usize {
 }
 
 fn walk(value: &Value, depth: usize, data: bool) -> Result<(), Error> {
-    // Whoever stores a value copies a reference, not the text.
-    spend(if data { VISIT } else { ELEMENT + value.as_str().map_or(0, str::len) })?;
-    let Some(object) = value.as_object() else { return Ok(()) };
+    let object = value.as_object();
+    spend(match (data, object.is_some()) {
+        // Whoever stores a value copies a reference, not the text.
+        (true, true) => 4 * VISIT,
+        (true, false) => VISIT,
+        (false, false) => ELEMENT + value.as_str().map_or(0, str::len),
+        // An iterator is made, and what it yields is cloned.
+        (false, true) => READ_OBJECT,
+    })?;
+    let Some(object) = object else { return Ok(()) };
     // The engine's own objects are namespaces, loops, macros and functions. Lists and maps are types of other crates;
     // an iterable is a `range`, since `builtins` makes lists of all others.
     let plain = value.is_tuple()
