@@ -489,10 +489,12 @@ mod tests {
         }
     }
 
+    type IsKind = fn(&Handling) -> bool;
+
     /// The list as docs/serving.md prints it.
     fn printed() -> String {
         let mut text = String::new();
-        let kinds: [(&str, fn(&Handling) -> bool); 3] = [
+        let kinds: [(&str, IsKind); 3] = [
             ("Honoured", |h| matches!(h, Handling::Honoured)),
             ("Accepted, because it cannot change the answer", |h| matches!(h, Handling::NoEffect)),
             ("Refused, unless its value asks for nothing", |h| matches!(h, Handling::Refused(_))),
