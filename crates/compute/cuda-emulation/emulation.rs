@@ -14,7 +14,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Which GPU is emulated.
 #[derive(Clone, Copy, PartialEq)]
@@ -27,8 +27,8 @@ enum Arch {
 pub(crate) struct Emulation {
     arch: Arch,
     library: Library,
-    /// Kernels run one at a time.
-    running: Mutex<()>,
+    /// Kernels run one at a time in each copy of the library, whose state they share.
+    running: Arc<Mutex<()>>,
     /// Memory for readbacks that nobody has finished.
     readbacks: Mutex<Vec<Option<Vec<u64>>>>,
     /// What the device claims to have.
@@ -53,13 +53,21 @@ impl Emulation {
             eprintln!("SKIPPED: kernels are not tested, since there is no g++ to compile them for the CPU");
             return None;
         }
-        Some(Arc::new(Self::open(&compile(arch), arch)))
+        static SM80: OnceLock<Arc<Mutex<()>>> = OnceLock::new();
+        static SM90: OnceLock<Arc<Mutex<()>>> = OnceLock::new();
+        // Opening a library again gives the same copy of it.
+        let running = match arch {
+            Arch::Sm80 => &SM80,
+            Arch::Sm90 => &SM90,
+        };
+        let running = running.get_or_init(Arc::default).clone();
+        Some(Arc::new(Self { running, ..Self::open(&compile(arch), arch) }))
     }
 
     fn open(path: &Path, arch: Arch) -> Self {
         // SAFETY: the library is one that was compiled here; its initializers fill a list.
         let library = unsafe { Library::new(path) }.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        Self { arch, library, running: Mutex::new(()), readbacks: Mutex::default(), n_multiprocessors: 4 }
+        Self { arch, library, running: Arc::default(), readbacks: Mutex::default(), n_multiprocessors: 4 }
     }
 
     fn call<F: Copy>(&self, name: &str) -> F {

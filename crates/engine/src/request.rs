@@ -132,7 +132,7 @@ pub trait Constraint: Send {
     /// The tokens allowed after those accepted so far; where the text may end, stop tokens are among them.
     fn allowed(&mut self) -> std::result::Result<&TokenMask, String>;
 
-    /// Goes on by a token that was chosen. Stop tokens end the sequence and are not passed.
+    /// Goes on by a token that was chosen; [`Constraint::allowed`] need not be asked before each. Stop tokens end the sequence and are not passed.
     fn accept(&mut self, token: u32) -> std::result::Result<(), String>;
 
     /// An independent copy in the same state, for further continuations of one prompt.

@@ -452,7 +452,7 @@ fn pages_may_send_the_headers_that_clients_add() {
     let asked = "authorization,content-type,x-api-key,x-stainless-os,x-stainless-retry-count";
     let reply = server.raw(
         format!(
-            "OPTIONS {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nOrigin: https://a.example\r\n\
+            "OPTIONS {CHAT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nOrigin: https://a.example\r\n\
             Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: {asked}\r\n\r\n"
         )
         .as_bytes(),
@@ -494,7 +494,7 @@ fn several_addresses_lead_to_one_server() {
         let mut stream = std::net::TcpStream::connect(address).expect("a connection");
         std::io::Write::write_all(
             &mut stream,
-            b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
         )
         .expect("it is read");
         assert!(http::read_all(&mut stream).starts_with("HTTP/1.1 200"), "{address}");

@@ -158,11 +158,7 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
         "latent attention, hyper-connections and an indexer of keys",
     ),
     family("PaddleOCR-VL", &["paddleocr", "PaddleOCRVLForConditionalGeneration"], SECTIONS),
-    family(
-        "K-EXAONE",
-        &["exaone-moe", "ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM"],
-        DESCRIPTION,
-    ),
+    family("K-EXAONE", &["exaone-moe", "ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM"], DESCRIPTION),
     family("Command A MoE", &["cohere2moe", "Cohere2MoeForCausalLM"], "experts beside attention"),
     family(
         "Phi-3.5-MoE",
