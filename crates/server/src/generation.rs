@@ -37,6 +37,9 @@ pub(crate) struct Plan {
     pub(crate) shown: Vec<u32>,
 }
 
+/// Work that gives a format.
+type MakeFormat = Box<dyn FnOnce(&App) -> std::result::Result<Format, GrammarError> + Send>;
+
 /// What an answer must look like, before it is compiled.
 pub(crate) struct Wanted {
     /// The same for the same format.
@@ -46,7 +49,7 @@ pub(crate) struct Wanted {
     /// The format holds from the end of the reasoning, which the prompt has begun.
     pub(crate) after_reasoning: bool,
     /// The format; it may compute for a while.
-    pub(crate) format: Box<dyn FnOnce(&App) -> std::result::Result<Format, GrammarError> + Send>,
+    pub(crate) format: MakeFormat,
 }
 
 impl Wanted {

@@ -342,7 +342,8 @@ mod tests {
     #[test]
     fn tensors_that_contradict_each_other_are_refused() {
         let [blocks, scales] = [format!("{DOWN}_blocks"), format!("{DOWN}_scales")];
-        let cases: [&[(&str, &str, usize, &[usize])]; 6] = [
+        type Stored<'a> = (&'a str, &'a str, usize, &'a [usize]);
+        let cases: [&[Stored<'_>]; 6] = [
             &[(&blocks, "U8", 1, &[1, 2, 1, 16])],
             &[(&blocks, "U8", 1, &[1, 2, 1, 16]), (&scales, "U8", 1, &[1, 2, 2])],
             &[(&blocks, "U8", 1, &[1, 2, 1, 8]), (&scales, "U8", 1, &[1, 2, 1])],

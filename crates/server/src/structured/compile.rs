@@ -40,7 +40,7 @@ impl Deadline {
 /// A compiled format, at the beginning of a text, with its first mask.
 pub(crate) enum Compiled {
     /// By llguidance.
-    Tokens(TokenConstraint),
+    Tokens(Box<TokenConstraint>),
     /// From GBNF.
     Bytes(PushdownConstraint),
 }
@@ -148,7 +148,7 @@ fn compile_lexed(
     // The first mask here and not in the engine; it also tells whether anything satisfies the format at all.
     let mut constraint = TokenConstraint::new(parser, factory.tok_env().tok_trie().vocab_size());
     constraint.allowed().map_err(|reason| kind.error(reason))?;
-    Ok(Compiled::Tokens(constraint))
+    Ok(Compiled::Tokens(Box::new(constraint)))
 }
 
 /// Finds out within limits whether the lexer can be built: llguidance takes its steps by the first byte without any.
