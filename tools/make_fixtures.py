@@ -167,6 +167,12 @@ QWEN2_MOE = dict(
     THREE_HEADS, num_hidden_layers=3, moe_intermediate_size=12, shared_expert_intermediate_size=20, num_experts=6, num_experts_per_tok=3,
     norm_topk_prob=False, rope_parameters=rope(1e6),
 )
+DELTA_MOE = dict(
+    {key: value for key, value in FOUR_HEADS.items() if key != "intermediate_size"}, num_hidden_layers=3, linear_num_key_heads=2,
+    linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8, linear_conv_kernel_dim=4, moe_intermediate_size=12,
+    shared_expert_intermediate_size=20, num_experts=5, num_experts_per_tok=2,
+    layer_types=["linear_attention", "full_attention", "linear_attention"],
+)
 
 VARIANTS = {
     "llama": Variant(
@@ -425,6 +431,18 @@ VARIANTS = {
         "MiniMaxM2", dict(FOUR_HEADS, num_hidden_layers=3, intermediate_size=12, num_local_experts=6, num_experts_per_tok=2, rotary_dim=4,
                           scoring_func="sigmoid", rope_parameters=rope(5e6, partial_rotary_factor=0.5)), 29, converter=True,
     ),
+    "qwen35moe": Variant(
+        "Qwen3_5Moe", dict(DELTA_MOE, rope_parameters=rope(1000.0, partial_rotary_factor=0.5, mrope_section=[1, 1, 0])), 31,
+        prompts=(6, 12), converter=True, wrapped=True,
+        notes="Qwen 3.5's layers with experts, whose gates and ups share a tensor in safetensors; hf-wrapped has the text model under a "
+        "prefix, beside tensors for images and for drafts",
+    ),
+    "qwen3next": Variant(
+        "Qwen3Next", dict(DELTA_MOE, norm_topk_prob=True, tie_word_embeddings=True,
+                          rope_parameters=rope(1000.0, partial_rotary_factor=0.5)), 32, prompts=(6, 12), converter=True,
+        notes="queries, keys, values and output gates of the delta rule in one tensor, key head by key head, and so the rates; the GGUF "
+        "has value heads in the order of safetensors",
+    ),
 }
 
 # ------------------------------------------------------------------------------------------------------------------ weights
@@ -434,7 +452,7 @@ def random_state(model, variant, seed):
     """Draw every parameter. Scales keep activations near one while letting norms, biases and attention patterns matter."""
     rng = np.random.Generator(np.random.PCG64(seed))
     gemma = variant.kind.startswith("Gemma")
-    zero_centred = gemma or variant.kind == "Qwen3_5"
+    zero_centred = gemma or variant.kind in ("Qwen3_5", "Qwen3_5Moe", "Qwen3Next")
     state = {}
     biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
     for name, parameter in sorted([*model.named_parameters(), *biases]):
@@ -498,7 +516,7 @@ def from_mxfp4(codes, exponents):
 def build(variant, seed=None, state=None):
     """The reference model in eval mode, with random weights from `seed` or the given ones."""
     kind = variant.kind
-    prefix = kind if variant.vision else {"Gemma3": "Gemma3Text", "Qwen3_5": "Qwen3_5Text"}.get(kind, kind)
+    prefix = kind if variant.vision else {"Gemma3": "Gemma3Text", "Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}.get(kind, kind)
     values = json.loads(json.dumps(variant.config))
     if variant.vision:
         tied = values.get("tie_word_embeddings", False)
@@ -1045,6 +1063,9 @@ converter.main()
 
 def convert_with_llama_cpp(tree, hf, path):
     command = [sys.executable, "-c", CONVERT, str(tree), str(hf), "--outtype", "f32", "--outfile", str(path)]
+    if "linear_num_key_heads" in json.loads((hf / "config.json").read_text()):
+        # Otherwise the converter insists on tensors that only draft tokens.
+        command.append("--no-mtp")
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"llama.cpp's converter failed:\n{done.stderr}")

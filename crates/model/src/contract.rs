@@ -400,13 +400,13 @@ impl Checker<'_> {
     fn gated_delta(&mut self, i: usize, delta: &GatedDelta) {
         let (n, shape) = (self.config.hidden_size, delta.shape);
         let rates = shape.n_v_heads;
-        let parts = &[
-            ("delta.qkv_proj", shape.qkv_len()),
-            ("delta.z_proj", shape.v_len()),
-            ("delta.b_proj", rates),
-            ("delta.a_proj", rates),
-        ];
-        self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: Presence::Absent });
+        let mut parts = vec![("delta.qkv_proj", shape.qkv_len()), ("delta.z_proj", shape.v_len())];
+        let fused = Weight { name: "delta.ba_proj", layer: Some(i) };
+        match self.file_name(fused, None, Part::Weight) {
+            Some(_) => parts.push((fused.name, 2 * rates)),
+            None => parts.extend([("delta.b_proj", rates), ("delta.a_proj", rates)]),
+        }
+        self.linear(&Stack { layer: Some(i), parts: &parts, n_in: n, bias: Presence::Absent });
         self.conv("delta.conv", i, shape.qkv_len(), delta.conv_width);
         for name in ["delta.dt_bias", "delta.a_log"] {
             self.one(Weight { name, layer: Some(i) }, Part::Weight, &[rates], Presence::Needed);

@@ -501,13 +501,13 @@ fn load_attention<B: Backend>(
 }
 
 fn load_recurrent<B: Backend>(l: &Loader<'_, B>, i: usize, post_norm: Option<Norm<B>>) -> Result<Mixer<B>> {
-    let is_delta = matches!(l.config.layers[i].mixer, config::Mixer::GatedDelta(_));
-    let (in_proj, conv, out_proj): (&[&'static str], _, _) = match is_delta {
-        true => {
-            let parts = &["delta.qkv_proj", "delta.z_proj", "delta.b_proj", "delta.a_proj"];
-            (parts, "delta.conv", "delta.out_proj")
-        }
-        false => (&["conv.in_proj"], "conv.conv", "conv.out_proj"),
+    let delta = match l.config.layers[i].mixer {
+        config::Mixer::GatedDelta(delta) => Some(delta),
+        config::Mixer::ShortConv(_) | config::Mixer::Attention(_) => None,
+    };
+    let (in_proj, conv, out_proj) = match delta {
+        Some(delta) => (l.delta_in_proj(i, delta.shape)?, "delta.conv", "delta.out_proj"),
+        None => (l.linear(Some(i), &["conv.in_proj"])?, "conv.conv", "conv.out_proj"),
     };
     let decay = |a: f32| match l.source.format() {
         Format::Gguf => a,
@@ -521,9 +521,9 @@ fn load_recurrent<B: Backend>(l: &Loader<'_, B>, i: usize, post_norm: Option<Nor
         })
     };
     Ok(Mixer::Recurrent {
-        in_proj: l.linear(Some(i), in_proj)?,
+        in_proj,
         conv: l.conv(i, conv)?,
-        delta: is_delta.then(load_delta).transpose()?,
+        delta: delta.is_some().then(load_delta).transpose()?,
         out: Output { sub_norm: None, proj: l.linear(Some(i), &[out_proj])?, post_norm },
     })
 }

@@ -128,6 +128,8 @@ pub static NAMES: &[WeightName] = &[
     row("delta.z_proj", "blk.{i}.attn_gate", &["model.layers.{i}.linear_attn.in_proj_z"]),
     row("delta.b_proj", "blk.{i}.ssm_beta", &["model.layers.{i}.linear_attn.in_proj_b"]),
     row("delta.a_proj", "blk.{i}.ssm_alpha", &["model.layers.{i}.linear_attn.in_proj_a"]),
+    // For each key head, the rows of `b_proj` and then those of `a_proj` of its value heads.
+    row("delta.ba_proj", "blk.{i}.ssm_ba", &["model.layers.{i}.linear_attn.in_proj_ba"]),
     row("delta.conv", "blk.{i}.ssm_conv1d", &["model.layers.{i}.linear_attn.conv1d"]),
     row("delta.dt_bias", "blk.{i}.ssm_dt.bias", &["model.layers.{i}.linear_attn.dt_bias"]).whole(),
     // In GGUF it is `-exp(A_log)`.

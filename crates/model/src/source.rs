@@ -5,6 +5,7 @@
 
 mod discover;
 mod gpt_oss;
+mod qwen;
 
 use crate::metadata::Metadata;
 use crate::mmap::Mapping;
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 pub use discover::open;
 use gpt_oss::GptOss;
+use qwen::Qwen;
 
 /// File format of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,6 +241,9 @@ impl Model {
     fn in_common_layout(self) -> Result<Box<dyn TensorSource>> {
         if self.format == Format::Safetensors && GptOss::describes(&self.metadata) {
             return Ok(Box::new(GptOss::new(self)?));
+        }
+        if self.format == Format::Safetensors && Qwen::describes(&self.metadata) {
+            return Ok(Box::new(Qwen::new(self)?));
         }
         self.others.keys().for_each(|name| self.warn_of_other(name));
         Ok(Box::new(self))

@@ -7,7 +7,7 @@ use crate::shard::{Cut, Shard, Split};
 use crate::source::{TensorSource, TensorView};
 use crate::{Error, Result};
 use bytes::Bytes;
-use realizar_compute::{Backend, Heads, Linear, MatrixPart, Norm, Tensor};
+use realizar_compute::{Backend, DeltaShape, Heads, Linear, MatrixPart, Norm, Tensor};
 
 /// A small weight as numbers. Errors: missing, of another length, not finite.
 pub fn vector(source: &dyn TensorSource, name: &str, len: Option<usize>) -> Result<Vec<f32>> {
@@ -127,17 +127,11 @@ impl<B: Backend> Loader<'_, B> {
     pub(crate) fn gated_qkv(&self, layer: usize, heads: Heads) -> Result<(Linear<B>, Linear<B>)> {
         let of = |name| Weight { name, layer: Some(layer) };
         let q = self.parts(of("q_proj"), Split::Whole)?.swap_remove(0);
-        let head_bytes = q.bytes.len() / (2 * heads.n_heads);
-        let every_second = |first: usize| {
-            let chunks = q.bytes.chunks_exact(head_bytes).skip(first).step_by(2);
-            let bytes = Bytes::from(chunks.flatten().copied().collect::<Vec<u8>>());
-            MatrixPart { n_out: heads.n_heads * heads.head_dim, bytes, ..q.clone() }
-        };
-        let mut stacked = vec![every_second(0)];
+        let [q, gate] = alternating(&q, heads.n_heads);
+        let mut stacked = vec![q];
         for name in ["k_proj", "v_proj"] {
             stacked.extend(self.parts(of(name), Split::Whole)?);
         }
-        let gate = every_second(1);
         let (q_len, kv_len) = (gate.n_out, heads.n_kv_heads * heads.head_dim);
         let lens = [("q_proj", q_len), ("k_proj", kv_len), ("v_proj", kv_len)];
         let linear = |parts, lens: &[(&'static str, usize)]| -> Result<Linear<B>> {
@@ -145,6 +139,25 @@ impl<B: Backend> Loader<'_, B> {
             Ok(Linear { weight: self.backend.matrix(parts)?, scale, bias: None })
         };
         Ok((linear(stacked, &lens)?, linear(vec![gate], &lens[..1])?))
+    }
+
+    /// What the gated delta rule makes of its input, stacked: queries, keys and values, output gates, and both rates, whose rows may stand
+    /// in one matrix, key head by key head.
+    pub(crate) fn delta_in_proj(&self, layer: usize, shape: DeltaShape) -> Result<Linear<B>> {
+        let fused = Weight { name: "delta.ba_proj", layer: Some(layer) };
+        if !self.has(fused.layer, fused.name) {
+            let names = ["delta.qkv_proj", "delta.z_proj", "delta.b_proj", "delta.a_proj"];
+            return self.linear(Some(layer), &names);
+        }
+        let weights = ["delta.qkv_proj", "delta.z_proj"].map(|name| Weight { name, layer: Some(layer) });
+        let mut stacked = Vec::new();
+        for w in weights {
+            stacked.extend(self.parts(w, Split::Whole)?);
+        }
+        let rates = self.parts(fused, Split::Whole)?.swap_remove(0);
+        stacked.extend(alternating(&rates, shape.n_k_heads));
+        let scale = self.scale(&[weights[0], weights[1], fused])?;
+        Ok(Linear { weight: self.backend.matrix(stacked)?, scale, bias: None })
     }
 
     /// The weight of a layer's norm.
@@ -309,6 +322,16 @@ impl<B: Backend> Loader<'_, B> {
         assert_eq!(parts.len(), 1, "an expert's matrices are not fused");
         Ok(parts.swap_remove(0))
     }
+}
+
+/// Two matrices whose rows alternate in one: `n_runs` times a run of the first's and a run of the second's.
+fn alternating(both: &MatrixPart, n_runs: usize) -> [MatrixPart; 2] {
+    let run_bytes = both.bytes.len() / (2 * n_runs);
+    [0, 1].map(|first| {
+        let runs = both.bytes.chunks_exact(run_bytes).skip(first).step_by(2);
+        let bytes = Bytes::from(runs.flatten().copied().collect::<Vec<u8>>());
+        MatrixPart { n_out: both.n_out / 2, bytes, ..both.clone() }
+    })
 }
 
 /// Takes a part out of a matrix: a matrix per range of rows, or one of some columns. Whole rows of a single matrix are not copied.

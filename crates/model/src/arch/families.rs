@@ -31,6 +31,8 @@ pub(super) static FAMILIES: &[(&str, &str)] = &[
     ("gpt-oss", "gpt-oss"),
     ("qwen2moe", "Qwen1.5 MoE or Qwen2 MoE"),
     ("qwen35", "Qwen3.5 or Qwen3.6 dense"),
+    ("qwen35moe", "Qwen3.5 or Qwen3.6 with experts"),
+    ("qwen3next", "Qwen3-Next"),
     ("glm4moe", "GLM-4.5, GLM-4.6 or GLM-4.7"),
     ("minimax-m2", "MiniMax M2"),
     ("lfm2", "LFM2 or LFM2.5"),

@@ -31,7 +31,9 @@ mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen35;
+mod qwen35_moe;
 mod qwen3_moe;
+mod qwen3_next;
 mod seed_oss;
 mod smollm3;
 mod starcoder2;
@@ -86,6 +88,8 @@ pub static ARCHS: &[ArchSpec] = &[
     qwen3::SPEC,
     qwen3_moe::SPEC,
     qwen35::SPEC,
+    qwen35_moe::SPEC,
+    qwen3_next::SPEC,
     phi2::SPEC,
     phi3::SPEC,
     gemma2::SPEC,

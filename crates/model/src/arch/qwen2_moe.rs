@@ -23,18 +23,23 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
         let n = h.hf_usize("max_window_layers")?.unwrap_or(28);
         c.slide(h, Some(h.usize("sliding_window")?.unwrap_or(4096)), |i| i.is_multiple_of(2) && i < n)?;
     }
-    let dense_width = h.need_usize("intermediate_size")?;
+    add_experts(&mut c, h, false)?;
+    add_shared_expert(&mut c, h, 5632)?;
+    Ok(c)
+}
+
+/// The expert that all tokens use beside theirs, with a gate; `width` is its own where `config.json` does not state one.
+pub(super) fn add_shared_expert(c: &mut ModelConfig, h: &Hyper<'_>, width: usize) -> Result<()> {
     let intermediate_size = match h.usize("shared_expert_intermediate_size")? {
         Some(n) => n,
         // Old GGUF files do not state it.
-        None if h.is_gguf() => dense_width,
-        None => 5632,
+        None if h.is_gguf() => h.need_usize("intermediate_size")?,
+        None => width,
     };
-    add_experts(&mut c, h, false)?;
     if intermediate_size > 0 {
         c.each_experts(|e| e.shared = Some(SharedExpert { intermediate_size, gate: true }));
     }
-    Ok(c)
+    Ok(())
 }
 
 /// Qwen states which layers have experts in two ways. GGUF says neither, nor whether weights are normalized: `norm_topk` is what the

@@ -1,6 +1,6 @@
 //! Qwen 3.5 and 3.6, dense: three layers of the gated delta rule for each one of attention, whose output has a gate.
 
-use super::{ArchSpec, INV_FREQ, Ignored};
+use super::{ArchSpec, IMAGES, INV_FREQ, Ignored};
 use crate::Result;
 use crate::config::{GatedDelta, LayerNorms, Mixer, ModelConfig, Presence, QkNorm};
 use crate::hyper::Hyper;
@@ -10,29 +10,36 @@ pub(super) const SPEC: ArchSpec = ArchSpec {
     name: "qwen35",
     gguf: &["qwen35"],
     hf: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
-    configure,
-    ignored: &[
-        INV_FREQ,
-        Ignored { pattern: "model.visual.*", reason: IMAGES },
-        Ignored { pattern: "visual.*", reason: IMAGES },
-        Ignored { pattern: "v.*", reason: IMAGES },
-        Ignored { pattern: "mm.*", reason: IMAGES },
-        Ignored { pattern: "mtp.*", reason: DRAFTS },
-        Ignored { pattern: "model.mtp.*", reason: DRAFTS },
-    ],
+    configure: |h| hybrid(h, "qwen35", HeadOrder::Tiled),
+    ignored: IGNORED,
 };
 
-const IMAGES: &str = "images are not read";
-const DRAFTS: &str = "it serves only to draft tokens";
+/// What files of Qwen 3.5 have beside the text model.
+pub(super) const IGNORED: &[Ignored] = &[
+    INV_FREQ,
+    Ignored { pattern: "model.visual.*", reason: IMAGES },
+    Ignored { pattern: "visual.*", reason: IMAGES },
+    Ignored { pattern: "v.*", reason: IMAGES },
+    Ignored { pattern: "mm.*", reason: IMAGES },
+    DRAFTS[0],
+    DRAFTS[1],
+];
 
-fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
+/// Layers that only draft tokens.
+pub(super) const DRAFTS: [Ignored; 2] =
+    [Ignored { pattern: "mtp.*", reason: DRAFT }, Ignored { pattern: "model.mtp.*", reason: DRAFT }];
+
+const DRAFT: &str = "it serves only to draft tokens";
+
+/// A model of recurrent layers and of attention, with dense blocks in all; `gguf_order` is how GGUF files have value heads.
+pub(super) fn hybrid(h: &Hyper<'_>, arch: &'static str, gguf_order: HeadOrder) -> Result<ModelConfig> {
     // Sections of the rotation are for images: in text, all have the same position.
-    let mut c = ModelConfig::base(h, "qwen35", RopeStyle::Half)?;
+    let mut c = ModelConfig::base(h, arch, RopeStyle::Half)?;
     if !h.is_gguf() {
         c.norm_offset = 1.0;
         if h.hf_bool("attention_bias")? == Some(true) || h.hf_bool("attn_output_gate")? == Some(false) {
             return Err(
-                h.unsupported("Qwen 3.5 with attention biases or without a gate on attention's output")
+                h.unsupported("a Qwen hybrid with attention biases or without a gate on attention's output")
             );
         }
     }
@@ -40,7 +47,7 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     let mut is_silu = true;
     c.each_dense(|dense| is_silu &= dense.activation == Activation::Silu);
     if !is_silu {
-        return Err(h.unsupported("Qwen 3.5 with another activation than silu"));
+        return Err(h.unsupported("a Qwen hybrid with another activation than silu"));
     }
     if !h.is_gguf() && h.f32("partial_rotary_factor")?.is_none() {
         c.ropes[0].dim /= 4;
@@ -51,7 +58,7 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
         (a.qkv_bias, a.o_bias) = (Presence::Absent, Presence::Absent);
     });
     c.each_dense(|dense| dense.bias = Presence::Absent);
-    let delta = read_delta(h)?;
+    let delta = read_delta(h, gguf_order)?;
     let recurrent = recurrent_layers(h, c.layers.len())?;
     for (layer, is_recurrent) in c.layers.iter_mut().zip(recurrent) {
         // GGUF names this norm by its place behind attention.
@@ -64,7 +71,7 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
 }
 
 /// Sizes of the layers of the gated delta rule.
-fn read_delta(h: &Hyper<'_>) -> Result<GatedDelta> {
+fn read_delta(h: &Hyper<'_>, gguf_order: HeadOrder) -> Result<GatedDelta> {
     /// More heads, or elements in one, are a damaged file.
     const MAX: usize = 1 << 12;
     let (n_k_heads, n_v_heads) = (h.need_usize("n_delta_k_heads")?, h.need_usize("n_delta_v_heads")?);
@@ -72,7 +79,7 @@ fn read_delta(h: &Hyper<'_>) -> Result<GatedDelta> {
     let (v_dim, order) = if h.is_gguf() {
         let all = h.gguf_usize("ssm.inner_size")?.unwrap_or(n_v_heads.saturating_mul(k_dim));
         let v_dim = all.checked_div(n_v_heads).filter(|dim| dim * n_v_heads == all).unwrap_or(0);
-        (v_dim, HeadOrder::Tiled)
+        (v_dim, gguf_order)
     } else {
         (h.hf_usize("linear_value_head_dim")?.unwrap_or(k_dim), HeadOrder::Grouped)
     };

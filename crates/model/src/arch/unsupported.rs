@@ -91,12 +91,6 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
         &["qwen3vlmoe", "Qwen3VLMoeForConditionalGeneration"],
         "matrices of all experts in one tensor, transposed",
     ),
-    family(
-        "Qwen3.5 and 3.6 with experts",
-        &["qwen35moe", "Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
-        DESCRIPTION,
-    ),
-    family("Qwen3-Next", &["qwen3next", "Qwen3NextForCausalLM"], DESCRIPTION),
     family("Qwen3-TTS", &["qwen3tts", "Qwen3TTSForConditionalGeneration"], SPEECH),
     family(
         "Gemma 4",

@@ -193,6 +193,9 @@ fn what_is_known_to_be_harmless_is_ignored() {
         ("gpt2/hf", "transformer.h.1.attn.bias"),
         ("gemma3/hf", "vision_tower.vision_model.embeddings.patch_embedding.weight"),
         ("gemma3/model.gguf", "mm.input_projection.weight"),
+        ("qwen35moe/hf", "mtp.layers.0.mlp.experts.0.up_proj.weight"),
+        ("qwen35moe/hf", "model.visual.blocks.0.attn.qkv.weight"),
+        ("qwen3next/hf", "mtp.layers.0.self_attn.q_proj.weight"),
         // A copy of the embedding.
         ("llama/hf", "lm_head.weight"),
         ("bitnet/model.gguf", "output.weight"),
@@ -229,6 +232,7 @@ fn recurrent_layers_need_all_their_tensors() {
         ("qwen35/hf-wrapped", "model.language_model.layers.3.linear_attn.conv1d.weight"),
         ("qwen35/model.gguf", "blk.0.ssm_dt.bias"),
         ("qwen35/model.gguf", "blk.0.ssm_a"),
+        ("qwen3next/hf", "model.layers.2.linear_attn.in_proj_z.weight"),
         ("lfm2/hf", "model.layers.0.conv.conv.weight"),
         ("lfm2/model.gguf", "blk.3.shortconv.in_proj.weight"),
     ] {

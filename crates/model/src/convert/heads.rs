@@ -1,7 +1,7 @@
 //! The order of the delta rule's value heads: those of one key head side by side in Hugging Face folders, one of each key head in turn in
-//! GGUF.
+//! most GGUF files.
 
-use realizar_compute::DeltaShape;
+use realizar_compute::{DeltaShape, HeadOrder};
 
 /// A weight that has value heads along its rows or its columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +22,8 @@ enum Axis {
 }
 
 impl ValueHeads {
-    /// How a weight is ordered, by the name that we give it; `None` without value heads.
-    pub(super) fn of(ours: &str, shape: &DeltaShape) -> Option<Self> {
+    /// How a weight is ordered, by the name that we give it, where GGUF has value heads in this order; `None` without value heads.
+    pub(super) fn of(ours: &str, shape: &DeltaShape, order: HeadOrder) -> Option<Self> {
         let (head_len, axis) = match ours {
             "delta.qkv_proj" | "delta.conv" => (shape.v_dim, Axis::Rows(shape.qkv_len() - shape.v_len())),
             "delta.z_proj" => (shape.v_dim, Axis::Rows(0)),
@@ -31,7 +31,11 @@ impl ValueHeads {
             "delta.out_proj" => (shape.v_dim, Axis::Columns),
             _ => return None,
         };
-        let (n_k_heads, n_per_key) = (shape.n_k_heads, shape.n_v_heads / shape.n_k_heads);
+        let (n_k_heads, n_per_key) = match order {
+            HeadOrder::Tiled => (shape.n_k_heads, shape.n_v_heads / shape.n_k_heads),
+            // All stay where they are.
+            HeadOrder::Grouped => (shape.n_v_heads, 1),
+        };
         Some(Self { n_k_heads, n_per_key, head_len, axis })
     }
 

@@ -8,7 +8,7 @@ use crate::sampling_hints::{sampling_hints, write_gguf};
 use crate::source::TensorSource;
 use crate::tokenizer::write_gguf::{self, HfFiles};
 use crate::{Error, Result};
-use realizar_compute::{Activation, NormKind, RouterScores};
+use realizar_compute::{Activation, HeadOrder, NormKind, RouterScores};
 use serde_json::Value as Json;
 
 /// `general.architecture` of a model.
@@ -24,6 +24,11 @@ pub(super) fn gguf_arch(c: &ModelConfig) -> &'static str {
 /// Whether GGUF has the rows of q and k of this `general.architecture` in the order in which neighbours turn together.
 pub(super) fn turns_neighbours(arch: &str) -> bool {
     ["llama", "mistral3", "smollm3", "granite"].contains(&arch)
+}
+
+/// The order in which GGUF has the delta rule's value heads.
+pub(super) fn value_heads(arch: &str) -> HeadOrder {
+    if arch == "qwen3next" { HeadOrder::Grouped } else { HeadOrder::Tiled }
 }
 
 fn squares_relu(ffn: &Ffn) -> bool {
@@ -171,7 +176,7 @@ fn expert_counts(arch: &str, c: &ModelConfig) -> Vec<(&'static str, usize)> {
         counts.push(("expert_feed_forward_length", experts.intermediate_size));
     }
     let shared = experts.shared.map_or(0, |shared| shared.intermediate_size);
-    if arch == "qwen2moe" {
+    if ["qwen2moe", "qwen35moe", "qwen3next"].contains(&arch) {
         counts.push(("expert_shared_feed_forward_length", shared));
     }
     if arch == "glm4moe" {
@@ -225,7 +230,7 @@ fn rotation(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn TensorSo
     let Some(rope) = c.ropes.first() else { return Ok(()) };
     m.insert(format!("{arch}.rope.dimension_count"), rope.dim as u32)?;
     m.insert(format!("{arch}.rope.freq_base"), rope.theta)?;
-    if c.arch == "qwen35" {
+    if ["qwen35", "qwen35moe"].contains(&c.arch) {
         // Pairs that turn by each coordinate of an image; readers insist on the key.
         let stated = Hyper::new(source, arch).hf_f32s("rope_parameters.mrope_section")?;
         let mut sections: Vec<i32> =

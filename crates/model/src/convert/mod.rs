@@ -136,7 +136,7 @@ impl Converted {
             Mixer::GatedDelta(_) | Mixer::ShortConv(_) => None,
         });
         let value_heads = layer.and_then(|i| match c.layers[i].mixer {
-            Mixer::GatedDelta(delta) => ValueHeads::of(ours, &delta.shape),
+            Mixer::GatedDelta(delta) => ValueHeads::of(ours, &delta.shape, metadata::value_heads(c.arch)),
             Mixer::Attention(_) | Mixer::ShortConv(_) => None,
         });
         let edit = match (ours, heads) {
@@ -233,7 +233,7 @@ fn stated(mut layer: LayerConfig, context_length: usize) -> LayerConfig {
             a.window = a.window.filter(|&w| w < context_length);
             (a.qkv_bias, a.o_bias) = (Presence::Optional, Presence::Optional);
         }
-        // Weights are put in the other order.
+        // Weights are put in GGUF's order.
         Mixer::GatedDelta(delta) => delta.shape.order = HeadOrder::Tiled,
         Mixer::ShortConv(_) => {}
     }

@@ -123,7 +123,7 @@ fn rotated(s: &SynthShape) -> usize {
     match s.family {
         Family::Phi2 => s.head_dim * 2 / 5,
         Family::Glm4 | Family::Glm4Moe | Family::MiniMaxM2 => s.head_dim / 2,
-        Family::Qwen35 => s.head_dim / 4,
+        _ if s.family.is_qwen_hybrid() => s.head_dim / 4,
         _ => s.head_dim,
     }
 }
@@ -135,8 +135,8 @@ const CONTROL: i32 = 3;
 fn vocabulary(m: &mut Metadata, s: &SynthShape) -> Result<()> {
     let pre = match s.family {
         Family::Llama if s.llama3_factor.is_some() => "llama-bpe",
-        Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe | Family::Qwen3Moe => "qwen2",
-        Family::Qwen35 => "qwen35",
+        Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe | Family::Qwen3Moe | Family::Qwen3Next => "qwen2",
+        Family::Qwen35 | Family::Qwen35Moe => "qwen35",
         Family::Lfm2 => "lfm2",
         Family::Olmo2 | Family::Olmo3 | Family::Phi3 => "dbrx",
         Family::Mistral3 => "tekken",

@@ -245,7 +245,7 @@ fn attention(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
         put("attn_norm.bias", &[hidden], bias(hidden));
     }
     // Gates on attention's output stand among the queries.
-    let q_rows = if family == Family::Qwen35 { 2 * q_dim } else { q_dim };
+    let q_rows = if family.is_qwen_hybrid() { 2 * q_dim } else { q_dim };
     let qkv: &[_] = match family {
         Family::Phi3 => &[("attn_qkv", q_dim + 2 * kv_dim)],
         _ => &[("attn_q", q_rows), ("attn_k", kv_dim), ("attn_v", kv_dim)],
@@ -267,9 +267,8 @@ fn attention(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
         }
     }
     let qk_norm = match family {
-        Family::Qwen3 | Family::Qwen3Moe | Family::Qwen35 | Family::Lfm2 | Family::Exaone4 => {
-            Some([s.head_dim; 2])
-        }
+        _ if family.is_qwen_hybrid() => Some([s.head_dim; 2]),
+        Family::Qwen3 | Family::Qwen3Moe | Family::Lfm2 | Family::Exaone4 => Some([s.head_dim; 2]),
         Family::Olmo2 | Family::Olmo3 | Family::MiniMaxM2 => Some([q_dim, kv_dim]),
         _ => None,
     };
@@ -306,8 +305,12 @@ fn gated_delta(
     put("attn_norm.weight", &[hidden], norm(hidden));
     put("attn_qkv.weight", &[qkv_len, hidden], matrix(hidden));
     put("attn_gate.weight", &[v_len, hidden], matrix(hidden));
-    put("ssm_beta.weight", &[n_v_heads, hidden], matrix(hidden));
-    put("ssm_alpha.weight", &[n_v_heads, hidden], matrix(hidden));
+    if s.family == Family::Qwen3Next {
+        put("ssm_ba.weight", &[2 * n_v_heads, hidden], matrix(hidden));
+    } else {
+        put("ssm_beta.weight", &[n_v_heads, hidden], matrix(hidden));
+        put("ssm_alpha.weight", &[n_v_heads, hidden], matrix(hidden));
+    }
     put("ssm_conv1d.weight", &[qkv_len, DELTA_CONV_WIDTH], taps(qkv_len * DELTA_CONV_WIDTH));
     put("ssm_dt.bias", &[n_v_heads], bias(n_v_heads));
     put("ssm_a", &[n_v_heads], Fill::Values((0..n_v_heads).map(|i| -0.1 - (i % 5) as f32).collect()));
@@ -345,7 +348,8 @@ fn ffn_norm(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
     }
     // Some name it by its place behind attention.
     let name = match family {
-        Family::SeedOss | Family::Qwen35 | Family::GptOss | Family::Glm4Moe => "post_attention_norm",
+        Family::SeedOss | Family::GptOss | Family::Glm4Moe => "post_attention_norm",
+        family if family.is_qwen_hybrid() => "post_attention_norm",
         _ => "ffn_norm",
     };
     put(&format!("{name}.weight"), &[n], norm(n));
@@ -379,7 +383,7 @@ fn mixture(s: &SynthShape, [n_experts, _, width]: [usize; 3], put: &mut impl FnM
         put("ffn_up_shexp.weight", &[shared, hidden], matrix(hidden));
         put("ffn_down_shexp.weight", &[hidden, shared], matrix(shared));
     }
-    if s.family == Family::Qwen2Moe {
+    if s.family == Family::Qwen2Moe || s.family.is_qwen_hybrid() {
         put("ffn_gate_inp_shexp.weight", &[hidden], matrix(hidden));
     }
 }
@@ -475,6 +479,8 @@ mod tests {
             ("gpt-oss-20b", 20.915),
             ("gpt-oss-120b", 116.829),
             ("qwen1.5-moe-a2.7b", 14.316),
+            ("qwen3.6-35b-a3b", 34.661),
+            ("qwen3-next-80b-a3b", 79.674),
         ] {
             let s = synth(name, "f16", 1, 1);
             let n: usize = s.tensors().iter().map(TensorInfo::n_elements).sum();

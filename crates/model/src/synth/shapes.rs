@@ -74,6 +74,8 @@ pub(super) enum Family {
     Phi3,
     Qwen2Moe,
     Qwen35,
+    Qwen35Moe,
+    Qwen3Next,
     SeedOss,
     SmolLm3,
     StarCoder2,
@@ -100,6 +102,11 @@ impl Family {
         matches!(self, Family::Olmo2 | Family::Olmo3 | Family::Exaone4)
     }
 
+    /// Whether layers of the gated delta rule stand between those of attention, whose output has a gate.
+    pub(super) fn is_qwen_hybrid(self) -> bool {
+        matches!(self, Family::Qwen35 | Family::Qwen35Moe | Family::Qwen3Next)
+    }
+
     /// Whether gate and up are one matrix.
     pub(super) fn has_fused_gate(self) -> bool {
         matches!(self, Family::Glm4 | Family::Phi3)
@@ -117,6 +124,8 @@ impl Family {
             Family::Olmo2 | Family::Olmo3 => "olmo2",
             Family::Glm4 => "glm4",
             Family::Qwen35 => "qwen35",
+            Family::Qwen35Moe => "qwen35moe",
+            Family::Qwen3Next => "qwen3next",
             Family::Lfm2 => "lfm2",
             Family::Mistral3 => "mistral3",
             Family::SmolLm3 => "smollm3",
@@ -259,6 +268,10 @@ pub static SYNTH_SHAPES: &[SynthShape] = &[
         .delta([16, 32, 128], AttentionAt::Every(4)),
     shape("qwen3.5-27b", Family::Qwen35, [64, 5120, 17408, 24, 4, 256, 248320, 262144], 1e7, 1e-6)
         .delta([16, 48, 128], AttentionAt::Every(4)),
+    shape("qwen3.6-35b-a3b", Family::Qwen35Moe, [40, 2048, 512, 16, 2, 256, 248320, 262144], 1e7, 1e-6)
+        .experts([256, 8, 512]).shared_expert(512).delta([16, 32, 128], AttentionAt::Every(4)),
+    shape("qwen3-next-80b-a3b", Family::Qwen3Next, [48, 2048, 5120, 16, 2, 256, 151936, 262144], 1e7, 1e-6)
+        .experts([512, 10, 512]).shared_expert(512).delta([16, 32, 128], AttentionAt::Every(4)),
     shape("lfm2-1.2b", Family::Lfm2, [16, 2048, 8192, 32, 8, 64, 65536, 128000], 1e6, 1e-5)
         .tied().attends_at(&[2, 5, 8, 10, 12, 14]),
     shape("mistral-small-24b", Family::Llama, [40, 5120, 32768, 32, 8, 128, 131072, 32768], 1e8, 1e-5),
