@@ -1,6 +1,6 @@
 //! The packed types, as launchers know them.
 //!
-//! Kernels have the rest from quant/<type>/packed.cuh; packed.cuh lists the same types.
+//! Kernels have the rest from `quant/<type>/packed.cuh`; `packed.cuh` lists the same types.
 
 use super::shape::{Layout, PartShape};
 use crate::DType;
