@@ -288,28 +288,15 @@ impl TensorSource for GptOss {
 #[cfg(test)]
 mod tests {
     use super::halves;
-    use crate::source::{TensorSource, open_safetensors_bytes};
+    use crate::source::{StoredTensor, TensorSource, open_counting};
     use crate::{Error, Result};
     use realizar_compute::DType;
 
     const DOWN: &str = "model.layers.0.mlp.experts.down_proj";
     const GATE_UP: &str = "model.layers.0.mlp.experts.gate_up_proj";
 
-    /// A gpt-oss model of tensors of bytes 0, 1, 2, …, each with name, type, bytes of an element, and shape.
-    fn open(tensors: &[(&str, &str, usize, &[usize])]) -> Result<Box<dyn TensorSource>> {
-        let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-        for (name, dtype, size, shape) in tensors {
-            let n = shape.iter().product::<usize>() * size;
-            let offsets = [data.len(), data.len() + n];
-            let entry = serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": offsets});
-            header.insert((*name).to_owned(), entry);
-            data.extend((0..n).map(|i| i as u8));
-        }
-        let header = serde_json::to_vec(&header).unwrap();
-        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-        bytes.extend(header);
-        bytes.extend(data);
-        open_safetensors_bytes("test", br#"{"model_type": "gpt_oss"}"#, bytes.into())
+    fn open(tensors: &[StoredTensor<'_>]) -> Result<Box<dyn TensorSource>> {
+        open_counting(br#"{"model_type": "gpt_oss"}"#, tensors)
     }
 
     #[test]
@@ -342,8 +329,7 @@ mod tests {
     #[test]
     fn tensors_that_contradict_each_other_are_refused() {
         let [blocks, scales] = [format!("{DOWN}_blocks"), format!("{DOWN}_scales")];
-        type Stored<'a> = (&'a str, &'a str, usize, &'a [usize]);
-        let cases: [&[Stored<'_>]; 6] = [
+        let cases: [&[StoredTensor<'_>]; 6] = [
             &[(&blocks, "U8", 1, &[1, 2, 1, 16])],
             &[(&blocks, "U8", 1, &[1, 2, 1, 16]), (&scales, "U8", 1, &[1, 2, 2])],
             &[(&blocks, "U8", 1, &[1, 2, 1, 8]), (&scales, "U8", 1, &[1, 2, 1])],

@@ -201,29 +201,18 @@ impl TensorSource for Qwen {
 
 #[cfg(test)]
 mod tests {
-    use crate::source::{TensorSource, open_safetensors_bytes};
+    use crate::source::{StoredTensor, TensorSource, open_counting};
     use crate::{Error, Result};
 
     const GATE_UP: &str = "model.layers.0.mlp.experts.gate_up_proj";
     const DOWN: &str = "model.layers.0.mlp.experts.down_proj";
     const QKVZ: &str = "model.layers.0.linear_attn.in_proj_qkvz.weight";
 
-    /// A model of F16 tensors of bytes 0, 1, 2, …; two key heads of two elements.
+    /// A model of F16 tensors; two key heads of two elements.
     fn open(tensors: &[(&str, &[usize])]) -> Result<Box<dyn TensorSource>> {
-        let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-        for (name, shape) in tensors {
-            let n = shape.iter().product::<usize>() * 2;
-            let offsets = [data.len(), data.len() + n];
-            let entry = serde_json::json!({"dtype": "F16", "shape": shape, "data_offsets": offsets});
-            header.insert((*name).to_owned(), entry);
-            data.extend((0..n).map(|i| i as u8));
-        }
-        let header = serde_json::to_vec(&header).unwrap();
-        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-        bytes.extend(header);
-        bytes.extend(data);
         let config = br#"{"architectures": ["Qwen3NextForCausalLM"], "linear_num_key_heads": 2, "linear_key_head_dim": 2}"#;
-        open_safetensors_bytes("test", config, bytes.into())
+        let tensors: Vec<StoredTensor<'_>> = tensors.iter().map(|&(name, shape)| (name, "F16", 2, shape)).collect();
+        open_counting(config, &tensors)
     }
 
     /// Shape of a tensor, and the indices of its numbers in the file's tensor.
