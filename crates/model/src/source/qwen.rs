@@ -211,7 +211,8 @@ mod tests {
     /// A model of F16 tensors; two key heads of two elements.
     fn open(tensors: &[(&str, &[usize])]) -> Result<Box<dyn TensorSource>> {
         let config = br#"{"architectures": ["Qwen3NextForCausalLM"], "linear_num_key_heads": 2, "linear_key_head_dim": 2}"#;
-        let tensors: Vec<StoredTensor<'_>> = tensors.iter().map(|&(name, shape)| (name, "F16", 2, shape)).collect();
+        let tensors: Vec<StoredTensor<'_>> =
+            tensors.iter().map(|&(name, shape)| (name, "F16", 2, shape)).collect();
         open_counting(config, &tensors)
     }
 
