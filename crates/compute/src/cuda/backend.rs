@@ -13,18 +13,6 @@ use crate::{
     Tensor,
 };
 
-fn unsupported(op: &'static str, what: &str) -> Error {
-    Error::UnsupportedSize { op, what: what.to_owned(), backend: "cuda" }
-}
-
-/// Whether a dense feed-forward block can have this function.
-pub(super) fn check_activation(f: Activation) -> Result<()> {
-    match f {
-        Activation::ClampedSwiglu => Err(unsupported("feed_forward", "clamped SwiGLU")),
-        _ => Ok(()),
-    }
-}
-
 impl Device for Cuda {
     type Buffer = Buffer;
     type Matrix = Matrix;
@@ -69,7 +57,7 @@ impl Device for Cuda {
     }
 
     fn check_sinks(&self) -> Result<()> {
-        Err(unsupported("attention", "sinks"))
+        Err(Error::UnsupportedSize { op: "attention", what: "sinks".into(), backend: "cuda" })
     }
 
     fn check_experts(&self, kind: &ExpertsKind) -> Result<()> {
@@ -254,7 +242,6 @@ impl Ops for Cuda {
     }
 
     fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, f: Activation) -> Result<()> {
-        check_activation(f)?;
         assert_eq!((x.row_len(), x.rows()), (2 * y.row_len(), y.rows()));
         elementwise::each(self, elementwise::kernels(self).gated, y, Some(x), Some(f), 0.0)
     }
@@ -283,8 +270,9 @@ impl Ops for Cuda {
         elementwise::each(self, elementwise::kernels(self).scale_columns, x, Some(factors), None, 0.0)
     }
 
-    fn gate_rows(&self, _: &mut Tensor<Self>, _: &Tensor<Self>) -> Result<()> {
-        Err(unsupported("gate_rows", "gates"))
+    fn gate_rows(&self, x: &mut Tensor<Self>, gate: &Tensor<Self>) -> Result<()> {
+        assert_eq!((gate.row_len(), gate.rows()), (1, x.rows()));
+        elementwise::each(self, elementwise::kernels(self).gate_rows, x, Some(gate), None, 0.0)
     }
 
     fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()> {

@@ -1,7 +1,6 @@
 //! The blocks of a layer on the GPU: norms, sums and gates are part of the matmuls where their kernels have them.
 
 use super::attention::{self, Step};
-use super::backend::check_activation;
 use super::batch::StagedBatch;
 use super::common::{Input, Output, Tiles};
 use super::driver::Cuda;
@@ -9,8 +8,8 @@ use super::matmul::{self, Epilogue, EpilogueKind, Matmul};
 use super::norm;
 use crate::blocks::{self, Blocks};
 use crate::{
-    AttentionBlock, BlockInput, BlockOutput, Collectives, Device, FfnBlock, FfnUp, HeadBlock, Join, Linear,
-    Norm, Ops, Profile, Result, Stream, Tensor,
+    Activation, AttentionBlock, BlockInput, BlockOutput, Collectives, Device, FfnBlock, FfnUp, HeadBlock,
+    Join, Linear, Norm, Ops, Profile, Result, Stream, Tensor,
 };
 
 impl Blocks for Cuda {
@@ -50,7 +49,6 @@ impl Blocks for Cuda {
 
     fn feed_forward(&self, mut stream: Stream<'_, Self>, block: FfnBlock<'_, Self>) -> Result<()> {
         let FfnBlock { input, up, activation, out, hidden } = block;
-        check_activation(activation)?;
         let (gate_up, rows) = match up {
             FfnUp::Gated { gate_up, rows } => (gate_up, rows),
             FfnUp::Plain { up } => {
@@ -64,6 +62,8 @@ impl Blocks for Cuda {
         let (x, m) = (block_input(input, &stream), stream.residual.rows());
         let gate = |y| {
             let is_bare = gate_up.bias.is_none() && gate_up.scale.is_none();
+            // No matmul ends with it.
+            let is_bare = is_bare && activation != Activation::ClampedSwiglu;
             let (w, epilogue) = (&gate_up.weight, Epilogue::Gate(activation));
             Ok(is_bare && matmul::run(self, &Matmul { w, x, y, bias: None, m, epilogue })?)
         };

@@ -396,10 +396,6 @@ impl Case for WithShared {
         vec![("y", read(b, &mut stream.residual))]
     }
 
-    fn gpu_has(&self) -> bool {
-        !self.gate
-    }
-
     fn tolerance(&self, sums: Sums) -> f64 {
         // The gated outputs multiply two results.
         4.0 * tolerance(self.dtype, sums)

@@ -98,10 +98,6 @@ impl Case for Rows {
         run(b, self, 0..self.rows)
     }
 
-    fn gpu_has(&self) -> bool {
-        !matches!(self.op, Op::GateRows | Op::Gated(Activation::ClampedSwiglu))
-    }
-
     fn tolerance(&self, _: Sums) -> f64 {
         ELEMENTWISE
     }

@@ -324,12 +324,6 @@ impl Case for Moe {
         vec![("y", read(b, &mut y))]
     }
 
-    fn gpu_has(&self) -> bool {
-        let Router { n_used, norm_topk, .. } = self.params.router;
-        let is_plain = self.params.router == Router::softmax(n_used, norm_topk) && !self.selection_bias;
-        is_plain && !self.bias && self.params.activation != Activation::ClampedSwiglu
-    }
-
     fn tolerance(&self, sums: Sums) -> f64 {
         // Two products one after the other, with a product of two results of the first between them.
         4.0 * tolerance(self.dtype, sums)

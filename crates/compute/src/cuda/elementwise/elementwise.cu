@@ -38,7 +38,7 @@ KERNEL(gated, ElementwiseArgs, 256) {
   const size_t i = element();
   if (i >= a.len) return;
   const float* x = a.x + i / a.row_len * 2 * a.row_len + i % a.row_len;
-  a.y[i] = activate_one(a.activation, x[0]) * x[a.row_len];
+  a.y[i] = gate_one(a.activation, x[0], x[a.row_len]);
 }
 
 KERNEL(activate, ElementwiseArgs, 256) {
@@ -60,6 +60,13 @@ KERNEL(scale, ElementwiseArgs, 256) {
   ptx::griddepcontrol_wait();
   const size_t i = element();
   if (i < a.len) a.y[i] *= a.factor;
+}
+
+KERNEL(gate_rows, ElementwiseArgs, 256) {
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
+  const size_t i = element();
+  if (i < a.len) a.y[i] /= 1.0f + expf(-a.x[i / a.row_len]);
 }
 
 KERNEL(scale_columns, ElementwiseArgs, 256) {

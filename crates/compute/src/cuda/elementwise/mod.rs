@@ -46,6 +46,7 @@ kernels! {
         pub(in crate::cuda) activate: ElementwiseArgs,
         pub(in crate::cuda) softcap: ElementwiseArgs,
         pub(in crate::cuda) scale: ElementwiseArgs,
+        pub(in crate::cuda) gate_rows: ElementwiseArgs,
         pub(in crate::cuda) scale_columns: ElementwiseArgs,
         scale_by_position: PositionScaleArgs,
     }
@@ -110,28 +111,6 @@ pub(in crate::cuda) fn scale_by_position(
 /// `y += x`, of the same shape.
 pub(in crate::cuda) fn add(cuda: &Cuda, y: &mut Tensor<Cuda>, x: &Tensor<Cuda>) -> Result<()> {
     each(cuda, kernels(cuda).add, y, Some(x), None, 0.0)
-}
-
-/// As [`gated`](crate::Ops::gated), on `n_rows` rows at plain addresses.
-pub(in crate::cuda) fn gated_rows(
-    cuda: &Cuda,
-    y: DevicePtr,
-    x: DevicePtr,
-    n_rows: usize,
-    row_len: usize,
-    activation: Activation,
-) -> Result<()> {
-    let args = ElementwiseArgs {
-        y,
-        x,
-        rows: DevicePtr::NULL,
-        len: (n_rows * row_len) as u64,
-        row_len: row_len as u32,
-        n_x_rows: 0,
-        activation: activation_code(activation),
-        factor: 0.0,
-    };
-    launch(cuda, kernels(cuda).gated, &args)
 }
 
 /// `y[i] = f(y[i], x[rows[i]])` for every row, `rows` `u32` [rows of y].

@@ -7,6 +7,10 @@ struct MoeArgs {
   float* y;
   // [n_tokens, n_experts]
   const float* router;
+  // [n_experts], added to the scores for the choice only, or null
+  const float* selection_bias;
+  // [n_experts, hidden_size], or null
+  const float* down_bias;
   // [n_uses, hidden_size], by slot
   const float* outputs;
   // [n_uses]: use i of token t at t * n_used + i, most probable first
@@ -25,4 +29,28 @@ struct MoeArgs {
   uint32_t hidden_size;
   uint32_t n_tiles;
   uint32_t norm_topk;
+  // Whether scores are sigmoids; softmax otherwise.
+  uint32_t is_sigmoid;
+  // On the weights.
+  float scale;
+  // Of consecutive experts; 1 where all are compared.
+  uint32_t n_groups;
+  uint32_t n_groups_used;
+  // Whether groups are compared by the sum of their two best; by their best otherwise.
+  uint32_t groups_by_top_two;
+};
+
+struct MoeGateArgs {
+  // [n_uses, intermediate_size], by slot
+  float* hidden;
+  // [n_uses, 2 * intermediate_size], by slot
+  const float* gate_up;
+  // [n_experts, 2 * intermediate_size], or null
+  const float* bias;
+  // [n_uses]
+  const uint32_t* experts;
+  // [n_uses]
+  const uint32_t* slots;
+  uint32_t intermediate_size;
+  uint32_t activation;
 };
