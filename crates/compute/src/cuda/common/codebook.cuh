@@ -43,12 +43,8 @@ struct Codebook {
 };
 
 template <class Values, class Scales>
-struct PackedCodebook {
-  static constexpr bool PACKED = true, PAIRS_OF_SUMS = false;
-  static constexpr int ROWS = 2;
-  static constexpr bool WIDE_RING = false;
-  DEVICE static constexpr int bytes(int size) { return padded(32 * size + Scales::BYTES_OF_4 * size / 4); }
-  DEVICE static const uint8_t* group_of(const uint8_t* row, const Place& p) { return row + static_cast<size_t>(p.group) * bytes(GROUP); }
+struct PackedCodebook : PackedLayout<128 + Scales::BYTES_OF_4, 2> {
+  using PackedLayout<128 + Scales::BYTES_OF_4, 2>::group_of;
   // Which scale is that of weight l of a half.
   static constexpr int N = Scales::N;
   DEVICE static constexpr int which(int half, int l) { return half * N / 2 + l / 16 * (N / 4); }
@@ -91,7 +87,7 @@ struct PackedCodebook {
   }
   DEVICE static void pack(uint8_t* row, const uint8_t* source, int piece, int n) {
     const Place p(piece, n);
-    uint8_t* group = row + static_cast<size_t>(p.group) * bytes(GROUP);
+    uint8_t* group = group_of(row, p);
     for (int i = 0; i < 8; i++) {
       uint32_t word = 0;
       for (int b = 0; b < 4; b++) {

@@ -6,7 +6,7 @@
 // each piece, then the second ones, and so on, so that the lanes' loads lie side by side, and last what is smaller. Groups and rows are
 // padded to a multiple of 16 bytes.
 //
-// `quant/<type>/packed.cuh` describes a type, in one struct. It gives
+// `quant/<type>/packed.cuh` describes a type, in one struct, most of whose constants are those of its `PackedLayout`. It gives
 //   bytes(size)    of a group of `size` pieces,
 //   load8          eight weights as floats, bit for bit as from the file's block,
 //   pack           the conversion of one piece;
@@ -114,8 +114,16 @@ struct Place {
   }
 };
 
-template <class P>
-DEVICE size_t group_at(int group) { return static_cast<size_t>(group) * P::bytes(GROUP); }
+// The constants of a type. BYTES_OF_4: bytes of four pieces.
+template <int BYTES_OF_4, int ROWS_AT_ONCE>
+struct PackedLayout {
+  static constexpr bool PACKED = true, PAIRS_OF_SUMS = false, WIDE_RING = false;
+  static constexpr int ROWS = ROWS_AT_ONCE;
+  DEVICE static constexpr int bytes(int size) { return padded(BYTES_OF_4 * size / 4); }
+  // The group of a piece of a row.
+  template <class Byte>
+  DEVICE static Byte* group_of(Byte* row, const Place& p) { return row + static_cast<size_t>(p.group) * bytes(GROUP); }
+};
 
 struct Sixteen {
   float low[8], high[8];
@@ -141,6 +149,10 @@ struct Codes {
   } half[2];
 };
 
+// Where the bytes are that have weight k of a row in their low nibbles or high ones, from a group's first vectors on.
+DEVICE const uint8_t* nibbles_at(const uint8_t* group, const Place& p, int k) { return group + (k % 32 / 16 * p.size + p.at) * 16 + k % 16; }
+DEVICE uint32_t nibble(uint8_t byte, int k) { return byte >> k / 32 % 2 * 4 & 15; }
+
 // Calls f with each word of a vector.
 template <class F>
 DEVICE uint4 for_words(const uint4& v, F f) {
@@ -154,6 +166,38 @@ DEVICE uint4 low_nibbles(const uint4& v) {
 DEVICE uint4 high_nibbles(const uint4& v) {
   return for_words(v, [](uint32_t w, int) { return w >> 4 & 0x0f0f0f0fu; });
 }
+
+// Fifth bits of a piece whose first bits are nibbles: bit 8 b + j of the first word is that of weight 4 j + b, of the second word that of
+// weight 32 + 4 j + b.
+struct FifthBits {
+  uint2 words;
+  DEVICE static FifthBits load(const uint8_t* p) { return {load_pair(p)}; }
+  // Bit 4 of byte b: that of weight 4 i + b of a half.
+  DEVICE static uint32_t in_place(uint32_t word, int i) { return (i < 4 ? word << (4 - i) : word >> (i - 4)) & 0x10101010u; }
+  // Weights l of a half, from its word.
+  DEVICE static uint32_t of_weight(uint32_t word, int l) { return (word >> (8 * (l % 4) + l / 4) & 1) << 4; }
+  // The word of a half, of which `bit` gives the bit of weight l.
+  template <class Bit>
+  DEVICE static void pack(uint8_t* to, Bit bit) {
+    uint32_t word = 0;
+    for (int l = 0; l < 32; l++) word |= bit(l) << (8 * (l % 4) + l / 4);
+    for (int i = 0; i < 4; i++) to[i] = static_cast<uint8_t>(word >> 8 * i);
+  }
+  // Sums over 32 products of each half, in units of FLOAT_UNITS.
+  DEVICE void dot(const uint4 (&q)[2], const X& x, int& low, int& high) const {
+    low = high = FLOAT_UNITS;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const uint32_t w = word(q, i);
+      low = __dp4a(static_cast<int>((w & 0x0f0f0f0fu) | in_place(words.x, i)), x.q(i), low);
+      high = __dp4a(static_cast<int>((w >> 4 & 0x0f0f0f0fu) | in_place(words.y, i)), x.q(8 + i), high);
+    }
+  }
+  // Adds the fifth bits of weights 16 v to 16 v + 15 of a half to their nibbles.
+  DEVICE static uint4 above(const uint4& nibbles, uint32_t bits, int v) {
+    return for_words(nibbles, [=](uint32_t w, int i) { return w | (bits >> (4 * v + i) & 0x01010101u) << 4; });
+  }
+};
 
 // What a thread has of a piece in registers.
 struct Taken {
@@ -210,5 +254,21 @@ struct Four {
 // Numbers of 4 bits to half precision: those in the low nibbles, and those in the high ones.
 DEVICE uint32_t low_nibbles_f16(uint32_t w) { return ptx::add_f16(ptx::mask_and_set(w, 0x000f000f, MAGIC), 0xe400e400); }
 DEVICE uint32_t high_nibbles_f16(uint32_t w) { return ptx::fma_f16(ptx::mask_and_set(w, 0x00f000f0, MAGIC), 0x2c002c00, 0xd400d400); }
+
+// Word i of nibbles with their fifth bits, bit i of each byte, to half precision. LOW, HIGH: twice the number that is added to 1024 and the
+// low ones, and to 64 and the high ones.
+template <uint32_t LOW, uint32_t HIGH>
+DEVICE Four five_bits_f16(uint32_t w, uint2 fifths, int i) {
+  const uint32_t w8 = w >> 8, u = fifths.x, v = fifths.y;
+  // To bit 4, and for the high half to bit 8.
+  const uint32_t u0 = i <= 4 ? u << (4 - i) : u >> (i - 4), u1 = u >> (4 + i), v0 = v << (8 - i), v1 = v >> i;
+  const auto low = [](uint32_t nibbles, uint32_t fifth) {
+    return ptx::add_f16(ptx::mask_and_set(fifth, 0x00100010, ptx::mask_and_set(nibbles, 0x000f000f, MAGIC)), LOW);
+  };
+  const auto up = [](uint32_t nibbles, uint32_t fifth) {
+    return ptx::fma_f16(ptx::mask_and_set(fifth, 0x01000100, ptx::mask_and_set(nibbles, 0x00f000f0, MAGIC)), 0x2c002c00, HIGH);
+  };
+  return {{low(w, u0), low(w8, u1)}, {up(w, v0), up(w8, v1)}};
+}
 
 DEVICE void put_vector(uint32_t* q, uint4 v) { q[0] = v.x, q[1] = v.y, q[2] = v.z, q[3] = v.w; }

@@ -3,11 +3,7 @@
 #include "../../cuda/common/packed.cuh"
 #include "device.cuh"
 
-struct Packed_Q4_0 {
-  static constexpr bool PACKED = true, PAIRS_OF_SUMS = false;
-  static constexpr int ROWS = 2;
-  static constexpr bool WIDE_RING = false;
-  DEVICE static constexpr int bytes(int size) { return padded(36 * size); }
+struct Packed_Q4_0 : PackedLayout<144, 2> {
   struct Piece {
     uint4 q[2];
     uint32_t d;
@@ -24,17 +20,17 @@ struct Packed_Q4_0 {
   }
   DEVICE static void load8(float* y, const uint8_t* row, int k, int n) {
     const Place p(k / 64, n);
-    const uint8_t* group = row + group_at<Packed_Q4_0>(p.group);
-    const uint8_t* q = group + (k % 32 / 16 * p.size + p.at) * 16 + k % 16;
+    const uint8_t* group = group_of(row, p);
+    const uint8_t* q = nibbles_at(group, p, k);
     const float d = f16_at(group + 32 * p.size + p.at * 4 + k / 32 % 2 * 2);
 #pragma unroll
-    for (int j = 0; j < 8; j++) y[j] = (static_cast<float>(q[j] >> k / 32 % 2 * 4 & 15) - 8.0f) * d;
+    for (int j = 0; j < 8; j++) y[j] = (static_cast<float>(nibble(q[j], k)) - 8.0f) * d;
   }
   DEVICE static void pack(uint8_t* row, const uint8_t* source, int piece, int n) {
     const uint8_t* in[2] = {source + static_cast<size_t>(2 * piece) * Q4_0::BYTES,
                             source + static_cast<size_t>(2 * piece + 1) * Q4_0::BYTES};
     const Place p(piece, n);
-    uint8_t* group = row + group_at<Packed_Q4_0>(p.group);
+    uint8_t* group = group_of(row, p);
     for (int l = 0; l < 32; l++) {
       const int shift = l / 16 * 4;
       group[(l / 16 * p.size + p.at) * 16 + l % 16] =
@@ -47,7 +43,7 @@ struct Packed_Q4_0 {
 
   DEVICE static Sixteen unpack16(const uint8_t* row, int piece, int j, int n) {
     const Place p(piece, n);
-    const uint8_t* group = row + group_at<Packed_Q4_0>(p.group);
+    const uint8_t* group = group_of(row, p);
     const uint2 q = bytes_of(group, p, j);
     const uint32_t d = load_word(group + 32 * p.size + p.at * 4);
     const float d0 = ptx::f16_to_f32(static_cast<uint16_t>(d)), d1 = ptx::f16_to_f32(static_cast<uint16_t>(d >> 16));
@@ -65,7 +61,7 @@ struct Packed_Q4_0 {
 
   DEVICE static Taken take_codes(const uint8_t* row, int piece, int v, int n) {
     const Place p(piece, n);
-    const uint8_t* group = row + group_at<Packed_Q4_0>(p.group);
+    const uint8_t* group = group_of(row, p);
     return {load16(group + (v * p.size + p.at) * 16), {}, {load_word(group + 32 * p.size + p.at * 4)}};
   }
 

@@ -3,11 +3,7 @@
 #include "../k_scales.cuh"
 #include "device.cuh"
 
-struct Packed_Q4_K {
-  static constexpr bool PACKED = true, PAIRS_OF_SUMS = false;
-  static constexpr int ROWS = 2;
-  static constexpr bool WIDE_RING = false;
-  DEVICE static constexpr int bytes(int size) { return padded(36 * size); }
+struct Packed_Q4_K : PackedLayout<144, 2> {
   struct Piece {
     uint4 q[2];
     KHeader header;
@@ -23,17 +19,17 @@ struct Packed_Q4_K {
   }
   DEVICE static void load8(float* y, const uint8_t* row, int k, int n) {
     const Place p(k / 64, n);
-    const uint8_t* group = row + group_at<Packed_Q4_K>(p.group);
-    const uint8_t* vector = group + (k % 32 / 16 * p.size + p.at) * 16;
+    const uint8_t* group = group_of(row, p);
+    const uint8_t* nibbles = nibbles_at(group, p, k);
     int q[8];
 #pragma unroll
-    for (int j = 0; j < 8; j++) q[j] = vector[k % 16 + j] >> k / 32 % 2 * 4 & 15;
+    for (int j = 0; j < 8; j++) q[j] = static_cast<int>(nibble(nibbles[j], k));
     KHeader::load8(y, group + 32 * p.size + p.at / 4 * 16, p.at % 4, k / 32 % 2, q);
   }
   DEVICE static void pack(uint8_t* row, const uint8_t* source, int piece, int n) {
     const uint8_t* in = source + static_cast<size_t>(piece / 4) * Q4_K::BYTES;
     const Place p(piece, n);
-    uint8_t* group = row + group_at<Packed_Q4_K>(p.group);
+    uint8_t* group = group_of(row, p);
     uint8_t* header = group + 32 * p.size + p.at / 4 * 16;
     if (piece % 4 == 0) {
       for (int i = 0; i < 4; i++) header[i] = in[i];
@@ -44,7 +40,7 @@ struct Packed_Q4_K {
 
   DEVICE static Sixteen unpack16(const uint8_t* row, int piece, int j, int n) {
     const Place p(piece, n);
-    const uint8_t* group = row + group_at<Packed_Q4_K>(p.group);
+    const uint8_t* group = group_of(row, p);
     KHeader header;
     header.take(group + 32 * p.size + p.at / 4 * 16, p.at % 4);
     const KFloats scales(header);
@@ -61,7 +57,7 @@ struct Packed_Q4_K {
 
   DEVICE static Taken take_codes(const uint8_t* row, int piece, int v, int n) {
     const Place p(piece, n);
-    const uint8_t* group = row + group_at<Packed_Q4_K>(p.group);
+    const uint8_t* group = group_of(row, p);
     return {load16(group + (v * p.size + p.at) * 16), load16(group + 32 * p.size + p.at / 4 * 16)};
   }
 

@@ -1,48 +1,37 @@
-// Q5_0 as kernels read it. Groups: 2 vectors of low nibbles of two blocks, the blocks' d as f16, and 8 bytes of fifth bits for each piece:
-// bit 8 b + j of its first word is that of weight 4 j + b, of its second word that of weight 32 + 4 j + b.
+// Q5_0 as kernels read it. Groups: 2 vectors of low nibbles of two blocks, the blocks' d as f16, and 8 bytes of fifth bits for each piece
+// (FifthBits).
 #pragma once
 #include "../../cuda/common/packed.cuh"
 #include "device.cuh"
 
-struct Packed_Q5_0 {
-  static constexpr bool PACKED = true, PAIRS_OF_SUMS = false;
-  static constexpr int ROWS = 1;
+struct Packed_Q5_0 : PackedLayout<176, 1> {
   static constexpr bool WIDE_RING = true;
-  DEVICE static constexpr int bytes(int size) { return padded(44 * size); }
   struct Piece {
     uint4 q[2];
-    uint2 high;
+    FifthBits fifths;
     uint32_t d;
   };
   DEVICE static void take(Piece& p, const uint8_t* group, int size, int at) {
     take_vectors(p.q, group, size, at);
     p.d = load_word(group + 32 * size + at * 4);
-    p.high = load_pair(group + 36 * size + at * 8);
+    p.fifths = FifthBits::load(group + 36 * size + at * 8);
   }
   DEVICE static float scale_of(uint32_t d, int half) { return ptx::f16_to_f32(static_cast<uint16_t>(d >> 16 * half)); }
   DEVICE static float dot(const Piece& p, const X& x) {
-    int low = FLOAT_UNITS, high = FLOAT_UNITS;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      const uint32_t w = word(p.q, i);
-      const uint32_t h0 = (i < 4 ? p.high.x << (4 - i) : p.high.x >> (i - 4)) & 0x10101010u;
-      const uint32_t h1 = (i < 4 ? p.high.y << (4 - i) : p.high.y >> (i - 4)) & 0x10101010u;
-      low = __dp4a(static_cast<int>((w & 0x0f0f0f0fu) | h0), x.q(i), low);
-      high = __dp4a(static_cast<int>((w >> 4 & 0x0f0f0f0fu) | h1), x.q(8 + i), high);
-    }
+    int low, high;
+    p.fifths.dot(p.q, x, low, high);
     const float of_low = x.scale(0) * units(low) - 16.0f * x.sum(0), of_high = x.scale(1) * units(high) - 16.0f * x.sum(1);
     return scale_of(p.d, 0) * of_low + scale_of(p.d, 1) * of_high;
   }
   DEVICE static void load8(float* y, const uint8_t* row, int k, int n) {
     const Place p(k / 64, n);
-    const uint8_t* group = row + group_at<Packed_Q5_0>(p.group);
-    const uint8_t* vector = group + (k % 32 / 16 * p.size + p.at) * 16;
-    const uint32_t high = load_word(group + p.size * 36 + p.at * 8 + k / 32 % 2 * 4);
+    const uint8_t* group = group_of(row, p);
+    const uint8_t* nibbles = nibbles_at(group, p, k);
+    const uint32_t fifths = load_word(group + p.size * 36 + p.at * 8 + k / 32 % 2 * 4);
     const float d = scale_of(load_word(group + 32 * p.size + p.at * 4), k / 32 % 2);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-      const int l = k % 32 + j;
-      const uint32_t q = (vector[k % 16 + j] >> k / 32 % 2 * 4 & 15) | (high >> (8 * (l % 4) + l / 4) & 1) << 4;
+      const uint32_t q = nibble(nibbles[j], k) | FifthBits::of_weight(fifths, k % 32 + j);
       y[j] = (static_cast<float>(q) - 16.0f) * d;
     }
   }
@@ -50,7 +39,7 @@ struct Packed_Q5_0 {
     const uint8_t* in[2] = {source + static_cast<size_t>(2 * piece) * Q5_0::BYTES,
                             source + static_cast<size_t>(2 * piece + 1) * Q5_0::BYTES};
     const Place p(piece, n);
-    uint8_t* group = row + group_at<Packed_Q5_0>(p.group);
+    uint8_t* group = group_of(row, p);
     for (int l = 0; l < 32; l++) {
       const int shift = l / 16 * 4;
       group[(l / 16 * p.size + p.at) * 16 + l % 16] =
@@ -58,16 +47,14 @@ struct Packed_Q5_0 {
     }
     for (int half = 0; half < 2; half++) {
       const uint32_t fifths = u32_at(in[half] + 2);
-      uint32_t high = 0;
-      for (int l = 0; l < 32; l++) high |= (fifths >> l & 1) << (8 * (l % 4) + l / 4);
-      for (int i = 0; i < 4; i++) group[36 * p.size + 8 * p.at + 4 * half + i] = static_cast<uint8_t>(high >> 8 * i);
+      FifthBits::pack(group + 36 * p.size + 8 * p.at + 4 * half, [=](int l) { return fifths >> l & 1; });
       for (int i = 0; i < 2; i++) group[32 * p.size + 4 * p.at + 2 * half + i] = in[half][i];
     }
   }
 
   DEVICE static Sixteen unpack16(const uint8_t* row, int piece, int j, int n) {
     const Place p(piece, n);
-    const uint8_t* group = row + group_at<Packed_Q5_0>(p.group);
+    const uint8_t* group = group_of(row, p);
     const uint2 q = bytes_of(group, p, j), fifths = load_pair(group + 36 * p.size + p.at * 8);
     const uint32_t d = load_word(group + 32 * p.size + p.at * 4);
     const float d0 = scale_of(d, 0), d1 = scale_of(d, 1);
@@ -85,14 +72,13 @@ struct Packed_Q5_0 {
   DEVICE static float bound(const Codes::Half& h) { return 16.0f * fabsf(h.scale); }
   DEVICE static Taken take_codes(const uint8_t* row, int piece, int v, int n) {
     const Place p(piece, n);
-    const uint8_t* group = row + group_at<Packed_Q5_0>(p.group);
+    const uint8_t* group = group_of(row, p);
     const uint2 fifths = load_pair(group + 36 * p.size + p.at * 8);
     return {load16(group + (v * p.size + p.at) * 16), {}, {fifths.x, fifths.y, load_word(group + 32 * p.size + p.at * 4)}};
   }
   DEVICE static Codes codes_of(const Taken& t, int, int v) {
-    const auto with = [&](uint32_t bits) { return [=](uint32_t w, int i) { return w | (bits >> (4 * v + i) & 0x01010101u) << 4; }; };
-    return {{{for_words(low_nibbles(t.q), with(t.words[0])), scale_of(t.words[2], 0), 0},
-             {for_words(high_nibbles(t.q), with(t.words[1])), scale_of(t.words[2], 1), 0}}};
+    return {{{FifthBits::above(low_nibbles(t.q), t.words[0], v), scale_of(t.words[2], 0), 0},
+             {FifthBits::above(high_nibbles(t.q), t.words[1], v), scale_of(t.words[2], 1), 0}}};
   }
 
   // Eight times the weights, less their offset.
@@ -119,27 +105,18 @@ struct Packed_Q5_0 {
   struct Fragment {
     static constexpr int VECTORS = 2, REST = 3;
     DEVICE static int rest_at(int i, int size, int at) { return i == 0 ? 32 * size + at * 4 : 36 * size + at * 8 + (i - 1) * 16; }
-    uint32_t q[8], fifths[2], scale[2];
+    uint32_t q[8], scale[2];
+    uint2 fifths;
     DEVICE void load(const uint8_t* vectors, const uint8_t* rest, int t, int, bool valid) {
       put_vector(q, load16(vectors)), put_vector(q + 4, load16(vectors + 64 * STAGE_ROWS));
-      const uint2 f = load_pair(rest + (1 + t / 2) * 16 * STAGE_ROWS + t % 2 * 8);
-      fifths[0] = f.x, fifths[1] = f.y;
+      fifths = load_pair(rest + (1 + t / 2) * 16 * STAGE_ROWS + t % 2 * 8);
       const uint32_t d = valid ? load_word(rest + t * 4) : 0;
       scale[0] = twice(d, false), scale[1] = twice(d, true);
     }
     DEVICE Four word(int i) const {
-      const uint32_t w = q[i], w8 = w >> 8, u = fifths[0], v = fifths[1];
-      // Bit i of each byte is the fifth: to bit 4, and for the high half to bit 8.
-      const uint32_t u0 = i <= 4 ? u << (4 - i) : u >> (i - 4), u1 = u >> (4 + i), v0 = v << (8 - i), v1 = v >> i;
-      const auto low = [&](uint32_t nibbles, uint32_t fifth) {
-        const uint32_t x = ptx::mask_and_set(fifth, 0x00100010, ptx::mask_and_set(nibbles, 0x000f000f, MAGIC));
-        return ptx::mul_f16(ptx::add_f16(x, 0xe410e410), scale[0]);
-      };
-      const auto up = [&](uint32_t nibbles, uint32_t fifth) {
-        const uint32_t x = ptx::mask_and_set(fifth, 0x01000100, ptx::mask_and_set(nibbles, 0x00f000f0, MAGIC));
-        return ptx::mul_f16(ptx::fma_f16(x, 0x2c002c00, 0xd500d500), scale[1]);
-      };
-      return {{low(w, u0), low(w8, u1)}, {up(w, v0), up(w8, v1)}};
+      const Four v = five_bits_f16<0xe410e410, 0xd500d500>(q[i], fifths, i);
+      return {{ptx::mul_f16(v.low[0], scale[0]), ptx::mul_f16(v.low[1], scale[0])},
+              {ptx::mul_f16(v.high[0], scale[1]), ptx::mul_f16(v.high[1], scale[1])}};
     }
   };
 };

@@ -4,11 +4,8 @@
 #include "../../cuda/common/packed.cuh"
 #include "device.cuh"
 
-struct Packed_Q6_K {
-  static constexpr bool PACKED = true, PAIRS_OF_SUMS = true;
-  static constexpr int ROWS = 1;
-  static constexpr bool WIDE_RING = false;
-  DEVICE static constexpr int bytes(int size) { return padded(105 * size / 2); }
+struct Packed_Q6_K : PackedLayout<210, 1> {
+  static constexpr bool PAIRS_OF_SUMS = true;
   struct Piece {
     uint4 q[2], high;
     uint32_t scales;
@@ -40,7 +37,7 @@ struct Packed_Q6_K {
   }
   DEVICE static void load8(float* y, const uint8_t* row, int k, int n) {
     const Place p(k / 64, n);
-    const uint8_t* group = row + group_at<Packed_Q6_K>(p.group);
+    const uint8_t* group = group_of(row, p);
     const uint8_t* low = group + (k % 32 / 16 * p.size + p.at) * 16 + k % 16;
     const uint8_t* upper = group + (2 * p.size + p.at) * 16;
     const int l = k % 64;
@@ -56,7 +53,7 @@ struct Packed_Q6_K {
   DEVICE static void pack(uint8_t* row, const uint8_t* source, int piece, int n) {
     const uint8_t* in = source + static_cast<size_t>(piece / 4) * Q6_K::BYTES;
     const Place p(piece, n);
-    uint8_t* group = row + group_at<Packed_Q6_K>(p.group);
+    uint8_t* group = group_of(row, p);
     const int c = piece % 4;
     uint32_t high[4] = {};
 #pragma unroll
@@ -83,7 +80,7 @@ struct Packed_Q6_K {
 
   DEVICE static Sixteen unpack16(const uint8_t* row, int piece, int j, int n) {
     const Place p(piece, n);
-    const uint8_t* group = row + group_at<Packed_Q6_K>(p.group);
+    const uint8_t* group = group_of(row, p);
     const uint2 q = bytes_of(group, p, j);
     const uint8_t* upper = group + (2 * p.size + p.at) * 16 + j / 2 * 4;
     const uint32_t h0 = load_word(upper), h1 = load_word(upper + 8), s = load_word(group + 48 * p.size + p.at * 4) >> j / 2 * 8;
@@ -104,7 +101,7 @@ struct Packed_Q6_K {
 
   DEVICE static Taken take_codes(const uint8_t* row, int piece, int v, int n) {
     const Place p(piece, n);
-    const uint8_t* group = row + group_at<Packed_Q6_K>(p.group);
+    const uint8_t* group = group_of(row, p);
     const uint8_t* upper = group + (2 * p.size + p.at) * 16 + v * 4;
     const uint32_t d = u16_at(group + 52 * p.size + p.at / 4 * 2);
     const uint32_t scales = load_word(group + 48 * p.size + p.at * 4);

@@ -3,11 +3,8 @@
 #include "../../cuda/common/packed.cuh"
 #include "device.cuh"
 
-struct Packed_Q8_0 {
-  static constexpr bool PACKED = true, PAIRS_OF_SUMS = false;
-  static constexpr int ROWS = 1;
+struct Packed_Q8_0 : PackedLayout<272, 1> {
   static constexpr bool WIDE_RING = true;
-  DEVICE static constexpr int bytes(int size) { return padded(68 * size); }
   struct Piece {
     uint4 q[4];
     uint32_t d;
@@ -28,7 +25,7 @@ struct Packed_Q8_0 {
   }
   DEVICE static void load8(float* y, const uint8_t* row, int k, int n) {
     const Place p(k / 64, n);
-    const uint8_t* group = row + group_at<Packed_Q8_0>(p.group);
+    const uint8_t* group = group_of(row, p);
     const uint8_t* q = group + (k % 64 / 16 * p.size + p.at) * 16 + k % 16;
     const float d = f16_at(group + 64 * p.size + p.at * 4 + k / 32 % 2 * 2);
 #pragma unroll
@@ -36,7 +33,7 @@ struct Packed_Q8_0 {
   }
   DEVICE static void pack(uint8_t* row, const uint8_t* source, int piece, int n) {
     const Place p(piece, n);
-    uint8_t* group = row + group_at<Packed_Q8_0>(p.group);
+    uint8_t* group = group_of(row, p);
     for (int half = 0; half < 2; half++) {
       const uint8_t* in = source + static_cast<size_t>(2 * piece + half) * Q8_0::BYTES;
       for (int i = 0; i < 32; i++) group[((2 * half + i / 16) * p.size + p.at) * 16 + i % 16] = in[2 + i];
@@ -46,7 +43,7 @@ struct Packed_Q8_0 {
 
   DEVICE static Sixteen unpack16(const uint8_t* row, int piece, int j, int n) {
     const Place p(piece, n);
-    const uint8_t* group = row + group_at<Packed_Q8_0>(p.group);
+    const uint8_t* group = group_of(row, p);
     const uint2 q0 = bytes_of(group, p, j), q1 = bytes_of(group + 2 * p.size * 16, p, j);
     const uint32_t d = load_word(group + 64 * p.size + p.at * 4);
     const float d0 = ptx::f16_to_f32(static_cast<uint16_t>(d)), d1 = ptx::f16_to_f32(static_cast<uint16_t>(d >> 16));
@@ -65,7 +62,7 @@ struct Packed_Q8_0 {
 
   DEVICE static Taken take_codes(const uint8_t* row, int piece, int v, int n) {
     const Place p(piece, n);
-    const uint8_t* group = row + group_at<Packed_Q8_0>(p.group);
+    const uint8_t* group = group_of(row, p);
     const uint8_t* q = group + (v * p.size + p.at) * 16;
     return {load16(q), load16(q + 2 * p.size * 16), {load_word(group + 64 * p.size + p.at * 4)}};
   }
