@@ -24,9 +24,9 @@
 #define __shared__ static thread_local
 #define __CUDA_ARCH__ REALIZAR_EMULATION
 
-struct uint2 { unsigned x, y; };
+struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
-struct float2 { float x, y; };
+struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) int4 { int x, y, z, w; };
 struct Dim3 { unsigned x, y, z; };

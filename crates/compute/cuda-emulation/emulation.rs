@@ -132,9 +132,19 @@ fn unique() -> String {
     format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Of the compiler. Copies of the library must not share the static storage that stands for shared memory: no unique symbols.
-const FLAGS: [&str; 7] =
-    ["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-gnu-unique"];
+/// Of the compiler. Copies of the library must not share the static storage that stands for shared memory: no unique symbols. Accesses at
+/// misaligned addresses, which a GPU refuses, end the process.
+const FLAGS: [&str; 9] = [
+    "-std=c++17",
+    "-O1",
+    "-fPIC",
+    "-shared",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fno-gnu-unique",
+    "-fsanitize=alignment",
+    "-fno-sanitize-recover=alignment",
+];
 
 /// Where the compiled kernels are, named by a hash of their sources and the compiler's flags.
 fn compile(arch: Arch) -> PathBuf {

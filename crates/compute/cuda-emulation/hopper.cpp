@@ -64,6 +64,7 @@ static uint32_t load_box(const Load& load) {
   const Map& map = *load.map;
   if (map.rank() != load.size) die("a box of other dimensions than its map");
   check_multiple(load.to, map.is_swizzled() ? 1024 : 128, "a box to an address that is not a multiple of its pattern");
+  check_multiple(static_cast<uint32_t>(load.coordinates[0]), 16, "a box whose lines begin at bytes that are not a multiple of 16");
   uint32_t n_lines = 1, n = 0;
   for (unsigned i = 1; i < map.rank(); i++) n_lines *= static_cast<uint32_t>(map.box_lens[i]);
   for (uint32_t line = 0; line < n_lines; line++) {

@@ -137,11 +137,12 @@ struct PackedCodebook : PackedLayout<128 + Scales::BYTES_OF_4, 2> {
   // Rows may end within four pieces.
   struct Fragment {
     static constexpr int VECTORS = 2, REST = 1;
-    DEVICE static int rest_at(int, int size, int at) { return 32 * size + at / 4 * Scales::BYTES_OF_4; }
+    // TMA wants a multiple of 16, before which less may lie than the scales of four pieces.
+    DEVICE static int rest_at(int, int size, int at) { return 32 * size + at / 4 * Scales::BYTES_OF_4 / 16 * 16; }
     uint32_t q[8], scale[N];
-    DEVICE void load(const uint8_t* vectors, const uint8_t* rest, int t, int, bool valid) {
+    DEVICE void load(const uint8_t* vectors, const uint8_t* rest, int t, int at, bool valid) {
       put_vector(q, load16(vectors)), put_vector(q + 4, load16(vectors + 64 * STAGE_ROWS));
-      const Scales scales = Scales::read(rest, t);
+      const Scales scales = Scales::read(rest + at / 4 * Scales::BYTES_OF_4 % 16, t);
 #pragma unroll
       for (int i = 0; i < N / 2; i++) {
         const uint32_t d = valid ? scales.halves(i) : 0;

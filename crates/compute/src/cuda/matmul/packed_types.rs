@@ -29,6 +29,8 @@ pub(in crate::cuda) struct PackedType {
     pub(in crate::cuda) dtype: DType,
     /// The number that kernels know it by.
     layout: usize,
+    /// Of which rows are multiples.
+    row_multiple: usize,
     /// Whether scales are integers within blocks of 256, for which `small_m` rounds activations in blocks of 256, and not of 32.
     has_integer_scales: bool,
     /// Boxes of a stage of `mixed_gemm`: 16-byte vectors of a piece, and 16-byte vectors of the rest of four pieces.
@@ -42,16 +44,16 @@ pub(in crate::cuda) struct PackedType {
 /// All, in the order of packed.cuh.
 #[rustfmt::skip]
 pub(in crate::cuda) const PACKED: [PackedType; 10] = [
-    PackedType { dtype: DType::Q4_0, layout: LAYOUT_Q4_0, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::Q8_0, layout: LAYOUT_Q8_0, has_integer_scales: false, boxes: [4, 1], has_wide_ring: true,  is_simple: true },
-    PackedType { dtype: DType::Q4_K, layout: LAYOUT_Q4_K, has_integer_scales: true,  boxes: [2, 1], has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::Q5_K, layout: LAYOUT_Q5_K, has_integer_scales: true,  boxes: [2, 3], has_wide_ring: true,  is_simple: false },
-    PackedType { dtype: DType::Q6_K, layout: LAYOUT_Q6_K, has_integer_scales: true,  boxes: [3, 2], has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::IQ4_NL, layout: LAYOUT_IQ4_NL, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::IQ4_XS, layout: LAYOUT_IQ4_XS, has_integer_scales: true, boxes: [2, 1], has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::MXFP4, layout: LAYOUT_MXFP4, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::Q5_0, layout: LAYOUT_Q5_0, has_integer_scales: false, boxes: [2, 3], has_wide_ring: true,  is_simple: false },
-    PackedType { dtype: DType::NVFP4, layout: LAYOUT_NVFP4, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q4_0, layout: LAYOUT_Q4_0, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q8_0, layout: LAYOUT_Q8_0, row_multiple: 64, has_integer_scales: false, boxes: [4, 1], has_wide_ring: true,  is_simple: true },
+    PackedType { dtype: DType::Q4_K, layout: LAYOUT_Q4_K, row_multiple: 64, has_integer_scales: true,  boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q5_K, layout: LAYOUT_Q5_K, row_multiple: 64, has_integer_scales: true,  boxes: [2, 3], has_wide_ring: true,  is_simple: false },
+    PackedType { dtype: DType::Q6_K, layout: LAYOUT_Q6_K, row_multiple: 64, has_integer_scales: true,  boxes: [3, 2], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::IQ4_NL, layout: LAYOUT_IQ4_NL, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::IQ4_XS, layout: LAYOUT_IQ4_XS, row_multiple: 64, has_integer_scales: true, boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::MXFP4, layout: LAYOUT_MXFP4, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q5_0, layout: LAYOUT_Q5_0, row_multiple: 128, has_integer_scales: false, boxes: [2, 3], has_wide_ring: true,  is_simple: false },
+    PackedType { dtype: DType::NVFP4, layout: LAYOUT_NVFP4, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
 ];
 
 /// Where a packed type stands in [`PACKED`].
@@ -61,7 +63,7 @@ pub(super) fn packed_index(dtype: DType) -> usize {
 
 /// Whether rows of `n_in` weights have a packed layout.
 pub(super) fn is_packed(dtype: DType, n_in: usize) -> bool {
-    PACKED.iter().any(|t| t.dtype == dtype) && n_in.is_multiple_of(64) && n_in > 0
+    PACKED.iter().any(|t| t.dtype == dtype && n_in.is_multiple_of(t.row_multiple)) && n_in > 0
 }
 
 /// What a kernel finds at a part's weights.

@@ -1,5 +1,5 @@
-// Q5_0 as kernels read it. Groups: 2 vectors of low nibbles of two blocks, the blocks' d as f16, and 8 bytes of fifth bits for each piece
-// (FifthBits).
+// Q5_0 as kernels read it. Groups: 2 vectors of low nibbles of two blocks, 8 bytes of fifth bits for each piece (FifthBits), and the
+// blocks' d as f16. Rows have an even number of pieces, so that each of these begins at a multiple of 16 bytes.
 #pragma once
 #include "../../cuda/common/packed.cuh"
 #include "device.cuh"
@@ -13,8 +13,8 @@ struct Packed_Q5_0 : PackedLayout<176, 1> {
   };
   DEVICE static void take(Piece& p, const uint8_t* group, int size, int at) {
     take_vectors(p.q, group, size, at);
-    p.d = load_word(group + 32 * size + at * 4);
-    p.fifths = FifthBits::load(group + 36 * size + at * 8);
+    p.fifths = FifthBits::load(group + 32 * size + at * 8);
+    p.d = load_word(group + 40 * size + at * 4);
   }
   DEVICE static float scale_of(uint32_t d, int half) { return ptx::f16_to_f32(static_cast<uint16_t>(d >> 16 * half)); }
   DEVICE static float dot(const Piece& p, const X& x) {
@@ -27,8 +27,8 @@ struct Packed_Q5_0 : PackedLayout<176, 1> {
     const Place p(k / 64, n);
     const uint8_t* group = group_of(row, p);
     const uint8_t* nibbles = nibbles_at(group, p, k);
-    const uint32_t fifths = load_word(group + p.size * 36 + p.at * 8 + k / 32 % 2 * 4);
-    const float d = scale_of(load_word(group + 32 * p.size + p.at * 4), k / 32 % 2);
+    const uint32_t fifths = load_word(group + 32 * p.size + p.at * 8 + k / 32 % 2 * 4);
+    const float d = scale_of(load_word(group + 40 * p.size + p.at * 4), k / 32 % 2);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
       const uint32_t q = nibble(nibbles[j], k) | FifthBits::of_weight(fifths, k % 32 + j);
@@ -47,16 +47,16 @@ struct Packed_Q5_0 : PackedLayout<176, 1> {
     }
     for (int half = 0; half < 2; half++) {
       const uint32_t fifths = u32_at(in[half] + 2);
-      FifthBits::pack(group + 36 * p.size + 8 * p.at + 4 * half, [=](int l) { return fifths >> l & 1; });
-      for (int i = 0; i < 2; i++) group[32 * p.size + 4 * p.at + 2 * half + i] = in[half][i];
+      FifthBits::pack(group + 32 * p.size + 8 * p.at + 4 * half, [=](int l) { return fifths >> l & 1; });
+      for (int i = 0; i < 2; i++) group[40 * p.size + 4 * p.at + 2 * half + i] = in[half][i];
     }
   }
 
   DEVICE static Sixteen unpack16(const uint8_t* row, int piece, int j, int n) {
     const Place p(piece, n);
     const uint8_t* group = group_of(row, p);
-    const uint2 q = bytes_of(group, p, j), fifths = load_pair(group + 36 * p.size + p.at * 8);
-    const uint32_t d = load_word(group + 32 * p.size + p.at * 4);
+    const uint2 q = bytes_of(group, p, j), fifths = load_pair(group + 32 * p.size + p.at * 8);
+    const uint32_t d = load_word(group + 40 * p.size + p.at * 4);
     const float d0 = scale_of(d, 0), d1 = scale_of(d, 1);
     Sixteen y;
 #pragma unroll
@@ -73,8 +73,8 @@ struct Packed_Q5_0 : PackedLayout<176, 1> {
   DEVICE static Taken take_codes(const uint8_t* row, int piece, int v, int n) {
     const Place p(piece, n);
     const uint8_t* group = group_of(row, p);
-    const uint2 fifths = load_pair(group + 36 * p.size + p.at * 8);
-    return {load16(group + (v * p.size + p.at) * 16), {}, {fifths.x, fifths.y, load_word(group + 32 * p.size + p.at * 4)}};
+    const uint2 fifths = load_pair(group + 32 * p.size + p.at * 8);
+    return {load16(group + (v * p.size + p.at) * 16), {}, {fifths.x, fifths.y, load_word(group + 40 * p.size + p.at * 4)}};
   }
   DEVICE static Codes codes_of(const Taken& t, int, int v) {
     return {{{FifthBits::above(low_nibbles(t.q), t.words[0], v), scale_of(t.words[2], 0), 0},
@@ -85,8 +85,8 @@ struct Packed_Q5_0 : PackedLayout<176, 1> {
   struct SmallM : SmallMOf32 {
     static constexpr bool UNPACKED = false;
     DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
-      words[0] = load_word(row0 + 32 * size + at * 4);
-      words[1] = load_word(row1 + 32 * size + at * 4);
+      words[0] = load_word(row0 + 40 * size + at * 4);
+      words[1] = load_word(row1 + 40 * size + at * 4);
     }
     // Lane t wants the fifth bits of weights 4 t to 4 t + 3, and of those 16 further on.
     // Addresses are computed where they are wanted, since registers for all of them are lacking.
@@ -94,7 +94,7 @@ struct Packed_Q5_0 : PackedLayout<176, 1> {
                               int t) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const uint32_t fifths = load_word((i % 2 ? row1 : row0) + 36 * ptx::anew(size) + at * 8 + 4 * h);
+        const uint32_t fifths = load_word((i % 2 ? row1 : row0) + 32 * ptx::anew(size) + at * 8 + 4 * h);
         a[i] = ptx::mask_and_set(h ? q[i] >> 1 : q[i] << 3, 0x78787878, 0x80808080) ^ (rotate(fifths, 7 - i / 2 * 4 - t) & 0x80808080);
       }
     }
@@ -104,13 +104,13 @@ struct Packed_Q5_0 : PackedLayout<176, 1> {
   // Rows may end within four pieces.
   struct Fragment {
     static constexpr int VECTORS = 2, REST = 3;
-    DEVICE static int rest_at(int i, int size, int at) { return i == 0 ? 32 * size + at * 4 : 36 * size + at * 8 + (i - 1) * 16; }
+    DEVICE static int rest_at(int i, int size, int at) { return i < 2 ? 32 * size + at * 8 + i * 16 : 40 * size + at * 4; }
     uint32_t q[8], scale[2];
     uint2 fifths;
     DEVICE void load(const uint8_t* vectors, const uint8_t* rest, int t, int, bool valid) {
       put_vector(q, load16(vectors)), put_vector(q + 4, load16(vectors + 64 * STAGE_ROWS));
-      fifths = load_pair(rest + (1 + t / 2) * 16 * STAGE_ROWS + t % 2 * 8);
-      const uint32_t d = valid ? load_word(rest + t * 4) : 0;
+      fifths = load_pair(rest + t / 2 * 16 * STAGE_ROWS + t % 2 * 8);
+      const uint32_t d = valid ? load_word(rest + 2 * 16 * STAGE_ROWS + t * 4) : 0;
       scale[0] = twice(d, false), scale[1] = twice(d, true);
     }
     DEVICE Four word(int i) const {
