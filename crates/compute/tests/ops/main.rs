@@ -14,6 +14,7 @@ mod emulation;
 #[cfg(feature = "cuda")]
 mod hopper;
 mod matrices;
+mod perf;
 mod ranks;
 mod recurrent;
 mod sampling;

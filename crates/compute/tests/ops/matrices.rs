@@ -1,5 +1,6 @@
 //! Operations that read weights: products, mixtures of experts, embeddings; in every element type.
 
+use super::perf::{self, Work, op};
 use super::*;
 use bytes::Bytes;
 use realizar_compute::quant::QUANTS;
@@ -9,10 +10,18 @@ use realizar_compute::{
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
+/// Weights that differ from each other, in blocks of every type; more repeat them, since some types take long to encode.
+const DIFFERENT: usize = 1 << 20;
+
 /// Bytes of `n` weights of about unit size: encoded if the type can be written, else random blocks, tried again until all
 /// their numbers are of a sensible size.
 fn weights(dtype: DType, n: usize, random: &mut Random) -> Bytes {
     let spec = dtype.spec();
+    if n > DIFFERENT {
+        let some = weights(dtype, DIFFERENT, random);
+        let n_bytes = dtype.bytes_for(n).unwrap();
+        return some.iter().copied().cycle().take(n_bytes).collect();
+    }
     let mut bytes = vec![0; dtype.bytes_for(n).unwrap()];
     if let Some(quantize) = spec.quantize {
         quantize(&random.normals(n), &mut bytes);
@@ -62,13 +71,16 @@ impl Case for Matmul {
         let Self { n_in, rows, .. } = self;
         let parts =
             self.parts.iter().zip(1..).map(|(&(dtype, n_out), seed)| part(dtype, 1, n_out, *n_in, seed));
-        let w = b.matrix(parts.collect()).unwrap();
-        assert!(b.matrix_bytes(&w) > 0);
+        let parts: Vec<_> = parts.collect();
+        let matrix = || b.matrix(parts.clone()).unwrap();
+        let copies = perf::copies(parts.iter().map(|p| p.bytes.len()).sum());
+        let w: Vec<_> = (0..copies).map(|_| matrix()).collect();
+        assert!(b.matrix_bytes(&w[0]) > 0);
         let n_out = self.parts.iter().map(|p| p.1).sum();
         let bias = self.bias.then(|| vector(b, &Random(5).normals(n_out)));
         let x = rows_of(b, &Random(6).normals(rows.end * n_in)[rows.start * n_in..], *n_in);
         let mut y = poisoned(b, rows.len(), n_out);
-        b.matmul(&mut y, &x, &w, bias.as_ref()).unwrap();
+        op(b, w.len(), |i| b.matmul(&mut y, &x, &w[i % w.len()], bias.as_ref()));
         vec![("y", read(b, &mut y))]
     }
 
@@ -320,7 +332,7 @@ impl Case for Moe {
             selection_bias: self.selection_bias.then_some(&selection_bias),
             params: self.params,
         };
-        b.moe(&mut y, &x, &router, &experts, &mut scratch).unwrap();
+        op(b, 1, |_| b.moe(&mut y, &x, &router, &experts, &mut scratch));
         vec![("y", read(b, &mut y))]
     }
 
@@ -446,4 +458,80 @@ fn a_matrix_whose_bytes_disagree_with_its_shape_is_refused() {
     }
     run(&Reference);
     cpus(Paths::Weights).for_each(run);
+}
+
+/// Types of weights that a table of times has.
+const TIMED: [DType; 16] = {
+    use DType::*;
+    [F16, BF16, Q8_0, Q6_K, Q5_K, Q5_0, Q4_K, Q4_0, IQ4_XS, IQ4_NL, MXFP4, NVFP4, Q3_K, IQ3_S, Q2_K, IQ2_XS]
+};
+
+#[test]
+#[ignore = "measures"]
+fn perf_of_matmul_on_the_cpu() {
+    perf_of_matmul(perf::On::Cpu);
+}
+
+#[test]
+#[ignore = "measures"]
+fn perf_of_matmul_on_the_gpu() {
+    perf_of_matmul(perf::On::Gpu);
+}
+
+/// A matrix of the size of Llama-3.1-8B's gate.
+fn perf_of_matmul(on: perf::On) {
+    let cases = {
+        let (n_out, n_in) = (14336, 4096);
+        let case = |dtype: DType, m: usize| {
+            let bytes = dtype.bytes_for(n_out * n_in).unwrap() + 4 * m * (n_in + n_out);
+            let work = Work { bytes: bytes as f64, operations: 2.0 * (n_out * n_in * m) as f64 };
+            let case = Matmul { parts: vec![(dtype, n_out)], n_in, rows: 0..m, bias: false };
+            (format!("{dtype}, {m} rows"), dtype, case, work)
+        };
+        let rows = [1, 8, 32, 128, 512];
+        TIMED.iter().flat_map(|&dtype| rows.map(|m| case(dtype, m))).collect()
+    };
+    perf::table(on, "Matrices of [14336, 4096]", cases);
+}
+
+#[test]
+#[ignore = "measures"]
+fn perf_of_experts_on_the_cpu() {
+    perf_of_experts(perf::On::Cpu);
+}
+
+#[test]
+#[ignore = "measures"]
+fn perf_of_experts_on_the_gpu() {
+    perf_of_experts(perf::On::Gpu);
+}
+
+/// The experts of Qwen3-30B-A3B.
+fn perf_of_experts(on: perf::On) {
+    let cases = {
+        let (n, inner, n_experts, n_used) = (2048, 768, 128, 8);
+        let case = |dtype: DType, m: usize| {
+            let case = Moe {
+                hidden_size: n,
+                intermediate_size: inner,
+                rows: 0..m,
+                ..moe_case(dtype, n_experts, n_used, true, m)
+            };
+            let size = 3 * n * inner;
+            // Experts that somebody is expected to choose.
+            let share = n_used as f64 / n_experts as f64;
+            let chosen = n_experts as f64 * (1.0 - (1.0 - share).powi(m as i32));
+            let work = Work {
+                bytes: chosen * dtype.bytes_for(size).unwrap() as f64 + (8 * m * n) as f64,
+                operations: 2.0 * (size * m * n_used) as f64,
+            };
+            (format!("{dtype}, {m} rows"), dtype, case, work)
+        };
+        let rows = [1, 8, 32, 128, 2048];
+        [DType::BF16, DType::Q8_0, DType::Q4_K, DType::MXFP4]
+            .iter()
+            .flat_map(|&dtype| rows.map(|m| case(dtype, m)))
+            .collect()
+    };
+    perf::table(on, "8 of 128 experts of [768, 2048]", cases);
 }

@@ -1,6 +1,7 @@
 //! Convolutions and delta rules with state, in ragged batches that read and write slots.
 
 use crate::matrices::part;
+use crate::perf::{self, Work, op};
 use crate::{
     Case, ELEMENTWISE, Paths, Random, Sums, bits, check, cpus, gpus, poisoned, read, rows_of, tolerance,
     vector,
@@ -130,8 +131,12 @@ impl<B: Backend> DeltaTensors<B> {
         let mut rates = rows_of(b, rates, 3 + 2 * shape.n_v_heads);
         let mut y = poisoned(b, qkv.rows(), shape.v_len());
         let Self { decay, dt_bias, state } = self;
-        let input = DeltaInput { qkv: &mut qkv, rates: &mut rates, rates_start: 3, decay, dt_bias };
-        b.delta_rule(&mut y, input, state, &staged(b, batch), shape).unwrap();
+        let batch = &staged(b, batch);
+        op(b, 1, |_| {
+            let rates_start = 3;
+            let input = DeltaInput { qkv: &mut qkv, rates: &mut rates, rates_start, decay, dt_bias };
+            b.delta_rule(&mut y, input, state, batch, shape)
+        });
         read(b, &mut y)
     }
 }
@@ -335,5 +340,71 @@ fn gpus_say_that_they_have_no_recurrent_layers() {
         assert_eq!(error, "cuda cannot run layers with recurrent state");
         let error = gpu.2.check_output_gate().unwrap_err().to_string();
         assert_eq!(error, "cuda cannot run attention with a gate on its output");
+    }
+}
+
+#[test]
+#[ignore = "measures"]
+fn perf_of_delta_rule_on_the_cpu() {
+    perf_of_delta_rule(perf::On::Cpu);
+}
+
+#[test]
+#[ignore = "measures"]
+fn perf_of_delta_rule_on_the_gpu() {
+    perf_of_delta_rule(perf::On::Gpu);
+}
+
+/// The delta rule of Qwen3-Next.
+fn perf_of_delta_rule(on: perf::On) {
+    const STEPS: [(&str, &[Part<'static>]); 3] = [
+        ("1 token", &[(1, Some(1), &[(1, 1)])]),
+        (
+            "4 sequences, 1 token each",
+            &[
+                (1, Some(0), &[(1, 0)]),
+                (1, Some(1), &[(1, 1)]),
+                (1, Some(2), &[(1, 2)]),
+                (1, Some(3), &[(1, 3)]),
+            ],
+        ),
+        ("512 tokens", &[(512, Some(1), &[(512, 1)])]),
+    ];
+    let shape =
+        DeltaShape { n_k_heads: 16, n_v_heads: 32, k_dim: 128, v_dim: 128, order: HeadOrder::Grouped };
+    let cases = {
+        let case = |&(name, parts): &(&str, &'static [Part<'static>])| {
+            let (n, state) = (n_tokens(parts), shape.n_v_heads * shape.k_dim * shape.v_dim);
+            let work = Work {
+                bytes: (8 * parts.len() * state + 4 * n * (shape.qkv_len() + shape.v_len())) as f64,
+                operations: (6 * n * state) as f64,
+            };
+            (name.to_string(), DType::F32, Step { shape, parts }, work)
+        };
+        STEPS.iter().map(case).collect()
+    };
+    perf::table(on, "Delta rule, 32 heads of 128", cases);
+}
+
+/// One step of the delta rule alone.
+#[derive(Debug)]
+struct Step {
+    shape: DeltaShape,
+    parts: &'static [Part<'static>],
+}
+
+impl Case for Step {
+    const ON_GPUS: bool = Delta::ON_GPUS;
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let (qkv, rates) = delta_rows(&self.shape, n_tokens(self.parts), 30);
+        vec![(
+            "y",
+            DeltaTensors::new(b, &self.shape).run(b, &self.shape, &qkv, &rates, &batch_of(self.parts)),
+        )]
+    }
+
+    fn tolerance(&self, _: Sums) -> f64 {
+        1e-10
     }
 }
