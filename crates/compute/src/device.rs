@@ -106,13 +106,6 @@ pub trait Device: Sized + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Whether attention with sinks can run here.
-    ///
-    /// Errors: `UnsupportedSize`.
-    fn check_sinks(&self) -> Result<()> {
-        Ok(())
-    }
-
     /// Whether such a mixture of experts can run here.
     ///
     /// Errors: `UnsupportedSize`.

@@ -436,9 +436,6 @@ impl ModelConfig {
                     if attention.output_gate {
                         device.check_output_gate()?;
                     }
-                    if attention.sinks {
-                        device.check_sinks()?;
-                    }
                 }
                 Mixer::GatedDelta(_) | Mixer::ShortConv(_) => device.check_recurrent()?,
             }

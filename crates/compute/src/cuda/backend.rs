@@ -1,5 +1,6 @@
 //! The GPU's implementation of the backend's traits; `blocks.rs` has the blocks of a layer.
 
+use super::attention::AttentionInput;
 use super::batch::StagedBatch;
 use super::driver::{Buffer, Cuda};
 use super::matmul::{self, Matrix};
@@ -54,10 +55,6 @@ impl Device for Cuda {
 
     fn check_output_gate(&self) -> Result<()> {
         Err(Error::UnsupportedOp { op: "attention with a gate on its output", backend: "cuda" })
-    }
-
-    fn check_sinks(&self) -> Result<()> {
-        Err(Error::UnsupportedSize { op: "attention", what: "sinks".into(), backend: "cuda" })
     }
 
     fn check_experts(&self, kind: &ExpertsKind) -> Result<()> {
@@ -207,8 +204,7 @@ impl Ops for Cuda {
         params: &AttentionParams,
         sinks: Option<&Tensor<Self>>,
     ) -> Result<()> {
-        sinks.map_or(Ok(()), |_| self.check_sinks())?;
-        attention::attention(self, y, qkv, kv, batch, params)
+        attention::attention(self, y, AttentionInput { qkv, kv, batch, params, sinks })
     }
 
     fn short_conv(

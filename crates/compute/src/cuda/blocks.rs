@@ -38,12 +38,12 @@ impl Blocks for Cuda {
             qkv_rows,
             attended,
         } = block;
-        sinks.map_or(Ok(()), |_| self.check_sinks())?;
         self.timed("qkv_proj", || project(self, qkv, qkv_rows, input, &mut stream))?;
         blocks::norm_queries_and_keys(self, qkv_rows, full_qk_norm)?;
         blocks::scale_queries(self, qkv_rows, batch, &prep, temperature)?;
         let tiles = tiles_for(self, &out, attended);
-        let is_tiles = attention::attend(self, attended, tiles, qkv_rows, Step { kv, batch, prep, params })?;
+        let step = Step { kv, batch, prep, params, sinks };
+        let is_tiles = attention::attend(self, attended, tiles, qkv_rows, step)?;
         add_output(self, "o_proj", attended, tiles.filter(|_| is_tiles), stream, out)
     }
 

@@ -289,10 +289,6 @@ impl Case for Attention {
         vec![("qkv", qkv), ("y", y), ("block", block)]
     }
 
-    fn gpu_has(&self) -> bool {
-        !self.sinks
-    }
-
     fn tolerance(&self, sums: Sums) -> f64 {
         let line = CACHE_TOLERANCES.iter().find(|t| t.0 == self.cache).unwrap();
         let of_weights = self.out.map_or(0.0, |(dtype, _)| tolerance(dtype, sums));
@@ -349,7 +345,13 @@ fn sinks() {
             }
         }
         // Several splits of one sequence.
-        check(&[Attention { sinks: true, cache, ..case(8, 1, 32, &[(1100, 2), (600, 1)]) }]);
+        for parts in [[(1100, 2), (600, 1)], [(1100, 1), (600, 1)]] {
+            check(&[Attention { sinks: true, cache, ..case(8, 1, 32, &parts) }]);
+        }
+    }
+    for (cache, head_dim) in [(DType::F16, 64), (DType::BF16, 128), (DType::Q8_0, 96)] {
+        let window = Some(70);
+        check(&[Attention { sinks: true, cache, window, ..case(6, 2, head_dim, &LONG) }]);
     }
 }
 

@@ -388,6 +388,11 @@ DEVICE void store_warp(const Smem<DIM>& smem, const Accumulator<DIM>& acc, int w
   }
 }
 
+// The sink of row `r` as a score in exponents of two, in the split that counts it; -infinity where there is none.
+DEVICE float sink_of(const DecodeAttentionArgs& a, const Split& split, int r) {
+  return a.sinks && split.index == 0 ? a.sinks[split.first_head + r] * LOG2_E : -INFINITY;
+}
+
 // Elements `e` to `e` + 3 of row `r` of the final result.
 DEVICE void store_y(const DecodeAttentionArgs& a, const Split& split, int r, int e, float4 y, float inverse) {
   const int dim = a.head_dim;
@@ -418,10 +423,12 @@ DEVICE void merge_warps(const DecodeAttentionArgs& a, const Split& split, const 
   for (int i = tid * 4; i < split.n_rows * DIM; i += S::THREADS * 4) {
     const int r = i / DIM, e = i % DIM;
     if (e >= dim) continue;
-    float max = -INFINITY, total = 0;
+    const float sink = sink_of(a, split, r);
+    float max = sink;
     float4 y = {};
 #pragma unroll
     for (int w = 0; w < S::WARPS; w++) max = fmaxf(max, smem.maxima[w][r]);
+    float total = weight_of(sink, max);
 #pragma unroll
     for (int w = 0; w < S::WARPS; w++) {
       const float f = weight_of(smem.maxima[w][r], max);

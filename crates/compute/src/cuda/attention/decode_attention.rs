@@ -2,8 +2,8 @@
 
 use super::cache::{ByTypeAndHead, TENSOR_CORE_TYPES};
 use super::check_shapes;
-use super::prep::{PrepArgs, window};
-use super::step::Step;
+use super::prep::{PrepArgs, sinks, window};
+use super::step::{AttentionInput, Step};
 use crate::cuda::batch::StagedBatch;
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, kernel_args, kernel_image};
 use crate::{AttentionParams, Heads, KvLayer, Result, Tensor};
@@ -60,6 +60,8 @@ kernel_args! {
         /// [n_tokens]
         table_starts: DevicePtr as "const uint32_t*",
         block_tables: DevicePtr as "const uint32_t*",
+        /// [n_heads]: a score of each head that joins the sum and has no value; or null
+        sinks: DevicePtr as "const float*",
         n_heads: u32,
         n_kv_heads: u32,
         head_dim: u32,
@@ -134,7 +136,7 @@ pub(super) fn attention(
 ) -> Result<()> {
     let (batch, params) = (step.batch, step.params);
     let (h, n_tokens) = (params.heads, batch.n_tokens());
-    check_shapes(y, qkv, step.kv, batch, params);
+    check_shapes(y, &AttentionInput { qkv, kv: step.kv, batch, params, sinks: step.sinks });
     let size = HEAD_DIMS.iter().position(|&dim| h.head_dim <= dim).expect("`supports` checked the head size");
     let f =
         cuda.room::<Kernels>().0.get(step.kv.k.dtype(), size).expect("`supports` checked the cache's type");
@@ -159,7 +161,7 @@ fn arguments(
     qkv: &Tensor<Cuda>,
     step: &Step<'_>,
 ) -> Result<DecodeAttentionArgs> {
-    let Step { kv, batch, prep, params } = step;
+    let Step { kv, batch, prep, params, sinks: of_heads } = step;
     let (h, n_tokens) = (params.heads, batch.n_tokens());
     assert_eq!(h, prep.heads);
     let prep = PrepArgs::new(prep);
@@ -181,6 +183,7 @@ fn arguments(
         positions: batch.positions(),
         table_starts: batch.table_starts(),
         block_tables: batch.block_tables(),
+        sinks: sinks(*of_heads, h),
         n_heads: h.n_heads as u32,
         n_kv_heads: h.n_kv_heads as u32,
         head_dim: h.head_dim as u32,

@@ -27,6 +27,8 @@ struct DecodeAttentionArgs {
   // [n_tokens]
   const uint32_t* table_starts;
   const uint32_t* block_tables;
+  // [n_heads]: a score of each head that joins the sum and has no value; or null
+  const float* sinks;
   uint32_t n_heads;
   uint32_t n_kv_heads;
   uint32_t head_dim;

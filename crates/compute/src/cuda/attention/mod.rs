@@ -13,12 +13,11 @@ mod step;
 
 pub(in crate::cuda) use cache::check_cache_type;
 pub(in crate::cuda) use rope::{angles, store_kv};
-pub(in crate::cuda) use step::Step;
+pub(in crate::cuda) use step::{AttentionInput, Step};
 
-use super::batch::StagedBatch;
 use super::common::{Output, TileLayout, Tiles};
 use super::driver::{Cuda, Driver, Rooms};
-use crate::{AttentionParams, Error, Heads, KvLayer, Profile, Result, Tensor};
+use crate::{Error, Heads, Profile, Result, Tensor};
 
 /// Largest head dimension of the kernels.
 const MAX_HEAD_DIM: usize = 256;
@@ -47,13 +46,8 @@ pub(in crate::cuda) fn check_heads(heads: Heads) -> Result<()> {
 
 /// # Panics
 /// If the shapes contradict each other.
-fn check_shapes(
-    y: &Tensor<Cuda>,
-    qkv: &Tensor<Cuda>,
-    kv: &KvLayer<Cuda>,
-    batch: &StagedBatch,
-    params: &AttentionParams,
-) {
+fn check_shapes(y: &Tensor<Cuda>, input: &AttentionInput<'_>) {
+    let AttentionInput { qkv, kv, batch, params, .. } = input;
     let (h, n_tokens) = (params.heads, batch.n_tokens());
     assert_eq!((qkv.row_len(), y.row_len()), (h.qkv_len(), h.n_heads * h.head_dim));
     assert_eq!((qkv.rows(), y.rows()), (n_tokens, n_tokens));
@@ -61,18 +55,11 @@ fn check_shapes(
 }
 
 /// Attention of queries that are prepared, over keys and values in the cache.
-pub(in crate::cuda) fn attention(
-    cuda: &Cuda,
-    y: &mut Tensor<Cuda>,
-    qkv: &Tensor<Cuda>,
-    kv: &KvLayer<Cuda>,
-    batch: &StagedBatch,
-    params: &AttentionParams,
-) -> Result<()> {
-    check_shapes(y, qkv, kv, batch, params);
-    match prefill_attention::supports(cuda, kv, batch, params) {
-        true => prefill_attention::attention(cuda, Output::Floats(y.ptr()), qkv, kv, batch, None, params),
-        false => paged_attention::attention(cuda, y, qkv, kv, batch, params),
+pub(in crate::cuda) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput<'_>) -> Result<()> {
+    check_shapes(y, &input);
+    match prefill_attention::supports(cuda, input.kv, input.batch, input.params) {
+        true => prefill_attention::attention(cuda, Output::Floats(y.ptr()), input, None),
+        false => paged_attention::attention(cuda, y, input),
     }
 }
 
@@ -85,22 +72,23 @@ pub(in crate::cuda) fn attend(
     qkv: &mut Tensor<Cuda>,
     step: Step<'_>,
 ) -> Result<bool> {
-    let Step { kv, batch, prep, params } = step;
+    let Step { kv, batch, prep, params, sinks } = step;
     if decode_attention::supports(cuda, kv, batch, params) {
         let writes_tiles = decode_attention::writes_tiles(cuda, batch, params.heads);
         let tiles = tiles.filter(|t| t.layout == TileLayout::PackedHalf && writes_tiles);
         let rows = tiles.map_or(0, |t| t.rows);
-        let step = Step { kv, batch, prep, params };
+        let step = Step { kv, batch, prep, params, sinks };
         cuda.timed("attention", || decode_attention::attention(cuda, y, rows, qkv, step))?;
         return Ok(tiles.is_some());
     }
     if prefill_attention::supports(cuda, kv, batch, params) {
         let tiles = tiles.filter(|t| t.layout == TileLayout::GemmBfloat);
         let to = tiles.map_or(Output::Floats(y.ptr()), Output::Tiles);
-        prefill_attention::store_and_attend(cuda, to, qkv, Step { kv, batch, prep, params })?;
+        prefill_attention::store_and_attend(cuda, to, qkv, Step { kv, batch, prep, params, sinks })?;
         return Ok(tiles.is_some());
     }
     cuda.timed("store_kv", || store_kv(cuda, qkv, kv, batch, &prep, 0))?;
-    cuda.timed("attention", || attention(cuda, y, qkv, kv, batch, params))?;
+    let input = AttentionInput { qkv, kv, batch, params, sinks };
+    cuda.timed("attention", || attention(cuda, y, input))?;
     Ok(false)
 }

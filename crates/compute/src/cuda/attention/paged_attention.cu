@@ -45,14 +45,16 @@ struct Smem {
   __align__(16) float merged[THREADS * 8];
 };
 
-// Queries times the scale, `padded` elements a row with zeros past the end.
+// Queries times the scale, `padded` elements a row with zeros past the end, and what the softmax begins with.
 DEVICE void load_queries(const AttentionArgs& a, const Split& split, Smem& smem, int padded, int tid) {
   const int dim = a.head_dim, n_heads = a.n_heads, n_kv_heads = a.n_kv_heads;
   for (int i = tid; i < split.n_rows * padded; i += THREADS) {
     const size_t row = static_cast<size_t>(split.token) * (n_heads + 2 * n_kv_heads) + split.first_head + i / padded;
     smem.q[i / padded][i % padded] = i % padded < dim ? a.qkv[row * dim + i % padded] * a.scale : 0.0f;
   }
-  if (tid < MAX_ROWS) smem.max[tid] = -INFINITY, smem.sum[tid] = 0;
+  // A sink is a score in the first split, without a value.
+  const bool has_sink = a.sinks && split.index == 0 && tid < split.n_rows;
+  if (tid < MAX_ROWS) smem.max[tid] = has_sink ? a.sinks[split.first_head + tid] : -INFINITY, smem.sum[tid] = has_sink;
 }
 
 // A lane's share of a key's scores, the elements 8 (tid % 8) + 64 i to + 7.

@@ -1,10 +1,10 @@
 //! Launches of paged_attention.cu: attention of any step, in f32.
 
 use super::cache::ByCacheType;
-use super::prep::window;
-use crate::cuda::batch::StagedBatch;
+use super::prep::{sinks, window};
+use super::step::AttentionInput;
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
-use crate::{AttentionParams, KvLayer, Result, Tensor};
+use crate::{Result, Tensor};
 
 /// Query heads of a block.
 const MAX_ROWS: usize = 8;
@@ -29,6 +29,8 @@ kernel_args! {
         /// [n_tokens]
         table_starts: DevicePtr as "const uint32_t*",
         block_tables: DevicePtr as "const uint32_t*",
+        /// [n_heads]: a score of each head that joins the sum and has no value; or null
+        sinks: DevicePtr as "const float*",
         n_heads: u32,
         n_kv_heads: u32,
         head_dim: u32,
@@ -69,14 +71,8 @@ impl Kernels {
 }
 
 /// `y` [n_tokens, n_heads · head_dim], after [`check_shapes`](super::check_shapes).
-pub(super) fn attention(
-    cuda: &Cuda,
-    y: &mut Tensor<Cuda>,
-    qkv: &Tensor<Cuda>,
-    kv: &KvLayer<Cuda>,
-    batch: &StagedBatch,
-    params: &AttentionParams,
-) -> Result<()> {
+pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput<'_>) -> Result<()> {
+    let AttentionInput { qkv, kv, batch, params, sinks: of_heads } = input;
     let h = params.heads;
     let n_tokens = batch.n_tokens();
     let dtype = kv.k.dtype();
@@ -100,6 +96,7 @@ pub(super) fn attention(
         positions: batch.positions(),
         table_starts: batch.table_starts(),
         block_tables: batch.block_tables(),
+        sinks: sinks(of_heads, h),
         n_heads: h.n_heads as u32,
         n_kv_heads: h.n_kv_heads as u32,
         head_dim: h.head_dim as u32,

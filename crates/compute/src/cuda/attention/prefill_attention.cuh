@@ -75,6 +75,7 @@ DEVICE void load_queries(uint32_t (&q)[DIM / 16][4], const PrefillAttentionArgs&
 
 // The online softmax of a lane's two rows.
 struct Softmax {
+  static constexpr float LOG2_E = 1.4426950408889634f;
   float max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
   // Factor on the outputs summed up before, after `weigh`.
   float correction[2];
@@ -82,7 +83,6 @@ struct Softmax {
   float factor;
 
   DEVICE explicit Softmax(const PrefillAttentionArgs& a) {
-    constexpr float LOG2_E = 1.4426950408889634f;
     factor = a.softcap != 0.0f ? LOG2_E : a.scale * LOG2_E;
   }
 
@@ -149,6 +149,8 @@ struct Softmax {
       sum[h] += __shfl_xor_sync(ALL_LANES, sum[h], 1);
       sum[h] += __shfl_xor_sync(ALL_LANES, sum[h], 2);
       if (!rows.there[h]) continue;
+      // The sink's weight by the largest score, as those of keys; infinity where it outweighs them all, and then the output is 0.
+      if (a.sinks) sum[h] += ptx::exp2_fast(a.sinks[rows.head[h]] * LOG2_E - max[h] * factor);
       const float inverse = 1.0f / sum[h];
 #pragma unroll
       for (int i = 0; i < N; i++) {

@@ -1,9 +1,9 @@
 //! Launches of prefill_attention.cu and, on Hopper, of prefill_attention_hopper.cu: many tokens per sequence, on the tensor cores.
 
 use super::cache::{ByTypeAndHead, TENSOR_CORE_TYPES};
-use super::prep::{PrepArgs, window};
+use super::prep::{PrepArgs, sinks, window};
 use super::rope;
-use super::step::Step;
+use super::step::{AttentionInput, Step};
 use crate::cuda::batch::StagedBatch;
 use crate::cuda::common::Output;
 use crate::cuda::driver::{BoxMap, Boxes, Cuda, DevicePtr, Driver, kernel_args, kernel_image};
@@ -54,6 +54,8 @@ kernel_args! {
         /// [n_tokens]
         table_starts: DevicePtr as "const uint32_t*",
         block_tables: DevicePtr as "const uint32_t*",
+        /// [n_heads]: a score of each head that joins the sum and has no value; or null
+        sinks: DevicePtr as "const float*",
         /// [n_seqs + 1]: first token of each sequence, and the number of tokens
         seq_starts: DevicePtr as "const uint32_t*",
         n_seqs: u32,
@@ -156,13 +158,14 @@ pub(super) fn supports(
 
 /// Prepares keys and values and writes them to the cache, then [`attention`]. On Hopper attention's kernel prepares the queries.
 pub(super) fn store_and_attend(cuda: &Cuda, y: Output, qkv: &mut Tensor<Cuda>, step: Step<'_>) -> Result<()> {
-    let Step { kv, batch, prep, params } = step;
+    let Step { kv, batch, prep, params, sinks } = step;
     let prep = &prep;
     assert_eq!((params.heads, qkv.rows()), (prep.heads, batch.n_tokens()));
     let left = cuda.driver.is_hopper().then_some(prep);
     let first_head = left.map_or(0, |p| p.heads.n_heads);
     cuda.timed("store_kv", || rope::store_kv(cuda, qkv, kv, batch, prep, first_head))?;
-    cuda.timed("attention", || attention(cuda, y, qkv, kv, batch, left, params))
+    let input = AttentionInput { qkv, kv, batch, params, sinks };
+    cuda.timed("attention", || attention(cuda, y, input, left))
 }
 
 /// As [`attention`](super::attention), which checks the shapes. `prep`: what is left to do with queries, on Hopper; elsewhere they are
@@ -170,12 +173,10 @@ pub(super) fn store_and_attend(cuda: &Cuda, y: Output, qkv: &mut Tensor<Cuda>, s
 pub(super) fn attention(
     cuda: &Cuda,
     y: Output,
-    qkv: &Tensor<Cuda>,
-    kv: &KvLayer<Cuda>,
-    batch: &StagedBatch,
+    input: AttentionInput<'_>,
     prep: Option<&QkvPrep<'_, Cuda>>,
-    params: &AttentionParams,
 ) -> Result<()> {
+    let AttentionInput { qkv, kv, batch, params, sinks: of_heads } = input;
     let h = params.heads;
     let block = Block::on(&*cuda.driver);
     let tiling = Tiling::new(block, h);
@@ -187,6 +188,7 @@ pub(super) fn attention(
         positions: batch.positions(),
         table_starts: batch.table_starts(),
         block_tables: batch.block_tables(),
+        sinks: sinks(of_heads, h),
         seq_starts: batch.seq_starts(),
         n_seqs: batch.n_seqs() as u32,
         n_heads: h.n_heads as u32,

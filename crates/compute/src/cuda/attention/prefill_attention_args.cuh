@@ -15,6 +15,8 @@ struct PrefillAttentionArgs {
   // [n_tokens]
   const uint32_t* table_starts;
   const uint32_t* block_tables;
+  // [n_heads]: a score of each head that joins the sum and has no value; or null
+  const float* sinks;
   // [n_seqs + 1]: first token of each sequence, and the number of tokens
   const uint32_t* seq_starts;
   uint32_t n_seqs;

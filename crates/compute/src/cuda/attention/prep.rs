@@ -1,7 +1,7 @@
 //! QK norm, RoPE and windows as kernels take them.
 
 use crate::cuda::driver::{Cuda, DevicePtr};
-use crate::{AttentionParams, Norm, NormKind, QkvPrep, RopeStyle, Tensor};
+use crate::{AttentionParams, Heads, Norm, NormKind, QkvPrep, RopeStyle, Tensor};
 
 /// A norm of heads; null pointers where heads have none.
 #[derive(Clone, Copy)]
@@ -66,6 +66,15 @@ fn head_norm(norm: Option<&Norm<Cuda>>) -> HeadNorm {
 
 fn ptr(tensor: Option<&Tensor<Cuda>>) -> DevicePtr {
     tensor.map_or(DevicePtr::NULL, Tensor::ptr)
+}
+
+/// Scores of the heads' sinks, `[n_heads]`; null without.
+///
+/// # Panics
+/// If there is not one for each head.
+pub(super) fn sinks(sinks: Option<&Tensor<Cuda>>, heads: Heads) -> DevicePtr {
+    assert!(sinks.is_none_or(|s| s.len() == heads.n_heads), "sinks of {} heads", heads.n_heads);
+    ptr(sinks)
 }
 
 /// Positions that a token sees, itself among them; `i32::MAX` for all.
