@@ -99,13 +99,6 @@ pub trait Device: Sized + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Whether attention with a gate on its output can run here.
-    ///
-    /// Errors: `UnsupportedOp`.
-    fn check_output_gate(&self) -> Result<()> {
-        Ok(())
-    }
-
     /// Whether such a mixture of experts can run here.
     ///
     /// Errors: `UnsupportedSize`.

@@ -431,12 +431,7 @@ impl ModelConfig {
     pub fn check_device(&self, device: &impl Device) -> realizar_compute::Result<()> {
         for layer in &self.layers {
             match &layer.mixer {
-                Mixer::Attention(attention) => {
-                    device.check_heads(attention.heads)?;
-                    if attention.output_gate {
-                        device.check_output_gate()?;
-                    }
-                }
+                Mixer::Attention(attention) => device.check_heads(attention.heads)?,
                 Mixer::GatedDelta(_) | Mixer::ShortConv(_) => device.check_recurrent()?,
             }
         }

@@ -53,10 +53,6 @@ impl Device for Cuda {
         Err(Error::UnsupportedOp { op: "layers with recurrent state", backend: "cuda" })
     }
 
-    fn check_output_gate(&self) -> Result<()> {
-        Err(Error::UnsupportedOp { op: "attention with a gate on its output", backend: "cuda" })
-    }
-
     fn check_experts(&self, kind: &ExpertsKind) -> Result<()> {
         experts::check(kind)
     }
@@ -233,8 +229,9 @@ impl Ops for Cuda {
         self.check_recurrent()
     }
 
-    fn sigmoid_gate(&self, _: &mut Tensor<Self>, _: &Tensor<Self>) -> Result<()> {
-        self.check_output_gate()
+    fn sigmoid_gate(&self, x: &mut Tensor<Self>, gate: &Tensor<Self>) -> Result<()> {
+        assert_eq!(x.shape(), gate.shape());
+        elementwise::each(self, elementwise::kernels(self).sigmoid_gate, x, Some(gate), None, 0.0)
     }
 
     fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, f: Activation) -> Result<()> {

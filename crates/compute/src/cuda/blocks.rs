@@ -9,7 +9,7 @@ use super::norm;
 use crate::blocks::{self, Blocks};
 use crate::{
     Activation, AttentionBlock, BlockInput, BlockOutput, Collectives, Device, FfnBlock, FfnUp, HeadBlock,
-    Join, Linear, Norm, Ops, Profile, Result, Stream, Tensor,
+    Join, Linear, Norm, Ops, OutputGate, Profile, Result, Stream, Tensor,
 };
 
 impl Blocks for Cuda {
@@ -19,8 +19,8 @@ impl Blocks for Cuda {
         batch: &StagedBatch,
         block: AttentionBlock<'_, Self>,
     ) -> Result<()> {
-        // Kernels that attend prepare queries on their way, and neither multiply them after that nor what they attended.
-        if block.gate.is_some() || block.query_factors.is_some() {
+        // Kernels that attend prepare queries on their way, and do not multiply them after that.
+        if block.query_factors.is_some() {
             return blocks::attention(self, stream, batch, block);
         }
         let AttentionBlock {
@@ -33,7 +33,7 @@ impl Blocks for Cuda {
             params,
             sinks,
             kv,
-            gate: _,
+            gate,
             out,
             qkv_rows,
             attended,
@@ -41,9 +41,16 @@ impl Blocks for Cuda {
         self.timed("qkv_proj", || project(self, qkv, qkv_rows, input, &mut stream))?;
         blocks::norm_queries_and_keys(self, qkv_rows, full_qk_norm)?;
         blocks::scale_queries(self, qkv_rows, batch, &prep, temperature)?;
-        let tiles = tiles_for(self, &out, attended);
+        // A gate multiplies floats.
+        let tiles = if gate.is_some() { None } else { tiles_for(self, &out, attended) };
         let step = Step { kv, batch, prep, params, sinks };
         let is_tiles = attention::attend(self, attended, tiles, qkv_rows, step)?;
+        if let Some(OutputGate { proj, rows }) = gate {
+            self.timed("output_gate", || {
+                project(self, proj, rows, input, &mut stream)?;
+                self.sigmoid_gate(attended, rows)
+            })?;
+        }
         add_output(self, "o_proj", attended, tiles.filter(|_| is_tiles), stream, out)
     }
 

@@ -5,7 +5,7 @@ use super::perf::{self, Work, op};
 use super::*;
 use realizar_compute::{
     AttentionBlock, AttentionParams, AttentionTemperature, BlockInput, BlockOutput, Heads, Join, KvLayer,
-    Linear, MatrixPart, Norm, NormKind, QkvPrep, RopeStyle, Stream,
+    Linear, MatrixPart, Norm, NormKind, OutputGate, QkvPrep, RopeStyle, Stream,
 };
 use std::collections::BTreeMap;
 
@@ -36,6 +36,8 @@ struct Attention {
     temperature: Option<AttentionTemperature>,
     /// Whether the block multiplies prepared queries.
     query_factors: bool,
+    /// Whether the block has a gate on what was attended.
+    gate: bool,
     parts: Vec<Part>,
     /// Seed of the order of blocks.
     order: u64,
@@ -60,6 +62,7 @@ fn case(n_heads: usize, n_kv_heads: usize, head_dim: usize, parts: &[(usize, usi
         full_qk_norm: false,
         temperature: None,
         query_factors: false,
+        gate: false,
         parts: parts.collect(),
         order: 1,
         out: None,
@@ -182,6 +185,8 @@ impl Attention {
             let weight = vector(b, &Random(seed).normals(n * self.heads.head_dim));
             Norm { kind: NormKind::Rms, weight, bias: None, eps: 1e-6 }
         };
+        let gate = Linear::bare(b.matrix(vec![part(dtype, 1, n_heads, n, 14)]).unwrap());
+        let mut gate_rows = poisoned(b, n_tokens, n_heads);
         let sinks = self.sinks(b);
         let (q_norm, k_norm) = (norm(self.heads.n_heads, 11), norm(self.heads.n_kv_heads, 12));
         let factors = vector(b, &Random(13).normals(n_qkv));
@@ -201,7 +206,7 @@ impl Attention {
                 params,
                 sinks: sinks.as_ref(),
                 kv,
-                gate: None,
+                gate: self.gate.then_some(OutputGate { proj: &gate, rows: &mut gate_rows }),
                 out: BlockOutput { sub_norm: None, proj, post_norm: None, join: Join::Alone },
                 qkv_rows: &mut poisoned(b, n_tokens, n_qkv),
                 attended: &mut poisoned(b, n_tokens, n_heads),
@@ -394,6 +399,19 @@ fn rotations_and_norms() {
         let qk_norm = Some(NormKind::Rms);
         check(&[Attention { query_factors: true, qk_norm, rope, ..case(n_heads, 2, head_dim, &RAGGED) }]);
     }
+}
+
+#[test]
+fn gates_on_the_output() {
+    let alone = [(70, 1), (3, 1), (300, 1)];
+    for (cache, dtype) in [(DType::F32, DType::F32), (DType::F16, DType::Q4_K), (DType::Q8_0, DType::BF16)] {
+        for parts in [&RAGGED[..], &LONG, &alone] {
+            let (out, qk_norm) = (Some((dtype, 256)), Some(NormKind::Rms));
+            let rope = Some((32, RopeStyle::Half));
+            check(&[Attention { gate: true, cache, out, qk_norm, rope, ..case(4, 2, 64, parts) }]);
+        }
+    }
+    check(&[Attention { gate: true, query_factors: true, sinks: true, ..case(4, 2, 64, &RAGGED) }]);
 }
 
 #[test]

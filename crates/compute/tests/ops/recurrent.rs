@@ -338,8 +338,6 @@ fn gpus_say_that_they_have_no_recurrent_layers() {
     for gpu in gpus() {
         let error = gpu.2.check_recurrent().unwrap_err().to_string();
         assert_eq!(error, "cuda cannot run layers with recurrent state");
-        let error = gpu.2.check_output_gate().unwrap_err().to_string();
-        assert_eq!(error, "cuda cannot run attention with a gate on its output");
     }
 }
 

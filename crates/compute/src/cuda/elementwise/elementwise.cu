@@ -69,6 +69,13 @@ KERNEL(gate_rows, ElementwiseArgs, 256) {
   if (i < a.len) a.y[i] /= 1.0f + expf(-a.x[i / a.row_len]);
 }
 
+KERNEL(sigmoid_gate, ElementwiseArgs, 256) {
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
+  const size_t i = element();
+  if (i < a.len) a.y[i] /= 1.0f + expf(-a.x[i]);
+}
+
 KERNEL(scale_columns, ElementwiseArgs, 256) {
   ptx::launch_dependents();
   ptx::griddepcontrol_wait();

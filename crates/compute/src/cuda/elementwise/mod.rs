@@ -47,6 +47,7 @@ kernels! {
         pub(in crate::cuda) softcap: ElementwiseArgs,
         pub(in crate::cuda) scale: ElementwiseArgs,
         pub(in crate::cuda) gate_rows: ElementwiseArgs,
+        pub(in crate::cuda) sigmoid_gate: ElementwiseArgs,
         pub(in crate::cuda) scale_columns: ElementwiseArgs,
         scale_by_position: PositionScaleArgs,
     }
