@@ -1,6 +1,6 @@
 //! A device: its memory, and what it keeps there.
 
-use crate::{Batch, BatchLimits, CacheShape, DType, ExpertsKind, Heads, Result, Tensor};
+use crate::{Batch, BatchLimits, CacheShape, DType, DeltaShape, ExpertsKind, Heads, Result, Tensor};
 use bytes::Bytes;
 
 /// One weight matrix, or a stack of one per expert, as it stands in a file.
@@ -92,10 +92,10 @@ pub trait Device: Sized + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Whether recurrent layers can run here.
+    /// Whether the delta rule with such heads can run here.
     ///
-    /// Errors: `UnsupportedOp`.
-    fn check_recurrent(&self) -> Result<()> {
+    /// Errors: `UnsupportedSize`.
+    fn check_delta_rule(&self, _shape: &DeltaShape) -> Result<()> {
         Ok(())
     }
 

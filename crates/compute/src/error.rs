@@ -44,14 +44,6 @@ pub enum Error {
         /// Name of the backend.
         backend: &'static str,
     },
-    /// The backend has no implementation at all.
-    #[error("{backend} cannot run {op}")]
-    UnsupportedOp {
-        /// What it lacks.
-        op: &'static str,
-        /// Name of the backend.
-        backend: &'static str,
-    },
     /// A tensor from outside has another size than its type and shape say.
     #[error("{what}: {dtype} of shape {shape:?} needs {expected} bytes but has {found}")]
     WrongSize {

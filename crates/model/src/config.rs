@@ -427,12 +427,13 @@ impl ModelConfig {
 
     /// Whether a device can run layers of these kinds and sizes.
     ///
-    /// Errors: `UnsupportedSize`, `UnsupportedOp`.
+    /// Errors: `UnsupportedSize`.
     pub fn check_device(&self, device: &impl Device) -> realizar_compute::Result<()> {
         for layer in &self.layers {
             match &layer.mixer {
                 Mixer::Attention(attention) => device.check_heads(attention.heads)?,
-                Mixer::GatedDelta(_) | Mixer::ShortConv(_) => device.check_recurrent()?,
+                Mixer::GatedDelta(delta) => device.check_delta_rule(&delta.shape)?,
+                Mixer::ShortConv(_) => {}
             }
         }
         self.experts().try_for_each(|e| device.check_experts(&e.kind()))

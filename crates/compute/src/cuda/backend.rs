@@ -5,7 +5,7 @@ use super::batch::StagedBatch;
 use super::driver::{Buffer, Cuda};
 use super::matmul::{self, Matrix};
 use super::sampling::{self, Choices};
-use super::{attention, elementwise, experts, norm, ranks};
+use super::{attention, elementwise, experts, norm, ranks, recurrent};
 use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, CacheShape, Capture, Chosen,
@@ -49,8 +49,8 @@ impl Device for Cuda {
         attention::check_heads(heads)
     }
 
-    fn check_recurrent(&self) -> Result<()> {
-        Err(Error::UnsupportedOp { op: "layers with recurrent state", backend: "cuda" })
+    fn check_delta_rule(&self, shape: &DeltaShape) -> Result<()> {
+        recurrent::check_delta_rule(shape)
     }
 
     fn check_experts(&self, kind: &ExpertsKind) -> Result<()> {
@@ -205,28 +205,34 @@ impl Ops for Cuda {
 
     fn short_conv(
         &self,
-        _: &mut Tensor<Self>,
-        _: &Tensor<Self>,
-        _: ShortConv<'_, Self>,
-        _: &mut Tensor<Self>,
-        _: &StagedBatch,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        conv: ShortConv<'_, Self>,
+        state: &mut Tensor<Self>,
+        batch: &StagedBatch,
     ) -> Result<()> {
-        self.check_recurrent()
+        recurrent::short_conv(self, y, x, conv, state, batch)
     }
 
     fn delta_rule(
         &self,
-        _: &mut Tensor<Self>,
-        _: DeltaInput<'_, Self>,
-        _: &mut Tensor<Self>,
-        _: &StagedBatch,
-        _: &DeltaShape,
+        y: &mut Tensor<Self>,
+        input: DeltaInput<'_, Self>,
+        state: &mut Tensor<Self>,
+        batch: &StagedBatch,
+        shape: &DeltaShape,
     ) -> Result<()> {
-        self.check_recurrent()
+        recurrent::delta_rule(self, y, input, state, batch, shape, None)
     }
 
-    fn gated_norm(&self, _: &mut Tensor<Self>, _: &Tensor<Self>, _: usize, _: &Norm<Self>) -> Result<()> {
-        self.check_recurrent()
+    fn gated_norm(
+        &self,
+        x: &mut Tensor<Self>,
+        gate: &Tensor<Self>,
+        start: usize,
+        norm: &Norm<Self>,
+    ) -> Result<()> {
+        recurrent::gated_norm(self, x, gate, start, norm)
     }
 
     fn sigmoid_gate(&self, x: &mut Tensor<Self>, gate: &Tensor<Self>) -> Result<()> {

@@ -6,10 +6,12 @@ use super::common::{Input, Output, Tiles};
 use super::driver::Cuda;
 use super::matmul::{self, Epilogue, EpilogueKind, Matmul};
 use super::norm;
+use super::recurrent::{self, NormAndGate};
 use crate::blocks::{self, Blocks};
 use crate::{
-    Activation, AttentionBlock, BlockInput, BlockOutput, Collectives, Device, FfnBlock, FfnUp, HeadBlock,
-    Join, Linear, Norm, Ops, OutputGate, Profile, Result, Stream, Tensor,
+    Activation, AttentionBlock, BlockInput, BlockOutput, Collectives, DeltaInput, DeltaPart, FfnBlock, FfnUp,
+    HeadBlock, Join, Linear, Norm, Ops, OutputGate, Profile, RecurrentBlock, Result, ShortConv, StateLayer,
+    Stream, Tensor,
 };
 
 impl Blocks for Cuda {
@@ -52,6 +54,23 @@ impl Blocks for Cuda {
             })?;
         }
         add_output(self, "o_proj", attended, tiles.filter(|_| is_tiles), stream, out)
+    }
+
+    fn recurrent_block(
+        &self,
+        mut stream: Stream<'_, Self>,
+        batch: &StagedBatch,
+        block: RecurrentBlock<'_, Self>,
+    ) -> Result<()> {
+        let RecurrentBlock { input, in_proj, conv, delta, state, out, rows, mixed } = block;
+        self.timed("in_proj", || project(self, in_proj, rows, input, &mut stream))?;
+        match delta {
+            None => {
+                self.timed("short_conv", || self.short_conv(mixed, rows, conv, &mut state.conv, batch))?
+            }
+            Some(delta) => delta_part(self, mixed, rows, conv, state, batch, delta)?,
+        }
+        add_output(self, "out_proj", mixed, None, stream, out)
     }
 
     fn feed_forward(&self, mut stream: Stream<'_, Self>, block: FfnBlock<'_, Self>) -> Result<()> {
@@ -101,6 +120,32 @@ impl Blocks for Cuda {
             }
             linear.apply_scale(self, y)
         })
+    }
+}
+
+/// The convolution of `rows`, the delta rule on it, its norm and gate: `mixed` [n_tokens, n_v_heads · v_dim].
+fn delta_part(
+    cuda: &Cuda,
+    mixed: &mut Tensor<Cuda>,
+    rows: &mut Tensor<Cuda>,
+    conv: ShortConv<'_, Cuda>,
+    state: &mut StateLayer<Cuda>,
+    batch: &StagedBatch,
+    delta: DeltaPart<'_, Cuda>,
+) -> Result<()> {
+    let DeltaPart { shape, decay, dt_bias, norm, convolved } = delta;
+    let (start, rates_start) = (shape.qkv_len(), shape.qkv_len() + shape.v_len());
+    let matrix = state.matrix.as_mut().expect("a layer with the delta rule keeps its matrix");
+    cuda.timed("short_conv", || cuda.short_conv(convolved, rows, conv, &mut state.conv, batch))?;
+    let after = recurrent::takes_norm(cuda, batch, shape, norm).then_some(NormAndGate { norm, start });
+    let is_done = after.is_some();
+    cuda.timed("delta_rule", || {
+        let input = DeltaInput { qkv: convolved, rates: rows, rates_start, decay, dt_bias };
+        recurrent::delta_rule(cuda, mixed, input, matrix, batch, shape, after)
+    })?;
+    match is_done {
+        true => Ok(()),
+        false => cuda.timed("gated_norm", || cuda.gated_norm(mixed, rows, start, norm)),
     }
 }
 

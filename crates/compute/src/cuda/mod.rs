@@ -15,6 +15,7 @@ mod experts;
 mod matmul;
 mod norm;
 mod ranks;
+mod recurrent;
 mod sampling;
 
 pub use batch::StagedBatch;
@@ -75,5 +76,6 @@ fn with_member(driver: Arc<dyn Driver>, exact: bool, member: Option<Member>) -> 
     rooms.add(sampling::Kernels::load(&*driver)?);
     attention::load(&*driver, &mut rooms)?;
     matmul::load(&*driver, &mut rooms)?;
+    recurrent::load(&*driver, &mut rooms)?;
     Ok(Cuda::assemble(driver, exact, member, rooms))
 }

@@ -90,16 +90,9 @@ enum Paths {
 /// One operation with its inputs.
 trait Case: Debug {
     const PATHS: Paths = Paths::Instructions;
-    /// Whether GPUs have the operation.
-    const ON_GPUS: bool = true;
 
     /// What the operation wrote: name and values of each output.
     fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)>;
-
-    /// Whether GPUs can run it, or refuse it.
-    fn gpu_has(&self) -> bool {
-        true
-    }
 
     /// Largest normalized squared error.
     fn tolerance(&self, sums: Sums) -> f64;
@@ -188,7 +181,7 @@ fn check_on_gpus<C: Case>(cases: &[C]) {
 }
 
 fn compare_on_gpus<C: Case>(case: &C, want: &[(&str, Vec<f32>)]) {
-    for (path, exact, gpu) in gpus().iter().filter(|_| C::ON_GPUS && case.gpu_has()) {
+    for (path, exact, gpu) in gpus() {
         let sums = if *exact { Sums::Exact } else { Sums::FastGpu };
         compare(case, path, &case.run(gpu), want, case.tolerance(sums));
     }

@@ -27,6 +27,19 @@ const RAGGED: &[Part<'_>] = &[
     (1, Some(3), &[]),
 ];
 
+/// A token of each sequence.
+const DECODE: &[Part<'_>] =
+    &[(1, Some(1), &[(1, 1)]), (1, None, &[(1, 0)]), (1, Some(3), &[(1, 2), (1, 5)]), (1, Some(3), &[])];
+
+/// Sequences that begin and end within and between groups of 8 tokens.
+const LONG: &[Part<'_>] = &[
+    (5, Some(2), &[(5, 2)]),
+    (3, None, &[(1, 1)]),
+    (1, Some(3), &[]),
+    (45, Some(4), &[(1, 4), (8, 5), (45, 0)]),
+    (1, Some(3), &[]),
+];
+
 fn batch_of(parts: &[Part<'_>]) -> Batch {
     let mut batch = Batch::default();
     for &(n, from, writes) in parts {
@@ -65,8 +78,6 @@ struct Conv {
 }
 
 impl Case for Conv {
-    const ON_GPUS: bool = false;
-
     fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
         let Self { n_channels: n, width, kind, parts } = *self;
         let rows = n_tokens(parts);
@@ -91,8 +102,11 @@ impl Case for Conv {
 fn convolutions() {
     for kind in [ConvKind::Silu, ConvKind::Gated] {
         for (n_channels, width) in [(1, 2), (40, 4), (256, 3), (300, 4), (513, 8)] {
-            check(&[Conv { n_channels, width, kind, parts: RAGGED }]);
+            for parts in [RAGGED, DECODE, LONG] {
+                check(&[Conv { n_channels, width, kind, parts }]);
+            }
         }
+        check(&[5, 6, 7].map(|width| Conv { n_channels: 130, width, kind, parts: LONG }));
         // A state that is written in place before all tokens of the step are read.
         check(&[Conv { n_channels: 20, width: 5, kind, parts: &[(2, Some(1), &[(1, 1), (2, 3)])] }]);
     }
@@ -147,8 +161,6 @@ fn delta_rows(shape: &DeltaShape, rows: usize, seed: u64) -> (Vec<f32>, Vec<f32>
 }
 
 impl Case for Delta {
-    const ON_GPUS: bool = false;
-
     /// In two steps: one that fills all slots, and one whose batch reads and writes them.
     fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
         let Self { shape, parts } = self;
@@ -179,9 +191,9 @@ impl Case for Delta {
 
 #[test]
 fn delta_rules() {
-    check(&[Delta { shape: SHAPE, parts: RAGGED }]);
+    check(&[RAGGED, DECODE, LONG].map(|parts| Delta { shape: SHAPE, parts }));
     check(&[Delta { shape: DeltaShape { order: HeadOrder::Tiled, ..SHAPE }, parts: RAGGED }]);
-    for (k_dim, v_dim) in [(1, 1), (6, 20), (128, 128), (64, 72), (20, 48)] {
+    for (k_dim, v_dim) in [(1, 1), (6, 20), (128, 128), (64, 72), (20, 48), (250, 40)] {
         check(&[Delta { shape: DeltaShape { k_dim, v_dim, ..SHAPE }, parts: RAGGED }]);
     }
     check(&[Delta {
@@ -219,6 +231,7 @@ fn states_do_not_depend_on_the_steps() {
     }
     run(&Reference);
     cpus(Paths::Instructions).for_each(run);
+    gpus().iter().for_each(|gpu| run(&gpu.2));
 }
 
 /// Gates on rows, after a norm and without.
@@ -230,8 +243,6 @@ struct Gates {
 }
 
 impl Case for Gates {
-    const ON_GPUS: bool = false;
-
     fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
         let (rows, n) = (self.rows, self.group * self.n_groups);
         let x = || rows_of(b, &Random(1).normals(rows * n), n);
@@ -262,14 +273,16 @@ fn gates() {
 struct Block {
     delta: bool,
     dtype: DType,
+    shape: DeltaShape,
+    parts: &'static [Part<'static>],
 }
 
 impl Case for Block {
     const PATHS: Paths = Paths::Weights;
-    const ON_GPUS: bool = false;
 
     fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
-        let (n, rows, shape) = (256, n_tokens(RAGGED), SHAPE);
+        let Self { shape, parts, .. } = *self;
+        let (n, rows) = (256, n_tokens(parts));
         let (n_channels, in_len, mixed) = match self.delta {
             true => (shape.qkv_len(), shape.qkv_len() + shape.v_len() + 2 * shape.n_v_heads, shape.v_len()),
             false => (n, 3 * n, n),
@@ -314,7 +327,7 @@ impl Case for Block {
             rows: &mut poisoned(b, rows, in_len),
             mixed: &mut poisoned(b, rows, mixed),
         };
-        b.recurrent_block(stream, &staged(b, &batch_of(RAGGED)), block).unwrap();
+        b.recurrent_block(stream, &staged(b, &batch_of(parts)), block).unwrap();
         vec![("residual", read(b, &mut residual)), ("conv", all(b, &state.conv))]
     }
 
@@ -328,16 +341,24 @@ impl Case for Block {
 fn blocks_with_recurrent_state() {
     for delta in [false, true] {
         for dtype in [DType::F32, DType::Q8_0] {
-            check(&[Block { delta, dtype }]);
+            for parts in [RAGGED, DECODE] {
+                check(&[Block { delta, dtype, shape: SHAPE, parts }]);
+            }
         }
+    }
+    for (k_dim, v_dim) in [(128, 128), (20, 48), (6, 132), (200, 64)] {
+        let shape = DeltaShape { k_dim, v_dim, n_v_heads: 4, ..SHAPE };
+        check(&[Block { delta: true, dtype: DType::F32, shape, parts: DECODE }]);
     }
 }
 
 #[test]
-fn gpus_say_that_they_have_no_recurrent_layers() {
-    for gpu in gpus() {
-        let error = gpu.2.check_recurrent().unwrap_err().to_string();
-        assert_eq!(error, "cuda cannot run layers with recurrent state");
+fn delta_rules_with_larger_keys_than_a_device_takes_are_refused() {
+    let shape = DeltaShape { k_dim: 257, ..SHAPE };
+    Reference.check_delta_rule(&shape).unwrap();
+    for (_, _, gpu) in gpus() {
+        let error = gpu.check_delta_rule(&shape).unwrap_err().to_string();
+        assert_eq!(error, "cuda cannot run the delta rule with keys of 257 elements; the largest have 256");
     }
 }
 

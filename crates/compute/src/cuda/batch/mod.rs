@@ -27,6 +27,10 @@ pub struct StagedBatch {
 const NONE: u32 = u32::MAX;
 /// Words of an address.
 const ADDRESS: usize = 2;
+/// Words for where a sequence's state comes from and goes to.
+const STATE: usize = 3;
+/// Words of a write of a state: tokens before it, and the slot.
+const WRITE: usize = 2;
 
 impl StagedBatch {
     pub(in crate::cuda) fn new(
@@ -34,7 +38,10 @@ impl StagedBatch {
         limits: BatchLimits,
         cache: CacheShape,
     ) -> Result<Self> {
-        let len = ADDRESS + 4 * limits.n_tokens + limits.n_logits + limits.n_seqs + 1 + limits.n_blocks;
+        // A step writes no slot twice.
+        let states = if cache.n_slots > 0 { STATE * limits.n_seqs + WRITE * cache.n_slots } else { 0 };
+        let len =
+            ADDRESS + 4 * limits.n_tokens + limits.n_logits + limits.n_seqs + 1 + states + limits.n_blocks;
         let device = Buffer::new(driver, 4 * len, "a batch")?;
         let chosen = Buffer::new(driver, 4 * limits.n_logits.max(1), "chosen tokens")?;
         Ok(Self {
@@ -81,7 +88,14 @@ impl StagedBatch {
         words.extend(self.host.logit_tokens());
         words.extend(self.host.seqs().iter().map(|s| s.tokens.start as u32));
         words.push(n as u32);
+        let states = self.host.states();
+        let first_write = words.len() + STATE * states.len() + batch.block_tables.len();
+        for state in states {
+            let word = |write: usize| (first_write + WRITE * write) as u32;
+            words.extend([state.from.unwrap_or(NONE), word(state.writes.start), word(state.writes.end)]);
+        }
         words.extend(&batch.block_tables);
+        words.extend(batch.state_writes.iter().flat_map(|w| [w.n_tokens as u32, w.slot]));
         upload(cuda, &mut self.device, words)
     }
 
@@ -149,9 +163,26 @@ impl StagedBatch {
         self.array(ADDRESS + 4 * self.n_tokens() + self.n_logits())
     }
 
+    /// Where recurrent states come from and go to, [n_states, 3]: the slot or `NONE`, and which of [`StagedBatch::words`] tell what is
+    /// written, the first and that after the last. A write is two words, tokens of the sequence in the step and the slot that is written
+    /// after them.
+    pub(in crate::cuda) fn states(&self) -> DevicePtr {
+        self.array(ADDRESS + 4 * self.n_tokens() + self.n_logits() + self.n_seqs() + 1)
+    }
+
+    /// All arrays.
+    pub(in crate::cuda) fn words(&self) -> DevicePtr {
+        self.array(0)
+    }
+
     /// Block tables of all sequences, one after the other.
     pub(in crate::cuda) fn block_tables(&self) -> DevicePtr {
-        self.array(ADDRESS + 4 * self.n_tokens() + self.n_logits() + self.n_seqs() + 1)
+        self.states().offset(size_of::<u32>() * STATE * self.n_states())
+    }
+
+    /// Sequences with recurrent state: all, or none without recurrent layers.
+    pub(in crate::cuda) fn n_states(&self) -> usize {
+        self.host.states().len()
     }
 
     /// Sequences of the step.

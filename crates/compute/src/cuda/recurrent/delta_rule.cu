@@ -1,0 +1,249 @@
+// The gated delta rule (Yang, Kautz and Hatamizadeh 2024) of a step's tokens, one after the other, with the state in registers.
+//
+//   for each token:  held = kᵀS;  d = beta · (v - decay · held);  S = decay · S + k ⊗ d;  y = qᵀS
+//
+// Mapping. Block: WARPS warps (gridDim is divided by the columns of that many), 4 WARPS columns of the state of one value head of one
+// sequence, over all of its tokens. Warp: 4 columns. Lane, with g = lane % 16: columns 2 (lane / 16) and 2 (lane / 16) + 1 of these, rows
+// 64 i + 4 g to 64 i + 4 g + 3. Columns do not depend on each other; sums over rows go over 16 lanes. The next 8 tokens' queries, keys and
+// values are loaded while these are computed, and queries and keys are divided by their lengths on their way to shared memory.
+// With a gate the block has all columns of its head and each sequence one token: the block norms and gates the result.
+// Shared memory: two stages of 8 tokens, 25 KiB for keys of 128 elements, static.
+// Moves: the head's columns of the slots read and written, k_dim * 4 bytes a column; the tokens' queries, keys and values.
+//
+// In a slot a column's elements are adjacent: [n_v_heads, v_dim, k_dim].
+#include "delta_rule_args.cuh"
+#include "gated_norm.cuh"
+#include "states.cuh"
+
+constexpr int TOKENS = 8;        // of a stage
+constexpr int MIN_WARPS = 8;     // of a block
+constexpr int ROWS = 2 * TOKENS / MIN_WARPS;  // queries and keys that a warp prepares for a stage
+
+// A stage of tokens in shared memory.
+template <int K, int MAX_WARPS>
+struct Stage {
+  __align__(16) float q[TOKENS][K], k[TOKENS][K];
+  float v[TOKENS][4 * MAX_WARPS];
+  float beta[TOKENS], decay[TOKENS];
+};
+
+// What a block computes: `columns` columns from `first_column` on, of a value head of a sequence.
+struct Work {
+  int seq, head, k_head, first_column, columns, first_token, n_tokens;
+
+  DEVICE explicit Work(const DeltaRuleArgs& a) {
+    const int n_heads = a.n_v_heads, n_slices = a.n_slices, slice = blockIdx.x % n_slices;
+    head = blockIdx.x / n_slices % n_heads, seq = blockIdx.x / n_slices / n_heads;
+    k_head = a.tiled ? head % a.n_k_heads : head / (n_heads / a.n_k_heads);
+    columns = blockDim.x / 8, first_column = slice * columns;
+    first_token = a.seq_starts[seq], n_tokens = a.seq_starts[seq + 1] - first_token;
+  }
+};
+
+// What a thread loads of a stage before that is needed.
+template <int K>
+struct Loads {
+  static constexpr int PIECES = K / 32;
+  float rows[ROWS][PIECES];  // rows warp, warp + n_warps of the stage's queries, then keys: elements lane, lane + 32, …
+  float v, b, a;
+
+  DEVICE void load(const DeltaRuleArgs& args, const Work& work, int first, int count, int tid) {
+    const int lane = tid % 32, warp = tid / 32, n_warps = blockDim.x / 32, k_dim = args.k_dim, n_k_heads = args.n_k_heads;
+    const float* qkv = args.qkv + static_cast<size_t>(work.first_token + first) * args.qkv_len;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      const int row = warp + r * n_warps, token = row % TOKENS, head = row / TOKENS * n_k_heads + work.k_head;
+      const float* from = qkv + static_cast<size_t>(token) * args.qkv_len + head * k_dim;
+#pragma unroll
+      for (int i = 0; i < PIECES; i++) {
+        const bool there = row < 2 * TOKENS && token < count && lane + 32 * i < k_dim;
+        rows[r][i] = there ? from[lane + 32 * i] : 0.0f;
+      }
+    }
+    const int token = tid / work.columns, column = work.first_column + tid % work.columns, v_dim = args.v_dim;
+    const bool there = token < count && column < v_dim;
+    v = there ? qkv[static_cast<size_t>(token) * args.qkv_len + 2 * n_k_heads * k_dim + work.head * v_dim + column] : 0.0f;
+    if (tid < count) {
+      const float* rates = args.rates + static_cast<size_t>(work.first_token + first + tid) * args.rates_len + work.head;
+      b = rates[0], a = rates[args.n_v_heads];
+    }
+  }
+
+  // Puts a stage in shared memory: queries and keys divided by their lengths, queries also by the root of theirs.
+  template <int MAX_WARPS>
+  DEVICE void store(Stage<K, MAX_WARPS>& stage, const DeltaRuleArgs& args, const Work& work, int count, int tid) const {
+    const int lane = tid % 32, warp = tid / 32, n_warps = blockDim.x / 32;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      const int row = warp + r * n_warps, token = row % TOKENS;
+      if (row >= 2 * TOKENS || token >= count) continue;
+      const bool is_query = row < TOKENS;
+      float squares = 0;
+#pragma unroll
+      for (int i = 0; i < PIECES; i++) squares = fmaf(rows[r][i], rows[r][i], squares);
+      // The reference library's epsilon keeps zeros from becoming NaN.
+      const float inverse = (is_query ? args.q_scale : 1.0f) / sqrtf(warp_sum(squares) + 1e-6f);
+      float* to = is_query ? stage.q[token] : stage.k[token];
+#pragma unroll
+      for (int i = 0; i < PIECES; i++) to[lane + 32 * i] = rows[r][i] * inverse;
+    }
+    if (tid / work.columns < count) stage.v[tid / work.columns][tid % work.columns] = v;
+    if (tid < count) {
+      const float x = a + args.dt_bias[work.head];
+      // Above 20 the difference of ln(1 + e^x) from x is below x's last bit.
+      const float rate = x > 20.0f ? x : log1pf(expf(x));
+      stage.beta[tid] = 1.0f / (1.0f + expf(-b));
+      stage.decay[tid] = expf(args.decay[work.head] * rate);
+    }
+  }
+};
+
+// The sums over 16 lanes of two numbers: lanes whose bit 3 is set get the second's, others the first's.
+DEVICE float sum_of_one(const float (&x)[2], int lane) {
+  const bool second = lane & 8;
+  float sum = (second ? x[1] : x[0]) + __shfl_xor_sync(ALL_LANES, second ? x[0] : x[1], 8);
+#pragma unroll
+  for (int d = 4; d; d /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, d);
+  return sum;
+}
+
+// A lane's part of the state: K / 64 times 4 rows of two columns.
+template <int K>
+struct State {
+  static constexpr int PIECES = K / 64;
+  float4 s[2][PIECES];
+  int column;  // of the head, the first of the lane's two
+
+  DEVICE State(const Work& work, int warp, int lane) : column(work.first_column + warp * 4 + lane / 16 * 2) {}
+
+  // Rows 4 lanes hold piece `i` from; k_dim and more where there are none.
+  DEVICE static int row_of(int i, int lane) { return 64 * i + lane % 16 * 4; }
+
+  DEVICE float* column_at(const DeltaRuleArgs& a, const Work& work, uint32_t slot, int j) const {
+    return a.state + ((static_cast<size_t>(slot) * a.n_v_heads + work.head) * a.v_dim + column + j) * a.k_dim;
+  }
+
+  DEVICE void load(const DeltaRuleArgs& a, const Work& work, uint32_t slot, int lane) {
+    const int k_dim = a.k_dim, v_dim = a.v_dim;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      const float* from = column_at(a, work, slot, j);
+#pragma unroll
+      for (int i = 0; i < PIECES; i++) {
+        const int row = row_of(i, lane);
+        s[j][i] = float4{0, 0, 0, 0};
+        if (slot == NO_SLOT || column + j >= v_dim) continue;
+        if (k_dim % 4 == 0) {
+          if (row < k_dim) s[j][i] = *reinterpret_cast<const float4*>(from + row);
+        } else {
+          if (row < k_dim) s[j][i].x = from[row];
+          if (row + 1 < k_dim) s[j][i].y = from[row + 1];
+          if (row + 2 < k_dim) s[j][i].z = from[row + 2];
+          if (row + 3 < k_dim) s[j][i].w = from[row + 3];
+        }
+      }
+    }
+  }
+
+  DEVICE void store(const DeltaRuleArgs& a, const Work& work, uint32_t slot, int lane) const {
+    const int k_dim = a.k_dim, v_dim = a.v_dim;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      float* to = column_at(a, work, slot, j);
+#pragma unroll
+      for (int i = 0; i < PIECES; i++) {
+        const int row = row_of(i, lane);
+        if (column + j >= v_dim) continue;
+        if (k_dim % 4 == 0) {
+          if (row < k_dim) *reinterpret_cast<float4*>(to + row) = s[j][i];
+        } else {
+          if (row < k_dim) to[row] = s[j][i].x;
+          if (row + 1 < k_dim) to[row + 1] = s[j][i].y;
+          if (row + 2 < k_dim) to[row + 2] = s[j][i].z;
+          if (row + 3 < k_dim) to[row + 3] = s[j][i].w;
+        }
+      }
+    }
+  }
+
+  // A token's step. Returns the result of the lane's first or, where its bit 3 is set, second column. `v`: of the warp's columns.
+  DEVICE float step(const float* q, const float* k, const float* v, float beta, float decay, int lane) {
+    float held[2] = {}, out[2] = {};
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+      const float4 x = *reinterpret_cast<const float4*>(k + row_of(i, lane));
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        held[j] = fmaf(x.x, s[j][i].x, held[j]), held[j] = fmaf(x.y, s[j][i].y, held[j]);
+        held[j] = fmaf(x.z, s[j][i].z, held[j]), held[j] = fmaf(x.w, s[j][i].w, held[j]);
+      }
+    }
+    const bool second = lane & 8;
+    const float mine = beta * fmaf(-decay, sum_of_one(held, lane), v[lane / 16 * 2 + second]);
+    const float other = __shfl_xor_sync(ALL_LANES, mine, 8);
+    const float d[2] = {second ? other : mine, second ? mine : other};
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+      const float4 x = *reinterpret_cast<const float4*>(k + row_of(i, lane)), y = *reinterpret_cast<const float4*>(q + row_of(i, lane));
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        s[j][i].x = fmaf(x.x, d[j], decay * s[j][i].x), s[j][i].y = fmaf(x.y, d[j], decay * s[j][i].y);
+        s[j][i].z = fmaf(x.z, d[j], decay * s[j][i].z), s[j][i].w = fmaf(x.w, d[j], decay * s[j][i].w);
+        out[j] = fmaf(y.x, s[j][i].x, out[j]), out[j] = fmaf(y.y, s[j][i].y, out[j]);
+        out[j] = fmaf(y.z, s[j][i].z, out[j]), out[j] = fmaf(y.w, s[j][i].w, out[j]);
+      }
+    }
+    return sum_of_one(out, lane);
+  }
+};
+
+// Norms and gates the result of a head, `values` [v_dim], and writes it.
+DEVICE void norm_and_gate(const DeltaRuleArgs& a, const Work& work, const float* values, int tid) {
+  const int v_dim = a.v_dim;
+  const float* gate = a.gate + static_cast<size_t>(work.first_token) * a.gate_len + work.head * v_dim;
+  float* y = a.y + (static_cast<size_t>(work.first_token) * a.n_v_heads + work.head) * v_dim;
+  __syncthreads();
+  const float inverse = inverse_rms(values, v_dim, tid % 32, 0, a.norm_eps);
+  if (tid < v_dim) y[tid] = values[tid] * inverse * a.norm_weight[tid] * activate_one(SILU, gate[tid]);
+}
+
+template <int K, int MAX_WARPS>
+DEVICE void delta_rule(const DeltaRuleArgs& a) {
+  ptx::launch_dependents();
+  __shared__ Stage<K, MAX_WARPS> stages[2];
+  __shared__ float values[4 * MAX_WARPS];
+  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, v_dim = a.v_dim;
+  const Work work(a);
+  SeqState slots(a.batch, a.states, work.seq);
+  State<K> state(work, warp, lane);
+  // Slots were written steps ago.
+  state.load(a, work, slots.from, lane);
+  ptx::griddepcontrol_wait();
+  Loads<K> loads;
+  loads.load(a, work, 0, min(work.n_tokens, TOKENS), tid);
+  const int mine = lane / 16 * 2 + (lane / 8 & 1), column = work.first_column + warp * 4 + mine;
+  for (int first = 0; first < work.n_tokens; first += TOKENS) {
+    const int count = min(work.n_tokens - first, TOKENS);
+    Stage<K, MAX_WARPS>& stage = stages[first / TOKENS % 2];
+    loads.store(stage, a, work, count, tid);
+    // All warps have also read the stage before, which the next one replaces.
+    __syncthreads();
+    loads.load(a, work, first + TOKENS, min(work.n_tokens - first - TOKENS, TOKENS), tid);
+    for (int t = 0; t < count; t++) {
+      const float y = state.step(stage.q[t], stage.k[t], stage.v[t] + warp * 4, stage.beta[t], stage.decay[t], lane);
+      if (lane % 8 == 0 && column < v_dim) {
+        if (a.gate) {
+          values[column] = y;
+        } else {
+          a.y[(static_cast<size_t>(work.first_token + first + t) * a.n_v_heads + work.head) * v_dim + column] = y;
+        }
+      }
+      for (; slots.after == static_cast<uint32_t>(first + t + 1); slots.advance()) state.store(a, work, slots.slot, lane);
+    }
+  }
+  if (a.gate) norm_and_gate(a, work, values, tid);
+}
+
+KERNEL(delta_rule_64, DeltaRuleArgs, 1024) { delta_rule<64, 32>(a); }
+KERNEL(delta_rule_128, DeltaRuleArgs, 1024) { delta_rule<128, 32>(a); }
+KERNEL(delta_rule_256, DeltaRuleArgs, 512) { delta_rule<256, 16>(a); }

@@ -1,0 +1,23 @@
+//! Layers with recurrent state: short convolutions, the gated delta rule, and the norm and gate after it.
+//!
+//! A sequence's tokens go one after the other, with the state in registers, so how a prompt is cut into steps changes no bit. The batch says on the device which
+//! slot a sequence's state is read from, and which slots are written after how many of its tokens (`states.cuh`).
+
+mod delta_rule;
+mod gated_norm;
+mod short_conv;
+
+pub(in crate::cuda) use delta_rule::{NormAndGate, check_delta_rule, delta_rule, takes_norm};
+pub(in crate::cuda) use gated_norm::gated_norm;
+pub(in crate::cuda) use short_conv::short_conv;
+
+use super::driver::{Driver, Rooms};
+use crate::Result;
+
+/// Loads the room's kernels.
+pub(in crate::cuda) fn load(driver: &dyn Driver, rooms: &mut Rooms) -> Result<()> {
+    rooms.add(short_conv::Kernels::load(driver)?);
+    rooms.add(delta_rule::Kernels::load(driver)?);
+    rooms.add(gated_norm::Kernels::load(driver)?);
+    Ok(())
+}
