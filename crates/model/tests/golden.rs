@@ -121,14 +121,7 @@ fn check_on_gpus(path: &Path, prompts: &[Prompt]) {
             }
         }
     });
-    let source = source::open(path).unwrap();
-    let config = configure(&*source).unwrap();
     for (gpu, emulated) in gpus {
-        if let Err(refusal) = config.check_device(gpu) {
-            let found = Decoder::load(gpu, &*source, config.clone(), 8).err().expect("a refusal at load");
-            assert!(found.to_string().contains(&refusal.to_string()), "{}: {found}", path.display());
-            continue;
-        }
         let shortest = prompts.iter().enumerate().min_by_key(|(_, p)| p.ids.len()).map_or(0, |(i, _)| i);
         check_form(gpu, path, if *emulated { &prompts[shortest..=shortest] } else { prompts });
     }

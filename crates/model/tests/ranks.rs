@@ -137,17 +137,9 @@ fn gpus_together_answer_as_a_cpu_alone() {
         if !real && !names.iter().any(|name| path.ends_with(name)) {
             continue;
         }
-        if configure(&*source::open(&path).unwrap()).unwrap().recurrent_states().next().is_some() {
-            // GPUs refuse them.
-            continue;
-        }
         let alone = answers(1, true, &path).swap_remove(0).unwrap();
-        let config = configure(&*source::open(&path).unwrap()).unwrap();
         for (exact, gpus) in &groups {
             let exact = *exact;
-            if config.check_device(&gpus[0]).is_err() {
-                continue;
-            }
             for (rank, found) in answers_of(gpus, &path).into_iter().enumerate() {
                 let (found, what) = (found.unwrap(), format!("{}, rank {rank}", path.display()));
                 // Where products round, another token may follow.
