@@ -126,8 +126,7 @@ fn on_gpu<C: Case>(title: &str, cases: Vec<Timed<C>>) {
     let gpu = Cuda::new(CudaOptions { device: 0, exact: false }).unwrap();
     let bytes_per_second = gpu.memory_bandwidth().map_or(f64::NAN, |b| b as f64);
     let limits = Limits { bytes_per_second, operations_per_second: Box::new(|_| None) };
-    let has = |case: &C| C::ON_GPUS && case.gpu_has();
-    rows(title, &gpu, &limits, cases.into_iter().filter(|c| has(&c.2)).collect());
+    rows(title, &gpu, &limits, cases);
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -413,8 +413,6 @@ struct Step {
 }
 
 impl Case for Step {
-    const ON_GPUS: bool = Delta::ON_GPUS;
-
     fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
         let (qkv, rates) = delta_rows(&self.shape, n_tokens(self.parts), 30);
         vec![(
