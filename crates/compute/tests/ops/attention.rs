@@ -185,7 +185,8 @@ impl Attention {
             let weight = vector(b, &Random(seed).normals(n * self.heads.head_dim));
             Norm { kind: NormKind::Rms, weight, bias: None, eps: 1e-6 }
         };
-        let gate = Linear::bare(b.matrix(vec![part(dtype, 1, n_heads, n, 14)]).unwrap());
+        let gate =
+            self.gate.then(|| Linear::bare(b.matrix(vec![part(dtype, 1, n_heads, n, 14)]).unwrap()));
         let mut gate_rows = poisoned(b, n_tokens, n_heads);
         let sinks = self.sinks(b);
         let (q_norm, k_norm) = (norm(self.heads.n_heads, 11), norm(self.heads.n_kv_heads, 12));
@@ -206,7 +207,7 @@ impl Attention {
                 params,
                 sinks: sinks.as_ref(),
                 kv,
-                gate: self.gate.then_some(OutputGate { proj: &gate, rows: &mut gate_rows }),
+                gate: gate.as_ref().map(|proj| OutputGate { proj, rows: &mut gate_rows }),
                 out: BlockOutput { sub_norm: None, proj, post_norm: None, join: Join::Alone },
                 qkv_rows: &mut poisoned(b, n_tokens, n_qkv),
                 attended: &mut poisoned(b, n_tokens, n_heads),
