@@ -185,8 +185,7 @@ impl Attention {
             let weight = vector(b, &Random(seed).normals(n * self.heads.head_dim));
             Norm { kind: NormKind::Rms, weight, bias: None, eps: 1e-6 }
         };
-        let gate =
-            self.gate.then(|| Linear::bare(b.matrix(vec![part(dtype, 1, n_heads, n, 14)]).unwrap()));
+        let gate = self.gate.then(|| Linear::bare(b.matrix(vec![part(dtype, 1, n_heads, n, 14)]).unwrap()));
         let mut gate_rows = poisoned(b, n_tokens, n_heads);
         let sinks = self.sinks(b);
         let (q_norm, k_norm) = (norm(self.heads.n_heads, 11), norm(self.heads.n_kv_heads, 12));
@@ -318,6 +317,9 @@ fn head_sizes_and_groups() {
         (DType::Q8_0, 64),
         (DType::Q8_0, 96),
         (DType::Q8_0, 128),
+        (DType::F16, 256),
+        (DType::BF16, 192),
+        (DType::Q8_0, 256),
     ] {
         for (n_heads, n_kv_heads) in [(2, 2), (3, 1), (8, 2)] {
             check(&[Attention { cache, ..case(n_heads, n_kv_heads, head_dim, &LONG) }]);
@@ -355,9 +357,13 @@ fn sinks() {
             check(&[Attention { sinks: true, cache, ..case(8, 1, 32, &parts) }]);
         }
     }
-    for (cache, head_dim) in [(DType::F16, 64), (DType::BF16, 128), (DType::Q8_0, 96)] {
-        let window = Some(70);
-        check(&[Attention { sinks: true, cache, window, ..case(6, 2, head_dim, &LONG) }]);
+    for (cache, head_dim) in
+        [(DType::F16, 64), (DType::BF16, 128), (DType::Q8_0, 96), (DType::F16, 256), (DType::Q8_0, 160)]
+    {
+        for (window, softcap) in [(70, None), (30, Some(5.0))] {
+            let window = Some(window);
+            check(&[Attention { sinks: true, cache, window, softcap, ..case(6, 2, head_dim, &LONG) }]);
+        }
     }
 }
 
@@ -382,7 +388,9 @@ fn windows_and_caps() {
 #[test]
 fn rotations_and_norms() {
     for style in [RopeStyle::Interleaved, RopeStyle::Half] {
-        for (head_dim, rope_dim) in [(64, 64), (128, 128), (128, 64), (80, 32), (20, 20), (20, 2), (8, 6)] {
+        for (head_dim, rope_dim) in
+            [(64, 64), (128, 128), (128, 64), (80, 32), (20, 20), (20, 2), (8, 6), (256, 64)]
+        {
             for qk_norm in [None, Some(NormKind::Rms), Some(NormKind::Layer)] {
                 for cache in [DType::F32, DType::F16] {
                     let rope = Some((rope_dim, style));

@@ -1,19 +1,26 @@
 // Causal attention of many tokens of a sequence over its cache, on the tensor cores, by online softmax (Milakov and Gimelshein 2018;
 // Dao 2023).
 //
-//   for each step of 64 keys:  load K and V of the next step;  S = Q Kᵀ;  P = exp2(S - max);  O = O · correction + P V
+//   for each step of 64 or 32 keys:  load K and V of the next step;  S = Q Kᵀ;  P = exp2(S - max);  O = O · correction + P V
 //
 // Mapping. Block of 4 warps: up to 64 rows; a row is a token and one of the query heads that share a KV head. Warp w: rows 16 w to
-// 16 w + 15. Lane: rows lane / 4 and lane / 4 + 8 of these. Queries (rounded to the cache's type), scores and outputs stay in registers.
-// Shared memory: two stages of K [64, DIM] and V [64, DIM] in 16 bits, filled by cp.async: 32 KiB for heads of 64, 64 KiB for 128, and 512
-// bytes static. Q8_0 is decoded to half precision on the way, which other blocks' mma hide.
+// 16 w + 15. Lane: rows lane / 4 and lane / 4 + 8 of these. Queries (rounded to the cache's type), scores and outputs stay in registers, but
+// queries of heads of 256 in shared memory.
+// Shared memory: two stages of K [keys, DIM] and V [keys, DIM] in 16 bits, filled by cp.async: 32 KiB for heads of 64, 64 KiB for 128 and,
+// with 32 keys to a step, for 256, which have 32 KiB of queries besides; up to 512 bytes static. Q8_0 is decoded to half precision on the way, which other blocks' mma hide.
 // Moves: K and V that a block sees, once: 4 · n_keys · head_dim bytes; its rows of qkv and y.
 #include "prefill_attention.cuh"
 
 constexpr int THREADS = 128;
-constexpr int KEYS = 64;
+// How a block is divided, by the size of its heads.
+template <int DIM>
+struct Plan {
+  static constexpr bool SHARES_QUERIES = DIM > 128;  // in shared memory: registers hold the outputs
+  static constexpr int KEYS = DIM > 128 ? 32 : 64;   // of a step
+  static constexpr int PIECES = DIM > 128 ? 4 : DIM / 16;  // of 16 elements of scores' products that are unrolled
+};
 
-// Element of a tile [KEYS, DIM] where 8 elements of a row are, so that reads of 8 rows fall on all banks.
+// Element of a tile [rows, DIM] where 8 elements of a row are, so that reads of 8 rows fall on all banks.
 template <int DIM>
 DEVICE int swizzled_offset(int row, int chunk) {
   return row * DIM + (chunk ^ (row & 7)) * 8;
@@ -22,7 +29,7 @@ DEVICE int swizzled_offset(int row, int chunk) {
 // The two stages of keys and values in shared memory.
 template <class Cache, int DIM>
 struct KvStages {
-  static constexpr int CHUNKS = DIM / 8, LOADS = KEYS * CHUNKS / THREADS;
+  static constexpr int KEYS = Plan<DIM>::KEYS, CHUNKS = DIM / 8, LOADS = KEYS * CHUNKS / THREADS;
   const PrefillAttentionArgs& a;
   const Tile& t;
   uint16_t* tiles;              // [2, keys and values, KEYS, DIM]
@@ -55,26 +62,68 @@ struct KvStages {
   }
 };
 
-// S = Q Kᵀ
+// The queries of a warp's 16 rows as the first operand of mma, in registers.
+template <class T, int DIM, bool SHARED = Plan<DIM>::SHARES_QUERIES>
+struct Queries {
+  uint32_t q[DIM / 16][4];
+
+  DEVICE Queries(const PrefillAttentionArgs& a, const Rows& rows, uint16_t*, int lane) {
+#pragma unroll
+    for (int i = 0; i < DIM / 16; i++) load_queries<T>(q[i], a, rows, i, lane);
+  }
+
+  // Of elements 16 i to 16 i + 15.
+  DEVICE void get(uint32_t (&piece)[4], int i) const {
+#pragma unroll
+    for (int j = 0; j < 4; j++) piece[j] = q[i][j];
+  }
+};
+
+// The same in shared memory, `tile` [16, DIM].
 template <class T, int DIM>
-DEVICE void multiply_keys(float (&score)[KEYS / 8][4], const uint32_t (&q)[DIM / 16][4], const uint16_t* k, int lane) {
+struct Queries<T, DIM, true> {
+  const uint16_t* tile;
+  int lane;
+
+  DEVICE Queries(const PrefillAttentionArgs& a, const Rows& rows, uint16_t* tile, int lane) : tile(tile), lane(lane) {
+#pragma unroll 4
+    for (int i = 0; i < DIM / 16; i++) {
+      uint32_t piece[4];
+      load_queries<T>(piece, a, rows, i, lane);
 #pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const int at = swizzled_offset<DIM>(j % 2 * 8 + lane / 4, 2 * i + j / 2) + lane % 4 * 2;
+        *reinterpret_cast<uint32_t*>(tile + at) = piece[j];
+      }
+    }
+    __syncwarp();
+  }
+
+  DEVICE void get(uint32_t (&piece)[4], int i) const { ptx::ldmatrix_x4(piece, tile + swizzled_offset<DIM>(lane % 16, 2 * i + lane / 16)); }
+};
+
+// S = Q Kᵀ
+template <class T, int DIM, int N>
+DEVICE void multiply_keys(float (&score)[N][4], const Queries<T, DIM>& queries, const uint16_t* k, int lane) {
+#pragma unroll Plan<DIM>::PIECES
   for (int i = 0; i < DIM / 16; i++) {
+    uint32_t q[4];
+    queries.get(q, i);
 #pragma unroll
-    for (int j = 0; j < KEYS / 16; j++) {
+    for (int j = 0; j < N / 2; j++) {
       uint32_t b[4];
       ptx::ldmatrix_x4(b, k + swizzled_offset<DIM>(j * 16 + lane % 8 + lane / 16 * 8, i * 2 + lane / 8 % 2));
-      T::multiply(score[2 * j], q[i], b[0], b[1]);
-      T::multiply(score[2 * j + 1], q[i], b[2], b[3]);
+      T::multiply(score[2 * j], q, b[0], b[1]);
+      T::multiply(score[2 * j + 1], q, b[2], b[3]);
     }
   }
 }
 
 // O += P V
-template <class T, int DIM>
-DEVICE void multiply_values(float (&out)[DIM / 8][4], const float (&score)[KEYS / 8][4], const uint16_t* v, int lane) {
+template <class T, int DIM, int N>
+DEVICE void multiply_values(float (&out)[DIM / 8][4], const float (&score)[N][4], const uint16_t* v, int lane) {
 #pragma unroll
-  for (int j = 0; j < KEYS / 16; j++) {
+  for (int j = 0; j < N / 2; j++) {
     uint32_t weights[4];
     pack_weights<T>(weights, score, j);
 #pragma unroll
@@ -89,6 +138,7 @@ DEVICE void multiply_values(float (&out)[DIM / 8][4], const float (&score)[KEYS 
 
 template <class T, class Cache, int DIM>
 DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
+  constexpr int KEYS = Plan<DIM>::KEYS;
   ptx::griddepcontrol_wait();
   DYNAMIC_SHARED(shared);
   __shared__ uint32_t key_rows[2][KEYS];
@@ -102,8 +152,7 @@ DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
   stages.locate(1);
 
   const Rows rows(a, t, warp * 16, lane);
-  uint32_t q[DIM / 16][4];
-  load_queries<T, DIM>(q, a, rows, lane);
+  const Queries<T, DIM> queries(a, rows, reinterpret_cast<uint16_t*>(shared) + (4 * KEYS + warp * 16) * DIM, lane);
   Softmax softmax(a);
   float out[DIM / 8][4] = {};
   for (int step = 0; step < n_steps; step++) {
@@ -119,7 +168,7 @@ DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
     stages.locate(step + 2);
     const uint16_t* k = stages.keys(step);
     float score[KEYS / 8][4] = {};
-    multiply_keys<T, DIM>(score, q, k, lane);
+    multiply_keys(score, queries, k, lane);
     softmax.weigh(score, a, t, rows, t.start + step * KEYS, lane);
     softmax.correct(out);
     multiply_values<T, DIM>(out, score, k + KEYS * DIM, lane);
@@ -130,6 +179,6 @@ DEVICE void prefill_attention(const PrefillAttentionArgs& a) {
 
 #define PREFILL_ATTENTION(NAME, T, CACHE, DIM) \
   KERNEL(prefill_attention_##NAME##_##DIM, PrefillAttentionArgs, THREADS) { prefill_attention<T, CACHE, DIM>(a); }
-PREFILL_ATTENTION(F16, Half, RawCache, 64) PREFILL_ATTENTION(F16, Half, RawCache, 128)
-PREFILL_ATTENTION(BF16, Bfloat, RawCache, 64) PREFILL_ATTENTION(BF16, Bfloat, RawCache, 128)
-PREFILL_ATTENTION(Q8_0, Half, Q8Cache, 64) PREFILL_ATTENTION(Q8_0, Half, Q8Cache, 128)
+#define PREFILL_ATTENTIONS(NAME, T, CACHE) \
+  PREFILL_ATTENTION(NAME, T, CACHE, 64) PREFILL_ATTENTION(NAME, T, CACHE, 128) PREFILL_ATTENTION(NAME, T, CACHE, 256)
+PREFILL_ATTENTIONS(F16, Half, RawCache) PREFILL_ATTENTIONS(BF16, Bfloat, RawCache) PREFILL_ATTENTIONS(Q8_0, Half, Q8Cache)

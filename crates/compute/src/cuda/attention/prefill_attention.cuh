@@ -57,19 +57,17 @@ struct Rows {
   }
 };
 
-// Loads queries as the first operand of mma, rounded to the cache's type; zeros for rows and elements that are not there.
-template <class T, int DIM>
-DEVICE void load_queries(uint32_t (&q)[DIM / 16][4], const PrefillAttentionArgs& a, const Rows& rows, int lane) {
+// Loads elements 16 i to 16 i + 15 of queries as the first operand of mma, rounded to the cache's type; zeros for rows and elements that
+// are not there.
+template <class T>
+DEVICE void load_queries(uint32_t (&q)[4], const PrefillAttentionArgs& a, const Rows& rows, int i, int lane) {
   const int dim = a.head_dim;
 #pragma unroll
-  for (int i = 0; i < DIM / 16; i++) {
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      const int at = i * 16 + j / 2 * 8 + lane % 4 * 2, h = j % 2;
-      const float* from = a.qkv + (rows.token[h] * (a.n_heads + 2 * a.n_kv_heads) + rows.head[h]) * dim;
-      const float2 v = rows.there[h] && at < dim ? *reinterpret_cast<const float2*>(from + at) : float2{0, 0};
-      q[i][j] = pair_of<T>(v.x, v.y);
-    }
+  for (int j = 0; j < 4; j++) {
+    const int at = i * 16 + j / 2 * 8 + lane % 4 * 2, h = j % 2;
+    const float* from = a.qkv + (rows.token[h] * (a.n_heads + 2 * a.n_kv_heads) + rows.head[h]) * dim;
+    const float2 v = rows.there[h] && at < dim ? *reinterpret_cast<const float2*>(from + at) : float2{0, 0};
+    q[j] = pair_of<T>(v.x, v.y);
   }
 }
 

@@ -10,31 +10,39 @@ use crate::cuda::driver::{BoxMap, Boxes, Cuda, DevicePtr, Driver, kernel_args, k
 use crate::{AttentionParams, DType, Heads, KvLayer, Profile, QkvPrep, Result, Tensor};
 
 /// Head dimensions that the kernels are compiled for; others are padded to the next.
-const HEAD_DIMS: [usize; 2] = [64, 128];
+const HEAD_DIMS: [usize; 3] = [64, 128, 256];
 
-/// The size of a block of the kernel for this GPU.
+/// The size of a block of the kernel for this GPU and size of heads.
 #[derive(Clone, Copy)]
 struct Block {
     /// Tokens times query heads that share a KV head.
     rows: usize,
     /// Keys of a step.
     keys: usize,
+    /// Stages of queries in shared memory.
+    query_stages: usize,
     threads: u32,
+    /// Elements of a head that the kernel is compiled for.
+    head_dim: usize,
     hopper: bool,
 }
 
 impl Block {
-    fn on(driver: &dyn Driver) -> Self {
-        match driver.is_hopper() {
-            false => Self { rows: 64, keys: 64, threads: 128, hopper: false },
-            true => Self { rows: 128, keys: 128, threads: 512, hopper: true },
-        }
+    /// `head_dim`: one of `HEAD_DIMS`.
+    fn new(hopper: bool, head_dim: usize) -> Self {
+        let (rows, keys, query_stages, threads) = match (hopper, head_dim > 128) {
+            (false, false) => (64, 64, 0, 128),
+            (false, true) => (64, 32, 1, 128),
+            (true, false) => (128, 128, 2, 512),
+            (true, true) => (128, 64, 1, 384),
+        };
+        Self { rows, keys, query_stages, threads, head_dim, hopper }
     }
 
-    /// Bytes of dynamic shared memory: two stages of keys and of values; on Hopper also of queries, aligned to 1024 bytes.
-    const fn shared_bytes(self, head_dim: usize) -> usize {
-        let queries = if self.hopper { 2 * self.rows * head_dim * 2 + 1024 } else { 0 };
-        2 * 2 * self.keys * head_dim * 2 + queries
+    /// Bytes of dynamic shared memory: two stages of keys and of values, and those of queries; on Hopper aligned to 1024 bytes.
+    const fn shared_bytes(self) -> usize {
+        let rows = 2 * 2 * self.keys + self.query_stages * self.rows;
+        rows * self.head_dim * 2 + if self.hopper { 1024 } else { 0 }
     }
 }
 
@@ -121,9 +129,9 @@ pub(super) enum Kernels {
 
 impl Kernels {
     pub(super) fn load(driver: &dyn Driver) -> Result<Self> {
-        let block = Block::on(driver);
-        let shared = |dim| block.shared_bytes(dim);
-        Ok(match block.hopper {
+        let hopper = driver.is_hopper();
+        let shared = |dim| Block::new(hopper, dim).shared_bytes();
+        Ok(match hopper {
             false => Self::Ampere(ByTypeAndHead::load(
                 driver,
                 kernel_image!(prefill_attention),
@@ -152,7 +160,7 @@ pub(super) fn supports(
     !cuda.exact
         && TENSOR_CORE_TYPES.contains(&kv.k.dtype())
         && dim.is_multiple_of(8)
-        && dim <= HEAD_DIMS[1]
+        && dim <= HEAD_DIMS[HEAD_DIMS.len() - 1]
         && batch.n_tokens() > 2 * batch.n_seqs()
 }
 
@@ -178,7 +186,8 @@ pub(super) fn attention(
 ) -> Result<()> {
     let AttentionInput { qkv, kv, batch, params, sinks: of_heads } = input;
     let h = params.heads;
-    let block = Block::on(&*cuda.driver);
+    let i = HEAD_DIMS.iter().position(|&d| h.head_dim <= d).expect("`supports` checked the head size");
+    let block = Block::new(cuda.driver.is_hopper(), HEAD_DIMS[i]);
     let tiling = Tiling::new(block, h);
     let args = PrefillAttentionArgs {
         y: y.ptr(),
@@ -203,8 +212,7 @@ pub(super) fn attention(
         y_rows: y.tile_rows() as u32,
     };
     let n_tiles = tiling.n_tiles(h, batch);
-    let i = HEAD_DIMS.iter().position(|&d| h.head_dim <= d).expect("`supports` checked the head size");
-    let (shared, supported) = (block.shared_bytes(HEAD_DIMS[i]), "`supports` checked the cache's type");
+    let (shared, supported) = (block.shared_bytes(), "`supports` checked the cache's type");
     match cuda.room::<Kernels>() {
         Kernels::Ampere(kernels) => {
             let f = kernels.get(kv.k.dtype(), i).expect(supported);

@@ -1,7 +1,7 @@
 // The attention of prefill_attention.cu for Hopper's tensor cores: warp-specialized, with TMA and wgmma (Shah et al. 2024).
 //
 //   for each tile of the block:                        rows are tokens times query heads that share a KV head
-//     for each step of 128 keys:                       software pipeline of a math group
+//     for each step of 128 or 64 keys:                 software pipeline of a math group
 //       S = Q Kᵀ of this step    ‖  O += P V of the last       wgmma, asynchronous
 //       P = exp2(S - max), correction of O                     while the other group's wgmma run
 //
@@ -10,9 +10,11 @@
 //   group 2         loads keys and values. A cache of whole boxes comes by TMA, issued by one warp; others by cp.async or decoded by
 //                   all 128 threads                                                                              (40 registers)
 //   group 3         loads queries of the next tile, QK norm, RoPE, rounding. The math groups do so for the first tile (72 registers)
+// Heads of 256 leave no room for group 3: the math groups, with 232 registers, prepare the queries of every tile, and a step is 64 keys.
 //
-// Shared memory: rings of 2 stages of K [128, DIM], of V [128, DIM] and of Q [128, DIM], 16 bits each: 96 KiB for heads of 64, 192 KiB
-// for 128, and up to 1,024 bytes of alignment; 5,216 or 9,312 bytes static. All tiles have the 128-byte swizzle of wgmma.
+// Shared memory: rings of 2 stages of K [keys, DIM], of V [keys, DIM] and of Q [128, DIM], 16 bits each: 96 KiB for heads of 64, 192 KiB
+// for 128 and, with one stage of Q, for 256, and up to 1,024 bytes of alignment; 5,216, 9,312 or 12,896 bytes static. All tiles have the
+// 128-byte swizzle of wgmma.
 // Moves: K and V that a tile sees, 4 · n_keys · head_dim bytes for 2 · n_keys · head_dim · rows multiply-adds, so that with full tiles the
 // tensor cores are the bound; the rows of qkv and of y once.
 #include "heads.cuh"
@@ -20,15 +22,27 @@
 #include "../common/hopper.cuh"
 #include "prefill_attention_hopper_args.cuh"
 
-constexpr int THREADS = 512;
 constexpr int ROWS = 128;
-constexpr int KEYS = 128;
 constexpr int QUERY_RING = 4;   // first barrier of the ring of queries, after those of keys and of values
 constexpr int N_BARRIERS = 6;   // stages of all rings
 constexpr int GROUP_BARRIER = 2;  // bar.sync of math group g: GROUP_BARRIER + g; of group 2: 1
 
+// How a block is divided, by the size of its heads.
+template <int DIM>
+struct Plan {
+  static constexpr bool HAS_QUERY_GROUP = DIM <= 128;
+  static constexpr int KEYS = DIM <= 128 ? 128 : 64;  // of a step
+  static constexpr int THREADS = HAS_QUERY_GROUP ? 512 : 384;
+  static constexpr int MATH_REGISTERS = HAS_QUERY_GROUP ? 200 : 232;
+  static constexpr int QUERY_STAGES = HAS_QUERY_GROUP ? 2 : 1;
+  static constexpr int QUERY_BATCH = HAS_QUERY_GROUP ? 8 : 4;  // rows of queries that a warp of a math group loads at once
+};
+
 // Element of a tile of keys or values where 8 elements of a key are, in the layout of `smem_desc`: 64 columns of all keys, then the next.
-DEVICE int swizzled_offset(int key, int chunk) { return (chunk / 8 * KEYS + key) * 64 + ((chunk ^ key) & 7) * 8; }
+template <int KEYS>
+DEVICE int swizzled_offset(int key, int chunk) {
+  return (chunk / 8 * KEYS + key) * 64 + ((chunk ^ key) & 7) * 8;
+}
 
 struct HopperHalf : Half {
   template <int N>
@@ -113,7 +127,7 @@ DEVICE void prepare_queries(const PrefillAttentionHopperArgs& args, const Tile& 
 // What all groups of a block know. Rings in order: keys (stages 0 and 1), values (2 and 3), queries (4 and 5).
 template <int DIM>
 struct Block {
-  static constexpr int TILE = KEYS * DIM, QUERY_TILE = ROWS * DIM;
+  static constexpr int KEYS = Plan<DIM>::KEYS, TILE = KEYS * DIM, QUERY_TILE = ROWS * DIM;
   const PrefillAttentionHopperArgs& args;
   const PrefillAttentionArgs& a;
   uint32_t tiles;            // shared address of the stages of keys, of values, of queries
@@ -179,7 +193,7 @@ DEVICE void run_query_group(Block<DIM>& block, int warp, float* scratch) {
 // Group 2 with TMA, one warp: lane l loads box l % n_boxes of columns l / n_boxes of 64.
 template <int DIM>
 DEVICE void run_tma_warp(Block<DIM>& block, int lane) {
-  constexpr int TILE = Block<DIM>::TILE;
+  constexpr int TILE = Block<DIM>::TILE, KEYS = Block<DIM>::KEYS;
   const PrefillAttentionHopperArgs& args = block.args;
   const int box_rows = block.box_rows, n_boxes = KEYS / box_rows, box = lane % n_boxes, columns = lane / n_boxes;
   block.for_tiles([&](const Tile& t, int start, int n_steps) {
@@ -203,7 +217,7 @@ DEVICE void run_tma_warp(Block<DIM>& block, int lane) {
 // Loads the keys or the values of a step, by the 128 threads of group 2: `loader` has every (128 / CHUNKS)th key's chunk `loader % CHUNKS`.
 template <class Cache, int DIM>
 DEVICE void load_stage(const Block<DIM>& block, const uint8_t* cache, int is_values, uint32_t step, int loader) {
-  constexpr int CHUNKS = DIM / 8, LOADS = KEYS * CHUNKS / 128;
+  constexpr int KEYS = Block<DIM>::KEYS, CHUNKS = DIM / 8, LOADS = KEYS * CHUNKS / 128;
   const int i = is_values * 2 + step % 2, chunk = loader % CHUNKS, dim = block.a.head_dim;
   const bool is_within = chunk * 8 < dim;
   const uint32_t row_bytes = Cache::head_bytes(dim);
@@ -214,7 +228,7 @@ DEVICE void load_stage(const Block<DIM>& block, const uint8_t* cache, int is_val
     const uint32_t row = block.key_rows[step % 2][key];
     // Zeros for keys that are not there, and for what a head lacks of DIM.
     const bool there = row != NO_HEAD && is_within;
-    uint16_t* to = block.tile + i * Block<DIM>::TILE + swizzled_offset(key, chunk);
+    uint16_t* to = block.tile + i * Block<DIM>::TILE + swizzled_offset<KEYS>(key, chunk);
     Cache::load8(to, cache, static_cast<size_t>(row) * row_bytes, chunk * 8, there);
   }
   ptx::cp_async_commit();
@@ -229,12 +243,12 @@ DEVICE void announce_stage(const Block<DIM>& block, int is_values, uint32_t step
 // Group 2 without TMA. Values are announced a step late, so that two loads are under way.
 template <class Cache, int DIM>
 DEVICE void run_load_group(Block<DIM>& block) {
+  constexpr int KEYS = Block<DIM>::KEYS;
   const int loader = ptx::thread_again() - 256;
   block.for_tiles([&](const Tile& t, int start, int n_steps) {
-    const int last = start + n_steps * KEYS;
-    for (int position = start + loader; position < last; block.done++, position += KEYS) {
+    for (int position = start + loader; n_steps > 0; n_steps--, block.done++, position += KEYS) {
       const uint32_t done = block.done;
-      block.key_rows[done % 2][loader] = position < t.end ? t.row_of(block.a, position) : NO_HEAD;
+      if (loader < KEYS) block.key_rows[done % 2][loader] = position < t.end ? t.row_of(block.a, position) : NO_HEAD;
       ptx::sync_threads<128>(1);
       load_stage<Cache>(block, block.a.k_cache, 0, done, loader);
       if (done > 0) {
@@ -253,7 +267,7 @@ DEVICE void run_load_group(Block<DIM>& block) {
 // A tile's work in a math group of 128 threads.
 template <class T, int DIM>
 struct MathTile {
-  static constexpr int TILE = Block<DIM>::TILE;
+  static constexpr int TILE = Block<DIM>::TILE, KEYS = Block<DIM>::KEYS;
   const Block<DIM>& block;
   const Tile& t;
   int start, n_steps, tid, group;
@@ -264,13 +278,16 @@ struct MathTile {
 
   DEVICE MathTile(const Block<DIM>& block, const Tile& t, int start, int n_steps, int tid, int group, bool arrives)
       : block(block), t(t), start(start), n_steps(n_steps), tid(tid), group(group), arrives(arrives) {
-    q = ptx::smem_desc(block.tiles + 4 * TILE * 2 + block.n_done % 2 * Block<DIM>::QUERY_TILE * 2 + group * 64 * 128);
+    const uint32_t stage = block.n_done % Plan<DIM>::QUERY_STAGES;
+    q = ptx::smem_desc(block.tiles + 4 * TILE * 2 + stage * Block<DIM>::QUERY_TILE * 2 + group * 64 * 128);
   }
 
-  // The first tile's queries are prepared by the math groups themselves, the others' by group 3.
+  // The first tile's queries are prepared by the math groups themselves, the others' by group 3 where there is one.
   DEVICE void wait_queries(int warp, float* scratch) const {
-    if (block.n_done == 0) {
-      prepare_queries<T, DIM, 16, 8>(block.args, t, block.queries, warp * 16, scratch);
+    if (!Plan<DIM>::HAS_QUERY_GROUP || block.n_done == 0) {
+      // All warps of the group have multiplied the queries of the tile before.
+      if (block.n_done > 0) ptx::sync_threads<128>(GROUP_BARRIER + group);
+      prepare_queries<T, DIM, 16, Plan<DIM>::QUERY_BATCH>(block.args, t, block.queries, warp * 16, scratch);
       ptx::fence_proxy_async_shared();
       ptx::sync_threads<128>(GROUP_BARRIER + group);
     } else {
@@ -286,8 +303,9 @@ struct MathTile {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++) {
-      const uint64_t columns = i / 4 * (KEYS * 128 / 16) + i % 4 * 2;
-      T::wgmma_ss(score, q + columns, k + columns, i > 0);
+      // The next 64 columns of all rows, and the next 16 of these.
+      const uint64_t of_rows = i / 4 * (ROWS * 128 / 16) + i % 4 * 2, of_keys = i / 4 * (KEYS * 128 / 16) + i % 4 * 2;
+      T::wgmma_ss(score, q + of_rows, k + of_keys, i > 0);
     }
     ptx::wgmma_commit();
   }
@@ -324,7 +342,8 @@ struct MathTile {
   // Frees a stage of keys or values, and after the tile's last keys its queries.
   DEVICE void release(int is_values, int step) const {
     if (arrives) ptx::mbarrier_arrive(block.empty + 8 * (is_values * 2 + (block.done + step) % 2));
-    if (arrives && is_values == 0 && step == n_steps - 1) ptx::mbarrier_arrive(block.empty + 8 * (QUERY_RING + block.n_done % 2));
+    const bool frees_queries = Plan<DIM>::HAS_QUERY_GROUP && is_values == 0 && step == n_steps - 1;
+    if (arrives && frees_queries) ptx::mbarrier_arrive(block.empty + 8 * (QUERY_RING + block.n_done % 2));
   }
 };
 
@@ -348,7 +367,7 @@ DEVICE void run_math_group(Block<DIM>& block, int warp, bool arrives, float* scr
       tile.multiply_values(step - 1);
       ptx::wgmma_wait<1>();
       tile.release(0, step);
-      softmax.weigh(tile.score, block.a, t, rows, start + step * KEYS, lane);
+      softmax.weigh(tile.score, block.a, t, rows, start + step * Block<DIM>::KEYS, lane);
       ptx::wgmma_wait<0>();
       tile.release(1, step - 1);
       softmax.correct(tile.out);
@@ -366,8 +385,9 @@ template <class T, class Cache, int DIM>
 DEVICE void prefill_attention(const PrefillAttentionHopperArgs& args) {
 #if __CUDA_ARCH__ == 900
   DYNAMIC_SHARED(shared);
-  __shared__ uint32_t key_rows[2][KEYS];
-  __shared__ float scratch[THREADS / 32][DIM];
+  using P = Plan<DIM>;
+  __shared__ uint32_t key_rows[2][P::KEYS];
+  __shared__ float scratch[P::THREADS / 32][DIM];
   __shared__ uint64_t barriers[2 * N_BARRIERS];
   Block<DIM> block(args, shared, barriers, key_rows);
   const int tid = threadIdx.x, lane = tid % 32;
@@ -378,8 +398,10 @@ DEVICE void prefill_attention(const PrefillAttentionHopperArgs& args) {
   if (warp == 0) block.init_barriers(lane);
   __syncthreads();
   if (group == 3) {
-    ptx::setmaxnreg_dec<72>();
-    run_query_group<T>(block, warp, scratch[warp]);
+    if constexpr (P::HAS_QUERY_GROUP) {
+      ptx::setmaxnreg_dec<72>();
+      run_query_group<T>(block, warp, scratch[warp]);
+    }
   } else if (group == 2) {
     ptx::setmaxnreg_dec<40>();
     if (!block.box_rows) {
@@ -388,14 +410,14 @@ DEVICE void prefill_attention(const PrefillAttentionHopperArgs& args) {
       run_tma_warp(block, lane);
     }
   } else {
-    ptx::setmaxnreg_inc<200>();
+    ptx::setmaxnreg_inc<P::MATH_REGISTERS>();
     run_math_group<T>(block, warp, tid % 128 == 0, scratch[warp]);
   }
 #endif
 }
 
 #define PREFILL_ATTENTION(NAME, T, CACHE, DIM) \
-  KERNEL_1(prefill_attention_hopper_##NAME##_##DIM, PrefillAttentionHopperArgs, THREADS) { prefill_attention<T, CACHE, DIM>(a); }
-PREFILL_ATTENTION(F16, HopperHalf, RawCache, 64) PREFILL_ATTENTION(F16, HopperHalf, RawCache, 128)
-PREFILL_ATTENTION(BF16, HopperBfloat, RawCache, 64) PREFILL_ATTENTION(BF16, HopperBfloat, RawCache, 128)
-PREFILL_ATTENTION(Q8_0, HopperHalf, Q8Cache, 64) PREFILL_ATTENTION(Q8_0, HopperHalf, Q8Cache, 128)
+  KERNEL_1(prefill_attention_hopper_##NAME##_##DIM, PrefillAttentionHopperArgs, Plan<DIM>::THREADS) { prefill_attention<T, CACHE, DIM>(a); }
+#define PREFILL_ATTENTIONS(NAME, T, CACHE) \
+  PREFILL_ATTENTION(NAME, T, CACHE, 64) PREFILL_ATTENTION(NAME, T, CACHE, 128) PREFILL_ATTENTION(NAME, T, CACHE, 256)
+PREFILL_ATTENTIONS(F16, HopperHalf, RawCache) PREFILL_ATTENTIONS(BF16, HopperBfloat, RawCache) PREFILL_ATTENTIONS(Q8_0, HopperHalf, Q8Cache)

@@ -235,7 +235,8 @@ MULTIPLY_SHARED_OF(f16) MULTIPLY_SHARED_OF(bf16)
                  : "l"(a), "l"(b), "r"(add)); \
   }
 #define MULTIPLY_GROUPS(type) \
-  MULTIPLY_GROUP(type, 128, 16, "%64", "%65", "%66") MULTIPLY_GROUP(type, 192, 24, "%96", "%97", "%98") \
+  MULTIPLY_GROUP(type, 64, 8, "%32", "%33", "%34") MULTIPLY_GROUP(type, 128, 16, "%64", "%65", "%66") \
+  MULTIPLY_GROUP(type, 192, 24, "%96", "%97", "%98") \
   MULTIPLY_GROUP(type, 256, 32, "%128", "%129", "%130")
 MULTIPLY_GROUPS(f16) MULTIPLY_GROUPS(bf16)
 #undef MULTIPLY_GROUP
@@ -309,7 +310,8 @@ __device__ __forceinline__ float4 load_quad(uint32_t at) {
   }
 #define MULTIPLY_REGISTERS_OF(type) \
   MULTIPLY_REGISTERS(type, 64, 8, "%32, %33, %34, %35", "%36", "%37", "%38") \
-  MULTIPLY_REGISTERS(type, 128, 16, "%64, %65, %66, %67", "%68", "%69", "%70")
+  MULTIPLY_REGISTERS(type, 128, 16, "%64, %65, %66, %67", "%68", "%69", "%70") \
+  MULTIPLY_REGISTERS(type, 256, 32, "%128, %129, %130, %131", "%132", "%133", "%134")
 MULTIPLY_REGISTERS_OF(f16) MULTIPLY_REGISTERS_OF(bf16)
 #undef MULTIPLY_REGISTERS
 #undef MULTIPLY_REGISTERS_OF
