@@ -1,7 +1,7 @@
 //! `realizar inspect --kernels`: which GPU kernel multiplies with which of a model's matrices.
 
 use realizar_compute::DType;
-use realizar_compute::cuda::{Arch, kernel_for};
+use realizar_compute::cuda::{Arch, experts_kernel_for, kernel_for};
 use realizar_model::source::TensorSource;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -16,6 +16,8 @@ pub(crate) struct MatrixKernels {
     /// Name with `*` for the layer.
     name: String,
     dtype: &'static str,
+    /// Experts that the matrix is one of; 1 for a plain matrix.
+    n_experts: usize,
     n_out: usize,
     n_in: usize,
     matrices: usize,
@@ -29,28 +31,37 @@ struct RowsKernel {
     kernel: &'static str,
 }
 
-/// The kernels of a model's plain matrices. Experts have kernels of their own.
+/// The kernels of a model's matrices, and of those with all experts of a layer.
 pub(crate) fn report(source: &dyn TensorSource) -> Vec<MatrixKernels> {
-    let mut groups: BTreeMap<(String, DType, usize, usize), usize> = BTreeMap::new();
+    let mut groups: BTreeMap<(String, DType, [usize; 3]), usize> = BTreeMap::new();
     for t in source.tensors() {
-        if let [n_out, n_in] = t.shape[..] {
-            *groups.entry((without_layer(&t.name), t.dtype, n_out, n_in)).or_default() += 1;
-        }
+        let shape = match t.shape[..] {
+            [n_out, n_in] => [1, n_out, n_in],
+            [n_experts, n_out, n_in] if t.name.contains("exp") => [n_experts, n_out, n_in],
+            _ => continue,
+        };
+        *groups.entry((without_layer(&t.name), t.dtype, shape)).or_default() += 1;
     }
-    let row = |((name, dtype, n_out, n_in), matrices)| MatrixKernels {
+    let row = |((name, dtype, shape), matrices)| MatrixKernels {
         name,
         dtype: DType::name(dtype),
-        n_out,
-        n_in,
+        n_experts: shape[0],
+        n_out: shape[1],
+        n_in: shape[2],
         matrices,
-        kernels: Arch::ALL.map(|arch| (arch.name(), kernels(arch, dtype, n_out, n_in))).into(),
+        kernels: Arch::ALL.map(|arch| (arch.name(), kernels(arch, dtype, shape))).into(),
     };
     groups.into_iter().map(row).collect()
 }
 
-fn kernels(arch: Arch, dtype: DType, n_out: usize, n_in: usize) -> Vec<RowsKernel> {
-    let of =
-        |rows| kernel_for(arch, dtype, n_out, n_in, rows, false).map(|kernel| RowsKernel { rows, kernel });
+fn kernels(arch: Arch, dtype: DType, shape: [usize; 3]) -> Vec<RowsKernel> {
+    let of = |rows| {
+        let kernel = match shape {
+            [1, n_out, n_in] => kernel_for(arch, dtype, n_out, n_in, rows, false),
+            experts => experts_kernel_for(arch, dtype, experts, rows),
+        };
+        kernel.map(|kernel| RowsKernel { rows, kernel })
+    };
     ROWS.into_iter().filter_map(of).collect()
 }
 
@@ -65,11 +76,14 @@ pub(crate) fn text(matrices: &[MatrixKernels]) -> String {
     let mut out = String::new();
     let name = matrices.iter().map(|m| m.name.len()).max().unwrap_or(0);
     for arch in Arch::ALL {
-        let mut line = format!("{:<name$} {:<8} {:>15}", arch.name(), "type", "shape");
+        let mut line = format!("{:<name$} {:<8} {:>17}", arch.name(), "type", "shape");
         ROWS.iter().for_each(|m| write!(line, "  {:<13}", format!("M = {m}")).expect("a string takes text"));
         for m in matrices {
-            write!(line, "\n{:<name$} {:<8} {:>15}", m.name, m.dtype, format!("[{}, {}]", m.n_out, m.n_in))
-                .expect("a string takes text");
+            let shape = match m.n_experts {
+                1 => format!("[{}, {}]", m.n_out, m.n_in),
+                n => format!("[{n}, {}, {}]", m.n_out, m.n_in),
+            };
+            write!(line, "\n{:<name$} {:<8} {shape:>17}", m.name, m.dtype).expect("a string takes text");
             for k in &m.kernels[arch.name()] {
                 write!(line, "  {:<13}", k.kernel).expect("a string takes text");
             }

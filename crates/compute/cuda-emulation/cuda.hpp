@@ -181,6 +181,21 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
   return bits;
 }
 
+inline unsigned __match_any_sync(unsigned, unsigned v) {
+  const uint64_t word = v;
+  const auto given = emulation::give(&word, 1);
+  unsigned bits = 0;
+  for (unsigned l = 0; l < 32; l++) bits |= static_cast<unsigned>(given(l) == word) << l;
+  return bits;
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned v) {
+  const uint64_t word = v;
+  const auto given = emulation::give(&word, 1);
+  for (unsigned l = 0; l < 32; l++) v = std::max(v, static_cast<unsigned>(given(l)));
+  return v;
+}
+inline unsigned __reduce_min_sync(unsigned mask, unsigned v) { return ~__reduce_max_sync(mask, ~v); }
+
 using std::max;
 using std::min;
 inline int __popc(unsigned x) { return __builtin_popcount(x); }

@@ -4,14 +4,15 @@ use super::attention::{self, Step};
 use super::batch::StagedBatch;
 use super::common::{Input, Output, Tiles};
 use super::driver::Cuda;
+use super::experts;
 use super::matmul::{self, Epilogue, EpilogueKind, Matmul};
 use super::norm;
 use super::recurrent::{self, NormAndGate};
 use crate::blocks::{self, Blocks};
 use crate::{
     Activation, AttentionBlock, BlockInput, BlockOutput, Collectives, DeltaInput, DeltaPart, FfnBlock, FfnUp,
-    HeadBlock, Join, Linear, Norm, Ops, OutputGate, Profile, RecurrentBlock, Result, ShortConv, StateLayer,
-    Stream, Tensor,
+    HeadBlock, Join, Linear, MoeBlock, Norm, Ops, OutputGate, Profile, RecurrentBlock, Result, ShortConv,
+    StateLayer, Stream, Tensor,
 };
 
 impl Blocks for Cuda {
@@ -109,6 +110,31 @@ impl Blocks for Cuda {
             self.gated(hidden, rows, activation)
         })?;
         add_output(self, "down_proj", hidden, tiles, stream, out)
+    }
+
+    fn experts(&self, mut stream: Stream<'_, Self>, block: MoeBlock<'_, Self>) -> Result<()> {
+        // A shared expert is added between the experts and the residual.
+        if block.shared.is_some() {
+            return blocks::experts(self, stream, block);
+        }
+        let MoeBlock { input, router, experts, shared: _, post_norm, is_part, scores, scratch } = block;
+        let m = stream.residual.rows();
+        let x = self.timed("router", || {
+            let x = match input {
+                BlockInput::Norm(norm) if !experts::has_norm(self, &experts, m, norm) => {
+                    self.norm(stream.normed, stream.residual, norm)?;
+                    BlockInput::Shared
+                }
+                _ => input,
+            };
+            project(self, router, scores, x, &mut stream).map(|()| x)
+        })?;
+        let x = block_input(x, &stream);
+        let Stream { residual, output, .. } = stream;
+        let is_sum = post_norm.is_none() && !is_part;
+        let to = if is_sum { (residual.ptr(), Epilogue::Add) } else { (output.ptr(), Epilogue::Store) };
+        self.timed("experts", || experts::run(self, to, x, scores, &experts, scratch))?;
+        if is_sum { Ok(()) } else { add_to_residual(self, residual, output, post_norm, is_part) }
     }
 
     fn head(&self, logits: &mut Tensor<Self>, block: HeadBlock<'_, Self>) -> Result<()> {

@@ -20,7 +20,7 @@ mod sampling;
 
 pub use batch::StagedBatch;
 pub use driver::{Buffer, Cuda, CudaOptions, MAX_RANKS};
-pub use matmul::{Arch, Matrix, kernel_for};
+pub use matmul::{Arch, Matrix, experts_kernel_for, kernel_for};
 pub use sampling::Choices;
 
 use crate::Result;

@@ -328,17 +328,19 @@ fn products_with_what_stands_around_them() {
     check(&[Fused { parts, n_in: 512, rows: 2, norm: NormKind::Rms, bias: true }]);
 }
 
-/// A mixture of experts with a shared one beside it.
+/// A mixture of experts, maybe with a shared one beside it.
 #[derive(Debug)]
-struct WithShared {
+struct Mixture {
     dtype: DType,
     rows: usize,
+    shared: bool,
+    /// Of the shared one.
     gate: bool,
     input: Reads,
     post_norm: bool,
 }
 
-impl Case for WithShared {
+impl Case for Mixture {
     const PATHS: Paths = Paths::Weights;
 
     fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
@@ -360,6 +362,15 @@ impl Case for WithShared {
         if let Reads::Shared = self.input {
             stream.normed = rows_of(b, &Random(16).normals(rows * n), n);
         }
+        let (mut shared_rows, mut shared_hidden) =
+            (poisoned(b, rows, 2 * shared_inner), poisoned(b, rows, shared_inner));
+        let shared = SharedExpert {
+            gate_up: &shared_gate_up,
+            down: &shared_down,
+            gate: self.gate.then_some(&shared_gate),
+            rows: &mut shared_rows,
+            hidden: &mut shared_hidden,
+        };
         let block = MoeBlock {
             input: match self.input {
                 Reads::Norm => BlockInput::Norm(&norm),
@@ -375,13 +386,7 @@ impl Case for WithShared {
                 selection_bias: None,
                 params,
             },
-            shared: Some(SharedExpert {
-                gate_up: &shared_gate_up,
-                down: &shared_down,
-                gate: self.gate.then_some(&shared_gate),
-                rows: &mut poisoned(b, rows, 2 * shared_inner),
-                hidden: &mut poisoned(b, rows, shared_inner),
-            }),
+            shared: self.shared.then_some(shared),
             post_norm: self.post_norm.then_some(&post_norm),
             is_part: false,
             scores: &mut poisoned(b, rows, n_experts),
@@ -403,11 +408,12 @@ impl Case for WithShared {
 }
 
 #[test]
-fn experts_with_a_shared_one() {
-    for dtype in [DType::F32, DType::Q4_K] {
-        for gate in [false, true] {
+fn experts_alone_and_with_a_shared_one() {
+    for dtype in [DType::F32, DType::Q4_K, DType::BF16] {
+        for (shared, gate) in [(false, false), (true, false), (true, true)] {
             for rows in [1, 3, 20] {
-                let case = |input, post_norm| check(&[WithShared { dtype, rows, gate, input, post_norm }]);
+                let case =
+                    |input, post_norm| check(&[Mixture { dtype, rows, shared, gate, input, post_norm }]);
                 case(Reads::Norm, false);
                 case(Reads::Residual, true);
                 case(Reads::Shared, false);

@@ -162,6 +162,17 @@ fn matmul_of_a_few_rows_of_packed_weights() {
     }
 }
 
+/// Routers of experts are narrow matrices of floats.
+#[test]
+fn matmul_of_narrow_floats() {
+    for (n_out, n_in) in [(128, 2052), (33, 4100), (1, 4), (500, 128)] {
+        for (m, bias) in [(1, true), (8, false), (9, true), (70, false)] {
+            let parts = vec![(DType::F32, n_out), (DType::F32, 3)];
+            check_on_gpus(&[Matmul { parts, n_in, rows: 0..m, bias }]);
+        }
+    }
+}
+
 #[test]
 fn matmul_at_the_borders_between_kernels_of_gpus() {
     use DType::*;
@@ -414,6 +425,61 @@ fn moe_with_biases_and_clamps() {
                 check(&[case]);
             }
         }
+    }
+}
+
+/// Types that GPUs have fast kernels for.
+const FAST_ON_GPUS: [DType; 12] = {
+    use DType::*;
+    [F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, Q5_0, NVFP4]
+};
+
+/// Every type with every number of rows around the borders between kernels, by turns with uses spread over the experts and all of one
+/// expert, so that others have none, with and without biases, and with each activation.
+#[test]
+fn moe_of_every_fast_type_on_gpus() {
+    let activations = [Activation::Silu, Activation::ClampedSwiglu, Activation::GeluTanh];
+    let mut i = 0;
+    for dtype in FAST_ON_GPUS {
+        for rows in [1, 2, 8, 9, 64, 65, 257] {
+            let mut case = Moe { hidden_size: 512, ..moe_case(dtype, 4, 2, true, rows) };
+            case.intermediate_size = 256;
+            case.bias = i % 2 == 0;
+            case.params.activation = activations[i % 3];
+            if i % 4 == 1 {
+                case.params.router.n_used = 1;
+                case.scores = Some(vec![0.1, 0.2, 0.9, 0.3]);
+            }
+            check_on_gpus(&[case]);
+            i += 1;
+        }
+    }
+}
+
+/// Rows of weights of several groups, the last of which is short, and outputs that end within a block's.
+#[test]
+fn moe_of_sizes_that_are_no_multiples_on_gpus() {
+    for dtype in FAST_ON_GPUS {
+        let (hidden_size, intermediate_size) =
+            if dtype.block_len() == 256 { (2304, 768) } else { (2112, 320) };
+        for (rows, bias) in [(1, true), (3, false), (20, true)] {
+            let case = moe_case(dtype, 3, 2, true, rows);
+            check_on_gpus(&[Moe { hidden_size, intermediate_size, bias, ..case }]);
+        }
+    }
+    // Rows of weights of more than one group in both products.
+    for dtype in [DType::Q4_K, DType::Q8_0, DType::BF16] {
+        let case = moe_case(dtype, 3, 3, false, 1);
+        check_on_gpus(&[Moe { hidden_size: 256, intermediate_size: 2304, ..case }]);
+    }
+}
+
+/// More uses than a warp sorts at a time, of more experts than a warp has lanes.
+#[test]
+fn moe_of_many_experts() {
+    for rows in [1, 3, 100, 700] {
+        let case = moe_case(DType::F32, 70, 8, true, rows);
+        check_on_gpus(&[Moe { hidden_size: 8, intermediate_size: 4, ..case }]);
     }
 }
 

@@ -2,9 +2,17 @@
 #pragma once
 #include <cstdint>
 
+// Most experts that the routing kernels hold.
+constexpr int MAX_EXPERTS = 1024;
+
+// Warps of moe_group.
+constexpr int GROUP_WARPS = 16;
+
 struct MoeArgs {
   // [n_tokens, hidden_size]
   float* y;
+  // Whether sums are added to y.
+  uint32_t adds;
   // [n_tokens, n_experts]
   const float* router;
   // [n_experts], added to the scores for the choice only, or null
@@ -21,6 +29,8 @@ struct MoeArgs {
   uint32_t* slots;
   // [n_uses]: the token of each slot
   uint32_t* tokens;
+  // [n_uses]: where each use is if all tiles have `tile_rows` rows
+  uint32_t* places;
   // [n_tiles]; those not needed have no rows
   struct MoeTile* tiles;
   uint32_t n_tokens;
@@ -28,6 +38,8 @@ struct MoeArgs {
   uint32_t n_used;
   uint32_t hidden_size;
   uint32_t n_tiles;
+  // Slots of a tile at most.
+  uint32_t tile_rows;
   uint32_t norm_topk;
   // Whether scores are sigmoids; softmax otherwise.
   uint32_t is_sigmoid;

@@ -1,21 +1,35 @@
 //! Launches of a mixture of experts: nothing of the routing comes back to the host.
 
-use super::common::activation_code;
-use super::driver::{Cuda, DevicePtr, kernel_args, kernels};
-use super::matmul::{Part, Rows, TILE_ROWS, gemv_part};
-use crate::{Error, Experts, ExpertsKind, GroupScore, MoeScratch, Result, Router, RouterScores, Tensor};
+use super::common::{Input, Output, activation_code};
+use super::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
+use super::matmul::{
+    Epilogue, EpilogueKind, ExpertsPlan, ExpertsProblem, ExpertsRow, GroupedRows, MAX_USED, Part, Rows,
+    TILE_ROWS, Target, gemv_part, select_experts,
+};
+use crate::{
+    Error, Experts, ExpertsKind, GroupScore, MoeScratch, Norm, NormKind, Result, Router, RouterScores, Tensor,
+};
 
-/// Most experts that the routing kernels hold.
-const MAX_EXPERTS: usize = 1024;
 /// Most groups of experts, one for each lane of a warp.
 const MAX_GROUPS: usize = 32;
+/// Tokens of a block of `moe_route`, and threads.
+const ROUTE_TOKENS: usize = 4;
+const ROUTE_THREADS: u32 = 128;
 
 kernel_args! {
     in "experts_args.cuh";
 
+    /// Most experts that the routing kernels hold.
+    const MAX_EXPERTS: usize = 1024;
+
+    /// Warps of moe_group.
+    const GROUP_WARPS: usize = 16;
+
     struct MoeArgs {
         /// [n_tokens, hidden_size]
         y: DevicePtr as "float*",
+        /// Whether sums are added to y.
+        adds: u32,
         /// [n_tokens, n_experts]
         router: DevicePtr as "const float*",
         /// [n_experts], added to the scores for the choice only, or null
@@ -32,6 +46,8 @@ kernel_args! {
         slots: DevicePtr as "uint32_t*",
         /// [n_uses]: the token of each slot
         tokens: DevicePtr as "uint32_t*",
+        /// [n_uses]: where each use is if all tiles have `tile_rows` rows
+        places: DevicePtr as "uint32_t*",
         /// [n_tiles]; those not needed have no rows
         tiles: DevicePtr as "struct MoeTile*",
         n_tokens: u32,
@@ -39,6 +55,8 @@ kernel_args! {
         n_used: u32,
         hidden_size: u32,
         n_tiles: u32,
+        /// Slots of a tile at most.
+        tile_rows: u32,
         norm_topk: u32,
         /// Whether scores are sigmoids; softmax otherwise.
         is_sigmoid: u32,
@@ -67,14 +85,30 @@ kernel_args! {
     }
 }
 
-kernels! {
-    /// Kernels of experts.cu.
-    pub(in crate::cuda) struct Kernels in experts {
-        moe_route: MoeArgs,
-        moe_group: MoeArgs,
-        moe_gate: MoeGateArgs,
-        moe_combine: MoeArgs,
+/// Kernels of experts.cu.
+#[derive(Clone, Copy)]
+pub(in crate::cuda) struct Kernels {
+    moe_route: Kernel<MoeArgs>,
+    moe_group: Kernel<MoeArgs>,
+    moe_gate: Kernel<MoeGateArgs>,
+    moe_combine: Kernel<MoeArgs>,
+}
+
+impl Kernels {
+    pub(in crate::cuda) fn load(driver: &dyn Driver) -> Result<Self> {
+        let image = kernel_image!(experts);
+        Ok(Self {
+            moe_route: image.kernel(driver, "moe_route", 0)?,
+            moe_group: image.kernel(driver, "moe_group", group_shared_bytes(MAX_EXPERTS))?,
+            moe_gate: image.kernel(driver, "moe_gate", 0)?,
+            moe_combine: image.kernel(driver, "moe_combine", 0)?,
+        })
     }
+}
+
+/// Dynamic shared memory of `moe_group`.
+fn group_shared_bytes(n_experts: usize) -> usize {
+    4 * (GROUP_WARPS + 2) * n_experts
 }
 
 /// Whether the kernels have room for this.
@@ -83,8 +117,9 @@ pub(in crate::cuda) fn check(kind: &ExpertsKind) -> Result<()> {
 }
 
 fn check_sizes(n_experts: usize, router: &Router) -> Result<()> {
-    let n_groups = router.groups.map_or(1, |groups| groups.count);
+    let (n_used, n_groups) = (router.n_used, router.groups.map_or(1, |groups| groups.count));
     let what = match () {
+        () if n_used > MAX_USED => format!("{n_used} experts per token; up to {MAX_USED} can be"),
         () if n_experts > MAX_EXPERTS => format!("{n_experts} experts; up to {MAX_EXPERTS} can be"),
         () if n_groups > MAX_GROUPS => format!("{n_groups} groups of experts; up to {MAX_GROUPS} can be"),
         () => return Ok(()),
@@ -92,6 +127,7 @@ fn check_sizes(n_experts: usize, router: &Router) -> Result<()> {
     Err(Error::UnsupportedSize { op: "moe", what, backend: "cuda" })
 }
 
+/// `y = sum over chosen experts` of the rows of `x`.
 pub(in crate::cuda) fn moe(
     cuda: &Cuda,
     y: &mut Tensor<Cuda>,
@@ -100,73 +136,247 @@ pub(in crate::cuda) fn moe(
     experts: &Experts<'_, Cuda>,
     scratch: &mut MoeScratch<Cuda>,
 ) -> Result<()> {
-    let &Experts { gate_up, gate_up_bias, down, down_bias, selection_bias, params } = experts;
-    let (up, back) = (&gate_up.shape, &down.shape);
-    let (n_tokens, n, inner, n_experts) = (x.rows(), x.row_len(), back.n_in, router.row_len());
-    assert_eq!((up.n_in, up.n_out, back.n_out), (n, 2 * inner, n));
-    assert_eq!((up.n_experts, back.n_experts), (n_experts, n_experts));
-    assert_eq!((y.rows(), y.row_len(), router.rows()), (n_tokens, n, n_tokens));
-    check_sizes(n_experts, &params.router)?;
-    let Router { n_used, scores, norm_topk, scale, groups } = params.router;
-    assert!(n_used <= n_experts, "{n_used} of {n_experts} experts");
-    let kernels = cuda.room::<Kernels>();
-    let n_uses = n_tokens * n_used;
-    for t in [&mut scratch.gate_up, &mut scratch.hidden, &mut scratch.y] {
-        t.set_rows(n_uses);
+    assert_eq!((x.row_len(), y.row_len()), (experts.down.shape.n_out, experts.down.shape.n_out));
+    assert_eq!((x.rows(), y.rows()), (router.rows(), router.rows()));
+    run(cuda, (y.ptr(), Epilogue::Store), Input::Floats(x.ptr(), None), router, experts, scratch)
+}
+
+/// Whether [`run`] takes a norm before such experts with `m` rows.
+pub(in crate::cuda) fn has_norm(
+    cuda: &Cuda,
+    experts: &Experts<'_, Cuda>,
+    m: usize,
+    norm: &Norm<Cuda>,
+) -> bool {
+    let is_simple = norm.kind == NormKind::Rms && norm.bias.is_none();
+    is_simple && matches!(plan(cuda, experts, m), ExpertsPlan::Gemv(_))
+}
+
+/// As [`moe`], with the sums stored in `y` or added to what is there. `x` and `y` are `[n_tokens, hidden_size]`, and may be the same.
+///
+/// # Panics
+/// If there is a norm that the kernels do not have; see [`has_norm`].
+pub(in crate::cuda) fn run(
+    cuda: &Cuda,
+    to: (DevicePtr, Epilogue),
+    x: Input<'_>,
+    router: &Tensor<Cuda>,
+    experts: &Experts<'_, Cuda>,
+    scratch: &mut MoeScratch<Cuda>,
+) -> Result<()> {
+    let mixture = Mixture::new(router, experts, scratch)?;
+    let plan = mixture.plan(cuda);
+    if let ExpertsPlan::Gemv(plan) = plan {
+        let routes = mixture.route(cuda, 1)?;
+        return plan.run(cuda, &mixture.row(&routes, x, to));
     }
-    // Each expert's last tile may be partly filled.
-    let n_tiles = n_uses.min(n_uses / TILE_ROWS + n_experts);
-    let words = cuda.scratch.get(&cuda.driver, "routes to experts", 4 * (4 * n_uses + 3 * n_tiles))?;
-    let array = |i: usize| words.offset(4 * i * n_uses);
-    let args = MoeArgs {
-        y: y.ptr(),
-        router: router.ptr(),
-        selection_bias: selection_bias.map_or(DevicePtr::NULL, Tensor::ptr),
-        down_bias: down_bias.map_or(DevicePtr::NULL, Tensor::ptr),
-        outputs: scratch.y.ptr(),
-        experts: array(0),
-        weights: array(1),
-        slots: array(2),
-        tokens: array(3),
-        tiles: array(4),
-        n_tokens: n_tokens as u32,
-        n_experts: n_experts as u32,
-        n_used: n_used as u32,
-        hidden_size: n as u32,
-        n_tiles: n_tiles as u32,
-        norm_topk: u32::from(norm_topk),
-        is_sigmoid: u32::from(scores == RouterScores::Sigmoid),
-        scale,
-        n_groups: groups.map_or(1, |groups| groups.count as u32),
-        n_groups_used: groups.map_or(1, |groups| groups.n_used as u32),
-        groups_by_top_two: u32::from(groups.is_some_and(|groups| groups.score == GroupScore::TopTwo)),
+    let Input::Floats(x, None) = x else { panic!("experts with a norm that their kernels do not have") };
+    let routes = match plan {
+        ExpertsPlan::GroupedGemm(plan) => {
+            let (routes, rows) = mixture.grouped(cuda, x, plan.tile_rows())?;
+            plan.run(cuda, &rows)?;
+            routes
+        }
+        ExpertsPlan::GroupedMma(plan) => {
+            let (routes, rows) = mixture.grouped(cuda, x, plan.tile_rows())?;
+            plan.run(cuda, &rows)?;
+            routes
+        }
+        ExpertsPlan::Gemv(_) | ExpertsPlan::SimtGemv => mixture.multiply_in_floats(cuda, x)?,
     };
-    // SAFETY: the scratch memory holds four words for each use and three for each tile; the tensors were checked above.
-    unsafe {
-        cuda.launch(kernels.moe_route, [n_tokens.div_ceil(4), 1, 1], 128, &args)?;
-        cuda.launch(kernels.moe_group, [usize::from(n_uses > 0), 1, 1], 256, &args)?;
+    mixture.combine(cuda, &routes, to)
+}
+
+fn plan(cuda: &Cuda, experts: &Experts<'_, Cuda>, m: usize) -> ExpertsPlan {
+    let Experts { gate_up, down, params, .. } = experts;
+    let (gate_up, down, n_used) = (&gate_up.shape, &down.shape, params.router.n_used);
+    select_experts(&Target::of(cuda), &ExpertsProblem { gate_up, down, m, n_used }).1
+}
+
+/// One mixture of experts with its sizes.
+struct Mixture<'a> {
+    experts: &'a Experts<'a, Cuda>,
+    /// `[n_tokens, n_experts]`
+    router: &'a Tensor<Cuda>,
+    scratch: &'a MoeScratch<Cuda>,
+    n_tokens: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    n_experts: usize,
+}
+
+/// Which experts are used, on the device.
+struct Routes {
+    args: MoeArgs,
+    n_tiles: usize,
+}
+
+impl<'a> Mixture<'a> {
+    /// Checks all sizes.
+    fn new(
+        router: &'a Tensor<Cuda>,
+        experts: &'a Experts<'a, Cuda>,
+        scratch: &'a mut MoeScratch<Cuda>,
+    ) -> Result<Self> {
+        let (up, back) = (&experts.gate_up.shape, &experts.down.shape);
+        let (n_tokens, n_experts) = (router.rows(), router.row_len());
+        let (hidden_size, intermediate_size) = (back.n_out, back.n_in);
+        assert_eq!((up.n_in, up.n_out), (hidden_size, 2 * intermediate_size));
+        assert_eq!((up.n_experts, back.n_experts), (n_experts, n_experts));
+        let biases = [(experts.gate_up_bias, up.n_out), (experts.down_bias, back.n_out)];
+        assert!(biases.iter().all(|(bias, n)| bias.is_none_or(|b| b.len() == n_experts * n)), "biases");
+        check_sizes(n_experts, &experts.params.router)?;
+        let n_used = experts.params.router.n_used;
+        assert!(n_used <= n_experts, "{n_used} of {n_experts} experts");
+        for t in [&mut scratch.x, &mut scratch.gate_up, &mut scratch.hidden, &mut scratch.y] {
+            t.set_rows(n_tokens * n_used);
+        }
+        Ok(Self { experts, router, scratch, n_tokens, hidden_size, intermediate_size, n_experts })
     }
-    let rows = |x_rows| Rows::Tiles { tiles: args.tiles, n_tiles, x_rows };
-    for part in &gate_up.parts {
-        let y = scratch.gate_up.ptr().offset(4 * part.shape.first_out);
-        gemv_part(cuda, Part { w: up, part, y, bias: DevicePtr::NULL }, x.ptr(), rows(args.tokens))?;
+
+    fn n_uses(&self) -> usize {
+        self.n_tokens * self.experts.params.router.n_used
     }
-    let hidden = scratch.hidden.ptr();
-    let gate = MoeGateArgs {
-        hidden,
-        gate_up: scratch.gate_up.ptr(),
-        bias: gate_up_bias.map_or(DevicePtr::NULL, Tensor::ptr),
-        experts: args.experts,
-        slots: args.slots,
-        intermediate_size: inner as u32,
-        activation: activation_code(params.activation),
-    };
-    // SAFETY: gates and ups of all uses were written, and there is room for their products.
-    unsafe { cuda.launch(kernels.moe_gate, [n_uses, inner.div_ceil(256), 1], 256, &gate)? };
-    for part in &down.parts {
-        let y = scratch.y.ptr().offset(4 * part.shape.first_out);
-        gemv_part(cuda, Part { w: back, part, y, bias: DevicePtr::NULL }, hidden, rows(DevicePtr::NULL))?;
+
+    fn plan(&self, cuda: &Cuda) -> ExpertsPlan {
+        plan(cuda, self.experts, self.n_tokens)
     }
-    // SAFETY: as above; the outputs of all uses were written.
-    unsafe { cuda.launch(kernels.moe_combine, [n_tokens, n.div_ceil(256), 1], 256, &args) }
+
+    fn biases(&self) -> [DevicePtr; 2] {
+        [self.experts.gate_up_bias, self.experts.down_bias].map(|b| b.map_or(DevicePtr::NULL, Tensor::ptr))
+    }
+
+    /// Chooses the experts of each token. There is room to group them in tiles of `tile_rows`.
+    fn route(&self, cuda: &Cuda, tile_rows: usize) -> Result<Routes> {
+        let (n_uses, n_experts) = (self.n_uses(), self.n_experts);
+        // Each expert's last tile may be partly filled.
+        let n_tiles = n_uses.min(n_uses / tile_rows + n_experts);
+        let words = cuda.scratch.get(&cuda.driver, "routes to experts", 4 * (5 * n_uses + 3 * n_tiles))?;
+        let array = |i: usize| words.offset(4 * i * n_uses);
+        let Router { n_used, scores, norm_topk, scale, groups } = self.experts.params.router;
+        let args = MoeArgs {
+            y: DevicePtr::NULL,
+            adds: 0,
+            router: self.router.ptr(),
+            selection_bias: self.experts.selection_bias.map_or(DevicePtr::NULL, Tensor::ptr),
+            down_bias: self.biases()[1],
+            outputs: self.scratch.y.ptr(),
+            experts: array(0),
+            weights: array(1),
+            slots: array(2),
+            tokens: array(3),
+            places: array(4),
+            tiles: array(5),
+            n_tokens: self.n_tokens as u32,
+            n_experts: n_experts as u32,
+            n_used: n_used as u32,
+            hidden_size: self.hidden_size as u32,
+            n_tiles: n_tiles as u32,
+            tile_rows: tile_rows as u32,
+            norm_topk: u32::from(norm_topk),
+            is_sigmoid: u32::from(scores == RouterScores::Sigmoid),
+            scale,
+            n_groups: groups.map_or(1, |groups| groups.count as u32),
+            n_groups_used: groups.map_or(1, |groups| groups.n_used as u32),
+            groups_by_top_two: u32::from(groups.is_some_and(|groups| groups.score == GroupScore::TopTwo)),
+        };
+        let (f, blocks) = (cuda.room::<Kernels>().moe_route, self.n_tokens.div_ceil(ROUTE_TOKENS));
+        // SAFETY: the scratch memory holds five words for each use; the tensors were checked when this was made.
+        unsafe { cuda.launch(f, [blocks, 1, 1], ROUTE_THREADS, &args)? };
+        Ok(Routes { args, n_tiles })
+    }
+
+    /// Sorts the uses by expert.
+    fn group(&self, cuda: &Cuda, routes: &Routes) -> Result<()> {
+        let (f, shared) = (cuda.room::<Kernels>().moe_group, group_shared_bytes(self.n_experts));
+        let blocks = [usize::from(self.n_uses() > 0), 1, 1];
+        // SAFETY: as in `route`, and the scratch memory holds three words for each tile.
+        unsafe { cuda.launch_shared(f, blocks, 32 * GROUP_WARPS as u32, shared, &routes.args) }
+    }
+
+    /// Stores the sum over each token's experts of what is in `scratch.y`, or adds it.
+    fn combine(&self, cuda: &Cuda, routes: &Routes, (y, epilogue): (DevicePtr, Epilogue)) -> Result<()> {
+        let adds = u32::from(epilogue.kind() == EpilogueKind::Add);
+        let args = MoeArgs { y, adds, ..routes.args };
+        let blocks = [self.n_tokens, self.hidden_size.div_ceil(256), 1];
+        // SAFETY: the outputs of all uses were written, and the callers checked y.
+        unsafe { cuda.launch(cuda.room::<Kernels>().moe_combine, blocks, 256, &args) }
+    }
+
+    /// What is computed where there is one row.
+    fn row<'b>(
+        &'b self,
+        routes: &Routes,
+        x: Input<'b>,
+        (y, epilogue): (DevicePtr, Epilogue),
+    ) -> ExpertsRow<'b> {
+        ExpertsRow {
+            weights: [self.experts.gate_up, self.experts.down],
+            biases: self.biases(),
+            x,
+            y: Output::Floats(y),
+            epilogue,
+            activation: self.experts.params.activation,
+            experts: routes.args.experts,
+            factors: routes.args.weights,
+            hidden: self.scratch.hidden.ptr(),
+        }
+    }
+
+    /// The rows of `x`, sorted by the experts that they use, in tiles of `tile_rows`.
+    fn grouped(&self, cuda: &Cuda, x: DevicePtr, tile_rows: usize) -> Result<(Routes, GroupedRows<'_>)> {
+        let routes = self.route(cuda, tile_rows)?;
+        self.group(cuda, &routes)?;
+        let rows = GroupedRows {
+            weights: [self.experts.gate_up, self.experts.down],
+            gate_up_bias: self.biases()[0],
+            activation: self.experts.params.activation,
+            x,
+            m: self.n_tokens,
+            n_used: self.experts.params.router.n_used,
+            tiles: routes.args.tiles,
+            n_tiles: routes.n_tiles,
+            tile_rows,
+            slots: routes.args.slots,
+            places: routes.args.places,
+            x_room: &self.scratch.x,
+            hidden_room: &self.scratch.gate_up,
+            hidden: self.scratch.hidden.ptr(),
+            y: self.scratch.y.ptr(),
+        };
+        Ok((routes, rows))
+    }
+
+    /// With weights of any type, decoded to floats; each row's sums are taken in an order of their own.
+    fn multiply_in_floats(&self, cuda: &Cuda, x: DevicePtr) -> Result<Routes> {
+        let routes = self.route(cuda, TILE_ROWS)?;
+        self.group(cuda, &routes)?;
+        let (args, n_tiles, scratch) = (&routes.args, routes.n_tiles, self.scratch);
+        let (gate_up, down) = (self.experts.gate_up, self.experts.down);
+        let rows = |x_rows| Rows::Tiles { tiles: args.tiles, n_tiles, x_rows };
+        for part in &gate_up.parts {
+            let y = scratch.gate_up.ptr().offset(4 * part.shape.first_out);
+            let part = Part { w: &gate_up.shape, part, y, bias: DevicePtr::NULL };
+            gemv_part(cuda, part, x, rows(args.tokens))?;
+        }
+        let hidden = scratch.hidden.ptr();
+        let gate = MoeGateArgs {
+            hidden,
+            gate_up: scratch.gate_up.ptr(),
+            bias: self.biases()[0],
+            experts: args.experts,
+            slots: args.slots,
+            intermediate_size: self.intermediate_size as u32,
+            activation: activation_code(self.experts.params.activation),
+        };
+        let blocks = [self.n_uses(), self.intermediate_size.div_ceil(256), 1];
+        // SAFETY: gates and ups of all uses were written, and there is room for their products.
+        unsafe { cuda.launch(cuda.room::<Kernels>().moe_gate, blocks, 256, &gate)? };
+        for part in &down.parts {
+            let y = scratch.y.ptr().offset(4 * part.shape.first_out);
+            let part = Part { w: &down.shape, part, y, bias: DevicePtr::NULL };
+            gemv_part(cuda, part, hidden, rows(DevicePtr::NULL))?;
+        }
+        Ok(routes)
+    }
 }

@@ -10,8 +10,13 @@
 // one block to an SM, with about half of what it has, so that the next kernel's block fits beside it. Most of the code runs once
 // per launch, and an SM waits for instructions that it has not run before: so it is short, and has few copies of itself.
 //
+// With experts (GemvExpertsArgs) there is one row of x, which uses a few of many matrices. With a gate the outputs of all of these are
+// shared out, one matrix after the other. Without one x has a part for each matrix, an output has groups of each, and their sums are
+// weighed before they are added. Which matrices are used is known only when the kernel before has ended, so the ring is filled after that.
+//
 // Moves: the weights once. Shared memory: the ring, 80 bytes per 64 activations of each row, 4 bytes per group of a row and row of x.
 #include "packed.cuh"
+#include "../common/activation.cuh"
 #include "../common/ranks.cuh"
 #include "gemv_args.cuh"
 
@@ -30,8 +35,6 @@ constexpr int LINE = 128;
 
 // ADD_RANKS: what every GPU has is added to y; of one row.
 enum Epilogue : uint32_t { STORE, ADD, GATE, ADD_RANKS };
-
-enum Activation : uint32_t { SILU, GELU_TANH, GELU_ERF, RELU_SQUARED, RELU };
 
 DEVICE float activate(uint32_t f, float x) {
   switch (f) {
@@ -227,13 +230,16 @@ DEVICE auto activations(const XPiece* pieces, const float* floats, int j, int gr
 }
 
 // What is in shared memory whatever the kind of weights. What follows, the ring, begins on a line too.
-template <int WARPS, bool ONE>
+template <int WARPS, bool ONE, bool EXPERTS = false>
 struct __align__(LINE) Common {
   uint64_t barriers[WARPS][MAX_STAGES];
   // A warp's share of the sum of squares of each row of x.
   float squares[ONE ? 1 : MAX_ROWS][WARPS];
   // Of the exchange with other GPUs.
   uint32_t round;
+  // The experts that are used, and what their outputs are multiplied with.
+  uint32_t experts[EXPERTS ? MAX_USED : 1];
+  float weights[EXPERTS ? MAX_USED : 1];
 };
 
 // Adds what every GPU has for outputs `first` to `first + n` of one row, an output to a thread, to y.
@@ -248,9 +254,10 @@ DEVICE void add_ranks(const GemvArgs& a, const ranks::Ranks& ranks, uint32_t rou
 }
 
 // What a block computes, where its things are in shared memory, and which units of work are a warp's. USUAL, LARGE: bytes of the ring.
-template <class P, int THREADS, bool ONE, int USUAL, int LARGE>
+template <class P, int THREADS, bool ONE, int USUAL, int LARGE, bool EXPERTS>
 struct GemvWork {
   typedef P Weights;
+  static constexpr bool OF_EXPERTS = EXPERTS;
   static constexpr int WARPS = THREADS / 32;
   static constexpr bool ONE_ROW = ONE;
   static constexpr int BYTES = P::bytes(GROUP), SLOT = ceil_div(BYTES, LINE) * LINE;
@@ -258,10 +265,12 @@ struct GemvWork {
   DEVICE static constexpr int stages_of(int ring) { return ring / (WARPS * STAGE) < MAX_STAGES ? ring / (WARPS * STAGE) : MAX_STAGES; }
 
   const GemvArgs& a;
-  int n_rows;  // outputs; with a gate, its own and then as many of up's
+  const GemvExpertsArgs* experts;  // null without EXPERTS
+  int n_rows;                      // outputs; with a gate, its own and then as many of up's
   bool gate;
   int n_stages, n, lane, warp, m;
-  int n_groups, last_size;  // groups of a row, and pieces of the last one
+  int n_row;                            // weights in a row; x has n, more where several rows make an output
+  int n_groups, row_groups, last_size;  // groups of an output and of a row, and pieces of a row's last one
   uint32_t last_bytes;
   uint8_t* ring;  // the warp's
   XPiece* pieces;
@@ -269,15 +278,18 @@ struct GemvWork {
   // A unit is a group of rows `row` and `row` + n_own. They are shared out group by group, so that a warp keeps its activations.
   int n_own, begin, end, first_group, first_row;
 
-  DEVICE GemvWork(const GemvArgs& a, int n_rows, bool gate, unsigned char* shared) : a(a), n_rows(n_rows), gate(gate) {
+  DEVICE GemvWork(const GemvArgs& a, const GemvExpertsArgs* experts, int n_rows, bool gate, unsigned char* shared)
+      : a(a), experts(experts), n_rows(n_rows), gate(gate) {
     static_assert(stages_of(USUAL) >= 1, "the ring is too small");
     const int ring_bytes = a.large_ring ? LARGE : USUAL;
     n_stages = a.large_ring ? stages_of(LARGE) : stages_of(USUAL);
     n = a.n_in, lane = threadIdx.x % 32, warp = __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), m = ONE ? 1 : a.m;
-    const int n_pieces = P::PACKED ? n / 64 : ceil_div(n, 32);
-    n_groups = ceil_div(n_pieces, GROUP);
-    last_size = n_pieces - (n_groups - 1) * GROUP;
-    last_bytes = P::PACKED ? P::bytes(last_size) : (n - (n_groups - 1) * 1024) * 2;
+    n_row = EXPERTS ? experts->n_row : n;
+    const int n_pieces = P::PACKED ? n_row / 64 : ceil_div(n_row, 32);
+    row_groups = ceil_div(n_pieces, GROUP);
+    n_groups = EXPERTS && !gate ? row_groups * experts->n_used : row_groups;
+    last_size = n_pieces - (row_groups - 1) * GROUP;
+    last_bytes = P::PACKED ? P::bytes(last_size) : (n_row - (row_groups - 1) * 1024) * 2;
     const size_t x_bytes = P::PACKED ? static_cast<size_t>(n / 64) * sizeof(XPiece) : static_cast<size_t>(n) * 4;
     ring = shared + warp * (n_stages * STAGE);
     pieces = reinterpret_cast<XPiece*>(shared + ring_bytes);
@@ -291,6 +303,8 @@ struct GemvWork {
 
   // Outputs that are stored.
   DEVICE int n_y() const { return gate ? n_rows / 2 : n_rows; }
+  // Of which of an output's rows a group is.
+  DEVICE int row_of(int group) const { return EXPERTS ? group / row_groups : 0; }
 };
 
 // A warp's copies of weights, which run ahead of what is multiplied.
@@ -299,26 +313,43 @@ struct WeightCopies {
   const W& work;
   int64_t row_bytes, other;  // `other`: from a row to the unit's second; of an odd number's last that is itself
   int unit, group, row;
-  const uint8_t* from;
+  const uint8_t* from;  // of experts: the part's first row
   uint64_t* barrier;
+  int first;  // output
+  uint32_t expert = 0;  // one of those that are used to a lane
 
-  DEVICE WeightCopies(const W& work, const GemvPart& part, int first, uint64_t* barrier) : work(work), barrier(barrier) {
+  DEVICE WeightCopies(const W& work, const GemvPart& part, int first, uint64_t* barrier) : work(work), barrier(barrier), first(first) {
     const GemvArgs& a = work.a;
-    const uint8_t* w = part.w + static_cast<size_t>(first) * part.row_bytes;
     row_bytes = static_cast<int64_t>(part.row_bytes);
     other = work.gate ? a.parts[1].w - a.parts[0].w : work.n_own * row_bytes;
     unit = work.begin, group = work.first_group, row = work.first_row;
-    from = w + group * W::BYTES + row * row_bytes;
+    from = part.w;
+    if (!W::OF_EXPERTS) from += static_cast<size_t>(first) * part.row_bytes + group * W::BYTES + row * row_bytes;
+  }
+
+  // The next unit's weights. Of experts these may be another matrix's than the last one's.
+  DEVICE const uint8_t* source() const {
+    const bool is_up = W::ROWS == 1 && work.gate && row >= work.n_own / 2;
+    if constexpr (W::OF_EXPERTS) {
+      const int n_out = work.experts->n_out;
+      int out = first + (is_up ? row - work.n_own / 2 : row), used = work.row_of(group);
+      const int in_row = group - used * work.row_groups;
+      if (work.gate) used = out / n_out, out -= used * n_out;
+      const uint8_t* w = from + __shfl_sync(ALL_LANES, expert, used) * work.experts->expert_bytes;
+      return w + out * row_bytes + in_row * W::BYTES + (is_up ? other : 0);
+    } else {
+      return is_up ? from + other - work.n_own / 2 * row_bytes : from;
+    }
   }
 
   // Asks for the next unit's weights, if there is one.
   DEVICE void load_stage(int stage) {
     if (unit < work.end) {
-      const uint32_t bytes = group + 1 == work.n_groups ? work.last_bytes : W::BYTES;
+      const bool is_last = group - work.row_of(group) * work.row_groups + 1 == work.row_groups;
+      const uint32_t bytes = is_last ? work.last_bytes : W::BYTES;
       const int copier = ptx::copying_lane(work.lane);
       ptx::mbarrier_expect_tx(barrier + stage, copier, W::ROWS * bytes);
-      const uint8_t* r = from;
-      if (W::ROWS == 1 && work.gate && row >= work.n_own / 2) r += other - work.n_own / 2 * row_bytes;
+      const uint8_t* r = source();
       ptx::cp_async_bulk_evict_first(work.ring + stage * W::STAGE, r, bytes, barrier + stage, copier);
       if (W::ROWS == 2) {
         const uint8_t* second = work.gate || row + work.n_own < work.n_rows ? r + other : r;
@@ -326,22 +357,41 @@ struct WeightCopies {
       }
       ptx::cp_async_mbarrier_arrive(barrier + stage);
     }
-    unit++, row++, from += row_bytes;
-    if (row == work.n_own) row = 0, group++, from += W::BYTES - work.n_own * row_bytes;
+    unit++, row++;
+    if (!W::OF_EXPERTS) from += row_bytes;
+    if (row == work.n_own) {
+      row = 0, group++;
+      if (!W::OF_EXPERTS) from += W::BYTES - work.n_own * row_bytes;
+    }
+  }
+
+  DEVICE void init_barriers() const {
+#pragma unroll 1
+    for (int s = 0; s < work.n_stages; s++) ptx::barrier_init(barrier + s, work.lane);
+    ptx::fence_mbarrier_init();
   }
 
   // Fills the ring stage by stage: 20 to 35 KB under way are enough for the memory's full speed, and the kernel before, which waits for its
   // input or its last weights, would stand behind the rest. Where rows are so short that a stage is less than that, all at once.
   DEVICE void fill_ring() {
-#pragma unroll 1
-    for (int s = 0; s < work.n_stages; s++) ptx::barrier_init(barrier + s, work.lane);
-    ptx::fence_mbarrier_init();
+    init_barriers();
     const bool by_turns = work.n_groups > 1 || work.last_size > GROUP / 2;
 #pragma unroll 1
     for (int s = 0; s < work.n_stages; s++) {
       if (by_turns && s > 0 && work.begin + s <= work.end) ptx::mbarrier_wait(barrier + s - 1, 0);
       load_stage(s);
     }
+  }
+
+  // The same of experts, after the kernel before has ended. The input is asked for between the first stage and the others.
+  DEVICE void fill_first() {
+    init_barriers();
+    if (work.lane < static_cast<int>(work.experts->n_used)) expert = __ldcg(work.experts->experts + work.lane);
+    load_stage(0);
+  }
+  DEVICE void fill_others() {
+#pragma unroll 1
+    for (int s = 1; s < work.n_stages; s++) load_stage(s);
   }
 };
 
@@ -351,7 +401,7 @@ DEVICE void accumulate(const W& work, WeightCopies<W>& copies) {
   typedef typename W::Weights P;
   constexpr bool ONE = W::ONE_ROW;
   constexpr int ROWS = W::ROWS;
-  const int lane = work.lane, n = work.n, n_own = work.n_own, n_groups = work.n_groups;
+  const int lane = work.lane, n_row = work.n_row, n_own = work.n_own, n_groups = work.n_groups;
   int stage = 0;
   uint32_t parity = 0;
   // When the lanes' sums meet, each has had in hand what it took, and not only asked for it, before the next copy overwrites it.
@@ -361,8 +411,12 @@ DEVICE void accumulate(const W& work, WeightCopies<W>& copies) {
   };
 #pragma unroll 1
   for (int unit = work.begin, group = work.first_group; unit < work.end; group++) {
-    const int size = group + 1 == n_groups ? work.last_size : GROUP, length = P::PACKED ? size : min(n - group * 1024, 1024);
-    auto x = activations<P>(work.pieces, work.floats, 0, group, size, lane, n);
+    const int used = work.row_of(group), in_row = group - used * work.row_groups;
+    const int size = in_row + 1 == work.row_groups ? work.last_size : GROUP;
+    const int length = P::PACKED ? size : min(n_row - in_row * 1024, 1024);
+    const XPiece* pieces = work.pieces + used * (n_row / 64);
+    const float* floats = work.floats + used * n_row;
+    auto x = activations<P>(pieces, floats, 0, in_row, size, lane, n_row);
     const int until = min(work.end, (group + 1) * n_own);
     int row = unit - group * n_own;
 #pragma unroll 1
@@ -374,7 +428,7 @@ DEVICE void accumulate(const W& work, WeightCopies<W>& copies) {
       for (int i = 0; i < ROWS; i++) P::take(p[i], weights + i * W::SLOT, length, P::PACKED ? min(lane, size - 1) : lane);
 #pragma unroll 1
       for (int j = 0; j < work.m; j++) {
-        if (!ONE && j > 0) x = activations<P>(work.pieces, work.floats, j, group, size, lane, n);
+        if (!ONE && j > 0) x = activations<P>(pieces, floats, j, in_row, size, lane, n_row);
         float sum[ROWS];
 #pragma unroll
         for (int i = 0; i < ROWS; i++) sum[i] = P::dot(p[i], x);
@@ -391,15 +445,15 @@ DEVICE void accumulate(const W& work, WeightCopies<W>& copies) {
       }
       if (!ONE) {
         give_back();
-        x = activations<P>(work.pieces, work.floats, 0, group, size, lane, n);
+        x = activations<P>(pieces, floats, 0, in_row, size, lane, n_row);
       }
     }
   }
 }
 
 // What the norm of row j multiplies with.
-template <int WARPS, bool ONE>
-DEVICE float inverse_rms(const GemvArgs& a, const Common<WARPS, ONE>& common, int j) {
+template <int WARPS, bool ONE, bool EXPERTS>
+DEVICE float inverse_rms(const GemvArgs& a, const Common<WARPS, ONE, EXPERTS>& common, int j) {
   if (!a.norm_weight) return 1.0f;
   float sum = 0;
 #pragma unroll
@@ -414,6 +468,22 @@ DEVICE float merge_groups(const W& work, int row, int j) {
 #pragma unroll 2
   for (int g = 0; g < work.n_groups; g++) sum += work.sums[(row * work.n_groups + g) * work.m + j];
   return sum;
+}
+
+// The sum of the experts' outputs, each with its bias and then times its weight, in the order of their use.
+template <class W, class Common>
+DEVICE float merge_experts(const W& work, const Common& common, int row, int out) {
+  const GemvExpertsArgs& e = *work.experts;
+  const float* sums = work.sums + row * work.n_groups;
+  float total = 0;
+#pragma unroll 1
+  for (int u = 0; u < static_cast<int>(e.n_used); u++) {
+    float sum = e.bias ? e.bias[static_cast<size_t>(common.experts[u]) * e.n_out + out] : 0.0f;
+#pragma unroll 1
+    for (int g = 0; g < work.row_groups; g++) sum += *sums++;
+    total += common.weights[u] * sum;
+  }
+  return total;
 }
 
 // What will be added to the thread's first sum: the bias, and y once the kernel before has ended.
@@ -460,21 +530,57 @@ DEVICE float store(const W& work, const Common& common, const GemvPart& part, in
   return mine;
 }
 
+// The same of experts.
+template <class W, int THREADS, class Common>
+DEVICE void store_experts(const W& work, const Common& common, int first, float addend) {
+  const GemvExpertsArgs& e = *work.experts;
+  const GemvArgs& a = work.a;
+  const int n_y = work.n_y(), n_out = e.n_out;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < n_y; i += THREADS) {
+    const int out = first + i;
+    float y;
+    if (work.gate) {
+      const float factor = inverse_rms(a, common, 0);
+      float gate = merge_groups(work, i, 0) * factor, up = merge_groups(work, n_y + i, 0) * factor;
+      if (e.bias) {
+        const int used = out / n_out;
+        const float* bias = e.bias + static_cast<size_t>(common.experts[used]) * 2 * n_out + (out - used * n_out);
+        gate += bias[0], up += bias[n_out];
+      }
+      y = a.activation == CLAMPED_SWIGLU ? gate_one(CLAMPED_SWIGLU, gate, up) : activate(a.activation, gate) * up;
+    } else {
+      if (i >= THREADS) addend = a.epilogue == ADD ? __ldcg(a.y + out) : 0.0f;
+      y = merge_experts(work, common, i, out) + addend;
+    }
+    a.y[out] = y;
+  }
+}
+
 // Outputs `first` to `first + n_rows` of a part; with a gate, its rows and then as many of up's. USUAL, LARGE: bytes of the ring.
 // Where other GPUs have parts of the outputs, a thread has one at most.
-template <class P, int THREADS, bool ONE, bool RANKS, int USUAL, int LARGE = USUAL>
+template <class P, int THREADS, bool ONE, class Others, int USUAL, int LARGE = USUAL>
 DEVICE void multiply(const GemvArgs& a, const GemvPart& part, int first, int n_rows, bool gate, unsigned char* shared,
-                     Common<THREADS / 32, ONE>& common, const ranks::Ranks* ranks) {
-  typedef GemvWork<P, THREADS, ONE, USUAL, LARGE> W;
-  const W work(a, n_rows, gate, shared);
+                     Common<THREADS / 32, ONE, Others::EXPERTS>& common, const Others& others) {
+  constexpr bool RANKS = Others::RANKS, EXPERTS = Others::EXPERTS;
+  typedef GemvWork<P, THREADS, ONE, USUAL, LARGE, EXPERTS> W;
+  const W work(a, others.experts, n_rows, gate, shared);
   WeightCopies<W> copies(work, part, first, common.barriers[work.warp]);
-  copies.fill_ring();
+  if (!EXPERTS) copies.fill_ring();
 
   Eight norm;
   if (a.norm_weight) norm.load(a.norm_weight, Eight::at(threadIdx.x / 32 * SPAN), work.n);
   const float addend = load_addend(work, part, first);
+  if constexpr (EXPERTS) {
+    copies.fill_first();
+    const GemvExpertsArgs& e = *work.experts;
+    if (threadIdx.x < e.n_used) {
+      common.experts[threadIdx.x] = copies.expert;
+      if (!gate) common.weights[threadIdx.x] = __ldcg(e.weights + threadIdx.x);
+    }
+  }
   uint32_t round = 0;
-  if (RANKS && a.epilogue == ADD_RANKS) round = ranks->round();
+  if (RANKS && a.epilogue == ADD_RANKS) round = others.ranks->round();
   prepare<THREADS>(a, work.m, norm, work.pieces, work.floats,
                    !P::PACKED ? ActivationForm::FLOATS : P::PAIRS_OF_SUMS ? ActivationForm::PAIRS_OF_SUMS : ActivationForm::SUMS,
                    [&](int j, float share) {
@@ -484,21 +590,43 @@ DEVICE void multiply(const GemvArgs& a, const GemvPart& part, int first, int n_r
   if constexpr (RANKS) {
     if (threadIdx.x == 0) common.round = round;
   }
+  if constexpr (EXPERTS) copies.fill_others();
   __syncthreads();
   accumulate(work, copies);
   __syncthreads();
-  const float mine = store<W, THREADS, RANKS>(work, common, part, first, addend);
-  if constexpr (RANKS) {
-    if (a.epilogue == ADD_RANKS) add_ranks(a, *ranks, common.round, mine, part.first_out + first, n_rows);
+  if constexpr (EXPERTS) {
+    store_experts<W, THREADS>(work, common, first, addend);
+  } else {
+    const float mine = store<W, THREADS, RANKS>(work, common, part, first, addend);
+    if constexpr (RANKS) {
+      if (a.epilogue == ADD_RANKS) add_ranks(a, *others.ranks, common.round, mine, part.first_out + first, n_rows);
+    }
   }
 }
 
-// PLAIN: whether weights may be plain numbers. ONE: whether x has one row. `ranks`: null for a GPU alone.
-template <int THREADS, bool PLAIN, bool ONE, bool RANKS = false>
-DEVICE void multiply_parts(const GemvArgs& a, const ranks::Ranks* ranks = nullptr) {
+// What a product has to do with beside its weights: nothing, the other GPUs, or experts.
+struct Alone {
+  static constexpr bool RANKS = false, EXPERTS = false;
+  static constexpr const ranks::Ranks* ranks = nullptr;
+  static constexpr const GemvExpertsArgs* experts = nullptr;
+};
+struct WithRanks {
+  static constexpr bool RANKS = true, EXPERTS = false;
+  const ranks::Ranks* ranks;
+  static constexpr const GemvExpertsArgs* experts = nullptr;
+};
+struct OfExperts {
+  static constexpr bool RANKS = false, EXPERTS = true;
+  const GemvExpertsArgs* experts;
+  static constexpr const ranks::Ranks* ranks = nullptr;
+};
+
+// PLAIN: whether weights may be plain numbers. ONE: whether x has one row.
+template <int THREADS, bool PLAIN, bool ONE, class Others = Alone>
+DEVICE void multiply_parts(const GemvArgs& a, const Others& others = Others{}) {
   DYNAMIC_SHARED(shared);
   ptx::launch_dependents();
-  __shared__ Common<THREADS / 32, ONE> common;
+  __shared__ Common<THREADS / 32, ONE, Others::EXPERTS> common;
   const bool gate = a.epilogue == GATE;
   uint32_t p = 0;
   if (!gate) {
@@ -509,7 +637,7 @@ DEVICE void multiply_parts(const GemvArgs& a, const ranks::Ranks* ranks = nullpt
   const uint64_t block = blockIdx.x - part.first_block, n_blocks = end - part.first_block;
   const int first = static_cast<int>(part.n_out * block / n_blocks), last = static_cast<int>(part.n_out * (block + 1) / n_blocks);
   const int n_rows = (last - first) * (gate ? 2 : 1);
-#define MULTIPLY(P, ...) multiply<P, THREADS, ONE, RANKS, __VA_ARGS__>(a, part, first, n_rows, gate, shared, common, ranks)
+#define MULTIPLY(P, ...) multiply<P, THREADS, ONE, Others, __VA_ARGS__>(a, part, first, n_rows, gate, shared, common, others)
   if constexpr (PLAIN) {
     if (part.layout == LAYOUT_F16) return MULTIPLY(Plain<false>, PLAIN_RING);
     if (part.layout == LAYOUT_BF16) return MULTIPLY(Plain<true>, PLAIN_RING);
@@ -529,8 +657,11 @@ KERNEL_2(gemv_256, GemvArgs, 256) { multiply_parts<256, true, true>(a); }
 KERNEL_2(gemv_384, GemvArgs, 384) { multiply_parts<384, false, true>(a); }
 KERNEL_2(gemv_512, GemvArgs, 512) { multiply_parts<512, false, true>(a); }
 // The same for a GPU among several; what one does alone stays as short as it is.
-KERNEL_2(gemv_256_ranks, GemvRanksArgs, 256) { multiply_parts<256, true, true, true>(a.product, &a.ranks); }
-KERNEL_2(gemv_384_ranks, GemvRanksArgs, 384) { multiply_parts<384, false, true, true>(a.product, &a.ranks); }
-KERNEL_2(gemv_512_ranks, GemvRanksArgs, 512) { multiply_parts<512, false, true, true>(a.product, &a.ranks); }
+KERNEL_2(gemv_256_ranks, GemvRanksArgs, 256) { multiply_parts<256, true, true>(a.product, WithRanks{&a.ranks}); }
+KERNEL_2(gemv_384_ranks, GemvRanksArgs, 384) { multiply_parts<384, false, true>(a.product, WithRanks{&a.ranks}); }
+KERNEL_2(gemv_512_ranks, GemvRanksArgs, 512) { multiply_parts<512, false, true>(a.product, WithRanks{&a.ranks}); }
+// One row of x with the experts that it uses.
+KERNEL_2(gemv_256_experts, GemvExpertsArgs, 256) { multiply_parts<256, true, true>(a.product, OfExperts{&a}); }
+KERNEL_2(gemv_384_experts, GemvExpertsArgs, 384) { multiply_parts<384, false, true>(a.product, OfExperts{&a}); }
 // Up to 8 rows.
 KERNEL(gemv_8, GemvArgs, 384) { multiply_parts<384, true, false>(a); }

@@ -2,14 +2,16 @@
 
 use super::blocks::distribute;
 use super::epilogue::Epilogue;
+use super::matrix::Matrix;
 use super::op::Matmul;
 use super::packed_types::Weights;
 use super::shape::{MatrixShape, PartRows, Target};
-use crate::Result;
+use crate::cuda::common::{Input, Output};
 use crate::cuda::driver::{
     BLOCK_BYTES, Cuda, DevicePtr, Driver, GEMV_STATIC_BYTES, Kernel, MAX_BLOCKS, Member, PLACES, RanksArgs,
     kernel_args, kernel_image, sm_shared_bytes,
 };
+use crate::{Activation, Result};
 
 /// Rows of activations that the kernel takes.
 const MAX_ROWS: usize = 8;
@@ -28,6 +30,9 @@ kernel_args! {
 
     /// Parts that the kernels take.
     const MAX_PARTS: usize = 4;
+
+    /// Experts that a token uses at most.
+    const MAX_USED: usize = 32;
 
     struct GemvPart {
         /// [n_out] rows of `row_bytes`
@@ -69,6 +74,25 @@ kernel_args! {
         product: GemvArgs,
         ranks: RanksArgs as "ranks::Ranks",
     }
+
+    /// The product of one row with the experts that it uses. GATE: `product.n_out` are the outputs of all of these, one after the other. Else
+    /// they add up, and x has n_row columns for each.
+    struct GemvExpertsArgs {
+        product: GemvArgs,
+        /// [n_used]
+        experts: DevicePtr as "const uint32_t*",
+        /// [n_used], what the outputs of each are multiplied with; not read for GATE
+        weights: DevicePtr as "const float*",
+        /// [all experts, n_out], for GATE [all experts, 2 * n_out]; or null
+        bias: DevicePtr as "const float*",
+        /// of a part, from one expert to the next
+        expert_bytes: u64,
+        n_used: u32,
+        /// outputs of an expert
+        n_out: u32,
+        /// columns of an expert's row
+        n_row: u32,
+    }
 }
 
 /// How one product is done.
@@ -93,6 +117,8 @@ pub(in crate::cuda) struct Kernels {
     gemv_256: OneRow,
     gemv_384: OneRow,
     gemv_512: OneRow,
+    /// One row with experts, with 256 threads and with 384.
+    experts: [Kernel<GemvExpertsArgs>; 2],
     /// Up to 8 rows of activations.
     gemv_8: Kernel<GemvArgs>,
 }
@@ -117,6 +143,10 @@ impl Kernels {
             gemv_256: one_row(256)?,
             gemv_384: one_row(384)?,
             gemv_512: one_row(512)?,
+            experts: [
+                image.kernel(driver, "gemv_256_experts", shared)?,
+                image.kernel(driver, "gemv_384_experts", shared)?,
+            ],
             gemv_8: image.kernel(driver, "gemv_8", shared)?,
         })
     }
@@ -124,6 +154,14 @@ impl Kernels {
 
 /// Plans `m` rows times the matrix, or for a `gate` times the halves of its outputs; `None` where the kernel cannot.
 pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Option<Plan> {
+    if w.n_experts != 1 {
+        return None;
+    }
+    finish(target, w, m, parts(w, gate)?, gate)
+}
+
+/// The parts of a matrix, or for a `gate` the halves of its outputs, as the kernels know them.
+fn parts(w: &MatrixShape, gate: bool) -> Option<Vec<(PartRows, GemvPart)>> {
     let part = |rows: PartRows, n_out: usize| {
         let part = &w.parts[rows.part];
         let args = GemvPart {
@@ -138,16 +176,22 @@ pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Op
     };
     if !gate {
         let parts = w.parts.iter().enumerate();
-        let parts =
-            parts.map(|(i, p)| part(PartRows { part: i, first: 0 }, p.n_out)).collect::<Option<_>>()?;
-        return finish(target, w, m, parts, false);
+        return parts.map(|(i, p)| part(PartRows { part: i, first: 0 }, p.n_out)).collect();
     }
     let [gate, up] = w.halves()?.map(|rows| part(rows, w.n_out / 2));
     let parts = vec![gate?, up?];
-    if (parts[0].1.layout, parts[0].1.row_bytes) != (parts[1].1.layout, parts[1].1.row_bytes) {
-        return None;
-    }
-    finish(target, w, m, parts, true)
+    let are_alike = (parts[0].1.layout, parts[0].1.row_bytes) == (parts[1].1.layout, parts[1].1.row_bytes);
+    are_alike.then_some(parts)
+}
+
+/// Groups of a row of `n` weights, as the kernels take them.
+fn n_groups(is_plain: bool, n: usize) -> usize {
+    if is_plain { n.div_ceil(1024) } else { (n / 64).div_ceil(32) }
+}
+
+/// Shared memory of a row of `n` activations.
+fn x_bytes(is_plain: bool, n: usize) -> usize {
+    if is_plain { 4 * n } else { n / 64 * X_PIECE }
 }
 
 fn finish(
@@ -157,7 +201,7 @@ fn finish(
     mut parts: Vec<(PartRows, GemvPart)>,
     gate: bool,
 ) -> Option<Plan> {
-    if w.n_experts != 1 || m > MAX_ROWS * MAX_PASSES || parts.len() > MAX_PARTS || w.n_in == 0 {
+    if m > MAX_ROWS * MAX_PASSES || parts.len() > MAX_PARTS || w.n_in == 0 {
         return None;
     }
     let y_stride = if gate { w.n_out / 2 } else { w.n_out };
@@ -170,8 +214,7 @@ fn finish(
     if parts.iter().any(|(_, p)| Weights::of_layout(p.layout).is_plain() != is_plain) {
         return None;
     }
-    let n_groups = |n_in: usize| if is_plain { n_in.div_ceil(1024) } else { (n_in / 64).div_ceil(32) };
-    let x_bytes = |n_in: usize| if is_plain { 4 * n_in } else { n_in / 64 * X_PIECE };
+    let (n_groups, x_bytes) = (|n_in| n_groups(is_plain, n_in), |n_in| x_bytes(is_plain, n_in));
     // What a block has beside its ring, where `n_out` outputs are distributed.
     let beside_ring =
         |n_in: usize, n_out: usize| x_bytes(n_in) + 4 * n_out.div_ceil(target.n_sms) * n_groups(n_in);
@@ -221,7 +264,8 @@ impl Plan {
         reaches && self.m == 1 && fits
     }
 
-    pub(super) fn run(&self, cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
+    /// The arguments for the first row of an operation.
+    fn args(&self, op: &Matmul<'_>) -> GemvArgs {
         let ((x, norm), y) = (op.float_input(), op.float_output());
         let none =
             GemvPart { w: DevicePtr::NULL, row_bytes: 0, layout: 0, first_out: 0, n_out: 0, first_block: 0 };
@@ -229,6 +273,27 @@ impl Plan {
         for (to, &(rows, from)) in parts.iter_mut().zip(&self.parts) {
             *to = GemvPart { w: op.w.row(rows), ..from };
         }
+        GemvArgs {
+            y,
+            x,
+            norm_weight: norm.map_or(DevicePtr::NULL, |n| n.weight.ptr()),
+            bias: op.bias_ptr(),
+            parts,
+            n_parts: self.parts.len() as u32,
+            n_blocks: self.n_blocks as u32,
+            n_in: self.n_in as u32,
+            m: 1,
+            y_stride: self.y_stride as u32,
+            epilogue: op.epilogue.code(),
+            activation: op.epilogue.activation_code(),
+            large_ring: u32::from(self.has_large_ring),
+            inv_n: 1.0 / self.n_in as f32,
+            eps: norm.map_or(0.0, |n| n.eps),
+        }
+    }
+
+    pub(super) fn run(&self, cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
+        let all = self.args(op);
         // In a model all products of one row choose alike, by the width of the residual stream: so they are one kernel, whose instructions
         // stay near.
         let width = match op.epilogue {
@@ -238,23 +303,8 @@ impl Plan {
         let is_large = width > GROUP;
         for first in (0..self.m).step_by(self.rows.max(1)) {
             let m = self.rows.min(self.m - first);
-            let args = GemvArgs {
-                y: y.offset(4 * first * self.y_stride),
-                x: x.offset(4 * first * self.n_in),
-                norm_weight: norm.map_or(DevicePtr::NULL, |n| n.weight.ptr()),
-                bias: op.bias_ptr(),
-                parts,
-                n_parts: self.parts.len() as u32,
-                n_blocks: self.n_blocks as u32,
-                n_in: self.n_in as u32,
-                m: m as u32,
-                y_stride: self.y_stride as u32,
-                epilogue: op.epilogue.code(),
-                activation: op.epilogue.activation_code(),
-                large_ring: u32::from(self.has_large_ring),
-                inv_n: 1.0 / self.n_in as f32,
-                eps: norm.map_or(0.0, |n| n.eps),
-            };
+            let (y, x) = (all.y.offset(4 * first * self.y_stride), all.x.offset(4 * first * self.n_in));
+            let args = GemvArgs { y, x, m: m as u32, ..all };
             let shared = self.ring + m * self.shared_bytes_per_row;
             let shared = if m == 1 { cuda.smem_guard.request(&*cuda.driver, shared) } else { shared };
             let kernels = cuda.room::<Kernels>();
@@ -282,6 +332,128 @@ impl Plan {
             }
             cuda.smem_guard.set(shared);
         }
+        Ok(())
+    }
+}
+
+/// How one row is multiplied with the experts that it uses.
+pub(in crate::cuda) struct ExpertsPlan {
+    gate_up: Plan,
+    down: Plan,
+    n_used: usize,
+    intermediate_size: usize,
+}
+
+/// A row, the experts that it uses, and where the result goes.
+pub(in crate::cuda) struct ExpertsRow<'a> {
+    /// `[n_experts, 2 * intermediate_size, hidden_size]` and `[n_experts, hidden_size, intermediate_size]`
+    pub(in crate::cuda) weights: [&'a Matrix; 2],
+    /// As `weights`, or null: `[n_experts, 2 * intermediate_size]` and `[n_experts, hidden_size]`
+    pub(in crate::cuda) biases: [DevicePtr; 2],
+    /// `[hidden_size]`, normalized first where a norm is given.
+    pub(in crate::cuda) x: Input<'a>,
+    /// `[hidden_size]`
+    pub(in crate::cuda) y: Output,
+    /// `Store`, or `Add` to `y`.
+    pub(in crate::cuda) epilogue: Epilogue,
+    pub(in crate::cuda) activation: Activation,
+    /// `[n_used]`
+    pub(in crate::cuda) experts: DevicePtr,
+    /// `[n_used]`, of the experts' outputs
+    pub(in crate::cuda) factors: DevicePtr,
+    /// Room for `[n_used, intermediate_size]`.
+    pub(in crate::cuda) hidden: DevicePtr,
+}
+
+/// Plans one row that uses `n_used` experts; `None` where the kernel cannot.
+pub(in crate::cuda) fn plan_experts(
+    target: &Target,
+    gate_up: &MatrixShape,
+    down: &MatrixShape,
+    n_used: usize,
+) -> Option<ExpertsPlan> {
+    let is_one = down.parts.len() == 1 && (1..=MAX_USED).contains(&n_used);
+    if !is_one || gate_up.n_in == 0 || down.n_in == 0 {
+        return None;
+    }
+    let (gate_up_parts, down_parts) = (parts(gate_up, true)?, parts(down, false)?);
+    let (outs, ins) = (n_used * down.n_in, n_used * down.n_in);
+    Some(ExpertsPlan {
+        gate_up: finish_experts(target, gate_up_parts, (gate_up.n_in, gate_up.n_in), outs)?,
+        down: finish_experts(target, down_parts, (ins, down.n_in), down.n_out)?,
+        n_used,
+        intermediate_size: down.n_in,
+    })
+}
+
+/// A product of `n_out` outputs, of a gate where there are two parts, with `n_in` activations and rows of `n_row` weights.
+fn finish_experts(
+    target: &Target,
+    mut parts: Vec<(PartRows, GemvPart)>,
+    (n_in, n_row): (usize, usize),
+    n_out: usize,
+) -> Option<Plan> {
+    let weights = Weights::of_layout(parts[0].1.layout);
+    let is_plain = weights.is_plain();
+    let n_groups = n_in / n_row * n_groups(is_plain, n_row) * parts.len();
+    let ring = weights.gemv_ring(target.hopper, false);
+    let room = (target.max_shared_bytes - GEMV_STATIC_BYTES).checked_sub(ring + x_bytes(is_plain, n_in))?;
+    let (blocks, max_outs) =
+        distribute(target.n_sms, &[n_out], &[n_out], |outs| (4 * outs * n_groups <= room).then_some(outs))?;
+    parts.iter_mut().for_each(|(_, part)| part.n_out = n_out as u32);
+    Some(Plan {
+        parts,
+        n_blocks: blocks[0],
+        n_in,
+        y_stride: n_out,
+        m: 1,
+        rows: 1,
+        ring,
+        has_large_ring: false,
+        shared_bytes_per_row: x_bytes(is_plain, n_in) + 4 * max_outs * n_groups,
+        max_outs,
+    })
+}
+
+impl ExpertsPlan {
+    pub(in crate::cuda) fn run(&self, cuda: &Cuda, row: &ExpertsRow<'_>) -> Result<()> {
+        let [gate_up, down] = row.weights;
+        let hidden = row.hidden;
+        let of = |w, x, y, epilogue| Matmul { w, x, y, bias: None, m: 1, epilogue };
+        let gate = of(gate_up, row.x, Output::Floats(hidden), Epilogue::Gate(row.activation));
+        let sum = of(down, Input::Floats(hidden, None), row.y, row.epilogue);
+        self.launch(cuda, &self.gate_up, &gate, row, (row.biases[0], self.intermediate_size))?;
+        self.launch(cuda, &self.down, &sum, row, (row.biases[1], down.shape.n_out))
+    }
+
+    /// One product, of experts with this bias and so many outputs.
+    fn launch(
+        &self,
+        cuda: &Cuda,
+        plan: &Plan,
+        op: &Matmul<'_>,
+        row: &ExpertsRow<'_>,
+        (bias, n_out): (DevicePtr, usize),
+    ) -> Result<()> {
+        let part = &op.w.parts[0].shape;
+        let args = GemvExpertsArgs {
+            product: plan.args(op),
+            experts: row.experts,
+            weights: row.factors,
+            bias,
+            expert_bytes: (part.n_out * part.row_bytes) as u64,
+            n_used: self.n_used as u32,
+            n_out: n_out as u32,
+            n_row: op.w.shape.n_in as u32,
+        };
+        let [simple, other] = cuda.room::<Kernels>().experts;
+        let is_simple = Weights::of_layout(plan.parts[0].1.layout).is_simple();
+        let (f, threads) = if is_simple { (simple, 256) } else { (other, 384) };
+        let shared = cuda.smem_guard.request(&*cuda.driver, plan.ring + plan.shared_bytes_per_row);
+        // SAFETY: the caller checked the shapes of x, y and the biases; the parts hold the rows of all experts, and the router chose among
+        // these.
+        unsafe { cuda.launch_shared(f, [plan.n_blocks, 1, 1], threads, shared, &args)? };
+        cuda.smem_guard.set(shared);
         Ok(())
     }
 }

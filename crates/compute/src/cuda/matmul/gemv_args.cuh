@@ -5,6 +5,9 @@
 // Parts that the kernels take.
 constexpr int MAX_PARTS = 4;
 
+// Experts that a token uses at most.
+constexpr int MAX_USED = 32;
+
 struct GemvPart {
   // [n_out] rows of `row_bytes`
   const uint8_t* w;
@@ -44,4 +47,23 @@ struct GemvArgs {
 struct GemvRanksArgs {
   GemvArgs product;
   ranks::Ranks ranks;
+};
+
+// The product of one row with the experts that it uses. GATE: `product.n_out` are the outputs of all of these, one after the other. Else
+// they add up, and x has n_row columns for each.
+struct GemvExpertsArgs {
+  GemvArgs product;
+  // [n_used]
+  const uint32_t* experts;
+  // [n_used], what the outputs of each are multiplied with; not read for GATE
+  const float* weights;
+  // [all experts, n_out], for GATE [all experts, 2 * n_out]; or null
+  const float* bias;
+  // of a part, from one expert to the next
+  uint64_t expert_bytes;
+  uint32_t n_used;
+  // outputs of an expert
+  uint32_t n_out;
+  // columns of an expert's row
+  uint32_t n_row;
 };

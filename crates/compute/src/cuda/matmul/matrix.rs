@@ -36,7 +36,7 @@ impl Matrix {
         let mut n_out = 0;
         let mut stacked = Vec::with_capacity(parts.len());
         for p in parts {
-            let part = match is_packed(p.dtype, n_in) && n_experts == 1 && !cuda.exact {
+            let part = match is_packed(p.dtype, n_in) && !cuda.exact {
                 true => Part::packed(cuda, &p, n_out)?,
                 false => Part::blocks(cuda, &p, n_out)?,
             };
@@ -77,14 +77,15 @@ impl Part {
     fn packed(cuda: &Cuda, p: &MatrixPart, first_out: usize) -> Result<Self> {
         let source_row_bytes = p.dtype.bytes_for(p.n_in).expect("the part was checked");
         let row_bytes = source_row_bytes.next_multiple_of(16);
-        let what = format!("{} weights [{}, {}]", p.dtype, p.n_out, p.n_in);
-        let weights = Buffer::new(&cuda.driver, p.n_out * row_bytes, &what)?;
+        let n_rows = p.n_experts * p.n_out;
+        let what = format!("{} weights [{}, {}, {}]", p.dtype, p.n_experts, p.n_out, p.n_in);
+        let weights = Buffer::new(&cuda.driver, n_rows * row_bytes, &what)?;
         repack::repack(cuda, weights.ptr(), row_bytes, p)?;
         let shape =
             PartShape { dtype: p.dtype, layout: Layout::Packed, first_out, n_out: p.n_out, row_bytes };
         Ok(Self {
             shape,
-            maps: maps::maps(cuda, &shape, weights.ptr(), p.n_out)?,
+            maps: maps::maps(cuda, &shape, weights.ptr(), n_rows)?,
             weights,
             codebook: DevicePtr::NULL,
         })

@@ -1,5 +1,5 @@
-// What mixed_gemm.cu and stream_k.cu share: tiles, rings, TMA copies of weights and activations, and packed weights multiplied as they are
-// decoded.
+// What mixed_gemm.cu, grouped_gemm.cu and stream_k.cu share: tiles, rings, TMA copies of weights and activations, packed weights multiplied
+// as they are decoded, and the epilogue that writes tiles.
 //
 // Packed columns are multiplied in an order that suits the packed layouts. Of 256 columns, which are four pieces of 64, lane t of each four
 // decodes piece t. Step s of 16 takes four weights of each: those of word s / 2 of the piece's 32 bytes, their low nibbles if s is even,
@@ -229,3 +229,180 @@ DEVICE void multiply_packed(const MixedGemmArgs& a, const Tile& tile, const Step
 #undef MULTIPLY
 }
 
+// As `copy_weights` and `multiply`, for plain weights.
+template <bool INTERLEAVED>
+DEVICE void copy_plain_weights(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, const uint8_t* stages, Ring ring) {
+  constexpr int BOX = OUTS * TILE * 2;
+#pragma unroll 1
+  for (int tile = steps.first * (STEP / TILE); tile < steps.last * (STEP / TILE); tile++) {
+    ring.wait_empty();
+    ring.expect(2 * BOX);
+    const uint32_t to = ptx::shared_address(stages + ring.stage * a.w_stage_bytes);
+    copy_rows<INTERLEAVED>(to, &outs.part->vectors, tile * TILE * 2, outs.row, ring.full());
+    copy_rows<INTERLEAVED>(to + BOX, &outs.other->vectors, tile * TILE * 2, outs.other_row, ring.full());
+    ring.next();
+  }
+}
+
+struct PlainHalf {
+  template <int N>
+  DEVICE static void multiply(float (&d)[N][4], uint64_t a, uint64_t b) { ptx::wgmma_ss_f16(d, a, b); }
+};
+
+struct PlainBfloat {
+  template <int N>
+  DEVICE static void multiply(float (&d)[N][4], uint64_t a, uint64_t b) { ptx::wgmma_ss_bf16(d, a, b); }
+};
+
+template <class T, int N>
+DEVICE void multiply_plain(const MixedGemmArgs& a, const Steps& steps, float (&sums)[N / 8][4], const Stages& stages, Ring w, Ring x) {
+  typedef Shape<N> S;
+  const int lane = threadIdx.x % 32, n_tiles = steps.count() * (STEP / TILE);
+  const uint32_t w_first = static_cast<uint32_t>(ptx::smem_desc(stages.w + threadIdx.x / 128 * OUTS * TILE * 2));
+  const uint32_t x_first = static_cast<uint32_t>(ptx::smem_desc(stages.x));
+  Barrier w_done = {0}, x_done = {0};
+#pragma unroll 1
+  for (int tile = 0; tile < n_tiles; tile++) {
+    const int of_stage = tile % S::TILES;
+    w.wait_full();
+    if (of_stage == 0) x.wait_full();
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < TILE / 16; s++) {
+      T::multiply(sums, ptx::smem_desc_after(w_first, w.stage * a.w_stage_bytes + 32 * s),
+                  ptx::smem_desc_after(x_first, x.stage * S::X_STAGE + of_stage * N * 128 + 32 * s));
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    // What was multiplied before this tile is over.
+    if (lane == 0) {
+      if (w_done.at) w_done.arrive();
+      if (of_stage == 0 && x_done.at) x_done.arrive();
+    }
+    w_done = w.empty();
+    w.next();
+    if (of_stage == 0) x_done = x.empty();
+    if (of_stage == S::TILES - 1) x.next();
+  }
+  ptx::wgmma_wait<0>();
+}
+
+// The consumers: sums of the block's outputs over its steps.
+template <int N, bool PACKED>
+DEVICE void accumulate(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, float (&sums)[N / 8][4], const Stages& stages, Ring w,
+                       Ring x) {
+  switch (outs.part->layout) {
+    case LAYOUT_F16: multiply_plain<PlainHalf, N>(a, steps, sums, stages, w, x); break;
+    case LAYOUT_BF16: multiply_plain<PlainBfloat, N>(a, steps, sums, stages, w, x); break;
+    default:
+      if constexpr (PACKED) multiply_packed<N>(a, outs, steps, Rows::in_order(), sums, stages, w, x);
+  }
+}
+
+// The producer of weights, one thread. PACKED: whether weights may be packed.
+template <int N, bool PACKED>
+DEVICE void produce_weights(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, const Stages& stages, Ring ring) {
+  if (layout_of(outs.part->layout) != PACKED_HALF) {
+    if (gathers(a)) copy_plain_weights<true>(a, outs, steps, stages.w, ring);
+    else copy_plain_weights<false>(a, outs, steps, stages.w, ring);
+  } else if constexpr (PACKED) {
+    copy_packed_weights(a, outs, steps, stages.w, ring, 0);
+  }
+}
+
+// Floats from one row's sums to the next one's.
+constexpr int PITCH = ROWS + 4;
+
+// Puts a group's sums of its outputs in shared memory, row by row.
+template <int N>
+DEVICE void put_sums(const float (&sums)[N / 8][4], uint8_t* shared, int tid) {
+  float* to = reinterpret_cast<float*>(shared) + tid / 32 * 16 + tid % 32 / 4 + tid % 4 * 2 * PITCH;
+#pragma unroll
+  for (int j = 0; j < N / 8; j++) {
+    float* at = to + j * 8 * PITCH;
+    at[0] = sums[j][0], at[PITCH] = sums[j][1], at[8] = sums[j][2], at[PITCH + 8] = sums[j][3];
+  }
+}
+
+// What the blocks of a cluster have of their outputs, and a block's share of the rows. The code from here on runs once, so it is short.
+struct Sums {
+  const float *own, *scales;
+  int n_ranks, first_row, n_rows;
+  DEVICE Sums(const float* own, const float* scales, int rank, int n_ranks, int m) : own(own), scales(scales), n_ranks(n_ranks) {
+    first_row = m * rank / n_ranks, n_rows = m * (rank + 1) / n_ranks - first_row;
+  }
+  // Adds up the first n of the vectors that begin at `at`, in the blocks' order. What three blocks have is under way at once.
+  template <int T>
+  DEVICE void take(float4 (&v)[T], const int (&at)[T], int n = T) const {
+    if (n_ranks == 1) {
+#pragma unroll
+      for (int c = 0; c < T; c++) v[c] = *reinterpret_cast<const float4*>(own + at[c]);
+      return;
+    }
+#pragma unroll
+    for (int c = 0; c < T; c++) v[c] = float4{0, 0, 0, 0};
+#pragma unroll 1
+    for (int r = 0; r < n_ranks; r += 3) {
+      float4 u[3][T];
+#pragma unroll
+      for (int j = 0; j < 3; j++) {
+        const uint32_t from = ptx::mapa(own, min(r + j, n_ranks - 1));
+#pragma unroll
+        for (int c = 0; c < T; c++) {
+          u[j][c] = float4{0, 0, 0, 0};
+          if (r + j < n_ranks && c < n) u[j][c] = ptx::ld_shared_cluster(from + at[c] * 4);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < 3; j++) {
+#pragma unroll
+        for (int c = 0; c < T; c++) v[c].x += u[j][c].x, v[c].y += u[j][c].y, v[c].z += u[j][c].z, v[c].w += u[j][c].w;
+      }
+    }
+  }
+};
+
+DEVICE float4 times(float4 v, float f) { return float4{v.x * f, v.y * f, v.z * f, v.w * f}; }
+
+// Writes gated results as the tile of activations that the next matmul reads: 16 outputs of a row to a thread at a time, which are 32 bytes
+// of its line. Lanes take rows in an order in which their reads fall on all banks.
+template <int N>
+DEVICE void store_tile(const MixedGemmArgs& a, uint16_t* y, const Sums& sums, int tile) {
+  const GateSigmoid activate(a.activation);
+  const int eights = ceil_div(sums.n_rows, 8), q = threadIdx.x % 4;
+  const bool packed = a.tiles == PACKED_HALF;
+  const float factor = 1.0f / fixed_scale(a.tiles);
+#pragma unroll 1
+  for (int i = threadIdx.x / 32; i < eights; i += MULTIPLIERS / 32) {
+    const int in_share = i * 8 + threadIdx.x / 4 % 2 * 4 + threadIdx.x % 32 / 8, row = sums.first_row + in_share;
+    if (in_share >= sums.n_rows) continue;
+    const float scale = sums.scales[row];
+    int at[4];
+    float4 v[4], u[4];
+#pragma unroll
+    for (int c = 0; c < 4; c++) at[c] = row * PITCH + (packed ? c * 16 + q * 4 : q * 16 + c * 4);
+    sums.take(v, at);
+#pragma unroll
+    for (int c = 0; c < 4; c++) at[c] += ROWS / 2;
+    sums.take(u, at);
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+      const float4 g = times(v[c], scale), by = times(u[c], scale * factor);
+      v[c] = float4{activate(g.x) * by.x, activate(g.y) * by.y, activate(g.z) * by.z, activate(g.w) * by.w};
+    }
+    uint16_t* line = y + (static_cast<size_t>(tile) * N + row) * TILE;
+    const auto put = [&](int vector, uint4 numbers) { *reinterpret_cast<uint4*>(line + ((vector ^ row) & 7) * 8) = numbers; };
+    if (packed) {
+      const int vector = q % 2 * 4 + q / 2 * 2;
+      put(vector, uint4{half_pair(v[0].x, v[0].z), half_pair(v[1].x, v[1].z), half_pair(v[2].x, v[2].z), half_pair(v[3].x, v[3].z)});
+      put(vector + 1, uint4{half_pair(v[0].y, v[0].w), half_pair(v[1].y, v[1].w), half_pair(v[2].y, v[2].w), half_pair(v[3].y, v[3].w)});
+    } else {
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        const float4 w = v[2 * c], z = v[2 * c + 1];
+        put(2 * q + c, a.tiles == PLAIN_HALF ? uint4{half_pair(w.x, w.y), half_pair(w.z, w.w), half_pair(z.x, z.y), half_pair(z.z, z.w)}
+                                             : eight_of<Bfloat>({w.x, w.y, w.z, w.w, z.x, z.y, z.z, z.w}));
+      }
+    }
+  }
+}

@@ -12,28 +12,28 @@ use crate::cuda::driver::{
 use crate::{Activation, DType, Norm, Result, Tensor};
 
 /// Outputs of a block.
-const OUTS: usize = 128;
+pub(super) const OUTS: usize = 128;
 /// Columns of a stage of packed weights. Ranges of columns that blocks share, and activations, are so many or some times that.
-const STEP: usize = 256;
+pub(super) const STEP: usize = 256;
 /// Threads of a block.
-const THREADS: u32 = 384;
+pub(super) const THREADS: u32 = 384;
 /// Stages of the rings at most.
 const MAX_STAGES: usize = 16;
 /// Tiles that a block can leave partial sums of, and parts of each with a flag of their own.
 const PARTIALS: usize = 2;
 const QUARTERS: usize = 4;
 /// Threads that convert a row of activations.
-const ACTIVATION_THREADS: u32 = 512;
+pub(super) const ACTIVATION_THREADS: u32 = 512;
 
 /// What a kernel is like; mixed_gemm.cu has the same numbers.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+pub(super) struct Shape {
     /// Rows of activations that it takes.
-    rows: usize,
+    pub(super) rows: usize,
     /// Blocks that an SM has room for.
     blocks: usize,
     /// Dynamic shared memory.
-    shared_bytes: usize,
+    pub(super) shared_bytes: usize,
     /// Of it, what the ring of activations has at least, and the bytes of one of its stages.
     x_ring: usize,
     x_stage: usize,
@@ -45,7 +45,7 @@ struct Shape {
 
 /// The kernels, by the rows that they take.
 #[rustfmt::skip]
-const SHAPES: [Shape; 6] = [
+pub(super) const SHAPES: [Shape; 6] = [
     Shape { rows: 8,   blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 4 << 10,  step_us: 0.6, stream_k: false },
     Shape { rows: 16,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 8 << 10,  step_us: 0.6, stream_k: false },
     Shape { rows: 32,  blocks: 2, shared_bytes: 112 << 10, x_ring: 32 << 10,  x_stage: 16 << 10, step_us: 0.6, stream_k: false },
@@ -116,12 +116,16 @@ kernel_args! {
     }
 
     struct MixedGemmActivationArgs {
-        /// [padded / 64, rows, 64]
+        /// [tiles of rows, padded / 64, rows, 64]
         y: DevicePtr as "uint16_t*",
-        /// [m], what each row must be multiplied with
+        /// [tiles of rows, rows], what each row must be multiplied with
         scales: DevicePtr as "float*",
-        /// [m, n]
+        /// [.., n]
         x: DevicePtr as "const float*",
+        /// [blocks] the row of x of each, or null: in order
+        x_rows: DevicePtr as "const uint32_t*",
+        /// [blocks, n_places] rows of y that each row of x becomes, or null: one, the same
+        places: DevicePtr as "const uint32_t*",
         /// [n] of the norm that comes before, or null
         weight: DevicePtr as "const float*",
         /// columns, and with those of zeros at the end
@@ -129,8 +133,9 @@ kernel_args! {
         padded: u32,
         /// an `ActivationLayout`
         layout: u32,
-        /// of a tile
+        /// of a tile of rows, a power of two
         rows: u32,
+        n_places: u32,
         eps: f32,
     }
 }
@@ -152,7 +157,7 @@ kernel_args! {
 
 /// What activations become, by the kernel's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ActivationLayout {
+pub(super) enum ActivationLayout {
     /// Half precision in the order of packed columns.
     PackedHalf = 1,
     /// Half precision as they are.
@@ -181,7 +186,7 @@ impl ActivationLayout {
     }
 
     /// What a part of a matrix wants.
-    fn of(part: &PartShape) -> Self {
+    pub(super) fn of(part: &PartShape) -> Self {
         match (part.layout, part.dtype) {
             (Layout::Packed, _) => Self::PackedHalf,
             (Layout::Blocks, DType::BF16) => Self::PlainBfloat,
@@ -190,11 +195,14 @@ impl ActivationLayout {
     }
 }
 
-/// Kernels of mixed_gemm.cu and stream_k.cu, on Hopper.
-pub(in crate::cuda) struct Kernels(Option<HopperKernels>);
+/// Kernels of mixed_gemm.cu and stream_k.cu.
+pub(in crate::cuda) struct Kernels {
+    pub(super) activations: Kernel<MixedGemmActivationArgs>,
+    hopper: Option<HopperKernels>,
+}
 
+/// Those that multiply.
 struct HopperKernels {
-    activations: Kernel<MixedGemmActivationArgs>,
     /// In the order of [`SHAPES`].
     mixed_gemm: Vec<Kernel<MixedGemmArgs>>,
     /// In the order of [`SHAPES`]; `None` where packed weights have no kernel of their own.
@@ -203,10 +211,11 @@ struct HopperKernels {
 
 impl Kernels {
     pub(in crate::cuda) fn load(driver: &dyn Driver) -> Result<Self> {
-        if !driver.is_hopper() {
-            return Ok(Self(None));
-        }
         let (mixed_gemm, stream_k) = (kernel_image!(mixed_gemm), kernel_image!(stream_k));
+        let activations = mixed_gemm.kernel(driver, "mixed_gemm_activations", 0)?;
+        if !driver.is_hopper() {
+            return Ok(Self { activations, hopper: None });
+        }
         let by_shape = SHAPES
             .iter()
             .map(|s| mixed_gemm.kernel(driver, &format!("mixed_gemm_{}", s.rows), s.shared_bytes));
@@ -214,16 +223,16 @@ impl Kernels {
             let kernel = || stream_k.kernel(driver, &format!("stream_k_{}", s.rows), s.shared_bytes);
             s.stream_k.then(kernel).transpose()
         });
-        Ok(Self(Some(HopperKernels {
-            activations: mixed_gemm.kernel(driver, "mixed_gemm_activations", 0)?,
+        let hopper = HopperKernels {
             mixed_gemm: by_shape.collect::<Result<_>>()?,
             stream_k: stream_k_by_shape.collect::<Result<_>>()?,
-        })))
+        };
+        Ok(Self { activations, hopper: Some(hopper) })
     }
 }
 
 /// In place of a part that there is not, or whose maps are not known yet.
-const NO_PART: MixedGemmPart = MixedGemmPart {
+pub(super) const NO_PART: MixedGemmPart = MixedGemmPart {
     vectors: BoxMap([0; 16]),
     rest: BoxMap([0; 16]),
     layout: 0,
@@ -250,7 +259,7 @@ enum Division {
 
 /// How one matmul is done.
 pub(super) struct Plan {
-    parts: Vec<(PartRows, MixedGemmPart)>,
+    parts: Parts,
     /// Of activations.
     activation_layout: ActivationLayout,
     /// Of the gated results, which are tiles.
@@ -262,13 +271,41 @@ pub(super) struct Plan {
     m: usize,
     y_stride: usize,
     up_row: usize,
-    w_stages: usize,
-    x_stages: usize,
-    w_stage_bytes: usize,
+    rings: Rings,
+}
+
+/// Stages of the rings in a block's shared memory.
+#[derive(Clone, Copy)]
+pub(super) struct Rings {
+    pub(super) w_stages: usize,
+    pub(super) x_stages: usize,
+    pub(super) w_stage_bytes: usize,
+}
+
+impl Rings {
+    pub(super) fn new(shape: &Shape, parts: &[(PartRows, MixedGemmPart)]) -> Option<Self> {
+        let bytes = parts.iter().map(|(_, p)| stage_bytes(Weights::of_layout(p.layout))).max()?;
+        let w_stage_bytes = OUTS * bytes;
+        let w_stages = ((shape.shared_bytes - shape.x_ring) / w_stage_bytes).clamp(2, MAX_STAGES);
+        let x_stages = ((shape.shared_bytes - w_stages * w_stage_bytes) / shape.x_stage).min(MAX_STAGES);
+        Some(Self { w_stages, x_stages, w_stage_bytes })
+    }
 }
 
 /// Plans `m` rows times the matrix, or for a `gate` times the halves of its outputs; `None` where these kernels cannot.
 pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Option<Plan> {
+    if w.n_experts != 1 {
+        return None;
+    }
+    let (parts, up_row) = parts(w, gate)?;
+    finish(target, w, m, parts, up_row)
+}
+
+/// Parts of a matrix, without their maps.
+pub(super) type Parts = Vec<(PartRows, MixedGemmPart)>;
+
+/// The parts of a matrix, or for a `gate` the halves of its outputs, and of these the first row of the second.
+pub(super) fn parts(w: &MatrixShape, gate: bool) -> Option<(Parts, Option<usize>)> {
     let part = |rows: PartRows, n_out: usize| {
         let part = &w.parts[rows.part];
         let (layout, first_out) = (Weights::of(part, w.n_in)?.layout(), part.first_out as u32);
@@ -277,16 +314,12 @@ pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Op
     };
     if !gate {
         let parts = w.parts.iter().enumerate();
-        let parts =
-            parts.map(|(i, p)| part(PartRows { part: i, first: 0 }, p.n_out)).collect::<Option<_>>()?;
-        return finish(target, w, m, parts, None);
+        let parts = parts.map(|(i, p)| part(PartRows { part: i, first: 0 }, p.n_out));
+        return Some((parts.collect::<Option<_>>()?, None));
     }
     let [gate, up] = w.halves()?;
     let parts = vec![part(gate, w.n_out / 2)?, part(up, w.n_out / 2)?];
-    if parts[0].1.layout != parts[1].1.layout {
-        return None;
-    }
-    finish(target, w, m, parts, Some(up.first))
+    (parts[0].1.layout == parts[1].1.layout).then_some((parts, Some(up.first)))
 }
 
 /// Bytes of a stage of weights, for one output.
@@ -301,10 +334,10 @@ fn finish(
     target: &Target,
     w: &MatrixShape,
     m: usize,
-    mut parts: Vec<(PartRows, MixedGemmPart)>,
+    mut parts: Parts,
     up_row: Option<usize>,
 ) -> Option<Plan> {
-    if !target.hopper || w.n_experts != 1 || parts.len() > MAX_PARTS {
+    if !target.hopper || parts.len() > MAX_PARTS {
         return None;
     }
     let activation_layout = ActivationLayout::of(w.parts.first()?);
@@ -333,8 +366,7 @@ fn finish(
         true => Division::StreamK { blocks: stream_k_blocks(n_sms, n_tiles, n_steps), n_tiles },
         false => Division::Clusters(launches(&shape, n_sms, n_tiles, n_steps)),
     };
-    let w_stage_bytes = OUTS * parts.iter().map(|(_, p)| stage_bytes(Weights::of_layout(p.layout))).max()?;
-    let w_stages = ((shape.shared_bytes - shape.x_ring) / w_stage_bytes).clamp(2, MAX_STAGES);
+    let rings = Rings::new(&shape, &parts)?;
     Some(Plan {
         parts,
         activation_layout,
@@ -345,9 +377,7 @@ fn finish(
         m,
         y_stride: if up_row.is_some() { w.n_out / 2 } else { w.n_out },
         up_row: up_row.unwrap_or(0),
-        w_stages,
-        x_stages: ((shape.shared_bytes - w_stages * w_stage_bytes) / shape.x_stage).min(MAX_STAGES),
-        w_stage_bytes,
+        rings,
     })
 }
 
@@ -407,7 +437,7 @@ impl Plan {
     /// A norm has no bias and divides by the root mean square.
     pub(super) fn run(&self, cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
         assert_eq!(self.tiles.is_some(), op.y.tile_rows() > 0);
-        let kernels = cuda.room::<Kernels>().0.as_ref().expect("it was planned for Hopper");
+        let kernels = cuda.room::<Kernels>();
         let (tiles, scales) = match op.x {
             Input::Floats(x, norm) => self.activations(cuda, kernels, x, norm)?,
             Input::Tiles(tiles) => (tiles.ptr, DevicePtr::NULL),
@@ -433,10 +463,11 @@ impl Plan {
             tiles: self.tiles.map_or(0, |layout| layout as u32),
             activation: op.epilogue.activation_code(),
             up_row: self.up_row as u32,
-            w_stages: self.w_stages as u32,
-            x_stages: self.x_stages as u32,
-            w_stage_bytes: self.w_stage_bytes as u32,
+            w_stages: self.rings.w_stages as u32,
+            x_stages: self.rings.x_stages as u32,
+            w_stage_bytes: self.rings.w_stage_bytes as u32,
         };
+        let kernels = kernels.hopper.as_ref().expect("it was planned for Hopper");
         match &self.division {
             Division::Clusters(launches) => self.launch_clusters(cuda, kernels, launches, args),
             &Division::StreamK { blocks, n_tiles } => {
@@ -496,7 +527,7 @@ impl Plan {
     fn activations(
         &self,
         cuda: &Cuda,
-        kernels: &HopperKernels,
+        kernels: &Kernels,
         x: DevicePtr,
         norm: Option<&Norm<Cuda>>,
     ) -> Result<(DevicePtr, DevicePtr)> {
@@ -507,11 +538,14 @@ impl Plan {
             y,
             scales,
             x,
+            x_rows: DevicePtr::NULL,
+            places: DevicePtr::NULL,
             weight: norm.map_or(DevicePtr::NULL, |n| n.weight.ptr()),
             n: self.n_in as u32,
             padded: padded as u32,
             layout: self.activation_layout as u32,
             rows: rows as u32,
+            n_places: 1,
             eps: norm.map_or(0.0, |n| n.eps),
         };
         // SAFETY: x has m rows of n_in floats, and the scratch memory room for as many in tiles.

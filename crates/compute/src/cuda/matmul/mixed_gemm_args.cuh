@@ -53,12 +53,16 @@ struct MixedGemmArgs {
 };
 
 struct MixedGemmActivationArgs {
-  // [padded / 64, rows, 64]
+  // [tiles of rows, padded / 64, rows, 64]
   uint16_t* y;
-  // [m], what each row must be multiplied with
+  // [tiles of rows, rows], what each row must be multiplied with
   float* scales;
-  // [m, n]
+  // [.., n]
   const float* x;
+  // [blocks] the row of x of each, or null: in order
+  const uint32_t* x_rows;
+  // [blocks, n_places] rows of y that each row of x becomes, or null: one, the same
+  const uint32_t* places;
   // [n] of the norm that comes before, or null
   const float* weight;
   // columns, and with those of zeros at the end
@@ -66,7 +70,8 @@ struct MixedGemmActivationArgs {
   uint32_t padded;
   // an `ActivationLayout`
   uint32_t layout;
-  // of a tile
+  // of a tile of rows, a power of two
   uint32_t rows;
+  uint32_t n_places;
   float eps;
 };

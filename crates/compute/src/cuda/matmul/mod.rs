@@ -6,8 +6,13 @@
 mod blocks;
 mod dequantize;
 mod epilogue;
+mod experts_table;
+mod f32;
 mod gemm;
 mod gemv;
+mod grouped;
+mod grouped_gemm;
+mod grouped_mma;
 mod maps;
 mod matrix;
 mod mixed_gemm;
@@ -22,22 +27,29 @@ mod table;
 
 pub(in crate::cuda) use dequantize::embed;
 pub(in crate::cuda) use epilogue::{Epilogue, EpilogueKind};
+pub use experts_table::experts_kernel_for;
+pub(in crate::cuda) use experts_table::{ExpertsPlan, ExpertsProblem, select_experts};
+pub(in crate::cuda) use gemv::{ExpertsRow, MAX_USED};
+pub(in crate::cuda) use grouped::GroupedRows;
 pub use matrix::Matrix;
 pub(in crate::cuda) use op::Matmul;
+pub(in crate::cuda) use shape::Target;
 pub(in crate::cuda) use simt::{Part, Rows, TILE_ROWS, gemv_part};
 pub use table::{Arch, kernel_for};
 
 use super::common::{Input, Output, Tiles};
 use super::driver::{Cuda, Driver, Rooms};
 use crate::{Result, Tensor};
-use shape::Target;
 use table::{InputKind, Plan, Problem, select};
 
 /// Loads the room's kernels.
 pub(in crate::cuda) fn load(driver: &dyn Driver, rooms: &mut Rooms) -> Result<()> {
     rooms.add(dequantize::Kernels::load(driver)?);
+    rooms.add(f32::Kernels::load(driver)?);
     rooms.add(gemm::Kernels::load(driver)?);
     rooms.add(gemv::Kernels::load(driver)?);
+    rooms.add(grouped_gemm::Kernels::load(driver)?);
+    rooms.add(grouped_mma::Kernels::load(driver)?);
     rooms.add(matrix::Codebooks::default());
     rooms.add(mixed_gemm::Kernels::load(driver)?);
     rooms.add(operands::Kernels::load(driver)?);

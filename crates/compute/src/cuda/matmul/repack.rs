@@ -44,7 +44,11 @@ impl Kernels {
 pub(super) fn repack(cuda: &Cuda, packed: DevicePtr, row_bytes: usize, p: &MatrixPart) -> Result<()> {
     let source_row_bytes = p.dtype.bytes_for(p.n_in).expect("the part was checked");
     let rows = (REPACK_BYTES / source_row_bytes).max(1);
-    let source = cuda.scratch.get(&cuda.driver, "weights to repack", rows.min(p.n_out) * source_row_bytes)?;
+    let source = cuda.scratch.get(
+        &cuda.driver,
+        "weights to repack",
+        rows.min(p.n_experts * p.n_out) * source_row_bytes,
+    )?;
     for (i, bytes) in p.bytes.chunks(rows * source_row_bytes).enumerate() {
         let n_rows = bytes.len() / source_row_bytes;
         let n_pieces = n_rows * (p.n_in / 64);

@@ -47,15 +47,15 @@ pub(super) struct PartRows {
 }
 
 impl MatrixShape {
-    /// A matrix of one part, as it would be loaded.
-    pub(super) fn single(dtype: DType, n_out: usize, n_in: usize, exact: bool) -> Option<Self> {
+    /// A matrix `[n_experts, n_out, n_in]` of one part, as it would be loaded.
+    pub(super) fn single(dtype: DType, [n_experts, n_out, n_in]: [usize; 3], exact: bool) -> Option<Self> {
         let block_bytes = dtype.bytes_for(n_in)?;
         let (layout, row_bytes) = match is_packed(dtype, n_in) && !exact {
             true => (Layout::Packed, block_bytes.next_multiple_of(16)),
             false => (Layout::Blocks, block_bytes),
         };
         let parts = vec![PartShape { dtype, layout, first_out: 0, n_out, row_bytes }];
-        Some(Self { n_experts: 1, n_in, n_out, parts })
+        Some(Self { n_experts, n_in, n_out, parts })
     }
 
     /// Where the first and the second half of the outputs begin, a gate's and its up's; `None` where a half is not one part's.

@@ -3,7 +3,7 @@
 use super::epilogue::EpilogueKind;
 use super::op::Matmul;
 use super::shape::{Layout, MatrixShape, PartShape, Target};
-use super::{gemm, gemv, mixed_gemm, simt, small_m};
+use super::{f32, gemm, gemv, mixed_gemm, simt, small_m};
 use crate::cuda::common::Input;
 use crate::cuda::driver::Cuda;
 use crate::{DType, NormKind, Result};
@@ -39,11 +39,13 @@ impl Problem<'_> {
 
 /// Kinds of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Types {
+pub(super) enum Types {
     /// In a packed layout.
     Packed,
     /// F16 and BF16.
     Plain16,
+    /// F32.
+    Plain32,
     /// All but F32, which has no place in 16 bits.
     NotF32,
     /// All.
@@ -51,10 +53,11 @@ enum Types {
 }
 
 impl Types {
-    fn contains(self, part: &PartShape) -> bool {
+    pub(super) fn contains(self, part: &PartShape) -> bool {
         match self {
             Self::Packed => part.layout == Layout::Packed,
             Self::Plain16 => matches!(part.dtype, DType::F16 | DType::BF16),
+            Self::Plain32 => part.dtype == DType::F32,
             Self::NotF32 => part.dtype != DType::F32,
             Self::All => true,
         }
@@ -63,7 +66,7 @@ impl Types {
 
 /// Which GPUs run a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Capability {
+pub(super) enum Capability {
     /// Compute capability 8.0 and later.
     Sm80,
     /// As `Sm80`, but not Hopper, which has a kernel of its own.
@@ -73,7 +76,7 @@ enum Capability {
 }
 
 impl Capability {
-    fn includes(self, target: &Target) -> bool {
+    pub(super) fn includes(self, target: &Target) -> bool {
         match self {
             Self::Sm80 => true,
             Self::NotSm90 => !target.hopper,
@@ -205,6 +208,26 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         plan: plan_gemm,
     },
     MatmulKernel {
+        name: "f32_gemv",
+        types: Types::Plain32,
+        rows: 1..=8,
+        capability: Capability::Sm80,
+        exact: false,
+        epilogues: &[Store],
+        inputs: &[Floats, RmsNorm],
+        plan: plan_f32,
+    },
+    MatmulKernel {
+        name: "f32_gemm",
+        types: Types::Plain32,
+        rows: 9..=usize::MAX,
+        capability: Capability::Sm80,
+        exact: false,
+        epilogues: &[Store],
+        inputs: &[Floats],
+        plan: plan_f32,
+    },
+    MatmulKernel {
         name: "simt_gemv",
         types: Types::All,
         rows: 1..=8,
@@ -248,6 +271,10 @@ fn plan_mixed_gemm(target: &Target, p: &Problem<'_>) -> Option<Plan> {
     mixed_gemm::plan(target, p.w, p.m, p.is_gate()).map(Plan::MixedGemm)
 }
 
+fn plan_f32(_: &Target, p: &Problem<'_>) -> Option<Plan> {
+    f32::supports(p.w).then_some(Plan::F32)
+}
+
 fn plan_gemm(target: &Target, p: &Problem<'_>) -> Option<Plan> {
     gemm::supports(target, p.w, p.is_gate()).then_some(Plan::Gemm)
 }
@@ -258,6 +285,7 @@ pub(super) enum Plan {
     SmallM(small_m::Plan),
     MixedGemm(mixed_gemm::Plan),
     Gemm,
+    F32,
     SimtGemv,
     SimtGemm,
 }
@@ -269,6 +297,7 @@ impl Plan {
             Self::SmallM(plan) => plan.run(cuda, op),
             Self::MixedGemm(plan) => plan.run(cuda, op),
             Self::Gemm => gemm::matmul(cuda, op),
+            Self::F32 => f32::matmul(cuda, op),
             Self::SimtGemv => simt::gemv(cuda, op),
             Self::SimtGemm => simt::gemm(cuda, op),
         }
@@ -310,6 +339,13 @@ impl Arch {
     /// All.
     pub const ALL: [Self; 2] = [Self::Sm80, Self::Sm90];
 
+    pub(super) fn target(self) -> Target {
+        match self {
+            Self::Sm80 => Target::SM_80,
+            Self::Sm90 => Target::SM_90,
+        }
+    }
+
     /// As CUDA writes it.
     pub fn name(self) -> &'static str {
         match self {
@@ -329,11 +365,8 @@ pub fn kernel_for(
     m: usize,
     gate: bool,
 ) -> Option<&'static str> {
-    let target = match arch {
-        Arch::Sm80 => Target::SM_80,
-        Arch::Sm90 => Target::SM_90,
-    };
-    let w = &MatrixShape::single(dtype, n_out, n_in, target.exact)?;
+    let target = arch.target();
+    let w = &MatrixShape::single(dtype, [1, n_out, n_in], target.exact)?;
     let epilogue = if gate { Gate } else { Store };
     select(&target, &Problem { w, m, epilogue }).map(|(kernel, _)| kernel.name)
 }
@@ -374,7 +407,7 @@ mod tests {
     fn exact_sums_take_exact_kernels_only() {
         let target = Target { exact: true, ..Target::SM_90 };
         for spec in QUANTS {
-            let w = &MatrixShape::single(spec.dtype, 4096, 4096, true).unwrap();
+            let w = &MatrixShape::single(spec.dtype, [1, 4096, 4096], true).unwrap();
             for m in [1, 8, 9, 256, 4096] {
                 let (kernel, _) = select(&target, &Problem { w, m, epilogue: Store }).unwrap();
                 assert!(kernel.exact, "{} with {m} rows: {}", spec.name, kernel.name);
@@ -388,7 +421,7 @@ mod tests {
             let n_in = if spec.block_len == 1 { 33 } else { 3 * spec.block_len };
             for target in [Target::SM_80, Target::SM_90] {
                 for n_out in [1, 77] {
-                    let w = &MatrixShape::single(spec.dtype, n_out, n_in, false).unwrap();
+                    let w = &MatrixShape::single(spec.dtype, [1, n_out, n_in], false).unwrap();
                     for m in [1, 2, 8, 9, 17, 64, 65, 256, 257] {
                         let found = select(&target, &Problem { w, m, epilogue: Store });
                         assert!(found.is_some(), "{} [{n_out}, {n_in}] with {m} rows", spec.name);
