@@ -1,7 +1,7 @@
 //! The blocks of a layer, with norms, sums and gates around their matmuls.
 
 use crate::matrices::part;
-use crate::{Case, Paths, Random, Sums, check, poisoned, read, rows_of, tolerance, vector};
+use crate::{Case, Paths, Random, Sums, check, packed_types, poisoned, read, rows_of, tolerance, vector};
 use realizar_compute::{
     Activation, Backend, BlockInput, BlockOutput, DType, Experts, FfnBlock, FfnUp, HeadBlock, Join, Linear,
     MoeBlock, MoeParams, MoeScratch, Norm, NormKind, Router, SharedExpert, Stream, Tensor,
@@ -292,7 +292,7 @@ fn products_of_several_matrices_of_16_bits() {
 #[test]
 fn products_with_what_stands_around_them() {
     use DType::*;
-    for dtype in [F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4, Q5_0, NVFP4] {
+    for dtype in packed_types().into_iter().chain([F32, F16, BF16, Q4_1]) {
         for (parts, n_in, rows) in [(vec![16, 16], 256, 1), (vec![30, 30], 768, 3), (vec![44], 1792, 9)] {
             let parts = parts.into_iter().map(|n| (dtype, n)).collect();
             let norm = if rows == 9 { NormKind::Layer } else { NormKind::Rms };

@@ -22,7 +22,8 @@ mod sampling;
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions};
 #[cfg(feature = "cuda")]
-use realizar_compute::cuda::{Cuda, CudaOptions};
+use realizar_compute::cuda::{Arch, Cuda, CudaOptions};
+use realizar_compute::quant::QUANTS;
 use realizar_compute::{
     Backend, Batch, BatchLimits, CacheShape, DType, Device, HostBatch, Ops, Reference, StateWrite, Tensor,
 };
@@ -72,6 +73,18 @@ const CACHE_TOLERANCES: &[(DType, f64, f64)] = &[
     (DType::BF16, 1e-8,  3e-5),
     (DType::Q8_0, 1e-8,  3e-5),
 ];
+
+/// Types that GPUs repack when they are loaded.
+fn packed_types() -> Vec<DType> {
+    #[cfg(feature = "cuda")]
+    let is_packed = |dtype: DType| {
+        let kernel = realizar_compute::cuda::kernel_for(Arch::Sm80, dtype, 256, 256, 2, false);
+        kernel == Some("small_m_i8")
+    };
+    #[cfg(not(feature = "cuda"))]
+    let is_packed = |dtype: DType| dtype.block_len() > 1;
+    QUANTS.iter().map(|spec| spec.dtype).filter(|&dtype| is_packed(dtype)).collect()
+}
 
 /// What operations without weights may lose.
 const ELEMENTWISE: f64 = 1e-11;

@@ -3,7 +3,6 @@
 use super::perf::{self, Work, op};
 use super::*;
 use bytes::Bytes;
-use realizar_compute::quant::QUANTS;
 use realizar_compute::{
     Activation, ExpertGroups, Experts, GroupScore, MatrixPart, MoeParams, MoeScratch, Router, RouterScores,
 };
@@ -131,7 +130,7 @@ fn matmul_of_many_rows() {
     check(&[Matmul { parts: vec![(Q8_0, 40), (F16, 9), (Q4_0, 9)], n_in: 320, rows: 0..270, bias: true }]);
     let shapes = [(300, 256, 140), (40, 1280, 64), (30, 4352, 20), (20, 2304, 200), (300, 512, 400)];
     for (n_out, n_in, m) in shapes {
-        for dtype in [Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4, Q5_0, NVFP4] {
+        for dtype in packed_types().into_iter().chain([Q4_1, IQ3_XXS]) {
             check(&[Matmul { parts: vec![(dtype, n_out)], n_in, rows: 0..m, bias: false }]);
         }
     }
@@ -152,7 +151,7 @@ fn matmul_of_a_few_rows_of_packed_weights() {
         (33, 4096, 4),
         (20, 2304, 9),
     ] {
-        for dtype in [Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, Q5_0, NVFP4] {
+        for dtype in packed_types() {
             check(&[Matmul { parts: vec![(dtype, n_out)], n_in, rows: 0..m, bias: m % 2 == 0 }]);
         }
     }
@@ -169,6 +168,16 @@ fn matmul_of_narrow_floats() {
         for (m, bias) in [(1, true), (8, false), (9, true), (70, false)] {
             let parts = vec![(DType::F32, n_out), (DType::F32, 3)];
             check_on_gpus(&[Matmul { parts, n_in, rows: 0..m, bias }]);
+        }
+    }
+}
+
+/// Every kernel, with rows of more than one group of pieces, of which the last is short.
+#[test]
+fn matmul_of_every_packed_type() {
+    for dtype in packed_types() {
+        for m in [1, 2, 8, 9, 64, 65, 257] {
+            check_on_gpus(&[Matmul { parts: vec![(dtype, 70)], n_in: 2304, rows: 0..m, bias: m % 2 == 0 }]);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The packed types, as launchers know them.
 //!
-//! Kernels have the rest from `quant/<type>/packed.cuh`; `packed.cuh` lists the same types.
+//! Kernels have the rest from `quant/<type>/packed.cuh`. From the rows of [`PACKED`], `tools/kernels` writes packed.cuh, which brings these
+//! files to all kernels.
 
 use super::shape::{Layout, PartShape};
 use crate::DType;
@@ -9,26 +10,15 @@ use crate::cuda::driver::kernel_args;
 kernel_args! {
     in "layouts.cuh";
 
-    /// The numbers that kernels know layouts by: plain numbers, and then the packed types.
+    /// The numbers that kernels know layouts by: plain numbers, and then the packed types in the order of their rows.
     const LAYOUT_F16: usize = 0;
     const LAYOUT_BF16: usize = 1;
-    const LAYOUT_Q4_0: usize = 2;
-    const LAYOUT_Q8_0: usize = 3;
-    const LAYOUT_Q4_K: usize = 4;
-    const LAYOUT_Q5_K: usize = 5;
-    const LAYOUT_Q6_K: usize = 6;
-    const LAYOUT_IQ4_NL: usize = 7;
-    const LAYOUT_IQ4_XS: usize = 8;
-    const LAYOUT_MXFP4: usize = 9;
-    const LAYOUT_Q5_0: usize = 10;
-    const LAYOUT_NVFP4: usize = 11;
+    const FIRST_PACKED: usize = 2;
 }
 
 /// An element type that is repacked when it is loaded.
 pub(in crate::cuda) struct PackedType {
     pub(in crate::cuda) dtype: DType,
-    /// The number that kernels know it by.
-    layout: usize,
     /// Of which rows are multiples.
     row_multiple: usize,
     /// Whether scales are integers within blocks of 256, for which `small_m` rounds activations in blocks of 256, and not of 32.
@@ -41,19 +31,19 @@ pub(in crate::cuda) struct PackedType {
     is_simple: bool,
 }
 
-/// All, in the order of packed.cuh.
+/// All. A row is a line, of which `tools/kernels` wants the type.
 #[rustfmt::skip]
-pub(in crate::cuda) const PACKED: [PackedType; 10] = [
-    PackedType { dtype: DType::Q4_0, layout: LAYOUT_Q4_0, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::Q8_0, layout: LAYOUT_Q8_0, row_multiple: 64, has_integer_scales: false, boxes: [4, 1], has_wide_ring: true,  is_simple: true },
-    PackedType { dtype: DType::Q4_K, layout: LAYOUT_Q4_K, row_multiple: 64, has_integer_scales: true,  boxes: [2, 1], has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::Q5_K, layout: LAYOUT_Q5_K, row_multiple: 64, has_integer_scales: true,  boxes: [2, 3], has_wide_ring: true,  is_simple: false },
-    PackedType { dtype: DType::Q6_K, layout: LAYOUT_Q6_K, row_multiple: 64, has_integer_scales: true,  boxes: [3, 2], has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::IQ4_NL, layout: LAYOUT_IQ4_NL, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::IQ4_XS, layout: LAYOUT_IQ4_XS, row_multiple: 64, has_integer_scales: true, boxes: [2, 1], has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::MXFP4, layout: LAYOUT_MXFP4, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::Q5_0, layout: LAYOUT_Q5_0, row_multiple: 128, has_integer_scales: false, boxes: [2, 3], has_wide_ring: true,  is_simple: false },
-    PackedType { dtype: DType::NVFP4, layout: LAYOUT_NVFP4, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
+pub(in crate::cuda) const PACKED: &[PackedType] = &[
+    PackedType { dtype: DType::Q4_0, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q8_0, row_multiple: 64, has_integer_scales: false, boxes: [4, 1], has_wide_ring: true,  is_simple: true },
+    PackedType { dtype: DType::Q4_K, row_multiple: 64, has_integer_scales: true,  boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q5_K, row_multiple: 64, has_integer_scales: true,  boxes: [2, 3], has_wide_ring: true,  is_simple: false },
+    PackedType { dtype: DType::Q6_K, row_multiple: 64, has_integer_scales: true,  boxes: [3, 2], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::IQ4_NL, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::IQ4_XS, row_multiple: 64, has_integer_scales: true, boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::MXFP4, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q5_0, row_multiple: 128, has_integer_scales: false, boxes: [2, 3], has_wide_ring: true,  is_simple: false },
+    PackedType { dtype: DType::NVFP4, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
 ];
 
 /// Where a packed type stands in [`PACKED`].
@@ -94,14 +84,16 @@ impl Weights {
     /// The same by the kernels' number.
     pub(super) fn of_layout(layout: u32) -> Self {
         let layout = layout as usize;
-        let packed = PACKED.iter().find(|t| t.layout == layout);
-        packed.map_or(Self::Plain { layout }, Self::Packed)
+        match layout.checked_sub(FIRST_PACKED) {
+            None => Self::Plain { layout },
+            Some(index) => Self::Packed(&PACKED[index]),
+        }
     }
 
     pub(super) fn layout(self) -> u32 {
         let layout = match self {
             Self::Plain { layout } => layout,
-            Self::Packed(t) => t.layout,
+            Self::Packed(t) => FIRST_PACKED + packed_index(t.dtype),
         };
         layout as u32
     }
