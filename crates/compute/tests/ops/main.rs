@@ -60,7 +60,7 @@ const TOLERANCES: &[(DType, [f64; 3])] = &[
     (DType::NVFP4, [1e-11, 3e-4, 2e-4]),
 ];
 
-/// The tolerance of the other types. CPUs round their activations to 8 bits, GPUs decode them before they are multiplied.
+/// The tolerance of the other types. Activations are rounded to 8 bits, except where GPUs decode the weights first.
 const OTHERS: [f64; 3] = [1e-11, 3e-4, 2e-4];
 
 /// The tolerance of attention per element type of the cache. Where a norm or a rotation precedes the cache, a last bit may

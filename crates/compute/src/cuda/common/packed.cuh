@@ -213,9 +213,9 @@ struct Taken {
 // there.
 //
 // `unpack` makes the tensor cores' first operand of 32 columns of rows g and g + 8, half h of piece `at`: from the piece's first 32
-// bytes, as `ldmatrix_x4` gives them, and from where these rows are. `multiply` adds its products to sums, which begin with FIRST, for
-// 32 columns or PARTS of them. `add` adds such sums up by scale, over 256 columns: in integers, exactly, where scales are integers and the
-// activations have one scale, with which `total` is multiplied; with that of the activations where it is OF_32.
+// bytes, as `ldmatrix_x4` gives them, those of a lone vector twice, and from where these rows are. `multiply` adds its products to sums,
+// which begin with FIRST, for 32 columns or PARTS of them. `add` adds such sums up by scale, over 256 columns: in integers, exactly, where
+// scales are integers and the activations have one scale, with which `total` is multiplied; with that of the activations where it is OF_32.
 
 // Rotates left.
 DEVICE uint32_t rotate(uint32_t x, int n) { return __funnelshift_r(x, x, 32 - n & 31); }
@@ -235,6 +235,21 @@ struct SmallMOf32 {
   DEVICE static void add(float& sum, int d, float scale, float x_scale) { sum = fmaf(__int_as_float(d) - UNITS, scale * x_scale, sum); }
 };
 
+// For types whose blocks of 256 have integers as scales of 16 weights. `words` are those of a row.
+struct SmallMOf16 {
+  typedef int Sum;
+  static constexpr int WORDS = 2, PARTS = 2, FIRST = 0;
+  static constexpr bool MINS = false, UNPACKED = false, OF_32 = false;
+  float d[2];
+  uint32_t words[2];
+  DEVICE static void multiply(int (&y)[2][4], const uint32_t (&a)[4], uint2 b, const int (&c)[2][4]) {
+    ptx::mma_s8_k16(y[0], a[0], a[1], b.x, c[0]);
+    ptx::mma_s8_k16(y[1], a[2], a[3], b.y, c[1]);
+  }
+  DEVICE static void add(int& sum, int d, int scale, float) { sum += d * scale; }
+  DEVICE float total(int low, int high, float, int r) const { return d[r] * static_cast<float>(low + high); }
+};
+
 // Rows of weights in a stage of the ring that fragments are loaded from.
 constexpr int STAGE_ROWS = 128;
 
@@ -243,8 +258,8 @@ constexpr uint32_t MAGIC = 0x64006400;  // 1024 twice: an integer below 1024 in 
 DEVICE uint32_t twice(uint32_t x, bool high) { return __byte_perm(x, 0, high ? 0x3232 : 0x1010); }
 
 // `Fragment` of a type: vectors of 16 bytes of a piece, and vectors of the rest of four pieces, which lie at `rest_at` of a group, a
-// multiple of 16; and a
-// piece in registers, whose word i gives the weights of two steps: for each, elements 2 t and 2 t + 1 of a row, and 2 t + 8 and 2 t + 9.
+// multiple of 16; and a piece in registers, whose word i gives the weights of two steps: for each, elements 2 t and 2 t + 1 of a row, and
+// 2 t + 8 and 2 t + 9.
 //
 // A stage has for all rows 64 bytes of each vector, and then 16 bytes of each of the rest. `load` gets where lane t's first vector of a
 // row is, where the row's rest is, the first of the four pieces' number in their group, and whether lane t's is one of the row's.

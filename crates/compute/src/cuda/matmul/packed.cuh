@@ -5,6 +5,7 @@
 #include "../../quant/iq4_xs/packed.cuh"
 #include "../../quant/mxfp4/packed.cuh"
 #include "../../quant/nvfp4/packed.cuh"
+#include "../../quant/q3_k/packed.cuh"
 #include "../../quant/q4_0/packed.cuh"
 #include "../../quant/q4_k/packed.cuh"
 #include "../../quant/q5_0/packed.cuh"
@@ -23,6 +24,7 @@ constexpr int LAYOUT_IQ4_XS = FIRST_PACKED + 6;
 constexpr int LAYOUT_MXFP4 = FIRST_PACKED + 7;
 constexpr int LAYOUT_Q5_0 = FIRST_PACKED + 8;
 constexpr int LAYOUT_NVFP4 = FIRST_PACKED + 9;
+constexpr int LAYOUT_Q3_K = FIRST_PACKED + 10;
 
 // F(Q): type Packed_Q, layout LAYOUT_Q.
 #define FOR_EACH_PACKED(F) \
@@ -35,4 +37,5 @@ constexpr int LAYOUT_NVFP4 = FIRST_PACKED + 9;
   F(IQ4_XS) \
   F(MXFP4) \
   F(Q5_0) \
-  F(NVFP4)
+  F(NVFP4) \
+  F(Q3_K)

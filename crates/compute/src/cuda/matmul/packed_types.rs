@@ -44,6 +44,7 @@ pub(in crate::cuda) const PACKED: &[PackedType] = &[
     PackedType { dtype: DType::MXFP4, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
     PackedType { dtype: DType::Q5_0, row_multiple: 128, has_integer_scales: false, boxes: [2, 3], has_wide_ring: true,  is_simple: false },
     PackedType { dtype: DType::NVFP4, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q3_K, row_multiple: 256, has_integer_scales: true,  boxes: [1, 4], has_wide_ring: false, is_simple: false },
 ];
 
 /// Where a packed type stands in [`PACKED`].

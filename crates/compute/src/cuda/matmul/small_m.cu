@@ -72,7 +72,8 @@ DEVICE void multiply_columns(float (&sums)[4], const uint8_t* stage, unsigned si
   constexpr unsigned pitch = (Packed::bytes(GROUP) / 16 | 1) * 16;
   const unsigned t = lane % 4;
   const uint8_t *row0 = stage + lane / 4 * pitch, *row1 = row0 + 8 * pitch;
-  const uint8_t* matrices = stage + lane % 16 * pitch + (lane / 16 * size + at) * 16;
+  constexpr bool LONE_VECTOR = Packed::Fragment::VECTORS == 1;
+  const uint8_t* matrices = stage + lane % 16 * pitch + ((LONE_VECTOR ? 0 : lane / 16 * size) + at) * 16;
   P p;
   p.take(row0, row1, size, at + t);
   // Those of columns 2 t and 2 t + 1 for the first sub-block.

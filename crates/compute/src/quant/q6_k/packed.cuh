@@ -117,12 +117,7 @@ struct Packed_Q6_K : PackedLayout<210, 1> {
   }
 
   // Four times the weights, less their offset.
-  struct SmallM {
-    typedef int Sum;
-    static constexpr int WORDS = 2, PARTS = 2, FIRST = 0;
-    static constexpr bool MINS = false, UNPACKED = false, OF_32 = false;
-    float d[2];
-    uint32_t words[2];
+  struct SmallM : SmallMOf16 {
     DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
 #pragma unroll
       for (int r = 0; r < 2; r++) {
@@ -141,12 +136,6 @@ struct Packed_Q6_K : PackedLayout<210, 1> {
         a[i] = ptx::mask_and_set(h ? q[i] >> 2 : q[i] << 2, 0x3c3c3c3c, 0x80808080) ^ (rotate(upper, 6 - 2 * t) & 0xc0c0c0c0);
       }
     }
-    DEVICE static void multiply(int (&y)[2][4], const uint32_t (&a)[4], uint2 b, const int (&c)[2][4]) {
-      ptx::mma_s8_k16(y[0], a[0], a[1], b.x, c[0]);
-      ptx::mma_s8_k16(y[1], a[2], a[3], b.y, c[1]);
-    }
-    DEVICE static void add(int& sum, int d, int scale, float) { sum += d * scale; }
-    DEVICE float total(int low, int high, float, int r) const { return d[r] * static_cast<float>(low + high); }
   };
 
   struct Fragment {
