@@ -232,6 +232,12 @@ inline int __dp4a(int a, int b, int c) {
   for (int i = 0; i < 4; i++) c += static_cast<int8_t>(a >> 8 * i) * static_cast<int8_t>(b >> 8 * i);
   return c;
 }
+// c + the products of two halves of a with the first or the last two bytes of b.
+inline int __dp2a_lo(int a, int b, int c) {
+  for (int i = 0; i < 2; i++) c += static_cast<int16_t>(a >> 16 * i) * static_cast<int8_t>(b >> 8 * i);
+  return c;
+}
+inline int __dp2a_hi(int a, int b, int c) { return __dp2a_lo(a, b >> 16, c); }
 template <class T> T atomicAdd(T* p, T x) { const T before = *p; *p += x; return before; }
 template <class T> T atomicOr(T* p, T x) { const T before = *p; *p |= x; return before; }
 template <class T> T atomicMax(T* p, T x) { const T before = *p; *p = x > before ? x : before; return before; }
@@ -296,6 +302,18 @@ inline float exp2_fast(float x) { return exp2f(x); }
 inline float max_or_nan(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
 
 inline uint32_t mask_and_set(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
+
+inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t bytes = a | static_cast<uint64_t>(b) << 32;
+  uint32_t y = 0;
+  for (int i = 0; i < 4; i++) {
+    const uint32_t nibble = selector >> 4 * i & 15, byte = bytes >> 8 * (nibble & 7) & 255;
+    y |= (nibble < 8 ? byte : byte >> 7 ? 255u : 0u) << 8 * i;
+  }
+  return y;
+}
+
+inline uint32_t sign_bytes(uint32_t x) { return permute(x, 0, 0xba98); }
 
 inline int dp4a_unsigned(uint32_t a, int b, int c) {
   for (int i = 0; i < 4; i++) c += static_cast<uint8_t>(a >> 8 * i) * static_cast<int8_t>(b >> 8 * i);

@@ -63,7 +63,7 @@ DEVICE KFloats k_floats_of(const Taken& t, int piece) {
 struct SmallMK {
   typedef int Sum;
   static constexpr int WORDS = 1, PARTS = 1, FIRST = 0;
-  static constexpr bool MINS = true, UNPACKED = false, OF_32 = false;
+  static constexpr bool MINS = true, MINS_OF_16 = false, UNPACKED = false, OF_32 = false;
   float d[2], dmin[2];
   uint32_t words[1], mins[2];
   DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {

@@ -15,7 +15,9 @@
 //   dot            its product with 64 activations of int8 (see XPiece),
 //   PAIRS_OF_SUMS  which sums of activations `dot` wants,
 //   ROWS           of which a lane takes a piece at a time: as many as its registers hold,
-//   WIDE_RING      whether the ring in shared memory is the one for types whose groups are large;
+//   WIDE_RING      whether the ring in shared memory is the one for types whose groups are large,
+//   TABLE          words of the table that its codes are looked up in, in shared memory, or 0. `table_word` makes them; `Piece`, `SmallM` and
+//                  `Fragment` of such types have a pointer to it, and `SmallM` reads its rows by itself;
 // for operands of large matmuls (operands.cu)
 //   unpack16       weights 8 j to 8 j + 7 of a piece in `low`, and those 32 further on in `high`, j in 0..4, as `load8` gives them,
 //   take_codes     loads weights 16 v to 16 v + 15 of a piece, and those 32 further on, v in 0..2,
@@ -118,12 +120,20 @@ struct Place {
 template <int BYTES_OF_4, int ROWS_AT_ONCE>
 struct PackedLayout {
   static constexpr bool PACKED = true, PAIRS_OF_SUMS = false, WIDE_RING = false;
-  static constexpr int ROWS = ROWS_AT_ONCE;
+  static constexpr int ROWS = ROWS_AT_ONCE, TABLE = 0;
   DEVICE static constexpr int bytes(int size) { return padded(BYTES_OF_4 * size / 4); }
   // The group of a piece of a row.
   template <class Byte>
   DEVICE static Byte* group_of(Byte* row, const Place& p) { return row + static_cast<size_t>(p.group) * bytes(GROUP); }
 };
+
+// Makes the table of a type, with these threads.
+template <class P>
+DEVICE void fill_table(uint32_t* table, int thread, int n_threads) {
+  if constexpr (P::TABLE > 0) {
+    for (int i = thread; i < P::TABLE; i += n_threads) table[i] = P::table_word(i);
+  }
+}
 
 struct Sixteen {
   float low[8], high[8];
@@ -205,8 +215,9 @@ struct Taken {
   uint32_t words[3];
 };
 
-// `SmallM` of a type: what lanes know of two rows of a warp's pieces, g and g + 8, and weights as bytes. With MINS, bytes have no sign;
-// UNPACKED ones lie in memory as bytes already.
+// `SmallM` of a type: what lanes know of two rows of a warp's pieces, g and g + 8, and weights as bytes. With MINS, each 32 weights have
+// one, and bytes have no sign; with MINS_OF_16 each 16 have one, which `mins` makes an operand of. UNPACKED ones lie in memory as bytes
+// already.
 //
 // `take` gets where the rows are, how many pieces the group has, and which of these is the lane's: lane t of each four has piece t of
 // the warp's. `words` hold the scales of both halves of the piece in both rows, in a form that lanes hand each other; `scale` finds one
@@ -228,7 +239,7 @@ constexpr float UNITS = 12582912.0f;
 struct SmallMOf32 {
   typedef float Sum;
   static constexpr int WORDS = 2, PARTS = 1, FIRST = FLOAT_UNITS;
-  static constexpr bool MINS = false, OF_32 = true;
+  static constexpr bool MINS = false, MINS_OF_16 = false, OF_32 = true;
   uint32_t words[2];
   DEVICE static float scale(const uint32_t (&w)[2], int h, int, int r) { return ptx::f16_to_f32(static_cast<uint16_t>(w[r] >> 16 * h)); }
   DEVICE static void multiply(int (&y)[1][4], const uint32_t (&a)[4], uint2 b, const int (&c)[1][4]) { ptx::mma_s8(y[0], a, b, c[0]); }
@@ -239,7 +250,7 @@ struct SmallMOf32 {
 struct SmallMOf16 {
   typedef int Sum;
   static constexpr int WORDS = 2, PARTS = 2, FIRST = 0;
-  static constexpr bool MINS = false, UNPACKED = false, OF_32 = false;
+  static constexpr bool MINS = false, MINS_OF_16 = false, UNPACKED = false, OF_32 = false;
   float d[2];
   uint32_t words[2];
   DEVICE static void multiply(int (&y)[2][4], const uint32_t (&a)[4], uint2 b, const int (&c)[2][4]) {

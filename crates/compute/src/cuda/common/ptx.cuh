@@ -71,6 +71,17 @@ __device__ __forceinline__ uint32_t mask_and_set(uint32_t x, uint32_t mask, uint
   return y;
 }
 
+// Bytes of b (the last four) and a that the nibbles of the low half of `selector` number; a nibble of 8 and more takes only the sign, eight
+// times.
+__device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
+  uint32_t y;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(selector));
+  return y;
+}
+
+// The highest bit of each byte, eight times.
+__device__ __forceinline__ uint32_t sign_bytes(uint32_t x) { return permute(x, 0, 0xba98); }
+
 // Two numbers below 1024, in the halves of a word, in half precision.
 __device__ __forceinline__ uint32_t small_f16(uint32_t x) {
   uint32_t y = x | 0x64006400u;

@@ -56,7 +56,7 @@ struct XPlain {
 template <bool BRAIN>
 struct Plain {
   static constexpr bool PACKED = false, PAIRS_OF_SUMS = false;
-  static constexpr int ROWS = 2;
+  static constexpr int ROWS = 2, TABLE = 0;
   DEVICE static constexpr int bytes(int size) { return 64 * size; }
   struct Piece {
     uint4 q[4];
@@ -253,7 +253,8 @@ DEVICE void add_ranks(const GemvArgs& a, const ranks::Ranks& ranks, uint32_t rou
   ranks.end(round);
 }
 
-// What a block computes, where its things are in shared memory, and which units of work are a warp's. USUAL, LARGE: bytes of the ring.
+// What a block computes, where its things are in shared memory, and which units of work are a warp's. USUAL, LARGE: bytes of the ring, of
+// whose end the type's table is a part.
 template <class P, int THREADS, bool ONE, int USUAL, int LARGE, bool EXPERTS>
 struct GemvWork {
   typedef P Weights;
@@ -261,8 +262,11 @@ struct GemvWork {
   static constexpr int WARPS = THREADS / 32;
   static constexpr bool ONE_ROW = ONE;
   static constexpr int BYTES = P::bytes(GROUP), SLOT = ceil_div(BYTES, LINE) * LINE;
-  static constexpr int ROWS = 2 * WARPS * P::ROWS * SLOT <= USUAL ? P::ROWS : 1, STAGE = ROWS * SLOT;
-  DEVICE static constexpr int stages_of(int ring) { return ring / (WARPS * STAGE) < MAX_STAGES ? ring / (WARPS * STAGE) : MAX_STAGES; }
+  static constexpr int ROWS = 2 * WARPS * P::ROWS * SLOT <= USUAL - 4 * P::TABLE ? P::ROWS : 1, STAGE = ROWS * SLOT;
+  DEVICE static constexpr int stages_of(int ring) {
+    const int stages = (ring - 4 * P::TABLE) / (WARPS * STAGE);
+    return stages < MAX_STAGES ? stages : MAX_STAGES;
+  }
 
   const GemvArgs& a;
   const GemvExpertsArgs* experts;  // null without EXPERTS
@@ -273,6 +277,7 @@ struct GemvWork {
   int n_groups, row_groups, last_size;  // groups of an output and of a row, and pieces of a row's last one
   uint32_t last_bytes;
   uint8_t* ring;  // the warp's
+  uint32_t* table;
   XPiece* pieces;
   float *floats, *sums;  // sums: [rows, groups, m]
   // A unit is a group of rows `row` and `row` + n_own. They are shared out group by group, so that a warp keeps its activations.
@@ -292,6 +297,7 @@ struct GemvWork {
     last_bytes = P::PACKED ? P::bytes(last_size) : (n_row - (row_groups - 1) * 1024) * 2;
     const size_t x_bytes = P::PACKED ? static_cast<size_t>(n / 64) * sizeof(XPiece) : static_cast<size_t>(n) * 4;
     ring = shared + warp * (n_stages * STAGE);
+    table = reinterpret_cast<uint32_t*>(shared + ring_bytes) - P::TABLE;
     pieces = reinterpret_cast<XPiece*>(shared + ring_bytes);
     floats = reinterpret_cast<float*>(shared + ring_bytes);
     sums = reinterpret_cast<float*>(shared + ring_bytes + x_bytes * m);
@@ -425,7 +431,10 @@ DEVICE void accumulate(const W& work, WeightCopies<W>& copies) {
       typename P::Piece p[ROWS];
       const uint8_t* weights = work.ring + stage * W::STAGE;
 #pragma unroll
-      for (int i = 0; i < ROWS; i++) P::take(p[i], weights + i * W::SLOT, length, P::PACKED ? min(lane, size - 1) : lane);
+      for (int i = 0; i < ROWS; i++) {
+        P::take(p[i], weights + i * W::SLOT, length, P::PACKED ? min(lane, size - 1) : lane);
+        if constexpr (P::TABLE > 0) p[i].table = work.table;
+      }
 #pragma unroll 1
       for (int j = 0; j < work.m; j++) {
         if (!ONE && j > 0) x = activations<P>(pieces, floats, j, in_row, size, lane, n_row);
@@ -567,6 +576,7 @@ DEVICE void multiply(const GemvArgs& a, const GemvPart& part, int first, int n_r
   const W work(a, others.experts, n_rows, gate, shared);
   WeightCopies<W> copies(work, part, first, common.barriers[work.warp]);
   if (!EXPERTS) copies.fill_ring();
+  fill_table<P>(work.table, threadIdx.x, THREADS);
 
   Eight norm;
   if (a.norm_weight) norm.load(a.norm_weight, Eight::at(threadIdx.x / 32 * SPAN), work.n);

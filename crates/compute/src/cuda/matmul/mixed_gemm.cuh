@@ -161,10 +161,21 @@ struct Rows {
   }
 };
 
-template <class P, int N>
+// The table of a type lies after the rings. A unit before may still read another's.
+template <class Packed>
+DEVICE void fill_table_again(uint32_t* table) {
+  ptx::sync_threads<MULTIPLIERS>(1);
+  fill_table<Packed>(table, threadIdx.x, MULTIPLIERS);
+  ptx::sync_threads<MULTIPLIERS>(1);
+}
+
+template <class Packed, int N>
 DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, float (&sums)[N / 8][4], const Stages& stages, Ring& w,
                      Ring& x) {
   typedef Shape<N> S;
+  typedef typename Packed::Fragment P;
+  uint32_t* table = reinterpret_cast<uint32_t*>(stages.x + a.x_stages * S::X_STAGE);
+  if constexpr (Packed::TABLE > 0) fill_table_again<Packed>(table);
   const int lane = threadIdx.x % 32, t = lane % 4, second = rows.second - rows.first;
   const uint8_t *vectors = stages.w + rows.first * 64 + t * 16, *rest = stages.w + P::VECTORS * ROWS * 64 + rows.first * 16;
   const int n_pieces = a.n_pieces;
@@ -180,6 +191,7 @@ DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, floa
   for (int n = steps.count(); n > 0; n--, step = steps.after(step)) {
     ptx::mbarrier_wait(w_full + w_barrier, w_parity);
     P p[2];
+    if constexpr (Packed::TABLE > 0) p[0].table = p[1].table = table;
     const bool valid = step * 4 + t < n_pieces;
     p[0].load(vectors + w_at, rest + w_at, t, step % 8 * 4, valid);
     p[1].load(vectors + w_at + second * 64, rest + w_at + second * 16, t, step % 8 * 4, valid);
@@ -224,7 +236,7 @@ template <int N>
 DEVICE void multiply_packed(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, Rows rows, float (&sums)[N / 8][4],
                             const Stages& stages, Ring& w, Ring& x) {
 #define MULTIPLY(Q) \
-  case LAYOUT_##Q: multiply<Packed_##Q::Fragment, N>(a, steps, rows, sums, stages, w, x); break;
+  case LAYOUT_##Q: multiply<Packed_##Q, N>(a, steps, rows, sums, stages, w, x); break;
   switch (tile.part->layout) { FOR_EACH_PACKED(MULTIPLY) }
 #undef MULTIPLY
 }

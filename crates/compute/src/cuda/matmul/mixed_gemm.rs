@@ -284,10 +284,15 @@ pub(super) struct Rings {
 
 impl Rings {
     pub(super) fn new(shape: &Shape, parts: &[(PartRows, MixedGemmPart)]) -> Option<Self> {
-        let bytes = parts.iter().map(|(_, p)| stage_bytes(Weights::of_layout(p.layout))).max()?;
-        let w_stage_bytes = OUTS * bytes;
-        let w_stages = ((shape.shared_bytes - shape.x_ring) / w_stage_bytes).clamp(2, MAX_STAGES);
-        let x_stages = ((shape.shared_bytes - w_stages * w_stage_bytes) / shape.x_stage).min(MAX_STAGES);
+        let table_bytes = |p: &MixedGemmPart| match Weights::of_layout(p.layout) {
+            Weights::Plain { .. } => 0,
+            Weights::Packed(t) => t.table_bytes(),
+        };
+        // A type's table lies after the rings.
+        let shared_bytes = shape.shared_bytes - parts.iter().map(|(_, p)| table_bytes(p)).max()?;
+        let w_stage_bytes = OUTS * parts.iter().map(|(_, p)| stage_bytes(Weights::of_layout(p.layout))).max()?;
+        let w_stages = ((shared_bytes - shape.x_ring) / w_stage_bytes).clamp(2, MAX_STAGES);
+        let x_stages = ((shared_bytes - w_stages * w_stage_bytes) / shape.x_stage).min(MAX_STAGES);
         Some(Self { w_stages, x_stages, w_stage_bytes })
     }
 }

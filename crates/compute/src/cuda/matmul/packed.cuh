@@ -1,10 +1,12 @@
 // The packed types. A type is described in quant/<type>/packed.cuh; what all share is in common/packed.cuh.
 // Written by tools/kernels from packed_types.rs; do not edit.
 #pragma once
+#include "../../quant/iq3_s/packed.cuh"
 #include "../../quant/iq4_nl/packed.cuh"
 #include "../../quant/iq4_xs/packed.cuh"
 #include "../../quant/mxfp4/packed.cuh"
 #include "../../quant/nvfp4/packed.cuh"
+#include "../../quant/q2_k/packed.cuh"
 #include "../../quant/q3_k/packed.cuh"
 #include "../../quant/q4_0/packed.cuh"
 #include "../../quant/q4_k/packed.cuh"
@@ -25,6 +27,8 @@ constexpr int LAYOUT_MXFP4 = FIRST_PACKED + 7;
 constexpr int LAYOUT_Q5_0 = FIRST_PACKED + 8;
 constexpr int LAYOUT_NVFP4 = FIRST_PACKED + 9;
 constexpr int LAYOUT_Q3_K = FIRST_PACKED + 10;
+constexpr int LAYOUT_Q2_K = FIRST_PACKED + 11;
+constexpr int LAYOUT_IQ3_S = FIRST_PACKED + 12;
 
 // F(Q): type Packed_Q, layout LAYOUT_Q.
 #define FOR_EACH_PACKED(F) \
@@ -38,4 +42,6 @@ constexpr int LAYOUT_Q3_K = FIRST_PACKED + 10;
   F(MXFP4) \
   F(Q5_0) \
   F(NVFP4) \
-  F(Q3_K)
+  F(Q3_K) \
+  F(Q2_K) \
+  F(IQ3_S)

@@ -23,6 +23,8 @@ constexpr int TEAMS = 2, TEAM = 8, PIECES = 4;
 constexpr int MULTIPLIERS = TEAMS * TEAM, ADDER = MULTIPLIERS, COPIER = MULTIPLIERS + 1, THREADS = 32 * (MULTIPLIERS + 2);
 // The ring has an even number of stages, so that one always has units of the same team.
 constexpr int MAX_STAGES = 8;
+// Words of a type's table, at most.
+constexpr int MAX_TABLE = 512;
 // Numbers that sums will be added to, of which so many are read before the end.
 constexpr int EARLY = 256;
 
@@ -64,7 +66,8 @@ constexpr int X_SCALES = 64;
 // Multiplies 16 rows of a unit with a warp's columns. `stage`: the unit; `at`: the first piece. Sums of rows g and g + 8 with columns
 // 2 t and 2 t + 1.
 template <class Packed, int R>
-DEVICE void multiply_columns(float (&sums)[4], const uint8_t* stage, unsigned size, unsigned at, const Columns<R>& x, unsigned lane) {
+DEVICE void multiply_columns(float (&sums)[4], const uint8_t* stage, unsigned size, unsigned at, const Columns<R>& x, const uint32_t* table,
+                             unsigned lane) {
   // What follows from these for each of the types is computed where it is wanted.
   lane = ptx::anew(lane), size = ptx::anew(size);
   typedef typename Packed::SmallM P;
@@ -75,6 +78,8 @@ DEVICE void multiply_columns(float (&sums)[4], const uint8_t* stage, unsigned si
   constexpr bool LONE_VECTOR = Packed::Fragment::VECTORS == 1;
   const uint8_t* matrices = stage + lane % 16 * pitch + ((LONE_VECTOR ? 0 : lane / 16 * size) + at) * 16;
   P p;
+  static_assert(Packed::TABLE <= MAX_TABLE, "the table has no room");
+  if constexpr (Packed::TABLE > 0) p.table = table;
   p.take(row0, row1, size, at + t);
   // Those of columns 2 t and 2 t + 1 for the first sub-block.
   const float2* x_scales = reinterpret_cast<const float2*>(x.scales + 2 * t % R);
@@ -91,13 +96,13 @@ DEVICE void multiply_columns(float (&sums)[4], const uint8_t* stage, unsigned si
 #pragma unroll
     for (int set = 0; set < SETS; set++) {
       const int i = set * STEPS + step;
-      uint32_t raw[4];
-      ptx::ldmatrix_x4(raw, matrices + i * 16);
+      uint32_t raw[4] = {};
+      if constexpr (Packed::TABLE == 0) ptx::ldmatrix_x4(raw, matrices + i * 16);
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         uint32_t a[4];
         if constexpr (!P::UNPACKED) {
-          P::unpack(a, raw, h, row0, row1, size, at + i, t);
+          p.unpack(a, raw, h, row0, row1, size, at + i, t);
         } else {
           // Its second 32 are bytes of their own.
           if (h == 1) ptx::ldmatrix_x4(raw, matrices + (2 * size + i) * 16);
@@ -123,12 +128,33 @@ DEVICE void multiply_columns(float (&sums)[4], const uint8_t* stage, unsigned si
         for (int j = 0; j < 4; j++) P::add(scaled[h][j], d[h][part][j], P::scale(words, h, part, j / 2), j % 2 ? x_scale.y : x_scale.x);
       }
     }
+    // The next step's loads wait, so that registers suffice for the mins.
+    if constexpr (P::MINS_OF_16) {
+      if (step % 2 == 1) __syncwarp();
+    }
   }
   float of_mins[4] = {};
   if constexpr (P::MINS) {
     // Twice, for the sums' first and second parts.
     const uint32_t mins[4] = {p.mins[0], p.mins[1], p.mins[0], p.mins[1]};
     ptx::mma_f16(of_mins, mins, x.sums.x, x.sums.y);
+  }
+  if constexpr (P::MINS_OF_16) {
+    int mins_of_16[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      uint32_t words[P::WORDS];
+#pragma unroll
+      for (int j = 0; j < P::WORDS; j++) words[j] = __shfl_sync(ALL_LANES, p.words[j], (lane & 28) + i);
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        uint32_t a[4];
+        P::mins(a, words, h);
+        ptx::mma_s8(mins_of_16, a, x.q[2 * i + h], mins_of_16);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) of_mins[j] = static_cast<float>(mins_of_16[j]);
   }
 #pragma unroll
   for (int j = 0; j < 4; j++) {
@@ -142,6 +168,7 @@ struct SmallMBlock {
   uint8_t* ring;
   float* x_scales;                // [MULTIPLIERS, X_SCALES]
   float *early, *factors, *sums;  // [EARLY], [8], [tiles, rows of a tile, 8]
+  uint32_t* table;                // of the part's type
   uint64_t *full, *done, *empty;  // of each stage: it is copied, its team is done, its sums are added up
   // Of the part: the first output, and how many; tiles, which with a gate have 8 rows of its own and then those of up.
   int first, n_own, own_tile, n_tiles, n_groups;
@@ -256,7 +283,7 @@ DEVICE void multiply_units(const SmallMArgs& a, const SmallMPart& part, const Sm
         uint8_t* of = b.ring + stage * (TILE * b.pitch);
         float sums[4];
 #define MULTIPLY_COLUMNS(Q) \
-  case LAYOUT_##Q: multiply_columns<Packed_##Q>(sums, of, n_busy * PIECES, member * PIECES, columns, lane); break;
+  case LAYOUT_##Q: multiply_columns<Packed_##Q>(sums, of, n_busy * PIECES, member * PIECES, columns, b.table, lane); break;
         switch (part.layout) {
           FOR_EACH_PACKED(MULTIPLY_COLUMNS)
           default: __builtin_unreachable();
@@ -337,12 +364,13 @@ DEVICE void small_m(const SmallMArgs& a) {
   ptx::launch_dependents();
   __shared__ uint64_t full[MAX_STAGES], done[MAX_STAGES], empty[MAX_STAGES];
   __shared__ float factors[8];
+  __shared__ uint32_t table[MAX_TABLE];
   const unsigned tid = threadIdx.x, lane = tid % 32;
   const int warp = __shfl_sync(ALL_LANES, tid / 32, 0);
   const uint32_t p = part_of_block(a);
   const SmallMPart& part = a.parts[p];
   SmallMBlock b = block_of(a, p, shared);
-  b.full = full, b.done = done, b.empty = empty, b.factors = factors;
+  b.full = full, b.done = done, b.empty = empty, b.factors = factors, b.table = table;
   if (warp == COPIER) {
 #pragma unroll 1
     for (int s = 0; s < static_cast<int>(a.n_stages); s++) {
@@ -350,6 +378,10 @@ DEVICE void small_m(const SmallMArgs& a) {
     }
     ptx::fence_mbarrier_init();
   }
+#define FILL_TABLE(Q) \
+  case LAYOUT_##Q: fill_table<Packed_##Q>(table, tid, THREADS); break;
+  switch (part.layout) { FOR_EACH_PACKED(FILL_TABLE) }
+#undef FILL_TABLE
   __syncthreads();
   if (warp == COPIER) {
     copy_units(a, part, b, lane);

@@ -8,8 +8,8 @@ use super::shape::{MatrixShape, PartRows, Target};
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use crate::{Norm, Result};
 
-/// Static shared memory of the kernels, at most.
-const STATIC_BYTES: usize = 1 << 8;
+/// Static shared memory of the kernels, at most, of which 2 KB are the table of a type.
+const STATIC_BYTES: usize = (1 << 8) + (2 << 10);
 /// Rows of activations that the kernel takes.
 const ROWS: usize = 8;
 /// Pieces of 64 columns of a group of weights, and rows of a unit.

@@ -39,7 +39,7 @@ struct Packed_IQ4_XS : PackedCodebook<IQ4_Values, IQ4_XS_Scales> {
   struct SmallM {
     typedef int Sum;
     static constexpr int WORDS = 1, PARTS = 1, FIRST = 0;
-    static constexpr bool MINS = false, UNPACKED = false, OF_32 = false;
+    static constexpr bool MINS = false, MINS_OF_16 = false, UNPACKED = false, OF_32 = false;
     float d[2];
     uint32_t words[1];
     DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {

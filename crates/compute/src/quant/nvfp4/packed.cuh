@@ -24,7 +24,7 @@ struct Packed_NVFP4 : PackedCodebook<FP4_Doubled, NVFP4_Scales> {
   struct SmallM {
     typedef float Sum;
     static constexpr int WORDS = 2, PARTS = 2, FIRST = FLOAT_UNITS;
-    static constexpr bool MINS = false, UNPACKED = false, OF_32 = true;
+    static constexpr bool MINS = false, MINS_OF_16 = false, UNPACKED = false, OF_32 = true;
     uint32_t words[2];
     DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
 #pragma unroll
