@@ -42,7 +42,7 @@ pub(crate) fn report(source: &dyn TensorSource) -> Vec<MatrixKernels> {
         };
         *groups.entry((without_layer(&t.name), t.dtype, shape)).or_default() += 1;
     }
-    let row = |((name, dtype, shape), matrices)| MatrixKernels {
+    let row = |((name, dtype, shape), matrices): ((String, DType, [usize; 3]), usize)| MatrixKernels {
         name,
         dtype: DType::name(dtype),
         n_experts: shape[0],

@@ -1,5 +1,6 @@
 //! The kernels for a mixture of experts, in the order of preference: the first that can, computes.
 
+use super::packed_types::Weights;
 use super::shape::{MatrixShape, Target};
 use super::table::{Arch, Capability, Types};
 use super::{gemv, grouped_gemm, grouped_mma};
@@ -103,11 +104,24 @@ const KERNELS: &[ExpertsKernel] = &[
     },
 ];
 
+/// Whether a matrix has a type with a table, for which these kernels have no registers.
+fn has_table(p: &ExpertsProblem<'_>) -> bool {
+    [p.gate_up, p.down].iter().any(|w| {
+        w.parts.iter().any(|part| Weights::of(part, w.n_in).is_some_and(|weights| weights.table_bytes() > 0))
+    })
+}
+
 fn plan_gemv(target: &Target, p: &ExpertsProblem<'_>) -> Option<ExpertsPlan> {
+    if has_table(p) {
+        return None;
+    }
     gemv::plan_experts(target, p.gate_up, p.down, p.n_used).map(ExpertsPlan::Gemv)
 }
 
 fn plan_grouped_gemm(target: &Target, p: &ExpertsProblem<'_>) -> Option<ExpertsPlan> {
+    if has_table(p) {
+        return None;
+    }
     grouped_gemm::plan(target, p.gate_up, p.down, p.m * p.n_used).map(ExpertsPlan::GroupedGemm)
 }
 

@@ -19,8 +19,8 @@ struct RowTile {
 // A tile of outputs of an expert, whose rows of weights begin at `expert_row`. The matrix has one part, or a gate's and its up's.
 DEVICE Tile tile_of(const MixedGemmArgs& a, int tile, int expert_row) {
   const bool gate = a.epilogue == GATE;
-  const int row = expert_row + tile * (gate ? ROWS / 2 : ROWS);
-  return {&a.parts[0], gate ? &a.parts[1] : &a.parts[0], row, gate ? a.up_row + row : row + ROWS / 2};
+  const int row = expert_row + tile * (gate ? ROWS / 2 : ROWS), other_row = gate ? a.up_row + row : row + ROWS / 2;
+  return {&a.parts[0], gate ? &a.parts[1] : &a.parts[0], row, other_row};
 }
 
 // The producer of activations, one thread: the tile's rows, in eights as the tensor cores take them.
@@ -130,7 +130,8 @@ DEVICE void grouped_gemm(const GroupedGemmArgs& args) {
     if (tid < static_cast<int>(args.tiles[blockIdx.y].count)) {
       scales[tid] = a.x_scales ? a.x_scales[blockIdx.y * N + tid] : fixed_scale(layout_of(a.parts[0].layout));
     }
-    accumulate<N, true>(a, tile_of(a, 0, 0), steps, sums, stages, barriers.weights(a), barriers.activations(a));
+    // No registers are left for types with a table.
+    accumulate<N, true, false>(a, tile_of(a, 0, 0), steps, sums, stages, barriers.weights(a), barriers.activations(a));
     store_group<N>(args, sums, shared, scales);
   }
 #endif

@@ -232,11 +232,14 @@ DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, floa
   w.stage = w_barrier / 8, w.parity = w_parity, x.stage = (x_barrier - x_full) / 8, x.parity = x_parity;
 }
 
-template <int N>
+// TABLES: whether types with a table are among them.
+template <int N, bool TABLES>
 DEVICE void multiply_packed(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, Rows rows, float (&sums)[N / 8][4],
                             const Stages& stages, Ring& w, Ring& x) {
-#define MULTIPLY(Q) \
-  case LAYOUT_##Q: multiply<Packed_##Q, N>(a, steps, rows, sums, stages, w, x); break;
+#define MULTIPLY(Q)                                                                                                            \
+  case LAYOUT_##Q:                                                                                                             \
+    if constexpr (TABLES || Packed_##Q::TABLE == 0) multiply<Packed_##Q, N>(a, steps, rows, sums, stages, w, x);               \
+    break;
   switch (tile.part->layout) { FOR_EACH_PACKED(MULTIPLY) }
 #undef MULTIPLY
 }
@@ -299,15 +302,15 @@ DEVICE void multiply_plain(const MixedGemmArgs& a, const Steps& steps, float (&s
   ptx::wgmma_wait<0>();
 }
 
-// The consumers: sums of the block's outputs over its steps.
-template <int N, bool PACKED>
+// The consumers: sums of the block's outputs over its steps. PACKED, TABLES: whether weights may be packed, and have a table.
+template <int N, bool PACKED, bool TABLES>
 DEVICE void accumulate(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, float (&sums)[N / 8][4], const Stages& stages, Ring w,
                        Ring x) {
   switch (outs.part->layout) {
     case LAYOUT_F16: multiply_plain<PlainHalf, N>(a, steps, sums, stages, w, x); break;
     case LAYOUT_BF16: multiply_plain<PlainBfloat, N>(a, steps, sums, stages, w, x); break;
     default:
-      if constexpr (PACKED) multiply_packed<N>(a, outs, steps, Rows::in_order(), sums, stages, w, x);
+      if constexpr (PACKED) multiply_packed<N, TABLES>(a, outs, steps, Rows::in_order(), sums, stages, w, x);
   }
 }
 

@@ -284,13 +284,10 @@ pub(super) struct Rings {
 
 impl Rings {
     pub(super) fn new(shape: &Shape, parts: &[(PartRows, MixedGemmPart)]) -> Option<Self> {
-        let table_bytes = |p: &MixedGemmPart| match Weights::of_layout(p.layout) {
-            Weights::Plain { .. } => 0,
-            Weights::Packed(t) => t.table_bytes(),
-        };
+        let weights = || parts.iter().map(|(_, p)| Weights::of_layout(p.layout));
         // A type's table lies after the rings.
-        let shared_bytes = shape.shared_bytes - parts.iter().map(|(_, p)| table_bytes(p)).max()?;
-        let w_stage_bytes = OUTS * parts.iter().map(|(_, p)| stage_bytes(Weights::of_layout(p.layout))).max()?;
+        let shared_bytes = shape.shared_bytes - weights().map(Weights::table_bytes).max()?;
+        let w_stage_bytes = OUTS * weights().map(stage_bytes).max()?;
         let w_stages = ((shared_bytes - shape.x_ring) / w_stage_bytes).clamp(2, MAX_STAGES);
         let x_stages = ((shared_bytes - w_stages * w_stage_bytes) / shape.x_stage).min(MAX_STAGES);
         Some(Self { w_stages, x_stages, w_stage_bytes })

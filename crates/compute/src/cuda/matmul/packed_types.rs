@@ -103,6 +103,14 @@ impl Weights {
         layout as u32
     }
 
+    /// Bytes of the type's table in shared memory.
+    pub(super) fn table_bytes(self) -> usize {
+        match self {
+            Self::Plain { .. } => 0,
+            Self::Packed(t) => t.table_bytes,
+        }
+    }
+
     pub(super) fn is_plain(self) -> bool {
         matches!(self, Self::Plain { .. })
     }
@@ -142,11 +150,6 @@ impl PackedType {
 
     pub(super) fn has_integer_scales(&self) -> bool {
         self.has_integer_scales
-    }
-
-    /// Bytes of the table that codes are looked up in, in shared memory.
-    pub(super) fn table_bytes(&self) -> usize {
-        self.table_bytes
     }
 
     /// Boxes of a stage of `mixed_gemm`: see [`PackedType::boxes`].
