@@ -4,7 +4,7 @@ use crate::auth::Caller;
 use crate::bodies::Budget;
 use crate::config::Config;
 use crate::error::{ApiError, Result};
-use crate::generation::Wanted;
+use crate::generation::{Generation, Plan, Wanted};
 use crate::sizes::Sizes;
 use crate::structured::{Compiled, FormatPool, GrammarError, Grammars, Refused};
 use crate::tool_calls::Syntax;
@@ -107,7 +107,7 @@ impl App {
     /// What makes an answer follow the format that a request wants.
     ///
     /// Errors: what is wrong with the format, by the field that says it; 429 if too many formats wait to be compiled.
-    pub(crate) async fn constraint(self: &Arc<Self>, wanted: Wanted) -> Result<Box<dyn Constraint>> {
+    async fn constraint(self: &Arc<Self>, wanted: Wanted) -> Result<Box<dyn Constraint>> {
         let Wanted { key, field, after_reasoning, format } = wanted;
         let app = self.clone();
         let work = move |deadline| {
@@ -126,6 +126,22 @@ impl App {
             Ok(if after_reasoning { app.grammars()?.after_reasoning(constraint) } else { constraint })
         })
         .await
+    }
+
+    /// Hands prompts to the engine, with what the answers must look like. `field`: the one that has the prompts.
+    ///
+    /// Errors: as [`App::constraint`] and [`Plan::submit`].
+    pub(crate) async fn start(
+        self: &Arc<Self>,
+        mut plan: Plan,
+        wanted: Option<Wanted>,
+        prompts: Vec<Vec<u32>>,
+        field: &'static str,
+    ) -> Result<Generation> {
+        if let Some(wanted) = wanted {
+            plan.constraint = Some(self.constraint(wanted).await?);
+        }
+        self.compute(move |app| plan.submit(app, prompts).map_err(|error| error.or_param(field))).await
     }
 
     /// What a request shares cached prefixes with.

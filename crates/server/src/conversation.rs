@@ -1,15 +1,27 @@
-//! What the chat template is given for a request, and the text and tokens that it becomes.
+//! A conversation as chat templates are given it, whichever API it came by, and the text that it becomes.
 
 use crate::app::{App, now};
 use crate::error::{ApiError, Result};
-use crate::openai::{Callable, ChatRequest};
 use crate::reasoning;
+use crate::tool_calls::{Tool, ToolChoice};
 use realizar_engine::Error as EngineError;
 use serde_json::{Map, Value};
 
+/// A conversation in the form of chat templates.
+#[derive(Clone, Debug)]
+pub(crate) struct Conversation {
+    /// Objects with `role` and `content`, and as far as they have them `name`, `reasoning_content`, `tool_calls` and `tool_call_id`.
+    pub(crate) messages: Vec<Value>,
+    /// Further variables of the template.
+    pub(crate) variables: Map<String, Value>,
+    pub(crate) ending: Ending,
+    /// The field of the request that has the messages.
+    pub(crate) field: &'static str,
+}
+
 /// How the text ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
+pub(crate) enum Ending {
     /// Where the assistant's turn begins.
     Answer,
     /// After the last message.
@@ -25,76 +37,39 @@ pub(crate) struct Rendered {
     pub(crate) is_thinking: bool,
 }
 
-/// The conversation as text.
-///
-/// Errors: messages that cannot be read; what the template refuses; an ending that cannot be.
-pub(crate) fn render(app: &App, request: &ChatRequest, callable: &Callable) -> Result<Rendered> {
-    let template = app.engine.template().ok_or(EngineError::NoChatTemplate)?;
-    let ending = ending(request)?;
-    let mut conversation = variables(request)?;
-    app.syntax.prepare(&mut conversation, &callable.tools, &callable.choice);
-    let mark = match ending {
-        Ending::Open => Some(mark_end(&mut conversation)?),
-        Ending::Answer | Ending::Message => None,
-    };
-    let text = template.render(&conversation, ending == Ending::Answer, now());
-    let text = text.map_err(|error| EngineError::Template { message: error.to_string() });
-    let mut text = text.map_err(|e| ApiError::from(e).or_param("messages"))?;
-    if let Some(mark) = mark {
-        let end = text.rfind(&mark).ok_or_else(|| {
-            let message = "the chat template does not write the last message's content as it is";
-            ApiError::invalid_param("continue_final_message", message)
-        })?;
-        text.truncate(end);
-    }
-    let is_unfinished = ending == Ending::Open && text.rfind(reasoning::OPEN) > text.rfind(reasoning::CLOSE);
-    let is_thinking = reasoning::is_open(&text) || is_unfinished;
-    Ok(Rendered { text, is_thinking })
-}
-
-/// Errors: two endings at once.
-fn ending(request: &ChatRequest) -> Result<Ending> {
-    let variable = |name: &str| {
-        request.chat_template_kwargs.as_ref().and_then(|all| all.get(name)).and_then(Value::as_bool)
-    };
-    let begins = request.add_generation_prompt.or_else(|| variable("add_generation_prompt"));
-    let goes_on = request.continue_final_message.or_else(|| variable("continue_final_message"));
-    match (begins, goes_on.unwrap_or(false)) {
-        (Some(true), true) => {
-            let message = "add_generation_prompt and continue_final_message cannot both be true";
-            Err(ApiError::invalid_param("continue_final_message", message))
+impl Conversation {
+    /// The conversation as text.
+    ///
+    /// Errors: no messages; what the template refuses; an ending that cannot be.
+    pub(crate) fn render(self, app: &App, tools: &[Tool], choice: &ToolChoice) -> Result<Rendered> {
+        let template = app.engine.template().ok_or(EngineError::NoChatTemplate)?;
+        let Self { messages, variables, ending, field } = self;
+        if messages.is_empty() {
+            return Err(ApiError::invalid_param(field, format!("{field} is empty")));
         }
-        (_, true) => Ok(Ending::Open),
-        (Some(false), false) => Ok(Ending::Message),
-        (None | Some(true), false) => Ok(Ending::Answer),
-    }
-}
-
-/// The template's variables that the request names.
-fn variables(request: &ChatRequest) -> Result<Value> {
-    if request.messages.is_empty() {
-        return Err(ApiError::invalid_param("messages", "messages is empty"));
-    }
-    let mut object = Map::new();
-    let messages = request.messages.iter().enumerate().map(|(i, m)| m.to_template(i));
-    object.insert("messages".into(), messages.collect::<Result<Value>>()?);
-    let effort = request.reasoning_effort.as_deref();
-    let thinking = request.enable_thinking.or((effort == Some("none")).then_some(false));
-    for (name, value) in [
-        ("enable_thinking", thinking.map(Value::from)),
-        ("reasoning_effort", effort.map(Value::from)),
-        ("date_string", request.date_string.clone().map(Value::from)),
-        ("documents", request.documents.clone().map(Value::from)),
-    ] {
-        object.extend(value.map(|value| (name.to_owned(), value)));
-    }
-    for (name, value) in request.chat_template_kwargs.iter().flatten() {
-        // These decide what is rendered, not how.
-        if !matches!(name.as_str(), "messages" | "add_generation_prompt" | "continue_final_message") {
-            object.insert(name.clone(), value.clone());
+        let mut object = variables;
+        object.insert("messages".to_owned(), messages.into());
+        let mut conversation = Value::from(object);
+        app.syntax.prepare(&mut conversation, tools, choice);
+        let mark = match ending {
+            Ending::Open => Some(mark_end(&mut conversation)?),
+            Ending::Answer | Ending::Message => None,
+        };
+        let text = template.render(&conversation, ending == Ending::Answer, now());
+        let text = text.map_err(|error| EngineError::Template { message: error.to_string() });
+        let mut text = text.map_err(|e| ApiError::from(e).or_param(field))?;
+        if let Some(mark) = mark {
+            let end = text.rfind(&mark).ok_or_else(|| {
+                let message = "the chat template does not write the last message's content as it is";
+                ApiError::invalid_param("continue_final_message", message)
+            })?;
+            text.truncate(end);
         }
+        let is_unfinished =
+            ending == Ending::Open && text.rfind(reasoning::OPEN) > text.rfind(reasoning::CLOSE);
+        let is_thinking = reasoning::is_open(&text) || is_unfinished;
+        Ok(Rendered { text, is_thinking })
     }
-    Ok(object.into())
 }
 
 /// Marks the end of the last message with a text that stands nowhere else in the conversation.

@@ -3,14 +3,38 @@
 use crate::app::App;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
-use crate::openai::check_logprobs;
-use crate::openai::{Endpoint, SamplingFields, StreamOptions, Totals};
 use crate::sizes::Sizes;
 use crate::structured::{Format, GrammarError};
-use crate::token_limits::TokenRules;
-use realizar_engine::{Constraint, SamplingParams, StopStrings, TextEvent, TextParams, TextStream};
+use crate::totals::Totals;
+use realizar_engine::{
+    Constraint, Error as EngineError, SamplingParams, StopStrings, TextEvent, TextParams, TextStream,
+};
 use std::sync::Arc;
 use std::task::{Context, Poll};
+
+/// Stop strings of a request at most.
+const MAX_STOPS: usize = 64;
+/// Bytes of a request's stop strings together at most.
+const MAX_STOP_BYTES: usize = 64 << 10;
+
+/// Stop strings, checked. `field`: the one that has them.
+///
+/// Errors: an empty one; too many.
+pub(crate) fn stop_strings(field: &'static str, stops: &[String]) -> Result<StopStrings> {
+    if stops.iter().any(String::is_empty) {
+        return Err(ApiError::from(EngineError::EmptyStop).param(field));
+    }
+    if stops.len() > MAX_STOPS {
+        let message = format!("there are {} stop strings but at most {MAX_STOPS} are taken", stops.len());
+        return Err(ApiError::invalid_param(field, message));
+    }
+    let n_bytes: usize = stops.iter().map(String::len).sum();
+    if n_bytes > MAX_STOP_BYTES {
+        let message = format!("the stop strings have {n_bytes} bytes but at most {MAX_STOP_BYTES} are taken");
+        return Err(ApiError::invalid_param(field, message));
+    }
+    StopStrings::new(stops).map_err(|error| ApiError::from(error).param(field))
+}
 
 /// What to generate from every prompt of a request; checked, but for what only the engine knows.
 pub(crate) struct Plan {
@@ -31,7 +55,6 @@ pub(crate) struct Plan {
     pub(crate) prompt_logprobs: Option<usize>,
     pub(crate) priority: i32,
     pub(crate) cache_salt: Option<u64>,
-    pub(crate) streaming: Option<StreamOptions>,
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     /// Control tokens that are part of the text.
     pub(crate) shown: Vec<u32>,
@@ -61,56 +84,27 @@ impl Wanted {
 }
 
 impl Plan {
-    /// Checks the fields that all requests share.
-    ///
-    /// Errors: the field that is out of range, or that is not offered.
-    pub(crate) fn new(
-        app: &App,
-        caller: Caller,
-        endpoint: Endpoint,
-        fields: &SamplingFields,
-    ) -> Result<Self> {
-        fields.other.check(endpoint)?;
-        let tokens = &fields.tokens;
-        let info = app.engine.client().info();
-        let mut plan = Self {
-            sampling: fields.sampling(&app.config.sampling)?,
-            max_tokens: fields.max_tokens()?,
-            n: fields.n()?,
-            stops: StopStrings::new(&fields.stops()?)?,
-            include_stops: tokens.include_stop_str_in_output.unwrap_or(false),
-            stop_tokens: tokens.stop_token_ids.clone().unwrap_or_default(),
-            min_tokens: tokens.min_tokens.unwrap_or(0) as usize,
-            kept_prompt_tokens: tokens.kept_prompt_tokens(info.max_seq_len().saturating_sub(1))?,
-            return_token_ids: tokens.return_token_ids.unwrap_or(false),
-            ignore_eos: fields.ignore_eos.unwrap_or(false),
-            speculate: fields.speculate,
+    /// One continuation as the server's options have it, to the end of the context.
+    pub(crate) fn new(app: &App, caller: Caller) -> Self {
+        Self {
+            sampling: app.config.sampling.clone(),
+            max_tokens: None,
+            n: 1,
+            stops: StopStrings::default(),
+            include_stops: false,
+            stop_tokens: Vec::new(),
+            min_tokens: 0,
+            kept_prompt_tokens: None,
+            return_token_ids: false,
+            ignore_eos: false,
+            speculate: None,
             n_logprobs: None,
-            prompt_logprobs: check_logprobs("prompt_logprobs", tokens.prompt_logprobs)?,
-            priority: fields.engine_priority()?,
-            cache_salt: app.cache_salt(caller, fields.cache_salt.as_deref()),
-            streaming: fields.streaming()?,
+            prompt_logprobs: None,
+            priority: 0,
+            cache_salt: app.cache_salt(caller, None),
             constraint: None,
             shown: Vec::new(),
-        };
-        if plan.prompt_logprobs.is_some() && plan.streaming.is_some() {
-            let message = "prompt_logprobs are not streamed; leave out one of prompt_logprobs and stream";
-            return Err(ApiError::invalid_param("prompt_logprobs", message));
         }
-        let tokenizer = app.engine.tokenizer();
-        if tokens.skip_special_tokens == Some(false) {
-            let n_tokens = info.vocab_size.min(tokenizer.vocab_size()) as u32;
-            plan.shown = (0..n_tokens).filter(|&id| tokenizer.is_special(id)).collect();
-        }
-        let eos = if plan.ignore_eos { &[][..] } else { tokenizer.eos_ids() };
-        let rules = TokenRules {
-            allowed: tokens.allowed_token_ids.as_deref(),
-            min_tokens: plan.min_tokens,
-            ends: &[eos, &plan.stop_tokens].concat(),
-            vocab_size: info.vocab_size,
-        };
-        plan.constraint = rules.constraint()?;
-        Ok(plan)
     }
 
     /// Errors: a text that may not end, or rules on its tokens, where a format says what may follow and where the text ends.

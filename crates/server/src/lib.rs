@@ -14,6 +14,7 @@ mod config;
 mod connections;
 mod conversation;
 mod error;
+mod fields;
 mod fim;
 mod generation;
 mod hosts;
@@ -28,6 +29,8 @@ mod sse;
 pub mod structured;
 mod token_limits;
 pub mod tool_calls;
+mod totals;
+mod turn;
 mod watchdog;
 
 pub use config::Config;

@@ -383,9 +383,9 @@ impl Delta {
 #[derive(Debug, Default)]
 pub(crate) struct CallWording {
     /// Names of the tools whose calls carry free text.
-    pub(crate) custom: Vec<String>,
+    custom: Vec<String>,
     /// The older form.
-    pub(crate) is_legacy: bool,
+    is_legacy: bool,
     /// A call of a custom tool that is not complete: it is sent whole, because its text has to be taken out of JSON.
     open: Option<ToolCallDelta>,
 }

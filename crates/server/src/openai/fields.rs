@@ -1,13 +1,18 @@
-//! Every field that clients are known to send to the endpoints that generate text, and what is done with it.
-//!
-//! [`FIELDS`] is the one list; docs/serving.md prints it. Fields that are honoured are read by the types of this folder. The others
-//! reach [`OtherFields`], which remembers those that would change the answer, so that the request is refused by their names. Fields
-//! that are not listed are ignored.
+//! The table of fields of `/v1/chat/completions` and `/v1/completions`.
 
-use crate::error::{ApiError, Result};
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
-use serde_json::Value;
-use std::fmt::{Formatter, Result as FmtResult};
+use crate::fields::{Field, Neutral, Table};
+
+/// The fields of OpenAI's endpoints that generate text.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OpenAiFields;
+
+impl Table for OpenAiFields {
+    type Endpoint = Endpoint;
+
+    fn fields() -> &'static [Row] {
+        FIELDS
+    }
+}
 
 /// An endpoint that generates text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,73 +23,18 @@ pub(crate) enum Endpoint {
     Text,
 }
 
-/// What is done with a field.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Handling {
-    /// It does what it says.
-    Honoured,
-    /// It is accepted, because it cannot change the answer.
-    NoEffect,
-    /// The request is refused, unless the field has a value that asks for nothing.
-    Refused(Neutral),
-}
-
-/// The value by which a refused field asks for nothing. Null always does.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Neutral {
-    Null,
-    Bool(bool),
-    Number(f64),
-    /// This number or less.
-    AtMost(f64),
-    /// One of these texts.
-    Text(&'static [&'static str]),
-    /// An empty list or object.
-    Empty,
-    /// A list of nothing but this text.
-    Only(&'static str),
-}
-
-impl Neutral {
-    fn holds(self, value: &Value) -> bool {
-        match self {
-            _ if value.is_null() => true,
-            Self::Null => false,
-            Self::Bool(neutral) => *value == Value::Bool(neutral),
-            Self::Number(neutral) => value.as_f64() == Some(neutral),
-            Self::AtMost(limit) => value.as_f64().is_some_and(|number| number <= limit),
-            Self::Text(texts) => value.as_str().is_some_and(|text| texts.contains(&text)),
-            Self::Empty => {
-                value.as_array().is_some_and(Vec::is_empty)
-                    || value.as_object().is_some_and(serde_json::Map::is_empty)
-            }
-            Self::Only(text) => {
-                value.as_array().is_some_and(|list| list.iter().all(|item| item.as_str() == Some(text)))
-            }
-        }
-    }
-}
-
-/// A field and what is done with it.
-#[derive(Debug)]
-pub(crate) struct Field {
-    pub(crate) name: &'static str,
-    pub(crate) endpoints: &'static [Endpoint],
-    pub(crate) handling: Handling,
-    /// What it does, why it has no effect, or why it is refused and what to use instead.
-    pub(crate) note: &'static str,
-}
-
 const BOTH: &[Endpoint] = &[Endpoint::Chat, Endpoint::Text];
 const CHAT: &[Endpoint] = &[Endpoint::Chat];
 const TEXT: &[Endpoint] = &[Endpoint::Text];
 
-const fn honoured(name: &'static str, endpoints: &'static [Endpoint], note: &'static str) -> Field {
-    Field { name, endpoints, handling: Handling::Honoured, note }
+type Row = Field<Endpoint>;
+
+const fn honoured(name: &'static str, endpoints: &'static [Endpoint], note: &'static str) -> Row {
+    Field::honoured(name, endpoints, note)
 }
 
-const fn no_effect(name: &'static str, note: &'static str) -> Field {
-    Field { name, endpoints: BOTH, handling: Handling::NoEffect, note }
+const fn no_effect(name: &'static str, note: &'static str) -> Row {
+    Field::no_effect(name, BOTH, note)
 }
 
 const fn refused(
@@ -92,8 +42,8 @@ const fn refused(
     endpoints: &'static [Endpoint],
     neutral: Neutral,
     note: &'static str,
-) -> Field {
-    Field { name, endpoints, handling: Handling::Refused(neutral), note }
+) -> Row {
+    Field::refused(name, endpoints, neutral, note)
 }
 
 const BEAM_SEARCH: &str = "only beam search reads it, and that is refused";
@@ -105,7 +55,7 @@ const NO_PENALTY: &str =
 const TEXT_ONLY: &str = "only text is read and written";
 
 /// All known fields: what is honoured, what has no effect, what is refused.
-pub(crate) static FIELDS: &[Field] = &[
+pub(crate) static FIELDS: &[Row] = &[
     honoured("model", BOTH, "one of the server's names; may be left out"),
     honoured("messages", CHAT, "the conversation"),
     honoured("prompt", TEXT, "text, texts, token ids or lists of token ids"),
@@ -330,67 +280,15 @@ pub(crate) static FIELDS: &[Field] = &[
     refused("continue_final_message", TEXT, Neutral::Bool(false), USE_CHAT),
 ];
 
-/// The listed fields of a request that some endpoint refuses, with their values.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct OtherFields(Vec<(&'static str, Value)>);
-
-impl OtherFields {
-    /// Errors: a field that would change the answer of this endpoint and is not offered.
-    pub(crate) fn check(&self, endpoint: Endpoint) -> Result<()> {
-        for (name, value) in &self.0 {
-            let row = FIELDS.iter().find(|f| f.name == *name && f.endpoints.contains(&endpoint));
-            if let Some(Field { name, handling: Handling::Refused(neutral), note, .. }) = row
-                && !neutral.holds(value)
-            {
-                let message = format!("{name} is not supported here: {note}");
-                return Err(ApiError::invalid_param(*name, message).code("unsupported"));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl<'de> Deserialize<'de> for OtherFields {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        deserializer.deserialize_map(Listed)
-    }
-}
-
-struct Listed;
-
-impl<'de> Visitor<'de> for Listed {
-    type Value = OtherFields;
-
-    fn expecting(&self, f: &mut Formatter) -> FmtResult {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<OtherFields, A::Error> {
-        let mut found = OtherFields::default();
-        while let Some(key) = map.next_key::<String>()? {
-            let is_refused = |f: &&Field| f.name == key && matches!(f.handling, Handling::Refused(_));
-            match FIELDS.iter().find(is_refused) {
-                Some(field) => found.0.push((field.name, map.next_value()?)),
-                None => drop(map.next_value::<IgnoredAny>()?),
-            }
-        }
-        Ok(found)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Result;
+    use crate::fields::testing;
     use crate::openai::{ChatRequest, CompletionRequest};
-    use std::collections::BTreeSet;
-    use std::fmt::Write;
-    use utoipa::openapi::schema::{ComponentsBuilder, Schema};
-    use utoipa::openapi::{RefOr, schema::AllOf};
-    use utoipa::{PartialSchema, ToSchema};
+    use serde_json::Value;
 
-    fn rows(endpoint: Endpoint) -> impl Iterator<Item = &'static Field> {
-        FIELDS.iter().filter(move |f| f.endpoints.contains(&endpoint))
-    }
+    const ENDPOINTS: &[(Endpoint, &str)] = &[(Endpoint::Chat, "chat"), (Endpoint::Text, "completions")];
 
     /// The request's own check of a body.
     fn check(endpoint: Endpoint, name: &str, value: &Value) -> Result<()> {
@@ -409,68 +307,15 @@ mod tests {
     }
 
     #[test]
-    fn a_field_is_listed_once_per_endpoint() {
-        for endpoint in [Endpoint::Chat, Endpoint::Text] {
-            let mut seen = BTreeSet::new();
-            for field in rows(endpoint) {
-                assert!(seen.insert(field.name), "{} twice for {endpoint:?}", field.name);
-            }
-        }
-    }
-
-    #[test]
     fn refused_fields_are_refused_by_name_unless_they_ask_for_nothing() {
-        for endpoint in [Endpoint::Chat, Endpoint::Text] {
-            for field in rows(endpoint) {
-                let Handling::Refused(neutral) = field.handling else { continue };
-                let wanted = serde_json::json!({"anything": [1.5]});
-                let error = check(endpoint, field.name, &wanted).expect_err(field.name);
-                assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(field.name)));
-                assert!(error.message.contains(field.note), "{}", error.message);
-                let nothing = match neutral {
-                    Neutral::Null => Value::Null,
-                    Neutral::Bool(value) => value.into(),
-                    Neutral::Number(value) | Neutral::AtMost(value) => value.into(),
-                    Neutral::Text(texts) => texts[0].into(),
-                    Neutral::Empty => serde_json::json!([]),
-                    Neutral::Only(text) => serde_json::json!([text]),
-                };
-                assert_eq!(check(endpoint, field.name, &nothing), Ok(()), "{}: {nothing}", field.name);
-                assert_eq!(check(endpoint, field.name, &Value::Null), Ok(()), "{}", field.name);
-            }
-        }
+        testing::refused_by_name::<OpenAiFields>(&[Endpoint::Chat, Endpoint::Text], check);
         assert_eq!(check(Endpoint::Chat, "mirostat", &0.into()), Ok(()), "whole numbers are numbers");
-    }
-
-    /// The names of an object's fields, with those of the objects flattened into it.
-    fn properties<T: ToSchema + PartialSchema>() -> BTreeSet<String> {
-        let mut schemas = Vec::new();
-        T::schemas(&mut schemas);
-        let components = ComponentsBuilder::new().schemas_from_iter(schemas).build();
-        let mut names = BTreeSet::new();
-        let mut left = vec![T::schema()];
-        while let Some(schema) = left.pop() {
-            match schema {
-                RefOr::Ref(reference) => {
-                    let name = reference.ref_location.rsplit('/').next().expect("a name").to_owned();
-                    left.push(components.schemas[&name].clone());
-                }
-                RefOr::T(Schema::AllOf(AllOf { items, .. })) => left.extend(items),
-                RefOr::T(Schema::Object(object)) => names.extend(object.properties.keys().cloned()),
-                RefOr::T(_) => panic!("fields are those of objects"),
-            }
-        }
-        names
     }
 
     #[test]
     fn what_is_read_is_listed_as_honoured_and_nothing_else_is() {
-        let listed = |endpoint| {
-            let is_honoured = |f: &&Field| matches!(f.handling, Handling::Honoured);
-            rows(endpoint).filter(is_honoured).map(|f| f.name.to_owned()).collect::<BTreeSet<String>>()
-        };
-        assert_eq!(listed(Endpoint::Chat), properties::<ChatRequest>());
-        assert_eq!(listed(Endpoint::Text), properties::<CompletionRequest>());
+        testing::honours::<OpenAiFields, ChatRequest>(Endpoint::Chat);
+        testing::honours::<OpenAiFields, CompletionRequest>(Endpoint::Text);
     }
 
     /// The fields of OpenAI's reference, as the types of its Python package 3.54 name them.
@@ -482,42 +327,12 @@ mod tests {
             store stream stream_options temperature tool_choice tools top_logprobs top_p user verbosity web_search_options";
         let text = "best_of echo frequency_penalty logit_bias logprobs max_tokens model n presence_penalty prompt seed stop stream \
             stream_options suffix temperature top_p user";
-        for (endpoint, names) in [(Endpoint::Chat, chat), (Endpoint::Text, text)] {
-            for name in names.split_whitespace() {
-                assert!(rows(endpoint).any(|field| field.name == name), "{name} of {endpoint:?}");
-            }
-        }
-    }
-
-    type IsKind = fn(&Handling) -> bool;
-
-    /// The list as docs/serving.md prints it.
-    fn printed() -> String {
-        let mut text = String::new();
-        let kinds: [(&str, IsKind); 3] = [
-            ("Honoured", |h| matches!(h, Handling::Honoured)),
-            ("Accepted, because it cannot change the answer", |h| matches!(h, Handling::NoEffect)),
-            ("Refused, unless its value asks for nothing", |h| matches!(h, Handling::Refused(_))),
-        ];
-        for (title, is_kind) in kinds {
-            let _ = write!(text, "| {title} | endpoint | |\n|---|---|---|\n");
-            for Field { name, endpoints, note, .. } in FIELDS.iter().filter(|f| is_kind(&f.handling)) {
-                let endpoint = match endpoints {
-                    [Endpoint::Chat] => "chat",
-                    [Endpoint::Text] => "completions",
-                    _ => "both",
-                };
-                let _ = writeln!(text, "| `{name}` | {endpoint} | {note} |");
-            }
-            text.push('\n');
-        }
-        text
+        testing::lists::<OpenAiFields>(Endpoint::Chat, chat);
+        testing::lists::<OpenAiFields>(Endpoint::Text, text);
     }
 
     #[test]
     fn the_documentation_prints_the_list() {
-        let docs = include_str!("../../../../docs/serving.md");
-        let printed = printed();
-        assert!(docs.contains(&printed), "docs/serving.md lacks this text:\n\n{printed}");
+        testing::is_printed::<OpenAiFields>(ENDPOINTS);
     }
 }

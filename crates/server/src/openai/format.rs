@@ -1,7 +1,8 @@
 //! What an answer must look like: `response_format` and its extensions.
 
 use crate::error::{ApiError, Result};
-use crate::structured::{Format, close_objects};
+use crate::structured::Format;
+use crate::turn::Asked;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -105,16 +106,13 @@ pub(crate) struct StructuredOutputs {
     pub(crate) disable_any_whitespace: Option<bool>,
 }
 
-/// A format that a request asks for, with the field that says so.
-pub(crate) type Asked = (Format, &'static str);
-
 impl FormatFields {
     /// The format that a request asks for, with the field that says so; `None` for free text. `open_schemas`: objects of a schema
     /// without `additionalProperties` may have further properties.
     ///
     /// Errors: more than one format; a schema, a list or an option that cannot be.
     pub(crate) fn format(&self, open_schemas: bool) -> Result<Option<Asked>> {
-        let schema = |schema: &Value, strict| json_schema(schema, strict, open_schemas);
+        let schema = |schema: &Value, strict| Format::json_schema(schema, strict, open_schemas);
         let response_format = match &self.response_format {
             None | Some(ResponseFormat::Text) => None,
             Some(ResponseFormat::JsonObject { schema: None }) => Some(Format::Json),
@@ -174,7 +172,7 @@ impl StructuredOutputs {
         let json = self.json.as_ref().map(|s| written_schema(s, FIELD)).transpose()?;
         let choice = self.choice.as_ref().map(|l| choice(l, FIELD)).transpose()?;
         let asked = [
-            (json.map(|s| json_schema(&s, false, open_schemas)), "structured_outputs.json"),
+            (json.map(|s| Format::json_schema(&s, false, open_schemas)), "structured_outputs.json"),
             (self.json_object.filter(|&is| is).map(|_| Format::Json), "structured_outputs.json_object"),
             (self.regex.clone().map(Format::Regex), "structured_outputs.regex"),
             (choice, "structured_outputs.choice"),
@@ -183,14 +181,6 @@ impl StructuredOutputs {
         let asked = only_one(asked.into_iter().filter_map(|(format, field)| Some((format?, field))))?;
         Ok(asked.map(|(format, _)| format))
     }
-}
-
-fn json_schema(schema: &Value, strict: bool, open_schemas: bool) -> Format {
-    let mut schema = schema.clone();
-    if !open_schemas {
-        close_objects(&mut schema);
-    }
-    Format::JsonSchema { schema, strict }
 }
 
 /// A schema that may be written as a text.

@@ -5,6 +5,7 @@
 mod answer;
 mod chat;
 mod completions;
+mod conversation;
 mod fields;
 mod format;
 mod logprobs;

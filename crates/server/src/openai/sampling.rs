@@ -1,8 +1,13 @@
 //! What chat and text requests have in common: how to choose tokens, when to end, how to answer.
 
-use super::{FormatFields, OtherFields, ParamFields, TokenFields};
+use super::{Endpoint, FormatFields, OpenAiFields, ParamFields, TokenFields};
+use crate::app::App;
+use crate::auth::Caller;
 use crate::error::{ApiError, Result};
-use realizar_engine::SamplingParams;
+use crate::fields::OtherFields;
+use crate::generation::{Plan, stop_strings};
+use crate::token_limits::TokenRules;
+use realizar_engine::{SamplingParams, StopStrings};
 use serde::Deserialize;
 use std::collections::HashMap;
 use utoipa::ToSchema;
@@ -11,10 +16,6 @@ use utoipa::ToSchema;
 pub(crate) const MAX_N: u32 = 128;
 /// Likeliest tokens that may be asked for at each place.
 pub(crate) const MAX_LOGPROBS: usize = 20;
-/// Stop strings of a request at most.
-const MAX_STOPS: usize = 64;
-/// Bytes of a request's stop strings together at most.
-const MAX_STOP_BYTES: usize = 64 << 10;
 /// Steps of priority in either direction.
 const MAX_PRIORITY: i32 = 1000;
 
@@ -29,7 +30,7 @@ pub(crate) struct SamplingFields {
     pub(crate) formats: FormatFields,
     #[serde(flatten)]
     #[schema(ignore)]
-    pub(crate) other: OtherFields,
+    pub(crate) other: OtherFields<OpenAiFields>,
     /// Tokens to generate at most.
     max_tokens: Option<u32>,
     /// Extension: another name of `max_tokens`; a negative number goes to the end of the context.
@@ -81,10 +82,54 @@ pub(crate) enum OneOrMany {
 }
 
 impl SamplingFields {
+    /// What to generate.
+    ///
+    /// Errors: the field that is out of range, or that is not offered.
+    pub(crate) fn plan(&self, app: &App, caller: Caller, endpoint: Endpoint) -> Result<Plan> {
+        self.other.check(endpoint)?;
+        let tokens = &self.tokens;
+        let info = app.engine.client().info();
+        let mut plan = Plan {
+            sampling: self.sampling(&app.config.sampling)?,
+            max_tokens: self.max_tokens()?,
+            n: self.n()?,
+            stops: self.stops()?,
+            include_stops: tokens.include_stop_str_in_output.unwrap_or(false),
+            stop_tokens: tokens.stop_token_ids.clone().unwrap_or_default(),
+            min_tokens: tokens.min_tokens.unwrap_or(0) as usize,
+            kept_prompt_tokens: tokens.kept_prompt_tokens(info.max_seq_len().saturating_sub(1))?,
+            return_token_ids: tokens.return_token_ids.unwrap_or(false),
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+            speculate: self.speculate,
+            prompt_logprobs: check_logprobs("prompt_logprobs", tokens.prompt_logprobs)?,
+            priority: self.engine_priority()?,
+            cache_salt: app.cache_salt(caller, self.cache_salt.as_deref()),
+            ..Plan::new(app, caller)
+        };
+        if plan.prompt_logprobs.is_some() && self.streaming()?.is_some() {
+            let message = "prompt_logprobs are not streamed; leave out one of prompt_logprobs and stream";
+            return Err(ApiError::invalid_param("prompt_logprobs", message));
+        }
+        let tokenizer = app.engine.tokenizer();
+        if tokens.skip_special_tokens == Some(false) {
+            let n_tokens = info.vocab_size.min(tokenizer.vocab_size()) as u32;
+            plan.shown = (0..n_tokens).filter(|&id| tokenizer.is_special(id)).collect();
+        }
+        let eos = if plan.ignore_eos { &[][..] } else { tokenizer.eos_ids() };
+        let rules = TokenRules {
+            allowed: tokens.allowed_token_ids.as_deref(),
+            min_tokens: plan.min_tokens,
+            ends: &[eos, &plan.stop_tokens].concat(),
+            vocab_size: info.vocab_size,
+        };
+        plan.constraint = rules.constraint()?;
+        Ok(plan)
+    }
+
     /// The fields as the engine takes them, over the server's `defaults`.
     ///
     /// Errors: the field that is out of range.
-    pub(crate) fn sampling(&self, defaults: &SamplingParams) -> Result<SamplingParams> {
+    fn sampling(&self, defaults: &SamplingParams) -> Result<SamplingParams> {
         let defaults = SamplingParams {
             logit_bias: self.biases()?,
             seed: self.seed.map(|seed| seed as u64),
@@ -126,7 +171,7 @@ impl SamplingFields {
     /// Tokens to generate at most.
     ///
     /// Errors: two names of the field with two values.
-    pub(crate) fn max_tokens(&self) -> Result<Option<usize>> {
+    fn max_tokens(&self) -> Result<Option<usize>> {
         let n_predict = self.n_predict.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
         match (self.max_tokens.map(|n| n as usize), n_predict) {
             (Some(n), Some(other)) if n != other => {
@@ -137,37 +182,24 @@ impl SamplingFields {
     }
 
     /// Continuations of each prompt.
-    pub(crate) fn n(&self) -> Result<u32> {
+    fn n(&self) -> Result<u32> {
         match self.n.unwrap_or(1) {
             n @ 1..=MAX_N => Ok(n),
             n => Err(ApiError::invalid_param("n", format!("n is {n} but must be between 1 and {MAX_N}"))),
         }
     }
 
-    pub(crate) fn stops(&self) -> Result<Vec<String>> {
+    fn stops(&self) -> Result<StopStrings> {
         let stops = match &self.stop {
             None => Vec::new(),
             Some(OneOrMany::One(stop)) => vec![stop.clone()],
             Some(OneOrMany::Many(stops)) => stops.clone(),
         };
-        if stops.iter().any(String::is_empty) {
-            return Err(realizar_engine::Error::EmptyStop.into());
-        }
-        if stops.len() > MAX_STOPS {
-            let message = format!("there are {} stop strings but at most {MAX_STOPS} are taken", stops.len());
-            return Err(ApiError::invalid_param("stop", message));
-        }
-        let n_bytes: usize = stops.iter().map(String::len).sum();
-        if n_bytes > MAX_STOP_BYTES {
-            let message =
-                format!("the stop strings have {n_bytes} bytes but at most {MAX_STOP_BYTES} are taken");
-            return Err(ApiError::invalid_param("stop", message));
-        }
-        Ok(stops)
+        stop_strings("stop", &stops)
     }
 
     /// The engine's priority, of which the higher goes first.
-    pub(crate) fn engine_priority(&self) -> Result<i32> {
+    fn engine_priority(&self) -> Result<i32> {
         let p = self.priority.unwrap_or(0);
         if (-MAX_PRIORITY..=MAX_PRIORITY).contains(&p) {
             return Ok(-p);

@@ -2,8 +2,7 @@
 
 use super::ChatRequest;
 use crate::error::{ApiError, Result};
-use crate::structured::close_objects;
-use crate::tool_calls::{Function, Tool, ToolChoice, ToolKind, check_tools};
+use crate::tool_calls::{Callable, Function, Tool, ToolChoice, ToolKind, check_tools};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -122,34 +121,20 @@ pub(crate) enum FunctionChoice {
 
 /// What the model may call, in whatever form the request says it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Callable {
-    pub(crate) tools: Vec<Tool>,
-    pub(crate) choice: ToolChoice,
-    /// Whether an answer may have several calls.
-    pub(crate) parallel: bool,
+pub(crate) struct RequestTools {
+    pub(crate) callable: Callable,
     /// Names of the tools whose calls carry free text.
     pub(crate) custom: Vec<String>,
     /// The request has the older form, and so has the answer.
     pub(crate) is_legacy: bool,
 }
 
-impl Callable {
-    /// The tools with their objects closed, as far as their schemas do not say otherwise.
-    pub(crate) fn closed_tools(&self, open_schemas: bool) -> Vec<Tool> {
-        let mut tools = self.tools.clone();
-        if !open_schemas {
-            tools.iter_mut().filter_map(|tool| tool.function.parameters.as_mut()).for_each(close_objects);
-        }
-        tools
-    }
-}
-
 impl ChatRequest {
     /// What the model may call, and whether it has to.
     ///
     /// Errors: names that cannot be, a choice that is not among them, an input format that cannot be enforced.
-    pub(crate) fn callable(&self) -> Result<Callable> {
-        let callable = match (&self.functions, &self.function_call) {
+    pub(crate) fn request_tools(&self) -> Result<RequestTools> {
+        let tools = match (&self.functions, &self.function_call) {
             (None, None) => self.current_tools()?,
             _ if self.tools.is_some() || self.tool_choice.is_some() => {
                 let message = "functions and function_call are the older form of tools and tool_choice; \
@@ -158,24 +143,25 @@ impl ChatRequest {
             }
             (functions, choice) => older_tools(functions.as_deref().unwrap_or_default(), choice.as_ref())?,
         };
-        let older = |place: String| match callable.is_legacy {
+        let older = |place: String| match tools.is_legacy {
             true if place.starts_with("tool_choice") => "function_call".to_owned(),
             true => place.replace("tools/", "functions/").replace("/function/name", "/name"),
             false => place,
         };
-        check_tools(&callable.tools, &callable.choice)
+        check_tools(&tools.callable.tools, &tools.callable.choice)
             .map_err(|(place, message)| ApiError::invalid_param(older(place), message))?;
-        Ok(callable)
+        Ok(tools)
     }
 
-    fn current_tools(&self) -> Result<Callable> {
+    fn current_tools(&self) -> Result<RequestTools> {
+        let mut custom_names = Vec::new();
         let mut callable =
             Callable { parallel: self.parallel_tool_calls.unwrap_or(true), ..Callable::default() };
         for (i, field) in self.tools.iter().flatten().enumerate() {
             let tool = match (field.kind, &field.function, &field.custom) {
                 (ToolFieldKind::Function, Some(function), _) => function.clone(),
                 (ToolFieldKind::Custom, _, Some(custom)) => {
-                    callable.custom.push(custom.name.clone());
+                    custom_names.push(custom.name.clone());
                     custom.as_function(i)?
                 }
                 (ToolFieldKind::Function, None, _) => return Err(lacks(i, "function")),
@@ -196,7 +182,7 @@ impl ChatRequest {
                 callable.choice = if *required { ToolChoice::Required } else { ToolChoice::Auto };
             }
         }
-        Ok(callable)
+        Ok(RequestTools { callable, custom: custom_names, is_legacy: false })
     }
 }
 
@@ -204,7 +190,7 @@ fn lacks(i: usize, field: &str) -> ApiError {
     ApiError::invalid_param(format!("tools[{i}]"), format!("tools[{i}] has no {field}"))
 }
 
-fn older_tools(functions: &[Function], choice: Option<&FunctionChoice>) -> Result<Callable> {
+fn older_tools(functions: &[Function], choice: Option<&FunctionChoice>) -> Result<RequestTools> {
     let choice = match choice {
         None => ToolChoice::Auto,
         Some(FunctionChoice::Named { name }) => ToolChoice::Named(name.clone()),
@@ -216,7 +202,8 @@ fn older_tools(functions: &[Function], choice: Option<&FunctionChoice>) -> Resul
         }
     };
     let tools = functions.iter().map(|f| Tool { kind: ToolKind::Function, function: f.clone() }).collect();
-    Ok(Callable { tools, choice, parallel: false, custom: Vec::new(), is_legacy: true })
+    let callable = Callable { tools, choice, parallel: false };
+    Ok(RequestTools { callable, custom: Vec::new(), is_legacy: true })
 }
 
 impl CustomTool {
@@ -255,17 +242,17 @@ pub(crate) fn custom_input(arguments: &str) -> String {
 mod tests {
     use super::*;
 
-    fn callable(fields: Value) -> std::result::Result<Callable, (Option<String>, String)> {
+    fn tools_of(fields: Value) -> std::result::Result<RequestTools, (Option<String>, String)> {
         let mut body = json!({"messages": []});
         for (name, value) in fields.as_object().expect("fields") {
             body[name] = value.clone();
         }
         let request: ChatRequest = serde_json::from_value(body).expect("a request");
-        request.callable().map_err(|error| (error.param, error.message))
+        request.request_tools().map_err(|error| (error.param, error.message))
     }
 
-    fn names(callable: &Callable) -> Vec<&str> {
-        callable.tools.iter().map(|tool| tool.function.name.as_str()).collect()
+    fn names(tools: &RequestTools) -> Vec<&str> {
+        tools.callable.tools.iter().map(|tool| tool.function.name.as_str()).collect()
     }
 
     fn tools() -> Value {
@@ -278,14 +265,14 @@ mod tests {
         let allowed = |mode: &str, tools: Value| json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}});
         let some = json!([{"type": "function", "function": {"name": "c"}}, {"type": "custom", "custom": {"name": "b"}}]);
         for (mode, choice) in [("auto", ToolChoice::Auto), ("required", ToolChoice::Required)] {
-            let of = callable(json!({"tools": tools(), "tool_choice": allowed(mode, some.clone())}))
+            let of = tools_of(json!({"tools": tools(), "tool_choice": allowed(mode, some.clone())}))
                 .expect("tools");
-            assert_eq!((names(&of), &of.choice), (vec!["b", "c"], &choice));
+            assert_eq!((names(&of), &of.callable.choice), (vec!["b", "c"], &choice));
         }
-        let none = callable(json!({"tools": tools(), "tool_choice": allowed("auto", json!([]))}));
-        assert!(none.expect("tools").tools.is_empty());
+        let none = tools_of(json!({"tools": tools(), "tool_choice": allowed("auto", json!([]))}));
+        assert!(none.expect("tools").callable.tools.is_empty());
         let other = allowed("auto", json!([{"type": "function", "function": {"name": "x"}}]));
-        let (param, _) = callable(json!({"tools": tools(), "tool_choice": other})).expect_err("unknown");
+        let (param, _) = tools_of(json!({"tools": tools(), "tool_choice": other})).expect_err("unknown");
         assert_eq!(param.as_deref(), Some("tool_choice/allowed_tools/tools"));
         for wrong in [allowed("perhaps", json!([])), allowed("auto", json!([{"type": "function"}]))] {
             assert!(serde_json::from_value::<ToolChoiceField>(wrong).is_err());
@@ -295,19 +282,22 @@ mod tests {
     #[test]
     fn a_custom_tool_is_a_function_of_one_text() {
         let choice = json!({"type": "custom", "custom": {"name": "b"}});
-        let of = callable(json!({"tools": tools(), "tool_choice": choice})).expect("tools");
-        assert_eq!((&of.custom, &of.choice), (&vec!["b".to_owned()], &ToolChoice::Named("b".to_owned())));
-        let parameters = of.tools[1].function.parameters.as_ref().expect("parameters");
+        let of = tools_of(json!({"tools": tools(), "tool_choice": choice})).expect("tools");
+        assert_eq!(
+            (&of.custom, &of.callable.choice),
+            (&vec!["b".to_owned()], &ToolChoice::Named("b".to_owned()))
+        );
+        let parameters = of.callable.tools[1].function.parameters.as_ref().expect("parameters");
         assert_eq!(parameters["required"], json!(["input"]));
         let with_format = |format: Value| {
-            callable(json!({"tools": [{"type": "custom", "custom": {"name": "b", "format": format}}]}))
+            tools_of(json!({"tools": [{"type": "custom", "custom": {"name": "b", "format": format}}]}))
         };
         let grammar =
             |syntax: &str| json!({"type": "grammar", "grammar": {"syntax": syntax, "definition": "a|b"}});
         let of = with_format(grammar("regex")).expect("tools");
-        let parameters = of.tools[0].function.parameters.as_ref().expect("parameters");
+        let parameters = of.callable.tools[0].function.parameters.as_ref().expect("parameters");
         assert_eq!(parameters["properties"]["input"]["pattern"], "^(?:a|b)$");
-        assert_eq!(of.tools[0].function.strict, Some(true));
+        assert_eq!(of.callable.tools[0].function.strict, Some(true));
         assert!(with_format(json!({"type": "text"})).is_ok());
         let (param, _) = with_format(grammar("lark")).expect_err("refused");
         assert_eq!(param.as_deref(), Some("tools[0].custom.format"));
@@ -324,9 +314,9 @@ mod tests {
             (json!("none"), ToolChoice::None),
             (json!({"name": "b"}), ToolChoice::Named("b".to_owned())),
         ] {
-            let of = callable(json!({"functions": functions, "function_call": choice})).expect("tools");
-            assert_eq!((names(&of), &of.choice), (vec!["a", "b"], &expected));
-            assert!(of.is_legacy && !of.parallel);
+            let of = tools_of(json!({"functions": functions, "function_call": choice})).expect("tools");
+            assert_eq!((names(&of), &of.callable.choice), (vec!["a", "b"], &expected));
+            assert!(of.is_legacy && !of.callable.parallel);
         }
         for (fields, param) in [
             (json!({"functions": functions, "function_call": "perhaps"}), "function_call"),
@@ -334,8 +324,8 @@ mod tests {
             (json!({"functions": [{"name": "a b"}]}), "functions/0/name"),
             (json!({"functions": functions, "tools": tools()}), "functions"),
         ] {
-            assert_eq!(callable(fields).expect_err("refused").0.as_deref(), Some(param));
+            assert_eq!(tools_of(fields).expect_err("refused").0.as_deref(), Some(param));
         }
-        assert!(callable(json!({"tools": [{"type": "function"}]})).is_err());
+        assert!(tools_of(json!({"tools": [{"type": "function"}]})).is_err());
     }
 }

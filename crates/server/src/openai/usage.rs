@@ -1,5 +1,6 @@
 //! Sizes and times of an answer.
 
+use crate::totals::Totals;
 use realizar_engine as engine;
 use serde::Serialize;
 use std::time::Duration;
@@ -68,58 +69,25 @@ impl Timings {
     }
 }
 
-/// Adds up what the continuations of a request report.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Totals {
-    prompts: Vec<engine::Usage>,
-    timings: Option<engine::Timings>,
-}
-
-impl Totals {
-    /// Takes the report of a continuation of the prompt of this number.
-    pub(crate) fn add(&mut self, prompt: usize, usage: engine::Usage, timings: engine::Timings) {
-        if self.prompts.len() <= prompt {
-            self.prompts.resize(prompt + 1, engine::Usage::default());
-        }
-        let sum = &mut self.prompts[prompt];
-        // All but the first continuation find the whole prompt in the cache, because the first has put it there.
-        sum.cached_tokens = match sum.prompt_tokens {
-            0 => usage.cached_tokens,
-            _ => sum.cached_tokens.min(usage.cached_tokens),
-        };
-        sum.prompt_tokens = usage.prompt_tokens;
-        sum.completion_tokens += usage.completion_tokens;
-        sum.drafted_tokens += usage.drafted_tokens;
-        sum.accepted_tokens += usage.accepted_tokens;
-        self.timings = Some(match self.timings {
-            None => timings,
-            Some(t) => {
-                let first_token = t.first_token.min(timings.first_token);
-                let end = (t.first_token + t.decode).max(timings.first_token + timings.decode);
-                let queue = t.queue.min(timings.queue);
-                let prefill = first_token.saturating_sub(queue);
-                engine::Timings { queue, prefill, first_token, decode: end - first_token }
-            }
-        });
-    }
-
-    pub(crate) fn usage(&self) -> Usage {
-        let sum = |f: fn(&engine::Usage) -> usize| self.prompts.iter().map(f).sum::<usize>();
-        let (prompt_tokens, completion_tokens) = (sum(|u| u.prompt_tokens), sum(|u| u.completion_tokens));
-        Usage {
-            prompt_tokens,
-            completion_tokens,
-            total_tokens: prompt_tokens + completion_tokens,
-            prompt_tokens_details: PromptTokensDetails { cached_tokens: sum(|u| u.cached_tokens) },
+impl From<&Totals> for Usage {
+    fn from(totals: &Totals) -> Self {
+        let sum = totals.usage();
+        Self {
+            prompt_tokens: sum.prompt_tokens,
+            completion_tokens: sum.completion_tokens,
+            total_tokens: sum.prompt_tokens + sum.completion_tokens,
+            prompt_tokens_details: PromptTokensDetails { cached_tokens: sum.cached_tokens },
             completion_tokens_details: CompletionTokensDetails {
-                accepted_prediction_tokens: sum(|u| u.accepted_tokens),
-                rejected_prediction_tokens: sum(|u| u.drafted_tokens - u.accepted_tokens),
+                accepted_prediction_tokens: sum.accepted_tokens,
+                rejected_prediction_tokens: sum.drafted_tokens - sum.accepted_tokens,
             },
         }
     }
+}
 
-    pub(crate) fn timings(&self) -> Timings {
-        Timings::new(self.timings.unwrap_or_default(), self.usage().completion_tokens)
+impl From<&Totals> for Timings {
+    fn from(totals: &Totals) -> Self {
+        Self::new(totals.timings(), totals.usage().completion_tokens)
     }
 }
 
@@ -128,32 +96,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prompt_counts_once_and_its_continuations_each() {
+    fn guesses_that_were_wrong_are_told_from_those_that_were_right() {
         let mut totals = Totals::default();
-        let ms = Duration::from_millis;
-        let usage = |prompt_tokens, completion_tokens, cached_tokens| engine::Usage {
-            prompt_tokens,
-            completion_tokens,
-            cached_tokens,
-            drafted_tokens: 4,
-            accepted_tokens: 3,
+        let usage = engine::Usage {
+            prompt_tokens: 10,
+            completion_tokens: 13,
+            cached_tokens: 4,
+            drafted_tokens: 12,
+            accepted_tokens: 9,
         };
-        let timings = |queue, prefill, decode| engine::Timings {
-            queue: ms(queue),
-            prefill: ms(prefill),
-            first_token: ms(queue + prefill),
-            decode: ms(decode),
-        };
-        totals.add(0, usage(10, 5, 9), timings(3, 10, 20));
-        totals.add(0, usage(10, 7, 4), timings(2, 9, 30));
-        totals.add(1, usage(20, 1, 0), timings(5, 9, 1));
-        let sum = totals.usage();
-        assert_eq!((sum.prompt_tokens, sum.completion_tokens, sum.total_tokens), (30, 13, 43));
-        assert_eq!(sum.prompt_tokens_details.cached_tokens, 4);
-        let guesses = &sum.completion_tokens_details;
+        let decode = Duration::from_millis(30);
+        totals.add(0, usage, engine::Timings { decode, ..engine::Timings::default() });
+        let usage = Usage::from(&totals);
+        assert_eq!((usage.total_tokens, usage.prompt_tokens_details.cached_tokens), (23, 4));
+        let guesses = &usage.completion_tokens_details;
         assert_eq!((guesses.accepted_prediction_tokens, guesses.rejected_prediction_tokens), (9, 3));
-        let t = totals.timings();
-        assert_eq!((t.queue_ms, t.prefill_ms, t.first_token_ms, t.decode_ms), (2.0, 9.0, 11.0, 30.0));
-        assert_eq!(t.tokens_per_second.round(), 400.0);
+        assert_eq!(Timings::from(&totals).tokens_per_second.round(), 400.0);
     }
 }

@@ -1,6 +1,7 @@
 //! `/v1/completions`: continues texts.
 
 use super::chat::{finish_reason, stop_token};
+use super::choices::{self, Head, Shape};
 use crate::app::{App, unix_time};
 use crate::auth::Caller;
 use crate::error::{ApiError, ErrorResponses, Result};
@@ -11,7 +12,6 @@ use crate::openai::{
     Answer, CompletionChoice, CompletionLogprobs, CompletionRequest, Endpoint, Prompt, PromptLogprobs,
     PromptReport, ServerSentEvent, check_logprobs,
 };
-use crate::sse::{self, Head, Shape};
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
@@ -41,7 +41,8 @@ pub(crate) async fn create(
 ) -> Result<Response> {
     let model = app.check_model(request.model.as_deref())?;
     let head = Head { id: app.new_id("cmpl-"), created: unix_time(), model };
-    let (mut plan, wanted, prompts, shape) = app
+    let streaming = request.common.streaming()?;
+    let (plan, wanted, prompts, shape) = app
         .compute(move |app| {
             let plan = plan(app, caller, &request)?;
             let wanted = request.common.formats.format(app.config.open_schemas)?;
@@ -53,20 +54,12 @@ pub(crate) async fn create(
             Ok((plan, wanted, prompts, shape))
         })
         .await?;
-    if let Some(wanted) = wanted {
-        plan.constraint = Some(app.constraint(wanted).await?);
-    }
-    let (generation, streaming) = app
-        .compute(move |app| {
-            let generation = plan.submit(app, prompts).map_err(|e| e.or_param("prompt"))?;
-            Ok((generation, plan.streaming))
-        })
-        .await?;
-    sse::answer(streaming, generation, shape, head).await
+    let generation = app.start(plan, wanted, prompts, "prompt").await?;
+    choices::answer(streaming, generation, shape, head).await
 }
 
 fn plan(app: &App, caller: Caller, request: &CompletionRequest) -> Result<Plan> {
-    let mut plan = Plan::new(app, caller, Endpoint::Text, &request.common)?;
+    let mut plan = request.common.plan(app, caller, Endpoint::Text)?;
     plan.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
     plan.n_logprobs = check_logprobs("logprobs", request.logprobs)?;
     if let Some(best_of) = request.best_of.filter(|&b| b != 1 && b != plan.n) {

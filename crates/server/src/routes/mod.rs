@@ -1,6 +1,7 @@
 //! One line per endpoint; each is in a file of its own, with its description for the OpenAPI document.
 
 mod chat;
+mod choices;
 mod completions;
 mod health;
 mod metrics;

@@ -1,7 +1,6 @@
 //! `/apply-template`: what a conversation becomes before it is tokenized.
 
 use crate::app::App;
-use crate::conversation;
 use crate::error::{ErrorResponses, Result};
 use crate::json::Json;
 use crate::openai::ChatRequest;
@@ -28,7 +27,10 @@ pub(crate) async fn apply(
     Json(request): Json<ChatRequest>,
 ) -> Result<axum::Json<Rendered>> {
     app.check_model(request.model.as_deref())?;
-    let prompt =
-        app.compute(move |app| Ok(conversation::render(app, &request, &request.callable()?)?.text)).await?;
+    let render = move |app: &App| {
+        let callable = request.request_tools()?.callable;
+        Ok(request.conversation()?.render(app, &callable.tools, &callable.choice)?.text)
+    };
+    let prompt = app.compute(render).await?;
     Ok(axum::Json(Rendered { prompt }))
 }

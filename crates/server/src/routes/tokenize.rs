@@ -1,7 +1,6 @@
 //! `/tokenize` and `/detokenize`.
 
 use crate::app::App;
-use crate::conversation;
 use crate::error::{ApiError, ErrorResponses, Result};
 use crate::json::Json;
 use crate::openai::{ChatRequest, Message, ToolField};
@@ -83,7 +82,8 @@ fn tokens(app: &App, request: TokenizeRequest) -> Result<Tokens> {
                 tools: request.tools,
                 ..ChatRequest::default()
             };
-            let rendered = conversation::render(app, &chat, &chat.callable()?)?;
+            let callable = chat.request_tools()?.callable;
+            let rendered = chat.conversation()?.render(app, &callable.tools, &callable.choice)?;
             app.engine.encode_rendered(&rendered.text)
         }
         _ => return Err(ApiError::invalid_param("prompt", "exactly one of prompt and messages is needed")),

@@ -61,6 +61,17 @@ pub enum Format {
     Grammar(String),
 }
 
+impl Format {
+    /// JSON of a schema. `open_schemas`: objects without `additionalProperties` may have further properties.
+    pub(crate) fn json_schema(schema: &Value, strict: bool, open_schemas: bool) -> Self {
+        let mut schema = schema.clone();
+        if !open_schemas {
+            close_objects(&mut schema);
+        }
+        Self::JsonSchema { schema, strict }
+    }
+}
+
 /// Why a format cannot be enforced. All but `Vocabulary` are the caller's mistakes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

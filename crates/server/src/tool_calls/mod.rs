@@ -13,7 +13,7 @@ mod llama3;
 mod mistral;
 mod output;
 
-use crate::structured::{Format, GrammarError};
+use crate::structured::{Format, GrammarError, close_objects};
 use grammar::CallRules;
 use output::Output;
 use realizar_model::chat_template::{ChatTemplate, Timestamp};
@@ -89,6 +89,26 @@ impl TryFrom<Value> for ToolChoice {
             (Some("function"), Some(name)) => Ok(Self::Named(name.to_owned())),
             _ => Err("tool_choice is none, auto, required, or {\"type\": \"function\", \"function\": {\"name\": …}}".to_owned()),
         }
+    }
+}
+
+/// What an answer may call.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Callable {
+    pub(crate) tools: Vec<Tool>,
+    pub(crate) choice: ToolChoice,
+    /// Whether there may be several calls.
+    pub(crate) parallel: bool,
+}
+
+impl Callable {
+    /// The tools with their objects closed, as far as their schemas do not say otherwise.
+    pub(crate) fn closed_tools(&self, open_schemas: bool) -> Vec<Tool> {
+        let mut tools = self.tools.clone();
+        if !open_schemas {
+            tools.iter_mut().filter_map(|tool| tool.function.parameters.as_mut()).for_each(close_objects);
+        }
+        tools
     }
 }
 

@@ -1,0 +1,182 @@
+//! One turn of an assistant, whichever API asked for it: from a conversation, tools and a format to a prompt, and from the generated
+//! text to thoughts, text and calls.
+
+use crate::app::App;
+use crate::conversation::Conversation;
+use crate::error::Result;
+use crate::generation::{Plan, Wanted};
+use crate::reasoning::{self, Piece, ReasoningParser};
+use crate::structured::{Format, GrammarError};
+use crate::tool_calls::{Callable, Delta as Found, Syntax, Tool, ToolCallParser, ToolChoice};
+
+/// A format that a request asks for, with the field that says so.
+pub(crate) type Asked = (Format, &'static str);
+
+/// What a request says about the turn that it wants.
+pub(crate) struct Turn {
+    pub(crate) conversation: Conversation,
+    pub(crate) callable: Callable,
+    pub(crate) format: Option<Asked>,
+}
+
+/// A turn that can be generated.
+pub(crate) struct Prepared {
+    /// Token ids of the prompt.
+    pub(crate) prompt: Vec<u32>,
+    /// What the answer must look like.
+    pub(crate) wanted: Option<Wanted>,
+    /// What takes answers apart.
+    pub(crate) parsers: Parsers,
+}
+
+impl Turn {
+    /// Renders and tokenizes the prompt, and tells the plan which control tokens are part of the text. It computes for a while.
+    ///
+    /// Errors: as [`Conversation::render`]; a format beside fields that contradict it.
+    pub(crate) fn prepare(self, app: &App, plan: &mut Plan) -> Result<Prepared> {
+        let Self { conversation, callable, format } = self;
+        let rendered = conversation.render(app, &callable.tools, &callable.choice)?;
+        let mut prompt = app.engine.encode_rendered(&rendered.text);
+        plan.truncate(app, &mut prompt);
+        let tokenizer = app.engine.tokenizer();
+        let thinking = rendered.is_thinking;
+        let choice = if callable.tools.is_empty() { ToolChoice::None } else { callable.choice.clone() };
+        let answer = format.as_ref().map(|(format, _)| format);
+        let closed = callable.closed_tools(app.config.open_schemas);
+        let wanted = match Syntax::demands(&closed, &choice, callable.parallel, answer) {
+            true => Some(tools_wanted(&closed, &choice, callable.parallel, answer, thinking)),
+            false => format.map(|(format, field)| Wanted::format(format, field, thinking)),
+        };
+        wanted.as_ref().map_or(Ok(()), |_| plan.check_format())?;
+        plan.shown.extend(reasoning::shown_tokens(tokenizer));
+        let tools = if choice == ToolChoice::None { Vec::new() } else { callable.tools };
+        if !tools.is_empty() {
+            plan.shown.extend(app.syntax.shown_tokens(tokenizer));
+        }
+        Ok(Prepared {
+            prompt,
+            wanted,
+            parsers: Parsers { thinking, tools, syntax: app.syntax, seed: app.new_seed() },
+        })
+    }
+}
+
+/// The format that tools demand.
+fn tools_wanted(
+    tools: &[Tool],
+    choice: &ToolChoice,
+    parallel: bool,
+    answer: Option<&Format>,
+    after_reasoning: bool,
+) -> Wanted {
+    let key = format!("{choice:?} {parallel} {answer:?} {tools:?}");
+    let (tools, choice, answer) = (tools.to_vec(), choice.clone(), answer.cloned());
+    let format = move |app: &App| {
+        let format =
+            app.syntax.grammar(app.engine.tokenizer(), &tools, &choice, parallel, answer.as_ref())?;
+        // `Syntax::demands` has said that there is one.
+        format.ok_or_else(|| GrammarError::Grammar { reason: "the tools demand nothing".to_owned() })
+    };
+    Wanted { key, field: "tools", after_reasoning, format: Box::new(format) }
+}
+
+/// Makes the parsers of a turn's answers.
+pub(crate) struct Parsers {
+    /// The prompt ends within the reasoning.
+    thinking: bool,
+    /// What the answer may call.
+    tools: Vec<Tool>,
+    syntax: &'static Syntax,
+    /// Of the calls' ids.
+    seed: u64,
+}
+
+impl Parsers {
+    /// For the answer of this number.
+    pub(crate) fn parser(&self, index: usize) -> AnswerParser {
+        let calls = || self.syntax.parser(&self.tools, self.seed.wrapping_add(index as u64));
+        AnswerParser {
+            reasoning: ReasoningParser::new(self.thinking),
+            calls: (!self.tools.is_empty()).then(calls),
+        }
+    }
+}
+
+/// News in an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    /// What the model thinks before it answers.
+    Reasoning(String),
+    /// Text that is part of no call.
+    Text(String),
+    /// A call begins.
+    Call {
+        /// Which of the answer's calls, from 0.
+        index: usize,
+        /// What the client names it by in its result.
+        id: String,
+        /// The tool's name.
+        name: String,
+    },
+    /// More of a call's arguments.
+    Arguments {
+        /// Which of the answer's calls, from 0.
+        index: usize,
+        /// A piece of JSON text. A model without constraint may write what is no JSON, or be cut off.
+        fragment: String,
+    },
+}
+
+impl From<Found> for News {
+    fn from(found: Found) -> Self {
+        match found {
+            Found::Text(text) => Self::Text(text),
+            Found::Call { index, id, name } => Self::Call { index, id, name },
+            Found::Arguments { index, fragment } => Self::Arguments { index, fragment },
+        }
+    }
+}
+
+/// Takes an answer's text apart while it comes. Reasoning comes first; then text and calls.
+pub(crate) struct AnswerParser {
+    reasoning: ReasoningParser,
+    /// If there is something to call.
+    calls: Option<ToolCallParser>,
+}
+
+impl AnswerParser {
+    /// The news in the next piece of text.
+    pub(crate) fn push(&mut self, text: &str) -> Vec<News> {
+        let pieces = self.reasoning.push(text);
+        self.take(pieces)
+    }
+
+    /// The rest, at the answer's end.
+    pub(crate) fn finish(&mut self) -> Vec<News> {
+        let pieces = self.reasoning.finish();
+        let mut news = self.take(pieces);
+        if let Some(calls) = &mut self.calls {
+            news.extend(calls.finish().into_iter().map(News::from));
+        }
+        news
+    }
+
+    fn take(&mut self, pieces: Vec<Piece>) -> Vec<News> {
+        let mut news = Vec::new();
+        for piece in pieces {
+            match (piece, &mut self.calls) {
+                (Piece::Reasoning(text), _) => news.push(News::Reasoning(text)),
+                (Piece::Content(text), None) => news.push(News::Text(text)),
+                (Piece::Content(text), Some(calls)) => {
+                    news.extend(calls.push(&text).into_iter().map(News::from));
+                }
+            }
+        }
+        news
+    }
+
+    /// Calls so far.
+    pub(crate) fn n_calls(&self) -> usize {
+        self.calls.as_ref().map_or(0, ToolCallParser::n_calls)
+    }
+}
