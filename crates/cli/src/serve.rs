@@ -90,6 +90,10 @@ pub(crate) struct ServeArgs {
     /// Objects of JSON schemas that do not mention additionalProperties may have further properties, as the standard says.
     #[arg(long)]
     open_schemas: bool,
+    /// Leaves the line x-anthropic-billing-header in the system prompts of Claude Code; it differs from request to request, so that no
+    /// prefix of a prompt is found in the cache.
+    #[arg(long)]
+    keep_billing_header: bool,
     /// How long compiling the format of one answer (a schema, pattern, grammar or tools) may take.
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
     format_timeout: Duration,
@@ -144,6 +148,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         write_timeout: args.write_timeout,
         max_connections: args.max_connections,
         open_schemas: args.open_schemas,
+        keep_billing_header: args.keep_billing_header,
         format_timeout: args.format_timeout,
         sampling,
     };

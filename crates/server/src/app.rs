@@ -5,6 +5,7 @@ use crate::bodies::Budget;
 use crate::config::Config;
 use crate::error::{ApiError, Result};
 use crate::generation::{Generation, Plan, Wanted};
+use crate::seal::Seal;
 use crate::sizes::Sizes;
 use crate::structured::{Compiled, FormatPool, GrammarError, Grammars, Refused};
 use crate::tool_calls::Syntax;
@@ -37,6 +38,8 @@ pub(crate) struct App {
     /// Where formats are compiled.
     pub(crate) formats: FormatPool,
     pub(crate) watchdog: Watchdog,
+    /// Signs what the model thinks.
+    pub(crate) seal: Seal,
     entropy: RandomState,
     next_id: AtomicU64,
 }
@@ -51,6 +54,7 @@ impl App {
         Ok(Self {
             formats: FormatPool::new(n_threads, config.format_timeout)?,
             watchdog: Watchdog::new(),
+            seal: Seal::new(&config.names, &config.api_keys),
             engine,
             bodies: Budget::new(config.body_memory, config.max_body),
             config,
@@ -169,6 +173,12 @@ impl App {
 /// Seconds since 1970.
 pub(crate) fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+/// A time, in seconds since 1970, as RFC 3339 has it in UTC.
+pub(crate) fn rfc3339(seconds: u64) -> String {
+    // The format is a valid one.
+    Timestamp::from_unix(seconds as i64, 0).strftime("%Y-%m-%dT%H:%M:%SZ").unwrap_or_default()
 }
 
 /// The time that templates may print, in UTC.

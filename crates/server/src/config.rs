@@ -38,6 +38,9 @@ pub struct Config {
     /// Objects of a JSON schema that does not mention `additionalProperties` may have further properties, as the standard says; by
     /// default they have those of the schema only.
     pub open_schemas: bool,
+    /// Leaves the line `x-anthropic-billing-header` in system prompts of `/v1/messages`; by default it is taken out, since it differs
+    /// from request to request and says nothing to the model.
+    pub keep_billing_header: bool,
     /// How long compiling the format of one answer (a schema, pattern, grammar or tools) may take. Default 2 s.
     pub format_timeout: Duration,
     /// How tokens are chosen where a request does not say. Default: the model's own distribution, as OpenAI's API has it.
@@ -62,6 +65,7 @@ impl Default for Config {
             write_timeout: Duration::from_secs(60),
             max_connections: 16384,
             open_schemas: false,
+            keep_billing_header: false,
             format_timeout: Duration::from_secs(2),
             sampling: SamplingParams::default(),
         }
@@ -87,6 +91,7 @@ impl std::fmt::Debug for Config {
             .field("write_timeout", &self.write_timeout)
             .field("max_connections", &self.max_connections)
             .field("open_schemas", &self.open_schemas)
+            .field("keep_billing_header", &self.keep_billing_header)
             .field("format_timeout", &self.format_timeout)
             .field("sampling", &self.sampling)
             .finish()

@@ -5,7 +5,8 @@ use crate::error::{ApiError, Result};
 use crate::reasoning;
 use crate::tool_calls::{Tool, ToolChoice};
 use realizar_engine::Error as EngineError;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 
 /// A conversation in the form of chat templates.
 #[derive(Clone, Debug)]
@@ -17,6 +18,112 @@ pub(crate) struct Conversation {
     pub(crate) ending: Ending,
     /// The field of the request that has the messages.
     pub(crate) field: &'static str,
+}
+
+/// Puts messages into the form of chat templates for APIs whose turns consist of several items. Most templates take one system message,
+/// at the beginning, and turns that alternate: what one side says in several messages is put together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MessageList {
+    messages: Vec<Value>,
+    /// Names of the tools that were called, by the calls' ids.
+    names: HashMap<String, String>,
+}
+
+impl MessageList {
+    /// The messages, which alternate.
+    pub(crate) fn into_messages(self) -> Vec<Value> {
+        self.messages
+    }
+
+    /// A system prompt. Within the conversation it joins the user's turn, marked as agents mark such text.
+    pub(crate) fn system(&mut self, text: &str) {
+        match self.messages.last_mut() {
+            _ if text.is_empty() => {}
+            None => self.messages.push(json!({"role": "system", "content": text})),
+            Some(last) if last["role"] == "system" => add_text(last, "content", text, "\n\n"),
+            Some(_) => self.user(&format!("<system-reminder>\n{text}\n</system-reminder>")),
+        }
+    }
+
+    /// What the user says.
+    pub(crate) fn user(&mut self, text: &str) {
+        match self.messages.last_mut() {
+            Some(last) if last["role"] == "user" => add_text(last, "content", text, "\n\n"),
+            _ => self.messages.push(json!({"role": "user", "content": text})),
+        }
+    }
+
+    /// What the assistant says.
+    pub(crate) fn assistant(&mut self, text: &str) {
+        add_text(self.assistant_turn(), "content", text, "\n");
+    }
+
+    /// What the assistant thought.
+    pub(crate) fn thought(&mut self, text: &str) {
+        add_text(self.assistant_turn(), "reasoning_content", text, "\n");
+    }
+
+    /// A call of the assistant's.
+    pub(crate) fn call(&mut self, id: &str, name: &str, arguments: Value) {
+        self.names.insert(id.to_owned(), name.to_owned());
+        let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+        let turn = self.assistant_turn();
+        match turn["tool_calls"].as_array_mut() {
+            Some(calls) => calls.push(call),
+            None => turn["tool_calls"] = json!([call]),
+        }
+    }
+
+    /// What a tool answered.
+    pub(crate) fn result(&mut self, id: &str, text: &str) {
+        let mut message = json!({"role": "tool", "tool_call_id": id, "content": text});
+        if let Some(name) = self.names.get(id) {
+            message["name"] = name.as_str().into();
+        }
+        self.messages.push(message);
+    }
+
+    fn assistant_turn(&mut self) -> &mut Value {
+        if self.messages.last().is_none_or(|last| last["role"] != "assistant") {
+            self.messages.push(json!({"role": "assistant", "content": ""}));
+        }
+        let last = self.messages.len() - 1;
+        &mut self.messages[last]
+    }
+}
+
+/// Adds to a text of a message.
+fn add_text(message: &mut Value, field: &str, more: &str, between: &str) {
+    let text = match message[field].as_str() {
+        Some(before) if !before.is_empty() && !more.is_empty() => format!("{before}{between}{more}"),
+        Some(before) if !before.is_empty() => before.to_owned(),
+        _ => more.to_owned(),
+    };
+    message[field] = text.into();
+}
+
+/// The template's variables that say how much to think: `effort` in the words of an API, which knows more levels than templates do.
+pub(crate) fn effort_variables(effort: &str) -> Map<String, Value> {
+    let level = match effort {
+        "minimal" => "low",
+        "xhigh" | "max" => "high",
+        other => other,
+    };
+    let mut variables: Map<String, Value> =
+        [("reasoning_effort".to_owned(), level.into())].into_iter().collect();
+    if level == "none" {
+        variables.insert("enable_thinking".to_owned(), false.into());
+    }
+    variables
+}
+
+/// Adds the variables that a request names itself, but for those that decide what is rendered, not how.
+pub(crate) fn add_variables(variables: &mut Map<String, Value>, more: Option<&Map<String, Value>>) {
+    for (name, value) in more.into_iter().flatten() {
+        if !matches!(name.as_str(), "messages" | "add_generation_prompt" | "continue_final_message") {
+            variables.insert(name.clone(), value.clone());
+        }
+    }
 }
 
 /// How the text ends.

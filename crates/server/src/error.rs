@@ -165,6 +165,8 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        // Other APIs word it anew; see `routes::errors`.
+        response.extensions_mut().insert(self);
         response
     }
 }

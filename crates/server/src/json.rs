@@ -3,7 +3,8 @@
 use crate::app::App;
 use crate::bodies::Share;
 use crate::error::{ApiError, Result};
-use crate::openai::{FormatFields, ParamFields, SamplingFields, TokenFields};
+use crate::openai::{FormatFields, SamplingFields, TokenFields};
+use crate::params::ParamFields;
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};

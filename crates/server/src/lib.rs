@@ -1,7 +1,7 @@
-//! The OpenAI-compatible HTTP server.
+//! The HTTP server, compatible with OpenAI's and Anthropic's APIs.
 //!
 //! [`Server::bind`] puts a [`TextEngine`] behind an address, [`Server::run`] answers until the process is told to stop. A request
-//! passes `routes` (one file per endpoint; wire types in `openai`), becomes a `generation` in the engine, and comes back whole or as
+//! passes `routes` (one file or folder per endpoint; OpenAI's wire types in `openai`), becomes a `generation` in the engine, and comes back whole or as
 //! server-sent events through `sse`. What an answer must look like is in [`structured`], what it means for tools in [`tool_calls`],
 //! and what the model thought before it in [`reasoning`]. `connections` keeps clients to their time limits. This crate reads no arguments, environment
 //! or terminal: everything is in [`Config`].
@@ -20,9 +20,11 @@ mod generation;
 mod hosts;
 mod json;
 mod openai;
+mod params;
 pub mod reasoning;
 mod request_id;
 mod routes;
+mod seal;
 mod server;
 mod sizes;
 mod sse;

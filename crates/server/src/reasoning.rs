@@ -54,6 +54,11 @@ impl ReasoningParser {
         Self { place, pieces: Vec::new() }
     }
 
+    /// Whether what comes next is part of the reasoning, as far as is known.
+    pub(crate) fn is_reasoning(&self) -> bool {
+        matches!(self.place, Place::Blanks { reasoning: true } | Place::Reasoning(_))
+    }
+
     /// Takes the next piece of the answer; returns what has become certain by it.
     pub fn push(&mut self, text: &str) -> Vec<Piece> {
         text.chars().for_each(|c| self.take(c));

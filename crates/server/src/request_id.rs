@@ -12,8 +12,12 @@ use tracing::Instrument;
 const HEADER: &str = "x-request-id";
 const MAX_LEN: usize = 128;
 
+/// A request's id, among its extensions.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestId(pub(crate) HeaderValue);
+
 /// Gives each request an id, the client's own if it has a sensible one; the answer and the logs carry it.
-pub(crate) async fn trace(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+pub(crate) async fn trace(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(HEADER).filter(|v| is_sensible(v.as_bytes())).cloned();
     let id = match given {
         Some(id) => id,
@@ -23,6 +27,7 @@ pub(crate) async fn trace(State(app): State<Arc<App>>, request: Request, next: N
     let span =
         tracing::info_span!("request", id = id.to_str().unwrap_or(""), method = %request.method(), route);
     let start = Instant::now();
+    request.extensions_mut().insert(RequestId(id.clone()));
     async {
         let mut response = next.run(request).await;
         let status = response.status();

@@ -43,6 +43,21 @@ pub(crate) trait Wording: Send + Unpin + 'static {
     fn fail(&mut self, error: &ApiError, out: &mut Vec<Self::Piece>);
 }
 
+/// Lets a wording take all events of a generation, and drops the pieces: for answers that are sent whole.
+///
+/// Errors: as the generation's, and the wording's.
+pub(crate) async fn take_all<W: Wording>(generation: &mut Generation, wording: &mut W) -> Result<()> {
+    let mut pieces = Vec::new();
+    wording.begin(generation, &mut pieces);
+    while let Some(event) = generation.next().await {
+        let (prompt, event) = event?;
+        wording.take(generation, prompt, &event, &mut pieces)?;
+        pieces.clear();
+    }
+    wording.end(generation, &mut pieces);
+    Ok(())
+}
+
 /// The pieces of an answer as a stream of server-sent events. `keep_alive`: sent when there is no news for a while.
 pub(crate) fn respond<W: Wording<Piece = Event>>(
     generation: Generation,
@@ -63,8 +78,17 @@ pub(crate) fn respond<W: Wording<Piece = Event>>(
 
 /// An event with data as JSON.
 pub(crate) fn json_event(data: &impl Serialize) -> Event {
+    with_json(Event::default(), data)
+}
+
+/// An event with a name, which comes first, and data as JSON.
+pub(crate) fn named_event(name: &str, data: &impl Serialize) -> Event {
+    with_json(Event::default().event(name), data)
+}
+
+fn with_json(event: Event, data: &impl Serialize) -> Event {
     // The wire types have no maps with keys that are not texts, nothing else fails.
-    Event::default().json_data(data).unwrap_or_else(|error| {
+    event.json_data(data).unwrap_or_else(|error| {
         tracing::error!(%error, "could not write an event");
         Event::default()
     })

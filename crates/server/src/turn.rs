@@ -98,6 +98,7 @@ impl Parsers {
         AnswerParser {
             reasoning: ReasoningParser::new(self.thinking),
             calls: (!self.tools.is_empty()).then(calls),
+            reasoning_tokens: 0,
         }
     }
 }
@@ -142,12 +143,17 @@ pub(crate) struct AnswerParser {
     reasoning: ReasoningParser,
     /// If there is something to call.
     calls: Option<ToolCallParser>,
+    reasoning_tokens: usize,
 }
 
 impl AnswerParser {
-    /// The news in the next piece of text.
-    pub(crate) fn push(&mut self, text: &str) -> Vec<News> {
+    /// The news in the next piece of text. `n_tokens`: tokens behind it.
+    pub(crate) fn push(&mut self, text: &str, n_tokens: usize) -> Vec<News> {
+        let was_reasoning = self.reasoning.is_reasoning();
         let pieces = self.reasoning.push(text);
+        if was_reasoning || self.reasoning.is_reasoning() {
+            self.reasoning_tokens += n_tokens;
+        }
         self.take(pieces)
     }
 
@@ -178,5 +184,10 @@ impl AnswerParser {
     /// Calls so far.
     pub(crate) fn n_calls(&self) -> usize {
         self.calls.as_ref().map_or(0, ToolCallParser::n_calls)
+    }
+
+    /// Tokens of the reasoning so far, with those of the tag at its end.
+    pub(crate) fn reasoning_tokens(&self) -> usize {
+        self.reasoning_tokens
     }
 }

@@ -4,15 +4,9 @@
 
 mod http;
 
-use http::{TestServer, ask, text_engine};
-use realizar_compute::BatchLimits;
-use realizar_engine::sampler::Sampler;
-use realizar_engine::{BlockCopy, EngineConfig, Result, Runner, RunnerInfo, Sampled, Step, Ticket};
-use realizar_model::source;
-use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
-use realizar_server::Config;
+use http::recital::reciting;
+use http::{TestServer, ask};
 use serde_json::{Value, json};
-use std::path::Path;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -201,63 +195,6 @@ fn tools_that_may_be_called_change_no_plain_answer() {
         let told = rendered["prompt"].as_str().expect("a text").contains("get_weather");
         assert_eq!(told, choice == "auto");
     }
-}
-
-/// Answers every prompt with the same text and then its end.
-struct Recital {
-    text: Vec<u32>,
-    said: usize,
-    info: RunnerInfo,
-    sampler: Sampler,
-    outcome: Option<Sampled>,
-}
-
-impl Runner for Recital {
-    fn info(&self) -> RunnerInfo {
-        self.info
-    }
-
-    fn copy_blocks(&mut self, _: &[BlockCopy]) -> Result<()> {
-        Ok(())
-    }
-
-    fn launch(&mut self, step: &Step) -> Result<Ticket> {
-        let mut sampled = Sampled::default();
-        for _ in step.batch.seqs.iter().filter(|s| s.n_logits == 1) {
-            let mut logits = vec![0.0; self.info.vocab_size];
-            logits[self.text[self.said % self.text.len()] as usize] = 100.0;
-            self.said += 1;
-            sampled.rows.push(self.sampler.sample(&mut logits, step, sampled.rows.len(), &[]));
-        }
-        self.outcome = Some(sampled);
-        Ok(Ticket(0))
-    }
-
-    fn finish(&mut self, _: Ticket) -> Result<Sampled> {
-        Ok(self.outcome.take().expect("a step is in flight"))
-    }
-}
-
-/// A server whose model says `text` to everything, one request after the other.
-fn reciting(text: &str) -> TestServer {
-    let source = source::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo.gguf"))
-        .expect("the demo model");
-    let tokenizer = Tokenizer::from_source(&*source).expect("a tokenizer");
-    let mut ids = tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: false });
-    ids.push(tokenizer.eos_ids()[0]);
-    let limits = BatchLimits { n_tokens: 512, n_seqs: 4, n_blocks: 256, n_logits: 4 };
-    let info = RunnerInfo {
-        vocab_size: tokenizer.vocab_size(),
-        n_blocks: 256,
-        block_size: 16,
-        context_length: 4096,
-        limits,
-        slots: None,
-        asynchronous: false,
-    };
-    let runner = Recital { text: ids, said: 0, info, sampler: Sampler::default(), outcome: None };
-    let config = Config { names: vec!["demo".into()], ..Config::default() };
-    TestServer::around(text_engine(Box::new(runner), EngineConfig::default()), config)
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What a chat request says to the chat template.
 
 use super::ChatRequest;
-use crate::conversation::{Conversation, Ending};
+use crate::conversation::{Conversation, Ending, add_variables};
 use crate::error::{ApiError, Result};
 use serde_json::{Map, Value};
 
@@ -50,12 +50,7 @@ impl ChatRequest {
         ] {
             object.extend(value.map(|value| (name.to_owned(), value)));
         }
-        for (name, value) in self.chat_template_kwargs.iter().flatten() {
-            // These decide what is rendered, not how.
-            if !matches!(name.as_str(), "messages" | "add_generation_prompt" | "continue_final_message") {
-                object.insert(name.clone(), value.clone());
-            }
-        }
+        add_variables(&mut object, self.chat_template_kwargs.as_ref());
         object
     }
 }

@@ -1,11 +1,12 @@
 //! What chat and text requests have in common: how to choose tokens, when to end, how to answer.
 
-use super::{Endpoint, FormatFields, OpenAiFields, ParamFields, TokenFields};
+use super::{Endpoint, FormatFields, OpenAiFields, TokenFields};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::fields::OtherFields;
 use crate::generation::{Plan, stop_strings};
+use crate::params::ParamFields;
 use crate::token_limits::TokenRules;
 use realizar_engine::{SamplingParams, StopStrings};
 use serde::Deserialize;

@@ -108,7 +108,7 @@ impl Words {
     /// The news in the next piece of text, or at the answer's end.
     fn take(&mut self, text: Option<&str>) -> Vec<Delta> {
         let news = match text {
-            Some(text) => self.parser.push(text),
+            Some(text) => self.parser.push(text, 1),
             None => self.parser.finish(),
         };
         let mut deltas = Vec::new();

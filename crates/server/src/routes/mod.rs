@@ -3,7 +3,9 @@
 mod chat;
 mod choices;
 mod completions;
+mod errors;
 mod health;
+mod messages;
 mod metrics;
 mod models;
 mod openapi;
@@ -34,6 +36,8 @@ fn guarded() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new()
         .routes(routes!(chat::create))
         .routes(routes!(completions::create))
+        .routes(routes!(messages::create))
+        .routes(routes!(messages::count_tokens))
         .routes(routes!(models::list))
         .routes(routes!(models::retrieve))
         .routes(routes!(tokenize::tokenize))
@@ -88,6 +92,7 @@ pub(crate) fn router(
         router = router.layer(middleware::from_fn_with_state(Arc::new(hosts), hosts::check));
     }
     let router = router
+        .layer(middleware::from_fn(errors::word))
         .layer(middleware::from_fn_with_state(app.config.body_timeout, bodies::drain_unread))
         .layer(middleware::from_fn_with_state(app.clone(), request_id::trace))
         .with_state(app.clone());

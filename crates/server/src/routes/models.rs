@@ -1,6 +1,6 @@
 //! `/v1/models`: the model that is here.
 
-use crate::app::App;
+use crate::app::{App, rfc3339};
 use crate::error::{ApiError, ErrorBody, Result};
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -16,6 +16,12 @@ pub(crate) struct ModelList {
     object: &'static str,
     /// One per name of the model.
     data: Vec<Model>,
+    /// As Anthropic's API has it: the first of them.
+    first_id: Option<String>,
+    /// As Anthropic's API has it: the last of them.
+    last_id: Option<String>,
+    /// As Anthropic's API has it: false, this is the whole list.
+    has_more: bool,
 }
 
 /// A model.
@@ -31,12 +37,28 @@ pub(crate) struct Model {
     owned_by: &'static str,
     /// Extension: longest sequence of prompt and answer, in tokens.
     max_model_len: usize,
+    /// As Anthropic's API has it: model
+    #[serde(rename = "type")]
+    kind: &'static str,
+    /// As Anthropic's API has it: its name again.
+    display_name: String,
+    /// As Anthropic's API has it: when the server started, in UTC by RFC 3339.
+    created_at: String,
 }
 
 impl Model {
     fn new(app: &App, id: String) -> Self {
         let max_model_len = app.engine.client().info().max_seq_len();
-        Self { id, object: "model", created: app.created, owned_by: "realizar", max_model_len }
+        Self {
+            display_name: id.clone(),
+            id,
+            object: "model",
+            created: app.created,
+            owned_by: "realizar",
+            max_model_len,
+            kind: "model",
+            created_at: rfc3339(app.created),
+        }
     }
 }
 
@@ -49,8 +71,14 @@ impl Model {
     )
 )]
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
-    let data = app.config.names.iter().map(|name| Model::new(&app, name.clone())).collect();
-    Json(ModelList { object: "list", data })
+    let names = &app.config.names;
+    Json(ModelList {
+        object: "list",
+        data: names.iter().map(|name| Model::new(&app, name.clone())).collect(),
+        first_id: names.first().cloned(),
+        last_id: names.last().cloned(),
+        has_more: false,
+    })
 }
 
 /// Describe a model

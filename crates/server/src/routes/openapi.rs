@@ -1,5 +1,6 @@
 //! `/openapi.json` and `/docs`: what the server offers.
 
+use super::messages;
 use crate::app::App;
 use crate::openai::{ChatPiece, Chunk, CompletionChoice};
 use axum::extract::State;
@@ -16,9 +17,13 @@ struct Streamed;
 /// The document without its endpoints.
 pub(crate) fn info() -> OpenApi {
     let mut info = Info::new("realizar", env!("CARGO_PKG_VERSION"));
-    info.description = Some("OpenAI-compatible answers from the model that this server has loaded.".into());
+    info.description = Some(
+        "Answers, compatible with OpenAI's and Anthropic's APIs, from the model that this server has loaded."
+            .into(),
+    );
     info.license = Some(License::new(env!("CARGO_PKG_LICENSE")));
     let mut document = <Streamed as utoipa::OpenApi>::openapi();
+    document.merge(<messages::Streamed as utoipa::OpenApi>::openapi());
     document.info = info;
     document
 }

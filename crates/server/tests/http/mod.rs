@@ -1,5 +1,7 @@
 //! A server with the demo model on a free port, and clients.
 
+pub(crate) mod recital;
+
 use realizar_engine::load::{CacheSize, Device, LoadOptions, load};
 use realizar_engine::{Client, Engine, EngineConfig, Runner, TextEngine};
 use realizar_model::chat_template::ChatTemplate;
@@ -206,6 +208,20 @@ impl Reply {
 /// The data of server-sent events.
 pub(crate) fn data_of(text: &str) -> Vec<String> {
     text.lines().filter_map(|l| l.strip_prefix("data: ")).map(str::to_owned).collect()
+}
+
+/// Server-sent events with a name, and their data as JSON.
+pub(crate) fn named_events(text: &str) -> Vec<(String, Value)> {
+    let mut events = Vec::new();
+    let mut name = String::new();
+    for line in text.lines() {
+        if let Some(event) = line.strip_prefix("event: ") {
+            event.clone_into(&mut name);
+        } else if let Some(data) = line.strip_prefix("data: ") {
+            events.push((std::mem::take(&mut name), serde_json::from_str(data).expect("JSON")));
+        }
+    }
+    events
 }
 
 /// A POST as it goes over the wire.

@@ -1,0 +1,196 @@
+//! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API.
+//!
+//! `wire` has the types, `fields` the table of all known fields, `conversation` and `tools` turn a request into a
+//! [`Turn`](crate::turn::Turn), `wording` words its answer.
+
+mod conversation;
+mod fields;
+mod tools;
+mod wire;
+mod wording;
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::error::{ApiError, Result};
+use crate::generation::{Plan, stop_strings};
+use crate::json::Json;
+use crate::sse;
+use crate::turn::{Prepared, Turn};
+use axum::Extension;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use fields::Endpoint;
+use std::sync::Arc;
+use wire::{Answer, ErrorBody, ErrorDetail, MessagesRequest, StreamEvent, TokenCount, Usage};
+use wording::MessageWording;
+
+/// What no endpoint's description mentions by its type.
+#[derive(utoipa::OpenApi)]
+#[openapi(components(schemas(StreamEvent, ErrorBody)))]
+pub(super) struct Streamed;
+
+/// Answer a conversation (Anthropic's API)
+///
+/// With `stream`, the answer comes as server-sent events: `message_start`, blocks, `message_delta` and `message_stop`.
+#[utoipa::path(
+    post, path = "/v1/messages", operation_id = "messages", tag = "generation",
+    request_body(content = MessagesRequest, example = json!({"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8})),
+    responses(
+        (status = 200, description = "The answer", content((Answer = "application/json"), (String = "text/event-stream"))),
+        ErrorResponses
+    )
+)]
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Json(request): Json<MessagesRequest>,
+) -> Result<Response> {
+    let model = app.check_model(request.model.as_deref())?;
+    let streams = request.stream.unwrap_or(false);
+    let id = app.new_id("msg_");
+    let (plan, wanted, prompt, mut wording) = app
+        .compute(move |app| {
+            let mut plan = plan(app, caller, &request)?;
+            let max_tokens = request.max_tokens.ok_or_else(|| {
+                ApiError::invalid_param("max_tokens", "max_tokens is missing: say how long the answer may be")
+            })? as usize;
+            plan.max_tokens = Some(max_tokens);
+            let Prepared { prompt, wanted, parsers } = turn(app, &request)?.prepare(app, &mut plan)?;
+            let display = request.thinking.as_ref().and_then(|thinking| thinking.display.as_deref());
+            let wording = MessageWording {
+                answer: Answer {
+                    id,
+                    kind: "message",
+                    role: "assistant",
+                    model,
+                    content: Vec::new(),
+                    stop_reason: None,
+                    stop_sequence: None,
+                    usage: Usage::default(),
+                },
+                parser: parsers.parser(0),
+                seal: app.seal.clone(),
+                n_prompt: prompt.len(),
+                max_tokens,
+                omits_thoughts: display == Some("omitted"),
+                open: None,
+            };
+            Ok((plan, wanted, prompt, wording))
+        })
+        .await?;
+    let started = app.start(plan, wanted, vec![prompt], "messages").await;
+    let mut generation = started.map_err(|error| ApiError {
+        message: error.message.replace("/function/parameters", "/input_schema"),
+        ..error
+    })?;
+    if streams {
+        return Ok(sse::respond(generation, wording, Some(StreamEvent::Ping.sent())));
+    }
+    sse::take_all(&mut generation, &mut wording).await?;
+    Ok(axum::Json(wording.answer).into_response())
+}
+
+/// Count the tokens of a conversation (Anthropic's API)
+#[utoipa::path(
+    post, path = "/v1/messages/count_tokens", operation_id = "count_tokens", tag = "tokens",
+    request_body(content = MessagesRequest, example = json!({"messages": [{"role": "user", "content": "Tell me a story."}]})),
+    responses((status = 200, description = "The size", body = TokenCount), ErrorResponses)
+)]
+pub(crate) async fn count_tokens(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Json(request): Json<MessagesRequest>,
+) -> Result<axum::Json<TokenCount>> {
+    app.check_model(request.model.as_deref())?;
+    let count = move |app: &App| {
+        let mut plan = plan(app, caller, &request)?;
+        Ok(turn(app, &request)?.prepare(app, &mut plan)?.prompt.len())
+    };
+    Ok(axum::Json(TokenCount { input_tokens: app.compute(count).await? }))
+}
+
+fn plan(app: &App, caller: Caller, request: &MessagesRequest) -> Result<Plan> {
+    request.other.check(Endpoint::Messages)?;
+    let mut defaults = app.config.sampling.clone();
+    defaults.seed = request.seed.map(|seed| seed as u64);
+    let stops = request.stop_sequences.as_deref().unwrap_or_default();
+    Ok(Plan {
+        sampling: request.params.0.over(defaults).map_err(realizar_engine::Error::from)?,
+        stops: stop_strings("stop_sequences", stops)?,
+        cache_salt: app.cache_salt(caller, request.cache_salt.as_deref()),
+        ..Plan::new(app, caller)
+    })
+}
+
+fn turn(app: &App, request: &MessagesRequest) -> Result<Turn> {
+    Ok(Turn {
+        conversation: conversation::conversation(app, request)?,
+        callable: tools::callable(request)?,
+        format: tools::format(request, app.config.open_schemas)?,
+    })
+}
+
+/// An error in this API's words.
+fn error_detail(error: &ApiError) -> ErrorDetail {
+    let kind = match error.status {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
+        StatusCode::NOT_FOUND => "not_found_error",
+        StatusCode::REQUEST_TIMEOUT => "timeout_error",
+        StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+        status if status.is_server_error() => "api_error",
+        _ => "invalid_request_error",
+    };
+    let message = match error.code {
+        // By these words agents know that they have to shorten the conversation.
+        Some("context_length_exceeded") => format!("prompt is too long: {}", error.message),
+        _ => error.message.clone(),
+    };
+    ErrorDetail { kind, message }
+}
+
+/// The body of an answer that is an error.
+pub(super) fn error_body(error: &ApiError, request_id: Option<&str>) -> String {
+    let body =
+        ErrorBody { kind: "error", error: error_detail(error), request_id: request_id.map(str::to_owned) };
+    serde_json::to_string(&body).unwrap_or_default()
+}
+
+/// The errors that these endpoints may answer with, for the OpenAPI document.
+#[derive(utoipa::IntoResponses)]
+#[expect(dead_code, reason = "only their attributes are read")]
+enum ErrorResponses {
+    /// The request is wrong.
+    #[response(status = 400)]
+    Invalid(ErrorBody),
+    /// The key is missing or wrong.
+    #[response(status = 401)]
+    Unauthorized(ErrorBody),
+    /// The server does not answer to this name, or not to pages of this origin.
+    #[response(status = 403)]
+    Forbidden(ErrorBody),
+    /// There is no such model.
+    #[response(status = 404)]
+    NotFound(ErrorBody),
+    /// The body came too slowly.
+    #[response(status = 408)]
+    Timeout(ErrorBody),
+    /// The body is larger than the server takes.
+    #[response(status = 413)]
+    TooLarge(ErrorBody),
+    /// The body is not declared as JSON.
+    #[response(status = 415)]
+    MediaType(ErrorBody),
+    /// Too many requests are waiting; `Retry-After` says when to try again.
+    #[response(status = 429)]
+    Overloaded(ErrorBody),
+    /// The device or the program failed.
+    #[response(status = 500)]
+    Internal(ErrorBody),
+    /// The server is about to stop.
+    #[response(status = 503)]
+    Unavailable(ErrorBody),
+}
