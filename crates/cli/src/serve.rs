@@ -90,6 +90,9 @@ pub(crate) struct ServeArgs {
     /// Objects of JSON schemas that do not mention additionalProperties may have further properties, as the standard says.
     #[arg(long)]
     open_schemas: bool,
+    /// Memory for responses of /v1/responses that later requests may go on after; 0 stores none.
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = size)]
+    response_memory: usize,
     /// Leaves the line x-anthropic-billing-header in the system prompts of Claude Code; it differs from request to request, so that no
     /// prefix of a prompt is found in the cache.
     #[arg(long)]
@@ -148,6 +151,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         write_timeout: args.write_timeout,
         max_connections: args.max_connections,
         open_schemas: args.open_schemas,
+        response_memory: args.response_memory,
         keep_billing_header: args.keep_billing_header,
         format_timeout: args.format_timeout,
         sampling,

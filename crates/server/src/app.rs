@@ -5,6 +5,7 @@ use crate::bodies::Budget;
 use crate::config::Config;
 use crate::error::{ApiError, Result};
 use crate::generation::{Generation, Plan, Wanted};
+use crate::response_store::ResponseStore;
 use crate::seal::Seal;
 use crate::sizes::Sizes;
 use crate::structured::{Compiled, FormatPool, GrammarError, Grammars, Refused};
@@ -38,6 +39,8 @@ pub(crate) struct App {
     /// Where formats are compiled.
     pub(crate) formats: FormatPool,
     pub(crate) watchdog: Watchdog,
+    /// Responses that requests may go on after.
+    pub(crate) responses: ResponseStore,
     /// Signs what the model thinks.
     pub(crate) seal: Seal,
     entropy: RandomState,
@@ -54,6 +57,7 @@ impl App {
         Ok(Self {
             formats: FormatPool::new(n_threads, config.format_timeout)?,
             watchdog: Watchdog::new(),
+            responses: ResponseStore::new(config.response_memory),
             seal: Seal::new(&config.names, &config.api_keys),
             engine,
             bodies: Budget::new(config.body_memory, config.max_body),

@@ -38,6 +38,8 @@ pub struct Config {
     /// Objects of a JSON schema that does not mention `additionalProperties` may have further properties, as the standard says; by
     /// default they have those of the schema only.
     pub open_schemas: bool,
+    /// Memory for responses of `/v1/responses` that later requests may go on after, in bytes of JSON; 0 stores none. Default 64 MiB.
+    pub response_memory: usize,
     /// Leaves the line `x-anthropic-billing-header` in system prompts of `/v1/messages`; by default it is taken out, since it differs
     /// from request to request and says nothing to the model.
     pub keep_billing_header: bool,
@@ -65,6 +67,7 @@ impl Default for Config {
             write_timeout: Duration::from_secs(60),
             max_connections: 16384,
             open_schemas: false,
+            response_memory: 64 << 20,
             keep_billing_header: false,
             format_timeout: Duration::from_secs(2),
             sampling: SamplingParams::default(),
@@ -91,6 +94,7 @@ impl std::fmt::Debug for Config {
             .field("write_timeout", &self.write_timeout)
             .field("max_connections", &self.max_connections)
             .field("open_schemas", &self.open_schemas)
+            .field("response_memory", &self.response_memory)
             .field("keep_billing_header", &self.keep_billing_header)
             .field("format_timeout", &self.format_timeout)
             .field("sampling", &self.sampling)

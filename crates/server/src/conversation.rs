@@ -30,6 +30,16 @@ pub(crate) struct MessageList {
 }
 
 impl MessageList {
+    /// Goes on after the messages of another list.
+    pub(crate) fn after(messages: Vec<Value>) -> Self {
+        let calls = messages.iter().filter_map(|message| message["tool_calls"].as_array()).flatten();
+        let name = |call: &Value| {
+            Some((call["id"].as_str()?.to_owned(), call["function"]["name"].as_str()?.to_owned()))
+        };
+        let names = calls.filter_map(name).collect();
+        Self { messages, names }
+    }
+
     /// The messages, which alternate.
     pub(crate) fn into_messages(self) -> Vec<Value> {
         self.messages

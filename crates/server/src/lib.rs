@@ -23,6 +23,7 @@ mod openai;
 mod params;
 pub mod reasoning;
 mod request_id;
+mod response_store;
 mod routes;
 mod seal;
 mod server;

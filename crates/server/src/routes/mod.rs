@@ -10,6 +10,7 @@ mod metrics;
 mod models;
 mod openapi;
 mod page;
+mod responses;
 mod template;
 mod tokenize;
 
@@ -36,6 +37,8 @@ fn guarded() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new()
         .routes(routes!(chat::create))
         .routes(routes!(completions::create))
+        .routes(routes!(responses::create))
+        .routes(routes!(responses::retrieve, responses::delete))
         .routes(routes!(messages::create))
         .routes(routes!(messages::count_tokens))
         .routes(routes!(models::list))
@@ -50,6 +53,8 @@ fn unversioned() -> Router<Arc<App>> {
     Router::new()
         .route("/chat/completions", post(chat::create))
         .route("/completions", post(completions::create))
+        .route("/responses", post(responses::create))
+        .route("/responses/{id}", get(responses::retrieve).delete(responses::delete))
         .route("/models", get(models::list))
         .route("/models/{*model}", get(models::retrieve))
 }
@@ -101,7 +106,7 @@ pub(crate) fn router(
 
 fn cors(origins: &[String]) -> CorsLayer {
     let layer = CorsLayer::new()
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         // Clients send headers of their own, such as `x-stainless-os`. Who may ask is a matter of origins and keys.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([HeaderName::from_static("x-request-id"), header::RETRY_AFTER])

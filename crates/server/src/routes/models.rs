@@ -3,11 +3,12 @@
 use crate::app::{App, rfc3339};
 use crate::error::{ApiError, ErrorBody, Result};
 use axum::Json;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
-use serde::Serialize;
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::sync::Arc;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 /// The models of this server.
 #[derive(Debug, Serialize, ToSchema)]
@@ -16,6 +17,9 @@ pub(crate) struct ModelList {
     object: &'static str,
     /// One per name of the model.
     data: Vec<Model>,
+    /// As Codex expects them, if the query has a `client_version`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    models: Option<Vec<CodexModel>>,
     /// As Anthropic's API has it: the first of them.
     first_id: Option<String>,
     /// As Anthropic's API has it: the last of them.
@@ -46,6 +50,89 @@ pub(crate) struct Model {
     created_at: String,
 }
 
+/// What Codex wants to know of a model.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct CodexModel {
+    /// Its name in requests.
+    slug: String,
+    display_name: String,
+    description: Option<String>,
+    /// Empty: whether the model reads `reasoning.effort` is its template's matter.
+    #[schema(value_type = Vec<Object>)]
+    supported_reasoning_levels: Vec<Value>,
+    /// `shell_command`: how it runs commands.
+    shell_type: &'static str,
+    /// list
+    visibility: &'static str,
+    supported_in_api: bool,
+    priority: i32,
+    #[schema(value_type = Option<Object>)]
+    upgrade: Option<Value>,
+    /// The system prompt that Codex gives it.
+    base_instructions: &'static str,
+    supports_reasoning_summaries: bool,
+    support_verbosity: bool,
+    default_verbosity: Option<&'static str>,
+    /// Null: files are changed by commands.
+    apply_patch_tool_type: Option<&'static str>,
+    truncation_policy: CodexTruncation,
+    supports_parallel_tool_calls: bool,
+    /// Longest sequence of prompt and answer, in tokens.
+    context_window: usize,
+    experimental_supported_tools: Vec<String>,
+    /// text
+    input_modalities: Vec<&'static str>,
+}
+
+/// How much of a command's output Codex shows to the model.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct CodexTruncation {
+    /// bytes
+    mode: &'static str,
+    limit: usize,
+}
+
+/// What Codex tells a model of this server, which has not been trained for it.
+const CODEX_INSTRUCTIONS: &str = "You are a coding agent that works in a terminal on the user's computer. You read and change files and run \
+    programs by calling tools. Look at the files before you change them. Make the smallest change that does what the user asks, in the \
+    style of the code around it. Do not change what you were not asked to change. When you have changed something, run what shows that \
+    it works. If a command fails, read its output and mend the cause. Go on until the task is done; then say in a few sentences what you \
+    did, and what is left to do.";
+
+impl CodexModel {
+    fn new(app: &App, name: &str) -> Self {
+        Self {
+            slug: name.to_owned(),
+            display_name: name.to_owned(),
+            description: None,
+            supported_reasoning_levels: Vec::new(),
+            shell_type: "shell_command",
+            visibility: "list",
+            supported_in_api: true,
+            priority: 0,
+            upgrade: None,
+            base_instructions: CODEX_INSTRUCTIONS,
+            supports_reasoning_summaries: false,
+            support_verbosity: false,
+            default_verbosity: None,
+            apply_patch_tool_type: None,
+            truncation_policy: CodexTruncation { mode: "bytes", limit: 10_000 },
+            supports_parallel_tool_calls: true,
+            context_window: app.engine.client().info().max_seq_len(),
+            experimental_supported_tools: Vec::new(),
+            input_modalities: vec!["text"],
+        }
+    }
+}
+
+/// What a client says about itself.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ListQuery {
+    /// Codex's version.
+    client_version: Option<String>,
+}
+
 impl Model {
     fn new(app: &App, id: String) -> Self {
         let max_model_len = app.engine.client().info().max_seq_len();
@@ -65,16 +152,22 @@ impl Model {
 /// List the models
 #[utoipa::path(
     get, path = "/v1/models", operation_id = "list_models", tag = "models",
+    params(ListQuery),
     responses(
         (status = 200, description = "The models", body = ModelList),
         (status = 401, description = "The key is missing or wrong", body = ErrorBody)
     )
 )]
-pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
+pub(crate) async fn list(
+    State(app): State<Arc<App>>,
+    query: std::result::Result<Query<ListQuery>, QueryRejection>,
+) -> Json<ModelList> {
     let names = &app.config.names;
+    let is_codex = query.is_ok_and(|Query(query)| query.client_version.is_some());
     Json(ModelList {
         object: "list",
         data: names.iter().map(|name| Model::new(&app, name.clone())).collect(),
+        models: is_codex.then(|| names.iter().map(|name| CodexModel::new(&app, name)).collect()),
         first_id: names.first().cloned(),
         last_id: names.last().cloned(),
         has_more: false,

@@ -1,6 +1,6 @@
 //! `/openapi.json` and `/docs`: what the server offers.
 
-use super::messages;
+use super::{messages, responses};
 use crate::app::App;
 use crate::openai::{ChatPiece, Chunk, CompletionChoice};
 use axum::extract::State;
@@ -23,6 +23,7 @@ pub(crate) fn info() -> OpenApi {
     );
     info.license = Some(License::new(env!("CARGO_PKG_LICENSE")));
     let mut document = <Streamed as utoipa::OpenApi>::openapi();
+    document.merge(<responses::Streamed as utoipa::OpenApi>::openapi());
     document.merge(<messages::Streamed as utoipa::OpenApi>::openapi());
     document.info = info;
     document

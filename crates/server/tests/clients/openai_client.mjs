@@ -75,6 +75,26 @@ const tests = {
     const final = await stream.finalChatCompletion();
     assert.equal(final.choices[0].message.tool_calls[0].function.arguments, call.arguments);
   },
+  async responses() {
+    const body = { model: "demo", input: messages, temperature: 0, max_output_tokens: 30 };
+    const whole = await client.responses.create(body);
+    assert.equal(whole.output_text, (await chat()).choices[0].message.content);
+    let text = "";
+    let last;
+    for await (const event of await client.responses.create({ ...body, stream: true })) {
+      if (event.type === "response.output_text.delta") text += event.delta;
+      last = event;
+    }
+    assert.equal(text, whole.output_text);
+    assert.equal(last.type, "response.incomplete");
+    const next = await client.responses.create({ ...body, input: "Go on.", previous_response_id: whole.id });
+    assert.equal(next.previous_response_id, whole.id);
+    const tool = { type: "function", name: "get_weather", strict: true, parameters: schema };
+    const called = await client.responses.create({ ...body, tools: [tool], tool_choice: "required", max_output_tokens: 200 });
+    assert.equal(called.output[0].type, "function_call");
+    await client.responses.delete(whole.id);
+    await assert.rejects(client.responses.retrieve(whole.id), OpenAI.NotFoundError);
+  },
   async errors() {
     await assert.rejects(chat({ model: "no-such-model" }), OpenAI.NotFoundError);
     await assert.rejects(chat({ temperature: -1 }), OpenAI.BadRequestError);

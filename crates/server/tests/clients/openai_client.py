@@ -9,7 +9,8 @@ import openai
 from openai.types import Completion, Model, completion_create_params
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat import completion_create_params as chat_create_params
-from pydantic import BaseModel
+from openai.types.responses import Response, ResponseStreamEvent, response_create_params
+from pydantic import BaseModel, TypeAdapter
 
 base_url = sys.argv[1]
 client = openai.OpenAI(base_url=base_url, api_key="secret", max_retries=0, timeout=120)
@@ -198,14 +199,84 @@ def test_answers_have_the_reference_s_types():
         Model.model_validate(model, strict=True)
 
 
+RESPONSES_WEATHER = {"type": "function", **WEATHER["function"]}
+
+
+def respond(**more):
+    arguments = {"model": "demo", "input": USER[0]["content"], "temperature": 0, "max_output_tokens": 30, **more}
+    return client.responses.create(**arguments)
+
+
+def test_responses():
+    response = respond()
+    assert response.output_text == chat().choices[0].message.content
+    assert response.status == "incomplete" and response.incomplete_details.reason == "max_output_tokens"
+    text, kinds = "", []
+    with client.responses.stream(model="demo", input=USER, temperature=0, max_output_tokens=30) as stream:
+        for event in stream:
+            kinds.append(event.type)
+            text += event.delta if event.type == "response.output_text.delta" else ""
+    assert text == response.output_text and kinds[0] == "response.created"
+
+
+def test_responses_stored():
+    one = respond()
+    assert client.responses.retrieve(one.id).output_text == one.output_text
+    two = respond(input="Go on.", previous_response_id=one.id)
+    assert two.previous_response_id == one.id and two.usage.input_tokens > one.usage.input_tokens
+    client.responses.delete(one.id)
+    for call in [lambda: client.responses.retrieve(one.id), lambda: respond(previous_response_id=one.id)]:
+        try:
+            call()
+            raise AssertionError("a response that was deleted is there")
+        except (openai.NotFoundError, openai.BadRequestError) as error:
+            assert error.code in ("response_not_found", "previous_response_not_found")
+
+
+def test_responses_tools():
+    extra = {"seed": 3}
+    arguments = {"tools": [RESPONSES_WEATHER, {"type": "web_search"}], "tool_choice": "required", "parallel_tool_calls": False}
+    response = respond(**arguments, temperature=1, max_output_tokens=200, extra_body=extra, store=False)
+    call = response.output[0]
+    assert call.type == "function_call" and set(json.loads(call.arguments)) == {"city", "unit"}
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
+    assert respond(input=USER + [call, output], tools=[RESPONSES_WEATHER], tool_choice="none").output_text is not None
+
+
+def test_responses_parse():
+    schema = {"type": "object", "properties": {"legs": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["legs"],
+              "additionalProperties": False}
+    response = respond(text={"format": {"type": "json_schema", "name": "animal", "schema": schema, "strict": True}})
+    assert 0 <= json.loads(response.output_text)["legs"] <= 9
+
+
+def test_responses_have_the_reference_s_types():
+    event_type = TypeAdapter(ResponseStreamEvent)
+    tools = {"tools": [RESPONSES_WEATHER], "tool_choice": "required", "temperature": 1, "max_output_tokens": 200, "extra_body": {"seed": 3}}
+    logprobs = {"top_logprobs": 2, "include": ["message.output_text.logprobs"]}
+    for more in [{}, tools, logprobs, {"reasoning": {"effort": "low"}, "metadata": {"a": "b"}, "instructions": "Be brief."}]:
+        arguments = {"model": "demo", "input": USER, "temperature": 0, "max_output_tokens": 30, **more}
+        raw = client.responses.with_raw_response.create(**arguments)
+        Response.model_validate_json(raw.text, strict=True)
+        with client.responses.with_streaming_response.create(**arguments, stream=True) as response:
+            pieces = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
+        assert pieces and [json.loads(piece)["sequence_number"] for piece in pieces] == list(range(len(pieces)))
+        for piece in pieces:
+            event_type.validate_json(piece, strict=True)
+
+
 def test_every_field_of_the_reference_is_listed():
     docs = (Path(__file__).parents[4] / "docs/serving.md").read_text()
-    listed = {endpoint: set() for endpoint in ("chat", "completions")}
-    for name, endpoint in re.findall(r"^\| `(\w+)` \| (chat|completions|both) \|", docs, re.M):
-        for one in listed if endpoint == "both" else [endpoint]:
+    listed = {endpoint: set() for endpoint in ("chat", "completions", "responses")}
+    for name, endpoint in re.findall(r"^\| `(\w+)` \| (chat|completions|both|responses) \|", docs, re.M):
+        for one in ("chat", "completions") if endpoint == "both" else [endpoint]:
             listed[one].add(name)
-    for endpoint, params in [("chat", chat_create_params), ("completions", completion_create_params)]:
-        names = set(params.CompletionCreateParamsBase.__annotations__) | {"stream"}
+    for endpoint, params in [
+        ("chat", chat_create_params.CompletionCreateParamsBase),
+        ("completions", completion_create_params.CompletionCreateParamsBase),
+        ("responses", response_create_params.ResponseCreateParamsBase),
+    ]:
+        names = set(params.__annotations__) | {"stream"}
         assert names <= listed[endpoint], (endpoint, names - listed[endpoint])
 
 

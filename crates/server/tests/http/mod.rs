@@ -84,6 +84,10 @@ impl TestServer {
         Reply::new(self.agent.get(self.url(path)).call().expect("an answer"))
     }
 
+    pub(crate) fn delete(&self, path: &str) -> Reply {
+        Reply::new(self.agent.delete(self.url(path)).call().expect("an answer"))
+    }
+
     pub(crate) fn post(&self, path: &str, body: &Value) -> Reply {
         self.post_with(path, &[], body)
     }
