@@ -7,12 +7,13 @@ use crate::output;
 use anyhow::{Result, bail};
 use clap::Args;
 use realizar::SamplingParams;
+use realizar_compute::DType;
 use realizar_engine::load::{CacheSize, LoadOptions, LoadedModel, load};
 use realizar_engine::{Engine, EngineConfig, TextEngine};
 use realizar_model::sampling_hints;
-use realizar_model::source::TensorSource;
+use realizar_model::source::{Format, TensorSource};
 use realizar_model::tokenizer::Tokenizer;
-use realizar_server::{Config, Ended, Server};
+use realizar_server::{Config, Ended, ModelFacts, Server};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -121,6 +122,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let loaded = load(&*source, &options)?;
     warn_of_long_context(args.ctx, &loaded.config);
     let about = about(&loaded, &options);
+    let model = facts(&*source, &loaded);
     let engine_config = EngineConfig {
         max_seqs: loaded.runner.info().limits.n_seqs,
         step_tokens: args.step_tokens,
@@ -139,6 +141,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         hosts: args.host.clone(),
         port: args.port,
         names: names(args),
+        model,
         api_keys: args.api_key.clone(),
         salt_by_key: args.salt_by_key,
         cors: args.cors.clone(),
@@ -186,6 +189,32 @@ fn load_options(args: &ServeArgs) -> LoadOptions {
 }
 
 /// What is worth knowing about a model that is ready.
+/// What clients may ask about the model.
+fn facts(source: &dyn TensorSource, loaded: &LoadedModel) -> ModelFacts {
+    let tensors = source.tensors();
+    let mut types: Vec<(DType, usize)> = Vec::new();
+    for tensor in tensors {
+        match types.iter_mut().find(|(dtype, _)| *dtype == tensor.dtype) {
+            Some((_, n)) => *n += tensor.n_elements(),
+            None => types.push((tensor.dtype, tensor.n_elements())),
+        }
+    }
+    let metadata = source.metadata();
+    let family = match source.format() {
+        Format::Gguf => metadata.get_str("general.architecture").ok().flatten(),
+        Format::Safetensors => metadata.get_str("model_type").ok().flatten(),
+    };
+    let most = types.iter().max_by_key(|(_, n)| *n);
+    ModelFacts {
+        format: source.format().to_string().to_lowercase(),
+        family: family.unwrap_or_default().to_owned(),
+        n_parameters: tensors.iter().map(|tensor| tensor.n_elements() as u64).sum(),
+        quantization: most.map_or_else(String::new, |(dtype, _)| dtype.to_string()),
+        size: tensors.iter().map(|tensor| tensor.n_bytes() as u64).sum(),
+        gpu_size: loaded.memory.weights as u64,
+    }
+}
+
 fn about(loaded: &LoadedModel, options: &LoadOptions) -> String {
     let (info, memory) = (loaded.runner.info(), loaded.memory);
     let mut text = format!(

@@ -185,6 +185,12 @@ pub(crate) fn rfc3339(seconds: u64) -> String {
     Timestamp::from_unix(seconds as i64, 0).strftime("%Y-%m-%dT%H:%M:%SZ").unwrap_or_default()
 }
 
+/// The time as RFC 3339 has it in UTC, with nanoseconds.
+pub(crate) fn now_rfc3339() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    rfc3339(now.as_secs()).replace('Z', &format!(".{:09}Z", now.subsec_nanos()))
+}
+
 /// The time that templates may print, in UTC.
 pub(crate) fn now() -> Timestamp {
     Timestamp::from_unix(unix_time() as i64, 0)

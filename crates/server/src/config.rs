@@ -3,6 +3,23 @@
 use realizar_engine::SamplingParams;
 use std::time::Duration;
 
+/// What is known of the model, for clients that ask.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelFacts {
+    /// gguf or safetensors.
+    pub format: String,
+    /// Its architecture, as its files name it.
+    pub family: String,
+    /// Elements of all weights.
+    pub n_parameters: u64,
+    /// The element type of most weights.
+    pub quantization: String,
+    /// Of its files, in bytes.
+    pub size: u64,
+    /// Of its weights on GPUs, in bytes.
+    pub gpu_size: u64,
+}
+
 /// Options of the server.
 #[derive(Clone, PartialEq)]
 pub struct Config {
@@ -12,6 +29,8 @@ pub struct Config {
     pub port: u16,
     /// Names under which clients may ask for the model; answers carry the first. At least one.
     pub names: Vec<String>,
+    /// What is known of the model. Default nothing.
+    pub model: ModelFacts,
     /// Keys, one of which a client must show; empty: nobody is asked. Default empty.
     pub api_keys: Vec<String>,
     /// Clients with different keys share no cached prefixes. Default false.
@@ -55,6 +74,7 @@ impl Default for Config {
             hosts: vec!["127.0.0.1".into()],
             port: 8080,
             names: vec!["model".into()],
+            model: ModelFacts::default(),
             api_keys: Vec::new(),
             salt_by_key: false,
             cors: Vec::new(),
@@ -82,6 +102,7 @@ impl std::fmt::Debug for Config {
             .field("hosts", &self.hosts)
             .field("port", &self.port)
             .field("names", &self.names)
+            .field("model", &self.model)
             .field("n_api_keys", &self.api_keys.len())
             .field("salt_by_key", &self.salt_by_key)
             .field("cors", &self.cors)

@@ -1,4 +1,4 @@
-//! The HTTP server, compatible with OpenAI's and Anthropic's APIs.
+//! The HTTP server, compatible with the APIs of OpenAI, Anthropic and Ollama.
 //!
 //! [`Server::bind`] puts a [`TextEngine`] behind an address, [`Server::run`] answers until the process is told to stop. A request
 //! passes `routes` (one file or folder per endpoint; OpenAI's wire types in `openai`), becomes a `generation` in the engine, and comes back whole or as
@@ -36,7 +36,7 @@ mod totals;
 mod turn;
 mod watchdog;
 
-pub use config::Config;
+pub use config::{Config, ModelFacts};
 pub use server::{Ended, Error, Handle, Server};
 
 #[doc(no_inline)]

@@ -402,6 +402,12 @@ fn the_document_lists_every_endpoint() {
     for path in [
         CHAT,
         TEXT,
+        "/v1/responses",
+        "/v1/responses/{id}",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/api/chat",
+        "/api/generate",
         "/v1/models",
         "/v1/models/{model}",
         "/tokenize",

@@ -1,6 +1,6 @@
 //! Errors in the words of the API that a request belongs to: whatever refuses it, the client finds the shape that it knows.
 
-use super::messages;
+use super::{messages, ollama};
 use crate::error::ApiError;
 use crate::request_id::RequestId;
 use axum::body::Body;
@@ -13,10 +13,14 @@ use axum::response::Response;
 enum Api {
     OpenAi,
     Anthropic,
+    Ollama,
 }
 
 impl Api {
     fn of(path: &str) -> Self {
+        if path.starts_with("/api/") {
+            return Self::Ollama;
+        }
         match path.strip_prefix("/v1/messages") {
             Some("") => Self::Anthropic,
             Some(rest) if rest.starts_with('/') => Self::Anthropic,
@@ -36,6 +40,7 @@ pub(super) async fn word(request: Request, next: Next) -> Response {
     let Some(error) = response.extensions_mut().remove::<ApiError>() else { return response };
     let body = match api {
         Api::OpenAi => return response,
+        Api::Ollama => ollama::error_body(&error),
         Api::Anthropic => messages::error_body(&error, id.as_ref().and_then(|id| id.0.to_str().ok())),
     };
     let (mut parts, _) = response.into_parts();

@@ -8,6 +8,7 @@ mod health;
 mod messages;
 mod metrics;
 mod models;
+mod ollama;
 mod openapi;
 mod page;
 mod responses;
@@ -41,6 +42,16 @@ fn guarded() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(responses::retrieve, responses::delete))
         .routes(routes!(messages::create))
         .routes(routes!(messages::count_tokens))
+        .routes(routes!(ollama::chat))
+        .routes(routes!(ollama::generate))
+        .routes(routes!(ollama::models::tags))
+        .routes(routes!(ollama::models::ps))
+        .routes(routes!(ollama::models::version))
+        .routes(routes!(ollama::models::show))
+        .routes(routes!(ollama::models::pull))
+        .routes(routes!(ollama::models::delete))
+        .routes(routes!(ollama::models::embed))
+        .routes(routes!(ollama::models::embeddings))
         .routes(routes!(models::list))
         .routes(routes!(models::retrieve))
         .routes(routes!(tokenize::tokenize))

@@ -1,0 +1,301 @@
+//! `/api/…`: Ollama's API.
+//!
+//! `wire` has the types, `fields` the table of all known fields and options, `conversation` turns a request into a
+//! [`Turn`](crate::turn::Turn), `wording` words its answer, `models` says what there is.
+
+mod conversation;
+mod fields;
+pub(crate) mod models;
+mod wire;
+mod wording;
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::error::{ApiError, Result};
+use crate::fim;
+use crate::generation::{Generation, Plan, Wanted, stop_strings};
+use crate::json::Json;
+use crate::openai::check_logprobs;
+use crate::sse::{self, Pieces};
+use crate::turn::{AnswerParser, Prepared};
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use fields::Endpoint;
+use realizar_engine::{Timings, Usage};
+use serde::Serialize;
+use std::sync::Arc;
+use wire::{Answer, ChatRequest, ErrorBody, GenerateRequest, Options, Stop};
+use wording::{Kind, LineWording};
+
+/// Answer a conversation (Ollama's API)
+///
+/// Unless `stream` is false, the answer comes as lines of JSON.
+#[utoipa::path(
+    post, path = "/api/chat", operation_id = "ollama_chat", tag = "generation",
+    request_body(content = ChatRequest, example = json!({"messages": [{"role": "user", "content": "Tell me a story."}], "options": {"num_predict": 8}})),
+    responses(
+        (status = 200, description = "The answer", content((Answer = "application/x-ndjson"), (Answer = "application/json"))),
+        ErrorResponses
+    )
+)]
+pub(crate) async fn chat(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Json(request): Json<ChatRequest>,
+) -> Result<Response> {
+    let model = check_name(&app, request.model.as_deref())?;
+    let streams = request.stream.unwrap_or(true);
+    if request.messages.as_ref().is_none_or(Vec::is_empty) {
+        return Ok(loaded(Kind::Chat, &model, streams));
+    }
+    let job = app
+        .compute(move |app| {
+            request.other.check(Endpoint::Chat)?;
+            let options = request.options.clone().unwrap_or_default();
+            let mut plan = plan(app, caller, &options, request.logprobs, request.top_logprobs)?;
+            let turn = conversation::chat_turn(&request, app.config.open_schemas)?;
+            let Prepared { prompt, wanted, parsers } = turn.prepare(app, &mut plan)?;
+            limit(&mut plan, prompt.len(), options.num_ctx)?;
+            Ok(Job { plan, wanted, prompt, parser: Some(parsers.parser(0)) })
+        })
+        .await?;
+    job.run(app, Kind::Chat, model, streams, "messages").await
+}
+
+/// Answer or continue a text (Ollama's API)
+///
+/// Unless `stream` is false, the answer comes as lines of JSON.
+#[utoipa::path(
+    post, path = "/api/generate", operation_id = "ollama_generate", tag = "generation",
+    request_body(content = GenerateRequest, example = json!({"prompt": "Tell me a story.", "options": {"num_predict": 8}})),
+    responses(
+        (status = 200, description = "The answer", content((Answer = "application/x-ndjson"), (Answer = "application/json"))),
+        ErrorResponses
+    )
+)]
+pub(crate) async fn generate(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Json(request): Json<GenerateRequest>,
+) -> Result<Response> {
+    let model = check_name(&app, request.model.as_deref())?;
+    let streams = request.stream.unwrap_or(true);
+    if request.prompt.as_ref().is_none_or(String::is_empty) && request.suffix.is_none() {
+        return Ok(loaded(Kind::Generate, &model, streams));
+    }
+    let job = app
+        .compute(move |app| {
+            request.other.check(Endpoint::Generate)?;
+            let options = request.options.clone().unwrap_or_default();
+            let mut plan = plan(app, caller, &options, request.logprobs, request.top_logprobs)?;
+            let mut job = match continued(app, &request)? {
+                Some(prompt) => {
+                    let format = conversation::format(request.format.as_ref(), app.config.open_schemas)?;
+                    let wanted = format.map(|(format, field)| Wanted::format(format, field, false));
+                    Job { plan, wanted, prompt, parser: None }
+                }
+                None => {
+                    let turn = conversation::generate_turn(&request, app.config.open_schemas)?;
+                    let Prepared { prompt, wanted, parsers } = turn.prepare(app, &mut plan)?;
+                    Job { plan, wanted, prompt, parser: Some(parsers.parser(0)) }
+                }
+            };
+            limit(&mut job.plan, job.prompt.len(), options.num_ctx)?;
+            Ok(job)
+        })
+        .await?;
+    job.run(app, Kind::Generate, model, streams, "prompt").await
+}
+
+/// A request that is ready for the engine.
+struct Job {
+    plan: Plan,
+    wanted: Option<Wanted>,
+    prompt: Vec<u32>,
+    parser: Option<AnswerParser>,
+}
+
+impl Job {
+    async fn run(
+        self,
+        app: Arc<App>,
+        kind: Kind,
+        model: String,
+        streams: bool,
+        field: &'static str,
+    ) -> Result<Response> {
+        let Self { plan, wanted, prompt, parser } = self;
+        let (tokenizer, logprobs) = (app.engine.tokenizer().clone(), plan.n_logprobs.is_some());
+        let mut wording = LineWording::new(kind, model, parser, tokenizer, logprobs);
+        let mut generation: Generation = app.start(plan, wanted, vec![prompt], field).await?;
+        if streams {
+            return Ok(Lines::respond(Body::from_stream(Pieces::new(generation, wording))));
+        }
+        sse::take_all(&mut generation, &mut wording).await?;
+        Ok(axum::Json(wording.whole).into_response())
+    }
+}
+
+/// The prompt of a text that is continued as it is, or around a gap; `None` if it is for the chat template.
+fn continued(app: &App, request: &GenerateRequest) -> Result<Option<Vec<u32>>> {
+    let prompt = request.prompt.as_deref().unwrap_or_default();
+    let tokenizer = app.engine.tokenizer();
+    match &request.suffix {
+        Some(suffix) if !suffix.is_empty() => {
+            Ok(Some(fim::find(tokenizer)?.prompt(tokenizer, prompt, suffix)))
+        }
+        _ if request.raw == Some(true) => Ok(Some(app.engine.encode_prompt(prompt))),
+        _ => Ok(None),
+    }
+}
+
+/// What to generate.
+///
+/// Errors: the option that is out of range, or that is not offered.
+fn plan(
+    app: &App,
+    caller: Caller,
+    options: &Options,
+    logprobs: Option<bool>,
+    top_logprobs: Option<u32>,
+) -> Result<Plan> {
+    options.other.check(Endpoint::Options)?;
+    let context = app.engine.client().info().max_seq_len();
+    if let Some(n) = options.num_ctx.filter(|&n| n as usize > context) {
+        let message = format!(
+            "num_ctx is {n} but this server's context has {context} tokens; start it with a larger --ctx, or leave num_ctx out"
+        );
+        return Err(ApiError::invalid_param("options.num_ctx", message));
+    }
+    let mut defaults = app.config.sampling.clone();
+    defaults.seed = options.seed.map(|seed| seed as u64);
+    defaults.penalty_window = match options.repeat_last_n {
+        None => defaults.penalty_window,
+        Some(-1) => None,
+        Some(n @ 0..) => Some(n as usize),
+        Some(n) => {
+            let message = format!("repeat_last_n is {n} but must be -1 or at least 0");
+            return Err(ApiError::invalid_param("options.repeat_last_n", message));
+        }
+    };
+    let stops = match &options.stop {
+        None => &[][..],
+        Some(Stop::One(stop)) => std::slice::from_ref(stop),
+        Some(Stop::Many(stops)) => stops,
+    };
+    let top = check_logprobs("top_logprobs", top_logprobs)?;
+    Ok(Plan {
+        sampling: options.params.0.over(defaults).map_err(realizar_engine::Error::from)?,
+        max_tokens: options.num_predict.and_then(|n| usize::try_from(n).ok()),
+        stops: stop_strings("options.stop", stops)?,
+        n_logprobs: logprobs.unwrap_or(false).then_some(top.unwrap_or(0)),
+        ..Plan::new(app, caller)
+    })
+}
+
+/// Keeps prompt and answer together within `num_ctx`.
+///
+/// Errors: the prompt alone fills it.
+fn limit(plan: &mut Plan, n_prompt: usize, num_ctx: Option<u32>) -> Result<()> {
+    let Some(num_ctx) = num_ctx.map(|n| n as usize) else { return Ok(()) };
+    if n_prompt >= num_ctx {
+        let message = format!(
+            "the prompt has {n_prompt} tokens, and num_ctx allows {num_ctx} for prompt and answer together"
+        );
+        return Err(ApiError::invalid_param("options.num_ctx", message).code("context_length_exceeded"));
+    }
+    let room = num_ctx - n_prompt;
+    plan.max_tokens = Some(plan.max_tokens.map_or(room, |n| n.min(room)));
+    Ok(())
+}
+
+/// The answer to a request that asks for nothing but a model that is loaded.
+fn loaded(kind: Kind, model: &str, streams: bool) -> Response {
+    let mut answer = wording::empty(kind, model);
+    answer.done = true;
+    answer.end = Some(wording::end("load", Usage::default(), Timings::default()));
+    match streams {
+        true => Lines::of(&[answer]),
+        false => axum::Json(answer).into_response(),
+    }
+}
+
+/// The name under which a request asks for the model; Ollama's clients may add a tag.
+///
+/// Errors: 404 for a model that is not here.
+fn check_name(app: &App, asked: Option<&str>) -> Result<String> {
+    let asked = asked.filter(|name| !name.is_empty());
+    app.check_model(asked).or_else(|error| {
+        let bare = asked.and_then(|name| name.strip_suffix(":latest"));
+        bare.ok_or(error).and_then(|name| app.check_model(Some(name)))
+    })
+}
+
+/// Answers of several lines of JSON.
+struct Lines;
+
+impl Lines {
+    /// These lines.
+    fn of(lines: &[impl Serialize]) -> Response {
+        let text = lines.iter().filter_map(|line| serde_json::to_string(line).ok());
+        Self::respond(Body::from(text.fold(String::new(), |all, line| all + &line + "\n")))
+    }
+
+    fn respond(body: Body) -> Response {
+        let mut response = body.into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+        // Proxies that collect answers would hold back the stream.
+        headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+        response
+    }
+}
+
+/// The body of an answer that is an error.
+pub(super) fn error_body(error: &ApiError) -> String {
+    serde_json::to_string(&ErrorBody { error: error.message.clone() }).unwrap_or_default()
+}
+
+/// What no endpoint's description mentions by its type.
+#[derive(utoipa::OpenApi)]
+#[openapi(components(schemas(ErrorBody)))]
+pub(super) struct Errors;
+
+/// The errors that these endpoints may answer with, for the OpenAPI document.
+#[derive(utoipa::IntoResponses)]
+#[expect(dead_code, reason = "only their attributes are read")]
+enum ErrorResponses {
+    /// The request is wrong.
+    #[response(status = 400)]
+    Invalid(ErrorBody),
+    /// The key is missing or wrong.
+    #[response(status = 401)]
+    Unauthorized(ErrorBody),
+    /// The server does not answer to this name, or not to pages of this origin.
+    #[response(status = 403)]
+    Forbidden(ErrorBody),
+    /// There is no such model.
+    #[response(status = 404)]
+    NotFound(ErrorBody),
+    /// The body came too slowly.
+    #[response(status = 408)]
+    Timeout(ErrorBody),
+    /// The body is larger than the server takes.
+    #[response(status = 413)]
+    TooLarge(ErrorBody),
+    /// The body is not declared as JSON.
+    #[response(status = 415)]
+    MediaType(ErrorBody),
+    /// Too many requests are waiting; `Retry-After` says when to try again.
+    #[response(status = 429)]
+    Overloaded(ErrorBody),
+    /// The device or the program failed.
+    #[response(status = 500)]
+    Internal(ErrorBody),
+    /// The server is about to stop.
+    #[response(status = 503)]
+    Unavailable(ErrorBody),
+}

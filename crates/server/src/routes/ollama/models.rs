@@ -1,0 +1,215 @@
+//! What Ollama's API says about models: `/api/tags`, `show`, `ps`, `version`, `pull`, `delete`.
+
+use super::wire::{Details, ErrorBody, Model, ModelName, Models, Progress, Shown, Version};
+use super::{ErrorResponses, Lines, check_name};
+use crate::app::{App, rfc3339};
+use crate::error::{ApiError, Result};
+use crate::fim;
+use crate::json::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+
+/// Ollama's clients show when a model is unloaded; this one never is.
+const NEVER: &str = "2318-01-01T00:00:00Z";
+
+fn details(app: &App) -> Details {
+    let facts = &app.config.model;
+    Details {
+        parent_model: "",
+        format: facts.format.clone(),
+        family: facts.family.clone(),
+        families: vec![facts.family.clone()],
+        parameter_size: parameter_size(facts.n_parameters),
+        quantization_level: facts.quantization.clone(),
+    }
+}
+
+/// Such as 8.0B.
+fn parameter_size(n: u64) -> String {
+    match n {
+        0 => String::new(),
+        1_000_000_000.. => format!("{:.1}B", n as f64 / 1e9),
+        1_000_000.. => format!("{:.1}M", n as f64 / 1e6),
+        _ => format!("{:.1}K", n as f64 / 1e3),
+    }
+}
+
+fn model(app: &App, name: &str) -> Model {
+    Model {
+        name: name.to_owned(),
+        model: name.to_owned(),
+        modified_at: rfc3339(app.created),
+        size: app.config.model.size,
+        digest: Sha256::digest(name).iter().map(|byte| format!("{byte:02x}")).collect(),
+        details: details(app),
+        expires_at: None,
+        size_vram: None,
+        context_length: None,
+    }
+}
+
+/// List the models (Ollama's API)
+#[utoipa::path(
+    get, path = "/api/tags", operation_id = "ollama_tags", tag = "models",
+    responses(
+        (status = 200, description = "The models", body = Models),
+        (status = 401, description = "The key is missing or wrong", body = ErrorBody)
+    )
+)]
+pub(crate) async fn tags(State(app): State<Arc<App>>) -> axum::Json<Models> {
+    axum::Json(Models { models: app.config.names.iter().map(|name| model(&app, name)).collect() })
+}
+
+/// List the models that run (Ollama's API)
+#[utoipa::path(
+    get, path = "/api/ps", operation_id = "ollama_ps", tag = "models",
+    responses(
+        (status = 200, description = "The models", body = Models),
+        (status = 401, description = "The key is missing or wrong", body = ErrorBody)
+    )
+)]
+pub(crate) async fn ps(State(app): State<Arc<App>>) -> axum::Json<Models> {
+    let running = |name: &String| Model {
+        expires_at: Some(NEVER),
+        size_vram: Some(app.config.model.gpu_size),
+        context_length: Some(app.engine.client().info().max_seq_len()),
+        ..model(&app, name)
+    };
+    axum::Json(Models { models: app.config.names.iter().map(running).collect() })
+}
+
+/// The server's version (Ollama's API)
+#[utoipa::path(
+    get, path = "/api/version", operation_id = "ollama_version", tag = "models",
+    responses(
+        (status = 200, description = "The version", body = Version),
+        (status = 401, description = "The key is missing or wrong", body = ErrorBody)
+    )
+)]
+pub(crate) async fn version() -> axum::Json<Version> {
+    axum::Json(Version { version: env!("CARGO_PKG_VERSION") })
+}
+
+/// Describe a model (Ollama's API)
+#[utoipa::path(
+    post, path = "/api/show", operation_id = "ollama_show", tag = "models",
+    request_body(content = ModelName, example = json!({})),
+    responses((status = 200, description = "The model", body = Shown), ErrorResponses)
+)]
+pub(crate) async fn show(
+    State(app): State<Arc<App>>,
+    Json(request): Json<ModelName>,
+) -> Result<axum::Json<Shown>> {
+    check_name(&app, request.model.or(request.name).as_deref())?;
+    let facts = &app.config.model;
+    let mut info: Map<String, Value> = Map::new();
+    info.insert("general.architecture".to_owned(), facts.family.as_str().into());
+    info.insert("general.parameter_count".to_owned(), facts.n_parameters.into());
+    let context = app.engine.client().info().max_seq_len();
+    info.insert(format!("{}.context_length", facts.family), context.into());
+    let template = app.engine.template().map_or("", |template| template.source());
+    let mut capabilities = vec!["completion"];
+    if !template.is_empty() {
+        capabilities.push("tools");
+    }
+    if ["enable_thinking", "reasoning_effort", "<think>"].iter().any(|sign| template.contains(sign)) {
+        capabilities.push("thinking");
+    }
+    if fim::find(app.engine.tokenizer()).is_ok() {
+        capabilities.push("insert");
+    }
+    Ok(axum::Json(Shown {
+        template: template.to_owned(),
+        modelfile: "",
+        parameters: "",
+        details: details(&app),
+        model_info: info,
+        capabilities,
+        modified_at: rfc3339(app.created),
+    }))
+}
+
+/// Download a model (Ollama's API)
+///
+/// The server has one model, which is there; others are a 501.
+#[utoipa::path(
+    post, path = "/api/pull", operation_id = "ollama_pull", tag = "models",
+    request_body(content = ModelName, example = json!({})),
+    responses(
+        (status = 200, description = "The model is there", content((Progress = "application/x-ndjson"), (Progress = "application/json"))),
+        (status = 501, description = "The server does not download models", body = ErrorBody),
+        ErrorResponses
+    )
+)]
+pub(crate) async fn pull(State(app): State<Arc<App>>, Json(request): Json<ModelName>) -> Result<Response> {
+    let name = request.model.or(request.name).unwrap_or_default();
+    if check_name(&app, Some(&name)).is_err() {
+        return Err(not_offered(format!(
+            "this server does not download models; `realizar pull {name}` does, and `realizar serve {name}` serves it"
+        )));
+    }
+    let success = Progress { status: "success" };
+    if request.stream == Some(false) {
+        return Ok(axum::Json(success).into_response());
+    }
+    Ok(Lines::of(&[Progress { status: "pulling manifest" }, success]))
+}
+
+/// Remove a model (Ollama's API)
+///
+/// Always a 501 or a 404.
+#[utoipa::path(
+    delete, path = "/api/delete", operation_id = "ollama_delete", tag = "models",
+    request_body(content = ModelName, example = json!({})),
+    responses((status = 501, description = "The server does not remove models", body = ErrorBody), ErrorResponses)
+)]
+pub(crate) async fn delete(State(app): State<Arc<App>>, Json(request): Json<ModelName>) -> Result<Response> {
+    let name = check_name(&app, request.model.or(request.name).as_deref())?;
+    Err(not_offered(format!(
+        "this server does not remove models; `realizar rm {name}` does when it is stopped"
+    )))
+}
+
+/// Embed texts (Ollama's API)
+///
+/// Always a 501.
+#[utoipa::path(
+    post, path = "/api/embed", operation_id = "ollama_embed", tag = "generation",
+    responses((status = 501, description = "Embeddings are not offered", body = ErrorBody),
+        (status = 401, description = "The key is missing or wrong", body = ErrorBody))
+)]
+pub(crate) async fn embed() -> Result<Response> {
+    Err(not_offered("embeddings are not offered: this server only generates text".to_owned()))
+}
+
+/// Embed a text (Ollama's API, older form)
+///
+/// Always a 501.
+#[utoipa::path(
+    post, path = "/api/embeddings", operation_id = "ollama_embeddings", tag = "generation",
+    responses((status = 501, description = "Embeddings are not offered", body = ErrorBody),
+        (status = 401, description = "The key is missing or wrong", body = ErrorBody))
+)]
+pub(crate) async fn embeddings() -> Result<Response> {
+    embed().await
+}
+
+fn not_offered(message: String) -> ApiError {
+    ApiError::refused(StatusCode::NOT_IMPLEMENTED, "unsupported", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_parameters_are_short() {
+        for (n, text) in [(0, ""), (999, "1.0K"), (2_500_000, "2.5M"), (8_030_261_312, "8.0B")] {
+            assert_eq!(parameter_size(n), text);
+        }
+    }
+}
