@@ -3,7 +3,7 @@
 
 mod http;
 
-use http::recital::reciting;
+use http::recital::{failing_after, reciting};
 use http::{TestServer, named_events};
 use serde_json::{Value, json};
 
@@ -393,4 +393,19 @@ fn what_says_nothing_to_a_local_model_is_accepted() {
     let n = |more: &Value| server.post(COUNT, &ask("Hi.", more)).ok()["input_tokens"].as_u64();
     assert_eq!(n(&json!({"tools": [deferred, search]})), n(&json!({"tools": [weather()]})));
     assert!(n(&json!({"tools": [weather()]})) > n(&json!({})));
+}
+
+#[test]
+fn a_stream_that_breaks_off_says_so() {
+    let server = failing_after("Once upon a time there was a fox.", 3);
+    let reply = server.post(MESSAGES, &ask("Tell me a story.", &json!({"stream": true})));
+    let events = named_events(&reply.text);
+    let (name, event) = events.last().expect("events");
+    assert_eq!(
+        (name.as_str(), &event["type"], &event["error"]["type"]),
+        ("error", &json!("error"), &json!("api_error"))
+    );
+    assert!(event["error"]["message"].as_str().expect("a message").contains("told to fail"), "{event}");
+    assert!(events.iter().any(|(name, _)| name == "content_block_delta"));
+    assert!(events.iter().all(|(name, _)| name != "message_stop"));
 }

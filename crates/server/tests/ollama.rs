@@ -3,7 +3,7 @@
 
 mod http;
 
-use http::recital::reciting;
+use http::recital::{failing_after, reciting};
 use http::{Reply, TestServer};
 use serde_json::{Value, json};
 
@@ -292,4 +292,17 @@ fn what_cannot_be_done_is_refused_in_ollama_s_shape() {
     is_error(&post(GENERATE, &asked(json!({"images": ["aGk="]}))), 400, "images");
     // OpenAI's endpoints keep their shape.
     server.get("/v1/models").is_error(401, None, "API key");
+}
+
+#[test]
+fn an_answer_that_breaks_off_ends_with_the_error() {
+    let server = failing_after("Once upon a time there was a fox.", 3);
+    let mut body = ask("Tell me a story.", &json!({}));
+    body["stream"] = true.into();
+    let reply = server.post(OLLAMA_CHAT, &body);
+    let lines: Vec<Value> =
+        reply.text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let (last, others) = lines.split_last().expect("lines");
+    assert!(last["error"].as_str().expect("a message").contains("told to fail"), "{last}");
+    assert!(!others.is_empty() && others.iter().all(|line| line["done"] == false));
 }

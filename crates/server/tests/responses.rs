@@ -3,7 +3,7 @@
 
 mod http;
 
-use http::recital::reciting;
+use http::recital::{failing_after, reciting};
 use http::{TestServer, named_events};
 use serde_json::{Value, json};
 
@@ -420,4 +420,21 @@ fn codex_finds_the_models_in_its_own_shape() {
         (&json!("demo"), &models["data"][0]["max_model_len"])
     );
     assert!(model["base_instructions"].as_str().expect("a text").len() > 100);
+}
+
+#[test]
+fn a_response_that_breaks_off_has_failed() {
+    let server = failing_after("Once upon a time there was a fox.", 3);
+    let reply = server.post(RESPONSES, &ask("Tell me a story.", &json!({"stream": true})));
+    let events = named_events(&reply.text);
+    let (name, event) = events.last().expect("events");
+    assert_eq!((name.as_str(), &event["sequence_number"]), ("response.failed", &json!(events.len() - 1)));
+    let response = &event["response"];
+    assert_eq!((&response["status"], &response["error"]["code"]), (&json!("failed"), &json!("server_error")));
+    assert!(response["error"]["message"].as_str().expect("a message").contains("told to fail"), "{event}");
+    server.get(&format!("{RESPONSES}/{}", response["id"].as_str().expect("an id"))).is_error(
+        404,
+        Some("id"),
+        "no response",
+    );
 }

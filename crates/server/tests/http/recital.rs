@@ -3,7 +3,7 @@
 use super::{TestServer, demo_path, text_engine};
 use realizar_compute::BatchLimits;
 use realizar_engine::sampler::Sampler;
-use realizar_engine::{BlockCopy, EngineConfig, Result, Runner, RunnerInfo, Sampled, Step, Ticket};
+use realizar_engine::{BlockCopy, EngineConfig, Error, Result, Runner, RunnerInfo, Sampled, Step, Ticket};
 use realizar_model::source;
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
 use realizar_server::Config;
@@ -12,6 +12,8 @@ use realizar_server::Config;
 struct Recital {
     text: Vec<u32>,
     said: usize,
+    /// The step after so many tokens fails.
+    fails_after: Option<usize>,
     info: RunnerInfo,
     sampler: Sampler,
     outcome: Option<Sampled>,
@@ -27,6 +29,9 @@ impl Runner for Recital {
     }
 
     fn launch(&mut self, step: &Step) -> Result<Ticket> {
+        if self.fails_after == Some(self.said) {
+            return Err(Error::Device { message: "it was told to fail".into() });
+        }
         let mut sampled = Sampled::default();
         for _ in step.batch.seqs.iter().filter(|s| s.n_logits == 1) {
             let mut logits = vec![0.0; self.info.vocab_size];
@@ -45,6 +50,15 @@ impl Runner for Recital {
 
 /// A server whose model says `text` to everything, one request after the other.
 pub(crate) fn reciting(text: &str) -> TestServer {
+    reciting_until(text, None)
+}
+
+/// A server whose device fails in the middle of its first answer, after so many tokens of `text`.
+pub(crate) fn failing_after(text: &str, n_tokens: usize) -> TestServer {
+    reciting_until(text, Some(n_tokens))
+}
+
+fn reciting_until(text: &str, fails_after: Option<usize>) -> TestServer {
     let source = source::open(&demo_path()).expect("the demo model");
     let tokenizer = Tokenizer::from_source(&*source).expect("a tokenizer");
     let mut ids = tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: false });
@@ -59,7 +73,8 @@ pub(crate) fn reciting(text: &str) -> TestServer {
         slots: None,
         asynchronous: false,
     };
-    let runner = Recital { text: ids, said: 0, info, sampler: Sampler::default(), outcome: None };
+    let runner =
+        Recital { text: ids, said: 0, fails_after, info, sampler: Sampler::default(), outcome: None };
     let config = Config { names: vec!["demo".into()], ..Config::default() };
     TestServer::around(text_engine(Box::new(runner), EngineConfig::default()), config)
 }
