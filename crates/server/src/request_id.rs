@@ -2,7 +2,7 @@
 
 use crate::app::App;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::HeaderValue;
+use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 use std::sync::Arc;
@@ -32,7 +32,8 @@ pub(crate) async fn trace(State(app): State<Arc<App>>, mut request: Request, nex
         let mut response = next.run(request).await;
         let status = response.status();
         let ms = start.elapsed().as_millis() as u64;
-        if status.is_server_error() {
+        // What is not offered is nobody's failure.
+        if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED {
             tracing::warn!(status = status.as_u16(), ms, "answered");
         } else {
             tracing::debug!(status = status.as_u16(), ms, "answered");
