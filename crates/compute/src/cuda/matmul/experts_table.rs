@@ -104,22 +104,24 @@ const KERNELS: &[ExpertsKernel] = &[
     },
 ];
 
-/// Whether a matrix has a type with a table, for which these kernels have no registers.
-fn has_table(p: &ExpertsProblem<'_>) -> bool {
-    [p.gate_up, p.down].iter().any(|w| {
-        w.parts.iter().any(|part| Weights::of(part, w.n_in).is_some_and(|weights| weights.table_bytes() > 0))
-    })
+/// Whether the kernels for packed weights have registers for all types.
+fn has_registers(p: &ExpertsProblem<'_>) -> bool {
+    let takes = |w: &MatrixShape| {
+        let weights = w.parts.iter().filter_map(|part| Weights::of(part, w.n_in));
+        weights.into_iter().all(Weights::is_of_experts)
+    };
+    takes(p.gate_up) && takes(p.down)
 }
 
 fn plan_gemv(target: &Target, p: &ExpertsProblem<'_>) -> Option<ExpertsPlan> {
-    if has_table(p) {
+    if !has_registers(p) {
         return None;
     }
     gemv::plan_experts(target, p.gate_up, p.down, p.n_used).map(ExpertsPlan::Gemv)
 }
 
 fn plan_grouped_gemm(target: &Target, p: &ExpertsProblem<'_>) -> Option<ExpertsPlan> {
-    if has_table(p) {
+    if !has_registers(p) {
         return None;
     }
     grouped_gemm::plan(target, p.gate_up, p.down, p.m * p.n_used).map(ExpertsPlan::GroupedGemm)

@@ -652,10 +652,9 @@ DEVICE void multiply_parts(const GemvArgs& a, const Others& others = Others{}) {
     if (part.layout == LAYOUT_F16) return MULTIPLY(Plain<false>, PLAIN_RING);
     if (part.layout == LAYOUT_BF16) return MULTIPLY(Plain<true>, PLAIN_RING);
   }
-  // Experts leave no registers for types with a table.
 #define MULTIPLY_PACKED(Q)                                                                                                           \
   case LAYOUT_##Q:                                                                                                                   \
-    if constexpr (!Others::EXPERTS || Packed_##Q::TABLE == 0) {                                                                      \
+    if constexpr (!Others::EXPERTS || Packed_##Q::OF_EXPERTS) {                                                                      \
       return MULTIPLY(Packed_##Q, Packed_##Q::WIDE_RING ? WIDE_RING : RING, Packed_##Q::WIDE_RING ? WIDE_RING : LARGE_RING);         \
     }                                                                                                                                \
     break;

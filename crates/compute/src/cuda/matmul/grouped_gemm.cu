@@ -119,7 +119,7 @@ DEVICE void grouped_gemm(const GroupedGemmArgs& args) {
     ptx::setmaxnreg_dec<S::COPY_REGISTERS>();
     if (tid == MULTIPLIERS) {
       const Tile outs = tile_of(a, blockIdx.x, args.tiles[blockIdx.y].expert * args.expert_rows);
-      produce_weights<N, true>(a, outs, steps, stages, barriers.weights(a));
+      produce_weights<N, true, true>(a, outs, steps, stages, barriers.weights(a));
     } else if (tid == MULTIPLIERS + 32) {
       const uint8_t* x = reinterpret_cast<const uint8_t*>(a.x) + static_cast<size_t>(blockIdx.y) * N * n_steps * STEP * 2;
       produce_rows<N>(x, args.tiles[blockIdx.y].count, n_steps * (STEP / TILE / S::TILES), stages.x, barriers.activations(a));
@@ -130,8 +130,7 @@ DEVICE void grouped_gemm(const GroupedGemmArgs& args) {
     if (tid < static_cast<int>(args.tiles[blockIdx.y].count)) {
       scales[tid] = a.x_scales ? a.x_scales[blockIdx.y * N + tid] : fixed_scale(layout_of(a.parts[0].layout));
     }
-    // No registers are left for types with a table.
-    accumulate<N, true, false>(a, tile_of(a, 0, 0), steps, sums, stages, barriers.weights(a), barriers.activations(a));
+    accumulate<N, true, true>(a, tile_of(a, 0, 0), steps, sums, stages, barriers.weights(a), barriers.activations(a));
     store_group<N>(args, sums, shared, scales);
   }
 #endif

@@ -111,7 +111,7 @@ DEVICE void mixed_gemm(const MixedGemmArgs& a) {
   if (warp >= MULTIPLIERS / 32) {
     ptx::setmaxnreg_dec<S::COPY_REGISTERS>();
     if (tid == MULTIPLIERS) {
-      produce_weights<N, Shape<N>::PACKED>(a, outs, steps, stages, barriers.weights(a));
+      produce_weights<N, Shape<N>::PACKED, false>(a, outs, steps, stages, barriers.weights(a));
     } else if (tid == MULTIPLIERS + 32) {
       ptx::griddepcontrol_wait();
       produce_activations<N>(a, steps, stages, barriers.activations(a));
@@ -121,7 +121,7 @@ DEVICE void mixed_gemm(const MixedGemmArgs& a) {
     float sums[N / 8][4] = {};
     ptx::griddepcontrol_wait();
     if (tid < static_cast<int>(a.m)) scales[tid] = a.x_scales ? a.x_scales[tid] : fixed_scale(layout_of(outs.part->layout));
-    accumulate<N, Shape<N>::PACKED, true>(a, outs, steps, sums, stages, barriers.weights(a), barriers.activations(a));
+    accumulate<N, Shape<N>::PACKED, false>(a, outs, steps, sums, stages, barriers.weights(a), barriers.activations(a));
     reduce_and_store<N>(a, sums, shared, scales);
   }
 #endif

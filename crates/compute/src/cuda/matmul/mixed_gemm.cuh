@@ -132,11 +132,15 @@ DEVICE void copy_weights(const MixedGemmArgs& a, const Tile& tile, const Steps& 
   }
 }
 
+// EXPERTS: of their types only.
+template <bool EXPERTS>
 DEVICE void copy_packed_weights(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, const uint8_t* stages, Ring& ring, int n_paced) {
-#define COPY(Q)                                                                              \
-  case LAYOUT_##Q:                                                                           \
-    if (gathers(a)) copy_weights<Packed_##Q, true>(a, tile, steps, stages, ring, n_paced);   \
-    else copy_weights<Packed_##Q, false>(a, tile, steps, stages, ring, n_paced);             \
+#define COPY(Q)                                                                                \
+  case LAYOUT_##Q:                                                                             \
+    if constexpr (!EXPERTS || Packed_##Q::OF_EXPERTS) {                                        \
+      if (gathers(a)) copy_weights<Packed_##Q, true>(a, tile, steps, stages, ring, n_paced);   \
+      else copy_weights<Packed_##Q, false>(a, tile, steps, stages, ring, n_paced);             \
+    }                                                                                          \
     break;
   switch (tile.part->layout) { FOR_EACH_PACKED(COPY) }
 #undef COPY
@@ -232,13 +236,13 @@ DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, floa
   w.stage = w_barrier / 8, w.parity = w_parity, x.stage = (x_barrier - x_full) / 8, x.parity = x_parity;
 }
 
-// TABLES: whether types with a table are among them.
-template <int N, bool TABLES>
+// EXPERTS: for types of these only.
+template <int N, bool EXPERTS>
 DEVICE void multiply_packed(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, Rows rows, float (&sums)[N / 8][4],
                             const Stages& stages, Ring& w, Ring& x) {
 #define MULTIPLY(Q)                                                                                                            \
   case LAYOUT_##Q:                                                                                                             \
-    if constexpr (TABLES || Packed_##Q::TABLE == 0) multiply<Packed_##Q, N>(a, steps, rows, sums, stages, w, x);               \
+    if constexpr (!EXPERTS || Packed_##Q::OF_EXPERTS) multiply<Packed_##Q, N>(a, steps, rows, sums, stages, w, x);               \
     break;
   switch (tile.part->layout) { FOR_EACH_PACKED(MULTIPLY) }
 #undef MULTIPLY
@@ -302,26 +306,26 @@ DEVICE void multiply_plain(const MixedGemmArgs& a, const Steps& steps, float (&s
   ptx::wgmma_wait<0>();
 }
 
-// The consumers: sums of the block's outputs over its steps. PACKED, TABLES: whether weights may be packed, and have a table.
-template <int N, bool PACKED, bool TABLES>
+// The consumers: sums of the block's outputs over its steps. PACKED, EXPERTS: whether weights may be packed, and are those of experts.
+template <int N, bool PACKED, bool EXPERTS>
 DEVICE void accumulate(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, float (&sums)[N / 8][4], const Stages& stages, Ring w,
                        Ring x) {
   switch (outs.part->layout) {
     case LAYOUT_F16: multiply_plain<PlainHalf, N>(a, steps, sums, stages, w, x); break;
     case LAYOUT_BF16: multiply_plain<PlainBfloat, N>(a, steps, sums, stages, w, x); break;
     default:
-      if constexpr (PACKED) multiply_packed<N, TABLES>(a, outs, steps, Rows::in_order(), sums, stages, w, x);
+      if constexpr (PACKED) multiply_packed<N, EXPERTS>(a, outs, steps, Rows::in_order(), sums, stages, w, x);
   }
 }
 
 // The producer of weights, one thread. PACKED: whether weights may be packed.
-template <int N, bool PACKED>
+template <int N, bool PACKED, bool EXPERTS>
 DEVICE void produce_weights(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, const Stages& stages, Ring ring) {
   if (layout_of(outs.part->layout) != PACKED_HALF) {
     if (gathers(a)) copy_plain_weights<true>(a, outs, steps, stages.w, ring);
     else copy_plain_weights<false>(a, outs, steps, stages.w, ring);
   } else if constexpr (PACKED) {
-    copy_packed_weights(a, outs, steps, stages.w, ring, 0);
+    copy_packed_weights<EXPERTS>(a, outs, steps, stages.w, ring, 0);
   }
 }
 

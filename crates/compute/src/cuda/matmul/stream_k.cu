@@ -143,7 +143,7 @@ DEVICE void produce_weights(const StreamKArgs& args, const Stages& stages, Ring 
   int n_paced = a.w_stages - 1;
   while (units.more()) {
     const WorkUnit unit = units.next();
-    copy_packed_weights(a, Tile::of(a, unit.tile), unit.steps, stages.w, ring, n_paced);
+    copy_packed_weights<false>(a, Tile::of(a, unit.tile), unit.steps, stages.w, ring, n_paced);
     n_paced = 0;
   }
 }
@@ -319,7 +319,7 @@ DEVICE void consume(const StreamKArgs& args, const Stages& stages, const float* 
       const WorkUnit unit = units.next();
 #pragma unroll
       for (int j = 0; j < N / 8; j++) sums[j][0] = sums[j][1] = sums[j][2] = sums[j][3] = 0;
-      multiply_packed<N, true>(a, Tile::of(a, unit.tile), unit.steps, rows, sums, stages, w, x);
+      multiply_packed<N, false>(a, Tile::of(a, unit.tile), unit.steps, rows, sums, stages, w, x);
     }
     // Computed anew, so that it takes no registers before.
     const int tid = ptx::thread_again(), block = ptx::block_again().x;

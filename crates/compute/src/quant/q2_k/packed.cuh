@@ -16,6 +16,7 @@ struct Q2_K_Scales {
 };
 
 struct Packed_Q2_K : PackedLayout<84, 2> {
+  static constexpr bool OF_EXPERTS = false;
   static constexpr bool PAIRS_OF_SUMS = true;
   struct Piece {
     uint4 q;

@@ -42,6 +42,7 @@ struct Q3_K_Scales {
 };
 
 struct Packed_Q3_K : PackedLayout<110, 2> {
+  static constexpr bool OF_EXPERTS = false;
   static constexpr bool PAIRS_OF_SUMS = true;
   struct Piece {
     uint4 q;
