@@ -438,10 +438,9 @@ fn moe_with_biases_and_clamps() {
 }
 
 /// Types that GPUs have fast kernels for.
-const FAST_ON_GPUS: [DType; 12] = {
-    use DType::*;
-    [F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, Q5_0, NVFP4]
-};
+fn fast_on_gpus() -> Vec<DType> {
+    [vec![DType::F16, DType::BF16], packed_types()].concat()
+}
 
 /// Every type with every number of rows around the borders between kernels, by turns with uses spread over the experts and all of one
 /// expert, so that others have none, with and without biases, and with each activation.
@@ -449,7 +448,7 @@ const FAST_ON_GPUS: [DType; 12] = {
 fn moe_of_every_fast_type_on_gpus() {
     let activations = [Activation::Silu, Activation::ClampedSwiglu, Activation::GeluTanh];
     let mut i = 0;
-    for dtype in FAST_ON_GPUS {
+    for dtype in fast_on_gpus() {
         for rows in [1, 2, 8, 9, 64, 65, 257] {
             let mut case = Moe { hidden_size: 512, ..moe_case(dtype, 4, 2, true, rows) };
             case.intermediate_size = 256;
@@ -468,7 +467,7 @@ fn moe_of_every_fast_type_on_gpus() {
 /// Rows of weights of several groups, the last of which is short, and outputs that end within a block's.
 #[test]
 fn moe_of_sizes_that_are_no_multiples_on_gpus() {
-    for dtype in FAST_ON_GPUS {
+    for dtype in fast_on_gpus() {
         let (hidden_size, intermediate_size) =
             if dtype.block_len() == 256 { (2304, 768) } else { (2112, 320) };
         for (rows, bias) in [(1, true), (3, false), (20, true)] {
