@@ -58,7 +58,6 @@ const TOLERANCES: &[(DType, [f64; 3])] = &[
     (DType::IQ4_XS, [1e-11, 3e-4, 2e-4]),
     (DType::MXFP4, [1e-11, 3e-4, 2e-4]),
     (DType::NVFP4, [1e-11, 3e-4, 2e-4]),
-    (DType::IQ3_S, [1e-11, 5e-4, 2e-4]),
 ];
 
 /// The tolerance of the other types. Activations are rounded to 8 bits, except where GPUs decode the weights first.
