@@ -84,10 +84,7 @@ impl Case for Matmul {
     }
 
     fn tolerance(&self, sums: Sums) -> f64 {
-        let tolerance = self.parts.iter().map(|p| tolerance(p.0, sums)).fold(0.0, f64::max);
-        // Where outputs are few, all may happen to be small beside what they are sums of.
-        let n_outputs = self.rows.len() * self.parts.iter().map(|p| p.1).sum::<usize>();
-        if n_outputs < 8 { 8.0 * tolerance } else { tolerance }
+        self.parts.iter().map(|p| tolerance(p.0, sums)).fold(0.0, f64::max)
     }
 }
 
@@ -154,7 +151,8 @@ fn matmul_of_a_few_rows_of_packed_weights() {
         (33, 4096, 4),
         (20, 2304, 9),
     ] {
-        for dtype in packed_types() {
+        // Two sums of one random block of IQ3_S are too few for a mean error: rounded activations alone exceed the bound, on CPUs too.
+        for dtype in packed_types().into_iter().filter(|&dtype| (dtype, n_out) != (IQ3_S, 1)) {
             check(&[Matmul { parts: vec![(dtype, n_out)], n_in, rows: 0..m, bias: m % 2 == 0 }]);
         }
     }
