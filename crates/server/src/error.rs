@@ -171,41 +171,48 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// The errors that any endpoint with a body may answer with, for the OpenAPI document.
-#[derive(utoipa::IntoResponses)]
-#[expect(dead_code, reason = "only their attributes are read")]
-pub(crate) enum ErrorResponses {
-    /// The request is wrong.
-    #[response(status = 400)]
-    Invalid(ErrorBody),
-    /// The key is missing or wrong.
-    #[response(status = 401)]
-    Unauthorized(ErrorBody),
-    /// The server does not answer to this name, or not to pages of this origin.
-    #[response(status = 403)]
-    Forbidden(ErrorBody),
-    /// There is no such model.
-    #[response(status = 404)]
-    NotFound(ErrorBody),
-    /// The body came too slowly.
-    #[response(status = 408)]
-    Timeout(ErrorBody),
-    /// The body is larger than the server takes.
-    #[response(status = 413)]
-    TooLarge(ErrorBody),
-    /// The body is not declared as JSON.
-    #[response(status = 415)]
-    MediaType(ErrorBody),
-    /// Too many requests are waiting; `Retry-After` says when to try again.
-    #[response(status = 429)]
-    Overloaded(ErrorBody),
-    /// The device or the program failed.
-    #[response(status = 500)]
-    Internal(ErrorBody),
-    /// The server is about to stop.
-    #[response(status = 503)]
-    Unavailable(ErrorBody),
+/// `ErrorResponses`: the errors that an API's endpoints may answer with, for the OpenAPI document, each with a body of this type.
+macro_rules! error_responses {
+    ($visibility:vis $body:ident) => {
+        #[derive(utoipa::IntoResponses)]
+        #[expect(dead_code, reason = "only their attributes are read")]
+        $visibility enum ErrorResponses {
+            /// The request is wrong.
+            #[response(status = 400)]
+            Invalid($body),
+            /// The key is missing or wrong.
+            #[response(status = 401)]
+            Unauthorized($body),
+            /// The server does not answer to this name, or not to pages of this origin.
+            #[response(status = 403)]
+            Forbidden($body),
+            /// There is no such model.
+            #[response(status = 404)]
+            NotFound($body),
+            /// The body came too slowly.
+            #[response(status = 408)]
+            Timeout($body),
+            /// The body is larger than the server takes.
+            #[response(status = 413)]
+            TooLarge($body),
+            /// The body is not declared as JSON.
+            #[response(status = 415)]
+            MediaType($body),
+            /// Too many requests are waiting; `Retry-After` says when to try again.
+            #[response(status = 429)]
+            Overloaded($body),
+            /// The device or the program failed.
+            #[response(status = 500)]
+            Internal($body),
+            /// The server is about to stop.
+            #[response(status = 503)]
+            Unavailable($body),
+        }
+    };
 }
+pub(crate) use error_responses;
+
+error_responses!(pub(crate) ErrorBody);
 
 #[cfg(test)]
 mod tests {

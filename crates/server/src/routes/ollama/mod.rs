@@ -264,38 +264,4 @@ pub(super) fn error_body(error: &ApiError) -> String {
 #[openapi(components(schemas(ErrorBody)))]
 pub(super) struct Errors;
 
-/// The errors that these endpoints may answer with, for the OpenAPI document.
-#[derive(utoipa::IntoResponses)]
-#[expect(dead_code, reason = "only their attributes are read")]
-enum ErrorResponses {
-    /// The request is wrong.
-    #[response(status = 400)]
-    Invalid(ErrorBody),
-    /// The key is missing or wrong.
-    #[response(status = 401)]
-    Unauthorized(ErrorBody),
-    /// The server does not answer to this name, or not to pages of this origin.
-    #[response(status = 403)]
-    Forbidden(ErrorBody),
-    /// There is no such model.
-    #[response(status = 404)]
-    NotFound(ErrorBody),
-    /// The body came too slowly.
-    #[response(status = 408)]
-    Timeout(ErrorBody),
-    /// The body is larger than the server takes.
-    #[response(status = 413)]
-    TooLarge(ErrorBody),
-    /// The body is not declared as JSON.
-    #[response(status = 415)]
-    MediaType(ErrorBody),
-    /// Too many requests are waiting; `Retry-After` says when to try again.
-    #[response(status = 429)]
-    Overloaded(ErrorBody),
-    /// The device or the program failed.
-    #[response(status = 500)]
-    Internal(ErrorBody),
-    /// The server is about to stop.
-    #[response(status = 503)]
-    Unavailable(ErrorBody),
-}
+crate::error::error_responses!(ErrorBody);
