@@ -37,34 +37,11 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
     } else {
         m.insert(kv_heads, s.n_kv_heads as u32)?;
     }
-    if let Some([n_k_heads, n_v_heads, dim]) = s.delta {
-        let counts = [
-            ("conv_kernel", DELTA_CONV_WIDTH),
-            ("state_size", dim),
-            ("group_count", n_k_heads),
-            ("time_step_rank", n_v_heads),
-            ("inner_size", n_v_heads * dim),
-        ];
-        for (key, n) in counts {
-            m.insert(format!("{arch}.ssm.{key}"), n as u32)?;
-        }
-        m.insert(format!("{arch}.full_attention_interval"), 4u32)?;
-        m.insert(format!("{arch}.rope.dimension_sections"), vec![11, 11, 10, 0])?;
-    }
+    recurrent_layers(&mut m, s)?;
     let eps = if s.family.has_layer_norms() { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" };
     m.insert(format!("{arch}.attention.{eps}"), s.norm_eps)?;
     m.insert(format!("{arch}.rope.freq_base"), s.rope_theta)?;
-    if let Some([n_experts, n_used, width]) = s.experts {
-        m.insert(format!("{arch}.expert_count"), n_experts as u32)?;
-        m.insert(format!("{arch}.expert_used_count"), n_used as u32)?;
-        m.insert(format!("{arch}.expert_feed_forward_length"), width as u32)?;
-        if s.family == Family::Glm4Moe {
-            m.insert(format!("{arch}.expert_shared_count"), (s.shared_expert / width) as u32)?;
-            m.insert(format!("{arch}.leading_dense_block_count"), s.n_dense as u32)?;
-        } else if s.shared_expert > 0 {
-            m.insert(format!("{arch}.expert_shared_feed_forward_length"), s.shared_expert as u32)?;
-        }
-    }
+    experts(&mut m, s)?;
     if s.family == Family::GptOss {
         m.insert(format!("{arch}.attention.sliding_window"), 128u32)?;
         m.insert(format!("{arch}.rope.scaling.type"), "yarn")?;
@@ -94,6 +71,42 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
     context(&mut m, s)?;
     vocabulary(&mut m, s)?;
     Ok(m)
+}
+
+/// The gated delta rule.
+fn recurrent_layers(m: &mut Metadata, s: &SynthShape) -> Result<()> {
+    let arch = s.family.arch();
+    if let Some([n_k_heads, n_v_heads, dim]) = s.delta {
+        let counts = [
+            ("conv_kernel", DELTA_CONV_WIDTH),
+            ("state_size", dim),
+            ("group_count", n_k_heads),
+            ("time_step_rank", n_v_heads),
+            ("inner_size", n_v_heads * dim),
+        ];
+        for (key, n) in counts {
+            m.insert(format!("{arch}.ssm.{key}"), n as u32)?;
+        }
+        m.insert(format!("{arch}.full_attention_interval"), 4u32)?;
+        m.insert(format!("{arch}.rope.dimension_sections"), vec![11, 11, 10, 0])?;
+    }
+    Ok(())
+}
+
+fn experts(m: &mut Metadata, s: &SynthShape) -> Result<()> {
+    let arch = s.family.arch();
+    if let Some([n_experts, n_used, width]) = s.experts {
+        m.insert(format!("{arch}.expert_count"), n_experts as u32)?;
+        m.insert(format!("{arch}.expert_used_count"), n_used as u32)?;
+        m.insert(format!("{arch}.expert_feed_forward_length"), width as u32)?;
+        if s.family == Family::Glm4Moe {
+            m.insert(format!("{arch}.expert_shared_count"), (s.shared_expert / width) as u32)?;
+            m.insert(format!("{arch}.leading_dense_block_count"), s.n_dense as u32)?;
+        } else if s.shared_expert > 0 {
+            m.insert(format!("{arch}.expert_shared_feed_forward_length"), s.shared_expert as u32)?;
+        }
+    }
+    Ok(())
 }
 
 /// Windows, and rotation that is stretched.

@@ -16,12 +16,9 @@ fn holds(
     argument: &Value,
     value: &Value,
 ) -> bool {
-    let count = || argument.as_u64().unwrap() as usize;
-    let number = || argument.as_f64().unwrap();
     let any = |schemas: &Value, value: &Value| {
         schemas.as_array().unwrap().iter().filter(|s| validates(root, s, value)).count()
     };
-    let field = |name: &str| schema.get(name);
     match (keyword, value) {
         ("$defs" | "title" | "description" | "default", _) => true,
         ("$ref", _) => validates(root, root.pointer(&argument.as_str().unwrap()[1..]).unwrap(), value),
@@ -34,17 +31,41 @@ fn holds(
         ("anyOf", _) => any(argument, value) > 0,
         ("oneOf", _) => any(argument, value) == 1,
         ("allOf", _) => any(argument, value) == argument.as_array().unwrap().len(),
-        ("minimum", Value::Number(n)) => n.as_f64().unwrap() >= number(),
-        ("maximum", Value::Number(n)) => n.as_f64().unwrap() <= number(),
-        ("exclusiveMinimum", Value::Number(n)) => n.as_f64().unwrap() > number(),
-        ("exclusiveMaximum", Value::Number(n)) => n.as_f64().unwrap() < number(),
-        ("multipleOf", Value::Number(n)) => (n.as_f64().unwrap() / number()).fract() == 0.0,
-        ("minLength", Value::String(s)) => s.chars().count() >= count(),
-        ("maxLength", Value::String(s)) => s.chars().count() <= count(),
-        ("pattern", Value::String(s)) => {
-            fancy_regex::Regex::new(argument.as_str().unwrap()).unwrap().is_match(s).unwrap()
+        ("minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf", _) => {
+            value.as_f64().is_none_or(|n| holds_for_number(keyword, argument.as_f64().unwrap(), n))
         }
-        ("format", Value::String(s)) => match argument.as_str().unwrap() {
+        ("minLength" | "maxLength" | "pattern" | "format", _) => {
+            value.as_str().is_none_or(|s| holds_for_string(keyword, argument, s))
+        }
+        ("minItems" | "maxItems" | "prefixItems" | "items", _) => {
+            value.as_array().is_none_or(|items| holds_for_array(root, schema, keyword, argument, items))
+        }
+        ("properties" | "patternProperties" | "additionalProperties", _)
+        | ("required" | "minProperties" | "maxProperties", _) => {
+            value.as_object().is_none_or(|entries| holds_for_object(root, schema, keyword, argument, entries))
+        }
+        (keyword, _) => panic!("unknown keyword {keyword}"),
+    }
+}
+
+fn holds_for_number(keyword: &str, bound: f64, n: f64) -> bool {
+    match keyword {
+        "minimum" => n >= bound,
+        "maximum" => n <= bound,
+        "exclusiveMinimum" => n > bound,
+        "exclusiveMaximum" => n < bound,
+        "multipleOf" => (n / bound).fract() == 0.0,
+        keyword => panic!("unknown keyword {keyword}"),
+    }
+}
+
+fn holds_for_string(keyword: &str, argument: &Value, s: &str) -> bool {
+    let count = || argument.as_u64().unwrap() as usize;
+    match keyword {
+        "minLength" => s.chars().count() >= count(),
+        "maxLength" => s.chars().count() <= count(),
+        "pattern" => matches(argument.as_str().unwrap(), s),
+        "format" => match argument.as_str().unwrap() {
             "date" => {
                 let parts: Vec<u32> = s.split('-').map(|part| part.parse().unwrap()).collect();
                 s.len() == 10 && (1..=12).contains(&parts[1]) && (1..=31).contains(&parts[2])
@@ -53,64 +74,70 @@ fn holds(
             "uuid" => s.len() == 36 && s.split('-').map(str::len).eq([8, 4, 4, 4, 12]),
             format => panic!("unknown format {format}"),
         },
-        ("minItems", Value::Array(items)) => items.len() >= count(),
-        ("maxItems", Value::Array(items)) => items.len() <= count(),
-        ("prefixItems", Value::Array(items)) => {
+        keyword => panic!("unknown keyword {keyword}"),
+    }
+}
+
+fn holds_for_array(
+    root: &Value,
+    schema: &serde_json::Map<String, Value>,
+    keyword: &str,
+    argument: &Value,
+    items: &[Value],
+) -> bool {
+    let count = || argument.as_u64().unwrap() as usize;
+    match keyword {
+        "minItems" => items.len() >= count(),
+        "maxItems" => items.len() <= count(),
+        "prefixItems" => {
             items.iter().zip(argument.as_array().unwrap()).all(|(item, schema)| validates(root, schema, item))
         }
-        ("items", Value::Array(items)) => {
-            let n_before = field("prefixItems").map_or(0, |prefix| prefix.as_array().unwrap().len());
+        "items" => {
+            let n_before = schema.get("prefixItems").map_or(0, |prefix| prefix.as_array().unwrap().len());
             items.iter().skip(n_before).all(|item| validates(root, argument, item))
         }
-        ("properties", Value::Object(entries)) => entries
+        keyword => panic!("unknown keyword {keyword}"),
+    }
+}
+
+fn holds_for_object(
+    root: &Value,
+    schema: &serde_json::Map<String, Value>,
+    keyword: &str,
+    argument: &Value,
+    entries: &serde_json::Map<String, Value>,
+) -> bool {
+    let count = || argument.as_u64().unwrap() as usize;
+    match keyword {
+        "properties" => entries
             .iter()
             .all(|(name, entry)| argument.get(name).is_none_or(|schema| validates(root, schema, entry))),
-        ("patternProperties", Value::Object(entries)) => entries.iter().all(|(name, entry)| {
-            let patterns = argument.as_object().unwrap().iter();
-            let mut matching = patterns
-                .filter(|(pattern, _)| fancy_regex::Regex::new(pattern).unwrap().is_match(name).unwrap());
+        "patternProperties" => entries.iter().all(|(name, entry)| {
+            let mut matching =
+                argument.as_object().unwrap().iter().filter(|(pattern, _)| matches(pattern, name));
             matching.all(|(_, schema)| validates(root, schema, entry))
         }),
-        ("additionalProperties", Value::Object(entries)) => {
+        "additionalProperties" => {
             let known = |name: &String| {
-                field("properties").is_some_and(|properties| properties.get(name).is_some())
-                    || field("patternProperties").is_some_and(|patterns| {
-                        let mut patterns = patterns.as_object().unwrap().keys();
-                        patterns
-                            .any(|pattern| fancy_regex::Regex::new(pattern).unwrap().is_match(name).unwrap())
-                    })
+                let has_pattern = |patterns: &Value| {
+                    patterns.as_object().unwrap().keys().any(|pattern| matches(pattern, name))
+                };
+                schema.get("properties").is_some_and(|properties| properties.get(name).is_some())
+                    || schema.get("patternProperties").is_some_and(has_pattern)
             };
             entries.iter().all(|(name, entry)| known(name) || validates(root, argument, entry))
         }
-        ("required", Value::Object(entries)) => {
+        "required" => {
             argument.as_array().unwrap().iter().all(|name| entries.contains_key(name.as_str().unwrap()))
         }
-        ("minProperties", Value::Object(entries)) => entries.len() >= count(),
-        ("maxProperties", Value::Object(entries)) => entries.len() <= count(),
-        (
-            "minimum"
-            | "maximum"
-            | "exclusiveMinimum"
-            | "exclusiveMaximum"
-            | "multipleOf"
-            | "minLength"
-            | "maxLength"
-            | "pattern"
-            | "format"
-            | "minItems"
-            | "maxItems"
-            | "prefixItems"
-            | "items"
-            | "properties"
-            | "patternProperties"
-            | "additionalProperties"
-            | "required"
-            | "minProperties"
-            | "maxProperties",
-            _,
-        ) => true,
-        (keyword, _) => panic!("unknown keyword {keyword}"),
+        "minProperties" => entries.len() >= count(),
+        "maxProperties" => entries.len() <= count(),
+        keyword => panic!("unknown keyword {keyword}"),
     }
+}
+
+fn matches(pattern: &str, s: &str) -> bool {
+    fancy_regex::Regex::new(pattern).unwrap().is_match(s).unwrap()
 }
 
 fn is_type(name: &str, value: &Value) -> bool {

@@ -21,12 +21,20 @@ use serde_json::{Value, json};
 use std::time::Instant;
 use support::{Random, allowed_ids, babble, data, demo, follow};
 
-/// Schemas, each with values that satisfy it and values that do not.
-fn schemas() -> Vec<(Value, Vec<Value>, Vec<Value>)> {
-    let object = |properties: Value| {
-        let required: Vec<&String> = properties.as_object().unwrap().keys().collect();
-        json!({"type": "object", "required": required, "properties": properties, "additionalProperties": false})
-    };
+/// A schema, values that satisfy it, and values that do not.
+type Example = (Value, Vec<Value>, Vec<Value>);
+
+fn schemas() -> Vec<Example> {
+    [schemas_of_closed_objects(), other_schemas()].concat()
+}
+
+/// An object with all of these properties and no others.
+fn object(properties: Value) -> Value {
+    let required: Vec<&String> = properties.as_object().unwrap().keys().collect();
+    json!({"type": "object", "required": required, "properties": properties, "additionalProperties": false})
+}
+
+fn schemas_of_closed_objects() -> Vec<Example> {
     let tree = json!({
         "$defs": {"node": {
             "type": "object",
@@ -37,11 +45,6 @@ fn schemas() -> Vec<(Value, Vec<Value>, Vec<Value>)> {
         "$ref": "#/$defs/node",
     });
     vec![
-        (
-            json!({"type": "object"}),
-            vec![json!({}), json!({"a": [1, {"b": null}]})],
-            vec![json!([]), json!("a")],
-        ),
         (
             object(json!({"name": {"type": "string"}, "age": {"type": "integer"}})),
             vec![json!({"name": "Ann \"é\" 😀\n", "age": -3})],
@@ -55,6 +58,54 @@ fn schemas() -> Vec<(Value, Vec<Value>, Vec<Value>)> {
             object(json!({"outer": object(json!({"inner": object(json!({"leaf": {"type": "boolean"}}))}))})),
             vec![json!({"outer": {"inner": {"leaf": true}}})],
             vec![json!({"outer": {"inner": {"leaf": "true"}}}), json!({"outer": {"leaf": true}})],
+        ),
+        (
+            json!({"anyOf": [object(json!({"a": {"type": "integer"}})), object(json!({"b": {"type": "string"}})), {"type": "null"}]}),
+            vec![json!({"a": 1}), json!({"b": "x"}), json!(null)],
+            vec![json!({"a": "x"}), json!({"a": 1, "b": "x"}), json!(3)],
+        ),
+        (
+            tree,
+            vec![json!({"value": 1, "children": [{"value": 2, "children": []}]})],
+            vec![json!({"value": 1, "children": [3]})],
+        ),
+        (
+            object(json!({"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}})),
+            vec![json!({"next": null}), json!({"next": {"next": null}})],
+            vec![json!({"next": {}}), json!({"next": 1})],
+        ),
+        (
+            object(
+                json!({"größe": {"type": "string", "enum": ["klein", "groß"]}, "日本": {"const": "東京"}, "\"q\"": {"type": "boolean"}}),
+            ),
+            vec![json!({"größe": "groß", "日本": "東京", "\"q\"": false})],
+            vec![json!({"größe": "gross", "日本": "東京", "\"q\"": false})],
+        ),
+        (
+            object(
+                json!({"day": {"type": "string", "format": "date"}, "ip": {"type": "string", "format": "ipv4"}, "id": {"type": "string", "format": "uuid"}}),
+            ),
+            vec![
+                json!({"day": "2024-02-29", "ip": "10.0.0.255", "id": "123e4567-e89b-12d3-a456-426614174000"}),
+            ],
+            vec![
+                json!({"day": "2024-13-01", "ip": "10.0.0.255", "id": "123e4567-e89b-12d3-a456-426614174000"}),
+            ],
+        ),
+        (
+            json!({"oneOf": [{"type": "string"}, object(json!({"kind": {"const": "a"}})), {"type": "array", "items": true, "maxItems": 1}]}),
+            vec![json!("a"), json!({"kind": "a"}), json!([])],
+            vec![json!({"kind": "b"}), json!(1)],
+        ),
+    ]
+}
+
+fn other_schemas() -> Vec<Example> {
+    vec![
+        (
+            json!({"type": "object"}),
+            vec![json!({}), json!({"a": [1, {"b": null}]})],
+            vec![json!([]), json!("a")],
         ),
         (
             json!({"enum": ["red", "größe", 7, -0.25, 1e-7, null, {"a": [1]}]}),
@@ -75,21 +126,6 @@ fn schemas() -> Vec<(Value, Vec<Value>, Vec<Value>)> {
             json!({"type": "array", "prefixItems": [{"type": "string"}, {"type": "number"}], "items": {"type": "boolean"}, "minItems": 2}),
             vec![json!(["a", 1.5]), json!(["a", 1, true])],
             vec![json!(["a"]), json!([1, "a"]), json!(["a", 1, 2])],
-        ),
-        (
-            json!({"anyOf": [object(json!({"a": {"type": "integer"}})), object(json!({"b": {"type": "string"}})), {"type": "null"}]}),
-            vec![json!({"a": 1}), json!({"b": "x"}), json!(null)],
-            vec![json!({"a": "x"}), json!({"a": 1, "b": "x"}), json!(3)],
-        ),
-        (
-            tree,
-            vec![json!({"value": 1, "children": [{"value": 2, "children": []}]})],
-            vec![json!({"value": 1, "children": [3]})],
-        ),
-        (
-            object(json!({"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}})),
-            vec![json!({"next": null}), json!({"next": {"next": null}})],
-            vec![json!({"next": {}}), json!({"next": 1})],
         ),
         (
             json!({"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}),
@@ -128,32 +164,9 @@ fn schemas() -> Vec<(Value, Vec<Value>, Vec<Value>)> {
             vec![json!({}), json!({"y": 1}), json!({"x_a": "1"}), json!({"x_a": 1, "x_b": 2, "x_c": 3})],
         ),
         (
-            object(
-                json!({"größe": {"type": "string", "enum": ["klein", "groß"]}, "日本": {"const": "東京"}, "\"q\"": {"type": "boolean"}}),
-            ),
-            vec![json!({"größe": "groß", "日本": "東京", "\"q\"": false})],
-            vec![json!({"größe": "gross", "日本": "東京", "\"q\"": false})],
-        ),
-        (
             json!({"allOf": [{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"properties": {"a": {"minimum": 3}}}]}),
             vec![json!({"a": 3})],
             vec![json!({"a": 2}), json!({})],
-        ),
-        (
-            object(
-                json!({"day": {"type": "string", "format": "date"}, "ip": {"type": "string", "format": "ipv4"}, "id": {"type": "string", "format": "uuid"}}),
-            ),
-            vec![
-                json!({"day": "2024-02-29", "ip": "10.0.0.255", "id": "123e4567-e89b-12d3-a456-426614174000"}),
-            ],
-            vec![
-                json!({"day": "2024-13-01", "ip": "10.0.0.255", "id": "123e4567-e89b-12d3-a456-426614174000"}),
-            ],
-        ),
-        (
-            json!({"oneOf": [{"type": "string"}, object(json!({"kind": {"const": "a"}})), {"type": "array", "items": true, "maxItems": 1}]}),
-            vec![json!("a"), json!({"kind": "a"}), json!([])],
-            vec![json!({"kind": "b"}), json!(1)],
         ),
     ]
 }
@@ -459,33 +472,32 @@ fn bombs_are_refused_or_bounded() {
     for bomb in bombs {
         let name: String = format!("{bomb:?}").chars().take(150).collect();
         let before = Instant::now();
-        let outcome = match grammars.compile(&bomb) {
-            Err(error) => format!("refused: {}", error.to_string().chars().take(200).collect::<String>()),
-            Ok(mut constraint) => {
-                let mut random = Random(1);
-                let mut outcome = "20 tokens".to_owned();
-                for _ in 0..20 {
-                    let id = match constraint.allowed() {
-                        Ok(mask) => allowed_ids(mask),
-                        Err(error) => {
-                            outcome = format!("stopped: {error}");
-                            break;
-                        }
-                    };
-                    let id = id[random.below(id.len())];
-                    if tokenizer.eos_ids().contains(&id) {
-                        break;
-                    }
-                    if let Err(error) = constraint.accept(id) {
-                        outcome = format!("stopped: {error}");
-                        break;
-                    }
-                }
-                outcome
-            }
-        };
+        let outcome = twenty_tokens(&tokenizer, &grammars, &bomb);
         let seconds = before.elapsed().as_secs_f64();
         println!("{seconds:.3} s  {name}\n         {outcome}");
         assert!(seconds < 5.0, "{name}: {outcome}");
     }
+}
+
+/// What became of random tokens within a format.
+fn twenty_tokens(tokenizer: &Tokenizer, grammars: &Grammars, format: &Format) -> String {
+    let mut constraint = match grammars.compile(format) {
+        Ok(constraint) => constraint,
+        Err(error) => return format!("refused: {}", error.to_string().chars().take(200).collect::<String>()),
+    };
+    let mut random = Random(1);
+    for _ in 0..20 {
+        let ids = match constraint.allowed() {
+            Ok(mask) => allowed_ids(mask),
+            Err(error) => return format!("stopped: {error}"),
+        };
+        let id = ids[random.below(ids.len())];
+        if tokenizer.eos_ids().contains(&id) {
+            break;
+        }
+        if let Err(error) = constraint.accept(id) {
+            return format!("stopped: {error}");
+        }
+    }
+    "20 tokens".to_owned()
 }

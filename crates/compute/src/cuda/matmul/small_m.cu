@@ -63,6 +63,33 @@ struct Columns {
 // Floats of scales.
 constexpr int X_SCALES = 64;
 
+// The mins' part of a warp's sums, of types that have any.
+template <class P, int R>
+DEVICE void multiply_mins(float (&of_mins)[4], const P& p, const Columns<R>& x, unsigned lane) {
+  if constexpr (P::MINS) {
+    // Twice, for the sums' first and second parts.
+    const uint32_t mins[4] = {p.mins[0], p.mins[1], p.mins[0], p.mins[1]};
+    ptx::mma_f16(of_mins, mins, x.sums.x, x.sums.y);
+  }
+  if constexpr (P::MINS_OF_16) {
+    int mins_of_16[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      uint32_t words[P::WORDS];
+#pragma unroll
+      for (int j = 0; j < P::WORDS; j++) words[j] = __shfl_sync(ALL_LANES, p.words[j], (lane & 28) + i);
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        uint32_t a[4];
+        P::mins(a, words, h);
+        ptx::mma_s8(mins_of_16, a, x.q[2 * i + h], mins_of_16);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) of_mins[j] = static_cast<float>(mins_of_16[j]);
+  }
+}
+
 // Multiplies 16 rows of a unit with a warp's columns. `stage`: the unit; `at`: the first piece. Sums of rows g and g + 8 with columns
 // 2 t and 2 t + 1.
 template <class Packed, int R>
@@ -134,28 +161,7 @@ DEVICE void multiply_columns(float (&sums)[4], const uint8_t* stage, unsigned si
     }
   }
   float of_mins[4] = {};
-  if constexpr (P::MINS) {
-    // Twice, for the sums' first and second parts.
-    const uint32_t mins[4] = {p.mins[0], p.mins[1], p.mins[0], p.mins[1]};
-    ptx::mma_f16(of_mins, mins, x.sums.x, x.sums.y);
-  }
-  if constexpr (P::MINS_OF_16) {
-    int mins_of_16[4] = {};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      uint32_t words[P::WORDS];
-#pragma unroll
-      for (int j = 0; j < P::WORDS; j++) words[j] = __shfl_sync(ALL_LANES, p.words[j], (lane & 28) + i);
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        uint32_t a[4];
-        P::mins(a, words, h);
-        ptx::mma_s8(mins_of_16, a, x.q[2 * i + h], mins_of_16);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < 4; j++) of_mins[j] = static_cast<float>(mins_of_16[j]);
-  }
+  multiply_mins<P, R>(of_mins, p, x, lane);
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     sums[j] = p.total(scaled[0][j], scaled[1][j], of_mins[j], j / 2);
