@@ -236,13 +236,18 @@ DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, floa
   w.stage = w_barrier / 8, w.parity = w_parity, x.stage = (x_barrier - x_full) / 8, x.parity = x_parity;
 }
 
-// EXPERTS: for types of these only.
+// Whether there are registers for a type. EXPERTS: in the kernels of experts.
+template <class Packed, int N, bool EXPERTS>
+DEVICE constexpr bool has_registers() {
+  return EXPERTS ? Packed::OF_EXPERTS : N != 128 || Packed::OF_STREAM_K_128;
+}
+
 template <int N, bool EXPERTS>
 DEVICE void multiply_packed(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, Rows rows, float (&sums)[N / 8][4],
                             const Stages& stages, Ring& w, Ring& x) {
-#define MULTIPLY(Q)                                                                                                            \
-  case LAYOUT_##Q:                                                                                                             \
-    if constexpr (!EXPERTS || Packed_##Q::OF_EXPERTS) multiply<Packed_##Q, N>(a, steps, rows, sums, stages, w, x);               \
+#define MULTIPLY(Q)                                                                                                        \
+  case LAYOUT_##Q:                                                                                                         \
+    if constexpr (has_registers<Packed_##Q, N, EXPERTS>()) multiply<Packed_##Q, N>(a, steps, rows, sums, stages, w, x);      \
     break;
   switch (tile.part->layout) { FOR_EACH_PACKED(MULTIPLY) }
 #undef MULTIPLY

@@ -346,7 +346,8 @@ fn finish(
     if w.parts.iter().any(|p| ActivationLayout::of(p) != activation_layout) {
         return None;
     }
-    let index = SHAPES.iter().position(|s| m <= s.rows)?;
+    let is_of_128 = parts.iter().all(|(_, p)| Weights::of_layout(p.layout).is_of_stream_k_128());
+    let index = SHAPES.iter().position(|s| m <= s.rows && (s.rows != 128 || is_of_128))?;
     let shape = SHAPES[index];
     let n_tiles = match up_row {
         Some(_) => (parts[0].1.n_out as usize).div_ceil(OUTS / 2),

@@ -1,6 +1,7 @@
 // The packed types. A type is described in quant/<type>/packed.cuh; what all share is in common/packed.cuh.
 // Written by tools/kernels from packed_types.rs; do not edit.
 #pragma once
+#include "../../quant/iq2_xs/packed.cuh"
 #include "../../quant/iq3_s/packed.cuh"
 #include "../../quant/iq4_nl/packed.cuh"
 #include "../../quant/iq4_xs/packed.cuh"
@@ -29,6 +30,7 @@ constexpr int LAYOUT_NVFP4 = FIRST_PACKED + 9;
 constexpr int LAYOUT_Q3_K = FIRST_PACKED + 10;
 constexpr int LAYOUT_Q2_K = FIRST_PACKED + 11;
 constexpr int LAYOUT_IQ3_S = FIRST_PACKED + 12;
+constexpr int LAYOUT_IQ2_XS = FIRST_PACKED + 13;
 
 // F(Q): type Packed_Q, layout LAYOUT_Q.
 #define FOR_EACH_PACKED(F) \
@@ -44,4 +46,5 @@ constexpr int LAYOUT_IQ3_S = FIRST_PACKED + 12;
   F(NVFP4) \
   F(Q3_K) \
   F(Q2_K) \
-  F(IQ3_S)
+  F(IQ3_S) \
+  F(IQ2_XS)
