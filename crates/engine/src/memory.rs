@@ -57,17 +57,31 @@ pub(crate) struct DeviceSizes {
 /// Converts between tokens of a cache and its bytes.
 ///
 /// A model with recurrent layers gets as many bytes of slots as of keys and values, since snapshots are spaced so that they take as
-/// much, and two slots besides, without which no sequence can begin.
+/// much. Besides, each sequence that shall run at once has a slot, and one more is there, without which none can begin.
 #[derive(Clone, Copy, Debug)]
 struct CacheBytes {
     spec: StateSpec,
     block_size: usize,
+    /// Sequences that have a slot whatever the number of blocks, at least one.
+    n_seqs: usize,
 }
 
 impl CacheBytes {
-    /// For a cache of type `kv_type`.
+    /// For a cache of type `kv_type` and one sequence.
     fn new(config: &ModelConfig, options: &LoadOptions, kv_type: DType) -> Self {
-        Self { spec: StateSpec::new(config, kv_type), block_size: options.block_size }
+        Self { spec: StateSpec::new(config, kv_type), block_size: options.block_size, n_seqs: 1 }
+    }
+
+    /// The same for up to `max_seqs` sequences: as many as have room in half of what `bytes` hold beside `n_tokens` tokens.
+    fn for_seqs(self, max_seqs: usize, n_tokens: usize, bytes: usize) -> Self {
+        let spare = bytes.saturating_sub(self.total(n_tokens.div_ceil(self.block_size)));
+        let more = (spare / 2).checked_div(self.spec.slot_bytes).unwrap_or(0);
+        Self { n_seqs: (1 + more).min(max_seqs).max(1), ..self }
+    }
+
+    /// Slots whatever the number of blocks.
+    fn least_slots(&self) -> usize {
+        1 + self.n_seqs
     }
 
     /// Tokens in whole blocks that a cache of so many bytes holds.
@@ -75,7 +89,7 @@ impl CacheBytes {
         let StateSpec { kv_bytes_per_token, slot_bytes } = self.spec;
         let kv = match slot_bytes {
             0 => bytes,
-            _ => bytes.saturating_sub(2 * slot_bytes) / 2,
+            _ => bytes.saturating_sub(self.least_slots().saturating_mul(slot_bytes)) / 2,
         };
         kv / kv_bytes_per_token.max(1) / self.block_size * self.block_size
     }
@@ -88,7 +102,7 @@ impl CacheBytes {
     fn slots(&self, n_blocks: usize) -> Option<SlotSizes> {
         let (block_bytes, slot_bytes) = (self.block_bytes(), self.spec.slot_bytes);
         let kv = n_blocks.saturating_mul(block_bytes);
-        let n_slots = 2 + kv.checked_div(slot_bytes)?;
+        let n_slots = self.least_slots() + kv.checked_div(slot_bytes)?;
         let budget_bytes = kv.saturating_add(n_slots.saturating_mul(slot_bytes));
         Some(SlotSizes { n_slots, slot_bytes, block_bytes, budget_bytes })
     }
@@ -125,7 +139,16 @@ pub(crate) fn plan(
     let free = device.memory.free;
     let left = free.saturating_sub(device.weights).saturating_sub(workspace);
     let block = options.block_size;
-    let cache_bytes = CacheBytes::new(config, options, options.kv_type);
+    let fitting = if device.weights > 0 { left / 10 * 9 } else { left / 2 };
+    let one_seq = CacheBytes::new(config, options, options.kv_type);
+    let cache_bytes = match options.cache {
+        CacheSize::OneSequence => one_seq,
+        CacheSize::Tokens(n) => one_seq.for_seqs(max_seqs, n, options.kv_memory.unwrap_or(fitting)),
+        CacheSize::AllSequences => {
+            let bytes = options.kv_memory.unwrap_or(fitting.min(device.cache));
+            one_seq.for_seqs(max_seqs, options.n_ctx.unwrap_or(block), bytes)
+        }
+    };
     let tokens_in = |bytes: usize| cache_bytes.tokens(bytes);
     let wanted = options.n_ctx.unwrap_or(config.context_length);
     let given = options.kv_memory.map(tokens_in);
@@ -139,7 +162,6 @@ pub(crate) fn plan(
             return Err(invalid("--kv-memory", format!("{bytes} bytes"), reason));
         }
     }
-    let fitting = if device.weights > 0 { left / 10 * 9 } else { left / 2 };
     let unasked = tokens_in(fitting.min(device.cache));
     let fitting = tokens_in(fitting).max(block);
     let cache_tokens = |n_ctx: usize| match options.cache {
@@ -236,7 +258,7 @@ mod tests {
     fn a_cache_takes_the_bytes_that_its_tokens_need() {
         for (slot_bytes, bytes) in [(0, 10_000), (0, 10_239), (1000, 10_000), (1, 10_000), (3000, 50_000)] {
             let spec = StateSpec { kv_bytes_per_token: 10, slot_bytes };
-            let cache = CacheBytes { spec, block_size: 16 };
+            let cache = CacheBytes { spec, block_size: 16, n_seqs: 1 };
             let n_blocks = cache.tokens(bytes) / 16;
             let slots = cache.slots(n_blocks);
             assert!(cache.total(n_blocks) <= bytes, "{slot_bytes}: {slots:?} and {n_blocks} blocks");
@@ -246,9 +268,27 @@ mod tests {
             assert!(slots.is_none_or(|s| s.n_slots >= 2));
         }
         let spec = StateSpec { kv_bytes_per_token: 10, slot_bytes: 1000 };
-        let cache = CacheBytes { spec, block_size: 16 };
+        let cache = CacheBytes { spec, block_size: 16, n_seqs: 1 };
         assert_eq!(cache.tokens(1500), 0, "no sequence can begin");
         // 4,000 bytes of keys and values, and as many of slots.
         assert_eq!(cache.slots(25).unwrap().n_slots, 2 + 4);
+    }
+
+    #[test]
+    fn each_sequence_has_a_slot_as_far_as_half_of_the_memory_goes() {
+        let spec = StateSpec { kv_bytes_per_token: 10, slot_bytes: 1000 };
+        let one = CacheBytes { spec, block_size: 16, n_seqs: 1 };
+        // A block of 16 tokens takes 160 bytes, and with the slots of one sequence 2,160.
+        let n_seqs = |max_seqs, bytes| one.for_seqs(max_seqs, 16, bytes).n_seqs;
+        assert_eq!(n_seqs(8, 100_000), 8);
+        assert_eq!(n_seqs(8, 2_160 + 2 * 3_000), 1 + 3);
+        assert_eq!(n_seqs(8, 2_160 + 1_999), 1);
+        assert_eq!(n_seqs(8, 0), 1);
+        let eight = one.for_seqs(8, 16, 100_000);
+        assert_eq!(eight.slots(1).unwrap().n_slots, 9, "few blocks, and yet a slot each");
+        let n_blocks = eight.tokens(100_000) / 16;
+        assert!(eight.total(n_blocks) <= 100_000 && eight.total(n_blocks + 1) + 1_000 > 100_000);
+        let plain = CacheBytes { spec: StateSpec { slot_bytes: 0, ..spec }, ..one };
+        assert_eq!(plain.for_seqs(8, 16, 100_000).slots(1), None);
     }
 }
