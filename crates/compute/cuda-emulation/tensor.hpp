@@ -140,6 +140,32 @@ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
   emulation::multiply(d, a, b0, b1, [](uint16_t x) { return __uint_as_float(static_cast<uint32_t>(x) << 16); });
 }
 
+inline uint32_t f32_to_tf32(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  // To the nearest, ties away from zero; infinity and NaN stay.
+  return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & ~0x1fffu;
+}
+
+inline void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  uint64_t words[3];
+  memcpy(words, mine, sizeof mine);
+  const auto given = emulation::give(words, 3);
+  const unsigned g = emulation::lane() / 4, t = emulation::lane() % 4;
+  float sums[4] = {};
+  for (unsigned q = 0; q < 4; q++) {
+    // Elements q and q + 4 of the inner dimension, of which the tensor cores ignore the last bits.
+    uint32_t x[6], y[2][6];
+    given.copy(x, 4 * g + q), given.copy(y[0], 8 * t + q), given.copy(y[1], 8 * t + 4 + q);
+    const auto number = [](uint32_t bits) { return __uint_as_float(bits & ~0x1fffu); };
+    for (unsigned i = 0; i < 4; i++) {
+      sums[i] += number(x[i / 2]) * number(y[i % 2][4]) + number(x[2 + i / 2]) * number(y[i % 2][5]);
+    }
+  }
+  for (unsigned i = 0; i < 4; i++) d[i] += sums[i];
+}
+
 inline void mma_u8(int (&d)[4], const uint32_t (&a)[4], uint2 b, const int (&c)[4]) {
   emulation::multiply_bytes<uint8_t, 2>(d, a, {b.x, b.y}, c);
 }

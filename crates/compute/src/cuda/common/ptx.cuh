@@ -322,6 +322,21 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], 
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// A float rounded to the 10 bits of mantissa that the tensor cores' TF32 has.
+__device__ __forceinline__ uint32_t f32_to_tf32(float x) {
+  uint32_t y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return y;
+}
+
+// d += a b of TF32: a [16, 8], b [8, 8]. With g = lane / 4, t = lane % 4 a lane holds of a element t of rows g and g + 8, then element t + 4
+// of these; of b rows t and t + 4 of column g; of d columns 2 t, 2 t + 1 of rows g, g + 8.
+__device__ __forceinline__ void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // d = a b + c on the tensor cores' integers: a [16, 32] without signs, b [32, 8] with them, c [16, 8]. With g = lane / 4, t = lane % 4 a
 // lane holds of a elements 4 t to 4 t + 3 of rows g, g + 8, and 4 t + 16 to 4 t + 19 of these; of b such rows of column g; of c and d
 // columns 2 t, 2 t + 1 of rows g, g + 8.

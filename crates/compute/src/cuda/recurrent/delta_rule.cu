@@ -11,6 +11,7 @@
 // Moves: the head's columns of the slots read and written, k_dim * 4 bytes a column; the tokens' queries, keys and values.
 //
 // In a slot a column's elements are adjacent: [n_v_heads, v_dim, k_dim].
+#include "delta_rates.cuh"
 #include "delta_rule_args.cuh"
 #include "gated_norm.cuh"
 #include "states.cuh"
@@ -89,11 +90,8 @@ struct Loads {
     }
     if (tid / work.columns < count) stage.v[tid / work.columns][tid % work.columns] = v;
     if (tid < count) {
-      const float x = a + args.dt_bias[work.head];
-      // Above 20 the difference of ln(1 + e^x) from x is below x's last bit.
-      const float rate = x > 20.0f ? x : log1pf(expf(x));
-      stage.beta[tid] = 1.0f / (1.0f + expf(-b));
-      stage.decay[tid] = expf(args.decay[work.head] * rate);
+      stage.beta[tid] = delta_beta(b);
+      stage.decay[tid] = expf(delta_log_decay(a, args.dt_bias[work.head], args.decay[work.head]));
     }
   }
 };

@@ -1,5 +1,6 @@
 //! Launches of delta_rule.cu: the gated delta rule, and with one token per sequence the norm and the gate after it.
 
+use super::delta_chunks;
 use crate::cuda::batch::StagedBatch;
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use crate::{DeltaInput, DeltaShape, Error, HeadOrder, Norm, NormKind, Result, Tensor};
@@ -116,7 +117,7 @@ pub(in crate::cuda) fn delta_rule(
     shape: &DeltaShape,
     after: Option<NormAndGate<'_>>,
 ) -> Result<()> {
-    let DeltaInput { qkv, rates, rates_start, decay, dt_bias } = input;
+    let DeltaInput { ref qkv, ref rates, rates_start, decay, dt_bias } = input;
     let &DeltaShape { n_k_heads, n_v_heads, k_dim, v_dim, order } = shape;
     let n_tokens = batch.n_tokens();
     assert_eq!((qkv.row_len(), y.row_len()), (shape.qkv_len(), shape.v_len()));
@@ -125,6 +126,9 @@ pub(in crate::cuda) fn delta_rule(
     assert_eq!((decay.len(), dt_bias.len()), (n_v_heads, n_v_heads));
     assert!(rates_start + 2 * n_v_heads <= rates.row_len(), "rates {rates_start}.. of {}", rates.row_len());
     check_delta_rule(shape)?;
+    if after.is_none() && delta_chunks::takes(cuda, batch, shape) {
+        return delta_chunks::delta_chunks(cuda, y, input, state, batch, shape);
+    }
     let index = K_DIMS.iter().position(|&dim| k_dim <= dim).expect("checked above");
     // With a norm a block has all columns of a head.
     let n_warps = match &after {

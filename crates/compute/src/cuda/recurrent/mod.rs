@@ -1,8 +1,10 @@
 //! Layers with recurrent state: short convolutions, the gated delta rule, and the norm and gate after it.
 //!
-//! A sequence's tokens go one after the other, with the state in registers, so how a prompt is cut into steps changes no bit. The batch says on the device which
-//! slot a sequence's state is read from, and which slots are written after how many of its tokens (`states.cuh`).
+//! The delta rule has two forms: tokens one after the other, with the state in registers, where a sequence brings few of them or sums are exact
+//! (then how a prompt is cut into steps changes no bit), and chunks of tokens on the tensor cores. The batch says on the device which slot a
+//! sequence's state is read from, and which slots are written after how many of its tokens (`states.cuh`).
 
+mod delta_chunks;
 mod delta_rule;
 mod gated_norm;
 mod short_conv;
@@ -18,6 +20,7 @@ use crate::Result;
 pub(in crate::cuda) fn load(driver: &dyn Driver, rooms: &mut Rooms) -> Result<()> {
     rooms.add(short_conv::Kernels::load(driver)?);
     rooms.add(delta_rule::Kernels::load(driver)?);
+    rooms.add(delta_chunks::Kernels::load(driver)?);
     rooms.add(gated_norm::Kernels::load(driver)?);
     Ok(())
 }
