@@ -399,8 +399,9 @@ impl<T: Shape> Multiply<'_, T> {
     /// *Instructions*: those of [`Simd`].
     #[inline(always)]
     unsafe fn tables<S: Simd>(&self) -> [[S::I; 2]; 2] {
+        let [[a, b], [c, d]] = &self.layout.tables;
         // SAFETY: the instructions are this function's contract; a table is a reference.
-        self.layout.tables.each_ref().map(|two| two.each_ref().map(|table| unsafe { S::table(table) }))
+        unsafe { [[S::table(a), S::table(b)], [S::table(c), S::table(d)]] }
     }
 
     /// Super-block `b`.

@@ -3,6 +3,9 @@
 //! A kernel is a struct of its arguments that implements [`Kernel`]: its body is written once over [`Simd`] and compiled for
 //! every instruction set; [`dispatch`] picks the compiled copy. Vectors have 16 lanes of 32 bits everywhere (one register
 //! of AVX-512, two of AVX2, an array elsewhere), so the layouts of packed weights do not depend on the processor.
+//!
+//! A kernel's vectors do not pass through closures that others call, such as those of `array::map`: these are not always inlined, and
+//! a call costs more than the vector's operation.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -102,10 +102,11 @@ impl PanelKernel for Nvfp4 {
                     subs[0][i] = S::lookup(table, S::and(line, low));
                     subs[1][i] = S::lookup(table, S::and(S::shr::<4>(line), low));
                 }
+                let offsets = x.offsets[3].as_ptr().add(2 * b * rows);
                 let at = Half {
                     q: x.q.as_ptr().add(b * rows * 32),
                     scales: x.scales.as_ptr().add(b * rows),
-                    offsets: [0, 1].map(|sub| x.offsets[3].as_ptr().add((2 * b + sub) * rows)),
+                    offsets: [offsets, offsets.add(rows)],
                 };
                 let mut r = 0;
                 while r + ROWS <= rows {

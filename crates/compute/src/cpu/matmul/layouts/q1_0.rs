@@ -73,16 +73,15 @@ impl PanelKernel for Q1_0 {
                 let scale = S::mul(S::load_f16(panel.add(Offsets::scales(block))), S::splat(0.125));
                 let line = S::load_in_order(panel.add(Offsets::lines(block) + line * LINE));
                 let w = [
-                    S::shl::<4>(line),
-                    S::shl::<3>(line),
-                    S::shl::<2>(line),
-                    S::shl::<1>(line),
-                    line,
-                    S::shr::<1>(line),
-                    S::shr::<2>(line),
-                    S::shr::<3>(line),
-                ]
-                .map(|line| S::and(line, bit));
+                    S::and(S::shl::<4>(line), bit),
+                    S::and(S::shl::<3>(line), bit),
+                    S::and(S::shl::<2>(line), bit),
+                    S::and(S::shl::<1>(line), bit),
+                    S::and(line, bit),
+                    S::and(S::shr::<1>(line), bit),
+                    S::and(S::shr::<2>(line), bit),
+                    S::and(S::shr::<3>(line), bit),
+                ];
                 let offsets = x.offsets[1].as_ptr().add(b * rows);
                 int8::add_block::<S, 31>(y, &w, scale, rows, int8::Block::of(&x, rows, b, offsets));
             }

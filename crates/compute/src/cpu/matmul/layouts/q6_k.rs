@@ -100,7 +100,9 @@ impl PanelKernel for Q6K {
                         let j = 2 * k + half;
                         let lines = block.add((SCALE_LINES + SUB_LINES * j) * LINE);
                         int8::prefetch::<S, ONE_ROW>(lines, SUB_LINES + usize::from(j % 4 == 0));
-                        let [l0, l1, l2] = [0, 1, 2].map(|i| S::load_in_order(lines.add(i * LINE)));
+                        let l0 = S::load_in_order(lines);
+                        let l1 = S::load_in_order(lines.add(LINE));
+                        let l2 = S::load_in_order(lines.add(2 * LINE));
                         let high =
                             S::or(S::and(S::shr::<6>(l0), pairs[0]), S::and(S::shr::<4>(l1), pairs[1]));
                         let high = S::or(high, S::and(S::shr::<2>(l2), pairs[2]));
