@@ -1,19 +1,17 @@
 //! The interactive chat of `realizar run`.
 
-use crate::chat_commands::{self, Done};
+use crate::chat_commands::{self, Done, Next};
+use crate::conversation::Conversation;
 use crate::environment;
 use crate::model_arg::ModelArg;
-use crate::output::{self, note};
-use crate::run::decode_tok_s;
+use crate::output::{self, decode_tok_s, note};
 use crate::thinking::{Printer, ThinkingOptions};
 use anyhow::{Context as _, Result};
-use realizar::{FinishReason, Model, SamplingParams, TextParams};
-use realizar_compute::sampling::SamplingOverrides;
+use realizar::{FinishReason, Model, TextParams};
 use realizar_engine::{TextEvent, TextStream};
-use realizar_model::source::TensorSource;
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,22 +31,7 @@ pub(crate) struct Chat {
     history: Option<PathBuf>,
     /// Set by Ctrl-C.
     interrupted: Arc<AtomicBool>,
-    /// The conversation, with the system message first if there is one.
-    pub(crate) messages: Vec<Value>,
-    /// What the person set, over what the model's files and the arguments say.
-    pub(crate) overrides: SamplingOverrides,
-    /// As `overrides`.
-    pub(crate) seed: Option<u64>,
-    /// As `overrides`.
-    pub(crate) max_tokens: Option<usize>,
-}
-
-/// How a chat with a model ends.
-pub(crate) enum Next {
-    /// The person leaves.
-    Leave,
-    /// Another model goes on.
-    Model(ModelArg, Box<dyn TensorSource>),
+    conversation: Conversation,
 }
 
 impl Chat {
@@ -62,15 +45,7 @@ impl Chat {
             // The first chat finds none.
             drop(editor.load_history(file));
         }
-        Ok(Self {
-            editor,
-            history,
-            interrupted,
-            messages: system.iter().map(|s| json!({"role": "system", "content": s})).collect(),
-            overrides: SamplingOverrides::default(),
-            seed: None,
-            max_tokens: None,
-        })
+        Ok(Self { editor, history, interrupted, conversation: Conversation::new(system) })
     }
 
     /// Asks and answers until the person leaves or wants another model.
@@ -90,9 +65,9 @@ impl Chat {
                 Err(error) => return Err(error).context("could not read the terminal"),
             };
             let line = line.trim();
-            match chat_commands::run(self, line) {
+            match chat_commands::run(&mut self.conversation, line) {
                 None if line.is_empty() => continue,
-                None => self.messages.push(json!({"role": "user", "content": line})),
+                None => self.conversation.messages.push(json!({"role": "user", "content": line})),
                 Some(Ok(Done::Answer)) => {}
                 Some(Ok(Done::Note(text))) => {
                     note(&text);
@@ -111,30 +86,20 @@ impl Chat {
     /// Answers the last message. Errors: stdout is gone.
     fn ask(&mut self, model: &Model, params: &TextParams, thinking: &ThinkingOptions) -> Result<()> {
         self.interrupted.store(false, Ordering::Relaxed);
-        let answered = self.params(params).and_then(|params| {
-            let (stream, printer) = thinking.ask(model, &self.messages, &params, true)?;
+        let answered = self.conversation.params(params).and_then(|params| {
+            let (stream, printer) = thinking.ask(model, &self.conversation.messages, &params, true)?;
             answer(stream, printer, &self.interrupted, model.engine().client().info().max_seq_len())
         });
         match answered {
-            Ok(text) => self.messages.push(json!({"role": "assistant", "content": text})),
+            Ok(text) => self.conversation.messages.push(json!({"role": "assistant", "content": text})),
             Err(error) if output::is_broken_pipe(&error) => return Err(error),
             // The chat goes on without the message that could not be answered.
             Err(error) => {
-                self.messages.pop();
+                self.conversation.messages.pop();
                 note(&format!("error: {error:#}\n"));
             }
         }
         Ok(())
-    }
-
-    /// `params` with what the person set.
-    fn params(&self, params: &TextParams) -> Result<TextParams> {
-        let sampling = SamplingParams { seed: self.seed.or(params.sampling.seed), ..params.sampling.clone() };
-        Ok(TextParams {
-            sampling: self.overrides.over(sampling)?,
-            max_tokens: self.max_tokens.or(params.max_tokens),
-            ..params.clone()
-        })
     }
 
     fn read_message(&mut self) -> rustyline::Result<String> {

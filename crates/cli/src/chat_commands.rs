@@ -1,15 +1,24 @@
 //! What a person can tell the chat, beside messages.
 
-use crate::chat::{Chat, Next};
+use crate::conversation::Conversation;
 use crate::model_arg::ModelArg;
 use crate::{input, output};
 use anyhow::{Context, Result, bail, ensure};
 use realizar_compute::sampling::{PARAMS, Param, SamplingParams};
 use realizar_model::arch;
+use realizar_model::source::TensorSource;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
+
+/// How a chat with a model ends.
+pub(crate) enum Next {
+    /// The person leaves.
+    Leave,
+    /// Another model goes on.
+    Model(ModelArg, Box<dyn TensorSource>),
+}
 
 /// What follows a command.
 pub(crate) enum Done {
@@ -26,7 +35,7 @@ struct Command {
     /// What stands behind the name.
     args: &'static str,
     help: &'static str,
-    run: fn(&mut Chat, &str) -> Result<Done>,
+    run: fn(&mut Conversation, &str) -> Result<Done>,
 }
 
 static COMMANDS: &[Command] = &[
@@ -42,7 +51,7 @@ static COMMANDS: &[Command] = &[
 ];
 
 /// Does what a line says; `None` if it is a message and no command.
-pub(crate) fn run(chat: &mut Chat, line: &str) -> Option<Result<Done>> {
+pub(crate) fn run(conversation: &mut Conversation, line: &str) -> Option<Result<Done>> {
     let (name, args) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
     let name = if matches!(name, "/quit" | "/bye") { "/exit" } else { name };
     // A message may begin with a path.
@@ -58,7 +67,7 @@ pub(crate) fn run(chat: &mut Chat, line: &str) -> Option<Result<Done>> {
         (wanted, "") if !wanted.is_empty() && !wanted.starts_with('[') => {
             Err(anyhow::anyhow!("{name} needs {wanted}"))
         }
-        _ => (command.run)(chat, args),
+        _ => (command.run)(conversation, args),
     })
 }
 
@@ -76,81 +85,84 @@ fn has_role(message: &Value, role: &str) -> bool {
     message["role"] == role
 }
 
-fn reset(chat: &mut Chat, _: &str) -> Result<Done> {
-    chat.messages.retain(|m| has_role(m, "system"));
+fn reset(conversation: &mut Conversation, _: &str) -> Result<Done> {
+    conversation.messages.retain(|m| has_role(m, "system"));
     Ok(Done::Note("the conversation is forgotten\n".to_owned()))
 }
 
-fn regenerate(chat: &mut Chat, _: &str) -> Result<Done> {
-    if chat.messages.last().is_some_and(|m| has_role(m, "assistant")) {
-        chat.messages.pop();
+fn regenerate(conversation: &mut Conversation, _: &str) -> Result<Done> {
+    if conversation.messages.last().is_some_and(|m| has_role(m, "assistant")) {
+        conversation.messages.pop();
     }
-    ensure!(chat.messages.last().is_some_and(|m| has_role(m, "user")), "there is no message to answer");
+    ensure!(
+        conversation.messages.last().is_some_and(|m| has_role(m, "user")),
+        "there is no message to answer"
+    );
     Ok(Done::Answer)
 }
 
-fn system(chat: &mut Chat, text: &str) -> Result<Done> {
-    let present = chat.messages.first().is_some_and(|m| has_role(m, "system"));
+fn system(conversation: &mut Conversation, text: &str) -> Result<Done> {
+    let present = conversation.messages.first().is_some_and(|m| has_role(m, "system"));
     if text.is_empty() {
-        let text = if present { chat.messages[0]["content"].as_str() } else { None };
+        let text = if present { conversation.messages[0]["content"].as_str() } else { None };
         return Ok(Done::Note(format!("{}\n", text.unwrap_or("there is no system message"))));
     }
     let message = json!({"role": "system", "content": text});
     match present {
-        true => chat.messages[0] = message,
-        false => chat.messages.insert(0, message),
+        true => conversation.messages[0] = message,
+        false => conversation.messages.insert(0, message),
     }
     Ok(Done::Note("the system message is changed\n".to_owned()))
 }
 
-fn set(chat: &mut Chat, args: &str) -> Result<Done> {
+fn set(conversation: &mut Conversation, args: &str) -> Result<Done> {
     let Some((name, value)) = args.split_once(char::is_whitespace) else {
         ensure!(args.is_empty(), "expected /set {args} VALUE");
-        return Ok(Done::Note(settings(chat)));
+        return Ok(Done::Note(settings(conversation)));
     };
     let value = value.trim();
     let not_a_number = || format!("{value:?} is not a number for {name}");
     match name {
-        "seed" => chat.seed = Some(value.parse().with_context(not_a_number)?),
-        "max_tokens" => chat.max_tokens = Some(value.parse().with_context(not_a_number)?),
+        "seed" => conversation.seed = Some(value.parse().with_context(not_a_number)?),
+        "max_tokens" => conversation.max_tokens = Some(value.parse().with_context(not_a_number)?),
         _ => {
             let known = || PARAMS.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
             let param = Param::find(name)
                 .with_context(|| format!("there is no {name:?}; there are seed, max_tokens, {}", known()))?;
-            let mut overrides = chat.overrides.clone();
+            let mut overrides = conversation.overrides.clone();
             overrides.set(param.name, value.parse().with_context(not_a_number)?);
             overrides.over(SamplingParams::default())?;
-            chat.overrides = overrides;
+            conversation.overrides = overrides;
         }
     }
     Ok(Done::Note(format!("{name} is {value}\n")))
 }
 
 /// What was set, and what can be.
-fn settings(chat: &Chat) -> String {
+fn settings(conversation: &Conversation) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: Option<String>, about: &str| {
         let value = value.unwrap_or_else(|| "-".to_owned());
         writeln!(text, "{name:20} {value:>8}  {about}").expect("a string takes it");
     };
     for p in PARAMS {
-        line(p.name, chat.overrides.get(p.name).map(|v| v.to_string()), p.description);
+        line(p.name, conversation.overrides.get(p.name).map(|v| v.to_string()), p.description);
     }
-    line("seed", chat.seed.map(|v| v.to_string()), "The same seed gives the same answer.");
-    line("max_tokens", chat.max_tokens.map(|v| v.to_string()), "Tokens of an answer at most.");
+    line("seed", conversation.seed.map(|v| v.to_string()), "The same seed gives the same answer.");
+    line("max_tokens", conversation.max_tokens.map(|v| v.to_string()), "Tokens of an answer at most.");
     text
 }
 
-fn save(chat: &mut Chat, file: &str) -> Result<Done> {
-    let text = serde_json::to_vec_pretty(&json!({ "messages": chat.messages }))?;
+fn save(conversation: &mut Conversation, file: &str) -> Result<Done> {
+    let text = serde_json::to_vec_pretty(&json!({ "messages": conversation.messages }))?;
     output::write_file(Path::new(file), |mut out| {
         out.write_all(&text).with_context(|| format!("could not write {file}"))?;
         Ok(out)
     })?;
-    Ok(Done::Note(format!("{} messages are in {file}\n", chat.messages.len())))
+    Ok(Done::Note(format!("{} messages are in {file}\n", conversation.messages.len())))
 }
 
-fn load(chat: &mut Chat, file: &str) -> Result<Done> {
+fn load(conversation: &mut Conversation, file: &str) -> Result<Done> {
     let text = input::file_or_stdin(Some(Path::new(file)))?;
     let saved: Value = serde_json::from_str(&text).with_context(|| format!("{file} is not JSON"))?;
     let messages = saved["messages"].as_array().with_context(|| format!("{file} has no messages"))?;
@@ -158,12 +170,12 @@ fn load(chat: &mut Chat, file: &str) -> Result<Done> {
     if let Some(i) = messages.iter().position(|m| !is_message(&m)) {
         bail!("{file}: message {i} has no role and content of text");
     }
-    chat.messages.clone_from(messages);
-    Ok(Done::Note(format!("{} messages from {file}\n", chat.messages.len())))
+    conversation.messages.clone_from(messages);
+    Ok(Done::Note(format!("{} messages from {file}\n", conversation.messages.len())))
 }
 
 /// Leaves the present model only when the other one is there and known.
-fn switch_model(_: &mut Chat, name: &str) -> Result<Done> {
+fn switch_model(_: &mut Conversation, name: &str) -> Result<Done> {
     let model: ModelArg = name.parse().map_err(anyhow::Error::msg)?;
     let source = model.open()?;
     arch::configure(&*source)?;

@@ -1,7 +1,7 @@
 //! Models of the Hugging Face hub: which files of a repository make a model, and how they get into the shared cache.
 
 use crate::environment;
-use crate::model_arg::HubModel;
+use crate::hub_model::HubModel;
 use crate::progress::download_bar;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use hf_hub::api::Progress;

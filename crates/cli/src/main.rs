@@ -1,6 +1,6 @@
 //! The `realizar` command.
 //!
-//! Each subcommand is a file; `args.rs` says what they take. stdout carries results only, everything else goes to stderr. Exit
+//! Each subcommand is a file with its arguments; `command.rs` lists them. stdout carries results only, everything else goes to stderr. Exit
 //! codes: 0 fine, 1 failed, 2 wrong usage.
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,10 @@ mod bench;
 mod bench_serve;
 mod chat;
 mod chat_commands;
+mod command;
+mod conversation;
 mod hub;
+mod hub_model;
 mod input;
 mod inspect;
 #[cfg(feature = "cuda")]
@@ -33,13 +36,13 @@ mod template;
 mod thinking;
 mod tokenize;
 
-use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
+use command::{Cli, Command};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // Wrong usage ends here, with exit code 2.
-    let arguments = args::arguments(std::env::args_os())
+    let arguments = command::arguments(std::env::args_os())
         .unwrap_or_else(|why| Cli::command().error(clap::error::ErrorKind::UnknownArgument, why).exit());
     let cli = Cli::parse_from(arguments);
     let done = logging::start(cli.verbose).and_then(|()| match &cli.command {

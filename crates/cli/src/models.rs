@@ -1,7 +1,8 @@
 //! `realizar list` and `realizar rm`: the models in the cache that all Hugging Face programs share.
 
 use crate::hub;
-use crate::model_arg::HubModel;
+use crate::hub_model::HubModel;
+use crate::model_arg::hub_model;
 use crate::output;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -22,7 +23,7 @@ pub(crate) struct ListArgs {
 #[derive(Debug, Args)]
 pub(crate) struct RemoveArgs {
     /// What `list` calls it: OWNER/NAME with all its files, OWNER/NAME:FILE-OR-QUANT, or a short name.
-    #[arg(value_name = "MODEL", required = true, value_parser = HubModel::by_any_name)]
+    #[arg(value_name = "MODEL", required = true, value_parser = hub_model)]
     models: Vec<HubModel>,
 }
 

@@ -10,6 +10,7 @@ use std::borrow::Cow;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Writes text to stdout at once. A reader that has gone away ends the program quietly; see [`is_broken_pipe`].
 pub(crate) fn print(text: impl AsRef<str>) -> Result<()> {
@@ -51,6 +52,14 @@ pub(crate) fn print_dimmed(text: &str) -> Result<()> {
 /// Writes one JSON object and a line end to stdout.
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
     print(serde_json::to_string(value)? + "\n")
+}
+
+/// Tokens per second after the first.
+pub(crate) fn decode_tok_s(n_tokens: usize, decode: Duration) -> f64 {
+    match (n_tokens, decode) {
+        (2.., t) if t > Duration::ZERO => (n_tokens - 1) as f64 / t.as_secs_f64(),
+        _ => 0.0,
+    }
 }
 
 /// Whether an error says that nobody reads our output any more, as in `realizar … | head -1`.

@@ -1,6 +1,7 @@
 //! `realizar pull`: a model of the Hugging Face hub into the shared cache.
 
-use crate::model_arg::HubModel;
+use crate::hub_model::HubModel;
+use crate::model_arg::hub_model;
 use crate::{hub, output};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -8,7 +9,7 @@ use clap::Args;
 #[derive(Debug, Args)]
 pub(crate) struct PullArgs {
     /// A model of the hub, or a short name. Without FILE-OR-QUANT: its safetensors, or its GGUF file of type Q4_K_M.
-    #[arg(value_name = "OWNER/NAME[:FILE-OR-QUANT]", value_parser = HubModel::by_any_name)]
+    #[arg(value_name = "OWNER/NAME[:FILE-OR-QUANT]", value_parser = hub_model)]
     model: HubModel,
 }
 

@@ -1,9 +1,11 @@
 //! `realizar run`: answers one prompt, or chats.
 
 use crate::args::between;
-use crate::chat::{Chat, Next};
+use crate::chat::Chat;
+use crate::chat_commands::Next;
 use crate::load::{RunnerOptions, SpeculationOptions, TemplateOption, warn_of_long_context};
 use crate::model_arg::ModelArg;
+use crate::output::decode_tok_s;
 use crate::thinking::{Printer, ThinkingOptions};
 use crate::{input, output};
 use anyhow::{Context, Result, bail};
@@ -14,7 +16,7 @@ use realizar_engine::SampleError;
 use realizar_model::sampling_hints;
 use realizar_model::source::TensorSource;
 use realizar_model::tokenizer::Tokenizer;
-use realizar_model::weights::find_non_finite;
+use realizar_model::values::find_non_finite;
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -262,14 +264,6 @@ fn explain(error: anyhow::Error, source: &dyn TensorSource) -> anyhow::Error {
             source.path().display()
         )),
         _ => error,
-    }
-}
-
-/// Tokens per second after the first.
-pub(crate) fn decode_tok_s(n_tokens: usize, decode: Duration) -> f64 {
-    match (n_tokens, decode) {
-        (2.., t) if t > Duration::ZERO => (n_tokens - 1) as f64 / t.as_secs_f64(),
-        _ => 0.0,
     }
 }
 

@@ -1,8 +1,7 @@
 //! `realizar bench --prompts`: what guesses of the next tokens are worth on given texts.
 
 use crate::load::SpeculationOptions;
-use crate::output;
-use crate::run::decode_tok_s;
+use crate::output::{self, decode_tok_s};
 use anyhow::{Context, Result, bail};
 use realizar::{Completion, EngineConfig, Model, Options, SamplingParams, TextParams};
 use realizar_model::source::TensorSource;

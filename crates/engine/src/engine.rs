@@ -8,7 +8,7 @@ use crate::scheduler::{MaskDone, Scheduler};
 use crate::sequence::SeqId;
 use crate::speculative::{self, Proposer, SpeculationCosts};
 use crate::stats::Stats;
-use crate::stream::{Producer, Pushed, Stream, channel};
+use crate::stream::{Producer, Pushed, Stream, Wish, channel};
 use crate::{EngineConfig, Error, Result};
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -74,8 +74,7 @@ pub enum Health {
 /// What the engine's thread is told.
 pub(crate) enum Command {
     Submit(Box<Submission>),
-    Cancel { number: u64, choice: Option<u32> },
-    Resume { number: u64 },
+    Wish { number: u64, wish: Wish },
     Mask { id: SeqId, done: Option<MaskDone>, taken: Duration },
     Shutdown { deadline: Instant },
 }
@@ -321,7 +320,7 @@ impl Engine {
     fn take(&mut self, command: Command) {
         match command {
             Command::Submit(submission) => self.submit(*submission),
-            Command::Cancel { number, choice } => {
+            Command::Wish { number, wish: Wish::Cancel(choice) } => {
                 let n = self.requests.get(&number).map_or(0, |a| a.last_tokens.len() as u32);
                 let now = self.shared.now();
                 for c in choice.map_or(0..n, |c| c..c + 1) {
@@ -331,7 +330,7 @@ impl Engine {
                 }
                 self.deliver();
             }
-            Command::Resume { number } => self.set_paused(number, false),
+            Command::Wish { number, wish: Wish::Resume } => self.set_paused(number, false),
             Command::Mask { id, done, taken } => self.take_mask(id, done, taken),
             Command::Shutdown { deadline } => {
                 self.drain_until = Some(self.drain_until.map_or(deadline, |d| d.min(deadline)));
@@ -663,7 +662,10 @@ impl Client {
             return Err(Error::Overloaded { queued: queued as usize, retry_after: self.retry_after(queued) });
         }
         let number = self.shared.next_number.fetch_add(1, Relaxed);
-        let (producer, stream) = channel(number, request.n, self.config.stream_capacity, self.inbox.clone());
+        let inbox = self.inbox.clone();
+        // Without an engine there is nothing to cancel or resume, and its end was delivered as an event.
+        let tell = move |wish| drop(inbox.send(Command::Wish { number, wish }));
+        let (producer, stream) = channel(number, request.n, self.config.stream_capacity, Box::new(tell));
         let arrival = self.shared.now();
         let seed = self.shared.entropy.hash_one(number);
         let inbox = request.constraint.is_some().then(|| self.inbox.clone());

@@ -10,13 +10,13 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+mod chooser;
 mod config;
 mod engine;
 mod error;
 mod generate;
 pub mod load;
 mod mask_pool;
-mod memory;
 mod model_runner;
 pub mod perplexity;
 mod pool;
@@ -39,12 +39,12 @@ pub use config::EngineConfig;
 pub use engine::{Client, Engine, Health};
 pub use error::{Error, Fault, Result, SampleError};
 pub use generate::{Completion, TextEngine, TextEvent, TextParams, TextStream, TokenInfo};
-pub use memory::MemoryPlan;
-pub use model_runner::{ModelRunner, RunnerSizes};
+pub use load::MemoryPlan;
+pub use model_runner::ModelRunner;
 pub use pulse::Stuck;
 pub use realizar_compute::sampling::{PARAMS, Param, SamplingOverrides, SamplingParams};
 pub use request::{Constraint, Event, FinishReason, Request, Timings, TokenMask, Usage};
-pub use runner::{BlockCopy, Choice, Row, Runner, RunnerInfo, Sampled, SlotSizes, Step, Ticket};
+pub use runner::{BlockCopy, Choice, Row, Runner, RunnerInfo, RunnerSizes, Sampled, SlotSizes, Step, Ticket};
 pub use scheduler::{MaskDone, MaskJob, Scheduler, SchedulerCounters};
 pub use sequence::SeqId;
 pub use stats::{Histogram, Stats};

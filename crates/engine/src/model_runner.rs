@@ -3,10 +3,10 @@
 use crate::ranks::{ModelRank, Order, OtherRanks};
 use crate::sampler::{self, Sampler};
 use crate::{
-    BlockCopy, Choice, Result, Row, Runner, RunnerInfo, SampleError, Sampled, SlotSizes, Step, Ticket,
+    BlockCopy, Choice, Result, Row, Runner, RunnerInfo, RunnerSizes, SampleError, Sampled, Step, Ticket,
 };
 use realizar_compute::sampling::{LastToken, SamplerRow, Samplers};
-use realizar_compute::{Backend, BatchLimits, Choosing, DType, OpTime, Profiler};
+use realizar_compute::{Backend, BatchLimits, Choosing, OpTime, Profiler};
 use realizar_model::Decoder;
 use std::collections::VecDeque;
 
@@ -32,27 +32,6 @@ pub struct ModelRunner<B: Backend> {
 enum Outcome<B: Backend> {
     Known(Sampled),
     OnDevice(B::Choices),
-}
-
-/// Sizes of a [`ModelRunner`]'s buffers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RunnerSizes {
-    /// Blocks of the cache.
-    pub n_blocks: usize,
-    /// Tokens in a block.
-    pub block_size: usize,
-    /// Slots of recurrent state; `None` for a model without recurrent layers.
-    pub slots: Option<SlotSizes>,
-    /// Element type of the cache.
-    pub kv_type: DType,
-    /// Longest sequence, in tokens.
-    pub context_length: usize,
-    /// Tokens of a step.
-    pub step_tokens: usize,
-    /// Sequences of a step.
-    pub max_seqs: usize,
-    /// Rows of logits of a step.
-    pub max_logits: usize,
 }
 
 impl<B: Backend> ModelRunner<B> {

@@ -3,7 +3,7 @@
 //!
 //! All ranks hold the same logits in the end and choose the same tokens from them, so nothing goes back but whether it worked.
 
-use crate::model_runner::RunnerSizes;
+use crate::runner::RunnerSizes;
 use crate::{BlockCopy, Error, Result};
 use realizar_compute::sampling::Samplers;
 use realizar_compute::{

@@ -4,7 +4,7 @@
 //! its logits are: on the host with [`crate::sampler::Sampler`], or on the device, sending 4 bytes per token back.
 
 use crate::{Result, SampleError, SamplingParams};
-use realizar_compute::{Batch, BatchLimits, CacheShape, OpTime, StateWrite};
+use realizar_compute::{Batch, BatchLimits, CacheShape, DType, OpTime, StateWrite};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -205,4 +205,25 @@ pub struct Choice {
 pub struct Sampled {
     /// One per row of logits, in order.
     pub rows: Vec<std::result::Result<Choice, SampleError>>,
+}
+
+/// Sizes of a [`ModelRunner`]'s buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunnerSizes {
+    /// Blocks of the cache.
+    pub n_blocks: usize,
+    /// Tokens in a block.
+    pub block_size: usize,
+    /// Slots of recurrent state; `None` for a model without recurrent layers.
+    pub slots: Option<SlotSizes>,
+    /// Element type of the cache.
+    pub kv_type: DType,
+    /// Longest sequence, in tokens.
+    pub context_length: usize,
+    /// Tokens of a step.
+    pub step_tokens: usize,
+    /// Sequences of a step.
+    pub max_seqs: usize,
+    /// Rows of logits of a step.
+    pub max_logits: usize,
 }

@@ -21,7 +21,6 @@ mod masks;
 mod rows;
 
 pub use masks::{MaskDone, MaskJob};
-pub(crate) use rows::Chooser;
 
 use crate::request::{Event, FinishReason, Request};
 use crate::runner::{BlockCopy, RunnerInfo, Step};

@@ -27,7 +27,7 @@ pub use length::SpeculationCosts;
 pub use ngram::Ngram;
 
 use crate::bench::step_times;
-use crate::scheduler::Chooser;
+use crate::chooser::Chooser;
 use crate::{Result, Runner, SeqId};
 use std::time::Duration;
 

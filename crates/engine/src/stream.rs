@@ -3,11 +3,9 @@
 //! The reader may block, poll, or await without any particular runtime. The engine never waits for it: a full queue still takes what
 //! is on its way and asks the engine to pause the request until half of it is read.
 
-use crate::engine::Command;
 use crate::request::Event;
 use crate::{Error, FinishReason};
 use std::collections::VecDeque;
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -16,7 +14,16 @@ use std::time::{Duration, Instant};
 pub struct Stream {
     number: u64,
     shared: Arc<Shared>,
-    inbox: Sender<Command>,
+    tell: Box<dyn Fn(Wish) + Send + Sync>,
+}
+
+/// What a reader wants of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// To end one choice, or all.
+    Cancel(Option<u32>),
+    /// To go on after a pause.
+    Resume,
 }
 
 /// The engine's end.
@@ -64,10 +71,16 @@ impl Shared {
     }
 }
 
-pub(crate) fn channel(number: u64, n: u32, capacity: usize, inbox: Sender<Command>) -> (Producer, Stream) {
+/// The queue of request `number`, for `n` choices, that holds about `capacity` events. `tell` hands the engine what the reader wants.
+pub(crate) fn channel(
+    number: u64,
+    n: u32,
+    capacity: usize,
+    tell: Box<dyn Fn(Wish) + Send + Sync>,
+) -> (Producer, Stream) {
     let shared =
         Arc::new(Shared { state: Mutex::default(), ready: Condvar::new(), capacity: capacity.max(2) });
-    (Producer { shared: shared.clone(), open: n }, Stream { number, shared, inbox })
+    (Producer { shared: shared.clone(), open: n }, Stream { number, shared, tell })
 }
 
 impl Producer {
@@ -169,12 +182,12 @@ impl Stream {
 
     /// Ends all choices; each delivers its last event with [`FinishReason::Cancelled`].
     pub fn cancel(&self) {
-        self.send(Command::Cancel { number: self.number, choice: None });
+        (self.tell)(Wish::Cancel(None));
     }
 
     /// Ends one choice, which delivers its last event with [`FinishReason::Cancelled`].
     pub fn cancel_choice(&self, choice: u32) {
-        self.send(Command::Cancel { number: self.number, choice: Some(choice) });
+        (self.tell)(Wish::Cancel(Some(choice)));
     }
 
     /// Runs the request to its end and returns the tokens and reason of each choice.
@@ -205,14 +218,9 @@ impl Stream {
         state.n_read += 1;
         if state.full && state.events.len() <= self.shared.capacity / 2 {
             state.full = false;
-            self.send(Command::Resume { number: self.number });
+            (self.tell)(Wish::Resume);
         }
         Some(Some(event))
-    }
-
-    fn send(&self, command: Command) {
-        // Without an engine there is nothing to cancel or resume, and its end was delivered as an event.
-        let _ = self.inbox.send(command);
     }
 }
 

@@ -23,7 +23,8 @@ mod shard;
 pub mod source;
 pub mod synth;
 pub mod tokenizer;
-pub mod weights;
+pub mod values;
+mod weights;
 mod workspace;
 
 pub use config::{
@@ -35,7 +36,8 @@ pub use decoder::{Decoder, WeightBytes};
 
 pub use error::{Error, Result};
 pub use kv_cache::{CacheSizes, KvCache, StateSpec};
+pub use names::Split;
 pub use rope::{RopeConfig, RopeScaling};
 pub use sampling_hints::sampling_hints;
-pub use shard::{BlockShard, Join, Shard, Split};
+pub use shard::{BlockShard, Join, Shard};
 pub use workspace::{Workspace, workspace_bytes};

@@ -1,7 +1,35 @@
 //! The names of weights: ours, GGUF's and Hugging Face's.
 
-use crate::shard::Split;
 use crate::source::{Format, TensorSource};
+
+/// How a weight is cut among ranks. "Rows" are outputs, "columns" inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Every rank has all of it.
+    Whole,
+    /// Rows, by query heads.
+    QueryHeads,
+    /// One number per query head.
+    PerQueryHead,
+    /// Rows, by key and value heads.
+    KvHeads,
+    /// Rows of query, key and value heads, one after the other.
+    Qkv,
+    /// Rows, by hidden activations of the feed-forward block.
+    Hidden,
+    /// Rows of gate and up, one after the other.
+    GateUp,
+    /// What leads from attention's heads to the residual.
+    FromHeads,
+    /// What leads from a feed-forward block's hidden activations to the residual.
+    FromHidden,
+    /// Rows, by hidden activations of the shared expert.
+    SharedHidden,
+    /// What leads from the shared expert's hidden activations to the residual.
+    FromSharedHidden,
+    /// Rows, by tokens of the vocabulary.
+    Vocab,
+}
 
 /// One weight's names, without the `.weight` or `.bias` at their end.
 ///

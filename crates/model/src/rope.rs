@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::hyper::Hyper;
-use crate::weights;
+use crate::values;
 use realizar_compute::RopeStyle;
 
 /// One kind of rotation; a model may have one for all layers, or one for local and one for global layers.
@@ -187,14 +187,14 @@ fn read_gguf(h: &Hyper<'_>, dim: usize, context: usize) -> Result<RopeScaling> {
     let attention_factor = h.gguf_f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
     if source.find("rope_factors_long.weight").is_some() {
         return Ok(RopeScaling::LongRope {
-            short: weights::vector(source, "rope_factors_short.weight", Some(dim / 2))?,
-            long: weights::vector(source, "rope_factors_long.weight", Some(dim / 2))?,
+            short: values::vector(source, "rope_factors_short.weight", Some(dim / 2))?,
+            long: values::vector(source, "rope_factors_long.weight", Some(dim / 2))?,
             trained_context,
             attention_factor,
         });
     }
     if source.find("rope_freqs.weight").is_some() {
-        return Ok(RopeScaling::Factors(weights::vector(source, "rope_freqs.weight", Some(dim / 2))?));
+        return Ok(RopeScaling::Factors(values::vector(source, "rope_freqs.weight", Some(dim / 2))?));
     }
     let factor = match h.gguf_f32("rope.scaling.factor")? {
         Some(f) => Some(f),

@@ -4,7 +4,7 @@
 //! range of its data; the data, packed without gaps. `__metadata__` holds free text and is ignored.
 //! Source: the README of the safetensors repository.
 
-use crate::source::{Element, Entry, Part};
+use crate::source::part::{Element, Entry, Part};
 use crate::{Error, Result};
 use bytes::Bytes;
 use realizar_compute::DType;

@@ -5,6 +5,7 @@
 
 mod discover;
 mod gpt_oss;
+pub(crate) mod part;
 mod qwen;
 
 use crate::metadata::Metadata;
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 pub use discover::open;
 use gpt_oss::GptOss;
+use part::{Element, Entry, Part};
 use qwen::Qwen;
 
 /// File format of a model.
@@ -140,33 +142,6 @@ pub fn open_safetensors_bytes(name: &str, config_json: &[u8], bytes: Bytes) -> R
     let metadata = Metadata::from_config_json(&path.join("config.json"), config_json, None)?;
     let part = safetensors::read(&path, bytes)?;
     Model::new(path, Format::Safetensors, None, metadata, vec![part])?.in_common_layout()
-}
-
-/// One parsed file: its bytes and what lies where. The formats' readers have checked that every range lies inside
-/// `bytes`, that none overlaps another, and that its length is what type and shape need.
-pub(crate) struct Part {
-    pub(crate) path: PathBuf,
-    pub(crate) bytes: Bytes,
-    /// In the order of the file, names unique.
-    pub(crate) tensors: Vec<Entry>,
-    /// The mapping behind `bytes`, if they are a file's.
-    pub(crate) mapping: Option<Mapping>,
-}
-
-/// One tensor of a [`Part`].
-pub(crate) struct Entry {
-    pub(crate) name: String,
-    pub(crate) element: Element,
-    pub(crate) shape: Vec<usize>,
-    pub(crate) range: Range<usize>,
-}
-
-/// Element type of a tensor as its file has it.
-pub(crate) enum Element {
-    /// A type that weights can have.
-    Weight(DType),
-    /// Any other, by the name its format gives it.
-    Other(String),
 }
 
 /// The files of one model.

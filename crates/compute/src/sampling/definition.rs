@@ -1,6 +1,7 @@
 //! The definition of sampling: it sorts the vocabulary, and everything faster must choose the same tokens.
 
-use super::host::{by_likelihood, not_finite};
+use super::candidates::by_likelihood;
+use super::host::not_finite;
 use super::{MAX_VOCAB, STEPS, Samplers, fraction, share, weight};
 use crate::Chosen;
 

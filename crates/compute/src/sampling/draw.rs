@@ -1,6 +1,6 @@
 //! The end of the host's chain: the likeliest token, or one by chance.
 
-use super::host::{Candidates, likelier};
+use super::candidates::{Candidates, likelier};
 use super::{fraction, share, weight};
 use crate::Chosen;
 

@@ -21,6 +21,7 @@
 //! A new step is a file here, its parameter and its row of [`STEPS`] in this file, and its part of the kernel
 //! `cuda/sampling/sample.cu`.
 
+mod candidates;
 mod definition;
 mod draw;
 mod host;
@@ -41,8 +42,8 @@ pub use overrides::SamplingOverrides;
 pub use rows::{LastToken, SamplerInput, SamplerRow, Samplers};
 pub use weight::{MAX_VOCAB, WEIGHT_OF_LIKELIEST, fraction, share, weight};
 
+use candidates::{Candidates, Scratch};
 use definition::Ranking;
-use host::{Candidates, Scratch};
 use std::ops::RangeInclusive;
 
 /// How the next token is chosen from the logits. The defaults change nothing: the model's own distribution.

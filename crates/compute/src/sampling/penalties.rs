@@ -3,8 +3,8 @@
 //! As in vLLM and OpenAI's API, the repetition penalty looks at prompt and text, the frequency and presence penalties at the text
 //! only. (llama.cpp lets all three look at both.)
 
+use super::candidates::{Candidates, Scratch};
 use super::definition::Ranking;
-use super::host::{Candidates, Scratch};
 use super::{SamplerInput, SamplerStep, SamplingParams};
 
 pub(super) const STEP: SamplerStep =

@@ -1,7 +1,7 @@
 //! Keeps the k likeliest tokens; of equal ones at the border, those with the lower ids.
 
 use super::SamplerStep;
-use super::host::select_top;
+use super::candidates::select_top;
 
 pub(super) const STEP: SamplerStep = SamplerStep {
     name: "top_k",

@@ -1,7 +1,7 @@
 //! Keeps the smallest set of likeliest tokens whose probabilities reach a sum (nucleus sampling, Holtzman et al. 2020).
 
+use super::candidates::{Candidates, Scratch, by_likelihood};
 use super::definition::Ranking;
-use super::host::{Candidates, Scratch, by_likelihood};
 use super::{SamplerInput, SamplerStep, fraction, share, weight};
 
 pub(super) const STEP: SamplerStep = SamplerStep {

@@ -5,7 +5,8 @@
 //! wrong drafts behind lies at positions that the sequence does not count as computed, in blocks and a slot that are its own: the next
 //! step overwrites it, and nothing of it gets into the prefix cache.
 
-use super::{Chooser, Scheduler};
+use super::Scheduler;
+use crate::chooser::Chooser;
 use crate::request::mask_contains;
 use crate::runner::Step;
 use crate::sequence::{SeqId, Sequence};

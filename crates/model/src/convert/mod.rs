@@ -14,7 +14,7 @@ use crate::metadata::Metadata;
 use crate::names;
 use crate::rope::RopeScaling;
 use crate::source::{Format, TensorInfo, TensorSource, TensorView};
-use crate::{Error, Result, arch, weights};
+use crate::{Error, Result, arch, values, weights};
 use bytes::Bytes;
 use heads::ValueHeads;
 use realizar_compute::{DType, HeadOrder, RopeStyle};
@@ -289,7 +289,7 @@ impl TensorSource for Converted {
                     }
                     Edit::Tile(heads) => Bytes::from(heads.tile(&view.bytes, shape[0])),
                     Edit::AddOne | Edit::TileDecay(_) => {
-                        let values = weights::vector(&*self.source, from, None)?;
+                        let values = values::vector(&*self.source, from, None)?;
                         let bytes = match *edit {
                             Edit::TileDecay(heads) => {
                                 let decay: Vec<f32> = values.iter().map(|v| -v.exp()).collect();

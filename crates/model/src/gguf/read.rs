@@ -5,7 +5,7 @@
 
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, value_type};
 use crate::metadata::{Array, Metadata, Strings, Value};
-use crate::source::{Element, Entry, Part};
+use crate::source::part::{Element, Entry, Part};
 use crate::{Error, Result};
 use bytes::Bytes;
 use realizar_compute::DType;

@@ -5,7 +5,6 @@
 use super::pushdown::{Bytes, Element, Rules};
 use regex_syntax::utf8::Utf8Sequences;
 use std::collections::HashMap;
-use std::fmt::Write;
 
 /// Elements of all rules together at most, repetitions written out.
 const MAX_ELEMENTS: usize = 10_000;
@@ -359,13 +358,6 @@ fn following(c: char) -> Option<char> {
 
 fn previous(c: char) -> Option<char> {
     if c == '\u{E000}' { Some('\u{D7FF}') } else { (c as u32).checked_sub(1).and_then(char::from_u32) }
-}
-
-/// An error of the compiler in one line.
-pub(super) fn too_complex(what: &str, limit: usize) -> String {
-    let mut text = String::new();
-    let _ = write!(text, "it is too complex: more than {limit} {what}");
-    text
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 //! parts and states are made once, so that a text that goes round in a rule goes round in few states, whose steps and masks are
 //! remembered.
 
-use super::gbnf::too_complex;
 use llguidance::toktrie::{Recognizer, TokEnv};
 use realizar_engine::{Constraint, TokenMask};
 use std::collections::{HashMap, HashSet};
@@ -485,4 +484,9 @@ impl Constraint for PushdownConstraint {
     fn fork(&self) -> Box<dyn Constraint> {
         Box::new(Self { machine: self.machine.clone(), state: self.state, mask: self.mask.clone() })
     }
+}
+
+/// Why a grammar is refused, in one line.
+fn too_complex(what: &str, limit: usize) -> String {
+    format!("it is too complex: more than {limit} {what}")
 }

@@ -1,8 +1,8 @@
 //! Memory of tensors and weights on the device, and scratch memory that operations share.
 
 use super::api::{DevicePtr, Driver};
-use super::context::{Cuda, lock};
-use crate::{DType, Error, Result, Tensor};
+use super::lock::lock;
+use crate::{DType, Error, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
@@ -65,14 +65,6 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: the memory is this buffer's own; the driver waits for work that uses it.
         unsafe { self.driver.free(self.ptr) }
-    }
-}
-
-impl Tensor<Cuda> {
-    /// Where the elements of an `F32` tensor begin.
-    pub(in crate::cuda) fn ptr(&self) -> DevicePtr {
-        assert_eq!(self.dtype(), DType::F32);
-        self.buffer().ptr()
     }
 }
 

@@ -1,15 +1,15 @@
 //! One GPU as operations see it: its driver, scratch memory, kernels, recorded graphs.
 
-use super::api::{Driver, Grid};
+use super::api::{DevicePtr, Driver, Grid};
 use super::buffer::Scratch;
 use super::graphs::Graphs;
 use super::kernels::Kernel;
 use super::occupancy::SmemOccupancyGuard;
 use super::ranks::Member;
-use crate::{Error, GraphKey, Profiler, Result};
+use crate::{DType, Error, GraphKey, Profiler, Result, Tensor};
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// How a GPU is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,10 +44,6 @@ impl Rooms {
         let before = self.0.insert(TypeId::of::<T>(), Box::new(room));
         assert!(before.is_none(), "{} was added twice", std::any::type_name::<T>());
     }
-}
-
-pub(super) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Cuda {
@@ -149,6 +145,14 @@ impl Cuda {
         self.smem_guard.forget();
         // SAFETY: `Kernel<A>` says that the kernel takes an `A`; the rest is this function's own condition.
         unsafe { self.driver.launch(kernel.function, grid, std::ptr::from_ref(args).cast()) }
+    }
+}
+
+impl Tensor<Cuda> {
+    /// Where the elements of an `F32` tensor begin.
+    pub(in crate::cuda) fn ptr(&self) -> DevicePtr {
+        assert_eq!(self.dtype(), DType::F32);
+        self.buffer().ptr()
     }
 }
 

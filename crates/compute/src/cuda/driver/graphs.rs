@@ -1,7 +1,7 @@
 //! Sequences of launches that are recorded once and replayed.
 
 use super::api::{Driver, Graph};
-use super::context::lock;
+use super::lock::lock;
 use crate::{Error, GraphKey};
 use std::collections::HashMap;
 use std::result::Result;

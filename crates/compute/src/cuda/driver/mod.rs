@@ -10,6 +10,7 @@ mod gpu;
 mod gpu_link;
 mod graphs;
 mod kernels;
+mod lock;
 mod nccl;
 mod occupancy;
 mod ranks;

@@ -1,8 +1,8 @@
 //! The kernels for a mixture of experts, in the order of preference: the first that can, computes.
 
-use super::packed_types::Weights;
 use super::shape::{MatrixShape, Target};
 use super::table::{Arch, Capability, Types};
+use super::weights::Weights;
 use super::{gemv, grouped_gemm, grouped_mma};
 use crate::DType;
 use std::ops::RangeInclusive;

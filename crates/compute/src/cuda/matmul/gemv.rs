@@ -4,8 +4,8 @@ use super::blocks::distribute;
 use super::epilogue::Epilogue;
 use super::matrix::Matrix;
 use super::op::Matmul;
-use super::packed_types::Weights;
 use super::shape::{MatrixShape, PartRows, Target};
+use super::weights::Weights;
 use crate::cuda::common::{Input, Output};
 use crate::cuda::driver::{
     BLOCK_BYTES, Cuda, DevicePtr, Driver, GEMV_STATIC_BYTES, Kernel, MAX_BLOCKS, Member, PLACES, RanksArgs,

@@ -4,8 +4,9 @@
 use super::grouped::{GroupedRows, Operand, TiledRows};
 use super::matrix::Matrix;
 use super::mixed_gemm::{ActivationLayout, STEP};
-use super::packed_types::{PACKED, Weights, packed_index};
+use super::packed_types::{PACKED, packed_index};
 use super::shape::{MatrixShape, PartRows};
+use super::weights::Weights;
 use crate::cuda::common::activation_code;
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use crate::{DType, Result};

@@ -3,8 +3,8 @@
 use super::maps::{BOX_BYTES, PLAIN_BYTES, has_interleaved_maps, has_maps};
 use super::matrix::Part;
 use super::op::Matmul;
-use super::packed_types::Weights;
 use super::shape::{Layout, MatrixShape, PartRows, PartShape, Target};
+use super::weights::Weights;
 use crate::cuda::common::{Input, TileLayout, Tiles};
 use crate::cuda::driver::{
     BoxMap, Cuda, DevicePtr, Driver, Grid, Kernel, grid_blocks, kernel_args, kernel_image,

@@ -24,6 +24,7 @@ mod shape;
 mod simt;
 mod small_m;
 mod table;
+mod weights;
 
 pub(in crate::cuda) use dequantize::embed;
 pub(in crate::cuda) use epilogue::{Epilogue, EpilogueKind};

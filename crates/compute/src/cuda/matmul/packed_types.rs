@@ -3,7 +3,6 @@
 //! Kernels have the rest from `quant/<type>/packed.cuh`. From the rows of [`PACKED`], `tools/kernels` writes packed.cuh, which brings these
 //! files to all kernels.
 
-use super::shape::{Layout, PartShape};
 use crate::DType;
 use crate::cuda::driver::kernel_args;
 
@@ -26,15 +25,15 @@ pub(in crate::cuda) struct PackedType {
     /// Boxes of a stage of `mixed_gemm`: 16-byte vectors of a piece, and 16-byte vectors of the rest of four pieces.
     boxes: [usize; 2],
     /// Whether the kernels of experts for one row and for Hopper have registers for it.
-    of_experts: bool,
+    pub(super) of_experts: bool,
     /// Whether `stream_k_128` has; if not, `stream_k_256` takes its rows.
-    of_stream_k_128: bool,
+    pub(super) of_stream_k_128: bool,
     /// Bytes of the table that codes are looked up in.
-    table_bytes: usize,
+    pub(super) table_bytes: usize,
     /// Whether `gemv` has the larger of its two rings, and no larger one for a gate.
-    has_wide_ring: bool,
+    pub(super) has_wide_ring: bool,
     /// Whether `gemv` has 256 threads, since little is to be computed for a weight.
-    is_simple: bool,
+    pub(super) is_simple: bool,
 }
 
 /// All. A row is a line, of which `tools/kernels` wants the type.
@@ -66,102 +65,14 @@ pub(super) fn is_packed(dtype: DType, n_in: usize) -> bool {
     PACKED.iter().any(|t| t.dtype == dtype && n_in.is_multiple_of(t.row_multiple)) && n_in > 0
 }
 
-/// What a kernel finds at a part's weights.
-#[derive(Clone, Copy)]
-pub(super) enum Weights {
-    /// F16 or BF16.
-    Plain {
-        layout: usize,
-    },
-    Packed(&'static PackedType),
-}
-
-impl Weights {
-    /// `None` where the kernels for few rows know the layout not.
-    pub(super) fn of(part: &PartShape, n_in: usize) -> Option<Self> {
-        match (part.layout, part.dtype) {
-            (Layout::Blocks, DType::F16) if n_in.is_multiple_of(8) => {
-                Some(Self::Plain { layout: LAYOUT_F16 })
-            }
-            (Layout::Blocks, DType::BF16) if n_in.is_multiple_of(8) => {
-                Some(Self::Plain { layout: LAYOUT_BF16 })
-            }
-            (Layout::Blocks, _) => None,
-            (Layout::Packed, dtype) => Some(Self::Packed(&PACKED[packed_index(dtype)])),
-        }
-    }
-
-    /// The same by the kernels' number.
-    pub(super) fn of_layout(layout: u32) -> Self {
-        let layout = layout as usize;
-        match layout.checked_sub(FIRST_PACKED) {
-            None => Self::Plain { layout },
-            Some(index) => Self::Packed(&PACKED[index]),
-        }
-    }
-
-    pub(super) fn layout(self) -> u32 {
-        let layout = match self {
-            Self::Plain { layout } => layout,
-            Self::Packed(t) => FIRST_PACKED + packed_index(t.dtype),
-        };
-        layout as u32
-    }
-
-    /// Whether the kernels of experts for one row and for Hopper take it.
-    pub(super) fn is_of_experts(self) -> bool {
-        match self {
-            Self::Plain { .. } => true,
-            Self::Packed(t) => t.of_experts,
-        }
-    }
-
-    /// Whether `stream_k_128` takes it.
-    pub(super) fn is_of_stream_k_128(self) -> bool {
-        match self {
-            Self::Plain { .. } => true,
-            Self::Packed(t) => t.of_stream_k_128,
-        }
-    }
-
-    /// Bytes of the type's table in shared memory.
-    pub(super) fn table_bytes(self) -> usize {
-        match self {
-            Self::Plain { .. } => 0,
-            Self::Packed(t) => t.table_bytes,
-        }
-    }
-
-    pub(super) fn is_plain(self) -> bool {
-        matches!(self, Self::Plain { .. })
-    }
-
-    /// Whether `gemv` has 256 threads.
-    pub(super) fn is_simple(self) -> bool {
-        match self {
-            Self::Plain { .. } => true,
-            Self::Packed(t) => t.is_simple,
-        }
-    }
-
-    /// Bytes of the ring of `gemv` in shared memory, as gemv.cu has them.
-    pub(super) fn gemv_ring(self, hopper: bool, large: bool) -> usize {
-        match self {
-            _ if !hopper => 60 << 10,
-            Self::Plain { .. } => 64 << 10,
-            Self::Packed(t) if t.has_wide_ring => 92 << 10,
-            Self::Packed(_) if large => 108 << 10,
-            Self::Packed(_) => 84 << 10,
-        }
-    }
-}
-
 impl PackedType {
+    /// By the kernels' number.
+    ///
+    /// # Panics
+    /// If that layout is not packed.
     pub(super) fn of_layout(layout: u32) -> &'static Self {
-        match Weights::of_layout(layout) {
-            Weights::Packed(t) => t,
-            Weights::Plain { .. } => panic!("layout {layout} is not packed"),
-        }
+        let index = (layout as usize).checked_sub(FIRST_PACKED);
+        index.map(|i| &PACKED[i]).unwrap_or_else(|| panic!("layout {layout} is not packed"))
     }
 
     /// Bytes of `size` pieces of a group, whole blocks.

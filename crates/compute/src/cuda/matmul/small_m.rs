@@ -3,8 +3,9 @@
 use super::blocks::distribute;
 use super::epilogue::EpilogueKind;
 use super::op::Matmul;
-use super::packed_types::{PackedType, Weights};
+use super::packed_types::PackedType;
 use super::shape::{MatrixShape, PartRows, Target};
+use super::weights::Weights;
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use crate::{Norm, Result};
 

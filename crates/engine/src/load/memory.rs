@@ -1,42 +1,13 @@
 //! What a model takes of its device's memory, decided before anything is allocated: weights, cache, workspace, and what to do where
 //! they do not fit.
 
+use super::error::LoadError;
+use super::memory_plan::MemoryPlan;
+use super::options::{CacheSize, LoadOptions};
 use crate::SlotSizes;
-use crate::load::{CacheSize, LoadError, LoadOptions};
-use crate::model_runner::RunnerSizes;
+use crate::runner::RunnerSizes;
 use realizar_compute::{BatchLimits, DType, DeviceMemory};
 use realizar_model::{ModelConfig, Shard, StateSpec, workspace_bytes};
-use std::fmt;
-
-/// Bytes of a model's parts on its device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemoryPlan {
-    /// Weights that the device keeps a copy of; 0 where it reads them from the file.
-    pub weights: usize,
-    /// What sequences keep between steps: keys and values, and recurrent state.
-    pub cache: usize,
-    /// Activations and logits of a step, and what operations need besides.
-    pub workspace: usize,
-}
-
-impl MemoryPlan {
-    /// All parts.
-    pub fn total(&self) -> usize {
-        self.weights.saturating_add(self.cache).saturating_add(self.workspace)
-    }
-}
-
-impl fmt::Display for MemoryPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { weights, cache, workspace } = *self;
-        write!(f, "weights {}, cache {}, workspace {}", mib(weights), mib(cache), mib(workspace))
-    }
-}
-
-/// A size for people, rounded up.
-pub(crate) fn mib(bytes: usize) -> String {
-    format!("{} MiB", bytes.div_ceil(1 << 20))
-}
 
 /// What a device has for a model, and what it takes besides what is asked for.
 #[derive(Clone, Copy, Debug)]

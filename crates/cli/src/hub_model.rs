@@ -1,0 +1,69 @@
+//! Names of models of the Hugging Face hub.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// `OWNER/NAME[:FILE-OR-QUANT]`, with or without `hf:`, or an address of the hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HubModel {
+    /// `OWNER/NAME`.
+    pub(crate) repo: String,
+    /// A file of the repository, or a type such as `Q4_K_M` that picks the GGUF file with it in its name.
+    pub(crate) file: Option<String>,
+}
+
+/// Beginnings of addresses of the hub's repositories.
+pub(crate) const HUB_HOSTS: [&str; 4] =
+    ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/"];
+
+impl FromStr for HubModel {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let s = s.strip_prefix("hf:").unwrap_or(s);
+        let (repo, file) = match HUB_HOSTS.iter().find_map(|host| s.strip_prefix(host)) {
+            Some(address) if !address.contains(':') => split_address(address)?,
+            rest => {
+                let s = rest.unwrap_or(s);
+                s.split_once(':').map_or((s.to_owned(), None), |(repo, file)| (repo.to_owned(), Some(file)))
+            }
+        };
+        let part = |p: &str| {
+            !p.is_empty()
+                && !p.starts_with('.')
+                && p.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+        };
+        let plain_file =
+            |f: &str| !f.is_empty() && f.split('/').all(|p| !p.is_empty() && p != "." && p != "..");
+        match repo.split_once('/') {
+            Some((owner, name)) if part(owner) && part(name) && file.is_none_or(plain_file) => {
+                Ok(Self { file: file.map(str::to_owned), repo })
+            }
+            _ => Err("expected OWNER/NAME or OWNER/NAME:FILE-OR-QUANT, with or without hf:".to_owned()),
+        }
+    }
+}
+
+/// The repository, and the file if any, of what follows the hub's host in an address:
+/// `OWNER/NAME[/(tree|blob|resolve)/main[/FILE]][?…]`.
+fn split_address(address: &str) -> Result<(String, Option<&str>), String> {
+    let address = address.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
+    let mut parts = address.splitn(5, '/');
+    let repo = [parts.next(), parts.next()].map(Option::unwrap_or_default).join("/");
+    match (parts.next(), parts.next(), parts.next()) {
+        (None, _, _) => Ok((repo, None)),
+        (Some("tree"), Some("main"), None) => Ok((repo, None)),
+        (Some("blob" | "resolve"), Some("main"), Some(file)) => Ok((repo, Some(file))),
+        (Some("tree" | "blob" | "resolve"), Some(revision), _) if revision != "main" => {
+            Err(format!("revision {revision:?} cannot be had, only main"))
+        }
+        _ => Err(format!("{address:?} is no model's address")),
+    }
+}
+
+impl fmt::Display for HubModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "hf:{}", self.repo)?;
+        self.file.as_ref().map_or(Ok(()), |file| write!(f, ":{file}"))
+    }
+}

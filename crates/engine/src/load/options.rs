@@ -1,0 +1,122 @@
+//! How a model is loaded.
+
+use realizar_compute::DType;
+use std::fmt;
+use std::str::FromStr;
+
+/// Where a model runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    /// The best device that can hold the model.
+    #[default]
+    Auto,
+    /// The processor.
+    Cpu,
+    /// The NVIDIA GPUs of these numbers; several share the model.
+    Cuda(Vec<usize>),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s.split_once(':') {
+            None if s == "auto" => Ok(Self::Auto),
+            None if s == "cpu" => Ok(Self::Cpu),
+            None if s == "cuda" => Ok(Self::Cuda(vec![0])),
+            Some(("cuda", list)) => {
+                let number = |n: &str| n.parse().map_err(|_| format!("{n:?} is not the number of a GPU"));
+                list.split(',').map(number).collect::<Result<_, _>>().map(Self::Cuda)
+            }
+            _ => Err(format!("{s:?} is not one of auto, cpu, cuda, cuda:N, cuda:N,M")),
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(list) => {
+                let list: Vec<String> = list.iter().map(ToString::to_string).collect();
+                write!(f, "cuda:{}", list.join(","))
+            }
+        }
+    }
+}
+
+/// Tokens of a step on the CPU, where nothing else is asked for.
+pub const CPU_STEP_TOKENS: usize = 512;
+/// Tokens of a step on a GPU, where nothing else is asked for: smaller products do not fill it.
+pub const GPU_STEP_TOKENS: usize = 2048;
+
+/// Sequences of a step on the CPU, where nothing else is asked for.
+pub const CPU_MAX_SEQS: usize = 64;
+/// Sequences of a step on a GPU, where nothing else is asked for.
+pub const GPU_MAX_SEQS: usize = 256;
+
+/// How much a cache holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheSize {
+    /// One sequence of the longest.
+    #[default]
+    OneSequence,
+    /// So many tokens at least.
+    Tokens(usize),
+    /// All sequences of a step, each of the longest, or as many of their tokens as nine tenths of what is left on a GPU can hold. Of the
+    /// CPU's memory it takes 1 GiB at most, unless one sequence needs more.
+    AllSequences,
+}
+
+/// How a model is loaded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadOptions {
+    /// Where it runs. Default: [`Device::Auto`].
+    pub device: Device,
+    /// Devices that share the model, each with a part of every weight (tensor parallelism): as many GPUs, from the first that
+    /// `device` names on, or exactly those where it names several. Default 1.
+    pub tp: usize,
+    /// Longest sequence, in tokens; `None`: the model's own, or less where the cache cannot hold it. Default `None`.
+    pub n_ctx: Option<usize>,
+    /// How much the cache holds, all sequences together. Default [`CacheSize::OneSequence`].
+    pub cache: CacheSize,
+    /// Size of the cache in bytes, all sequences together; `None` follows `cache`. Default `None`.
+    pub kv_memory: Option<usize>,
+    /// Element type of the cache. Default `F16`.
+    pub kv_type: DType,
+    /// Tokens of a cache block. Default 32.
+    pub block_size: usize,
+    /// Tokens of a step; `None`: [`CPU_STEP_TOKENS`] or [`GPU_STEP_TOKENS`]. Default `None`.
+    pub step_tokens: Option<usize>,
+    /// Sequences of a step; `None`: [`CPU_MAX_SEQS`] or [`GPU_MAX_SEQS`]. Default `None`.
+    pub max_seqs: Option<usize>,
+    /// Guesses that a step verifies at most, of all sequences together. Each is one more row of logits. Default 0.
+    pub max_guesses: usize,
+    /// Threads of the CPU backend; 0: as many as the machine has cores. Default 0.
+    pub n_threads: usize,
+    /// Products with activations as they are, so that every device and batch gives the same tokens. Default false.
+    pub exact: bool,
+    /// Copies weights into the layout that products read fastest. Default true.
+    pub repack: bool,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            device: Device::Auto,
+            tp: 1,
+            n_ctx: None,
+            cache: CacheSize::OneSequence,
+            kv_memory: None,
+            kv_type: DType::F16,
+            block_size: 32,
+            step_tokens: None,
+            max_seqs: None,
+            max_guesses: 0,
+            n_threads: 0,
+            exact: false,
+            repack: true,
+        }
+    }
+}
