@@ -207,7 +207,7 @@ pub struct Sampled {
     pub rows: Vec<std::result::Result<Choice, SampleError>>,
 }
 
-/// Sizes of a [`ModelRunner`]'s buffers.
+/// Sizes of a [`ModelRunner`](crate::model_runner::ModelRunner)'s buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunnerSizes {
     /// Blocks of the cache.
