@@ -21,7 +21,7 @@
 // With so many registers for a thread.
 #define KERNEL_OF(name, Args, registers) \
   extern "C" __global__ void __maxnreg__(registers) name(const __grid_constant__ Args a)
-// One block, of groups of 4 warps that divide its registers anew.
+// One block, which may have all registers.
 #define KERNEL_1(name, Args, max_threads) \
   extern "C" __global__ void __launch_bounds__(max_threads, 1) name(const __grid_constant__ Args a)
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]

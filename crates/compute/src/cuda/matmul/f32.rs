@@ -7,10 +7,13 @@ use crate::cuda::driver::{Cuda, DevicePtr, kernel_args, kernels};
 
 /// Outputs at most: wider matrices are multiplied with less traffic by blocks that own more outputs.
 const MAX_OUTS: usize = 512;
-/// Rows, and outputs, of a block of `f32_gemm`.
-const TILE: usize = 32;
+/// Rows and outputs of a block of `f32_small_m`, and of `f32_gemm`.
+const SMALL_TILE: (usize, usize) = (8, 8);
+const TILE: (usize, usize) = (64, 32);
 /// Rows that `f32_gemv` takes: each reads the weights.
-const MAX_GEMV_ROWS: usize = 8;
+pub(super) const MAX_GEMV_ROWS: usize = 8;
+/// Rows from which on `f32_gemm` is as fast as `f32_small_m`, which reads every operand more often.
+pub(super) const MANY_ROWS: usize = 513;
 
 kernel_args! {
     in "f32_args.cuh";
@@ -22,7 +25,7 @@ kernel_args! {
         x: DevicePtr as "const float*",
         /// [n_out, n_in]
         w: DevicePtr as "const float*",
-        /// [n_in]: x is normalized first (root mean square); or null; f32_gemv only
+        /// [n_in]: x is normalized first (root mean square); or null; not f32_gemm
         norm_weight: DevicePtr as "const float*",
         /// [n_out] or null
         bias: DevicePtr as "const float*",
@@ -39,6 +42,7 @@ kernels! {
     /// Kernels of f32.cu.
     pub(in crate::cuda) struct Kernels in f32 {
         f32_gemv: F32Args,
+        f32_small_m: F32Args,
         f32_gemm: F32Args,
     }
 }
@@ -69,13 +73,12 @@ pub(super) fn matmul(cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
         let n_out = part.shape.n_out;
         // SAFETY: the part has n_out rows of n_in floats; the callers checked x, y, the norm and the bias.
         unsafe {
-            match op.m <= MAX_GEMV_ROWS {
-                true => cuda.launch(kernels.f32_gemv, [n_out, op.m, 1], 256, &args)?,
-                false => {
-                    let blocks = [n_out.div_ceil(TILE), op.m.div_ceil(TILE), 1];
-                    cuda.launch(kernels.f32_gemm, blocks, 256, &args)?;
-                }
-            }
+            let (f, (rows, outs)) = match op.m {
+                m if m <= MAX_GEMV_ROWS => (kernels.f32_gemv, (1, 1)),
+                m if m < MANY_ROWS => (kernels.f32_small_m, SMALL_TILE),
+                _ => (kernels.f32_gemm, TILE),
+            };
+            cuda.launch(f, [n_out.div_ceil(outs), op.m.div_ceil(rows), 1], 256, &args)?;
         }
     }
     Ok(())

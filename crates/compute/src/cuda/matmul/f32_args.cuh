@@ -9,7 +9,7 @@ struct F32Args {
   const float* x;
   // [n_out, n_in]
   const float* w;
-  // [n_in]: x is normalized first (root mean square); or null; f32_gemv only
+  // [n_in]: x is normalized first (root mean square); or null; not f32_gemm
   const float* norm_weight;
   // [n_out] or null
   const float* bias;

@@ -210,7 +210,17 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
     MatmulKernel {
         name: "f32_gemv",
         types: Types::Plain32,
-        rows: 1..=8,
+        rows: 1..=f32::MAX_GEMV_ROWS,
+        capability: Capability::Sm80,
+        exact: false,
+        epilogues: &[Store],
+        inputs: &[Floats, RmsNorm],
+        plan: plan_f32,
+    },
+    MatmulKernel {
+        name: "f32_small_m",
+        types: Types::Plain32,
+        rows: f32::MAX_GEMV_ROWS + 1..=f32::MANY_ROWS - 1,
         capability: Capability::Sm80,
         exact: false,
         epilogues: &[Store],
@@ -220,7 +230,7 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
     MatmulKernel {
         name: "f32_gemm",
         types: Types::Plain32,
-        rows: 9..=usize::MAX,
+        rows: f32::MANY_ROWS..=usize::MAX,
         capability: Capability::Sm80,
         exact: false,
         epilogues: &[Store],
