@@ -171,6 +171,8 @@ fn matmul_of_narrow_floats() {
             check_on_gpus(&[Matmul { parts, n_in, rows: 0..m, bias }]);
         }
     }
+    // Rows of a prompt.
+    check_on_gpus(&[Matmul { parts: vec![(DType::F32, 35)], n_in: 132, rows: 0..580, bias: true }]);
 }
 
 /// Every kernel, with rows of more than one group of pieces, of which the last is short.
@@ -523,6 +525,22 @@ fn moe_rows_do_not_depend_on_the_batch() {
     }
 }
 
+/// Up to eight rows have blocks of their own on GPUs, in which nothing depends on the others.
+#[test]
+fn moe_of_a_few_rows_equals_each_alone_on_gpus() {
+    for dtype in [DType::Q4_K, DType::Q8_0, DType::BF16] {
+        let all = Moe { hidden_size: 512, bias: true, ..moe_case(dtype, 48, 3, true, 8) };
+        for (path, _, gpu) in gpus() {
+            let y = all.run(gpu).remove(0).1;
+            for row in 0..8 {
+                let alone = Moe { rows: row..row + 1, ..all.clone() }.run(gpu).remove(0).1;
+                let same = &y[row * all.hidden_size..(row + 1) * all.hidden_size];
+                assert_eq!(bits(same), bits(&alone), "{dtype} row {row} on {path}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_matrix_whose_bytes_disagree_with_its_shape_is_refused() {
     fn run<B: Backend>(b: &B) {
@@ -602,7 +620,7 @@ fn perf_of_experts(on: perf::On) {
             };
             (format!("{dtype}, {m} rows"), dtype, case, work)
         };
-        let rows = [1, 8, 32, 128, 2048];
+        let rows = [1, 2, 4, 8, 9, 16, 32, 128, 2048];
         [DType::BF16, DType::Q8_0, DType::Q4_K, DType::MXFP4]
             .iter()
             .flat_map(|&dtype| rows.map(|m| case(dtype, m)))

@@ -172,7 +172,7 @@ KERNEL(moe_group, MoeArgs, GROUP_THREADS) {
   if (warp == 0) exclusive_sums(first_slots, n);
   if (warp == 1) {
     const uint32_t all = exclusive_sums(first_tiles, n);
-    if (threadIdx.x % 32 == 0) n_filled = all;
+    if (threadIdx.x % 32 == 0) n_filled = *a.n_filled = all;
   }
   __syncthreads();
   for_each_use(a, mine, [&](uint32_t use, uint32_t expert, uint32_t at) {

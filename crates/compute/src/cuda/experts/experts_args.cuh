@@ -33,6 +33,8 @@ struct MoeArgs {
   uint32_t* places;
   // [n_tiles]; those not needed have no rows
   struct MoeTile* tiles;
+  // how many tiles have rows
+  uint32_t* n_filled;
   uint32_t n_tokens;
   uint32_t n_experts;
   uint32_t n_used;

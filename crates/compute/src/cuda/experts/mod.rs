@@ -3,7 +3,7 @@
 use super::common::{Input, Output, activation_code};
 use super::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use super::matmul::{
-    Epilogue, EpilogueKind, ExpertsPlan, ExpertsProblem, ExpertsRow, GroupedRows, MAX_USED, Part, Rows,
+    Epilogue, EpilogueKind, ExpertsPlan, ExpertsProblem, ExpertsRows, GroupedRows, MAX_USED, Part, Rows,
     TILE_ROWS, Target, gemv_part, select_experts,
 };
 use crate::{
@@ -50,6 +50,8 @@ kernel_args! {
         places: DevicePtr as "uint32_t*",
         /// [n_tiles]; those not needed have no rows
         tiles: DevicePtr as "struct MoeTile*",
+        /// how many tiles have rows
+        n_filled: DevicePtr as "uint32_t*",
         n_tokens: u32,
         n_experts: u32,
         n_used: u32,
@@ -149,7 +151,7 @@ pub(in crate::cuda) fn has_norm(
     norm: &Norm<Cuda>,
 ) -> bool {
     let is_simple = norm.kind == NormKind::Rms && norm.bias.is_none();
-    is_simple && matches!(plan(cuda, experts, m), ExpertsPlan::Gemv(_))
+    is_simple && !matches!(plan(cuda, experts, m), ExpertsPlan::SimtGemv)
 }
 
 /// As [`moe`], with the sums stored in `y` or added to what is there. `x` and `y` are `[n_tokens, hidden_size]`, and may be the same.
@@ -168,21 +170,24 @@ pub(in crate::cuda) fn run(
     let plan = mixture.plan(cuda);
     if let ExpertsPlan::Gemv(plan) = plan {
         let routes = mixture.route(cuda, 1)?;
-        return plan.run(cuda, &mixture.row(&routes, x, to));
+        return plan.run(cuda, &mixture.rows(&routes, x, to));
     }
-    let Input::Floats(x, None) = x else { panic!("experts with a norm that their kernels do not have") };
+    let Input::Floats(x, norm) = x else { panic!("experts read floats") };
     let routes = match plan {
         ExpertsPlan::GroupedGemm(plan) => {
-            let (routes, rows) = mixture.grouped(cuda, x, plan.tile_rows())?;
+            let (routes, rows) = mixture.grouped(cuda, (x, norm), plan.tile_rows())?;
             plan.run(cuda, &rows)?;
             routes
         }
         ExpertsPlan::GroupedMma(plan) => {
-            let (routes, rows) = mixture.grouped(cuda, x, plan.tile_rows())?;
+            let (routes, rows) = mixture.grouped(cuda, (x, norm), plan.tile_rows())?;
             plan.run(cuda, &rows)?;
             routes
         }
-        ExpertsPlan::Gemv(_) | ExpertsPlan::SimtGemv => mixture.multiply_in_floats(cuda, x)?,
+        ExpertsPlan::Gemv(_) | ExpertsPlan::SimtGemv => {
+            assert!(norm.is_none(), "experts with a norm that their kernels do not have");
+            mixture.multiply_in_floats(cuda, x)?
+        }
     };
     mixture.combine(cuda, &routes, to)
 }
@@ -251,7 +256,8 @@ impl<'a> Mixture<'a> {
         let (n_uses, n_experts) = (self.n_uses(), self.n_experts);
         // Each expert's last tile may be partly filled.
         let n_tiles = n_uses.min(n_uses / tile_rows + n_experts);
-        let words = cuda.scratch.get(&cuda.driver, "routes to experts", 4 * (5 * n_uses + 3 * n_tiles))?;
+        let words =
+            cuda.scratch.get(&cuda.driver, "routes to experts", 4 * (5 * n_uses + 3 * n_tiles + 1))?;
         let array = |i: usize| words.offset(4 * i * n_uses);
         let Router { n_used, scores, norm_topk, scale, groups } = self.experts.params.router;
         let args = MoeArgs {
@@ -267,6 +273,7 @@ impl<'a> Mixture<'a> {
             tokens: array(3),
             places: array(4),
             tiles: array(5),
+            n_filled: array(5).offset(4 * 3 * n_tiles),
             n_tokens: self.n_tokens as u32,
             n_experts: n_experts as u32,
             n_used: n_used as u32,
@@ -290,7 +297,7 @@ impl<'a> Mixture<'a> {
     fn group(&self, cuda: &Cuda, routes: &Routes) -> Result<()> {
         let (f, shared) = (cuda.room::<Kernels>().moe_group, group_shared_bytes(self.n_experts));
         let blocks = [usize::from(self.n_uses() > 0), 1, 1];
-        // SAFETY: as in `route`, and the scratch memory holds three words for each tile.
+        // SAFETY: as in `route`, and the scratch memory holds three words for each tile and one more.
         unsafe { cuda.launch_shared(f, blocks, 32 * GROUP_WARPS as u32, shared, &routes.args) }
     }
 
@@ -303,14 +310,14 @@ impl<'a> Mixture<'a> {
         unsafe { cuda.launch(cuda.room::<Kernels>().moe_combine, blocks, 256, &args) }
     }
 
-    /// What is computed where there is one row.
-    fn row<'b>(
+    /// What is computed where each row has blocks of its own.
+    fn rows<'b>(
         &'b self,
         routes: &Routes,
         x: Input<'b>,
         (y, epilogue): (DevicePtr, Epilogue),
-    ) -> ExpertsRow<'b> {
-        ExpertsRow {
+    ) -> ExpertsRows<'b> {
+        ExpertsRows {
             weights: [self.experts.gate_up, self.experts.down],
             biases: self.biases(),
             x,
@@ -324,7 +331,12 @@ impl<'a> Mixture<'a> {
     }
 
     /// The rows of `x`, sorted by the experts that they use, in tiles of `tile_rows`.
-    fn grouped(&self, cuda: &Cuda, x: DevicePtr, tile_rows: usize) -> Result<(Routes, GroupedRows<'_>)> {
+    fn grouped<'b>(
+        &'b self,
+        cuda: &Cuda,
+        (x, norm): (DevicePtr, Option<&'b Norm<Cuda>>),
+        tile_rows: usize,
+    ) -> Result<(Routes, GroupedRows<'b>)> {
         let routes = self.route(cuda, tile_rows)?;
         self.group(cuda, &routes)?;
         let rows = GroupedRows {
@@ -332,10 +344,12 @@ impl<'a> Mixture<'a> {
             gate_up_bias: self.biases()[0],
             activation: self.experts.params.activation,
             x,
+            norm,
             m: self.n_tokens,
             n_used: self.experts.params.router.n_used,
             tiles: routes.args.tiles,
             n_tiles: routes.n_tiles,
+            n_filled: routes.args.n_filled,
             tile_rows,
             slots: routes.args.slots,
             places: routes.args.places,

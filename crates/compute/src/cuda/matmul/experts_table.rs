@@ -34,7 +34,7 @@ pub(in crate::cuda) struct ExpertsProblem<'a> {
 
 /// How a kernel computes experts.
 pub(in crate::cuda) enum ExpertsPlan {
-    /// One row.
+    /// A few rows, one by one.
     Gemv(gemv::ExpertsPlan),
     /// Rows sorted by expert, on Hopper.
     GroupedGemm(grouped_gemm::Plan),
@@ -44,12 +44,15 @@ pub(in crate::cuda) enum ExpertsPlan {
     SimtGemv,
 }
 
+/// Most rows of activations for which each reads its experts by itself.
+const MAX_GEMV_ROWS: usize = 8;
+
 /// By speed: a row comes before those that are slower where both can.
 const KERNELS: &[ExpertsKernel] = &[
     ExpertsKernel {
         name: "gemv",
         types: Types::Packed,
-        rows: 1..=1,
+        rows: 1..=MAX_GEMV_ROWS,
         capability: Capability::Sm80,
         exact: false,
         plan: plan_gemv,
@@ -57,7 +60,7 @@ const KERNELS: &[ExpertsKernel] = &[
     ExpertsKernel {
         name: "gemv",
         types: Types::Plain16,
-        rows: 1..=1,
+        rows: 1..=MAX_GEMV_ROWS,
         capability: Capability::Sm80,
         exact: false,
         plan: plan_gemv,
@@ -114,10 +117,12 @@ fn has_registers(p: &ExpertsProblem<'_>) -> bool {
 }
 
 fn plan_gemv(target: &Target, p: &ExpertsProblem<'_>) -> Option<ExpertsPlan> {
-    if !has_registers(p) {
+    // Where half as many experts are used as there are, or more, too many rows have one in common.
+    let is_shared = p.m > 1 && 2 * p.m * p.n_used > p.gate_up.n_experts;
+    if is_shared || !has_registers(p) {
         return None;
     }
-    gemv::plan_experts(target, p.gate_up, p.down, p.n_used).map(ExpertsPlan::Gemv)
+    gemv::plan_experts(target, p.gate_up, p.down, (p.m, p.n_used)).map(ExpertsPlan::Gemv)
 }
 
 fn plan_grouped_gemm(target: &Target, p: &ExpertsProblem<'_>) -> Option<ExpertsPlan> {
@@ -173,7 +178,7 @@ mod tests {
 
     /// What selection_experts.txt lists: for every type the kernels of experts of a size that models have.
     fn print() -> String {
-        const M: [usize; 5] = [1, 2, 9, 256, 4096];
+        const M: [usize; 5] = [1, 8, 9, 256, 4096];
         let mut out = String::new();
         for arch in Arch::ALL {
             write!(out, "{:<8}", arch.name()).unwrap();

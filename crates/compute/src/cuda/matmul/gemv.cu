@@ -10,9 +10,10 @@
 // one block to an SM, with about half of what it has, so that the next kernel's block fits beside it. Most of the code runs once
 // per launch, and an SM waits for instructions that it has not run before: so it is short, and has few copies of itself.
 //
-// With experts (GemvExpertsArgs) there is one row of x, which uses a few of many matrices. With a gate the outputs of all of these are
-// shared out, one matrix after the other. Without one x has a part for each matrix, an output has groups of each, and their sums are
-// weighed before they are added. Which matrices are used is known only when the kernel before has ended, so the ring is filled after that.
+// With experts (GemvExpertsArgs) a row of x uses a few of many matrices, and has blocks of its own (blockIdx.y). With a gate the outputs of
+// all of its matrices are shared out, one matrix after the other. Without one x has a part for each matrix, an output has groups of each,
+// and their sums are weighed before they are added. Which matrices are used is known only when the kernel before has ended, so the ring is
+// filled after that.
 //
 // Moves: the weights once. Shared memory: the ring, 80 bytes per 64 activations of each row, 4 bytes per group of a row and row of x.
 #include "packed.cuh"
@@ -169,13 +170,13 @@ DEVICE void convert(const float (&v)[8], int k, int n, XPiece* pieces, float* fl
 // Converts the rows of x, times the norm's weights, of which `norm` has those of the thread's first activations. What the norm divides
 // them by is left to the end: the thread's share of the sum of squares of row j goes to `squares(j, share)`.
 template <int THREADS, class Squares>
-DEVICE void prepare(const GemvArgs& a, int m, Eight& norm, XPiece* pieces, float* floats, ActivationForm form, Squares squares) {
+DEVICE void prepare(const GemvArgs& a, const float* rows, int m, Eight& norm, XPiece* pieces, float* floats, ActivationForm form, Squares squares) {
   // Spans of a warp that are on their way at the same time.
   constexpr int ALL = THREADS / 32 * SPAN, HELD = THREADS < 384 ? 4 : 2;
   const int n = a.n_in;
 #pragma unroll 1
   for (int j = 0; j < m; j++) {
-    const float* x = a.x + static_cast<size_t>(j) * n;
+    const float* x = rows + static_cast<size_t>(j) * n;
     float sum = 0;
 #pragma unroll 1
     for (int done = 0; done < n; done += HELD * ALL) {
@@ -280,8 +281,9 @@ struct GemvWork {
   uint32_t* table;
   XPiece* pieces;
   float *floats, *sums;  // sums: [rows, groups, m]
-  // A unit is a group of rows `row` and `row` + n_own. They are shared out group by group, so that a warp keeps its activations.
-  int n_own, begin, end, first_group, first_row;
+  // A unit is a group of rows `row` and `row` + n_own. They are shared out group by group, so that a warp keeps its activations. Of experts
+  // with rows so short that most lanes would have no piece, it is as many rows side by side (`n_abreast`), which are neighbours in memory.
+  int n_own, begin, end, first_group, first_row, abreast = 1;
 
   DEVICE GemvWork(const GemvArgs& a, const GemvExpertsArgs* experts, int n_rows, bool gate, unsigned char* shared)
       : a(a), experts(experts), n_rows(n_rows), gate(gate) {
@@ -301,14 +303,23 @@ struct GemvWork {
     pieces = reinterpret_cast<XPiece*>(shared + ring_bytes);
     floats = reinterpret_cast<float*>(shared + ring_bytes);
     sums = reinterpret_cast<float*>(shared + ring_bytes + x_bytes * m);
-    n_own = ceil_div(n_rows, ROWS);
+    if (EXPERTS && P::PACKED && !gate && n_pieces <= GROUP / 2) abreast = n_pieces <= GROUP / 4 ? 4 : 2;
+    n_own = ceil_div(n_rows, ROWS * n_abreast());
     const int n_units = n_own * n_groups;
     begin = n_units * warp / WARPS, end = n_units * (warp + 1) / WARPS;
     first_group = n_own > 0 ? begin / n_own : 0, first_row = begin - first_group * n_own;
   }
 
+  DEVICE int n_abreast() const { return EXPERTS ? abreast : 1; }
+  // Lanes of a row, and how many rows there are from `row` * n_abreast() on, of those that are abreast.
+  DEVICE int n_lanes() const { return 32 / n_abreast(); }
+  DEVICE int n_rows_at(int row) const { return max(min(n_rows - row * n_abreast(), n_abreast()), 0); }
   // Outputs that are stored.
   DEVICE int n_y() const { return gate ? n_rows / 2 : n_rows; }
+  // The block's first row of x and of y. Of experts it is the only one.
+  DEVICE size_t own_row() const { return EXPERTS ? blockIdx.y : 0; }
+  DEVICE const float* x() const { return a.x + own_row() * n; }
+  DEVICE float* y() const { return a.y + own_row() * a.y_stride; }
   // Of which of an output's rows a group is.
   DEVICE int row_of(int group) const { return EXPERTS ? group / row_groups : 0; }
 };
@@ -327,7 +338,7 @@ struct WeightCopies {
   DEVICE WeightCopies(const W& work, const GemvPart& part, int first, uint64_t* barrier) : work(work), barrier(barrier), first(first) {
     const GemvArgs& a = work.a;
     row_bytes = static_cast<int64_t>(part.row_bytes);
-    other = work.gate ? a.parts[1].w - a.parts[0].w : work.n_own * row_bytes;
+    other = work.gate ? a.parts[1].w - a.parts[0].w : work.n_own * work.n_abreast() * row_bytes;
     unit = work.begin, group = work.first_group, row = work.first_row;
     from = part.w;
     if (!W::OF_EXPERTS) from += static_cast<size_t>(first) * part.row_bytes + group * W::BYTES + row * row_bytes;
@@ -338,7 +349,7 @@ struct WeightCopies {
     const bool is_up = W::ROWS == 1 && work.gate && row >= work.n_own / 2;
     if constexpr (W::OF_EXPERTS) {
       const int n_out = work.experts->n_out;
-      int out = first + (is_up ? row - work.n_own / 2 : row), used = work.row_of(group);
+      int out = first + (is_up ? row - work.n_own / 2 : row * work.n_abreast()), used = work.row_of(group);
       const int in_row = group - used * work.row_groups;
       if (work.gate) used = out / n_out, out -= used * n_out;
       const uint8_t* w = from + __shfl_sync(ALL_LANES, expert, used) * work.experts->expert_bytes;
@@ -354,12 +365,20 @@ struct WeightCopies {
       const bool is_last = group - work.row_of(group) * work.row_groups + 1 == work.row_groups;
       const uint32_t bytes = is_last ? work.last_bytes : W::BYTES;
       const int copier = ptx::copying_lane(work.lane);
-      ptx::mbarrier_expect_tx(barrier + stage, copier, W::ROWS * bytes);
       const uint8_t* r = source();
-      ptx::cp_async_bulk_evict_first(work.ring + stage * W::STAGE, r, bytes, barrier + stage, copier);
-      if (W::ROWS == 2) {
-        const uint8_t* second = work.gate || row + work.n_own < work.n_rows ? r + other : r;
-        ptx::cp_async_bulk_evict_first(work.ring + stage * W::STAGE + W::SLOT, second, bytes, barrier + stage, copier);
+      uint8_t* to = work.ring + stage * W::STAGE;
+      if constexpr (W::OF_EXPERTS) {
+        const uint32_t own = work.n_rows_at(row) * bytes, others = W::ROWS == 1 ? 0 : (work.gate ? 1 : work.n_rows_at(row + work.n_own)) * bytes;
+        ptx::mbarrier_expect_tx(barrier + stage, copier, own + others);
+        ptx::cp_async_bulk_evict_first(to, r, own, barrier + stage, copier);
+        if (others > 0) ptx::cp_async_bulk_evict_first(to + W::SLOT, r + other, others, barrier + stage, copier);
+      } else {
+        ptx::mbarrier_expect_tx(barrier + stage, copier, W::ROWS * bytes);
+        ptx::cp_async_bulk_evict_first(to, r, bytes, barrier + stage, copier);
+        if (W::ROWS == 2) {
+          const uint8_t* second = work.gate || row + work.n_own < work.n_rows ? r + other : r;
+          ptx::cp_async_bulk_evict_first(to + W::SLOT, second, bytes, barrier + stage, copier);
+        }
       }
       ptx::cp_async_mbarrier_arrive(barrier + stage);
     }
@@ -392,7 +411,8 @@ struct WeightCopies {
   // The same of experts, after the kernel before has ended. The input is asked for between the first stage and the others.
   DEVICE void fill_first() {
     init_barriers();
-    if (work.lane < static_cast<int>(work.experts->n_used)) expert = __ldcg(work.experts->experts + work.lane);
+    const uint32_t n_used = work.experts->n_used;
+    if (work.lane < static_cast<int>(n_used)) expert = __ldcg(work.experts->experts + work.own_row() * n_used + work.lane);
     load_stage(0);
   }
   DEVICE void fill_others() {
@@ -408,6 +428,8 @@ DEVICE void accumulate(const W& work, WeightCopies<W>& copies) {
   constexpr bool ONE = W::ONE_ROW;
   constexpr int ROWS = W::ROWS;
   const int lane = work.lane, n_row = work.n_row, n_own = work.n_own, n_groups = work.n_groups;
+  // The lane's among those of its row.
+  const int n_lanes = work.n_lanes(), place = lane % n_lanes;
   int stage = 0;
   uint32_t parity = 0;
   // When the lanes' sums meet, each has had in hand what it took, and not only asked for it, before the next copy overwrites it.
@@ -422,7 +444,7 @@ DEVICE void accumulate(const W& work, WeightCopies<W>& copies) {
     const int length = P::PACKED ? size : min(n_row - in_row * 1024, 1024);
     const XPiece* pieces = work.pieces + used * (n_row / 64);
     const float* floats = work.floats + used * n_row;
-    auto x = activations<P>(pieces, floats, 0, in_row, size, lane, n_row);
+    auto x = activations<P>(pieces, floats, 0, in_row, size, place, n_row);
     const int until = min(work.end, (group + 1) * n_own);
     int row = unit - group * n_own;
 #pragma unroll 1
@@ -430,31 +452,35 @@ DEVICE void accumulate(const W& work, WeightCopies<W>& copies) {
       ptx::mbarrier_wait(copies.barrier + stage, parity);
       typename P::Piece p[ROWS];
       const uint8_t* weights = work.ring + stage * W::STAGE;
+      if (W::OF_EXPERTS) weights += lane / n_lanes * work.last_bytes;
 #pragma unroll
       for (int i = 0; i < ROWS; i++) {
-        P::take(p[i], weights + i * W::SLOT, length, P::PACKED ? min(lane, size - 1) : lane);
+        P::take(p[i], weights + i * W::SLOT, length, P::PACKED ? min(place, size - 1) : lane);
         if constexpr (P::TABLE > 0) p[i].table = work.table;
       }
 #pragma unroll 1
       for (int j = 0; j < work.m; j++) {
-        if (!ONE && j > 0) x = activations<P>(pieces, floats, j, in_row, size, lane, n_row);
+        if (!ONE && j > 0) x = activations<P>(pieces, floats, j, in_row, size, place, n_row);
         float sum[ROWS];
 #pragma unroll
         for (int i = 0; i < ROWS; i++) sum[i] = P::dot(p[i], x);
-        // Each half of the warp goes on with one of two rows.
-        const bool upper = ROWS == 2 && lane >= 16;
+        // Each half of a row's lanes goes on with one of two rows.
+        const int half = n_lanes / 2;
+        const bool upper = ROWS == 2 && place >= half;
         float s = upper ? sum[ROWS - 1] : sum[0];
-        s += __shfl_xor_sync(ALL_LANES, upper ? sum[0] : sum[ROWS - 1], 16);
+        s += __shfl_xor_sync(ALL_LANES, upper ? sum[0] : sum[ROWS - 1], half);
         if (ONE) give_back();
 #pragma unroll
-        for (int d = 8; d; d >>= 1) s += __shfl_xor_sync(ALL_LANES, s, d);
-        const int mine = row + (upper ? n_own : 0);
-        if (lane % (32 / ROWS) == 0 && mine < work.n_rows) work.sums[(mine * n_groups + group) * work.m + j] = s;
+        for (int d = 8; d; d >>= 1) {
+          if (!W::OF_EXPERTS || d < half) s += __shfl_xor_sync(ALL_LANES, s, d);
+        }
+        const int mine = (row + (upper ? n_own : 0)) * work.n_abreast() + lane / n_lanes;
+        if (place % (n_lanes / ROWS) == 0 && mine < work.n_rows) work.sums[(mine * n_groups + group) * work.m + j] = s;
         if (ONE) break;
       }
       if (!ONE) {
         give_back();
-        x = activations<P>(pieces, floats, 0, in_row, size, lane, n_row);
+        x = activations<P>(pieces, floats, 0, in_row, size, place, n_row);
       }
     }
   }
@@ -505,7 +531,7 @@ DEVICE float load_addend(const W& work, const GemvPart& part, int first) {
   ptx::griddepcontrol_wait();
   if (a.epilogue == ADD && threadIdx.x < n_y * m) {
     const int row = W::ONE_ROW ? threadIdx.x : threadIdx.x % n_y, j = W::ONE_ROW ? 0 : threadIdx.x / n_y;
-    addend += __ldcg(a.y + static_cast<size_t>(j) * a.y_stride + part.first_out + first + row);
+    addend += __ldcg(work.y() + static_cast<size_t>(j) * a.y_stride + part.first_out + first + row);
   }
   return addend;
 }
@@ -559,10 +585,10 @@ DEVICE void store_experts(const W& work, const Common& common, int first, float 
       }
       y = a.activation == CLAMPED_SWIGLU ? gate_one(CLAMPED_SWIGLU, gate, up) : activate(a.activation, gate) * up;
     } else {
-      if (i >= THREADS) addend = a.epilogue == ADD ? __ldcg(a.y + out) : 0.0f;
+      if (i >= THREADS) addend = a.epilogue == ADD ? __ldcg(work.y() + out) : 0.0f;
       y = merge_experts(work, common, i, out) + addend;
     }
-    a.y[out] = y;
+    work.y()[out] = y;
   }
 }
 
@@ -586,12 +612,12 @@ DEVICE void multiply(const GemvArgs& a, const GemvPart& part, int first, int n_r
     const GemvExpertsArgs& e = *work.experts;
     if (threadIdx.x < e.n_used) {
       common.experts[threadIdx.x] = copies.expert;
-      if (!gate) common.weights[threadIdx.x] = __ldcg(e.weights + threadIdx.x);
+      if (!gate) common.weights[threadIdx.x] = __ldcg(e.weights + work.own_row() * e.n_used + threadIdx.x);
     }
   }
   uint32_t round = 0;
   if (RANKS && a.epilogue == ADD_RANKS) round = others.ranks->round();
-  prepare<THREADS>(a, work.m, norm, work.pieces, work.floats,
+  prepare<THREADS>(a, work.x(), work.m, norm, work.pieces, work.floats,
                    !P::PACKED ? ActivationForm::FLOATS : P::PAIRS_OF_SUMS ? ActivationForm::PAIRS_OF_SUMS : ActivationForm::SUMS,
                    [&](int j, float share) {
                      share = warp_sum(share);
@@ -674,7 +700,7 @@ KERNEL_2(gemv_512, GemvArgs, 512) { multiply_parts<512, false, true>(a); }
 KERNEL_2(gemv_256_ranks, GemvRanksArgs, 256) { multiply_parts<256, true, true>(a.product, WithRanks{&a.ranks}); }
 KERNEL_2(gemv_384_ranks, GemvRanksArgs, 384) { multiply_parts<384, false, true>(a.product, WithRanks{&a.ranks}); }
 KERNEL_2(gemv_512_ranks, GemvRanksArgs, 512) { multiply_parts<512, false, true>(a.product, WithRanks{&a.ranks}); }
-// One row of x with the experts that it uses.
+// Rows of x with the experts that each uses.
 KERNEL_2(gemv_256_experts, GemvExpertsArgs, 256) { multiply_parts<256, true, true>(a.product, OfExperts{&a}); }
 KERNEL_2(gemv_384_experts, GemvExpertsArgs, 384) { multiply_parts<384, false, true>(a.product, OfExperts{&a}); }
 // Up to 8 rows.

@@ -75,13 +75,13 @@ kernel_args! {
         ranks: RanksArgs as "ranks::Ranks",
     }
 
-    /// The product of one row with the experts that it uses. GATE: `product.n_out` are the outputs of all of these, one after the other. Else
-    /// they add up, and x has n_row columns for each.
+    /// The product of rows with the experts that each uses, a row to a blockIdx.y. GATE: `product.n_out` are the outputs of all of a row's
+    /// experts, one after the other. Else they add up, and x has n_row columns for each.
     struct GemvExpertsArgs {
         product: GemvArgs,
-        /// [n_used]
+        /// [rows, n_used]
         experts: DevicePtr as "const uint32_t*",
-        /// [n_used], what the outputs of each are multiplied with; not read for GATE
+        /// [rows, n_used], what the outputs of each are multiplied with; not read for GATE
         weights: DevicePtr as "const float*",
         /// [all experts, n_out], for GATE [all experts, 2 * n_out]; or null
         bias: DevicePtr as "const float*",
@@ -117,7 +117,7 @@ pub(in crate::cuda) struct Kernels {
     gemv_256: OneRow,
     gemv_384: OneRow,
     gemv_512: OneRow,
-    /// One row with experts, with 256 threads and with 384.
+    /// Rows with the experts of each, with 256 threads and with 384.
     experts: [Kernel<GemvExpertsArgs>; 2],
     /// Up to 8 rows of activations.
     gemv_8: Kernel<GemvArgs>,
@@ -336,59 +336,66 @@ impl Plan {
     }
 }
 
-/// How one row is multiplied with the experts that it uses.
+/// How rows are multiplied with the experts that each uses.
 pub(in crate::cuda) struct ExpertsPlan {
     gate_up: Plan,
     down: Plan,
+    /// Rows of activations.
+    m: usize,
     n_used: usize,
     intermediate_size: usize,
 }
 
-/// A row, the experts that it uses, and where the result goes.
-pub(in crate::cuda) struct ExpertsRow<'a> {
+/// Rows, the experts that each uses, and where the results go.
+pub(in crate::cuda) struct ExpertsRows<'a> {
     /// `[n_experts, 2 * intermediate_size, hidden_size]` and `[n_experts, hidden_size, intermediate_size]`
     pub(in crate::cuda) weights: [&'a Matrix; 2],
     /// As `weights`, or null: `[n_experts, 2 * intermediate_size]` and `[n_experts, hidden_size]`
     pub(in crate::cuda) biases: [DevicePtr; 2],
-    /// `[hidden_size]`, normalized first where a norm is given.
+    /// `[m, hidden_size]`, normalized first where a norm is given.
     pub(in crate::cuda) x: Input<'a>,
-    /// `[hidden_size]`
+    /// `[m, hidden_size]`
     pub(in crate::cuda) y: Output,
     /// `Store`, or `Add` to `y`.
     pub(in crate::cuda) epilogue: Epilogue,
     pub(in crate::cuda) activation: Activation,
-    /// `[n_used]`
+    /// `[m, n_used]`
     pub(in crate::cuda) experts: DevicePtr,
-    /// `[n_used]`, of the experts' outputs
+    /// `[m, n_used]`, of the experts' outputs
     pub(in crate::cuda) factors: DevicePtr,
-    /// Room for `[n_used, intermediate_size]`.
+    /// Room for `[m, n_used, intermediate_size]`.
     pub(in crate::cuda) hidden: DevicePtr,
 }
 
-/// Plans one row that uses `n_used` experts; `None` where the kernel cannot.
+/// Plans `m` rows that use `n_used` experts each; `None` where the kernel cannot.
 pub(in crate::cuda) fn plan_experts(
     target: &Target,
     gate_up: &MatrixShape,
     down: &MatrixShape,
-    n_used: usize,
+    (m, n_used): (usize, usize),
 ) -> Option<ExpertsPlan> {
     let is_one = down.parts.len() == 1 && (1..=MAX_USED).contains(&n_used);
-    if !is_one || gate_up.n_in == 0 || down.n_in == 0 {
+    if !is_one || m == 0 || gate_up.n_in == 0 || down.n_in == 0 {
         return None;
     }
     let (gate_up_parts, down_parts) = (parts(gate_up, true)?, parts(down, false)?);
     let (outs, ins) = (n_used * down.n_in, n_used * down.n_in);
+    // An SM has one block.
+    let n_blocks = (target.n_sms / m).max(1);
     Some(ExpertsPlan {
-        gate_up: finish_experts(target, gate_up_parts, (gate_up.n_in, gate_up.n_in), outs)?,
-        down: finish_experts(target, down_parts, (ins, down.n_in), down.n_out)?,
+        gate_up: finish_experts(target, n_blocks, gate_up_parts, (gate_up.n_in, gate_up.n_in), outs)?,
+        down: finish_experts(target, n_blocks, down_parts, (ins, down.n_in), down.n_out)?,
+        m,
         n_used,
         intermediate_size: down.n_in,
     })
 }
 
-/// A product of `n_out` outputs, of a gate where there are two parts, with `n_in` activations and rows of `n_row` weights.
+/// A product of `n_out` outputs, of a gate where there are two parts, with `n_in` activations and rows of `n_row` weights, for each of which
+/// `n_blocks` blocks are wanted.
 fn finish_experts(
     target: &Target,
+    n_blocks: usize,
     mut parts: Vec<(PartRows, GemvPart)>,
     (n_in, n_row): (usize, usize),
     n_out: usize,
@@ -399,7 +406,7 @@ fn finish_experts(
     let ring = weights.gemv_ring(target.hopper, false);
     let room = (target.max_shared_bytes - GEMV_STATIC_BYTES).checked_sub(ring + x_bytes(is_plain, n_in))?;
     let (blocks, max_outs) =
-        distribute(target.n_sms, &[n_out], &[n_out], |outs| (4 * outs * n_groups <= room).then_some(outs))?;
+        distribute(n_blocks, &[n_out], &[n_out], |outs| (4 * outs * n_groups <= room).then_some(outs))?;
     parts.iter_mut().for_each(|(_, part)| part.n_out = n_out as u32);
     Some(Plan {
         parts,
@@ -416,14 +423,14 @@ fn finish_experts(
 }
 
 impl ExpertsPlan {
-    pub(in crate::cuda) fn run(&self, cuda: &Cuda, row: &ExpertsRow<'_>) -> Result<()> {
-        let [gate_up, down] = row.weights;
-        let hidden = row.hidden;
-        let of = |w, x, y, epilogue| Matmul { w, x, y, bias: None, m: 1, epilogue };
-        let gate = of(gate_up, row.x, Output::Floats(hidden), Epilogue::Gate(row.activation));
-        let sum = of(down, Input::Floats(hidden, None), row.y, row.epilogue);
-        self.launch(cuda, &self.gate_up, &gate, row, (row.biases[0], self.intermediate_size))?;
-        self.launch(cuda, &self.down, &sum, row, (row.biases[1], down.shape.n_out))
+    pub(in crate::cuda) fn run(&self, cuda: &Cuda, rows: &ExpertsRows<'_>) -> Result<()> {
+        let [gate_up, down] = rows.weights;
+        let hidden = rows.hidden;
+        let of = |w, x, y, epilogue| Matmul { w, x, y, bias: None, m: self.m, epilogue };
+        let gate = of(gate_up, rows.x, Output::Floats(hidden), Epilogue::Gate(rows.activation));
+        let sum = of(down, Input::Floats(hidden, None), rows.y, rows.epilogue);
+        self.launch(cuda, &self.gate_up, &gate, rows, (rows.biases[0], self.intermediate_size))?;
+        self.launch(cuda, &self.down, &sum, rows, (rows.biases[1], down.shape.n_out))
     }
 
     /// One product, of experts with this bias and so many outputs.
@@ -432,14 +439,14 @@ impl ExpertsPlan {
         cuda: &Cuda,
         plan: &Plan,
         op: &Matmul<'_>,
-        row: &ExpertsRow<'_>,
+        rows: &ExpertsRows<'_>,
         (bias, n_out): (DevicePtr, usize),
     ) -> Result<()> {
         let part = &op.w.parts[0].shape;
         let args = GemvExpertsArgs {
             product: plan.args(op),
-            experts: row.experts,
-            weights: row.factors,
+            experts: rows.experts,
+            weights: rows.factors,
             bias,
             expert_bytes: (part.n_out * part.row_bytes) as u64,
             n_used: self.n_used as u32,
@@ -452,7 +459,7 @@ impl ExpertsPlan {
         let shared = cuda.smem_guard.request(&*cuda.driver, plan.ring + plan.shared_bytes_per_row);
         // SAFETY: the caller checked the shapes of x, y and the biases; the parts hold the rows of all experts, and the router chose among
         // these.
-        unsafe { cuda.launch_shared(f, [plan.n_blocks, 1, 1], threads, shared, &args)? };
+        unsafe { cuda.launch_shared(f, [plan.n_blocks, self.m, 1], threads, shared, &args)? };
         cuda.smem_guard.set(shared);
         Ok(())
     }

@@ -49,13 +49,13 @@ struct GemvRanksArgs {
   ranks::Ranks ranks;
 };
 
-// The product of one row with the experts that it uses. GATE: `product.n_out` are the outputs of all of these, one after the other. Else
-// they add up, and x has n_row columns for each.
+// The product of rows with the experts that each uses, a row to a blockIdx.y. GATE: `product.n_out` are the outputs of all of a row's
+// experts, one after the other. Else they add up, and x has n_row columns for each.
 struct GemvExpertsArgs {
   GemvArgs product;
-  // [n_used]
+  // [rows, n_used]
   const uint32_t* experts;
-  // [n_used], what the outputs of each are multiplied with; not read for GATE
+  // [rows, n_used], what the outputs of each are multiplied with; not read for GATE
   const float* weights;
   // [all experts, n_out], for GATE [all experts, 2 * n_out]; or null
   const float* bias;

@@ -6,7 +6,7 @@
 use super::matrix::Matrix;
 use super::mixed_gemm::{ACTIVATION_THREADS, ActivationLayout, Kernels, MixedGemmActivationArgs, STEP};
 use crate::cuda::driver::{Cuda, DevicePtr};
-use crate::{Activation, Result, Tensor};
+use crate::{Activation, Norm, Result, Tensor};
 
 /// The rows, the experts that they use, and where results go.
 pub(in crate::cuda) struct GroupedRows<'a> {
@@ -15,13 +15,16 @@ pub(in crate::cuda) struct GroupedRows<'a> {
     /// `[n_experts, 2 * intermediate_size]`, or null
     pub(in crate::cuda) gate_up_bias: DevicePtr,
     pub(in crate::cuda) activation: Activation,
-    /// `[m, hidden_size]`
+    /// `[m, hidden_size]`, normalized first where a norm is given.
     pub(in crate::cuda) x: DevicePtr,
+    pub(in crate::cuda) norm: Option<&'a Norm<Cuda>>,
     pub(in crate::cuda) m: usize,
     pub(in crate::cuda) n_used: usize,
     /// `[n_tiles]` as `moe_group` writes them, of `tile_rows` rows.
     pub(in crate::cuda) tiles: DevicePtr,
     pub(in crate::cuda) n_tiles: usize,
+    /// How many of the tiles have rows.
+    pub(in crate::cuda) n_filled: DevicePtr,
     pub(in crate::cuda) tile_rows: usize,
     /// `[m, n_used]`: the slot of each use, and its row if all tiles are full.
     pub(in crate::cuda) slots: DevicePtr,
@@ -54,20 +57,23 @@ pub(super) struct TiledRows {
 
 /// Rows of floats that become rows of tiles.
 #[derive(Clone, Copy)]
-struct Places {
+struct Places<'a> {
     x: DevicePtr,
     /// The row of each, or null: in order.
     x_rows: DevicePtr,
     n: usize,
     /// Rows that each becomes.
     n_places: usize,
+    /// Applied first.
+    norm: Option<&'a Norm<Cuda>>,
 }
 
 impl GroupedRows<'_> {
     /// The rows of x as tiles: each where its uses are.
     pub(super) fn convert_inputs(&self, cuda: &Cuda, operand: Operand) -> Result<TiledRows> {
         let tiles = self.room(cuda, operand, self.x_room, "tiles of experts' inputs")?;
-        let places = Places { x: self.x, x_rows: DevicePtr::NULL, n: self.m, n_places: self.n_used };
+        let (x_rows, norm) = (DevicePtr::NULL, self.norm);
+        let places = Places { x: self.x, x_rows, n: self.m, n_places: self.n_used, norm };
         self.convert(cuda, operand, places, tiles, "factors of experts' inputs")
     }
 
@@ -78,7 +84,8 @@ impl GroupedRows<'_> {
         operand: Operand,
         tiles: DevicePtr,
     ) -> Result<TiledRows> {
-        let places = Places { x: self.hidden, x_rows: self.slots, n: self.m * self.n_used, n_places: 1 };
+        let n = self.m * self.n_used;
+        let places = Places { x: self.hidden, x_rows: self.slots, n, n_places: 1, norm: None };
         self.convert(cuda, operand, places, tiles, "factors of hidden activations")
     }
 
@@ -106,7 +113,7 @@ impl GroupedRows<'_> {
         &self,
         cuda: &Cuda,
         to: Operand,
-        from: Places,
+        from: Places<'_>,
         tiles: DevicePtr,
         purpose: &'static str,
     ) -> Result<TiledRows> {
@@ -117,13 +124,13 @@ impl GroupedRows<'_> {
             x: from.x,
             x_rows: from.x_rows,
             places: self.places,
-            weight: DevicePtr::NULL,
+            weight: from.norm.map_or(DevicePtr::NULL, |n| n.weight.ptr()),
             n: to.n as u32,
             padded: to.n.next_multiple_of(STEP) as u32,
             layout: to.layout as u32,
             rows: self.tile_rows as u32,
             n_places: from.n_places as u32,
-            eps: 0.0,
+            eps: from.norm.map_or(0.0, |n| n.eps),
         };
         // SAFETY: there are as many rows of floats, and each use's place is in the memory for all tiles.
         unsafe {

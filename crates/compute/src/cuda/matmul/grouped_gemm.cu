@@ -1,9 +1,12 @@
 // Grouped GEMM for Hopper: rows of activations in 16 bits, sorted by the experts that they use, with the weights of these, packed or plain.
 //
-// A block owns 128 outputs of up to N rows of one expert and multiplies all their columns as a block of mixed_gemm.cu does. Blocks (tile of
-// outputs, tile of rows): those that run together share activations, and then weights, in the second-level cache. There are as many tiles
-// of rows as there may be at most; those without rows end at once. Which expert a tile belongs to is known when the kernel before has
-// ended, so nothing is asked for before.
+// An item of work is 128 outputs of up to N rows of one expert, with all their columns, which a block multiplies as one of mixed_gemm.cu
+// does. Items that follow each other share activations, and then weights, in the second-level cache. A block takes every gridDim.x-th: with
+// few rows to an expert the items are short, so there are as many blocks as the SMs have room for, and the rings fill with the next item's
+// weights while this one's sums are stored. Warps store what they have of packed weights by themselves; sums of plain ones, whose order in
+// the tensor cores' operand is that of memory, meet in shared memory, beside the rings. With more rows each block has one item, and such
+// sums take the place of the rings. Which expert a tile of rows belongs to, and how many tiles there are, is known when the kernel before
+// has ended, so nothing is asked for before.
 //
 // Moves: the weights of an expert once for each tile of its rows, and the activations, 2 bytes each, once for each 128 outputs.
 #include "mixed_gemm.cuh"
@@ -25,7 +28,7 @@ DEVICE Tile tile_of(const MixedGemmArgs& a, int tile, int expert_row) {
 
 // The producer of activations, one thread: the tile's rows, in eights as the tensor cores take them.
 template <int N>
-DEVICE void produce_rows(const uint8_t* x, int n_rows, int n_stages, const uint8_t* stages, Ring ring) {
+DEVICE void produce_rows(const uint8_t* x, int n_rows, int n_stages, const uint8_t* stages, Ring& ring) {
   typedef Shape<N> S;
   const uint32_t bytes = min(ceil_div(n_rows, 8) * 8, N) * 128;
 #pragma unroll 1
@@ -78,20 +81,93 @@ DEVICE void store_rows(const GroupedGemmArgs& args, const RowTile& rows, const S
   }
 }
 
+// The items of a block.
+struct Items {
+  const GroupedGemmArgs& args;
+  uint32_t item, end;
+  RowTile rows, next_rows;  // of this item and of the next one, which was asked for before this one is multiplied
+  DEVICE Items(const GroupedGemmArgs& args) : args(args), item(blockIdx.x) {
+    rows = args.tiles[item / args.out_tiles];
+    end = *args.n_filled * args.out_tiles;
+    ask_for_next();
+  }
+  DEVICE void ask_for_next() {
+    if (item + gridDim.x < end) next_rows = args.tiles[(item + gridDim.x) / args.out_tiles];
+  }
+  DEVICE bool is_one() const { return item < end; }
+  DEVICE void advance() {
+    item += gridDim.x, rows = next_rows;
+    ask_for_next();
+  }
+  DEVICE int out_tile() const { return item % args.out_tiles; }
+  DEVICE size_t row_tile() const { return item / args.out_tiles; }
+};
+
+// Stores what a warp has of an item's sums, with rows of weights `by_outputs`: a lane of rows 2 t and 2 t + 1 of each eight of activations.
 template <int N>
-DEVICE void store_group(const GroupedGemmArgs& args, const float (&sums)[N / 8][4], uint8_t* shared, const float* scales) {
+DEVICE void store_own(const GroupedGemmArgs& args, uint32_t item, const float (&sums)[N / 8][4]) {
   const MixedGemmArgs& a = args.product;
-  // All groups are done with the rings. What is computed or read anew needed no registers until here.
+  const int tid = ptx::thread_again(), warp = tid / 32, g = tid % 32 / 4;
+  const uint32_t row_tile = item / args.out_tiles;
+  const RowTile rows = args.tiles[row_tile];
+  const Tile outs = tile_of(a, item % args.out_tiles, 0);
+  const int n_rows = rows.count, n_out = outs.part->n_out - outs.row;
+  const bool gate = a.epilogue == GATE;
+  const int local = gate ? warp * 8 + g : warp * 16 + g;
+  const GateSigmoid activate(a.activation);
+  const float factor = a.tiles ? 1.0f / fixed_scale(a.tiles) : 1.0f;
+  float bias[2] = {};
+  if (args.bias && local < n_out) {
+    const float* from = args.bias + static_cast<size_t>(rows.expert) * 2 * a.y_stride + outs.row + local;
+    bias[0] = from[0], bias[1] = from[a.y_stride];
+  }
+#pragma unroll
+  for (int j = 0; j < N / 8; j++) {
+    const int first = j * 8 + tid % 4 * 2;
+    if (first >= n_rows) break;
+    const float all = fixed_scale(PACKED_HALF);
+    const float2 scale = a.x_scales ? *reinterpret_cast<const float2*>(a.x_scales + row_tile * N + first) : float2{all, all};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int row = first + i;
+      if (row >= n_rows) break;
+      const float own = sums[j][i] * (i ? scale.y : scale.x), other = sums[j][2 + i] * (i ? scale.y : scale.x);
+      if (a.tiles) {
+        const float hidden = activate(own) * (other * factor);
+        uint16_t* y = reinterpret_cast<uint16_t*>(a.y) + static_cast<size_t>(row_tile) * N * a.y_stride;
+        y[(static_cast<size_t>(outs.row / TILE) * N + row) * TILE + ((warp ^ row) & 7) * 8 + g] =
+            static_cast<uint16_t>(a.tiles == PLAIN_BFLOAT ? ptx::f32_to_bf16(hidden, 0) : half_pair(hidden, 0));
+        continue;
+      }
+      float* y = a.y + static_cast<size_t>(rows.first + row) * a.y_stride + outs.row + local;
+      if (gate) {
+        if (local < n_out) y[0] = gate_one(a.activation, own + bias[0], other + bias[1]);
+      } else {
+        if (local < n_out) y[0] = own;
+        if (local + 8 < n_out) y[8] = other;
+      }
+    }
+  }
+}
+
+// The same by way of shared memory. `own`: where an item's sums are put.
+template <int N>
+DEVICE void store_together(const GroupedGemmArgs& args, uint32_t item, const float (&sums)[N / 8][4], uint8_t* own) {
+  __shared__ float scales[N];
+  const MixedGemmArgs& a = args.product;
+  const uint32_t row_tile = item / args.out_tiles;
+  // All groups have stored the item before, and where sums take the rings' place, are done with these.
   ptx::sync_threads<MULTIPLIERS>(1);
-  put_sums<N>(sums, shared, ptx::thread_again());
+  const int tid = ptx::thread_again();
+  if (tid < N) scales[tid] = a.x_scales ? a.x_scales[row_tile * N + tid] : fixed_scale(layout_of(a.parts[0].layout));
+  put_sums<N>(sums, own, tid);
   ptx::sync_threads<MULTIPLIERS>(1);
-  const uint2 block = ptx::block_again();
-  const RowTile rows = args.tiles[block.y];
-  const Tile outs = tile_of(a, block.x, 0);
-  const Sums all(reinterpret_cast<const float*>(shared), scales, 0, 1, rows.count);
+  const RowTile rows = args.tiles[row_tile];
+  const Tile outs = tile_of(a, item % args.out_tiles, 0);
+  const Sums all(reinterpret_cast<const float*>(own), scales, 0, 1, rows.count);
   const int n_out = outs.part->n_out - outs.row;
   if (a.tiles) {
-    uint16_t* y = reinterpret_cast<uint16_t*>(a.y) + static_cast<size_t>(block.y) * N * a.y_stride;
+    uint16_t* y = reinterpret_cast<uint16_t*>(a.y) + static_cast<size_t>(row_tile) * N * a.y_stride;
     store_tile<N>(a, y, all, outs.row / TILE);
   } else if (a.epilogue == GATE) {
     store_rows<true>(args, rows, all, outs.row, n_out);
@@ -100,38 +176,89 @@ DEVICE void store_group(const GroupedGemmArgs& args, const float (&sums)[N / 8][
   }
 }
 
+// The warps that multiply packed weights in several items: each stores what it has. One loop to a type, since a loop over all types leaves the
+// compiler so few registers that it has each product wait for the one before.
+template <class Packed, int N>
+DEVICE void multiply_items(const GroupedGemmArgs& args, const Steps& steps, const Stages& stages, Ring w, Ring x) {
+  const MixedGemmArgs& a = args.product;
+  const Rows weights = Rows::by_outputs(a, __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), threadIdx.x % 32);
+  const uint32_t end = *args.n_filled * args.out_tiles;
+#pragma unroll 1
+  for (uint32_t item = blockIdx.x; item < end; item += gridDim.x) {
+    float sums[N / 8][4] = {};
+    multiply<Packed, N>(a, steps, weights, sums, stages, w, x);
+    store_own<N>(args, item, sums);
+  }
+}
+
+// Those that multiply plain weights. `own`: memory for an item's sums.
+template <class T, int N>
+DEVICE void multiply_plain_items(const GroupedGemmArgs& args, const Steps& steps, const Stages& stages, Ring w, Ring x, uint8_t* own) {
+  const MixedGemmArgs& a = args.product;
+  const uint32_t end = *args.n_filled * args.out_tiles;
+#pragma unroll 1
+  for (uint32_t item = blockIdx.x; item < end; item += gridDim.x) {
+    float sums[N / 8][4] = {};
+    multiply_plain<T, N>(a, steps, sums, stages, w, x);
+    store_together<N>(args, item, sums, own);
+  }
+}
+
+// The warps that multiply. `own`: memory for an item's sums.
+template <int N>
+DEVICE void consume(const GroupedGemmArgs& args, const Steps& steps, const Stages& stages, Ring w, Ring x, uint8_t* own) {
+  const MixedGemmArgs& a = args.product;
+  if constexpr (!Shape<N>::PERSISTENT) {
+    if (blockIdx.x >= *args.n_filled * args.out_tiles) return;
+    float sums[N / 8][4] = {};
+    accumulate<N, true, true>(a, tile_of(a, 0, 0), steps, sums, stages, w, x);
+    return store_together<N>(args, ptx::block_again().x, sums, own);
+  }
+#define MULTIPLY_ITEMS(Q)                                                                           \
+  case LAYOUT_##Q:                                                                                  \
+    if constexpr (Packed_##Q::OF_EXPERTS) multiply_items<Packed_##Q, N>(args, steps, stages, w, x); \
+    break;
+  switch (a.parts[0].layout) {
+    FOR_EACH_PACKED(MULTIPLY_ITEMS)
+    case LAYOUT_F16: multiply_plain_items<PlainHalf, N>(args, steps, stages, w, x, own); break;
+    case LAYOUT_BF16: multiply_plain_items<PlainBfloat, N>(args, steps, stages, w, x, own); break;
+  }
+#undef MULTIPLY_ITEMS
+}
+
 template <int N>
 DEVICE void grouped_gemm(const GroupedGemmArgs& args) {
 #if __CUDA_ARCH__ == 900
   typedef Shape<N> S;
   DYNAMIC_SHARED_TILES(shared);
   __shared__ RingBarriers barriers;
-  __shared__ float scales[N];
   const MixedGemmArgs& a = args.product;
   ptx::launch_dependents();
   barriers.init(a);
   ptx::griddepcontrol_wait();
-  if (args.tiles[blockIdx.y].count == 0) return;
   const int tid = threadIdx.x, warp = __shfl_sync(ALL_LANES, tid / 32, 0), first_step = a.steps[0], n_steps = a.steps[1];
   const Steps steps = {first_step, n_steps, first_step};
   const Stages stages(a, shared);
   if (warp >= MULTIPLIERS / 32) {
     ptx::setmaxnreg_dec<S::COPY_REGISTERS>();
     if (tid == MULTIPLIERS) {
-      const Tile outs = tile_of(a, blockIdx.x, args.tiles[blockIdx.y].expert * args.expert_rows);
-      produce_weights<N, true, true>(a, outs, steps, stages, barriers.weights(a));
+      Ring ring = barriers.weights(a);
+#pragma unroll 1
+      for (Items items(args); items.is_one(); items.advance()) {
+        const Tile outs = tile_of(a, items.out_tile(), items.rows.expert * args.expert_rows);
+        produce_weights<N, true, true>(a, outs, steps, stages, ring);
+      }
     } else if (tid == MULTIPLIERS + 32) {
-      const uint8_t* x = reinterpret_cast<const uint8_t*>(a.x) + static_cast<size_t>(blockIdx.y) * N * n_steps * STEP * 2;
-      produce_rows<N>(x, args.tiles[blockIdx.y].count, n_steps * (STEP / TILE / S::TILES), stages.x, barriers.activations(a));
+      Ring ring = barriers.activations(a);
+#pragma unroll 1
+      for (Items items(args); items.is_one(); items.advance()) {
+        const uint8_t* x = reinterpret_cast<const uint8_t*>(a.x) + items.row_tile() * N * n_steps * STEP * 2;
+        produce_rows<N>(x, items.rows.count, n_steps * (STEP / TILE / S::TILES), stages.x, ring);
+      }
     }
   } else {
     ptx::setmaxnreg_inc<S::REGISTERS>();
-    float sums[N / 8][4] = {};
-    if (tid < static_cast<int>(args.tiles[blockIdx.y].count)) {
-      scales[tid] = a.x_scales ? a.x_scales[blockIdx.y * N + tid] : fixed_scale(layout_of(a.parts[0].layout));
-    }
-    accumulate<N, true, true>(a, tile_of(a, 0, 0), steps, sums, stages, barriers.weights(a), barriers.activations(a));
-    store_group<N>(args, sums, shared, scales);
+    consume<N>(args, steps, stages, barriers.weights(a), barriers.activations(a), shared + args.sums_at);
   }
 #endif
 }

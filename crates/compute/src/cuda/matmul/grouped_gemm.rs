@@ -4,8 +4,8 @@
 use super::grouped::{GroupedRows, Operand, TiledRows};
 use super::matrix::Matrix;
 use super::mixed_gemm::{
-    ActivationLayout, MAX_CLUSTER, MAX_PARTS, MixedGemmArgs, MixedGemmPart, NO_PART, OUTS, Parts, Rings,
-    SHAPES, STEP, Shape, THREADS, parts,
+    ActivationLayout, MAX_CLUSTER, MAX_PARTS, MixedGemmArgs, MixedGemmPart, NO_PART, OUTS, PITCH, Parts,
+    Rings, SHAPES, STEP, Shape, THREADS, parts,
 };
 use super::shape::{MatrixShape, Target};
 use crate::cuda::common::activation_code;
@@ -27,8 +27,14 @@ kernel_args! {
     struct GroupedGemmArgs {
         /// x: [tiles of rows, padded / 64, N, 64], x_scales: [tiles of rows, N]; y is by slot, or as x
         product: MixedGemmArgs,
-        /// one for each blockIdx.y
+        /// [tiles of rows]
         tiles: DevicePtr as "const struct RowTile*",
+        /// how many of these have rows
+        n_filled: DevicePtr as "const uint32_t*",
+        /// tiles of outputs, each of which makes an item of work with each tile of rows
+        out_tiles: u32,
+        /// where in shared memory the sums of an item are
+        sums_at: u32,
         /// of a gate [n_experts, 2 * y_stride], or null; not where y is tiles
         bias: DevicePtr as "const float*",
         /// of a part's weights, from one expert to the next
@@ -70,6 +76,15 @@ struct Product {
     expert_rows: usize,
 }
 
+/// How the items of work are shared out among blocks.
+#[derive(Clone, Copy)]
+enum Blocks {
+    /// One item to a block.
+    ForEach,
+    /// As many as there is room for, each of which takes several.
+    Persistent { n: usize },
+}
+
 impl Product {
     fn operand(&self) -> Operand {
         Operand { layout: self.layout, n: self.n_in }
@@ -82,6 +97,7 @@ pub(in crate::cuda) struct Plan {
     down: Product,
     /// Index in [`ROWS`].
     kernel: usize,
+    blocks: Blocks,
 }
 
 /// Plans `m` rows that use `n_used` experts each; `None` where these kernels cannot.
@@ -96,17 +112,32 @@ pub(in crate::cuda) fn plan(
     }
     let kernel = usize::from(n_uses >= FEW_ROWS * gate_up.n_experts);
     let shape = shape(ROWS[kernel]);
-    Some(Plan { gate_up: product(shape, gate_up, true)?, down: product(shape, down, false)?, kernel })
+    let blocks = match kernel {
+        0 => Blocks::Persistent { n: shape.blocks * target.n_sms },
+        _ => Blocks::ForEach,
+    };
+    let beside_rings = match blocks {
+        Blocks::Persistent { .. } => sums_bytes(shape),
+        Blocks::ForEach => 0,
+    };
+    let [gate_up, down] =
+        [(gate_up, true), (down, false)].map(|(w, gate)| product(shape, beside_rings, w, gate));
+    Some(Plan { gate_up: gate_up?, down: down?, kernel, blocks })
 }
 
-fn product(shape: &Shape, w: &MatrixShape, gate: bool) -> Option<Product> {
+/// Shared memory of an item's sums.
+fn sums_bytes(shape: &Shape) -> usize {
+    4 * PITCH * shape.rows
+}
+
+fn product(shape: &Shape, beside_rings: usize, w: &MatrixShape, gate: bool) -> Option<Product> {
     let (parts, up_row) = parts(w, gate)?;
     let part = w.parts.first()?;
     if w.n_in == 0 || w.parts.iter().any(|p| p.n_out != part.n_out) {
         return None;
     }
     Some(Product {
-        rings: Rings::new(shape, &parts)?,
+        rings: Rings::new(shape, beside_rings, &parts)?,
         parts,
         layout: ActivationLayout::of(part),
         n_in: w.n_in,
@@ -186,13 +217,25 @@ impl Plan {
             x_stages: product.rings.x_stages as u32,
             w_stage_bytes: product.rings.w_stage_bytes as u32,
         };
-        let expert_rows = product.expert_rows as u32;
-        let args = GroupedGemmArgs { product: product_args, tiles: rows.tiles, bias, expert_rows };
+        let shape = shape(self.tile_rows());
+        let out_tiles = product.n_out.div_ceil(if is_gate { OUTS / 2 } else { OUTS });
+        let n_items = out_tiles * rows.n_tiles;
+        let (n_blocks, sums_at) = match self.blocks {
+            Blocks::ForEach => (n_items, 0),
+            Blocks::Persistent { n } => (n.min(n_items), shape.shared_bytes - sums_bytes(shape)),
+        };
+        let args = GroupedGemmArgs {
+            product: product_args,
+            tiles: rows.tiles,
+            n_filled: rows.n_filled,
+            out_tiles: out_tiles as u32,
+            sums_at: sums_at as u32,
+            bias,
+            expert_rows: product.expert_rows as u32,
+        };
         let f = cuda.room::<Kernels>().0.expect("it was planned for Hopper")[self.kernel];
-        let n_tiles = product.n_out.div_ceil(if is_gate { OUTS / 2 } else { OUTS });
-        let shared = shape(self.tile_rows()).shared_bytes;
         // SAFETY: the maps are of the parts' rows, of all experts; the activations are tiles of as many rows and columns as the kernel
         // reads, and the results have room for all uses, or tiles. The router chose among the experts.
-        unsafe { cuda.launch_shared(f, [n_tiles, rows.n_tiles, 1], THREADS, shared, &args) }
+        unsafe { cuda.launch_shared(f, [n_blocks, 1, 1], THREADS, shape.shared_bytes, &args) }
     }
 }

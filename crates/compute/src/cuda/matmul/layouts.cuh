@@ -8,3 +8,6 @@ constexpr int LAYOUT_F16 = 0;
 constexpr int LAYOUT_BF16 = 1;
 
 constexpr int FIRST_PACKED = 2;
+
+// The first packed types, which are met most often, have a kernel of `stream_k` of their own.
+constexpr int N_COMMON = 5;

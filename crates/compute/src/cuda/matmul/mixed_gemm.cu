@@ -111,7 +111,8 @@ DEVICE void mixed_gemm(const MixedGemmArgs& a) {
   if (warp >= MULTIPLIERS / 32) {
     ptx::setmaxnreg_dec<S::COPY_REGISTERS>();
     if (tid == MULTIPLIERS) {
-      produce_weights<N, Shape<N>::PACKED, false>(a, outs, steps, stages, barriers.weights(a));
+      Ring ring = barriers.weights(a);
+      produce_weights<N, Shape<N>::PACKED, false>(a, outs, steps, stages, ring);
     } else if (tid == MULTIPLIERS + 32) {
       ptx::griddepcontrol_wait();
       produce_activations<N>(a, steps, stages, barriers.activations(a));
@@ -121,7 +122,8 @@ DEVICE void mixed_gemm(const MixedGemmArgs& a) {
     float sums[N / 8][4] = {};
     ptx::griddepcontrol_wait();
     if (tid < static_cast<int>(a.m)) scales[tid] = a.x_scales ? a.x_scales[tid] : fixed_scale(layout_of(outs.part->layout));
-    accumulate<N, Shape<N>::PACKED, false>(a, outs, steps, sums, stages, barriers.weights(a), barriers.activations(a));
+    Ring w = barriers.weights(a), x = barriers.activations(a);
+    accumulate<N, Shape<N>::PACKED, false>(a, outs, steps, sums, stages, w, x);
     reduce_and_store<N>(a, sums, shared, scales);
   }
 #endif

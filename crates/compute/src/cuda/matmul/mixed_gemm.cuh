@@ -31,6 +31,10 @@ struct Shape {
   static constexpr int BLOCKS = N <= 64 ? 2 : 1;
   // Registers of a thread that multiplies, and of one that copies.
   static constexpr int REGISTERS = BLOCKS == 2 ? 104 : 232, COPY_REGISTERS = BLOCKS == 2 ? 32 : 40;
+  // Whether a block of experts takes several items.
+  static constexpr bool PERSISTENT = N == 16;
+  // Words of packed weights that are decoded and then multiplied together: one, or the two that meet a tile of activations.
+  static constexpr int WORDS = 1;
   // Tiles of a stage of activations.
   static constexpr int TILES = N <= 32 ? 4 : N <= 64 ? 2 : 1;
   static constexpr int X_STAGE = TILES * N * 128;
@@ -163,6 +167,12 @@ struct Rows {
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
     return {row, row + 8};
   }
+  // Of a gate a thread has both numbers of an output, and its warp the outputs of one vector of a line of the tile that results become.
+  DEVICE static Rows by_outputs(const MixedGemmArgs& a, int warp, int lane) {
+    if (a.epilogue != GATE) return in_order();
+    const int g = lane / 4, local = gathers(a) ? g / 2 * 16 + (warp / 2 % 2 * 2 + warp / 4) * 4 + g % 2 * 2 + warp % 2 : warp * 8 + g;
+    return {local, OUTS + local};
+  }
 };
 
 // The table of a type lies after the rings. A unit before may still read another's.
@@ -188,8 +198,9 @@ DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, floa
   const uint32_t x_first = static_cast<uint32_t>(ptx::smem_desc(stages.x));
   uint32_t w_at = w.stage * w_bytes, w_barrier = 8 * w.stage, w_parity = w.parity;
   uint32_t x_at = x_first + x.stage * (S::X_STAGE / 16), x_barrier = x_full + 8 * x.stage, x_parity = x.parity, x_done = 0;
-  // The weights of two words, of which one is multiplied while the other is decoded.
-  uint32_t f[2][2][4];
+  // The weights of two batches of words, of which one is multiplied while the other is decoded.
+  constexpr int WORDS = S::WORDS;
+  uint32_t f[2][2 * WORDS][4];
   int step = steps.begin;
 #pragma unroll 1
   for (int n = steps.count(); n > 0; n--, step = steps.after(step)) {
@@ -200,20 +211,25 @@ DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, floa
     p[0].load(vectors + w_at, rest + w_at, t, step % 8 * 4, valid);
     p[1].load(vectors + w_at + second * 64, rest + w_at + second * 16, t, step % 8 * 4, valid);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      uint32_t(&now)[2][4] = f[i % 2];
+    for (int i = 0; i < 8; i += WORDS) {
+      uint32_t(&now)[2 * WORDS][4] = f[i / WORDS % 2];
 #pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const Four v = p[h].word(i);
-        now[0][h] = v.low[0], now[0][2 + h] = v.low[1];
-        now[1][h] = v.high[0], now[1][2 + h] = v.high[1];
+      for (int u = 0; u < WORDS; u++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const Four v = p[h].word(i + u);
+          now[2 * u][h] = v.low[0], now[2 * u][2 + h] = v.low[1];
+          now[2 * u + 1][h] = v.high[0], now[2 * u + 1][2 + h] = v.high[1];
+        }
       }
       const int tile = i / 2 % S::TILES;
       const bool begins = i % 2 == 0 && tile == 0;
       if (begins) ptx::mbarrier_wait(x_barrier, x_parity);
       ptx::wgmma_fence();
-      ptx::wgmma_rs_f16(sums, now[0], ptx::smem_desc_after(x_at, tile * N * 128 + i % 2 * 64));
-      ptx::wgmma_rs_f16(sums, now[1], ptx::smem_desc_after(x_at, tile * N * 128 + i % 2 * 64 + 32));
+#pragma unroll
+      for (int u = 0; u < 2 * WORDS; u++) {
+        ptx::wgmma_rs_f16(sums, now[u], ptx::smem_desc_after(x_at, tile * N * 128 + i % 2 * 64 + u * 32));
+      }
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
       // What was multiplied before this tile is over.
@@ -223,7 +239,7 @@ DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, floa
       }
       // The stage is free when its loads are over, not when they are under way. Word 4 is of the last vectors.
       if (i == 4 && lane == 0) ptx::mbarrier_arrive(w_empty + w_barrier);
-      if (i % 2 == 1 && tile == S::TILES - 1) {
+      if ((i + WORDS) % 2 == 0 && tile == S::TILES - 1) {
         x_at += S::X_STAGE / 16, x_barrier += 8;
         if (x_barrier == x_end) x_at = x_first, x_barrier = x_full, x_parity ^= 1;
       }
@@ -242,12 +258,16 @@ DEVICE constexpr bool has_registers() {
   return EXPERTS ? Packed::OF_EXPERTS : N != 128 || Packed::OF_STREAM_K_128;
 }
 
-template <int N, bool EXPERTS>
+// COMMON: only the first N_COMMON types. With all of them in one loop over tiles the compiler has so few registers that it may make each
+// product wait for the one before.
+template <int N, bool EXPERTS, bool COMMON = false>
 DEVICE void multiply_packed(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, Rows rows, float (&sums)[N / 8][4],
                             const Stages& stages, Ring& w, Ring& x) {
-#define MULTIPLY(Q)                                                                                                        \
-  case LAYOUT_##Q:                                                                                                         \
-    if constexpr (has_registers<Packed_##Q, N, EXPERTS>()) multiply<Packed_##Q, N>(a, steps, rows, sums, stages, w, x);      \
+#define MULTIPLY(Q)                                                                                                \
+  case LAYOUT_##Q:                                                                                                 \
+    if constexpr (has_registers<Packed_##Q, N, EXPERTS>() && (!COMMON || LAYOUT_##Q < FIRST_PACKED + N_COMMON)) {  \
+      multiply<Packed_##Q, N>(a, steps, rows, sums, stages, w, x);                                                 \
+    }                                                                                                              \
     break;
   switch (tile.part->layout) { FOR_EACH_PACKED(MULTIPLY) }
 #undef MULTIPLY
@@ -255,7 +275,7 @@ DEVICE void multiply_packed(const MixedGemmArgs& a, const Tile& tile, const Step
 
 // As `copy_weights` and `multiply`, for plain weights.
 template <bool INTERLEAVED>
-DEVICE void copy_plain_weights(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, const uint8_t* stages, Ring ring) {
+DEVICE void copy_plain_weights(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, const uint8_t* stages, Ring& ring) {
   constexpr int BOX = OUTS * TILE * 2;
 #pragma unroll 1
   for (int tile = steps.first * (STEP / TILE); tile < steps.last * (STEP / TILE); tile++) {
@@ -279,7 +299,7 @@ struct PlainBfloat {
 };
 
 template <class T, int N>
-DEVICE void multiply_plain(const MixedGemmArgs& a, const Steps& steps, float (&sums)[N / 8][4], const Stages& stages, Ring w, Ring x) {
+DEVICE void multiply_plain(const MixedGemmArgs& a, const Steps& steps, float (&sums)[N / 8][4], const Stages& stages, Ring& w, Ring& x) {
   typedef Shape<N> S;
   const int lane = threadIdx.x % 32, n_tiles = steps.count() * (STEP / TILE);
   const uint32_t w_first = static_cast<uint32_t>(ptx::smem_desc(stages.w + threadIdx.x / 128 * OUTS * TILE * 2));
@@ -309,12 +329,13 @@ DEVICE void multiply_plain(const MixedGemmArgs& a, const Steps& steps, float (&s
     if (of_stage == S::TILES - 1) x.next();
   }
   ptx::wgmma_wait<0>();
+  if (lane == 0 && w_done.at) w_done.arrive(), x_done.arrive();
 }
 
 // The consumers: sums of the block's outputs over its steps. PACKED, EXPERTS: whether weights may be packed, and are those of experts.
 template <int N, bool PACKED, bool EXPERTS>
-DEVICE void accumulate(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, float (&sums)[N / 8][4], const Stages& stages, Ring w,
-                       Ring x) {
+DEVICE void accumulate(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, float (&sums)[N / 8][4], const Stages& stages, Ring& w,
+                       Ring& x) {
   switch (outs.part->layout) {
     case LAYOUT_F16: multiply_plain<PlainHalf, N>(a, steps, sums, stages, w, x); break;
     case LAYOUT_BF16: multiply_plain<PlainBfloat, N>(a, steps, sums, stages, w, x); break;
@@ -325,7 +346,7 @@ DEVICE void accumulate(const MixedGemmArgs& a, const Tile& outs, const Steps& st
 
 // The producer of weights, one thread. PACKED: whether weights may be packed.
 template <int N, bool PACKED, bool EXPERTS>
-DEVICE void produce_weights(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, const Stages& stages, Ring ring) {
+DEVICE void produce_weights(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, const Stages& stages, Ring& ring) {
   if (layout_of(outs.part->layout) != PACKED_HALF) {
     if (gathers(a)) copy_plain_weights<true>(a, outs, steps, stages.w, ring);
     else copy_plain_weights<false>(a, outs, steps, stages.w, ring);

@@ -3,6 +3,7 @@
 use super::maps::{BOX_BYTES, PLAIN_BYTES, has_interleaved_maps, has_maps};
 use super::matrix::Part;
 use super::op::Matmul;
+use super::packed_types::{FIRST_PACKED, N_COMMON};
 use super::shape::{Layout, MatrixShape, PartRows, PartShape, Target};
 use super::weights::Weights;
 use crate::cuda::common::{Input, TileLayout, Tiles};
@@ -17,6 +18,8 @@ pub(super) const OUTS: usize = 128;
 pub(super) const STEP: usize = 256;
 /// Threads of a block.
 pub(super) const THREADS: u32 = 384;
+/// Floats from one row's sums to the next one's.
+pub(super) const PITCH: usize = OUTS + 4;
 /// Stages of the rings at most.
 const MAX_STAGES: usize = 16;
 /// Tiles that a block can leave partial sums of, and parts of each with a flag of their own.
@@ -31,7 +34,7 @@ pub(super) struct Shape {
     /// Rows of activations that it takes.
     pub(super) rows: usize,
     /// Blocks that an SM has room for.
-    blocks: usize,
+    pub(super) blocks: usize,
     /// Dynamic shared memory.
     pub(super) shared_bytes: usize,
     /// Of it, what the ring of activations has at least, and the bytes of one of its stages.
@@ -207,6 +210,8 @@ struct HopperKernels {
     mixed_gemm: Vec<Kernel<MixedGemmArgs>>,
     /// In the order of [`SHAPES`]; `None` where packed weights have no kernel of their own.
     stream_k: Vec<Option<Kernel<StreamKArgs>>>,
+    /// In the place of the last one, for the types that are met most often.
+    stream_k_256_common: Kernel<StreamKArgs>,
 }
 
 impl Kernels {
@@ -226,6 +231,11 @@ impl Kernels {
         let hopper = HopperKernels {
             mixed_gemm: by_shape.collect::<Result<_>>()?,
             stream_k: stream_k_by_shape.collect::<Result<_>>()?,
+            stream_k_256_common: stream_k.kernel(
+                driver,
+                "stream_k_256_common",
+                SHAPES[SHAPES.len() - 1].shared_bytes,
+            )?,
         };
         Ok(Self { activations, hopper: Some(hopper) })
     }
@@ -283,10 +293,11 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    pub(super) fn new(shape: &Shape, parts: &[(PartRows, MixedGemmPart)]) -> Option<Self> {
+    /// Rings in a block's shared memory but for so many bytes at its end.
+    pub(super) fn new(shape: &Shape, reserved: usize, parts: &[(PartRows, MixedGemmPart)]) -> Option<Self> {
         let weights = || parts.iter().map(|(_, p)| Weights::of_layout(p.layout));
         // A type's table lies after the rings.
-        let shared_bytes = shape.shared_bytes - weights().map(Weights::table_bytes).max()?;
+        let shared_bytes = shape.shared_bytes - reserved - weights().map(Weights::table_bytes).max()?;
         let w_stage_bytes = OUTS * weights().map(stage_bytes).max()?;
         let w_stages = ((shared_bytes - shape.x_ring) / w_stage_bytes).clamp(2, MAX_STAGES);
         let x_stages = ((shared_bytes - w_stages * w_stage_bytes) / shape.x_stage).min(MAX_STAGES);
@@ -369,7 +380,7 @@ fn finish(
         true => Division::StreamK { blocks: stream_k_blocks(n_sms, n_tiles, n_steps), n_tiles },
         false => Division::Clusters(launches(&shape, n_sms, n_tiles, n_steps)),
     };
-    let rings = Rings::new(&shape, &parts)?;
+    let rings = Rings::new(&shape, 0, &parts)?;
     Some(Plan {
         parts,
         activation_layout,
@@ -512,7 +523,11 @@ impl Plan {
         args: MixedGemmArgs,
     ) -> Result<()> {
         let shape = SHAPES[self.shape];
-        let f = kernels.stream_k[self.shape].expect("its shape has one");
+        let is_common = self.parts.iter().all(|(_, p)| (p.layout as usize) < FIRST_PACKED + N_COMMON);
+        let f = match is_common && self.shape + 1 == SHAPES.len() {
+            true => kernels.stream_k_256_common,
+            false => kernels.stream_k[self.shape].expect("its shape has one"),
+        };
         let n_partials = PARTIALS * blocks;
         let partials =
             cuda.scratch.get(&cuda.driver, "partial sums of tiles", 4 * n_partials * OUTS * shape.rows)?;

@@ -30,7 +30,7 @@ pub(in crate::cuda) use dequantize::embed;
 pub(in crate::cuda) use epilogue::{Epilogue, EpilogueKind};
 pub use experts_table::experts_kernel_for;
 pub(in crate::cuda) use experts_table::{ExpertsPlan, ExpertsProblem, select_experts};
-pub(in crate::cuda) use gemv::{ExpertsRow, MAX_USED};
+pub(in crate::cuda) use gemv::{ExpertsRows, MAX_USED};
 pub(in crate::cuda) use grouped::GroupedRows;
 pub use matrix::Matrix;
 pub(in crate::cuda) use op::Matmul;

@@ -13,6 +13,9 @@ kernel_args! {
     const LAYOUT_F16: usize = 0;
     const LAYOUT_BF16: usize = 1;
     const FIRST_PACKED: usize = 2;
+
+    /// The first packed types, which are met most often, have a kernel of `stream_k` of their own.
+    const N_COMMON: usize = 5;
 }
 
 /// An element type that is repacked when it is loaded.

@@ -269,10 +269,9 @@ DEVICE void add_units(const SmallMArgs& a, const SmallMPart& part, const SmallMB
   });
 }
 
-template <int R>
-DEVICE void multiply_units(const SmallMArgs& a, const SmallMPart& part, const SmallMBlock& b, int team, int member, unsigned lane) {
+template <class Packed, int R>
+DEVICE void multiply_units(const SmallMArgs& a, const SmallMBlock& b, int team, int member, unsigned lane) {
   const int n_blocks = a.n_in / 256, n_groups = b.n_groups, n_stages = a.n_stages;
-  ptx::griddepcontrol_wait();
   int stage = team;
   uint32_t parity = 0;
 #pragma unroll 1
@@ -288,13 +287,7 @@ DEVICE void multiply_units(const SmallMArgs& a, const SmallMPart& part, const Sm
       if (member < n_busy) {
         uint8_t* of = b.ring + stage * (TILE * b.pitch);
         float sums[4];
-#define MULTIPLY_COLUMNS(Q) \
-  case LAYOUT_##Q: multiply_columns<Packed_##Q>(sums, of, n_busy * PIECES, member * PIECES, columns, b.table, lane); break;
-        switch (part.layout) {
-          FOR_EACH_PACKED(MULTIPLY_COLUMNS)
-          default: __builtin_unreachable();
-        }
-#undef MULTIPLY_COLUMNS
+        multiply_columns<Packed>(sums, of, n_busy * PIECES, member * PIECES, columns, b.table, lane);
         // In each row the first 16 bytes of the warp's pieces make room for the sums.
         __syncwarp();
         uint8_t* to = of + ptx::anew(lane) / 4 * b.pitch + member * PIECES * 16 + ptx::anew(lane) % 4 * 8;
@@ -394,7 +387,11 @@ DEVICE void small_m(const SmallMArgs& a) {
   } else if (warp == ADDER) {
     add_units(a, part, b, lane);
   } else {
-    multiply_units<R>(a, part, b, warp / TEAM, warp % TEAM, lane);
+    ptx::griddepcontrol_wait();
+#define MULTIPLY_UNITS(Q) \
+  case LAYOUT_##Q: multiply_units<Packed_##Q, R>(a, b, warp / TEAM, warp % TEAM, lane); break;
+    switch (part.layout) { FOR_EACH_PACKED(MULTIPLY_UNITS) }
+#undef MULTIPLY_UNITS
   }
   __syncthreads();
   store<R>(a, part, b, tid);

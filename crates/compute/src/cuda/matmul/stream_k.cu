@@ -190,14 +190,6 @@ DEVICE void produce_activations(const StreamKArgs& args, const Stages& stages, R
   }
 }
 
-// The rows of weights that a thread multiplies. Of a gate it has both numbers of an output, and its warp the outputs of one vector of a
-// line of the tile that results become.
-DEVICE Rows rows_of(const MixedGemmArgs& a, int warp, int lane) {
-  if (a.epilogue != GATE) return Rows::in_order();
-  const int g = lane / 4, local = gathers(a) ? g / 2 * 16 + (warp / 2 % 2 * 2 + warp / 4) * 4 + g % 2 * 2 + warp % 2 : warp * 8 + g;
-  return {local, OUTS + local};
-}
-
 // What a block does with its sums of a unit.
 template <int N>
 struct Reduction {
@@ -306,10 +298,10 @@ DEVICE void finish_unit(const Reduction<N>& reduction, float (&sums)[N / 8][4], 
 }
 
 // The consumers: multiply unit by unit.
-template <int N>
+template <int N, bool COMMON>
 DEVICE void consume(const StreamKArgs& args, const Stages& stages, const float* scales, Ring w, Ring x) {
   const MixedGemmArgs& a = args.of_all;
-  const Rows rows = rows_of(a, __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), threadIdx.x % 32);
+  const Rows rows = Rows::by_outputs(a, __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), threadIdx.x % 32);
   WorkUnits units(args, blockIdx.x);
   float sums[N / 8][4];
 #pragma unroll 1
@@ -319,7 +311,7 @@ DEVICE void consume(const StreamKArgs& args, const Stages& stages, const float* 
       const WorkUnit unit = units.next();
 #pragma unroll
       for (int j = 0; j < N / 8; j++) sums[j][0] = sums[j][1] = sums[j][2] = sums[j][3] = 0;
-      multiply_packed<N, false>(a, Tile::of(a, unit.tile), unit.steps, rows, sums, stages, w, x);
+      multiply_packed<N, false, COMMON>(a, Tile::of(a, unit.tile), unit.steps, rows, sums, stages, w, x);
     }
     // Computed anew, so that it takes no registers before.
     const int tid = ptx::thread_again(), block = ptx::block_again().x;
@@ -330,7 +322,7 @@ DEVICE void consume(const StreamKArgs& args, const Stages& stages, const float* 
   if (a.tiles && threadIdx.x == 0) ptx::cp_async_bulk_wait();
 }
 
-template <int N>
+template <int N, bool COMMON = false>
 DEVICE void stream_k(const StreamKArgs& args) {
 #if __CUDA_ARCH__ == 900
   typedef Shape<N> S;
@@ -356,11 +348,12 @@ DEVICE void stream_k(const StreamKArgs& args) {
     ptx::griddepcontrol_wait();
     if (tid < static_cast<int>(a.m)) scales[tid] = a.x_scales ? a.x_scales[tid] : fixed_scale(PACKED_HALF);
     ptx::sync_threads<MULTIPLIERS>(1);
-    consume<N>(args, stages, scales, barriers.weights(a), barriers.activations(a));
+    consume<N, COMMON>(args, stages, scales, barriers.weights(a), barriers.activations(a));
   }
 #endif
 }
 
-#define STREAM_K(N) \
-  KERNEL_1(stream_k_##N, StreamKArgs, THREADS) { stream_k<N>(a); }
-STREAM_K(128) STREAM_K(256)
+KERNEL_1(stream_k_128, StreamKArgs, THREADS) { stream_k<128>(a); }
+KERNEL_1(stream_k_256, StreamKArgs, THREADS) { stream_k<256>(a); }
+// Of the types that are met most often, whose products overlap with decoding.
+KERNEL_1(stream_k_256_common, StreamKArgs, THREADS) { stream_k<256, true>(a); }
