@@ -113,6 +113,8 @@ pub struct AttentionBlock<'a, B: Device> {
     pub qkv: &'a Linear<B>,
     /// Norms of the queries and of the keys of a token, each over all heads together, before [`AttentionBlock::prep`].
     pub full_qk_norm: Option<(&'a Norm<B>, &'a Norm<B>)>,
+    /// Norms of all heads of `qkv`, those of values too, before [`AttentionBlock::prep`].
+    pub head_norms: Option<HeadNorms<'a, B>>,
     /// Factor on the queries, before [`AttentionBlock::prep`], whose norms would undo it.
     pub temperature: Option<AttentionTemperature>,
     /// Norms of single heads, and rotation, of queries and keys.
@@ -134,6 +136,15 @@ pub struct AttentionBlock<'a, B: Device> {
     pub qkv_rows: &'a mut Tensor<B>,
     /// Room for what was attended, `[n_tokens, n_heads · head_dim]`.
     pub attended: &'a mut Tensor<B>,
+}
+
+/// Norms of single heads, of queries, keys and values alike.
+#[derive(Clone, Copy)]
+pub struct HeadNorms<'a, B: Device> {
+    /// Over a head's elements, without weights.
+    pub norm: &'a Norm<B>,
+    /// The weights of all heads, `[row_len]` of `qkv`.
+    pub weights: &'a Tensor<B>,
 }
 
 /// A gate on what was attended.
@@ -223,6 +234,19 @@ pub struct SharedExpert<'a, B: Device> {
     pub hidden: &'a mut Tensor<B>,
 }
 
+/// Norms within a mixture whose router, experts and shared expert each read the residual by a norm of their own (Gemma 4). The block's
+/// [`input`](MoeBlock::input) is the shared expert's.
+pub struct MoeNorms<'a, B: Device> {
+    /// Of the router's input.
+    pub router: &'a Norm<B>,
+    /// Of the experts' input.
+    pub experts: &'a Norm<B>,
+    /// Of the sum over chosen experts.
+    pub post_experts: &'a Norm<B>,
+    /// Of the shared expert's output.
+    pub post_shared: &'a Norm<B>,
+}
+
 /// A mixture of experts: `residual += post_norm(sum over chosen experts + shared expert)`.
 pub struct MoeBlock<'a, B: Device> {
     /// What it reads.
@@ -233,6 +257,8 @@ pub struct MoeBlock<'a, B: Device> {
     pub experts: Experts<'a, B>,
     /// The one that all tokens use.
     pub shared: Option<SharedExpert<'a, B>>,
+    /// Where the parts do not share the block's input.
+    pub norms: Option<MoeNorms<'a, B>>,
     /// Of the sum, before that is added to the residual.
     pub post_norm: Option<&'a Norm<B>>,
     /// Whether each rank has a part of every expert, and ranks add their sums.
@@ -241,6 +267,22 @@ pub struct MoeBlock<'a, B: Device> {
     pub scores: &'a mut Tensor<B>,
     /// Room for the experts.
     pub scratch: &'a mut MoeScratch<B>,
+}
+
+/// A block that adds what a token has for this layer: `residual += post_norm(o(activation(gate(residual)) · inputs))`.
+pub struct PerLayerInputBlock<'a, B: Device> {
+    /// `[len, hidden_size]`
+    pub gate: &'a Linear<B>,
+    /// On the gate.
+    pub activation: Activation,
+    /// Has the layer's `len` columns from `start` on.
+    pub inputs: &'a Tensor<B>,
+    /// Where they begin.
+    pub start: usize,
+    /// Back to the residual.
+    pub out: BlockOutput<'a, B>,
+    /// Room for the gate, `[n_tokens, len]`.
+    pub rows: &'a mut Tensor<B>,
 }
 
 /// The output head: `logits = softcap(linear(norm(x)))`.
@@ -291,6 +333,11 @@ pub trait Blocks: Ops + Collectives + Profile {
         experts(self, stream, block)
     }
 
+    /// What a token has for this layer.
+    fn per_layer_input(&self, stream: Stream<'_, Self>, block: PerLayerInputBlock<'_, Self>) -> Result<()> {
+        per_layer_input(self, stream, block)
+    }
+
     /// The output head: `logits` `[n_logits, vocab_size]` of all ranks.
     fn head(&self, logits: &mut Tensor<Self>, block: HeadBlock<'_, Self>) -> Result<()> {
         head(self, logits, block)
@@ -308,6 +355,7 @@ pub fn attention<B: Blocks>(
         input,
         qkv,
         full_qk_norm,
+        head_norms,
         temperature,
         prep,
         gate,
@@ -321,6 +369,7 @@ pub fn attention<B: Blocks>(
     } = block;
     b.timed("qkv_proj", || project(b, qkv, qkv_rows, input, &mut stream))?;
     norm_queries_and_keys(b, qkv_rows, full_qk_norm)?;
+    norm_heads(b, qkv_rows, head_norms)?;
     scale_queries(b, qkv_rows, batch, &prep, temperature)?;
     b.timed("store_kv", || b.store_kv(qkv_rows, kv, batch, prep))?;
     if let Some(factors) = query_factors {
@@ -380,7 +429,10 @@ pub fn feed_forward<B: Blocks>(b: &B, mut stream: Stream<'_, B>, block: FfnBlock
 
 /// What [`Blocks::experts`] means.
 pub fn experts<B: Blocks>(b: &B, mut stream: Stream<'_, B>, block: MoeBlock<'_, B>) -> Result<()> {
-    let MoeBlock { input, router, experts, shared, post_norm, is_part, scores, scratch } = block;
+    if block.norms.is_some() {
+        return experts_apart(b, stream, block);
+    }
+    let MoeBlock { input, router, experts, shared, norms: _, post_norm, is_part, scores, scratch } = block;
     b.timed("router", || project(b, router, scores, input, &mut stream))?;
     let Stream { residual, normed, output } = stream;
     let x = if let BlockInput::Residual = input { &*residual } else { &*normed };
@@ -394,6 +446,52 @@ pub fn experts<B: Blocks>(b: &B, mut stream: Stream<'_, B>, block: MoeBlock<'_, 
         })?;
     }
     add_to_residual(b, residual, output, post_norm, is_part)
+}
+
+/// As [`experts`], with [`MoeBlock::norms`].
+fn experts_apart<B: Blocks>(b: &B, mut stream: Stream<'_, B>, block: MoeBlock<'_, B>) -> Result<()> {
+    let MoeBlock { input, router, experts, shared, norms, post_norm, is_part, scores, scratch } = block;
+    let norms = norms.expect("the caller has looked");
+    b.timed("router", || project(b, router, scores, BlockInput::Norm(norms.router), &mut stream))?;
+    b.timed("experts", || {
+        b.norm(stream.normed, stream.residual, norms.experts)?;
+        b.moe(stream.output, stream.normed, scores, &experts, scratch)
+    })?;
+    // The norms need the sums of all ranks.
+    let normalize = |y: &mut Tensor<B>, norm: &Norm<B>| {
+        if is_part {
+            b.timed("all_reduce", || b.all_reduce(y))?;
+        }
+        b.timed("norm", || b.norm_in_place(y, norm))
+    };
+    normalize(stream.output, norms.post_experts)?;
+    if let Some(shared) = shared {
+        let activation = experts.params.activation;
+        let y = &mut scratch.y;
+        y.set_rows(stream.output.rows());
+        b.timed("shared_expert", || {
+            project(b, shared.gate_up, shared.rows, input, &mut stream)?;
+            b.gated(shared.hidden, shared.rows, activation)?;
+            shared.down.apply(b, y, shared.hidden)
+        })?;
+        normalize(y, norms.post_shared)?;
+        b.timed("add", || b.add(stream.output, y))?;
+    }
+    add_to_residual(b, stream.residual, stream.output, post_norm, false)
+}
+
+/// What [`Blocks::per_layer_input`] means.
+pub fn per_layer_input<B: Blocks>(
+    b: &B,
+    mut stream: Stream<'_, B>,
+    block: PerLayerInputBlock<'_, B>,
+) -> Result<()> {
+    let PerLayerInputBlock { gate, activation, inputs, start, out, rows } = block;
+    b.timed("per_layer_gate", || {
+        project(b, gate, rows, BlockInput::Residual, &mut stream)?;
+        b.gate_columns(rows, inputs, start, activation)
+    })?;
+    add_output(b, "per_layer_proj", rows, stream, out)
 }
 
 /// `y += shared(x)`. `room`: for its output, as `y`, and for the values of its gate, `[n_tokens, at least 1]`.
@@ -476,6 +574,22 @@ pub(crate) fn norm_queries_and_keys<B: Blocks>(
     b.timed("norm", || {
         b.norm_columns(qkv_rows, 0, q)?;
         b.norm_columns(qkv_rows, q.weight.len(), k)
+    })
+}
+
+/// Normalizes all heads.
+pub(crate) fn norm_heads<B: Blocks>(
+    b: &B,
+    qkv_rows: &mut Tensor<B>,
+    norms: Option<HeadNorms<'_, B>>,
+) -> Result<()> {
+    let Some(HeadNorms { norm, weights }) = norms else { return Ok(()) };
+    let row_len = qkv_rows.row_len();
+    b.timed("norm", || {
+        qkv_rows.regroup(norm.weight.len());
+        b.norm_in_place(qkv_rows, norm)?;
+        qkv_rows.regroup(row_len);
+        b.scale_columns(qkv_rows, weights)
     })
 }
 

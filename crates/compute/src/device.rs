@@ -130,6 +130,13 @@ pub trait Device: Sized + Send + Sync + 'static {
     /// Errors: `WrongSize` or `PartialBlock` where a part's bytes are not what its type and shape say.
     fn matrix(&self, parts: Vec<MatrixPart>) -> Result<Self::Matrix>;
 
+    /// A matrix of which only rows are looked up ([`Ops::embed`](crate::Ops::embed)), left in the mapped file where the device reads it.
+    ///
+    /// Errors: as [`Device::matrix`].
+    fn table(&self, part: MatrixPart) -> Result<Self::Matrix> {
+        self.matrix(vec![part])
+    }
+
     /// Bytes of the matrix on the device.
     fn matrix_bytes(&self, w: &Self::Matrix) -> usize;
 

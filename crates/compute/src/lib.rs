@@ -29,8 +29,9 @@ mod weights;
 pub use backend::Backend;
 pub use batch::{Batch, BatchLimits, BatchSeq, BatchState, CacheShape, HostBatch, StateWrite};
 pub use blocks::{
-    AttentionBlock, BlockInput, BlockOutput, Blocks, DeltaPart, FfnBlock, FfnUp, Gather, HeadBlock, Join,
-    Linear, MoeBlock, OutputGate, RecurrentBlock, SharedExpert, Stream,
+    AttentionBlock, BlockInput, BlockOutput, Blocks, DeltaPart, FfnBlock, FfnUp, Gather, HeadBlock,
+    HeadNorms, Join, Linear, MoeBlock, MoeNorms, OutputGate, PerLayerInputBlock, RecurrentBlock,
+    SharedExpert, Stream,
 };
 pub use capture::{Capture, Choosing, GraphKey};
 pub use device::{Device, DeviceMemory, KvLayer, MatrixPart, StateLayer};

@@ -77,11 +77,12 @@ pub(crate) const SWIGLU_ALPHA: f32 = 1.702;
 
 /// Chooses the experts of one token: `chosen` becomes their numbers and weights, the most preferred first.
 ///
-/// `logits`: [n_experts], the router's output. `selection_bias`: [n_experts].
+/// `logits`: [n_experts], the router's output. `selection_bias` and `output_scale`: [n_experts].
 pub(crate) fn route(
     logits: &[f32],
     router: &Router,
     selection_bias: Option<&[f32]>,
+    output_scale: Option<&[f32]>,
     chosen: &mut Vec<(usize, f32)>,
 ) {
     chosen.clear();
@@ -103,7 +104,8 @@ pub(crate) fn route(
     let sum: f32 = chosen.iter().map(|c| c.1).sum();
     // Sigmoids may all round to 0.
     let divisor = if router.norm_topk && sum != 0.0 { sum } else { 1.0 };
-    chosen.iter_mut().for_each(|c| c.1 = c.1 / divisor * router.scale);
+    let scale = |e: usize| router.scale * output_scale.map_or(1.0, |scale| scale[e]);
+    chosen.iter_mut().for_each(|c| c.1 = c.1 / divisor * scale(c.0));
 }
 
 /// Drops the experts of all groups but the best. `experts`: all of a layer, in order.
@@ -174,7 +176,7 @@ mod tests {
 
     fn routed(logits: &[f32], router: Router, bias: Option<&[f32]>) -> Vec<(usize, f32)> {
         let mut chosen = vec![(9, 9.0)];
-        route(logits, &router, bias, &mut chosen);
+        route(logits, &router, bias, None, &mut chosen);
         chosen
     }
 

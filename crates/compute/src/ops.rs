@@ -267,6 +267,8 @@ pub struct Experts<'a, B: Device> {
     pub down_bias: Option<&'a Tensor<B>>,
     /// Added to the scores for the choice only, `[n_experts]`.
     pub selection_bias: Option<&'a Tensor<B>>,
+    /// Factors on the weights of chosen experts, after these were divided by their sum, `[n_experts]`.
+    pub output_scale: Option<&'a Tensor<B>>,
     /// How tokens choose, and what experts compute.
     pub params: MoeParams,
 }
@@ -387,7 +389,8 @@ pub trait Ops: Device {
     ) -> Result<()>;
 
     /// Prepares `qkv` `[n_tokens, qkv_len]` for attention: norms and rotates the query and key heads in place, and writes keys and
-    /// values to their positions in the cache. Only the first `rope_dim` elements of a head turn.
+    /// values to their positions in the cache. Only the first `rope_dim` elements of a head turn. Rows of queries only, of heads with
+    /// `n_kv_heads` 0, write nothing.
     fn store_kv(
         &self,
         qkv: &mut Tensor<Self>,
@@ -396,7 +399,8 @@ pub trait Ops: Device {
         prep: QkvPrep<'_, Self>,
     ) -> Result<()>;
 
-    /// Causal attention of each token's queries over its sequence's cache: `y[n_tokens, n_heads · head_dim]`.
+    /// Causal attention of each token's queries over its sequence's cache: `y[n_tokens, n_heads · head_dim]`. The rows of `qkv` are those
+    /// that [`Ops::store_kv`] prepared; queries come first in them.
     ///
     /// `sinks`: `[n_heads]`, a score for each head that joins the softmax's sum and has no value ("attention sink").
     fn attention(
@@ -453,6 +457,15 @@ pub trait Ops: Device {
 
     /// `y[n, len] = activation(x[n, ..len]) · x[n, len..]`, gate first; of both at once where [`Activation`] says so.
     fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, activation: Activation) -> Result<()>;
+
+    /// `y = activation(y) · x[.., start..start + y.row_len()]`, of a function of one number; rows go together.
+    fn gate_columns(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        start: usize,
+        activation: Activation,
+    ) -> Result<()>;
 
     /// `x = activation(x)`, of a function of one number.
     fn activate(&self, x: &mut Tensor<Self>, activation: Activation) -> Result<()>;

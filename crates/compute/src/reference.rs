@@ -317,7 +317,7 @@ impl Ops for Reference {
                     let block = table[pos / block_size] as usize;
                     ((block * h.n_kv_heads + kv_head) * block_size + pos % block_size) * dim
                 };
-                let q = &qkv.buffer()[t * h.qkv_len() + head * dim..][..dim];
+                let q = &qkv.buffer()[t * qkv.row_len() + head * dim..][..dim];
                 let mut scores: Vec<f64> = (start..end)
                     .map(|p| {
                         let s = dot(q, &kv.k.buffer()[at(p)..][..dim]) * params.scale;
@@ -469,6 +469,22 @@ impl Ops for Reference {
         Ok(())
     }
 
+    fn gate_columns(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        start: usize,
+        f: Activation,
+    ) -> Result<()> {
+        let (n, rows) = (y.row_len(), y.rows());
+        assert_eq!(x.rows(), rows);
+        for (t, y) in y.buffer_mut().chunks_exact_mut(n).take(rows).enumerate() {
+            let x = &x.buffer()[t * x.row_len() + start..][..n];
+            y.iter_mut().zip(x).for_each(|(y, &x)| *y = gated(f, *y, x));
+        }
+        Ok(())
+    }
+
     fn activate(&self, x: &mut Tensor<Self>, f: Activation) -> Result<()> {
         let len = x.len();
         x.buffer_mut()[..len].iter_mut().for_each(|x| *x = activation(f, *x));
@@ -483,9 +499,11 @@ impl Ops for Reference {
         experts: &Experts<'_, Self>,
         _scratch: &mut MoeScratch<Self>,
     ) -> Result<()> {
-        let &Experts { gate_up, gate_up_bias, down, down_bias, selection_bias, params } = experts;
+        let &Experts { gate_up, gate_up_bias, down, down_bias, selection_bias, output_scale, params } =
+            experts;
         let (n, inner) = (x.row_len(), down.n_in);
-        let selection_bias = selection_bias.map(|bias| &bias.buffer()[..]);
+        let [selection_bias, output_scale] =
+            [selection_bias, output_scale].map(|t| t.map(|t| &t.buffer()[..]));
         let biased = |x: f32, bias: Option<&Tensor<Self>>, i: usize| x + bias.map_or(0.0, |b| b.buffer()[i]);
         let mut chosen = Vec::new();
         for t in 0..x.rows() {
@@ -493,7 +511,7 @@ impl Ops for Reference {
             let out = &mut y.buffer_mut()[t * n..][..n];
             out.fill(0.0);
             let logits = &router.buffer()[t * router.row_len()..][..router.row_len()];
-            route(logits, &params.router, selection_bias, &mut chosen);
+            route(logits, &params.router, selection_bias, output_scale, &mut chosen);
             for &(e, weight) in &chosen {
                 let row = |i| biased(dot(x, gate_up.row(e, i)), gate_up_bias, e * 2 * inner + i);
                 let hidden = (0..inner).map(|i| gated(params.activation, row(i), row(inner + i)));

@@ -79,6 +79,16 @@ impl<B: Device> Tensor<B> {
         self.shape.dims[1] = n;
     }
 
+    /// Takes the elements in use, which lie one after the other, as rows of `n` from now on.
+    ///
+    /// # Panics
+    /// If the tensor is no matrix, or its elements do not fill such rows.
+    pub fn regroup(&mut self, n: usize) {
+        let len = self.len();
+        assert!(self.shape.rank == 2 && len.is_multiple_of(n), "{self:?} in rows of {n}");
+        self.shape.dims[..2].copy_from_slice(&[len / n, n]);
+    }
+
     /// Rows that the tensor was made with.
     pub fn max_rows(&self) -> usize {
         self.max_rows

@@ -21,6 +21,25 @@ pub(super) fn gated_row(isa: Isa, y: &mut [f32], x: &[f32], f: Activation) {
     unsafe { dispatch(isa, Gated { y, gate, up, f }) }
 }
 
+/// `y = f(y) · x[.., start..start + y.row_len()]`.
+pub(super) fn gate_columns(
+    pool: &Pool,
+    isa: Isa,
+    y: &mut Tensor<Cpu>,
+    x: &Tensor<Cpu>,
+    start: usize,
+    f: Activation,
+) {
+    let (n, x_len) = (y.row_len(), x.row_len());
+    assert_eq!(x.rows(), y.rows());
+    let x = x.floats();
+    parallel::rows(pool, y.floats_mut(), n, |i, y| {
+        // SAFETY: `Cpu::new` checked that the processor has `isa`; the kernel has no pointers of its own.
+        unsafe { dispatch(isa, Activate { x: y, f }) };
+        y.iter_mut().zip(&x[i * x_len + start..][..n]).for_each(|(y, x)| *y *= x);
+    });
+}
+
 pub(super) fn activate(pool: &Pool, isa: Isa, x: &mut Tensor<Cpu>, f: Activation) {
     let n = x.row_len();
     // SAFETY: `Cpu::new` checked that the processor has `isa`; the kernel has no pointers of its own.

@@ -142,6 +142,11 @@ impl Device for Cpu {
         Matrix::new(parts, MatrixOptions { repack, isa, exact }, &self.pool)
     }
 
+    fn table(&self, part: MatrixPart) -> Result<Matrix> {
+        let CpuOptions { isa, exact, .. } = self.options;
+        Matrix::new(vec![part], MatrixOptions { repack: false, isa, exact }, &self.pool)
+    }
+
     fn matrix_bytes(&self, w: &Matrix) -> usize {
         w.bytes()
     }
@@ -287,6 +292,17 @@ impl Ops for Cpu {
 
     fn gated(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, f: Activation) -> Result<()> {
         activation::gated(&self.pool, self.options.isa, y, x, f);
+        Ok(())
+    }
+
+    fn gate_columns(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        start: usize,
+        f: Activation,
+    ) -> Result<()> {
+        activation::gate_columns(&self.pool, self.options.isa, y, x, start, f);
         Ok(())
     }
 

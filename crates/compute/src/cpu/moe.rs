@@ -20,15 +20,15 @@ pub(super) fn moe(
     experts: &Experts<'_, Cpu>,
     scratch: &mut MoeScratch<Cpu>,
 ) -> Result<()> {
-    let &Experts { gate_up, gate_up_bias, down, down_bias, selection_bias, params } = experts;
+    let &Experts { gate_up, gate_up_bias, down, down_bias, selection_bias, output_scale, params } = experts;
     let (n, inner) = (x.row_len(), down.n_in());
     assert_eq!((gate_up.n_in(), gate_up.n_out(), down.n_out()), (n, 2 * inner, n));
     let n_uses = x.rows() * params.router.n_used;
-    let selection_bias = selection_bias.map(|bias| bias.floats());
+    let [selection_bias, output_scale] = [selection_bias, output_scale].map(|t| t.map(|t| t.floats()));
     let mut uses = Vec::with_capacity(n_uses);
     let mut chosen = Vec::with_capacity(router.row_len());
     for (token, scores) in router.floats().chunks_exact(router.row_len()).enumerate() {
-        route(scores, &params.router, selection_bias, &mut chosen);
+        route(scores, &params.router, selection_bias, output_scale, &mut chosen);
         uses.extend(chosen.iter().map(|&(expert, weight)| Use { expert, token, weight }));
     }
     uses.sort_by_key(|u| u.expert);

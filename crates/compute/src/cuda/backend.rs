@@ -245,6 +245,16 @@ impl Ops for Cuda {
         elementwise::each(self, elementwise::kernels(self).gated, y, Some(x), Some(f), 0.0)
     }
 
+    fn gate_columns(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        start: usize,
+        f: Activation,
+    ) -> Result<()> {
+        elementwise::gate_columns(self, y, x, start, f)
+    }
+
     fn activate(&self, x: &mut Tensor<Self>, f: Activation) -> Result<()> {
         elementwise::each(self, elementwise::kernels(self).activate, x, None, Some(f), 0.0)
     }

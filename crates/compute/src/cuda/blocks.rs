@@ -30,6 +30,7 @@ impl Blocks for Cuda {
             input,
             qkv,
             full_qk_norm,
+            head_norms,
             temperature,
             prep,
             query_factors: _,
@@ -43,6 +44,7 @@ impl Blocks for Cuda {
         } = block;
         self.timed("qkv_proj", || project(self, qkv, qkv_rows, input, &mut stream))?;
         blocks::norm_queries_and_keys(self, qkv_rows, full_qk_norm)?;
+        blocks::norm_heads(self, qkv_rows, head_norms)?;
         blocks::scale_queries(self, qkv_rows, batch, &prep, temperature)?;
         // A gate multiplies floats.
         let tiles = if gate.is_some() { None } else { tiles_for(self, &out, attended) };
@@ -114,10 +116,11 @@ impl Blocks for Cuda {
 
     fn experts(&self, mut stream: Stream<'_, Self>, block: MoeBlock<'_, Self>) -> Result<()> {
         // A shared expert is added between the experts and the residual.
-        if block.shared.is_some() {
+        if block.shared.is_some() || block.norms.is_some() {
             return blocks::experts(self, stream, block);
         }
-        let MoeBlock { input, router, experts, shared: _, post_norm, is_part, scores, scratch } = block;
+        let MoeBlock { input, router, experts, shared: _, norms: _, post_norm, is_part, scores, scratch } =
+            block;
         let m = stream.residual.rows();
         let x = self.timed("router", || {
             let x = match input {

@@ -4,8 +4,8 @@ use super::matrices::part;
 use super::perf::{self, Work, op};
 use super::*;
 use realizar_compute::{
-    AttentionBlock, AttentionParams, AttentionTemperature, BlockInput, BlockOutput, Heads, Join, KvLayer,
-    Linear, MatrixPart, Norm, NormKind, OutputGate, QkvPrep, RopeStyle, Stream,
+    AttentionBlock, AttentionParams, AttentionTemperature, BlockInput, BlockOutput, HeadNorms, Heads, Join,
+    KvLayer, Linear, MatrixPart, Norm, NormKind, OutputGate, QkvPrep, RopeStyle, Stream,
 };
 use std::collections::BTreeMap;
 
@@ -34,6 +34,10 @@ struct Attention {
     full_qk_norm: bool,
     /// Factor that the block has on queries.
     temperature: Option<AttentionTemperature>,
+    /// Whether the block normalizes all heads before they turn.
+    head_norms: bool,
+    /// Whether the block makes queries only, and reads keys and values that are in the cache.
+    queries_only: bool,
     /// Whether the block multiplies prepared queries.
     query_factors: bool,
     /// Whether the block has a gate on what was attended.
@@ -61,6 +65,8 @@ fn case(n_heads: usize, n_kv_heads: usize, head_dim: usize, parts: &[(usize, usi
         qk_norm: None,
         full_qk_norm: false,
         temperature: None,
+        head_norms: false,
+        queries_only: false,
         query_factors: false,
         gate: false,
         parts: parts.collect(),
@@ -145,9 +151,11 @@ impl Attention {
         let sinks = self.sinks(b);
         op(b, 1, |_| b.attention(&mut y, &qkv, &kv, &batch, &params, sinks.as_ref()));
         let mut qkv = qkv;
-        // The step's keys and values are lost, and written a second time.
-        let mut garbage = rows_of(b, &vec![poison; now.len()], n_qkv);
-        b.store_kv(&mut garbage, &mut kv, &batch, plain()).unwrap();
+        if !self.queries_only {
+            // The step's keys and values are lost, and written a second time.
+            let mut garbage = rows_of(b, &vec![poison; now.len()], n_qkv);
+            b.store_kv(&mut garbage, &mut kv, &batch, plain()).unwrap();
+        }
         let mut block = self.block(b, &mut kv, &batch, &params, qkv.rows());
         [read(b, &mut qkv), read(b, &mut y), read(b, &mut block)]
     }
@@ -168,7 +176,10 @@ impl Attention {
         params: &AttentionParams,
         n_tokens: usize,
     ) -> Tensor<B> {
-        let (n_qkv, n_heads) = (self.heads.qkv_len(), self.heads.n_heads * self.heads.head_dim);
+        let n_heads = self.heads.n_heads * self.heads.head_dim;
+        let made =
+            Heads { n_kv_heads: if self.queries_only { 0 } else { self.heads.n_kv_heads }, ..self.heads };
+        let n_qkv = made.qkv_len();
         let (dtype, n) = self.out.unwrap_or((DType::F32, 64));
         let qkv = &Linear::bare(b.matrix(vec![small_integers(n_qkv, n)]).unwrap());
         let proj = &Linear {
@@ -188,9 +199,11 @@ impl Attention {
         let gate = self.gate.then(|| Linear::bare(b.matrix(vec![part(dtype, 1, n_heads, n, 14)]).unwrap()));
         let mut gate_rows = poisoned(b, n_tokens, n_heads);
         let sinks = self.sinks(b);
-        let (q_norm, k_norm) = (norm(self.heads.n_heads, 11), norm(self.heads.n_kv_heads, 12));
+        let (q_norm, k_norm, head_norm) =
+            (norm(self.heads.n_heads, 11), norm(self.heads.n_kv_heads, 12), norm(1, 15));
         let factors = vector(b, &Random(13).normals(n_qkv));
         self.with_prep(b, batch, n_tokens, |prep| {
+            let prep = QkvPrep { heads: made, ..prep };
             let stream = Stream {
                 residual: &mut residual,
                 normed: &mut poisoned(b, n_tokens, n),
@@ -200,6 +213,7 @@ impl Attention {
                 input: BlockInput::Residual,
                 qkv,
                 full_qk_norm: self.full_qk_norm.then_some((&q_norm, &k_norm)),
+                head_norms: self.head_norms.then_some(HeadNorms { norm: &head_norm, weights: &factors }),
                 temperature: self.temperature,
                 prep,
                 query_factors: self.query_factors.then_some(&factors),
@@ -303,7 +317,7 @@ impl Case for Attention {
 
 #[test]
 fn head_sizes_and_groups() {
-    for head_dim in [8, 20, 64, 80, 128, 256] {
+    for head_dim in [8, 20, 64, 80, 128, 256, 264, 512] {
         for (n_heads, n_kv_heads) in [(2, 2), (3, 1), (8, 2), (8, 1)] {
             check(&[case(n_heads, n_kv_heads, head_dim, &RAGGED)]);
         }
@@ -389,7 +403,7 @@ fn windows_and_caps() {
 fn rotations_and_norms() {
     for style in [RopeStyle::Interleaved, RopeStyle::Half] {
         for (head_dim, rope_dim) in
-            [(64, 64), (128, 128), (128, 64), (80, 32), (20, 20), (20, 2), (8, 6), (256, 64)]
+            [(64, 64), (128, 128), (128, 64), (80, 32), (20, 20), (20, 2), (8, 6), (256, 64), (512, 512)]
         {
             for qk_norm in [None, Some(NormKind::Rms), Some(NormKind::Layer)] {
                 for cache in [DType::F32, DType::F16] {
@@ -407,6 +421,21 @@ fn rotations_and_norms() {
         check(&[Attention { temperature, rope, ..case(n_heads, 2, head_dim, &RAGGED) }]);
         let qk_norm = Some(NormKind::Rms);
         check(&[Attention { query_factors: true, qk_norm, rope, ..case(n_heads, 2, head_dim, &RAGGED) }]);
+    }
+}
+
+#[test]
+fn norms_of_all_heads_and_queries_alone() {
+    let alone = [(70, 1), (3, 1), (300, 1)];
+    for (head_dim, cache) in [(20, DType::F32), (64, DType::F16), (256, DType::BF16), (512, DType::F16)] {
+        let rope = Some((head_dim, RopeStyle::Half));
+        for parts in [&RAGGED[..], &LONG, &alone] {
+            for (head_norms, queries_only) in [(true, false), (false, true), (true, true)] {
+                let window = (head_dim < 512).then_some(24);
+                let case = Attention { rope, cache, window, ..case(6, 2, head_dim, parts) };
+                check(&[Attention { head_norms, queries_only, ..case }]);
+            }
+        }
     }
 }
 

@@ -4,7 +4,8 @@ use crate::matrices::part;
 use crate::{Case, Paths, Random, Sums, check, packed_types, poisoned, read, rows_of, tolerance, vector};
 use realizar_compute::{
     Activation, Backend, BlockInput, BlockOutput, DType, Experts, FfnBlock, FfnUp, HeadBlock, Join, Linear,
-    MoeBlock, MoeParams, MoeScratch, Norm, NormKind, Router, SharedExpert, Stream, Tensor,
+    MoeBlock, MoeNorms, MoeParams, MoeScratch, Norm, NormKind, PerLayerInputBlock, Router, SharedExpert,
+    Stream, Tensor,
 };
 
 /// A norm of these rows, with random weights around 1. Weights around 0 would make a few activations much larger than the others, and
@@ -336,6 +337,8 @@ struct Mixture {
     shared: bool,
     /// Of the shared one.
     gate: bool,
+    /// Norms of its parts, of which the shared one has the block's input.
+    norms: bool,
     input: Reads,
     post_norm: bool,
 }
@@ -347,7 +350,7 @@ impl Case for Mixture {
         let Self { dtype, rows, .. } = *self;
         let (n, inner, shared_inner, n_experts, n_used) = (256, 256, 512, 5, 2);
         let matrix = |parts| b.matrix(parts).unwrap();
-        let router = Linear {
+        let scores = Linear {
             bias: Some(vector(b, &Random(17).normals(n_experts))),
             ..Linear::bare(matrix(vec![part(DType::F32, 1, n_experts, n, 1)]))
         };
@@ -371,22 +374,26 @@ impl Case for Mixture {
             rows: &mut shared_rows,
             hidden: &mut shared_hidden,
         };
+        let [router, experts, post_experts, post_shared] =
+            &[30, 32, 34, 36].map(|seed| norm_of(b, NormKind::Rms, n, seed));
         let block = MoeBlock {
             input: match self.input {
                 Reads::Norm => BlockInput::Norm(&norm),
                 Reads::Residual => BlockInput::Residual,
                 Reads::Shared => BlockInput::Shared,
             },
-            router: &router,
+            router: &scores,
             experts: Experts {
                 gate_up: &gate_up,
                 gate_up_bias: None,
                 down: &down,
                 down_bias: None,
                 selection_bias: None,
+                output_scale: None,
                 params,
             },
             shared: self.shared.then_some(shared),
+            norms: self.norms.then_some(MoeNorms { router, experts, post_experts, post_shared }),
             post_norm: self.post_norm.then_some(&post_norm),
             is_part: false,
             scores: &mut poisoned(b, rows, n_experts),
@@ -412,12 +419,60 @@ fn experts_alone_and_with_a_shared_one() {
     for dtype in [DType::F32, DType::Q4_K, DType::BF16] {
         for (shared, gate) in [(false, false), (true, false), (true, true)] {
             for rows in [1, 3, 20] {
-                let case =
-                    |input, post_norm| check(&[Mixture { dtype, rows, shared, gate, input, post_norm }]);
-                case(Reads::Norm, false);
-                case(Reads::Residual, true);
-                case(Reads::Shared, false);
+                let case = |input, post_norm, norms| {
+                    check(&[Mixture { dtype, rows, shared, gate, norms, input, post_norm }]);
+                };
+                case(Reads::Norm, true, true);
+                case(Reads::Norm, false, false);
+                case(Reads::Residual, true, false);
+                case(Reads::Shared, false, false);
             }
+        }
+    }
+}
+
+/// What tokens have for one layer of several.
+#[derive(Debug)]
+struct LayerInput {
+    dtype: DType,
+    rows: usize,
+    len: usize,
+    post_norm: bool,
+}
+
+impl Case for LayerInput {
+    const PATHS: Paths = Paths::Weights;
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let Self { dtype, rows, len, .. } = *self;
+        let n = 256;
+        let gate = &Linear::bare(b.matrix(vec![part(dtype, 1, len, n, 1)]).unwrap());
+        let proj = &Linear::bare(b.matrix(vec![part(dtype, 1, n, len, 2)]).unwrap());
+        let post_norm = &norm_of(b, NormKind::Rms, n, 14);
+        let mut stream = Rows::new(b, rows, n, 8);
+        let block = PerLayerInputBlock {
+            gate,
+            activation: Activation::GeluTanh,
+            inputs: &rows_of(b, &Random(3).normals(rows * 3 * len), 3 * len),
+            start: len,
+            out: BlockOutput { post_norm: self.post_norm.then_some(post_norm), ..plain_output(proj) },
+            rows: &mut poisoned(b, rows, len),
+        };
+        b.per_layer_input(stream.stream(), block).unwrap();
+        vec![("y", read(b, &mut stream.residual))]
+    }
+
+    fn tolerance(&self, sums: Sums) -> f64 {
+        // The second matmul reads what the first made.
+        4.0 * tolerance(self.dtype, sums)
+    }
+}
+
+#[test]
+fn inputs_of_layers() {
+    for (dtype, len) in [(DType::F32, 12), (DType::Q4_K, 256), (DType::BF16, 64)] {
+        for rows in [1, 3, 20] {
+            [false, true].map(|post_norm| check(&[LayerInput { dtype, rows, len, post_norm }]));
         }
     }
 }

@@ -19,6 +19,8 @@ enum Op {
     NormColumns(NormKind, bool, f32),
     Add,
     Gated(Activation),
+    /// By the second half of rows of twice the length.
+    GateColumns(Activation),
     /// By the first of the other numbers of each row.
     GateRows,
     Activate(Activation),
@@ -72,6 +74,10 @@ fn run<B: Backend>(b: &B, case: &Rows, range: std::ops::Range<usize>) -> Vec<(&'
         Op::Gated(f) => {
             b.gated(&mut y, &rows_of(b, &wide, 2 * n), f).unwrap();
             vec![("y", read(b, &mut y))]
+        }
+        Op::GateColumns(f) => {
+            b.gate_columns(&mut x, &rows_of(b, &wide, 2 * n), n, f).unwrap();
+            vec![("x", read(b, &mut x))]
         }
         Op::GateRows => {
             let gates: Vec<f32> = other.iter().step_by(n).copied().collect();
@@ -147,7 +153,7 @@ fn add() {
 
 #[test]
 fn activations() {
-    let ops = ACTIVATIONS.map(|f| [Op::Gated(f), Op::Activate(f)]);
+    let ops = ACTIVATIONS.map(|f| [Op::Gated(f), Op::GateColumns(f), Op::Activate(f)]);
     on_all_shapes(&ops.concat(), &[0.1, 1.0, 20.0]);
     on_all_shapes(&[Op::Gated(Activation::ClampedSwiglu), Op::GateRows], &[0.1, 1.0, 20.0]);
 }

@@ -280,11 +280,15 @@ impl Case for Embed {
     const PATHS: Paths = Paths::Weights;
 
     fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
-        let table = b.matrix(vec![part(self.dtype, 1, 50, self.len, 3)]).unwrap();
+        let part = part(self.dtype, 1, 50, self.len, 3);
+        let tables = [b.matrix(vec![part.clone()]).unwrap(), b.table(part).unwrap()];
         let batch = batch_of(&self.tokens.iter().map(|&t| (t, 0, false)).collect::<Vec<_>>());
-        let mut y = poisoned(b, self.tokens.len(), self.len);
-        b.embed(&mut y, &table, &staged(b, &batch), self.scale).unwrap();
-        vec![("y", read(b, &mut y))]
+        let embed = |(name, table)| {
+            let mut y = poisoned(b, self.tokens.len(), self.len);
+            b.embed(&mut y, table, &staged(b, &batch), self.scale).unwrap();
+            (name, read(b, &mut y))
+        };
+        ["matrix", "table"].into_iter().zip(&tables).map(embed).collect()
     }
 
     fn tolerance(&self, _: Sums) -> f64 {
@@ -316,6 +320,8 @@ struct Moe {
     bias: bool,
     /// A bias of the choice.
     selection_bias: bool,
+    /// Factors on the weights of experts.
+    output_scale: bool,
     rows: std::ops::Range<usize>,
     /// Scores of the router for every row, where they are not random.
     scores: Option<Vec<f32>>,
@@ -346,13 +352,15 @@ impl Case for Moe {
         let mut y = poisoned(b, n_rows, n);
         let (x, router) = (rows_of(b, &x, n), rows_of(b, &router, n_experts));
         let biases = |len: usize, seed| vector(b, &Random(seed).normals(n_experts * len));
-        let [gate_up_bias, down_bias, selection_bias] = [biases(2 * inner, 6), biases(n, 7), biases(1, 8)];
+        let [gate_up_bias, down_bias] = [biases(2 * inner, 6), biases(n, 7)];
+        let [selection_bias, output_scale] = [biases(1, 8), biases(1, 9)];
         let experts = Experts {
             gate_up: &gate_up,
             gate_up_bias: self.bias.then_some(&gate_up_bias),
             down: &down,
             down_bias: self.bias.then_some(&down_bias),
             selection_bias: self.selection_bias.then_some(&selection_bias),
+            output_scale: self.output_scale.then_some(&output_scale),
             params: self.params,
         };
         op(b, 1, |_| b.moe(&mut y, &x, &router, &experts, &mut scratch));
@@ -374,6 +382,7 @@ fn moe_case(dtype: DType, n_experts: usize, n_used: usize, norm_topk: bool, n_ro
         params: MoeParams { router: Router::softmax(n_used, norm_topk), activation: Activation::Silu },
         bias: false,
         selection_bias: false,
+        output_scale: false,
         rows: 0..n_rows,
         scores: None,
     }
@@ -418,7 +427,8 @@ fn moe_routers() {
     ] {
         for selection_bias in [false, true] {
             for rows in [1, 40] {
-                let mut case = Moe { selection_bias, ..moe_case(F32, 12, 1, true, rows) };
+                let output_scale = rows > 1 || selection_bias;
+                let mut case = Moe { selection_bias, output_scale, ..moe_case(F32, 12, 1, true, rows) };
                 case.params.router = router;
                 check(&[case]);
             }

@@ -49,11 +49,12 @@ pub(super) fn attention(
 ) -> Result<()> {
     let (h, pool, options) = (params.heads, &*cpu.pool, cpu.options);
     let n_tokens = batch.tokens().len();
-    assert_eq!((qkv.row_len(), y.row_len()), (h.qkv_len(), h.n_heads * h.head_dim));
+    assert!(qkv.row_len() >= y.row_len() && y.row_len() == h.n_heads * h.head_dim, "{qkv:?}, {y:?}");
     assert_eq!((qkv.rows(), y.rows()), (n_tokens, n_tokens));
     let sinks = sinks.map(|sinks| sinks.floats());
     assert!(sinks.is_none_or(|sinks| sinks.len() == h.n_heads));
-    let plan = Plan { options, qkv: qkv.floats(), kv, batch, params, sinks, y: Shared::new(y.floats_mut()) };
+    let y = Shared::new(y.floats_mut());
+    let plan = Plan { options, qkv: qkv.floats(), qkv_len: qkv.row_len(), kv, batch, params, sinks, y };
     let n_tasks = plan.n_tasks();
     let n_splits: usize = (0..n_tasks).map(|i| plan.rows(i).splits().len()).sum();
     if n_splits == n_tasks || n_tasks >= TASKS_PER_THREAD * pool.n_threads() {
@@ -101,6 +102,8 @@ pub(super) fn attention(
 struct Plan<'a> {
     options: CpuOptions,
     qkv: &'a [f32],
+    /// Elements of a row of `qkv`.
+    qkv_len: usize,
     kv: &'a KvLayer<Cpu>,
     batch: &'a HostBatch,
     params: &'a AttentionParams,
@@ -132,6 +135,7 @@ impl Plan<'_> {
                 return Rows {
                     options: self.options,
                     qkv: self.qkv,
+                    qkv_len: self.qkv_len,
                     kv: self.kv,
                     params: self.params,
                     sinks: self.sinks,

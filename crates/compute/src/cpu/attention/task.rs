@@ -31,6 +31,8 @@ thread_local! {
 pub(super) struct Rows<'a> {
     pub(super) options: CpuOptions,
     pub(super) qkv: &'a [f32],
+    /// Elements of a row of `qkv`.
+    pub(super) qkv_len: usize,
     pub(super) kv: &'a KvLayer<Cpu>,
     pub(super) params: &'a AttentionParams,
     /// `[n_heads]`
@@ -298,7 +300,7 @@ impl Rows<'_> {
             let n = if r < self.n_tokens * group { h.head_dim } else { 0 };
             let (token, head) = (self.first + r / group, self.kv_head * group + r % group);
             if n > 0 {
-                let src = &self.qkv[token * h.qkv_len() + head * n..][..n];
+                let src = &self.qkv[token * self.qkv_len + head * n..][..n];
                 for (q, x) in q[..n].iter_mut().zip(src) {
                     *q = x * factor;
                 }

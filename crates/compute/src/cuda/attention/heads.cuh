@@ -2,26 +2,29 @@
 #pragma once
 #include "../common/quant.cuh"
 
-// One head of up to 256 elements, by one warp: lane `l` holds elements l, l + 32, …
-struct Head {
-  float x[8];
+// One head of up to 32 N elements, by one warp: lane `l` holds elements l, l + 32, …
+template <int N>
+struct HeadOf {
+  float x[N];
 };
+using Head = HeadOf<8>;
 
 // LayerNorm with `layer`, else RMSNorm, of a head by one warp; all lanes call it.
-DEVICE void norm_head(Head& h, int dim, int lane, const float* weight, const float* bias, bool layer, float eps) {
+template <int N>
+DEVICE void norm_head(HeadOf<N>& h, int dim, int lane, const float* weight, const float* bias, bool layer, float eps) {
   float mean = 0;
   if (layer) {
     float sum = 0;
 #pragma unroll
-    for (int j = 0; j < 8; j++) sum += h.x[j];  // zeros past the end
+    for (int j = 0; j < N; j++) sum += h.x[j];  // zeros past the end
     mean = warp_sum(sum) / dim;
   }
   float sum = 0;
 #pragma unroll
-  for (int j = 0; j < 8; j++) sum += lane + 32 * j < dim ? (h.x[j] - mean) * (h.x[j] - mean) : 0.0f;
+  for (int j = 0; j < N; j++) sum += lane + 32 * j < dim ? (h.x[j] - mean) * (h.x[j] - mean) : 0.0f;
   const float inv = 1.0f / sqrtf(warp_sum(sum) / dim + eps);
 #pragma unroll
-  for (int j = 0; j < 8; j++) {
+  for (int j = 0; j < N; j++) {
     const int i = lane + 32 * j;
     if (i < dim) h.x[j] = (h.x[j] - mean) * inv * weight[i] + (bias ? bias[i] : 0.0f);
   }

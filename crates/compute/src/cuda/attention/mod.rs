@@ -19,8 +19,8 @@ use super::common::{Output, TileLayout, Tiles};
 use super::driver::{Cuda, Driver, Rooms};
 use crate::{Error, Heads, Profile, Result, Tensor};
 
-/// Largest head dimension of the kernels.
-const MAX_HEAD_DIM: usize = 256;
+/// Largest head dimension of any kernel.
+const MAX_HEAD_DIM: usize = 512;
 
 /// Loads the room's kernels.
 pub(in crate::cuda) fn load(driver: &dyn Driver, rooms: &mut Rooms) -> Result<()> {
@@ -49,7 +49,8 @@ pub(in crate::cuda) fn check_heads(heads: Heads) -> Result<()> {
 fn check_shapes(y: &Tensor<Cuda>, input: &AttentionInput<'_>) {
     let AttentionInput { qkv, kv, batch, params, .. } = input;
     let (h, n_tokens) = (params.heads, batch.n_tokens());
-    assert_eq!((qkv.row_len(), y.row_len()), (h.qkv_len(), h.n_heads * h.head_dim));
+    assert_eq!(y.row_len(), h.n_heads * h.head_dim);
+    assert!([h.qkv_len(), y.row_len()].contains(&qkv.row_len()), "{qkv:?} for {h:?}");
     assert_eq!((qkv.rows(), y.rows()), (n_tokens, n_tokens));
     assert_eq!((kv.k.shape()[1], kv.k.shape()[3]), (h.n_kv_heads, h.head_dim));
 }
@@ -57,7 +58,8 @@ fn check_shapes(y: &Tensor<Cuda>, input: &AttentionInput<'_>) {
 /// Attention of queries that are prepared, over keys and values in the cache.
 pub(in crate::cuda) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput<'_>) -> Result<()> {
     check_shapes(y, &input);
-    match prefill_attention::supports(cuda, input.kv, input.batch, input.params) {
+    let is_whole = input.qkv.row_len() == input.params.heads.qkv_len();
+    match is_whole && prefill_attention::supports(cuda, input.kv, input.batch, input.params) {
         true => prefill_attention::attention(cuda, Output::Floats(y.ptr()), input, None),
         false => paged_attention::attention(cuda, y, input),
     }
@@ -73,7 +75,9 @@ pub(in crate::cuda) fn attend(
     step: Step<'_>,
 ) -> Result<bool> {
     let Step { kv, batch, prep, params, sinks } = step;
-    if decode_attention::supports(cuda, kv, batch, params) {
+    // The other kernels do not take queries without keys and values.
+    let is_whole = prep.heads == params.heads;
+    if is_whole && decode_attention::supports(cuda, kv, batch, params) {
         let writes_tiles = decode_attention::writes_tiles(cuda, batch, params.heads);
         let tiles = tiles.filter(|t| t.layout == TileLayout::PackedHalf && writes_tiles);
         let rows = tiles.map_or(0, |t| t.rows);
@@ -81,7 +85,7 @@ pub(in crate::cuda) fn attend(
         cuda.timed("attention", || decode_attention::attention(cuda, y, rows, qkv, step))?;
         return Ok(tiles.is_some());
     }
-    if prefill_attention::supports(cuda, kv, batch, params) {
+    if is_whole && prefill_attention::supports(cuda, kv, batch, params) {
         let tiles = tiles.filter(|t| t.layout == TileLayout::GemmBfloat);
         let to = tiles.map_or(Output::Floats(y.ptr()), Output::Tiles);
         prefill_attention::store_and_attend(cuda, to, qkv, Step { kv, batch, prep, params, sinks })?;

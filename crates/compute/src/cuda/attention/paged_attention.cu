@@ -6,14 +6,14 @@
 // Mapping. Block of 4 warps: up to 8 query heads that share a KV head, of one token, over one split of the positions it sees. For scores
 // 8 lanes share a key; for outputs a thread owns 8 elements of every n_lines-th key, and these lines are added at the end, in order.
 // Splits are merged by attention_merge, of which a block owns a head of a token.
-// Shared memory: 14,432 bytes. Moves: K and V of the split once for all its heads, 2 · n_positions · head_bytes.
+// Shared memory: 22,624 bytes. Moves: K and V of the split once for all its heads, 2 · n_positions · head_bytes.
 #include "../common/quant.cuh"
 #include "paged_attention_args.cuh"
 
 constexpr int TILE = 64;  // keys
 constexpr int THREADS = 128;
 constexpr int MAX_ROWS = 8;  // query heads of a block
-constexpr int MAX_DIM = 256;
+constexpr int MAX_DIM = 512;
 
 // The work of a block: `n_rows` query heads from `first_head` on, of one token, over positions `from` to `to` - 1.
 struct Split {
@@ -47,10 +47,11 @@ struct Smem {
 
 // Queries times the scale, `padded` elements a row with zeros past the end, and what the softmax begins with.
 DEVICE void load_queries(const AttentionArgs& a, const Split& split, Smem& smem, int padded, int tid) {
-  const int dim = a.head_dim, n_heads = a.n_heads, n_kv_heads = a.n_kv_heads;
+  const int dim = a.head_dim;
+  const float* queries = a.qkv + static_cast<size_t>(split.token) * a.qkv_len + static_cast<size_t>(split.first_head) * dim;
   for (int i = tid; i < split.n_rows * padded; i += THREADS) {
-    const size_t row = static_cast<size_t>(split.token) * (n_heads + 2 * n_kv_heads) + split.first_head + i / padded;
-    smem.q[i / padded][i % padded] = i % padded < dim ? a.qkv[row * dim + i % padded] * a.scale : 0.0f;
+    const int element = i % padded;
+    smem.q[i / padded][element] = element < dim ? queries[i / padded * dim + element] * a.scale : 0.0f;
   }
   // A sink is a score in the first split, without a value.
   const bool has_sink = a.sinks && split.index == 0 && tid < split.n_rows;

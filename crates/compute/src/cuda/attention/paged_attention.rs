@@ -19,7 +19,7 @@ kernel_args! {
         y: DevicePtr as "float*",
         /// [n_tokens, n_heads, n_splits, head_dim + 2] where n_splits > 1: output, maximum, sum
         partial: DevicePtr as "float*",
-        /// [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
+        /// [n_tokens] rows of `qkv_len`, of which the first n_heads * head_dim are queries
         qkv: DevicePtr as "const float*",
         /// [n_blocks, n_kv_heads, block_size] heads of `head_bytes`
         k_cache: DevicePtr as "const uint8_t*",
@@ -31,6 +31,7 @@ kernel_args! {
         block_tables: DevicePtr as "const uint32_t*",
         /// [n_heads]: a score of each head that joins the sum and has no value; or null
         sinks: DevicePtr as "const float*",
+        qkv_len: u32,
         n_heads: u32,
         n_kv_heads: u32,
         head_dim: u32,
@@ -97,6 +98,7 @@ pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput
         table_starts: batch.table_starts(),
         block_tables: batch.block_tables(),
         sinks: sinks(of_heads, h),
+        qkv_len: qkv.row_len() as u32,
         n_heads: h.n_heads as u32,
         n_kv_heads: h.n_kv_heads as u32,
         head_dim: h.head_dim as u32,

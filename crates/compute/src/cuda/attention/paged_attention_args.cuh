@@ -7,7 +7,7 @@ struct AttentionArgs {
   float* y;
   // [n_tokens, n_heads, n_splits, head_dim + 2] where n_splits > 1: output, maximum, sum
   float* partial;
-  // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
+  // [n_tokens] rows of `qkv_len`, of which the first n_heads * head_dim are queries
   const float* qkv;
   // [n_blocks, n_kv_heads, block_size] heads of `head_bytes`
   const uint8_t* k_cache;
@@ -19,6 +19,7 @@ struct AttentionArgs {
   const uint32_t* block_tables;
   // [n_heads]: a score of each head that joins the sum and has no value; or null
   const float* sinks;
+  uint32_t qkv_len;
   uint32_t n_heads;
   uint32_t n_kv_heads;
   uint32_t head_dim;

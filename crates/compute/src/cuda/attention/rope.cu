@@ -1,7 +1,7 @@
 // Angles of RoPE (Su et al. 2021), and what prepares queries, keys and values for attention: QK norm, rotation, and the write to the cache.
 //
 // rope_angles. Block: a token; thread: frequencies. Moves: 8 bytes per angle written.
-// store_kv. Block of 4 warps: blockIdx.x is the token, blockIdx.y four of its heads. Warp: one head. Shared memory: 4 KiB static. Moves: a
+// store_kv. Block of 4 warps: blockIdx.x is the token, blockIdx.y four of its heads. Warp: one head. Shared memory: 8 KiB static. Moves: a
 // row of qkv read, queries and keys of it written back, keys and values written to the cache.
 #include "heads.cuh"
 #include "rope_args.cuh"
@@ -21,28 +21,28 @@ KERNEL(rope_angles, AnglesArgs, 128) {
   }
 }
 
-template <class T>
-DEVICE void store_kv(const StoreArgs& a) {
-  ptx::launch_dependents();
-  ptx::griddepcontrol_wait();
-  __shared__ float heads[4][256];
+constexpr int MAX_DIM = 512;
+
+// A head of up to 32 N elements.
+template <class T, int N>
+DEVICE void store_head(const StoreArgs& a, float* heads) {
   const int dim = a.head_dim, n_heads = a.n_heads, n_kv_heads = a.n_kv_heads;
   const int lane = threadIdx.x % 32, token = blockIdx.x;
   const int head = a.first_head + blockIdx.y * 4 + threadIdx.x / 32;
   if (head >= n_heads + 2 * n_kv_heads) return;
   float* row = a.qkv + (static_cast<size_t>(token) * (n_heads + 2 * n_kv_heads) + head) * dim;
-  float* shared = heads[threadIdx.x / 32];
+  float* shared = heads + threadIdx.x / 32 * MAX_DIM;
   const bool is_query = head < n_heads, is_value = head >= n_heads + n_kv_heads;
 
   // All loads are issued before any is waited for.
   const float* angles = is_value || !a.angles ? nullptr : a.angles + static_cast<size_t>(token) * a.rope_dim;
   const int n_pairs = angles ? a.rope_dim / 2 : 0;
-  Head h;
-  float cosines[4], sines[4];
+  HeadOf<N> h;
+  float cosines[N / 2], sines[N / 2];
 #pragma unroll
-  for (int j = 0; j < 8; j++) h.x[j] = lane + 32 * j < dim ? row[lane + 32 * j] : 0.0f;
+  for (int j = 0; j < N; j++) h.x[j] = lane + 32 * j < dim ? row[lane + 32 * j] : 0.0f;
 #pragma unroll
-  for (int j = 0; j < 4; j++) {
+  for (int j = 0; j < N / 2; j++) {
     if (lane + 32 * j < n_pairs) cosines[j] = angles[lane + 32 * j], sines[j] = angles[n_pairs + lane + 32 * j];
   }
   uint8_t* cached = nullptr;
@@ -59,22 +59,34 @@ DEVICE void store_kv(const StoreArgs& a) {
               is_query ? a.q_eps : a.k_eps);
   }
 #pragma unroll
-  for (int j = 0; j < 8; j++) {
+  for (int j = 0; j < N; j++) {
     if (lane + 32 * j < dim) shared[lane + 32 * j] = h.x[j];
   }
   __syncwarp();
 #pragma unroll
-  for (int j = 0; j < 4; j++) {
+  for (int j = 0; j < N / 2; j++) {
     if (lane + 32 * j < n_pairs) rotate_pair(shared, lane + 32 * j, n_pairs, a.interleaved, cosines[j], sines[j]);
   }
   __syncwarp();
   if (!is_value) {
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
+    for (int j = 0; j < N; j++) {
       if (lane + 32 * j < dim) row[lane + 32 * j] = shared[lane + 32 * j];
     }
   }
   if (!is_query) write_head<T>(cached, shared, dim, lane);
+}
+
+template <class T>
+DEVICE void store_kv(const StoreArgs& a) {
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
+  __shared__ float heads[4 * MAX_DIM];
+  if (a.head_dim <= MAX_DIM / 2) {
+    store_head<T, MAX_DIM / 64>(a, heads);
+  } else {
+    store_head<T, MAX_DIM / 32>(a, heads);
+  }
 }
 
 #define STORE_KV(T) \

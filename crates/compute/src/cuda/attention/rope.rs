@@ -97,7 +97,12 @@ pub(in crate::cuda) fn store_kv(
     let h = prep.heads;
     let dtype = kv.k.dtype();
     assert_eq!((qkv.row_len(), qkv.rows()), (h.qkv_len(), batch.n_tokens()));
-    assert_eq!((kv.k.shape()[1], kv.k.shape()[3]), (h.n_kv_heads, h.head_dim));
+    // Queries alone write nothing.
+    assert!(
+        [0, kv.k.shape()[1]].contains(&h.n_kv_heads) && kv.k.shape()[3] == h.head_dim,
+        "{h:?} for {:?}",
+        kv.k
+    );
     let prep = PrepArgs::new(prep);
     let args = StoreArgs {
         qkv: qkv.ptr(),

@@ -83,6 +83,13 @@ KERNEL(scale_columns, ElementwiseArgs, 256) {
   if (i < a.len) a.y[i] *= a.x[i % a.row_len];
 }
 
+KERNEL(gate_columns, GateColumnsArgs, 256) {
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
+  const size_t i = element();
+  if (i < a.len) a.y[i] = gate_one(a.activation, a.y[i], a.x[i / a.row_len * a.x_row_len + i % a.row_len]);
+}
+
 KERNEL(scale_by_position, PositionScaleArgs, 256) {
   ptx::launch_dependents();
   ptx::griddepcontrol_wait();

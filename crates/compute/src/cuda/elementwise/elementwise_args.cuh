@@ -17,6 +17,18 @@ struct ElementwiseArgs {
   float factor;
 };
 
+struct GateColumnsArgs {
+  float* y;
+  // The first of the columns to multiply with.
+  const float* x;
+  // Elements of y.
+  uint64_t len;
+  // Of y.
+  uint32_t row_len;
+  uint32_t x_row_len;
+  uint32_t activation;
+};
+
 struct PositionScaleArgs {
   float* x;
   // Of each row.

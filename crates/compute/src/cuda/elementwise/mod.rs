@@ -22,6 +22,18 @@ kernel_args! {
         factor: f32,
     }
 
+    struct GateColumnsArgs {
+        y: DevicePtr as "float*",
+        /// The first of the columns to multiply with.
+        x: DevicePtr as "const float*",
+        /// Elements of y.
+        len: u64,
+        /// Of y.
+        row_len: u32,
+        x_row_len: u32,
+        activation: u32,
+    }
+
     struct PositionScaleArgs {
         x: DevicePtr as "float*",
         /// Of each row.
@@ -49,6 +61,7 @@ kernels! {
         pub(in crate::cuda) gate_rows: ElementwiseArgs,
         pub(in crate::cuda) sigmoid_gate: ElementwiseArgs,
         pub(in crate::cuda) scale_columns: ElementwiseArgs,
+        gate_columns: GateColumnsArgs,
         scale_by_position: PositionScaleArgs,
     }
 }
@@ -83,6 +96,29 @@ pub(in crate::cuda) fn each(
         factor,
     };
     launch(cuda, f, &args)
+}
+
+/// As [`gate_columns`](crate::Ops::gate_columns).
+pub(in crate::cuda) fn gate_columns(
+    cuda: &Cuda,
+    y: &mut Tensor<Cuda>,
+    x: &Tensor<Cuda>,
+    start: usize,
+    activation: Activation,
+) -> Result<()> {
+    assert_eq!(y.rows(), x.rows());
+    assert!(start + y.row_len() <= x.row_len(), "{} columns from {start} on of {x:?}", y.row_len());
+    let args = GateColumnsArgs {
+        y: y.ptr(),
+        x: x.ptr().offset(4 * start),
+        len: y.len() as u64,
+        row_len: y.row_len() as u32,
+        x_row_len: x.row_len() as u32,
+        activation: activation_code(activation),
+    };
+    let blocks = y.len().div_ceil(256);
+    // SAFETY: y has `len` elements, and x as many rows with these columns, as asserted above.
+    unsafe { cuda.launch(kernels(cuda).gate_columns, [blocks, 1, 1], 256, &args) }
 }
 
 /// As [`scale_by_position`](crate::Ops::scale_by_position), with `positions` `u32` [rows of x].

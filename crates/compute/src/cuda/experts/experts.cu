@@ -98,7 +98,7 @@ KERNEL(moe_route, MoeArgs, ROUTE_WARPS * 32) {
   const float divisor = a.norm_topk && total != 0.0f ? total : 1.0f;
   if (has_one) {
     a.experts[token * a.n_used + lane] = mine;
-    a.weights[token * a.n_used + lane] = weight / divisor * a.scale;
+    a.weights[token * a.n_used + lane] = weight / divisor * a.scale * (a.output_scale ? a.output_scale[mine] : 1.0f);
   }
 }
 

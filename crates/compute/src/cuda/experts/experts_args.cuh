@@ -17,6 +17,8 @@ struct MoeArgs {
   const float* router;
   // [n_experts], added to the scores for the choice only, or null
   const float* selection_bias;
+  // [n_experts], on the weights, or null
+  const float* output_scale;
   // [n_experts, hidden_size], or null
   const float* down_bias;
   // [n_uses, hidden_size], by slot

@@ -34,6 +34,8 @@ kernel_args! {
         router: DevicePtr as "const float*",
         /// [n_experts], added to the scores for the choice only, or null
         selection_bias: DevicePtr as "const float*",
+        /// [n_experts], on the weights, or null
+        output_scale: DevicePtr as "const float*",
         /// [n_experts, hidden_size], or null
         down_bias: DevicePtr as "const float*",
         /// [n_uses, hidden_size], by slot
@@ -230,6 +232,11 @@ impl<'a> Mixture<'a> {
         assert_eq!((up.n_experts, back.n_experts), (n_experts, n_experts));
         let biases = [(experts.gate_up_bias, up.n_out), (experts.down_bias, back.n_out)];
         assert!(biases.iter().all(|(bias, n)| bias.is_none_or(|b| b.len() == n_experts * n)), "biases");
+        let of_experts = [experts.selection_bias, experts.output_scale];
+        assert!(
+            of_experts.iter().all(|t| t.is_none_or(|t| t.len() == n_experts)),
+            "a number for each expert"
+        );
         check_sizes(n_experts, &experts.params.router)?;
         let n_used = experts.params.router.n_used;
         assert!(n_used <= n_experts, "{n_used} of {n_experts} experts");
@@ -265,6 +272,7 @@ impl<'a> Mixture<'a> {
             adds: 0,
             router: self.router.ptr(),
             selection_bias: self.experts.selection_bias.map_or(DevicePtr::NULL, Tensor::ptr),
+            output_scale: self.experts.output_scale.map_or(DevicePtr::NULL, Tensor::ptr),
             down_bias: self.biases()[1],
             outputs: self.scratch.y.ptr(),
             experts: array(0),
