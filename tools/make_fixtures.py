@@ -147,6 +147,7 @@ LONGROPE = rope(
 THREE_HEADS = dict(COMMON, hidden_size=24, intermediate_size=28, num_attention_heads=3, num_key_value_heads=1)
 FOUR_HEADS = dict(COMMON, hidden_size=24, intermediate_size=28, head_dim=8)
 IMAGE_TOKENS = dict(image_token_id=PAD, video_token_id=PAD, vision_start_token_id=PAD, vision_end_token_id=PAD)
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
 FIVE_LAYERS = dict(COMMON, hidden_size=32, intermediate_size=28, num_hidden_layers=5)
 GEMMA2 = dict(
     FOUR_HEADS, query_pre_attn_scalar=8, sliding_window=8, rope_parameters=rope(), attn_logit_softcapping=3.0,
@@ -174,6 +175,11 @@ DELTA_MOE = dict(
     layer_types=["linear_attention", "full_attention", "linear_attention"],
 )
 
+GEMMA4 = dict(
+    FOUR_HEADS, global_head_dim=16, sliding_window=8, vocab_size_per_layer_input=VOCAB, final_logit_softcapping=4.0,
+    tie_word_embeddings=True,
+    rope_parameters={GLOBAL: rope(1000.0, "proportional", partial_rotary_factor=0.25), LOCAL: rope(10.0)},
+)
 VARIANTS = {
     "llama": Variant(
         "Llama", dict(THREE_HEADS, num_key_value_heads=3, tie_word_embeddings=True, rope_parameters=rope()), 1, chat_template="config",
@@ -247,6 +253,21 @@ VARIANTS = {
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
             rope_parameters={"full_attention": rope(1000.0, "linear", factor=2.0), "sliding_attention": rope(10.0)},
         ), 17,
+    ),
+    "gemma4": Variant(
+        "Gemma4", dict(
+            GEMMA4, num_hidden_layers=7, num_kv_shared_layers=3, use_double_wide_mlp=True, hidden_size_per_layer_input=6,
+            layer_types=[LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL, LOCAL, GLOBAL],
+        ), 39, converter=True, wrapped=True,
+        notes="the last three layers read the keys and values of layers 2 and 3, and have wider feed-forward blocks; per-layer embeddings; "
+        "hf-wrapped has the text model under a prefix, beside tensors for images and sound",
+    ),
+    "gemma4-moe": Variant(
+        "Gemma4", dict(
+            GEMMA4, num_hidden_layers=4, hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1,
+            enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=12, layer_types=[LOCAL, GLOBAL, LOCAL, GLOBAL],
+        ), 40, prompts=(6, 12), converter=True,
+        notes="experts beside a dense block; one matrix for keys and values of layers without a window, which have fewer heads",
     ),
     "gpt2": Variant(
         "GPT2", dict(vocab_size=VOCAB, bos_token_id=END, eos_token_id=END, pad_token_id=PAD, n_embd=24, n_layer=2, n_head=3,
@@ -452,15 +473,19 @@ def random_state(model, variant, seed):
     """Draw every parameter. Scales keep activations near one while letting norms, biases and attention patterns matter."""
     rng = np.random.Generator(np.random.PCG64(seed))
     gemma = variant.kind.startswith("Gemma")
-    zero_centred = gemma or variant.kind in ("Qwen3_5", "Qwen3_5Moe", "Qwen3Next")
+    zero_centred = (gemma and variant.kind != "Gemma4") or variant.kind in ("Qwen3_5", "Qwen3_5Moe", "Qwen3Next")
     state = {}
-    biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
-    for name, parameter in sorted([*model.named_parameters(), *biases]):
+    saved = ("e_score_correction_bias", "layer_scalar")
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(saved)]
+    for name, parameter in sorted([*model.named_parameters(), *buffers]):
         shape = tuple(parameter.shape)
         noise = rng.standard_normal(shape)
         if name.endswith("bias"):
             value = 0.3 * noise
-        elif re.search(r"(norm|layernorm|ln_1|ln_2|ln_f)\.weight$", name):
+        elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+            # The router's input is divided by the root of the width.
+            value = (1.0 + 0.25 * noise) * (math.sqrt(shape[0]) if name.endswith("router.scale") else 1.0)
+        elif re.search(r"(norm|layernorm(_[12])?|ln_1|ln_2|ln_f)\.weight$", name):
             value = 0.25 * noise + (0.0 if zero_centred and not name.endswith("linear_attn.norm.weight") else 1.0)
         elif name.endswith(("A_log", "dt_bias")):
             value = 0.7 * noise - 1.0
@@ -516,7 +541,7 @@ def from_mxfp4(codes, exponents):
 def build(variant, seed=None, state=None):
     """The reference model in eval mode, with random weights from `seed` or the given ones."""
     kind = variant.kind
-    prefix = kind if variant.vision else {"Gemma3": "Gemma3Text", "Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}.get(kind, kind)
+    prefix = kind if variant.vision else {"Gemma3": "Gemma3Text", "Gemma4": "Gemma4Text", "Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}.get(kind, kind)
     values = json.loads(json.dumps(variant.config))
     if variant.vision:
         tied = values.get("tie_word_embeddings", False)
@@ -600,6 +625,8 @@ def router_margin(model, ids):
         margins.append(float((ordered[:, n - 1] - ordered[:, n]).min()))
 
     def watch(module, inputs, output):
+        if type(module).__name__ == "Gemma4TextRouter":
+            return margin(output[0], module.config.top_k_experts)
         bias = inputs[1] if len(inputs) > 1 else getattr(module, "e_score_correction_bias", None)
         if bias is None:
             scores = torch.softmax(output[0], -1)
@@ -614,7 +641,7 @@ def router_margin(model, ids):
             values = groups.masked_fill(kept[..., None] == 0, -1e9).flatten(1)
         margin(values, module.top_k)
 
-    handles = [m.register_forward_hook(watch) for n, m in model.named_modules() if type(m).__name__.lower().endswith("topkrouter")]
+    handles = [m.register_forward_hook(watch) for n, m in model.named_modules() if type(m).__name__.lower().endswith(("topkrouter", "textrouter"))]
     logits_of(model, ids)
     for handle in handles:
         handle.remove()
@@ -756,11 +783,14 @@ def write_wrapped(folder, target):
     (name,) = config.pop("architectures")
     wrapper = {"architectures": [name.replace("ForCausalLM", "ForConditionalGeneration")], "text_config": config,
                "tie_word_embeddings": config["tie_word_embeddings"], "vision_config": {"hidden_size": 8, "depth": 1}}
+    others = {"model.visual.blocks.0.attn.qkv.weight": (24, 8), "mtp.fc.weight": (4, 8)}
+    if name.startswith("Gemma4"):
+        others = {"model.vision_tower.patch_embedder.input_proj.weight": (8, 12), "model.audio_tower.output_proj.weight": (8, 8),
+                  "model.embed_vision.embedding_projection.weight": (24, 8), "model.embed_audio.embedding_projection.weight": (24, 8)}
     write_json(target / "config.json", wrapper)
     tensors = {re.sub(r"^model\.", "model.language_model.", key): value
                for key, value in load_file(folder / "model.safetensors").items()}
-    tensors["model.visual.blocks.0.attn.qkv.weight"] = torch.ones(24, 8)
-    tensors["mtp.fc.weight"] = torch.ones(4, 8)
+    tensors.update({name: torch.ones(shape) for name, shape in others.items()})
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     for extra in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / extra, target / extra)

@@ -28,6 +28,8 @@ pub struct ModelConfig {
     /// Factor on what blocks add to the residual. Not 1 only where norms read the residual, nothing else does, and blocks' outputs have
     /// no norms: then the residual divided by it gives the same model, and no block has to multiply.
     pub residual_scale: f32,
+    /// What each token has for each layer besides its embedding.
+    pub per_layer_input: Option<PerLayerInput>,
     /// Whether a learned vector per position is added to the embeddings.
     pub learned_positions: bool,
     /// Kind of all norms.
@@ -56,6 +58,16 @@ pub struct ModelConfig {
     pub layers: Vec<LayerConfig>,
     /// Layers of the file behind these that only draft tokens (multi-token prediction); they are not read.
     pub n_draft_layers: usize,
+}
+
+/// Per-layer embeddings (Gemma 3n and 4): at the end of each layer, `post_norm(proj(activation(gate(residual)) · input))` is added to the
+/// residual. A token's inputs of all layers come from a table of their own and from its embedding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PerLayerInput {
+    /// Elements of one layer's input.
+    pub len: usize,
+    /// On the gate.
+    pub activation: Activation,
 }
 
 /// Whether a model's files have a tensor.
@@ -91,6 +103,8 @@ pub struct LayerConfig {
     pub norms: LayerNorms,
     /// Whether both blocks read the mixer's pre-norm and add to the residual side by side.
     pub parallel: bool,
+    /// Whether the residual is multiplied with a number at the layer's end.
+    pub output_scale: Presence,
 }
 
 /// Norms around a layer's blocks, by the names of their weights in [`NAMES`](crate::names::NAMES).
@@ -136,6 +150,14 @@ pub enum Mixer {
 }
 
 impl Mixer {
+    /// Its attention, where it is one.
+    pub(crate) fn attention_mut(&mut self) -> Option<&mut Attention> {
+        match self {
+            Self::Attention(attention) => Some(attention),
+            Self::GatedDelta(_) | Self::ShortConv(_) => None,
+        }
+    }
+
     /// Its state between steps, `None` for a block whose state is keys and values.
     pub fn recurrent_state(&self) -> Option<RecurrentState> {
         match self {
@@ -194,6 +216,8 @@ impl RecurrentState {
 pub struct Attention {
     /// Heads of this layer.
     pub heads: Heads,
+    /// Where keys and values come from.
+    pub kv: KvSource,
     /// How queries and keys are normalized before they turn.
     pub qk_norm: Option<QkNorm>,
     /// Factor on queries that grows with their position; not beside norms of single heads.
@@ -218,11 +242,43 @@ pub struct Attention {
     pub o_bias: Presence,
 }
 
+impl Attention {
+    /// The heads that the layer's own weights make: without those of keys and values where these are another layer's.
+    pub fn own_heads(&self) -> Heads {
+        match self.kv {
+            KvSource::OfLayer(_) => Heads { n_kv_heads: 0, ..self.heads },
+            KvSource::Own | KvSource::KeysAsValues => self.heads,
+        }
+    }
+
+    /// The matrices before attention in the order of their rows, by the names of their weights; a matrix may serve twice.
+    pub(crate) fn projections(&self) -> &'static [&'static str] {
+        match self.kv {
+            KvSource::Own => &["q_proj", "k_proj", "v_proj"],
+            KvSource::KeysAsValues => &["q_proj", "k_proj", "k_proj"],
+            KvSource::OfLayer(_) => &["q_proj"],
+        }
+    }
+}
+
+/// Where an attention block's keys and values come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvSource {
+    /// Each has a matrix.
+    Own,
+    /// One matrix makes both; norms and rotation are those of each.
+    KeysAsValues,
+    /// From the cache of this earlier layer, which has heads of the same sizes and keys and values of its own.
+    OfLayer(usize),
+}
+
 /// What a norm of queries and keys averages over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
     /// Each head by itself; one weight of `head_dim` serves all heads.
     PerHead,
+    /// As [`QkNorm::PerHead`], and each head of values by itself, without weights.
+    PerHeadWithValues,
     /// As [`QkNorm::PerHead`], but after they have turned; rotation leaves lengths as they are.
     PerHeadAfterRotation,
     /// All heads of a token together; a weight for each element of each head.
@@ -270,8 +326,13 @@ pub struct Experts {
     pub activation: Activation,
     /// Biases of the experts' matrices.
     pub bias: Presence,
+    /// A factor on each expert's weight.
+    pub output_scale: Presence,
     /// The expert that all tokens use beside those chosen.
     pub shared: Option<SharedExpert>,
+    /// Whether router, experts and shared expert each have a norm of the residual, which they read, and the outputs of experts and shared
+    /// expert have norms before they are added (Gemma 4).
+    pub separate_norms: bool,
 }
 
 impl Experts {
@@ -300,6 +361,22 @@ pub struct SharedExpert {
     pub intermediate_size: usize,
     /// Whether the sigmoid of a number per token is a factor on its output.
     pub gate: bool,
+    /// Its matrices gate, up and down, by the names of their weights.
+    pub proj: [&'static str; 3],
+}
+
+impl SharedExpert {
+    /// An expert as files usually name it.
+    pub(crate) fn new(intermediate_size: usize, gate: bool) -> Self {
+        let proj = ["shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj"];
+        Self { intermediate_size, gate, proj }
+    }
+
+    /// An expert that files name like the feed-forward block of a layer without experts.
+    pub(crate) fn named_dense(intermediate_size: usize) -> Self {
+        let proj = ["dense_expert.gate_proj", "dense_expert.up_proj", "dense_expert.down_proj"];
+        Self { intermediate_size, gate: false, proj }
+    }
 }
 
 /// More layers, heads or experts than this are a damaged file, not a model.
@@ -348,6 +425,7 @@ impl ModelConfig {
         let layer = |(heads, intermediate_size): (Heads, usize)| LayerConfig {
             mixer: Mixer::Attention(Attention {
                 heads,
+                kv: KvSource::Own,
                 qk_norm: None,
                 temperature: None,
                 rope: Some(0),
@@ -368,6 +446,7 @@ impl ModelConfig {
             }),
             norms: LayerNorms::PRE,
             parallel: false,
+            output_scale: Presence::Absent,
         };
         Ok(Self {
             arch,
@@ -376,6 +455,7 @@ impl ModelConfig {
             context_length,
             embed_scale: 1.0,
             residual_scale: 1.0,
+            per_layer_input: None,
             learned_positions: false,
             norm_kind: NormKind::Rms,
             norm_bias: false,
@@ -396,7 +476,7 @@ impl ModelConfig {
     /// Changes the attention of all layers that have one.
     pub fn each_attention(&mut self, mut change: impl FnMut(&mut Attention)) {
         for layer in &mut self.layers {
-            if let Mixer::Attention(attention) = &mut layer.mixer {
+            if let Some(attention) = layer.mixer.attention_mut() {
                 change(attention);
             }
         }
@@ -491,7 +571,7 @@ impl ModelConfig {
     /// A layer's index, and its attention, of all layers that have one.
     pub fn each_attention_by_layer(&mut self, mut change: impl FnMut(usize, &mut Attention)) {
         for (i, layer) in self.layers.iter_mut().enumerate() {
-            if let Mixer::Attention(attention) = &mut layer.mixer {
+            if let Some(attention) = layer.mixer.attention_mut() {
                 change(i, attention);
             }
         }
@@ -540,7 +620,9 @@ impl ModelConfig {
                     selection_bias: Presence::Absent,
                     activation,
                     bias: Presence::Absent,
+                    output_scale: Presence::Absent,
                     shared: None,
+                    separate_norms: false,
                 });
             }
         }
@@ -613,7 +695,7 @@ impl ModelConfig {
     pub fn kv_bytes_per_token(&self, dtype: DType) -> usize {
         let bytes = |a: &Attention| {
             let head = dtype.bytes_for(a.heads.head_dim).unwrap_or(a.heads.head_dim * 4);
-            2 * a.heads.n_kv_heads * head
+            2 * a.own_heads().n_kv_heads * head
         };
         self.attentions().map(bytes).sum()
     }
@@ -701,15 +783,21 @@ fn read_heads(
                 );
             }
         };
-        if n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
-            return Err(h.invalid(format!("{n_heads} query heads cannot share {n_kv_heads} key-value heads")));
-        }
-        if head_dim == 0 || head_dim > MAX_COUNT {
-            return Err(h.invalid(format!("head_dim is {head_dim}")));
-        }
-        Ok(Heads { n_heads, n_kv_heads, head_dim })
+        check_heads(h, Heads { n_heads, n_kv_heads, head_dim })
     };
     n_heads.into_iter().zip(n_kv_heads).map(heads).collect()
+}
+
+/// Errors: heads that no layer can have.
+pub(crate) fn check_heads(h: &Hyper<'_>, heads: Heads) -> Result<Heads> {
+    let Heads { n_heads, n_kv_heads, head_dim } = heads;
+    if n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
+        return Err(h.invalid(format!("{n_heads} query heads cannot share {n_kv_heads} key-value heads")));
+    }
+    if head_dim == 0 || head_dim > MAX_COUNT {
+        return Err(h.invalid(format!("head_dim is {head_dim}")));
+    }
+    Ok(heads)
 }
 
 fn read_rope_dim(h: &Hyper<'_>, head_dim: usize) -> Result<usize> {
@@ -718,6 +806,11 @@ fn read_rope_dim(h: &Hyper<'_>, head_dim: usize) -> Result<usize> {
         (None, Some(f)) => (head_dim as f32 * f) as usize,
         (None, None) => head_dim,
     };
+    check_rope_dim(h, dim, head_dim)
+}
+
+/// Errors: a rotation that heads of `head_dim` elements cannot have.
+pub(crate) fn check_rope_dim(h: &Hyper<'_>, dim: usize, head_dim: usize) -> Result<usize> {
     if dim > head_dim || !dim.is_multiple_of(2) || dim == 0 {
         return Err(h.invalid(format!("RoPE turns {dim} elements of a head of {head_dim}")));
     }

@@ -6,8 +6,8 @@
 
 use crate::arch::{self, Ignored};
 use crate::config::{
-    Attention, Dense, Experts, Ffn, GatedDelta, LayerConfig, Mixer, ModelConfig, Presence, QkNorm, ShortConv,
-    Tied,
+    Attention, Dense, Experts, Ffn, GatedDelta, KvSource, LayerConfig, Mixer, ModelConfig, PerLayerInput,
+    Presence, QkNorm, ShortConv, Tied,
 };
 use crate::names;
 use crate::rope::RopeScaling;
@@ -261,22 +261,41 @@ impl Checker<'_> {
     fn mixture(&mut self, i: usize, experts: &Experts) {
         let n = self.config.hidden_size;
         let &Experts { n_experts, intermediate_size: inner, .. } = experts;
-        let parts = &[("router", n_experts)];
-        self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: experts.router_bias });
+        match experts.separate_norms {
+            // What GGUF calls the router's scale is a norm then.
+            true => {
+                let w = |name| Weight { name, layer: Some(i) };
+                self.one(w("router"), Part::Weight, &[n_experts, n], Presence::Needed);
+                self.one(w("router_norm"), Part::Weight, &[n], Presence::Needed);
+                for name in ["experts_norm", "post_experts_norm", "post_shared_norm"] {
+                    self.norm(name, Some(i), n);
+                }
+            }
+            false => {
+                let parts = &[("router", n_experts)];
+                self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: experts.router_bias });
+            }
+        }
         let selection = Weight { name: "selection", layer: Some(i) };
         self.one(selection, Part::Bias, &[n_experts], experts.selection_bias);
-        for (name, n_out, n_in) in
-            [("experts.gate_proj", inner, n), ("experts.up_proj", inner, n), ("experts.down_proj", n, inner)]
-        {
+        let output_scale = Weight { name: "experts.output_scale", layer: Some(i) };
+        self.one(output_scale, Part::Weight, &[n_experts], experts.output_scale);
+        let fused = Weight { name: "experts.gate_up_proj", layer: Some(i) };
+        let gate_up: &[_] = match self.file_name(fused, None, Part::Weight) {
+            Some(_) => &[(fused.name, 2 * inner, n)],
+            None => &[("experts.gate_proj", inner, n), ("experts.up_proj", inner, n)],
+        };
+        for &(name, n_out, n_in) in gate_up.iter().chain(&[("experts.down_proj", n, inner)]) {
             self.experts(name, i, [n_experts, n_out, n_in]);
             let w = Weight { name, layer: Some(i) };
             self.one(w, Part::Bias, &[n_experts, n_out], experts.bias);
         }
         let Some(shared) = experts.shared else { return };
         let inner = shared.intermediate_size;
-        let parts = &[("shared_expert.gate_proj", inner), ("shared_expert.up_proj", inner)];
+        let [gate, up, down] = shared.proj;
+        let parts = &[(gate, inner), (up, inner)];
         self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: Presence::Absent });
-        let parts = &[("shared_expert.down_proj", n)];
+        let parts = &[(down, n)];
         self.linear(&Stack { layer: Some(i), parts, n_in: inner, bias: Presence::Absent });
         if shared.gate {
             let parts = &[("shared_expert.gate", 1)];
@@ -296,6 +315,13 @@ impl Checker<'_> {
                 &[c.context_length, c.hidden_size],
                 Presence::Needed,
             );
+        }
+        if let Some(PerLayerInput { len, .. }) = c.per_layer_input {
+            let n = c.layers.len() * len;
+            self.one(global("per_layer_embed"), Part::Weight, &[c.vocab_size, n], Presence::Needed);
+            let parts = &[("per_layer_proj", n)];
+            self.linear(&Stack { layer: None, parts, n_in: c.hidden_size, bias: Presence::Absent });
+            self.norm("per_layer_proj_norm", None, len);
         }
         self.norm(c.final_norm, None, c.hidden_size);
         let rope = c.ropes.first().filter(|_| self.source.format() == Format::Gguf);
@@ -336,6 +362,13 @@ impl Checker<'_> {
         for name in [norms.pre_mixer, norms.post_mixer, norms.pre_ffn, norms.post_ffn].into_iter().flatten() {
             self.norm(name, Some(i), n);
         }
+        self.one(Weight { name: "output_scale", layer: Some(i) }, Part::Weight, &[1], layer.output_scale);
+        if let Some(PerLayerInput { len, .. }) = self.config.per_layer_input {
+            for (name, n_out, n_in) in [("per_layer.gate", len, n), ("per_layer.proj", n, len)] {
+                self.linear(&Stack { layer: Some(i), parts: &[(name, n_out)], n_in, bias: Presence::Absent });
+            }
+            self.norm("per_layer.post_norm", Some(i), n);
+        }
         match &layer.mixer {
             Mixer::Attention(attention) => self.attention(i, attention),
             Mixer::GatedDelta(delta) => self.gated_delta(i, delta),
@@ -374,18 +407,29 @@ impl Checker<'_> {
         let parts: &[_] = match self.file_name(fused, None, Part::Weight) {
             // Behind each head's queries stand those of its gate.
             _ if attention.output_gate => &[("q_proj", 2 * q_len), ("k_proj", kv_len), ("v_proj", kv_len)],
-            Some(_) => &[("qkv_proj", h.qkv_len())],
-            None => &[("q_proj", q_len), ("k_proj", kv_len), ("v_proj", kv_len)],
+            Some(_) if attention.kv == KvSource::Own => &[("qkv_proj", h.qkv_len())],
+            _ => match attention.kv {
+                KvSource::Own => &[("q_proj", q_len), ("k_proj", kv_len), ("v_proj", kv_len)],
+                KvSource::KeysAsValues => &[("q_proj", q_len), ("k_proj", kv_len)],
+                KvSource::OfLayer(_) => &[("q_proj", q_len)],
+            },
         };
         self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: attention.qkv_bias });
         let lens = match attention.qk_norm {
             None => None,
-            Some(QkNorm::PerHead | QkNorm::PerHeadAfterRotation) => Some([h.head_dim; 2]),
+            Some(QkNorm::PerHead | QkNorm::PerHeadWithValues | QkNorm::PerHeadAfterRotation) => {
+                Some([h.head_dim; 2])
+            }
             Some(QkNorm::FullWidth) => Some([q_len, kv_len]),
         };
         if let Some([q, k]) = lens {
             self.norm("q_norm", Some(i), q);
-            self.norm("k_norm", Some(i), k);
+            if attention.own_heads().n_kv_heads > 0 {
+                self.norm("k_norm", Some(i), k);
+            }
+        }
+        if let KvSource::OfLayer(_) = attention.kv {
+            self.disregard(i, &["k_proj", "v_proj", "k_norm"]);
         }
         if attention.sinks {
             let w = Weight { name: "sinks", layer: Some(i) };
@@ -395,6 +439,14 @@ impl Checker<'_> {
             self.norm("attn_sub_norm", Some(i), q_len);
         }
         self.linear(&Stack { layer: Some(i), parts: &[("o_proj", n)], n_in: q_len, bias: attention.o_bias });
+    }
+
+    /// Takes weights of a layer that files may have and nobody reads.
+    fn disregard(&mut self, layer: usize, names: &[&'static str]) {
+        for &name in names {
+            let file = self.file_name(Weight { name, layer: Some(layer) }, None, Part::Weight);
+            self.used.extend(file.map(|file| (file, name)));
+        }
     }
 
     fn gated_delta(&mut self, i: usize, delta: &GatedDelta) {

@@ -1,18 +1,19 @@
 //! A model's weights on a backend, and the one forward pass of all architectures.
 
 use crate::Result;
-use crate::config::{self, Attention, Dense, GatedDelta, ModelConfig, QkNorm};
+use crate::config::{self, Attention, Dense, GatedDelta, ModelConfig, PerLayerInput, QkNorm};
 use crate::contract::{Contract, Part, Weight};
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::names::Split;
+use crate::per_layer_input::{PerLayerRoom, PerLayerWeights};
 use crate::shard::{self, BlockShard, Shard};
 use crate::source::{Format, TensorSource};
 use crate::weights::Loader;
 use crate::workspace::{self, Workspace};
 use realizar_compute::{
     AttentionBlock, AttentionParams, Backend, BlockInput, BlockOutput, ConvKind, DeltaPart, Experts,
-    FfnBlock, FfnUp, Gather, HeadBlock, Join, Linear, MoeBlock, Norm, OutputGate, QkvPrep, RecurrentBlock,
-    SharedExpert, ShortConv, Tensor,
+    FfnBlock, FfnUp, Gather, HeadBlock, HeadNorms, Join, Linear, MoeBlock, MoeNorms, Norm, OutputGate,
+    PerLayerInputBlock, QkvPrep, RecurrentBlock, SharedExpert, ShortConv, Tensor,
 };
 
 /// A decoder-only transformer on a backend, or one rank's part of it.
@@ -22,6 +23,7 @@ pub struct Decoder<B: Backend> {
     /// `[vocab_size, hidden_size]`
     embed: Linear<B>,
     position_embed: Option<Tensor<B>>,
+    per_layer: Option<PerLayerWeights<B>>,
     ropes: Vec<Rope<B>>,
     layers: Vec<Layer<B>>,
     final_norm: Norm<B>,
@@ -38,6 +40,15 @@ struct Layer<B: Backend> {
     inputs: Inputs<B>,
     mixer: Mixer<B>,
     ffn: Ffn<B>,
+    per_layer: Option<LayerInput<B>>,
+    /// Factor on the residual at the layer's end.
+    output_scale: Option<f32>,
+}
+
+/// How a layer reads what a token has for it.
+struct LayerInput<B: Backend> {
+    gate: Linear<B>,
+    out: Output<B>,
 }
 
 /// What the blocks of a layer read.
@@ -54,6 +65,8 @@ enum Mixer<B: Backend> {
         qk_norm: Option<(Norm<B>, Norm<B>)>,
         /// What norms after the rotation have as weights; `qk_norm` then has none.
         query_factors: Option<Tensor<B>>,
+        /// A norm of heads, and the weights that follow it, where values are normalized too; `qk_norm` is then none.
+        head_norms: Option<(Norm<B>, Tensor<B>)>,
         sinks: Option<Tensor<B>>,
         gate: Option<Linear<B>>,
         out: Output<B>,
@@ -87,7 +100,17 @@ struct Mixture<B: Backend> {
     down: B::Matrix,
     down_bias: Option<Tensor<B>>,
     shared: Option<Shared<B>>,
+    output_scale: Option<Tensor<B>>,
+    norms: Option<MixtureNorms<B>>,
     post_norm: Option<Norm<B>>,
+}
+
+/// Norms within a mixture.
+struct MixtureNorms<B: Backend> {
+    router: Norm<B>,
+    experts: Norm<B>,
+    post_experts: Norm<B>,
+    post_shared: Norm<B>,
 }
 
 /// The expert that all tokens use.
@@ -145,6 +168,7 @@ impl<B: Backend> Decoder<B> {
                 true => Some(loader.table("position_embed")?),
                 false => None,
             },
+            per_layer: config.per_layer_input.map(|p| PerLayerWeights::load(&loader, p)).transpose()?,
             ropes,
             layers,
             final_norm: loader.norm(None, config.final_norm)?,
@@ -171,6 +195,10 @@ impl<B: Backend> Decoder<B> {
         let embed = size(&self.embed);
         let head = self.lm_head.as_ref().map(size);
         let mut sum = WeightBytes { total: embed + head.unwrap_or(0), per_step: head.unwrap_or(embed) };
+        if let Some(PerLayerWeights { table, proj, .. }) = &self.per_layer {
+            sum.total += backend.matrix_bytes(table) + size(proj);
+            sum.per_step += size(proj);
+        }
         for (layer, config) in self.layers.iter().zip(&self.config.layers) {
             let mixer = match &layer.mixer {
                 Mixer::Attention { qkv, gate, out, .. } => {
@@ -194,8 +222,9 @@ impl<B: Backend> Decoder<B> {
                     (always + all, always + used)
                 }
             };
-            sum.total += mixer + total;
-            sum.per_step += mixer + used;
+            let per_layer = layer.per_layer.as_ref().map_or(0, |p| size(&p.gate) + size(&p.out.proj));
+            sum.total += mixer + per_layer + total;
+            sum.per_step += mixer + per_layer + used;
         }
         sum
     }
@@ -216,6 +245,9 @@ impl<B: Backend> Decoder<B> {
         backend.timed("embed", || {
             backend.embed(&mut ws.residual, &self.embed.weight, batch, c.embed_scale / c.residual_scale)
         })?;
+        if let Some((weights, room)) = self.per_layer.as_ref().zip(ws.per_layer.as_mut()) {
+            backend.timed("per_layer_inputs", || weights.compute(backend, room, &ws.residual, batch))?;
+        }
         if let Some(table) = &self.position_embed {
             backend.add_positions(&mut ws.residual, table, batch)?;
         }
@@ -230,6 +262,10 @@ impl<B: Backend> Decoder<B> {
             }
             self.mix(backend, i, batch, cache, ws)?;
             self.feed_forward(backend, i, ws)?;
+            self.add_per_layer_input(backend, i, ws)?;
+            if let Some(factor) = layer.output_scale {
+                backend.timed("scale", || backend.scale(&mut ws.residual, factor))?;
+            }
         }
         if n_logits == 0 {
             return Ok(());
@@ -272,7 +308,7 @@ impl<B: Backend> Decoder<B> {
             room.shared.as_mut().map(|workspace::Shared { attended, output, .. }| (attended, output));
         match (&weights.mixer, &c.layers[layer].mixer, cache.layer_mut(layer)) {
             (
-                Mixer::Attention { qkv, qk_norm, query_factors, sinks, gate, out },
+                Mixer::Attention { qkv, qk_norm, query_factors, head_norms, sinks, gate, out },
                 config::Mixer::Attention(this),
                 LayerCache::Kv(kv),
             ) => {
@@ -287,9 +323,10 @@ impl<B: Backend> Decoder<B> {
                     input: weights.inputs.mixer(),
                     qkv,
                     full_qk_norm: norms(true),
+                    head_norms: head_norms.as_ref().map(|(norm, weights)| HeadNorms { norm, weights }),
                     temperature: this.temperature,
                     prep: QkvPrep {
-                        heads,
+                        heads: this.own_heads(),
                         qk_norm: norms(false),
                         angles: this.rope.map(|r| (&room.angles[r], c.ropes[r].style)),
                     },
@@ -332,6 +369,30 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
+    /// Adds what tokens have for a layer to `ws.residual`.
+    fn add_per_layer_input(
+        &self,
+        backend: &B,
+        layer: usize,
+        ws: &mut Workspace<B>,
+    ) -> realizar_compute::Result<()> {
+        let weights = self.layers[layer].per_layer.as_ref().zip(self.config.per_layer_input);
+        let Some((LayerInput { gate, out }, PerLayerInput { len, activation })) = weights else {
+            return Ok(());
+        };
+        let (stream, room) = ws.split();
+        let PerLayerRoom { inputs, gate: rows, .. } =
+            room.per_layer.as_mut().expect("a model with inputs of layers has their buffers");
+        let out = BlockOutput {
+            sub_norm: None,
+            proj: &out.proj,
+            post_norm: out.post_norm.as_ref(),
+            join: Join::Alone,
+        };
+        let block = PerLayerInputBlock { gate, activation, inputs, start: layer * len, out, rows };
+        backend.per_layer_input(stream, block)
+    }
+
     /// Adds a layer's feed-forward block to `ws.residual`.
     fn feed_forward(&self, backend: &B, layer: usize, ws: &mut Workspace<B>) -> realizar_compute::Result<()> {
         let part = self.shard.ffn(layer);
@@ -357,6 +418,7 @@ impl<B: Backend> Decoder<B> {
                         down: &m.down,
                         down_bias: m.down_bias.as_ref(),
                         selection_bias: m.selection_bias.as_ref(),
+                        output_scale: m.output_scale.as_ref(),
                         params: e.params(),
                     },
                     shared: m.shared.as_ref().zip(Some((room.gate_up, room.hidden))).map(
@@ -368,6 +430,12 @@ impl<B: Backend> Decoder<B> {
                             hidden,
                         },
                     ),
+                    norms: m.norms.as_ref().map(|n| MoeNorms {
+                        router: &n.router,
+                        experts: &n.experts,
+                        post_experts: &n.post_experts,
+                        post_shared: &n.post_shared,
+                    }),
                     post_norm: m.post_norm.as_ref(),
                     is_part: part.join == shard::Join::Sum,
                     scores,
@@ -448,7 +516,33 @@ fn load_layer<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Layer<B>> {
             config::Mixer::GatedDelta(_) | config::Mixer::ShortConv(_) => load_recurrent(l, i, post_mixer)?,
         },
         ffn: load_ffn(l, i, norm(norms.post_ffn)?)?,
+        per_layer: l.config.per_layer_input.map(|_| load_layer_input(l, i)).transpose()?,
+        output_scale: l.number(i, "output_scale")?,
     })
+}
+
+fn load_layer_input<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<LayerInput<B>> {
+    let proj = l.linear(Some(i), &["per_layer.proj"])?;
+    let post_norm = Some(l.norm(Some(i), "per_layer.post_norm")?);
+    Ok(LayerInput {
+        gate: l.linear(Some(i), &["per_layer.gate"])?,
+        out: Output { sub_norm: None, proj, post_norm },
+    })
+}
+
+/// A norm of heads without weights, and the weights of all heads that a layer makes: those of queries, keys, and values, which are 1.
+fn load_head_norms<B: Backend>(l: &Loader<'_, B>, i: usize, a: &Attention) -> Result<(Norm<B>, Tensor<B>)> {
+    // Those of this rank.
+    let config::Mixer::Attention(mine) = l.shard.config().layers[i].mixer else {
+        unreachable!("only attention has norms of heads")
+    };
+    let heads = mine.own_heads();
+    let mut weights = l.norm_weight(i, "q_norm")?.repeat(heads.n_heads);
+    if heads.n_kv_heads > 0 {
+        weights.extend(l.norm_weight(i, "k_norm")?.repeat(heads.n_kv_heads));
+    }
+    weights.resize(heads.qkv_len(), 1.0);
+    Ok((l.unit_norm(a.heads.head_dim)?, l.backend.upload(&[weights.len()], &weights)?))
 }
 
 /// Norms of queries and keys, and the factors on prepared queries.
@@ -456,7 +550,7 @@ type QkNorms<B> = (Option<(Norm<B>, Norm<B>)>, Option<Tensor<B>>);
 
 fn load_qk_norm<B: Backend>(l: &Loader<'_, B>, i: usize, kind: Option<QkNorm>) -> Result<QkNorms<B>> {
     Ok(match kind {
-        None => (None, None),
+        None | Some(QkNorm::PerHeadWithValues) => (None, None),
         Some(QkNorm::PerHead | QkNorm::FullWidth) => {
             (Some((l.norm(Some(i), "q_norm")?, l.norm(Some(i), "k_norm")?)), None)
         }
@@ -484,13 +578,15 @@ fn load_attention<B: Backend>(
 ) -> Result<Mixer<B>> {
     let (qkv, gate) = match a.output_gate {
         true => l.gated_qkv(i, a.heads).map(|(qkv, gate)| (qkv, Some(gate)))?,
-        false => (l.fused_or(Some(i), "qkv_proj", &["q_proj", "k_proj", "v_proj"])?, None),
+        false => (l.fused_or(Some(i), "qkv_proj", a.projections())?, None),
     };
     let (qk_norm, query_factors) = load_qk_norm(l, i, a.qk_norm)?;
+    let normalizes_values = a.qk_norm == Some(QkNorm::PerHeadWithValues);
     Ok(Mixer::Attention {
         qkv,
         qk_norm,
         query_factors,
+        head_norms: normalizes_values.then(|| load_head_norms(l, i, a)).transpose()?,
         sinks: l.vector(i, "sinks", Part::Weight)?,
         gate,
         out: Output {
@@ -555,12 +651,15 @@ fn load_mixture<B: Backend>(
     experts: &config::Experts,
     post_norm: Option<Norm<B>>,
 ) -> Result<Mixture<B>> {
-    let gate_up = vec![l.experts(i, "experts.gate_proj")?, l.experts(i, "experts.up_proj")?];
+    let gate_up = match l.has(Some(i), "experts.gate_up_proj") {
+        true => l.experts(i, "experts.gate_up_proj")?,
+        false => [l.experts(i, "experts.gate_proj")?, l.experts(i, "experts.up_proj")?].concat(),
+    };
     let load_shared = |shared: config::SharedExpert| -> Result<_> {
         let gate = shared.gate.then(|| l.linear(Some(i), &["shared_expert.gate"]));
         Ok(Shared {
-            gate_up: l.linear(Some(i), &["shared_expert.gate_proj", "shared_expert.up_proj"])?,
-            down: l.linear(Some(i), &["shared_expert.down_proj"])?,
+            gate_up: l.linear(Some(i), &shared.proj[..2])?,
+            down: l.linear(Some(i), &shared.proj[2..])?,
             gate: gate.transpose()?,
         })
     };
@@ -569,9 +668,22 @@ fn load_mixture<B: Backend>(
         selection_bias: l.vector(i, "selection", Part::Bias)?,
         gate_up: l.backend.matrix(gate_up)?,
         gate_up_bias: l.expert_bias(i, &["experts.gate_proj", "experts.up_proj"])?,
-        down: l.backend.matrix(vec![l.experts(i, "experts.down_proj")?])?,
+        down: l.backend.matrix(l.experts(i, "experts.down_proj")?)?,
         down_bias: l.expert_bias(i, &["experts.down_proj"])?,
         shared: experts.shared.map(load_shared).transpose()?,
+        output_scale: l.vector(i, "experts.output_scale", Part::Weight)?,
+        norms: experts.separate_norms.then(|| load_mixture_norms(l, i)).transpose()?,
         post_norm,
+    })
+}
+
+fn load_mixture_norms<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<MixtureNorms<B>> {
+    let norm = |name| l.norm(Some(i), name);
+    let root = (l.config.hidden_size as f32).sqrt();
+    Ok(MixtureNorms {
+        router: l.scaled_norm(Some(i), "router_norm", 1.0 / root, l.config.norm_eps)?,
+        experts: norm("experts_norm")?,
+        post_experts: norm("post_experts_norm")?,
+        post_shared: norm("post_shared_norm")?,
     })
 }

@@ -24,6 +24,11 @@ static KEYS: &[Key] = &[
     key("n_heads", "attention.head_count", &["num_attention_heads", "n_head"]),
     key("n_kv_heads", "attention.head_count_kv", &["num_key_value_heads"]),
     key("head_dim", "attention.key_length", &["head_dim"]),
+    // Of layers with a sliding window, and of the others, where they differ.
+    key("local_head_dim", "attention.key_length_swa", &["head_dim"]),
+    key("global_head_dim", "attention.key_length", &["global_head_dim"]),
+    key("n_shared_kv_layers", "attention.shared_kv_layers", &["num_kv_shared_layers"]),
+    key("per_layer_input_len", "embedding_length_per_layer_input", &["hidden_size_per_layer_input"]),
     key("context_length", "context_length", &["max_position_embeddings", "n_positions", "n_ctx"]),
     key("vocab_size", "vocab_size", &["vocab_size"]),
     key("rms_norm_eps", "attention.layer_norm_rms_epsilon", &["rms_norm_eps", "norm_eps"]),
@@ -53,7 +58,7 @@ static KEYS: &[Key] = &[
         "expert_count",
         &["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"],
     ),
-    key("n_experts_used", "expert_used_count", &["num_experts_per_tok", "moe_k"]),
+    key("n_experts_used", "expert_used_count", &["num_experts_per_tok", "moe_k", "top_k_experts"]),
     key("expert_intermediate_size", "expert_feed_forward_length", &["moe_intermediate_size"]),
     key("norm_topk", "expert_weights_norm", &["norm_topk_prob"]),
     key("router_scale", "expert_weights_scale", &["routed_scaling_factor"]),
@@ -72,6 +77,7 @@ static KEYS: &[Key] = &[
     ),
     key("n_draft_layers", "nextn_predict_layers", &["num_nextn_predict_layers"]),
     key("rope_dim", "rope.dimension_count", &["rotary_dim"]),
+    key("rope_dim_local", "rope.dimension_count_swa", &[]),
     key(
         "rope_theta",
         "rope.freq_base",

@@ -1,7 +1,7 @@
 //! What sequences keep on the device: keys and values in blocks, which they own through their block tables, and recurrent state in slots.
 
 use crate::Result;
-use crate::config::{Mixer, ModelConfig, RecurrentState};
+use crate::config::{KvSource, Mixer, ModelConfig, RecurrentState};
 use realizar_compute::{Backend, DType, KvLayer, StateLayer};
 
 /// Bytes that a sequence takes on the device between steps, in all layers of a model or of its shard.
@@ -46,6 +46,8 @@ pub struct KvCache<B: Backend> {
 pub(crate) enum LayerCache<B: Backend> {
     /// Of an attention block.
     Kv(KvLayer<B>),
+    /// Nothing: an attention block reads what this layer keeps.
+    OfLayer(usize),
     /// Of a block with recurrent state.
     State(StateLayer<B>),
 }
@@ -54,6 +56,9 @@ impl<B: Backend> LayerCache<B> {
     fn new(backend: &B, mixer: &Mixer, sizes: &CacheSizes) -> realizar_compute::Result<Self> {
         let state = match mixer {
             Mixer::Attention(a) => {
+                if let KvSource::OfLayer(layer) = a.kv {
+                    return Ok(Self::OfLayer(layer));
+                }
                 let kv = backend.kv_layer(sizes.dtype, sizes.n_blocks, sizes.block_size, a.heads)?;
                 return Ok(Self::Kv(kv));
             }
@@ -85,8 +90,9 @@ impl<B: Backend> KvCache<B> {
         self.sizes.block_size
     }
 
-    /// One layer's part.
+    /// What one layer reads and writes.
     pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut LayerCache<B> {
+        let layer = if let LayerCache::OfLayer(source) = self.layers[layer] { source } else { layer };
         &mut self.layers[layer]
     }
 
@@ -94,7 +100,7 @@ impl<B: Backend> KvCache<B> {
     pub fn copy_block(&mut self, backend: &B, to: usize, from: usize) -> realizar_compute::Result<()> {
         self.layers.iter_mut().try_for_each(|layer| match layer {
             LayerCache::Kv(kv) => backend.copy_block(kv, to, from),
-            LayerCache::State(_) => Ok(()),
+            LayerCache::State(_) | LayerCache::OfLayer(_) => Ok(()),
         })
     }
 }

@@ -14,6 +14,7 @@ mod kv_cache;
 pub mod metadata;
 mod mmap;
 pub mod names;
+mod per_layer_input;
 pub mod quant_mix;
 pub mod quantize;
 mod rope;
@@ -28,8 +29,8 @@ mod weights;
 mod workspace;
 
 pub use config::{
-    Attention, Dense, Experts, Ffn, GatedDelta, LayerConfig, LayerNorms, Mixer, ModelConfig, Presence,
-    QkNorm, RecurrentState, ShortConv, Tied,
+    Attention, Dense, Experts, Ffn, GatedDelta, KvSource, LayerConfig, LayerNorms, Mixer, ModelConfig,
+    PerLayerInput, Presence, QkNorm, RecurrentState, SharedExpert, ShortConv, Tied,
 };
 pub use contract::check;
 pub use decoder::{Decoder, WeightBytes};

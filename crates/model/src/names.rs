@@ -80,6 +80,9 @@ pub static NAMES: &[WeightName] = &[
     row("rope_freqs", "rope_freqs", &[]),
     row("rope_factors_long", "rope_factors_long", &[]),
     row("rope_factors_short", "rope_factors_short", &[]),
+    row("per_layer_embed", "per_layer_token_embd", &["model.embed_tokens_per_layer"]),
+    row("per_layer_proj", "per_layer_model_proj", &["model.per_layer_model_projection"]),
+    row("per_layer_proj_norm", "per_layer_proj_norm", &["model.per_layer_projection_norm"]),
     row("final_norm", "output_norm", &["model.norm", "model.final_layernorm", "transformer.ln_f", "ln_f"]),
     row("embedding_norm", "token_embd_norm", &["model.embedding_norm"]),
     row("lm_head", "output", &["lm_head"]).split(Split::Vocab),
@@ -214,8 +217,11 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.block_sparse_moe.gate",
             "model.layers.{i}.mlp.gate",
             "model.layers.{i}.mlp.router",
+            "model.layers.{i}.router.proj",
         ],
     ),
+    // Of the residual, without the root of the width that it is divided by.
+    row("router_norm", "blk.{i}.ffn_gate_inp.scale", &["model.layers.{i}.router.scale"]).whole(),
     // Only a bias.
     row(
         "selection",
@@ -245,7 +251,21 @@ pub static NAMES: &[WeightName] = &[
         &["model.layers.{i}.mlp.shared_expert.down_proj", "model.layers.{i}.mlp.shared_experts.down_proj"],
     )
     .split(Split::FromSharedHidden),
+    row("dense_expert.gate_proj", "blk.{i}.ffn_gate", &["model.layers.{i}.mlp.gate_proj"])
+        .split(Split::SharedHidden),
+    row("dense_expert.up_proj", "blk.{i}.ffn_up", &["model.layers.{i}.mlp.up_proj"])
+        .split(Split::SharedHidden),
+    row("dense_expert.down_proj", "blk.{i}.ffn_down", &["model.layers.{i}.mlp.down_proj"])
+        .split(Split::FromSharedHidden),
+    row("post_shared_norm", "blk.{i}.post_ffw_norm_1", &["model.layers.{i}.post_feedforward_layernorm_1"]),
     row("shared_expert.gate", "blk.{i}.ffn_gate_inp_shexp", &["model.layers.{i}.mlp.shared_expert_gate"]),
+    row("experts_norm", "blk.{i}.pre_ffw_norm_2", &["model.layers.{i}.pre_feedforward_layernorm_2"]),
+    row("post_experts_norm", "blk.{i}.post_ffw_norm_2", &["model.layers.{i}.post_feedforward_layernorm_2"]),
+    row("experts.output_scale", "blk.{i}.ffn_down_exps.scale", &["model.layers.{i}.router.per_expert_scale"])
+        .whole(),
+    // Each expert's gate before its up.
+    row("experts.gate_up_proj", "blk.{i}.ffn_gate_up_exps", &["model.layers.{i}.experts.gate_up_proj"])
+        .split(Split::GateUp),
     row(
         "experts.gate_proj",
         "blk.{i}.ffn_gate_exps",
@@ -273,9 +293,14 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.block_sparse_moe.experts.{e}.w2",
             "model.layers.{i}.mlp.experts.{e}.down_proj",
             "model.layers.{i}.mlp.experts.down_proj",
+            "model.layers.{i}.experts.down_proj",
         ],
     )
     .split(Split::FromHidden),
+    row("per_layer.gate", "blk.{i}.inp_gate", &["model.layers.{i}.per_layer_input_gate"]),
+    row("per_layer.proj", "blk.{i}.proj", &["model.layers.{i}.per_layer_projection"]),
+    row("per_layer.post_norm", "blk.{i}.post_norm", &["model.layers.{i}.post_per_layer_input_norm"]),
+    row("output_scale", "blk.{i}.layer_output_scale.weight", &["model.layers.{i}.layer_scalar"]).whole(),
 ];
 
 fn find(ours: &str) -> &'static WeightName {

@@ -155,7 +155,7 @@ pub(crate) fn yarn_magnitude(factor: f32, log_multiplier: f32) -> f32 {
 ///
 /// `dim` is the number of elements that turn and `context` the model's stated context length.
 pub(crate) fn read_scaling(h: &Hyper<'_>, dim: usize, context: usize) -> Result<RopeScaling> {
-    let scaling = if h.is_gguf() { read_gguf(h, dim, context)? } else { read_hf(h, context)? };
+    let scaling = if h.is_gguf() { read_gguf(h, dim, context)? } else { read_hf(h, dim, context)? };
     let factors = match &scaling {
         RopeScaling::Factors(f) => vec![f],
         RopeScaling::LongRope { short, long, .. } => vec![short, long],
@@ -232,7 +232,18 @@ fn read_gguf(h: &Hyper<'_>, dim: usize, context: usize) -> Result<RopeScaling> {
     }
 }
 
-fn read_hf(h: &Hyper<'_>, context: usize) -> Result<RopeScaling> {
+/// A divisor of frequencies with which a pair does not turn within any context.
+const STILL: f32 = 1e30;
+
+/// Only the first pairs of a head turn, at the speeds that they have among all of them: the divisors of a head of `dim` elements, of which
+/// the part `turning` turns, `factor` times slower.
+pub(crate) fn proportional(dim: usize, turning: f32, factor: f32) -> RopeScaling {
+    let n_turning = (turning * dim as f32 / 2.0) as usize;
+    let divisor = |i| if i < n_turning { factor } else { STILL };
+    RopeScaling::Factors((0..dim / 2).map(divisor).collect())
+}
+
+fn read_hf(h: &Hyper<'_>, dim: usize, context: usize) -> Result<RopeScaling> {
     // Files of transformers 5 have `rope_parameters`, older ones `rope_scaling`, and gemma 3 has one per kind of layer.
     let sections = ["rope_scaling", "rope_parameters.full_attention", "rope_parameters"];
     let mut kind = None;
@@ -257,6 +268,10 @@ fn read_hf(h: &Hyper<'_>, context: usize) -> Result<RopeScaling> {
     Ok(match kind {
         "default" | "mrope" => RopeScaling::None,
         "linear" => RopeScaling::Linear { factor: need("factor")? },
+        "proportional" => {
+            let turning = number("partial_rotary_factor")?.unwrap_or(1.0);
+            proportional(dim, turning, number("factor")?.unwrap_or(1.0))
+        }
         "dynamic" => RopeScaling::Dynamic { factor: need("factor")?, trained_context: context },
         "llama3" => RopeScaling::Llama3 {
             factor: need("factor")?,
@@ -303,7 +318,7 @@ fn read_hf(h: &Hyper<'_>, context: usize) -> Result<RopeScaling> {
         }
         other => {
             return Err(h.unsupported(format!(
-                "RoPE scaling {other:?} is not one of default, linear, dynamic, yarn, llama3, longrope"
+                "RoPE scaling {other:?} is not one of default, linear, dynamic, proportional, yarn, llama3, longrope"
             )));
         }
     })

@@ -106,9 +106,7 @@ impl Shard {
                 Ffn::Experts(Experts { intermediate_size, shared, .. }) => (
                     cut.experts(i, "experts.down_proj", intermediate_size)?,
                     match shared {
-                        Some(shared) => {
-                            cut.experts(i, "shared_expert.down_proj", &mut shared.intermediate_size)?
-                        }
+                        Some(shared) => cut.experts(i, shared.proj[2], &mut shared.intermediate_size)?,
                         None => nothing,
                     },
                 ),

@@ -5,8 +5,8 @@
 
 mod discover;
 mod gpt_oss;
+mod joined;
 pub(crate) mod part;
-mod qwen;
 
 use crate::metadata::Metadata;
 use crate::mmap::Mapping;
@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 
 pub use discover::open;
 use gpt_oss::GptOss;
+use joined::Joined;
 use part::{Element, Entry, Part};
-use qwen::Qwen;
 
 /// File format of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,8 +217,8 @@ impl Model {
         if self.format == Format::Safetensors && GptOss::describes(&self.metadata) {
             return Ok(Box::new(GptOss::new(self)?));
         }
-        if self.format == Format::Safetensors && Qwen::describes(&self.metadata) {
-            return Ok(Box::new(Qwen::new(self)?));
+        if self.format == Format::Safetensors && Joined::describes(&self.metadata) {
+            return Ok(Box::new(Joined::new(self)?));
         }
         self.others.keys().for_each(|name| self.warn_of_other(name));
         Ok(Box::new(self))

@@ -64,6 +64,32 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
+    /// A norm whose weights count as they are stored, times a factor.
+    pub(crate) fn scaled_norm(
+        &self,
+        layer: Option<usize>,
+        name: &'static str,
+        factor: f32,
+        eps: f32,
+    ) -> Result<Norm<B>> {
+        let weight = self.values(self.need(Weight { name, layer }))?;
+        let weight: Vec<f32> = weight.into_iter().map(|w| w * factor).collect();
+        let weight = self.backend.upload(&[weight.len()], &weight)?;
+        Ok(Norm { kind: self.config.norm_kind, weight, bias: None, eps })
+    }
+
+    /// The one number of a layer's tensor; `None` where the files do not have it.
+    pub(crate) fn number(&self, layer: usize, name: &'static str) -> Result<Option<f32>> {
+        let entry = self.contract.find(Weight { name, layer: Some(layer) }, Part::Weight);
+        entry.map(|entry| Ok(self.values(entry)?[0])).transpose()
+    }
+
+    /// A table of which only rows are looked up, whatever its element type.
+    pub(crate) fn lookup_table(&self, name: &'static str) -> Result<B::Matrix> {
+        let part = self.parts(Weight { name, layer: None }, Split::Whole)?.swap_remove(0);
+        Ok(self.backend.table(part)?)
+    }
+
     /// A vector of a layer, each number through `f`.
     pub(crate) fn vector_map(
         &self,
@@ -264,8 +290,8 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Some(self.backend.upload(&[n_experts, all.len() / n_experts], &all)?))
     }
 
-    /// One matrix per expert, from one tensor of all or from one tensor each.
-    pub(crate) fn experts(&self, layer: usize, name: &'static str) -> Result<MatrixPart> {
+    /// One matrix per expert, from one tensor of all or from one tensor each; gate and up in one matrix as parts to stack.
+    pub(crate) fn experts(&self, layer: usize, name: &'static str) -> Result<Vec<MatrixPart>> {
         let w = Weight { name, layer: Some(layer) };
         let entry = self.need(w);
         let &[n_experts, n_out, n_in] = &entry.shape[..] else {
@@ -282,9 +308,7 @@ impl<B: Backend> Loader<'_, B> {
             Bytes::from(all)
         };
         let all = MatrixPart { dtype: first.dtype, n_experts, n_out, n_in, bytes };
-        let mut parts = cut(all, self.shard.cut(names::split(name), w.layer, n_out));
-        assert_eq!(parts.len(), 1, "an expert's matrices are not fused");
-        Ok(parts.swap_remove(0))
+        Ok(cut(all, self.shard.cut(names::split(name), w.layer, n_out)))
     }
 }
 

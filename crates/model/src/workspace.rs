@@ -2,8 +2,10 @@
 
 use crate::Result;
 use crate::config::{
-    Attention, Dense, Experts, Ffn, GatedDelta, LayerConfig, Mixer, ModelConfig, SharedExpert, ShortConv,
+    Attention, Dense, Experts, Ffn, GatedDelta, LayerConfig, Mixer, ModelConfig, PerLayerInput, SharedExpert,
+    ShortConv,
 };
+use crate::per_layer_input::PerLayerRoom;
 use crate::shard::{BlockShard, Join, Shard};
 use realizar_compute::{Backend, BatchLimits, DType, MoeScratch, Reference, Stream, Tensor};
 
@@ -29,6 +31,8 @@ pub struct Workspace<B: Backend> {
     pub hidden: Tensor<B>,
     /// Scores of experts and the experts' own buffers.
     pub moe: Option<(Tensor<B>, MoeScratch<B>)>,
+    /// Inputs of single layers, where the model has them.
+    pub(crate) per_layer: Option<PerLayerRoom<B>>,
     /// Cosines and sines of each rotation, `[n_tokens, dim]`.
     pub angles: Vec<Tensor<B>>,
     /// The residual of the tokens that yield logits, `[n_logits, hidden_size]`.
@@ -48,6 +52,7 @@ pub(crate) struct Room<'a, B: Backend> {
     pub(crate) gate_up: &'a mut Tensor<B>,
     pub(crate) hidden: &'a mut Tensor<B>,
     pub(crate) moe: &'a mut Option<(Tensor<B>, MoeScratch<B>)>,
+    pub(crate) per_layer: &'a mut Option<PerLayerRoom<B>>,
     pub(crate) angles: &'a [Tensor<B>],
     pub(crate) shared: &'a mut Option<Shared<B>>,
 }
@@ -140,8 +145,8 @@ impl Widths {
     fn of_layer(layer: &LayerConfig) -> Self {
         let mut w = Self::default();
         match layer.mixer {
-            Mixer::Attention(Attention { heads, output_gate, .. }) => {
-                (w.qkv, w.attended) = (heads.qkv_len(), heads.n_heads * heads.head_dim);
+            Mixer::Attention(ref attention @ Attention { heads, output_gate, .. }) => {
+                (w.qkv, w.attended) = (attention.own_heads().qkv_len(), heads.n_heads * heads.head_dim);
                 w.gate = if output_gate { w.attended } else { 0 };
             }
             Mixer::GatedDelta(GatedDelta { shape, .. }) => {
@@ -204,6 +209,10 @@ impl<B: Backend> Workspace<B> {
             };
             Ok((f32s(n, e.n_experts)?, scratch))
         });
+        let per_layer = c.per_layer_input.map(|input| -> Result<_> {
+            let [inputs, projected, gate] = per_layer_lens(c, input).map(|len| f32s(n, len));
+            Ok(PerLayerRoom { inputs: inputs?, projected: projected?, gate: gate? })
+        });
         Ok(Self {
             residual: f32s(n, c.hidden_size)?,
             normed: f32s(n, c.hidden_size)?,
@@ -215,6 +224,7 @@ impl<B: Backend> Workspace<B> {
             gate_up: f32s(n, w.gate_up)?,
             hidden: f32s(n, w.hidden)?,
             moe: moe.transpose()?,
+            per_layer: per_layer.transpose()?,
             angles: c.ropes.iter().map(|r| f32s(n, r.dim)).collect::<std::result::Result<_, _>>()?,
             last: f32s(limits.n_logits, c.hidden_size)?,
             logits: f32s(limits.n_logits, c.vocab_size)?,
@@ -237,6 +247,7 @@ impl<B: Backend> Workspace<B> {
             gate_up: &mut self.gate_up,
             hidden: &mut self.hidden,
             moe: &mut self.moe,
+            per_layer: &mut self.per_layer,
             angles: &self.angles,
             shared: &mut self.shared,
         };
@@ -261,6 +272,9 @@ impl<B: Backend> Workspace<B> {
         self.angles.iter_mut().for_each(|t| t.set_rows(n_tokens));
         if let Some((router, _)) = &mut self.moe {
             router.set_rows(n_tokens);
+        }
+        if let Some(PerLayerRoom { inputs, projected, gate }) = &mut self.per_layer {
+            [inputs, projected, gate].into_iter().for_each(|t| t.set_rows(n_tokens));
         }
         self.last.set_rows(n_logits);
         self.logits.set_rows(n_logits);
@@ -289,6 +303,11 @@ impl<B: Backend> Workspace<B> {
     }
 }
 
+/// Elements in rows of the buffers of [`PerLayerRoom`], in the order of its fields.
+fn per_layer_lens(c: &ModelConfig, PerLayerInput { len, .. }: PerLayerInput) -> [usize; 3] {
+    [c.layers.len() * len, c.layers.len() * len, len]
+}
+
 /// What the buffers of a [`Workspace`] for batches within `limits` take, in bytes.
 pub fn workspace_bytes(shard: &Shard, limits: &BatchLimits) -> usize {
     let c = shard.config();
@@ -303,6 +322,7 @@ pub fn workspace_bytes(shard: &Shard, limits: &BatchLimits) -> usize {
         + w.gate_up
         + w.hidden
         + experts
+        + c.per_layer_input.map_or(0, |input| per_layer_lens(c, input).iter().sum())
         + c.ropes.iter().map(|r| r.dim).sum::<usize>();
     let floats = limits.n_tokens.saturating_mul(per_token);
     let floats = floats.saturating_add(limits.n_logits.saturating_mul(c.hidden_size + c.vocab_size));
@@ -340,7 +360,8 @@ mod tests {
                 &ws.logits,
             ];
             let moe = ws.moe.iter().flat_map(|(r, s)| [r, &s.x, &s.gate_up, &s.hidden, &s.y]);
-            let all = own.into_iter().chain(moe).chain(&ws.angles);
+            let per_layer = ws.per_layer.iter().flat_map(|p| [&p.inputs, &p.projected, &p.gate]);
+            let all = own.into_iter().chain(moe).chain(per_layer).chain(&ws.angles);
             assert_eq!(
                 workspace_bytes(&shard, &limits),
                 4 * all.map(|t| t.len()).sum::<usize>(),

@@ -14,6 +14,7 @@ pub(super) static FAMILIES: &[(&str, &str)] = &[
     ("gemma", "Gemma"),
     ("gemma2", "Gemma 2"),
     ("gemma3", "Gemma 3"),
+    ("gemma4", "Gemma 4"),
     ("gpt2", "GPT-2"),
     ("bitnet", "BitNet b1.58"),
     ("glm4", "GLM-4-0414 or GLM-Z1"),

@@ -40,7 +40,7 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     c.each_experts(|e| {
         e.selection_bias = Presence::Needed;
         let intermediate_size = e.intermediate_size.saturating_mul(n_shared);
-        e.shared = (n_shared > 0).then_some(SharedExpert { intermediate_size, gate: false });
+        e.shared = (n_shared > 0).then_some(SharedExpert::new(intermediate_size, false));
     });
     Ok(c)
 }

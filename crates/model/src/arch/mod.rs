@@ -11,6 +11,7 @@ mod families;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod glm4;
 mod glm4_moe;
 mod gpt2;
@@ -94,6 +95,7 @@ pub static ARCHS: &[ArchSpec] = &[
     phi3::SPEC,
     gemma2::SPEC,
     gemma3::SPEC,
+    gemma4::SPEC,
     gpt2::SPEC,
     bitnet::SPEC,
     glm4::SPEC,
@@ -129,6 +131,20 @@ pub fn configure(source: &dyn TensorSource) -> Result<ModelConfig> {
         return Err(hyper.unsupported("a model of which no layer attends"));
     }
     Ok(config)
+}
+
+/// Base of the rotation in layers with a window, where the file states one.
+///
+/// Errors: a rotation that is stretched there.
+fn local_theta(h: &Hyper<'_>) -> Result<Option<f32>> {
+    if !h.is_gguf() {
+        let kind = h.hf_str("rope_parameters.sliding_attention.rope_type")?;
+        if let Some(kind) = kind.filter(|&kind| kind != "default") {
+            let reason = format!("RoPE scaling {kind:?} in layers with a window is not supported");
+            return Err(h.unsupported(reason));
+        }
+    }
+    h.f32("rope_theta_local")
 }
 
 /// What people call the family of an architecture, by our name of it.

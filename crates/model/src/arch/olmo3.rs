@@ -1,6 +1,6 @@
 //! OLMo 3 (OLMo team 2025): OLMo 2 with a window in three of four layers; only the rotation of the others is stretched.
 
-use super::{ArchSpec, INV_FREQ, olmo2};
+use super::{ArchSpec, INV_FREQ, local_theta, olmo2};
 use crate::Result;
 use crate::config::ModelConfig;
 use crate::hyper::Hyper;
@@ -15,11 +15,7 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     if !h.is_gguf() && h.f32("rope_theta")?.is_none() {
         c.ropes[0].theta = 500_000.0;
     }
-    let local = h.hf_str("rope_parameters.sliding_attention.rope_type")?;
-    if let Some(kind) = local.filter(|&kind| !h.is_gguf() && kind != "default") {
-        return Err(h.unsupported(format!("RoPE scaling {kind:?} in layers with a window is not supported")));
-    }
-    let theta = h.f32("rope_theta_local")?.unwrap_or(c.ropes[0].theta);
+    let theta = local_theta(h)?.unwrap_or(c.ropes[0].theta);
     c.ropes.push(RopeConfig { theta, scaling: RopeScaling::None, ..c.ropes[0].clone() });
     let window = h.usize("sliding_window")?.unwrap_or(4096);
     c.slide(h, Some(window), |i| !(i + 1).is_multiple_of(4))?;

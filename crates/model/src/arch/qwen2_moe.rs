@@ -37,7 +37,7 @@ pub(super) fn add_shared_expert(c: &mut ModelConfig, h: &Hyper<'_>, width: usize
         None => width,
     };
     if intermediate_size > 0 {
-        c.each_experts(|e| e.shared = Some(SharedExpert { intermediate_size, gate: true }));
+        c.each_experts(|e| e.shared = Some(SharedExpert::new(intermediate_size, true)));
     }
     Ok(())
 }

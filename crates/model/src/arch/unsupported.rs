@@ -93,19 +93,9 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
     ),
     family("Qwen3-TTS", &["qwen3tts", "Qwen3TTSForConditionalGeneration"], SPEECH),
     family(
-        "Gemma 4",
-        &[
-            "gemma4",
-            "Gemma4ForCausalLM",
-            "Gemma4ForConditionalGeneration",
-            "Gemma4UnifiedForConditionalGeneration",
-        ],
-        "embeddings for each layer, layers that share keys and values, and head sizes that differ between layers",
-    ),
-    family(
         "Gemma 3n",
         &["gemma3n", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"],
-        "embeddings for each layer, layers that share keys and values, and alternating updates",
+        "alternating updates (AltUp) and learned residuals of low rank (LAuReL)",
     ),
     family(
         "MiniMax M1 or Text-01",
@@ -209,7 +199,15 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
     ),
     family(
         "draft models",
-        &["eagle3", "dflash", "gemma4-assistant", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"],
+        &[
+            "eagle3",
+            "dflash",
+            "gemma4-assistant",
+            "Gemma4AssistantForCausalLM",
+            "Gemma4UnifiedAssistantForCausalLM",
+            "LlamaForCausalLMEagle3",
+            "Eagle3LlamaForCausalLM",
+        ],
         "the hidden states of the model that it drafts for",
     ),
     family(

@@ -1,6 +1,6 @@
 //! The metadata of a converted model: hyper-parameters, tokenizer and chat template under GGUF's keys.
 
-use crate::config::{Dense, Ffn, GatedDelta, LayerConfig, Mixer, ModelConfig, ShortConv};
+use crate::config::{Dense, Ffn, GatedDelta, KvSource, LayerConfig, Mixer, ModelConfig, ShortConv};
 use crate::hyper::Hyper;
 use crate::metadata::{Metadata, Strings};
 use crate::rope::{RopeScaling, yarn_magnitude};
@@ -52,9 +52,9 @@ pub(super) fn metadata(source: &dyn TensorSource, c: &ModelConfig) -> Result<Met
     Ok(m)
 }
 
-/// Of the first layer, where layers differ; [`Converted::check`](super::Converted::check) refuses what that does not say.
+/// Of the first layer that sees everything, where layers differ and the format has one number for all; [`Converted::check`](super::Converted::check) refuses what that does not say.
 fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn TensorSource) -> Result<()> {
-    let attention = c.attentions().next().copied();
+    let attention = c.attentions().find(|a| a.window.is_none()).or(c.attentions().next()).copied();
     let attention = attention.ok_or_else(|| Error::unsupported(m.path(), "it has no attention"))?;
     let heads = attention.heads;
     let width = match c.layers[0].ffn {
@@ -92,12 +92,15 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
             counts.push(("attention.sliding_window_pattern", i + 1));
         }
     }
+    counts.extend(local_layers(c));
     counts.extend(recurrent_sizes(m, arch, c)?);
+    let listed = lists(m, arch, c)?;
+    counts.retain(|(key, _)| !listed.contains(key));
     for (key, n) in counts {
         let n = u32::try_from(n).map_err(|_| Error::malformed(m.path(), format!("{key} is {n}")))?;
         m.insert(format!("{arch}.{key}"), n)?;
     }
-    if ["olmo3", "exaone4"].contains(&c.arch) && window.is_some() {
+    if ["olmo3", "exaone4", "gemma4"].contains(&c.arch) && window.is_some() {
         let slides: Vec<bool> = c.attentions().map(|a| a.window.is_some()).collect();
         m.insert(format!("{arch}.attention.sliding_window_pattern"), slides)?;
     }
@@ -114,13 +117,57 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
         }
     }
     router(m, arch, c)?;
-    if c.arch != "granite" && attention.scale != 1.0 / (heads.head_dim as f32).sqrt() {
+    if !["granite", "gemma4"].contains(&c.arch) && attention.scale != 1.0 / (heads.head_dim as f32).sqrt() {
         m.insert(format!("{arch}.attention.query_pre_attn_scalar"), attention.scale.powi(-2))?;
     }
     if let Some(temperature) = attention.temperature {
         m.insert(format!("{arch}.attention.temperature_scale"), temperature.beta)?;
     }
     factors(m, arch, c, attention.scale)
+}
+
+/// What Gemma 4 states of layers with a window, and of what layers share.
+fn local_layers(c: &ModelConfig) -> Vec<(&'static str, usize)> {
+    if c.arch != "gemma4" {
+        return Vec::new();
+    }
+    let mut counts = vec![
+        (
+            "attention.shared_kv_layers",
+            c.attentions().filter(|a| matches!(a.kv, KvSource::OfLayer(_))).count(),
+        ),
+        ("embedding_length_per_layer_input", c.per_layer_input.map_or(0, |input| input.len)),
+    ];
+    if let (Some(local), Some(rope)) = (c.attentions().find(|a| a.window.is_some()), c.ropes.get(1)) {
+        counts.extend([
+            ("attention.key_length_swa", local.heads.head_dim),
+            ("attention.value_length_swa", local.heads.head_dim),
+            ("rope.dimension_count_swa", rope.dim),
+        ]);
+    }
+    counts
+}
+
+/// Numbers that differ between layers of Gemma 4, each for all layers, and their keys.
+fn lists(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<Vec<&'static str>> {
+    if c.arch != "gemma4" {
+        return Ok(Vec::new());
+    }
+    let mut listed = Vec::new();
+    let width = |layer: &LayerConfig| match layer.ffn {
+        Ffn::Gated(dense) | Ffn::Plain(dense) => dense.intermediate_size,
+        Ffn::Experts(experts) => experts.shared.map_or(0, |shared| shared.intermediate_size),
+    };
+    for (key, numbers) in [
+        ("attention.head_count_kv", c.attentions().map(|a| a.heads.n_kv_heads as i32).collect::<Vec<_>>()),
+        ("feed_forward_length", c.layers.iter().map(|layer| width(layer) as i32).collect()),
+    ] {
+        if numbers.iter().any(|&n| n != numbers[0]) {
+            m.insert(format!("{arch}.{key}"), numbers)?;
+            listed.push(key);
+        }
+    }
+    Ok(listed)
 }
 
 /// The factors of architectures that state them.

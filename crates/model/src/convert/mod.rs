@@ -172,6 +172,7 @@ impl Converted {
             RopeScaling::LongRope { short, long, .. } => {
                 vec![("rope_factors_long.weight", long.clone()), ("rope_factors_short.weight", short.clone())]
             }
+            RopeScaling::Factors(divisors) => vec![("rope_freqs.weight", divisors.clone())],
             _ => return Ok(()),
         };
         for (name, values) in vectors {
@@ -197,7 +198,7 @@ impl Converted {
             )*};
         }
         same!(vocab_size, hidden_size, context_length, embed_scale, learned_positions, norm_kind, norm_eps);
-        same!(norm_bias, residual_scale, logit_scale, logit_softcap);
+        same!(norm_bias, residual_scale, logit_scale, logit_softcap, per_layer_input);
         for (i, (a, b)) in before.layers.iter().zip(&after.layers).enumerate() {
             let [x, y] = [a, b].map(|layer| stated(*layer, before.context_length));
             if x != y {
@@ -226,7 +227,7 @@ impl Converted {
     }
 }
 
-/// What GGUF can state of a layer: it does not say which biases there are, and a window as long as the context is none.
+/// What GGUF can state of a layer: it does not say which biases and factors there are, and a window as long as the context is none.
 fn stated(mut layer: LayerConfig, context_length: usize) -> LayerConfig {
     match &mut layer.mixer {
         Mixer::Attention(a) => {
@@ -239,8 +240,9 @@ fn stated(mut layer: LayerConfig, context_length: usize) -> LayerConfig {
     }
     match &mut layer.ffn {
         Ffn::Gated(dense) | Ffn::Plain(dense) => dense.bias = Presence::Optional,
-        Ffn::Experts(_) => {}
+        Ffn::Experts(experts) => experts.output_scale = Presence::Optional,
     }
+    layer.output_scale = Presence::Optional;
     layer
 }
 

@@ -1,8 +1,8 @@
-//! Qwen's models of recurrent layers and experts, in which several weights share a tensor of safetensors.
+//! Models in which several weights share a tensor of safetensors: Qwen's with experts or recurrent layers, and Gemma 4 with experts.
 //!
 //! Experts may stand in one tensor: `gate_up_proj` `[n_experts, 2 · n, n_in]` with each expert's gate before its up, and `down_proj`
-//! `[n_experts, n_out, n]`, neither with `.weight` at its end. Qwen3-Next has in `in_proj_qkvz` for each key head its query, its key, and
-//! the values and output gates of its value heads. [`Qwen`] shows each weight under its own name and copies its rows when they are asked for.
+//! `[n_experts, n_out, n]`, neither with `.weight` at its end. Those of Gemma 4 stay together, as in GGUF. Qwen3-Next has in `in_proj_qkvz` for each key head its query, its key, and
+//! the values and output gates of its value heads. [`Joined`] shows each weight under its own name and copies its rows when they are asked for.
 
 use super::{Format, Model, TensorInfo, TensorSource, TensorView};
 use crate::metadata::Metadata;
@@ -13,15 +13,21 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// `architectures` of the models that may store weights so.
-const ARCHITECTURES: [&str; 3] =
-    ["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration", "Qwen3NextForCausalLM"];
+const ARCHITECTURES: [&str; 5] = [
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration",
+    "Qwen3NextForCausalLM",
+    "Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration",
+];
 
 const GATE_UP: &str = ".mlp.experts.gate_up_proj";
-const DOWN: &str = ".mlp.experts.down_proj";
+/// Tensors of all experts whose names have no ending.
+const EXPERTS: [&str; 2] = [".experts.gate_up_proj", ".experts.down_proj"];
 const QKVZ: &str = ".linear_attn.in_proj_qkvz.weight";
 
 /// A model whose shared tensors are taken apart.
-pub(super) struct Qwen {
+pub(super) struct Joined {
     model: Model,
     tensors: Vec<TensorInfo>,
     by_name: HashMap<String, usize>,
@@ -44,7 +50,7 @@ struct Rows {
     ranges: Vec<Range<usize>>,
 }
 
-impl Qwen {
+impl Joined {
     /// Errors: `BadTensor` where a tensor's shape does not fit the weights that it should hold; `WrongType` for sizes of heads that are no
     /// numbers.
     pub(super) fn new(model: Model) -> Result<Self> {
@@ -70,7 +76,8 @@ impl Qwen {
             return self.add_qkvz(&info, layer);
         }
         let from = info.name.clone();
-        let name = if from.ends_with(DOWN) { format!("{from}.weight") } else { from.clone() };
+        let is_bare = EXPERTS.iter().any(|end| from.ends_with(end));
+        let name = if is_bare { format!("{from}.weight") } else { from.clone() };
         self.push(TensorInfo { name, ..info }, Recipe::Same(from))
     }
 
@@ -157,7 +164,7 @@ fn pick(view: &TensorView, rows: &Rows) -> Bytes {
     Bytes::from(out)
 }
 
-impl TensorSource for Qwen {
+impl TensorSource for Joined {
     fn path(&self) -> &Path {
         self.model.path()
     }
