@@ -90,8 +90,8 @@ impl QuantMix {
         QUANT_MIXES.iter().find(|m| m.name.eq_ignore_ascii_case(name))
     }
 
-    /// The type for a tensor with this name in GGUF; `None` for those that keep the type they have: norms, biases, routers and
-    /// learned positions.
+    /// The type for a tensor with this name in GGUF; `None` for those that keep the type they have: norms, biases, routers,
+    /// learned positions and the projection to per-layer embeddings.
     ///
     /// `shape` is row-major.
     pub fn dtype_of(&self, name: &str, shape: &[usize], model: &MixModel<'_>) -> Option<DType> {
@@ -173,6 +173,7 @@ fn is_quantizable(name: &str, shape: &[usize]) -> bool {
         && !name.ends_with("shortconv.conv.weight")
         && name != "position_embd.weight"
         && name != "token_types.weight"
+        && name != "per_layer_model_proj.weight"
 }
 
 /// The nearest type whose blocks fill a row.
@@ -204,7 +205,7 @@ fn part_of(name: &str) -> Part {
     let has = |part: &str| name.contains(part);
     match name {
         "output.weight" => Part::Output,
-        "token_embd.weight" => Part::Embedding,
+        "token_embd.weight" | "per_layer_token_embd.weight" => Part::Embedding,
         // Queries, keys and values in one matrix count as values.
         _ if has("attn_v.weight") || has("attn_qkv.weight") => Part::Values,
         _ if has("attn_k.weight") => Part::Keys,

@@ -86,10 +86,15 @@ fn read_heads(c: &mut ModelConfig, h: &Hyper<'_>) -> Result<()> {
     let global = h.usize("global_head_dim")?;
     let one_matrix = !h.is_gguf() && h.hf_bool("attention_k_eq_v")?.unwrap_or(false);
     let global_kv = if one_matrix { h.hf_usize("num_global_key_value_heads")? } else { None };
-    // What transformers 5 writes in place of keys for all global layers.
-    let own = |i: usize, key: &str| match h.is_gguf() {
-        true => Ok(None),
-        false => h.hf_usize(&format!("per_layer_config.{i}.{key}")),
+    // What transformers 5 writes in place of keys for all global layers: under the layer's number, with zeros before it.
+    let own = |i: usize, key: &str| -> Result<Option<usize>> {
+        for width in 1..=5 {
+            let stated = h.hf_usize(&format!("per_layer_config.{i:0width$}.{key}"))?;
+            if stated.is_some() && !h.is_gguf() {
+                return Ok(stated);
+            }
+        }
+        Ok(None)
     };
     for (i, a) in attentions(c) {
         let Heads { n_heads, n_kv_heads, head_dim } = a.heads;

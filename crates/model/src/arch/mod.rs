@@ -225,19 +225,76 @@ mod tests {
         }
     }
 
+    /// What a `config.json` means beside the weights of a fixture.
+    fn configured(fixture: &str, config: &str) -> crate::Result<crate::ModelConfig> {
+        let weights = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join(format!("tests/data/arch/{fixture}/hf/model.safetensors"));
+        let name = format!("realizar-configured-{fixture}-{}-{}", config.len(), std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::copy(weights, dir.join("model.safetensors")).unwrap();
+        std::fs::write(dir.join("config.json"), config).unwrap();
+        let found = configure(&*crate::source::open(&dir).unwrap());
+        std::fs::remove_dir_all(dir).unwrap();
+        found
+    }
+
+    #[test]
+    fn gemma_4_has_the_numbers_that_its_published_folders_leave_out() {
+        // As transformers 5 writes it, but for the sizes of the fixture.
+        let text = r#""hidden_size": 24, "intermediate_size": 28, "num_hidden_layers": 12, "attention_k_eq_v": true"#;
+        let own = r#""per_layer_config": {"05": {"head_dim": 64, "num_key_value_heads": 1}, "11": {"head_dim": 64, "num_key_value_heads": 1}}"#;
+        let published =
+            r#""num_global_key_value_heads": 2, "layer_types": null, "hidden_size_per_layer_input": null"#;
+        for (keys, global) in [(own, (8, 1, 64)), (published, (8, 2, 512))] {
+            let config = format!(
+                r#"{{"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {{{text}, {keys}}}}}"#
+            );
+            let c = configured("gemma4-moe", &config).unwrap();
+            let heads = |i: usize| {
+                let a = c.attentions().nth(i).unwrap();
+                (a.heads.n_heads, a.heads.n_kv_heads, a.heads.head_dim)
+            };
+            assert_eq!((heads(4), heads(5), heads(11)), ((8, 4, 256), global, global));
+            let windows: Vec<_> = c.attentions().map(|a| a.window).collect();
+            assert_eq!((windows[4], windows[5], windows[11]), (Some(512), None, None));
+            assert_eq!((c.ropes[0].theta, c.ropes[1].theta), (1e6, 1e4));
+            assert_eq!((c.ropes[0].dim, c.ropes[1].dim), (global.2, 256));
+            // A quarter of the pairs turns.
+            let (frequencies, _) = c.ropes[0].frequencies(1);
+            assert_eq!(frequencies.iter().filter(|&&f| f > 1e-20).count(), global.2 / 8);
+            assert_eq!((c.per_layer_input, c.experts().count()), (None, 0));
+        }
+    }
+
+    #[test]
+    fn gemma_4_that_contradicts_itself_is_refused() {
+        let refused = |keys: &str, part: &str| {
+            let config = format!(
+                r#"{{"architectures": ["Gemma4ForCausalLM"], "hidden_size": 24, "intermediate_size": 28, "num_hidden_layers": 7, {keys}}}"#
+            );
+            let error = configured("gemma4", &config).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        };
+        refused(r#""num_kv_shared_layers": 7"#, "7 of its 7 layers share");
+        refused(r#""num_kv_shared_layers": 2"#, "layer 5 shares keys and values");
+        refused(r#""use_bidirectional_attention": "all""#, "both directions");
+        refused(r#""global_head_dim": 0"#, "head_dim is 0");
+        refused(r#""attention_k_eq_v": true, "num_global_key_value_heads": 3"#, "cannot share 3");
+        refused(r#""hidden_size_per_layer_input": 300"#, "have 300 elements");
+        refused(
+            r#""rope_parameters": {"sliding_attention": {"rope_type": "linear"}}"#,
+            "in layers with a window",
+        );
+    }
+
     #[test]
     fn gemma_3_has_the_numbers_that_its_published_folders_leave_out() {
-        let fixture =
-            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch/gemma3-vision/hf");
-        let dir = std::env::temp_dir().join(format!("realizar-gemma3-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        std::fs::copy(fixture.join("model.safetensors"), dir.join("model.safetensors")).unwrap();
         // As the 4B model has it, but for the sizes of the fixture.
         let config = r#"{"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": {
             "hidden_size": 24, "intermediate_size": 28, "model_type": "gemma3_text", "num_hidden_layers": 7,
             "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}}"#;
-        std::fs::write(dir.join("config.json"), config).unwrap();
-        let c = configure(&*crate::source::open(&dir).unwrap()).unwrap();
+        let c = configured("gemma3-vision", config).unwrap();
         let heads: Vec<_> =
             c.attentions().map(|a| (a.heads.n_heads, a.heads.n_kv_heads, a.heads.head_dim)).collect();
         assert_eq!(heads, [(8, 4, 256); 7]);
@@ -246,7 +303,6 @@ mod tests {
         let local = Some(1024);
         assert_eq!(windows, [local, local, local, local, local, None, local]);
         assert_eq!((c.ropes[0].theta, c.ropes[1].theta), (1e6, 1e4));
-        std::fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]

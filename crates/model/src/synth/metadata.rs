@@ -18,7 +18,6 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
         ("block_count", s.n_layers),
         ("context_length", s.context_length),
         ("embedding_length", s.hidden_size),
-        ("feed_forward_length", s.intermediate_size),
         ("attention.head_count", s.n_heads),
         ("attention.key_length", s.head_dim),
         ("attention.value_length", s.head_dim),
@@ -28,15 +27,7 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
     for (key, n) in counts {
         m.insert(format!("{arch}.{key}"), n as u32)?;
     }
-    let kv_heads = format!("{arch}.attention.head_count_kv");
-    if s.family == Family::Lfm2 {
-        // Layers without heads of keys and values convolve.
-        let list = (0..s.n_layers).map(|i| if s.attends(i) { s.n_kv_heads as i32 } else { 0 });
-        m.insert(kv_heads, list.collect::<Vec<i32>>())?;
-        m.insert(format!("{arch}.shortconv.l_cache"), SHORT_CONV_WIDTH as u32)?;
-    } else {
-        m.insert(kv_heads, s.n_kv_heads as u32)?;
-    }
+    per_layer(&mut m, s)?;
     recurrent_layers(&mut m, s)?;
     let eps = if s.family.has_layer_norms() { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" };
     m.insert(format!("{arch}.attention.{eps}"), s.norm_eps)?;
@@ -71,6 +62,23 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
     context(&mut m, s)?;
     vocabulary(&mut m, s)?;
     Ok(m)
+}
+
+/// What some families state for each layer.
+fn per_layer(m: &mut Metadata, s: &SynthShape) -> Result<()> {
+    if let Some(gemma4) = s.gemma4 {
+        return gemma4.metadata(m, s);
+    }
+    let arch = s.family.arch();
+    m.insert(format!("{arch}.feed_forward_length"), s.intermediate_size as u32)?;
+    let kv_heads = format!("{arch}.attention.head_count_kv");
+    if s.family != Family::Lfm2 {
+        return m.insert(kv_heads, s.n_kv_heads as u32);
+    }
+    // Layers without heads of keys and values convolve.
+    let list = (0..s.n_layers).map(|i| if s.attends(i) { s.n_kv_heads as i32 } else { 0 });
+    m.insert(kv_heads, list.collect::<Vec<i32>>())?;
+    m.insert(format!("{arch}.shortconv.l_cache"), SHORT_CONV_WIDTH as u32)
 }
 
 /// The gated delta rule.

@@ -4,6 +4,7 @@
 //! written out. Weights are drawn from a normal distribution of standard deviation 1/√n_in, which keeps activations and logits
 //! in the range of a trained model's.
 
+mod gemma4;
 mod metadata;
 mod shapes;
 
@@ -209,8 +210,15 @@ fn weights(s: &SynthShape) -> Vec<Weight> {
         let divisors = llama3_divisors(s, factor);
         add("rope_freqs.weight".into(), &[divisors.len()], Fill::Values(divisors));
     }
+    if let Some(gemma4) = s.gemma4 {
+        gemma4.inputs(s, &mut add);
+    }
     for i in 0..s.n_layers {
         let mut put = |part: &str, shape: &[usize], fill: Fill| add(format!("blk.{i}.{part}"), shape, fill);
+        if let Some(gemma4) = s.gemma4 {
+            gemma4.layer(s, i, &mut put);
+            continue;
+        }
         match s.delta {
             _ if s.attends(i) => attention(s, &mut put),
             Some(delta) => gated_delta(s, delta, &mut put),
@@ -481,6 +489,11 @@ mod tests {
             ("qwen1.5-moe-a2.7b", 14.316),
             ("qwen3.6-35b-a3b", 34.661),
             ("qwen3-next-80b-a3b", 79.674),
+            ("gemma-4-e2b", 4.629),
+            ("gemma-4-e4b", 7.463),
+            ("gemma-4-12b", 11.907),
+            ("gemma-4-31b", 30.697),
+            ("gemma-4-26b-a4b", 25.233),
         ] {
             let s = synth(name, "f16", 1, 1);
             let n: usize = s.tensors().iter().map(TensorInfo::n_elements).sum();

@@ -39,6 +39,27 @@ pub struct SynthShape {
     pub(super) shared_expert: usize,
     /// Layers before the first with experts.
     pub(super) n_dense: usize,
+    /// What only Gemma 4 has.
+    pub(super) gemma4: Option<Gemma4>,
+}
+
+/// What the sizes of Gemma 4 differ in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gemma4 {
+    /// The last of each so many layers sees everything; the shape's head size is theirs.
+    pub(super) every: usize,
+    /// Window of the others, in tokens; the shape's key and value heads are theirs.
+    pub(super) window: usize,
+    /// Key and value heads of layers that see everything.
+    pub(super) n_global_kv_heads: usize,
+    /// Whether one matrix makes keys and values of these.
+    pub(super) keys_as_values: bool,
+    /// Layers at the end without keys and values of their own.
+    pub(super) n_shared_kv: usize,
+    /// Whether those have feed-forward blocks of twice the width.
+    pub(super) wide_where_shared: bool,
+    /// Elements of a layer's own embedding; 0 without.
+    pub(super) per_layer_len: usize,
 }
 
 /// Which layers attend.
@@ -64,6 +85,7 @@ pub(super) enum Family {
     Ernie,
     Exaone4,
     Gemma,
+    Gemma4,
     Glm4Moe,
     GptOss,
     Granite,
@@ -130,6 +152,7 @@ impl Family {
             Family::Mistral3 => "mistral3",
             Family::SmolLm3 => "smollm3",
             Family::Gemma => "gemma",
+            Family::Gemma4 => "gemma4",
             Family::Granite => "granite",
             Family::SeedOss => "seed_oss",
             Family::Exaone4 => "exaone4",
@@ -189,6 +212,7 @@ const fn shape(
         attention: AttentionAt::All,
         shared_expert: 0,
         n_dense: 0,
+        gemma4: None,
     }
 }
 
@@ -224,11 +248,29 @@ impl SynthShape {
         self
     }
 
+    const fn gemma4(mut self, gemma4: Gemma4) -> Self {
+        self.gemma4 = Some(gemma4);
+        self
+    }
+
     const fn experts(mut self, n: [usize; 3]) -> Self {
         self.experts = Some(n);
         self
     }
 }
+
+/// The sizes of Gemma 4 without embeddings of single layers.
+const GEMMA4: Gemma4 = Gemma4 {
+    every: 6,
+    window: 1024,
+    n_global_kv_heads: 1,
+    keys_as_values: true,
+    n_shared_kv: 0,
+    wide_where_shared: false,
+    per_layer_len: 0,
+};
+/// Those with them.
+const GEMMA4_E: Gemma4 = Gemma4 { window: 512, keys_as_values: false, per_layer_len: 256, ..GEMMA4 };
 
 /// The known models. Source: their published `config.json`.
 #[rustfmt::skip]
@@ -287,4 +329,13 @@ pub static SYNTH_SHAPES: &[SynthShape] = &[
     shape("phi-4", Family::Phi3, [40, 5120, 17920, 40, 10, 128, 100352, 16384], 2.5e5, 1e-5),
     shape("gemma-7b", Family::Gemma, [28, 3072, 24576, 16, 16, 256, 256000, 8192], 1e4, 1e-6).tied(),
     shape("gemma-2-9b", Family::Gemma2, [42, 3584, 14336, 16, 8, 256, 256000, 8192], 1e4, 1e-6).tied(),
+    shape("gemma-4-e2b", Family::Gemma4, [35, 1536, 6144, 8, 1, 512, 262144, 131072], 1e6, 1e-6).tied()
+        .gemma4(Gemma4 { every: 5, n_shared_kv: 20, wide_where_shared: true, ..GEMMA4_E }),
+    shape("gemma-4-e4b", Family::Gemma4, [42, 2560, 10240, 8, 2, 512, 262144, 131072], 1e6, 1e-6).tied()
+        .gemma4(Gemma4 { n_global_kv_heads: 2, n_shared_kv: 18, ..GEMMA4_E }),
+    shape("gemma-4-12b", Family::Gemma4, [48, 3840, 15360, 16, 8, 512, 262144, 262144], 1e6, 1e-6).tied().gemma4(GEMMA4),
+    shape("gemma-4-31b", Family::Gemma4, [60, 5376, 21504, 32, 16, 512, 262144, 262144], 1e6, 1e-6).tied()
+        .gemma4(Gemma4 { n_global_kv_heads: 4, ..GEMMA4 }),
+    shape("gemma-4-26b-a4b", Family::Gemma4, [30, 2816, 2112, 16, 8, 512, 262144, 262144], 1e6, 1e-6).tied()
+        .gemma4(Gemma4 { n_global_kv_heads: 2, ..GEMMA4 }).experts([128, 8, 704]),
 ];
