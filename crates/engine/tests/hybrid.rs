@@ -1,5 +1,6 @@
-//! Models whose layers have recurrent state beside keys and values, with real layers on the CPU: what is generated does not depend on
-//! chunks, batches, cached beginnings, preemption, other choices or drafts, and a chat computes only what is new.
+//! Models whose layers have recurrent state beside keys and values, or read the keys and values of other layers, on the CPU: what is
+//! generated does not depend on chunks, batches, cached beginnings, preemption, other choices or drafts, and a chat computes only what is
+//! new.
 //!
 //! Method: the fixtures of the architecture tests. The text of each request by itself, computed in whole prompts without any reuse, is
 //! compared with its text in an engine that is short of everything.
@@ -12,6 +13,8 @@ use realizar_model::source::{self, TensorSource};
 use std::path::Path;
 
 const MODELS: [&str; 2] = ["qwen35", "lfm2"];
+/// Those whose later layers keep nothing, and those whose layers keep heads of several sizes.
+const SHARED: [&str; 2] = ["gemma4", "gemma4-moe"];
 
 fn model(name: &str) -> Box<dyn TensorSource> {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/data/arch");
@@ -34,8 +37,8 @@ fn options() -> LoadOptions {
 
 /// So little that prompts come in chunks and sequences take each other's room.
 fn short(name: &str) -> LoadOptions {
-    // The two differ in the size of their states.
-    let tokens = if name == "lfm2" { 300 } else { 500 };
+    // Models differ in the size of their states.
+    let tokens = if name == "qwen35" { 500 } else { 300 };
     LoadOptions { cache: CacheSize::Tokens(tokens), step_tokens: Some(23), max_seqs: Some(7), ..options() }
 }
 
@@ -87,7 +90,7 @@ fn solo(name: &str) -> Texts {
 
 #[test]
 fn texts_do_not_depend_on_what_shares_the_engine() {
-    for name in MODELS {
+    for name in [MODELS, SHARED].concat() {
         let want = solo(name);
         let plenty = start(name, &options(), None);
         assert!(all_at_once(&plenty) == want, "{name} in batches");
@@ -102,7 +105,7 @@ fn texts_do_not_depend_on_what_shares_the_engine() {
 
 #[test]
 fn drafts_change_no_text() {
-    for name in MODELS {
+    for name in [MODELS, SHARED].concat() {
         let want = solo(name);
         let check = |what: &str, options: &LoadOptions, drafts: Box<dyn Proposer>| {
             let client = start(name, options, Some(drafts));

@@ -268,7 +268,8 @@ pub enum KvSource {
     Own,
     /// One matrix makes both; norms and rotation are those of each.
     KeysAsValues,
-    /// From the cache of this earlier layer, which has heads of the same sizes and keys and values of its own.
+    /// From the cache of this earlier layer, which has heads of the same sizes and keys and values of its own. Queries then have no norm, or
+    /// [`QkNorm::PerHeadWithValues`].
     OfLayer(usize),
 }
 

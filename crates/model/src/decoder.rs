@@ -62,11 +62,7 @@ enum Inputs<B: Backend> {
 enum Mixer<B: Backend> {
     Attention {
         qkv: Linear<B>,
-        qk_norm: Option<(Norm<B>, Norm<B>)>,
-        /// What norms after the rotation have as weights; `qk_norm` then has none.
-        query_factors: Option<Tensor<B>>,
-        /// A norm of heads, and the weights that follow it, where values are normalized too; `qk_norm` is then none.
-        head_norms: Option<(Norm<B>, Tensor<B>)>,
+        norms: QkvNorms<B>,
         sinks: Option<Tensor<B>>,
         gate: Option<Linear<B>>,
         out: Output<B>,
@@ -76,6 +72,22 @@ enum Mixer<B: Backend> {
         conv: Tensor<B>,
         delta: Option<Delta<B>>,
         out: Output<B>,
+    },
+}
+
+/// Norms of queries, keys and values.
+enum QkvNorms<B: Backend> {
+    None,
+    /// Of queries and keys, before they turn, and the weights of queries where norms after the rotation have them.
+    QueriesAndKeys {
+        q: Norm<B>,
+        k: Norm<B>,
+        query_factors: Option<Tensor<B>>,
+    },
+    /// Of each head, those of values too, and the weights that follow.
+    AllHeads {
+        norm: Norm<B>,
+        weights: Tensor<B>,
     },
 }
 
@@ -308,29 +320,32 @@ impl<B: Backend> Decoder<B> {
             room.shared.as_mut().map(|workspace::Shared { attended, output, .. }| (attended, output));
         match (&weights.mixer, &c.layers[layer].mixer, cache.layer_mut(layer)) {
             (
-                Mixer::Attention { qkv, qk_norm, query_factors, head_norms, sinks, gate, out },
+                Mixer::Attention { qkv, norms, sinks, gate, out },
                 config::Mixer::Attention(this),
                 LayerCache::Kv(kv),
             ) => {
                 let &Attention { heads, scale, softcap, window, .. } = this;
                 let params = AttentionParams { heads, scale, softcap, window };
-                let norms = |full: bool| {
-                    let found =
-                        qk_norm.as_ref().filter(|_| (this.qk_norm == Some(QkNorm::FullWidth)) == full);
-                    found.map(|(q, k)| (q, k))
+                let (qk_norm, query_factors, head_norms) = match norms {
+                    QkvNorms::None => (None, None, None),
+                    QkvNorms::QueriesAndKeys { q, k, query_factors } => {
+                        (Some((q, k)), query_factors.as_ref(), None)
+                    }
+                    QkvNorms::AllHeads { norm, weights } => (None, None, Some(HeadNorms { norm, weights })),
                 };
+                let is_full = this.qk_norm == Some(QkNorm::FullWidth);
                 let block = AttentionBlock {
                     input: weights.inputs.mixer(),
                     qkv,
-                    full_qk_norm: norms(true),
-                    head_norms: head_norms.as_ref().map(|(norm, weights)| HeadNorms { norm, weights }),
+                    full_qk_norm: qk_norm.filter(|_| is_full),
+                    head_norms,
                     temperature: this.temperature,
                     prep: QkvPrep {
                         heads: this.own_heads(),
-                        qk_norm: norms(false),
+                        qk_norm: qk_norm.filter(|_| !is_full),
                         angles: this.rope.map(|r| (&room.angles[r], c.ropes[r].style)),
                     },
-                    query_factors: query_factors.as_ref(),
+                    query_factors,
                     params: &params,
                     sinks: sinks.as_ref(),
                     kv,
@@ -530,42 +545,37 @@ fn load_layer_input<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<LayerInpu
     })
 }
 
-/// A norm of heads without weights, and the weights of all heads that a layer makes: those of queries, keys, and values, which are 1.
-fn load_head_norms<B: Backend>(l: &Loader<'_, B>, i: usize, a: &Attention) -> Result<(Norm<B>, Tensor<B>)> {
-    // Those of this rank.
-    let config::Mixer::Attention(mine) = l.shard.config().layers[i].mixer else {
+fn load_qkv_norms<B: Backend>(l: &Loader<'_, B>, i: usize, kind: Option<QkNorm>) -> Result<QkvNorms<B>> {
+    // The heads of this rank.
+    let config::Mixer::Attention(attention) = l.shard.config().layers[i].mixer else {
         unreachable!("only attention has norms of heads")
     };
-    let heads = mine.own_heads();
-    let mut weights = l.norm_weight(i, "q_norm")?.repeat(heads.n_heads);
-    if heads.n_kv_heads > 0 {
-        weights.extend(l.norm_weight(i, "k_norm")?.repeat(heads.n_kv_heads));
-    }
-    weights.resize(heads.qkv_len(), 1.0);
-    Ok((l.unit_norm(a.heads.head_dim)?, l.backend.upload(&[weights.len()], &weights)?))
-}
-
-/// Norms of queries and keys, and the factors on prepared queries.
-type QkNorms<B> = (Option<(Norm<B>, Norm<B>)>, Option<Tensor<B>>);
-
-fn load_qk_norm<B: Backend>(l: &Loader<'_, B>, i: usize, kind: Option<QkNorm>) -> Result<QkNorms<B>> {
+    let heads = attention.own_heads();
+    let plain = || l.unit_norm(heads.head_dim);
     Ok(match kind {
-        None | Some(QkNorm::PerHeadWithValues) => (None, None),
-        Some(QkNorm::PerHead | QkNorm::FullWidth) => {
-            (Some((l.norm(Some(i), "q_norm")?, l.norm(Some(i), "k_norm")?)), None)
+        None => QkvNorms::None,
+        Some(QkNorm::PerHead | QkNorm::FullWidth) => QkvNorms::QueriesAndKeys {
+            q: l.norm(Some(i), "q_norm")?,
+            k: l.norm(Some(i), "k_norm")?,
+            query_factors: None,
+        },
+        Some(QkNorm::PerHeadWithValues) => {
+            let mut weights = l.norm_weight(i, "q_norm")?.repeat(heads.n_heads);
+            if heads.n_kv_heads > 0 {
+                weights.extend(l.norm_weight(i, "k_norm")?.repeat(heads.n_kv_heads));
+            }
+            weights.resize(heads.qkv_len(), 1.0);
+            QkvNorms::AllHeads { norm: plain()?, weights: l.backend.upload(&[weights.len()], &weights)? }
         }
         // Without weights a norm of a head gives the same before its rotation as after it. And a product of a query and a key with
         // weights for both is one with the product of the weights on the query.
         Some(QkNorm::PerHeadAfterRotation) => {
-            let config::Mixer::Attention(Attention { heads, .. }) = l.shard.config().layers[i].mixer else {
-                unreachable!("only attention has norms of queries and keys")
-            };
             let [q, k] = ["q_norm", "k_norm"].map(|name| l.norm_weight(i, name));
             let of_head: Vec<f32> = q?.iter().zip(k?).map(|(q, k)| q * k).collect();
             let mut factors = of_head.repeat(heads.n_heads);
             factors.resize(heads.qkv_len(), 1.0);
-            let plain = || l.unit_norm(heads.head_dim);
-            (Some((plain()?, plain()?)), Some(l.backend.upload(&[factors.len()], &factors)?))
+            let query_factors = Some(l.backend.upload(&[factors.len()], &factors)?);
+            QkvNorms::QueriesAndKeys { q: plain()?, k: plain()?, query_factors }
         }
     })
 }
@@ -580,13 +590,9 @@ fn load_attention<B: Backend>(
         true => l.gated_qkv(i, a.heads).map(|(qkv, gate)| (qkv, Some(gate)))?,
         false => (l.fused_or(Some(i), "qkv_proj", a.projections())?, None),
     };
-    let (qk_norm, query_factors) = load_qk_norm(l, i, a.qk_norm)?;
-    let normalizes_values = a.qk_norm == Some(QkNorm::PerHeadWithValues);
     Ok(Mixer::Attention {
         qkv,
-        qk_norm,
-        query_factors,
-        head_norms: normalizes_values.then(|| load_head_norms(l, i, a)).transpose()?,
+        norms: load_qkv_norms(l, i, a.qk_norm)?,
         sinks: l.vector(i, "sinks", Part::Weight)?,
         gate,
         out: Output {

@@ -133,7 +133,7 @@ fn gpus_together_answer_as_a_cpu_alone() {
         }
     };
     for path in fixtures() {
-        let names = ["llama-gqa/hf", "mixtral/hf", "bitnet/model.gguf"];
+        let names = ["llama-gqa/hf", "mixtral/hf", "bitnet/model.gguf", "gemma4/hf", "gemma4-moe/model.gguf"];
         if !real && !names.iter().any(|name| path.ends_with(name)) {
             continue;
         }

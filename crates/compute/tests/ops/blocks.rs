@@ -472,7 +472,9 @@ impl Case for LayerInput {
 fn inputs_of_layers() {
     for (dtype, len) in [(DType::F32, 12), (DType::Q4_K, 256), (DType::BF16, 64)] {
         for rows in [1, 3, 20] {
-            [false, true].map(|post_norm| check(&[LayerInput { dtype, rows, len, post_norm }]));
+            for post_norm in [false, true] {
+                check(&[LayerInput { dtype, rows, len, post_norm }]);
+            }
         }
     }
 }

@@ -196,6 +196,11 @@ fn what_is_known_to_be_harmless_is_ignored() {
         ("qwen35moe/hf", "mtp.layers.0.mlp.experts.0.up_proj.weight"),
         ("qwen35moe/hf", "model.visual.blocks.0.attn.qkv.weight"),
         ("qwen3next/hf", "mtp.layers.0.self_attn.q_proj.weight"),
+        ("gemma4/hf", "model.vision_tower.encoder.layers.0.self_attn.q_proj.linear.weight"),
+        ("gemma4/hf", "model.embed_audio.embedding_projection.weight"),
+        // Of layers that read the keys and values of others.
+        ("gemma4/hf", "model.layers.4.self_attn.k_norm.weight"),
+        ("gemma4/model.gguf", "blk.6.attn_v.weight"),
         // A copy of the embedding.
         ("llama/hf", "lm_head.weight"),
         ("bitnet/model.gguf", "output.weight"),
