@@ -1,4 +1,5 @@
-//! Reasoning between `<think>` and `</think>` at the beginning of an answer, told apart from the answer while it comes.
+//! Reasoning at the beginning of an answer, between `<think>` and `</think>` or in Gemma's channel of thoughts, told apart from the answer
+//! while it comes.
 
 use realizar_model::tokenizer::Tokenizer;
 
@@ -6,6 +7,11 @@ use realizar_model::tokenizer::Tokenizer;
 pub const OPEN: &str = "<think>";
 /// Ends the reasoning.
 pub const CLOSE: &str = "</think>";
+
+/// Texts around the reasoning, as models begin it. The second is Gemma 4's.
+const TAGS: [(&str, &str); 2] = [(OPEN, CLOSE), ("<|channel>thought", "<channel|>")];
+/// Tokens of these texts.
+const TOKENS: [&str; 4] = [OPEN, CLOSE, "<|channel>", "<channel|>"];
 
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +29,7 @@ pub fn is_open(prompt: &str) -> bool {
 
 /// Tags that the vocabulary has as control tokens, which would not be shown as text: the text for the parser has to show them.
 pub fn shown_tokens(tokenizer: &Tokenizer) -> Vec<u32> {
-    let ids = [OPEN, CLOSE].into_iter().filter_map(|tag| tokenizer.id_of(tag));
+    let ids = TOKENS.into_iter().filter_map(|tag| tokenizer.id_of(tag));
     ids.filter(|&id| tokenizer.is_special(id)).collect()
 }
 
@@ -44,6 +50,8 @@ enum Place {
 /// Blanks next to the tags belong to neither side. Without a tag at its beginning all of an answer is content.
 pub struct ReasoningParser {
     place: Place,
+    /// What ends the reasoning.
+    close: &'static str,
     pieces: Vec<Piece>,
 }
 
@@ -51,7 +59,7 @@ impl ReasoningParser {
     /// At an answer's beginning. `open`: the prompt ends within the reasoning ([`is_open`]).
     pub fn new(open: bool) -> Self {
         let place = if open { Place::Blanks { reasoning: true } } else { Place::Start(String::new()) };
-        Self { place, pieces: Vec::new() }
+        Self { place, close: CLOSE, pieces: Vec::new() }
     }
 
     /// Whether what comes next is part of the reasoning, as far as is known.
@@ -70,7 +78,7 @@ impl ReasoningParser {
         match std::mem::replace(&mut self.place, Place::Content) {
             Place::Start(held) => self.content(&held),
             // Unfinished reasoning ends with the beginning of a tag or with blanks, which say nothing.
-            Place::Reasoning(held) if !CLOSE.starts_with(held.trim_start()) => self.reasoning(&held),
+            Place::Reasoning(held) if !self.close.starts_with(held.trim_start()) => self.reasoning(&held),
             Place::Reasoning(_) | Place::Blanks { .. } | Place::Content => {}
         }
         std::mem::take(&mut self.pieces)
@@ -81,9 +89,10 @@ impl ReasoningParser {
             Place::Start(mut held) => {
                 held.push(c);
                 let rest = held.trim_start();
-                if rest == OPEN {
+                if let Some((_, close)) = TAGS.into_iter().find(|(open, _)| *open == rest) {
+                    self.close = close;
                     Place::Blanks { reasoning: true }
-                } else if OPEN.starts_with(rest) {
+                } else if TAGS.iter().any(|(open, _)| open.starts_with(rest)) {
                     Place::Start(held)
                 } else {
                     self.content(&held);
@@ -102,11 +111,11 @@ impl ReasoningParser {
             Place::Reasoning(mut held) => {
                 held.push(c);
                 let rest = held.trim_start();
-                if rest == CLOSE {
+                if rest == self.close {
                     Place::Blanks { reasoning: false }
                 } else {
                     // The longest end that may be blanks and the tag is held; what is before it is certain.
-                    let keeps = |at: &usize| CLOSE.starts_with(held[*at..].trim_start());
+                    let keeps = |at: &usize| self.close.starts_with(held[*at..].trim_start());
                     let places = held.char_indices().map(|(at, _)| at).chain([held.len()]);
                     let from = places.into_iter().find(keeps).unwrap_or(held.len());
                     let kept = held.split_off(from);
@@ -172,6 +181,15 @@ mod tests {
             (false, "<thi", "", "<thi"),
             (false, " \n", "", " \n"),
             (false, "<think", "", "<think"),
+            (
+                false,
+                "<|channel>thought\nI'm </think>\nthinking\n<channel|>Yes.",
+                "I'm </think>\nthinking",
+                "Yes.",
+            ),
+            (false, "<|channel>thought\n<channel|>Hello", "", "Hello"),
+            (false, "<|channel>thought\ncut off <channel", "cut off", ""),
+            (false, "<|channel>final", "", "<|channel>final"),
             (true, "größe </</think>é", "größe </", "é"),
             (false, "", "", ""),
         ];

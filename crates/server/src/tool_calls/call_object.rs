@@ -71,6 +71,12 @@ pub(super) fn is_blank(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\n' | '\r')
 }
 
+/// Whether blanks and a marker are there as a whole; `None` if something else is.
+pub(super) fn marker_in(held: &str, marker: &str) -> Option<bool> {
+    let rest = held.trim_start_matches(is_blank);
+    marker.starts_with(rest).then_some(rest == marker)
+}
+
 #[derive(Clone, Copy, PartialEq)]
 enum Entry {
     Name,

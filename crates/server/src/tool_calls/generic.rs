@@ -15,13 +15,13 @@ pub(super) const SYNTAX: Syntax = Syntax {
     ids: IdStyle::Call,
     parser: || Box::new(Generic { place: Place::LineStart(String::new()) }),
     grammar: |rules| {
-        rules.calls(&Frame {
+        Ok(rules.calls(&Frame {
             before_name: "{\"name\": \"",
             before_arguments: "\", \"arguments\": ",
             after_arguments: "}",
             between: "\n",
             ..Frame::default()
-        })
+        }))
     },
 };
 

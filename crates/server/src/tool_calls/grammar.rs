@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 /// What a syntax writes around a call. Markers are single control tokens in vocabularies that have them as such, else text.
 #[derive(Default)]
-pub(super) struct Frame {
+pub(super) struct Frame<'a> {
     /// A marker before the first call.
     pub(super) before_all: Option<&'static str>,
     /// Text after `before_all`.
@@ -26,13 +26,31 @@ pub(super) struct Frame {
     pub(super) after_last: &'static str,
     /// The syntax has no more than one call.
     pub(super) single: bool,
+    /// Rules for arguments that are not JSON.
+    pub(super) arguments: Option<ArgumentRules<'a>>,
+}
+
+/// What stands for arguments that are not JSON.
+pub(super) struct ArgumentRules<'a> {
+    /// For each tool, an expression.
+    pub(super) of_tools: &'a [String],
+    /// The rules that the expressions name.
+    pub(super) others: &'a str,
+}
+
+/// A tool that may be called.
+pub(super) struct CallableTool<'a> {
+    pub(super) name: &'a str,
+    /// As the compiler takes it.
+    pub(super) schema: Value,
+    /// The schema's place in the request.
+    pub(super) place: String,
 }
 
 /// What is to be enforced.
 pub(super) struct CallRules<'a> {
     tokenizer: &'a Tokenizer,
-    /// Names, and schemas as the compiler takes them.
-    tools: Vec<(&'a str, Value)>,
+    pub(super) tools: Vec<CallableTool<'a>>,
     parallel: bool,
     /// What the answer may be without calls.
     otherwise: Otherwise,
@@ -49,19 +67,22 @@ enum Otherwise {
 
 impl CallRules<'_> {
     /// The grammar in Lark.
-    pub(super) fn calls(&self, frame: &Frame) -> String {
+    pub(super) fn calls(&self, frame: &Frame<'_>) -> String {
         let mut call = Vec::new();
         call.extend(frame.open.map(|marker| self.marker(marker)));
         call.push("function".to_owned());
         call.extend(frame.close.map(|marker| self.marker(marker)));
-        let function = |name: &str, schema: &Value| {
+        let function = |(i, CallableTool { name, schema, .. }): (usize, &CallableTool<'_>)| {
             let mut parts = vec![literal(&format!("{}{name}{}", frame.before_name, frame.before_arguments))];
             parts.extend(frame.before_arguments_marker.map(|marker| self.marker(marker)));
-            parts.push(format!("%json {schema}"));
+            parts.push(match &frame.arguments {
+                Some(rules) => rules.of_tools[i].clone(),
+                None => format!("%json {schema}"),
+            });
             parts.push(literal(frame.after_arguments));
             parts.join(" ")
         };
-        let functions: Vec<String> = self.tools.iter().map(|(name, schema)| function(name, schema)).collect();
+        let functions: Vec<String> = self.tools.iter().enumerate().map(function).collect();
 
         let more = if self.parallel && !frame.single {
             format!("({} call)*", literal(frame.between))
@@ -98,11 +119,12 @@ impl CallRules<'_> {
         };
         let _ = writeln!(lark, "call: {}", call.join(" "));
         let _ = writeln!(lark, "function: {}", functions.join(" | "));
+        lark.push_str(frame.arguments.as_ref().map_or("", |rules| rules.others));
         lark
     }
 
     /// A marker as the vocabulary has it: a control token, or text.
-    fn marker(&self, text: &str) -> String {
+    pub(super) fn marker(&self, text: &str) -> String {
         match self.tokenizer.id_of(text) {
             Some(id) if self.tokenizer.is_special(id) => format!("<[{id}]>"),
             _ => literal(text),
@@ -111,12 +133,12 @@ impl CallRules<'_> {
 }
 
 /// A text in Lark.
-fn literal(text: &str) -> String {
+pub(super) fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
 /// A text in a regular expression of Lark.
-fn regex_literal(text: &str) -> String {
+pub(super) fn regex_literal(text: &str) -> String {
     text.chars().fold(String::new(), |mut out, c| {
         if "\\.+*?()|[]{}^$#&-~/".contains(c) {
             out.push('\\');
@@ -141,7 +163,7 @@ pub(super) fn demands(tools: &[Tool], choice: &ToolChoice, parallel: bool, answe
 
 /// See [`super::Syntax::grammar`].
 pub(super) fn format(
-    rules: fn(&CallRules) -> String,
+    rules: fn(&CallRules<'_>) -> Result<String, GrammarError>,
     tokenizer: &Tokenizer,
     tools: &[Tool],
     choice: &ToolChoice,
@@ -178,10 +200,11 @@ pub(super) fn format(
             }
             other => other,
         })?;
-        callable.push((tool.function.name.as_str(), schema));
+        let place = format!("tools/{i}/function/parameters");
+        callable.push(CallableTool { name: &tool.function.name, schema, place });
     }
     let parallel = parallel && !matches!(choice, ToolChoice::Named(_));
-    let lark = rules(&CallRules { tokenizer, tools: callable, parallel, otherwise });
+    let lark = rules(&CallRules { tokenizer, tools: callable, parallel, otherwise })?;
     Ok(Some(Format::Grammar(lark)))
 }
 

@@ -1,6 +1,6 @@
 //! `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, one or several: Hermes, Qwen 2.5 and 3, Granite 4 and others.
 
-use super::call_object::{CallObject, Progress, is_blank};
+use super::call_object::{CallObject, Progress, is_blank, marker_in};
 use super::grammar::Frame;
 use super::output::{Output, TextBefore};
 use super::{IdStyle, Parse, Syntax};
@@ -20,7 +20,7 @@ pub(super) const SYNTAX: Syntax = Syntax {
     ids: IdStyle::Call,
     parser: || Box::new(Hermes { place: text() }),
     grammar: |rules| {
-        rules.calls(&Frame {
+        Ok(rules.calls(&Frame {
             open: Some(OPEN),
             before_name: "\n{\"name\": \"",
             before_arguments: "\", \"arguments\": ",
@@ -28,7 +28,7 @@ pub(super) const SYNTAX: Syntax = Syntax {
             close: Some(CLOSE),
             between: "\n",
             ..Frame::default()
-        })
+        }))
     },
 };
 
@@ -84,11 +84,10 @@ impl Parse for Hermes {
             },
             Place::Closing(mut held) => {
                 held.push(c);
-                let rest = held.trim_start_matches(is_blank);
-                match rest == CLOSE {
-                    true => text(),
-                    false if CLOSE.starts_with(rest) => Place::Closing(held),
-                    false => return self.again(&held, out),
+                match marker_in(&held, CLOSE) {
+                    Some(true) => text(),
+                    Some(false) => Place::Closing(held),
+                    None => return self.again(&held, out),
                 }
             }
         };

@@ -14,14 +14,14 @@ pub(super) const SYNTAX: Syntax = Syntax {
     ids: IdStyle::Call,
     parser: || Box::new(Llama3 { place: Place::Start(String::new()) }),
     grammar: |rules| {
-        rules.calls(&Frame {
+        Ok(rules.calls(&Frame {
             before_name: "{\"name\": \"",
             before_arguments: "\", \"parameters\": ",
             after_arguments: "}",
             // Its template knows one call for each answer.
             single: true,
             ..Frame::default()
-        })
+        }))
     },
 };
 

@@ -21,7 +21,7 @@ pub(super) const LIST: Syntax = Syntax {
     ids: IdStyle::Nine,
     parser: || Box::new(Mistral { place: text() }),
     grammar: |rules| {
-        rules.calls(&Frame {
+        Ok(rules.calls(&Frame {
             before_all: Some(CALLS),
             before_first: "[",
             before_name: "{\"name\": \"",
@@ -30,7 +30,7 @@ pub(super) const LIST: Syntax = Syntax {
             between: ", ",
             after_last: "]",
             ..Frame::default()
-        })
+        }))
     },
 };
 
@@ -39,7 +39,7 @@ pub(super) const NAMED: Syntax = Syntax {
     name: "mistral-args",
     recognise: |probe| probe.contains("[TOOL_CALLS]probe_tool["),
     grammar: |rules| {
-        rules.calls(&Frame { open: Some(CALLS), before_arguments_marker: Some(ARGS), ..Frame::default() })
+        Ok(rules.calls(&Frame { open: Some(CALLS), before_arguments_marker: Some(ARGS), ..Frame::default() }))
     },
     ..LIST
 };

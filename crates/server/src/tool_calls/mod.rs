@@ -6,6 +6,8 @@
 //! what the grammars share. A model without such a template gets its tools by the system message (`generic`).
 
 mod call_object;
+mod gemma4;
+mod gemma4_grammar;
 mod generic;
 mod grammar;
 mod hermes;
@@ -23,7 +25,7 @@ use serde_json::{Value, json};
 
 /// All syntaxes; the last is for models that have none of the others.
 pub static SYNTAXES: &[Syntax] =
-    &[hermes::SYNTAX, llama3::SYNTAX, mistral::LIST, mistral::NAMED, generic::SYNTAX];
+    &[hermes::SYNTAX, llama3::SYNTAX, mistral::LIST, mistral::NAMED, gemma4::SYNTAX, generic::SYNTAX];
 
 /// A tool that the model may call, as the client describes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -209,7 +211,7 @@ pub struct Syntax {
     markers: &'static [&'static str],
     ids: IdStyle,
     parser: fn() -> Box<dyn Parse>,
-    grammar: fn(&CallRules) -> String,
+    grammar: fn(&CallRules<'_>) -> Result<String, GrammarError>,
 }
 
 impl std::fmt::Debug for Syntax {

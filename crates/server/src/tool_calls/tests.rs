@@ -155,6 +155,11 @@ fn no_division_of_random_texts_makes_a_difference_and_no_text_is_lost() {
         "{\"name\": \"add\", \"arguments\": {}}",
         "{\"name\": \"add\", \"arguments\": {",
         "null",
+        "<|tool_call>",
+        "<tool_call|>",
+        "call:add",
+        "<|\"|>",
+        "<|tool_call>call:add{a:",
     ];
     let mut state = 3u64;
     let mut below = |n: usize| {

@@ -47,6 +47,9 @@ fn with_control_tokens() -> Tokenizer {
         "<|python_tag|>",
         "<think>",
         "</think>",
+        "<|tool_call>",
+        "<tool_call|>",
+        "<|\"|>",
     ];
     let added: Vec<Value> = added
         .iter()
@@ -154,7 +157,16 @@ fn a_strict_tool_s_arguments_are_enforced_wherever_a_call_may_come() {
             ("mistral-args", "Let me see: ", "[TOOL_CALLS]get_weather[ARGS]ARGUMENTS"),
             ("llama3", "", "{\"name\": \"get_weather\", \"parameters\": ARGUMENTS}"),
             ("generic", "", "{\"name\": \"get_weather\", \"arguments\": ARGUMENTS}"),
+            ("gemma4", "Let me see: ", "<|tool_call>call:get_weatherARGUMENTS<tool_call|>"),
         ] {
+            // Keys and strings without quotation marks.
+            let in_syntax = |arguments: &str| match name {
+                "gemma4" => {
+                    arguments.replace("\": \"", ":<|\"|>").replace("\"}", "<|\"|>}").replace("{\"", "{")
+                }
+                _ => arguments.to_owned(),
+            };
+            let [good, bad] = [good, bad].map(in_syntax);
             let syntax = SYNTAXES.iter().find(|syntax| syntax.name == name).unwrap();
             let start = compile(&grammars, rules(syntax, &tokenizer, &tools(true), &ToolChoice::Auto, true));
             // One token per byte, but for control tokens: SentencePiece would begin with a space.
@@ -177,10 +189,72 @@ fn a_strict_tool_s_arguments_are_enforced_wherever_a_call_may_come() {
                     .collect::<Vec<_>>()
             };
             let end = |text: String| follow(&mut *start.fork(), &tokenizer, &ids(&text));
-            assert_eq!(end(before.to_owned() + &call.replace("ARGUMENTS", good)), Ok(true), "{name}");
-            assert!(end(before.to_owned() + &call.replace("ARGUMENTS", bad)).is_err(), "{name}");
+            assert_eq!(end(before.to_owned() + &call.replace("ARGUMENTS", &good)), Ok(true), "{name}");
+            assert!(end(before.to_owned() + &call.replace("ARGUMENTS", &bad)).is_err(), "{name}");
             assert_eq!(end("The weather is <fine>.\n\nReally.".to_owned()), Ok(true), "{name}");
             assert_eq!(end("".to_owned()), Ok(true), "{name}");
+        }
+    }
+}
+
+/// Where arguments are not JSON, the schema is more than what the JSON compiler makes of it.
+#[test]
+fn a_syntax_of_its_own_enforces_schemas_at_every_depth() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "Title": {"type": "string", "minLength": 2, "maxLength": 6},
+            "tags": {"type": "array", "items": {"enum": ["a", "b c", "", 3, null]}, "minItems": 1, "maxItems": 3},
+            "at": {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"x y": {"type": "number", "minimum": -5, "maximum": 5}},
+                                                "required": ["x y"], "additionalProperties": false}]},
+            "more": {"type": "object", "properties": {"on": {"type": "boolean"}},
+                     "additionalProperties": {"type": ["string", "integer"], "maxLength": 9}},
+            "names": {"items": {"type": "string", "maxLength": 9}, "maxItems": 4},
+            "mode": {"const": {"k": ["v", 1]}},
+            "none": {"type": "object", "properties": {}, "additionalProperties": false},
+        },
+        "required": ["tags", "more", "none"],
+        "additionalProperties": false,
+    });
+    let syntax = SYNTAXES.iter().find(|syntax| syntax.name == "gemma4").unwrap();
+    let tools = |schema: &Value| -> Vec<Tool> {
+        let function = json!({"name": "note", "parameters": schema, "strict": true});
+        serde_json::from_value(json!([{"type": "function", "function": function}])).unwrap()
+    };
+    let mut seen = std::collections::BTreeSet::new();
+    for tokenizer in [Tokenizer::from_source(&*demo()).unwrap(), with_control_tokens()] {
+        let (grammars, tools) = (grammars(&tokenizer), tools(&schema));
+        let start = compile(&grammars, rules(syntax, &tokenizer, &tools, &ToolChoice::Required, false));
+        for seed in 0..40 {
+            let mut random = Random(seed);
+            let n_free = random.below(300);
+            let ids = babble(&mut *start.fork(), &tokenizer, &mut random, n_free);
+            let text = tokenizer.decode(&ids, false);
+            let (rest, calls) = parse(syntax, &tools, &text);
+            assert_eq!((rest.trim(), calls.len()), ("", 1), "{text:?}");
+            let arguments: Value =
+                serde_json::from_str(&calls[0].1).unwrap_or_else(|e| panic!("{text:?}: {e}"));
+            assert!(validates(&schema, &schema, &arguments), "{text:?}: {arguments}");
+            seen.extend(arguments.as_object().unwrap().keys().cloned());
+        }
+    }
+    assert_eq!(seen.len(), 7, "{seen:?}");
+    let tokenizer = with_control_tokens();
+    for (property, place) in [
+        (json!({"a": {"type": "string", "pattern": "a+"}}), "/properties/a/pattern"),
+        (json!({"a": {"items": {"type": "string", "format": "date"}}}), "/properties/a/items/format"),
+        (json!({"a:b": {"type": "string"}}), "/properties/a:b"),
+        (
+            json!({"a": {"type": "object", "properties": {"b": {"type": "string"}}, "anyOf": [{"required": ["b"]}]}}),
+            "/properties/a/anyOf",
+        ),
+    ] {
+        let schema = json!({"type": "object", "properties": property, "additionalProperties": false});
+        match syntax.grammar(&tokenizer, &tools(&schema), &ToolChoice::Required, true, None) {
+            Err(GrammarError::Schema { path, .. }) => {
+                assert_eq!(path, format!("tools/0/function/parameters{place}"));
+            }
+            other => panic!("{other:?}"),
         }
     }
 }
