@@ -211,7 +211,7 @@ DEVICE void consume(const GroupedGemmArgs& args, const Steps& steps, const Stage
   if constexpr (!Shape<N>::PERSISTENT) {
     if (blockIdx.x >= *args.n_filled * args.out_tiles) return;
     float sums[N / 8][4] = {};
-    accumulate<N, true, true>(a, tile_of(a, 0, 0), steps, sums, stages, w, x);
+    accumulate<N, true, TYPES_OF_EXPERTS>(a, tile_of(a, 0, 0), steps, sums, stages, w, x);
     return store_together<N>(args, ptx::block_again().x, sums, own);
   }
 #define MULTIPLY_ITEMS(Q)                                                                           \
@@ -246,7 +246,7 @@ DEVICE void grouped_gemm(const GroupedGemmArgs& args) {
 #pragma unroll 1
       for (Items items(args); items.is_one(); items.advance()) {
         const Tile outs = tile_of(a, items.out_tile(), items.rows.expert * args.expert_rows);
-        produce_weights<N, true, true>(a, outs, steps, stages, ring);
+        produce_weights<N, true, TYPES_OF_EXPERTS>(a, outs, steps, stages, ring);
       }
     } else if (tid == MULTIPLIERS + 32) {
       Ring ring = barriers.activations(a);

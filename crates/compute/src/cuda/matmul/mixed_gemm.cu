@@ -94,7 +94,7 @@ DEVICE void reduce_and_store(const MixedGemmArgs& a, const float (&sums)[N / 8][
 }
 
 // Blocks (rank in the cluster, tile from the launch's first on).
-template <int N>
+template <int N, Types TYPES>
 DEVICE void mixed_gemm(const MixedGemmArgs& a) {
 #if __CUDA_ARCH__ == 900
   typedef Shape<N> S;
@@ -112,7 +112,7 @@ DEVICE void mixed_gemm(const MixedGemmArgs& a) {
     ptx::setmaxnreg_dec<S::COPY_REGISTERS>();
     if (tid == MULTIPLIERS) {
       Ring ring = barriers.weights(a);
-      produce_weights<N, Shape<N>::PACKED, false>(a, outs, steps, stages, ring);
+      produce_weights<N, Shape<N>::PACKED, TYPES>(a, outs, steps, stages, ring);
     } else if (tid == MULTIPLIERS + 32) {
       ptx::griddepcontrol_wait();
       produce_activations<N>(a, steps, stages, barriers.activations(a));
@@ -123,18 +123,27 @@ DEVICE void mixed_gemm(const MixedGemmArgs& a) {
     ptx::griddepcontrol_wait();
     if (tid < static_cast<int>(a.m)) scales[tid] = a.x_scales ? a.x_scales[tid] : fixed_scale(layout_of(outs.part->layout));
     Ring w = barriers.weights(a), x = barriers.activations(a);
-    accumulate<N, Shape<N>::PACKED, false>(a, outs, steps, sums, stages, w, x);
+    accumulate<N, Shape<N>::PACKED, TYPES>(a, outs, steps, sums, stages, w, x);
     reduce_and_store<N>(a, sums, shared, scales);
   }
 #endif
 }
 
-#define MIXED_GEMM(N, OF_AN_SM)                                      \
-  KERNEL_##OF_AN_SM(mixed_gemm_##N, MixedGemmArgs, THREADS) {        \
+#define MIXED_GEMM(NAME, N, TYPES, OF_AN_SM)                              \
+  KERNEL_##OF_AN_SM(NAME, MixedGemmArgs, THREADS) {                       \
     static_assert(Shape<N>::BLOCKS == OF_AN_SM, "registers for as many"); \
-    mixed_gemm<N>(a);                                                \
+    mixed_gemm<N, TYPES>(a);                                              \
   }
-MIXED_GEMM(8, 2) MIXED_GEMM(16, 2) MIXED_GEMM(32, 2) MIXED_GEMM(64, 2) MIXED_GEMM(128, 1) MIXED_GEMM(256, 1)
+MIXED_GEMM(mixed_gemm_8, 8, ALL_TYPES, 2)
+MIXED_GEMM(mixed_gemm_16, 16, ALL_TYPES, 2)
+MIXED_GEMM(mixed_gemm_32, 32, ALL_TYPES, 2)
+MIXED_GEMM(mixed_gemm_64, 64, ALL_TYPES, 2)
+MIXED_GEMM(mixed_gemm_128, 128, ALL_TYPES, 1)
+MIXED_GEMM(mixed_gemm_256, 256, ALL_TYPES, 1)
+MIXED_GEMM(mixed_gemm_8_common, 8, COMMON_TYPES, 2)
+MIXED_GEMM(mixed_gemm_16_common, 16, COMMON_TYPES, 2)
+MIXED_GEMM(mixed_gemm_32_common, 32, COMMON_TYPES, 2)
+MIXED_GEMM(mixed_gemm_64_common, 64, COMMON_TYPES, 2)
 
 // Rows of activations as tiles of 64 columns, normalized where a norm comes before. A block converts a row, and puts it in the places of
 // all tiles that want it.

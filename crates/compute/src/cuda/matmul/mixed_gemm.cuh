@@ -88,6 +88,18 @@ struct Tile {
   }
 };
 
+// The packed types of a kernel: all; the first N_COMMON, which are met most often; or those that there are registers for in the kernels of
+// experts. The more types a kernel takes, the slower is its code for each: by 1 to 4 % with all of them, and with 256 rows there are so few
+// registers that the compiler makes each product wait for the one before.
+enum Types { ALL_TYPES, COMMON_TYPES, TYPES_OF_EXPERTS };
+
+// Whether a kernel takes a type.
+template <class Packed, int N, Types TYPES>
+DEVICE constexpr bool takes(int layout) {
+  return TYPES == TYPES_OF_EXPERTS ? Packed::OF_EXPERTS
+                                   : (N != 128 || Packed::OF_STREAM_K_128) && (TYPES == ALL_TYPES || layout < FIRST_PACKED + N_COMMON);
+}
+
 // Brings a box of 64 rows to shared memory, from `row` on or, `INTERLEAVED`, those whose outputs are a tile of activations in the order of
 // packed columns.
 template <bool INTERLEAVED>
@@ -136,12 +148,11 @@ DEVICE void copy_weights(const MixedGemmArgs& a, const Tile& tile, const Steps& 
   }
 }
 
-// EXPERTS: of their types only.
-template <bool EXPERTS>
+template <int N, Types TYPES>
 DEVICE void copy_packed_weights(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, const uint8_t* stages, Ring& ring, int n_paced) {
 #define COPY(Q)                                                                                \
   case LAYOUT_##Q:                                                                             \
-    if constexpr (!EXPERTS || Packed_##Q::OF_EXPERTS) {                                        \
+    if constexpr (takes<Packed_##Q, N, TYPES>(LAYOUT_##Q)) {                                   \
       if (gathers(a)) copy_weights<Packed_##Q, true>(a, tile, steps, stages, ring, n_paced);   \
       else copy_weights<Packed_##Q, false>(a, tile, steps, stages, ring, n_paced);             \
     }                                                                                          \
@@ -252,22 +263,14 @@ DEVICE void multiply(const MixedGemmArgs& a, const Steps& steps, Rows rows, floa
   w.stage = w_barrier / 8, w.parity = w_parity, x.stage = (x_barrier - x_full) / 8, x.parity = x_parity;
 }
 
-// Whether there are registers for a type. EXPERTS: in the kernels of experts.
-template <class Packed, int N, bool EXPERTS>
-DEVICE constexpr bool has_registers() {
-  return EXPERTS ? Packed::OF_EXPERTS : N != 128 || Packed::OF_STREAM_K_128;
-}
-
-// COMMON: only the first N_COMMON types. With all of them in one loop over tiles the compiler has so few registers that it may make each
-// product wait for the one before.
-template <int N, bool EXPERTS, bool COMMON = false>
+template <int N, Types TYPES>
 DEVICE void multiply_packed(const MixedGemmArgs& a, const Tile& tile, const Steps& steps, Rows rows, float (&sums)[N / 8][4],
                             const Stages& stages, Ring& w, Ring& x) {
-#define MULTIPLY(Q)                                                                                                \
-  case LAYOUT_##Q:                                                                                                 \
-    if constexpr (has_registers<Packed_##Q, N, EXPERTS>() && (!COMMON || LAYOUT_##Q < FIRST_PACKED + N_COMMON)) {  \
-      multiply<Packed_##Q, N>(a, steps, rows, sums, stages, w, x);                                                 \
-    }                                                                                                              \
+#define MULTIPLY(Q)                                                       \
+  case LAYOUT_##Q:                                                        \
+    if constexpr (takes<Packed_##Q, N, TYPES>(LAYOUT_##Q)) {              \
+      multiply<Packed_##Q, N>(a, steps, rows, sums, stages, w, x);        \
+    }                                                                     \
     break;
   switch (tile.part->layout) { FOR_EACH_PACKED(MULTIPLY) }
 #undef MULTIPLY
@@ -332,26 +335,26 @@ DEVICE void multiply_plain(const MixedGemmArgs& a, const Steps& steps, float (&s
   if (lane == 0 && w_done.at) w_done.arrive(), x_done.arrive();
 }
 
-// The consumers: sums of the block's outputs over its steps. PACKED, EXPERTS: whether weights may be packed, and are those of experts.
-template <int N, bool PACKED, bool EXPERTS>
+// The consumers: sums of the block's outputs over its steps. PACKED: whether weights may be packed.
+template <int N, bool PACKED, Types TYPES>
 DEVICE void accumulate(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, float (&sums)[N / 8][4], const Stages& stages, Ring& w,
                        Ring& x) {
   switch (outs.part->layout) {
     case LAYOUT_F16: multiply_plain<PlainHalf, N>(a, steps, sums, stages, w, x); break;
     case LAYOUT_BF16: multiply_plain<PlainBfloat, N>(a, steps, sums, stages, w, x); break;
     default:
-      if constexpr (PACKED) multiply_packed<N, EXPERTS>(a, outs, steps, Rows::in_order(), sums, stages, w, x);
+      if constexpr (PACKED) multiply_packed<N, TYPES>(a, outs, steps, Rows::in_order(), sums, stages, w, x);
   }
 }
 
 // The producer of weights, one thread. PACKED: whether weights may be packed.
-template <int N, bool PACKED, bool EXPERTS>
+template <int N, bool PACKED, Types TYPES>
 DEVICE void produce_weights(const MixedGemmArgs& a, const Tile& outs, const Steps& steps, const Stages& stages, Ring& ring) {
   if (layout_of(outs.part->layout) != PACKED_HALF) {
     if (gathers(a)) copy_plain_weights<true>(a, outs, steps, stages.w, ring);
     else copy_plain_weights<false>(a, outs, steps, stages.w, ring);
   } else if constexpr (PACKED) {
-    copy_packed_weights<EXPERTS>(a, outs, steps, stages.w, ring, 0);
+    copy_packed_weights<N, TYPES>(a, outs, steps, stages.w, ring, 0);
   }
 }
 

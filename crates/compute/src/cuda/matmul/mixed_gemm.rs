@@ -8,7 +8,7 @@ use super::shape::{Layout, MatrixShape, PartRows, PartShape, Target};
 use super::weights::Weights;
 use crate::cuda::common::{Input, TileLayout, Tiles};
 use crate::cuda::driver::{
-    BoxMap, Cuda, DevicePtr, Driver, Grid, Kernel, grid_blocks, kernel_args, kernel_image,
+    BoxMap, Cuda, DevicePtr, Driver, Grid, Kernel, KernelImage, grid_blocks, kernel_args, kernel_image,
 };
 use crate::{Activation, DType, Norm, Result, Tensor};
 
@@ -204,14 +204,38 @@ pub(in crate::cuda) struct Kernels {
     hopper: Option<HopperKernels>,
 }
 
-/// Those that multiply.
+/// Those that multiply, in the order of [`SHAPES`].
 struct HopperKernels {
-    /// In the order of [`SHAPES`].
-    mixed_gemm: Vec<Kernel<MixedGemmArgs>>,
-    /// In the order of [`SHAPES`]; `None` where packed weights have no kernel of their own.
-    stream_k: Vec<Option<Kernel<StreamKArgs>>>,
-    /// In the place of the last one, for the types that are met most often.
-    stream_k_256_common: Kernel<StreamKArgs>,
+    mixed_gemm: Vec<ByTypes<MixedGemmArgs>>,
+    /// `None` where packed weights have no kernel of their own.
+    stream_k: Vec<Option<ByTypes<StreamKArgs>>>,
+}
+
+/// A kernel for all types of weights, and the same for those that are met most often, where it has packed ones.
+struct ByTypes<A> {
+    all: Kernel<A>,
+    common: Option<Kernel<A>>,
+}
+
+impl<A> ByTypes<A> {
+    fn load(
+        driver: &dyn Driver,
+        image: KernelImage,
+        name: &str,
+        shape: &Shape,
+        has_packed: bool,
+    ) -> Result<Self> {
+        let kernel = |name: &str| image.kernel(driver, name, shape.shared_bytes);
+        let common = || kernel(&format!("{name}_{}_common", shape.rows));
+        Ok(Self {
+            all: kernel(&format!("{name}_{}", shape.rows))?,
+            common: has_packed.then(common).transpose()?,
+        })
+    }
+
+    fn of(&self, are_common: bool) -> Kernel<A> {
+        self.common.filter(|_| are_common).unwrap_or(self.all)
+    }
 }
 
 impl Kernels {
@@ -221,21 +245,16 @@ impl Kernels {
         if !driver.is_hopper() {
             return Ok(Self { activations, hopper: None });
         }
-        let by_shape = SHAPES
-            .iter()
-            .map(|s| mixed_gemm.kernel(driver, &format!("mixed_gemm_{}", s.rows), s.shared_bytes));
-        let stream_k_by_shape = SHAPES.iter().map(|s| {
-            let kernel = || stream_k.kernel(driver, &format!("stream_k_{}", s.rows), s.shared_bytes);
-            s.stream_k.then(kernel).transpose()
-        });
+        let of_stream_k = |s| ByTypes::load(driver, stream_k, "stream_k", s, true);
         let hopper = HopperKernels {
-            mixed_gemm: by_shape.collect::<Result<_>>()?,
-            stream_k: stream_k_by_shape.collect::<Result<_>>()?,
-            stream_k_256_common: stream_k.kernel(
-                driver,
-                "stream_k_256_common",
-                SHAPES[SHAPES.len() - 1].shared_bytes,
-            )?,
+            mixed_gemm: SHAPES
+                .iter()
+                .map(|s| ByTypes::load(driver, mixed_gemm, "mixed_gemm", s, !s.stream_k))
+                .collect::<Result<_>>()?,
+            stream_k: SHAPES
+                .iter()
+                .map(|s| s.stream_k.then(|| of_stream_k(s)).transpose())
+                .collect::<Result<_>>()?,
         };
         Ok(Self { activations, hopper: Some(hopper) })
     }
@@ -490,6 +509,11 @@ impl Plan {
         }
     }
 
+    /// Whether all its weights are of types that are met most often.
+    fn types_are_common(&self) -> bool {
+        self.parts.iter().all(|(_, p)| (p.layout as usize) < FIRST_PACKED + N_COMMON)
+    }
+
     fn launch_clusters(
         &self,
         cuda: &Cuda,
@@ -497,7 +521,8 @@ impl Plan {
         launches: &[Launch],
         args: MixedGemmArgs,
     ) -> Result<()> {
-        let (f, n_steps) = (kernels.mixed_gemm[self.shape], self.n_in.div_ceil(STEP));
+        let f = kernels.mixed_gemm[self.shape].of(self.types_are_common());
+        let n_steps = self.n_in.div_ceil(STEP);
         for &Launch { first_tile, n_tiles, cluster } in launches {
             let steps = std::array::from_fn(|rank| (n_steps * rank / cluster) as u32);
             let args = MixedGemmArgs { first_tile: first_tile as u32, steps, ..args };
@@ -523,11 +548,7 @@ impl Plan {
         args: MixedGemmArgs,
     ) -> Result<()> {
         let shape = SHAPES[self.shape];
-        let is_common = self.parts.iter().all(|(_, p)| (p.layout as usize) < FIRST_PACKED + N_COMMON);
-        let f = match is_common && self.shape + 1 == SHAPES.len() {
-            true => kernels.stream_k_256_common,
-            false => kernels.stream_k[self.shape].expect("its shape has one"),
-        };
+        let f = kernels.stream_k[self.shape].as_ref().expect("its shape has one").of(self.types_are_common());
         let n_partials = PARTIALS * blocks;
         let partials =
             cuda.scratch.get(&cuda.driver, "partial sums of tiles", 4 * n_partials * OUTS * shape.rows)?;

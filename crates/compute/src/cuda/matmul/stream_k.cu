@@ -137,13 +137,14 @@ struct TileEpilogue {
 };
 
 // The producer of weights, one thread.
+template <int N, Types TYPES>
 DEVICE void produce_weights(const StreamKArgs& args, const Stages& stages, Ring ring) {
   const MixedGemmArgs& a = args.of_all;
   WorkUnits units(args, blockIdx.x);
   int n_paced = a.w_stages - 1;
   while (units.more()) {
     const WorkUnit unit = units.next();
-    copy_packed_weights<false>(a, Tile::of(a, unit.tile), unit.steps, stages.w, ring, n_paced);
+    copy_packed_weights<N, TYPES>(a, Tile::of(a, unit.tile), unit.steps, stages.w, ring, n_paced);
     n_paced = 0;
   }
 }
@@ -298,7 +299,7 @@ DEVICE void finish_unit(const Reduction<N>& reduction, float (&sums)[N / 8][4], 
 }
 
 // The consumers: multiply unit by unit.
-template <int N, bool COMMON>
+template <int N, Types TYPES>
 DEVICE void consume(const StreamKArgs& args, const Stages& stages, const float* scales, Ring w, Ring x) {
   const MixedGemmArgs& a = args.of_all;
   const Rows rows = Rows::by_outputs(a, __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), threadIdx.x % 32);
@@ -311,7 +312,7 @@ DEVICE void consume(const StreamKArgs& args, const Stages& stages, const float* 
       const WorkUnit unit = units.next();
 #pragma unroll
       for (int j = 0; j < N / 8; j++) sums[j][0] = sums[j][1] = sums[j][2] = sums[j][3] = 0;
-      multiply_packed<N, false, COMMON>(a, Tile::of(a, unit.tile), unit.steps, rows, sums, stages, w, x);
+      multiply_packed<N, TYPES>(a, Tile::of(a, unit.tile), unit.steps, rows, sums, stages, w, x);
     }
     // Computed anew, so that it takes no registers before.
     const int tid = ptx::thread_again(), block = ptx::block_again().x;
@@ -322,7 +323,7 @@ DEVICE void consume(const StreamKArgs& args, const Stages& stages, const float* 
   if (a.tiles && threadIdx.x == 0) ptx::cp_async_bulk_wait();
 }
 
-template <int N, bool COMMON = false>
+template <int N, Types TYPES>
 DEVICE void stream_k(const StreamKArgs& args) {
 #if __CUDA_ARCH__ == 900
   typedef Shape<N> S;
@@ -338,7 +339,7 @@ DEVICE void stream_k(const StreamKArgs& args) {
   if (warp >= MULTIPLIERS / 32) {
     ptx::setmaxnreg_dec<S::COPY_REGISTERS>();
     if (tid == MULTIPLIERS) {
-      produce_weights(args, stages, barriers.weights(a));
+      produce_weights<N, TYPES>(args, stages, barriers.weights(a));
     } else if (tid == MULTIPLIERS + 32) {
       ptx::griddepcontrol_wait();
       produce_activations<N>(args, stages, barriers.activations(a));
@@ -348,12 +349,12 @@ DEVICE void stream_k(const StreamKArgs& args) {
     ptx::griddepcontrol_wait();
     if (tid < static_cast<int>(a.m)) scales[tid] = a.x_scales ? a.x_scales[tid] : fixed_scale(PACKED_HALF);
     ptx::sync_threads<MULTIPLIERS>(1);
-    consume<N, COMMON>(args, stages, scales, barriers.weights(a), barriers.activations(a));
+    consume<N, TYPES>(args, stages, scales, barriers.weights(a), barriers.activations(a));
   }
 #endif
 }
 
-KERNEL_1(stream_k_128, StreamKArgs, THREADS) { stream_k<128>(a); }
-KERNEL_1(stream_k_256, StreamKArgs, THREADS) { stream_k<256>(a); }
-// Of the types that are met most often, whose products overlap with decoding.
-KERNEL_1(stream_k_256_common, StreamKArgs, THREADS) { stream_k<256, true>(a); }
+KERNEL_1(stream_k_128, StreamKArgs, THREADS) { stream_k<128, ALL_TYPES>(a); }
+KERNEL_1(stream_k_256, StreamKArgs, THREADS) { stream_k<256, ALL_TYPES>(a); }
+KERNEL_1(stream_k_128_common, StreamKArgs, THREADS) { stream_k<128, COMMON_TYPES>(a); }
+KERNEL_1(stream_k_256_common, StreamKArgs, THREADS) { stream_k<256, COMMON_TYPES>(a); }
