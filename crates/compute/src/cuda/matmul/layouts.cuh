@@ -9,5 +9,5 @@ constexpr int LAYOUT_BF16 = 1;
 
 constexpr int FIRST_PACKED = 2;
 
-// The first packed types, which are met most often, have a kernel of `stream_k` of their own.
+// The first packed types, which are met most often, have kernels of their own in `mixed_gemm` and `stream_k`.
 constexpr int N_COMMON = 5;

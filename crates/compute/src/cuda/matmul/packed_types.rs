@@ -14,7 +14,7 @@ kernel_args! {
     const LAYOUT_BF16: usize = 1;
     const FIRST_PACKED: usize = 2;
 
-    /// The first packed types, which are met most often, have a kernel of `stream_k` of their own.
+    /// The first packed types, which are met most often, have kernels of their own in `mixed_gemm` and `stream_k`.
     const N_COMMON: usize = 5;
 }
 
