@@ -99,7 +99,7 @@ inline void counter_init(uint64_t* barrier, int lane, int warps) {
 inline void count(uint64_t* barrier, int lane) {
   if (lane == 0) mbarrier_arrive(barrier);
 }
-inline void barrier_init(uint64_t* barrier, int lane) { counter_init(barrier, lane, 1); }
+inline void barrier_init(uint64_t* barrier, int lane, int warps = 1) { counter_init(barrier, lane, warps); }
 inline void fence_mbarrier_init() { __syncwarp(); }
 inline int copying_lane(int lane) { return lane; }
 inline void fence_proxy_async_shared() {}

@@ -132,12 +132,14 @@ __device__ __forceinline__ int copying_lane(int lane) {
 #endif
 }
 
-__device__ __forceinline__ void barrier_init(uint64_t* barrier, int lane) {
+// `warps`: how many copy in each phase.
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, int lane, int warps = 1) {
 #if __CUDA_ARCH__ >= 900
-  if (lane == 0) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+  const int arrivals = warps;
 #else
-  if (lane == 0) asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(shared_address(barrier)) : "memory");
+  const int arrivals = 32 * warps;
 #endif
+  if (lane == 0) asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
 // A barrier that counts warps, in phases like those of copies.

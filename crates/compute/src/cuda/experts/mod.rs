@@ -176,6 +176,11 @@ pub(in crate::cuda) fn run(
     }
     let Input::Floats(x, norm) = x else { panic!("experts read floats") };
     let routes = match plan {
+        ExpertsPlan::GroupedSmallM(plan) => {
+            let (routes, rows) = mixture.grouped(cuda, (x, norm), plan.tile_rows())?;
+            plan.run(cuda, &rows)?;
+            routes
+        }
         ExpertsPlan::GroupedGemm(plan) => {
             let (routes, rows) = mixture.grouped(cuda, (x, norm), plan.tile_rows())?;
             plan.run(cuda, &rows)?;

@@ -3,7 +3,7 @@
 use super::shape::{MatrixShape, Target};
 use super::table::{Arch, Capability, Types};
 use super::weights::Weights;
-use super::{gemv, grouped_gemm, grouped_mma};
+use super::{gemv, grouped_gemm, grouped_mma, grouped_small_m};
 use crate::DType;
 use std::ops::RangeInclusive;
 
@@ -36,6 +36,8 @@ pub(in crate::cuda) struct ExpertsProblem<'a> {
 pub(in crate::cuda) enum ExpertsPlan {
     /// A few rows, one by one.
     Gemv(gemv::ExpertsPlan),
+    /// Rows sorted by expert, a few of each, rounded to 8 bits.
+    GroupedSmallM(grouped_small_m::Plan),
     /// Rows sorted by expert, on Hopper.
     GroupedGemm(grouped_gemm::Plan),
     /// The same on any GPU.
@@ -64,6 +66,14 @@ const KERNELS: &[ExpertsKernel] = &[
         capability: Capability::Sm80,
         exact: false,
         plan: plan_gemv,
+    },
+    ExpertsKernel {
+        name: "grouped_small_m",
+        types: Types::Packed,
+        rows: 2..=usize::MAX,
+        capability: Capability::Sm80,
+        exact: false,
+        plan: plan_grouped_small_m,
     },
     ExpertsKernel {
         name: "grouped_gemm",
@@ -125,6 +135,10 @@ fn plan_gemv(target: &Target, p: &ExpertsProblem<'_>) -> Option<ExpertsPlan> {
     gemv::plan_experts(target, p.gate_up, p.down, (p.m, p.n_used)).map(ExpertsPlan::Gemv)
 }
 
+fn plan_grouped_small_m(target: &Target, p: &ExpertsProblem<'_>) -> Option<ExpertsPlan> {
+    grouped_small_m::plan(target, p.gate_up, p.down, p.m * p.n_used).map(ExpertsPlan::GroupedSmallM)
+}
+
 fn plan_grouped_gemm(target: &Target, p: &ExpertsProblem<'_>) -> Option<ExpertsPlan> {
     if !has_registers(p) {
         return None;
@@ -182,12 +196,12 @@ mod tests {
         let mut out = String::new();
         for arch in Arch::ALL {
             write!(out, "{:<8}", arch.name()).unwrap();
-            M.iter().for_each(|m| write!(out, " {:<13}", format!("M = {m}")).unwrap());
+            M.iter().for_each(|m| write!(out, " {:<15}", format!("M = {m}")).unwrap());
             for spec in QUANTS {
                 write!(out, "\n{:<8}", spec.name).unwrap();
                 for m in M {
                     let name = experts_kernel_for(arch, spec.dtype, [128, 768, 2048], m).unwrap();
-                    write!(out, " {name:<13}").unwrap();
+                    write!(out, " {name:<15}").unwrap();
                 }
             }
             out.push_str("\n\n");

@@ -13,6 +13,7 @@ mod gemv;
 mod grouped;
 mod grouped_gemm;
 mod grouped_mma;
+mod grouped_small_m;
 mod maps;
 mod matrix;
 mod mixed_gemm;
@@ -51,6 +52,7 @@ pub(in crate::cuda) fn load(driver: &dyn Driver, rooms: &mut Rooms) -> Result<()
     rooms.add(gemv::Kernels::load(driver)?);
     rooms.add(grouped_gemm::Kernels::load(driver)?);
     rooms.add(grouped_mma::Kernels::load(driver)?);
+    rooms.add(grouped_small_m::Kernels::load(driver)?);
     rooms.add(matrix::Codebooks::default());
     rooms.add(mixed_gemm::Kernels::load(driver)?);
     rooms.add(operands::Kernels::load(driver)?);

@@ -12,7 +12,7 @@
 //
 // Moves: the weights once; the activations, a byte each and 64 for each 256, once for each block.
 #include "gemm.cuh"
-#include "packed.cuh"
+#include "small_m.cuh"
 #include "small_m_args.cuh"
 
 // Rows of a unit.
@@ -23,151 +23,8 @@ constexpr int TEAMS = 2, TEAM = 8, PIECES = 4;
 constexpr int MULTIPLIERS = TEAMS * TEAM, ADDER = MULTIPLIERS, COPIER = MULTIPLIERS + 1, THREADS = 32 * (MULTIPLIERS + 2);
 // The ring has an even number of stages, so that one always has units of the same team.
 constexpr int MAX_STAGES = 8;
-// Words of a type's table, at most.
-constexpr int MAX_TABLE = 512;
 // Numbers that sums will be added to, of which so many are read before the end.
 constexpr int EARLY = 256;
-
-// 256 activations of 8 rows, as lanes (g, t) want them: with g = lane / 4 a row, t = lane % 4.
-struct XBlock {
-  // Of each 32, a sub-block, the integers 4 t to 4 t + 3 of both 16.
-  uint2 q[8][32];
-  // Sums of the integers of sub-blocks 2 t and 2 t + 1: each as two numbers of half precision, y has the rest of x.
-  uint2 sums[32];
-  // Of each sub-block, for each row, what its integers are to be multiplied with. For the K types all of a row are one.
-  float scale[8][8];
-};
-
-// The 256 columns of activations that a warp's pieces meet. With R rows, the eight columns of the tensor cores' second operand are 8 / R
-// sets of them: set s has the activations of sub-blocks s R to s R + R - 1, and zeros elsewhere. So products with sub-blocks of several
-// sets add up without meeting, and are scaled together. Column g is row g % R of set g / R.
-template <int R>
-struct Columns {
-  uint2 q[8];           // of each sub-block
-  uint2 sums;           // of sub-blocks 2 t and 2 t + 1
-  const float* scales;  // in shared memory, as in XBlock
-  // `to_scales` is the warp's.
-  DEVICE void load(const XBlock* x, float* to_scales, unsigned lane) {
-    const unsigned g = lane / 4, t = lane % 4, from = g % R * 4 + t;
-    const float2 pair = __ldcg(reinterpret_cast<const float2*>(x->scale) + lane);
-#pragma unroll
-    for (unsigned i = 0; i < 8; i++) q[i] = i / R == g / R ? __ldcg(&x->q[i][from]) : uint2{0, 0};
-    sums = 2 * t / R == g / R ? __ldcg(&x->sums[from]) : uint2{0, 0};
-    __syncwarp();
-    reinterpret_cast<float2*>(to_scales)[lane] = pair;
-    scales = to_scales;
-    __syncwarp();
-  }
-};
-
-// Floats of scales.
-constexpr int X_SCALES = 64;
-
-// The mins' part of a warp's sums, of types that have any.
-template <class P, int R>
-DEVICE void multiply_mins(float (&of_mins)[4], const P& p, const Columns<R>& x, unsigned lane) {
-  if constexpr (P::MINS) {
-    // Twice, for the sums' first and second parts.
-    const uint32_t mins[4] = {p.mins[0], p.mins[1], p.mins[0], p.mins[1]};
-    ptx::mma_f16(of_mins, mins, x.sums.x, x.sums.y);
-  }
-  if constexpr (P::MINS_OF_16) {
-    int mins_of_16[4] = {};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      uint32_t words[P::WORDS];
-#pragma unroll
-      for (int j = 0; j < P::WORDS; j++) words[j] = __shfl_sync(ALL_LANES, p.words[j], (lane & 28) + i);
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        uint32_t a[4];
-        P::mins(a, words, h);
-        ptx::mma_s8(mins_of_16, a, x.q[2 * i + h], mins_of_16);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < 4; j++) of_mins[j] = static_cast<float>(mins_of_16[j]);
-  }
-}
-
-// Multiplies 16 rows of a unit with a warp's columns. `stage`: the unit; `at`: the first piece. Sums of rows g and g + 8 with columns
-// 2 t and 2 t + 1.
-template <class Packed, int R>
-DEVICE void multiply_columns(float (&sums)[4], const uint8_t* stage, unsigned size, unsigned at, const Columns<R>& x, const uint32_t* table,
-                             unsigned lane) {
-  // What follows from these for each of the types is computed where it is wanted.
-  lane = ptx::anew(lane), size = ptx::anew(size);
-  typedef typename Packed::SmallM P;
-  // As the launcher has it.
-  constexpr unsigned pitch = (Packed::bytes(GROUP) / 16 | 1) * 16;
-  const unsigned t = lane % 4;
-  const uint8_t *row0 = stage + lane / 4 * pitch, *row1 = row0 + 8 * pitch;
-  constexpr bool LONE_VECTOR = Packed::Fragment::VECTORS == 1;
-  const uint8_t* matrices = stage + lane % 16 * pitch + ((LONE_VECTOR ? 0 : lane / 16 * size) + at) * 16;
-  P p;
-  static_assert(Packed::TABLE <= MAX_TABLE, "the table has no room");
-  if constexpr (Packed::TABLE > 0) p.table = table;
-  p.take(row0, row1, size, at + t);
-  // Those of columns 2 t and 2 t + 1 for the first sub-block.
-  const float2* x_scales = reinterpret_cast<const float2*>(x.scales + 2 * t % R);
-  // By halves of pieces.
-  typename P::Sum scaled[2][4] = {};
-  int none[P::PARTS][4];
-#pragma unroll
-  for (int i = 0; i < 4 * P::PARTS; i++) none[i / 4][i % 4] = P::FIRST;
-  // A step takes a piece of each set.
-  constexpr int STEPS = R / 2, SETS = 8 / R;
-#pragma unroll
-  for (int step = 0; step < STEPS; step++) {
-    int d[2][P::PARTS][4];
-#pragma unroll
-    for (int set = 0; set < SETS; set++) {
-      const int i = set * STEPS + step;
-      uint32_t raw[4] = {};
-      if constexpr (Packed::TABLE == 0) ptx::ldmatrix_x4(raw, matrices + i * 16);
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        uint32_t a[4];
-        if constexpr (!P::UNPACKED) {
-          p.unpack(a, raw, h, row0, row1, size, at + i, t);
-        } else {
-          // Its second 32 are bytes of their own.
-          if (h == 1) ptx::ldmatrix_x4(raw, matrices + (2 * size + i) * 16);
-#pragma unroll
-          for (int j = 0; j < 4; j++) a[j] = raw[j];
-        }
-        P::multiply(d[h], a, x.q[2 * i + h], set == 0 ? none : d[h]);
-      }
-    }
-    // Those of the step's piece of the lane's columns' set.
-    uint32_t words[P::WORDS];
-#pragma unroll
-    for (int i = 0; i < P::WORDS; i++) {
-      words[i] = STEPS == 1 ? p.words[i] : __shfl_sync(ALL_LANES, p.words[i], (lane & (32 - STEPS)) + step);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      float2 x_scale = {};
-      if constexpr (P::OF_32) x_scale = x_scales[(2 * t / R * R + 2 * step + h) * 4];
-#pragma unroll
-      for (int part = 0; part < P::PARTS; part++) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) P::add(scaled[h][j], d[h][part][j], P::scale(words, h, part, j / 2), j % 2 ? x_scale.y : x_scale.x);
-      }
-    }
-    // The next step's loads wait, so that registers suffice for the mins.
-    if constexpr (P::MINS_OF_16) {
-      if (step % 2 == 1) __syncwarp();
-    }
-  }
-  float of_mins[4] = {};
-  multiply_mins<P, R>(of_mins, p, x, lane);
-#pragma unroll
-  for (int j = 0; j < 4; j++) {
-    sums[j] = p.total(scaled[0][j], scaled[1][j], of_mins[j], j / 2);
-    if constexpr (!P::OF_32) sums[j] *= j % 2 ? x_scales->y : x_scales->x;
-  }
-}
 
 // Where a block's things are in shared memory, and what its work is.
 struct SmallMBlock {
@@ -279,15 +136,18 @@ DEVICE void multiply_units(const SmallMArgs& a, const SmallMBlock& b, int team, 
     // A group without a partner is shared by tiles.
     const bool alone = pair + 1 == n_groups;
     const int group = alone ? pair : pair + team, n_busy = min(n_blocks - group * TEAM, TEAM);
-    Columns<R> columns;
-    if (member < n_busy) columns.load(a.x + group * TEAM + member, b.x_scales + (team * TEAM + member) * X_SCALES, lane);
+    Columns<R> columns[1];
+    if (member < n_busy) columns[0].load(a.x + group * TEAM + member, b.x_scales + (team * TEAM + member) * X_SCALES, lane);
 #pragma unroll 1
     for (int tile = alone ? team : 0; tile < b.n_tiles; tile += alone ? TEAMS : 1) {
       ptx::mbarrier_wait(b.full + stage, parity);
       if (member < n_busy) {
         uint8_t* of = b.ring + stage * (TILE * b.pitch);
-        float sums[4];
-        multiply_columns<Packed>(sums, of, n_busy * PIECES, member * PIECES, columns, b.table, lane);
+        float all[1][4];
+        // As the launcher has it.
+        constexpr unsigned PITCH = (Packed::bytes(GROUP) / 16 | 1) * 16;
+        multiply_columns<Packed, R, 1, false>(all, of, PITCH, n_busy * PIECES, member * PIECES, columns, b.table, lane);
+        const float(&sums)[4] = all[0];
         // In each row the first 16 bytes of the warp's pieces make room for the sums.
         __syncwarp();
         uint8_t* to = of + ptx::anew(lane) / 4 * b.pitch + member * PIECES * 16 + ptx::anew(lane) % 4 * 8;
@@ -402,11 +262,6 @@ KERNEL_OF(small_m_2, SmallMArgs, 96) { small_m<2>(a); }
 KERNEL_OF(small_m_4, SmallMArgs, 96) { small_m<4>(a); }
 KERNEL_OF(small_m_8, SmallMArgs, 96) { small_m<8>(a); }
 
-DEVICE void load8_fresh(float (&v)[8], const float* from) {
-  const float4 a = __ldcg(reinterpret_cast<const float4*>(from)), b = __ldcg(reinterpret_cast<const float4*>(from + 4));
-  v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-}
-
 // Rounds rows of activations. A block of one warp converts 256 columns of a row: small, so that it finds room beside a matmul's.
 KERNEL(small_m_activations, SmallMActivationArgs, 32) {
   ptx::launch_dependents();
@@ -422,34 +277,6 @@ KERNEL(small_m_activations, SmallMActivationArgs, 32) {
     squares = warp_sum(squares);
     if (threadIdx.x == 0) a.squares[blockIdx.x] = squares;
   }
-  // As integers, magnitudes compare alike, and what is not a number is largest.
-  uint32_t bits = 0;
-#pragma unroll
-  for (int i = 0; i < 8; i++) bits = max(bits, __float_as_uint(v[i]) & 0x7fffffffu);
-#pragma unroll 1
-  for (int i = 1; i < (a.of_32 ? 4 : 32); i *= 2) bits = max(bits, __shfl_xor_sync(ALL_LANES, bits, i));
-  const float largest = __uint_as_float(bits), scale = largest * (1.0f / 127.0f);
-  const float per_unit = largest > 1e-30f ? __fdividef(127.0f, largest) : 0.0f;
-  // The last byte of a float of this size is an integer, rounded.
-  uint32_t q[8], packed[2];
-#pragma unroll
-  for (int i = 0; i < 8; i++) q[i] = __float_as_uint(fmaf(v[i], per_unit, UNITS));
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    packed[i] = __byte_perm(__byte_perm(q[4 * i], q[4 * i + 1], 0x0040), __byte_perm(q[4 * i + 2], q[4 * i + 3], 0x0040), 0x5410);
-  }
-  int sum = __dp4a(static_cast<int>(packed[0]), 0x01010101, __dp4a(static_cast<int>(packed[1]), 0x01010101, 0));
-  sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-  sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-  XBlock* y = a.y + block;
-  const unsigned part = k / 32, l = k % 32;
-#pragma unroll
-  for (int i = 0; i < 2; i++) reinterpret_cast<uint32_t*>(&y->q[part][row * 4 + l % 16 / 4 + i])[l / 16] = packed[i];
-  if (l == 0) {
-    y->scale[part][row] = scale;
-    const float exact = static_cast<float>(sum);
-    const uint16_t high = ptx::f32_to_f16(exact), low = ptx::f32_to_f16(exact - ptx::f16_to_f32(high));
-    uint16_t* sums = reinterpret_cast<uint16_t*>(&y->sums[row * 4 + part / 2]) + part % 2;
-    sums[0] = high, sums[2] = low;
-  }
+  const Rounded rounded = round_eight(v, a.of_32);
+  put_rounded(a.y[block], row, k, rounded, rounded.scale);
 }

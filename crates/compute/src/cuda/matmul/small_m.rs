@@ -14,11 +14,11 @@ const STATIC_BYTES: usize = (1 << 8) + (2 << 10);
 /// Rows of activations that the kernel takes.
 const ROWS: usize = 8;
 /// Pieces of 64 columns of a group of weights, and rows of a unit.
-const GROUP: usize = 32;
+pub(super) const GROUP: usize = 32;
 const UNIT: usize = 16;
 /// Columns of a block of activations, which those of a matrix are some times, and its bytes. A block of threads converts as many of one row.
-const X_COLUMNS: usize = 256;
-const X_BYTES: usize = 2560;
+pub(super) const X_COLUMNS: usize = 256;
+pub(super) const X_BYTES: usize = 2560;
 const ACTIVATION_THREADS: u32 = 32;
 /// Threads of a block.
 const THREADS: u32 = 576;
