@@ -3,6 +3,10 @@
 //! A block reads the residual stream and adds its result to it. The default bodies are what the blocks mean, made of [`Ops`]; a backend
 //! replaces a whole block where it has it in fewer kernels. A decoder calls blocks and does not know what is fused.
 
+mod latent;
+
+pub use latent::{LatentBlock, LatentQueries, LatentRoom, latent};
+
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Collectives, DeltaInput, DeltaShape, Device, Experts,
     KvLayer, MoeScratch, Norm, Ops, Profile, QkvPrep, Result, ShortConv, StateLayer, Tensor,
@@ -311,6 +315,16 @@ pub trait Blocks: Ops + Collectives + Profile {
         block: AttentionBlock<'_, Self>,
     ) -> Result<()> {
         attention(self, stream, batch, block)
+    }
+
+    /// Latent attention, with its way into the cache.
+    fn latent_block(
+        &self,
+        stream: Stream<'_, Self>,
+        batch: &Self::Batch,
+        block: LatentBlock<'_, Self>,
+    ) -> Result<()> {
+        latent(self, stream, batch, block)
     }
 
     /// A block with recurrent state.

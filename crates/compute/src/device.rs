@@ -1,6 +1,6 @@
 //! A device: its memory, and what it keeps there.
 
-use crate::{Batch, BatchLimits, CacheShape, DType, DeltaShape, ExpertsKind, Heads, Result, Tensor};
+use crate::{Batch, BatchLimits, CacheShape, DType, DeltaShape, ExpertsKind, Heads, LatentShape, Result, Tensor};
 use bytes::Bytes;
 
 /// One weight matrix, or a stack of one per expert, as it stands in a file.
@@ -24,8 +24,20 @@ pub struct KvLayer<B: Device> {
     /// `[n_blocks, n_kv_heads, block_size, head_dim]`, so that one head's pass over a block is one contiguous read. In which order
     /// the numbers of one head lie in its part of a block is the backend's own business.
     pub k: Tensor<B>,
-    /// As `k`.
-    pub v: Tensor<B>,
+    /// As `k`. `None`: a value is the beginning of its key (latent attention).
+    pub v: Option<Tensor<B>>,
+}
+
+impl<B: Device> KvLayer<B> {
+    /// What values are read from.
+    pub fn values(&self) -> &Tensor<B> {
+        self.v.as_ref().unwrap_or(&self.k)
+    }
+
+    /// All tensors of the layer.
+    pub fn tensors_mut(&mut self) -> impl Iterator<Item = &mut Tensor<B>> {
+        std::iter::once(&mut self.k).chain(&mut self.v)
+    }
 }
 
 /// Recurrent state of one layer, in slots: slot `s` of each tensor belongs to one sequence at one position.
@@ -99,6 +111,13 @@ pub trait Device: Sized + Send + Sync + 'static {
         Ok(())
     }
 
+    /// Whether latent attention of such sizes can run here.
+    ///
+    /// Errors: `UnsupportedSize`.
+    fn check_latent(&self, _shape: &LatentShape) -> Result<()> {
+        Ok(())
+    }
+
     /// Whether such a mixture of experts can run here.
     ///
     /// Errors: `UnsupportedSize`.
@@ -149,7 +168,18 @@ pub trait Device: Sized + Send + Sync + 'static {
         heads: Heads,
     ) -> Result<KvLayer<Self>> {
         let shape = [n_blocks, heads.n_kv_heads, block_size, heads.head_dim];
-        Ok(KvLayer { k: self.zeros(dtype, &shape)?, v: self.zeros(dtype, &shape)? })
+        Ok(KvLayer { k: self.zeros(dtype, &shape)?, v: Some(self.zeros(dtype, &shape)?) })
+    }
+
+    /// Keys of latent attention, whose values are a part of them, for `n_blocks · block_size` tokens.
+    fn latent_layer(
+        &self,
+        dtype: DType,
+        n_blocks: usize,
+        block_size: usize,
+        shape: &LatentShape,
+    ) -> Result<KvLayer<Self>> {
+        Ok(KvLayer { k: self.zeros(dtype, &[n_blocks, 1, block_size, shape.key_dim()])?, v: None })
     }
 
     /// Copies one block of keys and values over another.

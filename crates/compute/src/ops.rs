@@ -73,6 +73,50 @@ impl Heads {
     }
 }
 
+/// Sizes of latent attention (DeepSeek-AI 2024, "DeepSeek-V2"): the keys and values of all heads are products of one vector of `kv_rank`
+/// elements, which alone is kept of a token, with a key of `rope_dim` elements that turns and that all heads share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentShape {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Elements of the vector that keys and values are made of.
+    pub kv_rank: usize,
+    /// Elements of a query that do not turn.
+    pub nope_dim: usize,
+    /// Elements of a query or key that turn, behind the others.
+    pub rope_dim: usize,
+    /// Elements of a head's value.
+    pub v_dim: usize,
+}
+
+impl LatentShape {
+    /// Elements of a query as its projection makes it.
+    pub fn q_dim(&self) -> usize {
+        self.nope_dim + self.rope_dim
+    }
+
+    /// Elements that are kept of a token: the vector, then the key that turns.
+    pub fn key_dim(&self) -> usize {
+        self.kv_rank + self.rope_dim
+    }
+
+    /// Heads as attention sees them: all queries share one key.
+    pub fn heads(&self) -> Heads {
+        Heads { n_heads: self.n_heads, n_kv_heads: 1, head_dim: self.key_dim() }
+    }
+}
+
+/// Preparation of the rows of latent attention.
+#[derive(Clone, Copy)]
+pub struct LatentPrep<'a, B: Device> {
+    /// Sizes.
+    pub shape: LatentShape,
+    /// Norm of the vector that is kept, over `kv_rank`.
+    pub norm: &'a Norm<B>,
+    /// `[n_tokens, rope_dim]`, of [`Ops::rope_angles`].
+    pub angles: (&'a Tensor<B>, RopeStyle),
+}
+
 /// How attention weighs keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionParams {
@@ -399,8 +443,27 @@ pub trait Ops: Device {
         prep: QkvPrep<'_, Self>,
     ) -> Result<()>;
 
+    /// Prepares the rows of latent attention. Of each row of `latent` `[n_tokens, key_dim]` it norms the first `kv_rank` elements, rotates the
+    /// others, and writes all to the token's position in the cache. The last `rope_dim` elements of each head of `q`
+    /// `[n_tokens, n_heads · q_dim]` go, rotated, to the end of the same head of `queries` `[n_tokens, n_heads · key_dim]`, whose other
+    /// elements stay as they are.
+    fn store_latent(
+        &self,
+        queries: &mut Tensor<Self>,
+        q: &Tensor<Self>,
+        latent: &Tensor<Self>,
+        kv: &mut KvLayer<Self>,
+        batch: &Self::Batch,
+        prep: LatentPrep<'_, Self>,
+    ) -> Result<()>;
+
+    /// A product for each head: with `w` `[n_heads, n_out, n_in]`, the first `n_out` elements of head `h` in each row of `y` become
+    /// `w[h]` times the first `n_in` elements of head `h` in the row of `x`. Heads are equal parts of a row; other elements stay as they are.
+    fn head_matmul(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, w: &Self::Matrix) -> Result<()>;
+
     /// Causal attention of each token's queries over its sequence's cache: `y[n_tokens, n_heads · head_dim]`. The rows of `qkv` are those
-    /// that [`Ops::store_kv`] prepared; queries come first in them.
+    /// that [`Ops::store_kv`] prepared; queries come first in them. Over a [`Device::latent_layer`], `y` is `[n_tokens, n_heads · n]`
+    /// where values are the first `n` elements of keys.
     ///
     /// `sinks`: `[n_heads]`, a score for each head that joins the softmax's sum and has no value ("attention sink").
     fn attention(

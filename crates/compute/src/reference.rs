@@ -7,7 +7,7 @@ use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture,
     Chosen, Collectives, ConvKind, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts,
-    HostBatch, KvLayer, MatrixPart, MoeScratch, Norm, NormKind, Ops, Profile, QkvPrep, Result, ShortConv,
+    HostBatch, KvLayer, LatentPrep, MatrixPart, MoeScratch, Norm, NormKind, Ops, Profile, QkvPrep, Result, ShortConv,
     Tensor,
 };
 
@@ -83,6 +83,16 @@ fn norm_row(row: &mut [f32], kind: NormKind, weight: &[f32], bias: Option<&[f32]
     }
 }
 
+/// Writes a head of a cache, the `index`-th of its vectors, rounded through the cache's type.
+fn store(cache: &mut Tensor<Reference>, index: usize, head: &[f32]) -> Result<()> {
+    let spec = cache.dtype().spec();
+    let unsupported = Error::Unsupported { op: "store_kv", dtype: spec.dtype, backend: Reference.name() };
+    let mut rounded = vec![0u8; head.len() / spec.block_len * spec.block_bytes];
+    spec.quantize.ok_or(unsupported)?(head, &mut rounded);
+    (spec.dequantize)(&rounded, &mut cache.buffer_mut()[index * head.len()..][..head.len()]);
+    Ok(())
+}
+
 impl Device for Reference {
     type Buffer = Vec<f32>;
     type Matrix = DenseMatrix;
@@ -140,7 +150,7 @@ impl Device for Reference {
     }
 
     fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()> {
-        for t in [&mut kv.k, &mut kv.v] {
+        for t in kv.tensors_mut() {
             let n = t.row_len();
             t.buffer_mut().copy_within(from * n..(from + 1) * n, to * n);
         }
@@ -256,8 +266,6 @@ impl Ops for Reference {
         let (n_q, n_kv, dim) = (h.n_heads, h.n_kv_heads, h.head_dim);
         assert_eq!(qkv.row_len(), h.qkv_len());
         let block_size = kv.k.shape()[2];
-        let spec = kv.k.dtype().spec();
-        let mut rounded = vec![0u8; dim / spec.block_len * spec.block_bytes];
         for t in 0..qkv.rows() {
             let row = &mut qkv.buffer_mut()[t * h.qkv_len()..][..h.qkv_len()];
             for (i, head) in row[..(n_q + n_kv) * dim].chunks_exact_mut(dim).enumerate() {
@@ -278,18 +286,59 @@ impl Ops for Reference {
             let seq = &batch.seqs()[batch.seq_of_token()[t] as usize];
             let pos = batch.positions()[t] as usize;
             let block = batch.block_table(seq)[pos / block_size] as usize;
-            for (cache, values) in [(&mut kv.k, &row[n_q * dim..]), (&mut kv.v, &row[(n_q + n_kv) * dim..])] {
-                for (i, head) in values[..n_kv * dim].chunks_exact(dim).enumerate() {
-                    let at = ((block * n_kv + i) * block_size + pos % block_size) * dim;
-                    let encode = spec.quantize.ok_or(Error::Unsupported {
-                        op: "store_kv",
-                        dtype: spec.dtype,
-                        backend: self.name(),
-                    })?;
-                    encode(head, &mut rounded);
-                    (spec.dequantize)(&rounded, &mut cache.buffer_mut()[at..at + dim]);
+            let keys_and_values = row[n_q * dim..].chunks_exact((n_kv * dim).max(1));
+            for (cache, heads) in kv.tensors_mut().zip(keys_and_values) {
+                for (i, head) in heads.chunks_exact(dim).enumerate() {
+                    store(cache, (block * n_kv + i) * block_size + pos % block_size, head)?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    fn store_latent(
+        &self,
+        queries: &mut Tensor<Self>,
+        q: &Tensor<Self>,
+        latent: &Tensor<Self>,
+        kv: &mut KvLayer<Self>,
+        batch: &HostBatch,
+        prep: LatentPrep<'_, Self>,
+    ) -> Result<()> {
+        let LatentPrep { shape, norm, angles: (angles, style) } = prep;
+        let (q_dim, key_dim, block_size) = (shape.q_dim(), shape.key_dim(), kv.k.shape()[2]);
+        assert_eq!((q.row_len(), latent.row_len()), (shape.n_heads * q_dim, key_dim));
+        assert_eq!((queries.row_len(), angles.row_len()), (shape.n_heads * key_dim, shape.rope_dim));
+        for t in 0..q.rows() {
+            let angles = &angles.buffer()[t * shape.rope_dim..][..shape.rope_dim];
+            let from = q.buffer()[t * q.row_len()..][..q.row_len()].chunks_exact(q_dim);
+            let n = queries.row_len();
+            let to = queries.buffer_mut()[t * n..][..n].chunks_exact_mut(key_dim);
+            for (from, to) in from.zip(to) {
+                to[shape.kv_rank..].copy_from_slice(&from[shape.nope_dim..]);
+                rotate(&mut to[shape.kv_rank..], angles, style);
+            }
+            let mut key = latent.buffer()[t * key_dim..][..key_dim].to_vec();
+            let (vector, turning) = key.split_at_mut(shape.kv_rank);
+            let bias = norm.bias.as_ref().map(|b| &b.buffer()[..]);
+            norm_row(vector, norm.kind, norm.weight.buffer(), bias, norm.eps);
+            rotate(turning, angles, style);
+            let seq = &batch.seqs()[batch.seq_of_token()[t] as usize];
+            let pos = batch.positions()[t] as usize;
+            let block = batch.block_table(seq)[pos / block_size] as usize;
+            store(&mut kv.k, block * block_size + pos % block_size, &key)?;
+        }
+        Ok(())
+    }
+
+    fn head_matmul(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, w: &DenseMatrix) -> Result<()> {
+        let (x_len, y_len) = (x.row_len() / w.n_experts, y.row_len() / w.n_experts);
+        assert_eq!((x.row_len(), y.row_len()), (x_len * w.n_experts, y_len * w.n_experts));
+        assert_eq!(x.rows(), y.rows());
+        for i in 0..x.rows() * w.n_experts {
+            let x = &x.buffer()[i * x_len..][..w.n_in];
+            let y = &mut y.buffer_mut()[i * y_len..][..w.n_out];
+            y.iter_mut().enumerate().for_each(|(o, y)| *y = dot(x, w.row(i % w.n_experts, o)));
         }
         Ok(())
     }
@@ -305,6 +354,7 @@ impl Ops for Reference {
     ) -> Result<()> {
         let h = params.heads;
         let dim = h.head_dim;
+        let v_dim = y.row_len() / h.n_heads;
         let block_size = kv.k.shape()[2];
         for t in 0..qkv.rows() {
             let seq = &batch.seqs()[batch.seq_of_token()[t] as usize];
@@ -328,10 +378,10 @@ impl Ops for Reference {
                 let max = scores.iter().copied().fold(sink, f64::max);
                 scores.iter_mut().for_each(|s| *s = (*s - max).exp());
                 let sum = scores.iter().sum::<f64>() + (sink - max).exp();
-                for d in 0..dim {
-                    let values = (start..end).map(|p| f64::from(kv.v.buffer()[at(p) + d]));
+                for d in 0..v_dim {
+                    let values = (start..end).map(|p| f64::from(kv.values().buffer()[at(p) + d]));
                     let out: f64 = scores.iter().zip(values).map(|(s, v)| s * v).sum();
-                    y.buffer_mut()[(t * h.n_heads + head) * dim + d] = (out / sum) as f32;
+                    y.buffer_mut()[(t * h.n_heads + head) * v_dim + d] = (out / sum) as f32;
                 }
             }
         }

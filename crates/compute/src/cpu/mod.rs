@@ -10,6 +10,7 @@ pub mod bandwidth;
 mod buffer;
 mod embed;
 pub mod isa;
+mod latent;
 pub mod matmul;
 mod memory;
 mod moe;
@@ -28,7 +29,7 @@ use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture,
     Chosen, Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Experts, HostBatch, KvLayer,
-    MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv, Tensor,
+    LatentPrep, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv, Tensor,
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions, Operands};
@@ -152,7 +153,7 @@ impl Device for Cpu {
     }
 
     fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()> {
-        for t in [&mut kv.k, &mut kv.v] {
+        for t in kv.tensors_mut() {
             let n = t.dtype().bytes_for(t.row_len()).expect("a cache was made of whole blocks");
             t.buffer_mut().bytes_mut().copy_within(from * n..(from + 1) * n, to * n);
         }
@@ -236,6 +237,23 @@ impl Ops for Cpu {
         prep: QkvPrep<'_, Self>,
     ) -> Result<()> {
         rope::store_kv(&self.pool, self.options.isa, qkv, kv, batch, prep)
+    }
+
+    fn store_latent(
+        &self,
+        queries: &mut Tensor<Self>,
+        q: &Tensor<Self>,
+        latent: &Tensor<Self>,
+        kv: &mut KvLayer<Self>,
+        batch: &HostBatch,
+        prep: LatentPrep<'_, Self>,
+    ) -> Result<()> {
+        latent::store_latent(self, queries, q, latent, kv, batch, prep)
+    }
+
+    fn head_matmul(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, w: &Matrix) -> Result<()> {
+        latent::head_matmul(self, y, x, w);
+        Ok(())
     }
 
     fn attention(

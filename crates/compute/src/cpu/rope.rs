@@ -64,14 +64,15 @@ fn prepare_heads(isa: Isa, heads: &mut [f32], dim: usize, t: usize, prep: &QkvPr
 }
 
 /// A layer's cache, to be written by several threads.
-struct Cache<'a> {
+pub(super) struct Cache<'a> {
     k: Shared<'a, u8>,
-    v: Shared<'a, u8>,
+    /// `None`: values are a part of keys.
+    v: Option<Shared<'a, u8>>,
     layout: KeyLayout,
     encode: Quantize,
     n_kv_heads: usize,
     /// Positions of a block.
-    block_size: usize,
+    pub(super) block_size: usize,
     /// Elements of a head.
     dim: usize,
     /// Bytes of a head.
@@ -79,7 +80,7 @@ struct Cache<'a> {
 }
 
 impl<'a> Cache<'a> {
-    fn of(kv: &'a mut KvLayer<Cpu>, n_kv_heads: usize) -> Result<Self> {
+    pub(super) fn of(kv: &'a mut KvLayer<Cpu>, n_kv_heads: usize) -> Result<Self> {
         let [.., block_size, dim] = *kv.k.shape() else { panic!("a cache of shape {:?}", kv.k.shape()) };
         let dtype = kv.k.dtype();
         Ok(Self {
@@ -90,35 +91,37 @@ impl<'a> Cache<'a> {
             dim,
             head_bytes: dtype.bytes_for(dim).expect("a cache was made of whole blocks"),
             k: Shared::new(kv.k.buffer_mut().bytes_mut()),
-            v: Shared::new(kv.v.buffer_mut().bytes_mut()),
+            v: kv.v.as_mut().map(|v| Shared::new(v.buffer_mut().bytes_mut())),
         })
     }
 
-    /// Writes the keys and values of one token, [n_kv_heads, dim] each, to position `pos` of a block.
+    /// Writes the keys and values of one token, [n_kv_heads, dim] each, to position `pos` of a block; no values where they are a part of keys.
     ///
     /// Panics if the cache has no such block.
     ///
     /// # Safety
     /// *Position*: nobody else uses this position of this block meanwhile.
-    unsafe fn store(&self, block: usize, pos: usize, keys: &[f32], values: &[f32]) {
-        let heads = keys.chunks_exact(self.dim).zip(values.chunks_exact(self.dim));
-        for (i, (key, value)) in heads.enumerate() {
-            let head = (block * self.n_kv_heads + i) * self.block_size * self.head_bytes;
+    pub(super) unsafe fn store(&self, block: usize, pos: usize, keys: &[f32], values: &[f32]) {
+        let start = |i: usize| (block * self.n_kv_heads + i) * self.block_size * self.head_bytes;
+        for (i, key) in keys.chunks_exact(self.dim).enumerate() {
             // SAFETY: the contract of each is this one's.
             unsafe {
                 match self.layout {
-                    KeyLayout::ByPosition => {
-                        self.store_at_position(&self.k, head, pos, key);
-                        self.store_at_position(&self.v, head, pos, value);
+                    KeyLayout::ByPosition => self.store_at_position(&self.k, start(i), pos, key),
+                    KeyLayout::ByElement => self.store_by_element(start(i), pos, key),
+                    KeyLayout::Codes => self.store_codes(&self.k, start(i), pos, key, CodeOffsets::key),
+                }
+            }
+        }
+        let Some(v) = &self.v else { return };
+        for (i, value) in values.chunks_exact(self.dim).enumerate() {
+            // SAFETY: the contract of each is this one's.
+            unsafe {
+                match self.layout {
+                    KeyLayout::ByPosition | KeyLayout::ByElement => {
+                        self.store_at_position(v, start(i), pos, value);
                     }
-                    KeyLayout::ByElement => {
-                        self.store_by_element(head, pos, key);
-                        self.store_at_position(&self.v, head, pos, value);
-                    }
-                    KeyLayout::Codes => {
-                        self.store_codes(&self.k, head, pos, key, CodeOffsets::key);
-                        self.store_codes(&self.v, head, pos, value, CodeOffsets::value);
-                    }
+                    KeyLayout::Codes => self.store_codes(v, start(i), pos, value, CodeOffsets::value),
                 }
             }
         }

@@ -10,7 +10,7 @@ use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, CacheShape, Capture, Chosen,
     Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts, ExpertsKind, GraphKey,
-    Heads, KvLayer, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv,
+    Heads, KvLayer, LatentPrep, LatentShape, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv,
     Tensor,
 };
 
@@ -51,6 +51,14 @@ impl Device for Cuda {
 
     fn check_delta_rule(&self, shape: &DeltaShape) -> Result<()> {
         recurrent::check_delta_rule(shape)
+    }
+
+    fn check_latent(&self, _: &LatentShape) -> Result<()> {
+        Err(Error::UnsupportedSize {
+            op: "latent attention",
+            what: "heads of any size".into(),
+            backend: "cuda",
+        })
     }
 
     fn check_experts(&self, kind: &ExpertsKind) -> Result<()> {
@@ -101,11 +109,11 @@ impl Device for Cuda {
         self.check_heads(heads)?;
         attention::check_cache_type(dtype)?;
         let shape = [n_blocks, heads.n_kv_heads, block_size, heads.head_dim];
-        Ok(KvLayer { k: self.zeros(dtype, &shape)?, v: self.zeros(dtype, &shape)? })
+        Ok(KvLayer { k: self.zeros(dtype, &shape)?, v: Some(self.zeros(dtype, &shape)?) })
     }
 
     fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()> {
-        for t in [&mut kv.k, &mut kv.v] {
+        for t in kv.tensors_mut() {
             let bytes = t.dtype().bytes_for(t.row_len()).expect("a cache was made of whole blocks");
             assert!(to < t.rows() && from < t.rows(), "block {from} over {to} of {}", t.rows());
             if to != from {
@@ -189,6 +197,22 @@ impl Ops for Cuda {
         prep: QkvPrep<'_, Self>,
     ) -> Result<()> {
         attention::store_kv(self, qkv, kv, batch, &prep, 0)
+    }
+
+    fn store_latent(
+        &self,
+        _: &mut Tensor<Self>,
+        _: &Tensor<Self>,
+        _: &Tensor<Self>,
+        _: &mut KvLayer<Self>,
+        _: &StagedBatch,
+        prep: LatentPrep<'_, Self>,
+    ) -> Result<()> {
+        self.check_latent(&prep.shape)
+    }
+
+    fn head_matmul(&self, _: &mut Tensor<Self>, _: &Tensor<Self>, _: &Matrix) -> Result<()> {
+        Err(Error::Unsupported { op: "products of heads", dtype: DType::F32, backend: "cuda" })
     }
 
     fn attention(

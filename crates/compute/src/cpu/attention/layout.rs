@@ -23,7 +23,8 @@ impl KeyLayout {
         let [.., block_size, head_dim] = *kv.k.shape() else { panic!("a cache of shape {:?}", kv.k.shape()) };
         let plain = matches!(kv.k.dtype(), DType::F32 | DType::F16 | DType::BF16);
         match kv.k.dtype() {
-            _ if !block_size.is_multiple_of(LANES) => KeyLayout::ByPosition,
+            // Keys that are values too are read in both directions, and decoded once for all heads, which share them.
+            _ if kv.v.is_none() || !block_size.is_multiple_of(LANES) => KeyLayout::ByPosition,
             _ if plain && head_dim.is_multiple_of(LANES) => KeyLayout::ByElement,
             // Whole blocks of 32 make a head.
             DType::Q8_0 => KeyLayout::Codes,

@@ -49,12 +49,16 @@ pub(super) fn attention(
 ) -> Result<()> {
     let (h, pool, options) = (params.heads, &*cpu.pool, cpu.options);
     let n_tokens = batch.tokens().len();
-    assert!(qkv.row_len() >= y.row_len() && y.row_len() == h.n_heads * h.head_dim, "{qkv:?}, {y:?}");
+    let v_dim = y.row_len() / h.n_heads;
+    let is_part = kv.v.is_none() && (1..h.head_dim).contains(&v_dim);
+    assert!(is_part || v_dim == h.head_dim, "{y:?} for {h:?}");
+    assert!(qkv.row_len() >= h.n_heads * h.head_dim && y.row_len() == h.n_heads * v_dim, "{qkv:?}, {y:?}");
     assert_eq!((qkv.rows(), y.rows()), (n_tokens, n_tokens));
     let sinks = sinks.map(|sinks| sinks.floats());
     assert!(sinks.is_none_or(|sinks| sinks.len() == h.n_heads));
     let y = Shared::new(y.floats_mut());
-    let plan = Plan { options, qkv: qkv.floats(), qkv_len: qkv.row_len(), kv, batch, params, sinks, y };
+    let (qkv_len, qkv) = (qkv.row_len(), qkv.floats());
+    let plan = Plan { options, qkv, qkv_len, kv, v_dim, batch, params, sinks, y };
     let n_tasks = plan.n_tasks();
     let n_splits: usize = (0..n_tasks).map(|i| plan.rows(i).splits().len()).sum();
     if n_splits == n_tasks || n_tasks >= TASKS_PER_THREAD * pool.n_threads() {
@@ -105,6 +109,8 @@ struct Plan<'a> {
     /// Elements of a row of `qkv`.
     qkv_len: usize,
     kv: &'a KvLayer<Cpu>,
+    /// Elements of a value.
+    v_dim: usize,
     batch: &'a HostBatch,
     params: &'a AttentionParams,
     sinks: Option<&'a [f32]>,
@@ -137,6 +143,7 @@ impl Plan<'_> {
                     qkv: self.qkv,
                     qkv_len: self.qkv_len,
                     kv: self.kv,
+                    v_dim: self.v_dim,
                     params: self.params,
                     sinks: self.sinks,
                     table: self.batch.block_table(seq),

@@ -34,6 +34,8 @@ pub(super) struct Rows<'a> {
     /// Elements of a row of `qkv`.
     pub(super) qkv_len: usize,
     pub(super) kv: &'a KvLayer<Cpu>,
+    /// Elements of a value: those of a head, or fewer, from its first on.
+    pub(super) v_dim: usize,
     pub(super) params: &'a AttentionParams,
     /// `[n_heads]`
     pub(super) sinks: Option<&'a [f32]>,
@@ -108,7 +110,7 @@ impl Rows<'_> {
     fn cache(&self) -> HeadCache<'_> {
         HeadCache {
             k: self.kv.k.buffer().bytes(),
-            v: self.kv.v.buffer().bytes(),
+            v: self.kv.values().buffer().bytes(),
             table: self.table,
             n_kv_heads: self.params.heads.n_kv_heads,
             kv_head: self.kv_head,
@@ -139,11 +141,11 @@ impl Rows<'_> {
 
     /// Writes the rows of the result.
     pub(super) fn finish(&self, total: &Partial<'_>, y: &Shared<'_, f32>) {
-        let (h, dim, group) = (self.params.heads, self.params.heads.head_dim, self.group());
+        let (h, v_dim, group) = (self.params.heads, self.v_dim, self.group());
         for r in 0..self.n_tokens * group {
             let (token, head) = (self.first + r / group, self.kv_head * group + r % group);
             // SAFETY: this row belongs to this task alone, and the output has a row per token.
-            let y = unsafe { y.slice((token * h.n_heads + head) * dim, dim) };
+            let y = unsafe { y.slice((token * h.n_heads + head) * v_dim, v_dim) };
             let inv = self.sinks.map_or(1.0 / total.sum[r], |sinks| total.share(r, sinks[head]));
             y.iter_mut().zip(&total.out[r * self.dim()..]).for_each(|(y, o)| *y = o * inv);
         }
@@ -421,7 +423,8 @@ impl TileLoop<'_, '_> {
                         for i in 0..ROWS {
                             write(&mut rows[i], &weights[i]);
                         }
-                        tile.values::<S, A, L>(out, &rescale, &shares, rows.as_ptr().cast(), 0..dim);
+                        let range = 0..self.rows.v_dim.next_multiple_of(LANES);
+                        tile.values::<S, A, L>(out, &rescale, &shares, rows.as_ptr().cast(), range);
                     }
                     Some(scales) => {
                         for b in 0..dim / SCALED {
@@ -563,7 +566,9 @@ impl TileLoop<'_, '_> {
             // The values' row serves for the key before the values come.
             decode(cache.k, row, CodeOffsets::key);
             row.iter().zip(to_k[i..].iter_mut().step_by(TILE)).for_each(|(x, to)| *to = *x);
-            decode(cache.v, row, CodeOffsets::value);
+            if kv.v.is_some() {
+                decode(cache.v, row, CodeOffsets::value);
+            }
         }
         let chunks = |p: &[f32], distance: usize| {
             std::array::from_fn::<_, CHUNKS, _>(|c| p[c * distance..].as_ptr().cast::<u8>())

@@ -174,7 +174,7 @@ fn arguments(
         arrived: cuda.scratch.zeros(&cuda.driver, "counts of parts", 4 * n_tokens * blocks)?,
         qkv: qkv.ptr(),
         k_cache: kv.k.buffer().ptr(),
-        v_cache: kv.v.buffer().ptr(),
+        v_cache: kv.values().buffer().ptr(),
         q_weight: prep.q.weight,
         q_bias: prep.q.bias,
         k_weight: prep.k.weight,

@@ -93,7 +93,7 @@ pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput
         partial,
         qkv: qkv.ptr(),
         k_cache: kv.k.buffer().ptr(),
-        v_cache: kv.v.buffer().ptr(),
+        v_cache: kv.values().buffer().ptr(),
         positions: batch.positions(),
         table_starts: batch.table_starts(),
         block_tables: batch.block_tables(),

@@ -193,7 +193,7 @@ pub(super) fn attention(
         y: y.ptr(),
         qkv: qkv.ptr(),
         k_cache: kv.k.buffer().ptr(),
-        v_cache: kv.v.buffer().ptr(),
+        v_cache: kv.values().buffer().ptr(),
         positions: batch.positions(),
         table_starts: batch.table_starts(),
         block_tables: batch.block_tables(),
@@ -289,6 +289,6 @@ fn hopper_arguments(
         q_layer: prep.is_layer_norm,
         q_eps: prep.q.eps,
         k_map: map(&kv.k)?,
-        v_map: map(&kv.v)?,
+        v_map: map(kv.values())?,
     })
 }

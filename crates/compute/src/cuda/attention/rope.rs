@@ -107,7 +107,7 @@ pub(in crate::cuda) fn store_kv(
     let args = StoreArgs {
         qkv: qkv.ptr(),
         k_cache: kv.k.buffer().ptr(),
-        v_cache: kv.v.buffer().ptr(),
+        v_cache: kv.values().buffer().ptr(),
         q_weight: prep.q.weight,
         q_bias: prep.q.bias,
         k_weight: prep.k.weight,
