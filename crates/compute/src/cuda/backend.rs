@@ -53,12 +53,8 @@ impl Device for Cuda {
         recurrent::check_delta_rule(shape)
     }
 
-    fn check_latent(&self, _: &LatentShape) -> Result<()> {
-        Err(Error::UnsupportedSize {
-            op: "latent attention",
-            what: "heads of any size".into(),
-            backend: "cuda",
-        })
+    fn check_latent(&self, shape: &LatentShape) -> Result<()> {
+        attention::check_latent(shape)
     }
 
     fn check_experts(&self, kind: &ExpertsKind) -> Result<()> {
@@ -110,6 +106,18 @@ impl Device for Cuda {
         attention::check_cache_type(dtype)?;
         let shape = [n_blocks, heads.n_kv_heads, block_size, heads.head_dim];
         Ok(KvLayer { k: self.zeros(dtype, &shape)?, v: Some(self.zeros(dtype, &shape)?) })
+    }
+
+    fn latent_layer(
+        &self,
+        dtype: DType,
+        n_blocks: usize,
+        block_size: usize,
+        shape: &LatentShape,
+    ) -> Result<KvLayer<Self>> {
+        self.check_latent(shape)?;
+        attention::check_cache_type(dtype)?;
+        Ok(KvLayer { k: self.zeros(dtype, &[n_blocks, 1, block_size, shape.key_dim()])?, v: None })
     }
 
     fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()> {
@@ -201,18 +209,18 @@ impl Ops for Cuda {
 
     fn store_latent(
         &self,
-        _: &mut Tensor<Self>,
-        _: &Tensor<Self>,
-        _: &Tensor<Self>,
-        _: &mut KvLayer<Self>,
-        _: &StagedBatch,
+        queries: &mut Tensor<Self>,
+        q: &Tensor<Self>,
+        latent: &Tensor<Self>,
+        kv: &mut KvLayer<Self>,
+        batch: &StagedBatch,
         prep: LatentPrep<'_, Self>,
     ) -> Result<()> {
-        self.check_latent(&prep.shape)
+        attention::store_latent(self, queries, q, latent, kv, batch, prep)
     }
 
-    fn head_matmul(&self, _: &mut Tensor<Self>, _: &Tensor<Self>, _: &Matrix) -> Result<()> {
-        Err(Error::Unsupported { op: "products of heads", dtype: DType::F32, backend: "cuda" })
+    fn head_matmul(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, w: &Matrix) -> Result<()> {
+        matmul::head_matmul(self, y, x, w)
     }
 
     fn attention(

@@ -13,6 +13,7 @@ mod elementwise;
 mod emulation;
 #[cfg(feature = "cuda")]
 mod hopper;
+mod latent;
 mod matrices;
 mod perf;
 mod ranks;

@@ -1,10 +1,11 @@
 //! Attention over a paged cache, and what prepares queries, keys and values for it.
 //!
 //! [`attend`] chooses: [`decode_attention`] for steps of one token per sequence, [`prefill_attention`] for more than two on average, both
-//! on tensor cores; [`paged_attention`] for all else, and for exact sums.
+//! on tensor cores; [`paged_attention`] for all else, and for exact sums. Latent attention is [`latent`] and then [`paged_attention`].
 
 mod cache;
 mod decode_attention;
+mod latent;
 mod paged_attention;
 mod prefill_attention;
 mod prep;
@@ -12,6 +13,7 @@ mod rope;
 mod step;
 
 pub(in crate::cuda) use cache::check_cache_type;
+pub(in crate::cuda) use latent::{check_latent, store_latent};
 pub(in crate::cuda) use rope::{angles, store_kv};
 pub(in crate::cuda) use step::{AttentionInput, Step};
 
@@ -19,12 +21,13 @@ use super::common::{Output, TileLayout, Tiles};
 use super::driver::{Cuda, Driver, Rooms};
 use crate::{Error, Heads, Profile, Result, Tensor};
 
-/// Largest head dimension of any kernel.
+/// Largest head dimension of any kernel, but for the keys of latent attention.
 const MAX_HEAD_DIM: usize = 512;
 
 /// Loads the room's kernels.
 pub(in crate::cuda) fn load(driver: &dyn Driver, rooms: &mut Rooms) -> Result<()> {
     rooms.add(rope::Kernels::load(driver)?);
+    rooms.add(latent::Kernels::load(driver)?);
     rooms.add(paged_attention::Kernels::load(driver)?);
     rooms.add(decode_attention::Kernels::load(driver)?);
     rooms.add(prefill_attention::Kernels::load(driver)?);
@@ -49,8 +52,10 @@ pub(in crate::cuda) fn check_heads(heads: Heads) -> Result<()> {
 fn check_shapes(y: &Tensor<Cuda>, input: &AttentionInput<'_>) {
     let AttentionInput { qkv, kv, batch, params, .. } = input;
     let (h, n_tokens) = (params.heads, batch.n_tokens());
-    assert_eq!(y.row_len(), h.n_heads * h.head_dim);
-    assert!([h.qkv_len(), y.row_len()].contains(&qkv.row_len()), "{qkv:?} for {h:?}");
+    let q_len = h.n_heads * h.head_dim;
+    let is_part = kv.v.is_none() && y.row_len() < q_len && y.row_len().is_multiple_of(h.n_heads);
+    assert!(is_part || y.row_len() == q_len, "{y:?} for {h:?}");
+    assert!([h.qkv_len(), q_len].contains(&qkv.row_len()), "{qkv:?} for {h:?}");
     assert_eq!((qkv.rows(), y.rows()), (n_tokens, n_tokens));
     assert_eq!((kv.k.shape()[1], kv.k.shape()[3]), (h.n_kv_heads, h.head_dim));
 }

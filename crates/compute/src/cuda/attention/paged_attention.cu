@@ -1,19 +1,20 @@
 // Causal attention of a token's queries over its sequence's cache, by online softmax (Milakov and Gimelshein 2018; Dao et al. 2022), in
-// f32 without tensor cores: for exact sums, and for caches and heads that the other kernels do not take.
+// f32 without tensor cores: for exact sums, and for caches and heads that the other kernels do not take. Values may be the first elements
+// of keys.
 //
 //   for each tile of 64 keys:  S = Q Kᵀ;  P = exp(S - max);  O = O · correction + P V
 //
 // Mapping. Block of 4 warps: up to 8 query heads that share a KV head, of one token, over one split of the positions it sees. For scores
 // 8 lanes share a key; for outputs a thread owns 8 elements of every n_lines-th key, and these lines are added at the end, in order.
 // Splits are merged by attention_merge, of which a block owns a head of a token.
-// Shared memory: 22,624 bytes. Moves: K and V of the split once for all its heads, 2 · n_positions · head_bytes.
+// Shared memory: 24,672 bytes. Moves: K and V of the split once for all its heads, 2 · n_positions · head_bytes.
 #include "../common/quant.cuh"
 #include "paged_attention_args.cuh"
 
 constexpr int TILE = 64;  // keys
 constexpr int THREADS = 128;
 constexpr int MAX_ROWS = 8;  // query heads of a block
-constexpr int MAX_DIM = 512;
+constexpr int MAX_DIM = 576;
 
 // The work of a block: `n_rows` query heads from `first_head` on, of one token, over positions `from` to `to` - 1.
 struct Split {
@@ -144,7 +145,7 @@ struct Lines {
 
 // Adds the lines of each row, in order, and writes the result, or that of this split.
 DEVICE void store(const AttentionArgs& a, const Split& split, Smem& smem, const Lines& lines, int padded, int tid) {
-  const int dim = a.head_dim;
+  const int dim = a.v_dim;
 #pragma unroll
   for (int r = 0; r < MAX_ROWS; r++) {
     if (r >= split.n_rows) break;
@@ -173,8 +174,8 @@ DEVICE void attention(const AttentionArgs& a) {
   __shared__ Smem smem;
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const Split split(a);
-  const int n_slices = ceil_div(a.head_dim, 8), padded = n_slices * 8;
-  load_queries(a, split, smem, padded, tid);
+  const int n_slices = ceil_div(a.v_dim, 8);
+  load_queries(a, split, smem, ceil_div(a.head_dim, 8) * 8, tid);
   Lines lines(n_slices, tid);
   for (int base = split.from; base < split.to; base += TILE) {
     const int n_keys = split.to - base < TILE ? split.to - base : TILE;
@@ -185,7 +186,7 @@ DEVICE void attention(const AttentionArgs& a) {
     __syncthreads();
     lines.accumulate<T>(a, split, smem, base, n_keys);
   }
-  store(a, split, smem, lines, padded, tid);
+  store(a, split, smem, lines, n_slices * 8, tid);
 }
 
 #define ATTENTION(T) \
@@ -195,7 +196,7 @@ ATTENTION(F32) ATTENTION(F16) ATTENTION(BF16) ATTENTION(Q8_0)
 // Merges the splits of a head of a token. The first split is never empty, so the maximum is finite.
 KERNEL(attention_merge, AttentionArgs, THREADS) {
   ptx::griddepcontrol_wait();
-  const int dim = a.head_dim, n_splits = a.n_splits;
+  const int dim = a.v_dim, n_splits = a.n_splits;
   const size_t row = static_cast<size_t>(blockIdx.x) * a.n_heads + blockIdx.y;
   const float* partial = a.partial + row * n_splits * (dim + 2);
   float max = -INFINITY;

@@ -15,13 +15,13 @@ kernel_args! {
     in "paged_attention_args.cuh";
 
     struct AttentionArgs {
-        /// [n_tokens, n_heads, head_dim]
+        /// [n_tokens, n_heads, v_dim]
         y: DevicePtr as "float*",
-        /// [n_tokens, n_heads, n_splits, head_dim + 2] where n_splits > 1: output, maximum, sum
+        /// [n_tokens, n_heads, n_splits, v_dim + 2] where n_splits > 1: output, maximum, sum
         partial: DevicePtr as "float*",
         /// [n_tokens] rows of `qkv_len`, of which the first n_heads * head_dim are queries
         qkv: DevicePtr as "const float*",
-        /// [n_blocks, n_kv_heads, block_size] heads of `head_bytes`
+        /// [n_blocks, n_kv_heads, block_size] heads of `head_bytes`, of which values have the first v_dim elements
         k_cache: DevicePtr as "const uint8_t*",
         v_cache: DevicePtr as "const uint8_t*",
         /// [n_tokens]
@@ -35,6 +35,7 @@ kernel_args! {
         n_heads: u32,
         n_kv_heads: u32,
         head_dim: u32,
+        v_dim: u32,
         head_bytes: u32,
         block_size: u32,
         n_splits: u32,
@@ -71,11 +72,11 @@ impl Kernels {
     }
 }
 
-/// `y` [n_tokens, n_heads · head_dim], after [`check_shapes`](super::check_shapes).
+/// `y` [n_tokens, n_heads · v_dim], after [`check_shapes`](super::check_shapes).
 pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput<'_>) -> Result<()> {
     let AttentionInput { qkv, kv, batch, params, sinks: of_heads } = input;
     let h = params.heads;
-    let n_tokens = batch.n_tokens();
+    let (n_tokens, v_dim) = (batch.n_tokens(), y.row_len() / h.n_heads);
     let dtype = kv.k.dtype();
     let kernels = cuda.room::<Kernels>();
     let f = kernels.attention.get(dtype)?;
@@ -84,7 +85,7 @@ pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput
     let partial = match n_splits {
         1 => DevicePtr::NULL,
         _ => {
-            let floats = n_tokens * h.n_heads * n_splits * (h.head_dim + 2);
+            let floats = n_tokens * h.n_heads * n_splits * (v_dim + 2);
             cuda.scratch.get(&cuda.driver, "attention in parts", 4 * floats)?
         }
     };
@@ -102,6 +103,7 @@ pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput
         n_heads: h.n_heads as u32,
         n_kv_heads: h.n_kv_heads as u32,
         head_dim: h.head_dim as u32,
+        v_dim: v_dim as u32,
         head_bytes: dtype.bytes_for(h.head_dim).expect("a cache was made of whole blocks") as u32,
         block_size: kv.k.shape()[2] as u32,
         n_splits: n_splits as u32,

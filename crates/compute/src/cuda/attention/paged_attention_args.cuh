@@ -3,13 +3,13 @@
 #include <cstdint>
 
 struct AttentionArgs {
-  // [n_tokens, n_heads, head_dim]
+  // [n_tokens, n_heads, v_dim]
   float* y;
-  // [n_tokens, n_heads, n_splits, head_dim + 2] where n_splits > 1: output, maximum, sum
+  // [n_tokens, n_heads, n_splits, v_dim + 2] where n_splits > 1: output, maximum, sum
   float* partial;
   // [n_tokens] rows of `qkv_len`, of which the first n_heads * head_dim are queries
   const float* qkv;
-  // [n_blocks, n_kv_heads, block_size] heads of `head_bytes`
+  // [n_blocks, n_kv_heads, block_size] heads of `head_bytes`, of which values have the first v_dim elements
   const uint8_t* k_cache;
   const uint8_t* v_cache;
   // [n_tokens]
@@ -23,6 +23,7 @@ struct AttentionArgs {
   uint32_t n_heads;
   uint32_t n_kv_heads;
   uint32_t head_dim;
+  uint32_t v_dim;
   uint32_t head_bytes;
   uint32_t block_size;
   uint32_t n_splits;

@@ -2,7 +2,7 @@
 //
 // gemv: a warp owns one row of weights and up to 8 rows of x; its lanes walk the row 8 weights at a time. A block is 4 warps. An
 // output depends only on its own row of x and of w, in an order that does not depend on the batch. Moves: the weights once per tile
-// of 8 rows.
+// of 8 rows. With several blockIdx.z each has an expert of its own, for its part of the rows of x and y.
 //
 // gemm: a block owns 128 x 128 outputs, a thread 8 x 8 of them; 8 steps of k at a time pass through shared memory (8 KiB). Its
 // weights are floats (dequantized in slabs).
@@ -26,12 +26,13 @@ DEVICE void gemv(const SimtGemvArgs& a, Load load) {
   if (a.tiles) tile = a.tiles[blockIdx.y];
   const int count = tile.count < M ? tile.count : M;
   if (out >= a.n_out || count == 0) return;
-  const uint8_t* row = a.w + tile.expert * a.expert_bytes + out * a.row_bytes;
+  const uint8_t* row = a.w + (tile.expert + blockIdx.z) * a.expert_bytes + out * a.row_bytes;
+  float* y = a.y + static_cast<size_t>(blockIdx.z) * a.y_head + out;
   const float* x[M];
 #pragma unroll
   for (int j = 0; j < M; j++) {
     const uint32_t r = tile.first + (j < count ? j : 0);
-    x[j] = a.x + static_cast<size_t>(a.x_rows ? a.x_rows[r] : r) * n_in;
+    x[j] = a.x + static_cast<size_t>(a.x_rows ? a.x_rows[r] : r) * a.x_stride + static_cast<size_t>(blockIdx.z) * a.x_head;
   }
   float sum[M] = {};
   for (int k = lane * 8; k < n_in; k += 256) {
@@ -51,8 +52,8 @@ DEVICE void gemv(const SimtGemvArgs& a, Load load) {
 #pragma unroll
   for (int j = 0; j < M; j++) {
     if (j < count) {
-      const float y = warp_sum(sum[j]) + bias;
-      if (lane == 0) a.y[static_cast<size_t>(tile.first + j) * a.y_stride + out] = y;
+      const float total = warp_sum(sum[j]) + bias;
+      if (lane == 0) y[static_cast<size_t>(tile.first + j) * a.y_stride] = total;
     }
   }
 }

@@ -5,7 +5,7 @@
 struct SimtGemvArgs {
   // [m, y_stride], and this part's outputs from 0 on
   float* y;
-  // [.., n_in]
+  // [.., x_stride], of which n_in count
   const float* x;
   // [n_experts, n_out, n_in]
   const uint8_t* w;
@@ -21,7 +21,11 @@ struct SimtGemvArgs {
   uint32_t n_in;
   uint32_t n_out;
   uint32_t m;
+  uint32_t x_stride;
   uint32_t y_stride;
+  // elements from the inputs, and outputs, of one blockIdx.z to the next, an expert each
+  uint32_t x_head;
+  uint32_t y_head;
 };
 
 struct SimtGemmArgs {
