@@ -180,7 +180,39 @@ GEMMA4 = dict(
     tie_word_embeddings=True,
     rope_parameters={GLOBAL: rope(1000.0, "proportional", partial_rotary_factor=0.25), LOCAL: rope(10.0)},
 )
+# Numbers of heads, and of elements of each kind, all differ.
+LATENT = dict(
+    COMMON, hidden_size=24, intermediate_size=28, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=3, kv_lora_rank=24,
+    q_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10, moe_intermediate_size=12, first_k_dense_replace=1,
+    n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2, routed_scaling_factor=1.5,
+)
+DEEPSEEK_YARN = dict(factor=4.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0)
 VARIANTS = {
+    "deepseek2-lite": Variant(
+        "DeepseekV2", dict(
+            LATENT, q_lora_rank=None, n_group=1, topk_group=1, topk_method="greedy", norm_topk_prob=False, routed_scaling_factor=1.0,
+            max_position_embeddings=64, rope_parameters=rope(100.0, "yarn", mscale=0.707, mscale_all_dim=0.707, **DEEPSEEK_YARN),
+        ), 41, converter=True, legacy_rope=True, notes="latent attention with one matrix for queries, as in DeepSeek-V2-Lite; YaRN",
+    ),
+    "deepseek2": Variant(
+        "DeepseekV2", dict(
+            LATENT, n_group=4, topk_group=2, topk_method="group_limited_greedy", norm_topk_prob=False, rope_parameters=rope(100.0),
+            attention_bias=True,
+        ), 42, hf_only=True,
+        notes="queries from a narrow matrix; groups of experts are compared by their largest scores, for which llama.cpp takes the sum of two; "
+        "biases in attention, which llama.cpp's converter does not know",
+    ),
+    "deepseek3": Variant(
+        "DeepseekV3", dict(
+            LATENT, n_group=4, topk_group=2, norm_topk_prob=True, max_position_embeddings=64,
+            rope_parameters=rope(100.0, "yarn", mscale=1.0, mscale_all_dim=1.0, **DEEPSEEK_YARN),
+        ), 43, converter=True, mtp=True, notes="sigmoid router with biases and groups, and a layer that only drafts tokens",
+    ),
+    "glm4moelite": Variant(
+        "Glm4MoeLite", dict(
+            LATENT, n_group=1, topk_group=1, norm_topk_prob=True, n_routed_experts=5, n_shared_experts=1, rope_parameters=rope(1000.0),
+        ), 44, prompts=(6, 12), converter=True, notes="GLM-4.7-Flash",
+    ),
     "llama": Variant(
         "Llama", dict(THREE_HEADS, num_key_value_heads=3, tie_word_embeddings=True, rope_parameters=rope()), 1, chat_template="config",
     ),
@@ -630,6 +662,12 @@ def router_margin(model, ids):
         bias = inputs[1] if len(inputs) > 1 else getattr(module, "e_score_correction_bias", None)
         if bias is None:
             scores = torch.softmax(output[0], -1)
+            if getattr(module, "topk_method", None) == "group_limited_greedy":
+                groups = scores.view(scores.shape[0], module.num_group, -1)
+                largest = groups.max(-1).values
+                margin(largest, module.topk_group)
+                kept = torch.zeros_like(largest).scatter(1, largest.topk(module.topk_group, -1).indices, 1.0)
+                scores = groups.masked_fill(kept[..., None] == 0, 0.0).flatten(1)
             statics = getattr(module, "moe_statics", None)
             return margin(statics(scores) if statics else scores, module.top_k)
         values = output[0].sigmoid() + bias

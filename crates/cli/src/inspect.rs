@@ -8,12 +8,12 @@ use crate::output;
 use anyhow::Result;
 use clap::Args;
 use realizar_compute::cpu::{Cpu, CpuOptions};
-use realizar_compute::{Backend, DType, Rank};
+use realizar_compute::{Backend, DType, Heads, Rank};
 use realizar_engine::load::weights_per_device;
 use realizar_model::chat_template::ChatTemplate;
 use realizar_model::source::{Format, TensorSource};
 use realizar_model::tokenizer::Tokenizer;
-use realizar_model::{Attention, Ffn, LayerConfig, ModelConfig, Shard, StateSpec, arch};
+use realizar_model::{Ffn, LayerConfig, ModelConfig, Shard, StateSpec, arch};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -192,7 +192,7 @@ fn split<T, E: ToString>(result: Result<T, E>) -> (Option<T>, Option<String>) {
 
 /// The sizes of a model, of its widest layer where layers differ.
 fn shape(c: &ModelConfig) -> Shape {
-    let heads = |of: fn(&Attention) -> usize| c.attentions().map(of).max().unwrap_or(0);
+    let heads = |of: fn(Heads) -> usize| c.heads().map(of).max().unwrap_or(0);
     let width = |layer: &LayerConfig| match layer.ffn {
         Ffn::Gated(dense) | Ffn::Plain(dense) => dense.intermediate_size,
         Ffn::Experts(experts) => experts.intermediate_size,
@@ -201,9 +201,9 @@ fn shape(c: &ModelConfig) -> Shape {
         n_layers: c.layers.len(),
         hidden_size: c.hidden_size,
         intermediate_size: c.layers.iter().map(width).max().unwrap_or(0),
-        n_heads: heads(|a| a.heads.n_heads),
-        n_kv_heads: heads(|a| a.heads.n_kv_heads),
-        head_dim: heads(|a| a.heads.head_dim),
+        n_heads: heads(|h| h.n_heads),
+        n_kv_heads: heads(|h| h.n_kv_heads),
+        head_dim: heads(|h| h.head_dim),
         vocab_size: c.vocab_size,
         context_length: c.context_length,
         n_experts: c.experts().map(|e| e.n_experts).max(),

@@ -1,6 +1,8 @@
 //! A device: its memory, and what it keeps there.
 
-use crate::{Batch, BatchLimits, CacheShape, DType, DeltaShape, ExpertsKind, Heads, LatentShape, Result, Tensor};
+use crate::{
+    Batch, BatchLimits, CacheShape, DType, DeltaShape, ExpertsKind, Heads, LatentShape, Result, Tensor,
+};
 use bytes::Bytes;
 
 /// One weight matrix, or a stack of one per expert, as it stands in a file.

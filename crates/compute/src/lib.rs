@@ -30,8 +30,8 @@ pub use backend::Backend;
 pub use batch::{Batch, BatchLimits, BatchSeq, BatchState, CacheShape, HostBatch, StateWrite};
 pub use blocks::{
     AttentionBlock, BlockInput, BlockOutput, Blocks, DeltaPart, FfnBlock, FfnUp, Gather, HeadBlock,
-    HeadNorms, Join, LatentBlock, LatentQueries, LatentRoom, Linear, MoeBlock, MoeNorms, OutputGate, PerLayerInputBlock, RecurrentBlock,
-    SharedExpert, Stream,
+    HeadNorms, Join, LatentBlock, LatentQueries, LatentRoom, Linear, MoeBlock, MoeNorms, OutputGate,
+    PerLayerInputBlock, RecurrentBlock, SharedExpert, Stream,
 };
 pub use capture::{Capture, Choosing, GraphKey};
 pub use device::{Device, DeviceMemory, KvLayer, MatrixPart, StateLayer};
@@ -39,8 +39,9 @@ pub use dtype::DType;
 pub use error::{Error, Result};
 pub use ops::{
     Activation, AttentionParams, AttentionTemperature, Chosen, ConvKind, DeltaInput, DeltaShape,
-    ExpertGroups, Experts, ExpertsKind, GroupScore, HeadOrder, Heads, LatentPrep, LatentShape, MAX_CONV_WIDTH, MoeParams, MoeScratch,
-    Norm, NormKind, Ops, QkvPrep, RopeStyle, Router, RouterScores, ShortConv,
+    ExpertGroups, Experts, ExpertsKind, GroupScore, HeadOrder, Heads, LatentPrep, LatentShape,
+    MAX_CONV_WIDTH, MoeParams, MoeScratch, Norm, NormKind, Ops, QkvPrep, RopeStyle, Router, RouterScores,
+    ShortConv,
 };
 pub use profile::{OpTime, Profile, Profiler};
 pub use ranks::{Collectives, Rank};

@@ -7,8 +7,8 @@ use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture,
     Chosen, Collectives, ConvKind, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts,
-    HostBatch, KvLayer, LatentPrep, MatrixPart, MoeScratch, Norm, NormKind, Ops, Profile, QkvPrep, Result, ShortConv,
-    Tensor,
+    HostBatch, KvLayer, LatentPrep, MatrixPart, MoeScratch, Norm, NormKind, Ops, Profile, QkvPrep, Result,
+    ShortConv, Tensor,
 };
 
 /// The specification as a backend: unoptimized, single-threaded, host memory.

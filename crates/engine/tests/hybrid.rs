@@ -1,4 +1,5 @@
-//! Models whose layers have recurrent state beside keys and values, or read the keys and values of other layers, on the CPU: what is
+//! Models whose layers have recurrent state beside keys and values, read the keys and values of other layers, or keep one vector in place of
+//! them, on the CPU: what is
 //! generated does not depend on chunks, batches, cached beginnings, preemption, other choices or drafts, and a chat computes only what is
 //! new.
 //!
@@ -15,6 +16,12 @@ use std::path::Path;
 const MODELS: [&str; 2] = ["qwen35", "lfm2"];
 /// Those whose later layers keep nothing, and those whose layers keep heads of several sizes.
 const SHARED: [&str; 2] = ["gemma4", "gemma4-moe"];
+/// Those that keep one vector of a token for all heads.
+const LATENT: [&str; 1] = ["deepseek3"];
+
+fn every_model() -> impl Iterator<Item = &'static str> {
+    MODELS.into_iter().chain(SHARED).chain(LATENT)
+}
 
 fn model(name: &str) -> Box<dyn TensorSource> {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/data/arch");
@@ -90,7 +97,7 @@ fn solo(name: &str) -> Texts {
 
 #[test]
 fn texts_do_not_depend_on_what_shares_the_engine() {
-    for name in [MODELS, SHARED].concat() {
+    for name in every_model() {
         let want = solo(name);
         let plenty = start(name, &options(), None);
         assert!(all_at_once(&plenty) == want, "{name} in batches");
@@ -105,7 +112,7 @@ fn texts_do_not_depend_on_what_shares_the_engine() {
 
 #[test]
 fn drafts_change_no_text() {
-    for name in [MODELS, SHARED].concat() {
+    for name in every_model() {
         let want = solo(name);
         let check = |what: &str, options: &LoadOptions, drafts: Box<dyn Proposer>| {
             let client = start(name, options, Some(drafts));

@@ -3,6 +3,11 @@
 //! Every architecture of `arch/` is a function from a file's hyper-parameters to a [`ModelConfig`]; the loader and the one forward
 //! pass in `decoder.rs` know nothing else about it.
 
+mod latent;
+
+pub(crate) use latent::INNER_EPS;
+pub use latent::Latent;
+
 use crate::hyper::Hyper;
 use crate::names;
 use crate::rope::{RopeConfig, read_scaling};
@@ -143,6 +148,8 @@ impl LayerNorms {
 pub enum Mixer {
     /// Softmax attention over cached keys and values.
     Attention(Attention),
+    /// Softmax attention over one cached vector per token (DeepSeek-AI 2024).
+    Latent(Latent),
     /// The gated delta rule on a state of fixed size (Yang, Kautz and Hatamizadeh 2024).
     GatedDelta(GatedDelta),
     /// A convolution over the last tokens, between two gates.
@@ -154,14 +161,14 @@ impl Mixer {
     pub(crate) fn attention_mut(&mut self) -> Option<&mut Attention> {
         match self {
             Self::Attention(attention) => Some(attention),
-            Self::GatedDelta(_) | Self::ShortConv(_) => None,
+            Self::Latent(_) | Self::GatedDelta(_) | Self::ShortConv(_) => None,
         }
     }
 
     /// Its state between steps, `None` for a block whose state is keys and values.
     pub fn recurrent_state(&self) -> Option<RecurrentState> {
         match self {
-            Self::Attention(_) => None,
+            Self::Attention(_) | Self::Latent(_) => None,
             Self::GatedDelta(GatedDelta { shape, conv_width }) => Some(RecurrentState {
                 conv_width: *conv_width,
                 n_channels: shape.qkv_len(),
@@ -401,30 +408,12 @@ impl ModelConfig {
         n_kv_heads: Option<Vec<usize>>,
     ) -> Result<Self> {
         let hidden_size = size(h, "hidden_size", MAX_SIZE)?;
-        let n_draft_layers = h.usize("n_draft_layers")?.unwrap_or(0);
-        let n_layers = n_layers(h, n_draft_layers)?;
-        let context_length = size(h, "context_length", MAX_SIZE)?;
+        let n_layers = n_layers(h, h.usize("n_draft_layers")?.unwrap_or(0))?;
         let heads = read_heads(h, hidden_size, n_layers, n_kv_heads)?;
         let rope_dim = read_rope_dim(h, heads[0].head_dim)?;
-        let theta = h.f32("rope_theta")?.unwrap_or(10_000.0);
-        let scaling = read_scaling(h, rope_dim, context_length)?;
-        let eps = match h.f32("rms_norm_eps")? {
-            Some(e) => Some(e),
-            None => h.f32("layer_norm_eps")?,
-        };
-        let widths = per_layer(h, "intermediate_size", n_layers)?;
-        let widths = widths.unwrap_or_else(|| vec![4 * hidden_size; n_layers]);
-        // GGUF does not say which biases a model has.
-        let bias = |key: &str| -> Result<Presence> {
-            Ok(match () {
-                () if h.is_gguf() => Presence::Optional,
-                () if h.hf_bool(key)?.unwrap_or(false) => Presence::Needed,
-                () => Presence::Absent,
-            })
-        };
-        let (attention_bias, ffn_bias) = (bias("attention_bias")?, bias("mlp_bias")?);
-        let layer = |(heads, intermediate_size): (Heads, usize)| LayerConfig {
-            mixer: Mixer::Attention(Attention {
+        let bias = read_bias(h, "attention_bias")?;
+        let mixer = |heads: Heads| {
+            Mixer::Attention(Attention {
                 heads,
                 kv: KvSource::Own,
                 qk_norm: None,
@@ -436,9 +425,34 @@ impl ModelConfig {
                 sinks: false,
                 sub_norm: false,
                 output_gate: false,
-                qkv_bias: attention_bias,
-                o_bias: attention_bias,
-            }),
+                qkv_bias: bias,
+                o_bias: bias,
+            })
+        };
+        Self::with_mixers(h, arch, (rope_style, rope_dim), heads.into_iter().map(mixer).collect())
+    }
+
+    /// As [`ModelConfig::base`], with these mixers and so many elements of a head that turn.
+    fn with_mixers(
+        h: &Hyper<'_>,
+        arch: &'static str,
+        (rope_style, rope_dim): (RopeStyle, usize),
+        mixers: Vec<Mixer>,
+    ) -> Result<Self> {
+        let hidden_size = size(h, "hidden_size", MAX_SIZE)?;
+        let context_length = size(h, "context_length", MAX_SIZE)?;
+        let n_layers = mixers.len();
+        let theta = h.f32("rope_theta")?.unwrap_or(10_000.0);
+        let scaling = read_scaling(h, rope_dim, context_length)?;
+        let eps = match h.f32("rms_norm_eps")? {
+            Some(e) => Some(e),
+            None => h.f32("layer_norm_eps")?,
+        };
+        let widths = per_layer(h, "intermediate_size", n_layers)?;
+        let widths = widths.unwrap_or_else(|| vec![4 * hidden_size; n_layers]);
+        let ffn_bias = read_bias(h, "mlp_bias")?;
+        let layer = |(mixer, intermediate_size): (Mixer, usize)| LayerConfig {
+            mixer,
             ffn: Ffn::Gated(Dense {
                 intermediate_size,
                 activation: Activation::Silu,
@@ -469,8 +483,8 @@ impl ModelConfig {
             tied: read_tied(h)?,
             lm_head_bias: Presence::Absent,
             transposed: false,
-            layers: heads.into_iter().zip(widths).map(layer).collect(),
-            n_draft_layers,
+            layers: mixers.into_iter().zip(widths).map(layer).collect(),
+            n_draft_layers: h.usize("n_draft_layers")?.unwrap_or(0),
         })
     }
 
@@ -497,6 +511,15 @@ impl ModelConfig {
     pub fn attentions(&self) -> impl Iterator<Item = &Attention> {
         self.layers.iter().filter_map(|layer| match &layer.mixer {
             Mixer::Attention(attention) => Some(attention),
+            Mixer::Latent(_) | Mixer::GatedDelta(_) | Mixer::ShortConv(_) => None,
+        })
+    }
+
+    /// The heads of all layers that attend, as attention sees them: those of latent attention share one key.
+    pub fn heads(&self) -> impl Iterator<Item = Heads> {
+        self.layers.iter().filter_map(|layer| match &layer.mixer {
+            Mixer::Attention(attention) => Some(attention.heads),
+            Mixer::Latent(latent) => Some(latent.shape.heads()),
             Mixer::GatedDelta(_) | Mixer::ShortConv(_) => None,
         })
     }
@@ -513,6 +536,7 @@ impl ModelConfig {
         for layer in &self.layers {
             match &layer.mixer {
                 Mixer::Attention(attention) => device.check_heads(attention.heads)?,
+                Mixer::Latent(latent) => device.check_latent(&latent.shape)?,
                 Mixer::GatedDelta(delta) => device.check_delta_rule(&delta.shape)?,
                 Mixer::ShortConv(_) => {}
             }
@@ -682,7 +706,8 @@ impl ModelConfig {
             let reads_norms = pre_mixer.is_some() && (pre_ffn.is_some() || layer.parallel);
             reads_norms && post_mixer.is_none() && post_ffn.is_none()
         };
-        let no_other_norms = self.attentions().all(|a| a.qk_norm.is_none() && !a.sub_norm)
+        let no_other_norms = self.latents().next().is_none()
+            && self.attentions().all(|a| a.qk_norm.is_none() && !a.sub_norm)
             && self.layers.iter().all(|layer| match layer.ffn {
                 Ffn::Gated(dense) | Ffn::Plain(dense) => !dense.sub_norm,
                 Ffn::Experts(_) => true,
@@ -698,12 +723,13 @@ impl ModelConfig {
             let head = dtype.bytes_for(a.heads.head_dim).unwrap_or(a.heads.head_dim * 4);
             2 * a.own_heads().n_kv_heads * head
         };
-        self.attentions().map(bytes).sum()
+        let latent = |l: &Latent| dtype.bytes_for(l.shape.key_dim()).unwrap_or(l.shape.key_dim() * 4);
+        self.attentions().map(bytes).chain(self.latents().map(latent)).sum()
     }
 
     /// The first size of heads that is not whole blocks of `dtype`, for a cache of that type.
     pub fn head_dim_without_blocks_of(&self, dtype: DType) -> Option<usize> {
-        self.attentions().map(|a| a.heads.head_dim).find(|dim| !dim.is_multiple_of(dtype.block_len()))
+        self.heads().map(|heads| heads.head_dim).find(|dim| !dim.is_multiple_of(dtype.block_len()))
     }
 }
 
@@ -728,6 +754,15 @@ fn slides(h: &Hyper<'_>, types: &[String]) -> Result<Vec<bool>> {
         other => Err(h.unsupported(format!("layer type {other:?} is not known"))),
     };
     types.iter().map(slides).collect()
+}
+
+/// Whether weights have biases; GGUF does not say it.
+fn read_bias(h: &Hyper<'_>, key: &str) -> Result<Presence> {
+    Ok(match () {
+        () if h.is_gguf() => Presence::Optional,
+        () if h.hf_bool(key)?.unwrap_or(false) => Presence::Needed,
+        () => Presence::Absent,
+    })
 }
 
 /// A number that the model cannot be without, from 1 to `max`.

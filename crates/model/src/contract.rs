@@ -6,8 +6,8 @@
 
 use crate::arch::{self, Ignored};
 use crate::config::{
-    Attention, Dense, Experts, Ffn, GatedDelta, KvSource, LayerConfig, Mixer, ModelConfig, PerLayerInput,
-    Presence, QkNorm, ShortConv, Tied,
+    Attention, Dense, Experts, Ffn, GatedDelta, KvSource, Latent, LayerConfig, Mixer, ModelConfig,
+    PerLayerInput, Presence, QkNorm, ShortConv, Tied,
 };
 use crate::names;
 use crate::rope::RopeScaling;
@@ -371,6 +371,7 @@ impl Checker<'_> {
         }
         match &layer.mixer {
             Mixer::Attention(attention) => self.attention(i, attention),
+            Mixer::Latent(latent) => self.latent(i, latent),
             Mixer::GatedDelta(delta) => self.gated_delta(i, delta),
             Mixer::ShortConv(conv) => self.short_conv(i, conv),
         }
@@ -439,6 +440,32 @@ impl Checker<'_> {
             self.norm("attn_sub_norm", Some(i), q_len);
         }
         self.linear(&Stack { layer: Some(i), parts: &[("o_proj", n)], n_in: q_len, bias: attention.o_bias });
+    }
+
+    fn latent(&mut self, i: usize, latent: &Latent) {
+        let (n, s) = (self.config.hidden_size, latent.shape);
+        let layer = Some(i);
+        let mut linear = |name, n_out, n_in, bias| {
+            self.linear(&Stack { layer, parts: &[(name, n_out)], n_in, bias });
+        };
+        let q_len = s.n_heads * s.q_dim();
+        match latent.q_rank {
+            None => linear("q_proj", q_len, n, Presence::Absent),
+            Some(rank) => {
+                linear("q_a_proj", rank, n, latent.bias);
+                linear("q_b_proj", q_len, rank, Presence::Absent);
+            }
+        }
+        linear("kv_a_proj", s.key_dim(), n, latent.bias);
+        linear("o_proj", n, s.n_heads * s.v_dim, latent.bias);
+        let q_norm = latent.q_rank.map(|rank| ("q_a_norm", rank));
+        for (name, len) in q_norm.into_iter().chain([("kv_a_norm", s.kv_rank)]) {
+            self.one(Weight { name, layer }, Part::Weight, &[len], Presence::Needed);
+        }
+        for (name, n_out, n_in) in [("k_b_proj", s.kv_rank, s.nope_dim), ("v_b_proj", s.v_dim, s.kv_rank)] {
+            let shape = &[s.n_heads, n_out, n_in];
+            self.one(Weight { name, layer }, Part::Weight, shape, Presence::Needed);
+        }
     }
 
     /// Takes weights of a layer that files may have and nobody reads.

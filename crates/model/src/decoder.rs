@@ -4,6 +4,7 @@ use crate::Result;
 use crate::config::{self, Attention, Dense, GatedDelta, ModelConfig, PerLayerInput, QkNorm};
 use crate::contract::{Contract, Part, Weight};
 use crate::kv_cache::{KvCache, LayerCache};
+use crate::latent::LatentWeights;
 use crate::names::Split;
 use crate::per_layer_input::{PerLayerRoom, PerLayerWeights};
 use crate::shard::{self, BlockShard, Shard};
@@ -11,9 +12,9 @@ use crate::source::{Format, TensorSource};
 use crate::weights::Loader;
 use crate::workspace::{self, Workspace};
 use realizar_compute::{
-    AttentionBlock, AttentionParams, Backend, BlockInput, BlockOutput, ConvKind, DeltaPart, Experts,
-    FfnBlock, FfnUp, Gather, HeadBlock, HeadNorms, Join, Linear, MoeBlock, MoeNorms, Norm, OutputGate,
-    PerLayerInputBlock, QkvPrep, RecurrentBlock, SharedExpert, ShortConv, Tensor,
+    AttentionBlock, AttentionParams, AttentionTemperature, Backend, BlockInput, BlockOutput, ConvKind,
+    DeltaPart, Experts, FfnBlock, FfnUp, Gather, HeadBlock, HeadNorms, Join, LatentBlock, Linear, MoeBlock,
+    MoeNorms, Norm, OutputGate, PerLayerInputBlock, QkvPrep, RecurrentBlock, SharedExpert, ShortConv, Tensor,
 };
 
 /// A decoder-only transformer on a backend, or one rank's part of it.
@@ -65,6 +66,10 @@ enum Mixer<B: Backend> {
         norms: QkvNorms<B>,
         sinks: Option<Tensor<B>>,
         gate: Option<Linear<B>>,
+        out: Output<B>,
+    },
+    Latent {
+        weights: LatentWeights<B>,
         out: Output<B>,
     },
     Recurrent {
@@ -155,7 +160,9 @@ impl<B: Backend> Decoder<B> {
         config.check_device(backend)?;
         assert!(config.factors_fold(), "{} has factors that do not fold", config.arch);
         // The factor is 1 at all positions of a context within the first period.
-        config.each_attention(|a| a.temperature = a.temperature.filter(|t| n_ctx > t.period));
+        let counts = |t: &AttentionTemperature| n_ctx > t.period;
+        config.each_attention(|a| a.temperature = a.temperature.filter(counts));
+        config.each_latent(|l| l.temperature = l.temperature.filter(counts));
         let contract = Contract::check(source, &config)?;
         let shard = Shard::new(&config, source, backend.rank(), backend.is_exact())?;
         let loader = Loader { backend, source, config: &config, contract: &contract, shard: &shard };
@@ -216,6 +223,7 @@ impl<B: Backend> Decoder<B> {
                 Mixer::Attention { qkv, gate, out, .. } => {
                     size(qkv) + gate.as_ref().map_or(0, size) + size(&out.proj)
                 }
+                Mixer::Latent { weights, out } => weights.bytes(backend) + size(&out.proj),
                 Mixer::Recurrent { in_proj, out, .. } => size(in_proj) + size(&out.proj),
             };
             let (total, used) = match (&layer.ffn, &config.ffn) {
@@ -355,6 +363,30 @@ impl<B: Backend> Decoder<B> {
                     attended: room.attended,
                 };
                 backend.attention_block(stream, batch, block)
+            }
+            (
+                Mixer::Latent { weights: latent, out },
+                &config::Mixer::Latent(config::Latent { shape, rope, temperature, scale, .. }),
+                LayerCache::Kv(cache),
+            ) => {
+                let block = LatentBlock {
+                    input: weights.inputs.mixer(),
+                    shape,
+                    queries: latent.queries(),
+                    kv: &latent.kv,
+                    kv_norm: &latent.kv_norm,
+                    temperature,
+                    angles: (&room.angles[rope], c.ropes[rope].style),
+                    k_up: &latent.k_up,
+                    v_up: &latent.v_up,
+                    scale,
+                    cache,
+                    out: self.output(out, self.shard.mixer(layer), shared),
+                    q_rows: room.qkv,
+                    values: room.attended,
+                    room: room.latent,
+                };
+                backend.latent_block(stream, batch, block)
             }
             (Mixer::Recurrent { in_proj, conv, delta, out }, mixer, LayerCache::State(state)) => {
                 let (shape, kind) = match mixer {
@@ -528,6 +560,10 @@ fn load_layer<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Layer<B>> {
         },
         mixer: match &layer.mixer {
             config::Mixer::Attention(a) => load_attention(l, i, a, post_mixer)?,
+            config::Mixer::Latent(latent) => Mixer::Latent {
+                weights: LatentWeights::load(l, i, latent)?,
+                out: Output { sub_norm: None, proj: l.linear(Some(i), &["o_proj"])?, post_norm: post_mixer },
+            },
             config::Mixer::GatedDelta(_) | config::Mixer::ShortConv(_) => load_recurrent(l, i, post_mixer)?,
         },
         ffn: load_ffn(l, i, norm(norms.post_ffn)?)?,
@@ -606,7 +642,7 @@ fn load_attention<B: Backend>(
 fn load_recurrent<B: Backend>(l: &Loader<'_, B>, i: usize, post_norm: Option<Norm<B>>) -> Result<Mixer<B>> {
     let delta = match l.config.layers[i].mixer {
         config::Mixer::GatedDelta(delta) => Some(delta),
-        config::Mixer::ShortConv(_) | config::Mixer::Attention(_) => None,
+        config::Mixer::ShortConv(_) | config::Mixer::Attention(_) | config::Mixer::Latent(_) => None,
     };
     let (in_proj, conv, out_proj) = match delta {
         Some(delta) => (l.delta_in_proj(i, delta.shape)?, "delta.conv", "delta.out_proj"),

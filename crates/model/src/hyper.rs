@@ -24,6 +24,12 @@ static KEYS: &[Key] = &[
     key("n_heads", "attention.head_count", &["num_attention_heads", "n_head"]),
     key("n_kv_heads", "attention.head_count_kv", &["num_key_value_heads"]),
     key("head_dim", "attention.key_length", &["head_dim"]),
+    key("value_dim", "attention.value_length", &["v_head_dim"]),
+    key("latent_q_dim", "attention.key_length_mla", &["qk_head_dim"]),
+    key("latent_v_dim", "attention.value_length_mla", &["v_head_dim"]),
+    key("nope_dim", "", &["qk_nope_head_dim"]),
+    key("q_rank", "attention.q_lora_rank", &["q_lora_rank"]),
+    key("kv_rank", "attention.kv_lora_rank", &["kv_lora_rank"]),
     // Of layers with a sliding window, and of the others, where they differ.
     key("local_head_dim", "attention.key_length_swa", &["head_dim"]),
     key("global_head_dim", "attention.key_length", &["global_head_dim"]),
@@ -76,7 +82,7 @@ static KEYS: &[Key] = &[
         &["first_k_dense_replace", "moe_layer_start_index"],
     ),
     key("n_draft_layers", "nextn_predict_layers", &["num_nextn_predict_layers"]),
-    key("rope_dim", "rope.dimension_count", &["rotary_dim"]),
+    key("rope_dim", "rope.dimension_count", &["rotary_dim", "qk_rope_head_dim"]),
     key("rope_dim_local", "rope.dimension_count_swa", &[]),
     key(
         "rope_theta",

@@ -62,6 +62,10 @@ impl<B: Backend> LayerCache<B> {
                 let kv = backend.kv_layer(sizes.dtype, sizes.n_blocks, sizes.block_size, a.heads)?;
                 return Ok(Self::Kv(kv));
             }
+            Mixer::Latent(latent) => {
+                let CacheSizes { dtype, n_blocks, block_size, .. } = *sizes;
+                return Ok(Self::Kv(backend.latent_layer(dtype, n_blocks, block_size, &latent.shape)?));
+            }
             Mixer::GatedDelta(_) | Mixer::ShortConv(_) => mixer.recurrent_state(),
         };
         let RecurrentState { conv_width, n_channels, matrix } = state.expect("only attention has none");

@@ -11,6 +11,7 @@ mod error;
 pub mod gguf;
 pub mod hyper;
 mod kv_cache;
+mod latent;
 pub mod metadata;
 mod mmap;
 pub mod names;
@@ -29,8 +30,8 @@ mod weights;
 mod workspace;
 
 pub use config::{
-    Attention, Dense, Experts, Ffn, GatedDelta, KvSource, LayerConfig, LayerNorms, Mixer, ModelConfig,
-    PerLayerInput, Presence, QkNorm, RecurrentState, SharedExpert, ShortConv, Tied,
+    Attention, Dense, Experts, Ffn, GatedDelta, KvSource, Latent, LayerConfig, LayerNorms, Mixer,
+    ModelConfig, PerLayerInput, Presence, QkNorm, RecurrentState, SharedExpert, ShortConv, Tied,
 };
 pub use contract::check;
 pub use decoder::{Decoder, WeightBytes};

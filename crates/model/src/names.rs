@@ -9,7 +9,7 @@ pub enum Split {
     Whole,
     /// Rows, by query heads.
     QueryHeads,
-    /// One number per query head.
+    /// One number, or one matrix, per query head.
     PerQueryHead,
     /// Rows, by key and value heads.
     KvHeads,
@@ -123,6 +123,16 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.self_attn.key_layernorm",
         ],
     ),
+    row("q_a_proj", "blk.{i}.attn_q_a", &["model.layers.{i}.self_attn.q_a_proj"]),
+    row("q_a_norm", "blk.{i}.attn_q_a_norm", &["model.layers.{i}.self_attn.q_a_layernorm"]),
+    row("q_b_proj", "blk.{i}.attn_q_b", &["model.layers.{i}.self_attn.q_b_proj"]).split(Split::QueryHeads),
+    row("kv_a_proj", "blk.{i}.attn_kv_a_mqa", &["model.layers.{i}.self_attn.kv_a_proj_with_mqa"]),
+    row("kv_a_norm", "blk.{i}.attn_kv_a_norm", &["model.layers.{i}.self_attn.kv_a_layernorm"]),
+    // One matrix per head. In safetensors both are parts of one tensor, and that of keys is transposed.
+    row("k_b_proj", "blk.{i}.attn_k_b", &["model.layers.{i}.self_attn.kv_b_proj.keys"])
+        .split(Split::PerQueryHead),
+    row("v_b_proj", "blk.{i}.attn_v_b", &["model.layers.{i}.self_attn.kv_b_proj.values"])
+        .split(Split::PerQueryHead),
     row("sinks", "blk.{i}.attn_sinks", &["model.layers.{i}.self_attn.sinks"])
         .hf_is_whole()
         .split(Split::PerQueryHead),

@@ -4,7 +4,7 @@
 //! hidden activations. Its first matrices are cut by rows, and nothing has to be exchanged. Its last matrix then joins the parts, in
 //! one of two ways ([`Join`]). The names table says which weight is cut how.
 
-use crate::config::{Attention, Dense, Experts, Ffn, Mixer, ModelConfig, QkNorm};
+use crate::config::{Attention, Dense, Experts, Ffn, Latent, Mixer, ModelConfig, QkNorm};
 use crate::names::{self, Split};
 use crate::source::TensorSource;
 use crate::{Error, Result};
@@ -93,6 +93,10 @@ impl Shard {
             let (mixer, heads) = match &mut layer.mixer {
                 Mixer::Attention(attention) => {
                     let (block, heads) = cut.attention(i, attention)?;
+                    (block, Some(heads))
+                }
+                Mixer::Latent(latent) => {
+                    let (block, heads) = cut.latent(i, latent)?;
                     (block, Some(heads))
                 }
                 // Each rank computes all of it.
@@ -226,6 +230,33 @@ impl Cutter<'_> {
             let shard = BlockShard { join: Join::Alone, starts: Vec::new() };
             return Ok((shard, HeadShard { whole, query: 0..whole.n_heads, kv: 0..whole.n_kv_heads }));
         }
+        let (block, heads) = self.heads(layer, whole, whole.head_dim, attention.sub_norm)?;
+        attention.heads = Heads { n_heads: heads.query.len(), n_kv_heads: heads.kv.len(), ..whole };
+        Ok((block, heads))
+    }
+
+    /// Each rank keeps the vectors that all heads share.
+    fn latent(&self, layer: usize, latent: &mut Latent) -> Result<(BlockShard, HeadShard)> {
+        let shape = &mut latent.shape;
+        let whole = Heads { n_heads: shape.n_heads, n_kv_heads: 1, head_dim: shape.q_dim() };
+        if self.rank.is_alone() {
+            let shard = BlockShard { join: Join::Alone, starts: Vec::new() };
+            return Ok((shard, HeadShard { whole, query: 0..whole.n_heads, kv: 0..1 }));
+        }
+        let (block, heads) = self.heads(layer, whole, shape.v_dim, false)?;
+        shape.n_heads = heads.query.len();
+        Ok((block, heads))
+    }
+
+    /// Shares heads, whose values have `v_dim` elements, among ranks. With `gathers` the last matrix needs its whole input.
+    fn heads(
+        &self,
+        layer: usize,
+        whole: Heads,
+        v_dim: usize,
+        gathers: bool,
+    ) -> Result<(BlockShard, HeadShard)> {
+        let n = self.rank.count;
         let mut shared = Vec::with_capacity(n);
         for i in 0..n {
             shared.push(share_heads(whole, i, n).ok_or_else(|| {
@@ -235,16 +266,15 @@ impl Cutter<'_> {
                 ))
             })?);
         }
-        let mut starts: Vec<usize> = shared.iter().map(|(query, _)| query.start * whole.head_dim).collect();
-        starts.push(whole.n_heads * whole.head_dim);
+        let mut starts: Vec<usize> = shared.iter().map(|(query, _)| query.start * v_dim).collect();
+        starts.push(whole.n_heads * v_dim);
         let block = self.block_len("o_proj", layer);
         let cuts_blocks = starts.iter().any(|s| !s.is_multiple_of(block));
         let join = match () {
-            () if self.exact || attention.sub_norm || cuts_blocks => Join::Gather,
+            () if self.exact || gathers || cuts_blocks => Join::Gather,
             () => Join::Sum,
         };
         let (query, kv) = shared.swap_remove(self.rank.index);
-        attention.heads = Heads { n_heads: query.len(), n_kv_heads: kv.len(), ..whole };
         Ok((BlockShard { join, starts }, HeadShard { whole, query, kv }))
     }
 

@@ -217,7 +217,7 @@ impl Model {
         if self.format == Format::Safetensors && GptOss::describes(&self.metadata) {
             return Ok(Box::new(GptOss::new(self)?));
         }
-        if self.format == Format::Safetensors && Joined::describes(&self.metadata) {
+        if Joined::describes(&self) {
             return Ok(Box::new(Joined::new(self)?));
         }
         self.others.keys().for_each(|name| self.warn_of_other(name));

@@ -290,6 +290,28 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Some(self.backend.upload(&[n_experts, all.len() / n_experts], &all)?))
     }
 
+    /// One matrix for each head of this rank.
+    pub(crate) fn head_matrices(&self, layer: usize, name: &'static str) -> Result<B::Matrix> {
+        let w = Weight { name, layer: Some(layer) };
+        let entry = self.need(w);
+        let &[n_heads, n_out, n_in] = &entry.shape[..] else {
+            panic!("matrices of heads have three dimensions, not {:?}", entry.shape)
+        };
+        let all = self.source.tensor(&entry.files[0])?;
+        // As a matrix with a row for each head.
+        let rows = MatrixPart {
+            dtype: all.dtype,
+            n_experts: 1,
+            n_out: n_heads,
+            n_in: n_out * n_in,
+            bytes: all.bytes,
+        };
+        let mine = cut(rows, self.shard.cut(names::split(name), w.layer, n_heads));
+        let [part] = &mine[..] else { panic!("the heads of a rank are one range") };
+        let part = MatrixPart { n_experts: part.n_out, n_out, n_in, ..part.clone() };
+        Ok(self.backend.matrix(vec![part])?)
+    }
+
     /// One matrix per expert, from one tensor of all or from one tensor each; gate and up in one matrix as parts to stack.
     pub(crate) fn experts(&self, layer: usize, name: &'static str) -> Result<Vec<MatrixPart>> {
         let w = Weight { name, layer: Some(layer) };

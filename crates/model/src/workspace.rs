@@ -2,12 +2,12 @@
 
 use crate::Result;
 use crate::config::{
-    Attention, Dense, Experts, Ffn, GatedDelta, LayerConfig, Mixer, ModelConfig, PerLayerInput, SharedExpert,
-    ShortConv,
+    Attention, Dense, Experts, Ffn, GatedDelta, Latent, LayerConfig, Mixer, ModelConfig, PerLayerInput,
+    SharedExpert, ShortConv,
 };
 use crate::per_layer_input::PerLayerRoom;
 use crate::shard::{BlockShard, Join, Shard};
-use realizar_compute::{Backend, BatchLimits, DType, MoeScratch, Reference, Stream, Tensor};
+use realizar_compute::{Backend, BatchLimits, DType, LatentRoom, MoeScratch, Reference, Stream, Tensor};
 
 /// Activations of one step; every tensor is `F32`. Heads and hidden activations are those of one rank.
 pub struct Workspace<B: Backend> {
@@ -23,6 +23,8 @@ pub struct Workspace<B: Backend> {
     pub gate: Tensor<B>,
     /// Queries, keys and values of the delta rule, behind its convolution.
     pub convolved: Tensor<B>,
+    /// What only latent attention has.
+    pub latent: LatentRoom<B>,
     /// The input of the last matrix of a block that mixes tokens; of attention, `[n_tokens, n_heads · head_dim]`.
     pub attended: Tensor<B>,
     /// Gate and up side by side, `[n_tokens, 2 · intermediate_size]`.
@@ -48,6 +50,7 @@ pub(crate) struct Room<'a, B: Backend> {
     pub(crate) qkv: &'a mut Tensor<B>,
     pub(crate) gate: &'a mut Tensor<B>,
     pub(crate) convolved: &'a mut Tensor<B>,
+    pub(crate) latent: &'a mut LatentRoom<B>,
     pub(crate) attended: &'a mut Tensor<B>,
     pub(crate) gate_up: &'a mut Tensor<B>,
     pub(crate) hidden: &'a mut Tensor<B>,
@@ -127,6 +130,8 @@ struct Widths {
     qkv: usize,
     gate: usize,
     convolved: usize,
+    /// In the order of [`latent_tensors`].
+    latent: [usize; 4],
     attended: usize,
     gate_up: usize,
     hidden: usize,
@@ -148,6 +153,12 @@ impl Widths {
             Mixer::Attention(ref attention @ Attention { heads, output_gate, .. }) => {
                 (w.qkv, w.attended) = (attention.own_heads().qkv_len(), heads.n_heads * heads.head_dim);
                 w.gate = if output_gate { w.attended } else { 0 };
+            }
+            Mixer::Latent(Latent { shape, q_rank, .. }) => {
+                let heads = |len: usize| shape.n_heads * len;
+                (w.qkv, w.attended) = (heads(shape.q_dim()), heads(shape.v_dim));
+                let (key_dim, kv_rank) = (shape.key_dim(), shape.kv_rank);
+                w.latent = [q_rank.unwrap_or(0), key_dim, heads(key_dim), heads(kv_rank)];
             }
             Mixer::GatedDelta(GatedDelta { shape, .. }) => {
                 (w.convolved, w.attended) = (shape.qkv_len(), shape.v_len());
@@ -176,6 +187,7 @@ impl Widths {
             qkv: a.qkv.max(b.qkv),
             gate: a.gate.max(b.gate),
             convolved: a.convolved.max(b.convolved),
+            latent: std::array::from_fn(|i| a.latent[i].max(b.latent[i])),
             attended: a.attended.max(b.attended),
             gate_up: a.gate_up.max(b.gate_up),
             hidden: a.hidden.max(b.hidden),
@@ -213,7 +225,10 @@ impl<B: Backend> Workspace<B> {
             let [inputs, projected, gate] = per_layer_lens(c, input).map(|len| f32s(n, len));
             Ok(PerLayerRoom { inputs: inputs?, projected: projected?, gate: gate? })
         });
+        let [q_low, latent, queries, attended] = w.latent.map(|len| f32s(n, len));
+        let latent = LatentRoom { q_low: q_low?, latent: latent?, queries: queries?, attended: attended? };
         Ok(Self {
+            latent,
             residual: f32s(n, c.hidden_size)?,
             normed: f32s(n, c.hidden_size)?,
             output: f32s(n, c.hidden_size)?,
@@ -243,6 +258,7 @@ impl<B: Backend> Workspace<B> {
             qkv: &mut self.qkv,
             gate: &mut self.gate,
             convolved: &mut self.convolved,
+            latent: &mut self.latent,
             attended: &mut self.attended,
             gate_up: &mut self.gate_up,
             hidden: &mut self.hidden,
@@ -269,6 +285,7 @@ impl<B: Backend> Workspace<B> {
         ] {
             t.set_rows(n_tokens);
         }
+        latent_tensors(&mut self.latent).into_iter().for_each(|t| t.set_rows(n_tokens));
         self.angles.iter_mut().for_each(|t| t.set_rows(n_tokens));
         if let Some((router, _)) = &mut self.moe {
             router.set_rows(n_tokens);
@@ -289,6 +306,9 @@ impl<B: Backend> Workspace<B> {
         self.qkv.set_row_len(w.qkv);
         self.gate.set_row_len(w.gate);
         self.convolved.set_row_len(w.convolved);
+        for (t, len) in latent_tensors(&mut self.latent).into_iter().zip(w.latent) {
+            t.set_row_len(len);
+        }
         self.attended.set_row_len(w.attended);
         self.gate_up.set_row_len(w.gate_up);
         self.hidden.set_row_len(w.hidden);
@@ -301,6 +321,12 @@ impl<B: Backend> Workspace<B> {
             shared.set_layer(shard, layer);
         }
     }
+}
+
+/// The buffers of [`LatentRoom`].
+fn latent_tensors<B: Backend>(room: &mut LatentRoom<B>) -> [&mut Tensor<B>; 4] {
+    let LatentRoom { q_low, latent, queries, attended } = room;
+    [q_low, latent, queries, attended]
 }
 
 /// Elements in rows of the buffers of [`PerLayerRoom`], in the order of its fields.
@@ -318,6 +344,7 @@ pub fn workspace_bytes(shard: &Shard, limits: &BatchLimits) -> usize {
         + w.qkv
         + w.gate
         + w.convolved
+        + w.latent.iter().sum::<usize>()
         + w.attended
         + w.gate_up
         + w.hidden
@@ -361,7 +388,8 @@ mod tests {
             ];
             let moe = ws.moe.iter().flat_map(|(r, s)| [r, &s.x, &s.gate_up, &s.hidden, &s.y]);
             let per_layer = ws.per_layer.iter().flat_map(|p| [&p.inputs, &p.projected, &p.gate]);
-            let all = own.into_iter().chain(moe).chain(per_layer).chain(&ws.angles);
+            let latent = [&ws.latent.q_low, &ws.latent.latent, &ws.latent.queries, &ws.latent.attended];
+            let all = own.into_iter().chain(latent).chain(moe).chain(per_layer).chain(&ws.angles);
             assert_eq!(
                 workspace_bytes(&shard, &limits),
                 4 * all.map(|t| t.len()).sum::<usize>(),

@@ -92,7 +92,7 @@ fn ranks_together_answer_as_one_that_has_the_whole_model() {
             let alone = answers(1, exact, &path).swap_remove(0).unwrap();
             for count in 2..=4 {
                 let what = format!("{} with {count} ranks, exact: {exact}", path.display());
-                let can = config.attentions().all(|a| a.heads.n_heads >= count);
+                let can = config.heads().all(|heads| heads.n_heads >= count);
                 for (rank, found) in answers(count, exact, &path).into_iter().enumerate() {
                     let found = match found {
                         Ok(found) => found,
@@ -133,7 +133,14 @@ fn gpus_together_answer_as_a_cpu_alone() {
         }
     };
     for path in fixtures() {
-        let names = ["llama-gqa/hf", "mixtral/hf", "bitnet/model.gguf", "gemma4/hf", "gemma4-moe/model.gguf"];
+        let names = [
+            "llama-gqa/hf",
+            "mixtral/hf",
+            "bitnet/model.gguf",
+            "gemma4/hf",
+            "gemma4-moe/model.gguf",
+            "deepseek3/model.gguf",
+        ];
         if !real && !names.iter().any(|name| path.ends_with(name)) {
             continue;
         }

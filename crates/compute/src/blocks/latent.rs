@@ -94,9 +94,7 @@ pub fn latent<B: Blocks>(
         b.timed("scale_queries", || b.scale_by_position(q_rows, n, batch, temperature))?;
     }
     let prep = LatentPrep { shape, norm: kv_norm, angles };
-    b.timed("store_latent", || {
-        b.store_latent(&mut room.queries, q_rows, &room.latent, cache, batch, prep)
-    })?;
+    b.timed("store_latent", || b.store_latent(&mut room.queries, q_rows, &room.latent, cache, batch, prep))?;
     b.timed("k_up", || b.head_matmul(&mut room.queries, q_rows, k_up))?;
     let params = AttentionParams { heads: shape.heads(), scale, softcap: None, window: None };
     b.timed("attention", || b.attention(&mut room.attended, &room.queries, cache, batch, &params, None))?;

@@ -29,7 +29,8 @@ use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture,
     Chosen, Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Experts, HostBatch, KvLayer,
-    LatentPrep, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv, Tensor,
+    LatentPrep, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv,
+    Tensor,
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions, Operands};

@@ -10,8 +10,8 @@ use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, CacheShape, Capture, Chosen,
     Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts, ExpertsKind, GraphKey,
-    Heads, KvLayer, LatentPrep, LatentShape, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv,
-    Tensor,
+    Heads, KvLayer, LatentPrep, LatentShape, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep,
+    Rank, Result, ShortConv, Tensor,
 };
 
 impl Device for Cuda {

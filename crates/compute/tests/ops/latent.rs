@@ -10,8 +10,7 @@ use realizar_compute::{
 const SMALL: LatentShape = LatentShape { n_heads: 3, kv_rank: 24, nope_dim: 12, rope_dim: 8, v_dim: 10 };
 const MEDIUM: LatentShape = LatentShape { n_heads: 6, kv_rank: 64, nope_dim: 32, rope_dim: 32, v_dim: 48 };
 /// Of DeepSeek-V2-Lite.
-const LITE: LatentShape =
-    LatentShape { n_heads: 16, kv_rank: 512, nope_dim: 128, rope_dim: 64, v_dim: 128 };
+const LITE: LatentShape = LatentShape { n_heads: 16, kv_rank: 512, nope_dim: 128, rope_dim: 64, v_dim: 128 };
 
 /// A chunk of a prefill at an offset, two decodes, a whole prompt, a first token.
 const RAGGED: [(usize, usize); 5] = [(21, 19), (70, 1), (0, 37), (15, 1), (0, 1)];

@@ -36,5 +36,6 @@ pub(super) static FAMILIES: &[(&str, &str)] = &[
     ("qwen3next", "Qwen3-Next"),
     ("glm4moe", "GLM-4.5, GLM-4.6 or GLM-4.7"),
     ("minimax-m2", "MiniMax M2"),
+    ("deepseek2", "DeepSeek-V2, V3 or R1, GLM-4.7-Flash or Kimi K2"),
     ("lfm2", "LFM2 or LFM2.5"),
 ];

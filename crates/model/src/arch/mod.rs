@@ -4,6 +4,7 @@
 
 mod bitnet;
 mod cohere2;
+mod deepseek2;
 mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone4;
@@ -117,6 +118,7 @@ pub static ARCHS: &[ArchSpec] = &[
     minimax_m2::SPEC,
     ernie4_5_moe::SPEC,
     hunyuan::SPEC,
+    deepseek2::SPEC,
 ];
 
 /// Reads a model's description.
@@ -127,7 +129,7 @@ pub fn configure(source: &dyn TensorSource) -> Result<ModelConfig> {
     let (name, spec) = find(source)?;
     let hyper = Hyper::new(source, &name);
     let config = (spec.configure)(&hyper)?;
-    if config.attentions().next().is_none() {
+    if config.heads().next().is_none() {
         return Err(hyper.unsupported("a model of which no layer attends"));
     }
     Ok(config)
@@ -200,7 +202,9 @@ mod tests {
     use super::unsupported::UNSUPPORTED;
     use super::{ARCHS, configure};
     use crate::Error;
+    use crate::config::Ffn;
     use crate::gguf;
+    use realizar_compute::{GroupScore, RouterScores};
     use std::collections::HashSet;
 
     #[test]
@@ -286,6 +290,72 @@ mod tests {
             r#""rope_parameters": {"sliding_attention": {"rope_type": "linear"}}"#,
             "in layers with a window",
         );
+    }
+
+    /// The sizes of the fixture deepseek2-lite.
+    const LATENT: &str = r#""hidden_size": 24, "intermediate_size": 28, "num_hidden_layers": 3, "num_attention_heads": 3,
+        "max_position_embeddings": 64, "qk_nope_head_dim": 12, "v_head_dim": 10"#;
+    const EXPERTS: &str = r#""n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 12"#;
+
+    #[test]
+    fn deepseek_reads_what_published_folders_state() {
+        // Of V2-Lite, V2, V3 and Kimi VL.
+        let yarn = r#""rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 0.707, "mscale_all_dim": 0.707}"#;
+        let text = format!(r#"{LATENT}, {EXPERTS}, "qk_rope_head_dim": 8, "kv_lora_rank": 24, {yarn}"#);
+        let read = |arch: &str, keys: &str| {
+            let config = format!(r#"{{"architectures": ["{arch}"], {text}, {keys}}}"#);
+            configured("deepseek2-lite", &config).unwrap()
+        };
+        let lite = read(
+            "DeepseekV2ForCausalLM",
+            r#""q_lora_rank": null, "n_group": 4, "topk_group": 2, "topk_method": "greedy""#,
+        );
+        let latent = *lite.latents().next().unwrap();
+        assert_eq!((lite.latents().count(), latent.q_rank, latent.shape.key_dim()), (3, None, 32));
+        let magnitude = 0.0707 * 40f32.ln() + 1.0;
+        assert!((latent.scale - magnitude * magnitude / 20f32.sqrt()).abs() < 1e-6, "{}", latent.scale);
+        assert_eq!(lite.ropes[0].frequencies(64).1, 1.0);
+        // Without a bias the router is V2's, and all experts are one group.
+        let router = lite.experts().next().unwrap().router;
+        assert_eq!((router.scores, router.groups, router.norm_topk), (RouterScores::Softmax, None, false));
+        let whole = read(
+            "DeepseekV2ForCausalLM",
+            r#""n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy""#,
+        );
+        let groups = whole.experts().next().unwrap().router.groups.unwrap();
+        assert_eq!((groups.count, groups.n_used, groups.score), (4, 2, GroupScore::Largest));
+        let keys = r#""scoring_func": "sigmoid", "first_k_dense_replace": 2, "attention_bias": false"#;
+        let stated = read("DeepseekV3ForCausalLM", keys);
+        let sparse: Vec<_> = stated.layers.iter().map(|l| matches!(l.ffn, Ffn::Experts(_))).collect();
+        assert_eq!(sparse, [false, false, true]);
+        assert_eq!(stated.experts().next().unwrap().router.scores, RouterScores::Sigmoid);
+        let wrapped = format!(
+            r#"{{"architectures": ["KimiVLForConditionalGeneration"], "text_config": {{{text}, "q_lora_rank": null}}}}"#
+        );
+        let wrapped = configured("deepseek2-lite", &wrapped).unwrap();
+        assert_eq!(wrapped.latents().next(), Some(&latent));
+    }
+
+    #[test]
+    fn deepseek_that_contradicts_itself_is_refused() {
+        let refused = |keys: &str, part: &str| {
+            let config =
+                format!(r#"{{"architectures": ["DeepseekV2ForCausalLM"], {LATENT}, {EXPERTS}, {keys}}}"#);
+            let error = configured("deepseek2", &config).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        };
+        refused(r#""qk_rope_head_dim": 7, "kv_lora_rank": 24"#, "RoPE turns 7 elements");
+        refused(r#""qk_rope_head_dim": 8"#, "kv_lora_rank");
+        refused(r#""qk_rope_head_dim": 8, "kv_lora_rank": 0"#, "kv_rank is 0");
+        refused(r#""qk_rope_head_dim": 8, "kv_lora_rank": 24, "q_lora_rank": 0"#, "q_rank is 0");
+        let sizes = r#""qk_rope_head_dim": 8, "kv_lora_rank": 24"#;
+        refused(&format!(r#"{sizes}, "n_group": 3"#), "3 groups");
+        refused(&format!(r#"{sizes}, "mlp_layer_types": ["dense"]"#), "1 entries for 3 layers");
+        refused(
+            &format!(r#"{sizes}, "mlp_layer_types": ["dense", "odd", "sparse"]"#),
+            "\"odd\" is not known",
+        );
+        refused(&format!(r#"{sizes}, "scoring_func": "tanh""#), "\"tanh\" is not known");
     }
 
     #[test]

@@ -38,18 +38,6 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
         &["deepseek4", "DeepseekV4ForCausalLM"],
         "hyper-connections and an indexer of keys",
     ),
-    family(
-        "DeepSeek V2, V3, R1, GLM-4.7-Flash or Kimi K2",
-        &[
-            "deepseek2",
-            "DeepseekV2ForCausalLM",
-            "DeepseekV3ForCausalLM",
-            "Glm4MoeLiteForCausalLM",
-            "KimiK25ForConditionalGeneration",
-            "KimiVLForConditionalGeneration",
-        ],
-        LATENT,
-    ),
     family("DeepSeek MoE", &["deepseek", "DeepseekForCausalLM"], DESCRIPTION),
     family(
         "DeepSeek OCR",

@@ -201,6 +201,8 @@ fn what_is_known_to_be_harmless_is_ignored() {
         // Of layers that read the keys and values of others.
         ("gemma4/hf", "model.layers.4.self_attn.k_norm.weight"),
         ("gemma4/model.gguf", "blk.6.attn_v.weight"),
+        ("deepseek3/hf", "vision_tower.encoder.blocks.0.wqkv.weight"),
+        ("deepseek3/model.gguf", "blk.1.attn_kv_b.weight"),
         // A copy of the embedding.
         ("llama/hf", "lm_head.weight"),
         ("bitnet/model.gguf", "output.weight"),
@@ -249,6 +251,22 @@ fn recurrent_layers_need_all_their_tensors() {
 }
 
 #[test]
+fn latent_attention_needs_all_its_tensors() {
+    for (fixture, tensor) in [
+        ("deepseek2-lite/hf", "model.layers.1.self_attn.q_proj.weight"),
+        ("deepseek3/hf", "model.layers.0.self_attn.q_a_layernorm.weight"),
+        ("deepseek3/hf", "model.layers.2.self_attn.kv_b_proj.keys.weight"),
+        ("deepseek3/model.gguf", "blk.1.attn_kv_a_mqa.weight"),
+        ("deepseek3/model.gguf", "blk.1.attn_v_b.weight"),
+        ("glm4moelite/model.gguf", "blk.1.attn_q_b.weight"),
+    ] {
+        assert_says(&Edited::new(fixture).without(tensor).error(), &[tensor, "is missing"]);
+        let error = Edited::new(fixture).with(tensor, &[5]).error();
+        assert_says(&error, &[tensor, "has shape [5] where"]);
+    }
+}
+
+#[test]
 fn a_model_without_attention_is_refused() {
     let convolves = Edited::new("lfm2/model.gguf").with_key("lfm2.attention.head_count_kv", 0);
     assert_says(&arch::configure(&convolves).unwrap_err().to_string(), &["no layer attends"]);
@@ -277,6 +295,7 @@ fn a_star_stands_for_any_characters() {
 fn only_the_stated_number_of_layers_may_draft() {
     for (form, own, beyond) in [
         ("glm4moe/hf", "model.layers.3.eh_proj.weight", "model.layers.4.eh_proj.weight"),
+        ("deepseek3/hf", "model.layers.3.eh_proj.weight", "model.layers.4.eh_proj.weight"),
         ("glm4moe/model.gguf", "blk.3.nextn.eh_proj.weight", "blk.4.nextn.eh_proj.weight"),
     ] {
         let model = Edited::new(form);

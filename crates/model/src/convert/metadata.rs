@@ -1,6 +1,8 @@
 //! The metadata of a converted model: hyper-parameters, tokenizer and chat template under GGUF's keys.
 
-use crate::config::{Dense, Ffn, GatedDelta, KvSource, LayerConfig, Mixer, ModelConfig, ShortConv};
+use crate::config::{
+    Attention, Dense, Ffn, GatedDelta, KvSource, LayerConfig, Mixer, ModelConfig, ShortConv,
+};
 use crate::hyper::Hyper;
 use crate::metadata::{Metadata, Strings};
 use crate::rope::{RopeScaling, yarn_magnitude};
@@ -8,7 +10,7 @@ use crate::sampling_hints::{sampling_hints, write_gguf};
 use crate::source::TensorSource;
 use crate::tokenizer::write_gguf::{self, HfFiles};
 use crate::{Error, Result};
-use realizar_compute::{Activation, HeadOrder, NormKind, RouterScores};
+use realizar_compute::{Activation, AttentionTemperature, HeadOrder, Heads, NormKind, RouterScores};
 use serde_json::Value as Json;
 
 /// `general.architecture` of a model.
@@ -54,8 +56,8 @@ pub(super) fn metadata(source: &dyn TensorSource, c: &ModelConfig) -> Result<Met
 
 /// Of the first layer that sees everything, where layers differ and the format has one number for all; [`Converted::check`](super::Converted::check) refuses what that does not say.
 fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn TensorSource) -> Result<()> {
-    let attention = c.attentions().find(|a| a.window.is_none()).or(c.attentions().next()).copied();
-    let attention = attention.ok_or_else(|| Error::unsupported(m.path(), "it has no attention"))?;
+    let attention =
+        StatedAttention::of(c).ok_or_else(|| Error::unsupported(m.path(), "it has no attention"))?;
     let heads = attention.heads;
     let width = match c.layers[0].ffn {
         // What the file states is rounded by rules of its own.
@@ -75,10 +77,11 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
         }
         counts.extend([
             ("attention.key_length", heads.head_dim),
-            ("attention.value_length", heads.head_dim),
+            ("attention.value_length", attention.value_dim),
             ("vocab_size", c.vocab_size),
         ]);
     }
+    counts.extend(latent_sizes(c));
     counts.extend(expert_counts(arch, c));
     let window = c.attentions().find_map(|a| a.window);
     // Readers of phi3 insist on the key; 0 means that there is none.
@@ -124,6 +127,46 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
         m.insert(format!("{arch}.attention.temperature_scale"), temperature.beta)?;
     }
     factors(m, arch, c, attention.scale)
+}
+
+/// What GGUF says of attention in all layers.
+struct StatedAttention {
+    heads: Heads,
+    value_dim: usize,
+    scale: f32,
+    softcap: Option<f32>,
+    temperature: Option<AttentionTemperature>,
+}
+
+impl StatedAttention {
+    fn of(c: &ModelConfig) -> Option<Self> {
+        if let Some(latent) = c.latents().next() {
+            let heads = latent.shape.heads();
+            return Some(Self {
+                heads,
+                value_dim: latent.shape.kv_rank,
+                // Follows from what is stated of latent attention and of its rotation.
+                scale: 1.0 / (heads.head_dim as f32).sqrt(),
+                softcap: None,
+                temperature: latent.temperature,
+            });
+        }
+        let &Attention { heads, scale, softcap, temperature, .. } =
+            c.attentions().find(|a| a.window.is_none()).or(c.attentions().next())?;
+        Some(Self { heads, value_dim: heads.head_dim, scale, softcap, temperature })
+    }
+}
+
+/// The sizes of latent attention.
+fn latent_sizes(c: &ModelConfig) -> Vec<(&'static str, usize)> {
+    let Some(latent) = c.latents().next() else { return Vec::new() };
+    let mut counts = vec![
+        ("attention.kv_lora_rank", latent.shape.kv_rank),
+        ("attention.key_length_mla", latent.shape.q_dim()),
+        ("attention.value_length_mla", latent.shape.v_dim),
+    ];
+    counts.extend(latent.q_rank.map(|rank| ("attention.q_lora_rank", rank)));
+    counts
 }
 
 /// What Gemma 4 states of layers with a window, and of what layers share.
@@ -190,10 +233,10 @@ fn recurrent_sizes(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<Vec<
     let recurrent = c.layers.iter().find(|l| l.mixer.recurrent_state().is_some());
     let kv_heads = |mixer: &Mixer| match mixer {
         Mixer::Attention(attention) => attention.heads.n_kv_heads as i32,
-        Mixer::GatedDelta(_) | Mixer::ShortConv(_) => 0,
+        Mixer::Latent(_) | Mixer::GatedDelta(_) | Mixer::ShortConv(_) => 0,
     };
     Ok(match recurrent.map(|layer| layer.mixer) {
-        None | Some(Mixer::Attention(_)) => Vec::new(),
+        None | Some(Mixer::Attention(_) | Mixer::Latent(_)) => Vec::new(),
         Some(Mixer::GatedDelta(GatedDelta { shape, conv_width })) => {
             let is_recurrent = |mixer: &Mixer| matches!(mixer, Mixer::GatedDelta(_));
             let list: Vec<bool> = c.layers.iter().map(|l| is_recurrent(&l.mixer)).collect();
@@ -226,15 +269,17 @@ fn expert_counts(arch: &str, c: &ModelConfig) -> Vec<(&'static str, usize)> {
     if ["qwen2moe", "qwen35moe", "qwen3next"].contains(&arch) {
         counts.push(("expert_shared_feed_forward_length", shared));
     }
-    if arch == "glm4moe" {
+    if ["glm4moe", "deepseek2"].contains(&arch) {
         let (n_groups, n_used) = experts.router.groups.map_or((1, 1), |groups| (groups.count, groups.n_used));
         counts.extend([
             ("expert_shared_count", shared / experts.intermediate_size.max(1)),
             ("leading_dense_block_count", regular_experts(c).0),
             ("expert_group_count", n_groups),
             ("expert_group_used_count", n_used),
-            ("nextn_predict_layers", 0),
         ]);
+    }
+    if arch == "glm4moe" {
+        counts.push(("nextn_predict_layers", 0));
     }
     if arch == "ernie4_5-moe" {
         let (first, every) = regular_experts(c);
@@ -259,14 +304,14 @@ fn regular_experts(c: &ModelConfig) -> (usize, usize) {
 /// How experts are chosen, for the architectures whose readers ask the file.
 fn router(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<()> {
     let Some(router) = c.experts().next().map(|experts| experts.router) else { return Ok(()) };
-    if ["glm4moe", "minimax-m2"].contains(&arch) {
+    if ["glm4moe", "minimax-m2", "deepseek2"].contains(&arch) {
         let kind = match router.scores {
             RouterScores::Softmax => 1u32,
             RouterScores::Sigmoid => 2,
         };
         m.insert(format!("{arch}.expert_gating_func"), kind)?;
     }
-    if arch == "glm4moe" {
+    if ["glm4moe", "deepseek2"].contains(&arch) {
         m.insert(format!("{arch}.expert_weights_scale"), router.scale)?;
         m.insert(format!("{arch}.expert_weights_norm"), router.norm_topk)?;
     }
@@ -309,6 +354,19 @@ fn rotation(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn TensorSo
             m.insert(key("original_context_length"), trained_context as u32)?;
             m.insert(key("yarn_beta_fast"), beta_fast)?;
             m.insert(key("yarn_beta_slow"), beta_slow)?;
+            if let Some(latent) = c.latents().next() {
+                let magnitude = (latent.scale * (latent.shape.q_dim() as f32).sqrt()).sqrt();
+                // Where it is there, the factor on cosine and sine is 1 unless it is stated.
+                let has_multiplier = magnitude != 1.0 && factor > 1.0;
+                if has_multiplier {
+                    m.insert(key("yarn_log_multiplier"), (magnitude - 1.0) / factor.ln())?;
+                }
+                let usual = if has_multiplier { 1.0 } else { yarn_magnitude(factor, 1.0) };
+                return match (attention_factor - usual).abs() > 1e-6 {
+                    true => m.insert(key("yarn_attn_factor"), attention_factor),
+                    false => Ok(()),
+                };
+            }
             if arch == "mistral3" && attention_factor == 1.0 {
                 // Says that both halves of YaRN's factor cancel.
                 return m.insert(key("yarn_log_multiplier"), 1.0f32);

@@ -1,19 +1,27 @@
-//! Models in which several weights share a tensor of safetensors: Qwen's with experts or recurrent layers, and Gemma 4 with experts.
+//! Models in which several weights share a tensor: Qwen's with experts or recurrent layers, Gemma 4 with experts, and those with latent
+//! attention.
 //!
 //! Experts may stand in one tensor: `gate_up_proj` `[n_experts, 2 · n, n_in]` with each expert's gate before its up, and `down_proj`
 //! `[n_experts, n_out, n]`, neither with `.weight` at its end. Those of Gemma 4 stay together, as in GGUF. Qwen3-Next has in `in_proj_qkvz` for each key head its query, its key, and
-//! the values and output gates of its value heads. [`Joined`] shows each weight under its own name and copies its rows when they are asked for.
+//! the values and output gates of its value heads. Latent attention has in `kv_b_proj`, and in older GGUF files in `attn_kv_b`, for each head
+//! the matrix of keys, which is needed transposed, and that of values. [`Joined`] shows each weight under its own name and copies its rows when they are asked for.
 
 use super::{Format, Model, TensorInfo, TensorSource, TensorView};
 use crate::metadata::Metadata;
 use crate::{Error, Result};
 use bytes::Bytes;
+use realizar_compute::DType;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// `architectures` of the models that may store weights so.
-const ARCHITECTURES: [&str; 5] = [
+const ARCHITECTURES: [&str; 10] = [
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+    "KimiVLForConditionalGeneration",
+    "KimiK25ForConditionalGeneration",
     "Qwen3_5MoeForCausalLM",
     "Qwen3_5MoeForConditionalGeneration",
     "Qwen3NextForCausalLM",
@@ -25,6 +33,11 @@ const GATE_UP: &str = ".mlp.experts.gate_up_proj";
 /// Tensors of all experts whose names have no ending.
 const EXPERTS: [&str; 2] = [".experts.gate_up_proj", ".experts.down_proj"];
 const QKVZ: &str = ".linear_attn.in_proj_qkvz.weight";
+/// Ends of names: of keys and values of latent attention together, and of each, by format.
+const KV_B: [[&str; 3]; 2] = [
+    [".kv_b_proj.weight", ".kv_b_proj.keys.weight", ".kv_b_proj.values.weight"],
+    [".attn_kv_b.weight", ".attn_k_b.weight", ".attn_v_b.weight"],
+];
 
 /// A model whose shared tensors are taken apart.
 pub(super) struct Joined {
@@ -40,6 +53,8 @@ enum Recipe {
     /// The tensor of this name.
     Same(String),
     Rows(Rows),
+    /// As `Rows`, the rows of each group transposed; as plain numbers.
+    Transposed(Rows),
 }
 
 /// Some rows of a tensor whose rows lie in groups of equal size: each range of all groups, one range after the other.
@@ -62,8 +77,15 @@ impl Joined {
         Ok(this)
     }
 
-    /// Whether a model's configuration says that it is one.
-    pub(super) fn describes(metadata: &Metadata) -> bool {
+    /// Whether a model's files say that it is one.
+    pub(super) fn describes(model: &Model) -> bool {
+        let metadata = &model.metadata;
+        if model.format == Format::Gguf {
+            // Some files have both forms.
+            let has = |end: &str| model.tensors.iter().any(|t| t.name.ends_with(end));
+            let arch = metadata.get_str("general.architecture").ok().flatten();
+            return arch == Some("deepseek2") && has(KV_B[1][0]) && !has(KV_B[1][1]);
+        }
         let names = metadata.get_strings("architectures").ok().flatten().unwrap_or_default();
         names.first().is_some_and(|name| ARCHITECTURES.contains(name))
     }
@@ -74,6 +96,11 @@ impl Joined {
         }
         if let Some(layer) = info.name.strip_suffix(QKVZ) {
             return self.add_qkvz(&info, layer);
+        }
+        for [both, k, v] in KV_B {
+            if let Some(layer) = info.name.strip_suffix(both) {
+                return self.add_kv_b(&info, format!("{layer}{k}"), format!("{layer}{v}"));
+            }
         }
         let from = info.name.clone();
         let is_bare = EXPERTS.iter().any(|end| from.ends_with(end));
@@ -122,6 +149,40 @@ impl Joined {
         Ok(())
     }
 
+    fn add_kv_b(&mut self, info: &TensorInfo, k_name: String, v_name: String) -> Result<()> {
+        let metadata = self.model.metadata();
+        let size = |keys: [&str; 2]| {
+            let stated = [metadata.get_usize(keys[0])?, metadata.get_usize(keys[1])?];
+            stated[0].or(stated[1]).ok_or_else(|| metadata.missing(keys[0]))
+        };
+        let (n_heads, v_dim) = match self.model.format {
+            Format::Gguf => (
+                size(["deepseek2.attention.head_count"; 2])?,
+                size(["deepseek2.attention.value_length_mla", "deepseek2.attention.value_length"])?,
+            ),
+            Format::Safetensors => (
+                size(["num_attention_heads", "text_config.num_attention_heads"])?,
+                size(["v_head_dim", "text_config.v_head_dim"])?,
+            ),
+        };
+        let &[n_rows, rank] = &info.shape[..] else {
+            return Err(self.bad(&info.name, format!("has shape {:?} and not [rows, columns]", info.shape)));
+        };
+        let per_head = n_rows.checked_div(n_heads).filter(|n| n * n_heads == n_rows);
+        let Some(k_dim) = per_head.and_then(|n| n.checked_sub(v_dim)).filter(|&n| n > 0) else {
+            let reason =
+                format!("has {n_rows} rows, which {n_heads} heads with values of {v_dim} cannot share");
+            return Err(self.bad(&info.name, reason));
+        };
+        let rows = |range| Rows { from: info.name.clone(), n_groups: n_heads, ranges: vec![range] };
+        let values = rows(k_dim..k_dim + v_dim);
+        self.add_rows(info, v_name, vec![n_heads, v_dim, rank], values)?;
+        let dtype = if info.dtype.block_len() == 1 { info.dtype } else { DType::F32 };
+        let keys = TensorInfo::new(k_name, dtype, vec![n_heads, rank, k_dim]);
+        let keys = keys.ok_or_else(|| self.bad(&info.name, "has a shape that no weight can have"))?;
+        self.push(keys, Recipe::Transposed(rows(0..k_dim)))
+    }
+
     fn add_qkvz(&mut self, info: &TensorInfo, layer: &str) -> Result<()> {
         let size = |key: &str| {
             let missing = || Error::MissingKey { path: self.model.path().to_owned(), key: key.to_owned() };
@@ -164,6 +225,19 @@ fn pick(view: &TensorView, rows: &Rows) -> Bytes {
     Bytes::from(out)
 }
 
+/// Transposes each of some matrices, `[n_out, n_in]` one after the other.
+fn transpose_each(bytes: &[u8], n_out: usize, n_in: usize, element_bytes: usize) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes.len());
+    for matrix in bytes.chunks_exact((n_out * n_in * element_bytes).max(1)) {
+        for column in 0..n_in {
+            for row in 0..n_out {
+                out.extend_from_slice(&matrix[(row * n_in + column) * element_bytes..][..element_bytes]);
+            }
+        }
+    }
+    out
+}
+
 impl TensorSource for Joined {
     fn path(&self) -> &Path {
         self.model.path()
@@ -190,6 +264,17 @@ impl TensorSource for Joined {
                 let bytes = pick(&self.model.tensor(&rows.from)?, rows);
                 Ok(TensorView { dtype: *dtype, shape: shape.clone(), bytes })
             }
+            Recipe::Transposed(rows) => {
+                let view = self.model.tensor(&rows.from)?;
+                let mut bytes = pick(&view, rows);
+                if view.dtype != *dtype {
+                    let mut values = vec![0.0; shape.iter().product()];
+                    (view.dtype.spec().dequantize)(&bytes, &mut values);
+                    bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>().into();
+                }
+                let bytes = transpose_each(&bytes, shape[2], shape[1], dtype.spec().block_bytes);
+                Ok(TensorView { dtype: *dtype, shape: shape.clone(), bytes: Bytes::from(bytes) })
+            }
         }
     }
 
@@ -208,8 +293,10 @@ impl TensorSource for Joined {
 
 #[cfg(test)]
 mod tests {
-    use crate::source::{StoredTensor, TensorSource, open_counting};
+    use crate::gguf;
+    use crate::source::{StoredTensor, TensorSource, open_counting, open_gguf_bytes};
     use crate::{Error, Result};
+    use realizar_compute::DType;
 
     const GATE_UP: &str = "model.layers.0.mlp.experts.gate_up_proj";
     const DOWN: &str = "model.layers.0.mlp.experts.down_proj";
@@ -247,6 +334,73 @@ mod tests {
         let of = |end: &str| numbers(&*source, &format!("model.layers.0.linear_attn.in_proj_{end}.weight"));
         assert_eq!(of("qkv"), (vec![14, 1], vec![0, 1, 10, 11, 2, 3, 12, 13, 4, 5, 6, 14, 15, 16]));
         assert_eq!(of("z"), (vec![6, 1], vec![7, 8, 9, 17, 18, 19]));
+    }
+
+    const KV_B: &str = "model.layers.0.self_attn.kv_b_proj.weight";
+    const LATENT: &[u8] =
+        br#"{"architectures": ["DeepseekV3ForCausalLM"], "num_attention_heads": 2, "v_head_dim": 1}"#;
+
+    #[test]
+    fn keys_and_values_of_latent_attention_are_taken_apart() {
+        // For each head two rows of keys and one of values, of vectors of two elements.
+        let source = open_counting(LATENT, &[(KV_B, "F16", 2, &[6, 2])]).unwrap();
+        let of = |part: &str| numbers(&*source, &format!("model.layers.0.self_attn.kv_b_proj.{part}.weight"));
+        assert_eq!(of("keys"), (vec![2, 2, 2], vec![0, 2, 1, 3, 6, 8, 7, 9]));
+        assert_eq!(of("values"), (vec![2, 1, 2], vec![4, 5, 10, 11]));
+        assert!(source.find(KV_B).is_none());
+        for shape in [&[5, 2][..], &[2, 2], &[12], &[6, 2, 1]] {
+            let error = open_counting(LATENT, &[(KV_B, "F16", 2, shape)]).err().unwrap();
+            assert!(matches!(error, Error::BadTensor { .. }), "{shape:?}: {error}");
+        }
+        let unknown = br#"{"architectures": ["DeepseekV3ForCausalLM"], "v_head_dim": 1}"#;
+        let error = open_counting(unknown, &[(KV_B, "F16", 2, &[6, 2])]).err().unwrap();
+        assert!(error.to_string().contains("num_attention_heads"), "{error}");
+    }
+
+    /// A GGUF file whose tensors hold the numbers 0, 1, 2, … rounded to `dtype`, and these numbers.
+    fn open_gguf(tensors: &[(&str, &[usize])], dtype: DType) -> (Box<dyn TensorSource>, Vec<f32>) {
+        let mut header = gguf::Header::new("test");
+        header.set("general.architecture", "deepseek2").unwrap();
+        header.set("deepseek2.attention.head_count", 2u32).unwrap();
+        header.set("deepseek2.attention.value_length", 1u32).unwrap();
+        for (name, shape) in tensors {
+            header.tensor(*name, dtype, shape).unwrap();
+        }
+        let (mut file, mut rounded) = (Vec::new(), Vec::new());
+        let mut writer = gguf::Writer::new(&mut file, header).unwrap();
+        for (name, shape) in tensors {
+            let values: Vec<f32> = (0..shape.iter().product::<usize>()).map(|i| i as f32).collect();
+            let mut bytes = vec![0; dtype.bytes_for(values.len()).unwrap()];
+            dtype.spec().quantize.unwrap()(&values, &mut bytes);
+            rounded = values;
+            (dtype.spec().dequantize)(&bytes, &mut rounded);
+            writer.tensor(name, &bytes).unwrap();
+        }
+        writer.finish().unwrap();
+        (open_gguf_bytes("test", file.into()).unwrap(), rounded)
+    }
+
+    #[test]
+    fn quantized_keys_become_plain_numbers_where_they_are_transposed() {
+        // Older files have keys and values in one matrix: for each head three rows of keys and one of values.
+        let shape = [8, 32];
+        let (source, rounded) = open_gguf(&[("blk.0.attn_kv_b.weight", &shape)], DType::Q8_0);
+        let keys = source.tensor("blk.0.attn_k_b.weight").unwrap();
+        assert_eq!((keys.dtype, &keys.shape[..]), (DType::F32, &[2, 32, 3][..]));
+        let at = |head: usize, row: usize, column: usize| rounded[(head * 4 + row) * 32 + column];
+        for (i, number) in keys.bytes.chunks_exact(4).enumerate() {
+            let want = at(i / 96, i % 3, i / 3 % 32);
+            assert_eq!(f32::from_le_bytes(number.try_into().unwrap()), want, "{i}");
+        }
+        let values = source.tensor("blk.0.attn_v_b.weight").unwrap();
+        assert_eq!((values.dtype, &values.shape[..]), (DType::Q8_0, &[2, 1, 32][..]));
+        let mut numbers = vec![0.0; 64];
+        (DType::Q8_0.spec().dequantize)(&values.bytes, &mut numbers);
+        assert!((0..64).all(|i| numbers[i] == at(i / 32, 3, i % 32)));
+        // A file that has both forms stays as it is.
+        let both = [("blk.0.attn_kv_b.weight", &shape[..]), ("blk.0.attn_k_b.weight", &[2, 32, 32])];
+        let (source, _) = open_gguf(&both, DType::Q8_0);
+        assert!(source.find("blk.0.attn_kv_b.weight").is_some() && source.tensors().len() == 2);
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
         ("embedding_length", s.hidden_size),
         ("attention.head_count", s.n_heads),
         ("attention.key_length", s.head_dim),
-        ("attention.value_length", s.head_dim),
+        ("attention.value_length", s.latent.map_or(s.head_dim, |latent| s.head_dim - latent.rope_dim)),
         ("vocab_size", s.vocab_size),
         ("rope.dimension_count", rotated(s)),
     ];
@@ -103,11 +103,14 @@ fn recurrent_layers(m: &mut Metadata, s: &SynthShape) -> Result<()> {
 
 fn experts(m: &mut Metadata, s: &SynthShape) -> Result<()> {
     let arch = s.family.arch();
+    if let Some(latent) = s.latent {
+        latent.metadata(m, s)?;
+    }
     if let Some([n_experts, n_used, width]) = s.experts {
         m.insert(format!("{arch}.expert_count"), n_experts as u32)?;
         m.insert(format!("{arch}.expert_used_count"), n_used as u32)?;
         m.insert(format!("{arch}.expert_feed_forward_length"), width as u32)?;
-        if s.family == Family::Glm4Moe {
+        if matches!(s.family, Family::Glm4Moe | Family::DeepSeek2) {
             m.insert(format!("{arch}.expert_shared_count"), (s.shared_expert / width) as u32)?;
             m.insert(format!("{arch}.leading_dense_block_count"), s.n_dense as u32)?;
         } else if s.shared_expert > 0 {
@@ -145,6 +148,7 @@ fn rotated(s: &SynthShape) -> usize {
         Family::Phi2 => s.head_dim * 2 / 5,
         Family::Glm4 | Family::Glm4Moe | Family::MiniMaxM2 => s.head_dim / 2,
         _ if s.family.is_qwen_hybrid() => s.head_dim / 4,
+        Family::DeepSeek2 => s.latent.map_or(s.head_dim, |latent| latent.rope_dim),
         _ => s.head_dim,
     }
 }

@@ -5,6 +5,7 @@
 //! in the range of a trained model's.
 
 mod gemma4;
+mod latent;
 mod metadata;
 mod shapes;
 
@@ -219,10 +220,11 @@ fn weights(s: &SynthShape) -> Vec<Weight> {
             gemma4.layer(s, i, &mut put);
             continue;
         }
-        match s.delta {
+        match (s.latent, s.delta) {
+            (Some(latent), _) => latent.attention(s, &mut put),
             _ if s.attends(i) => attention(s, &mut put),
-            Some(delta) => gated_delta(s, delta, &mut put),
-            None => short_conv(s, &mut put),
+            (None, Some(delta)) => gated_delta(s, delta, &mut put),
+            (None, None) => short_conv(s, &mut put),
         }
         match s.experts {
             Some(experts) if i >= s.n_dense => mixture(s, experts, &mut put),
@@ -374,7 +376,8 @@ fn mixture(s: &SynthShape, [n_experts, _, width]: [usize; 3], put: &mut impl FnM
     if s.family == Family::GptOss {
         put("ffn_gate_inp.bias", &[n_experts], bias(n_experts));
     }
-    if matches!(s.family, Family::Glm4Moe | Family::MiniMaxM2) {
+    let is_biased = matches!(s.family, Family::Glm4Moe | Family::MiniMaxM2);
+    if is_biased || s.latent.is_some_and(|latent| latent.by_sigmoid) {
         put("exp_probs_b.bias", &[n_experts], bias(n_experts));
     }
     for (part, n_out, n_in) in
@@ -494,6 +497,9 @@ mod tests {
             ("gemma-4-12b", 11.907),
             ("gemma-4-31b", 30.697),
             ("gemma-4-26b-a4b", 25.233),
+            ("deepseek-v2-lite", 15.706),
+            ("deepseek-v3-5-layers", 26.618),
+            ("glm-4.7-flash", 29.943),
         ] {
             let s = synth(name, "f16", 1, 1);
             let n: usize = s.tensors().iter().map(TensorInfo::n_elements).sum();

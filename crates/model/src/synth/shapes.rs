@@ -41,6 +41,28 @@ pub struct SynthShape {
     pub(super) n_dense: usize,
     /// What only Gemma 4 has.
     pub(super) gemma4: Option<Gemma4>,
+    /// What only models with latent attention have; the shape's head is what they keep of a token.
+    pub(super) latent: Option<Latent>,
+}
+
+/// What models with latent attention differ in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Latent {
+    /// Width between the two matrices of queries; 0: there is one.
+    pub(super) q_rank: usize,
+    /// Elements of a query that do not turn, and that do.
+    pub(super) nope_dim: usize,
+    pub(super) rope_dim: usize,
+    /// Elements of a head's value.
+    pub(super) v_dim: usize,
+    /// Groups of experts, and how many of them a token uses.
+    pub(super) groups: [usize; 2],
+    /// Whether scores of experts are sigmoids, with biases, and normalized.
+    pub(super) by_sigmoid: bool,
+    /// Factor on the experts' weights.
+    pub(super) router_scale: f32,
+    /// The multiplier of YaRN's factor on queries and keys, where rotation is stretched.
+    pub(super) yarn: Option<f32>,
 }
 
 /// What the sizes of Gemma 4 differ in.
@@ -82,6 +104,7 @@ pub(super) enum Family {
     Olmo2,
     Glm4,
     Cohere2,
+    DeepSeek2,
     Ernie,
     Exaone4,
     Gemma,
@@ -157,6 +180,7 @@ impl Family {
             Family::SeedOss => "seed_oss",
             Family::Exaone4 => "exaone4",
             Family::Cohere2 => "cohere2",
+            Family::DeepSeek2 => "deepseek2",
             Family::StarCoder2 => "starcoder2",
             Family::Ernie => "ernie4_5",
             Family::Phi3 => "phi3",
@@ -213,6 +237,7 @@ const fn shape(
         shared_expert: 0,
         n_dense: 0,
         gemma4: None,
+        latent: None,
     }
 }
 
@@ -253,6 +278,11 @@ impl SynthShape {
         self
     }
 
+    const fn latent(mut self, latent: Latent) -> Self {
+        self.latent = Some(latent);
+        self
+    }
+
     const fn experts(mut self, n: [usize; 3]) -> Self {
         self.experts = Some(n);
         self
@@ -271,6 +301,24 @@ const GEMMA4: Gemma4 = Gemma4 {
 };
 /// Those with them.
 const GEMMA4_E: Gemma4 = Gemma4 { window: 512, keys_as_values: false, per_layer_len: 256, ..GEMMA4 };
+
+/// Latent attention of DeepSeek-V2-Lite.
+const V2_LITE: Latent = Latent {
+    q_rank: 0,
+    nope_dim: 128,
+    rope_dim: 64,
+    v_dim: 128,
+    groups: [1, 1],
+    by_sigmoid: false,
+    router_scale: 1.0,
+    yarn: Some(0.707),
+};
+/// Of DeepSeek-V3.
+const V3: Latent =
+    Latent { q_rank: 1536, groups: [8, 4], by_sigmoid: true, router_scale: 2.5, yarn: Some(1.0), ..V2_LITE };
+/// Of GLM-4.7-Flash.
+const GLM_FLASH: Latent =
+    Latent { q_rank: 768, nope_dim: 192, v_dim: 256, groups: [1, 1], router_scale: 1.8, yarn: None, ..V3 };
 
 /// The known models. Source: their published `config.json`.
 #[rustfmt::skip]
@@ -293,6 +341,13 @@ pub static SYNTH_SHAPES: &[SynthShape] = &[
     shape("gpt-oss-120b", Family::GptOss, [36, 2880, 2880, 64, 8, 64, 201088, 131072], 1.5e5, 1e-5).experts([128, 4, 2880]),
     shape("glm-4.5-air", Family::Glm4Moe, [46, 4096, 10944, 96, 8, 128, 151552, 131072], 1e6, 1e-5)
         .experts([128, 8, 1408]).shared_expert(1408).dense_first(1),
+    shape("deepseek-v2-lite", Family::DeepSeek2, [27, 2048, 10944, 16, 1, 576, 102400, 163840], 1e4, 1e-6)
+        .experts([64, 6, 1408]).shared_expert(2816).dense_first(1).latent(V2_LITE),
+    // Of its 61 layers.
+    shape("deepseek-v3-5-layers", Family::DeepSeek2, [5, 7168, 18432, 128, 1, 576, 129280, 163840], 1e4, 1e-6)
+        .experts([256, 8, 2048]).shared_expert(2048).dense_first(3).latent(V3),
+    shape("glm-4.7-flash", Family::DeepSeek2, [47, 2048, 10240, 20, 1, 576, 154880, 202752], 1e6, 1e-5)
+        .experts([64, 4, 1536]).shared_expert(1536).dense_first(1).latent(GLM_FLASH),
     // Of its 62 layers.
     shape("minimax-m2-8-layers", Family::MiniMaxM2, [8, 3072, 1536, 48, 8, 128, 200064, 196608], 5e6, 1e-6)
         .experts([256, 8, 1536]),

@@ -184,7 +184,12 @@ pub(in crate::cuda) fn head_matmul(
     let n_heads = shape.n_experts;
     let (x_head, y_head, m) = (x.row_len() / n_heads, y.row_len() / n_heads, x.rows());
     assert_eq!((x.row_len(), y.row_len(), y.rows()), (x_head * n_heads, y_head * n_heads, m));
-    assert!(shape.n_in <= x_head && shape.n_out <= y_head, "{y:?} of {x:?}, [{}, {}]", shape.n_out, shape.n_in);
+    assert!(
+        shape.n_in <= x_head && shape.n_out <= y_head,
+        "{y:?} of {x:?}, [{}, {}]",
+        shape.n_out,
+        shape.n_in
+    );
     for part in &w.parts {
         let [gemv_1, gemv_8] = match part.shape.layout {
             Layout::Blocks => kernels.blocks[part.shape.dtype as usize],
