@@ -213,6 +213,22 @@ VARIANTS = {
             LATENT, n_group=1, topk_group=1, norm_topk_prob=True, n_routed_experts=5, n_shared_experts=1, rope_parameters=rope(1000.0),
         ), 44, prompts=(6, 12), converter=True, notes="GLM-4.7-Flash",
     ),
+    "mistral4": Variant(
+        "Mistral3", dict(
+            LATENT, model_type="mistral4", first_k_dense_replace=0, n_routed_experts=5, n_shared_experts=1, n_group=1, topk_group=1,
+            norm_topk_prob=True, max_position_embeddings=64,
+            rope_parameters=rope(
+                100.0, "yarn", mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1, partial_rotary_factor=0.4, **DEEPSEEK_YARN,
+            ),
+        ), 45, prompts=(6, 24), converter=True,
+        vision=dict(
+            model_type="pixtral", hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, head_dim=8,
+            patch_size=2, image_size=4, rope_parameters=rope(),
+        ),
+        around=dict(image_token_index=PAD),
+        notes="the text part of a multimodal model: latent attention with queries that grow from position 16 on, of which llama.cpp's "
+        "converter says nothing; all experts in one tensor",
+    ),
     "llama": Variant(
         "Llama", dict(THREE_HEADS, num_key_value_heads=3, tie_word_embeddings=True, rope_parameters=rope()), 1, chat_template="config",
     ),

@@ -1,7 +1,7 @@
 //! DeepSeek-V2, V3 and R1 (DeepSeek-AI 2024), GLM-4.7-Flash and Kimi K2: latent attention, dense layers first, then experts in groups with
 //! shared ones beside them.
 
-use super::{ArchSpec, IMAGES, INV_FREQ, Ignored};
+use super::{ArchSpec, IMAGES, INV_FREQ, Ignored, attention_temperature};
 use crate::config::{ModelConfig, Presence, SharedExpert};
 use crate::hyper::Hyper;
 use crate::{Result, names};
@@ -31,10 +31,25 @@ pub(super) const SPEC: ArchSpec = ArchSpec {
 };
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
+    base(h, "deepseek2", GroupScore::Largest, None)
+}
+
+/// Latent attention and its experts.
+///
+/// `by`: what groups of experts are compared by where scores are softmax. `temperature`: how fast queries grow with their position where the
+/// file does not say it.
+pub(super) fn base(
+    h: &Hyper<'_>,
+    arch: &'static str,
+    by: GroupScore,
+    temperature: Option<f32>,
+) -> Result<ModelConfig> {
     let is_interleaved = h.is_gguf() || h.hf_bool("rope_interleave")?.unwrap_or(true);
     let style = if is_interleaved { RopeStyle::Interleaved } else { RopeStyle::Half };
-    let mut c = ModelConfig::with_latent_attention(h, "deepseek2", style)?;
+    let mut c = ModelConfig::with_latent_attention(h, arch, style)?;
     c.read_activation(h, Activation::Silu)?;
+    let temperature = attention_temperature(h, temperature)?;
+    c.each_latent(|latent| latent.temperature = temperature);
     if h.usize("n_experts")?.unwrap_or(0) == 0 {
         return Ok(c);
     }
@@ -46,7 +61,7 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     c.add_experts(h, norm_topk, |i| sparse[i])?;
     let (scores, by) = match has_bias {
         true => (RouterScores::Sigmoid, GroupScore::TopTwo),
-        false => (RouterScores::Softmax, GroupScore::Largest),
+        false => (RouterScores::Softmax, by),
     };
     c.read_router(h, scores, by)?;
     let chooses_among_all = !h.is_gguf() && h.hf_str("topk_method")? == Some("greedy");

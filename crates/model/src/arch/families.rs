@@ -5,6 +5,7 @@ pub(super) static FAMILIES: &[(&str, &str)] = &[
     ("llama", "Llama, or Mistral in Llama's form"),
     ("mistral", "Mistral"),
     ("mistral3", "Mistral Small 3, Ministral 3, Devstral or Magistral"),
+    ("mistral4", "Mistral Small 4"),
     ("mixtral", "Mixtral"),
     ("qwen2", "Qwen2, Qwen2.5, or the text part of their VL models"),
     ("qwen3", "Qwen3, or the text part of Qwen3-VL"),

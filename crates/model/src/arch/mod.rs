@@ -24,6 +24,7 @@ mod llama;
 mod minimax_m2;
 mod mistral;
 mod mistral3;
+mod mistral4;
 mod mixtral;
 mod olmo2;
 mod olmo3;
@@ -45,6 +46,7 @@ use crate::config::ModelConfig;
 use crate::hyper::Hyper;
 use crate::source::{Format, TensorSource};
 use crate::{Error, Result};
+use realizar_compute::AttentionTemperature;
 
 /// One architecture.
 pub struct ArchSpec {
@@ -119,6 +121,7 @@ pub static ARCHS: &[ArchSpec] = &[
     ernie4_5_moe::SPEC,
     hunyuan::SPEC,
     deepseek2::SPEC,
+    mistral4::SPEC,
 ];
 
 /// Reads a model's description.
@@ -147,6 +150,26 @@ fn local_theta(h: &Hyper<'_>) -> Result<Option<f32>> {
         }
     }
     h.f32("rope_theta_local")
+}
+
+/// How queries grow with their position; `default` is what the file means where it does not say it.
+///
+/// Errors: numbers that cannot be, and a file that does not say from which position on.
+fn attention_temperature(h: &Hyper<'_>, default: Option<f32>) -> Result<Option<AttentionTemperature>> {
+    let Some(beta) = h.f32("attention_temperature")?.or(default).filter(|&beta| beta != 0.0) else {
+        return Ok(None);
+    };
+    let period = match h.usize("rope_original_context")? {
+        Some(n) => Some(n),
+        None => h.hf_usize("rope_parameters.original_max_position_embeddings")?,
+    };
+    let period = period.filter(|&n| n > 0).ok_or_else(|| {
+        h.invalid("queries grow with their position, but the context of the first training is not stated")
+    })?;
+    if !beta.is_finite() {
+        return Err(h.invalid(format!("queries grow with their position by {beta}")));
+    }
+    Ok(Some(AttentionTemperature { beta, period }))
 }
 
 /// What people call the family of an architecture, by our name of it.

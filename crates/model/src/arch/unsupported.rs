@@ -20,7 +20,6 @@ const fn family(
 
 /// Nothing else.
 const DESCRIPTION: &str = "a description of its layers, all of which are of known kinds";
-const LATENT: &str = "latent attention";
 const BOTH_WAYS: &str = "attention in both directions, since it makes embeddings and no text";
 const MAMBA: &str = "Mamba layers";
 const SECTIONS: &str = "positions in sections, one for each dimension of an image";
@@ -58,7 +57,6 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
         ],
         SECTIONS,
     ),
-    family("Mistral Small 4", &["mistral4", "Mistral4ForCausalLM"], LATENT),
     family(
         "Kimi Linear",
         &["kimi-linear", "KimiLinearForCausalLM"],

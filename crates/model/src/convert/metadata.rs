@@ -269,7 +269,7 @@ fn expert_counts(arch: &str, c: &ModelConfig) -> Vec<(&'static str, usize)> {
     if ["qwen2moe", "qwen35moe", "qwen3next"].contains(&arch) {
         counts.push(("expert_shared_feed_forward_length", shared));
     }
-    if ["glm4moe", "deepseek2"].contains(&arch) {
+    if ["glm4moe", "deepseek2", "mistral4"].contains(&arch) {
         let (n_groups, n_used) = experts.router.groups.map_or((1, 1), |groups| (groups.count, groups.n_used));
         counts.extend([
             ("expert_shared_count", shared / experts.intermediate_size.max(1)),
@@ -304,14 +304,14 @@ fn regular_experts(c: &ModelConfig) -> (usize, usize) {
 /// How experts are chosen, for the architectures whose readers ask the file.
 fn router(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<()> {
     let Some(router) = c.experts().next().map(|experts| experts.router) else { return Ok(()) };
-    if ["glm4moe", "minimax-m2", "deepseek2"].contains(&arch) {
+    if ["glm4moe", "minimax-m2", "deepseek2", "mistral4"].contains(&arch) {
         let kind = match router.scores {
             RouterScores::Softmax => 1u32,
             RouterScores::Sigmoid => 2,
         };
         m.insert(format!("{arch}.expert_gating_func"), kind)?;
     }
-    if ["glm4moe", "deepseek2"].contains(&arch) {
+    if ["glm4moe", "deepseek2", "mistral4"].contains(&arch) {
         m.insert(format!("{arch}.expert_weights_scale"), router.scale)?;
         m.insert(format!("{arch}.expert_weights_norm"), router.norm_topk)?;
     }

@@ -16,12 +16,14 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// `architectures` of the models that may store weights so.
-const ARCHITECTURES: [&str; 10] = [
+const ARCHITECTURES: [&str; 12] = [
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
     "Glm4MoeLiteForCausalLM",
     "KimiVLForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "Mistral4ForCausalLM",
     "Qwen3_5MoeForCausalLM",
     "Qwen3_5MoeForConditionalGeneration",
     "Qwen3NextForCausalLM",
