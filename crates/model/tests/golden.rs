@@ -13,7 +13,8 @@ use realizar_compute::cpu::{Cpu, CpuOptions};
 use realizar_compute::cuda::{Cuda, CudaOptions};
 use realizar_compute::{Backend, DType, Reference};
 use realizar_model::arch::{ARCHS, configure};
-use realizar_model::{Decoder, source};
+use realizar_model::source::TensorSource;
+use realizar_model::{Decoder, gguf, source};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -154,4 +155,58 @@ fn every_fixture_equals_the_reference_library_on_every_path() {
     }
     let all: BTreeSet<_> = ARCHS.iter().map(|a| a.name).collect();
     assert_eq!(seen, all, "every architecture has a fixture");
+}
+
+/// A GGUF file in the layout that latent attention had at first: keys and values of all heads in one matrix, and sizes of heads as those of
+/// attention.
+fn write_in_older_layout(from: &dyn TensorSource, path: &Path) {
+    let mut header = gguf::Header::new(path);
+    for (key, value) in from.metadata().iter().filter(|(key, _)| !key.ends_with("_length_mla")) {
+        let stated = key.strip_suffix("_length").map(|key| format!("{key}_length_mla"));
+        let older = stated.filter(|_| key.contains("attention.")).and_then(|key| from.metadata().get(&key));
+        header.set(key, older.unwrap_or(value).clone()).unwrap();
+    }
+    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+    for info in from.tensors().iter().filter(|t| !t.name.ends_with("attn_v_b.weight")) {
+        let t = from.tensor(&info.name).unwrap();
+        let Some(layer) = info.name.strip_suffix("attn_k_b.weight") else {
+            tensors.push((info.name.clone(), t.shape, t.bytes.to_vec()));
+            continue;
+        };
+        let values = from.tensor(&format!("{layer}attn_v_b.weight")).unwrap();
+        let (rank, k_dim, v_bytes) = (t.shape[1], t.shape[2], values.bytes.len() / t.shape[0]);
+        let mut both = Vec::new();
+        for (keys, values) in t.bytes.chunks(4 * rank * k_dim).zip(values.bytes.chunks(v_bytes)) {
+            let element = |i: usize, j: usize| &keys[4 * (j * k_dim + i)..][..4];
+            (0..k_dim).for_each(|i| (0..rank).for_each(|j| both.extend_from_slice(element(i, j))));
+            both.extend_from_slice(values);
+        }
+        let n_rows = both.len() / (4 * rank);
+        tensors.push((format!("{layer}attn_kv_b.weight"), vec![n_rows, rank], both));
+    }
+    for (name, shape, _) in &tensors {
+        header.tensor(name, DType::F32, shape).unwrap();
+    }
+    let mut writer = gguf::Writer::new(std::fs::File::create(path).unwrap(), header).unwrap();
+    tensors.iter().for_each(|(name, _, bytes)| writer.tensor(name, bytes).unwrap());
+    writer.finish().unwrap();
+}
+
+#[test]
+fn older_files_with_latent_attention_give_the_same_logits() {
+    let newer = fixtures().into_iter().find(|p| p.ends_with("deepseek3")).unwrap().join("model.gguf");
+    let older = std::env::temp_dir().join(format!("realizar-older-{}.gguf", std::process::id()));
+    write_in_older_layout(&*source::open(&newer).unwrap(), &older);
+    let logits = |path: &Path| {
+        let source = source::open(path).unwrap();
+        let model = Decoder::load(&Reference, &*source, configure(&*source).unwrap(), 8).unwrap();
+        Session::new(&Reference, &model, 8, DType::F32).step(&[3, 140, 7, 201, 99])
+    };
+    assert!(logits(&older) == logits(&newer));
+    let stated = |path: &Path, key: &str| {
+        source::open(path).unwrap().metadata().get_usize(&format!("deepseek2.attention.{key}")).unwrap()
+    };
+    assert_eq!([&older, &newer].map(|path| stated(path, "key_length")), [Some(20), Some(32)]);
+    assert_eq!(stated(&older, "key_length_mla"), None);
+    std::fs::remove_file(older).unwrap();
 }
