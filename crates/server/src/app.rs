@@ -116,7 +116,7 @@ impl App {
     ///
     /// Errors: what is wrong with the format, by the field that says it; 429 if too many formats wait to be compiled.
     async fn constraint(self: &Arc<Self>, wanted: Wanted) -> Result<Box<dyn Constraint>> {
-        let Wanted { key, field, after_reasoning, format } = wanted;
+        let Wanted { key, field, before, format } = wanted;
         let app = self.clone();
         let work = move |deadline| {
             let grammars = app.grammars()?;
@@ -131,7 +131,7 @@ impl App {
                 let compiled: &Compiled = &compiled.lock().unwrap_or_else(PoisonError::into_inner);
                 compiled.constraint()
             };
-            Ok(if after_reasoning { app.grammars()?.after_reasoning(constraint) } else { constraint })
+            Ok(app.grammars()?.after(&before, constraint)?)
         })
         .await
     }

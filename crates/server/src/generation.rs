@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::sizes::Sizes;
-use crate::structured::{Format, GrammarError};
+use crate::structured::{Before, Format, GrammarError};
 use crate::totals::Totals;
 use realizar_engine::{
     Constraint, Error as EngineError, SamplingParams, StopStrings, TextEvent, TextParams, TextStream,
@@ -69,17 +69,17 @@ pub(crate) struct Wanted {
     pub(crate) key: String,
     /// The field of the request that says it.
     pub(crate) field: &'static str,
-    /// The format holds from the end of the reasoning, which the prompt has begun.
-    pub(crate) after_reasoning: bool,
+    /// What comes before the format holds.
+    pub(crate) before: Before,
     /// The format; it may compute for a while.
     pub(crate) format: MakeFormat,
 }
 
 impl Wanted {
     /// A format that a field of the request has.
-    pub(crate) fn format(format: Format, field: &'static str, after_reasoning: bool) -> Self {
+    pub(crate) fn format(format: Format, field: &'static str, before: Before) -> Self {
         let key = format!("{format:?}");
-        Self { key, field, after_reasoning, format: Box::new(move |_| Ok(format)) }
+        Self { key, field, before, format: Box::new(move |_| Ok(format)) }
     }
 }
 

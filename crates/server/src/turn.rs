@@ -6,8 +6,10 @@ use crate::conversation::Conversation;
 use crate::error::Result;
 use crate::generation::{Plan, Wanted};
 use crate::reasoning::{self, Piece, ReasoningParser};
-use crate::structured::{Format, GrammarError};
-use crate::tool_calls::{Callable, Delta as Found, Syntax, Tool, ToolCallParser, ToolChoice};
+use crate::structured::{Before, Format, GrammarError};
+use crate::tool_calls::{Callable, Syntax, Tool, ToolCallParser, ToolChoice};
+
+pub(crate) use crate::tool_calls::Delta as News;
 
 /// A format that a request asks for, with the field that says so.
 pub(crate) type Asked = (Format, &'static str);
@@ -40,23 +42,34 @@ impl Turn {
         plan.truncate(app, &mut prompt);
         let tokenizer = app.engine.tokenizer();
         let thinking = rendered.is_thinking;
+        let channels = app.syntax.channels();
+        let in_text = channels.is_some_and(|channels| !rendered.text.ends_with(channels.begin));
+        let before = match app.syntax.before_text(tokenizer) {
+            _ if thinking => Before::Reasoning,
+            Some(lark) if !in_text => Before::Grammar(lark),
+            _ => Before::Nothing,
+        };
         let choice = if callable.tools.is_empty() { ToolChoice::None } else { callable.choice.clone() };
         let answer = format.as_ref().map(|(format, _)| format);
         let closed = callable.closed_tools(app.config.open_schemas);
         let wanted = match Syntax::demands(&closed, &choice, callable.parallel, answer) {
-            true => Some(tools_wanted(&closed, &choice, callable.parallel, answer, thinking)),
-            false => format.map(|(format, field)| Wanted::format(format, field, thinking)),
+            true => {
+                // The grammar of calls in channels has all of the answer.
+                let before = if channels.is_some() { Before::Nothing } else { before };
+                Some(tools_wanted(&closed, &choice, callable.parallel, answer, before))
+            }
+            false => format.map(|(format, field)| Wanted::format(format, field, before)),
         };
         wanted.as_ref().map_or(Ok(()), |_| plan.check_format())?;
         plan.shown.extend(reasoning::shown_tokens(tokenizer));
         let tools = if choice == ToolChoice::None { Vec::new() } else { callable.tools };
-        if !tools.is_empty() {
+        if !tools.is_empty() || channels.is_some() {
             plan.shown.extend(app.syntax.shown_tokens(tokenizer));
         }
         Ok(Prepared {
             prompt,
             wanted,
-            parsers: Parsers { thinking, tools, syntax: app.syntax, seed: app.new_seed() },
+            parsers: Parsers { thinking, in_text, tools, syntax: app.syntax, seed: app.new_seed() },
         })
     }
 }
@@ -67,7 +80,7 @@ fn tools_wanted(
     choice: &ToolChoice,
     parallel: bool,
     answer: Option<&Format>,
-    after_reasoning: bool,
+    before: Before,
 ) -> Wanted {
     let key = format!("{choice:?} {parallel} {answer:?} {tools:?}");
     let (tools, choice, answer) = (tools.to_vec(), choice.clone(), answer.cloned());
@@ -77,13 +90,15 @@ fn tools_wanted(
         // `Syntax::demands` has said that there is one.
         format.ok_or_else(|| GrammarError::Grammar { reason: "the tools demand nothing".to_owned() })
     };
-    Wanted { key, field: "tools", after_reasoning, format: Box::new(format) }
+    Wanted { key, field: "tools", before, format: Box::new(format) }
 }
 
 /// Makes the parsers of a turn's answers.
 pub(crate) struct Parsers {
     /// The prompt ends within the reasoning.
     thinking: bool,
+    /// The answer is in channels, and the prompt ends within a text.
+    in_text: bool,
     /// What the answer may call.
     tools: Vec<Tool>,
     syntax: &'static Syntax,
@@ -94,54 +109,25 @@ pub(crate) struct Parsers {
 impl Parsers {
     /// For the answer of this number.
     pub(crate) fn parser(&self, index: usize) -> AnswerParser {
-        let calls = || self.syntax.parser(&self.tools, self.seed.wrapping_add(index as u64));
+        let seed = self.seed.wrapping_add(index as u64);
+        let calls = || match self.in_text {
+            true => self.syntax.parser_in_text(&self.tools, seed),
+            false => self.syntax.parser(&self.tools, seed),
+        };
+        let channels = self.syntax.channels().is_some();
         AnswerParser {
-            reasoning: ReasoningParser::new(self.thinking),
-            calls: (!self.tools.is_empty()).then(calls),
+            reasoning: (!channels).then(|| ReasoningParser::new(self.thinking)),
+            calls: (channels || !self.tools.is_empty()).then(calls),
             reasoning_tokens: 0,
         }
     }
 }
 
-/// News in an answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum News {
-    /// What the model thinks before it answers.
-    Reasoning(String),
-    /// Text that is part of no call.
-    Text(String),
-    /// A call begins.
-    Call {
-        /// Which of the answer's calls, from 0.
-        index: usize,
-        /// What the client names it by in its result.
-        id: String,
-        /// The tool's name.
-        name: String,
-    },
-    /// More of a call's arguments.
-    Arguments {
-        /// Which of the answer's calls, from 0.
-        index: usize,
-        /// A piece of JSON text. A model without constraint may write what is no JSON, or be cut off.
-        fragment: String,
-    },
-}
-
-impl From<Found> for News {
-    fn from(found: Found) -> Self {
-        match found {
-            Found::Text(text) => Self::Text(text),
-            Found::Call { index, id, name } => Self::Call { index, id, name },
-            Found::Arguments { index, fragment } => Self::Arguments { index, fragment },
-        }
-    }
-}
-
-/// Takes an answer's text apart while it comes. Reasoning comes first; then text and calls.
+/// Takes an answer's text apart while it comes.
 pub(crate) struct AnswerParser {
-    reasoning: ReasoningParser,
-    /// If there is something to call.
+    /// For answers that begin with their reasoning; text and calls follow.
+    reasoning: Option<ReasoningParser>,
+    /// If there is something to call, or answers are in channels.
     calls: Option<ToolCallParser>,
     reasoning_tokens: usize,
 }
@@ -149,20 +135,24 @@ pub(crate) struct AnswerParser {
 impl AnswerParser {
     /// The news in the next piece of text. `n_tokens`: tokens behind it.
     pub(crate) fn push(&mut self, text: &str, n_tokens: usize) -> Vec<News> {
-        let was_reasoning = self.reasoning.is_reasoning();
-        let pieces = self.reasoning.push(text);
-        if was_reasoning || self.reasoning.is_reasoning() {
+        let was_reasoning = self.is_reasoning();
+        let pieces = match &mut self.reasoning {
+            Some(reasoning) => reasoning.push(text),
+            None => vec![Piece::Content(text.to_owned())],
+        };
+        let news = self.take(pieces);
+        if was_reasoning || self.is_reasoning() {
             self.reasoning_tokens += n_tokens;
         }
-        self.take(pieces)
+        news
     }
 
     /// The rest, at the answer's end.
     pub(crate) fn finish(&mut self) -> Vec<News> {
-        let pieces = self.reasoning.finish();
-        let mut news = self.take(pieces);
+        let pieces = self.reasoning.as_mut().map(ReasoningParser::finish);
+        let mut news = self.take(pieces.unwrap_or_default());
         if let Some(calls) = &mut self.calls {
-            news.extend(calls.finish().into_iter().map(News::from));
+            news.extend(calls.finish());
         }
         news
     }
@@ -173,12 +163,17 @@ impl AnswerParser {
             match (piece, &mut self.calls) {
                 (Piece::Reasoning(text), _) => news.push(News::Reasoning(text)),
                 (Piece::Content(text), None) => news.push(News::Text(text)),
-                (Piece::Content(text), Some(calls)) => {
-                    news.extend(calls.push(&text).into_iter().map(News::from));
-                }
+                (Piece::Content(text), Some(calls)) => news.extend(calls.push(&text)),
             }
         }
         news
+    }
+
+    fn is_reasoning(&self) -> bool {
+        match &self.reasoning {
+            Some(reasoning) => reasoning.is_reasoning(),
+            None => self.calls.as_ref().is_some_and(ToolCallParser::is_reasoning),
+        }
     }
 
     /// Calls so far.

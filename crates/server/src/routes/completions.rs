@@ -12,6 +12,7 @@ use crate::openai::{
     Answer, CompletionChoice, CompletionLogprobs, CompletionRequest, Endpoint, Prompt, PromptLogprobs,
     PromptReport, ServerSentEvent, check_logprobs,
 };
+use crate::structured::Before;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
@@ -46,7 +47,7 @@ pub(crate) async fn create(
         .compute(move |app| {
             let plan = plan(app, caller, &request)?;
             let wanted = request.common.formats.format(app.config.open_schemas)?;
-            let wanted = wanted.map(|(format, field)| Wanted::format(format, field, false));
+            let wanted = wanted.map(|(format, field)| Wanted::format(format, field, Before::Nothing));
             wanted.as_ref().map_or(Ok(()), |_| plan.check_format())?;
             let (prompts, texts) = prompts(app, &request, &plan)?;
             let ids = plan.return_token_ids.then(|| prompts.clone());

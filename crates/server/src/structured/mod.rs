@@ -4,9 +4,10 @@
 //! [`Constraint`] that the engine asks for a mask before each token. The server compiles in `pool`, on threads of its own and with a
 //! cache; `compile` keeps to bounds of time and memory, `limits` has those of the source. `schema` checks a JSON schema and says
 //! where it is wrong, `closed` says that its objects have no further properties, `gbnf` reads llama.cpp's grammars for the machine in `pushdown`, `vocabulary` builds the trie, `constraint` is
-//! the engine's seam, `after_reasoning` puts off a format until the model has thought. All but GBNF runs in llguidance: an Earley
+//! the engine's seam, `after_reasoning` puts off a format until the model has thought, `after_grammar` until a text of another grammar has come. All but GBNF runs in llguidance: an Earley
 //! parser over lexemes whose regular expressions are derivatives, walked along the trie.
 
+mod after_grammar;
 mod after_reasoning;
 mod cache;
 mod closed;
@@ -21,6 +22,7 @@ mod schema;
 mod vocabulary;
 
 use crate::reasoning;
+use after_grammar::AfterGrammar;
 use after_reasoning::{AfterReasoning, FreeTokens};
 use compile::limits as library_limits;
 use llguidance::ParserFactory;
@@ -58,6 +60,17 @@ pub enum Format {
     /// look-around and back-references.
     Regex(String),
     /// Text that a grammar describes: in llguidance's dialect of Lark, or in GBNF, which is told by its `::=`.
+    Grammar(String),
+}
+
+/// What comes in an answer before its format.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Before {
+    /// The answer begins with the format.
+    Nothing,
+    /// The reasoning, which the prompt has begun ([`reasoning::is_open`]), and its end.
+    Reasoning,
+    /// Text that a grammar in Lark describes, of which no text goes on after a whole one.
     Grammar(String),
 }
 
@@ -125,6 +138,8 @@ pub enum GrammarError {
 pub struct Grammars {
     factory: Arc<ParserFactory>,
     free: Arc<FreeTokens>,
+    /// A token that ends a text.
+    stop: u32,
 }
 
 impl Grammars {
@@ -140,7 +155,9 @@ impl Grammars {
         factory.quiet();
         *factory.limits_mut() = library_limits();
         let free = FreeTokens::new(environment, tokenizer.id_of(reasoning::CLOSE));
-        Ok(Self { factory: Arc::new(factory), free: Arc::new(free) })
+        let stop =
+            stops.first().copied().ok_or_else(|| refuse("it has no token that ends a text".to_owned()))?;
+        Ok(Self { factory: Arc::new(factory), free: Arc::new(free), stop })
     }
 
     /// Prepares the enforcement of a format on this thread: up to some seconds, and hundreds of kilobytes of stack for what recurses.
@@ -150,17 +167,33 @@ impl Grammars {
         Ok(self.compile_until(format, Deadline::after(LONGEST))?.constraint())
     }
 
-    /// Like [`Grammars::compile`], but the format holds from the end of the reasoning, which the prompt has begun
-    /// ([`reasoning::is_open`]).
+    /// Like [`Grammars::compile`], but the format holds for what comes after something else.
     ///
     /// Errors: as [`Grammars::compile`].
-    pub fn compile_after_reasoning(&self, format: &Format) -> Result<Box<dyn Constraint>, GrammarError> {
-        Ok(self.after_reasoning(self.compile(format)?))
+    pub fn compile_after(
+        &self,
+        before: &Before,
+        format: &Format,
+    ) -> Result<Box<dyn Constraint>, GrammarError> {
+        self.after(before, self.compile(format)?)
     }
 
-    /// A constraint that begins where the reasoning ends.
-    pub(crate) fn after_reasoning(&self, constraint: Box<dyn Constraint>) -> Box<dyn Constraint> {
-        Box::new(AfterReasoning::new(self.free.clone(), constraint))
+    /// A constraint that begins after something else.
+    ///
+    /// Errors: as [`Grammars::compile`].
+    pub(crate) fn after(
+        &self,
+        before: &Before,
+        constraint: Box<dyn Constraint>,
+    ) -> Result<Box<dyn Constraint>, GrammarError> {
+        Ok(match before {
+            Before::Nothing => constraint,
+            Before::Reasoning => Box::new(AfterReasoning::new(self.free.clone(), constraint)),
+            Before::Grammar(lark) => {
+                let first = self.compile(&Format::Grammar(lark.clone()))?;
+                Box::new(AfterGrammar::new(first, self.stop, constraint))
+            }
+        })
     }
 
     /// Errors: as [`Grammars::compile`]; [`GrammarError::TooSlow`].

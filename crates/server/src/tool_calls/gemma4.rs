@@ -6,7 +6,7 @@
 use super::call_object::{is_blank, marker_in};
 use super::gemma4_grammar::{self, CALL, CLOSE, MAX_KEY, OPEN, QUOTE};
 use super::output::{Output, TextBefore};
-use super::{IdStyle, Parse, Syntax};
+use super::{BASE, Parse, Syntax};
 use serde_json::Value;
 
 /// Bytes of a name at most, with what stands before it.
@@ -18,9 +18,9 @@ pub(super) const SYNTAX: Syntax = Syntax {
     name: "gemma4",
     recognise: |probe| probe.contains("<|tool_call>call:probe_tool{"),
     markers: &[OPEN, CLOSE, QUOTE],
-    ids: IdStyle::Call,
-    parser: || Box::new(Gemma4 { place: text() }),
+    parser: |_| Box::new(Gemma4 { place: text() }),
     grammar: gemma4_grammar::calls,
+    ..BASE
 };
 
 enum Place {
@@ -37,7 +37,7 @@ struct Gemma4 {
 }
 
 fn text() -> Place {
-    Place::Text(TextBefore::new(OPEN))
+    Place::Text(TextBefore::new(&[OPEN]))
 }
 
 impl Parse for Gemma4 {

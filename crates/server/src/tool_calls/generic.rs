@@ -13,7 +13,7 @@ pub(super) const SYNTAX: Syntax = Syntax {
     recognise: |_| false,
     markers: &[],
     ids: IdStyle::Call,
-    parser: || Box::new(Generic { place: Place::LineStart(String::new()) }),
+    parser: |_| Box::new(Generic { place: Place::LineStart(String::new()) }),
     grammar: |rules| {
         Ok(rules.calls(&Frame {
             before_name: "{\"name\": \"",
@@ -23,6 +23,8 @@ pub(super) const SYNTAX: Syntax = Syntax {
             ..Frame::default()
         }))
     },
+    rewrite: |_| {},
+    channels: None,
 };
 
 enum Place {

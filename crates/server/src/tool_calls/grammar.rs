@@ -49,14 +49,14 @@ pub(super) struct CallableTool<'a> {
 
 /// What is to be enforced.
 pub(super) struct CallRules<'a> {
-    tokenizer: &'a Tokenizer,
+    pub(super) tokenizer: &'a Tokenizer,
     pub(super) tools: Vec<CallableTool<'a>>,
     parallel: bool,
     /// What the answer may be without calls.
-    otherwise: Otherwise,
+    pub(super) otherwise: Otherwise,
 }
 
-enum Otherwise {
+pub(super) enum Otherwise {
     /// There must be calls.
     Nothing,
     /// Text, which may also come before calls.
@@ -125,10 +125,15 @@ impl CallRules<'_> {
 
     /// A marker as the vocabulary has it: a control token, or text.
     pub(super) fn marker(&self, text: &str) -> String {
-        match self.tokenizer.id_of(text) {
-            Some(id) if self.tokenizer.is_special(id) => format!("<[{id}]>"),
-            _ => literal(text),
-        }
+        marker(self.tokenizer, text)
+    }
+}
+
+/// A marker as the vocabulary has it: a control token, or text.
+pub(super) fn marker(tokenizer: &Tokenizer, text: &str) -> String {
+    match tokenizer.id_of(text) {
+        Some(id) if tokenizer.is_special(id) => format!("<[{id}]>"),
+        _ => literal(text),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::call_object::{CallObject, Progress, is_blank, marker_in};
 use super::grammar::Frame;
 use super::output::{Output, TextBefore};
-use super::{IdStyle, Parse, Syntax};
+use super::{BASE, Parse, Syntax};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -17,8 +17,7 @@ pub(super) const SYNTAX: Syntax = Syntax {
         })
     },
     markers: &[OPEN, CLOSE],
-    ids: IdStyle::Call,
-    parser: || Box::new(Hermes { place: text() }),
+    parser: |_| Box::new(Hermes { place: text() }),
     grammar: |rules| {
         Ok(rules.calls(&Frame {
             open: Some(OPEN),
@@ -30,6 +29,7 @@ pub(super) const SYNTAX: Syntax = Syntax {
             ..Frame::default()
         }))
     },
+    ..BASE
 };
 
 enum Place {
@@ -47,7 +47,7 @@ struct Hermes {
 }
 
 fn text() -> Place {
-    Place::Text(TextBefore::new(OPEN))
+    Place::Text(TextBefore::new(&[OPEN]))
 }
 
 impl Hermes {

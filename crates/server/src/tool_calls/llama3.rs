@@ -3,7 +3,7 @@
 use super::call_object::{CallObject, Progress, is_blank};
 use super::grammar::Frame;
 use super::output::Output;
-use super::{IdStyle, Parse, Syntax};
+use super::{BASE, Parse, Syntax};
 
 const TAG: &str = "<|python_tag|>";
 
@@ -11,8 +11,7 @@ pub(super) const SYNTAX: Syntax = Syntax {
     name: "llama3",
     recognise: |probe| probe.contains("<|end_header_id|>\n\n{\"name\": \"probe_tool\", \"parameters\": {"),
     markers: &[TAG],
-    ids: IdStyle::Call,
-    parser: || Box::new(Llama3 { place: Place::Start(String::new()) }),
+    parser: |_| Box::new(Llama3 { place: Place::Start(String::new()) }),
     grammar: |rules| {
         Ok(rules.calls(&Frame {
             before_name: "{\"name\": \"",
@@ -23,6 +22,7 @@ pub(super) const SYNTAX: Syntax = Syntax {
             ..Frame::default()
         }))
     },
+    ..BASE
 };
 
 enum Place {

@@ -4,7 +4,7 @@
 use super::call_object::{CallObject, Nesting, Progress, is_blank};
 use super::grammar::Frame;
 use super::output::{Output, TextBefore};
-use super::{IdStyle, Parse, Syntax};
+use super::{BASE, IdStyle, Parse, Syntax};
 
 const CALLS: &str = "[TOOL_CALLS]";
 const CALL_ID: &str = "[CALL_ID]";
@@ -19,7 +19,7 @@ pub(super) const LIST: Syntax = Syntax {
     },
     markers: &[CALLS, CALL_ID, ARGS],
     ids: IdStyle::Nine,
-    parser: || Box::new(Mistral { place: text() }),
+    parser: |_| Box::new(Mistral { place: text() }),
     grammar: |rules| {
         Ok(rules.calls(&Frame {
             before_all: Some(CALLS),
@@ -32,6 +32,7 @@ pub(super) const LIST: Syntax = Syntax {
             ..Frame::default()
         }))
     },
+    ..BASE
 };
 
 /// Names and arguments apart: Mistral Small 3.2, Magistral, Devstral and later.
@@ -65,7 +66,7 @@ struct Mistral {
 }
 
 fn text() -> Place {
-    Place::Text(TextBefore::new(CALLS))
+    Place::Text(TextBefore::new(&[CALLS]))
 }
 
 impl Mistral {

@@ -10,6 +10,7 @@ mod gemma4;
 mod gemma4_grammar;
 mod generic;
 mod grammar;
+mod harmony;
 mod hermes;
 mod llama3;
 mod mistral;
@@ -21,11 +22,18 @@ use output::Output;
 use realizar_model::chat_template::{ChatTemplate, Timestamp};
 use realizar_model::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// All syntaxes; the last is for models that have none of the others.
-pub static SYNTAXES: &[Syntax] =
-    &[hermes::SYNTAX, llama3::SYNTAX, mistral::LIST, mistral::NAMED, gemma4::SYNTAX, generic::SYNTAX];
+pub static SYNTAXES: &[Syntax] = &[
+    hermes::SYNTAX,
+    llama3::SYNTAX,
+    mistral::LIST,
+    mistral::NAMED,
+    gemma4::SYNTAX,
+    harmony::SYNTAX,
+    generic::SYNTAX,
+];
 
 /// A tool that the model may call, as the client describes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -143,6 +151,8 @@ pub fn check_tools(tools: &[Tool], choice: &ToolChoice) -> Result<(), (String, S
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delta {
+    /// What the model thinks before it answers.
+    Reasoning(String),
     /// Text that is part of no call.
     Text(String),
     /// A call begins.
@@ -199,6 +209,11 @@ trait Parse: Send {
 
     /// The text is at its end; what was held back is text, unless it is the frame of a call.
     fn finish(&mut self, out: &mut Output);
+
+    /// Whether what comes next is reasoning, as far as is known.
+    fn is_reasoning(&self) -> bool {
+        false
+    }
 }
 
 /// How a family of models writes tool calls.
@@ -210,8 +225,27 @@ pub struct Syntax {
     /// Texts of tokens that frame calls.
     markers: &'static [&'static str],
     ids: IdStyle,
-    parser: fn() -> Box<dyn Parse>,
+    /// Of answers that may call these tools.
+    parser: fn(&[Tool]) -> Box<dyn Parse>,
     grammar: fn(&CallRules<'_>) -> Result<String, GrammarError>,
+    /// Turns a conversation into what its templates take.
+    rewrite: fn(&mut Map<String, Value>),
+    /// The parser reads all of an answer, with its reasoning.
+    channels: Option<Channels>,
+}
+
+/// What most syntaxes have in common.
+const BASE: Syntax = generic::SYNTAX;
+
+/// Answers that consist of messages with headers.
+#[derive(Clone, Copy)]
+pub(crate) struct Channels {
+    /// What a prompt ends with; the answer goes on with a header. After another end it goes on within a text.
+    pub(crate) begin: &'static str,
+    /// The header of a text.
+    text: &'static str,
+    /// What comes in an answer before its text, in Lark.
+    before_text: fn(&Tokenizer) -> String,
 }
 
 impl std::fmt::Debug for Syntax {
@@ -252,12 +286,30 @@ impl Syntax {
         if !self.is_generic() && !tools.is_empty() && *choice != ToolChoice::None {
             entries.insert("tools".to_owned(), json!(tools));
         }
+        (self.rewrite)(entries);
+    }
+
+    /// How answers are divided into messages, if they are. Then the parser finds their reasoning, too.
+    pub(crate) fn channels(&self) -> Option<&Channels> {
+        self.channels.as_ref()
+    }
+
+    /// What comes before the text in answers that are divided into messages, as a grammar in Lark.
+    pub fn before_text(&self, tokenizer: &Tokenizer) -> Option<String> {
+        self.channels.map(|channels| (channels.before_text)(tokenizer))
     }
 
     /// A parser for one answer. `seed`: of the calls' ids; two answers of one conversation need different ones.
     pub fn parser(&self, tools: &[Tool], seed: u64) -> ToolCallParser {
         let names = tools.iter().map(|tool| tool.function.name.clone()).collect();
-        ToolCallParser { parse: (self.parser)(), out: Output::new(names, self.ids, seed) }
+        ToolCallParser { parse: (self.parser)(tools), out: Output::new(names, self.ids, seed) }
+    }
+
+    /// A parser for an answer that goes on within a text.
+    pub(crate) fn parser_in_text(&self, tools: &[Tool], seed: u64) -> ToolCallParser {
+        let mut parser = self.parser(tools, seed);
+        parser.push(self.channels.map_or("", |channels| channels.text));
+        parser
     }
 
     /// Whether tools demand anything of an answer; see [`Syntax::grammar`].
@@ -310,6 +362,11 @@ impl ToolCallParser {
     pub fn finish(&mut self) -> Vec<Delta> {
         self.parse.finish(&mut self.out);
         self.out.take()
+    }
+
+    /// Whether what comes next is reasoning, as far as is known.
+    pub(crate) fn is_reasoning(&self) -> bool {
+        self.parse.is_reasoning()
     }
 
     /// Calls so far. With any, the answer's finish reason is `tool_calls`.

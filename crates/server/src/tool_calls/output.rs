@@ -32,6 +32,15 @@ impl Output {
         }
     }
 
+    /// What the model thinks, where the syntax says that it does.
+    pub(super) fn reasoning(&mut self, text: &str) {
+        match self.deltas.last_mut() {
+            _ if text.is_empty() => {}
+            Some(Delta::Reasoning(last)) => last.push_str(text),
+            _ => self.deltas.push(Delta::Reasoning(text.to_owned())),
+        }
+    }
+
     /// A call begins. `id`: the model's own, if it gave one.
     pub(super) fn begin(&mut self, name: &str, id: Option<String>) {
         let id = id.unwrap_or_else(|| self.ids.make(self.seed, self.n_calls));
@@ -69,41 +78,69 @@ impl Output {
     }
 }
 
-/// Text in which a marker may begin.
-pub(super) struct TextBefore {
-    marker: &'static str,
-    /// Blanks that belong to the text only if text follows, and the beginning of a marker.
-    blanks: String,
+/// Text up to the first of several markers.
+pub(super) struct Until {
+    markers: &'static [&'static str],
+    /// The beginning of a marker.
     held: String,
 }
 
-impl TextBefore {
-    pub(super) fn new(marker: &'static str) -> Self {
-        Self { marker, blanks: String::new(), held: String::new() }
+impl Until {
+    pub(super) fn new(markers: &'static [&'static str]) -> Self {
+        Self { markers, held: String::new() }
     }
 
-    /// Takes the next character; if it completes the marker, the marker with the blanks before it.
+    /// Takes the next character: the text that is certain by now, and the marker that follows it, if it is complete.
+    pub(super) fn push(&mut self, c: char) -> (String, Option<&'static str>) {
+        self.held.push(c);
+        // All but the longest end that may begin a marker is certain.
+        let may_begin = |rest: &str| self.markers.iter().any(|marker| marker.starts_with(rest));
+        let places = self.held.char_indices().map(|(at, _)| at);
+        let from = places.into_iter().find(|&at| may_begin(&self.held[at..])).unwrap_or(self.held.len());
+        let kept = self.held.split_off(from);
+        let certain = std::mem::replace(&mut self.held, kept);
+        let found = self.markers.iter().find(|marker| **marker == self.held).copied();
+        if found.is_some() {
+            self.held.clear();
+        }
+        (certain, found)
+    }
+
+    /// The whole is at its end: what was held back is text.
+    pub(super) fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}
+
+/// Text in which one of several markers may begin.
+pub(super) struct TextBefore {
+    until: Until,
+    /// Blanks that belong to the text only if text follows.
+    blanks: String,
+}
+
+impl TextBefore {
+    pub(super) fn new(markers: &'static [&'static str]) -> Self {
+        Self { until: Until::new(markers), blanks: String::new() }
+    }
+
+    /// Takes the next character; if it completes a marker, the marker with the blanks before it.
     ///
     /// Blanks between text and a call separate them and are part of neither.
     pub(super) fn push(&mut self, c: char, out: &mut Output) -> Option<String> {
-        self.held.push(c);
-        while !self.marker.starts_with(&self.held) {
-            let first = self.held.remove(0);
-            self.blanks.push(first);
-            if !first.is_whitespace() {
-                out.text(&std::mem::take(&mut self.blanks));
-            }
+        let (text, marker) = self.until.push(c);
+        let end = text.trim_end().len();
+        if end > 0 {
+            out.text(&std::mem::take(&mut self.blanks));
+            out.text(&text[..end]);
         }
-        if self.held != self.marker {
-            return None;
-        }
-        self.blanks.push_str(&std::mem::take(&mut self.held));
-        Some(std::mem::take(&mut self.blanks))
+        self.blanks.push_str(&text[end..]);
+        marker.map(|marker| std::mem::take(&mut self.blanks) + marker)
     }
 
     /// The whole is at its end: what was held back is text.
     pub(super) fn finish(&mut self, out: &mut Output) {
         out.text(&std::mem::take(&mut self.blanks));
-        out.text(&std::mem::take(&mut self.held));
+        out.text(&self.until.finish());
     }
 }

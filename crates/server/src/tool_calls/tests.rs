@@ -47,16 +47,26 @@ pub(super) fn template(name: &str) -> Option<ChatTemplate> {
     }
 }
 
-/// Text, and per call its id, name and arguments.
-type Answer = (String, Vec<(String, String, String)>);
+/// What an answer is made of.
+#[derive(Debug, Default, PartialEq)]
+struct Answer {
+    reasoning: String,
+    text: String,
+    /// Ids, names and arguments.
+    calls: Vec<(String, String, String)>,
+}
 
 fn run<'a>(syntax: &Syntax, pieces: impl IntoIterator<Item = &'a str>) -> Answer {
     let mut parser = syntax.parser(&tools(), 7);
     let mut deltas: Vec<Delta> = pieces.into_iter().flat_map(|piece| parser.push(piece)).collect();
     deltas.extend(parser.finish());
-    let (mut text, mut calls): Answer = Default::default();
+    let Answer { mut reasoning, mut text, mut calls } = Answer::default();
     for delta in deltas {
         match delta {
+            Delta::Reasoning(piece) => {
+                assert!(!piece.is_empty());
+                reasoning += &piece;
+            }
             Delta::Text(piece) => {
                 assert!(!piece.is_empty());
                 text += &piece;
@@ -73,25 +83,41 @@ fn run<'a>(syntax: &Syntax, pieces: impl IntoIterator<Item = &'a str>) -> Answer
         }
     }
     assert_eq!(parser.n_calls(), calls.len());
-    (text, calls)
+    Answer { reasoning, text, calls }
 }
 
 /// A text whose pieces should be `text` and `calls`, however it is divided.
 #[track_caller]
 pub(super) fn check(syntax: &Syntax, transcript: &str, text: &str, calls: &[(&str, Value)]) {
+    check_reasoning(syntax, transcript, "", text, calls);
+}
+
+/// Like [`check`], with reasoning.
+#[track_caller]
+pub(super) fn check_reasoning(
+    syntax: &Syntax,
+    transcript: &str,
+    reasoning: &str,
+    text: &str,
+    calls: &[(&str, Value)],
+) {
     let whole = run(syntax, [transcript]);
     let found: Vec<(&str, Value)> = whole
-        .1
+        .calls
         .iter()
         .map(|(_, name, arguments)| (name.as_str(), serde_json::from_str(arguments).unwrap()))
         .collect();
-    assert_eq!((whole.0.as_str(), &found[..]), (text, calls), "{transcript:?}");
+    assert_eq!(
+        (whole.reasoning.as_str(), whole.text.as_str(), &found[..]),
+        (reasoning, text, calls),
+        "{transcript:?}"
+    );
     check_divisions(syntax, transcript, &whole);
 }
 
 #[track_caller]
 pub(super) fn check_with_ids(syntax: &Syntax, transcript: &str, ids: &[&str]) {
-    let found: Vec<String> = run(syntax, [transcript]).1.into_iter().map(|(id, _, _)| id).collect();
+    let found: Vec<String> = run(syntax, [transcript]).calls.into_iter().map(|(id, _, _)| id).collect();
     assert_eq!(found, ids);
 }
 
@@ -160,6 +186,11 @@ fn no_division_of_random_texts_makes_a_difference_and_no_text_is_lost() {
         "call:add",
         "<|\"|>",
         "<|tool_call>call:add{a:",
+        "<|channel|>",
+        "<|message|>",
+        "<|end|>",
+        "<|start|>assistant",
+        "to=functions.add",
     ];
     let mut state = 3u64;
     let mut below = |n: usize| {
@@ -173,9 +204,9 @@ fn no_division_of_random_texts_makes_a_difference_and_no_text_is_lost() {
         for syntax in SYNTAXES {
             let whole = run(syntax, [transcript.as_str()]);
             check_divisions(syntax, &transcript, &whole);
-            n_calls += whole.1.len();
-            if whole.1.is_empty() {
-                assert_eq!(whole.0, transcript, "{}", syntax.name);
+            n_calls += whole.calls.len();
+            if whole.calls.is_empty() && syntax.channels.is_none() {
+                assert_eq!(whole.text, transcript, "{}", syntax.name);
             }
         }
     }
@@ -187,9 +218,7 @@ fn a_template_without_a_known_syntax_gets_the_generic_one() {
     assert!(Syntax::of(None).is_generic());
     let plain = ChatTemplate::new("{% for m in messages %}{{ m.content }}{% endfor %}", "", "").unwrap();
     assert!(Syntax::of(Some(&plain)).is_generic());
-    for name in
-        ["google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct", "Qwen3-Coder", "openai-gpt-oss-120b"]
-    {
+    for name in ["google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct", "Qwen3-Coder"] {
         let Some(template) = template(name) else { return };
         assert!(Syntax::of(Some(&template)).is_generic(), "{name}");
     }

@@ -3,7 +3,7 @@
 
 use realizar_engine::{Constraint, TokenMask};
 use realizar_model::source::{self, TensorSource};
-use realizar_model::tokenizer::Tokenizer;
+use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
 use std::path::{Path, PathBuf};
 
 /// The embedded demo model.
@@ -50,6 +50,26 @@ pub fn allowed_ids(mask: &TokenMask) -> Vec<u32> {
         .collect()
 }
 
+/// Texts that end free text within the syntaxes of tool calls.
+const CLOSERS: [&str; 5] = ["<|end|>", "\n</parameter>", "</parameter>", "</arg_value>", "</think>"];
+
+/// The tokens of a text that ends the free text in which the constraint is.
+fn closer(constraint: &dyn Constraint, tokenizer: &Tokenizer, n_allowed: usize) -> Option<Vec<u32>> {
+    let encode = |text: &str| {
+        // SentencePiece begins a text with a space of its own.
+        let ids =
+            tokenizer.encode(&format!("x{text}"), EncodeOptions { add_special: false, parse_special: false });
+        ids.into_iter().skip_while(|&id| tokenizer.token_bytes(id).is_none_or(|b| !b.ends_with(b"x"))).skip(1)
+    };
+    CLOSERS.iter().map(|text| encode(text).collect::<Vec<u32>>()).find(|ids| {
+        let mut fork = constraint.fork();
+        let goes = ids
+            .iter()
+            .all(|&id| fork.allowed().is_ok_and(|mask| mask.contains(id)) && fork.accept(id).is_ok());
+        goes && !ids.is_empty() && fork.allowed().is_ok_and(|mask| allowed_ids(mask).len() < n_allowed / 2)
+    })
+}
+
 /// Random tokens within the mask until a stop token is drawn. After `n_free` of them, tokens that close what is open come first.
 pub fn babble(
     constraint: &mut dyn Constraint,
@@ -64,9 +84,21 @@ pub fn babble(
             constraint.allowed().unwrap_or_else(|e| panic!("{e} after {:?}", tokenizer.decode(&ids, false)));
         let mut allowed = allowed_ids(mask);
         assert!(!allowed.is_empty(), "nothing may follow {:?}", tokenizer.decode(&ids, false));
+        let is_free_text = allowed.len() > tokenizer.vocab_size() / 2;
+        if ids.len() >= n_free && is_free_text {
+            let closer = closer(constraint, tokenizer, allowed.len());
+            if let Some(more) = closer {
+                more.iter().for_each(|&id| constraint.accept(id).unwrap());
+                ids.extend(more);
+                continue;
+            }
+        }
         if ids.len() >= n_free {
             let rank = |&id: &u32| match tokenizer.token_bytes(id).as_deref() {
                 _ if tokenizer.eos_ids().contains(&id) => 0,
+                // A header may go on with a recipient, after which a call ends the text.
+                _ if tokenizer.token_text(id) == Some("<|message|>") => 5,
+                _ if tokenizer.is_special(id) => 1,
                 Some(b"\"") => 1,
                 Some([b'}' | b']']) => 2,
                 Some([b',' | b':']) => 3,

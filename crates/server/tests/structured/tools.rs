@@ -5,7 +5,7 @@ use super::support::{Random, babble, demo, follow};
 use super::{compile, grammars, plain};
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
 use realizar_server::reasoning;
-use realizar_server::structured::{Format, GrammarError};
+use realizar_server::structured::{Before, Format, GrammarError};
 use realizar_server::tool_calls::{Delta, SYNTAXES, Syntax, Tool, ToolChoice};
 use serde_json::{Value, json};
 
@@ -50,6 +50,13 @@ fn with_control_tokens() -> Tokenizer {
         "<|tool_call>",
         "<tool_call|>",
         "<|\"|>",
+        "<|start|>",
+        "<|channel|>",
+        "<|constrain|>",
+        "<|message|>",
+        "<|end|>",
+        "<|call|>",
+        "<|return|>",
     ];
     let added: Vec<Value> = added
         .iter()
@@ -63,7 +70,7 @@ fn with_control_tokens() -> Tokenizer {
         "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
     });
     let tokenizer = Tokenizer::from_hf(file.to_string().as_bytes(), None, None).unwrap();
-    assert_eq!(tokenizer.eos_ids(), [256]);
+    assert_eq!(tokenizer.eos_ids(), [256, 273, 274]);
     assert!(tokenizer.is_special(257));
     tokenizer
 }
@@ -74,6 +81,7 @@ fn parse(syntax: &Syntax, tools: &[Tool], text: &str) -> (String, Vec<(String, S
     for delta in parser.push(text).into_iter().chain(parser.finish()) {
         match delta {
             Delta::Text(text) => rest += &text,
+            Delta::Reasoning(_) => {}
             Delta::Call { name, .. } => calls.push((name, String::new())),
             Delta::Arguments { fragment, .. } => calls.last_mut().unwrap().1 += &fragment,
         }
@@ -110,7 +118,9 @@ fn demanded_calls_are_found_and_their_arguments_satisfy_the_schema() {
                     let ids = babble(&mut *start.fork(), &tokenizer, &mut random, n_free);
                     let text = tokenizer.decode(&ids, false);
                     let (rest, calls) = parse(syntax, &tools, &text);
-                    assert_eq!(rest.trim(), "", "{}: {text:?}", syntax.name);
+                    // In channels something may be said before a call.
+                    let may_speak = syntax.before_text(&tokenizer).is_some();
+                    assert!(rest.trim().is_empty() || may_speak, "{}: {text:?}", syntax.name);
                     assert!(!calls.is_empty(), "{}: {text:?}", syntax.name);
                     assert!(
                         parallel && choice == ToolChoice::Required || calls.len() == 1,
@@ -133,7 +143,11 @@ fn demanded_calls_are_found_and_their_arguments_satisfy_the_schema() {
                     }
                 }
             }
-            assert!(most > 1 || syntax.name == "llama3", "{} never had several calls", syntax.name);
+            assert!(
+                most > 1 || ["llama3", "harmony"].contains(&syntax.name),
+                "{} never had several calls",
+                syntax.name
+            );
         }
     }
 }
@@ -311,7 +325,7 @@ fn a_format_may_wait_for_the_end_of_the_reasoning() {
             schema: json!({"type": "array", "items": {"type": "integer"}}),
             strict: true,
         };
-        let start = grammars.compile_after_reasoning(&format).unwrap();
+        let start = grammars.compile_after(&Before::Reasoning, &format).unwrap();
         let mut ids = plain(&tokenizer, "Hm, > is </thin");
         ids.extend(tokenizer.encode("</think>", EncodeOptions { add_special: false, parse_special: true }));
         let mut constraint = start.fork();
@@ -329,4 +343,55 @@ fn a_format_may_wait_for_the_end_of_the_reasoning() {
     let tokenizer = with_control_tokens();
     assert_eq!(reasoning::shown_tokens(&tokenizer).len(), 2);
     assert_eq!(SYNTAXES[0].shown_tokens(&tokenizer).len(), 2);
+}
+
+/// Harmony: thoughts may come before a call and an answer, and nothing else.
+#[test]
+fn channels_leave_room_for_thoughts() {
+    let tokenizer = with_control_tokens();
+    let grammars = grammars(&tokenizer);
+    let syntax = SYNTAXES.iter().find(|syntax| syntax.name == "harmony").unwrap();
+    let ids = |text: &str| tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: true });
+    let thoughts = "<|channel|>analysis<|message|>Hm. <final><|end|><|start|>assistant";
+    let call =
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"city\": \"Rome\"}";
+    let other = " to=functions.get_weather<|channel|>commentary json<|message|>{\"city\": \"Rome\"}";
+    let text = "<|channel|>final<|message|>It rains.";
+    for (choice, accepted, refused) in [
+        (ToolChoice::Required, vec![call, other], vec![text, "It rains."]),
+        (ToolChoice::Auto, vec![call, other, text], vec!["It rains."]),
+        (ToolChoice::Named("now".to_owned()), vec![], vec![call, text]),
+    ] {
+        let start = compile(&grammars, rules(syntax, &tokenizer, &tools(true), &choice, true));
+        for before in ["", thoughts, &thoughts.repeat(3)] {
+            for text in &accepted {
+                let ids = ids(&format!("{before}{text}"));
+                assert_eq!(follow(&mut *start.fork(), &tokenizer, &ids), Ok(true), "{before}{text}");
+            }
+            for text in &refused {
+                let ids = ids(&format!("{before}{text}"));
+                assert!(follow(&mut *start.fork(), &tokenizer, &ids) != Ok(true), "{before}{text}");
+            }
+        }
+        let bad = ids(&call.replace("city", "town"));
+        assert!(follow(&mut *start.fork(), &tokenizer, &bad).is_err());
+    }
+    // A format of another kind than a grammar's.
+    let before = Before::Grammar(syntax.before_text(&tokenizer).expect("channels"));
+    let digits = Format::Regex("[0-9]+".to_owned());
+    let start = grammars.compile_after(&before, &digits).unwrap();
+    for (text, ends) in [
+        ("<|channel|>final<|message|>12", Ok(true)),
+        (&format!("{thoughts}<|channel|>final<|message|>1")[..], Ok(true)),
+        (&format!("{thoughts}<|channel|>final<|message|>")[..], Ok(false)),
+        ("<|channel|>final<|message|>a", Err(97)),
+        ("12", Err(49)),
+        ("<|channel|>analysis<|message|>12", Ok(false)),
+    ] {
+        let found = follow(&mut *start.fork(), &tokenizer, &ids(text));
+        match ends {
+            Err(_) => assert!(found.is_err(), "{text}"),
+            ends => assert_eq!(found, ends, "{text}"),
+        }
+    }
 }

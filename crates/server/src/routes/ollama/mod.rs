@@ -17,6 +17,7 @@ use crate::generation::{Generation, Plan, Wanted, stop_strings};
 use crate::json::Json;
 use crate::openai::check_logprobs;
 use crate::sse::{self, Pieces};
+use crate::structured::Before;
 use crate::turn::{AnswerParser, Prepared};
 use axum::Extension;
 use axum::body::Body;
@@ -94,7 +95,7 @@ pub(crate) async fn generate(
             let mut job = match continued(app, &request)? {
                 Some(prompt) => {
                     let format = conversation::format(request.format.as_ref(), app.config.open_schemas)?;
-                    let wanted = format.map(|(format, field)| Wanted::format(format, field, false));
+                    let wanted = format.map(|(format, field)| Wanted::format(format, field, Before::Nothing));
                     Job { plan, wanted, prompt, parser: None }
                 }
                 None => {
