@@ -15,15 +15,17 @@ pub(super) struct Frame<'a> {
     pub(super) before_first: &'static str,
     /// A marker before each call.
     pub(super) open: Option<&'static str>,
-    pub(super) before_name: &'static str,
-    pub(super) before_arguments: &'static str,
+    pub(super) before_name: &'a str,
+    pub(super) before_arguments: &'a str,
     /// A marker after `before_arguments`.
     pub(super) before_arguments_marker: Option<&'static str>,
-    pub(super) after_arguments: &'static str,
+    pub(super) after_arguments: &'a str,
     /// A marker after each call.
     pub(super) close: Option<&'static str>,
     pub(super) between: &'static str,
     pub(super) after_last: &'static str,
+    /// A marker after `after_last`.
+    pub(super) after_all: Option<&'static str>,
     /// The syntax has no more than one call.
     pub(super) single: bool,
     /// Rules for arguments that are not JSON.
@@ -93,7 +95,12 @@ impl CallRules<'_> {
         let (marker, rest) = match (frame.before_all, frame.open) {
             (Some(marker), _) => (
                 Some(marker),
-                format!("{} call {more} {}", literal(frame.before_first), literal(frame.after_last)),
+                format!(
+                    "{} call {more} {} {}",
+                    literal(frame.before_first),
+                    literal(frame.after_last),
+                    frame.after_all.map_or(String::new(), |marker| self.marker(marker))
+                ),
             ),
             (None, Some(marker)) => (Some(marker), format!("{} {more}", call[1..].join(" "))),
             (None, None) => (None, format!("call {more}")),

@@ -15,6 +15,10 @@ mod hermes;
 mod llama3;
 mod mistral;
 mod output;
+mod python_literal;
+mod schema_types;
+mod tagged;
+mod tagged_grammar;
 
 use crate::structured::{Format, GrammarError, close_objects};
 use grammar::CallRules;
@@ -32,6 +36,11 @@ pub static SYNTAXES: &[Syntax] = &[
     mistral::NAMED,
     gemma4::SYNTAX,
     harmony::SYNTAX,
+    tagged::QWEN_SYNTAX,
+    tagged::SEED_OSS_SYNTAX,
+    tagged::MINIMAX_SYNTAX,
+    tagged::GLM_SYNTAX,
+    tagged::GLM_DENSE_SYNTAX,
     generic::SYNTAX,
 ];
 

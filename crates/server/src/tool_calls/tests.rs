@@ -191,6 +191,22 @@ fn no_division_of_random_texts_makes_a_difference_and_no_text_is_lost() {
         "<|end|>",
         "<|start|>assistant",
         "to=functions.add",
+        "<tool_call>\n<function=add>\n",
+        "<function=add>",
+        "<parameter=a>\n",
+        "\n</parameter>\n",
+        "</parameter>",
+        "</function>\n</tool_call>",
+        "<minimax:tool_call>",
+        "<invoke name=\"add\">",
+        "<parameter name=\"a\">",
+        "</invoke>",
+        "</minimax:tool_call>",
+        "<seed:tool_call><function=add>",
+        "<tool_call>add\n",
+        "<arg_key>a</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
     ];
     let mut state = 3u64;
     let mut below = |n: usize| {
@@ -198,7 +214,7 @@ fn no_division_of_random_texts_makes_a_difference_and_no_text_is_lost() {
         (state >> 33) as usize % n
     };
     let mut n_calls = 0;
-    for _ in 0..1000 {
+    for _ in 0..500 {
         let n = below(14);
         let transcript: String = (0..n).map(|_| words[below(words.len())]).collect();
         for syntax in SYNTAXES {
@@ -218,7 +234,7 @@ fn a_template_without_a_known_syntax_gets_the_generic_one() {
     assert!(Syntax::of(None).is_generic());
     let plain = ChatTemplate::new("{% for m in messages %}{{ m.content }}{% endfor %}", "", "").unwrap();
     assert!(Syntax::of(Some(&plain)).is_generic());
-    for name in ["google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct", "Qwen3-Coder"] {
+    for name in ["google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct"] {
         let Some(template) = template(name) else { return };
         assert!(Syntax::of(Some(&template)).is_generic(), "{name}");
     }

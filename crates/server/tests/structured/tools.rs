@@ -49,6 +49,12 @@ fn with_control_tokens() -> Tokenizer {
         "</think>",
         "<|tool_call>",
         "<tool_call|>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
         "<|\"|>",
         "<|start|>",
         "<|channel|>",
@@ -70,7 +76,8 @@ fn with_control_tokens() -> Tokenizer {
         "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
     });
     let tokenizer = Tokenizer::from_hf(file.to_string().as_bytes(), None, None).unwrap();
-    assert_eq!(tokenizer.eos_ids(), [256, 273, 274]);
+    let ends = ["<eos>", "<|call|>", "<|return|>"].map(|text| tokenizer.id_of(text).unwrap());
+    assert_eq!(tokenizer.eos_ids(), ends);
     assert!(tokenizer.is_special(257));
     tokenizer
 }
@@ -392,6 +399,67 @@ fn channels_leave_room_for_thoughts() {
         match ends {
             Err(_) => assert!(found.is_err(), "{text}"),
             ends => assert_eq!(found, ends, "{text}"),
+        }
+    }
+}
+
+/// Arguments between tags: strings are text without quotation marks, all else is JSON.
+#[test]
+fn arguments_between_tags_follow_their_schemas() {
+    let schema = json!({
+        "type": "object",
+        "$defs": {"point": {"type": "object", "properties": {"x": {"type": "number", "minimum": -5, "maximum": 5}},
+                            "required": ["x"], "additionalProperties": false}},
+        "properties": {
+            "title": {"type": "string", "minLength": 2, "maxLength": 9},
+            "text": {"type": "string"},
+            "mode": {"enum": ["a", "b c", 3, null]},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 3},
+            "at": {"$ref": "#/$defs/point"},
+            "union": {"anyOf": [{"type": "string", "maxLength": 8}, {"type": "integer", "minimum": 0, "maximum": 9}, {"type": "null"}]},
+            "kinds": {"type": ["string", "boolean"], "maxLength": 8},
+            "anything": {},
+        },
+        "required": ["title", "mode", "union", "kinds"],
+        "additionalProperties": false,
+    });
+    let function = json!({"name": "note", "parameters": schema, "strict": true});
+    let tools: Vec<Tool> =
+        serde_json::from_value(json!([{"type": "function", "function": function}])).unwrap();
+    for tokenizer in [Tokenizer::from_source(&*demo()).unwrap(), with_control_tokens()] {
+        let grammars = grammars(&tokenizer);
+        for name in ["qwen-xml", "seed-oss", "minimax-m2", "glm", "glm-dense"] {
+            let syntax = SYNTAXES.iter().find(|syntax| syntax.name == name).unwrap();
+            let start = compile(&grammars, rules(syntax, &tokenizer, &tools, &ToolChoice::Required, false));
+            let mut seen = std::collections::BTreeSet::new();
+            for seed in 0..30 {
+                let mut random = Random(seed);
+                let n_free = random.below(300);
+                let ids = babble(&mut *start.fork(), &tokenizer, &mut random, n_free);
+                let text = tokenizer.decode(&ids, false);
+                let (rest, calls) = parse(syntax, &tools, &text);
+                assert_eq!((rest.trim(), calls.len()), ("", 1), "{name}: {text:?}");
+                let arguments: Value =
+                    serde_json::from_str(&calls[0].1).unwrap_or_else(|e| panic!("{name}: {text:?}: {e}"));
+                assert!(validates(&schema, &schema, &arguments), "{name}: {text:?}: {arguments}");
+                seen.extend(arguments.as_object().unwrap().keys().cloned());
+            }
+            assert!(seen.len() > 6, "{name}: {seen:?}");
+            for (property, place) in [
+                (json!({"a": {"type": "string", "pattern": "a+"}}), "/properties/a/pattern"),
+                (json!({"a<b": {"type": "string"}}), "/properties/a<b"),
+            ] {
+                let schema = json!({"type": "object", "properties": property, "additionalProperties": false});
+                let function = json!({"name": "note", "parameters": schema, "strict": true});
+                let tools: Vec<Tool> =
+                    serde_json::from_value(json!([{"type": "function", "function": function}])).unwrap();
+                match syntax.grammar(&tokenizer, &tools, &ToolChoice::Required, true, None) {
+                    Err(GrammarError::Schema { path, .. }) => {
+                        assert_eq!(path, format!("tools/0/function/parameters{place}"));
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
         }
     }
 }
