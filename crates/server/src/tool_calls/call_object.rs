@@ -1,7 +1,7 @@
 //! A call as a JSON object, `{"name": …, "arguments": {…}}`, read character by character.
 //!
 //! The call begins for the client as soon as the name of a known tool and the beginning of its arguments have come; until then it
-//! may turn out to be text. From then on its arguments pass as they come. `parameters` is another word for `arguments`, which may
+//! may turn out to be text. From then on its arguments pass as they come. `parameters` is another word for `arguments`, `tool_name` for `name`; arguments may
 //! also be a string with the JSON in it; other entries are skipped.
 
 use super::output::Output;
@@ -229,7 +229,7 @@ impl CallObject {
         match value_of {
             None => {
                 let entry = match text.as_str() {
-                    "name" if self.name.is_none() && !self.begun => Entry::Name,
+                    "name" | "tool_name" if self.name.is_none() && !self.begun => Entry::Name,
                     "arguments" | "parameters" if self.arguments.is_none() && !self.begun => Entry::Arguments,
                     _ => Entry::Other,
                 };

@@ -25,6 +25,7 @@ pub(super) const SYNTAX: Syntax = Syntax {
     },
     rewrite: |_| {},
     channels: None,
+    ends_reasoning: false,
 };
 
 enum Place {

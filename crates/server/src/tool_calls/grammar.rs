@@ -15,9 +15,13 @@ pub(super) struct Frame<'a> {
     pub(super) before_first: &'static str,
     /// A marker before each call.
     pub(super) open: Option<&'static str>,
+    /// Text and a marker before `before_name`.
+    pub(super) before_name_marker: Option<(&'static str, &'static str)>,
     pub(super) before_name: &'a str,
     pub(super) before_arguments: &'a str,
-    /// A marker after `before_arguments`.
+    /// A regular expression after `before_arguments`.
+    pub(super) before_arguments_pattern: Option<&'static str>,
+    /// A marker after these.
     pub(super) before_arguments_marker: Option<&'static str>,
     pub(super) after_arguments: &'a str,
     /// A marker after each call.
@@ -75,7 +79,12 @@ impl CallRules<'_> {
         call.push("function".to_owned());
         call.extend(frame.close.map(|marker| self.marker(marker)));
         let function = |(i, CallableTool { name, schema, .. }): (usize, &CallableTool<'_>)| {
-            let mut parts = vec![literal(&format!("{}{name}{}", frame.before_name, frame.before_arguments))];
+            let mut parts = Vec::new();
+            parts.extend(
+                frame.before_name_marker.map(|(text, m)| format!("{} {}", literal(text), self.marker(m))),
+            );
+            parts.push(literal(&format!("{}{name}{}", frame.before_name, frame.before_arguments)));
+            parts.extend(frame.before_arguments_pattern.map(|pattern| format!("/{pattern}/")));
             parts.extend(frame.before_arguments_marker.map(|marker| self.marker(marker)));
             parts.push(match &frame.arguments {
                 Some(rules) => rules.of_tools[i].clone(),

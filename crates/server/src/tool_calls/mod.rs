@@ -12,10 +12,13 @@ mod generic;
 mod grammar;
 mod harmony;
 mod hermes;
+mod json_list;
 mod llama3;
 mod mistral;
+mod named_json;
 mod output;
 mod python_literal;
+mod pythonic;
 mod schema_types;
 mod tagged;
 mod tagged_grammar;
@@ -41,6 +44,13 @@ pub static SYNTAXES: &[Syntax] = &[
     tagged::MINIMAX_SYNTAX,
     tagged::GLM_SYNTAX,
     tagged::GLM_DENSE_SYNTAX,
+    named_json::DEEPSEEK_SYNTAX,
+    named_json::DEEPSEEK_R1_SYNTAX,
+    named_json::KIMI_SYNTAX,
+    pythonic::SYNTAX,
+    json_list::GRANITE_SYNTAX,
+    json_list::NEMOTRON_SYNTAX,
+    json_list::COMMAND_SYNTAX,
     generic::SYNTAX,
 ];
 
@@ -241,6 +251,8 @@ pub struct Syntax {
     rewrite: fn(&mut Map<String, Value>),
     /// The parser reads all of an answer, with its reasoning.
     channels: Option<Channels>,
+    /// Models go over from thoughts to a call without ending the thoughts.
+    ends_reasoning: bool,
 }
 
 /// What most syntaxes have in common.
@@ -306,6 +318,11 @@ impl Syntax {
     /// What comes before the text in answers that are divided into messages, as a grammar in Lark.
     pub fn before_text(&self, tokenizer: &Tokenizer) -> Option<String> {
         self.channels.map(|channels| (channels.before_text)(tokenizer))
+    }
+
+    /// Whether models go over from thoughts to a call without ending the thoughts.
+    pub(crate) fn ends_reasoning(&self) -> bool {
+        self.ends_reasoning
     }
 
     /// A parser for one answer. `seed`: of the calls' ids; two answers of one conversation need different ones.

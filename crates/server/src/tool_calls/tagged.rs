@@ -130,6 +130,7 @@ pub(super) const QWEN_SYNTAX: Syntax = Syntax {
     markers: &["<tool_call>", "</tool_call>"],
     parser: |tools| Box::new(Tagged::new(&QWEN, tools)),
     grammar: |rules| tagged_grammar::calls(&QWEN, rules),
+    ends_reasoning: true,
     ..BASE
 };
 
