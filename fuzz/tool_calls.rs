@@ -5,7 +5,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use realizar_server::reasoning::{Piece, ReasoningParser};
+use realizar_server::reasoning::{Piece, ReasoningParser, TAGS};
 use realizar_server::tool_calls::{Delta, SYNTAXES, Syntax, Tool};
 
 /// Text, and per call its name and arguments.
@@ -16,7 +16,7 @@ fn calls<'a>(syntax: &Syntax, tools: &[Tool], pieces: impl Iterator<Item = &'a s
     let (mut text, mut calls) = (String::new(), Vec::new());
     for delta in deltas {
         match delta {
-            Delta::Text(piece) => text += &piece,
+            Delta::Text(piece) | Delta::Reasoning(piece) => text += &piece,
             Delta::Call { name, .. } => calls.push((name, String::new())),
             Delta::Arguments { index, fragment } => calls[index].1 += &fragment,
         }
@@ -25,7 +25,7 @@ fn calls<'a>(syntax: &Syntax, tools: &[Tool], pieces: impl Iterator<Item = &'a s
 }
 
 fn thoughts<'a>(open: bool, pieces: impl Iterator<Item = &'a str>) -> (String, String) {
-    let mut parser = ReasoningParser::new(open);
+    let mut parser = ReasoningParser::new(open.then_some(&TAGS[0]));
     let mut all: Vec<Piece> = pieces.flat_map(|piece| parser.push(piece)).collect();
     all.extend(parser.finish());
     let (mut reasoning, mut content) = (String::new(), String::new());

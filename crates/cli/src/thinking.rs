@@ -50,7 +50,7 @@ impl ThinkingOptions {
         } else {
             return Ok((engine.chat(&conversation, now, params)?, Printer::of_text()));
         };
-        let opens = reasoning::is_open(&template.render(&conversation, true, now)?);
+        let opens = reasoning::open_in(&template.render(&conversation, true, now)?);
         let request = engine.request(engine.encode_chat(&conversation, now)?, params);
         let shown = reasoning::shown_tokens(engine.tokenizer());
         let stream = engine.submit_showing(request, &StopStrings::new(&params.stop)?, &shown)?;

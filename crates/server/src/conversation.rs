@@ -2,7 +2,7 @@
 
 use crate::app::{App, now};
 use crate::error::{ApiError, Result};
-use crate::reasoning;
+use crate::reasoning::{self, Tags};
 use crate::tool_calls::{Tool, ToolChoice};
 use realizar_engine::Error as EngineError;
 use serde_json::{Map, Value, json};
@@ -150,8 +150,10 @@ pub(crate) enum Ending {
 /// A conversation as the model reads it.
 pub(crate) struct Rendered {
     pub(crate) text: String,
-    /// It ends within the reasoning, which the answer goes on with.
-    pub(crate) is_thinking: bool,
+    /// The tags of the reasoning that it ends within, which the answer goes on with.
+    pub(crate) thinking: Option<&'static Tags>,
+    /// Those of the reasoning that the answer may begin with.
+    pub(crate) may_think: Option<&'static Tags>,
 }
 
 impl Conversation {
@@ -182,10 +184,13 @@ impl Conversation {
             })?;
             text.truncate(end);
         }
-        let is_unfinished =
-            ending == Ending::Open && text.rfind(reasoning::OPEN) > text.rfind(reasoning::CLOSE);
-        let is_thinking = reasoning::is_open(&text) || is_unfinished;
-        Ok(Rendered { text, is_thinking })
+        let unfinished = || reasoning::unfinished_in(&text).filter(|_| ending == Ending::Open);
+        let thinking = reasoning::open_in(&text).or_else(unfinished);
+        let may_think = match ending {
+            Ending::Answer => reasoning::possible_after(&text, template.source()),
+            Ending::Message | Ending::Open => None,
+        };
+        Ok(Rendered { text, thinking, may_think })
     }
 }
 

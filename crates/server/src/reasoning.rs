@@ -1,17 +1,32 @@
-//! Reasoning at the beginning of an answer, between `<think>` and `</think>` or in Gemma's channel of thoughts, told apart from the answer
-//! while it comes.
+//! Reasoning at the beginning of an answer, between tags such as `<think>` and `</think>`, told apart from the answer while it comes.
 
 use realizar_model::tokenizer::Tokenizer;
 
-/// Begins the reasoning.
-pub const OPEN: &str = "<think>";
-/// Ends the reasoning.
-pub const CLOSE: &str = "</think>";
+/// The texts around the reasoning of some models.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Tags {
+    /// Begins the reasoning.
+    pub open: &'static str,
+    /// Ends the reasoning.
+    pub close: &'static str,
+    /// The first token of `open`, where the vocabulary has it.
+    pub token: &'static str,
+}
 
-/// Texts around the reasoning, as models begin it. The second is Gemma 4's.
-const TAGS: [(&str, &str); 2] = [(OPEN, CLOSE), ("<|channel>thought", "<channel|>")];
-/// Tokens of these texts.
-const TOKENS: [&str; 4] = [OPEN, CLOSE, "<|channel>", "<channel|>"];
+impl Tags {
+    const fn new(open: &'static str, close: &'static str) -> Self {
+        Self { open, close, token: open }
+    }
+}
+
+/// All tags: of most models, Gemma 4, Magistral and Ministral 3, Seed-OSS, Command R7B and A.
+pub static TAGS: [Tags; 5] = [
+    Tags::new("<think>", "</think>"),
+    Tags { open: "<|channel>thought", close: "<channel|>", token: "<|channel>" },
+    Tags::new("[THINK]", "[/THINK]"),
+    Tags::new("<seed:think>", "</seed:think>"),
+    Tags::new("<|START_THINKING|>", "<|END_THINKING|>"),
+];
 
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,14 +37,25 @@ pub enum Piece {
     Content(String),
 }
 
-/// Whether a prompt ends within the reasoning, which the answer then goes on with: some chat templates write the tag themselves.
-pub fn is_open(prompt: &str) -> bool {
-    prompt.trim_end().ends_with(OPEN)
+/// The tags of the reasoning that a prompt ends within, which the answer then goes on with: some chat templates write the tag themselves.
+pub fn open_in(prompt: &str) -> Option<&'static Tags> {
+    TAGS.iter().find(|tags| prompt.trim_end().ends_with(tags.open))
+}
+
+/// The tags of the reasoning that is begun and not ended in a text.
+pub(crate) fn unfinished_in(text: &str) -> Option<&'static Tags> {
+    TAGS.iter().find(|tags| text.rfind(tags.open) > text.rfind(tags.close))
+}
+
+/// The tags of the reasoning that an answer may begin with: those that the chat template knows, unless the prompt says that there is none.
+pub(crate) fn possible_after(prompt: &str, template: &str) -> Option<&'static Tags> {
+    let is_over = |tags: &Tags| prompt.trim_end().ends_with(tags.close);
+    TAGS.iter().find(|tags| template.contains(tags.open) && !is_over(tags))
 }
 
 /// Tags that the vocabulary has as control tokens, which would not be shown as text: the text for the parser has to show them.
 pub fn shown_tokens(tokenizer: &Tokenizer) -> Vec<u32> {
-    let ids = TOKENS.into_iter().filter_map(|tag| tokenizer.id_of(tag));
+    let ids = TAGS.iter().flat_map(|tags| [tags.token, tags.close]).filter_map(|tag| tokenizer.id_of(tag));
     ids.filter(|&id| tokenizer.is_special(id)).collect()
 }
 
@@ -47,7 +73,8 @@ enum Place {
 
 /// Splits one answer. How its text is divided into pieces makes no difference.
 ///
-/// Blanks next to the tags belong to neither side. Without a tag at its beginning all of an answer is content.
+/// Blanks next to the tags belong to neither side. Without a tag at its beginning all of an answer is content; a closing tag there says that
+/// the model did not think.
 pub struct ReasoningParser {
     place: Place,
     /// What ends the reasoning.
@@ -56,10 +83,21 @@ pub struct ReasoningParser {
 }
 
 impl ReasoningParser {
-    /// At an answer's beginning. `open`: the prompt ends within the reasoning ([`is_open`]).
-    pub fn new(open: bool) -> Self {
-        let place = if open { Place::Blanks { reasoning: true } } else { Place::Start(String::new()) };
-        Self { place, close: CLOSE, pieces: Vec::new() }
+    /// At an answer's beginning. `open`: what the prompt ends within ([`open_in`]).
+    pub fn new(open: Option<&'static Tags>) -> Self {
+        let (place, close) = match open {
+            Some(tags) => (Place::Blanks { reasoning: true }, tags.close),
+            None => (Place::Start(String::new()), TAGS[0].close),
+        };
+        Self { place, close, pieces: Vec::new() }
+    }
+
+    /// The reasoning is over without a tag; returns what was held back.
+    pub(crate) fn end(&mut self) -> String {
+        match std::mem::replace(&mut self.place, Place::Content) {
+            Place::Start(held) | Place::Reasoning(held) => held,
+            Place::Blanks { .. } | Place::Content => String::new(),
+        }
     }
 
     /// Whether what comes next is part of the reasoning, as far as is known.
@@ -89,10 +127,13 @@ impl ReasoningParser {
             Place::Start(mut held) => {
                 held.push(c);
                 let rest = held.trim_start();
-                if let Some((_, close)) = TAGS.into_iter().find(|(open, _)| *open == rest) {
-                    self.close = close;
+                if let Some(tags) = TAGS.iter().find(|tags| tags.open == rest) {
+                    self.close = tags.close;
                     Place::Blanks { reasoning: true }
-                } else if TAGS.iter().any(|(open, _)| open.starts_with(rest)) {
+                } else if TAGS.iter().any(|tags| tags.close == rest) {
+                    Place::Blanks { reasoning: false }
+                } else if TAGS.iter().any(|tags| tags.open.starts_with(rest) || tags.close.starts_with(rest))
+                {
                     Place::Start(held)
                 } else {
                     self.content(&held);
@@ -148,7 +189,7 @@ mod tests {
     use super::*;
 
     fn run<'a>(open: bool, pieces: impl IntoIterator<Item = &'a str>) -> (String, String) {
-        let mut parser = ReasoningParser::new(open);
+        let mut parser = ReasoningParser::new(open.then_some(&TAGS[0]));
         let mut all: Vec<Piece> = pieces.into_iter().flat_map(|piece| parser.push(piece)).collect();
         all.extend(parser.finish());
         let (mut reasoning, mut content) = (String::new(), String::new());
@@ -191,6 +232,10 @@ mod tests {
             (false, "<|channel>thought\ncut off <channel", "cut off", ""),
             (false, "<|channel>final", "", "<|channel>final"),
             (true, "größe </</think>é", "größe </", "é"),
+            (false, "\n</think>\n\nYes", "", "Yes"),
+            (false, "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
+            (false, "<seed:think>Hm.</think></seed:think>\nYes.", "Hm.</think>", "Yes."),
+            (false, "<|START_THINKING|>Hm.<|END_THINKING|>Yes.", "Hm.", "Yes."),
             (false, "", "", ""),
         ];
         for (open, text, reasoning, content) in cases {
@@ -205,7 +250,14 @@ mod tests {
 
     #[test]
     fn a_prompt_may_begin_the_reasoning() {
-        assert!(is_open("<|Assistant|><think>\n"));
-        assert!(!is_open("<|im_start|>assistant\n<think>\n\n</think>\n\n") && !is_open(""));
+        assert_eq!(open_in("<|Assistant|><think>\n"), Some(&TAGS[0]));
+        assert_eq!(open_in("<|im_start|>assistant\n<think>\n\n</think>\n\n"), None);
+        assert_eq!(open_in(""), None);
+        let template = "… <seed:think> …";
+        assert_eq!(possible_after("<bos>assistant\n", template), Some(&TAGS[3]));
+        assert_eq!(possible_after("<bos>assistant\n<seed:think>0</seed:think>\n", template), None);
+        assert_eq!(possible_after("", "…"), None);
+        assert_eq!(unfinished_in("<think>a</think>b<think>c"), Some(&TAGS[0]));
+        assert_eq!(unfinished_in("<think>a</think>b"), None);
     }
 }

@@ -5,7 +5,7 @@ use crate::app::App;
 use crate::conversation::Conversation;
 use crate::error::Result;
 use crate::generation::{Plan, Wanted};
-use crate::reasoning::{self, Piece, ReasoningParser};
+use crate::reasoning::{self, Piece, ReasoningParser, Tags};
 use crate::structured::{Before, Format, GrammarError};
 use crate::tool_calls::{Callable, Syntax, Tool, ToolCallParser, ToolChoice};
 
@@ -41,12 +41,13 @@ impl Turn {
         let mut prompt = app.engine.encode_rendered(&rendered.text);
         plan.truncate(app, &mut prompt);
         let tokenizer = app.engine.tokenizer();
-        let thinking = rendered.is_thinking;
+        let thinking = rendered.thinking;
         let channels = app.syntax.channels();
         let in_text = channels.is_some_and(|channels| !rendered.text.ends_with(channels.begin));
-        let before = match app.syntax.before_text(tokenizer) {
-            _ if thinking => Before::Reasoning,
-            Some(lark) if !in_text => Before::Grammar(lark),
+        let before = match (app.syntax.before_text(tokenizer), thinking, rendered.may_think) {
+            (Some(lark), ..) if !in_text => Before::Grammar(lark),
+            (_, Some(tags), _) => Before::Reasoning { tags, is_begun: true },
+            (_, None, Some(tags)) => Before::Reasoning { tags, is_begun: false },
             _ => Before::Nothing,
         };
         let choice = if callable.tools.is_empty() { ToolChoice::None } else { callable.choice.clone() };
@@ -66,10 +67,18 @@ impl Turn {
         if !tools.is_empty() || channels.is_some() {
             plan.shown.extend(app.syntax.shown_tokens(tokenizer));
         }
+        let calls_in_reasoning = wanted.is_none() && app.syntax.ends_reasoning();
         Ok(Prepared {
             prompt,
             wanted,
-            parsers: Parsers { thinking, in_text, tools, syntax: app.syntax, seed: app.new_seed() },
+            parsers: Parsers {
+                thinking,
+                calls_in_reasoning,
+                in_text,
+                tools,
+                syntax: app.syntax,
+                seed: app.new_seed(),
+            },
         })
     }
 }
@@ -95,8 +104,10 @@ fn tools_wanted(
 
 /// Makes the parsers of a turn's answers.
 pub(crate) struct Parsers {
-    /// The prompt ends within the reasoning.
-    thinking: bool,
+    /// What the prompt ends within.
+    thinking: Option<&'static Tags>,
+    /// A call ends the reasoning, too.
+    calls_in_reasoning: bool,
     /// The answer is in channels, and the prompt ends within a text.
     in_text: bool,
     /// What the answer may call.
@@ -118,6 +129,7 @@ impl Parsers {
         AnswerParser {
             reasoning: (!channels).then(|| ReasoningParser::new(self.thinking)),
             calls: (channels || !self.tools.is_empty()).then(calls),
+            calls_in_reasoning: self.calls_in_reasoning,
             reasoning_tokens: 0,
         }
     }
@@ -129,6 +141,7 @@ pub(crate) struct AnswerParser {
     reasoning: Option<ReasoningParser>,
     /// If there is something to call, or answers are in channels.
     calls: Option<ToolCallParser>,
+    calls_in_reasoning: bool,
     reasoning_tokens: usize,
 }
 
@@ -149,10 +162,12 @@ impl AnswerParser {
 
     /// The rest, at the answer's end.
     pub(crate) fn finish(&mut self) -> Vec<News> {
+        let is_reasoning = self.calls_in_reasoning && self.is_reasoning();
         let pieces = self.reasoning.as_mut().map(ReasoningParser::finish);
         let mut news = self.take(pieces.unwrap_or_default());
         if let Some(calls) = &mut self.calls {
-            news.extend(calls.finish());
+            let rest = calls.finish().into_iter();
+            news.extend(rest.map(|news| if is_reasoning { as_reasoning(news) } else { news }));
         }
         news
     }
@@ -161,7 +176,25 @@ impl AnswerParser {
         let mut news = Vec::new();
         for piece in pieces {
             match (piece, &mut self.calls) {
+                (Piece::Reasoning(text), Some(calls)) if self.calls_in_reasoning => {
+                    let mut found = calls.push(&text);
+                    match found.iter().position(|news| matches!(news, News::Call { .. })) {
+                        None => news.extend(found.into_iter().map(as_reasoning)),
+                        Some(at) => {
+                            let call = found.split_off(at);
+                            news.extend(found.into_iter().map(as_reasoning).chain(call));
+                            self.calls_in_reasoning = false;
+                            let held = self.reasoning.as_mut().map(ReasoningParser::end);
+                            news.extend(calls.push(&held.unwrap_or_default()));
+                        }
+                    }
+                }
                 (Piece::Reasoning(text), _) => news.push(News::Reasoning(text)),
+                (Piece::Content(text), Some(calls)) if std::mem::take(&mut self.calls_in_reasoning) => {
+                    // What looked like a call in the reasoning was none.
+                    news.extend(calls.finish().into_iter().map(as_reasoning));
+                    news.extend(calls.push(&text));
+                }
                 (Piece::Content(text), None) => news.push(News::Text(text)),
                 (Piece::Content(text), Some(calls)) => news.extend(calls.push(&text)),
             }
@@ -184,5 +217,70 @@ impl AnswerParser {
     /// Tokens of the reasoning so far, with those of the tag at its end.
     pub(crate) fn reasoning_tokens(&self) -> usize {
         self.reasoning_tokens
+    }
+}
+
+/// Text that a parser of calls found in the reasoning.
+fn as_reasoning(news: News) -> News {
+    match news {
+        News::Text(text) => News::Reasoning(text),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reasoning::TAGS;
+    use crate::tool_calls::SYNTAXES;
+    use serde_json::json;
+
+    /// Reasoning, text, and names with arguments.
+    fn run(parsers: &Parsers, text: &str) -> (String, String, Vec<(String, String)>) {
+        let mut parser = parsers.parser(0);
+        let mut news: Vec<News> = text.split("").flat_map(|piece| parser.push(piece, 1)).collect();
+        news.extend(parser.finish());
+        let (mut reasoning, mut text, mut calls) = (String::new(), String::new(), Vec::new());
+        for news in news {
+            match news {
+                News::Reasoning(piece) => reasoning += &piece,
+                News::Text(piece) => text += &piece,
+                News::Call { name, .. } => calls.push((name, String::new())),
+                News::Arguments { index, fragment } => calls[index].1 += &fragment,
+            }
+        }
+        (reasoning, text, calls)
+    }
+
+    #[test]
+    fn a_call_may_end_the_reasoning_where_models_do_so() {
+        let tools: Vec<Tool> =
+            serde_json::from_value(json!([{"type": "function", "function": {"name": "pwd"}}])).unwrap();
+        let parsers = |name: &str, is_free| {
+            let syntax = SYNTAXES.iter().find(|syntax| syntax.name == name).unwrap();
+            let calls_in_reasoning = is_free && syntax.ends_reasoning();
+            let thinking = Some(&TAGS[0]);
+            Parsers { thinking, calls_in_reasoning, in_text: false, tools: tools.clone(), syntax, seed: 1 }
+        };
+        let call = "<tool_call>\n<function=pwd>\n</function>\n</tool_call>";
+        let of = |reasoning: &str, text: &str, n: usize| {
+            (reasoning.to_owned(), text.to_owned(), vec![("pwd".to_owned(), "{}".to_owned()); n])
+        };
+        let qwen = parsers("qwen-xml", true);
+        assert_eq!(run(&qwen, &format!("Where?\n{call}")), of("Where?", "", 1));
+        assert_eq!(run(&qwen, call), of("", "", 1));
+        assert_eq!(run(&qwen, &format!("Hm.\n</think>\n\nSo:\n{call}\n{call}")), of("Hm.", "So:", 2));
+        assert_eq!(
+            run(&qwen, "I say <tool_call> or <function=x>\n</think>No."),
+            of("I say <tool_call> or <function=x>", "No.", 0)
+        );
+        assert_eq!(run(&qwen, "Cut off <tool_call>\n<func"), of("Cut off <tool_call>\n<func", "", 0));
+        // A format holds only after the reasoning.
+        let forced = format!("I could {call}</think>{call}");
+        assert_eq!(run(&parsers("qwen-xml", false), &forced), of(&format!("I could {call}"), "", 1));
+        // Elsewhere models speak of calls in their thoughts.
+        let call = "<|tool_call_start|>[pwd()]<|tool_call_end|>";
+        let spoken = format!("I could {call} hm</think>{call}");
+        assert_eq!(run(&parsers("lfm2", true), &spoken), of(&format!("I could {call} hm"), "", 1));
     }
 }

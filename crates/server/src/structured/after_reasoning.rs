@@ -1,15 +1,16 @@
-//! A constraint that begins where the reasoning ends, for answers whose prompt has begun the reasoning.
+//! A constraint that begins where the reasoning ends, which the prompt has begun or the answer may begin.
 
+use crate::reasoning::Tags;
 use llguidance::toktrie::{TokEnv, TokTrie};
 use realizar_engine::{Constraint, TokenMask};
 use std::sync::Arc;
 
-/// Ends the reasoning.
-const CLOSE: &[u8] = crate::reasoning::CLOSE.as_bytes();
-
 /// What tokens mean in the reasoning and right after it.
 pub(super) struct FreeTokens {
     environment: TokEnv,
+    tags: &'static Tags,
+    /// The token that begins the reasoning.
+    open: Option<u32>,
     /// The closing tag, if it is one token.
     close: Option<u32>,
     /// All text, and the closing tag; no token goes on after the tag's end.
@@ -18,15 +19,17 @@ pub(super) struct FreeTokens {
 }
 
 impl FreeTokens {
-    /// `close`: the closing tag, if it is one token.
-    pub(super) fn new(environment: TokEnv, close: Option<u32>) -> Self {
+    /// `id_of`: the token that is a tag.
+    pub(super) fn new(environment: TokEnv, tags: &'static Tags, id_of: impl Fn(&str) -> Option<u32>) -> Self {
+        let (open, close) = (id_of(tags.token), id_of(tags.close));
+        let last = tags.close.as_bytes().last();
         let trie = environment.tok_trie();
         let n_tokens = trie.vocab_size();
         let (mut reasoning, mut blanks) = (TokenMask::none(n_tokens), TokenMask::none(n_tokens));
         for id in 0..n_tokens as u32 {
             let bytes = trie.token(id);
             let is_text = bytes.first().is_some_and(|&first| first != TokTrie::SPECIAL_TOKEN_MARKER);
-            let goes_on = bytes.iter().position(|&b| b == b'>').is_some_and(|at| at + 1 < bytes.len());
+            let goes_on = bytes.iter().position(|b| Some(b) == last).is_some_and(|at| at + 1 < bytes.len());
             if close == Some(id) || is_text && (close.is_some() || !goes_on) {
                 reasoning.allow(id);
             }
@@ -34,16 +37,21 @@ impl FreeTokens {
                 blanks.allow(id);
             }
         }
-        Self { environment, close, reasoning, blanks }
+        Self { environment, tags, open, close, reasoning, blanks }
     }
 
     fn bytes(&self, token: u32) -> &[u8] {
-        if self.close == Some(token) { CLOSE } else { self.environment.tok_trie().token(token) }
+        match self.close == Some(token) {
+            true => self.tags.close.as_bytes(),
+            false => self.environment.tok_trie().token(token),
+        }
     }
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
+    /// Before the token that begins the reasoning, or the text.
+    Start,
     Reasoning,
     /// After the tag, where blanks may come before the text.
     Blanks,
@@ -61,15 +69,24 @@ pub(super) struct AfterReasoning {
 }
 
 impl AfterReasoning {
-    pub(super) fn new(tokens: Arc<FreeTokens>, inner: Box<dyn Constraint>) -> Self {
+    /// `is_begun`: the prompt ends within the reasoning.
+    pub(super) fn new(tokens: Arc<FreeTokens>, is_begun: bool, inner: Box<dyn Constraint>) -> Self {
         let mask = tokens.reasoning.clone();
-        Self { tokens, inner, place: Place::Reasoning, tail: Vec::new(), mask }
+        let place = if is_begun { Place::Reasoning } else { Place::Start };
+        Self { tokens, inner, place, tail: Vec::new(), mask }
     }
 }
 
 impl Constraint for AfterReasoning {
     fn allowed(&mut self) -> Result<&TokenMask, String> {
         match self.place {
+            Place::Start => {
+                self.mask.clone_from(self.inner.allowed()?);
+                if let Some(open) = self.tokens.open {
+                    self.mask.allow(open);
+                }
+                Ok(&self.mask)
+            }
             Place::Reasoning => Ok(&self.tokens.reasoning),
             Place::Blanks => {
                 self.mask.clone_from(self.inner.allowed()?);
@@ -84,19 +101,24 @@ impl Constraint for AfterReasoning {
 
     fn accept(&mut self, token: u32) -> Result<(), String> {
         match self.place {
+            Place::Start if self.tokens.open == Some(token) => {
+                self.place = Place::Reasoning;
+                Ok(())
+            }
             Place::Reasoning => {
                 self.tail.extend(self.tokens.bytes(token));
-                if self.tail.ends_with(CLOSE) {
+                let close = self.tokens.tags.close.as_bytes();
+                if self.tail.ends_with(close) {
                     self.place = Place::Blanks;
                 }
-                let n_old = self.tail.len().saturating_sub(CLOSE.len());
+                let n_old = self.tail.len().saturating_sub(close.len());
                 self.tail.drain(..n_old);
                 Ok(())
             }
             Place::Blanks if self.tokens.blanks.contains(token) && !self.inner.allowed()?.contains(token) => {
                 Ok(())
             }
-            Place::Blanks | Place::Text => {
+            Place::Start | Place::Blanks | Place::Text => {
                 self.place = Place::Text;
                 self.inner.accept(token)
             }

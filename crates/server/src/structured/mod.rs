@@ -21,14 +21,16 @@ mod pushdown;
 mod schema;
 mod vocabulary;
 
-use crate::reasoning;
+use crate::reasoning::{self, Tags};
 use after_grammar::AfterGrammar;
 use after_reasoning::{AfterReasoning, FreeTokens};
 use compile::limits as library_limits;
 use llguidance::ParserFactory;
+use llguidance::toktrie::TokEnv;
 use realizar_engine::Constraint;
 use realizar_model::tokenizer::Tokenizer;
 use serde_json::Value;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,8 +70,13 @@ pub enum Format {
 pub enum Before {
     /// The answer begins with the format.
     Nothing,
-    /// The reasoning, which the prompt has begun ([`reasoning::is_open`]), and its end.
-    Reasoning,
+    /// The reasoning and its end.
+    Reasoning {
+        /// What is around it.
+        tags: &'static Tags,
+        /// The prompt has begun it ([`crate::reasoning::open_in`]). Otherwise the answer may do so with one token.
+        is_begun: bool,
+    },
     /// Text that a grammar in Lark describes, of which no text goes on after a whole one.
     Grammar(String),
 }
@@ -137,7 +144,9 @@ pub enum GrammarError {
 #[derive(Clone)]
 pub struct Grammars {
     factory: Arc<ParserFactory>,
-    free: Arc<FreeTokens>,
+    environment: TokEnv,
+    /// Tokens of the tags around reasoning, by their texts.
+    ids: Arc<HashMap<&'static str, u32>>,
     /// A token that ends a text.
     stop: u32,
 }
@@ -151,13 +160,14 @@ impl Grammars {
     pub fn new(tokenizer: &Tokenizer, stops: &[u32]) -> Result<Self, GrammarError> {
         let refuse = |reason: String| GrammarError::Vocabulary { reason };
         let environment = vocabulary::token_environment(tokenizer, stops)?;
+        let tags = reasoning::TAGS.iter().flat_map(|tags| [tags.token, tags.close]);
+        let ids = tags.filter_map(|text| Some((text, tokenizer.id_of(text)?))).collect();
         let mut factory = ParserFactory::new_simple(&environment).map_err(|error| refuse(message(&error)))?;
         factory.quiet();
         *factory.limits_mut() = library_limits();
-        let free = FreeTokens::new(environment, tokenizer.id_of(reasoning::CLOSE));
         let stop =
             stops.first().copied().ok_or_else(|| refuse("it has no token that ends a text".to_owned()))?;
-        Ok(Self { factory: Arc::new(factory), free: Arc::new(free), stop })
+        Ok(Self { factory: Arc::new(factory), environment, ids: Arc::new(ids), stop })
     }
 
     /// Prepares the enforcement of a format on this thread: up to some seconds, and hundreds of kilobytes of stack for what recurses.
@@ -188,7 +198,11 @@ impl Grammars {
     ) -> Result<Box<dyn Constraint>, GrammarError> {
         Ok(match before {
             Before::Nothing => constraint,
-            Before::Reasoning => Box::new(AfterReasoning::new(self.free.clone(), constraint)),
+            Before::Reasoning { tags, is_begun } => {
+                let free =
+                    FreeTokens::new(self.environment.clone(), tags, |text| self.ids.get(text).copied());
+                Box::new(AfterReasoning::new(Arc::new(free), *is_begun, constraint))
+            }
             Before::Grammar(lark) => {
                 let first = self.compile(&Format::Grammar(lark.clone()))?;
                 Box::new(AfterGrammar::new(first, self.stop, constraint))

@@ -4,7 +4,7 @@ use super::json_schema::validates;
 use super::support::{Random, babble, demo, follow};
 use super::{compile, grammars, plain};
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
-use realizar_server::reasoning;
+use realizar_server::reasoning::{self, TAGS};
 use realizar_server::structured::{Before, Format, GrammarError};
 use realizar_server::tool_calls::{Delta, SYNTAXES, Syntax, Tool, ToolChoice};
 use serde_json::{Value, json};
@@ -332,7 +332,8 @@ fn a_format_may_wait_for_the_end_of_the_reasoning() {
             schema: json!({"type": "array", "items": {"type": "integer"}}),
             strict: true,
         };
-        let start = grammars.compile_after(&Before::Reasoning, &format).unwrap();
+        let start =
+            grammars.compile_after(&Before::Reasoning { tags: &TAGS[0], is_begun: true }, &format).unwrap();
         let mut ids = plain(&tokenizer, "Hm, > is </thin");
         ids.extend(tokenizer.encode("</think>", EncodeOptions { add_special: false, parse_special: true }));
         let mut constraint = start.fork();
@@ -347,7 +348,17 @@ fn a_format_may_wait_for_the_end_of_the_reasoning() {
         assert_eq!(follow(&mut *constraint, &tokenizer, &[byte(b'\n'), byte(b'x')]), Err(byte(b'x')));
         assert_eq!(follow(&mut *start.fork(), &tokenizer, tokenizer.eos_ids()), Err(tokenizer.eos_ids()[0]));
     }
+    // The answer may begin the reasoning itself.
     let tokenizer = with_control_tokens();
+    let before = Before::Reasoning { tags: &TAGS[0], is_begun: false };
+    let start = grammars(&tokenizer).compile_after(&before, &Format::Regex("[0-9]+".to_owned())).unwrap();
+    let ids = |text: &str| tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: true });
+    for (text, ends) in [("12", true), ("<think>\nHm.</think>\n\n12", true), ("<think>12", false)] {
+        assert_eq!(follow(&mut *start.fork(), &tokenizer, &ids(text)), Ok(ends), "{text}");
+    }
+    for text in ["Hm", "<think>Hm.</think>Hm", "</think>", "1<think>"] {
+        assert!(follow(&mut *start.fork(), &tokenizer, &ids(text)).is_err(), "{text}");
+    }
     assert_eq!(reasoning::shown_tokens(&tokenizer).len(), 2);
     assert_eq!(SYNTAXES[0].shown_tokens(&tokenizer).len(), 2);
 }
