@@ -50,7 +50,8 @@ fuzz_target!(|data: &[u8]| {
     for syntax in SYNTAXES {
         let whole = calls(syntax, &tools, std::iter::once(text));
         assert_eq!(whole, calls(syntax, &tools, pieces()), "{}", syntax.name);
-        if whole.1.is_empty() {
+        // Headers of channels are no text.
+        if whole.1.is_empty() && syntax.name != "harmony" {
             assert_eq!(whole.0, text, "{}", syntax.name);
         }
     }

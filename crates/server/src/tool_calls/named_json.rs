@@ -13,6 +13,9 @@ const MAX_HEAD: usize = 320;
 /// Around the arguments of DeepSeek R1.
 const FENCE: &str = "```";
 
+/// A name, and the id that the model gave with it.
+type NameAndId<'a> = (&'a str, Option<&'a str>);
+
 /// The tokens of a syntax.
 struct Marks {
     /// Around all calls.
@@ -22,7 +25,7 @@ struct Marks {
     /// After each call.
     close: &'static str,
     /// Name and id in what stands between the beginning of a call and its arguments.
-    name: fn(&str) -> Option<(&str, Option<&str>)>,
+    name: fn(&str) -> Option<NameAndId<'_>>,
 }
 
 const SEPARATOR: &str = "<｜tool▁sep｜>";
