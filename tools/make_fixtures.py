@@ -356,6 +356,14 @@ VARIANTS = {
         ), 24, prompts=(6, 20),
         notes="gated convolutions over three tokens; the width of the feed-forward blocks is 28, rounded from 40 by the rules of the family",
     ),
+    "lfm2moe": Variant(
+        "Lfm2Moe", dict(
+            {key: value for key, value in FOUR_HEADS.items() if key not in ("rms_norm_eps", "head_dim")}, norm_eps=1e-3,
+            num_hidden_layers=5, conv_L_cache=3, num_dense_layers=1, moe_intermediate_size=12, num_experts=6, num_experts_per_tok=2,
+            layer_types=["conv", "conv", "full_attention", "conv", "full_attention"], rope_parameters=rope(1000.0),
+            tie_word_embeddings=True,
+        ), 41, converter=True, notes="gated convolutions, and experts chosen by sigmoid behind a dense layer",
+    ),
     "ministral3": Variant(
         "Ministral3", dict(
             FOUR_HEADS, max_position_embeddings=64,
@@ -517,13 +525,17 @@ VARIANTS = {
 # ------------------------------------------------------------------------------------------------------------------ weights
 
 
+# Added to the scores of experts only to choose among them.
+SELECTION_BIASES = ("e_score_correction_bias", "expert_bias")
+
+
 def random_state(model, variant, seed):
     """Draw every parameter. Scales keep activations near one while letting norms, biases and attention patterns matter."""
     rng = np.random.Generator(np.random.PCG64(seed))
     gemma = variant.kind.startswith("Gemma")
     zero_centred = (gemma and variant.kind != "Gemma4") or variant.kind in ("Qwen3_5", "Qwen3_5Moe", "Qwen3Next")
     state = {}
-    saved = ("e_score_correction_bias", "layer_scalar")
+    saved = (*SELECTION_BIASES, "layer_scalar")
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(saved)]
     for name, parameter in sorted([*model.named_parameters(), *buffers]):
         shape = tuple(parameter.shape)
@@ -710,7 +722,7 @@ def weakest_tensor(variant, state, ids, expected):
     worst = (math.inf, None)
     model = reference(variant, state)
     for name, bias in [*model.named_buffers(), *((name, p.data) for name, p in model.named_parameters())]:
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(SELECTION_BIASES):
             # It only changes which experts are chosen.
             before = bias.clone()
             bias.zero_()
@@ -718,7 +730,7 @@ def weakest_tensor(variant, state, ids, expected):
             bias.copy_(before)
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
-        if is_of_images(name) or name.endswith("e_score_correction_bias"):
+        if is_of_images(name) or name.endswith(SELECTION_BIASES):
             continue
         parts = [parameter.data[j] for j in range(parameter.shape[0])] if parameter.dim() == 3 else [parameter.data]
         for part in parts:

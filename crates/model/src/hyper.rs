@@ -79,7 +79,7 @@ static KEYS: &[Key] = &[
     key(
         "n_leading_dense_layers",
         "leading_dense_block_count",
-        &["first_k_dense_replace", "moe_layer_start_index"],
+        &["first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"],
     ),
     key("n_draft_layers", "nextn_predict_layers", &["num_nextn_predict_layers"]),
     key("rope_dim", "rope.dimension_count", &["rotary_dim", "qk_rope_head_dim"]),

@@ -227,6 +227,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.block_sparse_moe.gate",
             "model.layers.{i}.mlp.gate",
             "model.layers.{i}.mlp.router",
+            "model.layers.{i}.feed_forward.gate",
             "model.layers.{i}.router.proj",
         ],
     ),
@@ -240,6 +241,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.mlp.gate.e_score_correction_bias",
             "model.layers.{i}.block_sparse_moe.e_score_correction_bias",
             "model.layers.{i}.mlp.moe_statics.e_score_correction_bias",
+            "model.layers.{i}.feed_forward.expert_bias",
         ],
     )
     .hf_is_whole(),
@@ -282,6 +284,7 @@ pub static NAMES: &[WeightName] = &[
         &[
             "model.layers.{i}.block_sparse_moe.experts.{e}.w1",
             "model.layers.{i}.mlp.experts.{e}.gate_proj",
+            "model.layers.{i}.feed_forward.experts.{e}.w1",
             "model.layers.{i}.mlp.experts.gate_proj",
         ],
     )
@@ -292,6 +295,7 @@ pub static NAMES: &[WeightName] = &[
         &[
             "model.layers.{i}.block_sparse_moe.experts.{e}.w3",
             "model.layers.{i}.mlp.experts.{e}.up_proj",
+            "model.layers.{i}.feed_forward.experts.{e}.w3",
             "model.layers.{i}.mlp.experts.up_proj",
         ],
     )
@@ -302,6 +306,7 @@ pub static NAMES: &[WeightName] = &[
         &[
             "model.layers.{i}.block_sparse_moe.experts.{e}.w2",
             "model.layers.{i}.mlp.experts.{e}.down_proj",
+            "model.layers.{i}.feed_forward.experts.{e}.w2",
             "model.layers.{i}.mlp.experts.down_proj",
             "model.layers.{i}.experts.down_proj",
         ],

@@ -10,6 +10,16 @@ pub(super) const SPEC: ArchSpec =
     ArchSpec { name: "lfm2", gguf: &["lfm2"], hf: &["Lfm2ForCausalLM"], configure, ignored: &[INV_FREQ] };
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
+    let mut c = base(h, "lfm2")?;
+    if !h.is_gguf() {
+        let width = hf_width(h)?;
+        c.each_dense(|dense| dense.intermediate_size = width);
+    }
+    Ok(c)
+}
+
+/// A model of gated convolutions and of attention, with dense blocks of the stated width in all layers.
+pub(super) fn base(h: &Hyper<'_>, arch: &'static str) -> Result<ModelConfig> {
     let n_layers = h.need_usize("n_layers")?;
     let mut n_kv_heads = per_layer(h, "n_kv_heads", n_layers)?;
     // In GGUF, layers without heads of keys and values convolve; a 1 keeps the place of what they do not have.
@@ -18,7 +28,7 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     if let Some(list) = n_kv_heads.as_mut().filter(|_| h.is_gguf()) {
         list.iter_mut().for_each(|n| *n = (*n).max(1));
     }
-    let mut c = ModelConfig::with_kv_heads(h, "lfm2", RopeStyle::Half, n_kv_heads)?;
+    let mut c = ModelConfig::with_kv_heads(h, arch, RopeStyle::Half, n_kv_heads)?;
     let conv_width = if h.is_gguf() {
         if h.usize("sliding_window")?.is_some_and(|n| n > 0) {
             return Err(h.unsupported("LFM2 with a sliding window"));
@@ -59,7 +69,11 @@ fn read_hf(h: &Hyper<'_>, c: &mut ModelConfig) -> Result<()> {
     if h.f32("rope_theta")?.is_none() {
         c.ropes[0].theta = 1e6;
     }
-    c.read_activation(h, Activation::Silu)?;
+    c.read_activation(h, Activation::Silu)
+}
+
+/// Hidden activations of a dense block by the rules of the family.
+fn hf_width(h: &Hyper<'_>) -> Result<usize> {
     let mut width = match h.hf_usize("block_ff_dim")? {
         Some(n) => n,
         None => h.need_usize("intermediate_size")?,
@@ -73,8 +87,7 @@ fn read_hf(h: &Hyper<'_>, c: &mut ModelConfig) -> Result<()> {
     if width == 0 {
         return Err(h.invalid("the feed-forward block has no hidden activations"));
     }
-    c.each_dense(|dense| dense.intermediate_size = width);
-    Ok(())
+    Ok(width)
 }
 
 /// Which layers convolve.

@@ -20,6 +20,7 @@ mod gpt_oss;
 mod granite;
 mod hunyuan;
 mod lfm2;
+mod lfm2_moe;
 mod llama;
 mod minimax_m2;
 mod mistral;
@@ -104,6 +105,7 @@ pub static ARCHS: &[ArchSpec] = &[
     glm4::SPEC,
     olmo2::SPEC,
     lfm2::SPEC,
+    lfm2_moe::SPEC,
     mistral3::SPEC,
     smollm3::SPEC,
     olmo3::SPEC,

@@ -113,7 +113,6 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
         &["granite_swa", "graniteswitch", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"],
         DESCRIPTION,
     ),
-    family("LFM2-MoE", &["lfm2moe", "Lfm2MoeForCausalLM"], DESCRIPTION),
     family(
         "Llama 4",
         &["llama4", "Llama4ForCausalLM", "Llama4ForConditionalGeneration"],

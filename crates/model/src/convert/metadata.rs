@@ -72,7 +72,7 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
         ("attention.head_count", heads.n_heads),
     ];
     if !c.learned_positions {
-        if arch != "lfm2" {
+        if !["lfm2", "lfm2moe"].contains(&arch) {
             counts.push(("attention.head_count_kv", heads.n_kv_heads));
         }
         counts.extend([
@@ -281,6 +281,9 @@ fn expert_counts(arch: &str, c: &ModelConfig) -> Vec<(&'static str, usize)> {
     if arch == "glm4moe" {
         counts.push(("nextn_predict_layers", 0));
     }
+    if arch == "lfm2moe" {
+        counts.push(("leading_dense_block_count", regular_experts(c).0));
+    }
     if arch == "ernie4_5-moe" {
         let (first, every) = regular_experts(c);
         counts.extend([
@@ -304,14 +307,14 @@ fn regular_experts(c: &ModelConfig) -> (usize, usize) {
 /// How experts are chosen, for the architectures whose readers ask the file.
 fn router(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<()> {
     let Some(router) = c.experts().next().map(|experts| experts.router) else { return Ok(()) };
-    if ["glm4moe", "minimax-m2", "deepseek2", "mistral4"].contains(&arch) {
+    if ["glm4moe", "minimax-m2", "deepseek2", "mistral4", "lfm2moe"].contains(&arch) {
         let kind = match router.scores {
             RouterScores::Softmax => 1u32,
             RouterScores::Sigmoid => 2,
         };
         m.insert(format!("{arch}.expert_gating_func"), kind)?;
     }
-    if ["glm4moe", "deepseek2", "mistral4"].contains(&arch) {
+    if ["glm4moe", "deepseek2", "mistral4", "lfm2moe"].contains(&arch) {
         m.insert(format!("{arch}.expert_weights_scale"), router.scale)?;
         m.insert(format!("{arch}.expert_weights_norm"), router.norm_topk)?;
     }

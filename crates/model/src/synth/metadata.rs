@@ -72,7 +72,7 @@ fn per_layer(m: &mut Metadata, s: &SynthShape) -> Result<()> {
     let arch = s.family.arch();
     m.insert(format!("{arch}.feed_forward_length"), s.intermediate_size as u32)?;
     let kv_heads = format!("{arch}.attention.head_count_kv");
-    if s.family != Family::Lfm2 {
+    if !s.family.has_short_convs() {
         return m.insert(kv_heads, s.n_kv_heads as u32);
     }
     // Layers without heads of keys and values convolve.
@@ -110,9 +110,11 @@ fn experts(m: &mut Metadata, s: &SynthShape) -> Result<()> {
         m.insert(format!("{arch}.expert_count"), n_experts as u32)?;
         m.insert(format!("{arch}.expert_used_count"), n_used as u32)?;
         m.insert(format!("{arch}.expert_feed_forward_length"), width as u32)?;
+        if s.n_dense > 0 {
+            m.insert(format!("{arch}.leading_dense_block_count"), s.n_dense as u32)?;
+        }
         if matches!(s.family, Family::Glm4Moe | Family::DeepSeek2) {
             m.insert(format!("{arch}.expert_shared_count"), (s.shared_expert / width) as u32)?;
-            m.insert(format!("{arch}.leading_dense_block_count"), s.n_dense as u32)?;
         } else if s.shared_expert > 0 {
             m.insert(format!("{arch}.expert_shared_feed_forward_length"), s.shared_expert as u32)?;
         }
@@ -162,7 +164,7 @@ fn vocabulary(m: &mut Metadata, s: &SynthShape) -> Result<()> {
         Family::Llama if s.llama3_factor.is_some() => "llama-bpe",
         Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe | Family::Qwen3Moe | Family::Qwen3Next => "qwen2",
         Family::Qwen35 | Family::Qwen35Moe => "qwen35",
-        Family::Lfm2 => "lfm2",
+        Family::Lfm2 | Family::Lfm2Moe => "lfm2",
         Family::Olmo2 | Family::Olmo3 | Family::Phi3 => "dbrx",
         Family::Mistral3 => "tekken",
         Family::SmolLm3 => "llama-bpe",

@@ -231,7 +231,7 @@ fn weights(s: &SynthShape) -> Vec<Weight> {
             _ => feed_forward(s, &mut put),
         }
     }
-    let final_norm = if s.family == Family::Lfm2 { "token_embd_norm" } else { "output_norm" };
+    let final_norm = if s.family.has_short_convs() { "token_embd_norm" } else { "output_norm" };
     add(format!("{final_norm}.weight"), &[hidden], norm(hidden));
     if plain {
         add("output_norm.bias".into(), &[hidden], bias(hidden));
@@ -278,7 +278,9 @@ fn attention(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
     }
     let qk_norm = match family {
         _ if family.is_qwen_hybrid() => Some([s.head_dim; 2]),
-        Family::Qwen3 | Family::Qwen3Moe | Family::Lfm2 | Family::Exaone4 => Some([s.head_dim; 2]),
+        Family::Qwen3 | Family::Qwen3Moe | Family::Lfm2 | Family::Lfm2Moe | Family::Exaone4 => {
+            Some([s.head_dim; 2])
+        }
         Family::Olmo2 | Family::Olmo3 | Family::MiniMaxM2 => Some([q_dim, kv_dim]),
         _ => None,
     };
@@ -376,7 +378,7 @@ fn mixture(s: &SynthShape, [n_experts, _, width]: [usize; 3], put: &mut impl FnM
     if s.family == Family::GptOss {
         put("ffn_gate_inp.bias", &[n_experts], bias(n_experts));
     }
-    let is_biased = matches!(s.family, Family::Glm4Moe | Family::MiniMaxM2);
+    let is_biased = matches!(s.family, Family::Glm4Moe | Family::MiniMaxM2 | Family::Lfm2Moe);
     if is_biased || s.latent.is_some_and(|latent| latent.by_sigmoid) {
         put("exp_probs_b.bias", &[n_experts], bias(n_experts));
     }
@@ -475,6 +477,7 @@ mod tests {
             ("qwen3.5-9b", 8.954),
             ("qwen3.5-27b", 26.896),
             ("lfm2-1.2b", 1.170),
+            ("lfm2-8b-a1b", 8.340),
             ("mistral-small-24b", 23.572),
             ("ministral-3-8b", 8.490),
             ("smollm3-3b", 3.075),

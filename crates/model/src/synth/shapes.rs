@@ -113,6 +113,7 @@ pub(super) enum Family {
     GptOss,
     Granite,
     Lfm2,
+    Lfm2Moe,
     MiniMaxM2,
     Mistral3,
     Olmo3,
@@ -152,6 +153,11 @@ impl Family {
         matches!(self, Family::Qwen35 | Family::Qwen35Moe | Family::Qwen3Next)
     }
 
+    /// Whether layers of gated convolutions stand between those of attention.
+    pub(super) fn has_short_convs(self) -> bool {
+        matches!(self, Family::Lfm2 | Family::Lfm2Moe)
+    }
+
     /// Whether gate and up are one matrix.
     pub(super) fn has_fused_gate(self) -> bool {
         matches!(self, Family::Glm4 | Family::Phi3)
@@ -172,6 +178,7 @@ impl Family {
             Family::Qwen35Moe => "qwen35moe",
             Family::Qwen3Next => "qwen3next",
             Family::Lfm2 => "lfm2",
+            Family::Lfm2Moe => "lfm2moe",
             Family::Mistral3 => "mistral3",
             Family::SmolLm3 => "smollm3",
             Family::Gemma => "gemma",
@@ -371,6 +378,8 @@ pub static SYNTH_SHAPES: &[SynthShape] = &[
         .experts([512, 10, 512]).shared_expert(512).delta([16, 32, 128], AttentionAt::Every(4)),
     shape("lfm2-1.2b", Family::Lfm2, [16, 2048, 8192, 32, 8, 64, 65536, 128000], 1e6, 1e-5)
         .tied().attends_at(&[2, 5, 8, 10, 12, 14]),
+    shape("lfm2-8b-a1b", Family::Lfm2Moe, [24, 2048, 7168, 32, 8, 64, 65536, 128000], 1e6, 1e-5)
+        .tied().attends_at(&[2, 6, 10, 14, 18, 21]).experts([32, 4, 1792]).dense_first(2),
     shape("mistral-small-24b", Family::Llama, [40, 5120, 32768, 32, 8, 128, 131072, 32768], 1e8, 1e-5),
     shape("ministral-3-8b", Family::Mistral3, [34, 4096, 14336, 32, 8, 128, 131072, 262144], 1e6, 1e-5),
     shape("smollm3-3b", Family::SmolLm3, [36, 2048, 11008, 16, 4, 128, 128256, 65536], 5e6, 1e-6).tied(),
