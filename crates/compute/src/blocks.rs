@@ -8,8 +8,9 @@ mod latent;
 pub use latent::{LatentBlock, LatentQueries, LatentRoom, latent};
 
 use crate::{
-    Activation, AttentionParams, AttentionTemperature, Collectives, DeltaInput, DeltaShape, Device, Experts,
-    KvLayer, MoeScratch, Norm, Ops, Profile, QkvPrep, Result, ShortConv, StateLayer, Tensor,
+    Activation, AttentionParams, AttentionTemperature, Collectives, DeltaInput, DeltaShape, Device, DtLimits,
+    Experts, GatedNorm, KvLayer, MoeScratch, Norm, Ops, Profile, QkvPrep, Result, ShortConv, SsmInput,
+    SsmShape, StateLayer, Tensor,
 };
 
 /// A matrix with what follows its product.
@@ -159,17 +160,18 @@ pub struct OutputGate<'a, B: Device> {
     pub rows: &'a mut Tensor<B>,
 }
 
-/// A block with recurrent state: `residual += post_norm(o(mixed))`, where `mixed` is a convolution of the projected input or, with
-/// [`RecurrentBlock::delta`], what the gated delta rule makes of it.
+/// A block with recurrent state: `residual += post_norm(o(mixed))`, where `mixed` is a convolution of the projected input or what
+/// [`RecurrentBlock::recurrence`] makes of it.
 pub struct RecurrentBlock<'a, B: Device> {
     /// What it reads.
     pub input: BlockInput<'a, B>,
-    /// What the convolution reads, stacked on the gate, `b` and `a` of the delta rule, where there is one.
+    /// What the convolution reads, stacked on the gate and the rates of the recurrence, where there is one: `b` and `a` of the delta rule,
+    /// `dt` of a state-space scan.
     pub in_proj: &'a Linear<B>,
     /// The convolution.
     pub conv: ShortConv<'a, B>,
     /// What follows it.
-    pub delta: Option<DeltaPart<'a, B>>,
+    pub recurrence: Recurrence<'a, B>,
     /// The layer's state.
     pub state: &'a mut StateLayer<B>,
     /// Back to the residual.
@@ -178,6 +180,34 @@ pub struct RecurrentBlock<'a, B: Device> {
     pub rows: &'a mut Tensor<B>,
     /// Room for what the last matrix reads.
     pub mixed: &'a mut Tensor<B>,
+}
+
+/// What follows the convolution of a [`RecurrentBlock`].
+pub enum Recurrence<'a, B: Device> {
+    /// Nothing.
+    None,
+    /// The gated delta rule.
+    Delta(DeltaPart<'a, B>),
+    /// A state-space scan (Mamba-2).
+    Ssm(SsmPart<'a, B>),
+}
+
+/// The state-space scan of a [`RecurrentBlock`], on `x`, `B` and `C` from its convolution.
+pub struct SsmPart<'a, B: Device> {
+    /// Sizes.
+    pub shape: &'a SsmShape,
+    /// `-exp(A_log)`, `[n_heads]`.
+    pub decay: &'a Tensor<B>,
+    /// Added to `dt`, `[n_heads]`.
+    pub dt_bias: &'a Tensor<B>,
+    /// `D`, `[n_heads]`.
+    pub skip: &'a Tensor<B>,
+    /// Bounds of time steps.
+    pub dt_limits: DtLimits,
+    /// Of each group's gated result: `[inner_len]`.
+    pub norm: &'a Norm<B>,
+    /// Room for `x`, `B` and `C`, `[n_tokens, xbc_len]`.
+    pub convolved: &'a mut Tensor<B>,
 }
 
 /// The gated delta rule of a [`RecurrentBlock`], on queries, keys and values from its convolution.
@@ -407,11 +437,14 @@ pub fn recurrent<B: Blocks>(
     batch: &B::Batch,
     block: RecurrentBlock<'_, B>,
 ) -> Result<()> {
-    let RecurrentBlock { input, in_proj, conv, delta, state, out, rows, mixed } = block;
+    let RecurrentBlock { input, in_proj, conv, recurrence, state, out, rows, mixed } = block;
     b.timed("in_proj", || project(b, in_proj, rows, input, &mut stream))?;
-    match delta {
-        None => b.timed("short_conv", || b.short_conv(mixed, rows, conv, &mut state.conv, batch))?,
-        Some(DeltaPart { shape, decay, dt_bias, norm, convolved }) => {
+    match recurrence {
+        Recurrence::None => {
+            b.timed("short_conv", || b.short_conv(mixed, rows, conv, &mut state.conv, batch))?
+        }
+        Recurrence::Ssm(part) => ssm(b, mixed, rows, conv, state, batch, part)?,
+        Recurrence::Delta(DeltaPart { shape, decay, dt_bias, norm, convolved }) => {
             b.timed("short_conv", || b.short_conv(convolved, rows, conv, &mut state.conv, batch))?;
             let (gate_start, rates_start) = (shape.qkv_len(), shape.qkv_len() + shape.v_len());
             let matrix = state.matrix.as_mut().expect("a layer with the delta rule keeps its matrix");
@@ -419,10 +452,34 @@ pub fn recurrent<B: Blocks>(
                 let input = DeltaInput { qkv: convolved, rates: rows, rates_start, decay, dt_bias };
                 b.delta_rule(mixed, input, matrix, batch, shape)
             })?;
+            let norm = GatedNorm { norm, group_len: shape.v_dim, gate_first: false };
             b.timed("gated_norm", || b.gated_norm(mixed, rows, gate_start, norm))?;
         }
     }
     add_output(b, "out_proj", mixed, stream, out)
+}
+
+/// The convolution of `rows`, the state-space scan of it, the gate and the norm after it: `mixed` `[n_tokens, inner_len]`.
+pub(crate) fn ssm<B: Blocks>(
+    b: &B,
+    mixed: &mut Tensor<B>,
+    rows: &Tensor<B>,
+    conv: ShortConv<'_, B>,
+    state: &mut StateLayer<B>,
+    batch: &B::Batch,
+    part: SsmPart<'_, B>,
+) -> Result<()> {
+    let SsmPart { shape, decay, dt_bias, skip, dt_limits, norm, convolved } = part;
+    let (gate_start, inner_len) = (shape.xbc_len(), shape.inner_len());
+    b.timed("short_conv", || b.short_conv(convolved, rows, conv, &mut state.conv, batch))?;
+    let matrix = state.matrix.as_mut().expect("a layer with a state-space scan keeps its matrix");
+    b.timed("ssm_scan", || {
+        let dt_start = gate_start + inner_len;
+        let input = SsmInput { xbc: convolved, dt: rows, dt_start, decay, dt_bias, skip, dt_limits };
+        b.ssm_scan(mixed, input, matrix, batch, shape)
+    })?;
+    let norm = GatedNorm { norm, group_len: inner_len / shape.n_groups, gate_first: true };
+    b.timed("gated_norm", || b.gated_norm(mixed, rows, gate_start, norm))
 }
 
 /// What [`Blocks::feed_forward`] means.

@@ -1,7 +1,8 @@
 //! A device: its memory, and what it keeps there.
 
 use crate::{
-    Batch, BatchLimits, CacheShape, DType, DeltaShape, ExpertsKind, Heads, LatentShape, Result, Tensor,
+    Batch, BatchLimits, CacheShape, DType, DeltaShape, ExpertsKind, Heads, LatentShape, Result, SsmShape,
+    Tensor,
 };
 use bytes::Bytes;
 
@@ -47,8 +48,8 @@ impl<B: Device> KvLayer<B> {
 pub struct StateLayer<B: Device> {
     /// Inputs of the convolution at the last tokens, oldest first: `[n_slots, width - 1, n_channels]`.
     pub conv: Tensor<B>,
-    /// The matrix of the delta rule for each head: `[n_slots, n_v_heads, k_dim, v_dim]`; `None` for a layer that only convolves. In which
-    /// order the numbers of one head lie is the backend's own business.
+    /// A matrix for each head, `[n_slots, n_v_heads, k_dim, v_dim]` of the delta rule, `[n_slots, n_heads, state_dim, head_dim]` of a
+    /// state-space scan; `None` for a layer that only convolves. In which order the numbers of one head lie is the backend's own business.
     pub matrix: Option<Tensor<B>>,
 }
 
@@ -117,6 +118,13 @@ pub trait Device: Sized + Send + Sync + 'static {
     ///
     /// Errors: `UnsupportedSize`.
     fn check_latent(&self, _shape: &LatentShape) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether a state-space scan with such heads can run here.
+    ///
+    /// Errors: `UnsupportedSize`.
+    fn check_ssm_scan(&self, _shape: &SsmShape) -> Result<()> {
         Ok(())
     }
 

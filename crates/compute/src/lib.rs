@@ -31,17 +31,17 @@ pub use batch::{Batch, BatchLimits, BatchSeq, BatchState, CacheShape, HostBatch,
 pub use blocks::{
     AttentionBlock, BlockInput, BlockOutput, Blocks, DeltaPart, FfnBlock, FfnUp, Gather, HeadBlock,
     HeadNorms, Join, LatentBlock, LatentQueries, LatentRoom, Linear, MoeBlock, MoeNorms, OutputGate,
-    PerLayerInputBlock, RecurrentBlock, SharedExpert, Stream,
+    PerLayerInputBlock, Recurrence, RecurrentBlock, SharedExpert, SsmPart, Stream,
 };
 pub use capture::{Capture, Choosing, GraphKey};
 pub use device::{Device, DeviceMemory, KvLayer, MatrixPart, StateLayer};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use ops::{
-    Activation, AttentionParams, AttentionTemperature, Chosen, ConvKind, DeltaInput, DeltaShape,
-    ExpertGroups, Experts, ExpertsKind, GroupScore, HeadOrder, Heads, LatentPrep, LatentShape,
+    Activation, AttentionParams, AttentionTemperature, Chosen, ConvKind, DeltaInput, DeltaShape, DtLimits,
+    ExpertGroups, Experts, ExpertsKind, GatedNorm, GroupScore, HeadOrder, Heads, LatentPrep, LatentShape,
     MAX_CONV_WIDTH, MoeParams, MoeScratch, Norm, NormKind, Ops, QkvPrep, RopeStyle, Router, RouterScores,
-    ShortConv,
+    ShortConv, SsmInput, SsmShape,
 };
 pub use profile::{OpTime, Profile, Profiler};
 pub use ranks::{Collectives, Rank};

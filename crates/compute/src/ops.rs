@@ -3,6 +3,7 @@
 //! Outputs come first, then inputs, then scalars. Operations never allocate: model code owns all buffers. Activations are `F32`. The
 //! meaning of each operation is its loop in `reference.rs`; what a layer makes of them stands in `blocks.rs`.
 
+use crate::math::softplus;
 use crate::sampling::Samplers;
 use crate::{Device, KvLayer, Result, Tensor};
 
@@ -165,6 +166,8 @@ pub const MAX_CONV_WIDTH: usize = 8;
 pub struct ShortConv<'a, B: Device> {
     /// `[width, n_channels]`; the last row is multiplied with the token itself. `width` lies in `2..=MAX_CONV_WIDTH`.
     pub weight: &'a Tensor<B>,
+    /// Added to the sum, `[n_channels]`.
+    pub bias: Option<&'a Tensor<B>>,
     /// What stands around the sum.
     pub kind: ConvKind,
 }
@@ -234,6 +237,85 @@ pub struct DeltaInput<'a, B: Device> {
     pub decay: &'a Tensor<B>,
     /// Added to `a`, `[n_v_heads]`.
     pub dt_bias: &'a Tensor<B>,
+}
+
+/// Sizes of a state-space scan (Mamba-2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SsmShape {
+    /// Heads.
+    pub n_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Groups of adjacent heads, each with one `B` and one `C`; divides `n_heads`.
+    pub n_groups: usize,
+    /// Elements of `B` and of `C`.
+    pub state_dim: usize,
+}
+
+impl SsmShape {
+    /// Elements of a row of `x`.
+    pub fn inner_len(&self) -> usize {
+        self.n_heads * self.head_dim
+    }
+
+    /// Elements of a row of `x`, `B` and `C`.
+    pub fn xbc_len(&self) -> usize {
+        self.inner_len() + 2 * self.n_groups * self.state_dim
+    }
+
+    /// The group of a head.
+    pub fn group(&self, head: usize) -> usize {
+        head / (self.n_heads / self.n_groups)
+    }
+}
+
+/// What [`Ops::ssm_scan`] reads.
+#[derive(Clone, Copy)]
+pub struct SsmInput<'a, B: Device> {
+    /// `x` of all heads, then `B` and then `C` of all groups, `[n_tokens, xbc_len]`.
+    pub xbc: &'a Tensor<B>,
+    /// Has `dt` of each head in its columns from `dt_start` on.
+    pub dt: &'a Tensor<B>,
+    /// Where `dt` begins.
+    pub dt_start: usize,
+    /// `-exp(A_log)`, `[n_heads]`.
+    pub decay: &'a Tensor<B>,
+    /// Added to `dt`, `[n_heads]`.
+    pub dt_bias: &'a Tensor<B>,
+    /// `D`, the factor on what passes by the state, `[n_heads]`.
+    pub skip: &'a Tensor<B>,
+    /// Bounds of time steps.
+    pub dt_limits: DtLimits,
+}
+
+/// Bounds of the time steps of a state-space scan.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DtLimits {
+    /// The least.
+    pub min: f32,
+    /// The largest, which may be infinite.
+    pub max: f32,
+}
+
+impl DtLimits {
+    /// No bounds: time steps are positive.
+    pub const NONE: Self = Self { min: 0.0, max: f32::INFINITY };
+
+    /// `softplus(dt)` within the bounds.
+    pub(crate) fn time_step(self, dt: f32) -> f32 {
+        softplus(dt).clamp(self.min, self.max)
+    }
+}
+
+/// A norm of each group of a row's elements, with a gate on each element.
+#[derive(Clone, Copy)]
+pub struct GatedNorm<'a, B: Device> {
+    /// Has weights for one group, which serve all, or for all.
+    pub norm: &'a Norm<B>,
+    /// Elements of a group.
+    pub group_len: usize,
+    /// Whether the gate multiplies what is normalized, rather than the result.
+    pub gate_first: bool,
 }
 
 /// What a mixture of experts computes.
@@ -505,14 +587,29 @@ pub trait Ops: Device {
         shape: &DeltaShape,
     ) -> Result<()>;
 
-    /// `x = norm(x) · silu(gate[.., start..start + x.row_len()])`, where the norm takes as many elements of a row at a time as it has
-    /// weights.
+    /// The state-space scan of Mamba-2: `y[n_tokens, n_heads · head_dim]`. For each token and head, with `S` the head's state, a matrix
+    /// `[state_dim, head_dim]`, and `B` and `C` those of the head's group:
+    ///
+    /// `Δ = clamp(softplus(dt + dt_bias))`, `S ← e^(decay · Δ) · S + B ⊗ Δ · x`, `y = CᵀS + skip · x`
+    ///
+    /// States come from and go to the slots that the batch says. `state`: [`StateLayer::matrix`](crate::StateLayer::matrix). Source:
+    /// Transformers are SSMs (Dao and Gu 2024), section 7.
+    fn ssm_scan(
+        &self,
+        y: &mut Tensor<Self>,
+        input: SsmInput<'_, Self>,
+        state: &mut Tensor<Self>,
+        batch: &Self::Batch,
+        shape: &SsmShape,
+    ) -> Result<()>;
+
+    /// `x = norm(x) · silu(g)` or, with the gate first, `x = norm(x · silu(g))`, where `g` is `gate[.., start..start + x.row_len()]`.
     fn gated_norm(
         &self,
         x: &mut Tensor<Self>,
         gate: &Tensor<Self>,
         start: usize,
-        norm: &Norm<Self>,
+        norm: GatedNorm<'_, Self>,
     ) -> Result<()>;
 
     /// `x *= sigmoid(gate)`, of one shape.

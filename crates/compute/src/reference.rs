@@ -7,8 +7,8 @@ use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture,
     Chosen, Collectives, ConvKind, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts,
-    HostBatch, KvLayer, LatentPrep, MatrixPart, MoeScratch, Norm, NormKind, Ops, Profile, QkvPrep, Result,
-    ShortConv, Tensor,
+    GatedNorm, HostBatch, KvLayer, LatentPrep, MatrixPart, MoeScratch, Norm, NormKind, Ops, Profile, QkvPrep,
+    Result, ShortConv, SsmInput, SsmShape, Tensor,
 };
 
 /// The specification as a backend: unoptimized, single-threaded, host memory.
@@ -418,7 +418,8 @@ impl Ops for Reference {
                     let product = |j: usize| {
                         f64::from(conv.weight.buffer()[j * n + c]) * f64::from(inputs[(i + j) * n + c])
                     };
-                    let sum = (0..width).map(product).sum::<f64>() as f32;
+                    let bias = conv.bias.map_or(0.0, |bias| f64::from(bias.buffer()[c]));
+                    let sum = ((0..width).map(product).sum::<f64>() + bias) as f32;
                     y.buffer_mut()[t * n + c] = match conv.kind {
                         ConvKind::Silu => activation(Activation::Silu, sum),
                         ConvKind::Gated => x.buffer()[t * x.row_len() + n + c] * sum,
@@ -481,22 +482,83 @@ impl Ops for Reference {
         Ok(())
     }
 
+    fn ssm_scan(
+        &self,
+        y: &mut Tensor<Self>,
+        input: SsmInput<'_, Self>,
+        state: &mut Tensor<Self>,
+        batch: &HostBatch,
+        shape: &SsmShape,
+    ) -> Result<()> {
+        let &SsmShape { n_heads, head_dim, n_groups, state_dim } = shape;
+        let head_len = state_dim * head_dim;
+        let slot_len = n_heads * head_len;
+        assert_eq!((input.xbc.row_len(), y.row_len()), (shape.xbc_len(), shape.inner_len()));
+        assert_eq!(state.row_len(), slot_len);
+        for (seq, at) in batch.seqs().iter().zip(batch.states()) {
+            for head in 0..n_heads {
+                let start = |slot: u32| slot as usize * slot_len + head * head_len;
+                let mut s = match at.from {
+                    Some(slot) => state.buffer()[start(slot)..][..head_len].to_vec(),
+                    None => vec![0.0; head_len],
+                };
+                let mut writes = batch.state_writes(at).iter().peekable();
+                for (i, t) in seq.tokens.clone().enumerate() {
+                    let row = &input.xbc.buffer()[t * shape.xbc_len()..][..shape.xbc_len()];
+                    let x = &row[head * head_dim..][..head_dim];
+                    let of_group = |first: usize| {
+                        &row[shape.inner_len() + (first + shape.group(head)) * state_dim..][..state_dim]
+                    };
+                    let (b, c) = (of_group(0), of_group(n_groups));
+                    let dt = input.dt.buffer()[t * input.dt.row_len() + input.dt_start + head];
+                    let dt = input.dt_limits.time_step(dt + input.dt_bias.buffer()[head]);
+                    let decay = (input.decay.buffer()[head] * dt).exp();
+                    let y = &mut y.buffer_mut()[(t * n_heads + head) * head_dim..][..head_dim];
+                    for (j, y) in y.iter_mut().enumerate() {
+                        for (n, b) in b.iter().enumerate() {
+                            let s = &mut s[n * head_dim + j];
+                            *s = decay * *s + b * (dt * x[j]);
+                        }
+                        let column: Vec<f32> = (0..state_dim).map(|n| s[n * head_dim + j]).collect();
+                        *y = dot(c, &column) + input.skip.buffer()[head] * x[j];
+                    }
+                    while let Some(write) = writes.next_if(|w| w.n_tokens == i + 1) {
+                        state.buffer_mut()[start(write.slot)..][..head_len].copy_from_slice(&s);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn gated_norm(
         &self,
         x: &mut Tensor<Self>,
         gate: &Tensor<Self>,
         start: usize,
-        norm: &Norm<Self>,
+        norm: GatedNorm<'_, Self>,
     ) -> Result<()> {
+        let GatedNorm { norm, group_len, gate_first } = norm;
         let (n, rows) = (x.row_len(), x.rows());
         assert_eq!(rows, gate.rows());
         for (t, row) in x.buffer_mut().chunks_exact_mut(n).take(rows).enumerate() {
-            for group in row.chunks_exact_mut(norm.weight.len()) {
-                let bias = norm.bias.as_ref().map(|b| &b.buffer()[..]);
-                norm_row(group, norm.kind, norm.weight.buffer(), bias, norm.eps);
-            }
             let gate = &gate.buffer()[t * gate.row_len() + start..][..n];
-            row.iter_mut().zip(gate).for_each(|(x, &g)| *x *= activation(Activation::Silu, g));
+            let multiply = |row: &mut [f32]| {
+                row.iter_mut().zip(gate).for_each(|(x, &g)| *x *= activation(Activation::Silu, g));
+            };
+            if gate_first {
+                multiply(row);
+            }
+            for (i, group) in row.chunks_exact_mut(group_len).enumerate() {
+                // One group's weights serve all.
+                let of_group =
+                    |all: &Tensor<Self>| all.buffer()[i * group_len % all.len()..][..group_len].to_vec();
+                let bias = norm.bias.as_ref().map(of_group);
+                norm_row(group, norm.kind, &of_group(&norm.weight), bias.as_deref(), norm.eps);
+            }
+            if !gate_first {
+                multiply(row);
+            }
         }
         Ok(())
     }

@@ -14,7 +14,8 @@ use crate::workspace::{self, Workspace};
 use realizar_compute::{
     AttentionBlock, AttentionParams, AttentionTemperature, Backend, BlockInput, BlockOutput, ConvKind,
     DeltaPart, Experts, FfnBlock, FfnUp, Gather, HeadBlock, HeadNorms, Join, LatentBlock, Linear, MoeBlock,
-    MoeNorms, Norm, OutputGate, PerLayerInputBlock, QkvPrep, RecurrentBlock, SharedExpert, ShortConv, Tensor,
+    MoeNorms, Norm, OutputGate, PerLayerInputBlock, QkvPrep, Recurrence, RecurrentBlock, SharedExpert,
+    ShortConv, Tensor,
 };
 
 /// A decoder-only transformer on a backend, or one rank's part of it.
@@ -393,18 +394,21 @@ impl<B: Backend> Decoder<B> {
                     config::Mixer::GatedDelta(GatedDelta { shape, .. }) => (Some(shape), ConvKind::Silu),
                     _ => (None, ConvKind::Gated),
                 };
-                let delta = delta.as_ref().zip(shape).map(|(weights, shape)| DeltaPart {
-                    shape,
-                    decay: &weights.decay,
-                    dt_bias: &weights.dt_bias,
-                    norm: &weights.norm,
-                    convolved: room.convolved,
-                });
+                let recurrence = match delta.as_ref().zip(shape) {
+                    None => Recurrence::None,
+                    Some((weights, shape)) => Recurrence::Delta(DeltaPart {
+                        shape,
+                        decay: &weights.decay,
+                        dt_bias: &weights.dt_bias,
+                        norm: &weights.norm,
+                        convolved: room.convolved,
+                    }),
+                };
                 let block = RecurrentBlock {
                     input: weights.inputs.mixer(),
                     in_proj,
-                    conv: ShortConv { weight: conv, kind },
-                    delta,
+                    conv: ShortConv { weight: conv, bias: None, kind },
+                    recurrence,
                     state,
                     out: self.output(out, self.shard.mixer(layer), shared),
                     rows: room.qkv,

@@ -28,9 +28,9 @@ use crate::ranks::{HostGroup, place_columns};
 use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture,
-    Chosen, Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Experts, HostBatch, KvLayer,
-    LatentPrep, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result, ShortConv,
-    Tensor,
+    Chosen, Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Experts, GatedNorm, HostBatch,
+    KvLayer, LatentPrep, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result,
+    ShortConv, SsmInput, SsmShape, Tensor,
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions, Operands};
@@ -293,12 +293,24 @@ impl Ops for Cpu {
         Ok(())
     }
 
+    fn ssm_scan(
+        &self,
+        y: &mut Tensor<Self>,
+        input: SsmInput<'_, Self>,
+        state: &mut Tensor<Self>,
+        batch: &HostBatch,
+        shape: &SsmShape,
+    ) -> Result<()> {
+        recurrent::ssm_scan(&self.pool, self.options.isa, y, input, state, batch, shape);
+        Ok(())
+    }
+
     fn gated_norm(
         &self,
         x: &mut Tensor<Self>,
         gate: &Tensor<Self>,
         start: usize,
-        norm: &Norm<Self>,
+        norm: GatedNorm<'_, Self>,
     ) -> Result<()> {
         recurrent::gated_norm(&self.pool, self.options.isa, x, gate, start, norm);
         Ok(())

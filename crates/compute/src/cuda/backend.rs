@@ -9,9 +9,9 @@ use super::{attention, elementwise, experts, norm, ranks, recurrent};
 use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, CacheShape, Capture, Chosen,
-    Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts, ExpertsKind, GraphKey,
-    Heads, KvLayer, LatentPrep, LatentShape, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep,
-    Rank, Result, ShortConv, Tensor,
+    Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts, ExpertsKind, GatedNorm,
+    GraphKey, Heads, KvLayer, LatentPrep, LatentShape, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler,
+    QkvPrep, Rank, Result, ShortConv, SsmInput, SsmShape, Tensor,
 };
 
 impl Device for Cuda {
@@ -47,6 +47,10 @@ impl Device for Cuda {
 
     fn check_heads(&self, heads: Heads) -> Result<()> {
         attention::check_heads(heads)
+    }
+
+    fn check_ssm_scan(&self, shape: &SsmShape) -> Result<()> {
+        recurrent::check_ssm_scan(shape)
     }
 
     fn check_delta_rule(&self, shape: &DeltaShape) -> Result<()> {
@@ -257,12 +261,23 @@ impl Ops for Cuda {
         recurrent::delta_rule(self, y, input, state, batch, shape, None)
     }
 
+    fn ssm_scan(
+        &self,
+        y: &mut Tensor<Self>,
+        input: SsmInput<'_, Self>,
+        state: &mut Tensor<Self>,
+        batch: &StagedBatch,
+        shape: &SsmShape,
+    ) -> Result<()> {
+        recurrent::ssm_scan(self, y, input, state, batch, shape)
+    }
+
     fn gated_norm(
         &self,
         x: &mut Tensor<Self>,
         gate: &Tensor<Self>,
         start: usize,
-        norm: &Norm<Self>,
+        norm: GatedNorm<'_, Self>,
     ) -> Result<()> {
         recurrent::gated_norm(self, x, gate, start, norm)
     }

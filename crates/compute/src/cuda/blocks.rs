@@ -11,8 +11,8 @@ use super::recurrent::{self, NormAndGate};
 use crate::blocks::{self, Blocks};
 use crate::{
     Activation, AttentionBlock, BlockInput, BlockOutput, Collectives, DeltaInput, DeltaPart, FfnBlock, FfnUp,
-    HeadBlock, Join, Linear, MoeBlock, Norm, Ops, OutputGate, Profile, RecurrentBlock, Result, ShortConv,
-    StateLayer, Stream, Tensor,
+    GatedNorm, HeadBlock, Join, Linear, MoeBlock, Norm, Ops, OutputGate, Profile, Recurrence, RecurrentBlock,
+    Result, ShortConv, StateLayer, Stream, Tensor,
 };
 
 impl Blocks for Cuda {
@@ -65,13 +65,14 @@ impl Blocks for Cuda {
         batch: &StagedBatch,
         block: RecurrentBlock<'_, Self>,
     ) -> Result<()> {
-        let RecurrentBlock { input, in_proj, conv, delta, state, out, rows, mixed } = block;
+        let RecurrentBlock { input, in_proj, conv, recurrence, state, out, rows, mixed } = block;
         self.timed("in_proj", || project(self, in_proj, rows, input, &mut stream))?;
-        match delta {
-            None => {
+        match recurrence {
+            Recurrence::None => {
                 self.timed("short_conv", || self.short_conv(mixed, rows, conv, &mut state.conv, batch))?
             }
-            Some(delta) => delta_part(self, mixed, rows, conv, state, batch, delta)?,
+            Recurrence::Delta(part) => delta_part(self, mixed, rows, conv, state, batch, part)?,
+            Recurrence::Ssm(part) => blocks::ssm(self, mixed, rows, conv, state, batch, part)?,
         }
         add_output(self, "out_proj", mixed, None, stream, out)
     }
@@ -174,7 +175,10 @@ fn delta_part(
     })?;
     match is_done {
         true => Ok(()),
-        false => cuda.timed("gated_norm", || cuda.gated_norm(mixed, rows, start, norm)),
+        false => {
+            let norm = GatedNorm { norm, group_len: shape.v_dim, gate_first: false };
+            cuda.timed("gated_norm", || cuda.gated_norm(mixed, rows, start, norm))
+        }
     }
 }
 

@@ -19,6 +19,7 @@ mod perf;
 mod ranks;
 mod recurrent;
 mod sampling;
+mod ssm_scan;
 
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions};

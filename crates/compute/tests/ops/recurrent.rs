@@ -8,19 +8,19 @@ use crate::{
 };
 use realizar_compute::{
     Backend, Batch, BatchLimits, BlockInput, BlockOutput, CacheShape, ConvKind, DType, DeltaInput, DeltaPart,
-    DeltaShape, Device, HeadOrder, Join, Linear, Norm, NormKind, RecurrentBlock, Reference, ShortConv,
-    StateLayer, StateWrite, Stream, Tensor,
+    DeltaShape, Device, GatedNorm, HeadOrder, Join, Linear, Norm, NormKind, Recurrence, RecurrentBlock,
+    Reference, ShortConv, StateLayer, StateWrite, Stream, Tensor,
 };
 
-const N_SLOTS: usize = 6;
+pub(crate) const N_SLOTS: usize = 6;
 const CACHE: CacheShape =
     CacheShape { n_blocks: 8, block_size: 1 << 20, n_positions: 1 << 20, n_slots: N_SLOTS };
 
 /// A sequence of a step: tokens, the slot that it reads, and writes as (after so many tokens, slot).
-type Part<'a> = (usize, Option<u32>, &'a [(usize, u32)]);
+pub(crate) type Part<'a> = (usize, Option<u32>, &'a [(usize, u32)]);
 
 /// Sequences that begin, go on, decode, share what they read, and leave states from within.
-const RAGGED: &[Part<'_>] = &[
+pub(crate) const RAGGED: &[Part<'_>] = &[
     (7, None, &[(2, 4), (7, 0)]),
     (1, Some(1), &[(1, 1)]),
     (3, Some(3), &[(1, 2), (3, 5)]),
@@ -28,11 +28,11 @@ const RAGGED: &[Part<'_>] = &[
 ];
 
 /// A token of each sequence.
-const DECODE: &[Part<'_>] =
+pub(crate) const DECODE: &[Part<'_>] =
     &[(1, Some(1), &[(1, 1)]), (1, None, &[(1, 0)]), (1, Some(3), &[(1, 2), (1, 5)]), (1, Some(3), &[])];
 
 /// Sequences that begin and end within and between groups of 8 tokens.
-const LONG: &[Part<'_>] = &[
+pub(crate) const LONG: &[Part<'_>] = &[
     (5, Some(2), &[(5, 2)]),
     (3, None, &[(1, 1)]),
     (1, Some(3), &[]),
@@ -40,7 +40,7 @@ const LONG: &[Part<'_>] = &[
     (1, Some(3), &[]),
 ];
 
-fn batch_of(parts: &[Part<'_>]) -> Batch {
+pub(crate) fn batch_of(parts: &[Part<'_>]) -> Batch {
     let mut batch = Batch::default();
     for &(n, from, writes) in parts {
         let start = if from.is_some() { 9 } else { 0 };
@@ -51,18 +51,18 @@ fn batch_of(parts: &[Part<'_>]) -> Batch {
     batch
 }
 
-fn staged<B: Backend>(b: &B, batch: &Batch) -> B::Batch {
+pub(crate) fn staged<B: Backend>(b: &B, batch: &Batch) -> B::Batch {
     let limits = BatchLimits { n_tokens: 1 << 10, n_seqs: 8, n_blocks: 8, n_logits: 8 };
     let mut staged = b.new_batch(limits, CACHE).unwrap();
     b.stage(&mut staged, batch).unwrap();
     staged
 }
 
-fn n_tokens(parts: &[Part<'_>]) -> usize {
+pub(crate) fn n_tokens(parts: &[Part<'_>]) -> usize {
     parts.iter().map(|p| p.0).sum()
 }
 
-fn all<B: Backend>(b: &B, t: &Tensor<B>) -> Vec<f32> {
+pub(crate) fn all<B: Backend>(b: &B, t: &Tensor<B>) -> Vec<f32> {
     let mut values = vec![0.0; t.len()];
     b.synchronize().unwrap();
     b.download(&mut values, t).unwrap();
@@ -74,12 +74,13 @@ struct Conv {
     n_channels: usize,
     width: usize,
     kind: ConvKind,
+    bias: bool,
     parts: &'static [Part<'static>],
 }
 
 impl Case for Conv {
     fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
-        let Self { n_channels: n, width, kind, parts } = *self;
+        let Self { n_channels: n, width, kind, bias, parts } = *self;
         let rows = n_tokens(parts);
         // Columns after those that are convolved are not read.
         let x_len = if kind == ConvKind::Gated { 3 * n } else { n + 5 };
@@ -88,7 +89,8 @@ impl Case for Conv {
         let tails = Random(3).normals(N_SLOTS * (width - 1) * n);
         let mut state = b.upload(&[N_SLOTS, width - 1, n], &tails).unwrap();
         let mut y = poisoned(b, rows, n);
-        let conv = ShortConv { weight: &weight, kind };
+        let bias = bias.then(|| vector(b, &Random(4).normals(n)));
+        let conv = ShortConv { weight: &weight, bias: bias.as_ref(), kind };
         b.short_conv(&mut y, &x, conv, &mut state, &staged(b, &batch_of(parts))).unwrap();
         vec![("y", read(b, &mut y)), ("state", all(b, &state))]
     }
@@ -103,12 +105,13 @@ fn convolutions() {
     for kind in [ConvKind::Silu, ConvKind::Gated] {
         for (n_channels, width) in [(1, 2), (40, 4), (256, 3), (300, 4), (513, 8)] {
             for parts in [RAGGED, DECODE, LONG] {
-                check(&[Conv { n_channels, width, kind, parts }]);
+                check(&[false, true].map(|bias| Conv { n_channels, width, kind, bias, parts }));
             }
         }
-        check(&[5, 6, 7].map(|width| Conv { n_channels: 130, width, kind, parts: LONG }));
+        check(&[5, 6, 7].map(|width| Conv { n_channels: 130, width, kind, bias: false, parts: LONG }));
         // A state that is written in place before all tokens of the step are read.
-        check(&[Conv { n_channels: 20, width: 5, kind, parts: &[(2, Some(1), &[(1, 1), (2, 3)])] }]);
+        const IN_PLACE: &[Part<'_>] = &[(2, Some(1), &[(1, 1), (2, 3)])];
+        check(&[Conv { n_channels: 20, width: 5, kind, bias: false, parts: IN_PLACE }]);
     }
 }
 
@@ -263,6 +266,8 @@ struct Gates {
     rows: usize,
     group: usize,
     n_groups: usize,
+    /// Whether groups have weights of their own, and the gate comes first.
+    as_mamba: bool,
 }
 
 impl Case for Gates {
@@ -272,9 +277,10 @@ impl Case for Gates {
         let (mut normed, mut plain) = (x(), x());
         let wide = rows_of(b, &Random(2).normals(rows * (n + 9)), n + 9);
         let narrow = rows_of(b, &Random(3).normals(rows * n), n);
-        let weight = vector(b, &Random(4).normals(self.group));
-        let norm = Norm { kind: NormKind::Rms, weight, bias: None, eps: 1e-3 };
-        b.gated_norm(&mut normed, &wide, 4, &norm).unwrap();
+        let weight = vector(b, &Random(4).normals(if self.as_mamba { n } else { self.group }));
+        let norm = &Norm { kind: NormKind::Rms, weight, bias: None, eps: 1e-3 };
+        let norm = GatedNorm { norm, group_len: self.group, gate_first: self.as_mamba };
+        b.gated_norm(&mut normed, &wide, 4, norm).unwrap();
         b.sigmoid_gate(&mut plain, &narrow).unwrap();
         vec![("normed", read(b, &mut normed)), ("plain", read(b, &mut plain))]
     }
@@ -287,7 +293,7 @@ impl Case for Gates {
 #[test]
 fn gates() {
     for (rows, group, n_groups) in [(1, 1, 1), (3, 20, 3), (40, 128, 4)] {
-        check(&[Gates { rows, group, n_groups }]);
+        check(&[false, true].map(|as_mamba| Gates { rows, group, n_groups, as_mamba }));
     }
 }
 
@@ -337,14 +343,17 @@ impl Case for Block {
         let block = RecurrentBlock {
             input: BlockInput::Norm(&pre),
             in_proj,
-            conv: ShortConv { weight: &weight, kind },
-            delta: self.delta.then_some(DeltaPart {
-                shape: &shape,
-                decay: &decay,
-                dt_bias: &dt_bias,
-                norm: &inner,
-                convolved: &mut convolved,
-            }),
+            conv: ShortConv { weight: &weight, bias: None, kind },
+            recurrence: match self.delta {
+                true => Recurrence::Delta(DeltaPart {
+                    shape: &shape,
+                    decay: &decay,
+                    dt_bias: &dt_bias,
+                    norm: &inner,
+                    convolved: &mut convolved,
+                }),
+                false => Recurrence::None,
+            },
             state: &mut state,
             out: BlockOutput { sub_norm: None, proj, post_norm: None, join: Join::Alone },
             rows: &mut poisoned(b, rows, in_len),

@@ -9,12 +9,10 @@
 // With a gate the block has all columns of its head and each sequence one token: the block norms and gates the result.
 // Shared memory: two stages of 8 tokens, 25 KiB for keys of 128 elements, static.
 // Moves: the head's columns of the slots read and written, k_dim * 4 bytes a column; the tokens' queries, keys and values.
-//
-// In a slot a column's elements are adjacent: [n_v_heads, v_dim, k_dim].
+#include "columns.cuh"
 #include "delta_rates.cuh"
 #include "delta_rule_args.cuh"
 #include "gated_norm.cuh"
-#include "states.cuh"
 
 constexpr int TOKENS = 8;        // of a stage
 constexpr int MIN_WARPS = 8;     // of a block
@@ -39,6 +37,8 @@ struct Work {
     columns = blockDim.x / 8, first_column = slice * columns;
     first_token = a.seq_starts[seq], n_tokens = a.seq_starts[seq + 1] - first_token;
   }
+
+  DEVICE HeadSlots slots(const DeltaRuleArgs& a) const { return {a.state, a.n_v_heads, a.v_dim, a.k_dim, head}; }
 };
 
 // What a thread loads of a stage before that is needed.
@@ -96,73 +96,10 @@ struct Loads {
   }
 };
 
-// The sums over 16 lanes of two numbers: lanes whose bit 3 is set get the second's, others the first's.
-DEVICE float sum_of_one(const float (&x)[2], int lane) {
-  const bool second = lane & 8;
-  float sum = (second ? x[1] : x[0]) + __shfl_xor_sync(ALL_LANES, second ? x[0] : x[1], 8);
-#pragma unroll
-  for (int d = 4; d; d /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, d);
-  return sum;
-}
-
-// A lane's part of the state: K / 64 times 4 rows of two columns.
+// The state of a lane, with the rule.
 template <int K>
-struct State {
-  static constexpr int PIECES = K / 64;
-  float4 s[2][PIECES];
-  int column;  // of the head, the first of the lane's two
-
-  DEVICE State(const Work& work, int warp, int lane) : column(work.first_column + warp * 4 + lane / 16 * 2) {}
-
-  // Rows 4 lanes hold piece `i` from; k_dim and more where there are none.
-  DEVICE static int row_of(int i, int lane) { return 64 * i + lane % 16 * 4; }
-
-  DEVICE float* column_at(const DeltaRuleArgs& a, const Work& work, uint32_t slot, int j) const {
-    return a.state + ((static_cast<size_t>(slot) * a.n_v_heads + work.head) * a.v_dim + column + j) * a.k_dim;
-  }
-
-  DEVICE void load(const DeltaRuleArgs& a, const Work& work, uint32_t slot, int lane) {
-    const int k_dim = a.k_dim, v_dim = a.v_dim;
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-      const float* from = column_at(a, work, slot, j);
-#pragma unroll
-      for (int i = 0; i < PIECES; i++) {
-        const int row = row_of(i, lane);
-        s[j][i] = float4{0, 0, 0, 0};
-        if (slot == NO_SLOT || column + j >= v_dim) continue;
-        if (k_dim % 4 == 0) {
-          if (row < k_dim) s[j][i] = *reinterpret_cast<const float4*>(from + row);
-        } else {
-          if (row < k_dim) s[j][i].x = from[row];
-          if (row + 1 < k_dim) s[j][i].y = from[row + 1];
-          if (row + 2 < k_dim) s[j][i].z = from[row + 2];
-          if (row + 3 < k_dim) s[j][i].w = from[row + 3];
-        }
-      }
-    }
-  }
-
-  DEVICE void store(const DeltaRuleArgs& a, const Work& work, uint32_t slot, int lane) const {
-    const int k_dim = a.k_dim, v_dim = a.v_dim;
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-      float* to = column_at(a, work, slot, j);
-#pragma unroll
-      for (int i = 0; i < PIECES; i++) {
-        const int row = row_of(i, lane);
-        if (column + j >= v_dim) continue;
-        if (k_dim % 4 == 0) {
-          if (row < k_dim) *reinterpret_cast<float4*>(to + row) = s[j][i];
-        } else {
-          if (row < k_dim) to[row] = s[j][i].x;
-          if (row + 1 < k_dim) to[row + 1] = s[j][i].y;
-          if (row + 2 < k_dim) to[row + 2] = s[j][i].z;
-          if (row + 3 < k_dim) to[row + 3] = s[j][i].w;
-        }
-      }
-    }
-  }
+struct State : ColumnState<K> {
+  using ColumnState<K>::ColumnState, ColumnState<K>::PIECES, ColumnState<K>::s, ColumnState<K>::row_of;
 
   // A token's step. Returns the result of the lane's first or, where its bit 3 is set, second column. `v`: of the warp's columns.
   DEVICE float step(const float* q, const float* k, const float* v, float beta, float decay, int lane) {
@@ -213,9 +150,9 @@ DEVICE void delta_rule(const DeltaRuleArgs& a) {
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, v_dim = a.v_dim;
   const Work work(a);
   SeqState slots(a.batch, a.states, work.seq);
-  State<K> state(work, warp, lane);
+  State<K> state(work.first_column + warp * 4, lane);
   // Slots were written steps ago.
-  state.load(a, work, slots.from, lane);
+  state.load(work.slots(a), slots.from, lane);
   ptx::griddepcontrol_wait();
   Loads<K> loads;
   loads.load(a, work, 0, min(work.n_tokens, TOKENS), tid);
@@ -236,7 +173,7 @@ DEVICE void delta_rule(const DeltaRuleArgs& a) {
           a.y[(static_cast<size_t>(work.first_token + first + t) * a.n_v_heads + work.head) * v_dim + column] = y;
         }
       }
-      for (; slots.after == static_cast<uint32_t>(first + t + 1); slots.advance()) state.store(a, work, slots.slot, lane);
+      for (; slots.after == static_cast<uint32_t>(first + t + 1); slots.advance()) state.store(work.slots(a), slots.slot, lane);
     }
   }
   if (a.gate) norm_and_gate(a, work, values, tid);

@@ -14,6 +14,12 @@ KERNEL(gated_norm, GatedNormArgs, 128) {
   const int group = index % n_groups;
   float* x = a.x + index * n;
   const float* gate = a.gate + row * a.gate_len + static_cast<size_t>(group) * n;
+  const float* weight = a.weight + static_cast<size_t>(group) * a.weight_stride;
+  const float* bias = a.bias ? a.bias + static_cast<size_t>(group) * a.weight_stride : nullptr;
+  if (a.gate_first) {
+    // Each lane reads only what it wrote.
+    for (int i = lane; i < n; i += 32) x[i] *= activate_one(SILU, gate[i]);
+  }
   float mean = 0;
   if (a.layer) {
     for (int i = lane; i < n; i += 32) mean += x[i];
@@ -21,7 +27,7 @@ KERNEL(gated_norm, GatedNormArgs, 128) {
   }
   const float inverse = inverse_rms(x, n, lane, mean, a.eps);
   for (int i = lane; i < n; i += 32) {
-    const float normed = (x[i] - mean) * inverse * a.weight[i] + (a.bias ? a.bias[i] : 0.0f);
-    x[i] = normed * activate_one(SILU, gate[i]);
+    const float normed = (x[i] - mean) * inverse * weight[i] + (bias ? bias[i] : 0.0f);
+    x[i] = a.gate_first ? normed : normed * activate_one(SILU, gate[i]);
   }
 }

@@ -1,7 +1,7 @@
 //! Launches of gated_norm.cu: norms of groups of elements, with a gate.
 
 use crate::cuda::driver::{Cuda, DevicePtr, kernel_args, kernels};
-use crate::{Norm, NormKind, Result, Tensor};
+use crate::{GatedNorm, NormKind, Result, Tensor};
 
 kernel_args! {
     in "gated_norm_args.cuh";
@@ -11,16 +11,20 @@ kernel_args! {
         x: DevicePtr as "float*",
         /// [n_rows] rows of `gate_len`, which begin with n_groups * n gates
         gate: DevicePtr as "const float*",
-        /// [n]
+        /// [n], or [n_groups, n] where groups have their own
         weight: DevicePtr as "const float*",
-        /// [n] or null
+        /// As the weights, or null
         bias: DevicePtr as "const float*",
         n_rows: u32,
         n_groups: u32,
         n: u32,
         gate_len: u32,
+        /// From the weights of a group to those of the next; 0: one group's weights serve all
+        weight_stride: u32,
         /// 1: the mean is taken out first
         layer: u32,
+        /// 1: the gate multiplies what is normalized; 0: the result
+        gate_first: u32,
         eps: f32,
     }
 }
@@ -38,11 +42,13 @@ pub(in crate::cuda) fn gated_norm(
     x: &mut Tensor<Cuda>,
     gate: &Tensor<Cuda>,
     start: usize,
-    norm: &Norm<Cuda>,
+    norm: GatedNorm<'_, Cuda>,
 ) -> Result<()> {
-    let (n, n_rows, row_len) = (norm.weight.len(), x.rows(), x.row_len());
+    let GatedNorm { norm, group_len: n, gate_first } = norm;
+    let (n_rows, row_len, n_weights) = (x.rows(), x.row_len(), norm.weight.len());
     assert!(row_len.is_multiple_of(n), "norms of {n} elements in rows of {row_len}");
-    assert!(norm.bias.as_ref().is_none_or(|b| b.len() == n), "a bias for {n} elements");
+    assert!([n, row_len].contains(&n_weights), "{n_weights} weights for {n} of {row_len} elements");
+    assert!(norm.bias.as_ref().is_none_or(|b| b.len() == n_weights), "a bias for {n_weights} elements");
     assert_eq!(n_rows, gate.rows());
     assert!(start + row_len <= gate.row_len(), "gates {start}.. of {} for {row_len}", gate.row_len());
     let n_groups = row_len / n;
@@ -55,6 +61,8 @@ pub(in crate::cuda) fn gated_norm(
         n_groups: n_groups as u32,
         n: n as u32,
         gate_len: gate.row_len() as u32,
+        weight_stride: if n_weights == n { 0 } else { n as u32 },
+        gate_first: u32::from(gate_first),
         layer: u32::from(norm.kind == NormKind::Layer),
         eps: norm.eps,
     };

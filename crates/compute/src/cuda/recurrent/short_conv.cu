@@ -42,7 +42,7 @@ DEVICE void write_slots(const ShortConvArgs& a, SeqState& state, int channel, in
 
 // The tokens `from` to `to` - 1 of a sequence, and others before `to` that are its first.
 template <int WIDTH>
-DEVICE void convolve(const ShortConvArgs& a, const float (&weight)[WIDTH], int channel, int seq, int from, int to) {
+DEVICE void convolve(const ShortConvArgs& a, const float (&weight)[WIDTH], float bias, int channel, int seq, int from, int to) {
   const int start = a.seq_starts[seq], end = a.seq_starts[seq + 1];
   const bool begins = start >= from;
   const int first = begins ? start : max(from, start + WIDTH - 1);
@@ -66,7 +66,7 @@ DEVICE void convolve(const ShortConvArgs& a, const float (&weight)[WIDTH], int c
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
       if (base + i >= last) break;
-      float sum = 0;
+      float sum = bias;
 #pragma unroll
       for (int j = 0; j < WIDTH; j++) {
         window[j] = j < WIDTH - 1 ? window[j + 1] : next[i];
@@ -100,15 +100,16 @@ DEVICE void short_conv(const ShortConvArgs& a) {
   const int channel = blockIdx.x * THREADS + threadIdx.x, n_seqs = a.n_seqs;
   const int from = blockIdx.y * a.tile_tokens, to = min(from + a.tile_tokens, a.n_tokens);
   const bool there = channel < static_cast<int>(a.n_channels);
-  float weight[WIDTH] = {};
+  float weight[WIDTH] = {}, bias = 0;
   if (there) {
+    if (a.bias) bias = a.bias[channel];
 #pragma unroll
     for (int j = 0; j < WIDTH; j++) weight[j] = a.weight[static_cast<size_t>(j) * a.n_channels + channel];
   }
   ptx::griddepcontrol_wait();
   if (!there) return;
   int seq = a.tile_tokens == 1 ? from : seq_of(a, from);
-  for (; seq < n_seqs && static_cast<int>(a.seq_starts[seq]) < to; seq++) convolve<WIDTH>(a, weight, channel, seq, from, to);
+  for (; seq < n_seqs && static_cast<int>(a.seq_starts[seq]) < to; seq++) convolve<WIDTH>(a, weight, bias, channel, seq, from, to);
 }
 
 #define SHORT_CONV(WIDTH) \

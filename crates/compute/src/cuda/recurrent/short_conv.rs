@@ -21,6 +21,8 @@ kernel_args! {
         x: DevicePtr as "const float*",
         /// [width, n_channels]
         weight: DevicePtr as "const float*",
+        /// [n_channels] or null
+        bias: DevicePtr as "const float*",
         /// [n_slots, width - 1, n_channels], oldest first
         state: DevicePtr as "float*",
         /// [n_seqs + 1]: first token of each sequence, and the number of tokens
@@ -63,6 +65,7 @@ pub(in crate::cuda) fn short_conv(
     assert_eq!((conv.weight.row_len(), state.row_len()), (n_channels, (width - 1) * n_channels));
     assert_eq!((y.rows(), x.rows(), batch.n_states()), (n_tokens, n_tokens, batch.n_seqs()));
     assert!(x.row_len() >= n_parts * n_channels, "{n_channels} channels in rows of {}", x.row_len());
+    assert!(conv.bias.is_none_or(|bias| bias.len() == n_channels));
     let kernel = WIDTHS.iter().position(|&w| w == width);
     let kernel = kernel.unwrap_or_else(|| panic!("a convolution over {width} tokens"));
     let tile_tokens = if batch.is_decode() { 1 } else { TILE_TOKENS };
@@ -70,6 +73,7 @@ pub(in crate::cuda) fn short_conv(
         y: y.ptr(),
         x: x.ptr(),
         weight: conv.weight.ptr(),
+        bias: conv.bias.map_or(DevicePtr::NULL, Tensor::ptr),
         state: state.ptr(),
         seq_starts: batch.seq_starts(),
         states: batch.states(),

@@ -9,6 +9,8 @@ struct ShortConvArgs {
   const float* x;
   // [width, n_channels]
   const float* weight;
+  // [n_channels] or null
+  const float* bias;
   // [n_slots, width - 1, n_channels], oldest first
   float* state;
   // [n_seqs + 1]: first token of each sequence, and the number of tokens
