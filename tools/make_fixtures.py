@@ -124,16 +124,17 @@ class Variant:
     values. cached: greedy decoding with a key-value cache rather than by whole passes. converter: llama.cpp's converter writes the
     GGUF. vision: the configuration of an image encoder, beside which the model is the text part of a multimodal one; around: what
     else the multimodal configuration states. wrapped: also as the text part of a model that reads images. mxfp4: experts
-    of values that MXFP4 has, and stored so. mtp: add a layer that only drafts tokens, which changes nothing. notes: for golden.json.
+    of values that MXFP4 has, and stored so. published: config.json in the form of NVIDIA's folders. mtp: add a layer that only drafts tokens, which changes nothing. notes: for golden.json.
     """
 
     def __init__(self, kind, config, seed, prompts=(6, 20), legacy_rope=False, chat_template=None, hf_only=False, sharded=False,
                  gguf_prompts=None, ternary=False, cached=False, converter=False, vision=None, around=None,
-                 wrapped=False, mxfp4=False, mtp=False, notes=None):
+                 wrapped=False, mxfp4=False, mtp=False, published=False, notes=None):
         self.kind, self.config, self.seed, self.prompts = kind, config, seed, prompts
         self.legacy_rope, self.chat_template, self.hf_only, self.sharded = legacy_rope, chat_template, hf_only, sharded
         self.gguf_prompts = len(prompts) if gguf_prompts is None else gguf_prompts
         self.ternary, self.cached, self.notes, self.mxfp4, self.mtp = ternary, cached, notes, mxfp4, mtp
+        self.published = published
         self.converter, self.vision, self.around, self.wrapped = converter, vision, around or {}, wrapped
 
 
@@ -514,6 +515,15 @@ VARIANTS = {
         notes="Qwen 3.5's layers with experts, whose gates and ups share a tensor in safetensors; hf-wrapped has the text model under a "
         "prefix, beside tensors for images and for drafts",
     ),
+    "nemotron-h": Variant(
+        "NemotronH", dict(
+            {key: value for key, value in THREE_HEADS.items() if key not in ("rms_norm_eps", "num_hidden_layers")}, head_dim=10,
+            layers_block_type=["linear_attention", "mlp", "linear_attention", "full_attention", "mlp", "linear_attention"],
+            layer_norm_epsilon=1e-3, mamba_num_heads=4, mamba_head_dim=16, n_groups=2, ssm_state_size=10, chunk_size=8, time_step_min=1e-30,
+        ), 42, converter=True, published=True,
+        notes="layers of one block each: Mamba-2, attention without positions, or a feed-forward block with a squared ReLU. transformers' "
+        "least time step is next to 0, as llama.cpp and NVIDIA's own code have it",
+    ),
     "qwen3next": Variant(
         "Qwen3Next", dict(DELTA_MOE, norm_topk_prob=True, tie_word_embeddings=True,
                           rope_parameters=rope(1000.0, partial_rotary_factor=0.5)), 32, prompts=(6, 12), converter=True,
@@ -545,11 +555,11 @@ def random_state(model, variant, seed):
         elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
             # The router's input is divided by the root of the width.
             value = (1.0 + 0.25 * noise) * (math.sqrt(shape[0]) if name.endswith("router.scale") else 1.0)
-        elif re.search(r"(norm|layernorm(_[12])?|ln_1|ln_2|ln_f)\.weight$", name):
+        elif re.search(r"(norm|norm_f|layernorm(_[12])?|ln_1|ln_2|ln_f)\.weight$", name):
             value = 0.25 * noise + (0.0 if zero_centred and not name.endswith("linear_attn.norm.weight") else 1.0)
         elif name.endswith(("A_log", "dt_bias")):
             value = 0.7 * noise - 1.0
-        elif re.search(r"(embed_tokens|wte)\.weight$", name):
+        elif re.search(r"(embed_tokens|embeddings|wte)\.weight$", name):
             # Small beside what the layers add: with a tied head the current token would otherwise always win.
             value = 0.6 * noise / math.sqrt(shape[1]) if gemma else 0.3 * noise
         elif name.endswith("wpe.weight"):
@@ -732,7 +742,9 @@ def weakest_tensor(variant, state, ids, expected):
     for name, parameter in parameters.items():
         if is_of_images(name) or name.endswith(SELECTION_BIASES):
             continue
-        parts = [parameter.data[j] for j in range(parameter.shape[0])] if parameter.dim() == 3 else [parameter.data]
+        # Single channels of Mamba's B and C count for little.
+        is_stack = parameter.dim() == 3 and not re.search(r"(mixer|mamba)\.conv1d", name)
+        parts = [parameter.data[j] for j in range(parameter.shape[0])] if is_stack else [parameter.data]
         for part in parts:
             before = part.clone()
             part.mul_(1.0 + 0.25 * torch.cos(torch.arange(part.numel(), dtype=part.dtype)).reshape(part.shape))
@@ -819,6 +831,8 @@ def write_hf(variant, state, folder, expected):
     config = json.loads((folder / "config.json").read_text())
     if variant.legacy_rope:
         to_legacy_rope(config)
+    if variant.published:
+        as_published(config)
     if variant.mtp:
         add_draft_layer(folder / "model.safetensors", variant.config["num_hidden_layers"])
     if variant.mxfp4:
@@ -840,6 +854,18 @@ def write_hf(variant, state, folder, expected):
         for extra in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
             shutil.copy(folder / extra, sharded / extra)
         verify_hf(sharded, variant, expected)
+
+
+def as_published(config):
+    """Nemotron-H's config.json as NVIDIA has it: a letter for each layer, nothing about experts, and numbers that JSON lacks."""
+    letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-"}
+    kinds = config.pop("layers_block_type")
+    config["hybrid_override_pattern"] = "".join(letters[kind] for kind in kinds)
+    config["num_hidden_layers"] = len(kinds)
+    config["time_step_limit"] = [0.0, math.inf]
+    for key in list(config):
+        if key.startswith("moe_") or key in ("num_experts_per_tok", "n_routed_experts", "n_shared_experts", "mtp_layers_block_type"):
+            del config[key]
 
 
 def write_wrapped(folder, target):
@@ -1131,10 +1157,12 @@ def write_gguf(variant, name, config, tensors, path, **split):
 
 # llama.cpp knows tokenizers by a hash, which a made-up one does not have; a vocabulary of another kind would take other files.
 CONVERT = """
+import json
 import sys
+from pathlib import Path
 sys.path[:0] = [sys.argv.pop(1)]
 import convert_hf_to_gguf as converter
-from conversion.base import TextModel
+from conversion.base import ModelBase, TextModel
 
 def leaves(kind):
     for sub in kind.__subclasses__():
@@ -1153,6 +1181,10 @@ def with_vocabulary(*args, **kwargs):
 
 converter.get_model_class = with_vocabulary
 TextModel.get_vocab_base_pre = lambda *_: "gpt-2"
+config = json.loads((Path(sys.argv[1]) / "config.json").read_text())
+if "hybrid_override_pattern" in config:
+    # The reference library would state experts, which the folder does not.
+    ModelBase.load_hparams = staticmethod(lambda *_, **__: dict(config))
 converter.main()
 """
 

@@ -13,7 +13,7 @@ use realizar_engine::load::weights_per_device;
 use realizar_model::chat_template::ChatTemplate;
 use realizar_model::source::{Format, TensorSource};
 use realizar_model::tokenizer::Tokenizer;
-use realizar_model::{Ffn, LayerConfig, ModelConfig, Shard, StateSpec, arch};
+use realizar_model::{ModelConfig, Shard, StateSpec, arch};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -193,14 +193,10 @@ fn split<T, E: ToString>(result: Result<T, E>) -> (Option<T>, Option<String>) {
 /// The sizes of a model, of its widest layer where layers differ.
 fn shape(c: &ModelConfig) -> Shape {
     let heads = |of: fn(Heads) -> usize| c.heads().map(of).max().unwrap_or(0);
-    let width = |layer: &LayerConfig| match layer.ffn {
-        Ffn::Gated(dense) | Ffn::Plain(dense) => dense.intermediate_size,
-        Ffn::Experts(experts) => experts.intermediate_size,
-    };
     Shape {
         n_layers: c.layers.len(),
         hidden_size: c.hidden_size,
-        intermediate_size: c.layers.iter().map(width).max().unwrap_or(0),
+        intermediate_size: c.layers.iter().map(|layer| layer.ffn.intermediate_size()).max().unwrap_or(0),
         n_heads: heads(|h| h.n_heads),
         n_kv_heads: heads(|h| h.n_kv_heads),
         head_dim: heads(|h| h.head_dim),

@@ -13,8 +13,8 @@ use crate::names;
 use crate::rope::{RopeConfig, read_scaling};
 use crate::{Error, Result};
 use realizar_compute::{
-    Activation, AttentionTemperature, DType, DeltaShape, Device, ExpertGroups, ExpertsKind, GroupScore,
-    Heads, MoeParams, NormKind, RopeStyle, Router, RouterScores,
+    Activation, AttentionTemperature, DType, DeltaShape, Device, DtLimits, ExpertGroups, ExpertsKind,
+    GroupScore, Heads, MoeParams, NormKind, RopeStyle, Router, RouterScores, SsmShape,
 };
 
 /// Everything about a model but its weights.
@@ -97,7 +97,7 @@ pub enum Tied {
     IfAbsent,
 }
 
-/// One layer: a block that mixes tokens, then one that treats each token by itself.
+/// One layer: a block that mixes tokens, then one that treats each token by itself, or one of both.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerConfig {
     /// The block that mixes tokens.
@@ -154,6 +154,10 @@ pub enum Mixer {
     GatedDelta(GatedDelta),
     /// A convolution over the last tokens, between two gates.
     ShortConv(ShortConv),
+    /// A state-space scan behind a convolution (Mamba-2, Dao and Gu 2024).
+    Mamba2(Mamba2),
+    /// Nothing: the layer has a feed-forward block only.
+    None,
 }
 
 impl Mixer {
@@ -161,14 +165,19 @@ impl Mixer {
     pub(crate) fn attention_mut(&mut self) -> Option<&mut Attention> {
         match self {
             Self::Attention(attention) => Some(attention),
-            Self::Latent(_) | Self::GatedDelta(_) | Self::ShortConv(_) => None,
+            Self::Latent(_) | Self::GatedDelta(_) | Self::ShortConv(_) | Self::Mamba2(_) | Self::None => None,
         }
     }
 
     /// Its state between steps, `None` for a block whose state is keys and values.
     pub fn recurrent_state(&self) -> Option<RecurrentState> {
         match self {
-            Self::Attention(_) | Self::Latent(_) => None,
+            Self::Attention(_) | Self::Latent(_) | Self::None => None,
+            Self::Mamba2(Mamba2 { shape, conv_width, .. }) => Some(RecurrentState {
+                conv_width: *conv_width,
+                n_channels: shape.xbc_len(),
+                matrix: Some([shape.n_heads, shape.state_dim, shape.head_dim]),
+            }),
             Self::GatedDelta(GatedDelta { shape, conv_width }) => Some(RecurrentState {
                 conv_width: *conv_width,
                 n_channels: shape.qkv_len(),
@@ -190,6 +199,19 @@ pub struct GatedDelta {
     pub conv_width: usize,
 }
 
+/// A block of Mamba-2.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mamba2 {
+    /// Heads, groups and their sizes.
+    pub shape: SsmShape,
+    /// Tokens that the convolution of `x`, `B` and `C` reads.
+    pub conv_width: usize,
+    /// Bias of the convolution.
+    pub conv_bias: Presence,
+    /// Bounds of time steps.
+    pub dt_limits: DtLimits,
+}
+
 /// A block that is a gated convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShortConv {
@@ -206,7 +228,7 @@ pub struct RecurrentState {
     pub conv_width: usize,
     /// Channels of the convolution.
     pub n_channels: usize,
-    /// `[n_v_heads, k_dim, v_dim]` of the delta rule.
+    /// `[n_v_heads, k_dim, v_dim]` of the delta rule, `[n_heads, state_dim, head_dim]` of Mamba-2.
     pub matrix: Option<[usize; 3]>,
 }
 
@@ -302,6 +324,19 @@ pub enum Ffn {
     Plain(Dense),
     /// A mixture of gated blocks.
     Experts(Experts),
+    /// Nothing: the layer has a mixer only.
+    None,
+}
+
+impl Ffn {
+    /// Hidden activations: of a mixture, those of one expert.
+    pub fn intermediate_size(&self) -> usize {
+        match self {
+            Self::Gated(dense) | Self::Plain(dense) => dense.intermediate_size,
+            Self::Experts(experts) => experts.intermediate_size,
+            Self::None => 0,
+        }
+    }
 }
 
 /// A dense feed-forward block.
@@ -400,7 +435,7 @@ impl ModelConfig {
         Self::with_kv_heads(h, arch, rope_style, n_kv_heads)
     }
 
-    /// As [`ModelConfig::base`], with these key and value heads of each layer; `None`: as many as query heads.
+    /// As [`ModelConfig::base`], with these key and value heads of each layer, as many as the list has; `None`: as many as query heads.
     pub(crate) fn with_kv_heads(
         h: &Hyper<'_>,
         arch: &'static str,
@@ -408,7 +443,10 @@ impl ModelConfig {
         n_kv_heads: Option<Vec<usize>>,
     ) -> Result<Self> {
         let hidden_size = size(h, "hidden_size", MAX_SIZE)?;
-        let n_layers = n_layers(h, h.usize("n_draft_layers")?.unwrap_or(0))?;
+        let n_layers = match &n_kv_heads {
+            Some(heads) => heads.len(),
+            None => n_layers(h, h.usize("n_draft_layers")?.unwrap_or(0))?,
+        };
         let heads = read_heads(h, hidden_size, n_layers, n_kv_heads)?;
         let rope_dim = read_rope_dim(h, heads[0].head_dim)?;
         let bias = read_bias(h, "attention_bias")?;
@@ -502,7 +540,7 @@ impl ModelConfig {
         for layer in &mut self.layers {
             match &mut layer.ffn {
                 Ffn::Gated(dense) | Ffn::Plain(dense) => change(dense),
-                Ffn::Experts(_) => {}
+                Ffn::Experts(_) | Ffn::None => {}
             }
         }
     }
@@ -511,7 +549,7 @@ impl ModelConfig {
     pub fn attentions(&self) -> impl Iterator<Item = &Attention> {
         self.layers.iter().filter_map(|layer| match &layer.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Latent(_) | Mixer::GatedDelta(_) | Mixer::ShortConv(_) => None,
+            _ => None,
         })
     }
 
@@ -520,7 +558,7 @@ impl ModelConfig {
         self.layers.iter().filter_map(|layer| match &layer.mixer {
             Mixer::Attention(attention) => Some(attention.heads),
             Mixer::Latent(latent) => Some(latent.shape.heads()),
-            Mixer::GatedDelta(_) | Mixer::ShortConv(_) => None,
+            _ => None,
         })
     }
 
@@ -538,7 +576,8 @@ impl ModelConfig {
                 Mixer::Attention(attention) => device.check_heads(attention.heads)?,
                 Mixer::Latent(latent) => device.check_latent(&latent.shape)?,
                 Mixer::GatedDelta(delta) => device.check_delta_rule(&delta.shape)?,
-                Mixer::ShortConv(_) => {}
+                Mixer::Mamba2(mamba) => device.check_ssm_scan(&mamba.shape)?,
+                Mixer::ShortConv(_) | Mixer::None => {}
             }
         }
         self.experts().try_for_each(|e| device.check_experts(&e.kind()))
@@ -548,16 +587,15 @@ impl ModelConfig {
     pub fn experts(&self) -> impl Iterator<Item = &Experts> {
         self.layers.iter().filter_map(|layer| match &layer.ffn {
             Ffn::Experts(experts) => Some(experts),
-            Ffn::Gated(_) | Ffn::Plain(_) => None,
+            _ => None,
         })
     }
 
     /// Changes all mixtures of experts.
     pub fn each_experts(&mut self, mut change: impl FnMut(&mut Experts)) {
         for layer in &mut self.layers {
-            match &mut layer.ffn {
-                Ffn::Experts(experts) => change(experts),
-                Ffn::Gated(_) | Ffn::Plain(_) => {}
+            if let Ffn::Experts(experts) = &mut layer.ffn {
+                change(experts);
             }
         }
     }
@@ -574,7 +612,7 @@ impl ModelConfig {
     /// Takes the activation that `config.json` names; GGUF states none and means the architecture's own.
     pub fn read_activation(&mut self, h: &Hyper<'_>, own: Activation) -> Result<()> {
         let mut name = None;
-        for key in ["hidden_activation", "hidden_act", "activation_function"] {
+        for key in ["hidden_activation", "hidden_act", "activation_function", "mlp_hidden_act"] {
             name = match name {
                 None if !h.is_gguf() => h.hf_str(key)?,
                 found => found,
@@ -676,7 +714,7 @@ impl ModelConfig {
         };
         for experts in self.layers.iter_mut().filter_map(|layer| match &mut layer.ffn {
             Ffn::Experts(experts) => Some(experts),
-            Ffn::Gated(_) | Ffn::Plain(_) => None,
+            _ => None,
         }) {
             let (n, router) = (experts.n_experts, &mut experts.router);
             let fits = |g: ExpertGroups| {
@@ -703,14 +741,15 @@ impl ModelConfig {
     pub(crate) fn factors_fold(&self) -> bool {
         let only_pre_norms = |layer: &LayerConfig| {
             let LayerNorms { pre_mixer, post_mixer, pre_ffn, post_ffn } = layer.norms;
-            let reads_norms = pre_mixer.is_some() && (pre_ffn.is_some() || layer.parallel);
+            let reads_norms = (pre_mixer.is_some() || layer.mixer == Mixer::None)
+                && (pre_ffn.is_some() || layer.parallel || layer.ffn == Ffn::None);
             reads_norms && post_mixer.is_none() && post_ffn.is_none()
         };
         let no_other_norms = self.latents().next().is_none()
             && self.attentions().all(|a| a.qk_norm.is_none() && !a.sub_norm)
             && self.layers.iter().all(|layer| match layer.ffn {
                 Ffn::Gated(dense) | Ffn::Plain(dense) => !dense.sub_norm,
-                Ffn::Experts(_) => true,
+                Ffn::Experts(_) | Ffn::None => true,
             });
         let residual = self.layers.iter().all(only_pre_norms) && no_other_norms && !self.learned_positions;
         (self.residual_scale == 1.0 || residual)
@@ -772,7 +811,7 @@ fn size(h: &Hyper<'_>, ours: &str, max: usize) -> Result<usize> {
 }
 
 /// Layers that a model runs. GGUF counts those that draft among them.
-fn n_layers(h: &Hyper<'_>, n_draft_layers: usize) -> Result<usize> {
+pub(crate) fn n_layers(h: &Hyper<'_>, n_draft_layers: usize) -> Result<usize> {
     let n = size(h, "n_layers", MAX_COUNT)?;
     let n_draft_layers = if h.is_gguf() { n_draft_layers } else { 0 };
     n.checked_sub(n_draft_layers)

@@ -6,7 +6,7 @@
 
 use crate::arch::{self, Ignored};
 use crate::config::{
-    Attention, Dense, Experts, Ffn, GatedDelta, KvSource, Latent, LayerConfig, Mixer, ModelConfig,
+    Attention, Dense, Experts, Ffn, GatedDelta, KvSource, Latent, LayerConfig, Mamba2, Mixer, ModelConfig,
     PerLayerInput, Presence, QkNorm, ShortConv, Tied,
 };
 use crate::names;
@@ -374,6 +374,8 @@ impl Checker<'_> {
             Mixer::Latent(latent) => self.latent(i, latent),
             Mixer::GatedDelta(delta) => self.gated_delta(i, delta),
             Mixer::ShortConv(conv) => self.short_conv(i, conv),
+            Mixer::Mamba2(mamba) => self.mamba2(i, mamba),
+            Mixer::None => {}
         }
         match &layer.ffn {
             Ffn::Gated(dense) => {
@@ -391,6 +393,7 @@ impl Checker<'_> {
                 self.down(i, dense);
             }
             Ffn::Experts(experts) => self.mixture(i, experts),
+            Ffn::None => {}
         }
     }
 
@@ -503,6 +506,27 @@ impl Checker<'_> {
         self.conv("conv.conv", i, channels, conv.conv_width);
         let parts = &[("conv.out_proj", n)];
         self.linear(&Stack { layer: Some(i), parts, n_in: channels, bias: Presence::Absent });
+    }
+
+    fn mamba2(&mut self, i: usize, mamba: &Mamba2) {
+        let (n, shape) = (self.config.hidden_size, mamba.shape);
+        let (heads, inner) = (shape.n_heads, shape.inner_len());
+        let parts = &[("mamba.in_proj", inner + shape.xbc_len() + heads)];
+        self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: Presence::Absent });
+        self.conv("mamba.conv", i, shape.xbc_len(), mamba.conv_width);
+        let of = |name| Weight { name, layer: Some(i) };
+        self.one(of("mamba.conv"), Part::Bias, &[shape.xbc_len()], mamba.conv_bias);
+        self.one(of("mamba.dt_bias"), Part::Weight, &[heads], Presence::Needed);
+        // GGUF has columns of some, and a row of the norm for each group.
+        let (per_head, norm): (&[usize], &[usize]) = match self.source.format() {
+            Format::Gguf => (&[heads, 1], &[shape.n_groups, inner / shape.n_groups]),
+            Format::Safetensors => (&[heads], &[inner]),
+        };
+        for (name, shape) in [("mamba.a_log", per_head), ("mamba.skip", per_head), ("mamba.norm", norm)] {
+            self.one(of(name), Part::Weight, shape, Presence::Needed);
+        }
+        let parts = &[("mamba.out_proj", n)];
+        self.linear(&Stack { layer: Some(i), parts, n_in: inner, bias: Presence::Absent });
     }
 
     /// The weights of a convolution of each channel by itself, which the reference library stores as one with a single input channel.

@@ -1,21 +1,21 @@
 //! A model's weights on a backend, and the one forward pass of all architectures.
 
 use crate::Result;
-use crate::config::{self, Attention, Dense, GatedDelta, ModelConfig, PerLayerInput, QkNorm};
+use crate::config::{self, Attention, Dense, ModelConfig, PerLayerInput, QkNorm};
 use crate::contract::{Contract, Part, Weight};
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::latent::LatentWeights;
 use crate::names::Split;
 use crate::per_layer_input::{PerLayerRoom, PerLayerWeights};
+use crate::recurrent::RecurrentWeights;
 use crate::shard::{self, BlockShard, Shard};
-use crate::source::{Format, TensorSource};
+use crate::source::TensorSource;
 use crate::weights::Loader;
 use crate::workspace::{self, Workspace};
 use realizar_compute::{
-    AttentionBlock, AttentionParams, AttentionTemperature, Backend, BlockInput, BlockOutput, ConvKind,
-    DeltaPart, Experts, FfnBlock, FfnUp, Gather, HeadBlock, HeadNorms, Join, LatentBlock, Linear, MoeBlock,
-    MoeNorms, Norm, OutputGate, PerLayerInputBlock, QkvPrep, Recurrence, RecurrentBlock, SharedExpert,
-    ShortConv, Tensor,
+    AttentionBlock, AttentionParams, AttentionTemperature, Backend, BlockInput, BlockOutput, Experts,
+    FfnBlock, FfnUp, Gather, HeadBlock, HeadNorms, Join, LatentBlock, Linear, MoeBlock, MoeNorms, Norm,
+    OutputGate, PerLayerInputBlock, QkvPrep, RecurrentBlock, SharedExpert, Tensor,
 };
 
 /// A decoder-only transformer on a backend, or one rank's part of it.
@@ -74,11 +74,10 @@ enum Mixer<B: Backend> {
         out: Output<B>,
     },
     Recurrent {
-        in_proj: Linear<B>,
-        conv: Tensor<B>,
-        delta: Option<Delta<B>>,
+        weights: RecurrentWeights<B>,
         out: Output<B>,
     },
+    None,
 }
 
 /// Norms of queries, keys and values.
@@ -97,17 +96,11 @@ enum QkvNorms<B: Backend> {
     },
 }
 
-/// Small weights of the gated delta rule.
-struct Delta<B: Backend> {
-    decay: Tensor<B>,
-    dt_bias: Tensor<B>,
-    norm: Norm<B>,
-}
-
 enum Ffn<B: Backend> {
     Gated { gate_up: Linear<B>, down: Output<B> },
     Plain { up: Linear<B>, down: Output<B> },
     Moe(Box<Mixture<B>>),
+    None,
 }
 
 struct Mixture<B: Backend> {
@@ -225,7 +218,8 @@ impl<B: Backend> Decoder<B> {
                     size(qkv) + gate.as_ref().map_or(0, size) + size(&out.proj)
                 }
                 Mixer::Latent { weights, out } => weights.bytes(backend) + size(&out.proj),
-                Mixer::Recurrent { in_proj, out, .. } => size(in_proj) + size(&out.proj),
+                Mixer::Recurrent { weights, out } => size(&weights.in_proj) + size(&out.proj),
+                Mixer::None => 0,
             };
             let (total, used) = match (&layer.ffn, &config.ffn) {
                 (Ffn::Gated { gate_up: up, down } | Ffn::Plain { up, down }, _) => {
@@ -236,12 +230,13 @@ impl<B: Backend> Decoder<B> {
                     let all = backend.matrix_bytes(&m.gate_up) + backend.matrix_bytes(&m.down);
                     let used = match ffn {
                         config::Ffn::Experts(e) => all / e.n_experts * e.router.n_used,
-                        config::Ffn::Gated(_) | config::Ffn::Plain(_) => all,
+                        _ => all,
                     };
                     let shared = m.shared.as_ref().map_or(0, |s| size(&s.gate_up) + size(&s.down));
                     let always = size(&m.router) + shared;
                     (always + all, always + used)
                 }
+                (Ffn::None, _) => (0, 0),
             };
             let per_layer = layer.per_layer.as_ref().map_or(0, |p| size(&p.gate) + size(&p.out.proj));
             sum.total += mixer + per_layer + total;
@@ -389,26 +384,12 @@ impl<B: Backend> Decoder<B> {
                 };
                 backend.latent_block(stream, batch, block)
             }
-            (Mixer::Recurrent { in_proj, conv, delta, out }, mixer, LayerCache::State(state)) => {
-                let (shape, kind) = match mixer {
-                    config::Mixer::GatedDelta(GatedDelta { shape, .. }) => (Some(shape), ConvKind::Silu),
-                    _ => (None, ConvKind::Gated),
-                };
-                let recurrence = match delta.as_ref().zip(shape) {
-                    None => Recurrence::None,
-                    Some((weights, shape)) => Recurrence::Delta(DeltaPart {
-                        shape,
-                        decay: &weights.decay,
-                        dt_bias: &weights.dt_bias,
-                        norm: &weights.norm,
-                        convolved: room.convolved,
-                    }),
-                };
+            (Mixer::Recurrent { weights: recurrent, out }, mixer, LayerCache::State(state)) => {
                 let block = RecurrentBlock {
                     input: weights.inputs.mixer(),
-                    in_proj,
-                    conv: ShortConv { weight: conv, bias: None, kind },
-                    recurrence,
+                    in_proj: &recurrent.in_proj,
+                    conv: recurrent.conv(mixer),
+                    recurrence: recurrent.recurrence(mixer, room.convolved),
                     state,
                     out: self.output(out, self.shard.mixer(layer), shared),
                     rows: room.qkv,
@@ -416,6 +397,7 @@ impl<B: Backend> Decoder<B> {
                 };
                 backend.recurrent_block(stream, batch, block)
             }
+            (Mixer::None, ..) => Ok(()),
             _ => unreachable!("a layer's weights and cache are of its configuration's kind"),
         }
     }
@@ -494,6 +476,7 @@ impl<B: Backend> Decoder<B> {
                 };
                 return backend.experts(stream, block);
             }
+            (Ffn::None, _) => return Ok(()),
             _ => unreachable!("a layer's weights are of its configuration's kind"),
         };
         let out = self.output(down, part, shared);
@@ -568,7 +551,12 @@ fn load_layer<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Layer<B>> {
                 weights: LatentWeights::load(l, i, latent)?,
                 out: Output { sub_norm: None, proj: l.linear(Some(i), &["o_proj"])?, post_norm: post_mixer },
             },
-            config::Mixer::GatedDelta(_) | config::Mixer::ShortConv(_) => load_recurrent(l, i, post_mixer)?,
+            config::Mixer::GatedDelta(_) | config::Mixer::ShortConv(_) | config::Mixer::Mamba2(_) => {
+                let (weights, out) = RecurrentWeights::load(l, i)?;
+                let proj = l.linear(Some(i), &[out])?;
+                Mixer::Recurrent { weights, out: Output { sub_norm: None, proj, post_norm: post_mixer } }
+            }
+            config::Mixer::None => Mixer::None,
         },
         ffn: load_ffn(l, i, norm(norms.post_ffn)?)?,
         per_layer: l.config.per_layer_input.map(|_| load_layer_input(l, i)).transpose()?,
@@ -643,34 +631,6 @@ fn load_attention<B: Backend>(
     })
 }
 
-fn load_recurrent<B: Backend>(l: &Loader<'_, B>, i: usize, post_norm: Option<Norm<B>>) -> Result<Mixer<B>> {
-    let delta = match l.config.layers[i].mixer {
-        config::Mixer::GatedDelta(delta) => Some(delta),
-        config::Mixer::ShortConv(_) | config::Mixer::Attention(_) | config::Mixer::Latent(_) => None,
-    };
-    let (in_proj, conv, out_proj) = match delta {
-        Some(delta) => (l.delta_in_proj(i, delta.shape)?, "delta.conv", "delta.out_proj"),
-        None => (l.linear(Some(i), &["conv.in_proj"])?, "conv.conv", "conv.out_proj"),
-    };
-    let decay = |a: f32| match l.source.format() {
-        Format::Gguf => a,
-        Format::Safetensors => -a.exp(),
-    };
-    let load_delta = || -> Result<_> {
-        Ok(Delta {
-            decay: l.vector_map(i, "delta.a_log", decay)?,
-            dt_bias: l.vector_map(i, "delta.dt_bias", |x| x)?,
-            norm: l.plain_norm(i, "delta.norm")?,
-        })
-    };
-    Ok(Mixer::Recurrent {
-        in_proj,
-        conv: l.conv(i, conv)?,
-        delta: delta.is_some().then(load_delta).transpose()?,
-        out: Output { sub_norm: None, proj: l.linear(Some(i), &[out_proj])?, post_norm },
-    })
-}
-
 fn load_ffn<B: Backend>(l: &Loader<'_, B>, i: usize, post_norm: Option<Norm<B>>) -> Result<Ffn<B>> {
     let down = |dense: Dense, post_norm| -> Result<_> {
         Ok(Output {
@@ -688,6 +648,7 @@ fn load_ffn<B: Backend>(l: &Loader<'_, B>, i: usize, post_norm: Option<Norm<B>>)
             Ffn::Plain { up: l.linear(Some(i), &["up_proj"])?, down: down(dense, post_norm)? }
         }
         config::Ffn::Experts(experts) => Ffn::Moe(Box::new(load_mixture(l, i, &experts, post_norm)?)),
+        config::Ffn::None => Ffn::None,
     })
 }
 

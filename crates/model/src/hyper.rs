@@ -163,6 +163,12 @@ impl<'a> Hyper<'a> {
         Ok(None)
     }
 
+    /// The error of a file that lacks a key of its own format.
+    pub fn missing_key(&self, key: &str) -> Error {
+        let prefix = if self.is_gguf() { format!("{}.", self.prefix) } else { String::new() };
+        Error::MissingKey { path: self.source.path().to_owned(), key: format!("{prefix}{key}") }
+    }
+
     fn missing(&self, ours: &str) -> Error {
         Error::MissingKey { path: self.source.path().to_owned(), key: self.names(ours).join(" or ") }
     }

@@ -50,6 +50,8 @@ pub(crate) enum LayerCache<B: Backend> {
     OfLayer(usize),
     /// Of a block with recurrent state.
     State(StateLayer<B>),
+    /// Nothing: the layer does not mix tokens.
+    None,
 }
 
 impl<B: Backend> LayerCache<B> {
@@ -66,7 +68,8 @@ impl<B: Backend> LayerCache<B> {
                 let CacheSizes { dtype, n_blocks, block_size, .. } = *sizes;
                 return Ok(Self::Kv(backend.latent_layer(dtype, n_blocks, block_size, &latent.shape)?));
             }
-            Mixer::GatedDelta(_) | Mixer::ShortConv(_) => mixer.recurrent_state(),
+            Mixer::GatedDelta(_) | Mixer::ShortConv(_) | Mixer::Mamba2(_) => mixer.recurrent_state(),
+            Mixer::None => return Ok(Self::None),
         };
         let RecurrentState { conv_width, n_channels, matrix } = state.expect("only attention has none");
         let zeros = |shape: &[usize]| backend.zeros(DType::F32, shape);
@@ -104,7 +107,7 @@ impl<B: Backend> KvCache<B> {
     pub fn copy_block(&mut self, backend: &B, to: usize, from: usize) -> realizar_compute::Result<()> {
         self.layers.iter_mut().try_for_each(|layer| match layer {
             LayerCache::Kv(kv) => backend.copy_block(kv, to, from),
-            LayerCache::State(_) | LayerCache::OfLayer(_) => Ok(()),
+            LayerCache::State(_) | LayerCache::OfLayer(_) | LayerCache::None => Ok(()),
         })
     }
 }

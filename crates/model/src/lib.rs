@@ -18,6 +18,7 @@ pub mod names;
 mod per_layer_input;
 pub mod quant_mix;
 pub mod quantize;
+mod recurrent;
 mod rope;
 mod safetensors;
 mod sampling_hints;
@@ -30,7 +31,7 @@ mod weights;
 mod workspace;
 
 pub use config::{
-    Attention, Dense, Experts, Ffn, GatedDelta, KvSource, Latent, LayerConfig, LayerNorms, Mixer,
+    Attention, Dense, Experts, Ffn, GatedDelta, KvSource, Latent, LayerConfig, LayerNorms, Mamba2, Mixer,
     ModelConfig, PerLayerInput, Presence, QkNorm, RecurrentState, SharedExpert, ShortConv, Tied,
 };
 pub use contract::check;

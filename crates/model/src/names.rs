@@ -74,7 +74,11 @@ impl WeightName {
 /// All weights of all architectures.
 pub static NAMES: &[WeightName] = &[
     // Of two tied matrices, some programs save only the second.
-    row("embed", "token_embd", &["model.embed_tokens", "transformer.wte", "wte", "lm_head"]),
+    row(
+        "embed",
+        "token_embd",
+        &["model.embed_tokens", "backbone.embeddings", "transformer.wte", "wte", "lm_head"],
+    ),
     row("position_embed", "position_embd", &["transformer.wpe", "wpe"]),
     // Divisors of rotation frequencies, which other formats keep among the hyper-parameters.
     row("rope_freqs", "rope_freqs", &[]),
@@ -83,7 +87,11 @@ pub static NAMES: &[WeightName] = &[
     row("per_layer_embed", "per_layer_token_embd", &["model.embed_tokens_per_layer"]),
     row("per_layer_proj", "per_layer_model_proj", &["model.per_layer_model_projection"]),
     row("per_layer_proj_norm", "per_layer_proj_norm", &["model.per_layer_projection_norm"]),
-    row("final_norm", "output_norm", &["model.norm", "model.final_layernorm", "transformer.ln_f", "ln_f"]),
+    row(
+        "final_norm",
+        "output_norm",
+        &["model.norm", "model.final_layernorm", "backbone.norm_f", "transformer.ln_f", "ln_f"],
+    ),
     row("embedding_norm", "token_embd_norm", &["model.embedding_norm"]),
     row("lm_head", "output", &["lm_head"]).split(Split::Vocab),
     row(
@@ -92,13 +100,29 @@ pub static NAMES: &[WeightName] = &[
         &[
             "model.layers.{i}.input_layernorm",
             "model.layers.{i}.operator_norm",
+            "backbone.layers.{i}.norm",
             "transformer.h.{i}.ln_1",
             "h.{i}.ln_1",
         ],
     ),
-    row("q_proj", "blk.{i}.attn_q", &["model.layers.{i}.self_attn.q_proj"]).split(Split::QueryHeads),
-    row("k_proj", "blk.{i}.attn_k", &["model.layers.{i}.self_attn.k_proj"]).split(Split::KvHeads),
-    row("v_proj", "blk.{i}.attn_v", &["model.layers.{i}.self_attn.v_proj"]).split(Split::KvHeads),
+    row(
+        "q_proj",
+        "blk.{i}.attn_q",
+        &["model.layers.{i}.self_attn.q_proj", "backbone.layers.{i}.mixer.q_proj"],
+    )
+    .split(Split::QueryHeads),
+    row(
+        "k_proj",
+        "blk.{i}.attn_k",
+        &["model.layers.{i}.self_attn.k_proj", "backbone.layers.{i}.mixer.k_proj"],
+    )
+    .split(Split::KvHeads),
+    row(
+        "v_proj",
+        "blk.{i}.attn_v",
+        &["model.layers.{i}.self_attn.v_proj", "backbone.layers.{i}.mixer.v_proj"],
+    )
+    .split(Split::KvHeads),
     row(
         "qkv_proj",
         "blk.{i}.attn_qkv",
@@ -144,6 +168,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.self_attn.o_proj",
             "model.layers.{i}.self_attn.dense",
             "model.layers.{i}.self_attn.out_proj",
+            "backbone.layers.{i}.mixer.o_proj",
             "transformer.h.{i}.attn.c_proj",
             "h.{i}.attn.c_proj",
         ],
@@ -180,6 +205,33 @@ pub static NAMES: &[WeightName] = &[
     row("conv.in_proj", "blk.{i}.shortconv.in_proj", &["model.layers.{i}.conv.in_proj"]),
     row("conv.conv", "blk.{i}.shortconv.conv", &["model.layers.{i}.conv.conv"]),
     row("conv.out_proj", "blk.{i}.shortconv.out_proj", &["model.layers.{i}.conv.out_proj"]),
+    // The gate, x, B, C and dt, one after the other.
+    row(
+        "mamba.in_proj",
+        "blk.{i}.ssm_in",
+        &["backbone.layers.{i}.mixer.in_proj", "model.layers.{i}.mamba.in_proj"],
+    ),
+    row(
+        "mamba.conv",
+        "blk.{i}.ssm_conv1d",
+        &["backbone.layers.{i}.mixer.conv1d", "model.layers.{i}.mamba.conv1d"],
+    ),
+    row(
+        "mamba.dt_bias",
+        "blk.{i}.ssm_dt.bias",
+        &["backbone.layers.{i}.mixer.dt_bias", "model.layers.{i}.mamba.dt_bias"],
+    )
+    .whole(),
+    // In GGUF it is `-exp(A_log)`.
+    row("mamba.a_log", "blk.{i}.ssm_a", &["backbone.layers.{i}.mixer.A_log", "model.layers.{i}.mamba.A_log"])
+        .whole(),
+    row("mamba.skip", "blk.{i}.ssm_d", &["backbone.layers.{i}.mixer.D", "model.layers.{i}.mamba.D"]).whole(),
+    row("mamba.norm", "blk.{i}.ssm_norm", &["backbone.layers.{i}.mixer.norm", "model.layers.{i}.mamba.norm"]),
+    row(
+        "mamba.out_proj",
+        "blk.{i}.ssm_out",
+        &["backbone.layers.{i}.mixer.out_proj", "model.layers.{i}.mamba.out_proj"],
+    ),
     row(
         "gate_proj",
         "blk.{i}.ffn_gate",
@@ -193,6 +245,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.mlp.up_proj",
             "model.layers.{i}.mlp.fc1",
             "model.layers.{i}.feed_forward.w3",
+            "backbone.layers.{i}.mixer.up_proj",
             "model.layers.{i}.mlp.c_fc",
             "transformer.h.{i}.mlp.c_fc",
             "h.{i}.mlp.c_fc",
@@ -209,6 +262,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.mlp.down_proj",
             "model.layers.{i}.mlp.fc2",
             "model.layers.{i}.feed_forward.w2",
+            "backbone.layers.{i}.mixer.down_proj",
             "model.layers.{i}.mlp.c_proj",
             "transformer.h.{i}.mlp.c_proj",
             "h.{i}.mlp.c_proj",

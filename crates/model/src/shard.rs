@@ -100,7 +100,7 @@ impl Shard {
                     (block, Some(heads))
                 }
                 // Each rank computes all of it.
-                Mixer::GatedDelta(_) | Mixer::ShortConv(_) => {
+                Mixer::GatedDelta(_) | Mixer::ShortConv(_) | Mixer::Mamba2(_) | Mixer::None => {
                     (BlockShard { join: Join::Alone, starts: Vec::new() }, None)
                 }
             };
@@ -114,6 +114,7 @@ impl Shard {
                         None => nothing,
                     },
                 ),
+                Ffn::None => (nothing.clone(), nothing),
             };
             layers.push(LayerShard { mixer, heads, ffn, shared_expert });
         }

@@ -7,7 +7,7 @@ use crate::shard::{Cut, Shard};
 use crate::source::{TensorSource, TensorView};
 use crate::{Result, values};
 use bytes::Bytes;
-use realizar_compute::{Backend, DeltaShape, Heads, Linear, MatrixPart, Norm, Tensor};
+use realizar_compute::{Backend, DeltaShape, Heads, Linear, MatrixPart, Norm, SsmShape, Tensor};
 
 /// Reads what the contract found and hands this rank's part of it to the backend.
 pub(crate) struct Loader<'a, B: Backend> {
@@ -148,6 +148,17 @@ impl<B: Backend> Loader<'_, B> {
         stacked.extend(alternating(&rates, shape.n_k_heads));
         let scale = self.scale(&[weights[0], weights[1], fused])?;
         Ok(Linear { weight: self.backend.matrix(stacked)?, scale, bias: None })
+    }
+
+    /// What Mamba-2 makes of its input, stacked: `x`, `B` and `C`, which its convolution reads, the gate, and `dt`. The files have the gate
+    /// first.
+    pub(crate) fn mamba_in_proj(&self, layer: usize, shape: &SsmShape) -> Result<Linear<B>> {
+        let w = Weight { name: "mamba.in_proj", layer: Some(layer) };
+        let whole = self.parts(w, Split::Whole)?.swap_remove(0);
+        let (gate_len, dt_start) = (shape.inner_len(), shape.inner_len() + shape.xbc_len());
+        let rows = vec![gate_len..dt_start, 0..gate_len, dt_start..whole.n_out];
+        let scale = self.scale(&[w])?;
+        Ok(Linear { weight: self.backend.matrix(cut(whole, Cut::Rows(rows)))?, scale, bias: None })
     }
 
     /// The weight of a layer's norm.

@@ -2,8 +2,8 @@
 
 use crate::Result;
 use crate::config::{
-    Attention, Dense, Experts, Ffn, GatedDelta, Latent, LayerConfig, Mixer, ModelConfig, PerLayerInput,
-    SharedExpert, ShortConv,
+    Attention, Dense, Experts, Ffn, GatedDelta, Latent, LayerConfig, Mamba2, Mixer, ModelConfig,
+    PerLayerInput, SharedExpert, ShortConv,
 };
 use crate::per_layer_input::PerLayerRoom;
 use crate::shard::{BlockShard, Join, Shard};
@@ -167,6 +167,11 @@ impl Widths {
             Mixer::ShortConv(ShortConv { n_channels, .. }) => {
                 (w.qkv, w.attended) = (3 * n_channels, n_channels);
             }
+            Mixer::Mamba2(Mamba2 { shape, .. }) => {
+                (w.convolved, w.attended) = (shape.xbc_len(), shape.inner_len());
+                w.qkv = shape.xbc_len() + shape.inner_len() + shape.n_heads;
+            }
+            Mixer::None => {}
         }
         match layer.ffn {
             Ffn::Gated(Dense { intermediate_size: n, .. }) => (w.gate_up, w.hidden) = (2 * n, n),
@@ -177,6 +182,7 @@ impl Widths {
                     (w.gate_up, w.hidden) = (2 * n, n);
                 }
             }
+            Ffn::None => {}
         }
         w
     }

@@ -40,4 +40,5 @@ pub(super) static FAMILIES: &[(&str, &str)] = &[
     ("deepseek2", "DeepSeek-V2, V3 or R1, GLM-4.7-Flash or Kimi K2"),
     ("lfm2", "LFM2 or LFM2.5"),
     ("lfm2moe", "LFM2 MoE"),
+    ("nemotron_h", "Nemotron-H or Nemotron Nano v2"),
 ];

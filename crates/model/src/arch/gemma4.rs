@@ -181,11 +181,7 @@ fn add_experts(c: &mut ModelConfig, h: &Hyper<'_>) -> Result<()> {
     if !has_experts {
         return Ok(());
     }
-    let width = |ffn: &Ffn| match ffn {
-        Ffn::Gated(dense) | Ffn::Plain(dense) => dense.intermediate_size,
-        Ffn::Experts(experts) => experts.intermediate_size,
-    };
-    let widths: Vec<usize> = c.layers.iter().map(|layer| width(&layer.ffn)).collect();
+    let widths: Vec<usize> = c.layers.iter().map(|layer| layer.ffn.intermediate_size()).collect();
     c.add_experts(h, true, |_| true)?;
     let output_scale = if h.is_gguf() { Presence::Optional } else { Presence::Needed };
     let mut widths = widths.into_iter();
@@ -209,6 +205,7 @@ fn read_per_layer_input(c: &mut ModelConfig, h: &Hyper<'_>) -> Result<()> {
     let activation = match c.layers[0].ffn {
         Ffn::Gated(dense) | Ffn::Plain(dense) => dense.activation,
         Ffn::Experts(experts) => experts.activation,
+        Ffn::None => unreachable!("all layers have feed-forward blocks"),
     };
     c.per_layer_input = (len > 0).then_some(PerLayerInput { len, activation });
     Ok(())

@@ -2,7 +2,7 @@
 
 use super::{ArchSpec, INV_FREQ};
 use crate::Result;
-use crate::config::{Mixer, ModelConfig, QkNorm, ShortConv, Tied, per_layer};
+use crate::config::{Mixer, ModelConfig, QkNorm, ShortConv, Tied, n_layers, per_layer};
 use crate::hyper::Hyper;
 use realizar_compute::{Activation, MAX_CONV_WIDTH, RopeStyle};
 
@@ -20,7 +20,7 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
 
 /// A model of gated convolutions and of attention, with dense blocks of the stated width in all layers.
 pub(super) fn base(h: &Hyper<'_>, arch: &'static str) -> Result<ModelConfig> {
-    let n_layers = h.need_usize("n_layers")?;
+    let n_layers = n_layers(h, 0)?;
     let mut n_kv_heads = per_layer(h, "n_kv_heads", n_layers)?;
     // In GGUF, layers without heads of keys and values convolve; a 1 keeps the place of what they do not have.
     let without_heads: Option<Vec<bool>> =

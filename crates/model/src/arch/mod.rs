@@ -22,11 +22,13 @@ mod hunyuan;
 mod lfm2;
 mod lfm2_moe;
 mod llama;
+mod mamba2;
 mod minimax_m2;
 mod mistral;
 mod mistral3;
 mod mistral4;
 mod mixtral;
+mod nemotron_h;
 mod olmo2;
 mod olmo3;
 mod phi2;
@@ -124,6 +126,7 @@ pub static ARCHS: &[ArchSpec] = &[
     hunyuan::SPEC,
     deepseek2::SPEC,
     mistral4::SPEC,
+    nemotron_h::SPEC,
 ];
 
 /// Reads a model's description.
@@ -419,14 +422,14 @@ mod tests {
 
         let folder = dir.join("hf");
         std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join("config.json"), r#"{"architectures": ["NemotronHForCausalLM"]}"#).unwrap();
+        std::fs::write(folder.join("config.json"), r#"{"architectures": ["JambaForCausalLM"]}"#).unwrap();
         let weights = b"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}";
         let mut bytes = (weights.len() as u64).to_le_bytes().to_vec();
         bytes.extend_from_slice(weights);
         bytes.extend_from_slice(&[0; 4]);
         std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
         let error = refusal(&folder);
-        assert!(error.contains("Nemotron-H") && error.contains("Mamba-2"), "{error}");
+        assert!(error.contains("Jamba") && error.contains("Mamba layers"), "{error}");
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -93,11 +93,7 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
         &["minimax-m3", "MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"],
         "an indexer of keys",
     ),
-    family(
-        "Nemotron-H or Nemotron 3",
-        &["nemotron_h", "nemotron_h_moe", "NemotronHForCausalLM"],
-        "Mamba-2 layers",
-    ),
+    family("Nemotron 3", &["nemotron_h_moe"], "experts without gates"),
     family(
         "Granite 4 H",
         &["granitehybrid", "GraniteMoeHybridForCausalLM", "BambaForCausalLM"],

@@ -108,7 +108,7 @@ impl ModelConfig {
     pub fn latents(&self) -> impl Iterator<Item = &Latent> {
         self.layers.iter().filter_map(|layer| match &layer.mixer {
             Mixer::Latent(latent) => Some(latent),
-            Mixer::Attention(_) | Mixer::GatedDelta(_) | Mixer::ShortConv(_) => None,
+            _ => None,
         })
     }
 }

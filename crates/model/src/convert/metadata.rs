@@ -1,7 +1,7 @@
 //! The metadata of a converted model: hyper-parameters, tokenizer and chat template under GGUF's keys.
 
 use crate::config::{
-    Attention, Dense, Ffn, GatedDelta, KvSource, LayerConfig, Mixer, ModelConfig, ShortConv,
+    Attention, Dense, Ffn, GatedDelta, KvSource, LayerConfig, Mamba2, Mixer, ModelConfig, ShortConv,
 };
 use crate::hyper::Hyper;
 use crate::metadata::{Metadata, Strings};
@@ -23,15 +23,19 @@ pub(super) fn gguf_arch(c: &ModelConfig) -> &'static str {
     }
 }
 
-/// Whether GGUF has the rows of q and k of this `general.architecture` in the order in which neighbours turn together.
+/// Whether GGUF has the rows of q and k of this `general.architecture` in the order in which neighbours turn together. Where nothing turns,
+/// any order gives the same products, and files have this one, too.
 pub(super) fn turns_neighbours(arch: &str) -> bool {
-    ["llama", "mistral3", "smollm3", "granite"].contains(&arch)
+    ["llama", "mistral3", "smollm3", "granite", "granitemoe", "granitehybrid", "nemotron_h"].contains(&arch)
 }
 
 /// The order in which GGUF has the delta rule's value heads.
 pub(super) fn value_heads(arch: &str) -> HeadOrder {
     if arch == "qwen3next" { HeadOrder::Grouped } else { HeadOrder::Tiled }
 }
+
+const KV_HEADS: &str = "attention.head_count_kv";
+const WIDTHS: &str = "feed_forward_length";
 
 fn squares_relu(ffn: &Ffn) -> bool {
     matches!(ffn, Ffn::Gated(dense) | Ffn::Plain(dense) if dense.activation == Activation::ReluSquared)
@@ -68,14 +72,12 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
         ("block_count", c.layers.len()),
         ("context_length", c.context_length),
         ("embedding_length", c.hidden_size),
-        ("feed_forward_length", width.unwrap_or(4 * c.hidden_size)),
+        (WIDTHS, width.unwrap_or(4 * c.hidden_size)),
         ("attention.head_count", heads.n_heads),
     ];
     if !c.learned_positions {
-        if !["lfm2", "lfm2moe"].contains(&arch) {
-            counts.push(("attention.head_count_kv", heads.n_kv_heads));
-        }
         counts.extend([
+            (KV_HEADS, heads.n_kv_heads),
             ("attention.key_length", heads.head_dim),
             ("attention.value_length", attention.value_dim),
             ("vocab_size", c.vocab_size),
@@ -112,6 +114,10 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
         NormKind::Layer => "attention.layer_norm_epsilon",
     };
     m.insert(format!("{arch}.{eps}"), c.norm_eps)?;
+    if arch == "nemotron_h" {
+        // Readers insist on it.
+        m.insert(format!("{arch}.attention.layer_norm_epsilon"), c.norm_eps)?;
+    }
     for (key, cap) in
         [("attn_logit_softcapping", attention.softcap), ("final_logit_softcapping", c.logit_softcap)]
     {
@@ -191,26 +197,33 @@ fn local_layers(c: &ModelConfig) -> Vec<(&'static str, usize)> {
     counts
 }
 
-/// Numbers that differ between layers of Gemma 4, each for all layers, and their keys.
+/// Numbers that differ between layers, for the architectures whose readers know lists of them, and their keys.
 fn lists(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<Vec<&'static str>> {
-    if c.arch != "gemma4" {
-        return Ok(Vec::new());
-    }
-    let mut listed = Vec::new();
+    let listed: &[&str] = match c.arch {
+        "gemma4" | "nemotron_h" => &[KV_HEADS, WIDTHS],
+        "lfm2" | "lfm2moe" | "granitehybrid" => &[KV_HEADS],
+        _ => return Ok(Vec::new()),
+    };
+    let mut written = Vec::new();
+    // Layers without attention have no heads of keys and values.
+    let kv_heads = |layer: &LayerConfig| match layer.mixer {
+        Mixer::Attention(attention) => attention.heads.n_kv_heads as i32,
+        _ => 0,
+    };
     let width = |layer: &LayerConfig| match layer.ffn {
-        Ffn::Gated(dense) | Ffn::Plain(dense) => dense.intermediate_size,
         Ffn::Experts(experts) => experts.shared.map_or(0, |shared| shared.intermediate_size),
+        ffn => ffn.intermediate_size(),
     };
     for (key, numbers) in [
-        ("attention.head_count_kv", c.attentions().map(|a| a.heads.n_kv_heads as i32).collect::<Vec<_>>()),
-        ("feed_forward_length", c.layers.iter().map(|layer| width(layer) as i32).collect()),
+        (KV_HEADS, c.layers.iter().map(kv_heads).collect::<Vec<_>>()),
+        (WIDTHS, c.layers.iter().map(|layer| width(layer) as i32).collect()),
     ] {
-        if numbers.iter().any(|&n| n != numbers[0]) {
+        if listed.contains(&key) && numbers.iter().any(|&n| n != numbers[0]) {
             m.insert(format!("{arch}.{key}"), numbers)?;
-            listed.push(key);
+            written.push(key);
         }
     }
-    Ok(listed)
+    Ok(written)
 }
 
 /// The factors of architectures that state them.
@@ -231,12 +244,15 @@ fn factors(m: &mut Metadata, arch: &str, c: &ModelConfig, attention_scale: f32) 
 /// The sizes of recurrent layers; which layers these are is stated at once.
 fn recurrent_sizes(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<Vec<(&'static str, usize)>> {
     let recurrent = c.layers.iter().find(|l| l.mixer.recurrent_state().is_some());
-    let kv_heads = |mixer: &Mixer| match mixer {
-        Mixer::Attention(attention) => attention.heads.n_kv_heads as i32,
-        Mixer::Latent(_) | Mixer::GatedDelta(_) | Mixer::ShortConv(_) => 0,
-    };
     Ok(match recurrent.map(|layer| layer.mixer) {
-        None | Some(Mixer::Attention(_) | Mixer::Latent(_)) => Vec::new(),
+        None | Some(Mixer::Attention(_) | Mixer::Latent(_) | Mixer::None) => Vec::new(),
+        Some(Mixer::Mamba2(Mamba2 { shape, conv_width, .. })) => vec![
+            ("ssm.conv_kernel", conv_width),
+            ("ssm.state_size", shape.state_dim),
+            ("ssm.group_count", shape.n_groups),
+            ("ssm.time_step_rank", shape.n_heads),
+            ("ssm.inner_size", shape.inner_len()),
+        ],
         Some(Mixer::GatedDelta(GatedDelta { shape, conv_width })) => {
             let is_recurrent = |mixer: &Mixer| matches!(mixer, Mixer::GatedDelta(_));
             let list: Vec<bool> = c.layers.iter().map(|l| is_recurrent(&l.mixer)).collect();
@@ -251,11 +267,7 @@ fn recurrent_sizes(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<Vec<
                 ("ssm.inner_size", shape.v_len()),
             ]
         }
-        Some(Mixer::ShortConv(ShortConv { conv_width, .. })) => {
-            let list: Vec<i32> = c.layers.iter().map(|l| kv_heads(&l.mixer)).collect();
-            m.insert(format!("{arch}.attention.head_count_kv"), list)?;
-            vec![("shortconv.l_cache", conv_width)]
-        }
+        Some(Mixer::ShortConv(ShortConv { conv_width, .. })) => vec![("shortconv.l_cache", conv_width)],
     })
 }
 
@@ -322,6 +334,10 @@ fn router(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<()> {
 }
 
 fn rotation(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn TensorSource) -> Result<()> {
+    if ["granitehybrid", "nemotron_h"].contains(&arch) {
+        // How readers know that nothing turns.
+        m.insert(format!("{arch}.rope.scaling.finetuned"), c.attentions().any(|a| a.rope.is_some()))?;
+    }
     let Some(rope) = c.ropes.first() else { return Ok(()) };
     m.insert(format!("{arch}.rope.dimension_count"), rope.dim as u32)?;
     m.insert(format!("{arch}.rope.freq_base"), rope.theta)?;

@@ -70,6 +70,8 @@ enum Edit {
     Tile(ValueHeads),
     /// As `Tile`, from `x` to `-exp(x)`.
     TileDecay(ValueHeads),
+    /// From `x` to `-exp(x)`.
+    Decay,
 }
 
 impl Converted {
@@ -121,26 +123,25 @@ impl Converted {
         if files.len() > 1 {
             return self.add(name, dtype, shape.clone(), Recipe::Stack(files.clone()));
         }
-        // GGUF has no dimension for the one input channel of a convolution.
-        let is_conv = ["delta.conv", "conv.conv"].contains(&ours);
-        let shape = &if is_conv { vec![shape[0], shape[2]] } else { shape.clone() };
+        let c = &self.config;
+        let shape = &gguf_shape(ours, part, shape, layer.map(|i| &c.layers[i].mixer));
         // Small things stay exact, and readers expect them so.
-        let is_small = ["router", "position_embed", "shared_expert.gate"].contains(&ours);
-        if shape.len() < 2 || is_conv || is_small || part != Part::Weight {
+        let is_small = SMALL.contains(&ours);
+        if shape.len() < 2 || is_small || part != Part::Weight {
             dtype = DType::F32;
         }
-        let c = &self.config;
         let interleaved = metadata::turns_neighbours(metadata::gguf_arch(c));
         let heads = layer.and_then(|i| match c.layers[i].mixer {
             Mixer::Attention(a) => Some(a.heads),
-            Mixer::Latent(_) | Mixer::GatedDelta(_) | Mixer::ShortConv(_) => None,
+            _ => None,
         });
         let value_heads = layer.and_then(|i| match c.layers[i].mixer {
             Mixer::GatedDelta(delta) => ValueHeads::of(ours, &delta.shape, metadata::value_heads(c.arch)),
-            Mixer::Attention(_) | Mixer::Latent(_) | Mixer::ShortConv(_) => None,
+            _ => None,
         });
         let edit = match (ours, heads) {
-            ("delta.norm", _) => Edit::Keep,
+            ("delta.norm" | "mamba.norm", _) => Edit::Keep,
+            ("mamba.a_log", _) => Edit::Decay,
             _ if ours.ends_with("norm") && part == Part::Weight && c.norm_offset == 1.0 => Edit::AddOne,
             ("q_proj", Some(heads)) if interleaved => Edit::Interleave { n_heads: heads.n_heads },
             ("k_proj", Some(heads)) if interleaved => Edit::Interleave { n_heads: heads.n_kv_heads },
@@ -235,6 +236,32 @@ impl Converted {
     }
 }
 
+/// Weights that are not quantized, whatever their shapes.
+const SMALL: &[&str] = &[
+    "router",
+    "position_embed",
+    "shared_expert.gate",
+    "delta.conv",
+    "conv.conv",
+    "mamba.conv",
+    "mamba.a_log",
+    "mamba.skip",
+    "mamba.norm",
+];
+
+/// The shape of a weight in GGUF, which has no dimension for the one input channel of a convolution, columns of what Mamba-2 has for each
+/// head, and a row of its norm for each group.
+fn gguf_shape(ours: &str, part: Part, shape: &[usize], mixer: Option<&Mixer>) -> Vec<usize> {
+    match (ours, mixer) {
+        ("delta.conv" | "conv.conv" | "mamba.conv", _) if part == Part::Weight => vec![shape[0], shape[2]],
+        ("mamba.a_log" | "mamba.skip", _) => vec![shape[0], 1],
+        ("mamba.norm", Some(Mixer::Mamba2(mamba))) => {
+            vec![mamba.shape.n_groups, shape[0] / mamba.shape.n_groups]
+        }
+        _ => shape.to_vec(),
+    }
+}
+
 /// What GGUF can state of a layer: it does not say which biases and factors there are, and a window as long as the context is none.
 fn stated(mut layer: LayerConfig, context_length: usize) -> LayerConfig {
     match &mut layer.mixer {
@@ -245,11 +272,13 @@ fn stated(mut layer: LayerConfig, context_length: usize) -> LayerConfig {
         // Weights are put in GGUF's order.
         Mixer::GatedDelta(delta) => delta.shape.order = HeadOrder::Tiled,
         Mixer::Latent(latent) => latent.bias = Presence::Optional,
-        Mixer::ShortConv(_) => {}
+        Mixer::Mamba2(mamba) => mamba.conv_bias = Presence::Optional,
+        Mixer::ShortConv(_) | Mixer::None => {}
     }
     match &mut layer.ffn {
         Ffn::Gated(dense) | Ffn::Plain(dense) => dense.bias = Presence::Optional,
         Ffn::Experts(experts) => experts.output_scale = Presence::Optional,
+        Ffn::None => {}
     }
     layer.output_scale = Presence::Optional;
     layer
@@ -299,13 +328,13 @@ impl TensorSource for Converted {
                             .bytes
                     }
                     Edit::Tile(heads) => Bytes::from(heads.tile(&view.bytes, shape[0])),
-                    Edit::AddOne | Edit::TileDecay(_) => {
+                    Edit::AddOne | Edit::TileDecay(_) | Edit::Decay => {
                         let values = values::vector(&*self.source, from, None)?;
                         let bytes = match *edit {
                             Edit::TileDecay(heads) => {
-                                let decay: Vec<f32> = values.iter().map(|v| -v.exp()).collect();
-                                Bytes::from(heads.tile(&to_bytes(&decay), decay.len()))
+                                Bytes::from(heads.tile(&to_bytes(&decays(&values)), values.len()))
                             }
+                            Edit::Decay => to_bytes(&decays(&values)),
                             _ => to_bytes(&values.iter().map(|v| v + 1.0).collect::<Vec<f32>>()),
                         };
                         return Ok(TensorView { dtype: DType::F32, shape: shape.clone(), bytes });
@@ -330,6 +359,11 @@ impl TensorSource for Converted {
     fn sibling(&self, _: &str) -> Option<PathBuf> {
         None
     }
+}
+
+/// `-exp(A_log)`
+fn decays(values: &[f32]) -> Vec<f32> {
+    values.iter().map(|v| -v.exp()).collect()
 }
 
 fn to_bytes(values: &[f32]) -> Bytes {

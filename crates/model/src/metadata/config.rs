@@ -3,6 +3,7 @@
 use super::{Array, Metadata, Strings, Value};
 use crate::{Error, Result};
 use serde_json::Value as Json;
+use std::borrow::Cow;
 use std::path::Path;
 
 /// The largest configuration file that is read, in bytes; real ones have kilobytes.
@@ -34,6 +35,7 @@ impl Metadata {
 
     fn flatten(&mut self, key: &str, json: &Json) -> Result<()> {
         let value = match json {
+            special @ Json::Object(_) if float(special).is_some() => float(special).map(Value::F64),
             Json::Object(fields) => {
                 for (name, value) in fields {
                     let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
@@ -56,10 +58,56 @@ impl Metadata {
 }
 
 fn parse(path: &Path, text: &[u8]) -> Result<Json> {
-    match serde_json::from_slice(text) {
+    match serde_json::from_slice(&with_special_floats(text)) {
         Ok(json @ Json::Object(_)) => Ok(json),
         Ok(_) => Err(Error::malformed(path, "it is not a JSON object")),
         Err(e) => Err(Error::malformed(path, format!("not valid JSON: {e}"))),
+    }
+}
+
+/// The name under which the reference library states a number that JSON lacks.
+const SPECIAL_FLOAT: &str = "__float__";
+
+/// Python writes `Infinity` and `NaN`, which JSON lacks, as they are: the text with each of them as the reference library has come to
+/// write it, `{"__float__": "Infinity"}`.
+fn with_special_floats(text: &[u8]) -> Cow<'_, [u8]> {
+    const WORDS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+    let word_at = |i: usize| WORDS.into_iter().find(|word| text[i..].starts_with(word.as_bytes()));
+    let (mut out, mut i, mut copied, mut in_string) = (Vec::new(), 0, 0, false);
+    while i < text.len() {
+        match text[i] {
+            b'\\' if in_string => i += 1,
+            b'"' => in_string = !in_string,
+            _ if in_string => {}
+            _ => {
+                if let Some(word) = word_at(i) {
+                    out.extend_from_slice(&text[copied..i]);
+                    out.extend_from_slice(format!("{{\"{SPECIAL_FLOAT}\": \"{word}\"}}").as_bytes());
+                    i += word.len();
+                    copied = i;
+                    continue;
+                }
+            }
+        }
+        i += 1;
+    }
+    if copied == 0 {
+        return Cow::Borrowed(text);
+    }
+    out.extend_from_slice(&text[copied..]);
+    Cow::Owned(out)
+}
+
+/// A number, one that JSON lacks included.
+fn float(json: &Json) -> Option<f64> {
+    match json {
+        Json::Object(fields) if fields.len() == 1 => match fields.get(SPECIAL_FLOAT)?.as_str()? {
+            "Infinity" => Some(f64::INFINITY),
+            "-Infinity" => Some(f64::NEG_INFINITY),
+            "NaN" => Some(f64::NAN),
+            _ => None,
+        },
+        other => other.as_f64(),
     }
 }
 
@@ -83,7 +131,7 @@ fn array(elements: &[Json]) -> Option<Array> {
     }
     None.or_else(|| all(elements, Json::as_i64).map(Array::I64))
         .or_else(|| all(elements, Json::as_u64).map(Array::U64))
-        .or_else(|| all(elements, Json::as_f64).map(Array::F64))
+        .or_else(|| all(elements, float).map(Array::F64))
         .or_else(|| all(elements, Json::as_bool).map(Array::Bool))
         .or_else(|| elements.iter().map(Json::as_str).collect::<Option<Strings>>().map(Array::Strings))
 }
