@@ -124,7 +124,7 @@ class Variant:
     values. cached: greedy decoding with a key-value cache rather than by whole passes. converter: llama.cpp's converter writes the
     GGUF. vision: the configuration of an image encoder, beside which the model is the text part of a multimodal one; around: what
     else the multimodal configuration states. wrapped: also as the text part of a model that reads images. mxfp4: experts
-    of values that MXFP4 has, and stored so. published: config.json in the form of NVIDIA's folders. mtp: add a layer that only drafts tokens, which changes nothing. notes: for golden.json.
+    of values that MXFP4 has, and stored so. published: config.json in the form of NVIDIA's and IBM's folders. mtp: add a layer that only drafts tokens, which changes nothing. notes: for golden.json.
     """
 
     def __init__(self, kind, config, seed, prompts=(6, 20), legacy_rope=False, chat_template=None, hf_only=False, sharded=False,
@@ -188,6 +188,14 @@ LATENT = dict(
     n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2, routed_scaling_factor=1.5,
 )
 DEEPSEEK_YARN = dict(factor=4.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0)
+GRANITE_MOE = dict(
+    COMMON, hidden_size=32, intermediate_size=12, tie_word_embeddings=False, attention_bias=False, embedding_multiplier=3.0,
+    residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=0.5,
+)
+GRANITE_HYBRID = dict(
+    GRANITE_MOE, num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"], mamba_n_heads=4,
+    mamba_d_head=16, mamba_d_state=10, mamba_chunk_size=8, position_embedding_type="nope",
+)
 VARIANTS = {
     "deepseek2-lite": Variant(
         "DeepseekV2", dict(
@@ -514,6 +522,21 @@ VARIANTS = {
         prompts=(6, 12), converter=True, wrapped=True,
         notes="Qwen 3.5's layers with experts, whose gates and ups share a tensor in safetensors; hf-wrapped has the text model under a "
         "prefix, beside tensors for images and for drafts",
+    ),
+    "granitemoe": Variant(
+        "GraniteMoe", dict(
+            GRANITE_MOE, num_experts_per_tok=2, num_local_experts=6, rope_parameters=rope(),
+        ), 43, converter=True, notes="Granite's factors around experts",
+    ),
+    "granite-hybrid": Variant(
+        "GraniteMoeHybrid", dict(
+            GRANITE_HYBRID, num_local_experts=6, num_experts_per_tok=2, shared_intermediate_size=20,
+        ), 44, prompts=(6, 12), converter=True, published=True,
+        notes="Mamba-2 with one group, attention without positions, experts beside a shared one, and Granite's factors",
+    ),
+    "granite-hybrid-dense": Variant(
+        "GraniteMoeHybrid", dict(GRANITE_HYBRID, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=12), 45,
+        converter=True, published=True, notes="without experts",
     ),
     "nemotron-h": Variant(
         "NemotronH", dict(
@@ -857,7 +880,13 @@ def write_hf(variant, state, folder, expected):
 
 
 def as_published(config):
-    """Nemotron-H's config.json as NVIDIA has it: a letter for each layer, nothing about experts, and numbers that JSON lacks."""
+    """Granite's config.json with older names of layers; Nemotron-H's with a letter for each layer, nothing about experts, and numbers that
+    JSON lacks."""
+    if config["model_type"] == "granitemoehybrid":
+        names = {"linear_attention": "mamba", "full_attention": "attention"}
+        config["layer_types"] = [names[kind] for kind in config["layer_types"]]
+        del config["time_step_limit"]
+        return
     letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-"}
     kinds = config.pop("layers_block_type")
     config["hybrid_override_pattern"] = "".join(letters[kind] for kind in kinds)
@@ -1182,8 +1211,8 @@ def with_vocabulary(*args, **kwargs):
 converter.get_model_class = with_vocabulary
 TextModel.get_vocab_base_pre = lambda *_: "gpt-2"
 config = json.loads((Path(sys.argv[1]) / "config.json").read_text())
-if "hybrid_override_pattern" in config:
-    # The reference library would state experts, which the folder does not.
+if {"hybrid_override_pattern", "mamba_n_heads"} & set(config):
+    # The reference library would state experts, which the folder does not, and other names of layers.
     ModelBase.load_hparams = staticmethod(lambda *_, **__: dict(config))
 converter.main()
 """

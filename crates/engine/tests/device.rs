@@ -192,7 +192,7 @@ fn a_lost_device_ends_all_requests_and_turns_health_red() {
 #[test]
 fn models_with_recurrent_state_generate_what_the_host_does() {
     let Some((driver, _turn)) = device() else { return };
-    for name in ["qwen35", "lfm2"] {
+    for name in ["qwen35", "lfm2", "nemotron-h"] {
         let want = all_tokens(&on_cpu(name));
         assert!(want.iter().all(Result::is_ok));
         let cuda = Cuda::with_driver(driver.clone(), true).unwrap();

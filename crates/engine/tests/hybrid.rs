@@ -13,7 +13,7 @@ use realizar_engine::{Client, Engine, EngineConfig, Event, Request, SamplingPara
 use realizar_model::source::{self, TensorSource};
 use std::path::Path;
 
-const MODELS: [&str; 2] = ["qwen35", "lfm2"];
+const MODELS: [&str; 3] = ["qwen35", "lfm2", "nemotron-h"];
 /// Those whose later layers keep nothing, and those whose layers keep heads of several sizes.
 const SHARED: [&str; 2] = ["gemma4", "gemma4-moe"];
 /// Those that keep one vector of a token for all heads.
@@ -45,7 +45,11 @@ fn options() -> LoadOptions {
 /// So little that prompts come in chunks and sequences take each other's room.
 fn short(name: &str) -> LoadOptions {
     // Models differ in the size of their states.
-    let tokens = if name == "qwen35" { 500 } else { 300 };
+    let tokens = match name {
+        "qwen35" => 500,
+        "nemotron-h" => 900,
+        _ => 300,
+    };
     LoadOptions { cache: CacheSize::Tokens(tokens), step_tokens: Some(23), max_seqs: Some(7), ..options() }
 }
 
@@ -181,6 +185,9 @@ fn the_cache_has_room_for_states() {
     assert_eq!(qwen35.memory.cache, slots.budget_bytes);
     let blocks = qwen35.runner.info().n_blocks * slots.block_bytes;
     assert_eq!(slots.budget_bytes, blocks + slots.n_slots * slots.slot_bytes);
+    // Three layers, each with three rows of 104 channels and four heads of 10 · 16.
+    let slot_bytes = loaded("nemotron-h", &options()).runner.info().slots.unwrap().slot_bytes;
+    assert_eq!(slot_bytes, 3 * 4 * (3 * 104 + 4 * 10 * 16));
     // Three layers of two rows of 24 channels.
     assert_eq!(loaded("lfm2", &options()).runner.info().slots.unwrap().slot_bytes, 3 * 4 * 2 * 24);
 }

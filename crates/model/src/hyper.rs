@@ -74,7 +74,7 @@ static KEYS: &[Key] = &[
     key(
         "shared_expert_intermediate_size",
         "expert_shared_feed_forward_length",
-        &["shared_expert_intermediate_size"],
+        &["shared_expert_intermediate_size", "shared_intermediate_size"],
     ),
     key(
         "n_leading_dense_layers",

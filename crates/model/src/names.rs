@@ -235,7 +235,11 @@ pub static NAMES: &[WeightName] = &[
     row(
         "gate_proj",
         "blk.{i}.ffn_gate",
-        &["model.layers.{i}.mlp.gate_proj", "model.layers.{i}.feed_forward.w1"],
+        &[
+            "model.layers.{i}.mlp.gate_proj",
+            "model.layers.{i}.feed_forward.w1",
+            "model.layers.{i}.shared_mlp.gate_proj",
+        ],
     )
     .split(Split::Hidden),
     row(
@@ -246,6 +250,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.mlp.fc1",
             "model.layers.{i}.feed_forward.w3",
             "backbone.layers.{i}.mixer.up_proj",
+            "model.layers.{i}.shared_mlp.up_proj",
             "model.layers.{i}.mlp.c_fc",
             "transformer.h.{i}.mlp.c_fc",
             "h.{i}.mlp.c_fc",
@@ -263,6 +268,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.mlp.fc2",
             "model.layers.{i}.feed_forward.w2",
             "backbone.layers.{i}.mixer.down_proj",
+            "model.layers.{i}.shared_mlp.output_linear",
             "model.layers.{i}.mlp.c_proj",
             "transformer.h.{i}.mlp.c_proj",
             "h.{i}.mlp.c_proj",
@@ -282,6 +288,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.mlp.gate",
             "model.layers.{i}.mlp.router",
             "model.layers.{i}.feed_forward.gate",
+            "model.layers.{i}.block_sparse_moe.router.layer",
             "model.layers.{i}.router.proj",
         ],
     ),
@@ -302,19 +309,31 @@ pub static NAMES: &[WeightName] = &[
     row(
         "shared_expert.gate_proj",
         "blk.{i}.ffn_gate_shexp",
-        &["model.layers.{i}.mlp.shared_expert.gate_proj", "model.layers.{i}.mlp.shared_experts.gate_proj"],
+        &[
+            "model.layers.{i}.mlp.shared_expert.gate_proj",
+            "model.layers.{i}.mlp.shared_experts.gate_proj",
+            "model.layers.{i}.shared_mlp.gate_proj",
+        ],
     )
     .split(Split::SharedHidden),
     row(
         "shared_expert.up_proj",
         "blk.{i}.ffn_up_shexp",
-        &["model.layers.{i}.mlp.shared_expert.up_proj", "model.layers.{i}.mlp.shared_experts.up_proj"],
+        &[
+            "model.layers.{i}.mlp.shared_expert.up_proj",
+            "model.layers.{i}.mlp.shared_experts.up_proj",
+            "model.layers.{i}.shared_mlp.up_proj",
+        ],
     )
     .split(Split::SharedHidden),
     row(
         "shared_expert.down_proj",
         "blk.{i}.ffn_down_shexp",
-        &["model.layers.{i}.mlp.shared_expert.down_proj", "model.layers.{i}.mlp.shared_experts.down_proj"],
+        &[
+            "model.layers.{i}.mlp.shared_expert.down_proj",
+            "model.layers.{i}.mlp.shared_experts.down_proj",
+            "model.layers.{i}.shared_mlp.output_linear",
+        ],
     )
     .split(Split::FromSharedHidden),
     row("dense_expert.gate_proj", "blk.{i}.ffn_gate", &["model.layers.{i}.mlp.gate_proj"])
@@ -339,6 +358,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.block_sparse_moe.experts.{e}.w1",
             "model.layers.{i}.mlp.experts.{e}.gate_proj",
             "model.layers.{i}.feed_forward.experts.{e}.w1",
+            "model.layers.{i}.block_sparse_moe.experts.gate_proj",
             "model.layers.{i}.mlp.experts.gate_proj",
         ],
     )
@@ -350,6 +370,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.block_sparse_moe.experts.{e}.w3",
             "model.layers.{i}.mlp.experts.{e}.up_proj",
             "model.layers.{i}.feed_forward.experts.{e}.w3",
+            "model.layers.{i}.block_sparse_moe.experts.up_proj",
             "model.layers.{i}.mlp.experts.up_proj",
         ],
     )
@@ -361,6 +382,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.block_sparse_moe.experts.{e}.w2",
             "model.layers.{i}.mlp.experts.{e}.down_proj",
             "model.layers.{i}.feed_forward.experts.{e}.w2",
+            "model.layers.{i}.block_sparse_moe.output_linear",
             "model.layers.{i}.mlp.experts.down_proj",
             "model.layers.{i}.experts.down_proj",
         ],

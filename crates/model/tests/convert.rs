@@ -68,9 +68,10 @@ fn a_converted_folder_equals_the_gguf_file() {
                 && !key.contains("epsilon");
             // llama.cpp states as many tokens of every model without positions, how such heads turn, and groups of experts without any.
             let arbitrary = ["nemotron-h", "granite-hybrid"].iter().any(|p| name.starts_with(p))
-                && ["context_length", "rope.dimension_count", "expert_group"]
+                && ["context_length", "rope.dimension_count", "rope.freq_base", "expert_group"]
                     .iter()
                     .any(|part| key.contains(part));
+            let arbitrary = arbitrary || name == "granite-hybrid-dense" && key.contains("expert");
             if !skip && !idle && !arbitrary {
                 assert!(
                     same(found.metadata(), key, value),

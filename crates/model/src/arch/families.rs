@@ -23,6 +23,8 @@ pub(super) static FAMILIES: &[(&str, &str)] = &[
     ("olmo3", "OLMo 3"),
     ("smollm3", "SmolLM3"),
     ("granite", "Granite 3, or Granite 4 without Mamba layers"),
+    ("granitemoe", "Granite 3 MoE"),
+    ("granitehybrid", "Granite 4"),
     ("seed_oss", "Seed-OSS"),
     ("exaone4", "EXAONE 4"),
     ("cohere2", "Command R7B or Command A"),

@@ -20,6 +20,12 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
         );
     }
     let mut c = llama::base(h, "granite")?;
+    read_factors(&mut c, h)?;
+    Ok(c)
+}
+
+/// The factors of the family, and whether positions are told.
+pub(super) fn read_factors(c: &mut ModelConfig, h: &Hyper<'_>) -> Result<()> {
     let factor = |key: &str| match h.f32(key)? {
         Some(f) if !(f.is_finite() && f > 0.0) => Err(h.invalid(format!("{key} is {f}"))),
         f => Ok(f),
@@ -32,8 +38,9 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
         c.each_attention(|a| a.scale = scale);
     }
     // How GGUF says that positions are not told.
-    if h.is_gguf() && h.source().metadata().get_bool("granite.rope.scaling.finetuned")? == Some(false) {
+    let finetuned = format!("{}.rope.scaling.finetuned", c.arch);
+    if h.is_gguf() && h.source().metadata().get_bool(&finetuned)? == Some(false) {
         c.each_attention(|a| a.rope = None);
     }
-    Ok(c)
+    Ok(())
 }

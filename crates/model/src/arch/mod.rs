@@ -18,6 +18,8 @@ mod glm4_moe;
 mod gpt2;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
+mod granite_moe;
 mod hunyuan;
 mod lfm2;
 mod lfm2_moe;
@@ -113,6 +115,8 @@ pub static ARCHS: &[ArchSpec] = &[
     olmo3::SPEC,
     gemma::SPEC,
     granite::SPEC,
+    granite_moe::SPEC,
+    granite_hybrid::SPEC,
     seed_oss::SPEC,
     exaone4::SPEC,
     cohere2::SPEC,

@@ -94,16 +94,7 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
         "an indexer of keys",
     ),
     family("Nemotron 3", &["nemotron_h_moe"], "experts without gates"),
-    family(
-        "Granite 4 H",
-        &["granitehybrid", "GraniteMoeHybridForCausalLM", "BambaForCausalLM"],
-        "Mamba-2 layers",
-    ),
-    family(
-        "Granite 3 MoE",
-        &["granitemoe", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
-        "factors around experts",
-    ),
+    family("Bamba", &["BambaForCausalLM"], DESCRIPTION),
     family(
         "Granite with sliding windows",
         &["granite_swa", "graniteswitch", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"],

@@ -18,6 +18,11 @@ pub(super) fn gguf_arch(c: &ModelConfig) -> &'static str {
     match c.arch {
         "mistral" | "mixtral" => "llama",
         "olmo3" => "olmo2",
+        // Readers of the hybrids insist on recurrent layers.
+        "granitehybrid" if c.recurrent_states().next().is_none() => match c.experts().next() {
+            Some(_) => "granitemoe",
+            None => "granite",
+        },
         "bitnet" if c.layers.iter().any(|l| squares_relu(&l.ffn)) => "bitnet-b1.58",
         other => other,
     }
@@ -126,7 +131,9 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
         }
     }
     router(m, arch, c)?;
-    if !["granite", "gemma4"].contains(&c.arch) && attention.scale != 1.0 / (heads.head_dim as f32).sqrt() {
+    if !["granite", "granitemoe", "granitehybrid", "gemma4"].contains(&c.arch)
+        && attention.scale != 1.0 / (heads.head_dim as f32).sqrt()
+    {
         m.insert(format!("{arch}.attention.query_pre_attn_scalar"), attention.scale.powi(-2))?;
     }
     if let Some(temperature) = attention.temperature {
@@ -229,7 +236,7 @@ fn lists(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<Vec<&'static s
 /// The factors of architectures that state them.
 fn factors(m: &mut Metadata, arch: &str, c: &ModelConfig, attention_scale: f32) -> Result<()> {
     let factors: &[_] = match c.arch {
-        "granite" => &[
+        "granite" | "granitemoe" | "granitehybrid" => &[
             ("embedding_scale", c.embed_scale),
             ("residual_scale", c.residual_scale),
             ("attention.scale", attention_scale),
@@ -278,7 +285,7 @@ fn expert_counts(arch: &str, c: &ModelConfig) -> Vec<(&'static str, usize)> {
         counts.push(("expert_feed_forward_length", experts.intermediate_size));
     }
     let shared = experts.shared.map_or(0, |shared| shared.intermediate_size);
-    if ["qwen2moe", "qwen35moe", "qwen3next"].contains(&arch) {
+    if ["qwen2moe", "qwen35moe", "qwen3next", "granitemoe", "granitehybrid"].contains(&arch) {
         counts.push(("expert_shared_feed_forward_length", shared));
     }
     if ["glm4moe", "deepseek2", "mistral4"].contains(&arch) {

@@ -1,5 +1,5 @@
-//! Models in which several weights share a tensor: Qwen's with experts or recurrent layers, Gemma 4 with experts, and those with latent
-//! attention.
+//! Models in which several weights share a tensor: Qwen's with experts or recurrent layers, Gemma 4 and Granite with experts, and those with
+//! latent attention.
 //!
 //! Experts may stand in one tensor: `gate_up_proj` `[n_experts, 2 · n, n_in]` with each expert's gate before its up, and `down_proj`
 //! `[n_experts, n_out, n]`, neither with `.weight` at its end. Those of Gemma 4 stay together, as in GGUF. Qwen3-Next has in `in_proj_qkvz` for each key head its query, its key, and
@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// `architectures` of the models that may store weights so.
-const ARCHITECTURES: [&str; 12] = [
+const ARCHITECTURES: [&str; 15] = [
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
     "Glm4MoeLiteForCausalLM",
@@ -29,9 +29,17 @@ const ARCHITECTURES: [&str; 12] = [
     "Qwen3NextForCausalLM",
     "Gemma4ForCausalLM",
     "Gemma4ForConditionalGeneration",
+    "GraniteMoeForCausalLM",
+    "GraniteMoeSharedForCausalLM",
+    "GraniteMoeHybridForCausalLM",
 ];
 
-const GATE_UP: &str = ".mlp.experts.gate_up_proj";
+/// Ends of the names of tensors that have gates before ups, of all experts or of one block, and where their parts belong.
+const GATE_UP: [(&str, &str); 3] = [
+    (".mlp.experts.gate_up_proj", ".mlp.experts"),
+    (".block_sparse_moe.input_linear.weight", ".block_sparse_moe.experts"),
+    (".shared_mlp.input_linear.weight", ".shared_mlp"),
+];
 /// Tensors of all experts whose names have no ending.
 const EXPERTS: [&str; 2] = [".experts.gate_up_proj", ".experts.down_proj"];
 const QKVZ: &str = ".linear_attn.in_proj_qkvz.weight";
@@ -93,8 +101,10 @@ impl Joined {
     }
 
     fn add(&mut self, info: TensorInfo) -> Result<()> {
-        if let Some(layer) = info.name.strip_suffix(GATE_UP) {
-            return self.add_gate_up(&info, layer);
+        for (end, block) in GATE_UP {
+            if let Some(layer) = info.name.strip_suffix(end) {
+                return self.add_gate_up(&info, &format!("{layer}{block}"));
+            }
         }
         if let Some(layer) = info.name.strip_suffix(QKVZ) {
             return self.add_qkvz(&info, layer);
@@ -130,10 +140,15 @@ impl Joined {
         self.push(part, Recipe::Rows(rows))
     }
 
-    fn add_gate_up(&mut self, info: &TensorInfo, layer: &str) -> Result<()> {
-        let &[n_experts, n_rows, n_in] = &info.shape[..] else {
-            let reason = format!("has shape {:?} and not [experts, rows, columns]", info.shape);
-            return Err(self.bad(&info.name, reason));
+    fn add_gate_up(&mut self, info: &TensorInfo, block: &str) -> Result<()> {
+        let is_of_experts = block.ends_with(".experts");
+        let (n_experts, n_rows, n_in) = match info.shape[..] {
+            [n_experts, n_rows, n_in] if is_of_experts => (n_experts, n_rows, n_in),
+            [n_rows, n_in] if !is_of_experts => (1, n_rows, n_in),
+            _ => {
+                let dims = if is_of_experts { "[experts, rows, columns]" } else { "[rows, columns]" };
+                return Err(self.bad(&info.name, format!("has shape {:?} and not {dims}", info.shape)));
+            }
         };
         if !n_rows.is_multiple_of(2) {
             return Err(self.bad(&info.name, format!("has {n_rows} rows, and gate and up are as many")));
@@ -141,12 +156,8 @@ impl Joined {
         let n = n_rows / 2;
         for (name, range) in [("gate_proj", 0..n), ("up_proj", n..n_rows)] {
             let rows = Rows { from: info.name.clone(), n_groups: n_experts, ranges: vec![range] };
-            self.add_rows(
-                info,
-                format!("{layer}.mlp.experts.{name}.weight"),
-                vec![n_experts, n, n_in],
-                rows,
-            )?;
+            let shape = if is_of_experts { vec![n_experts, n, n_in] } else { vec![n, n_in] };
+            self.add_rows(info, format!("{block}.{name}.weight"), shape, rows)?;
         }
         Ok(())
     }

@@ -46,11 +46,11 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
     }
     let mut float = |key: &str, value: f32| m.insert(format!("{arch}.{key}"), value);
     match s.family {
-        Family::Granite => {
+        Family::Granite | Family::GraniteHybrid => {
             float("embedding_scale", 12.0)?;
             float("residual_scale", 0.22)?;
             float("attention.scale", 0.007_812_5)?;
-            float("logit_scale", 16.0)?;
+            float("logit_scale", if s.mamba.is_some() { 6.0 } else { 16.0 })?;
         }
         Family::Cohere2 => float("logit_scale", 0.25)?,
         Family::Mistral3 => {
@@ -68,6 +68,9 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
 fn per_layer(m: &mut Metadata, s: &SynthShape) -> Result<()> {
     if let Some(gemma4) = s.gemma4 {
         return gemma4.metadata(m, s);
+    }
+    if let Some(mamba) = s.mamba {
+        return mamba.metadata(m, s);
     }
     let arch = s.family.arch();
     m.insert(format!("{arch}.feed_forward_length"), s.intermediate_size as u32)?;
@@ -169,6 +172,8 @@ fn vocabulary(m: &mut Metadata, s: &SynthShape) -> Result<()> {
         Family::Mistral3 => "tekken",
         Family::SmolLm3 => "llama-bpe",
         Family::Granite => "refact",
+        Family::GraniteHybrid => "dbrx",
+        Family::NemotronH => "pixtral",
         Family::SeedOss => "seed-coder",
         Family::Exaone4 => "exaone4",
         Family::Cohere2 => "command-r",

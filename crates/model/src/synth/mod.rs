@@ -6,6 +6,7 @@
 
 mod gemma4;
 mod latent;
+mod mamba;
 mod metadata;
 mod shapes;
 
@@ -218,6 +219,10 @@ fn weights(s: &SynthShape) -> Vec<Weight> {
         let mut put = |part: &str, shape: &[usize], fill: Fill| add(format!("blk.{i}.{part}"), shape, fill);
         if let Some(gemma4) = s.gemma4 {
             gemma4.layer(s, i, &mut put);
+            continue;
+        }
+        if let Some(mamba) = s.mamba {
+            mamba.layer(s, i, &mut put);
             continue;
         }
         match (s.latent, s.delta) {
@@ -478,6 +483,8 @@ mod tests {
             ("qwen3.5-27b", 26.896),
             ("lfm2-1.2b", 1.170),
             ("lfm2-8b-a1b", 8.340),
+            ("nemotron-h-8b", 8.101),
+            ("granite-4-h-tiny", 6.939),
             ("mistral-small-24b", 23.572),
             ("ministral-3-8b", 8.490),
             ("smollm3-3b", 3.075),

@@ -43,6 +43,8 @@ pub struct SynthShape {
     pub(super) gemma4: Option<Gemma4>,
     /// What only models with latent attention have; the shape's head is what they keep of a token.
     pub(super) latent: Option<Latent>,
+    /// Layers of Mamba-2.
+    pub(super) mamba: Option<Mamba>,
 }
 
 /// What models with latent attention differ in.
@@ -63,6 +65,18 @@ pub(super) struct Latent {
     pub(super) router_scale: f32,
     /// The multiplier of YaRN's factor on queries and keys, where rotation is stretched.
     pub(super) yarn: Option<f32>,
+}
+
+/// Sizes of layers of Mamba-2, and where they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mamba {
+    pub(super) n_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) n_groups: usize,
+    pub(super) state_dim: usize,
+    /// The one block of each layer: M, * for attention, - for a feed-forward block. `None`: where no layer attends, and with a feed-forward
+    /// block in each.
+    pub(super) blocks: Option<&'static str>,
 }
 
 /// What the sizes of Gemma 4 differ in.
@@ -112,10 +126,12 @@ pub(super) enum Family {
     Glm4Moe,
     GptOss,
     Granite,
+    GraniteHybrid,
     Lfm2,
     Lfm2Moe,
     MiniMaxM2,
     Mistral3,
+    NemotronH,
     Olmo3,
     Phi3,
     Qwen2Moe,
@@ -184,6 +200,8 @@ impl Family {
             Family::Gemma => "gemma",
             Family::Gemma4 => "gemma4",
             Family::Granite => "granite",
+            Family::GraniteHybrid => "granitehybrid",
+            Family::NemotronH => "nemotron_h",
             Family::SeedOss => "seed_oss",
             Family::Exaone4 => "exaone4",
             Family::Cohere2 => "cohere2",
@@ -245,6 +263,7 @@ const fn shape(
         n_dense: 0,
         gemma4: None,
         latent: None,
+        mamba: None,
     }
 }
 
@@ -290,6 +309,11 @@ impl SynthShape {
         self
     }
 
+    const fn mamba(mut self, mamba: Mamba) -> Self {
+        self.mamba = Some(mamba);
+        self
+    }
+
     const fn experts(mut self, n: [usize; 3]) -> Self {
         self.experts = Some(n);
         self
@@ -326,6 +350,15 @@ const V3: Latent =
 /// Of GLM-4.7-Flash.
 const GLM_FLASH: Latent =
     Latent { q_rank: 768, nope_dim: 192, v_dim: 256, groups: [1, 1], router_scale: 1.8, yarn: None, ..V3 };
+const NEMOTRON_H_8B: Mamba = Mamba {
+    n_heads: 128,
+    head_dim: 64,
+    n_groups: 8,
+    state_dim: 128,
+    blocks: Some("M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"),
+};
+const GRANITE_4_H_TINY: Mamba =
+    Mamba { n_heads: 48, head_dim: 64, n_groups: 1, state_dim: 128, blocks: None };
 
 /// The known models. Source: their published `config.json`.
 #[rustfmt::skip]
@@ -380,6 +413,10 @@ pub static SYNTH_SHAPES: &[SynthShape] = &[
         .tied().attends_at(&[2, 5, 8, 10, 12, 14]),
     shape("lfm2-8b-a1b", Family::Lfm2Moe, [24, 2048, 7168, 32, 8, 64, 65536, 128000], 1e6, 1e-5)
         .tied().attends_at(&[2, 6, 10, 14, 18, 21]).experts([32, 4, 1792]).dense_first(2),
+    shape("nemotron-h-8b", Family::NemotronH, [52, 4096, 21504, 32, 8, 128, 131072, 8192], 1e4, 1e-5)
+        .mamba(NEMOTRON_H_8B),
+    shape("granite-4-h-tiny", Family::GraniteHybrid, [40, 1536, 512, 12, 4, 128, 100352, 131072], 1e4, 1e-5)
+        .tied().attends_at(&[5, 15, 25, 35]).experts([64, 6, 512]).shared_expert(1024).mamba(GRANITE_4_H_TINY),
     shape("mistral-small-24b", Family::Llama, [40, 5120, 32768, 32, 8, 128, 131072, 32768], 1e8, 1e-5),
     shape("ministral-3-8b", Family::Mistral3, [34, 4096, 14336, 32, 8, 128, 131072, 262144], 1e6, 1e-5),
     shape("smollm3-3b", Family::SmolLm3, [36, 2048, 11008, 16, 4, 128, 128256, 65536], 5e6, 1e-6).tied(),
