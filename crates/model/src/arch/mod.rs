@@ -234,7 +234,7 @@ mod tests {
     use super::unsupported::UNSUPPORTED;
     use super::{ARCHS, configure};
     use crate::Error;
-    use crate::config::Ffn;
+    use crate::config::{Ffn, Mixer};
     use crate::gguf;
     use realizar_compute::{GroupScore, RouterScores};
     use std::collections::HashSet;
@@ -405,6 +405,57 @@ mod tests {
         let local = Some(1024);
         assert_eq!(windows, [local, local, local, local, local, None, local]);
         assert_eq!((c.ropes[0].theta, c.ropes[1].theta), (1e6, 1e4));
+    }
+
+    /// Nemotron-H's `config.json` with these keys.
+    fn nemotron_h(keys: &str) -> crate::Result<crate::ModelConfig> {
+        let config = format!(
+            r#"{{"architectures": ["NemotronHForCausalLM"], "hidden_size": 24, "intermediate_size": 28, "num_attention_heads": 3,
+            "head_dim": 10, "num_key_value_heads": 1, "max_position_embeddings": 256, "mamba_num_heads": 4, "mamba_head_dim": 16,
+            "n_groups": 2, "ssm_state_size": 10, "conv_kernel": 4, {keys}}}"#
+        );
+        configured("nemotron-h", &config)
+    }
+
+    #[test]
+    fn nemotron_h_is_the_same_in_both_forms_of_its_folders() {
+        let letters =
+            r#""hybrid_override_pattern": "M-*", "num_hidden_layers": 3, "time_step_limit": [0.0, Infinity]"#;
+        let names = r#""layers_block_type": ["linear_attention", "mlp", "full_attention"],
+            "time_step_limit": [0.0, {"__float__": "Infinity"}]"#;
+        let config = nemotron_h(letters).unwrap();
+        assert_eq!(config, nemotron_h(names).unwrap());
+        let kinds: Vec<_> = config
+            .layers
+            .iter()
+            .map(|l| (l.mixer.recurrent_state().is_some(), l.mixer == Mixer::None, l.ffn == Ffn::None))
+            .collect();
+        assert_eq!(kinds, [(true, false, true), (false, true, false), (false, false, true)]);
+        let limited =
+            nemotron_h(r#""hybrid_override_pattern": "M*", "time_step_limit": [0.1, 0.5]"#).unwrap();
+        let Mixer::Mamba2(mamba) = limited.layers[0].mixer else { panic!("{limited:?}") };
+        assert_eq!((mamba.dt_limits.min, mamba.dt_limits.max), (0.1, 0.5));
+    }
+
+    #[test]
+    fn nemotron_h_that_contradicts_itself_is_refused() {
+        for (keys, part) in [
+            (r#""hybrid_override_pattern": "MX""#, "layer type \"X\""),
+            (r#""hybrid_override_pattern": "ME*""#, "experts have no gates"),
+            (r#""hybrid_override_pattern": """#, "kinds of 0 layers"),
+            (
+                r#""hybrid_override_pattern": "M*", "num_hidden_layers": 3"#,
+                "kinds of 2 layers are stated for 3",
+            ),
+            (r#""hybrid_override_pattern": "M*", "time_step_limit": [1.0, 0.5]"#, "time_step_limit"),
+            (r#""hybrid_override_pattern": "M*", "time_step_limit": [0.0, NaN]"#, "time_step_limit"),
+            (r#""hybrid_override_pattern": "M*", "use_bias": true"#, "biases"),
+            (r#""vocab_size": 272"#, "hybrid_override_pattern"),
+            (r#""hybrid_override_pattern": "M-""#, "no layer attends"),
+        ] {
+            let error = nemotron_h(keys).unwrap_err().to_string();
+            assert!(error.contains(part), "{keys}: {error}");
+        }
     }
 
     #[test]

@@ -242,6 +242,10 @@ fn recurrent_layers_need_all_their_tensors() {
         ("qwen3next/hf", "model.layers.2.linear_attn.in_proj_z.weight"),
         ("lfm2/hf", "model.layers.0.conv.conv.weight"),
         ("lfm2/model.gguf", "blk.3.shortconv.in_proj.weight"),
+        ("nemotron-h/hf", "backbone.layers.0.mixer.D"),
+        ("nemotron-h/hf", "backbone.layers.2.mixer.conv1d.bias"),
+        ("nemotron-h/model.gguf", "blk.2.ssm_norm.weight"),
+        ("granite-hybrid/model.gguf", "blk.0.ssm_a"),
     ] {
         let error = Edited::new(fixture).without(tensor).error();
         assert_says(&error, &[&tensor.replace(".language_model", ""), "is missing"]);
