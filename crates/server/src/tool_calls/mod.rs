@@ -2,7 +2,8 @@
 //!
 //! Each syntax has a file and a row in [`SYNTAXES`]: how to recognise the template that asks for it, the tokens that frame its
 //! calls, a parser and a grammar. [`Syntax::of`] picks the row for a model by letting its chat template render a call.
-//! [`ToolCallParser`] turns a stream of text into text and calls; `call_object` and `output` are what the parsers share, `grammar`
+//! [`ToolCallParser`] turns a stream of text into text and calls; `call_object`, `output`,
+//! `python_literal` and `schema_types` (what values without quotation marks are) are what the parsers share, `grammar`
 //! what the grammars share. A model without such a template gets its tools by the system message (`generic`).
 
 mod call_object;
