@@ -13,8 +13,8 @@ use crate::names;
 use crate::rope::{RopeConfig, read_scaling};
 use crate::{Error, Result};
 use realizar_compute::{
-    Activation, AttentionTemperature, DType, DeltaShape, Device, DtLimits, ExpertGroups, ExpertsKind,
-    GroupScore, Heads, MoeParams, NormKind, RopeStyle, Router, RouterScores, SsmShape,
+    Activation, AttentionParams, AttentionTemperature, DType, DeltaShape, Device, DtLimits, ExpertGroups,
+    ExpertsKind, GroupScore, Heads, MoeParams, NormKind, RopeStyle, Router, RouterScores, SsmShape,
 };
 
 /// Everything about a model but its weights.
@@ -272,6 +272,12 @@ pub struct Attention {
 }
 
 impl Attention {
+    /// What the operation wants to know.
+    pub(crate) fn params(&self) -> AttentionParams {
+        let &Self { heads, scale, softcap, window, .. } = self;
+        AttentionParams { heads, scale, softcap, window }
+    }
+
     /// The heads that the layer's own weights make: without those of keys and values where these are another layer's.
     pub fn own_heads(&self) -> Heads {
         match self.kv {

@@ -13,9 +13,9 @@ use crate::source::TensorSource;
 use crate::weights::Loader;
 use crate::workspace::{self, Workspace};
 use realizar_compute::{
-    AttentionBlock, AttentionParams, AttentionTemperature, Backend, BlockInput, BlockOutput, Experts,
-    FfnBlock, FfnUp, Gather, HeadBlock, HeadNorms, Join, LatentBlock, Linear, MoeBlock, MoeNorms, Norm,
-    OutputGate, PerLayerInputBlock, QkvPrep, RecurrentBlock, SharedExpert, Tensor,
+    AttentionBlock, AttentionTemperature, Backend, BlockInput, BlockOutput, Experts, FfnBlock, FfnUp, Gather,
+    HeadBlock, HeadNorms, Join, LatentBlock, Linear, MoeBlock, MoeNorms, Norm, OutputGate,
+    PerLayerInputBlock, QkvPrep, RecurrentBlock, SharedExpert, Tensor,
 };
 
 /// A decoder-only transformer on a backend, or one rank's part of it.
@@ -94,6 +94,19 @@ enum QkvNorms<B: Backend> {
         norm: Norm<B>,
         weights: Tensor<B>,
     },
+}
+
+/// Queries' and keys' norms, the weights of queries after the rotation, and the norms of all heads.
+type NormParts<'a, B> = (Option<(&'a Norm<B>, &'a Norm<B>)>, Option<&'a Tensor<B>>, Option<HeadNorms<'a, B>>);
+
+impl<B: Backend> QkvNorms<B> {
+    fn parts(&self) -> NormParts<'_, B> {
+        match self {
+            Self::None => (None, None, None),
+            Self::QueriesAndKeys { q, k, query_factors } => (Some((q, k)), query_factors.as_ref(), None),
+            Self::AllHeads { norm, weights } => (None, None, Some(HeadNorms { norm, weights })),
+        }
+    }
 }
 
 enum Ffn<B: Backend> {
@@ -317,8 +330,7 @@ impl<B: Backend> Decoder<B> {
         cache: &mut KvCache<B>,
         ws: &mut Workspace<B>,
     ) -> realizar_compute::Result<()> {
-        let c = self.shard.config();
-        let weights = &self.layers[layer];
+        let (c, weights) = (self.shard.config(), &self.layers[layer]);
         let (stream, room) = ws.split();
         let shared =
             room.shared.as_mut().map(|workspace::Shared { attended, output, .. }| (attended, output));
@@ -328,15 +340,8 @@ impl<B: Backend> Decoder<B> {
                 config::Mixer::Attention(this),
                 LayerCache::Kv(kv),
             ) => {
-                let &Attention { heads, scale, softcap, window, .. } = this;
-                let params = AttentionParams { heads, scale, softcap, window };
-                let (qk_norm, query_factors, head_norms) = match norms {
-                    QkvNorms::None => (None, None, None),
-                    QkvNorms::QueriesAndKeys { q, k, query_factors } => {
-                        (Some((q, k)), query_factors.as_ref(), None)
-                    }
-                    QkvNorms::AllHeads { norm, weights } => (None, None, Some(HeadNorms { norm, weights })),
-                };
+                let params = this.params();
+                let (qk_norm, query_factors, head_norms) = norms.parts();
                 let is_full = this.qk_norm == Some(QkNorm::FullWidth);
                 let block = AttentionBlock {
                     input: weights.inputs.mixer(),
@@ -360,22 +365,18 @@ impl<B: Backend> Decoder<B> {
                 };
                 backend.attention_block(stream, batch, block)
             }
-            (
-                Mixer::Latent { weights: latent, out },
-                &config::Mixer::Latent(config::Latent { shape, rope, temperature, scale, .. }),
-                LayerCache::Kv(cache),
-            ) => {
+            (Mixer::Latent { weights: latent, out }, config::Mixer::Latent(this), LayerCache::Kv(cache)) => {
                 let block = LatentBlock {
                     input: weights.inputs.mixer(),
-                    shape,
+                    shape: this.shape,
                     queries: latent.queries(),
                     kv: &latent.kv,
                     kv_norm: &latent.kv_norm,
-                    temperature,
-                    angles: (&room.angles[rope], c.ropes[rope].style),
+                    temperature: this.temperature,
+                    angles: (&room.angles[this.rope], c.ropes[this.rope].style),
                     k_up: &latent.k_up,
                     v_up: &latent.v_up,
-                    scale,
+                    scale: this.scale,
                     cache,
                     out: self.output(out, self.shard.mixer(layer), shared),
                     q_rows: room.qkv,
