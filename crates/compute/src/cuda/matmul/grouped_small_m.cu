@@ -35,6 +35,10 @@ struct RowTile {
 struct RingPlace {
   uint32_t at, use;
   DEVICE RingPlace(uint32_t i, uint32_t n) : at(i % n), use(i / n) {}
+  // The next one, without the slow division.
+  DEVICE void advance(uint32_t n) {
+    if (++at == n) at = 0, use++;
+  }
 };
 
 // A block's units of one tile of rows.
@@ -79,29 +83,32 @@ DEVICE void copy_rows(const GroupedSmallMArgs& a, ptx::SharedAddress to, const u
   for (int i = 0; i < n; i++) ptx::cp_async_bulk_evict_first(to + i * pitch, from + i * a.row_bytes, bytes, full, copier);
 }
 
-// Brings 8 rows of a unit's group, of a gate those of one half, as part of the i-th fill of the ring. `number`: which of the warps this is.
-DEVICE void copy_unit(const GroupedSmallMArgs& a, const Share& s, int unit, int group, const Block& b, uint32_t i, int number, int copier) {
-  constexpr int ROWS = UNIT / W_COPIERS;
-  const RingPlace place(i, a.n_stages);
-  if (place.use > 0) ptx::mbarrier_wait(b.w_empty + place.at, (place.use - 1) & 1);
-  const int first = a.gate ? unit * ROWS : unit * UNIT + number * ROWS, n = max(min(static_cast<int>(a.n_out) - first, ROWS), 0);
-  const uint32_t bytes = group + 1 == static_cast<int>(a.n_groups) ? a.last_bytes : a.group_bytes;
-  const uint8_t* from = a.w[a.gate ? number : 0] + s.rows.expert * a.expert_bytes + first * a.row_bytes + static_cast<size_t>(group) * a.group_bytes;
-  uint64_t* full = b.w_full + RingPlace(i, a.n_full).at;
-  const ptx::SharedAddress to = ptx::shared_address(b.ring + place.at * b.stage_bytes) + number * ROWS * a.pitch;
-  ptx::mbarrier_expect_tx(full, copier, n * bytes);
-  copy_rows(a, ptx::anew(to), from, bytes, n, ptx::anew(ptx::shared_address(full)), copier);
-  ptx::cp_async_mbarrier_arrive(full);
-}
-
+// Brings 8 rows of all units, of a gate those of one half. `number`: which of the warps this is.
 DEVICE void copy_weights(const GroupedSmallMArgs& a, const Block& b, int number, int lane) {
-  const int copier = ptx::copying_lane(lane);
-  uint32_t i = 0;
+  constexpr int ROWS = UNIT / W_COPIERS;
+  const int copier = ptx::copying_lane(lane), n_groups = a.n_groups;
+  const bool gate = a.gate;
+  const int stride = gate ? ROWS : UNIT, skipped = gate ? 0 : number * ROWS;
+  const uint8_t* w = a.w[gate ? number : 0];
+  const ptx::SharedAddress ring = ptx::shared_address(b.ring) + number * ROWS * a.pitch;
+  RingPlace place(0, 1), full(0, 1);
   for_each_share(a, [&](const Share& s) {
+    int first = s.first * stride + skipped;
+    const uint8_t* of_unit = w + s.rows.expert * a.expert_bytes + static_cast<size_t>(first) * a.row_bytes;
 #pragma unroll 1
-    for (int unit = s.first; unit < s.last; unit++) {
+    for (int unit = s.first; unit < s.last; unit++, first += stride, of_unit += stride * a.row_bytes) {
+      const int n = max(min(static_cast<int>(a.n_out) - first, ROWS), 0);
+      const uint8_t* from = of_unit;
 #pragma unroll 1
-      for (int group = 0; group < static_cast<int>(a.n_groups); group++) copy_unit(a, s, unit, group, b, i++, number, copier);
+      for (int group = 0; group < n_groups; group++, from += a.group_bytes) {
+        const uint32_t bytes = group + 1 == n_groups ? a.last_bytes : a.group_bytes;
+        if (place.use > 0) ptx::mbarrier_wait(b.w_empty + place.at, (place.use - 1) & 1);
+        ptx::mbarrier_expect_tx(b.w_full + full.at, copier, n * bytes);
+        const ptx::SharedAddress barrier = ptx::anew(ptx::shared_address(b.w_full + full.at));
+        copy_rows(a, ptx::anew(ring + place.at * b.stage_bytes), from, bytes, n, barrier, copier);
+        ptx::cp_async_mbarrier_arrive(b.w_full + full.at);
+        place.advance(a.n_stages), full.advance(a.n_full);
+      }
     }
   });
 }

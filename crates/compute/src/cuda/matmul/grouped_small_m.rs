@@ -64,7 +64,7 @@ kernel_args! {
         /// of a row's groups, and of its last one
         group_bytes: u32,
         last_bytes: u32,
-        /// from a row of a stage to the next one's, so that sixteen bytes of each of eight rows are in different banks
+        /// from a row of a stage to the next one's
         pitch: u32,
         n_stages: u32,
         /// barriers of full stages: of a stage each n_stages-th, by turns
@@ -170,10 +170,13 @@ fn x_blocks(n_in: usize) -> usize {
     n_in.div_ceil(X_COLUMNS)
 }
 
-/// Bytes from one row of a stage to the next: an odd number of sixteens, so that those of eight rows are in different banks.
+/// Bytes from one row of a stage to the next: those of a row where at most two of eight rows then have sixteen bytes in the same banks, so that
+/// rows are copied together; else an odd number of sixteens, so that none have.
 fn pitch(dtype: DType, n_in: usize) -> usize {
     let packed = &PACKED[packed_index(dtype)];
-    ((packed.group_bytes((n_in / 64).min(GROUP)) / 16) | 1) * 16
+    let sixteens = packed.group_bytes((n_in / 64).min(GROUP)) / 16;
+    let is_whole_row = n_in <= 64 * GROUP;
+    16 * if is_whole_row && !sixteens.is_multiple_of(4) { sixteens } else { sixteens | 1 }
 }
 
 impl Plan {

@@ -28,7 +28,7 @@ struct GroupedSmallMArgs {
   // of a row's groups, and of its last one
   uint32_t group_bytes;
   uint32_t last_bytes;
-  // from a row of a stage to the next one's, so that sixteen bytes of each of eight rows are in different banks
+  // from a row of a stage to the next one's
   uint32_t pitch;
   uint32_t n_stages;
   // barriers of full stages: of a stage each n_stages-th, by turns
