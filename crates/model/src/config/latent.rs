@@ -1,6 +1,7 @@
 //! Latent attention as a file describes it.
 
-use super::{LayerConfig, MAX_COUNT, Mixer, ModelConfig, Presence, n_layers, per_layer, read_bias, size};
+use super::read::{MAX_COUNT, n_layers, per_layer, read_bias, size};
+use super::{LayerConfig, Mixer, ModelConfig, Presence};
 use crate::Result;
 use crate::hyper::Hyper;
 use crate::rope::{RopeScaling, yarn_magnitude};
