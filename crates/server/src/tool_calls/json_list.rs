@@ -17,18 +17,7 @@ pub(super) const GRANITE_SYNTAX: Syntax = Syntax {
     recognise: |probe| probe.contains("respond only with <|tool_call|> followed by a JSON list"),
     markers: GRANITE,
     parser: |_| Box::new(JsonList::new(GRANITE, "")),
-    grammar: |rules| {
-        Ok(rules.calls(&Frame {
-            before_all: Some(GRANITE[0]),
-            before_first: "[",
-            before_name: "{\"name\": \"",
-            before_arguments: "\", \"arguments\": ",
-            after_arguments: "}",
-            between: ", ",
-            after_last: "]",
-            ..Frame::default()
-        }))
-    },
+    grammar: |rules| Ok(rules.calls(&Frame { before_all: Some(GRANITE[0]), ..list_of_calls() })),
     ..BASE
 };
 
@@ -40,14 +29,8 @@ pub(super) const NEMOTRON_SYNTAX: Syntax = Syntax {
     grammar: |rules| {
         Ok(rules.calls(&Frame {
             before_all: Some(NEMOTRON[0]),
-            before_first: "[",
-            before_name: "{\"name\": \"",
-            before_arguments: "\", \"arguments\": ",
-            after_arguments: "}",
-            between: ", ",
-            after_last: "]",
             after_all: Some(NEMOTRON_CLOSE),
-            ..Frame::default()
+            ..list_of_calls()
         }))
     },
     ..BASE
@@ -64,15 +47,26 @@ pub(super) const COMMAND_SYNTAX: Syntax = Syntax {
             before_first: "[\n    ",
             before_name: "{\"tool_name\": \"",
             before_arguments: "\", \"parameters\": ",
-            after_arguments: "}",
             between: ",\n    ",
-            after_last: "]",
             after_all: Some(COMMAND_CLOSE),
-            ..Frame::default()
+            ..list_of_calls()
         }))
     },
     ..BASE
 };
+
+/// The list, without markers around it.
+fn list_of_calls() -> Frame<'static> {
+    Frame {
+        before_first: "[",
+        before_name: "{\"name\": \"",
+        before_arguments: "\", \"arguments\": ",
+        after_arguments: "}",
+        between: ", ",
+        after_last: "]",
+        ..Frame::default()
+    }
+}
 
 enum Place {
     Text(TextBefore),
