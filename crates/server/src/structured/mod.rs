@@ -31,7 +31,7 @@ use realizar_engine::Constraint;
 use realizar_model::tokenizer::Tokenizer;
 use serde_json::Value;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub(crate) use closed::close_objects;
@@ -147,6 +147,8 @@ pub struct Grammars {
     environment: TokEnv,
     /// Tokens of the tags around reasoning, by their texts.
     ids: Arc<HashMap<&'static str, u32>>,
+    /// What tokens mean in the reasoning and after it, of each of [`reasoning::TAGS`] that somebody asked for: all tokens are looked at.
+    free: Arc<[OnceLock<Arc<FreeTokens>>]>,
     /// A token that ends a text.
     stop: u32,
 }
@@ -167,7 +169,8 @@ impl Grammars {
         *factory.limits_mut() = library_limits();
         let stop =
             stops.first().copied().ok_or_else(|| refuse("it has no token that ends a text".to_owned()))?;
-        Ok(Self { factory: Arc::new(factory), environment, ids: Arc::new(ids), stop })
+        let free = reasoning::TAGS.iter().map(|_| OnceLock::new()).collect();
+        Ok(Self { factory: Arc::new(factory), environment, ids: Arc::new(ids), free, stop })
     }
 
     /// Prepares the enforcement of a format on this thread: up to some seconds, and hundreds of kilobytes of stack for what recurses.
@@ -188,6 +191,13 @@ impl Grammars {
         self.after(before, self.compile(format)?)
     }
 
+    fn free_tokens(&self, tags: &'static Tags) -> Arc<FreeTokens> {
+        let make = || FreeTokens::new(self.environment.clone(), tags, |text| self.ids.get(text).copied());
+        let known = reasoning::TAGS.iter().zip(&*self.free).find(|(of, _)| *of == tags);
+        let (_, free) = known.expect("tags are of the table");
+        free.get_or_init(|| Arc::new(make())).clone()
+    }
+
     /// A constraint that begins after something else.
     ///
     /// Errors: as [`Grammars::compile`].
@@ -199,9 +209,7 @@ impl Grammars {
         Ok(match before {
             Before::Nothing => constraint,
             Before::Reasoning { tags, is_begun } => {
-                let free =
-                    FreeTokens::new(self.environment.clone(), tags, |text| self.ids.get(text).copied());
-                Box::new(AfterReasoning::new(Arc::new(free), *is_begun, constraint))
+                Box::new(AfterReasoning::new(self.free_tokens(tags), *is_begun, constraint))
             }
             Before::Grammar(lark) => {
                 let first = self.compile(&Format::Grammar(lark.clone()))?;
