@@ -91,7 +91,7 @@ DEVICE void copy_weights(const GroupedSmallMArgs& a, const Block& b, int number,
   const int stride = gate ? ROWS : UNIT, skipped = gate ? 0 : number * ROWS;
   const uint8_t* w = a.w[gate ? number : 0];
   const ptx::SharedAddress ring = ptx::shared_address(b.ring) + number * ROWS * a.pitch;
-  RingPlace place(0, 1), full(0, 1);
+  RingPlace place(0, a.n_stages), full(0, a.n_full);
   for_each_share(a, [&](const Share& s) {
     int first = s.first * stride + skipped;
     const uint8_t* of_unit = w + s.rows.expert * a.expert_bytes + static_cast<size_t>(first) * a.row_bytes;
