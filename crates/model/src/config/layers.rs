@@ -181,7 +181,7 @@ pub struct Attention {
     pub qk_norm: Option<QkNorm>,
     /// Factor on queries that grows with their position; not beside norms of single heads.
     pub temperature: Option<AttentionTemperature>,
-    /// Index into [`ModelConfig::ropes`]; `None`: no rotation.
+    /// Index into [`ModelConfig::ropes`](super::ModelConfig::ropes); `None`: no rotation.
     pub rope: Option<usize>,
     /// Sliding window, in tokens.
     pub window: Option<usize>,
