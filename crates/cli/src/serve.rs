@@ -8,12 +8,12 @@ use anyhow::{Result, bail};
 use clap::Args;
 use realizar::SamplingParams;
 use realizar_compute::DType;
-use realizar_engine::load::{CacheSize, LoadOptions, LoadedModel, load};
+use realizar_engine::load::{self, CacheSize, LoadOptions, load};
 use realizar_engine::{Engine, EngineConfig, TextEngine};
 use realizar_model::sampling_hints;
 use realizar_model::source::{Format, TensorSource};
 use realizar_model::tokenizer::Tokenizer;
-use realizar_server::{Config, Ended, ModelFacts, Server};
+use realizar_server::{Config, Ended, LoadedModel, ModelFacts, Models, Server, TextModel};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -122,7 +122,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let loaded = load(&*source, &options)?;
     warn_of_long_context(args.ctx, &loaded.config);
     let about = about(&loaded, &options);
-    let model = facts(&*source, &loaded);
+    let facts = facts(&*source, &loaded);
     let engine_config = EngineConfig {
         max_seqs: loaded.runner.info().limits.n_seqs,
         step_tokens: args.step_tokens,
@@ -140,8 +140,6 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let config = Config {
         hosts: args.host.clone(),
         port: args.port,
-        names: names(args),
-        model,
         api_keys: args.api_key.clone(),
         salt_by_key: args.salt_by_key,
         cors: args.cors.clone(),
@@ -157,10 +155,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         response_memory: args.response_memory,
         keep_billing_header: args.keep_billing_header,
         format_timeout: args.format_timeout,
-        sampling,
     };
-    let name = config.names.join(", ");
-    let server = Server::bind(engine, config)?;
+    let names = names(args);
+    let name = names.join(", ");
+    let models = Models::one(names, LoadedModel::Text(TextModel { engine, facts, sampling }))?;
+    let server = Server::bind(models, config)?;
     let urls: Vec<String> = server.addresses().iter().map(|address| format!("http://{address}")).collect();
     let line = format!("{name} is ready at {}: {about}\n", urls.join(" and "));
     output::note(&line);
@@ -188,9 +187,8 @@ fn load_options(args: &ServeArgs) -> LoadOptions {
     }
 }
 
-/// What is worth knowing about a model that is ready.
 /// What clients may ask about the model.
-fn facts(source: &dyn TensorSource, loaded: &LoadedModel) -> ModelFacts {
+fn facts(source: &dyn TensorSource, loaded: &load::LoadedModel) -> ModelFacts {
     let tensors = source.tensors();
     let mut types: Vec<(DType, usize)> = Vec::new();
     for tensor in tensors {
@@ -215,7 +213,8 @@ fn facts(source: &dyn TensorSource, loaded: &LoadedModel) -> ModelFacts {
     }
 }
 
-fn about(loaded: &LoadedModel, options: &LoadOptions) -> String {
+/// What is worth knowing about a model that is ready.
+fn about(loaded: &load::LoadedModel, options: &LoadOptions) -> String {
     let (info, memory) = (loaded.runner.info(), loaded.memory);
     let mut text = format!(
         "{} in {:.1} s, context of {} tokens, cache of {} tokens ({} MiB of {})",

@@ -1,24 +1,6 @@
 //! Every option of the server, with its unit and default.
 
-use realizar_engine::SamplingParams;
 use std::time::Duration;
-
-/// What is known of the model, for clients that ask.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ModelFacts {
-    /// gguf or safetensors.
-    pub format: String,
-    /// Its architecture, as its files name it.
-    pub family: String,
-    /// Elements of all weights.
-    pub n_parameters: u64,
-    /// The element type of most weights.
-    pub quantization: String,
-    /// Of its files, in bytes.
-    pub size: u64,
-    /// Of its weights on GPUs, in bytes.
-    pub gpu_size: u64,
-}
 
 /// Options of the server.
 #[derive(Clone, PartialEq)]
@@ -27,10 +9,6 @@ pub struct Config {
     pub hosts: Vec<String>,
     /// Port to listen at, the same for all; 0 takes any free one. Default 8080.
     pub port: u16,
-    /// Names under which clients may ask for the model; answers carry the first. At least one.
-    pub names: Vec<String>,
-    /// What is known of the model. Default nothing.
-    pub model: ModelFacts,
     /// Keys, one of which a client must show; empty: nobody is asked. Default empty.
     pub api_keys: Vec<String>,
     /// Clients with different keys share no cached prefixes. Default false.
@@ -64,8 +42,6 @@ pub struct Config {
     pub keep_billing_header: bool,
     /// How long compiling the format of one answer (a schema, pattern, grammar or tools) may take. Default 2 s.
     pub format_timeout: Duration,
-    /// How tokens are chosen where a request does not say. Default: the model's own distribution, as OpenAI's API has it.
-    pub sampling: SamplingParams,
 }
 
 impl Default for Config {
@@ -73,8 +49,6 @@ impl Default for Config {
         Self {
             hosts: vec!["127.0.0.1".into()],
             port: 8080,
-            names: vec!["model".into()],
-            model: ModelFacts::default(),
             api_keys: Vec::new(),
             salt_by_key: false,
             cors: Vec::new(),
@@ -90,7 +64,6 @@ impl Default for Config {
             response_memory: 64 << 20,
             keep_billing_header: false,
             format_timeout: Duration::from_secs(2),
-            sampling: SamplingParams::default(),
         }
     }
 }
@@ -101,8 +74,6 @@ impl std::fmt::Debug for Config {
         f.debug_struct("Config")
             .field("hosts", &self.hosts)
             .field("port", &self.port)
-            .field("names", &self.names)
-            .field("model", &self.model)
             .field("n_api_keys", &self.api_keys.len())
             .field("salt_by_key", &self.salt_by_key)
             .field("cors", &self.cors)
@@ -118,7 +89,6 @@ impl std::fmt::Debug for Config {
             .field("response_memory", &self.response_memory)
             .field("keep_billing_header", &self.keep_billing_header)
             .field("format_timeout", &self.format_timeout)
-            .field("sampling", &self.sampling)
             .finish()
     }
 }

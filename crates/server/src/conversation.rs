@@ -1,7 +1,8 @@
 //! A conversation as chat templates are given it, whichever API it came by, and the text that it becomes.
 
-use crate::app::{App, now};
+use crate::app::now;
 use crate::error::{ApiError, Result};
+use crate::models::Lease;
 use crate::reasoning::{self, Tags};
 use crate::tool_calls::{Tool, ToolChoice};
 use realizar_engine::Error as EngineError;
@@ -160,8 +161,8 @@ impl Conversation {
     /// The conversation as text.
     ///
     /// Errors: no messages; what the template refuses; an ending that cannot be.
-    pub(crate) fn render(self, app: &App, tools: &[Tool], choice: &ToolChoice) -> Result<Rendered> {
-        let template = app.engine.template().ok_or(EngineError::NoChatTemplate)?;
+    pub(crate) fn render(self, lease: &Lease, tools: &[Tool], choice: &ToolChoice) -> Result<Rendered> {
+        let template = lease.model.engine.template().ok_or(EngineError::NoChatTemplate)?;
         let Self { messages, variables, ending, field } = self;
         if messages.is_empty() {
             return Err(ApiError::invalid_param(field, format!("{field} is empty")));
@@ -169,7 +170,7 @@ impl Conversation {
         let mut object = variables;
         object.insert("messages".to_owned(), messages.into());
         let mut conversation = Value::from(object);
-        app.syntax.prepare(&mut conversation, tools, choice);
+        lease.model.syntax.prepare(&mut conversation, tools, choice);
         let mark = match ending {
             Ending::Open => Some(mark_end(&mut conversation)?),
             Ending::Answer | Ending::Message => None,

@@ -1,15 +1,13 @@
 //! One HTTP request in the engine: the continuations of each of its prompts, as one stream of events.
 
-use crate::app::App;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
-use crate::sizes::Sizes;
+use crate::models::{Lease, Model};
 use crate::structured::{Before, Format, GrammarError};
 use crate::totals::Totals;
 use realizar_engine::{
     Constraint, Error as EngineError, SamplingParams, StopStrings, TextEvent, TextParams, TextStream,
 };
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 /// Stop strings of a request at most.
@@ -61,7 +59,7 @@ pub(crate) struct Plan {
 }
 
 /// Work that gives a format.
-type MakeFormat = Box<dyn FnOnce(&App) -> std::result::Result<Format, GrammarError> + Send>;
+type MakeFormat = Box<dyn FnOnce(&Model) -> std::result::Result<Format, GrammarError> + Send>;
 
 /// What an answer must look like, before it is compiled.
 pub(crate) struct Wanted {
@@ -84,10 +82,10 @@ impl Wanted {
 }
 
 impl Plan {
-    /// One continuation as the server's options have it, to the end of the context.
-    pub(crate) fn new(app: &App, caller: Caller) -> Self {
+    /// One continuation as the model's defaults have it, to the end of the context.
+    pub(crate) fn new(lease: &Lease, caller: Caller) -> Self {
         Self {
-            sampling: app.config.sampling.clone(),
+            sampling: lease.model.sampling.clone(),
             max_tokens: None,
             n: 1,
             stops: StopStrings::default(),
@@ -101,7 +99,7 @@ impl Plan {
             n_logprobs: None,
             prompt_logprobs: None,
             priority: 0,
-            cache_salt: app.cache_salt(caller, None),
+            cache_salt: lease.app.cache_salt(caller, None),
             constraint: None,
             shown: Vec::new(),
         }
@@ -123,9 +121,9 @@ impl Plan {
     }
 
     /// Takes from the beginning of a prompt what the request does not want to keep; the token that begins every text stays.
-    pub(crate) fn truncate(&self, app: &App, prompt: &mut Vec<u32>) {
+    pub(crate) fn truncate(&self, lease: &Lease, prompt: &mut Vec<u32>) {
         let Some(n) = self.kept_prompt_tokens.filter(|&n| n < prompt.len()) else { return };
-        let bos = app.engine.tokenizer().bos().filter(|bos| prompt.first() == Some(bos));
+        let bos = lease.model.engine.tokenizer().bos().filter(|bos| prompt.first() == Some(bos));
         let n_first = usize::from(bos.is_some());
         prompt.drain(n_first..(prompt.len() - n + n_first).min(prompt.len()));
     }
@@ -133,8 +131,9 @@ impl Plan {
     /// Hands all prompts to the engine, or none.
     ///
     /// Errors: as [`realizar_engine::TextEngine::submit`]; more continuations than may ever wait.
-    pub(crate) fn submit(&self, app: &App, prompts: Vec<Vec<u32>>) -> Result<Generation> {
-        let (n_choices, room) = (prompts.len() * self.n as usize, app.engine.client().config().max_queue);
+    pub(crate) fn submit(&self, lease: &Lease, prompts: Vec<Vec<u32>>) -> Result<Generation> {
+        let (n_choices, room) =
+            (prompts.len() * self.n as usize, lease.model.engine.client().config().max_queue);
         if n_choices > room {
             let message = format!("the request has {n_choices} continuations, and at most {room} may wait");
             return Err(ApiError::invalid_param("prompt", message));
@@ -153,7 +152,7 @@ impl Plan {
         };
         // Requests dropped on the way out are cancelled.
         let streams = prompts.into_iter().map(|prompt| {
-            let mut request = app.engine.request(prompt, &params);
+            let mut request = lease.model.engine.request(prompt, &params);
             request.n = self.n;
             request.prompt_logprobs = self.prompt_logprobs;
             request.priority = self.priority;
@@ -164,13 +163,13 @@ impl Plan {
                 (request.ignore_eos, request.stop_tokens) = (false, Vec::new());
             }
             request.stop_tokens.extend(&self.stop_tokens);
-            let stream = app.engine.submit_showing(request, &self.stops, &self.shown)?;
+            let stream = lease.model.engine.submit_showing(request, &self.stops, &self.shown)?;
             let stream = stream.stopping_after(self.min_tokens);
             Ok(Some(if self.include_stops { stream.including_stops() } else { stream }))
         });
         let streams = streams.collect::<Result<_>>()?;
-        let (totals, sizes) = (Totals::default(), app.sizes.clone());
-        Ok(Generation { streams, n: self.n as usize, next: 0, totals, sizes })
+        let (totals, lease) = (Totals::default(), lease.clone());
+        Ok(Generation { streams, n: self.n as usize, next: 0, totals, lease })
     }
 }
 
@@ -182,7 +181,8 @@ pub(crate) struct Generation {
     /// Whose turn it is to be asked first.
     next: usize,
     totals: Totals,
-    sizes: Arc<Sizes>,
+    /// Keeps the model.
+    lease: Lease,
 }
 
 impl Generation {
@@ -209,8 +209,8 @@ impl Generation {
                     self.next = (i + 1) % n;
                     if let TextEvent::Finished { usage, timings, .. } = &event {
                         self.totals.add(i, *usage, *timings);
-                        self.sizes.prompt.record(usage.prompt_tokens);
-                        self.sizes.generated.record(usage.completion_tokens);
+                        self.lease.model.sizes.prompt.record(usage.prompt_tokens);
+                        self.lease.model.sizes.generated.record(usage.completion_tokens);
                     }
                     return Poll::Ready(Some(Ok((i, event))));
                 }

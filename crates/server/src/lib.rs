@@ -1,6 +1,6 @@
 //! The HTTP server, compatible with the APIs of OpenAI, Anthropic and Ollama.
 //!
-//! [`Server::bind`] puts a [`TextEngine`] behind an address, [`Server::run`] answers until the process is told to stop. A request
+//! [`Server::bind`] puts [`Models`] behind an address, [`Server::run`] answers until the process is told to stop. A request
 //! passes `routes` (one file or folder per endpoint; OpenAI's wire types in `openai`), becomes a `generation` in the engine, and comes back whole or as
 //! server-sent events through `sse`. What an answer must look like is in [`structured`], what it means for tools in [`tool_calls`],
 //! and what the model thought before it in [`reasoning`]. `connections` keeps clients to their time limits. This crate reads no arguments, environment
@@ -19,6 +19,7 @@ mod fim;
 mod generation;
 mod hosts;
 mod json;
+mod models;
 mod openai;
 mod params;
 pub mod reasoning;
@@ -36,7 +37,8 @@ mod totals;
 mod turn;
 mod watchdog;
 
-pub use config::{Config, ModelFacts};
+pub use config::Config;
+pub use models::{LoadedModel, ModelFacts, Models, TextModel};
 pub use server::{Ended, Error, Handle, Server};
 
 #[doc(no_inline)]

@@ -3,9 +3,10 @@
 use crate::app::App;
 use crate::config::Config;
 use crate::connections::Connections;
+use crate::models::Models;
 use crate::{routes, watchdog};
 use axum::Router;
-use realizar_engine::TextEngine;
+use realizar_engine::Client;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,11 +87,8 @@ impl Handle {
 impl Server {
     /// Listens; nothing is answered before [`Server::run`].
     ///
-    /// Errors: the address, a name or an origin that cannot be.
-    pub fn bind(engine: TextEngine, config: Config) -> Result<Self, Error> {
-        if config.names.is_empty() {
-            return Err(Error::NoName);
-        }
+    /// Errors: the address or an origin that cannot be.
+    pub fn bind(models: Models, config: Config) -> Result<Self, Error> {
         let is_origin = |o: &str| o == "*" || (o.contains("://") && o.bytes().all(|b| b.is_ascii_graphic()));
         if let Some(origin) = config.cors.iter().find(|o| !is_origin(o)) {
             return Err(Error::Origin { origin: origin.clone() });
@@ -107,8 +105,8 @@ impl Server {
             .build()
             .map_err(Error::Threads)?;
         let (listeners, addresses) = runtime.block_on(listen(&config))?;
-        tracing::info!(?config, ?addresses, "server listens");
-        let (app, router) = routes::router(engine, config, &addresses).map_err(Error::Threads)?;
+        tracing::info!(?config, ?models, ?addresses, "server listens");
+        let (app, router) = routes::router(models, config, &addresses).map_err(Error::Threads)?;
         Ok(Self { runtime, listeners, addresses, app, router, stop: watch::Sender::new(0) })
     }
 
@@ -171,26 +169,36 @@ async fn serve(
         let _ = stop.wait_for(|&n| n >= times).await;
     };
     told(&mut stop, 1).await;
-    let stats = app.engine.client().stats();
-    tracing::info!(running = stats.running.get(), waiting = stats.waiting.get(), "draining");
     // New connections are still answered meanwhile, so that probes see why nothing else is.
-    let (client, drain) = (app.engine.client().clone(), app.config.drain);
     let drained = async {
-        let (done, is_done) = tokio::sync::oneshot::channel();
-        let waits = std::thread::Builder::new().name("drain".into()).spawn(move || {
-            client.shutdown(drain);
-            // Nobody waits any more if it was told twice.
-            let _ = done.send(());
-        });
-        if waits.is_ok() {
-            let _ = is_done.await;
-        }
+        drain(&app).await;
         accepting.iter().for_each(|task| task.abort());
         connections.close(LAST_WRITES).await;
     };
     tokio::select! {
         () = drained => Ended::Drained,
         () = told(&mut stop, 2) => Ended::AtOnce,
+    }
+}
+
+/// Lets all engines finish what they have, and no more.
+async fn drain(app: &App) {
+    let (done, is_done) = tokio::sync::oneshot::channel();
+    let (clients, patience) = (app.models.clients(), app.config.drain);
+    let sum = |gauge: fn(&Client) -> u64| clients.iter().map(gauge).sum::<u64>();
+    let (running, waiting) = (sum(|c| c.stats().running.get()), sum(|c| c.stats().waiting.get()));
+    tracing::info!(running, waiting, "draining");
+    let waits = std::thread::Builder::new().name("drain".into()).spawn(move || {
+        std::thread::scope(|scope| {
+            for client in &clients {
+                scope.spawn(|| client.shutdown(patience));
+            }
+        });
+        // Nobody waits any more if it was told twice.
+        let _ = done.send(());
+    });
+    if waits.is_ok() {
+        let _ = is_done.await;
     }
 }
 

@@ -1,10 +1,10 @@
 //! One turn of an assistant, whichever API asked for it: from a conversation, tools and a format to a prompt, and from the generated
 //! text to thoughts, text and calls.
 
-use crate::app::App;
 use crate::conversation::Conversation;
 use crate::error::Result;
 use crate::generation::{Plan, Wanted};
+use crate::models::{Lease, Model};
 use crate::reasoning::{self, Piece, ReasoningParser, Tags};
 use crate::structured::{Before, Format, GrammarError};
 use crate::tool_calls::{Callable, Syntax, Tool, ToolCallParser, ToolChoice};
@@ -35,16 +35,16 @@ impl Turn {
     /// Renders and tokenizes the prompt, and tells the plan which control tokens are part of the text. It computes for a while.
     ///
     /// Errors: as [`Conversation::render`]; a format beside fields that contradict it.
-    pub(crate) fn prepare(self, app: &App, plan: &mut Plan) -> Result<Prepared> {
+    pub(crate) fn prepare(self, lease: &Lease, plan: &mut Plan) -> Result<Prepared> {
         let Self { conversation, callable, format } = self;
-        let rendered = conversation.render(app, &callable.tools, &callable.choice)?;
-        let mut prompt = app.engine.encode_rendered(&rendered.text);
-        plan.truncate(app, &mut prompt);
-        let tokenizer = app.engine.tokenizer();
+        let rendered = conversation.render(lease, &callable.tools, &callable.choice)?;
+        let mut prompt = lease.model.engine.encode_rendered(&rendered.text);
+        plan.truncate(lease, &mut prompt);
+        let tokenizer = lease.model.engine.tokenizer();
         let thinking = rendered.thinking;
-        let channels = app.syntax.channels();
+        let channels = lease.model.syntax.channels();
         let in_text = channels.is_some_and(|channels| !rendered.text.ends_with(channels.begin));
-        let before = match (app.syntax.before_text(tokenizer), thinking, rendered.may_think) {
+        let before = match (lease.model.syntax.before_text(tokenizer), thinking, rendered.may_think) {
             (Some(lark), ..) if !in_text => Before::Grammar(lark),
             (_, Some(tags), _) => Before::Reasoning { tags, is_begun: true },
             (_, None, Some(tags)) => Before::Reasoning { tags, is_begun: false },
@@ -52,7 +52,7 @@ impl Turn {
         };
         let choice = if callable.tools.is_empty() { ToolChoice::None } else { callable.choice.clone() };
         let answer = format.as_ref().map(|(format, _)| format);
-        let closed = callable.closed_tools(app.config.open_schemas);
+        let closed = callable.closed_tools(lease.app.config.open_schemas);
         let wanted = match Syntax::demands(&closed, &choice, callable.parallel, answer) {
             true => {
                 // The grammar of calls in channels has all of the answer.
@@ -65,9 +65,9 @@ impl Turn {
         plan.shown.extend(reasoning::shown_tokens(tokenizer));
         let tools = if choice == ToolChoice::None { Vec::new() } else { callable.tools };
         if !tools.is_empty() || channels.is_some() {
-            plan.shown.extend(app.syntax.shown_tokens(tokenizer));
+            plan.shown.extend(lease.model.syntax.shown_tokens(tokenizer));
         }
-        let calls_in_reasoning = wanted.is_none() && app.syntax.ends_reasoning();
+        let calls_in_reasoning = wanted.is_none() && lease.model.syntax.ends_reasoning();
         Ok(Prepared {
             prompt,
             wanted,
@@ -76,8 +76,8 @@ impl Turn {
                 calls_in_reasoning,
                 in_text,
                 tools,
-                syntax: app.syntax,
-                seed: app.new_seed(),
+                syntax: lease.model.syntax,
+                seed: lease.app.new_seed(),
             },
         })
     }
@@ -93,9 +93,9 @@ fn tools_wanted(
 ) -> Wanted {
     let key = format!("{choice:?} {parallel} {answer:?} {tools:?}");
     let (tools, choice, answer) = (tools.to_vec(), choice.clone(), answer.cloned());
-    let format = move |app: &App| {
+    let format = move |model: &Model| {
         let format =
-            app.syntax.grammar(app.engine.tokenizer(), &tools, &choice, parallel, answer.as_ref())?;
+            model.syntax.grammar(model.engine.tokenizer(), &tools, &choice, parallel, answer.as_ref())?;
         // `Syntax::demands` has said that there is one.
         format.ok_or_else(|| GrammarError::Grammar { reason: "the tools demand nothing".to_owned() })
     };

@@ -1,7 +1,7 @@
-//! Notices when a part of the server does not get on: the engine's thread, the threads that compile formats, those that prepare
+//! Notices when a part of the server does not get on: an engine's thread, the threads that compile formats, those that prepare
 //! requests, or the async runtime.
 //!
-//! Each part is judged by what it does when it gets on. The engine says what it is at (`Client::stuck`). A format has a time limit,
+//! Each part is judged by what it does when it gets on. An engine says what it is at (`Client::stuck`). A format has a time limit,
 //! so a thread that has been at one for several times that is stuck. Threads that prepare requests finish one after the other, and
 //! take a probe in between. The runtime beats twice a second. `/health` asks, and a thread of its own logs, since a runtime that is
 //! stuck answers no probe.
@@ -52,9 +52,11 @@ impl Watchdog {
 
 /// Which part is stuck, and for how long, in words.
 pub(crate) fn stuck(app: &App) -> Option<String> {
-    if let Some(stuck) = app.engine.client().stuck() {
+    for model in app.models.loaded() {
+        let Some(stuck) = model.engine.client().stuck() else { continue };
         let place = if stuck.on_device { "in one step on the device" } else { "between two steps" };
-        return Some(format!("the engine has been {place} for {} s", stuck.since.as_secs()));
+        let (name, seconds) = (model.name(), stuck.since.as_secs());
+        return Some(format!("the engine of {name} has been {place} for {seconds} s"));
     }
     if let Some(busy) = app.formats.busy().filter(|busy| *busy > FORMAT_MARGIN * app.config.format_timeout) {
         return Some(format!(

@@ -305,7 +305,7 @@ fn a_prompt_seen_before_is_cached_for_those_who_may_know() {
 
 #[test]
 fn the_model_has_its_names() {
-    let server = TestServer::with(|setup| setup.config.names = vec!["owner/demo".into(), "other".into()]);
+    let server = TestServer::with(|setup| setup.names = vec!["owner/demo".into(), "other".into()]);
     let list = server.get("/v1/models").ok();
     let ids: Vec<&str> =
         list["data"].as_array().expect("a list").iter().map(|m| m["id"].as_str().expect("a name")).collect();

@@ -474,7 +474,7 @@ impl Runner for Broken {
 
 #[test]
 fn an_engine_that_died_is_red_and_says_so() {
-    let config = Config { names: vec!["demo".into()], ..Config::default() };
+    let config = Config::default();
     let server = TestServer::around(text_engine(Box::new(Broken), EngineConfig::default()), config);
     assert_eq!((server.get("/health").status, server.get("/ready").status), (200, 200));
     let reply = server.post(CHAT, &ask("Hello.", &json!({})));

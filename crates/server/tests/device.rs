@@ -30,7 +30,7 @@ fn start() -> Option<(TestServer, Arc<Faulty>)> {
     let options = LoadOptions { n_ctx: Some(64), max_seqs: Some(4), ..LoadOptions::default() };
     let cuda = Cuda::with_driver(driver.clone(), false).unwrap();
     let loaded = load_on_device(cuda, &*source, &options).unwrap();
-    let config = Config { names: vec!["demo".into()], ..Config::default() };
+    let config = Config::default();
     Some((TestServer::around(text_engine(loaded.runner, EngineConfig::default()), config), driver))
 }
 

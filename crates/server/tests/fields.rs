@@ -441,7 +441,7 @@ fn with_template(template: &str) -> TestServer {
     let tokenizer = Arc::new(Tokenizer::from_source(&*source).expect("a tokenizer"));
     let template = ChatTemplate::new(template, "", "").expect("a template");
     let client = Engine::start(loaded.runner, EngineConfig::default());
-    let config = Config { names: vec!["demo".into()], ..Config::default() };
+    let config = Config::default();
     TestServer::around(TextEngine::new(client, tokenizer, Some(template)), config)
 }
 

@@ -51,7 +51,7 @@ fn an_engine_that_is_stuck_is_named_and_found_well_again() {
     let inner = load(&*source::open(&demo).expect("the demo model"), &options).expect("a runner").runner;
     let config = EngineConfig { longest_step: Duration::from_millis(300), ..EngineConfig::default() };
     let engine = text_engine(Box::new(Held { inner, gate: gate.clone() }), config);
-    let server = TestServer::around(engine, Config { names: vec!["demo".into()], ..Config::default() });
+    let server = TestServer::around(engine, Config::default());
     assert_eq!(server.get("/health").status, 200);
     let hold = gate.lock().expect("no panic");
     std::thread::scope(|scope| {

@@ -1,11 +1,11 @@
 //! What chat and text requests have in common: how to choose tokens, when to end, how to answer.
 
 use super::{Endpoint, FormatFields, OpenAiFields, TokenFields};
-use crate::app::App;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::fields::OtherFields;
 use crate::generation::{Plan, stop_strings};
+use crate::models::Lease;
 use crate::params::ParamFields;
 use crate::token_limits::TokenRules;
 use realizar_engine::{SamplingParams, StopStrings};
@@ -86,12 +86,12 @@ impl SamplingFields {
     /// What to generate.
     ///
     /// Errors: the field that is out of range, or that is not offered.
-    pub(crate) fn plan(&self, app: &App, caller: Caller, endpoint: Endpoint) -> Result<Plan> {
+    pub(crate) fn plan(&self, lease: &Lease, caller: Caller, endpoint: Endpoint) -> Result<Plan> {
         self.other.check(endpoint)?;
         let tokens = &self.tokens;
-        let info = app.engine.client().info();
+        let info = lease.model.engine.client().info();
         let mut plan = Plan {
-            sampling: self.sampling(&app.config.sampling)?,
+            sampling: self.sampling(&lease.model.sampling)?,
             max_tokens: self.max_tokens()?,
             n: self.n()?,
             stops: self.stops()?,
@@ -104,14 +104,14 @@ impl SamplingFields {
             speculate: self.speculate,
             prompt_logprobs: check_logprobs("prompt_logprobs", tokens.prompt_logprobs)?,
             priority: self.engine_priority()?,
-            cache_salt: app.cache_salt(caller, self.cache_salt.as_deref()),
-            ..Plan::new(app, caller)
+            cache_salt: lease.app.cache_salt(caller, self.cache_salt.as_deref()),
+            ..Plan::new(lease, caller)
         };
         if plan.prompt_logprobs.is_some() && self.streaming()?.is_some() {
             let message = "prompt_logprobs are not streamed; leave out one of prompt_logprobs and stream";
             return Err(ApiError::invalid_param("prompt_logprobs", message));
         }
-        let tokenizer = app.engine.tokenizer();
+        let tokenizer = lease.model.engine.tokenizer();
         if tokens.skip_special_tokens == Some(false) {
             let n_tokens = info.vocab_size.min(tokenizer.vocab_size()) as u32;
             plan.shown = (0..n_tokens).filter(|&id| tokenizer.is_special(id)).collect();

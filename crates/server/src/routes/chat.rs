@@ -6,6 +6,7 @@ use crate::auth::Caller;
 use crate::error::{ApiError, ErrorResponses, Result};
 use crate::generation::Plan;
 use crate::json::Json;
+use crate::models::Lease;
 use crate::openai::{
     Answer, AssistantMessage, CallWording, ChatChoice, ChatLogprobs, ChatPiece, ChatRequest, Delta, Endpoint,
     PromptLogprobs, PromptReport, RequestTools, ServerSentEvent, TokenLogprob, check_logprobs,
@@ -35,18 +36,18 @@ pub(crate) async fn create(
     Extension(caller): Extension<Caller>,
     Json(request): Json<ChatRequest>,
 ) -> Result<Response> {
-    let model = app.check_model(request.model.as_deref())?;
-    let head = Head { id: app.new_id("chatcmpl-"), created: unix_time(), model };
+    let lease = app.model(request.model.as_deref()).await?;
+    let head = Head { id: app.new_id("chatcmpl-"), created: unix_time(), model: lease.name.clone() };
     let streaming = request.common.streaming()?;
-    let (plan, wanted, prompt, shape) = app
-        .compute(move |app| {
-            let mut plan = plan(app, caller, &request)?;
+    let (plan, wanted, prompt, shape) = lease
+        .compute(move |lease| {
+            let mut plan = plan(lease, caller, &request)?;
             let RequestTools { callable, custom, is_legacy } = request.request_tools()?;
-            let format = request.common.formats.format(app.config.open_schemas)?;
+            let format = request.common.formats.format(lease.app.config.open_schemas)?;
             let turn = Turn { conversation: request.conversation()?, callable, format };
-            let Prepared { prompt, wanted, parsers } = turn.prepare(app, &mut plan)?;
+            let Prepared { prompt, wanted, parsers } = turn.prepare(lease, &mut plan)?;
             let shape = ChatShape {
-                tokenizer: app.engine.tokenizer().clone(),
+                tokenizer: lease.model.engine.tokenizer().clone(),
                 logprobs: plan.n_logprobs.is_some(),
                 token_ids: plan.return_token_ids,
                 prompt: PromptReport {
@@ -61,12 +62,12 @@ pub(crate) async fn create(
             Ok((plan, wanted, prompt, shape))
         })
         .await?;
-    let generation = app.start(plan, wanted, vec![prompt], "messages").await?;
+    let generation = lease.start(plan, wanted, vec![prompt], "messages").await?;
     choices::answer(streaming, generation, shape, head).await
 }
 
-fn plan(app: &App, caller: Caller, request: &ChatRequest) -> Result<Plan> {
-    let mut plan = request.common.plan(app, caller, Endpoint::Chat)?;
+fn plan(lease: &Lease, caller: Caller, request: &ChatRequest) -> Result<Plan> {
+    let mut plan = request.common.plan(lease, caller, Endpoint::Chat)?;
     if let Some(n) = request.max_completion_tokens {
         plan.max_tokens = Some(n as usize);
     }

@@ -8,6 +8,7 @@ use crate::error::{ApiError, ErrorResponses, Result};
 use crate::fim;
 use crate::generation::{Plan, Wanted};
 use crate::json::Json;
+use crate::models::Lease;
 use crate::openai::{
     Answer, CompletionChoice, CompletionLogprobs, CompletionRequest, Endpoint, Prompt, PromptLogprobs,
     PromptReport, ServerSentEvent, check_logprobs,
@@ -40,27 +41,27 @@ pub(crate) async fn create(
     Extension(caller): Extension<Caller>,
     Json(request): Json<CompletionRequest>,
 ) -> Result<Response> {
-    let model = app.check_model(request.model.as_deref())?;
-    let head = Head { id: app.new_id("cmpl-"), created: unix_time(), model };
+    let lease = app.model(request.model.as_deref()).await?;
+    let head = Head { id: app.new_id("cmpl-"), created: unix_time(), model: lease.name.clone() };
     let streaming = request.common.streaming()?;
-    let (plan, wanted, prompts, shape) = app
-        .compute(move |app| {
-            let plan = plan(app, caller, &request)?;
-            let wanted = request.common.formats.format(app.config.open_schemas)?;
+    let (plan, wanted, prompts, shape) = lease
+        .compute(move |lease| {
+            let plan = plan(lease, caller, &request)?;
+            let wanted = request.common.formats.format(lease.app.config.open_schemas)?;
             let wanted = wanted.map(|(format, field)| Wanted::format(format, field, Before::Nothing));
             wanted.as_ref().map_or(Ok(()), |_| plan.check_format())?;
-            let (prompts, texts) = prompts(app, &request, &plan)?;
+            let (prompts, texts) = prompts(lease, &request, &plan)?;
             let ids = plan.return_token_ids.then(|| prompts.clone());
-            let shape = CompletionShape::new(app.engine.tokenizer().clone(), &plan, texts, ids);
+            let shape = CompletionShape::new(lease.model.engine.tokenizer().clone(), &plan, texts, ids);
             Ok((plan, wanted, prompts, shape))
         })
         .await?;
-    let generation = app.start(plan, wanted, prompts, "prompt").await?;
+    let generation = lease.start(plan, wanted, prompts, "prompt").await?;
     choices::answer(streaming, generation, shape, head).await
 }
 
-fn plan(app: &App, caller: Caller, request: &CompletionRequest) -> Result<Plan> {
-    let mut plan = request.common.plan(app, caller, Endpoint::Text)?;
+fn plan(lease: &Lease, caller: Caller, request: &CompletionRequest) -> Result<Plan> {
+    let mut plan = request.common.plan(lease, caller, Endpoint::Text)?;
     plan.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
     plan.n_logprobs = check_logprobs("logprobs", request.logprobs)?;
     if let Some(best_of) = request.best_of.filter(|&b| b != 1 && b != plan.n) {
@@ -84,21 +85,21 @@ fn plan(app: &App, caller: Caller, request: &CompletionRequest) -> Result<Plan> 
 /// Token ids of each prompt and, if they are to be echoed, their texts.
 type Prompts = (Vec<Vec<u32>>, Option<Vec<String>>);
 
-fn prompts(app: &App, request: &CompletionRequest, plan: &Plan) -> Result<Prompts> {
-    let (mut ids, mut texts) = whole_prompts(app, request)?;
+fn prompts(lease: &Lease, request: &CompletionRequest, plan: &Plan) -> Result<Prompts> {
+    let (mut ids, mut texts) = whole_prompts(lease, request)?;
     for (i, prompt) in ids.iter_mut().enumerate() {
         let n_whole = prompt.len();
-        plan.truncate(app, prompt);
+        plan.truncate(lease, prompt);
         if let Some(texts) = texts.as_mut().filter(|_| prompt.len() < n_whole) {
-            texts[i] = app.engine.tokenizer().decode(prompt, true);
+            texts[i] = lease.model.engine.tokenizer().decode(prompt, true);
         }
     }
     Ok((ids, texts))
 }
 
-fn whole_prompts(app: &App, request: &CompletionRequest) -> Result<Prompts> {
+fn whole_prompts(lease: &Lease, request: &CompletionRequest) -> Result<Prompts> {
     let echo = request.echo.unwrap_or(false);
-    let tokenizer = app.engine.tokenizer();
+    let tokenizer = lease.model.engine.tokenizer();
     let add_special = request.add_special_tokens.unwrap_or(true);
     let encode = |text: &String| tokenizer.encode(text, EncodeOptions { add_special, parse_special: true });
     let of_texts = |texts: &[String]| -> Result<Prompts> {
@@ -115,7 +116,7 @@ fn whole_prompts(app: &App, request: &CompletionRequest) -> Result<Prompts> {
         if request.suffix.is_some() {
             return Err(ApiError::invalid_param("suffix", "a suffix needs a prompt that is text"));
         }
-        let vocab_size = app.engine.client().info().vocab_size;
+        let vocab_size = lease.model.engine.client().info().vocab_size;
         if let Some(id) = lists.iter().flatten().find(|&&id| id as usize >= vocab_size) {
             let message = format!("the prompt names token {id} but the vocabulary has {vocab_size} tokens");
             return Err(ApiError::invalid_param("prompt", message));

@@ -15,13 +15,21 @@ use utoipa::ToSchema;
 pub(crate) struct Condition {
     /// ready, draining, stopped, failed or stuck.
     status: &'static str,
-    /// Why the engine failed, or what is stuck.
+    /// Why an engine failed, or what is stuck.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<String>,
 }
 
 fn condition(app: &App) -> Condition {
-    let (status, message) = match (app.engine.client().health(), watchdog::stuck(app)) {
+    // What is worse hides what is better.
+    let severity = |health: &Health| match health {
+        Health::Ready => 0,
+        Health::Draining => 1,
+        Health::Stopped => 2,
+        Health::Failed { .. } => 3,
+    };
+    let health = app.models.clients().iter().map(|client| client.health()).max_by_key(severity);
+    let (status, message) = match (health.unwrap_or(Health::Ready), watchdog::stuck(app)) {
         (Health::Ready | Health::Draining, Some(what)) => ("stuck", Some(what)),
         (Health::Ready, None) => ("ready", None),
         (Health::Draining, None) => ("draining", None),
@@ -33,12 +41,12 @@ fn condition(app: &App) -> Condition {
 
 /// Is it alive
 ///
-/// Fails only when the engine has died, or a part of the server does not get on, and the process should be restarted.
+/// Fails only when an engine has died, or a part of the server does not get on, and the process should be restarted.
 #[utoipa::path(
     get, path = "/health", operation_id = "health", tag = "operation",
     responses(
         (status = 200, description = "It is", body = Condition),
-        (status = 503, description = "The engine has died, or something is stuck", body = Condition)
+        (status = 503, description = "An engine has died, or something is stuck", body = Condition)
     )
 )]
 pub(crate) async fn live(State(app): State<Arc<App>>) -> (StatusCode, Json<Condition>) {

@@ -7,7 +7,6 @@ use crate::sizes::Sizes;
 use axum::extract::State;
 use axum::http::{HeaderName, header};
 use realizar_engine::{RunnerInfo, Stats};
-use std::fmt::Write;
 use std::sync::Arc;
 
 /// Counters, gauges and histograms in Prometheus' text format
@@ -16,26 +15,53 @@ use std::sync::Arc;
     responses((status = 200, description = "The metrics", body = String, content_type = "text/plain"))
 )]
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> ([(HeaderName, &'static str); 1], String) {
-    let client = app.engine.client();
-    let text = render(client.stats(), &app.sizes, &client.info(), app.name());
+    let mut page = Page::default();
+    for model in app.models.loaded() {
+        let client = model.engine.client();
+        page.label = label(model.name());
+        write_model(&mut page, client.stats(), &model.sizes, &client.info());
+    }
+    let text = page.into_text();
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 
+/// All metrics so far, those of the same name together.
+#[derive(Default)]
 struct Page {
-    text: String,
-    /// As it stands between braces.
+    families: Vec<Family>,
+    /// Of the family that lines are added to.
+    current: usize,
+    /// Of the model, as it stands between braces.
     label: String,
+}
+
+/// A metric, with a line or more per model.
+struct Family {
+    name: String,
+    head: String,
+    lines: String,
 }
 
 impl Page {
     fn head(&mut self, name: &str, kind: &str, help: &str) {
-        // Writing to a string cannot fail.
-        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        let known = self.families.iter().position(|family| family.name == name);
+        self.current = known.unwrap_or_else(|| {
+            let head = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
+            self.families.push(Family { name: name.to_owned(), head, lines: String::new() });
+            self.families.len() - 1
+        });
     }
 
     fn line(&mut self, name: &str, more: &str, value: f64) {
         let comma = if more.is_empty() { "" } else { "," };
-        let _ = writeln!(self.text, "{name}{{{}{comma}{more}}} {value}", self.label);
+        let line = format!("{name}{{{}{comma}{more}}} {value}\n", self.label);
+        if let Some(family) = self.families.get_mut(self.current) {
+            family.lines += &line;
+        }
+    }
+
+    fn into_text(self) -> String {
+        self.families.into_iter().map(|family| family.head + &family.lines).collect()
     }
 
     fn counter(&mut self, name: &str, help: &str, value: u64) {
@@ -61,14 +87,15 @@ impl Page {
     }
 }
 
-fn render(stats: &Stats, sizes: &Sizes, info: &RunnerInfo, model: &str) -> String {
-    let label =
-        format!("model_name=\"{}\"", model.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n"));
-    let mut page = Page { text: String::with_capacity(16 << 10), label };
+fn label(model: &str) -> String {
+    format!("model_name=\"{}\"", model.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n"))
+}
+
+/// Adds what there is to say about a model.
+fn write_model(p: &mut Page, stats: &Stats, sizes: &Sizes, info: &RunnerInfo) {
     let (in_use, cached) = (stats.blocks_in_use.get(), stats.blocks_cached.get());
     let free = (info.n_blocks as u64).saturating_sub(in_use + cached);
     let usage = in_use as f64 / info.n_blocks.max(1) as f64;
-    let p = &mut page;
 
     p.gauge("vllm:num_requests_running", "Sequences in steps now.", stats.running.get() as f64);
     p.gauge("vllm:num_requests_waiting", "Sequences that wait now.", stats.waiting.get() as f64);
@@ -97,7 +124,6 @@ fn render(stats: &Stats, sizes: &Sizes, info: &RunnerInfo, model: &str) -> Strin
         p.gauge(&format!("realizar_{name}"), help, value as f64);
     }
     histograms(p, stats, sizes);
-    page.text
 }
 
 /// What has been counted since the start.

@@ -18,12 +18,12 @@ mod tokenize;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::hosts::{self, Hosts};
+use crate::models::Models;
 use crate::{auth, bodies, request_id};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
-use realizar_engine::TextEngine;
 use std::any::Any;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -85,12 +85,12 @@ fn open() -> OpenApiRouter<Arc<App>> {
 ///
 /// Errors: the system gives no threads.
 pub(crate) fn router(
-    engine: TextEngine,
+    models: Models,
     config: crate::Config,
     addresses: &[SocketAddr],
 ) -> std::io::Result<(Arc<App>, Router)> {
     let document = OpenApiRouter::with_openapi(openapi::info()).merge(guarded()).merge(open()).into_openapi();
-    let app = Arc::new(App::new(engine, config, openapi::to_json(&document))?);
+    let app = Arc::new(App::new(models, config, openapi::to_json(&document))?);
     let keys = middleware::from_fn_with_state(app.clone(), auth::check);
     let guarded = OpenApiRouter::new().merge(guarded()).merge(unversioned().into());
     let router = guarded.layer(keys).merge(open());

@@ -100,7 +100,7 @@ const CODEX_INSTRUCTIONS: &str = "You are a coding agent that works in a termina
     did, and what is left to do.";
 
 impl CodexModel {
-    fn new(app: &App, name: &str) -> Self {
+    fn new(name: &str, context: usize) -> Self {
         Self {
             slug: name.to_owned(),
             display_name: name.to_owned(),
@@ -118,7 +118,7 @@ impl CodexModel {
             apply_patch_tool_type: None,
             truncation_policy: CodexTruncation { mode: "bytes", limit: 10_000 },
             supports_parallel_tool_calls: true,
-            context_window: app.engine.client().info().max_seq_len(),
+            context_window: context,
             experimental_supported_tools: Vec::new(),
             input_modalities: vec!["text"],
         }
@@ -134,8 +134,7 @@ pub(crate) struct ListQuery {
 }
 
 impl Model {
-    fn new(app: &App, id: String) -> Self {
-        let max_model_len = app.engine.client().info().max_seq_len();
+    fn new(app: &App, id: String, max_model_len: usize) -> Self {
         Self {
             display_name: id.clone(),
             id,
@@ -162,14 +161,15 @@ pub(crate) async fn list(
     State(app): State<Arc<App>>,
     query: std::result::Result<Query<ListQuery>, QueryRejection>,
 ) -> Json<ModelList> {
-    let names = &app.config.names;
+    let listed = app.models.listed();
     let is_codex = query.is_ok_and(|Query(query)| query.client_version.is_some());
     Json(ModelList {
         object: "list",
-        data: names.iter().map(|name| Model::new(&app, name.clone())).collect(),
-        models: is_codex.then(|| names.iter().map(|name| CodexModel::new(&app, name)).collect()),
-        first_id: names.first().cloned(),
-        last_id: names.last().cloned(),
+        data: listed.iter().map(|(name, model)| Model::new(&app, name.clone(), model.context())).collect(),
+        models: is_codex
+            .then(|| listed.iter().map(|(name, model)| CodexModel::new(name, model.context())).collect()),
+        first_id: listed.first().map(|(name, _)| name.clone()),
+        last_id: listed.last().map(|(name, _)| name.clone()),
         has_more: false,
     })
 }
@@ -190,6 +190,6 @@ pub(crate) async fn retrieve(
     name: std::result::Result<Path<String>, PathRejection>,
 ) -> Result<Json<Model>> {
     let Path(name) = name.map_err(|_| ApiError::invalid_param("model", "the model's name is not UTF-8"))?;
-    let id = app.check_model(Some(&name))?;
-    Ok(Json(Model::new(&app, id)))
+    let model = app.models.describe(&name)?;
+    Ok(Json(Model::new(&app, name, model.context())))
 }

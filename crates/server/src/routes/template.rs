@@ -3,6 +3,7 @@
 use crate::app::App;
 use crate::error::{ErrorResponses, Result};
 use crate::json::Json;
+use crate::models::Lease;
 use crate::openai::ChatRequest;
 use axum::extract::State;
 use serde::Serialize;
@@ -26,11 +27,11 @@ pub(crate) async fn apply(
     State(app): State<Arc<App>>,
     Json(request): Json<ChatRequest>,
 ) -> Result<axum::Json<Rendered>> {
-    app.check_model(request.model.as_deref())?;
-    let render = move |app: &App| {
+    let lease = app.model(request.model.as_deref()).await?;
+    let render = move |lease: &Lease| {
         let callable = request.request_tools()?.callable;
-        Ok(request.conversation()?.render(app, &callable.tools, &callable.choice)?.text)
+        Ok(request.conversation()?.render(lease, &callable.tools, &callable.choice)?.text)
     };
-    let prompt = app.compute(render).await?;
+    let prompt = lease.compute(render).await?;
     Ok(axum::Json(Rendered { prompt }))
 }

@@ -3,6 +3,7 @@
 use crate::app::App;
 use crate::error::{ApiError, ErrorResponses, Result};
 use crate::json::Json;
+use crate::models::Lease;
 use crate::openai::{ChatRequest, Message, ToolField};
 use axum::extract::State;
 use realizar_model::tokenizer::EncodeOptions;
@@ -61,12 +62,12 @@ pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     Json(request): Json<TokenizeRequest>,
 ) -> Result<axum::Json<Tokens>> {
-    app.check_model(request.model.as_deref())?;
-    app.compute(move |app| tokens(app, request)).await.map(axum::Json)
+    let lease = app.model(request.model.as_deref()).await?;
+    lease.compute(move |lease| tokens(lease, request)).await.map(axum::Json)
 }
 
-fn tokens(app: &App, request: TokenizeRequest) -> Result<Tokens> {
-    let tokenizer = app.engine.tokenizer();
+fn tokens(lease: &Lease, request: TokenizeRequest) -> Result<Tokens> {
+    let tokenizer = lease.model.engine.tokenizer();
     let ids = match (request.prompt, request.messages) {
         (Some(text), None) => {
             let add_special = request.add_special_tokens.unwrap_or(true);
@@ -83,8 +84,8 @@ fn tokens(app: &App, request: TokenizeRequest) -> Result<Tokens> {
                 ..ChatRequest::default()
             };
             let callable = chat.request_tools()?.callable;
-            let rendered = chat.conversation()?.render(app, &callable.tools, &callable.choice)?;
-            app.engine.encode_rendered(&rendered.text)
+            let rendered = chat.conversation()?.render(lease, &callable.tools, &callable.choice)?;
+            lease.model.engine.encode_rendered(&rendered.text)
         }
         _ => return Err(ApiError::invalid_param("prompt", "exactly one of prompt and messages is needed")),
     };
@@ -92,7 +93,7 @@ fn tokens(app: &App, request: TokenizeRequest) -> Result<Tokens> {
         .return_token_strs
         .unwrap_or(false)
         .then(|| ids.iter().map(|&id| tokenizer.token_text(id).unwrap_or_default().to_owned()).collect());
-    let max_model_len = app.engine.client().info().max_seq_len();
+    let max_model_len = lease.model.context();
     Ok(Tokens { count: ids.len(), tokens: ids, max_model_len, token_strs: strings })
 }
 
@@ -124,10 +125,10 @@ pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     Json(request): Json<DetokenizeRequest>,
 ) -> Result<axum::Json<Detokenized>> {
-    app.check_model(request.model.as_deref())?;
-    let prompt = app
-        .compute(move |app| {
-            let tokenizer = app.engine.tokenizer();
+    let lease = app.model(request.model.as_deref()).await?;
+    let prompt = lease
+        .compute(move |lease| {
+            let tokenizer = lease.model.engine.tokenizer();
             let n = tokenizer.vocab_size();
             if let Some(i) = request.tokens.iter().position(|&id| id as usize >= n) {
                 let message =

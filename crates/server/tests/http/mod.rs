@@ -3,11 +3,11 @@
 pub(crate) mod recital;
 
 use realizar_engine::load::{CacheSize, Device, LoadOptions, load};
-use realizar_engine::{Client, Engine, EngineConfig, Runner, TextEngine};
+use realizar_engine::{Client, Engine, EngineConfig, Runner, SamplingParams, TextEngine};
 use realizar_model::chat_template::ChatTemplate;
 use realizar_model::source;
 use realizar_model::tokenizer::Tokenizer;
-use realizar_server::{Config, Ended, Handle, Server};
+use realizar_server::{Config, Ended, Handle, LoadedModel, ModelFacts, Models, Server, TextModel};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -33,6 +33,8 @@ pub(crate) struct Setup {
     pub(crate) config: Config,
     pub(crate) engine: EngineConfig,
     pub(crate) load: LoadOptions,
+    /// Of the model.
+    pub(crate) names: Vec<String>,
 }
 
 fn demo_path() -> PathBuf {
@@ -45,6 +47,12 @@ pub(crate) fn text_engine(runner: Box<dyn Runner>, config: EngineConfig) -> Text
     let tokenizer = Arc::new(Tokenizer::from_source(&*source).expect("a tokenizer"));
     let template = ChatTemplate::from_source(&*source, &tokenizer).expect("a template");
     TextEngine::new(Engine::start(runner, config), tokenizer, template)
+}
+
+/// A table of one model.
+fn models(names: Vec<String>, engine: TextEngine) -> Models {
+    let model = TextModel { engine, facts: ModelFacts::default(), sampling: SamplingParams::default() };
+    Models::one(names, LoadedModel::Text(model)).expect("a name")
 }
 
 impl TestServer {
@@ -60,16 +68,22 @@ impl TestServer {
             ..LoadOptions::default()
         };
         let mut setup = Setup { load: load_options, ..Setup::default() };
-        setup.config.names = vec!["demo".into()];
+        setup.names = vec!["demo".into()];
         change(&mut setup);
         let source = source::open(&demo_path()).expect("the demo model");
         let loaded = load(&*source, &setup.load).expect("a runner");
-        Self::around(text_engine(loaded.runner, setup.engine), setup.config)
+        let engine = text_engine(loaded.runner, setup.engine);
+        Self::around_models(engine.client().clone(), models(setup.names, engine), setup.config)
     }
 
+    /// A server whose only model, named demo, is run by this engine.
     pub(crate) fn around(engine: TextEngine, config: Config) -> Self {
-        let client = engine.client().clone();
-        let server = Server::bind(engine, Config { port: 0, ..config }).expect("a free port");
+        Self::around_models(engine.client().clone(), models(vec!["demo".into()], engine), config)
+    }
+
+    /// `client`: of the engine that the test looks at.
+    pub(crate) fn around_models(client: Client, models: Models, config: Config) -> Self {
+        let server = Server::bind(models, Config { port: 0, ..config }).expect("a free port");
         let (address, handle) = (server.addresses()[0], server.handle());
         let thread = Some(std::thread::spawn(move || server.run().expect("an end")));
         let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE));

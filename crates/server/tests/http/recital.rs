@@ -75,6 +75,6 @@ fn reciting_until(text: &str, fails_after: Option<usize>) -> TestServer {
     };
     let runner =
         Recital { text: ids, said: 0, fails_after, info, sampler: Sampler::default(), outcome: None };
-    let config = Config { names: vec!["demo".into()], ..Config::default() };
+    let config = Config::default();
     TestServer::around(text_engine(Box::new(runner), EngineConfig::default()), config)
 }

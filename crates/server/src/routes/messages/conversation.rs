@@ -1,9 +1,9 @@
 //! What a request says to the chat template.
 
 use super::wire::{Block, Content, MessagesRequest};
-use crate::app::App;
 use crate::conversation::{Conversation, Ending, MessageList, add_variables, effort_variables};
 use crate::error::{ApiError, Result};
+use crate::models::Lease;
 use crate::seal::Seal;
 use serde_json::{Map, Value, json};
 
@@ -14,9 +14,9 @@ const BILLING_HEADER: &str = "x-anthropic-billing-header:";
 /// The conversation for the chat template.
 ///
 /// Errors: content that cannot be read, with its place.
-pub(super) fn conversation(app: &App, request: &MessagesRequest) -> Result<Conversation> {
-    let mut reader = Reader { seal: &app.seal, list: MessageList::default() };
-    let keep_billing_header = app.config.keep_billing_header;
+pub(super) fn conversation(lease: &Lease, request: &MessagesRequest) -> Result<Conversation> {
+    let mut reader = Reader { seal: &lease.seal(), list: MessageList::default() };
+    let keep_billing_header = lease.app.config.keep_billing_header;
     if let Some(system) = &request.system {
         reader.list.system(&system_text(system, "system", keep_billing_header)?);
     }

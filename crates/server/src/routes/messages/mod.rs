@@ -14,6 +14,7 @@ use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::generation::{Plan, stop_strings};
 use crate::json::Json;
+use crate::models::Lease;
 use crate::sse;
 use crate::turn::{Prepared, Turn};
 use axum::Extension;
@@ -46,31 +47,31 @@ pub(crate) async fn create(
     Extension(caller): Extension<Caller>,
     Json(request): Json<MessagesRequest>,
 ) -> Result<Response> {
-    let model = app.check_model(request.model.as_deref())?;
+    let lease = app.model(request.model.as_deref()).await?;
     let streams = request.stream.unwrap_or(false);
     let id = app.new_id("msg_");
-    let (plan, wanted, prompt, mut wording) = app
-        .compute(move |app| {
-            let mut plan = plan(app, caller, &request)?;
+    let (plan, wanted, prompt, mut wording) = lease
+        .compute(move |lease| {
+            let mut plan = plan(lease, caller, &request)?;
             let max_tokens = request.max_tokens.ok_or_else(|| {
                 ApiError::invalid_param("max_tokens", "max_tokens is missing: say how long the answer may be")
             })? as usize;
             plan.max_tokens = Some(max_tokens);
-            let Prepared { prompt, wanted, parsers } = turn(app, &request)?.prepare(app, &mut plan)?;
+            let Prepared { prompt, wanted, parsers } = turn(lease, &request)?.prepare(lease, &mut plan)?;
             let display = request.thinking.as_ref().and_then(|thinking| thinking.display.as_deref());
             let wording = MessageWording {
                 answer: Answer {
                     id,
                     kind: "message",
                     role: "assistant",
-                    model,
+                    model: lease.name.clone(),
                     content: Vec::new(),
                     stop_reason: None,
                     stop_sequence: None,
                     usage: Usage::default(),
                 },
                 parser: parsers.parser(0),
-                seal: app.seal.clone(),
+                seal: lease.seal(),
                 n_prompt: prompt.len(),
                 max_tokens,
                 omits_thoughts: display == Some("omitted"),
@@ -79,7 +80,7 @@ pub(crate) async fn create(
             Ok((plan, wanted, prompt, wording))
         })
         .await?;
-    let started = app.start(plan, wanted, vec![prompt], "messages").await;
+    let started = lease.start(plan, wanted, vec![prompt], "messages").await;
     let mut generation = started.map_err(|error| ApiError {
         message: error.message.replace("/function/parameters", "/input_schema"),
         ..error
@@ -102,32 +103,32 @@ pub(crate) async fn count_tokens(
     Extension(caller): Extension<Caller>,
     Json(request): Json<MessagesRequest>,
 ) -> Result<axum::Json<TokenCount>> {
-    app.check_model(request.model.as_deref())?;
-    let count = move |app: &App| {
-        let mut plan = plan(app, caller, &request)?;
-        Ok(turn(app, &request)?.prepare(app, &mut plan)?.prompt.len())
+    let lease = app.model(request.model.as_deref()).await?;
+    let count = move |lease: &Lease| {
+        let mut plan = plan(lease, caller, &request)?;
+        Ok(turn(lease, &request)?.prepare(lease, &mut plan)?.prompt.len())
     };
-    Ok(axum::Json(TokenCount { input_tokens: app.compute(count).await? }))
+    Ok(axum::Json(TokenCount { input_tokens: lease.compute(count).await? }))
 }
 
-fn plan(app: &App, caller: Caller, request: &MessagesRequest) -> Result<Plan> {
+fn plan(lease: &Lease, caller: Caller, request: &MessagesRequest) -> Result<Plan> {
     request.other.check(Endpoint::Messages)?;
-    let mut defaults = app.config.sampling.clone();
+    let mut defaults = lease.model.sampling.clone();
     defaults.seed = request.seed.map(|seed| seed as u64);
     let stops = request.stop_sequences.as_deref().unwrap_or_default();
     Ok(Plan {
         sampling: request.params.0.over(defaults).map_err(realizar_engine::Error::from)?,
         stops: stop_strings("stop_sequences", stops)?,
-        cache_salt: app.cache_salt(caller, request.cache_salt.as_deref()),
-        ..Plan::new(app, caller)
+        cache_salt: lease.app.cache_salt(caller, request.cache_salt.as_deref()),
+        ..Plan::new(lease, caller)
     })
 }
 
-fn turn(app: &App, request: &MessagesRequest) -> Result<Turn> {
+fn turn(lease: &Lease, request: &MessagesRequest) -> Result<Turn> {
     Ok(Turn {
-        conversation: conversation::conversation(app, request)?,
+        conversation: conversation::conversation(lease, request)?,
         callable: tools::callable(request)?,
-        format: tools::format(request, app.config.open_schemas)?,
+        format: tools::format(request, lease.app.config.open_schemas)?,
     })
 }
 

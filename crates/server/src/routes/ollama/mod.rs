@@ -15,6 +15,7 @@ use crate::error::{ApiError, Result};
 use crate::fim;
 use crate::generation::{Generation, Plan, Wanted, stop_strings};
 use crate::json::Json;
+use crate::models::Lease;
 use crate::openai::check_logprobs;
 use crate::sse::{self, Pieces};
 use crate::structured::Before;
@@ -47,23 +48,23 @@ pub(crate) async fn chat(
     Extension(caller): Extension<Caller>,
     Json(request): Json<ChatRequest>,
 ) -> Result<Response> {
-    let model = check_name(&app, request.model.as_deref())?;
+    let lease = model(&app, request.model.as_deref()).await?;
     let streams = request.stream.unwrap_or(true);
     if request.messages.as_ref().is_none_or(Vec::is_empty) {
-        return Ok(loaded(Kind::Chat, &model, streams));
+        return Ok(loaded(Kind::Chat, &lease.name, streams));
     }
-    let job = app
-        .compute(move |app| {
+    let job = lease
+        .compute(move |lease| {
             request.other.check(Endpoint::Chat)?;
             let options = request.options.clone().unwrap_or_default();
-            let mut plan = plan(app, caller, &options, request.logprobs, request.top_logprobs)?;
-            let turn = conversation::chat_turn(&request, app.config.open_schemas)?;
-            let Prepared { prompt, wanted, parsers } = turn.prepare(app, &mut plan)?;
+            let mut plan = plan(lease, caller, &options, request.logprobs, request.top_logprobs)?;
+            let turn = conversation::chat_turn(&request, lease.app.config.open_schemas)?;
+            let Prepared { prompt, wanted, parsers } = turn.prepare(lease, &mut plan)?;
             limit(&mut plan, prompt.len(), options.num_ctx)?;
             Ok(Job { plan, wanted, prompt, parser: Some(parsers.parser(0)) })
         })
         .await?;
-    job.run(app, Kind::Chat, model, streams, "messages").await
+    job.run(&lease, Kind::Chat, streams, "messages").await
 }
 
 /// Answer or continue a text (Ollama's API)
@@ -82,25 +83,26 @@ pub(crate) async fn generate(
     Extension(caller): Extension<Caller>,
     Json(request): Json<GenerateRequest>,
 ) -> Result<Response> {
-    let model = check_name(&app, request.model.as_deref())?;
+    let lease = model(&app, request.model.as_deref()).await?;
     let streams = request.stream.unwrap_or(true);
     if request.prompt.as_ref().is_none_or(String::is_empty) && request.suffix.is_none() {
-        return Ok(loaded(Kind::Generate, &model, streams));
+        return Ok(loaded(Kind::Generate, &lease.name, streams));
     }
-    let job = app
-        .compute(move |app| {
+    let job = lease
+        .compute(move |lease| {
             request.other.check(Endpoint::Generate)?;
             let options = request.options.clone().unwrap_or_default();
-            let mut plan = plan(app, caller, &options, request.logprobs, request.top_logprobs)?;
-            let mut job = match continued(app, &request)? {
+            let mut plan = plan(lease, caller, &options, request.logprobs, request.top_logprobs)?;
+            let mut job = match continued(lease, &request)? {
                 Some(prompt) => {
-                    let format = conversation::format(request.format.as_ref(), app.config.open_schemas)?;
+                    let format =
+                        conversation::format(request.format.as_ref(), lease.app.config.open_schemas)?;
                     let wanted = format.map(|(format, field)| Wanted::format(format, field, Before::Nothing));
                     Job { plan, wanted, prompt, parser: None }
                 }
                 None => {
-                    let turn = conversation::generate_turn(&request, app.config.open_schemas)?;
-                    let Prepared { prompt, wanted, parsers } = turn.prepare(app, &mut plan)?;
+                    let turn = conversation::generate_turn(&request, lease.app.config.open_schemas)?;
+                    let Prepared { prompt, wanted, parsers } = turn.prepare(lease, &mut plan)?;
                     Job { plan, wanted, prompt, parser: Some(parsers.parser(0)) }
                 }
             };
@@ -108,7 +110,7 @@ pub(crate) async fn generate(
             Ok(job)
         })
         .await?;
-    job.run(app, Kind::Generate, model, streams, "prompt").await
+    job.run(&lease, Kind::Generate, streams, "prompt").await
 }
 
 /// A request that is ready for the engine.
@@ -120,18 +122,11 @@ struct Job {
 }
 
 impl Job {
-    async fn run(
-        self,
-        app: Arc<App>,
-        kind: Kind,
-        model: String,
-        streams: bool,
-        field: &'static str,
-    ) -> Result<Response> {
+    async fn run(self, lease: &Lease, kind: Kind, streams: bool, field: &'static str) -> Result<Response> {
         let Self { plan, wanted, prompt, parser } = self;
-        let (tokenizer, logprobs) = (app.engine.tokenizer().clone(), plan.n_logprobs.is_some());
-        let mut wording = LineWording::new(kind, model, parser, tokenizer, logprobs);
-        let mut generation: Generation = app.start(plan, wanted, vec![prompt], field).await?;
+        let (tokenizer, logprobs) = (lease.model.engine.tokenizer().clone(), plan.n_logprobs.is_some());
+        let mut wording = LineWording::new(kind, lease.name.clone(), parser, tokenizer, logprobs);
+        let mut generation: Generation = lease.start(plan, wanted, vec![prompt], field).await?;
         if streams {
             return Ok(Lines::respond(Body::from_stream(Pieces::new(generation, wording))));
         }
@@ -141,14 +136,14 @@ impl Job {
 }
 
 /// The prompt of a text that is continued as it is, or around a gap; `None` if it is for the chat template.
-fn continued(app: &App, request: &GenerateRequest) -> Result<Option<Vec<u32>>> {
+fn continued(lease: &Lease, request: &GenerateRequest) -> Result<Option<Vec<u32>>> {
     let prompt = request.prompt.as_deref().unwrap_or_default();
-    let tokenizer = app.engine.tokenizer();
+    let tokenizer = lease.model.engine.tokenizer();
     match &request.suffix {
         Some(suffix) if !suffix.is_empty() => {
             Ok(Some(fim::find(tokenizer)?.prompt(tokenizer, prompt, suffix)))
         }
-        _ if request.raw == Some(true) => Ok(Some(app.engine.encode_prompt(prompt))),
+        _ if request.raw == Some(true) => Ok(Some(lease.model.engine.encode_prompt(prompt))),
         _ => Ok(None),
     }
 }
@@ -157,21 +152,21 @@ fn continued(app: &App, request: &GenerateRequest) -> Result<Option<Vec<u32>>> {
 ///
 /// Errors: the option that is out of range, or that is not offered.
 fn plan(
-    app: &App,
+    lease: &Lease,
     caller: Caller,
     options: &Options,
     logprobs: Option<bool>,
     top_logprobs: Option<u32>,
 ) -> Result<Plan> {
     options.other.check(Endpoint::Options)?;
-    let context = app.engine.client().info().max_seq_len();
+    let context = lease.model.context();
     if let Some(n) = options.num_ctx.filter(|&n| n as usize > context) {
         let message = format!(
             "num_ctx is {n} but this server's context has {context} tokens; start it with a larger --ctx, or leave num_ctx out"
         );
         return Err(ApiError::invalid_param("options.num_ctx", message));
     }
-    let mut defaults = app.config.sampling.clone();
+    let mut defaults = lease.model.sampling.clone();
     defaults.seed = options.seed.map(|seed| seed as u64);
     defaults.penalty_window = match options.repeat_last_n {
         None => defaults.penalty_window,
@@ -193,7 +188,7 @@ fn plan(
         max_tokens: options.num_predict.and_then(|n| usize::try_from(n).ok()),
         stops: stop_strings("options.stop", stops)?,
         n_logprobs: logprobs.unwrap_or(false).then_some(top.unwrap_or(0)),
-        ..Plan::new(app, caller)
+        ..Plan::new(lease, caller)
     })
 }
 
@@ -224,15 +219,20 @@ fn loaded(kind: Kind, model: &str, streams: bool) -> Response {
     }
 }
 
-/// The name under which a request asks for the model; Ollama's clients may add a tag.
+/// The name of a model that a request asks for; Ollama's clients may add a tag.
+fn known_name<'a>(app: &App, asked: Option<&'a str>) -> Option<&'a str> {
+    let asked = asked.filter(|name| !name.is_empty())?;
+    match asked.strip_suffix(":latest") {
+        Some(bare) if !app.models.has(asked) && app.models.has(bare) => Some(bare),
+        _ => Some(asked),
+    }
+}
+
+/// The model that a request asks for.
 ///
 /// Errors: 404 for a model that is not here.
-fn check_name(app: &App, asked: Option<&str>) -> Result<String> {
-    let asked = asked.filter(|name| !name.is_empty());
-    app.check_model(asked).or_else(|error| {
-        let bare = asked.and_then(|name| name.strip_suffix(":latest"));
-        bare.ok_or(error).and_then(|name| app.check_model(Some(name)))
-    })
+async fn model(app: &Arc<App>, asked: Option<&str>) -> Result<Lease> {
+    app.model(known_name(app, asked)).await
 }
 
 /// Answers of several lines of JSON.

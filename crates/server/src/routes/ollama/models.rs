@@ -1,11 +1,12 @@
 //! What Ollama's API says about models: `/api/tags`, `show`, `ps`, `version`, `pull`, `delete`.
 
 use super::wire::{Details, ErrorBody, Model, ModelName, Models, Progress, Shown, Version};
-use super::{ErrorResponses, Lines, check_name};
+use super::{ErrorResponses, Lines, known_name};
 use crate::app::{App, rfc3339};
 use crate::error::{ApiError, Result};
 use crate::fim;
 use crate::json::Json;
+use crate::models::ModelFacts;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -16,8 +17,7 @@ use std::sync::Arc;
 /// Ollama's clients show when a model is unloaded; this one never is.
 const NEVER: &str = "2318-01-01T00:00:00Z";
 
-fn details(app: &App) -> Details {
-    let facts = &app.config.model;
+fn details(facts: &ModelFacts) -> Details {
     Details {
         parent_model: "",
         format: facts.format.clone(),
@@ -38,14 +38,14 @@ fn parameter_size(n: u64) -> String {
     }
 }
 
-fn model(app: &App, name: &str) -> Model {
+fn model(app: &App, name: &str, facts: &ModelFacts) -> Model {
     Model {
         name: name.to_owned(),
         model: name.to_owned(),
         modified_at: rfc3339(app.created),
-        size: app.config.model.size,
+        size: facts.size,
         digest: Sha256::digest(name).iter().map(|byte| format!("{byte:02x}")).collect(),
-        details: details(app),
+        details: details(facts),
         expires_at: None,
         size_vram: None,
         context_length: None,
@@ -61,7 +61,10 @@ fn model(app: &App, name: &str) -> Model {
     )
 )]
 pub(crate) async fn tags(State(app): State<Arc<App>>) -> axum::Json<Models> {
-    axum::Json(Models { models: app.config.names.iter().map(|name| model(&app, name)).collect() })
+    let listed = app.models.listed();
+    axum::Json(Models {
+        models: listed.iter().map(|(name, known)| model(&app, name, &known.facts)).collect(),
+    })
 }
 
 /// List the models that run (Ollama's API)
@@ -73,13 +76,14 @@ pub(crate) async fn tags(State(app): State<Arc<App>>) -> axum::Json<Models> {
     )
 )]
 pub(crate) async fn ps(State(app): State<Arc<App>>) -> axum::Json<Models> {
-    let running = |name: &String| Model {
+    let listed = app.models.listed();
+    let running = listed.iter().map(|(name, loaded)| Model {
         expires_at: Some(NEVER),
-        size_vram: Some(app.config.model.gpu_size),
-        context_length: Some(app.engine.client().info().max_seq_len()),
-        ..model(&app, name)
-    };
-    axum::Json(Models { models: app.config.names.iter().map(running).collect() })
+        size_vram: Some(loaded.facts.gpu_size),
+        context_length: Some(loaded.context()),
+        ..model(&app, name, &loaded.facts)
+    });
+    axum::Json(Models { models: running.collect() })
 }
 
 /// The server's version (Ollama's API)
@@ -104,14 +108,14 @@ pub(crate) async fn show(
     State(app): State<Arc<App>>,
     Json(request): Json<ModelName>,
 ) -> Result<axum::Json<Shown>> {
-    check_name(&app, request.model.or(request.name).as_deref())?;
-    let facts = &app.config.model;
+    let lease = super::model(&app, request.model.or(request.name).as_deref()).await?;
+    let facts = &lease.model.facts;
     let mut info: Map<String, Value> = Map::new();
     info.insert("general.architecture".to_owned(), facts.family.as_str().into());
     info.insert("general.parameter_count".to_owned(), facts.n_parameters.into());
-    let context = app.engine.client().info().max_seq_len();
+    let context = lease.model.context();
     info.insert(format!("{}.context_length", facts.family), context.into());
-    let template = app.engine.template().map_or("", |template| template.source());
+    let template = lease.model.engine.template().map_or("", |template| template.source());
     let mut capabilities = vec!["completion"];
     if !template.is_empty() {
         capabilities.push("tools");
@@ -119,14 +123,14 @@ pub(crate) async fn show(
     if ["enable_thinking", "reasoning_effort", "<think>"].iter().any(|sign| template.contains(sign)) {
         capabilities.push("thinking");
     }
-    if fim::find(app.engine.tokenizer()).is_ok() {
+    if fim::find(lease.model.engine.tokenizer()).is_ok() {
         capabilities.push("insert");
     }
     Ok(axum::Json(Shown {
         template: template.to_owned(),
         modelfile: "",
         parameters: "",
-        details: details(&app),
+        details: details(facts),
         model_info: info,
         capabilities,
         modified_at: rfc3339(app.created),
@@ -147,7 +151,7 @@ pub(crate) async fn show(
 )]
 pub(crate) async fn pull(State(app): State<Arc<App>>, Json(request): Json<ModelName>) -> Result<Response> {
     let name = request.model.or(request.name).unwrap_or_default();
-    if check_name(&app, Some(&name)).is_err() {
+    if known_name(&app, Some(&name)).is_some_and(|name| !app.models.has(name)) {
         return Err(not_offered(format!(
             "this server does not download models; `realizar pull {name}` does, and `realizar serve {name}` serves it"
         )));
@@ -168,7 +172,8 @@ pub(crate) async fn pull(State(app): State<Arc<App>>, Json(request): Json<ModelN
     responses((status = 501, description = "The server does not remove models", body = ErrorBody), ErrorResponses)
 )]
 pub(crate) async fn delete(State(app): State<Arc<App>>, Json(request): Json<ModelName>) -> Result<Response> {
-    let name = check_name(&app, request.model.or(request.name).as_deref())?;
+    let asked = request.model.or(request.name);
+    let name = app.models.find(known_name(&app, asked.as_deref()))?.1;
     Err(not_offered(format!(
         "this server does not remove models; `realizar rm {name}` does when it is stopped"
     )))

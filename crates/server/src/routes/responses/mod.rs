@@ -14,6 +14,7 @@ use crate::auth::Caller;
 use crate::error::{ApiError, ErrorBody, ErrorResponses, Result};
 use crate::generation::Plan;
 use crate::json::Json;
+use crate::models::Lease;
 use crate::openai::check_logprobs;
 use crate::sse;
 use crate::turn::{Prepared, Turn};
@@ -47,32 +48,31 @@ pub(crate) async fn create(
     Extension(caller): Extension<Caller>,
     Json(request): Json<ResponsesRequest>,
 ) -> Result<HttpResponse> {
-    let model = app.check_model(request.model.as_deref())?;
+    let lease = app.model(request.model.as_deref()).await?;
     let streams = request.stream.unwrap_or(false);
-    let shared = app.clone();
-    let (plan, wanted, prompt, mut wording) = app
-        .compute(move |app| {
-            let before = before(app, caller, &request)?;
-            let mut plan = plan(app, caller, &request)?;
-            let messages = conversation::messages(&app.seal, &request, before)?;
-            let Prepared { prompt, wanted, parsers } = prepare(app, &request, &messages, &mut plan)?;
-            let stores = stores(app, &request)?;
+    let (plan, wanted, prompt, mut wording) = lease
+        .compute(move |lease| {
+            let before = before(lease, caller, &request)?;
+            let mut plan = plan(lease, caller, &request)?;
+            let messages = conversation::messages(&lease.seal(), &request, before)?;
+            let Prepared { prompt, wanted, parsers } = prepare(lease, &request, &messages, &mut plan)?;
+            let stores = stores(lease, &request)?;
             let includes = |kind: &str| request.include.iter().flatten().any(|included| included == kind);
             let wording = ResponseWording {
                 caller,
-                response: response(app, &request, &plan, model, stores),
+                response: response(lease, &request, &plan, stores),
                 parser: parsers.parser(0),
                 messages: stores.then_some(messages),
                 seals: includes("reasoning.encrypted_content"),
                 logprobs: plan.n_logprobs.map(|_| Logprobs::default()),
                 open: None,
                 n_events: 0,
-                app: shared,
+                lease: lease.clone(),
             };
             Ok((plan, wanted, prompt, wording))
         })
         .await?;
-    let started = app.start(plan, wanted, vec![prompt], "input").await;
+    let started = lease.start(plan, wanted, vec![prompt], "input").await;
     let mut generation = started.map_err(|error| ApiError {
         message: error.message.replace("/function/parameters", "/parameters"),
         ..error
@@ -87,12 +87,12 @@ pub(crate) async fn create(
 /// The conversation that a request goes on after.
 ///
 /// Errors: 400 if it is not stored.
-fn before(app: &App, caller: Caller, request: &ResponsesRequest) -> Result<Vec<Value>> {
+fn before(lease: &Lease, caller: Caller, request: &ResponsesRequest) -> Result<Vec<Value>> {
     let Some(id) = &request.previous_response_id else { return Ok(Vec::new()) };
-    let stored = app.responses.get(caller, id).ok_or_else(|| {
+    let stored = lease.app.responses.get(caller, id).ok_or_else(|| {
         let message = format!(
             "there is no response {id:?}: responses are kept in memory, up to {} bytes, if store is true",
-            app.responses.limit()
+            lease.app.responses.limit()
         );
         ApiError::invalid_param("previous_response_id", message).code("previous_response_not_found")
     })?;
@@ -102,8 +102,8 @@ fn before(app: &App, caller: Caller, request: &ResponsesRequest) -> Result<Vec<V
 /// Whether the response is kept.
 ///
 /// Errors: it should be, but this server keeps none.
-fn stores(app: &App, request: &ResponsesRequest) -> Result<bool> {
-    let is_possible = app.responses.limit() > 0;
+fn stores(lease: &Lease, request: &ResponsesRequest) -> Result<bool> {
+    let is_possible = lease.app.responses.limit() > 0;
     match request.store {
         Some(true) if !is_possible => {
             let message = "this server stores no responses; set store to false and send the conversation";
@@ -114,9 +114,9 @@ fn stores(app: &App, request: &ResponsesRequest) -> Result<bool> {
     }
 }
 
-fn plan(app: &App, caller: Caller, request: &ResponsesRequest) -> Result<Plan> {
+fn plan(lease: &Lease, caller: Caller, request: &ResponsesRequest) -> Result<Plan> {
     request.other.check(Endpoint::Responses)?;
-    let mut defaults = app.config.sampling.clone();
+    let mut defaults = lease.model.sampling.clone();
     defaults.seed = request.seed.map(|seed| seed as u64);
     let top = check_logprobs("top_logprobs", request.top_logprobs)?;
     let included = request.include.iter().flatten().any(|kind| kind == "message.output_text.logprobs");
@@ -124,24 +124,29 @@ fn plan(app: &App, caller: Caller, request: &ResponsesRequest) -> Result<Plan> {
         sampling: request.params.0.over(defaults).map_err(realizar_engine::Error::from)?,
         max_tokens: request.max_output_tokens.map(|n| n as usize),
         n_logprobs: top.filter(|&n| n > 0).or(included.then_some(0)),
-        cache_salt: app.cache_salt(caller, request.cache_salt.as_deref()),
-        ..Plan::new(app, caller)
+        cache_salt: lease.app.cache_salt(caller, request.cache_salt.as_deref()),
+        ..Plan::new(lease, caller)
     })
 }
 
 /// The turn; with `truncation: auto` without the oldest turns of the user's if the conversation is too long.
-fn prepare(app: &App, request: &ResponsesRequest, messages: &[Value], plan: &mut Plan) -> Result<Prepared> {
+fn prepare(
+    lease: &Lease,
+    request: &ResponsesRequest,
+    messages: &[Value],
+    plan: &mut Plan,
+) -> Result<Prepared> {
     let functions = tools::functions(request);
     let callable = tools::callable(request, &functions)?;
-    let format = tools::format(request, app.config.open_schemas)?;
+    let format = tools::format(request, lease.app.config.open_schemas)?;
     let turn = |messages: &[Value]| Turn {
         conversation: conversation::conversation(request, messages),
         callable: callable.clone(),
         format: format.clone(),
     };
-    let prepared = turn(messages).prepare(app, plan)?;
+    let prepared = turn(messages).prepare(lease, plan)?;
     // As much of the context is left for the answer as was asked for, but no more than a quarter.
-    let context = app.engine.client().info().max_seq_len();
+    let context = lease.model.context();
     let answer = request.max_output_tokens.map_or(context, |n| n as usize).clamp(1, (context / 4).max(1));
     let limit = context.saturating_sub(answer);
     if request.truncation != Some(Truncation::Auto) || prepared.prompt.len() <= limit {
@@ -157,7 +162,7 @@ fn prepare(app: &App, request: &ResponsesRequest, messages: &[Value], plan: &mut
     let mut shortest = prepared;
     while low < high {
         let middle = (low + high) / 2;
-        let prepared = turn(&from(turns[middle])).prepare(app, plan)?;
+        let prepared = turn(&from(turns[middle])).prepare(lease, plan)?;
         if prepared.prompt.len() <= limit {
             (high, shortest) = (middle, prepared);
         } else {
@@ -168,9 +173,9 @@ fn prepare(app: &App, request: &ResponsesRequest, messages: &[Value], plan: &mut
 }
 
 /// The response before anything is generated.
-fn response(app: &App, request: &ResponsesRequest, plan: &Plan, model: String, stores: bool) -> Response {
+fn response(lease: &Lease, request: &ResponsesRequest, plan: &Plan, stores: bool) -> Response {
     Response {
-        id: app.new_id("resp_"),
+        id: lease.app.new_id("resp_"),
         object: "response",
         created_at: unix_time(),
         completed_at: None,
@@ -180,7 +185,7 @@ fn response(app: &App, request: &ResponsesRequest, plan: &Plan, model: String, s
         output: Vec::new(),
         usage: None,
         request: Echo {
-            model,
+            model: lease.name.clone(),
             instructions: request.instructions.clone(),
             previous_response_id: request.previous_response_id.clone(),
             store: stores,

@@ -4,11 +4,12 @@ use super::wire::{
     EventNews, IncompleteDetails, InputTokensDetails, OutputItem, OutputPart, OutputTokensDetails, Response,
     ResponseError, Status, StreamEvent, Usage,
 };
-use crate::app::{App, unix_time};
+use crate::app::unix_time;
 use crate::auth::Caller;
 use crate::conversation::MessageList;
 use crate::error::{ApiError, Result};
 use crate::generation::Generation;
+use crate::models::Lease;
 use crate::openai::TokenLogprob;
 use crate::response_store::Stored;
 use crate::sse::{Wording, named_event};
@@ -17,11 +18,10 @@ use axum::http::StatusCode;
 use axum::response::sse::Event;
 use realizar_engine::{FinishReason, TextEvent, TokenInfo, Usage as Sizes};
 use serde_json::Value;
-use std::sync::Arc;
 
 /// Words one response.
 pub(super) struct ResponseWording {
-    pub(super) app: Arc<App>,
+    pub(super) lease: Lease,
     pub(super) caller: Caller,
     /// As far as it has been generated, without the item that is open.
     pub(super) response: Response,
@@ -85,7 +85,7 @@ impl ResponseWording {
                 summary: Vec::new(),
                 content: content(),
                 encrypted_content: (self.seals && status != Status::InProgress)
-                    .then(|| self.app.seal.seal(text)),
+                    .then(|| self.lease.seal().seal(text)),
             },
             Open::Text { id, .. } => {
                 OutputItem::Message { id: id.clone(), status, role: "assistant", content: content() }
@@ -141,7 +141,7 @@ impl ResponseWording {
         match news {
             News::Reasoning(delta) => {
                 if !matches!(self.open, Some(Open::Reasoning { .. })) {
-                    let open = Open::Reasoning { id: self.app.new_id("rs_"), text: String::new() };
+                    let open = Open::Reasoning { id: self.lease.app.new_id("rs_"), text: String::new() };
                     self.begin_item(open, out);
                 }
                 let output_index = self.output_index();
@@ -156,7 +156,7 @@ impl ResponseWording {
             }
             News::Text(delta) => {
                 if !matches!(self.open, Some(Open::Text { .. })) {
-                    let id = self.app.new_id("msg_");
+                    let id = self.lease.app.new_id("msg_");
                     self.begin_item(Open::Text { id, text: String::new(), logprobs: Vec::new() }, out);
                 }
                 let output_index = self.output_index();
@@ -168,7 +168,7 @@ impl ResponseWording {
                 out.push(EventNews::TextDelta { item_id, output_index, content_index, delta, logprobs: new });
             }
             News::Call { id: call_id, name, .. } => {
-                let id = self.app.new_id("fc_");
+                let id = self.lease.app.new_id("fc_");
                 self.begin_item(Open::Call { id, call_id, name, arguments: String::new() }, out);
             }
             News::Arguments { fragment: delta, .. } => {
@@ -205,7 +205,7 @@ impl ResponseWording {
             logprobs.waiting.clear();
         }
         if news.is_empty() || news.iter().any(|news| matches!(news, News::Text(_))) {
-            logprobs.waiting.push(TokenLogprob::new(self.app.engine.tokenizer(), token));
+            logprobs.waiting.push(TokenLogprob::new(self.lease.model.engine.tokenizer(), token));
         }
     }
 
@@ -266,7 +266,7 @@ impl ResponseWording {
         match serde_json::to_value(&self.response) {
             Ok(response) => {
                 let stored = Stored { response, messages: list.into_messages() };
-                self.app.responses.put(self.caller, &self.response.id, stored);
+                self.lease.app.responses.put(self.caller, &self.response.id, stored);
             }
             Err(error) => tracing::error!(%error, "could not write a response"),
         }
