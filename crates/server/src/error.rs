@@ -78,6 +78,11 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
+    /// Something that the request needs is not to be had now.
+    pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message).code(code)
+    }
+
     /// There is too much to do; the same request may succeed later.
     pub(crate) fn overloaded(message: impl Into<String>, retry_after: Duration) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
@@ -204,7 +209,7 @@ macro_rules! error_responses {
             /// The device or the program failed.
             #[response(status = 500)]
             Internal($body),
-            /// The server is about to stop.
+            /// The server is about to stop, or cannot load the model.
             #[response(status = 503)]
             Unavailable($body),
         }

@@ -19,6 +19,7 @@ mod fim;
 mod generation;
 mod hosts;
 mod json;
+mod loading;
 mod models;
 mod openai;
 mod params;
@@ -38,7 +39,9 @@ mod turn;
 mod watchdog;
 
 pub use config::Config;
-pub use models::{LoadedModel, ModelFacts, Models, TextModel};
+pub use models::{
+    KeepAlive, LoadError, LoadedModel, ModelEntry, ModelFacts, ModelLimits, ModelLoader, Models, TextModel,
+};
 pub use server::{Ended, Error, Handle, Server};
 
 #[doc(no_inline)]

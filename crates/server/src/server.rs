@@ -41,8 +41,14 @@ pub enum Error {
     #[error("the server needs a name or address to listen at")]
     NoHost,
     /// The model has no name by which clients could ask for it.
-    #[error("the model needs a name")]
+    #[error("a model needs a name, and a server a model")]
     NoName,
+    /// Clients could not tell two models apart.
+    #[error("two models have the name {name:?}")]
+    SameName {
+        /// The name.
+        name: String,
+    },
     /// An option that is no value of its header.
     #[error("{origin:?} is not an origin; expected * or such as https://example.com")]
     Origin {
@@ -183,6 +189,7 @@ async fn serve(
 
 /// Lets all engines finish what they have, and no more.
 async fn drain(app: &App) {
+    app.models.close();
     let (done, is_done) = tokio::sync::oneshot::channel();
     let (clients, patience) = (app.models.clients(), app.config.drain);
     let sum = |gauge: fn(&Client) -> u64| clients.iter().map(gauge).sum::<u64>();

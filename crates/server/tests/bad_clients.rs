@@ -96,13 +96,13 @@ fn a_wrong_type_is_refused_by_name() {
     server.post(TEXT, &json!({})).is_error(400, None, "missing field `prompt`");
     // A number that no float can hold is no JSON number.
     server.post_bytes(TEXT, br#"{"prompt": "a", "temperature": 1e999}"#).is_error(400, None, "out of range");
-    assert_eq!(server.client.stats().steps.get(), 0, "nothing was computed");
+    assert_eq!(server.client().stats().steps.get(), 0, "nothing was computed");
 }
 
 #[test]
 fn a_prompt_over_the_context_costs_nothing() {
     let server = TestServer::start();
-    let limit = server.client.info().max_seq_len();
+    let limit = server.client().info().max_seq_len();
     let reply = server.post(TEXT, &json!({"prompt": vec![5; limit + 1]}));
     reply.is_error(400, Some("prompt"), &format!("{}", limit + 1));
     reply.is_error(400, Some("prompt"), &format!("maximum context length is {limit} tokens"));
@@ -113,7 +113,7 @@ fn a_prompt_over_the_context_costs_nothing() {
         Some("messages"),
         &format!("maximum context length is {limit} tokens"),
     );
-    assert_eq!(server.client.stats().steps.get(), 0);
+    assert_eq!(server.client().stats().steps.get(), 0);
 }
 
 #[test]
@@ -318,26 +318,26 @@ fn a_client_that_leaves_frees_what_it_held() {
     // While the answer is computed, and nothing of it was sent.
     let mut whole = server.connect();
     whole.write_all(&request).expect("it is read");
-    until("it runs", || server.client.stats().running.get() == 1);
+    until("it runs", || server.client().stats().running.get() == 1);
     drop(whole);
     server.is_idle_in_the_end();
     // In the middle of streams, one of which waits for its turn.
     let streams = [1, 2].map(|_| server.begin_stream(&long(&json!({"stream": true}))));
     let mut waiting = server.connect();
     waiting.write_all(&post_bytes(CHAT, &long(&json!({"stream": true})))).expect("it is read");
-    until("one waits", || server.client.stats().waiting.get() == 1);
+    until("one waits", || server.client().stats().waiting.get() == 1);
     drop(waiting);
-    until("none waits", || server.client.stats().waiting.get() == 0);
+    until("none waits", || server.client().stats().waiting.get() == 0);
     drop(streams);
     server.is_idle_in_the_end();
     // One of several choices and prompts.
     let many = json!({"prompt": ["a", "b"], "n": 2, "max_tokens": 900, "ignore_eos": true, "stream": true});
     let mut stream = server.connect();
     stream.write_all(&post_bytes(TEXT, &many)).expect("it is read");
-    until("they run", || server.client.stats().running.get() > 0);
+    until("they run", || server.client().stats().running.get() > 0);
     drop(stream);
     server.is_idle_in_the_end();
-    assert!(server.client.stats().finished_length.get() < 4, "they were not finished for nobody");
+    assert!(server.client().stats().finished_length.get() < 4, "they were not finished for nobody");
 }
 
 #[test]
@@ -495,6 +495,6 @@ fn a_stream_ends_where_its_reader_does() {
     }
     drop(stream);
     server.is_idle_in_the_end();
-    let n = server.client.stats().generated_tokens.get();
+    let n = server.client().stats().generated_tokens.get();
     assert!(n < 900, "{n} tokens for nobody");
 }

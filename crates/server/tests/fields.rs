@@ -66,7 +66,7 @@ fn what_would_change_the_answer_and_is_not_offered_is_refused_by_name() {
         server.post(CHAT, &ask(STORY, &json!({ field: value }))).is_error(400, Some(field), field);
     }
     server.post(TEXT, &plain("A", &json!({"tools": [{}]}))).is_error(400, Some("tools"), CHAT);
-    assert_eq!(server.client.stats().steps.get(), 0, "nothing was computed");
+    assert_eq!(server.client().stats().steps.get(), 0, "nothing was computed");
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn other_names_of_fields_do_the_same() {
     assert_eq!(server.post(TEXT, &body).ok()["usage"]["completion_tokens"], 5);
     let forever = plain("Once", &json!({"n_predict": -1, "max_tokens": null, "ignore_eos": true}));
     let answer = server.post(TEXT, &forever).ok();
-    let limit = server.client.info().max_seq_len();
+    let limit = server.client().info().max_seq_len();
     assert_eq!(answer["usage"]["total_tokens"], limit, "never one more");
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
 }
@@ -269,7 +269,7 @@ fn the_end_of_a_long_prompt_may_be_kept() {
     assert_eq!(cut["usage"]["prompt_tokens"], 7);
     assert_eq!(text(&cut), text(&of(json!({"prompt": all[53..], "echo": true}))));
     assert_eq!(of(json!({"truncate_prompt_tokens": 60}))["usage"]["prompt_tokens"], 60);
-    let limit = server.client.info().max_seq_len();
+    let limit = server.client().info().max_seq_len();
     let long = vec![25; limit + 10];
     let fits = of(json!({"prompt": long, "truncate_prompt_tokens": -1}));
     assert_eq!(

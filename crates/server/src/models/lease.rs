@@ -1,6 +1,7 @@
 //! A model in the hands of a request.
 
-use super::Model;
+use super::table::Use;
+use super::{KeepAlive, Model};
 use crate::app::{App, FORMAT_RETRY};
 use crate::error::{ApiError, Result};
 use crate::generation::{Generation, Plan, Wanted};
@@ -19,6 +20,7 @@ pub(crate) struct Leased {
     pub(crate) model: Arc<Model>,
     /// As the request calls it.
     pub(crate) name: String,
+    used: Use,
 }
 
 impl Deref for Lease {
@@ -30,8 +32,9 @@ impl Deref for Lease {
 }
 
 impl Lease {
-    pub(super) fn new(app: Arc<App>, model: Arc<Model>, name: String) -> Self {
-        Self(Arc::new(Leased { app, model, name }))
+    /// Says how long the model stays loaded after this request.
+    pub(crate) fn keep_alive(&self, keep_alive: KeepAlive) {
+        self.used.keep_alive(keep_alive);
     }
 
     /// Signs what the model thinks.
@@ -99,9 +102,9 @@ impl Lease {
 impl App {
     /// The model of a name, or the default, for a request that generates text; it is loaded if it is not.
     ///
-    /// Errors: 404 for a model that is not here.
+    /// Errors: 404 for a model that is not here; 503 for one that cannot be loaded.
     pub(crate) async fn model(self: &Arc<Self>, asked: Option<&str>) -> Result<Lease> {
-        let (model, name) = self.models.get(asked).await?;
-        Ok(Lease::new(self.clone(), model, name))
+        let (model, used, name) = self.models.get(asked).await?;
+        Ok(Lease(Arc::new(Leased { app: self.clone(), model, name, used })))
     }
 }

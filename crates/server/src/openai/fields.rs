@@ -144,7 +144,7 @@ pub(crate) static FIELDS: &[Row] = &[
     no_effect("id_slot", "requests do not belong to slots"),
     no_effect("n_keep", "the context is never shifted"),
     no_effect("n_discard", "the context is never shifted"),
-    no_effect("keep_alive", "the model stays loaded"),
+    no_effect("keep_alive", "only Ollama's API reads it"),
     no_effect("request_id", "send the header `X-Request-Id`"),
     no_effect("data_parallel_rank", "there is one engine"),
     no_effect("timings_per_token", "an answer's timings come with its end"),

@@ -6,6 +6,7 @@ use crate::auth::Caller;
 use crate::error::{ApiError, ErrorResponses, Result};
 use crate::generation::Plan;
 use crate::json::Json;
+use crate::loading;
 use crate::models::Lease;
 use crate::openai::{
     Answer, AssistantMessage, CallWording, ChatChoice, ChatLogprobs, ChatPiece, ChatRequest, Delta, Endpoint,
@@ -36,6 +37,18 @@ pub(crate) async fn create(
     Extension(caller): Extension<Caller>,
     Json(request): Json<ChatRequest>,
 ) -> Result<Response> {
+    let (asked, streams) = (request.model.clone(), request.common.streaming()?.is_some());
+    loading::answer(
+        &app.clone(),
+        asked.as_deref(),
+        streams,
+        choices::error_events,
+        answer(app, caller, request),
+    )
+    .await
+}
+
+async fn answer(app: Arc<App>, caller: Caller, request: ChatRequest) -> Result<Response> {
     let lease = app.model(request.model.as_deref()).await?;
     let head = Head { id: app.new_id("chatcmpl-"), created: unix_time(), model: lease.name.clone() };
     let streaming = request.common.streaming()?;

@@ -153,6 +153,12 @@ impl<S: Shape> Wording for Chunks<S> {
     }
 }
 
+/// The end of a stream that has not begun for this reason.
+pub(crate) fn error_events(error: &ApiError) -> String {
+    let body = serde_json::to_string(&error.body()).unwrap_or_default();
+    format!("data: {body}\n\ndata: [DONE]\n\n")
+}
+
 fn done() -> Event {
     Event::default().data("[DONE]")
 }

@@ -8,6 +8,7 @@ use crate::error::{ApiError, ErrorResponses, Result};
 use crate::fim;
 use crate::generation::{Plan, Wanted};
 use crate::json::Json;
+use crate::loading;
 use crate::models::Lease;
 use crate::openai::{
     Answer, CompletionChoice, CompletionLogprobs, CompletionRequest, Endpoint, Prompt, PromptLogprobs,
@@ -41,6 +42,18 @@ pub(crate) async fn create(
     Extension(caller): Extension<Caller>,
     Json(request): Json<CompletionRequest>,
 ) -> Result<Response> {
+    let (asked, streams) = (request.model.clone(), request.common.streaming()?.is_some());
+    loading::answer(
+        &app.clone(),
+        asked.as_deref(),
+        streams,
+        choices::error_events,
+        answer(app, caller, request),
+    )
+    .await
+}
+
+async fn answer(app: Arc<App>, caller: Caller, request: CompletionRequest) -> Result<Response> {
     let lease = app.model(request.model.as_deref()).await?;
     let head = Head { id: app.new_id("cmpl-"), created: unix_time(), model: lease.name.clone() };
     let streaming = request.common.streaming()?;

@@ -28,7 +28,9 @@ fn condition(app: &App) -> Condition {
         Health::Stopped => 2,
         Health::Failed { .. } => 3,
     };
-    let health = app.models.clients().iter().map(|client| client.health()).max_by_key(severity);
+    let own = if app.models.is_closed() { Health::Draining } else { Health::Ready };
+    let engines = app.models.clients();
+    let health = engines.iter().map(|client| client.health()).chain([own]).max_by_key(severity);
     let (status, message) = match (health.unwrap_or(Health::Ready), watchdog::stuck(app)) {
         (Health::Ready | Health::Draining, Some(what)) => ("stuck", Some(what)),
         (Health::Ready, None) => ("ready", None),

@@ -54,6 +54,8 @@ fn guarded() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(ollama::models::embeddings))
         .routes(routes!(models::list))
         .routes(routes!(models::retrieve))
+        .routes(routes!(models::load))
+        .routes(routes!(models::unload))
         .routes(routes!(tokenize::tokenize))
         .routes(routes!(tokenize::detokenize))
         .routes(routes!(template::apply))

@@ -1,10 +1,13 @@
-//! `/v1/models`: the model that is here.
+//! `/v1/models`: the models that are here, and what loads and unloads them.
 
 use crate::app::{App, rfc3339};
-use crate::error::{ApiError, ErrorBody, Result};
+use crate::error::{ApiError, ErrorBody, ErrorResponses, Result};
+use crate::json;
+use crate::models::{Listed, Status};
 use axum::Json;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
@@ -39,8 +42,11 @@ pub(crate) struct Model {
     created: u64,
     /// realizar
     owned_by: &'static str,
-    /// Extension: longest sequence of prompt and answer, in tokens.
-    max_model_len: usize,
+    /// Extension: longest sequence of prompt and answer, in tokens; may be missing of a model that is not loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_model_len: Option<usize>,
+    /// As llama.cpp has it.
+    status: LoadStatus,
     /// As Anthropic's API has it: model
     #[serde(rename = "type")]
     kind: &'static str,
@@ -48,6 +54,13 @@ pub(crate) struct Model {
     display_name: String,
     /// As Anthropic's API has it: when the server started, in UTC by RFC 3339.
     created_at: String,
+}
+
+/// Whether a model is loaded.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct LoadStatus {
+    /// unloaded, loading or loaded
+    value: &'static str,
 }
 
 /// What Codex wants to know of a model.
@@ -77,8 +90,8 @@ pub(crate) struct CodexModel {
     apply_patch_tool_type: Option<&'static str>,
     truncation_policy: CodexTruncation,
     supports_parallel_tool_calls: bool,
-    /// Longest sequence of prompt and answer, in tokens.
-    context_window: usize,
+    /// Longest sequence of prompt and answer, in tokens, if it is known.
+    context_window: Option<usize>,
     experimental_supported_tools: Vec<String>,
     /// text
     input_modalities: Vec<&'static str>,
@@ -100,7 +113,7 @@ const CODEX_INSTRUCTIONS: &str = "You are a coding agent that works in a termina
     did, and what is left to do.";
 
 impl CodexModel {
-    fn new(name: &str, context: usize) -> Self {
+    fn new(name: &str, context: Option<usize>) -> Self {
         Self {
             slug: name.to_owned(),
             display_name: name.to_owned(),
@@ -134,14 +147,20 @@ pub(crate) struct ListQuery {
 }
 
 impl Model {
-    fn new(app: &App, id: String, max_model_len: usize) -> Self {
+    fn new(app: &App, listed: &Listed) -> Self {
+        let value = match listed.status {
+            Status::Unloaded => "unloaded",
+            Status::Loading => "loading",
+            Status::Loaded(..) => "loaded",
+        };
         Self {
-            display_name: id.clone(),
-            id,
+            display_name: listed.name.clone(),
+            id: listed.name.clone(),
             object: "model",
             created: app.created,
             owned_by: "realizar",
-            max_model_len,
+            max_model_len: listed.context,
+            status: LoadStatus { value },
             kind: "model",
             created_at: rfc3339(app.created),
         }
@@ -165,11 +184,10 @@ pub(crate) async fn list(
     let is_codex = query.is_ok_and(|Query(query)| query.client_version.is_some());
     Json(ModelList {
         object: "list",
-        data: listed.iter().map(|(name, model)| Model::new(&app, name.clone(), model.context())).collect(),
-        models: is_codex
-            .then(|| listed.iter().map(|(name, model)| CodexModel::new(name, model.context())).collect()),
-        first_id: listed.first().map(|(name, _)| name.clone()),
-        last_id: listed.last().map(|(name, _)| name.clone()),
+        data: listed.iter().map(|listed| Model::new(&app, listed)).collect(),
+        models: is_codex.then(|| listed.iter().map(|l| CodexModel::new(&l.name, l.context)).collect()),
+        first_id: listed.first().map(|l| l.name.clone()),
+        last_id: listed.last().map(|l| l.name.clone()),
         has_more: false,
     })
 }
@@ -190,6 +208,62 @@ pub(crate) async fn retrieve(
     name: std::result::Result<Path<String>, PathRejection>,
 ) -> Result<Json<Model>> {
     let Path(name) = name.map_err(|_| ApiError::invalid_param("model", "the model's name is not UTF-8"))?;
-    let model = app.models.describe(&name)?;
-    Ok(Json(Model::new(&app, name, model.context())))
+    Ok(Json(Model::new(&app, &app.models.describe(Some(&name))?)))
+}
+
+/// Which model to load or unload.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct ModelChoice {
+    /// One of its names.
+    model: String,
+}
+
+/// Of a model that was loaded or unloaded.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Done {
+    /// true
+    success: bool,
+}
+
+/// Load a model
+///
+/// As llama.cpp has it; the answer comes when the model is loaded. A request for a model loads it, too.
+#[utoipa::path(
+    post, path = "/models/load", operation_id = "load_model", tag = "models",
+    request_body(content = ModelChoice, example = json!({"model": "demo"})),
+    responses((status = 200, description = "It is loaded", body = Done), ErrorResponses)
+)]
+pub(crate) async fn load(
+    State(app): State<Arc<App>>,
+    json::Json(request): json::Json<ModelChoice>,
+) -> Result<Json<Done>> {
+    app.model(Some(&request.model)).await?;
+    Ok(Json(Done { success: true }))
+}
+
+/// Unload a model
+///
+/// As llama.cpp has it. The model goes when the requests that use it are answered; the answer does not wait for that.
+#[utoipa::path(
+    post, path = "/models/unload", operation_id = "unload_model", tag = "models",
+    request_body(content = ModelChoice, example = json!({"model": "demo"})),
+    responses(
+        (status = 200, description = "It is unloaded, or will be", body = Done),
+        (status = 501, description = "The server has one model, which stays loaded", body = ErrorBody),
+        ErrorResponses
+    )
+)]
+pub(crate) async fn unload(
+    State(app): State<Arc<App>>,
+    json::Json(request): json::Json<ModelChoice>,
+) -> Result<Json<Done>> {
+    app.models.unload(Some(&request.model))?;
+    match app.models.can_load() {
+        true => Ok(Json(Done { success: true })),
+        false => {
+            let message =
+                "this server was started with one model, which stays loaded until the server is stopped";
+            Err(ApiError::refused(StatusCode::NOT_IMPLEMENTED, "unsupported", message))
+        }
+    }
 }

@@ -21,7 +21,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) struct TestServer {
     pub(crate) address: SocketAddr,
-    pub(crate) client: Client,
+    /// Of the engine, where there is one from the start.
+    client: Option<Client>,
     pub(crate) handle: Handle,
     thread: Option<JoinHandle<Ended>>,
     agent: ureq::Agent,
@@ -73,21 +74,31 @@ impl TestServer {
         let source = source::open(&demo_path()).expect("the demo model");
         let loaded = load(&*source, &setup.load).expect("a runner");
         let engine = text_engine(loaded.runner, setup.engine);
-        Self::around_models(engine.client().clone(), models(setup.names, engine), setup.config)
+        Self::around_one(setup.names, engine, setup.config)
     }
 
     /// A server whose only model, named demo, is run by this engine.
     pub(crate) fn around(engine: TextEngine, config: Config) -> Self {
-        Self::around_models(engine.client().clone(), models(vec!["demo".into()], engine), config)
+        Self::around_one(vec!["demo".into()], engine, config)
     }
 
-    /// `client`: of the engine that the test looks at.
-    pub(crate) fn around_models(client: Client, models: Models, config: Config) -> Self {
+    fn around_one(names: Vec<String>, engine: TextEngine, config: Config) -> Self {
+        let client = engine.client().clone();
+        let mut server = Self::around_models(models(names, engine), config);
+        server.client = Some(client);
+        server
+    }
+
+    pub(crate) fn around_models(models: Models, config: Config) -> Self {
         let server = Server::bind(models, Config { port: 0, ..config }).expect("a free port");
         let (address, handle) = (server.addresses()[0], server.handle());
         let thread = Some(std::thread::spawn(move || server.run().expect("an end")));
         let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE));
-        Self { address, client, handle, thread, agent: config.build().into() }
+        Self { address, client: None, handle, thread, agent: config.build().into() }
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        self.client.as_ref().expect("one model from the start")
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
@@ -159,12 +170,12 @@ impl TestServer {
     /// Waits until nothing runs, and checks that no block is held.
     #[track_caller]
     pub(crate) fn is_idle_in_the_end(&self) {
-        let stats = self.client.stats();
+        let stats = self.client().stats();
         until("the engine is idle", || {
             stats.running.get() + stats.waiting.get() + stats.blocks_in_use.get() == 0
         });
         // Before the first step the engine has not counted its blocks.
-        let all = if stats.steps.get() == 0 { 0 } else { self.client.info().n_blocks as u64 };
+        let all = if stats.steps.get() == 0 { 0 } else { self.client().info().n_blocks as u64 };
         assert_eq!(stats.blocks_free.get() + stats.blocks_cached.get(), all);
     }
 

@@ -14,6 +14,7 @@ use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::generation::{Plan, stop_strings};
 use crate::json::Json;
+use crate::loading;
 use crate::models::Lease;
 use crate::sse;
 use crate::turn::{Prepared, Turn};
@@ -47,6 +48,11 @@ pub(crate) async fn create(
     Extension(caller): Extension<Caller>,
     Json(request): Json<MessagesRequest>,
 ) -> Result<Response> {
+    let (asked, streams) = (request.model.clone(), request.stream.unwrap_or(false));
+    loading::answer(&app.clone(), asked.as_deref(), streams, error_event, answer(app, caller, request)).await
+}
+
+async fn answer(app: Arc<App>, caller: Caller, request: MessagesRequest) -> Result<Response> {
     let lease = app.model(request.model.as_deref()).await?;
     let streams = request.stream.unwrap_or(false);
     let id = app.new_id("msg_");
@@ -151,6 +157,11 @@ fn error_detail(error: &ApiError) -> ErrorDetail {
         _ => error.message.clone(),
     };
     ErrorDetail { kind, message }
+}
+
+/// The end of a stream that has not begun for this reason.
+fn error_event(error: &ApiError) -> String {
+    format!("event: error\ndata: {}\n\n", error_body(error, None))
 }
 
 /// The body of an answer that is an error.

@@ -62,6 +62,12 @@ static FIELDS: &[Field<Endpoint>] = &[
     Field::honoured("format", BOTH, "`json`, or the schema of the answer"),
     Field::honoured("stream", BOTH, "sends the answer as lines of JSON, which is the default"),
     Field::honoured("options", BOTH, "see below"),
+    Field::honoured(
+        "keep_alive",
+        BOTH,
+        "how long the model stays loaded after this request, where the server has several: seconds, or a text such as `5m`; negative: until its \
+         room is needed, 0: not at all",
+    ),
     Field::honoured("logprobs", BOTH, "reports log-probabilities"),
     Field::honoured("top_logprobs", BOTH, "likeliest tokens to report, up to 20"),
     option(
@@ -81,7 +87,6 @@ static FIELDS: &[Field<Endpoint>] = &[
     option("frequency_penalty", "for each time that a token was generated"),
     option("presence_penalty", "once for tokens that were generated"),
     //
-    Field::no_effect("keep_alive", BOTH, "the model stays loaded"),
     Field::no_effect("truncate", BOTH, "a prompt that is too long is refused"),
     Field::no_effect("shift", BOTH, "the context is never shifted"),
     no_option("num_batch", AT_START),

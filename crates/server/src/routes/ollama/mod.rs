@@ -15,7 +15,7 @@ use crate::error::{ApiError, Result};
 use crate::fim;
 use crate::generation::{Generation, Plan, Wanted, stop_strings};
 use crate::json::Json;
-use crate::models::Lease;
+use crate::models::{KeepAlive, Lease};
 use crate::openai::check_logprobs;
 use crate::sse::{self, Pieces};
 use crate::structured::Before;
@@ -28,6 +28,7 @@ use axum::response::{IntoResponse, Response};
 use fields::Endpoint;
 use realizar_engine::{Timings, Usage};
 use serde::Serialize;
+use serde_json::Value;
 use std::sync::Arc;
 use wire::{Answer, ChatRequest, ErrorBody, GenerateRequest, Options, Stop};
 use wording::{Kind, LineWording};
@@ -48,10 +49,18 @@ pub(crate) async fn chat(
     Extension(caller): Extension<Caller>,
     Json(request): Json<ChatRequest>,
 ) -> Result<Response> {
-    let lease = model(&app, request.model.as_deref()).await?;
     let streams = request.stream.unwrap_or(true);
-    if request.messages.as_ref().is_none_or(Vec::is_empty) {
-        return Ok(loaded(Kind::Chat, &lease.name, streams));
+    let keep_alive = keep_alive(request.keep_alive.as_ref())?;
+    let is_empty = request.messages.as_ref().is_none_or(Vec::is_empty);
+    if is_empty && keep_alive == Some(KeepAlive::ZERO) {
+        return unload(&app, Kind::Chat, request.model.as_deref(), streams);
+    }
+    let lease = model(&app, request.model.as_deref()).await?;
+    if let Some(keep_alive) = keep_alive {
+        lease.keep_alive(keep_alive);
+    }
+    if is_empty {
+        return Ok(without_text(Kind::Chat, &lease.name, streams, "load"));
     }
     let job = lease
         .compute(move |lease| {
@@ -83,10 +92,18 @@ pub(crate) async fn generate(
     Extension(caller): Extension<Caller>,
     Json(request): Json<GenerateRequest>,
 ) -> Result<Response> {
-    let lease = model(&app, request.model.as_deref()).await?;
     let streams = request.stream.unwrap_or(true);
-    if request.prompt.as_ref().is_none_or(String::is_empty) && request.suffix.is_none() {
-        return Ok(loaded(Kind::Generate, &lease.name, streams));
+    let keep_alive = keep_alive(request.keep_alive.as_ref())?;
+    let is_empty = request.prompt.as_ref().is_none_or(String::is_empty) && request.suffix.is_none();
+    if is_empty && keep_alive == Some(KeepAlive::ZERO) {
+        return unload(&app, Kind::Generate, request.model.as_deref(), streams);
+    }
+    let lease = model(&app, request.model.as_deref()).await?;
+    if let Some(keep_alive) = keep_alive {
+        lease.keep_alive(keep_alive);
+    }
+    if is_empty {
+        return Ok(without_text(Kind::Generate, &lease.name, streams, "load"));
     }
     let job = lease
         .compute(move |lease| {
@@ -208,15 +225,37 @@ fn limit(plan: &mut Plan, n_prompt: usize, num_ctx: Option<u32>) -> Result<()> {
     Ok(())
 }
 
-/// The answer to a request that asks for nothing but a model that is loaded.
-fn loaded(kind: Kind, model: &str, streams: bool) -> Response {
+/// Unloads the model as soon as nobody uses it: what a request without a text asks for by a `keep_alive` of 0.
+///
+/// Errors: 404 for a model that is not here.
+fn unload(app: &App, kind: Kind, asked: Option<&str>, streams: bool) -> Result<Response> {
+    let name = app.models.describe(known_name(app, asked))?.name;
+    app.models.unload(Some(&name))?;
+    Ok(without_text(kind, &name, streams, if app.models.can_load() { "unload" } else { "load" }))
+}
+
+/// The answer to a request that asks for nothing but a model to be loaded or unloaded.
+fn without_text(kind: Kind, model: &str, streams: bool, done_reason: &'static str) -> Response {
     let mut answer = wording::empty(kind, model);
     answer.done = true;
-    answer.end = Some(wording::end("load", Usage::default(), Timings::default()));
+    answer.end = Some(wording::end(done_reason, Usage::default(), Timings::default()));
     match streams {
         true => Lines::of(&[answer]),
         false => axum::Json(answer).into_response(),
     }
+}
+
+/// How long the model stays loaded after a request.
+///
+/// Errors: neither a number nor a duration.
+fn keep_alive(value: Option<&Value>) -> Result<Option<KeepAlive>> {
+    let parsed = match value {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::Number(seconds)) => Ok(KeepAlive::from_seconds(seconds.as_f64().unwrap_or(-1.0))),
+        Some(Value::String(text)) => text.parse(),
+        Some(other) => Err(format!("{other} is neither a number of seconds nor a text such as 5m")),
+    };
+    parsed.map(Some).map_err(|reason| ApiError::invalid_param("keep_alive", format!("keep_alive: {reason}")))
 }
 
 /// The name of a model that a request asks for; Ollama's clients may add a tag.

@@ -2,11 +2,11 @@
 
 use super::wire::{Details, ErrorBody, Model, ModelName, Models, Progress, Shown, Version};
 use super::{ErrorResponses, Lines, known_name};
-use crate::app::{App, rfc3339};
+use crate::app::{App, rfc3339, unix_time};
 use crate::error::{ApiError, Result};
 use crate::fim;
 use crate::json::Json;
-use crate::models::ModelFacts;
+use crate::models::{Listed, ModelFacts, Status};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
-/// Ollama's clients show when a model is unloaded; this one never is.
+/// Ollama's clients show when a model is unloaded; this is for those that never are.
 const NEVER: &str = "2318-01-01T00:00:00Z";
 
 fn details(facts: &ModelFacts) -> Details {
@@ -38,10 +38,10 @@ fn parameter_size(n: u64) -> String {
     }
 }
 
-fn model(app: &App, name: &str, facts: &ModelFacts) -> Model {
+fn model(app: &App, Listed { name, facts, .. }: &Listed) -> Model {
     Model {
-        name: name.to_owned(),
-        model: name.to_owned(),
+        name: name.clone(),
+        model: name.clone(),
         modified_at: rfc3339(app.created),
         size: facts.size,
         digest: Sha256::digest(name).iter().map(|byte| format!("{byte:02x}")).collect(),
@@ -62,9 +62,7 @@ fn model(app: &App, name: &str, facts: &ModelFacts) -> Model {
 )]
 pub(crate) async fn tags(State(app): State<Arc<App>>) -> axum::Json<Models> {
     let listed = app.models.listed();
-    axum::Json(Models {
-        models: listed.iter().map(|(name, known)| model(&app, name, &known.facts)).collect(),
-    })
+    axum::Json(Models { models: listed.iter().map(|known| model(&app, known)).collect() })
 }
 
 /// List the models that run (Ollama's API)
@@ -76,14 +74,17 @@ pub(crate) async fn tags(State(app): State<Arc<App>>) -> axum::Json<Models> {
     )
 )]
 pub(crate) async fn ps(State(app): State<Arc<App>>) -> axum::Json<Models> {
-    let listed = app.models.listed();
-    let running = listed.iter().map(|(name, loaded)| Model {
-        expires_at: Some(NEVER),
-        size_vram: Some(loaded.facts.gpu_size),
-        context_length: Some(loaded.context()),
-        ..model(&app, name, &loaded.facts)
-    });
-    axum::Json(Models { models: running.collect() })
+    let running = |known: &Listed| {
+        let Status::Loaded(loaded, remaining) = &known.status else { return None };
+        let expires = remaining.map(|remaining| rfc3339(unix_time().saturating_add(remaining.as_secs())));
+        Some(Model {
+            expires_at: Some(expires.unwrap_or_else(|| NEVER.to_owned())),
+            size_vram: Some(loaded.facts.gpu_size),
+            context_length: Some(loaded.context()),
+            ..model(&app, known)
+        })
+    };
+    axum::Json(Models { models: app.models.listed().iter().filter_map(running).collect() })
 }
 
 /// The server's version (Ollama's API)
@@ -99,6 +100,8 @@ pub(crate) async fn version() -> axum::Json<Version> {
 }
 
 /// Describe a model (Ollama's API)
+///
+/// Of a model that is not loaded, without its template.
 #[utoipa::path(
     post, path = "/api/show", operation_id = "ollama_show", tag = "models",
     request_body(content = ModelName, example = json!({})),
@@ -108,26 +111,31 @@ pub(crate) async fn show(
     State(app): State<Arc<App>>,
     Json(request): Json<ModelName>,
 ) -> Result<axum::Json<Shown>> {
-    let lease = super::model(&app, request.model.or(request.name).as_deref()).await?;
-    let facts = &lease.model.facts;
+    let asked = request.model.or(request.name);
+    let known = app.models.describe(known_name(&app, asked.as_deref()))?;
+    let facts = &known.facts;
     let mut info: Map<String, Value> = Map::new();
     info.insert("general.architecture".to_owned(), facts.family.as_str().into());
     info.insert("general.parameter_count".to_owned(), facts.n_parameters.into());
-    let context = lease.model.context();
-    info.insert(format!("{}.context_length", facts.family), context.into());
-    let template = lease.model.engine.template().map_or("", |template| template.source());
+    if let Some(context) = known.context {
+        info.insert(format!("{}.context_length", facts.family), context.into());
+    }
     let mut capabilities = vec!["completion"];
-    if !template.is_empty() {
-        capabilities.push("tools");
-    }
-    if ["enable_thinking", "reasoning_effort", "<think>"].iter().any(|sign| template.contains(sign)) {
-        capabilities.push("thinking");
-    }
-    if fim::find(lease.model.engine.tokenizer()).is_ok() {
-        capabilities.push("insert");
+    let mut template = String::new();
+    if let Status::Loaded(model, _) = &known.status {
+        template = model.engine.template().map_or_else(String::new, |template| template.source().to_owned());
+        if !template.is_empty() {
+            capabilities.push("tools");
+        }
+        if ["enable_thinking", "reasoning_effort", "<think>"].iter().any(|sign| template.contains(sign)) {
+            capabilities.push("thinking");
+        }
+        if fim::find(model.engine.tokenizer()).is_ok() {
+            capabilities.push("insert");
+        }
     }
     Ok(axum::Json(Shown {
-        template: template.to_owned(),
+        template,
         modelfile: "",
         parameters: "",
         details: details(facts),
@@ -173,7 +181,7 @@ pub(crate) async fn pull(State(app): State<Arc<App>>, Json(request): Json<ModelN
 )]
 pub(crate) async fn delete(State(app): State<Arc<App>>, Json(request): Json<ModelName>) -> Result<Response> {
     let asked = request.model.or(request.name);
-    let name = app.models.find(known_name(&app, asked.as_deref()))?.1;
+    let name = app.models.describe(known_name(&app, asked.as_deref()))?.name;
     Err(not_offered(format!(
         "this server does not remove models; `realizar rm {name}` does when it is stopped"
     )))

@@ -29,6 +29,9 @@ pub(crate) struct ChatRequest {
     pub(super) stream: Option<bool>,
     /// How to generate.
     pub(super) options: Option<Options>,
+    /// How long the model stays loaded after this request: seconds, or a text such as 5m; negative: until its room is needed, 0: not at all.
+    #[schema(value_type = Option<Object>)]
+    pub(super) keep_alive: Option<Value>,
     /// Reports the log-probability of each token of the answer.
     pub(super) logprobs: Option<bool>,
     /// Likeliest tokens to report at each place.
@@ -63,6 +66,9 @@ pub(crate) struct GenerateRequest {
     pub(super) stream: Option<bool>,
     /// How to generate.
     pub(super) options: Option<Options>,
+    /// How long the model stays loaded after this request: seconds, or a text such as 5m; negative: until its room is needed, 0: not at all.
+    #[schema(value_type = Option<Object>)]
+    pub(super) keep_alive: Option<Value>,
     /// Reports the log-probability of each token of the answer.
     pub(super) logprobs: Option<bool>,
     /// Likeliest tokens to report at each place.
@@ -253,9 +259,9 @@ pub(crate) struct Model {
     /// SHA-256 of its name.
     pub(super) digest: String,
     pub(super) details: Details,
-    /// Of a model that runs: when it is unloaded, which is never.
+    /// Of a model that runs: when it is unloaded if it is not used until then; some hundred years from now: never.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) expires_at: Option<&'static str>,
+    pub(super) expires_at: Option<String>,
     /// Of a model that runs: bytes of its weights on a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) size_vram: Option<u64>,

@@ -14,6 +14,7 @@ use crate::auth::Caller;
 use crate::error::{ApiError, ErrorBody, ErrorResponses, Result};
 use crate::generation::Plan;
 use crate::json::Json;
+use crate::loading;
 use crate::models::Lease;
 use crate::openai::check_logprobs;
 use crate::sse;
@@ -22,7 +23,7 @@ use axum::Extension;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use fields::Endpoint;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use wire::{Deleted, Echo, Response, ResponsesRequest, Status, StreamEvent, Truncation};
 use wording::{Logprobs, ResponseWording};
@@ -48,6 +49,11 @@ pub(crate) async fn create(
     Extension(caller): Extension<Caller>,
     Json(request): Json<ResponsesRequest>,
 ) -> Result<HttpResponse> {
+    let (asked, streams) = (request.model.clone(), request.stream.unwrap_or(false));
+    loading::answer(&app.clone(), asked.as_deref(), streams, error_event, answer(app, caller, request)).await
+}
+
+async fn answer(app: Arc<App>, caller: Caller, request: ResponsesRequest) -> Result<HttpResponse> {
     let lease = app.model(request.model.as_deref()).await?;
     let streams = request.stream.unwrap_or(false);
     let (plan, wanted, prompt, mut wording) = lease
@@ -82,6 +88,14 @@ pub(crate) async fn create(
     }
     sse::take_all(&mut generation, &mut wording).await?;
     Ok(axum::Json(wording.response).into_response())
+}
+
+/// The end of a stream that has not begun for this reason: the API's event of type `error`.
+fn error_event(error: &ApiError) -> String {
+    let event = json!({
+        "type": "error", "code": error.code, "message": error.message, "param": error.param, "sequence_number": 0,
+    });
+    format!("event: error\ndata: {event}\n\n")
 }
 
 /// The conversation that a request goes on after.
