@@ -23,6 +23,8 @@ pub(crate) enum Command {
     Run(crate::run::RunArgs),
     /// Serve a model over HTTP, as OpenAI's API has it.
     Serve(crate::serve::ServeArgs),
+    /// Start a coding agent that uses a model of this program, and a server for it if there is none.
+    Launch(crate::launch::LaunchArgs),
     /// Turn text into token ids, or back.
     Tokenize(crate::tokenize::TokenizeArgs),
     /// Print what a conversation becomes by a model's chat template.

@@ -17,6 +17,7 @@ mod input;
 mod inspect;
 #[cfg(feature = "cuda")]
 mod inspect_kernels;
+mod launch;
 mod load;
 mod logging;
 mod model_arg;
@@ -45,7 +46,21 @@ fn main() -> ExitCode {
     let arguments = command::arguments(std::env::args_os())
         .unwrap_or_else(|why| Cli::command().error(clap::error::ErrorKind::UnknownArgument, why).exit());
     let cli = Cli::parse_from(arguments);
-    let done = logging::start(cli.verbose).and_then(|()| match &cli.command {
+    let done = logging::start(cli.verbose).and_then(|()| run(&cli.command));
+    match done {
+        Ok(code) => code,
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            logging::report(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: &Command) -> anyhow::Result<ExitCode> {
+    let done = match command {
+        // Ends with the agent's exit code.
+        Command::Launch(args) => return launch::run(args),
         Command::Run(args) => run::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Tokenize(args) => tokenize::run(args),
@@ -60,14 +75,8 @@ fn main() -> ExitCode {
         Command::Synth(args) => synth::run(args),
         Command::Completions { shell } => completions(*shell),
         Command::Man => man(),
-    });
-    match done {
-        Err(error) if !output::is_broken_pipe(&error) => {
-            logging::report(&error);
-            ExitCode::FAILURE
-        }
-        _ => ExitCode::SUCCESS,
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {

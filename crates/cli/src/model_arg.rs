@@ -89,6 +89,20 @@ impl fmt::Display for ModelArg {
 }
 
 impl ModelArg {
+    /// The name that clients ask for, where the server is given no other.
+    pub(crate) fn served_name(&self) -> String {
+        match self {
+            Self::Demo => "demo".to_owned(),
+            Self::Hub(hub) => hub.repo.clone(),
+            Self::Path(path) => {
+                // A folder named . has a name, too.
+                let path = path.canonicalize().unwrap_or_else(|_| path.clone());
+                let stem = if path.is_dir() { path.file_name() } else { path.file_stem() };
+                stem.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+            }
+        }
+    }
+
     /// Opens the model, downloading it first where it is on the hub and not in the cache.
     pub(crate) fn open(&self) -> Result<Box<dyn TensorSource>> {
         match self {

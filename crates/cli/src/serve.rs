@@ -2,7 +2,6 @@
 
 use crate::args::ModelPlace;
 use crate::load::{RunnerOptions, SpeculationOptions, TemplateOption, warn_of_long_context};
-use crate::model_arg::ModelArg;
 use crate::output;
 use anyhow::{Result, bail};
 use clap::Args;
@@ -107,6 +106,9 @@ pub(crate) struct ServeArgs {
     /// How long SIGTERM or Ctrl-C lets answers finish; a second one ends at once.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     drain_seconds: Duration,
+    /// End at once when stdin ends: for programs that start a server for themselves.
+    #[arg(long, hide = true)]
+    until_stdin_ends: bool,
     #[command(flatten)]
     runner: RunnerOptions,
     #[command(flatten)]
@@ -114,6 +116,12 @@ pub(crate) struct ServeArgs {
 }
 
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
+    if args.until_stdin_ends {
+        std::thread::spawn(|| {
+            drop(std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
+            std::process::exit(0);
+        });
+    }
     let source = args.model.get().open()?;
     let tokenizer = Arc::new(Tokenizer::from_source(&*source)?);
     let template = Some(args.template.template(&*source, &tokenizer)?);
@@ -238,17 +246,7 @@ fn names(args: &ServeArgs) -> Vec<String> {
     if !args.served_name.is_empty() {
         return args.served_name.clone();
     }
-    let own = match args.model.get() {
-        ModelArg::Demo => "demo".to_owned(),
-        ModelArg::Hub(hub) => hub.repo.clone(),
-        ModelArg::Path(path) => {
-            // A folder named . has a name, too.
-            let path = path.canonicalize().unwrap_or_else(|_| path.clone());
-            let stem = if path.is_dir() { path.file_name() } else { path.file_stem() };
-            stem.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
-        }
-    };
-    vec![own]
+    vec![args.model.get().served_name()]
 }
 
 /// A number of bytes: 4096, 512K, 100M, 4G; KiB, MiB and GiB are the same units.
