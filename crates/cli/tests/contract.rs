@@ -14,7 +14,9 @@ use support::{
 fn help_and_version_are_results() {
     assert!(succeeds(&run(&["--help"])).contains("Exit codes: 0 fine, 1 failed, 2 wrong usage"));
     assert!(succeeds(&run(&["--version"])).contains(env!("CARGO_PKG_VERSION")));
-    for command in ["tokenize", "template", "inspect", "perplexity", "bench", "pull", "quantize", "synth", "launch"] {
+    for command in
+        ["tokenize", "template", "inspect", "perplexity", "bench", "pull", "quantize", "synth", "launch"]
+    {
         assert!(succeeds(&run(&[command, "--help"])).contains("Usage: realizar"), "{command}");
     }
 }

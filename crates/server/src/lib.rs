@@ -1,4 +1,4 @@
-//! The HTTP server, compatible with the APIs of OpenAI, Anthropic and Ollama.
+//! The HTTP server, compatible with the APIs of OpenAI, Anthropic, Ollama and llama.cpp.
 //!
 //! [`Server::bind`] puts [`Models`] behind an address, [`Server::run`] answers until the process is told to stop. A request
 //! passes `routes` (one file or folder per endpoint; OpenAI's wire types in `openai`), becomes a `generation` in the engine, and comes back whole or as

@@ -1,6 +1,6 @@
 //! Errors in the words of the API that a request belongs to: whatever refuses it, the client finds the shape that it knows.
 
-use super::{messages, ollama};
+use super::{llama_cpp, messages, ollama};
 use crate::error::ApiError;
 use crate::request_id::RequestId;
 use axum::body::Body;
@@ -14,12 +14,16 @@ enum Api {
     OpenAi,
     Anthropic,
     Ollama,
+    LlamaCpp,
 }
 
 impl Api {
     fn of(path: &str) -> Self {
         if path.starts_with("/api/") {
             return Self::Ollama;
+        }
+        if llama_cpp::has(path) {
+            return Self::LlamaCpp;
         }
         match path.strip_prefix("/v1/messages") {
             Some("") => Self::Anthropic,
@@ -41,6 +45,7 @@ pub(super) async fn word(request: Request, next: Next) -> Response {
     let body = match api {
         Api::OpenAi => return response,
         Api::Ollama => ollama::error_body(&error),
+        Api::LlamaCpp => llama_cpp::error_body(&error),
         Api::Anthropic => messages::error_body(&error, id.as_ref().and_then(|id| id.0.to_str().ok())),
     };
     let (mut parts, _) = response.into_parts();

@@ -5,6 +5,7 @@ mod choices;
 mod completions;
 mod errors;
 mod health;
+mod llama_cpp;
 mod messages;
 mod metrics;
 mod models;
@@ -52,6 +53,13 @@ fn guarded() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(ollama::models::delete))
         .routes(routes!(ollama::models::embed))
         .routes(routes!(ollama::models::embeddings))
+        .routes(routes!(llama_cpp::completion))
+        .routes(routes!(llama_cpp::infill))
+        .routes(routes!(llama_cpp::info::props, llama_cpp::info::set_props))
+        .routes(routes!(llama_cpp::info::slots))
+        .routes(routes!(llama_cpp::info::slot_action))
+        .routes(routes!(llama_cpp::info::lora_adapters, llama_cpp::info::set_lora_adapters))
+        .routes(routes!(llama_cpp::info::embedding))
         .routes(routes!(models::list))
         .routes(routes!(models::retrieve))
         .routes(routes!(models::load))

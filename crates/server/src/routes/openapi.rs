@@ -1,6 +1,6 @@
 //! `/openapi.json` and `/docs`: what the server offers.
 
-use super::{messages, ollama, responses};
+use super::{llama_cpp, messages, ollama, responses};
 use crate::app::App;
 use crate::openai::{ChatPiece, Chunk, CompletionChoice};
 use axum::extract::State;
@@ -18,12 +18,13 @@ struct Streamed;
 pub(crate) fn info() -> OpenApi {
     let mut info = Info::new("realizar", env!("CARGO_PKG_VERSION"));
     info.description = Some(
-        "Answers, compatible with the APIs of OpenAI, Anthropic and Ollama, from the model that this server has loaded."
+        "Answers, compatible with the APIs of OpenAI, Anthropic, Ollama and llama.cpp, from the model that this server has loaded."
             .into(),
     );
     info.license = Some(License::new(env!("CARGO_PKG_LICENSE")));
     let mut document = <Streamed as utoipa::OpenApi>::openapi();
     document.merge(<responses::Streamed as utoipa::OpenApi>::openapi());
+    document.merge(<llama_cpp::Streamed as utoipa::OpenApi>::openapi());
     document.merge(<ollama::Errors as utoipa::OpenApi>::openapi());
     document.merge(<messages::Streamed as utoipa::OpenApi>::openapi());
     document.info = info;

@@ -6,7 +6,7 @@ use crate::json::Json;
 use crate::models::Lease;
 use crate::openai::{ChatRequest, Message, ToolField};
 use axum::extract::State;
-use realizar_model::tokenizer::EncodeOptions;
+use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -17,17 +17,21 @@ use utoipa::ToSchema;
 pub(crate) struct TokenizeRequest {
     /// The model's name; may be left out.
     model: Option<String>,
-    /// The text; this or `messages`.
-    #[serde(alias = "content")]
+    /// The text; this, `content` or `messages`.
     prompt: Option<String>,
+    /// The text, as llama.cpp's clients send it: without `add_special`, nothing is added around it.
+    content: Option<String>,
     /// The conversation; this or `prompt`.
     messages: Option<Vec<Message>>,
-    /// Add what the model expects around a text, such as a token that begins it; default true.
+    /// Add what the model expects around a text, such as a token that begins it; default true, but for `content`.
+    #[serde(alias = "add_special")]
     add_special_tokens: Option<bool>,
     /// Read the texts of control tokens as those tokens; default true.
     parse_special: Option<bool>,
     /// Also return the tokens as the vocabulary writes them.
     return_token_strs: Option<bool>,
+    /// Return each token as an object of `id` and `piece`, which is its text, or its bytes where they are no text.
+    with_pieces: Option<bool>,
     /// Of a conversation, as in `/v1/chat/completions`.
     add_generation_prompt: Option<bool>,
     /// Of a conversation, as in `/v1/chat/completions`.
@@ -42,14 +46,45 @@ pub(crate) struct TokenizeRequest {
 /// Token ids of a text.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Tokens {
-    /// The ids.
-    tokens: Vec<u32>,
+    /// The ids, or objects with `with_pieces`.
+    tokens: Vec<Token>,
     /// How many they are.
     count: usize,
     /// Longest sequence that the server takes.
     max_model_len: usize,
     /// The tokens as the vocabulary writes them, if asked for.
     token_strs: Option<Vec<String>>,
+}
+
+/// A token's id, or the token with its piece.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Token {
+    Id(u32),
+    Piece(TokenPiece),
+}
+
+/// A token and what it stands for.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct TokenPiece {
+    id: u32,
+    piece: Piece,
+}
+
+/// Text, or bytes that are no text on their own.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Piece {
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+impl TokenPiece {
+    fn new(tokenizer: &Tokenizer, id: u32) -> Self {
+        let bytes = tokenizer.token_bytes(id).unwrap_or_default().into_owned();
+        let piece = String::from_utf8(bytes).map_or_else(|e| Piece::Bytes(e.into_bytes()), Piece::Text);
+        Self { id, piece }
+    }
 }
 
 /// Turn a text or a conversation into token ids
@@ -68,9 +103,16 @@ pub(crate) async fn tokenize(
 
 fn tokens(lease: &Lease, request: TokenizeRequest) -> Result<Tokens> {
     let tokenizer = lease.model.engine.tokenizer();
-    let ids = match (request.prompt, request.messages) {
+    let of_content = request.content.is_some();
+    let text = match (request.prompt, request.content) {
+        (Some(_), Some(_)) => {
+            return Err(ApiError::invalid_param("content", "prompt and content cannot be combined"));
+        }
+        (prompt, content) => prompt.or(content),
+    };
+    let ids = match (text, request.messages) {
         (Some(text), None) => {
-            let add_special = request.add_special_tokens.unwrap_or(true);
+            let add_special = request.add_special_tokens.unwrap_or(!of_content);
             let parse_special = request.parse_special.unwrap_or(true);
             tokenizer.encode(&text, EncodeOptions { add_special, parse_special })
         }
@@ -94,7 +136,11 @@ fn tokens(lease: &Lease, request: TokenizeRequest) -> Result<Tokens> {
         .unwrap_or(false)
         .then(|| ids.iter().map(|&id| tokenizer.token_text(id).unwrap_or_default().to_owned()).collect());
     let max_model_len = lease.model.context();
-    Ok(Tokens { count: ids.len(), tokens: ids, max_model_len, token_strs: strings })
+    let count = ids.len();
+    let with_pieces = request.with_pieces.unwrap_or(false);
+    let token = |id| if with_pieces { Token::Piece(TokenPiece::new(tokenizer, id)) } else { Token::Id(id) };
+    let tokens = ids.into_iter().map(token).collect();
+    Ok(Tokens { count, tokens, max_model_len, token_strs: strings })
 }
 
 /// Token ids.
@@ -113,6 +159,8 @@ pub(crate) struct DetokenizeRequest {
 pub(crate) struct Detokenized {
     /// The text; U+FFFD for bytes that are no text.
     prompt: String,
+    /// The same, under the name that llama.cpp's clients read.
+    content: String,
 }
 
 /// Turn token ids into text
@@ -138,5 +186,5 @@ pub(crate) async fn detokenize(
             Ok(tokenizer.decode(&request.tokens, request.skip_special_tokens.unwrap_or(false)))
         })
         .await?;
-    Ok(axum::Json(Detokenized { prompt }))
+    Ok(axum::Json(Detokenized { content: prompt.clone(), prompt }))
 }
