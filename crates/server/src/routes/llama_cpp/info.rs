@@ -90,7 +90,10 @@ fn model(app: &App, asked: Option<&str>) -> Result<(Arc<Model>, String)> {
     match listed.status {
         Status::Loaded(model, _) => Ok((model, listed.name)),
         Status::Unloaded | Status::Loading => {
-            let message = format!("the model {:?} is not loaded; a request to it or to /models/load loads it", listed.name);
+            let message = format!(
+                "the model {:?} is not loaded; a request to it or to /models/load loads it",
+                listed.name
+            );
             Err(ApiError::refused(StatusCode::SERVICE_UNAVAILABLE, "model_not_loaded", message))
         }
     }
