@@ -1,5 +1,6 @@
 //! The thread that owns a runner and its scheduler, and the handle to talk to it.
 
+use crate::cache_events::CacheEvent;
 use crate::mask_pool::MaskPool;
 use crate::pulse::{Pulse, Stuck};
 use crate::request::{Event, FinishReason, Request};
@@ -42,6 +43,8 @@ pub struct Engine {
     proposer: Option<Box<dyn Proposer>>,
     step: Step,
     events: Vec<(SeqId, Event)>,
+    /// Whoever wants to know what is in the prefix cache.
+    cache_sink: Option<CacheSink>,
     /// How many waiting sequences were published last.
     counted_waiting: u64,
     last_finish: Duration,
@@ -77,7 +80,11 @@ pub(crate) enum Command {
     Wish { number: u64, wish: Wish },
     Mask { id: SeqId, done: Option<MaskDone>, taken: Duration },
     Shutdown { deadline: Instant },
+    RecordCache { sink: CacheSink },
 }
+
+/// Takes what changed in the prefix cache in a step.
+type CacheSink = Box<dyn FnMut(Vec<CacheEvent>) + Send>;
 
 pub(crate) struct Submission {
     number: u64,
@@ -201,6 +208,7 @@ impl Engine {
             drain_until: None,
             step: Step::default(),
             events: Vec::new(),
+            cache_sink: None,
             counted_waiting: 0,
             last_finish: Duration::ZERO,
         };
@@ -334,6 +342,10 @@ impl Engine {
             Command::Mask { id, done, taken } => self.take_mask(id, done, taken),
             Command::Shutdown { deadline } => {
                 self.drain_until = Some(self.drain_until.map_or(deadline, |d| d.min(deadline)));
+            }
+            Command::RecordCache { sink } => {
+                self.scheduler.record_cache();
+                self.cache_sink = Some(sink);
             }
         }
     }
@@ -563,7 +575,7 @@ impl Engine {
         self.drain_until.is_some() && self.requests.is_empty()
     }
 
-    /// Publishes the scheduler's books.
+    /// Publishes the scheduler's books and what changed in the prefix cache.
     fn publish(&mut self) {
         self.count_waiting(0);
         let (stats, counters) = (&self.shared.stats, self.scheduler.counters());
@@ -589,6 +601,12 @@ impl Engine {
             (&stats.slots_free, slots_free as u64),
         ] {
             value.set(n);
+        }
+        if let Some(sink) = &mut self.cache_sink {
+            let events = self.scheduler.take_cache_events();
+            if !events.is_empty() {
+                sink(events);
+            }
         }
     }
 }
@@ -693,6 +711,13 @@ impl Client {
         while *health == Health::Draining {
             health = self.shared.health_changed.wait(health).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Calls `sink` on the engine's thread after each step that changed the prefix cache, first with all that is there. It must not wait
+    /// for anything. A second call replaces the first one's sink.
+    pub fn record_cache(&self, sink: impl FnMut(Vec<CacheEvent>) + Send + 'static) {
+        // The cache of an engine that has ended does not change.
+        let _ = self.inbox.send(Command::RecordCache { sink: Box::new(sink) });
     }
 
     /// Whether the engine takes requests.

@@ -2,7 +2,7 @@
 //!
 //! - [`Engine::start`] puts a [`Runner`] (a model on a device) on a thread of its own; the [`Client`] submits [`Request`]s to it
 //!   and gets a [`Stream`] of [`Event`]s for each.
-//! - The scheduler (`scheduler`, with `sequence`, `state`, `pool`, `prefix_cache`) decides what each step computes. It is plain data:
+//! - The scheduler (`scheduler`, with `sequence`, `state`, `pool`, `prefix_cache`, `cache_events`) decides what each step computes. It is plain data:
 //!   no device, clock, thread or channel; time is an argument.
 //! - [`speculative`] guesses how texts go on, so that one step can yield several tokens of a sequence.
 //! - [`sampler`] turns a row of logits into a token.
@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+mod cache_events;
 mod chooser;
 mod config;
 mod engine;
@@ -35,6 +36,7 @@ mod stats;
 mod stop_strings;
 mod stream;
 
+pub use cache_events::{CacheEvent, CachedKind, StoredBlocks};
 pub use config::EngineConfig;
 pub use engine::{Client, Engine, Health};
 pub use error::{Error, Fault, Result, SampleError};

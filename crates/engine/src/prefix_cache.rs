@@ -10,6 +10,7 @@
 //! A node may also have a snapshot: a slot with the recurrent state after its block. A model with recurrent layers can go on only from
 //! there.
 
+use crate::cache_events::{CacheEvent, Recorder};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
@@ -30,6 +31,8 @@ pub(crate) struct PrefixCache<S = RandomState> {
     owners: Vec<Option<(u32, u64)>>,
     next: u64,
     hasher: S,
+    /// Whoever wants to know what changes.
+    recorder: Option<Recorder>,
 }
 
 /// Where a block stands in the tree. The hash only finds candidates.
@@ -67,7 +70,30 @@ impl<S: BuildHasher + Default> PrefixCache<S> {
             owners: vec![None; n_slots],
             next: ROOT + 1,
             hasher: S::default(),
+            recorder: None,
         }
+    }
+
+    /// Has changes recorded from now on, after all that is there.
+    pub(crate) fn record(&mut self) {
+        self.recorder = Some(Recorder::new());
+        let mut nodes: Vec<(u64, u32)> =
+            (0..).zip(&self.nodes).filter_map(|(b, n)| Some((n.as_ref()?.id, b))).collect();
+        // Parents before children.
+        nodes.sort_unstable();
+        for &(_, block) in &nodes {
+            self.record_block(block);
+        }
+        for (_, block) in nodes {
+            if self.snapshots[block as usize].is_some() {
+                self.record_snapshot(block);
+            }
+        }
+    }
+
+    /// What was recorded since the last call.
+    pub(crate) fn take_events(&mut self) -> Vec<CacheEvent> {
+        self.recorder.as_mut().map(Recorder::take).unwrap_or_default()
     }
 
     /// Appends to `blocks` the blocks that hold the beginning of `tokens`, as many as match. Returns the last one's node.
@@ -127,7 +153,9 @@ impl<S: BuildHasher + Default> PrefixCache<S> {
             return None;
         }
         self.children.insert(key, block);
-        Some(Inserted { node: self.list(block, tokens, key), block, listed: true })
+        let node = self.list(block, tokens, key);
+        self.record_block(block);
+        Some(Inserted { node, block, listed: true })
     }
 
     /// Makes a block a node and returns its number.
@@ -145,6 +173,7 @@ impl<S: BuildHasher + Default> PrefixCache<S> {
         let node = self.nodes[block as usize].take().expect("only cached blocks are evicted");
         if node.n_tokens == self.block_size {
             self.children.remove(&node.key);
+            self.record_removal(&node);
         }
         let place = (node.key.salt, node.key.parent);
         if let Some(siblings) = self.siblings.get_mut(&place) {
@@ -167,13 +196,17 @@ impl<S: BuildHasher + Default> PrefixCache<S> {
         }
         *snapshot = Some(slot);
         self.owners[slot as usize] = Some((block, node.id));
+        self.record_snapshot(block);
         true
     }
 
     /// Forgets a snapshot.
     pub(crate) fn remove_snapshot(&mut self, slot: u32) {
-        let (block, _) = self.owners[slot as usize].take().expect("only snapshots are evicted");
+        let (block, node) = self.owners[slot as usize].take().expect("only snapshots are evicted");
         self.snapshots[block as usize] = None;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.remove_state(node);
+        }
     }
 
     /// The slot with the state after a block, if the cache has one.
@@ -194,6 +227,51 @@ impl<S: BuildHasher + Default> PrefixCache<S> {
     /// The tokens that the cache believes to be in a block; `None` if it does not list it.
     pub(crate) fn contents(&self, block: u32) -> Option<&[u32]> {
         self.nodes[block as usize].map(|node| &self.tokens_of(block)[..node.n_tokens])
+    }
+
+    /// All blocks that a lookup can find, each as the salt and the text up to its end, and whether it has a snapshot. For tests.
+    pub(crate) fn texts(&self) -> Vec<(Option<u64>, Vec<u32>, bool)> {
+        let by_id: HashMap<u64, u32> =
+            (0..).zip(&self.nodes).filter_map(|(b, n)| Some((n.as_ref()?.id, b))).collect();
+        let text = |&block: &u32| {
+            let key = self.nodes[block as usize]?.key;
+            let (mut parent, mut blocks) = (key.parent, vec![self.contents(block)?]);
+            while parent != ROOT {
+                let block = *by_id.get(&parent)?;
+                parent = self.nodes[block as usize]?.key.parent;
+                blocks.push(self.contents(block)?);
+            }
+            blocks.reverse();
+            Some((key.salt, blocks.concat(), self.snapshot(block).is_some()))
+        };
+        self.children.values().filter_map(text).collect()
+    }
+
+    fn record_block(&mut self, block: u32) {
+        let Some(recorder) = &mut self.recorder else { return };
+        let node = self.nodes[block as usize].expect("a listed block has a node");
+        if node.n_tokens == self.block_size {
+            let tokens = &self.tokens[block as usize * self.block_size..][..self.block_size];
+            recorder.list(node.id, node.key.parent, tokens, node.key.salt);
+        }
+    }
+
+    fn record_snapshot(&mut self, block: u32) {
+        let Some(recorder) = &mut self.recorder else { return };
+        let node = self.nodes[block as usize].expect("only cached blocks have snapshots");
+        let tokens = &self.tokens[block as usize * self.block_size..][..self.block_size];
+        recorder.list_state(node.id, tokens, node.key.salt);
+    }
+
+    /// Without a block, those after it cannot be found either.
+    fn record_removal(&mut self, node: &Node) {
+        let Some(recorder) = &mut self.recorder else { return };
+        let mut ids = vec![node.id];
+        while let Some(id) = ids.pop() {
+            recorder.remove(id);
+            let after = self.siblings.get(&(node.key.salt, id)).into_iter().flatten();
+            ids.extend(after.filter_map(|&block| Some(self.nodes[block as usize]?.id)));
+        }
     }
 
     fn child(&self, salt: Option<u64>, parent: u64, tokens: &[u32]) -> Option<(u32, u64)> {

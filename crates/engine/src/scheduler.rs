@@ -22,6 +22,7 @@ mod rows;
 
 pub use masks::{MaskDone, MaskJob};
 
+use crate::cache_events::CacheEvent;
 use crate::request::{Event, FinishReason, Request};
 use crate::runner::{BlockCopy, RunnerInfo, Step};
 use crate::sequence::{SeqId, Sequence, Turn};
@@ -304,6 +305,16 @@ impl Scheduler {
     /// Slots of recurrent state in use, idle in the prefix cache, and free; together all.
     pub fn slots(&self) -> (usize, usize, usize) {
         self.store.n_slots()
+    }
+
+    /// Has changes of the prefix cache recorded from now on, after all that is there.
+    pub fn record_cache(&mut self) {
+        self.store.record_cache();
+    }
+
+    /// The changes of the prefix cache since the last call; none unless they are recorded.
+    pub fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        self.store.take_cache_events()
     }
 
     /// What it has done so far.

@@ -15,6 +15,7 @@
 //! So the device copies no slots: each step says which slot a sequence's state is read from, and after which of its tokens it is
 //! written where ([`Batch::push_state`]). Both kinds are cached under one budget of bytes, and given up in the order of their last use.
 
+use crate::cache_events::CacheEvent;
 use crate::pool::Pool;
 use crate::prefix_cache::{PrefixCache, ROOT};
 use crate::runner::{BlockCopy, RunnerInfo, SlotSizes};
@@ -200,6 +201,16 @@ impl StateStore {
 
     pub(crate) fn counters(&self) -> StateCounters {
         self.counters
+    }
+
+    /// Has the prefix cache record its changes from now on, after all that is there.
+    pub(crate) fn record_cache(&mut self) {
+        self.cache.record();
+    }
+
+    /// What the prefix cache recorded since the last call.
+    pub(crate) fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        self.cache.take_events()
     }
 
     // Room.
@@ -594,6 +605,11 @@ impl StateStore {
     }
 
     // Checks.
+
+    /// What a lookup can find in the prefix cache; see [`PrefixCache::texts`].
+    pub(crate) fn cached_texts(&self) -> Vec<(Option<u64>, Vec<u32>, bool)> {
+        self.cache.texts()
+    }
 
     /// What the cache believes to be in a block; `None` if it does not list it.
     pub(crate) fn contents(&self, block: u32) -> Option<&[u32]> {

@@ -1,7 +1,7 @@
 //! Scheduler, sequence states, prefix cache and sampler under random load, by seed, for models with and without recurrent layers.
 //!
 //! Aim: whatever shares the steps, every request gets exactly the tokens that it would get alone, the books balance after every step,
-//! and nobody waits for ever. Method: a runner that reads each sequence's history back from its blocks and slots (`support`), random
+//! nobody waits for ever, and who reads the events of the prefix cache knows what is in it. Method: a runner that reads each sequence's history back from its blocks and slots (`support`), random
 //! sizes of everything, arrivals with shared beginnings, cancellations, stalled readers, masks that come late, steps that fail at launch or at finish, and right and
 //! wrong guesses of what comes next.
 
@@ -12,9 +12,10 @@ use realizar_engine::speculative::SpeculationCosts;
 use realizar_engine::{
     EngineConfig, Error, Event, FinishReason, MaskJob, Runner, RunnerInfo, Scheduler, SeqId, SlotSizes, Step,
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use support::subscriber::Subscriber;
 use support::{At, Case, FakeRunner, Random, Solo, logits_of, mix, solo_of};
 
 /// What a run did, to be sure that the test reaches what it is meant to test.
@@ -39,6 +40,8 @@ struct Summary {
     accepted: u64,
     masks: u64,
     late_masks: u64,
+    stored: u64,
+    removed: u64,
     /// A hash of all events in order.
     trace: u64,
 }
@@ -65,6 +68,9 @@ struct Simulation {
     /// Who is first in turn, and for how many schedules.
     head: Option<(SeqId, usize)>,
     strict_head: bool,
+    subscriber: Subscriber,
+    /// The step from which on the events of the prefix cache are recorded, for the first time.
+    recorded_from: usize,
     summary: Summary,
 }
 
@@ -144,6 +150,8 @@ impl Simulation {
             solos: HashMap::new(),
             head: None,
             strict_head: roomy_tables,
+            subscriber: Subscriber::default(),
+            recorded_from: seed as usize % 50,
             summary: Summary::default(),
         }
     }
@@ -154,6 +162,9 @@ impl Simulation {
         let mut idle = 0;
         for i in 0.. {
             let loaded = i < n_steps;
+            if i == self.recorded_from || i == self.recorded_from + 100 {
+                self.scheduler.record_cache();
+            }
             if loaded {
                 self.disturb(arrive_once_in);
             } else if !self.paused.is_empty() {
@@ -172,6 +183,7 @@ impl Simulation {
             let scheduled = self.scheduler.schedule(self.now, &mut self.step);
             self.watch_head();
             self.check();
+            self.follow_cache(i);
             let mut launched = None;
             if scheduled {
                 self.runner.copy_blocks(&self.step.copies).unwrap();
@@ -188,6 +200,7 @@ impl Simulation {
             in_flight.take().into_iter().for_each(|t| self.finish(t));
             in_flight = launched;
             self.check();
+            self.follow_cache(i);
             assert!(loaded || idle < 3, "nothing is computed although {} sequences wait", self.live.len());
             assert!(i < n_steps + 100_000, "the load never ends");
         }
@@ -197,6 +210,8 @@ impl Simulation {
         assert_eq!((in_use, idle_slots + free), (0, self.info.cache_shape().n_slots), "all slots are back");
         let counters = self.scheduler.counters();
         self.summary.steps = counters.steps;
+        self.summary.stored = self.subscriber.n_stored;
+        self.summary.removed = self.subscriber.n_removed;
         self.summary.preemptions = counters.preemptions;
         self.summary.evictions = counters.evictions;
         self.summary.cache_hit_tokens = counters.cache_hit_tokens;
@@ -409,6 +424,20 @@ impl Simulation {
         }
     }
 
+    /// Compares the prefix cache with what its events say.
+    fn follow_cache(&mut self, step: usize) {
+        let events = self.scheduler.take_cache_events();
+        assert!(step >= self.recorded_from || events.is_empty());
+        self.subscriber.take(events, self.info.block_size);
+        if step >= self.recorded_from {
+            let texts = self.scheduler.cached_texts();
+            let n = texts.len();
+            let texts: BTreeSet<_> = texts.into_iter().collect();
+            assert_eq!(texts.len(), n, "no text is there twice");
+            assert_eq!(self.subscriber.texts(), texts);
+        }
+    }
+
     fn check(&self) {
         self.scheduler.check().unwrap_or_else(|error| panic!("{error}"));
         let sum = |(in_use, idle, free): (usize, usize, usize)| in_use + idle + free;
@@ -465,6 +494,8 @@ fn run_seeds(recurrent: bool) {
         total.accepted += s.accepted;
         total.masks += s.masks;
         total.late_masks += s.late_masks;
+        total.stored += s.stored;
+        total.removed += s.removed;
     }
     let both = [
         ("finished", total.finished),
@@ -479,6 +510,8 @@ fn run_seeds(recurrent: bool) {
         ("scored tokens", total.prompt_tokens),
         ("masks", total.masks),
         ("late masks", total.late_masks),
+        ("stored blocks", total.stored),
+        ("removed blocks", total.removed),
         ("right guesses", total.accepted),
         ("wrong guesses", total.drafted - total.accepted),
     ];

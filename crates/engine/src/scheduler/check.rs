@@ -3,6 +3,12 @@
 use super::Scheduler;
 
 impl Scheduler {
+    /// All full blocks that the prefix cache can find, each as the salt and the text up to its end, and whether a sequence with recurrent
+    /// layers can go on after it. For tests.
+    pub fn cached_texts(&self) -> Vec<(Option<u64>, Vec<u32>, bool)> {
+        self.store.cached_texts()
+    }
+
     /// Says what is wrong if the books do not balance. Takes time in proportion to the cache; for tests.
     pub fn check(&self) -> std::result::Result<(), String> {
         let block_size = self.info.block_size;

@@ -7,6 +7,8 @@
 //! position changes the tokens as well. [`solo`] says what a request should yield, from its prompt alone.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod subscriber;
+
 use realizar_compute::{Batch, HostBatch};
 use realizar_engine::sampler::{Sampler, uniform};
 use realizar_engine::{
