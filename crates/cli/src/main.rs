@@ -17,6 +17,7 @@ mod input;
 mod inspect;
 #[cfg(feature = "cuda")]
 mod inspect_kernels;
+mod kv_events;
 mod launch;
 mod load;
 mod logging;

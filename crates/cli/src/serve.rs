@@ -1,6 +1,7 @@
 //! `realizar serve`: a model behind HTTP.
 
 use crate::args::ModelPlace;
+use crate::kv_events::KvEventsOptions;
 use crate::load::{RunnerOptions, SpeculationOptions, TemplateOption, warn_of_long_context};
 use crate::output;
 use anyhow::{Result, bail};
@@ -110,6 +111,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
     #[command(flatten)]
+    kv_events: KvEventsOptions,
+    #[command(flatten)]
     runner: RunnerOptions,
     #[command(flatten)]
     speculation: SpeculationOptions,
@@ -144,6 +147,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     };
     let proposer = args.speculation.proposer(&*source, &options)?;
     let client = Engine::start_speculating(loaded.runner, proposer, engine_config)?;
+    args.kv_events.publish(&client)?;
     let engine = TextEngine::new(client, tokenizer, template);
     let config = Config {
         hosts: args.host.clone(),
@@ -269,7 +273,7 @@ fn size(text: &str) -> Result<usize, String> {
     }
 }
 
-fn positive(text: &str) -> Result<usize, String> {
+pub(crate) fn positive(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&n| n > 0).ok_or_else(|| "expected a number of at least 1".to_owned())
 }
 

@@ -3,7 +3,7 @@
 //! [`Server::bind`] puts [`Models`] behind an address, [`Server::run`] answers until the process is told to stop. A request
 //! passes `routes` (one file or folder per endpoint; OpenAI's wire types in `openai`), becomes a `generation` in the engine, and comes back whole or as
 //! server-sent events through `sse`. What an answer must look like is in [`structured`], what it means for tools in [`tool_calls`],
-//! and what the model thought before it in [`reasoning`]. `connections` keeps clients to their time limits. This crate reads no arguments, environment
+//! and what the model thought before it in [`reasoning`]. `connections` keeps clients to their time limits. `kv_events` tells routers what is in the prefix cache. This crate reads no arguments, environment
 //! or terminal: everything is in [`Config`].
 #![forbid(unsafe_code)]
 
@@ -19,6 +19,7 @@ mod fim;
 mod generation;
 mod hosts;
 mod json;
+mod kv_events;
 mod loading;
 mod models;
 mod openai;
@@ -39,6 +40,7 @@ mod turn;
 mod watchdog;
 
 pub use config::Config;
+pub use kv_events::{KvEvents, KvEventsError};
 pub use models::{
     KeepAlive, LoadError, LoadedModel, ModelEntry, ModelFacts, ModelLimits, ModelLoader, Models, TextModel,
 };
