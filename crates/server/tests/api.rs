@@ -199,6 +199,48 @@ fn all_forms_of_a_prompt_are_continued_alike() {
 }
 
 #[test]
+fn rendered_requests_are_what_is_computed() {
+    let server = TestServer::start();
+    let render = |path: &str, body: &Value| server.post(&format!("{path}/render"), body).ok();
+    for more in [
+        json!({}),
+        json!({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}),
+        json!({"truncate_prompt_tokens": 7}),
+        json!({"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <|end|> é"}]}),
+    ] {
+        let mut body = ask("Tell me a story.", &more);
+        body["return_token_ids"] = true.into();
+        let answer = server.post(CHAT, &body).ok();
+        assert!(answer["prompt_token_ids"].as_array().is_some_and(|ids| ids.len() > 3));
+        assert_eq!(render(CHAT, &body), json!({"token_ids": answer["prompt_token_ids"]}), "{more}");
+    }
+    for prompt in [json!("Once upon a time"), json!(["The fox", "A tree"]), json!([[5, 6], [7]])] {
+        let body = json!({"prompt": prompt, "max_tokens": 1, "return_token_ids": true});
+        let choices = server.post(TEXT, &body).ok()["choices"].clone();
+        let ids =
+            choices.as_array().expect("choices").iter().map(|c| json!({"token_ids": c["prompt_token_ids"]}));
+        assert_eq!(render(TEXT, &body), ids.collect::<Value>(), "{prompt}");
+    }
+    // The same conversation has the same tokens, however it is asked.
+    let chat = render(CHAT, &ask("Tell me a story.", &json!({})));
+    assert_eq!(render("/v1/responses", &json!({"input": "Tell me a story."})), chat);
+    let messages = json!({"messages": [{"role": "user", "content": "Tell me a story."}]});
+    assert_eq!(render("/v1/messages", &messages), chat);
+    // What cannot be computed is refused alike.
+    for (path, field) in [(CHAT, "messages"), (TEXT, "prompt")] {
+        let long = "fox ".repeat(20_000);
+        let mut body = json!({"max_tokens": 1});
+        body[field] = if path == CHAT { json!([{"role": "user", "content": long}]) } else { json!(long) };
+        let (asked, rendered) = (server.post(path, &body), server.post(&format!("{path}/render"), &body));
+        let code = |reply: &http::Reply| {
+            serde_json::from_str::<Value>(&reply.text).expect("JSON")["error"]["code"].clone()
+        };
+        assert_eq!((asked.status, rendered.status), (400, 400));
+        assert_eq!(code(&asked), code(&rendered));
+    }
+}
+
+#[test]
 fn several_choices_of_several_prompts_come_in_order() {
     let server = TestServer::start();
     let body =

@@ -54,11 +54,9 @@ async fn answer(app: Arc<App>, caller: Caller, request: ChatRequest) -> Result<R
     let streaming = request.common.streaming()?;
     let (plan, wanted, prompt, shape) = lease
         .compute(move |lease| {
-            let mut plan = plan(lease, caller, &request)?;
-            let RequestTools { callable, custom, is_legacy } = request.request_tools()?;
-            let format = request.common.formats.format(lease.app.config.open_schemas)?;
-            let turn = Turn { conversation: request.conversation()?, callable, format };
-            let Prepared { prompt, wanted, parsers } = turn.prepare(lease, &mut plan)?;
+            let (plan, tools, prepared) = prepare(lease, caller, &request)?;
+            let RequestTools { custom, is_legacy, .. } = tools;
+            let Prepared { prompt, wanted, parsers } = prepared;
             let shape = ChatShape {
                 tokenizer: lease.model.engine.tokenizer().clone(),
                 logprobs: plan.n_logprobs.is_some(),
@@ -77,6 +75,20 @@ async fn answer(app: Arc<App>, caller: Caller, request: ChatRequest) -> Result<R
         .await?;
     let generation = lease.start(plan, wanted, vec![prompt], "messages").await?;
     choices::answer(streaming, generation, shape, head).await
+}
+
+fn prepare(lease: &Lease, caller: Caller, request: &ChatRequest) -> Result<(Plan, RequestTools, Prepared)> {
+    let mut plan = plan(lease, caller, request)?;
+    let tools = request.request_tools()?;
+    let format = request.common.formats.format(lease.app.config.open_schemas)?;
+    let turn = Turn { conversation: request.conversation()?, callable: tools.callable.clone(), format };
+    let prepared = turn.prepare(lease, &mut plan)?;
+    Ok((plan, tools, prepared))
+}
+
+/// The tokens that an answer would be computed from.
+pub(super) fn prompt(lease: &Lease, caller: Caller, request: &ChatRequest) -> Result<Vec<u32>> {
+    Ok(prepare(lease, caller, request)?.2.prompt)
 }
 
 fn plan(lease: &Lease, caller: Caller, request: &ChatRequest) -> Result<Plan> {

@@ -95,6 +95,12 @@ fn plan(lease: &Lease, caller: Caller, request: &CompletionRequest) -> Result<Pl
     Ok(plan)
 }
 
+/// The tokens that each prompt's continuation would be computed from.
+pub(super) fn token_ids(lease: &Lease, caller: Caller, request: &CompletionRequest) -> Result<Vec<Vec<u32>>> {
+    let plan = plan(lease, caller, request)?;
+    Ok(prompts(lease, request, &plan)?.0)
+}
+
 /// Token ids of each prompt and, if they are to be echoed, their texts.
 type Prompts = (Vec<Vec<u32>>, Option<Vec<String>>);
 

@@ -12,6 +12,7 @@ mod models;
 mod ollama;
 mod openapi;
 mod page;
+mod render;
 mod responses;
 mod template;
 mod tokenize;
@@ -67,6 +68,10 @@ fn guarded() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(tokenize::tokenize))
         .routes(routes!(tokenize::detokenize))
         .routes(routes!(template::apply))
+        .routes(routes!(render::chat))
+        .routes(routes!(render::completion))
+        .routes(routes!(render::response))
+        .routes(routes!(render::message))
 }
 
 /// The same endpoints for clients whose base URL lacks `/v1`.

@@ -24,7 +24,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use fields::Endpoint;
 use std::sync::Arc;
-use wire::{Answer, ErrorBody, ErrorDetail, MessagesRequest, StreamEvent, TokenCount, Usage};
+pub(super) use wire::MessagesRequest;
+use wire::{Answer, ErrorBody, ErrorDetail, StreamEvent, TokenCount, Usage};
 use wording::MessageWording;
 
 /// What no endpoint's description mentions by its type.
@@ -110,11 +111,14 @@ pub(crate) async fn count_tokens(
     Json(request): Json<MessagesRequest>,
 ) -> Result<axum::Json<TokenCount>> {
     let lease = app.model(request.model.as_deref()).await?;
-    let count = move |lease: &Lease| {
-        let mut plan = plan(lease, caller, &request)?;
-        Ok(turn(lease, &request)?.prepare(lease, &mut plan)?.prompt.len())
-    };
+    let count = move |lease: &Lease| Ok(prompt(lease, caller, &request)?.len());
     Ok(axum::Json(TokenCount { input_tokens: lease.compute(count).await? }))
+}
+
+/// The tokens that an answer would be computed from.
+pub(super) fn prompt(lease: &Lease, caller: Caller, request: &MessagesRequest) -> Result<Vec<u32>> {
+    let mut plan = plan(lease, caller, request)?;
+    Ok(turn(lease, request)?.prepare(lease, &mut plan)?.prompt)
 }
 
 fn plan(lease: &Lease, caller: Caller, request: &MessagesRequest) -> Result<Plan> {
@@ -171,4 +175,4 @@ pub(super) fn error_body(error: &ApiError, request_id: Option<&str>) -> String {
     serde_json::to_string(&body).unwrap_or_default()
 }
 
-crate::error::error_responses!(ErrorBody);
+crate::error::error_responses!(pub(super) ErrorBody);

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct MessagesRequest {
     /// The model's name; may be left out.
-    pub(super) model: Option<String>,
+    pub(in crate::routes) model: Option<String>,
     /// The conversation so far. An assistant's message at its end is the beginning of the answer.
     #[schema(min_items = 1)]
     pub(super) messages: Vec<Message>,

@@ -25,7 +25,8 @@ use axum::response::{IntoResponse, Response as HttpResponse};
 use fields::Endpoint;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use wire::{Deleted, Echo, Response, ResponsesRequest, Status, StreamEvent, Truncation};
+pub(super) use wire::ResponsesRequest;
+use wire::{Deleted, Echo, Response, Status, StreamEvent, Truncation};
 use wording::{Logprobs, ResponseWording};
 
 /// What no endpoint's description mentions by its type.
@@ -58,10 +59,8 @@ async fn answer(app: Arc<App>, caller: Caller, request: ResponsesRequest) -> Res
     let streams = request.stream.unwrap_or(false);
     let (plan, wanted, prompt, mut wording) = lease
         .compute(move |lease| {
-            let before = before(lease, caller, &request)?;
-            let mut plan = plan(lease, caller, &request)?;
-            let messages = conversation::messages(&lease.seal(), &request, before)?;
-            let Prepared { prompt, wanted, parsers } = prepare(lease, &request, &messages, &mut plan)?;
+            let (plan, messages, prepared) = prepare(lease, caller, &request)?;
+            let Prepared { prompt, wanted, parsers } = prepared;
             let stores = stores(lease, &request)?;
             let includes = |kind: &str| request.include.iter().flatten().any(|included| included == kind);
             let wording = ResponseWording {
@@ -143,13 +142,26 @@ fn plan(lease: &Lease, caller: Caller, request: &ResponsesRequest) -> Result<Pla
     })
 }
 
-/// The turn; with `truncation: auto` without the oldest turns of the user's if the conversation is too long.
+/// What to generate, the conversation and its turn.
 fn prepare(
     lease: &Lease,
+    caller: Caller,
     request: &ResponsesRequest,
-    messages: &[Value],
-    plan: &mut Plan,
-) -> Result<Prepared> {
+) -> Result<(Plan, Vec<Value>, Prepared)> {
+    let before = before(lease, caller, request)?;
+    let mut plan = plan(lease, caller, request)?;
+    let messages = conversation::messages(&lease.seal(), request, before)?;
+    let prepared = fit(lease, request, &messages, &mut plan)?;
+    Ok((plan, messages, prepared))
+}
+
+/// The tokens that an answer would be computed from.
+pub(super) fn prompt(lease: &Lease, caller: Caller, request: &ResponsesRequest) -> Result<Vec<u32>> {
+    Ok(prepare(lease, caller, request)?.2.prompt)
+}
+
+/// The turn; with `truncation: auto` without the oldest turns of the user's if the conversation is too long.
+fn fit(lease: &Lease, request: &ResponsesRequest, messages: &[Value], plan: &mut Plan) -> Result<Prepared> {
     let functions = tools::functions(request);
     let callable = tools::callable(request, &functions)?;
     let format = tools::format(request, lease.app.config.open_schemas)?;

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct ResponsesRequest {
     /// The model's name; may be left out.
-    pub(super) model: Option<String>,
+    pub(in crate::routes) model: Option<String>,
     /// A text of the user's, or items: messages, calls, results, reasoning.
     #[schema(value_type = Option<Object>)]
     pub(super) input: Option<Input>,
