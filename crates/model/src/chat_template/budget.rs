@@ -5,6 +5,7 @@
 //! each such instruction passes through a filter, a function or a method of `builtins`, which pays here for what it
 //! reads and makes. Each rendering has a thread of its own, so the budget is the thread's.
 
+use super::lists::{self, List};
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use std::cell::Cell;
@@ -117,6 +118,9 @@ fn walk(value: &Value, depth: usize, data: bool) -> Result<(), Error> {
     if data && !plain {
         return Err(error("only texts, numbers, lists and dicts can be kept in lists, dicts and namespaces"));
     }
+    if data && depth > 0 && value.downcast_object_ref::<List>().is_some() {
+        return Err(error("a list that can change cannot be kept in another value"));
+    }
     if depth >= MAX_DEPTH {
         return Err(error(format!("values nest deeper than {MAX_DEPTH} levels")));
     }
@@ -147,7 +151,7 @@ pub(super) fn made(value: Value) -> Result<Value, Error> {
     let mut items = Vec::new();
     for item in value.try_iter()?.checked() {
         spend(ELEMENT)?;
-        items.push(item?);
+        items.push(lists::frozen(item?)?);
     }
-    Ok(Value::from(items))
+    Ok(List::from(items).into())
 }

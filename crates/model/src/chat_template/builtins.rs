@@ -5,6 +5,7 @@
 //! (`chain`, `groupby`, `lines`, `pprint`, `zip`), are absent.
 
 use super::budget::{self, ELEMENT, error};
+use super::lists::{self, List};
 use super::{Raised, tojson};
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions, tests};
@@ -13,6 +14,10 @@ use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions,
 pub(super) const ITERABLE: &str = "_iterable";
 /// The filter around what becomes part of another value.
 pub(super) const STORE: &str = "_store";
+/// The filter that makes a list that can change.
+pub(super) const LIST: &str = "_list";
+/// The filter around what becomes an element of a list, tuple or dict.
+pub(super) const FROZEN: &str = "_frozen";
 /// The filter around what is read with everything in it.
 pub(super) const READ: &str = "_read";
 /// The filter around a text or list that is read without what is in its elements.
@@ -118,6 +123,8 @@ fn add_operators(environment: &mut Environment<'static>) {
         Ok(value)
     });
     environment.add_filter(STORE, |value: Value| budget::store(&value).map(|()| value));
+    environment.add_filter(LIST, |value: &Value| lists::list(value));
+    environment.add_filter(FROZEN, lists::frozen);
     environment.add_filter(READ, |value: Value| budget::read(&value).map(|()| value));
     environment.add_filter(SKIM, |value: Value| budget::skim(&value).map(|()| value));
     environment.add_filter(MADE, budget::made);
@@ -174,6 +181,9 @@ fn add_functions(environment: &mut Environment<'static>) {
 
 /// Python's methods of texts, dicts and lists.
 fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    if let Some(done) = value.downcast_object_ref::<List>().and_then(|list| list.call(name, args)) {
+        return done;
+    }
     match (value.kind(), name) {
         (ValueKind::String, _) => {
             budget::skim(value)?;
@@ -224,7 +234,7 @@ fn multiply(left: &Value, right: &Value) -> Result<Value, Error> {
             return Ok(if value.is_tuple() {
                 Value::from(Tuple::from(repeated))
             } else {
-                Value::from(repeated)
+                List::from(repeated).into()
             });
         }
     }
@@ -269,7 +279,7 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
     }
     let items: Vec<Value> = value.try_iter()?.checked().collect::<Result<_, _>>()?;
     let part: Vec<Value> = places(items.len(), start, stop, step).map(|at| items[at].clone()).collect();
-    Ok(if value.is_tuple() { Value::from(Tuple::from(part)) } else { Value::from(part) })
+    Ok(if value.is_tuple() { Value::from(Tuple::from(part)) } else { List::from(part).into() })
 }
 
 /// Which of `n` elements a slice takes, in order. `step` is not 0.

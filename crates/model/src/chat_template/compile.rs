@@ -174,7 +174,7 @@ fn for_loop<'a>(f: &ast::ForLoop<'a>, depth: usize) -> Parsed<ast::ForLoop<'a>> 
     Ok(ast::ForLoop {
         target: target(&f.target, depth)?,
         // The engine iterates over None as over an empty list, Python does not.
-        iter: call(names::ITERABLE, expr(&f.iter, depth)?, vec![]),
+        iter: call(names::ITERABLE, unchanging(&f.iter, depth)?, vec![]),
         filter_expr: f.filter_expr.as_ref().map(|e| expr(e, depth)).transpose()?,
         recursive: f.recursive,
         body: body(&f.body, depth)?,
@@ -204,6 +204,24 @@ fn discard<'a>(expr: Expr<'a>, span: Span) -> Stmt<'a> {
 
 fn exprs<'a>(list: &[Expr<'a>], depth: usize) -> Parsed<Vec<Expr<'a>>> {
     list.iter().map(|e| expr(e, depth)).collect()
+}
+
+/// What is part of a list, tuple or dict.
+fn elements<'a>(list: &[Expr<'a>], depth: usize) -> Parsed<Vec<Expr<'a>>> {
+    list.iter()
+        .map(|e| match e {
+            Expr::List(_) => unchanging(e, depth),
+            _ => Ok(paid(names::FROZEN, expr(e, depth)?)),
+        })
+        .collect()
+}
+
+/// The bounded form of an expression whose value nobody can change: lists need no copy of their own.
+fn unchanging<'a>(e: &Expr<'a>, depth: usize) -> Parsed<Expr<'a>> {
+    let Expr::List(l) = e else { return expr(e, depth) };
+    let depth = deeper(depth, || e.span())?;
+    let list = Expr::List(Spanned::new(ast::List { items: elements(&l.items, depth)? }, l.span()));
+    Ok(paid(names::STORE, list))
 }
 
 /// What an assignment assigns to: names, fields of namespaces, and lists of them.
@@ -236,7 +254,7 @@ fn expr<'a>(e: &Expr<'a>, depth: usize) -> Parsed<Expr<'a>> {
         Expr::BinOp(b) => binary(b, depth)?,
         Expr::Compare(c) => {
             let op = |o: &ast::CompareOp<'a>| {
-                Ok(ast::CompareOp { op: o.op, expr: paid(names::READ, expr(&o.expr, depth)?) })
+                Ok(ast::CompareOp { op: o.op, expr: paid(names::READ, unchanging(&o.expr, depth)?) })
             };
             let ops = c.ops.iter().map(op).collect::<Parsed<_>>()?;
             let first = paid(names::READ, expr(&c.expr, depth)?);
@@ -265,15 +283,15 @@ fn expr<'a>(e: &Expr<'a>, depth: usize) -> Parsed<Expr<'a>> {
         Expr::GetItem(g) => item(g, depth)?,
         Expr::Call(c) => Expr::Call(Spanned::new(call_of(c, depth)?, c.span())),
         Expr::List(l) => {
-            let list = Expr::List(Spanned::new(ast::List { items: exprs(&l.items, depth)? }, l.span()));
-            paid(names::STORE, list)
+            let list = Expr::List(Spanned::new(ast::List { items: elements(&l.items, depth)? }, l.span()));
+            call(names::LIST, list, vec![])
         }
         Expr::Tuple(t) => {
-            let tuple = Expr::Tuple(Spanned::new(ast::Tuple { items: exprs(&t.items, depth)? }, t.span()));
+            let tuple = Expr::Tuple(Spanned::new(ast::Tuple { items: elements(&t.items, depth)? }, t.span()));
             paid(names::STORE, tuple)
         }
         Expr::Map(m) => {
-            let map = ast::Map { keys: exprs(&m.keys, depth)?, values: exprs(&m.values, depth)? };
+            let map = ast::Map { keys: elements(&m.keys, depth)?, values: elements(&m.values, depth)? };
             paid(names::STORE, Expr::Map(Spanned::new(map, m.span())))
         }
     })
@@ -281,7 +299,9 @@ fn expr<'a>(e: &Expr<'a>, depth: usize) -> Parsed<Expr<'a>> {
 
 fn binary<'a>(b: &Spanned<ast::BinOp<'a>>, depth: usize) -> Parsed<Expr<'a>> {
     use ast::BinOpKind as Op;
-    let (left, right) = (expr(&b.left, depth)?, expr(&b.right, depth)?);
+    let is_choice = matches!(b.op, Op::ScAnd | Op::ScOr);
+    let operand = |e| if is_choice { expr(e, depth) } else { unchanging(e, depth) };
+    let (left, right) = (operand(&b.left)?, operand(&b.right)?);
     let native = |left, right| Expr::BinOp(Spanned::new(ast::BinOp { op: b.op, left, right }, b.span()));
     Ok(match b.op {
         Op::Add => call(names::MADE, native(paid(names::SKIM, left), paid(names::SKIM, right)), vec![]),
@@ -306,6 +326,13 @@ fn item<'a>(g: &Spanned<ast::GetItem<'a>>, depth: usize) -> Parsed<Expr<'a>> {
 
 fn call_of<'a>(c: &Spanned<ast::Call<'a>>, depth: usize) -> Parsed<ast::Call<'a>> {
     let mut args = args(&c.args, depth)?;
+    if matches!(&c.expr, Expr::Var(function) if function.id == "dict") {
+        for arg in &mut args {
+            let (ast::CallArg::Pos(value) | ast::CallArg::Kwarg(_, value)) = arg else { continue };
+            let given = std::mem::replace(value, constant(Value::UNDEFINED, c.span()));
+            *value = paid(names::FROZEN, given);
+        }
+    }
     if let Expr::GetAttr(method) = &c.expr {
         match method.name {
             // A loop keeps what `changed` was asked for.

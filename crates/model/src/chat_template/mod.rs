@@ -10,6 +10,7 @@ mod budget;
 mod builtins;
 mod compile;
 mod find;
+mod lists;
 mod load;
 mod source;
 mod strftime;
@@ -370,6 +371,41 @@ mod tests {
             {{ ' a-b '.strip().split('-')[-1].upper() }} {{ l[1:] }} {{ l[::-1] }} {{ d is mapping }} {{ l is string }}";
         let text = render(source, json!({"d": {"_x": 9, "a": 2, "b": 4, "c": 8}, "l": [1, 2, 3]})).unwrap();
         assert_eq!(text, "6 B [2, 3] [3, 2, 1] True False");
+    }
+
+    #[test]
+    fn lists_change_as_in_python() {
+        let source = "{% set x = [1] %}{% set y = x %}{% set _ = y.append(2) %}{{ x }} {{ x.pop(0) }} {{ x.pop() }} {{ x }}\
+            {% do x.extend([1, 2, 3]) %}{% do x.insert(-1, 9) %}{% do x.reverse() %} {{ x }} {{ x[1:] }} {{ x|length }} \
+            {{ x == [3, 9, 2, 1] }} {{ 9 in x }}{% do x.clear() %} {{ 'empty' if not x }}";
+        assert_eq!(
+            render(source, json!({})).unwrap(),
+            "[1, 2] 1 2 [] [3, 9, 2, 1] [9, 2, 1] 4 True True empty"
+        );
+        let source = "{% set ns = namespace(l=[]) %}{% for i in range(3) %}{% set _ = ns.l.append({'n': [i]}) %}\
+            {% set ns.l = ns.l + [i] %}{% endfor %}{{ ns.l }}{% for i in [1, 2] %}{% set z = [] %}{% do z.append(i) %} {{ z }}{% endfor %}";
+        assert_eq!(
+            render(source, json!({})).unwrap(),
+            "[{'n': [0]}, 0, {'n': [1]}, 1, {'n': [2]}, 2] [1] [2]"
+        );
+        let error = render("{% set x = [1] %}\n{{ x.pop(1) }}", json!({})).unwrap_err().to_string();
+        assert!(error.contains("(line 2)") && error.contains("pop(1) of a list of 1 elements"), "{error}");
+    }
+
+    #[test]
+    fn a_list_never_contains_itself() {
+        let source =
+            "{% set a = [1] %}{% set b = [a] %}{% do a.append(a) %}{% do a.append(b) %}{{ a }} {{ b }}";
+        assert_eq!(render(source, json!({})).unwrap(), "[1, [1], [[1]]] [[1]]");
+        let deep =
+            "{% set ns = namespace(x=[]) %}{% for i in range(999) %}{% set ns.x = [ns.x] %}{% endfor %}";
+        assert!(render(deep, json!({})).unwrap_err().to_string().contains("nest deeper"));
+        let deep = "{% set x = [] %}{% for i in range(999) %}{% do x.append(x) %}{% endfor %}";
+        assert!(render(deep, json!({})).is_err());
+        let kept = "{% set a = [] %}{% set b = [u]|map('default', a)|list %}{% do a.append(b) %}{{ a }}";
+        assert!(render(kept, json!({})).unwrap_err().to_string().contains("cannot be kept in another value"));
+        let long = "{% set a = [] %}{% for i in range(99999) %}{% for j in range(99) %}{% do a.append('x') %}{% endfor %}{% endfor %}";
+        assert!(render(long, json!({})).unwrap_err().to_string().contains("bytes"));
     }
 
     #[test]
