@@ -124,17 +124,17 @@ class Variant:
     values. cached: greedy decoding with a key-value cache rather than by whole passes. converter: llama.cpp's converter writes the
     GGUF. vision: the configuration of an image encoder, beside which the model is the text part of a multimodal one; around: what
     else the multimodal configuration states. wrapped: also as the text part of a model that reads images. mxfp4: experts
-    of values that MXFP4 has, and stored so. published: config.json in the form of NVIDIA's and IBM's folders. mtp: add a layer that only drafts tokens, which changes nothing. notes: for golden.json.
+    of values that MXFP4 has, and stored so. fp8: linear weights of values that FP8 has with scales of blocks, and stored so. published: config.json in the form of NVIDIA's and IBM's folders. mtp: add a layer that only drafts tokens, which changes nothing. notes: for golden.json.
     """
 
     def __init__(self, kind, config, seed, prompts=(6, 20), legacy_rope=False, chat_template=None, hf_only=False, sharded=False,
                  gguf_prompts=None, ternary=False, cached=False, converter=False, vision=None, around=None,
-                 wrapped=False, mxfp4=False, mtp=False, published=False, notes=None):
+                 wrapped=False, mxfp4=False, fp8=False, mtp=False, published=False, notes=None):
         self.kind, self.config, self.seed, self.prompts = kind, config, seed, prompts
         self.legacy_rope, self.chat_template, self.hf_only, self.sharded = legacy_rope, chat_template, hf_only, sharded
         self.gguf_prompts = len(prompts) if gguf_prompts is None else gguf_prompts
         self.ternary, self.cached, self.notes, self.mxfp4, self.mtp = ternary, cached, notes, mxfp4, mtp
-        self.published = published
+        self.published, self.fp8 = published, fp8
         self.converter, self.vision, self.around, self.wrapped = converter, vision, around or {}, wrapped
 
 
@@ -280,6 +280,10 @@ VARIANTS = {
         chat_template="file", notes="config.json names a sliding window that use_sliding_window=false switches off",
     ),
     "qwen3": Variant("Qwen3", dict(FOUR_HEADS, rope_parameters=rope(1e6), tie_word_embeddings=True), 10),
+    "qwen3-fp8": Variant(
+        "Qwen3", dict(FOUR_HEADS, intermediate_size=32, rope_parameters=rope(1e6), tie_word_embeddings=True), 46, hf_only=True, fp8=True,
+        notes="matrices in FP8 with scales of blocks, as in the published Qwen3-FP8 and DeepSeek-V3",
+    ),
     "qwen3moe": Variant(
         "Qwen3Moe", dict(FOUR_HEADS, moe_intermediate_size=12, num_experts=6, num_experts_per_tok=3, norm_topk_prob=True,
                          decoder_sparse_step=1, rope_parameters=rope(1e6), tie_word_embeddings=True), 11,
@@ -599,6 +603,8 @@ def random_state(model, variant, seed):
                 value = np.clip(np.round(noise * 1.2), -1, 1) * np.float32(gain / math.sqrt(fan_in))
             else:
                 value = gain / math.sqrt(fan_in) * noise
+            if variant.fp8:
+                value = from_fp8(*to_fp8(torch.from_numpy(value))).numpy()
         state[name] = torch.from_numpy(value.astype(np.float32))
     return state
 
@@ -629,6 +635,27 @@ def from_mxfp4(codes, exponents):
     both = np.stack([codes & 15, codes >> 4], -1).reshape(*codes.shape[:-1], 32)
     values = FP4[both & 7] * np.where(both & 8, -1.0, 1.0) * 2.0 ** (exponents.astype(np.float64)[..., None] - 127)
     return values.reshape(*codes.shape[:-2], -1)
+
+
+# Rows and columns that share a scale.
+FP8_BLOCK = [4, 8]
+
+
+def to_fp8(values):
+    """Codes and scales of blocks. Scales have three significant bits, so that products are numbers of BF16, too."""
+    rows, columns = FP8_BLOCK
+    blocks = values.unflatten(0, (-1, rows)).unflatten(2, (-1, columns))
+    largest = blocks.abs().amax((1, 3)) / 128
+    # The same for the numbers that come out.
+    factors = 1 + torch.arange(largest.numel()).reshape(largest.shape) % 4 / 4
+    scales = factors * torch.exp2(torch.floor(torch.log2(largest / factors)))
+    return (blocks / scales[:, None, :, None]).flatten(2).flatten(0, 1).to(torch.float8_e4m3fn), scales
+
+
+def from_fp8(codes, scales):
+    numbers = codes.double() * scales.double().repeat_interleave(FP8_BLOCK[0], 0).repeat_interleave(FP8_BLOCK[1], 1)
+    assert (numbers == numbers.bfloat16().double()).all()
+    return numbers
 
 
 def build(variant, seed=None, state=None):
@@ -861,6 +888,9 @@ def write_hf(variant, state, folder, expected):
     if variant.mxfp4:
         store_mxfp4(folder / "model.safetensors", state)
         config["quantization_config"] = {"quant_method": "mxfp4"}
+    if variant.fp8:
+        store_fp8(folder / "model.safetensors")
+        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": FP8_BLOCK}
     write_json(folder / "config.json", config)
     write_tokenizer(folder, variant.chat_template)
     verify_hf(folder, variant, expected)
@@ -938,6 +968,17 @@ def store_mxfp4(path, state):
         assert (from_mxfp4(codes, exponents) == values).all(), name
         for end, array in (("blocks", codes), ("scales", exponents)):
             tensors[f"{name}_{end}"] = torch.from_numpy(np.ascontiguousarray(array))
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def store_fp8(path):
+    """Puts the matrices of layers into the layout of the published files."""
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        values = tensors[name].double()
+        codes, scales = to_fp8(values)
+        assert (from_fp8(codes, scales) == values).all(), name
+        tensors[name], tensors[f"{name}_scale_inv"] = codes, scales.float()
     save_file(tensors, path, metadata={"format": "pt"})
 
 

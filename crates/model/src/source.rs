@@ -4,6 +4,7 @@
 //! one file into a `Part`; how parts become a model (split GGUF, sharded safetensors, a folder) is decided here.
 
 mod discover;
+mod fp8;
 mod gpt_oss;
 mod joined;
 pub(crate) mod part;
@@ -19,6 +20,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 pub use discover::open;
+use fp8::Fp8;
 use gpt_oss::GptOss;
 use joined::Joined;
 use part::{Element, Entry, Part};
@@ -156,6 +158,8 @@ struct Model {
     by_name: HashMap<String, usize>,
     /// The tensors that cannot be weights.
     others: HashMap<String, Other>,
+    /// The weights that are read from codes and scales.
+    scaled: HashMap<String, Fp8>,
 }
 
 /// A tensor of a type that no weight can have.
@@ -185,6 +189,7 @@ impl Model {
             tensors: Vec::new(),
             by_name: HashMap::new(),
             others: HashMap::new(),
+            scaled: HashMap::new(),
         };
         for (part, Part { path, bytes, tensors, mapping }) in parts.into_iter().enumerate() {
             model.parts.push((path.clone(), bytes));
@@ -213,7 +218,8 @@ impl Model {
     }
 
     /// The model as all other code expects it. Errors: of tensors that cannot be rearranged so.
-    fn in_common_layout(self) -> Result<Box<dyn TensorSource>> {
+    fn in_common_layout(mut self) -> Result<Box<dyn TensorSource>> {
+        fp8::attach(&mut self)?;
         if self.format == Format::Safetensors && GptOss::describes(&self.metadata) {
             return Ok(Box::new(GptOss::new(self)?));
         }
@@ -257,6 +263,9 @@ impl TensorSource for Model {
     }
 
     fn tensor(&self, name: &str) -> Result<TensorView> {
+        if let Some(fp8) = self.scaled.get(name) {
+            return Ok(fp8.read(self));
+        }
         if let Some(info) = self.find(name) {
             let bytes = self.parts[info.part].1.slice(info.range.clone());
             return Ok(TensorView { dtype: info.dtype, shape: info.shape.clone(), bytes });

@@ -5,6 +5,7 @@
 // A skipped test says so.
 #![allow(clippy::print_stdout)]
 
+use realizar_compute::DType;
 use realizar_compute::sampling::SamplingOverrides;
 use realizar_model::convert::as_gguf;
 use realizar_model::metadata::{Metadata, Value};
@@ -97,6 +98,17 @@ fn same(metadata: &Metadata, key: &str, value: &Value) -> bool {
             matches!((a, b), (Some(a), Some(b)) if (a - b).abs() <= 1e-6 * b.abs())
         }
     }
+}
+
+#[test]
+fn weights_in_fp8_are_converted_as_bf16() {
+    let folder = fixtures().into_iter().find(|f| f.ends_with("qwen3-fp8")).unwrap().join("hf");
+    let (from, converted) = (open(&folder).unwrap(), as_gguf(open(&folder).unwrap()).unwrap());
+    let (ours, file) = ("blk.1.ffn_down.weight", "model.layers.1.mlp.down_proj.weight");
+    assert_eq!(converted.find(ours).unwrap().dtype, DType::BF16);
+    assert_eq!(values(&*converted, ours), values(&*from, file));
+    let weights = |s: &dyn TensorSource| s.tensors().iter().map(|t| t.n_elements()).sum::<usize>();
+    assert_eq!(weights(&*converted), weights(&*from), "no scales among them");
 }
 
 #[test]

@@ -78,8 +78,10 @@ impl Converted {
     fn new(source: Box<dyn TensorSource>) -> Result<Self> {
         let config = arch::configure(&*source)?;
         let method = source.metadata().get_str("quantization_config.quant_method")?;
-        // GGUF has this type, too.
-        if let Some(method) = method.filter(|&method| method != "mxfp4") {
+        // GGUF has MXFP4, too, and weights in FP8 are read as BF16.
+        let is_plain =
+            |method: &str| ["mxfp4", "fp8", "fbgemm_fp8", "compressed-tensors", "modelopt"].contains(&method);
+        if let Some(method) = method.filter(|method| !is_plain(method)) {
             let reason =
                 format!("its weights are quantized by {method}; only plain numbers can be converted");
             return Err(Error::unsupported(source.path(), reason));
