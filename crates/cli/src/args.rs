@@ -42,7 +42,7 @@ pub(crate) fn between(min: f32, max: f32) -> impl Fn(&str) -> Result<f32, String
     }
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct ThreadsOption {
     /// Threads; by default one per core.
     #[arg(long, short_alias = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]

@@ -21,8 +21,12 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Answer a prompt, or chat.
     Run(crate::run::RunArgs),
-    /// Serve a model over HTTP, as OpenAI's API has it.
-    Serve(crate::serve::ServeArgs),
+    /// Serve models over HTTP, compatible with the APIs of OpenAI, Anthropic, Ollama and llama.cpp.
+    Serve(Box<crate::serve::ServeArgs>),
+    /// List the models that a server has loaded.
+    Ps(crate::server_models::PsArgs),
+    /// Unload a model of a server.
+    Stop(crate::server_models::StopArgs),
     /// Start a coding agent that uses a model of this program, and a server for it if there is none.
     Launch(crate::launch::LaunchArgs),
     /// Turn text into token ids, or back.

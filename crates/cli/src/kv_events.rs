@@ -6,7 +6,7 @@ use clap::Args;
 use realizar_engine::Client;
 use realizar_server::KvEvents;
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct KvEventsOptions {
     /// Publishes what enters and leaves the prefix cache for routers, as vLLM does over ZeroMQ, at an endpoint such as tcp://*:5557. It tells
     /// the tokens of all prompts to whoever connects.

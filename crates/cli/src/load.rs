@@ -14,7 +14,7 @@ use realizar_model::source::TensorSource;
 use realizar_model::tokenizer::Tokenizer;
 use std::path::Path;
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct RunnerOptions {
     /// Where the model runs: auto, cpu, cuda, cuda:N, or cuda:N,M for GPUs that share it.
     #[arg(long, default_value_t = Device::Auto)]
@@ -39,7 +39,7 @@ pub(crate) struct RunnerOptions {
 }
 
 /// How conversations are written as text.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct TemplateOption {
     /// Chat template instead of the model's own: a Jinja file, or chatml.
     #[arg(long, value_name = "FILE|NAME", value_hint = ValueHint::FilePath)]
@@ -84,7 +84,7 @@ pub(crate) fn warn_of_long_context(asked: Option<usize>, config: &ModelConfig) {
 }
 
 /// Guesses of the next tokens, verified several at a time: the same text, in fewer steps.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct SpeculationOptions {
     /// Guesses the next tokens by what followed the last ones before in the text.
     #[arg(long, value_name = "HOW", conflicts_with = "draft")]

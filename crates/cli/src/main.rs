@@ -31,6 +31,7 @@ mod pull;
 mod quantize;
 mod run;
 mod serve;
+mod server_models;
 mod short_names;
 mod speculation;
 mod synth;
@@ -38,16 +39,21 @@ mod template;
 mod thinking;
 mod tokenize;
 
-use clap::{CommandFactory, Parser};
+use clap::error::ErrorKind;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use command::{Cli, Command};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // Wrong usage ends here, with exit code 2.
-    let arguments = command::arguments(std::env::args_os())
-        .unwrap_or_else(|why| Cli::command().error(clap::error::ErrorKind::UnknownArgument, why).exit());
-    let cli = Cli::parse_from(arguments);
-    let done = logging::start(cli.verbose).and_then(|()| run(&cli.command));
+    let wrong = |kind, why| Cli::command().error(kind, why).exit();
+    let arguments =
+        command::arguments(std::env::args_os()).unwrap_or_else(|why| wrong(ErrorKind::UnknownArgument, why));
+    let arguments = serve::with_file(arguments).unwrap_or_else(|why| wrong(ErrorKind::ValueValidation, why));
+    let matches = Cli::command().get_matches_from(arguments);
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let given = matches.subcommand().map_or(&matches, |(_, given)| given);
+    let done = logging::start(cli.verbose).and_then(|()| run(&cli.command, given));
     match done {
         Ok(code) => code,
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
@@ -58,12 +64,15 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: &Command) -> anyhow::Result<ExitCode> {
+/// `given`: the arguments of the command.
+fn run(command: &Command, given: &ArgMatches) -> anyhow::Result<ExitCode> {
     let done = match command {
         // Ends with the agent's exit code.
         Command::Launch(args) => return launch::run(args),
         Command::Run(args) => run::run(args),
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(args, given),
+        Command::Ps(args) => server_models::ps(args),
+        Command::Stop(args) => server_models::stop(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Template(args) => template::run(args),
         Command::Inspect(args) => inspect::run(args),

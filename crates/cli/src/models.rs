@@ -44,12 +44,29 @@ struct Model {
     files: Vec<PathBuf>,
 }
 
-pub(crate) fn list(args: &ListArgs) -> Result<()> {
+/// The models of the cache, by name.
+fn all() -> Result<Vec<Model>> {
     let mut models = Vec::new();
     for repository in repositories()? {
         models.extend(models_of(&repository)?);
     }
     models.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(models)
+}
+
+/// The models of the cache: their names, and the file or folder of each.
+pub(crate) fn cached() -> Result<Vec<(String, PathBuf)>> {
+    let place = |model: Model| {
+        let first = model.files.into_iter().next()?;
+        let is_file = first.extension().is_some_and(|extension| extension == "gguf");
+        let path = if is_file { first } else { first.parent()?.to_owned() };
+        Some((model.name, path))
+    };
+    Ok(all()?.into_iter().filter_map(place).collect())
+}
+
+pub(crate) fn list(args: &ListArgs) -> Result<()> {
+    let models = all()?;
     if args.json {
         return output::print_json(&Report { models });
     }

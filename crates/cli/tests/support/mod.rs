@@ -1,5 +1,8 @@
 //! Running the program and looking at what it leaves behind.
 
+#[cfg(unix)]
+pub mod server;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -100,8 +103,10 @@ impl Folder {
         self.0.join(name).to_str().expect("a plain path").to_owned()
     }
 
-    /// Writes a file in it.
+    /// Writes a file in it, or in a folder below.
     pub fn write(&self, name: &str, bytes: &[u8]) -> String {
+        let parent = self.0.join(name).parent().expect("the folder itself").to_owned();
+        std::fs::create_dir_all(parent).expect("a folder in the temporary folder");
         std::fs::write(self.0.join(name), bytes).expect("a file in the temporary folder");
         self.join(name)
     }

@@ -110,7 +110,7 @@ pub(crate) fn plan(
     let free = device.memory.free;
     let left = free.saturating_sub(device.weights).saturating_sub(workspace);
     let block = options.block_size;
-    let fitting = if device.weights > 0 { left / 10 * 9 } else { left / 2 };
+    let fitting = if device.weights > 0 { left / 10 * 9 } else { left / 2 } / options.cache_share.max(1);
     let one_seq = CacheBytes::new(config, options, options.kv_type);
     let cache_bytes = match options.cache {
         CacheSize::OneSequence => one_seq,

@@ -83,6 +83,8 @@ pub struct LoadOptions {
     pub cache: CacheSize,
     /// Size of the cache in bytes, all sequences together; `None` follows `cache`. Default `None`.
     pub kv_memory: Option<usize>,
+    /// Models that share what memory is left for caches where `kv_memory` does not say: this one takes one part of so many. Default 1.
+    pub cache_share: usize,
     /// Element type of the cache. Default `F16`.
     pub kv_type: DType,
     /// Tokens of a cache block. Default 32.
@@ -109,6 +111,7 @@ impl Default for LoadOptions {
             n_ctx: None,
             cache: CacheSize::OneSequence,
             kv_memory: None,
+            cache_share: 1,
             kv_type: DType::F16,
             block_size: 32,
             step_tokens: None,

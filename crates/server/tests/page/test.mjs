@@ -6,7 +6,7 @@ import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { createServer } from 'node:http';
-import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -240,6 +240,25 @@ const tests = {
         await shut(page);
       }
     }
+  },
+
+  async 'one of several models is chosen, and stays chosen'() {
+    const folder = mkdtempSync(join(tmpdir(), 'realizar-models-'));
+    const file = join(folder, 'models.toml');
+    writeFileSync(file, '[models.fox]\nmodel = "demo"\n[models.owl]\nmodel = "demo"\n');
+    const address = await serve('--config', file, '--device', 'cpu', '--kv-memory', '32M');
+    const page = await open(address);
+    const asked = bodies(page, '/v1/chat/completions');
+    await page.getByRole('combobox', { name: 'Model' }).selectOption('owl');
+    await send(page, 'Tell me a story about a fox.');
+    await finished(page);
+    assert.equal(asked[0].model, 'owl');
+    assert.equal(await page.title(), 'owl – realizar');
+    await page.reload();
+    await page.waitForFunction(() => document.title.startsWith('owl'));
+    assert.equal(await page.getByRole('combobox', { name: 'Model' }).inputValue(), 'owl');
+    await shut(page);
+    rmSync(folder, { recursive: true });
   },
 
   async 'the page comes with its policy, and only once'(demo) {

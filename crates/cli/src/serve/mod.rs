@@ -1,0 +1,209 @@
+//! `realizar serve`: models behind HTTP.
+//!
+//! `model` has the options of a model and loads it, `several` finds the models of a server that has more than one, and `file` reads
+//! its options and models from a file.
+
+mod file;
+mod model;
+mod several;
+
+pub(crate) use file::with_file;
+
+use crate::args::ModelPlace;
+use crate::output;
+use anyhow::{Result, bail};
+use clap::{ArgMatches, Args};
+use model::{ModelOptions, Ready};
+use realizar_server::{Config, Ended, LoadedModel, Models, Server};
+use several::SeveralOptions;
+use std::time::Duration;
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    model: ModelPlace,
+    #[command(flatten)]
+    several: SeveralOptions,
+    /// Name or address to listen at; 0.0.0.0 takes requests from everywhere. May be given several times.
+    #[arg(long, default_value = "127.0.0.1")]
+    host: Vec<String>,
+    /// Port to listen at; 0 takes any free one.
+    #[arg(long, default_value_t = 8080)]
+    port: u16,
+    /// Name under which clients ask for the model; may be given several times. By default its own.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["config", "models_dir", "hub_cache"])]
+    served_name: Vec<String>,
+    /// Key that clients must show; may be given several times. By default nobody is asked.
+    #[arg(long, value_name = "KEY", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    api_key: Vec<String>,
+    /// Clients with different keys share no cached prefixes.
+    #[arg(long, requires = "api_key")]
+    salt_by_key: bool,
+    /// Origin whose web pages may use the server, or *; may be given several times.
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Vec<String>,
+    /// Name by which clients may address the server, besides localhost; may be given several times. Without it, all names are answered,
+    /// except on loopback without --api-key.
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    allowed_host: Vec<String>,
+
+    /// Size of a request at most.
+    #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = size)]
+    max_body: usize,
+    /// Memory for the bodies of all requests that are still arriving.
+    #[arg(long, value_name = "SIZE", default_value = "128M", value_parser = size)]
+    body_memory: usize,
+    /// How long a client may take to send the headers of a request, and again its body.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    read_timeout: Duration,
+    /// How long a client may read nothing of its answer.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    write_timeout: Duration,
+    /// Connections at one time; more wait to be accepted.
+    #[arg(long, value_name = "N", default_value_t = 16384, value_parser = positive)]
+    max_connections: usize,
+    /// Objects of JSON schemas that do not mention additionalProperties may have further properties, as the standard says.
+    #[arg(long)]
+    open_schemas: bool,
+    /// Memory for responses of /v1/responses that later requests may go on after; 0 stores none.
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = size)]
+    response_memory: usize,
+    /// Leaves the line x-anthropic-billing-header in the system prompts of Claude Code; it differs from request to request, so that no
+    /// prefix of a prompt is found in the cache.
+    #[arg(long)]
+    keep_billing_header: bool,
+    /// How long compiling the format of one answer (a schema, pattern, grammar or tools) may take.
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
+    format_timeout: Duration,
+    /// How long SIGTERM or Ctrl-C lets answers finish; a second one ends at once.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    drain_seconds: Duration,
+    /// End at once when stdin ends: for programs that start a server for themselves.
+    #[arg(long, hide = true)]
+    until_stdin_ends: bool,
+    #[command(flatten)]
+    options: ModelOptions,
+}
+
+pub(crate) fn run(args: &ServeArgs, given: &ArgMatches) -> Result<()> {
+    if args.until_stdin_ends {
+        std::thread::spawn(|| {
+            drop(std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
+            std::process::exit(0);
+        });
+    }
+    let names = names(args);
+    let (models, name, about) = match args.several.is_asked_for() {
+        false => {
+            let Ready { model, about } = args.options.load(args.model.get(), args.write_timeout, 1, None)?;
+            (Models::one(names.clone(), LoadedModel::Text(model))?, names.join(", "), about)
+        }
+        true => {
+            let (models, n) = args.several.models(&args.model, names, given, args.write_timeout)?;
+            (
+                models,
+                format!("a server with {n} models"),
+                "models are loaded when they are asked for".to_owned(),
+            )
+        }
+    };
+    let server = Server::bind(models, config(args))?;
+    let urls: Vec<String> = server.addresses().iter().map(|address| format!("http://{address}")).collect();
+    output::note(&format!("{name} is ready at {}: {about}\n", urls.join(" and ")));
+    match server.run()? {
+        Ended::Drained => Ok(()),
+        Ended::AtOnce => bail!("stopped at once, as told by a second signal"),
+    }
+}
+
+fn config(args: &ServeArgs) -> Config {
+    Config {
+        hosts: args.host.clone(),
+        port: args.port,
+        api_keys: args.api_key.clone(),
+        salt_by_key: args.salt_by_key,
+        cors: args.cors.clone(),
+        allowed_hosts: args.allowed_host.clone(),
+        max_body: args.max_body,
+        body_memory: args.body_memory,
+        drain: args.drain_seconds,
+        header_timeout: args.read_timeout,
+        body_timeout: args.read_timeout,
+        write_timeout: args.write_timeout,
+        max_connections: args.max_connections,
+        open_schemas: args.open_schemas,
+        response_memory: args.response_memory,
+        keep_billing_header: args.keep_billing_header,
+        format_timeout: args.format_timeout,
+    }
+}
+
+fn names(args: &ServeArgs) -> Vec<String> {
+    if !args.served_name.is_empty() {
+        return args.served_name.clone();
+    }
+    vec![args.model.get().served_name()]
+}
+
+/// A number of bytes: 4096, 512K, 100M, 4G; KiB, MiB and GiB are the same units.
+fn size(text: &str) -> Result<usize, String> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let shift = match text[end..].to_ascii_lowercase().trim_end_matches("ib").trim_end_matches('b') {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return Err("expected a number of bytes such as 512M or 4G".to_owned()),
+    };
+    let number: f64 = text[..end].parse().map_err(|_| "expected a number of bytes such as 512M or 4G")?;
+    let bytes = number * (1u64 << shift) as f64;
+    if bytes >= 1.0 && bytes < (1u64 << 60) as f64 {
+        Ok(bytes as usize)
+    } else {
+        Err("expected at least 1 byte".to_owned())
+    }
+}
+
+pub(crate) fn positive(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&n| n > 0).ok_or_else(|| "expected a number of at least 1".to_owned())
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let number = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
+    Duration::try_from_secs_f64(number).map_err(|e| e.to_string()).and_then(|d| match d.as_secs() {
+        // Later than that, times could not be added up.
+        0..=31_536_000 => Ok(d),
+        _ => Err("expected at most a year".to_owned()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_in_the_usual_units() {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("1k", 1024),
+            ("1.5M", 3 << 19),
+            ("2G", 2 << 30),
+            ("3GiB", 3 << 30),
+            ("1mb", 1 << 20),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for wrong in ["", "G", "-1", "1x", "0", "1e9", "9999999999T"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn seconds_are_bounded() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for wrong in ["", "-1", "NaN", "inf", "1e30", "1e9"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+}
