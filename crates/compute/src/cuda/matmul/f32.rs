@@ -75,7 +75,7 @@ pub(super) fn matmul(cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
         unsafe {
             let (f, (rows, outs)) = match op.m {
                 m if m <= MAX_GEMV_ROWS => (kernels.f32_gemv, (1, 1)),
-                m if m < MANY_ROWS => (kernels.f32_small_m, SMALL_TILE),
+                m if m < MANY_ROWS || n_out <= SMALL_TILE.1 => (kernels.f32_small_m, SMALL_TILE),
                 _ => (kernels.f32_gemm, TILE),
             };
             cuda.launch(f, [n_out.div_ceil(outs), op.m.div_ceil(rows), 1], 256, &args)?;

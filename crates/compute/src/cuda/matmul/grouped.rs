@@ -4,7 +4,7 @@
 //! filled.
 
 use super::matrix::Matrix;
-use super::mixed_gemm::{ACTIVATION_THREADS, ActivationLayout, Kernels, MixedGemmActivationArgs, STEP};
+use super::mixed_gemm::{ActivationLayout, Kernels, MixedGemmActivationArgs, STEP, activation_threads};
 use crate::cuda::driver::{Cuda, DevicePtr};
 use crate::{Activation, Norm, Result, Tensor};
 
@@ -134,7 +134,7 @@ impl GroupedRows<'_> {
         };
         // SAFETY: there are as many rows of floats, and each use's place is in the memory for all tiles.
         unsafe {
-            cuda.launch(cuda.room::<Kernels>().activations, [from.n, 1, 1], ACTIVATION_THREADS, &args)?;
+            cuda.launch(cuda.room::<Kernels>().activations, [from.n, 1, 1], activation_threads(to.n), &args)?;
         }
         Ok(TiledRows { tiles, scales })
     }

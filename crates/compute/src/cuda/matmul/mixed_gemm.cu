@@ -146,14 +146,31 @@ MIXED_GEMM(mixed_gemm_32_common, 32, COMMON_TYPES, 2)
 MIXED_GEMM(mixed_gemm_64_common, 64, COMMON_TYPES, 2)
 
 // Rows of activations as tiles of 64 columns, normalized where a norm comes before. A block converts a row, and puts it in the places of
-// all tiles that want it.
+// all tiles that want it. It has as many threads as the row has eights, so that an SM has several blocks of short rows.
 constexpr int ACTIVATION_THREADS = 512;
 
-KERNEL(mixed_gemm_activations, MixedGemmActivationArgs, ACTIVATION_THREADS) {
-  constexpr int HELD = 4, CHUNK = ACTIVATION_THREADS * 8;
+// In the order of packed columns a vector has a pair of each of four pieces: lanes l, l + 8, l + 16 and l + 24, which have eight columns of a
+// piece each, exchange pairs, and get a vector each. The one that a lane gets is `packed_place()` among the eight of a line.
+DEVICE uint4 packed_vector(const float (&v)[8]) {
+  const uint32_t pairs[4] = {half_pair(v[0], v[2]), half_pair(v[1], v[3]), half_pair(v[4], v[6]), half_pair(v[5], v[7])};
+  const bool odd = threadIdx.x & 8, upper = threadIdx.x & 16;
+  const auto swap = [](uint32_t x, int with) { return __shfl_xor_sync(ALL_LANES, x, with); };
+  const uint32_t got0 = swap(odd ? pairs[0] : pairs[1], 8), got1 = swap(odd ? pairs[2] : pairs[3], 8);
+  const uint2 first = odd ? uint2{got0, pairs[1]} : uint2{pairs[0], got0}, second = odd ? uint2{got1, pairs[3]} : uint2{pairs[2], got1};
+  const uint2 give = upper ? first : second, keep = upper ? second : first, got = {swap(give.x, 16), swap(give.y, 16)};
+  return upper ? uint4{got.x, got.y, keep.x, keep.y} : uint4{keep.x, keep.y, got.x, got.y};
+}
+
+DEVICE int packed_place() {
+  const int lane = threadIdx.x % 32, piece = lane / 8;
+  return lane / 4 % 2 * 2 + piece % 2 + piece / 2 * 4;
+}
+
+KERNEL_2(mixed_gemm_activations, MixedGemmActivationArgs, ACTIVATION_THREADS) {
+  constexpr int HELD = 2;
   ptx::launch_dependents();
   __shared__ float scratch[2][ACTIVATION_THREADS / 32];
-  const int n = a.n, padded = a.padded, lane = threadIdx.x % 32;
+  const int n = a.n, padded = a.padded, lane = threadIdx.x % 32, chunk = blockDim.x * 8, n_warps = blockDim.x / 32;
   const float* x = a.x;
   float held[HELD][8];
   float squares = 0, largest = 0;
@@ -175,11 +192,11 @@ KERNEL(mixed_gemm_activations, MixedGemmActivationArgs, ACTIVATION_THREADS) {
   x += static_cast<size_t>(a.x_rows ? a.x_rows[blockIdx.x] : blockIdx.x) * n;
 #pragma unroll
   for (int c = 0; c < HELD; c++) {
-    load(held[c], c * CHUNK + threadIdx.x * 8);
+    load(held[c], c * chunk + threadIdx.x * 8);
 #pragma unroll
     for (int j = 0; j < 8; j++) largest = fmaxf(largest, fabsf(held[c][j]));
   }
-  for (int k = HELD * CHUNK + threadIdx.x * 8; k < n; k += CHUNK) {
+  for (int k = HELD * chunk + threadIdx.x * 8; k < n; k += chunk) {
     float v[8];
     load(v, k);
 #pragma unroll
@@ -189,27 +206,27 @@ KERNEL(mixed_gemm_activations, MixedGemmActivationArgs, ACTIVATION_THREADS) {
   if (lane == 0) scratch[0][threadIdx.x / 32] = squares, scratch[1][threadIdx.x / 32] = largest;
   __syncthreads();
   squares = largest = 0;
-#pragma unroll
-  for (int w = 0; w < ACTIVATION_THREADS / 32; w++) squares += scratch[0][w], largest = fmaxf(largest, scratch[1][w]);
+#pragma unroll 4
+  for (int w = 0; w < n_warps; w++) squares += scratch[0][w], largest = fmaxf(largest, scratch[1][w]);
   // The power of two that brings the largest magnitude to 2^12 or just above; exponents of both factors stay normal.
   const int e = 127 + 139 - static_cast<int>(__float_as_uint(largest) >> 23);
   const uint32_t bounded = largest == 0 || a.layout == PLAIN_BFLOAT ? 127 : e < 1 ? 1 : e > 253 ? 253 : e;
   const float factor = __uint_as_float(bounded << 23);
   const float inverse = a.weight ? rsqrtf(squares / n + a.eps) : 1.0f;
   const float scale = __uint_as_float((254 - bounded) << 23) * inverse;
-  const auto store = [&](const float (&v)[8], int k, uint16_t* tiles, uint32_t row) {
-    if (k >= padded) return;
-    float u[8];
+  const bool is_packed = a.layout == PACKED_HALF;
+  const auto to_vector = [&](float (&v)[8]) {
 #pragma unroll
-    for (int j = 0; j < 8; j++) u[j] = v[j] * factor;
-    if (a.layout != PACKED_HALF) {
-      uint16_t* to = tiles + (static_cast<size_t>(k / 64) * a.rows + row) * 64 + ((k / 8 ^ row) & 7) * 8;
-      *reinterpret_cast<uint4*>(to) = a.layout == PLAIN_HALF ? eight_of<Half>(u) : eight_of<Bfloat>(u);
-      return;
-    }
-    put_packed(tiles, a.rows, row, k, u[0], u[1], u[2], u[3]);
-    put_packed(tiles, a.rows, row, k + 4, u[4], u[5], u[6], u[7]);
+    for (int j = 0; j < 8; j++) v[j] *= factor;
+    return is_packed ? packed_vector(v) : a.layout == PLAIN_HALF ? eight_of<Half>(v) : eight_of<Bfloat>(v);
   };
+  const auto store = [&](uint4 vector, int k, uint16_t* tiles, uint32_t row) {
+    const int tile = is_packed ? k / 256 * 4 + lane % 4 : k / 64, at = is_packed ? packed_place() : k / 8;
+    if (k < padded) *reinterpret_cast<uint4*>(tiles + (static_cast<size_t>(tile) * a.rows + row) * 64 + ((at ^ row) & 7) * 8) = vector;
+  };
+  uint4 vectors[HELD];
+#pragma unroll
+  for (int c = 0; c < HELD; c++) vectors[c] = to_vector(held[c]);
   const uint32_t n_places = a.places ? a.n_places : 1;
 #pragma unroll 1
   for (uint32_t p = 0; p < n_places; p++) {
@@ -219,11 +236,12 @@ KERNEL(mixed_gemm_activations, MixedGemmActivationArgs, ACTIVATION_THREADS) {
     uint16_t* tiles = a.y + static_cast<size_t>(place - row) * padded;
     if (threadIdx.x == 0) a.scales[place] = scale;
 #pragma unroll
-    for (int c = 0; c < HELD; c++) store(held[c], c * CHUNK + threadIdx.x * 8, tiles, row);
-    for (int k = HELD * CHUNK + threadIdx.x * 8; k < padded; k += CHUNK) {
+    for (int c = 0; c < HELD; c++) store(vectors[c], c * chunk + threadIdx.x * 8, tiles, row);
+    // Of whole warps, since rows are padded to what a warp has.
+    for (int k = HELD * chunk + threadIdx.x * 8; k < padded; k += chunk) {
       float v[8];
       load(v, k);
-      store(v, k, tiles, row);
+      store(to_vector(v), k, tiles, row);
     }
   }
 }

@@ -25,8 +25,8 @@ const MAX_STAGES: usize = 16;
 /// Tiles that a block can leave partial sums of, and parts of each with a flag of their own.
 const PARTIALS: usize = 2;
 const QUARTERS: usize = 4;
-/// Threads that convert a row of activations.
-pub(super) const ACTIVATION_THREADS: u32 = 512;
+/// Most threads that convert a row of activations, eight columns each.
+const ACTIVATION_THREADS: usize = 512;
 
 /// What a kernel is like; mixed_gemm.cu has the same numbers.
 #[derive(Clone, Copy, Debug)]
@@ -588,7 +588,12 @@ impl Plan {
             eps: norm.map_or(0.0, |n| n.eps),
         };
         // SAFETY: x has m rows of n_in floats, and the scratch memory room for as many in tiles.
-        unsafe { cuda.launch(kernels.activations, [self.m, 1, 1], ACTIVATION_THREADS, &args)? };
+        unsafe { cuda.launch(kernels.activations, [self.m, 1, 1], activation_threads(self.n_in), &args)? };
         Ok((y, scales))
     }
+}
+
+/// Threads that convert a row of `n` activations.
+pub(super) fn activation_threads(n: usize) -> u32 {
+    n.div_ceil(8).next_multiple_of(32).clamp(32, ACTIVATION_THREADS) as u32
 }
