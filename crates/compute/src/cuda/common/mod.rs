@@ -3,8 +3,10 @@
 //! The headers beside this file are the same for the kernels.
 
 mod operand;
+mod route;
 
 pub(in crate::cuda) use operand::{Input, Output, TileLayout, Tiles};
+pub(in crate::cuda) use route::{MAX_EXPERTS, RouteArgs};
 
 use crate::Activation;
 

@@ -1,9 +1,6 @@
 // Arguments of kernels. Written by tools/kernels from mod.rs; do not edit.
 #pragma once
-#include <cstdint>
-
-// Most experts that the routing kernels hold.
-constexpr int MAX_EXPERTS = 1024;
+#include "../common/route_args.cuh"
 
 // Warps of moe_group.
 constexpr int GROUP_WARPS = 16;
@@ -13,12 +10,7 @@ struct MoeArgs {
   float* y;
   // Whether sums are added to y.
   uint32_t adds;
-  // [n_tokens, n_experts]
-  const float* router;
-  // [n_experts], added to the scores for the choice only, or null
-  const float* selection_bias;
-  // [n_experts], on the weights, or null
-  const float* output_scale;
+  RouteArgs route;
   // [n_experts, hidden_size], or null
   const float* down_bias;
   // [n_uses, hidden_size], by slot
@@ -38,22 +30,10 @@ struct MoeArgs {
   // how many tiles have rows
   uint32_t* n_filled;
   uint32_t n_tokens;
-  uint32_t n_experts;
-  uint32_t n_used;
   uint32_t hidden_size;
   uint32_t n_tiles;
   // Slots of a tile at most.
   uint32_t tile_rows;
-  uint32_t norm_topk;
-  // Whether scores are sigmoids; softmax otherwise.
-  uint32_t is_sigmoid;
-  // On the weights.
-  float scale;
-  // Of consecutive experts; 1 where all are compared.
-  uint32_t n_groups;
-  uint32_t n_groups_used;
-  // Whether groups are compared by the sum of their two best; by their best otherwise.
-  uint32_t groups_by_top_two;
 };
 
 struct MoeGateArgs {

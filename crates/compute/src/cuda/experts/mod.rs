@@ -1,6 +1,6 @@
 //! Launches of a mixture of experts: nothing of the routing comes back to the host.
 
-use super::common::{Input, Output, activation_code};
+use super::common::{Input, MAX_EXPERTS, Output, RouteArgs, activation_code};
 use super::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use super::matmul::{
     Epilogue, EpilogueKind, ExpertsPlan, ExpertsProblem, ExpertsRows, GroupedRows, MAX_USED, Part, Rows,
@@ -15,12 +15,12 @@ const MAX_GROUPS: usize = 32;
 /// Tokens of a block of `moe_route`, and threads.
 const ROUTE_TOKENS: usize = 4;
 const ROUTE_THREADS: u32 = 128;
+/// Tokens below which a block of `moe_combine` has fewer threads.
+const FEW_TOKENS: usize = 256;
 
 kernel_args! {
     in "experts_args.cuh";
-
-    /// Most experts that the routing kernels hold.
-    const MAX_EXPERTS: usize = 1024;
+    include "../common/route_args.cuh";
 
     /// Warps of moe_group.
     const GROUP_WARPS: usize = 16;
@@ -30,12 +30,7 @@ kernel_args! {
         y: DevicePtr as "float*",
         /// Whether sums are added to y.
         adds: u32,
-        /// [n_tokens, n_experts]
-        router: DevicePtr as "const float*",
-        /// [n_experts], added to the scores for the choice only, or null
-        selection_bias: DevicePtr as "const float*",
-        /// [n_experts], on the weights, or null
-        output_scale: DevicePtr as "const float*",
+        route: RouteArgs,
         /// [n_experts, hidden_size], or null
         down_bias: DevicePtr as "const float*",
         /// [n_uses, hidden_size], by slot
@@ -55,22 +50,10 @@ kernel_args! {
         /// how many tiles have rows
         n_filled: DevicePtr as "uint32_t*",
         n_tokens: u32,
-        n_experts: u32,
-        n_used: u32,
         hidden_size: u32,
         n_tiles: u32,
         /// Slots of a tile at most.
         tile_rows: u32,
-        norm_topk: u32,
-        /// Whether scores are sigmoids; softmax otherwise.
-        is_sigmoid: u32,
-        /// On the weights.
-        scale: f32,
-        /// Of consecutive experts; 1 where all are compared.
-        n_groups: u32,
-        n_groups_used: u32,
-        /// Whether groups are compared by the sum of their two best; by their best otherwise.
-        groups_by_top_two: u32,
     }
 
     struct MoeGateArgs {
@@ -171,8 +154,7 @@ pub(in crate::cuda) fn run(
     let mixture = Mixture::new(router, experts, scratch)?;
     let plan = mixture.plan(cuda);
     if let ExpertsPlan::Gemv(plan) = plan {
-        let routes = mixture.route(cuda, 1)?;
-        return plan.run(cuda, &mixture.rows(&routes, x, to));
+        return plan.run(cuda, &mixture.rows(x, to));
     }
     let Input::Floats(x, norm) = x else { panic!("experts read floats") };
     let routes = match plan {
@@ -263,6 +245,23 @@ impl<'a> Mixture<'a> {
         [self.experts.gate_up_bias, self.experts.down_bias].map(|b| b.map_or(DevicePtr::NULL, Tensor::ptr))
     }
 
+    fn route_args(&self) -> RouteArgs {
+        let Router { n_used, scores, norm_topk, scale, groups } = self.experts.params.router;
+        RouteArgs {
+            router: self.router.ptr(),
+            selection_bias: self.experts.selection_bias.map_or(DevicePtr::NULL, Tensor::ptr),
+            output_scale: self.experts.output_scale.map_or(DevicePtr::NULL, Tensor::ptr),
+            n_experts: self.n_experts as u32,
+            n_used: n_used as u32,
+            norm_topk: u32::from(norm_topk),
+            is_sigmoid: u32::from(scores == RouterScores::Sigmoid),
+            scale,
+            n_groups: groups.map_or(1, |groups| groups.count as u32),
+            n_groups_used: groups.map_or(1, |groups| groups.n_used as u32),
+            groups_by_top_two: u32::from(groups.is_some_and(|groups| groups.score == GroupScore::TopTwo)),
+        }
+    }
+
     /// Chooses the experts of each token. There is room to group them in tiles of `tile_rows`.
     fn route(&self, cuda: &Cuda, tile_rows: usize) -> Result<Routes> {
         let (n_uses, n_experts) = (self.n_uses(), self.n_experts);
@@ -271,13 +270,10 @@ impl<'a> Mixture<'a> {
         let words =
             cuda.scratch.get(&cuda.driver, "routes to experts", 4 * (5 * n_uses + 3 * n_tiles + 1))?;
         let array = |i: usize| words.offset(4 * i * n_uses);
-        let Router { n_used, scores, norm_topk, scale, groups } = self.experts.params.router;
         let args = MoeArgs {
             y: DevicePtr::NULL,
             adds: 0,
-            router: self.router.ptr(),
-            selection_bias: self.experts.selection_bias.map_or(DevicePtr::NULL, Tensor::ptr),
-            output_scale: self.experts.output_scale.map_or(DevicePtr::NULL, Tensor::ptr),
+            route: self.route_args(),
             down_bias: self.biases()[1],
             outputs: self.scratch.y.ptr(),
             experts: array(0),
@@ -288,17 +284,9 @@ impl<'a> Mixture<'a> {
             tiles: array(5),
             n_filled: array(5).offset(4 * 3 * n_tiles),
             n_tokens: self.n_tokens as u32,
-            n_experts: n_experts as u32,
-            n_used: n_used as u32,
             hidden_size: self.hidden_size as u32,
             n_tiles: n_tiles as u32,
             tile_rows: tile_rows as u32,
-            norm_topk: u32::from(norm_topk),
-            is_sigmoid: u32::from(scores == RouterScores::Sigmoid),
-            scale,
-            n_groups: groups.map_or(1, |groups| groups.count as u32),
-            n_groups_used: groups.map_or(1, |groups| groups.n_used as u32),
-            groups_by_top_two: u32::from(groups.is_some_and(|groups| groups.score == GroupScore::TopTwo)),
         };
         let (f, blocks) = (cuda.room::<Kernels>().moe_route, self.n_tokens.div_ceil(ROUTE_TOKENS));
         // SAFETY: the scratch memory holds five words for each use; the tensors were checked when this was made.
@@ -318,18 +306,17 @@ impl<'a> Mixture<'a> {
     fn combine(&self, cuda: &Cuda, routes: &Routes, (y, epilogue): (DevicePtr, Epilogue)) -> Result<()> {
         let adds = u32::from(epilogue.kind() == EpilogueKind::Add);
         let args = MoeArgs { y, adds, ..routes.args };
-        let blocks = [self.n_tokens, self.hidden_size.div_ceil(256), 1];
+        let n = self.hidden_size;
+        let width = if n.is_multiple_of(4) { 4 } else { 1 };
+        // Few tokens are spread over more blocks.
+        let threads = if self.n_tokens < FEW_TOKENS { 64 } else { 256 };
+        let blocks = [self.n_tokens, n.div_ceil(width * threads), 1];
         // SAFETY: the outputs of all uses were written, and the callers checked y.
-        unsafe { cuda.launch(cuda.room::<Kernels>().moe_combine, blocks, 256, &args) }
+        unsafe { cuda.launch(cuda.room::<Kernels>().moe_combine, blocks, threads as u32, &args) }
     }
 
     /// What is computed where each row has blocks of its own.
-    fn rows<'b>(
-        &'b self,
-        routes: &Routes,
-        x: Input<'b>,
-        (y, epilogue): (DevicePtr, Epilogue),
-    ) -> ExpertsRows<'b> {
+    fn rows<'b>(&'b self, x: Input<'b>, (y, epilogue): (DevicePtr, Epilogue)) -> ExpertsRows<'b> {
         ExpertsRows {
             weights: [self.experts.gate_up, self.experts.down],
             biases: self.biases(),
@@ -337,8 +324,7 @@ impl<'a> Mixture<'a> {
             y: Output::Floats(y),
             epilogue,
             activation: self.experts.params.activation,
-            experts: routes.args.experts,
-            factors: routes.args.weights,
+            route: self.route_args(),
             hidden: self.scratch.hidden.ptr(),
         }
     }

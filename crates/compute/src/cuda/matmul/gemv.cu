@@ -12,13 +12,15 @@
 //
 // With experts (GemvExpertsArgs) a row of x uses a few of many matrices, and has blocks of its own (blockIdx.y). With a gate the outputs of
 // all of its matrices are shared out, one matrix after the other. Without one x has a part for each matrix, an output has groups of each,
-// and their sums are weighed before they are added. Which matrices are used is known only when the kernel before has ended, so the ring is
-// filled after that.
+// and their sums are weighed before they are added. Every block chooses the matrices by itself, from the router's scores. With a gate these
+// are known only when the kernel before has ended, so the ring is filled after that, and the next kernel begins after that: so it finds the
+// scores, and fills its ring before it waits.
 //
 // Moves: the weights once. Shared memory: the ring, 80 bytes per 64 activations of each row, 4 bytes per group of a row and row of x.
 #include "packed.cuh"
 #include "../common/activation.cuh"
 #include "../common/ranks.cuh"
+#include "../common/route.cuh"
 #include "gemv_args.cuh"
 
 constexpr int MAX_ROWS = 8;
@@ -294,7 +296,7 @@ struct GemvWork {
     n_row = EXPERTS ? experts->n_row : n;
     const int n_pieces = P::PACKED ? n_row / 64 : ceil_div(n_row, 32);
     row_groups = ceil_div(n_pieces, GROUP);
-    n_groups = EXPERTS && !gate ? row_groups * experts->n_used : row_groups;
+    n_groups = EXPERTS && !gate ? row_groups * experts->route.n_used : row_groups;
     last_size = n_pieces - (row_groups - 1) * GROUP;
     last_bytes = P::PACKED ? P::bytes(last_size) : (n_row - (row_groups - 1) * 1024) * 2;
     const size_t x_bytes = P::PACKED ? static_cast<size_t>(n / 64) * sizeof(XPiece) : static_cast<size_t>(n) * 4;
@@ -333,9 +335,10 @@ struct WeightCopies {
   const uint8_t* from;  // of experts: the part's first row
   uint64_t* barrier;
   int first;  // output
-  uint32_t expert = 0;  // one of those that are used to a lane
+  uint32_t expert;  // one of those that are used to a lane
 
-  DEVICE WeightCopies(const W& work, const GemvPart& part, int first, uint64_t* barrier) : work(work), barrier(barrier), first(first) {
+  DEVICE WeightCopies(const W& work, const GemvPart& part, int first, uint64_t* barrier, uint32_t expert)
+      : work(work), barrier(barrier), first(first), expert(expert) {
     const GemvArgs& a = work.a;
     row_bytes = static_cast<int64_t>(part.row_bytes);
     other = work.gate ? a.parts[1].w - a.parts[0].w : work.n_own * work.n_abreast() * row_bytes;
@@ -399,7 +402,6 @@ struct WeightCopies {
   // Fills the ring stage by stage: 20 to 35 KB under way are enough for the memory's full speed, and the kernel before, which waits for its
   // input or its last weights, would stand behind the rest. Where rows are so short that a stage is less than that, all at once.
   DEVICE void fill_ring() {
-    init_barriers();
     const bool by_turns = work.n_groups > 1 || work.last_size > GROUP / 2;
 #pragma unroll 1
     for (int s = 0; s < work.n_stages; s++) {
@@ -408,13 +410,7 @@ struct WeightCopies {
     }
   }
 
-  // The same of experts, after the kernel before has ended. The input is asked for between the first stage and the others.
-  DEVICE void fill_first() {
-    init_barriers();
-    const uint32_t n_used = work.experts->n_used;
-    if (work.lane < static_cast<int>(n_used)) expert = __ldcg(work.experts->experts + work.own_row() * n_used + work.lane);
-    load_stage(0);
-  }
+  // The same of a gate's experts, after the kernel before has ended. The input is asked for between the first stage and the others.
   DEVICE void fill_others() {
 #pragma unroll 1
     for (int s = 1; s < work.n_stages; s++) load_stage(s);
@@ -512,7 +508,7 @@ DEVICE float merge_experts(const W& work, const Common& common, int row, int out
   const float* sums = work.sums + row * work.n_groups;
   float total = 0;
 #pragma unroll 1
-  for (int u = 0; u < static_cast<int>(e.n_used); u++) {
+  for (int u = 0; u < static_cast<int>(e.route.n_used); u++) {
     float sum = e.bias ? e.bias[static_cast<size_t>(common.experts[u]) * e.n_out + out] : 0.0f;
 #pragma unroll 1
     for (int g = 0; g < work.row_groups; g++) sum += *sums++;
@@ -596,25 +592,19 @@ DEVICE void store_experts(const W& work, const Common& common, int first, float 
 // Where other GPUs have parts of the outputs, a thread has one at most.
 template <class P, int THREADS, bool ONE, class Others, int USUAL, int LARGE = USUAL>
 DEVICE void multiply(const GemvArgs& a, const GemvPart& part, int first, int n_rows, bool gate, unsigned char* shared,
-                     Common<THREADS / 32, ONE, Others::EXPERTS>& common, const Others& others) {
+                     Common<THREADS / 32, ONE, Others::EXPERTS>& common, const Others& others, uint32_t expert) {
   constexpr bool RANKS = Others::RANKS, EXPERTS = Others::EXPERTS;
   typedef GemvWork<P, THREADS, ONE, USUAL, LARGE, EXPERTS> W;
   const W work(a, others.experts, n_rows, gate, shared);
-  WeightCopies<W> copies(work, part, first, common.barriers[work.warp]);
-  if (!EXPERTS) copies.fill_ring();
+  WeightCopies<W> copies(work, part, first, common.barriers[work.warp], expert);
+  copies.init_barriers();
+  if (EXPERTS && gate) copies.load_stage(0);
+  else copies.fill_ring();
   fill_table<P>(work.table, threadIdx.x, THREADS);
 
   Eight norm;
   if (a.norm_weight) norm.load(a.norm_weight, Eight::at(threadIdx.x / 32 * SPAN), work.n);
   const float addend = load_addend(work, part, first);
-  if constexpr (EXPERTS) {
-    copies.fill_first();
-    const GemvExpertsArgs& e = *work.experts;
-    if (threadIdx.x < e.n_used) {
-      common.experts[threadIdx.x] = copies.expert;
-      if (!gate) common.weights[threadIdx.x] = __ldcg(e.weights + work.own_row() * e.n_used + threadIdx.x);
-    }
-  }
   uint32_t round = 0;
   if (RANKS && a.epilogue == ADD_RANKS) round = others.ranks->round();
   prepare<THREADS>(a, work.x(), work.m, norm, work.pieces, work.floats,
@@ -626,7 +616,7 @@ DEVICE void multiply(const GemvArgs& a, const GemvPart& part, int first, int n_r
   if constexpr (RANKS) {
     if (threadIdx.x == 0) common.round = round;
   }
-  if constexpr (EXPERTS) copies.fill_others();
+  if (EXPERTS && gate) copies.fill_others();
   __syncthreads();
   accumulate(work, copies);
   __syncthreads();
@@ -657,13 +647,32 @@ struct OfExperts {
   static constexpr const ranks::Ranks* ranks = nullptr;
 };
 
+// The expert of each lane among those that the block's row uses. Each warp finds them for itself; shared memory has others' keys meanwhile.
+template <class Common>
+DEVICE uint32_t choose_experts(const GemvExpertsArgs& e, bool gate, unsigned char* shared, Common& common) {
+  if (gate) {
+    ptx::griddepcontrol_wait();
+    ptx::launch_dependents();
+  }
+  uint32_t* keys = reinterpret_cast<uint32_t*>(shared);
+  const Route route(e.route, blockIdx.y);
+  route.write_keys(keys, threadIdx.x, blockDim.x, [] { __syncthreads(); });
+  const uint32_t expert = route.choose(keys);
+  if (threadIdx.x < 32) {
+    const float weight = gate ? 0.0f : route.weight(expert);
+    if (threadIdx.x < e.route.n_used) common.experts[threadIdx.x] = expert, common.weights[threadIdx.x] = weight;
+  }
+  __syncthreads();
+  return expert;
+}
+
 // PLAIN: whether weights may be plain numbers. ONE: whether x has one row.
 template <int THREADS, bool PLAIN, bool ONE, class Others = Alone>
 DEVICE void multiply_parts(const GemvArgs& a, const Others& others = Others{}) {
   DYNAMIC_SHARED(shared);
-  ptx::launch_dependents();
   __shared__ Common<THREADS / 32, ONE, Others::EXPERTS> common;
   const bool gate = a.epilogue == GATE;
+  if (!Others::EXPERTS || !gate) ptx::launch_dependents();
   uint32_t p = 0;
   if (!gate) {
     while (p + 1 < a.n_parts && blockIdx.x >= a.parts[p + 1].first_block) p++;
@@ -673,7 +682,9 @@ DEVICE void multiply_parts(const GemvArgs& a, const Others& others = Others{}) {
   const uint64_t block = blockIdx.x - part.first_block, n_blocks = end - part.first_block;
   const int first = static_cast<int>(part.n_out * block / n_blocks), last = static_cast<int>(part.n_out * (block + 1) / n_blocks);
   const int n_rows = (last - first) * (gate ? 2 : 1);
-#define MULTIPLY(P, ...) multiply<P, THREADS, ONE, Others, __VA_ARGS__>(a, part, first, n_rows, gate, shared, common, others)
+  uint32_t expert = 0;
+  if constexpr (Others::EXPERTS) expert = choose_experts(*others.experts, gate, shared, common);
+#define MULTIPLY(P, ...) multiply<P, THREADS, ONE, Others, __VA_ARGS__>(a, part, first, n_rows, gate, shared, common, others, expert)
   if constexpr (PLAIN) {
     if (part.layout == LAYOUT_F16) return MULTIPLY(Plain<false>, PLAIN_RING);
     if (part.layout == LAYOUT_BF16) return MULTIPLY(Plain<true>, PLAIN_RING);

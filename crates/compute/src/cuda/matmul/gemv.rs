@@ -6,7 +6,7 @@ use super::matrix::Matrix;
 use super::op::Matmul;
 use super::shape::{MatrixShape, PartRows, Target};
 use super::weights::Weights;
-use crate::cuda::common::{Input, Output};
+use crate::cuda::common::{Input, Output, RouteArgs};
 use crate::cuda::driver::{
     BLOCK_BYTES, Cuda, DevicePtr, Driver, GEMV_STATIC_BYTES, Kernel, MAX_BLOCKS, Member, PLACES, RanksArgs,
     kernel_args, kernel_image, sm_shared_bytes,
@@ -27,6 +27,7 @@ const X_PIECE: usize = 80;
 kernel_args! {
     in "gemv_args.cuh";
     include "../common/ranks.cuh";
+    include "../common/route_args.cuh";
 
     /// Parts that the kernels take.
     const MAX_PARTS: usize = 4;
@@ -79,15 +80,12 @@ kernel_args! {
     /// experts, one after the other. Else they add up, and x has n_row columns for each.
     struct GemvExpertsArgs {
         product: GemvArgs,
-        /// [rows, n_used]
-        experts: DevicePtr as "const uint32_t*",
-        /// [rows, n_used], what the outputs of each are multiplied with; not read for GATE
-        weights: DevicePtr as "const float*",
+        /// what chooses the experts of each row
+        route: RouteArgs,
         /// [all experts, n_out], for GATE [all experts, 2 * n_out]; or null
         bias: DevicePtr as "const float*",
         /// of a part, from one expert to the next
         expert_bytes: u64,
-        n_used: u32,
         /// outputs of an expert
         n_out: u32,
         /// columns of an expert's row
@@ -342,7 +340,6 @@ pub(in crate::cuda) struct ExpertsPlan {
     down: Plan,
     /// Rows of activations.
     m: usize,
-    n_used: usize,
     intermediate_size: usize,
 }
 
@@ -359,10 +356,8 @@ pub(in crate::cuda) struct ExpertsRows<'a> {
     /// `Store`, or `Add` to `y`.
     pub(in crate::cuda) epilogue: Epilogue,
     pub(in crate::cuda) activation: Activation,
-    /// `[m, n_used]`
-    pub(in crate::cuda) experts: DevicePtr,
-    /// `[m, n_used]`, of the experts' outputs
-    pub(in crate::cuda) factors: DevicePtr,
+    /// What chooses the experts of each row, by scores that the kernel before leaves.
+    pub(in crate::cuda) route: RouteArgs,
     /// Room for `[m, n_used, intermediate_size]`.
     pub(in crate::cuda) hidden: DevicePtr,
 }
@@ -386,7 +381,6 @@ pub(in crate::cuda) fn plan_experts(
         gate_up: finish_experts(target, n_blocks, gate_up_parts, (gate_up.n_in, gate_up.n_in), outs)?,
         down: finish_experts(target, n_blocks, down_parts, (ins, down.n_in), down.n_out)?,
         m,
-        n_used,
         intermediate_size: down.n_in,
     })
 }
@@ -445,11 +439,9 @@ impl ExpertsPlan {
         let part = &op.w.parts[0].shape;
         let args = GemvExpertsArgs {
             product: plan.args(op),
-            experts: rows.experts,
-            weights: rows.factors,
+            route: rows.route,
             bias,
             expert_bytes: (part.n_out * part.row_bytes) as u64,
-            n_used: self.n_used as u32,
             n_out: n_out as u32,
             n_row: op.w.shape.n_in as u32,
         };

@@ -1,6 +1,7 @@
 // Arguments of kernels. Written by tools/kernels from gemv.rs; do not edit.
 #pragma once
 #include "../common/ranks.cuh"
+#include "../common/route_args.cuh"
 
 // Parts that the kernels take.
 constexpr int MAX_PARTS = 4;
@@ -53,15 +54,12 @@ struct GemvRanksArgs {
 // experts, one after the other. Else they add up, and x has n_row columns for each.
 struct GemvExpertsArgs {
   GemvArgs product;
-  // [rows, n_used]
-  const uint32_t* experts;
-  // [rows, n_used], what the outputs of each are multiplied with; not read for GATE
-  const float* weights;
+  // what chooses the experts of each row
+  RouteArgs route;
   // [all experts, n_out], for GATE [all experts, 2 * n_out]; or null
   const float* bias;
   // of a part, from one expert to the next
   uint64_t expert_bytes;
-  uint32_t n_used;
   // outputs of an expert
   uint32_t n_out;
   // columns of an expert's row
