@@ -12,7 +12,7 @@ use crate::blocks::{self, Blocks};
 use crate::{
     Activation, AttentionBlock, BlockInput, BlockOutput, Collectives, DeltaInput, DeltaPart, FfnBlock, FfnUp,
     GatedNorm, HeadBlock, Join, Linear, MoeBlock, Norm, Ops, OutputGate, Profile, Recurrence, RecurrentBlock,
-    Result, ShortConv, StateLayer, Stream, Tensor,
+    Result, SharedExpert, ShortConv, StateLayer, Stream, Tensor,
 };
 
 impl Blocks for Cuda {
@@ -89,38 +89,20 @@ impl Blocks for Cuda {
                 return add_output(self, "down_proj", hidden, None, stream, out);
             }
         };
-        let (x, m) = (block_input(input, &stream), stream.residual.rows());
-        let gate = |y| {
-            let is_bare = gate_up.bias.is_none() && gate_up.scale.is_none();
-            // No matmul ends with it.
-            let is_bare = is_bare && activation != Activation::ClampedSwiglu;
-            let (w, epilogue) = (&gate_up.weight, Epilogue::Gate(activation));
-            Ok(is_bare && matmul::run(self, &Matmul { w, x, y, bias: None, m, epilogue })?)
-        };
-        assert_eq!((w_len(gate_up), hidden.rows()), ((stream.residual.row_len(), 2 * hidden.row_len()), m));
-        let mut tiles = tiles_for(self, &out, hidden);
-        self.timed("gate_up_proj", || {
-            if let Some(t) = tiles
-                && gate(Output::Tiles(t))?
-            {
-                return Ok(());
-            }
-            tiles = None;
-            if gate(Output::Floats(hidden.ptr()))? {
-                return Ok(());
-            }
-            project(self, gate_up, rows, input, &mut stream)?;
-            self.gated(hidden, rows, activation)
+        let tiles = tiles_for(self, &out, hidden);
+        let tiles = self.timed("gate_up_proj", || {
+            gated_hidden(self, (hidden, tiles), (gate_up, rows), input, &mut stream, activation)
         })?;
         add_output(self, "down_proj", hidden, tiles, stream, out)
     }
 
     fn experts(&self, mut stream: Stream<'_, Self>, block: MoeBlock<'_, Self>) -> Result<()> {
-        // A shared expert is added between the experts and the residual.
-        if block.shared.is_some() || block.norms.is_some() {
+        // A gate multiplies what the last product reads, and so not its bias.
+        let has_bias = |shared: &SharedExpert<'_, Self>| shared.gate.is_some() && shared.down.bias.is_some();
+        if block.norms.is_some() || block.shared.as_ref().is_some_and(has_bias) {
             return blocks::experts(self, stream, block);
         }
-        let MoeBlock { input, router, experts, shared: _, norms: _, post_norm, is_part, scores, scratch } =
+        let MoeBlock { input, router, experts, shared, norms: _, post_norm, is_part, scores, scratch } =
             block;
         let m = stream.residual.rows();
         let x = self.timed("router", || {
@@ -133,11 +115,23 @@ impl Blocks for Cuda {
             };
             project(self, router, scores, x, &mut stream).map(|()| x)
         })?;
+        let mut shared = shared;
+        if let Some(shared) = &mut shared {
+            // Before the experts' outputs are added to what is read here.
+            let activation = experts.params.activation;
+            self.timed("shared_expert", || {
+                shared_hidden(self, shared, x, &mut stream, activation, &mut scratch.y)
+            })?;
+        }
         let x = block_input(x, &stream);
         let Stream { residual, output, .. } = stream;
         let is_sum = post_norm.is_none() && !is_part;
-        let to = if is_sum { (residual.ptr(), Epilogue::Add) } else { (output.ptr(), Epilogue::Store) };
+        let sum = if is_sum { &mut *residual } else { &mut *output };
+        let to = (sum.ptr(), if is_sum { Epilogue::Add } else { Epilogue::Store });
         self.timed("experts", || experts::run(self, to, x, scores, &experts, scratch))?;
+        if let Some(shared) = shared {
+            self.timed("shared_expert", || add_shared_output(self, sum, shared, &mut scratch.y))?;
+        }
         if is_sum { Ok(()) } else { add_to_residual(self, residual, output, post_norm, is_part) }
     }
 
@@ -215,6 +209,77 @@ fn project(
         true => linear.apply_scale(cuda, y),
         false => blocks::project(cuda, linear, y, input, stream),
     }
+}
+
+/// The hidden activations of a gated block, `activation(gate) · up`: as tiles if some are given and the kernel writes them, which are
+/// returned then, else as floats.
+fn gated_hidden(
+    cuda: &Cuda,
+    (hidden, tiles): (&mut Tensor<Cuda>, Option<Tiles>),
+    (gate_up, rows): (&Linear<Cuda>, &mut Tensor<Cuda>),
+    input: BlockInput<'_, Cuda>,
+    stream: &mut Stream<'_, Cuda>,
+    activation: Activation,
+) -> Result<Option<Tiles>> {
+    let (x, m) = (block_input(input, stream), stream.residual.rows());
+    assert_eq!((w_len(gate_up), hidden.rows()), ((stream.residual.row_len(), 2 * hidden.row_len()), m));
+    let gate = |y| {
+        let is_bare = gate_up.bias.is_none() && gate_up.scale.is_none();
+        // No matmul ends with it.
+        let is_bare = is_bare && activation != Activation::ClampedSwiglu;
+        let (w, epilogue) = (&gate_up.weight, Epilogue::Gate(activation));
+        Ok(is_bare && matmul::run(cuda, &Matmul { w, x, y, bias: None, m, epilogue })?)
+    };
+    if let Some(t) = tiles
+        && gate(Output::Tiles(t))?
+    {
+        return Ok(tiles);
+    }
+    if !gate(Output::Floats(hidden.ptr()))? {
+        project(cuda, gate_up, rows, input, stream)?;
+        cuda.gated(hidden, rows, activation)?;
+    }
+    Ok(None)
+}
+
+/// The hidden activations of a shared expert, times the value of its gate where it has one. `room` is for these values.
+fn shared_hidden(
+    cuda: &Cuda,
+    shared: &mut SharedExpert<'_, Cuda>,
+    input: BlockInput<'_, Cuda>,
+    stream: &mut Stream<'_, Cuda>,
+    activation: Activation,
+    room: &mut Tensor<Cuda>,
+) -> Result<()> {
+    let gate_up = (shared.gate_up, &mut *shared.rows);
+    gated_hidden(cuda, (shared.hidden, None), gate_up, input, stream, activation)?;
+    let Some(gate) = shared.gate else { return Ok(()) };
+    let row_len = room.row_len();
+    room.set_row_len(1);
+    room.set_rows(stream.residual.rows());
+    project(cuda, gate, room, input, stream)?;
+    cuda.gate_rows(shared.hidden, room)?;
+    room.set_row_len(row_len);
+    Ok(())
+}
+
+/// `y += down(hidden)` of a shared expert. `room` is for its output, where no kernel adds it.
+fn add_shared_output(
+    cuda: &Cuda,
+    y: &mut Tensor<Cuda>,
+    shared: SharedExpert<'_, Cuda>,
+    room: &mut Tensor<Cuda>,
+) -> Result<()> {
+    let (down, m) = (shared.down, y.rows());
+    assert_eq!((w_len(down), shared.hidden.rows()), ((shared.hidden.row_len(), y.row_len()), m));
+    let (w, bias, x) = (&down.weight, down.bias.as_ref(), Input::Floats(shared.hidden.ptr(), None));
+    let add = Matmul { w, x, y: Output::Floats(y.ptr()), bias, m, epilogue: Epilogue::Add };
+    if down.scale.is_none() && matmul::run(cuda, &add)? {
+        return Ok(());
+    }
+    room.set_rows(m);
+    down.apply(cuda, room, shared.hidden)?;
+    cuda.add(y, room)
 }
 
 /// Whether nothing stands between a block's result and its last matmul.
