@@ -33,8 +33,11 @@ mod run;
 mod serve;
 mod server_models;
 mod short_names;
+mod sockets;
 mod speculation;
 mod synth;
+#[cfg(target_os = "linux")]
+mod takeover;
 mod template;
 mod thinking;
 mod tokenize;

@@ -24,6 +24,9 @@ pub struct Config {
     pub body_memory: usize,
     /// How long a shutdown lets answers finish. Default 30 s.
     pub drain: Duration,
+    /// Whether whoever passed on the listening sockets keeps them, as systemd does: then connections that come after the server was told to
+    /// stop wait for the next process instead of being refused. Default false.
+    pub keeps_sockets: bool,
     /// How long a client may take to send a request's headers, also after the request before on the same connection. Default 30 s.
     pub header_timeout: Duration,
     /// How long a client may take to send a request's body. Default 30 s.
@@ -56,6 +59,7 @@ impl Default for Config {
             max_body: 8 << 20,
             body_memory: 128 << 20,
             drain: Duration::from_secs(30),
+            keeps_sockets: false,
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(60),
@@ -81,6 +85,7 @@ impl std::fmt::Debug for Config {
             .field("max_body", &self.max_body)
             .field("body_memory", &self.body_memory)
             .field("drain", &self.drain)
+            .field("keeps_sockets", &self.keeps_sockets)
             .field("header_timeout", &self.header_timeout)
             .field("body_timeout", &self.body_timeout)
             .field("write_timeout", &self.write_timeout)

@@ -5,12 +5,16 @@
 
 use crate::config::Config;
 use axum::Router;
+use axum::http::HeaderValue;
+use axum::http::header::CONNECTION;
+use axum::response::Response;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -53,6 +57,8 @@ pub(crate) struct Connections {
     header_timeout: Duration,
     write_timeout: Duration,
     places: Arc<Semaphore>,
+    /// Whether each answer is the last on its connection.
+    leaving: Arc<AtomicBool>,
     /// Whether connections should end with the answer that they deliver.
     closing: watch::Sender<bool>,
 }
@@ -63,12 +69,21 @@ impl Connections {
             header_timeout: config.header_timeout,
             write_timeout: config.write_timeout,
             places: Arc::new(Semaphore::new(config.max_connections.max(1))),
+            leaving: Arc::default(),
             closing: watch::Sender::new(false),
         }
     }
 
     /// Accepts connections and answers on each, for ever.
     pub(crate) async fn accept(self, listener: TcpListener, router: Router) {
+        let leaving = self.leaving.clone();
+        // Read when an answer begins, since its connection may be older than the wish to end it.
+        let router = router.layer(axum::middleware::map_response(move |mut answer: Response| {
+            if leaving.load(Relaxed) {
+                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            std::future::ready(answer)
+        }));
         let mut failing = Failing::default();
         loop {
             // Never closed, so there is always a place in the end.
@@ -118,6 +133,15 @@ impl Connections {
         if let Err(error) = done {
             tracing::debug!(%error, "connection ended");
         }
+    }
+
+    /// Lets all connections end with their next answer, and after `linger` those that wait for no answer; returns when all are gone, or
+    /// at `end`.
+    pub(crate) async fn leave(&self, linger: Duration, end: std::time::Instant) {
+        self.leaving.store(true, Relaxed);
+        // Each connection holds a receiver.
+        let _ = tokio::time::timeout(linger, self.closing.closed()).await;
+        self.close(end.saturating_duration_since(std::time::Instant::now())).await;
     }
 
     /// Ends all connections, each after the answer that it delivers, and waits for that.

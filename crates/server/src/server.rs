@@ -7,15 +7,17 @@ use crate::models::Models;
 use crate::{routes, watchdog};
 use axum::Router;
 use realizar_engine::Client;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 /// How long connections may take to deliver what is left when the engine has ended.
 const LAST_WRITES: Duration = Duration::from_secs(2);
+/// How long idle connections are kept for one more request after another process has taken over: a client may be sending one.
+const LINGER: Duration = Duration::from_secs(5);
 
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +39,9 @@ pub enum Error {
     /// The process cannot be told to stop.
     #[error("could not listen for signals")]
     Signals(#[source] std::io::Error),
+    /// A listening socket that another process made cannot be used.
+    #[error("could not use the listening socket that was passed on")]
+    PassedOn(#[source] std::io::Error),
     /// There is nothing to listen at.
     #[error("the server needs a name or address to listen at")]
     NoHost,
@@ -74,19 +79,34 @@ pub struct Server {
     addresses: Vec<SocketAddr>,
     app: Arc<App>,
     router: Router,
-    stop: watch::Sender<u32>,
+    told: watch::Sender<Told>,
+}
+
+/// What a server was told.
+#[derive(Clone, Copy, Debug, Default)]
+struct Told {
+    /// How often to stop.
+    n_stops: u32,
+    /// That another process accepts its connections.
+    is_succeeded: bool,
 }
 
 /// Tells a server to stop, from any thread.
 #[derive(Clone, Debug)]
 pub struct Handle {
-    stop: watch::Sender<u32>,
+    told: watch::Sender<Told>,
 }
 
 impl Handle {
     /// The first time, the server takes no more requests and ends when the answers are finished; the second time, at once.
     pub fn stop(&self) {
-        self.stop.send_modify(|n| *n += 1);
+        self.told.send_modify(|told| told.n_stops += 1);
+    }
+
+    /// Says that another process accepts connections at the same sockets from now on. The server accepts no more, answers what comes on
+    /// those that it has, and ends when they are gone, after [`Config::drain`] at the latest.
+    pub fn succeeded(&self) {
+        self.told.send_modify(|told| told.is_succeeded = true);
     }
 }
 
@@ -95,6 +115,13 @@ impl Server {
     ///
     /// Errors: the address or an origin that cannot be.
     pub fn bind(models: Models, config: Config) -> Result<Self, Error> {
+        Self::with(models, config, Vec::new())
+    }
+
+    /// Takes sockets that listen already, instead of those of [`Config::hosts`]; as [`Server::bind`] if there are none.
+    ///
+    /// Errors: a socket or an origin that cannot be.
+    pub fn with(models: Models, config: Config, sockets: Vec<StdListener>) -> Result<Self, Error> {
         let is_origin = |o: &str| o == "*" || (o.contains("://") && o.bytes().all(|b| b.is_ascii_graphic()));
         if let Some(origin) = config.cors.iter().find(|o| !is_origin(o)) {
             return Err(Error::Origin { origin: origin.clone() });
@@ -110,10 +137,17 @@ impl Server {
             .enable_time()
             .build()
             .map_err(Error::Threads)?;
-        let (listeners, addresses) = runtime.block_on(listen(&config))?;
+        let (listeners, addresses) = match sockets.is_empty() {
+            true => runtime.block_on(listen(&config))?,
+            false => {
+                // Tokio registers them with its runtime.
+                let _entered = runtime.enter();
+                sockets.into_iter().map(adopt).collect::<std::io::Result<_>>().map_err(Error::PassedOn)?
+            }
+        };
         tracing::info!(?config, ?models, ?addresses, "server listens");
         let (app, router) = routes::router(models, config, &addresses).map_err(Error::Threads)?;
-        Ok(Self { runtime, listeners, addresses, app, router, stop: watch::Sender::new(0) })
+        Ok(Self { runtime, listeners, addresses, app, router, told: watch::Sender::default() })
     }
 
     /// Where it listens: an address for each of [`Config::hosts`].
@@ -123,7 +157,16 @@ impl Server {
 
     /// For telling it to stop.
     pub fn handle(&self) -> Handle {
-        Handle { stop: self.stop.clone() }
+        Handle { told: self.told.clone() }
+    }
+
+    /// Its listening sockets once more, to be passed on to another process.
+    ///
+    /// Errors: the process has no file descriptors left.
+    #[cfg(unix)]
+    pub fn sockets(&self) -> std::io::Result<Vec<StdListener>> {
+        use std::os::fd::AsFd;
+        self.listeners.iter().map(|socket| Ok(socket.as_fd().try_clone_to_owned()?.into())).collect()
     }
 
     /// Answers until it is told to stop, by its [`Handle`] or by SIGTERM, SIGINT or SIGHUP: then it takes no more requests, says so at
@@ -131,13 +174,13 @@ impl Server {
     ///
     /// Errors: the process cannot listen for signals, or gets no threads.
     pub fn run(self) -> Result<Ended, Error> {
-        let Self { runtime, listeners, app, router, stop, .. } = self;
+        let Self { runtime, listeners, app, router, told, .. } = self;
         let ended = runtime.block_on(async {
             let signals = signals().map_err(Error::Signals)?;
             watchdog::log(Arc::downgrade(&app)).map_err(Error::Threads)?;
             tokio::spawn(watchdog::beat(app.clone()));
-            tokio::spawn(pass_on(signals, Handle { stop: stop.clone() }));
-            Ok(serve(listeners, app, router, stop.subscribe()).await)
+            tokio::spawn(pass_on(signals, Handle { told: told.clone() }));
+            Ok(serve(listeners, app, router, told.subscribe()).await)
         });
         // Whoever still computes or waits for the engine is not waited for.
         runtime.shutdown_background();
@@ -161,44 +204,57 @@ async fn listen(config: &Config) -> Result<(Vec<TcpListener>, Vec<SocketAddr>), 
     }
 }
 
+fn adopt(socket: StdListener) -> std::io::Result<(TcpListener, SocketAddr)> {
+    socket.set_nonblocking(true)?;
+    let address = socket.local_addr()?;
+    Ok((TcpListener::from_std(socket)?, address))
+}
+
 async fn serve(
     listeners: Vec<TcpListener>,
     app: Arc<App>,
     router: Router,
-    mut stop: watch::Receiver<u32>,
+    mut told: watch::Receiver<Told>,
 ) -> Ended {
     let connections = Connections::new(&app.config);
     let accept = |listener| tokio::spawn(connections.clone().accept(listener, router.clone()));
     let accepting: Vec<_> = listeners.into_iter().map(accept).collect();
-    let told = async |stop: &mut watch::Receiver<u32>, times| {
+    let until = async |told: &mut watch::Receiver<Told>, is_so: fn(&Told) -> bool| {
         // The sender lives as long as this.
-        let _ = stop.wait_for(|&n| n >= times).await;
+        let _ = told.wait_for(is_so).await;
     };
-    told(&mut stop, 1).await;
-    // New connections are still answered meanwhile, so that probes see why nothing else is.
+    until(&mut told, |told| told.n_stops >= 1 || told.is_succeeded).await;
+    let is_succeeded = told.borrow().is_succeeded || app.config.keeps_sockets;
+    let end = Instant::now() + app.config.drain;
     let drained = async {
-        drain(&app).await;
+        if is_succeeded {
+            tracing::info!("connections end with their next answers");
+            accepting.iter().for_each(|task| task.abort());
+            connections.leave(LINGER.min(app.config.drain / 2), end).await;
+        }
+        // New connections are still answered meanwhile where nobody else does, so that probes see why nothing else is.
+        drain(&app, end.saturating_duration_since(Instant::now())).await;
         accepting.iter().for_each(|task| task.abort());
         connections.close(LAST_WRITES).await;
     };
     tokio::select! {
         () = drained => Ended::Drained,
-        () = told(&mut stop, 2) => Ended::AtOnce,
+        () = until(&mut told, |told| told.n_stops >= 2) => Ended::AtOnce,
     }
 }
 
 /// Lets all engines finish what they have, and no more.
-async fn drain(app: &App) {
+async fn drain(app: &App, timeout: Duration) {
     app.models.close();
     let (done, is_done) = tokio::sync::oneshot::channel();
-    let (clients, patience) = (app.models.clients(), app.config.drain);
+    let clients = app.models.clients();
     let sum = |gauge: fn(&Client) -> u64| clients.iter().map(gauge).sum::<u64>();
     let (running, waiting) = (sum(|c| c.stats().running.get()), sum(|c| c.stats().waiting.get()));
     tracing::info!(running, waiting, "draining");
     let waits = std::thread::Builder::new().name("drain".into()).spawn(move || {
         std::thread::scope(|scope| {
             for client in &clients {
-                scope.spawn(|| client.shutdown(patience));
+                scope.spawn(|| client.shutdown(timeout));
             }
         });
         // Nobody waits any more if it was told twice.

@@ -11,11 +11,13 @@ pub(crate) use file::with_file;
 
 use crate::args::ModelPlace;
 use crate::output;
+use crate::sockets::Sockets;
 use anyhow::{Result, bail};
 use clap::{ArgMatches, Args};
 use model::{ModelOptions, Ready};
-use realizar_server::{Config, Ended, LoadedModel, Models, Server};
+use realizar_server::{Config, Ended, LoadedModel, Models};
 use several::SeveralOptions;
+use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(Debug, Args)]
@@ -81,11 +83,16 @@ pub(crate) struct ServeArgs {
     /// End at once when stdin ends: for programs that start a server for themselves.
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
+    /// Unix socket by which one server follows another without losing a request: once its model is loaded, a server takes over the
+    /// addresses of the one that runs with the same path, if there is one, and offers them to the next.
+    #[arg(long, value_name = "PATH")]
+    takeover: Option<PathBuf>,
     #[command(flatten)]
     options: ModelOptions,
 }
 
 pub(crate) fn run(args: &ServeArgs, given: &ArgMatches) -> Result<()> {
+    let sockets = Sockets::new(args.takeover.as_deref())?;
     if args.until_stdin_ends {
         std::thread::spawn(|| {
             drop(std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
@@ -107,7 +114,8 @@ pub(crate) fn run(args: &ServeArgs, given: &ArgMatches) -> Result<()> {
             )
         }
     };
-    let server = Server::bind(models, config(args))?;
+    let config = Config { keeps_sockets: sockets.are_kept(), ..config(args) };
+    let (server, _offer) = sockets.listen(models, config)?;
     let urls: Vec<String> = server.addresses().iter().map(|address| format!("http://{address}")).collect();
     output::note(&format!("{name} is ready at {}: {about}\n", urls.join(" and ")));
     match server.run()? {
@@ -127,6 +135,7 @@ fn config(args: &ServeArgs) -> Config {
         max_body: args.max_body,
         body_memory: args.body_memory,
         drain: args.drain_seconds,
+        keeps_sockets: false,
         header_timeout: args.read_timeout,
         body_timeout: args.read_timeout,
         write_timeout: args.write_timeout,
