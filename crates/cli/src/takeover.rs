@@ -6,8 +6,8 @@
 use anyhow::{Context, Result, bail, ensure};
 use realizar_server::{Handle, Server};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg, sockopt,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg, sockopt,
 };
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -48,7 +48,9 @@ impl Predecessor {
             let stream = match UnixStream::connect(path) {
                 Ok(stream) => stream,
                 // Nobody listens; a socket of a process that was killed stays behind.
-                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return Ok(None),
+                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+                    return Ok(None);
+                }
                 Err(e) => return Err(e).with_context(|| format!("could not connect to {}", path.display())),
             };
             stream.set_read_timeout(Some(TIMEOUT))?;
@@ -85,7 +87,10 @@ impl Offer {
     /// Errors: there can be no socket at the path.
     pub(crate) fn new(path: &Path, server: &Server) -> Result<Self> {
         let sockets = server.sockets()?;
-        ensure!(sockets.len() <= MAX_SOCKETS, "at most {MAX_SOCKETS} addresses can be passed on by --takeover");
+        ensure!(
+            sockets.len() <= MAX_SOCKETS,
+            "at most {MAX_SOCKETS} addresses can be passed on by --takeover"
+        );
         // Made under another name, so that there is always one at the path.
         let mut unfinished = path.to_owned().into_os_string();
         unfinished.push(format!(".{}", std::process::id()));
@@ -101,7 +106,9 @@ impl Offer {
         let made = make().inspect_err(|_| drop(fs::remove_file(&unfinished)));
         let (listener, file) = made.with_context(|| format!("could not listen at {}", path.display()))?;
         let handle = server.handle();
-        std::thread::Builder::new().name("takeover".into()).spawn(move || offer(&listener, &sockets, &handle))?;
+        std::thread::Builder::new()
+            .name("takeover".into())
+            .spawn(move || offer(&listener, &sockets, &handle))?;
         Ok(Self { path: path.to_owned(), file })
     }
 }
@@ -173,7 +180,10 @@ fn receive(stream: &UnixStream) -> Result<Option<Vec<TcpListener>>> {
     let sockets: Vec<OwnedFd> = rights.flatten().collect();
     let is_ours = n_read == message.len() && message.starts_with(&GREETING);
     ensure!(is_ours, "what listens there is not a realizar server of a version that can pass on its sockets");
-    ensure!(!sockets.is_empty() && sockets.len() == usize::from(message[GREETING.len()]), "sockets are missing");
+    ensure!(
+        !sockets.is_empty() && sockets.len() == usize::from(message[GREETING.len()]),
+        "sockets are missing"
+    );
     sockets.into_iter().map(listening).collect::<Result<_>>().map(Some)
 }
 

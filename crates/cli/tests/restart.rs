@@ -20,6 +20,8 @@ struct Server {
     child: Child,
     stderr: BufReader<ChildStderr>,
     line: String,
+    /// What it said before.
+    warnings: String,
 }
 
 impl Server {
@@ -32,10 +34,12 @@ impl Server {
         command.args(["--kv-memory", "32M"]);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
         let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
-        let mut line = String::new();
-        stderr.read_line(&mut line).expect("a line");
-        assert!(line.contains("is ready at"), "{line}");
-        Self { child, stderr, line }
+        let (mut line, mut warnings) = (String::new(), String::new());
+        while !line.contains("is ready at") {
+            warnings += &std::mem::take(&mut line);
+            assert!(stderr.read_line(&mut line).expect("a line") > 0, "{warnings}");
+        }
+        Self { child, stderr, line, warnings }
     }
 
     fn url(&self) -> String {
@@ -85,8 +89,10 @@ fn agent(keeps_connections: bool) -> ureq::Agent {
 /// Asks for an answer of so many tokens; returns it.
 fn ask(agent: &ureq::Agent, url: &str, prompt: &str, n_tokens: usize) -> Result<Value, ureq::Error> {
     let body = json!({"prompt": prompt, "max_tokens": n_tokens, "temperature": 0, "ignore_eos": true});
-    let mut answer =
-        agent.post(format!("{url}/v1/completions")).content_type("application/json").send(body.to_string())?;
+    let mut answer = agent
+        .post(format!("{url}/v1/completions"))
+        .content_type("application/json")
+        .send(body.to_string())?;
     Ok(serde_json::from_str(&answer.body_mut().read_to_string()?).expect("JSON"))
 }
 
@@ -100,7 +106,8 @@ fn under_load<T>(url: &str, meanwhile: impl FnOnce(&AtomicUsize) -> T) -> T {
             scope.spawn(move || {
                 let agent = agent(client % 2 == 0);
                 while !is_over.load(Relaxed) {
-                    let answer = ask(&agent, url, "Once upon a time", 4 + client).expect("no request is lost");
+                    let answer =
+                        ask(&agent, url, "Once upon a time", 4 + client).expect("no request is lost");
                     assert_eq!(answer["usage"]["completion_tokens"], 4 + client);
                     n_answers.fetch_add(1, Relaxed);
                 }
@@ -150,7 +157,8 @@ fn an_answer_that_has_begun_ends_in_the_old_process() {
     let body = json!({"prompt": "Once", "max_tokens": 900, "ignore_eos": true, "stream": true});
     let agent = agent(true);
     let stream = agent.post(format!("{}/v1/completions", server.url())).content_type("application/json");
-    let mut stream = BufReader::new(stream.send(body.to_string()).expect("a stream").into_body().into_reader());
+    let mut stream =
+        BufReader::new(stream.send(body.to_string()).expect("a stream").into_body().into_reader());
     let mut line = String::new();
     stream.read_line(&mut line).expect("a first event");
     let next = Server::start(&["--takeover", &path]);
@@ -158,7 +166,10 @@ fn an_answer_that_has_begun_ends_in_the_old_process() {
     assert_eq!(answer["usage"]["completion_tokens"], 1);
     let mut rest = String::new();
     stream.read_to_string(&mut rest).expect("the rest");
-    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.trim_end().ends_with("data: [DONE]"), "{rest}");
+    assert!(
+        rest.contains("\"finish_reason\":\"length\"") && rest.trim_end().ends_with("data: [DONE]"),
+        "{rest}"
+    );
     server.end();
 }
 
@@ -175,6 +186,32 @@ fn a_process_that_was_killed_leaves_nothing_in_the_way() {
     let said = ["serve", "--port", "0", "--device", "cpu", "--takeover", &file];
     fails(&run(&said), &["a-file", "not a socket"]);
     assert_eq!(std::fs::read(&file).expect("it is there"), b"text");
+}
+
+#[test]
+fn the_first_turn_after_a_restart_computes_only_what_is_new() {
+    let folder = Folder::new();
+    let kept = folder.join("cache");
+    let prompt = "Once upon a time there was a fox who lived at the edge of a forest. ".repeat(6);
+    let text = |answer: &Value| answer["choices"][0]["text"].as_str().expect("a text").to_owned();
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+    let first = Server::start(&["--cache-dir", &kept]);
+    let answer = ask(&agent(false), &first.url(), &prompt, 20).expect("an answer");
+    first.terminate();
+    assert_eq!(first.end(), "");
+    let next_turn = format!("{prompt}{} Then", text(&answer));
+    let cold = Server::start(&[]);
+    let expected = ask(&agent(false), &cold.url(), &next_turn, 20).expect("an answer");
+    let second = Server::start(&["--cache-dir", &kept]);
+    let found = ask(&agent(false), &second.url(), &next_turn, 20).expect("an answer");
+    assert_eq!((text(&found), cached(&expected)), (text(&expected), Some(0)));
+    let n_before = answer["usage"]["prompt_tokens"].as_u64().expect("a number");
+    assert!(cached(&found).expect("a number") >= n_before, "{found}");
+    second.terminate();
+    assert_eq!(second.end(), "");
+    let other = Server::start(&["--cache-dir", &kept, "--kv-type", "q8_0"]);
+    assert!(other.warnings.contains("not used") && other.warnings.contains("q8_0"), "{}", other.warnings);
+    fails(&run(&["serve", "--cache-dir", "/dev/null/x"]), &["--cache-dir", "/dev/null/x"]);
 }
 
 /// A process with a listening socket as systemd passes it on.
@@ -205,7 +242,8 @@ fn requests_wait_in_the_socket_of_systemd_while_the_server_restarts() {
     });
     server.terminate();
     assert_eq!(server.end(), "");
-    let args = ["-c", "exec 3<&0 0</dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$0\" serve --takeover x"];
+    let args =
+        ["-c", "exec 3<&0 0</dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$0\" serve --takeover x"];
     let mut both = Command::new("sh");
     both.args(args).arg(env!("CARGO_BIN_EXE_realizar")).stdin(Stdio::from(OwnedFd::from(socket)));
     fails(&both.output().expect("it runs"), &["systemd", "--takeover"]);

@@ -195,6 +195,23 @@ pub trait Device: Sized + Send + Sync + 'static {
     /// Copies one block of keys and values over another.
     fn copy_block(&self, kv: &mut KvLayer<Self>, to: usize, from: usize) -> Result<()>;
 
+    /// What the bytes of caches mean: where they were computed, as far as results depend on it, and how they lie. A device can go on from
+    /// the bytes of another of the same format.
+    fn cache_format(&self) -> String {
+        self.describe()
+    }
+
+    /// Bytes of one row (outermost dimension) of a tensor.
+    fn row_bytes(&self, x: &Tensor<Self>) -> usize {
+        x.dtype().bytes_for(x.row_len()).expect("rows are whole blocks")
+    }
+
+    /// Waits for everything enqueued so far, and reads the bytes of one row back; `out` has [`Device::row_bytes`].
+    fn read_row(&self, out: &mut [u8], x: &Tensor<Self>, row: usize) -> Result<()>;
+
+    /// Writes the bytes of one row, as [`Device::read_row`] read them.
+    fn write_row(&self, x: &mut Tensor<Self>, row: usize, bytes: &[u8]) -> Result<()>;
+
     /// Room for a batch within `limits` that names the blocks, positions and slots of `cache`.
     fn new_batch(&self, limits: BatchLimits, cache: CacheShape) -> Result<Self::Batch>;
 

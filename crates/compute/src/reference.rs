@@ -157,6 +157,23 @@ impl Device for Reference {
         Ok(())
     }
 
+    fn row_bytes(&self, x: &Tensor<Self>) -> usize {
+        x.row_len() * size_of::<f32>()
+    }
+
+    fn read_row(&self, out: &mut [u8], x: &Tensor<Self>, row: usize) -> Result<()> {
+        let values = &x.buffer()[row * x.row_len()..][..x.row_len()];
+        out.copy_from_slice(bytemuck::cast_slice(values));
+        Ok(())
+    }
+
+    fn write_row(&self, x: &mut Tensor<Self>, row: usize, bytes: &[u8]) -> Result<()> {
+        let n = x.row_len();
+        let values = &mut x.buffer_mut()[row * n..][..n];
+        bytemuck::cast_slice_mut(values).copy_from_slice(bytes);
+        Ok(())
+    }
+
     fn new_batch(&self, limits: BatchLimits, cache: CacheShape) -> Result<HostBatch> {
         Ok(HostBatch::new(limits, cache))
     }

@@ -1,5 +1,6 @@
 //! Every option of the engine, with its unit and default.
 
+use crate::SavedCache;
 use crate::speculative::SpeculationCosts;
 use std::time::Duration;
 
@@ -15,6 +16,8 @@ pub struct EngineConfig {
     pub max_queue: usize,
     /// Keeps blocks of finished sequences for prompts that begin alike. Default true.
     pub prefix_cache: bool,
+    /// Where the prefix cache is kept from one process to the next, if anywhere. Default `None`.
+    pub saved_cache: Option<SavedCache>,
     /// How much waiting one step of a request's priority is worth. Default 10 s.
     pub priority_step: Duration,
     /// Launches a step before the results of the one before are read. `None`: if the runner computes in the background. Default
@@ -45,6 +48,7 @@ impl Default for EngineConfig {
             step_tokens: None,
             max_queue: 1024,
             prefix_cache: true,
+            saved_cache: None,
             priority_step: Duration::from_secs(10),
             overlap: None,
             speculate: true,

@@ -10,7 +10,7 @@ use crate::sequence::SeqId;
 use crate::speculative::{self, Proposer, SpeculationCosts};
 use crate::stats::Stats;
 use crate::stream::{Producer, Pushed, Stream, Wish, channel};
-use crate::{EngineConfig, Error, Result};
+use crate::{EngineConfig, Error, Result, SavedCache};
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,6 +40,7 @@ pub struct Engine {
     lost: Option<String>,
     /// When to give up on requests that still run; set by a shutdown.
     drain_until: Option<Instant>,
+    saved_cache: Option<SavedCache>,
     proposer: Option<Box<dyn Proposer>>,
     step: Step,
     events: Vec<(SeqId, Event)>,
@@ -169,7 +170,7 @@ impl Engine {
     }
 
     fn start_with(
-        runner: Box<dyn Runner>,
+        mut runner: Box<dyn Runner>,
         proposer: Option<Box<dyn Proposer>>,
         costs: Option<SpeculationCosts>,
         config: EngineConfig,
@@ -190,6 +191,10 @@ impl Engine {
         let (sender, receiver) = inbox();
         let mut scheduler = Scheduler::new(&config, info);
         scheduler.set_speculation(costs);
+        let saved_cache = config.saved_cache.clone().filter(|_| config.prefix_cache);
+        if let Some(saved) = &saved_cache {
+            saved.load(&mut *runner, scheduler.store_mut());
+        }
         let engine = Engine {
             runner,
             proposer,
@@ -206,6 +211,7 @@ impl Engine {
             n_paused: 0,
             lost: None,
             drain_until: None,
+            saved_cache,
             step: Step::default(),
             events: Vec::new(),
             cache_sink: None,
@@ -221,7 +227,11 @@ impl Engine {
     }
 
     fn main(mut self) {
-        match catch_unwind(AssertUnwindSafe(|| self.run())) {
+        let run = AssertUnwindSafe(|| {
+            self.run();
+            self.save_cache();
+        });
+        match catch_unwind(run) {
             Ok(()) => match self.lost.take() {
                 None => {
                     self.answer_all(&Error::ShuttingDown);
@@ -233,6 +243,15 @@ impl Engine {
                 Some(message) => self.fail(message),
             },
             Err(panic) => self.fail(panic_message(panic.as_ref())),
+        }
+    }
+
+    /// Keeps the prefix cache for the next process, if that is wanted and the device is still there.
+    fn save_cache(&mut self) {
+        if let (Some(saved), None) = (&self.saved_cache, &self.lost) {
+            // Nobody waits for a step meanwhile.
+            self.shared.pulse.idle();
+            saved.save(&mut *self.runner, self.scheduler.store_mut());
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! - [`Engine::start`] puts a [`Runner`] (a model on a device) on a thread of its own; the [`Client`] submits [`Request`]s to it
 //!   and gets a [`Stream`] of [`Event`]s for each.
+//! - [`SavedCache`] keeps the prefix cache in a file from one process to the next.
 //! - The scheduler (`scheduler`, with `sequence`, `state`, `pool`, `prefix_cache`, `cache_events`) decides what each step computes. It is plain data:
 //!   no device, clock, thread or channel; time is an argument.
 //! - [`speculative`] guesses how texts go on, so that one step can yield several tokens of a sequence.
@@ -27,6 +28,7 @@ mod ranks;
 mod request;
 mod runner;
 pub mod sampler;
+mod saved_cache;
 mod scheduler;
 mod sequence;
 mod state;
@@ -46,7 +48,10 @@ pub use model_runner::ModelRunner;
 pub use pulse::Stuck;
 pub use realizar_compute::sampling::{PARAMS, Param, SamplingOverrides, SamplingParams};
 pub use request::{Constraint, Event, FinishReason, Request, Timings, TokenMask, Usage};
-pub use runner::{BlockCopy, Choice, Row, Runner, RunnerInfo, RunnerSizes, Sampled, SlotSizes, Step, Ticket};
+pub use runner::{
+    BlockCopy, CacheFormat, Choice, Row, Runner, RunnerInfo, RunnerSizes, Sampled, SlotSizes, Step, Ticket,
+};
+pub use saved_cache::SavedCache;
 pub use scheduler::{MaskDone, MaskJob, Scheduler, SchedulerCounters};
 pub use sequence::SeqId;
 pub use stats::{Histogram, Stats};

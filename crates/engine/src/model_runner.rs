@@ -3,11 +3,12 @@
 use crate::ranks::{ModelRank, Order, OtherRanks};
 use crate::sampler::{self, Sampler};
 use crate::{
-    BlockCopy, Choice, Result, Row, Runner, RunnerInfo, RunnerSizes, SampleError, Sampled, Step, Ticket,
+    BlockCopy, CacheFormat, Choice, Result, Row, Runner, RunnerInfo, RunnerSizes, SampleError, Sampled, Step,
+    Ticket,
 };
 use realizar_compute::sampling::{LastToken, SamplerRow, Samplers};
 use realizar_compute::{Backend, BatchLimits, Choosing, OpTime, Profiler};
-use realizar_model::Decoder;
+use realizar_model::{CacheUnit, Decoder};
 use std::collections::VecDeque;
 
 /// Runs a [`Decoder`], or the ranks of one that several devices share.
@@ -220,6 +221,19 @@ impl<B: Backend> Runner for ModelRunner<B> {
 
     fn recover(&mut self) -> Result<()> {
         Ok(self.first.backend.synchronize()?)
+    }
+
+    fn cache_format(&mut self) -> Option<CacheFormat> {
+        // The first rank has only a part of the bytes.
+        self.others.is_empty().then(|| self.first.cache_format())
+    }
+
+    fn read_cache(&mut self, unit: CacheUnit, out: &mut [u8]) -> Result<()> {
+        Ok(self.first.cache.read_unit(&self.first.backend, unit, out)?)
+    }
+
+    fn write_cache(&mut self, unit: CacheUnit, bytes: &[u8]) -> Result<()> {
+        Ok(self.first.cache.write_unit(&self.first.backend, unit, bytes)?)
     }
 
     fn profile(&mut self, on: bool) {

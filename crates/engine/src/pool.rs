@@ -76,6 +76,12 @@ impl Pool {
         self.oldest.map(|unit| (self.units[unit as usize].idle_since, unit))
     }
 
+    /// When a unit became idle, if it is.
+    pub(crate) fn idle_since(&self, unit: u32) -> Option<u64> {
+        let u = &self.units[unit as usize];
+        (u.refs == 0 && u.cached).then_some(u.idle_since)
+    }
+
     /// Adds a reference to a unit that is in use or idle.
     pub(crate) fn retain(&mut self, unit: u32) {
         let u = &self.units[unit as usize];

@@ -224,6 +224,12 @@ impl<S: BuildHasher + Default> PrefixCache<S> {
         self.nodes[block as usize].map(|node| node.id)
     }
 
+    /// Where a block stands in the tree; `None` if the cache does not list it.
+    pub(crate) fn place(&self, block: u32) -> Option<Place> {
+        let node = self.nodes[block as usize]?;
+        Some(Place { salt: node.key.salt, parent: node.key.parent, node: node.id })
+    }
+
     /// The tokens that the cache believes to be in a block; `None` if it does not list it.
     pub(crate) fn contents(&self, block: u32) -> Option<&[u32]> {
         self.nodes[block as usize].map(|node| &self.tokens_of(block)[..node.n_tokens])
@@ -287,6 +293,17 @@ impl<S: BuildHasher + Default> PrefixCache<S> {
     fn key(&self, salt: Option<u64>, parent: u64, tokens: &[u32]) -> Key {
         Key { salt, parent, hash: self.hasher.hash_one(tokens) }
     }
+}
+
+/// Where a block stands in the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// What only texts with the same one find.
+    pub(crate) salt: Option<u64>,
+    /// The node of the block before.
+    pub(crate) parent: u64,
+    /// Its own.
+    pub(crate) node: u64,
 }
 
 /// Where [`PrefixCache::insert`] found or put the tokens.

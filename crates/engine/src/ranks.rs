@@ -4,12 +4,12 @@
 //! All ranks hold the same logits in the end and choose the same tokens from them, so nothing goes back but whether it worked.
 
 use crate::runner::RunnerSizes;
-use crate::{BlockCopy, Error, Result};
+use crate::{BlockCopy, CacheFormat, Error, Result};
 use realizar_compute::sampling::Samplers;
 use realizar_compute::{
     Backend, Batch, BatchLimits, CacheShape, Choosing, Error as ComputeError, GraphKey, Profiler,
 };
-use realizar_model::{CacheSizes, Decoder, KvCache, Workspace};
+use realizar_model::{CacheSizes, CacheUnit, Decoder, KvCache, Workspace};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -43,7 +43,7 @@ fn shape(batch: &Batch) -> Option<u64> {
 pub(crate) struct ModelRank<B: Backend> {
     pub(crate) backend: B,
     pub(crate) model: Decoder<B>,
-    cache: KvCache<B>,
+    pub(crate) cache: KvCache<B>,
     pub(crate) ws: Workspace<B>,
     pub(crate) staged: B::Batch,
     /// Whom the backend's recorded steps belong to.
@@ -122,6 +122,17 @@ impl<B: Backend> ModelRank<B> {
         computed
     }
 
+    /// What the bytes of the cache mean.
+    pub(crate) fn cache_format(&mut self) -> CacheFormat {
+        let Self { backend, cache, .. } = self;
+        CacheFormat {
+            device: backend.cache_format(),
+            dtype: cache.dtype(),
+            block_bytes: cache.unit_bytes(backend, CacheUnit::Block(0)),
+            slot_bytes: cache.unit_bytes(backend, CacheUnit::Slot(0)),
+        }
+    }
+
     pub(crate) fn copy_blocks(&mut self, copies: &[BlockCopy]) -> realizar_compute::Result<()> {
         copies.iter().try_for_each(|c| self.cache.copy_block(&self.backend, c.to as usize, c.from as usize))
     }
@@ -178,6 +189,11 @@ impl OtherRanks {
             Ok(RankThread { commands: Some(commands), outcomes, thread: Some(thread) })
         };
         Ok(Self(ranks.into_iter().map(start).collect::<std::io::Result<_>>()?))
+    }
+
+    /// Whether the first rank is alone.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Computes a step on all ranks, `first` being the first.

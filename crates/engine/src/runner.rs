@@ -5,6 +5,7 @@
 
 use crate::{Result, SampleError, SamplingParams};
 use realizar_compute::{Batch, BatchLimits, CacheShape, DType, OpTime, StateWrite};
+use realizar_model::CacheUnit;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -31,6 +32,21 @@ pub trait Runner: Send {
         Ok(())
     }
 
+    /// What the bytes of cached blocks and slots mean; `None` if they cannot be read and written.
+    fn cache_format(&mut self) -> Option<CacheFormat> {
+        None
+    }
+
+    /// Reads a block or a slot back, after all steps that were launched. `out` has as many bytes as [`Runner::cache_format`] says.
+    fn read_cache(&mut self, _unit: CacheUnit, _out: &mut [u8]) -> Result<()> {
+        panic!("a runner without a cache format has no bytes to read")
+    }
+
+    /// Writes a block or a slot, as [`Runner::read_cache`] read it.
+    fn write_cache(&mut self, _unit: CacheUnit, _bytes: &[u8]) -> Result<()> {
+        panic!("a runner without a cache format takes no bytes")
+    }
+
     /// Starts to record the time of each part of a step, or stops.
     fn profile(&mut self, _on: bool) {}
 
@@ -38,6 +54,19 @@ pub trait Runner: Send {
     fn take_profile(&mut self) -> Vec<OpTime> {
         Vec::new()
     }
+}
+
+/// What the bytes of cached blocks and slots mean.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheFormat {
+    /// The device that computed them, as far as they depend on it.
+    pub device: String,
+    /// Element type of keys and values.
+    pub dtype: DType,
+    /// Bytes of a block in all layers.
+    pub block_bytes: usize,
+    /// Bytes of a slot in all layers; 0 without recurrent layers.
+    pub slot_bytes: usize,
 }
 
 /// A launched step.

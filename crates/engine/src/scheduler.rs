@@ -160,6 +160,11 @@ impl Scheduler {
         }
     }
 
+    /// What sequences keep on the device.
+    pub(crate) fn store_mut(&mut self) -> &mut StateStore {
+        &mut self.store
+    }
+
     /// Takes in a request that [`Request::validate`] accepts, under a number never used before. `arrival` and all other times count
     /// from the same moment. `seed` is used if the request has none. Events that are due at once are appended to `out`.
     ///

@@ -15,6 +15,10 @@
 //! So the device copies no slots: each step says which slot a sequence's state is read from, and after which of its tokens it is
 //! written where ([`Batch::push_state`]). Both kinds are cached under one budget of bytes, and given up in the order of their last use.
 
+mod saved;
+
+pub(crate) use saved::Restored;
+
 use crate::cache_events::CacheEvent;
 use crate::pool::Pool;
 use crate::prefix_cache::{PrefixCache, ROOT};

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::config::{KvSource, Mixer, ModelConfig, RecurrentState};
-use realizar_compute::{Backend, DType, KvLayer, StateLayer};
+use realizar_compute::{Backend, DType, KvLayer, StateLayer, Tensor};
 
 /// Bytes that a sequence takes on the device between steps, in all layers of a model or of its shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,22 @@ pub struct CacheSizes {
     pub block_size: usize,
     /// Slots of recurrent state; without effect on a model that has none.
     pub n_slots: usize,
+}
+
+/// One of the units in which a [`KvCache`] is handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheUnit {
+    /// A block of keys and values.
+    Block(u32),
+    /// A slot of recurrent state.
+    Slot(u32),
+}
+
+impl CacheUnit {
+    fn index(self) -> usize {
+        let (Self::Block(index) | Self::Slot(index)) = self;
+        index as usize
+    }
 }
 
 /// Keys and values, or the recurrent state, of all layers.
@@ -101,6 +117,55 @@ impl<B: Backend> KvCache<B> {
     pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut LayerCache<B> {
         let layer = if let LayerCache::OfLayer(source) = self.layers[layer] { source } else { layer };
         &mut self.layers[layer]
+    }
+
+    /// Element type of keys and values.
+    pub fn dtype(&self) -> DType {
+        self.sizes.dtype
+    }
+
+    /// Bytes of a unit in all layers; its number does not matter.
+    pub fn unit_bytes(&mut self, backend: &B, unit: CacheUnit) -> usize {
+        self.tensors_mut(unit).map(|tensor| backend.row_bytes(tensor)).sum()
+    }
+
+    /// Reads a unit of all layers back, layer by layer. `out` has [`KvCache::unit_bytes`].
+    pub fn read_unit(
+        &mut self,
+        backend: &B,
+        unit: CacheUnit,
+        out: &mut [u8],
+    ) -> realizar_compute::Result<()> {
+        let mut rest = out;
+        for tensor in self.tensors_mut(unit) {
+            let (row, after) = rest.split_at_mut(backend.row_bytes(tensor));
+            backend.read_row(row, tensor, unit.index())?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Writes a unit of all layers, as [`KvCache::read_unit`] read it.
+    pub fn write_unit(&mut self, backend: &B, unit: CacheUnit, bytes: &[u8]) -> realizar_compute::Result<()> {
+        let mut rest = bytes;
+        for tensor in self.tensors_mut(unit) {
+            let (row, after) = rest.split_at(backend.row_bytes(tensor));
+            backend.write_row(tensor, unit.index(), row)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// All tensors whose rows are such units.
+    fn tensors_mut(&mut self, unit: CacheUnit) -> impl Iterator<Item = &mut Tensor<B>> {
+        let is_block = matches!(unit, CacheUnit::Block(_));
+        self.layers.iter_mut().flat_map(move |layer| match layer {
+            LayerCache::Kv(kv) if is_block => kv.tensors_mut().collect(),
+            LayerCache::State(state) if !is_block => {
+                std::iter::once(&mut state.conv).chain(&mut state.matrix).collect()
+            }
+            _ => Vec::new(),
+        })
     }
 
     /// Copies a block over another in all layers.

@@ -8,6 +8,7 @@ mod contract;
 pub mod convert;
 mod decoder;
 mod error;
+mod fingerprint;
 pub mod gguf;
 pub mod hyper;
 mod kv_cache;
@@ -38,7 +39,8 @@ pub use contract::check;
 pub use decoder::{Decoder, WeightBytes};
 
 pub use error::{Error, Result};
-pub use kv_cache::{CacheSizes, KvCache, StateSpec};
+pub use fingerprint::fingerprint;
+pub use kv_cache::{CacheSizes, CacheUnit, KvCache, StateSpec};
 pub use names::Split;
 pub use rope::{RopeConfig, RopeScaling};
 pub use sampling_hints::sampling_hints;

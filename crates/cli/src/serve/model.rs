@@ -4,16 +4,17 @@ use super::{positive, seconds, size};
 use crate::kv_events::KvEventsOptions;
 use crate::load::{RunnerOptions, SpeculationOptions, TemplateOption, warn_of_long_context};
 use crate::model_arg::ModelArg;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use realizar::SamplingParams;
 use realizar_compute::DType;
 use realizar_engine::load::{self, CacheSize, Device, LoadOptions, load};
-use realizar_engine::{Engine, EngineConfig, TextEngine};
-use realizar_model::sampling_hints;
+use realizar_engine::{Engine, EngineConfig, SavedCache, TextEngine};
 use realizar_model::source::{Format, TensorSource};
 use realizar_model::tokenizer::Tokenizer;
+use realizar_model::{fingerprint, sampling_hints};
 use realizar_server::{ModelFacts, TextModel};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,6 +46,12 @@ pub(crate) struct ModelOptions {
     /// Computes every prompt anew.
     #[arg(long)]
     no_prefix_cache: bool,
+    /// Folder for cached prefixes: they are written there when the server ends and read when it starts.
+    #[arg(long, value_name = "DIR", conflicts_with = "no_prefix_cache")]
+    cache_dir: Option<PathBuf>,
+    /// What the files of --cache-dir may take; the prefixes used last are kept.
+    #[arg(long, value_name = "SIZE", default_value = "8G", requires = "cache_dir", value_parser = size)]
+    cache_dir_size: usize,
     /// How much waiting one step of a request's priority is worth.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     priority_step: Duration,
@@ -96,6 +103,7 @@ impl ModelOptions {
             step_tokens: self.step_tokens,
             max_queue: self.max_queue,
             prefix_cache: !self.no_prefix_cache,
+            saved_cache: self.saved_cache(&*source, &loaded)?,
             priority_step: self.priority_step,
             stall_timeout,
             longest_step: self.longest_step,
@@ -107,6 +115,22 @@ impl ModelOptions {
         self.kv_events.publish(&client)?;
         let engine = TextEngine::new(client, tokenizer, template);
         Ok(Ready { model: TextModel { engine, facts, sampling }, about })
+    }
+
+    /// Where cached prefixes are kept from one process to the next.
+    fn saved_cache(
+        &self,
+        source: &dyn TensorSource,
+        loaded: &load::LoadedModel,
+    ) -> Result<Option<SavedCache>> {
+        let Some(folder) = &self.cache_dir else { return Ok(None) };
+        let what = || format!("could not use --cache-dir {}", folder.display());
+        std::fs::create_dir_all(folder).with_context(what)?;
+        Ok(Some(SavedCache {
+            folder: folder.clone(),
+            max_bytes: self.cache_dir_size as u64,
+            model: fingerprint(source, &loaded.config)?,
+        }))
     }
 
     pub(super) fn load_options(&self) -> LoadOptions {

@@ -161,6 +161,23 @@ impl Device for Cpu {
         Ok(())
     }
 
+    fn cache_format(&self) -> String {
+        let CpuOptions { isa, exact, repack, .. } = self.options;
+        format!("CPU, {isa}, exact: {exact}, repack: {repack}")
+    }
+
+    fn read_row(&self, out: &mut [u8], x: &Tensor<Self>, row: usize) -> Result<()> {
+        let n = self.row_bytes(x);
+        out.copy_from_slice(&x.buffer().bytes()[row * n..(row + 1) * n]);
+        Ok(())
+    }
+
+    fn write_row(&self, x: &mut Tensor<Self>, row: usize, bytes: &[u8]) -> Result<()> {
+        let n = self.row_bytes(x);
+        x.buffer_mut().bytes_mut()[row * n..(row + 1) * n].copy_from_slice(bytes);
+        Ok(())
+    }
+
     fn new_batch(&self, limits: BatchLimits, cache: CacheShape) -> Result<HostBatch> {
         Ok(HostBatch::new(limits, cache))
     }

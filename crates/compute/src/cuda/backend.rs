@@ -137,6 +137,18 @@ impl Device for Cuda {
         Ok(())
     }
 
+    fn read_row(&self, out: &mut [u8], x: &Tensor<Self>, row: usize) -> Result<()> {
+        let bytes = self.row_bytes(x);
+        assert!(out.len() == bytes && row < x.rows(), "{} bytes of row {row} of {x:?}", out.len());
+        // SAFETY: the row is in the tensor and has this many bytes.
+        unsafe { self.driver.read(out, x.buffer().ptr().offset(row * bytes)) }
+    }
+
+    fn write_row(&self, x: &mut Tensor<Self>, row: usize, bytes: &[u8]) -> Result<()> {
+        assert_eq!(bytes.len(), self.row_bytes(x), "bytes of a row of {x:?}");
+        x.buffer_mut().write(row * bytes.len(), bytes)
+    }
+
     fn new_batch(&self, limits: BatchLimits, cache: CacheShape) -> Result<StagedBatch> {
         StagedBatch::new(&self.driver, limits, cache)
     }

@@ -139,7 +139,16 @@ impl Attention {
         for (part, table) in self.parts.iter().zip(&mut tables) {
             for block in table.iter_mut().filter(|_| self.copied) {
                 let to = spare.next().copied().unwrap();
-                b.copy_block(&mut kv, to as usize, *block as usize).unwrap();
+                let from = *block as usize;
+                match to.is_multiple_of(2) {
+                    true => b.copy_block(&mut kv, to as usize, from).unwrap(),
+                    // By way of the host.
+                    false => kv.tensors_mut().for_each(|tensor| {
+                        let mut bytes = vec![0; b.row_bytes(tensor)];
+                        b.read_row(&mut bytes, tensor, from).unwrap();
+                        b.write_row(tensor, to as usize, &bytes).unwrap();
+                    }),
+                }
                 *block = to;
             }
             batch.push(&vec![0; part.n_tokens], part.start, table, 0);
