@@ -5,6 +5,8 @@ use crate::bodies::Budget;
 use crate::config::Config;
 use crate::models::Models;
 use crate::response_store::ResponseStore;
+use crate::server::Error;
+use crate::spans::Spans;
 use crate::structured::FormatPool;
 use crate::watchdog::Watchdog;
 use realizar_model::chat_template::Timestamp;
@@ -31,17 +33,23 @@ pub(crate) struct App {
     pub(crate) watchdog: Watchdog,
     /// Responses that requests may go on after.
     pub(crate) responses: ResponseStore,
+    /// Spans of requests, if somebody collects them.
+    pub(crate) spans: Option<Spans>,
     entropy: RandomState,
     next_id: AtomicU64,
 }
 
 impl App {
-    /// Errors: the system gives no threads.
-    pub(crate) fn new(models: Models, config: Config, openapi: String) -> std::io::Result<Self> {
+    /// Errors: the system gives no threads; the address of the collector cannot be one.
+    pub(crate) fn new(models: Models, config: Config, openapi: String) -> Result<Self, Error> {
+        let spans = config
+            .otlp
+            .as_deref()
+            .map(|url| Spans::new(url).map_err(|reason| Error::Otlp { url: url.to_owned(), reason }));
         // The cores belong to the engines; one thread that is busy with a large format must not delay all others.
         let n_threads = std::thread::available_parallelism().map_or(2, |n| n.get() / 8).clamp(2, 4);
         Ok(Self {
-            formats: FormatPool::new(n_threads, config.format_timeout)?,
+            formats: FormatPool::new(n_threads, config.format_timeout).map_err(Error::Threads)?,
             watchdog: Watchdog::new(),
             responses: ResponseStore::new(config.response_memory),
             models,
@@ -49,6 +57,7 @@ impl App {
             config,
             created: unix_time(),
             openapi,
+            spans: spans.transpose()?,
             entropy: RandomState::new(),
             next_id: AtomicU64::new(0),
         })

@@ -35,6 +35,8 @@ pub struct Config {
     pub write_timeout: Duration,
     /// Connections at one time; more wait to be accepted. Default 16384.
     pub max_connections: usize,
+    /// A collector of spans, such as `http://localhost:4318`, which takes OTLP/HTTP. Default `None`.
+    pub otlp: Option<String>,
     /// Objects of a JSON schema that does not mention `additionalProperties` may have further properties, as the standard says; by
     /// default they have those of the schema only.
     pub open_schemas: bool,
@@ -64,6 +66,7 @@ impl Default for Config {
             body_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(60),
             max_connections: 16384,
+            otlp: None,
             open_schemas: false,
             response_memory: 64 << 20,
             keep_billing_header: false,
@@ -90,6 +93,7 @@ impl std::fmt::Debug for Config {
             .field("body_timeout", &self.body_timeout)
             .field("write_timeout", &self.write_timeout)
             .field("max_connections", &self.max_connections)
+            .field("otlp", &self.otlp)
             .field("open_schemas", &self.open_schemas)
             .field("response_memory", &self.response_memory)
             .field("keep_billing_header", &self.keep_billing_header)

@@ -6,9 +6,11 @@ use crate::models::{Lease, Model};
 use crate::structured::{Before, Format, GrammarError};
 use crate::totals::Totals;
 use realizar_engine::{
-    Constraint, Error as EngineError, SamplingParams, StopStrings, TextEvent, TextParams, TextStream,
+    Constraint, Error as EngineError, FinishReason, SamplingParams, StopStrings, TextEvent, TextParams,
+    TextStream,
 };
 use std::task::{Context, Poll};
+use std::time::SystemTime;
 
 /// Stop strings of a request at most.
 const MAX_STOPS: usize = 64;
@@ -167,9 +169,13 @@ impl Plan {
             let stream = stream.stopping_after(self.min_tokens);
             Ok(Some(if self.include_stops { stream.including_stops() } else { stream }))
         });
+        let start = SystemTime::now();
         let streams = streams.collect::<Result<_>>()?;
+        if let Some(span) = &lease.span {
+            span.asked(self, lease);
+        }
         let (totals, lease) = (Totals::default(), lease.clone());
-        Ok(Generation { streams, n: self.n as usize, next: 0, totals, lease })
+        Ok(Generation { streams, n: self.n as usize, next: 0, totals, reasons: Vec::new(), start, lease })
     }
 }
 
@@ -181,8 +187,19 @@ pub(crate) struct Generation {
     /// Whose turn it is to be asked first.
     next: usize,
     totals: Totals,
+    /// Why continuations ended, and when they were asked for.
+    reasons: Vec<FinishReason>,
+    start: SystemTime,
     /// Keeps the model.
     lease: Lease,
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if let Some(span) = &self.lease.span {
+            span.generated(&self.totals, &self.reasons, self.start);
+        }
+    }
 }
 
 impl Generation {
@@ -207,7 +224,8 @@ impl Generation {
                 Poll::Ready(None) => self.streams[i] = None,
                 Poll::Ready(Some(Ok(event))) => {
                     self.next = (i + 1) % n;
-                    if let TextEvent::Finished { usage, timings, .. } = &event {
+                    if let TextEvent::Finished { usage, timings, reason, .. } = &event {
+                        self.reasons.push(*reason);
                         self.totals.add(i, *usage, *timings);
                         self.lease.model.sizes.prompt.record(usage.prompt_tokens);
                         self.lease.model.sizes.generated.record(usage.completion_tokens);

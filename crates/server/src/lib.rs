@@ -31,6 +31,7 @@ mod routes;
 mod seal;
 mod server;
 mod sizes;
+mod spans;
 mod sse;
 pub mod structured;
 mod token_limits;

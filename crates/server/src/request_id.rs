@@ -2,7 +2,7 @@
 
 use crate::app::App;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 use std::sync::Arc;
@@ -27,8 +27,12 @@ pub(crate) async fn trace(State(app): State<Arc<App>>, mut request: Request, nex
     let span =
         tracing::info_span!("request", id = id.to_str().unwrap_or(""), method = %request.method(), route);
     let start = Instant::now();
+    // Probes and scrapers ask with GET all the time.
+    let collected = app.spans.as_ref().filter(|_| request.method() == Method::POST);
+    let traced = collected
+        .map(|spans| spans.begin(request.headers(), "POST", &route, id.to_str().unwrap_or_default()));
     request.extensions_mut().insert(RequestId(id.clone()));
-    async {
+    let answer = async {
         let mut response = next.run(request).await;
         let status = response.status();
         let ms = start.elapsed().as_millis() as u64;
@@ -41,8 +45,11 @@ pub(crate) async fn trace(State(app): State<Arc<App>>, mut request: Request, nex
         response.headers_mut().insert(HEADER, id);
         response
     }
-    .instrument(span)
-    .await
+    .instrument(span);
+    let Some(traced) = traced else { return answer.await };
+    let response = traced.clone().scope(answer).await;
+    traced.answered(response.status());
+    response
 }
 
 fn is_sensible(id: &[u8]) -> bool {

@@ -42,6 +42,14 @@ pub enum Error {
     /// A listening socket that another process made cannot be used.
     #[error("could not use the listening socket that was passed on")]
     PassedOn(#[source] std::io::Error),
+    /// Spans cannot be sent there.
+    #[error("could not send spans to {url:?}: {reason}")]
+    Otlp {
+        /// As asked for.
+        url: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// There is nothing to listen at.
     #[error("the server needs a name or address to listen at")]
     NoHost,
@@ -146,7 +154,7 @@ impl Server {
             }
         };
         tracing::info!(?config, ?models, ?addresses, "server listens");
-        let (app, router) = routes::router(models, config, &addresses).map_err(Error::Threads)?;
+        let (app, router) = routes::router(models, config, &addresses)?;
         Ok(Self { runtime, listeners, addresses, app, router, told: watch::Sender::default() })
     }
 
@@ -180,8 +188,11 @@ impl Server {
             watchdog::log(Arc::downgrade(&app)).map_err(Error::Threads)?;
             tokio::spawn(watchdog::beat(app.clone()));
             tokio::spawn(pass_on(signals, Handle { told: told.clone() }));
-            Ok(serve(listeners, app, router, told.subscribe()).await)
+            Ok(serve(listeners, app.clone(), router, told.subscribe()).await)
         });
+        if let Some(spans) = &app.spans {
+            spans.end();
+        }
         // Whoever still computes or waits for the engine is not waited for.
         runtime.shutdown_background();
         ended

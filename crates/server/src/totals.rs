@@ -50,6 +50,11 @@ impl Totals {
         }
     }
 
+    /// As [`Totals::timings`], if anything has ended.
+    pub(crate) fn finished(&self) -> Option<Timings> {
+        self.timings
+    }
+
     /// Times: the earliest beginning and the latest end.
     pub(crate) fn timings(&self) -> Timings {
         self.timings.unwrap_or_default()

@@ -83,6 +83,9 @@ pub(crate) struct ServeArgs {
     /// End at once when stdin ends: for programs that start a server for themselves.
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
+    /// Collector of OpenTelemetry, such as http://localhost:4318, to which a span of each request is sent over OTLP/HTTP.
+    #[arg(long, value_name = "URL")]
+    otlp: Option<String>,
     /// Unix socket by which one server follows another without losing a request: once its model is loaded, a server takes over the
     /// addresses of the one that runs with the same path, if there is one, and offers them to the next.
     #[arg(long, value_name = "PATH")]
@@ -140,6 +143,7 @@ fn config(args: &ServeArgs) -> Config {
         body_timeout: args.read_timeout,
         write_timeout: args.write_timeout,
         max_connections: args.max_connections,
+        otlp: args.otlp.clone(),
         open_schemas: args.open_schemas,
         response_memory: args.response_memory,
         keep_billing_header: args.keep_billing_header,

@@ -6,6 +6,7 @@ use crate::app::{App, FORMAT_RETRY};
 use crate::error::{ApiError, Result};
 use crate::generation::{Generation, Plan, Wanted};
 use crate::seal::Seal;
+use crate::spans::RequestSpan;
 use crate::structured::{Compiled, Refused};
 use realizar_engine::Constraint;
 use std::ops::Deref;
@@ -20,6 +21,8 @@ pub(crate) struct Leased {
     pub(crate) model: Arc<Model>,
     /// As the request calls it.
     pub(crate) name: String,
+    /// The request's, if spans are collected.
+    pub(crate) span: Option<Arc<RequestSpan>>,
     used: Use,
 }
 
@@ -105,6 +108,6 @@ impl App {
     /// Errors: 404 for a model that is not here; 503 for one that cannot be loaded.
     pub(crate) async fn model(self: &Arc<Self>, asked: Option<&str>) -> Result<Lease> {
         let (model, used, name) = self.models.get(asked).await?;
-        Ok(Lease(Arc::new(Leased { app: self.clone(), model, name, used })))
+        Ok(Lease(Arc::new(Leased { app: self.clone(), model, name, used, span: RequestSpan::current() })))
     }
 }

@@ -21,6 +21,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::hosts::{self, Hosts};
 use crate::models::Models;
+use crate::server::Error;
 use crate::{auth, bodies, request_id};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -98,12 +99,12 @@ fn open() -> OpenApiRouter<Arc<App>> {
 
 /// The whole server as a service that listens at `addresses`.
 ///
-/// Errors: the system gives no threads.
+/// Errors: as [`App::new`].
 pub(crate) fn router(
     models: Models,
     config: crate::Config,
     addresses: &[SocketAddr],
-) -> std::io::Result<(Arc<App>, Router)> {
+) -> Result<(Arc<App>, Router), Error> {
     let document = OpenApiRouter::with_openapi(openapi::info()).merge(guarded()).merge(open()).into_openapi();
     let app = Arc::new(App::new(models, config, openapi::to_json(&document))?);
     let keys = middleware::from_fn_with_state(app.clone(), auth::check);
