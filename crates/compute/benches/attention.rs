@@ -133,7 +133,8 @@ fn filled(
 }
 
 fn params(heads: Heads) -> AttentionParams {
-    AttentionParams { heads, scale: 1.0 / (heads.head_dim as f32).sqrt(), softcap: None, window: None }
+    let scale = 1.0 / (heads.head_dim as f32).sqrt();
+    AttentionParams { heads, scale, softcap: None, window: None, causal: true }
 }
 
 fn prefill(cpu: &Cpu, dtype: DType, heads: Heads, n: usize) {

@@ -40,8 +40,8 @@ pub use error::{Error, Result};
 pub use ops::{
     Activation, AttentionParams, AttentionTemperature, Chosen, ConvKind, DeltaInput, DeltaShape, DtLimits,
     ExpertGroups, Experts, ExpertsKind, GatedNorm, GroupScore, HeadOrder, Heads, LatentPrep, LatentShape,
-    MAX_CONV_WIDTH, MoeParams, MoeScratch, Norm, NormKind, Ops, QkvPrep, RopeStyle, Router, RouterScores,
-    ShortConv, SsmInput, SsmShape,
+    MAX_CONV_WIDTH, MoeParams, MoeScratch, Norm, NormKind, Ops, Pooling, QkvPrep, RopeStyle, Router,
+    RouterScores, ShortConv, SsmInput, SsmShape,
 };
 pub use profile::{OpTime, Profile, Profiler};
 pub use ranks::{Collectives, Rank};

@@ -6,6 +6,7 @@
 use crate::math::softplus;
 use crate::sampling::Samplers;
 use crate::{Device, KvLayer, Result, Tensor};
+use std::ops::Range;
 
 /// Normalization over the last dimension.
 #[derive(Debug)]
@@ -127,8 +128,34 @@ pub struct AttentionParams {
     pub scale: f32,
     /// `cap · tanh(score / cap)` on scaled scores.
     pub softcap: Option<f32>,
-    /// A token sees itself and the `window - 1` tokens before it; all where `None`.
+    /// A token sees itself and the `window - 1` tokens before it, without [`AttentionParams::causal`] also as many after it; all where
+    /// `None`.
     pub window: Option<usize>,
+    /// Whether a token sees no later ones. Otherwise it sees those of its sequence up to the end of the step.
+    pub causal: bool,
+}
+
+impl AttentionParams {
+    /// Positions that a token at position `at` sees in a sequence of `len` tokens, those of the step among them.
+    pub fn seen(&self, at: usize, len: usize) -> Range<usize> {
+        let start = self.window.map_or(0, |w| (at + 1).saturating_sub(w));
+        let end = match self.causal {
+            true => at + 1,
+            false => self.window.map_or(len, |w| len.min(at.saturating_add(w))),
+        };
+        start..end
+    }
+}
+
+/// What becomes of the rows of a sequence's tokens where one row is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// The first, of a token that stands for the whole (`[CLS]`).
+    First,
+    /// The last.
+    Last,
 }
 
 /// A factor on queries that grows with their position, so that attention stays sharp in long contexts (Llama 4, Ministral 3).
@@ -543,7 +570,7 @@ pub trait Ops: Device {
     /// `w[h]` times the first `n_in` elements of head `h` in the row of `x`. Heads are equal parts of a row; other elements stay as they are.
     fn head_matmul(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, w: &Self::Matrix) -> Result<()>;
 
-    /// Causal attention of each token's queries over its sequence's cache: `y[n_tokens, n_heads · head_dim]`. The rows of `qkv` are those
+    /// Attention of each token's queries over its sequence's cache, causal or in both directions: `y[n_tokens, n_heads · head_dim]`. The rows of `qkv` are those
     /// that [`Ops::store_kv`] prepared; queries come first in them. Over a [`Device::latent_layer`], `y` is `[n_tokens, n_heads · n]`
     /// where values are the first `n` elements of keys.
     ///
@@ -655,6 +682,15 @@ pub trait Ops: Device {
 
     /// The rows of `x` that yield logits: `y[n_logits, n]`.
     fn select_rows(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, batch: &Self::Batch) -> Result<()>;
+
+    /// One row of those of each sequence's tokens: `y[n_seqs, n]` of `x[n_tokens, n]`.
+    fn pool(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        batch: &Self::Batch,
+        pooling: Pooling,
+    ) -> Result<()>;
 
     /// Chooses the token with the largest logit, the lowest of equal ones, from each row of `logits` `[n_logits, vocab_size]`.
     /// Deferred tokens of the batch that is staged next are of these.

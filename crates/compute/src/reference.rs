@@ -7,8 +7,8 @@ use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture,
     Chosen, Collectives, ConvKind, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts,
-    GatedNorm, HostBatch, KvLayer, LatentPrep, MatrixPart, MoeScratch, Norm, NormKind, Ops, Profile, QkvPrep,
-    Result, ShortConv, SsmInput, SsmShape, Tensor,
+    GatedNorm, HostBatch, KvLayer, LatentPrep, MatrixPart, MoeScratch, Norm, NormKind, Ops, Pooling, Profile,
+    QkvPrep, Result, ShortConv, SsmInput, SsmShape, Tensor,
 };
 
 /// The specification as a backend: unoptimized, single-threaded, host memory.
@@ -376,8 +376,7 @@ impl Ops for Reference {
         for t in 0..qkv.rows() {
             let seq = &batch.seqs()[batch.seq_of_token()[t] as usize];
             let table = batch.block_table(seq);
-            let end = batch.positions()[t] as usize + 1;
-            let start = params.window.map_or(0, |w| end.saturating_sub(w));
+            let seen = params.seen(batch.positions()[t] as usize, seq.start + seq.tokens.len());
             for head in 0..h.n_heads {
                 let kv_head = head / (h.n_heads / h.n_kv_heads);
                 let at = |pos: usize| {
@@ -385,7 +384,8 @@ impl Ops for Reference {
                     ((block * h.n_kv_heads + kv_head) * block_size + pos % block_size) * dim
                 };
                 let q = &qkv.buffer()[t * qkv.row_len() + head * dim..][..dim];
-                let mut scores: Vec<f64> = (start..end)
+                let mut scores: Vec<f64> = seen
+                    .clone()
                     .map(|p| {
                         let s = dot(q, &kv.k.buffer()[at(p)..][..dim]) * params.scale;
                         f64::from(params.softcap.map_or(s, |cap| cap * (s / cap).tanh()))
@@ -396,7 +396,7 @@ impl Ops for Reference {
                 scores.iter_mut().for_each(|s| *s = (*s - max).exp());
                 let sum = scores.iter().sum::<f64>() + (sink - max).exp();
                 for d in 0..v_dim {
-                    let values = (start..end).map(|p| f64::from(kv.values().buffer()[at(p) + d]));
+                    let values = seen.clone().map(|p| f64::from(kv.values().buffer()[at(p) + d]));
                     let out: f64 = scores.iter().zip(values).map(|(s, v)| s * v).sum();
                     y.buffer_mut()[(t * h.n_heads + head) * v_dim + d] = (out / sum) as f32;
                 }
@@ -657,6 +657,28 @@ impl Ops for Reference {
         let n = x.row_len();
         for (i, &t) in batch.logit_tokens().iter().enumerate() {
             y.buffer_mut()[i * n..][..n].copy_from_slice(&x.buffer()[t as usize * n..][..n]);
+        }
+        Ok(())
+    }
+
+    fn pool(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        batch: &HostBatch,
+        pooling: Pooling,
+    ) -> Result<()> {
+        let n = x.row_len();
+        for (i, seq) in batch.seqs().iter().enumerate() {
+            let tokens = match pooling {
+                Pooling::Mean => seq.tokens.clone(),
+                Pooling::First => seq.tokens.start..seq.tokens.start + 1,
+                Pooling::Last => seq.tokens.end - 1..seq.tokens.end,
+            };
+            for d in 0..n {
+                let sum: f64 = tokens.clone().map(|t| f64::from(x.buffer()[t * n + d])).sum();
+                y.buffer_mut()[i * n + d] = (sum / tokens.len() as f64) as f32;
+            }
         }
         Ok(())
     }

@@ -29,8 +29,8 @@ use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture,
     Chosen, Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Experts, GatedNorm, HostBatch,
-    KvLayer, LatentPrep, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler, QkvPrep, Rank, Result,
-    ShortConv, SsmInput, SsmShape, Tensor,
+    KvLayer, LatentPrep, MatrixPart, MoeScratch, Norm, Ops, Pooling, Profile, Profiler, QkvPrep, Rank,
+    Result, ShortConv, SsmInput, SsmShape, Tensor,
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions, Operands};
@@ -376,6 +376,33 @@ impl Ops for Cpu {
         assert_eq!(y.rows(), tokens.len());
         parallel::rows(&self.pool, y.floats_mut(), n, |i, y| {
             y.copy_from_slice(&x[tokens[i] as usize * n..][..n]);
+        });
+        Ok(())
+    }
+
+    fn pool(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        batch: &HostBatch,
+        pooling: Pooling,
+    ) -> Result<()> {
+        let (n, seqs) = (x.row_len(), batch.seqs());
+        assert_eq!((x.rows(), y.rows(), y.row_len()), (batch.tokens().len(), seqs.len(), n));
+        let x = x.floats();
+        parallel::rows(&self.pool, y.floats_mut(), n, |i, y| {
+            let tokens = seqs[i].tokens.clone();
+            let row = |t: usize| &x[t * n..][..n];
+            match pooling {
+                Pooling::First => y.copy_from_slice(row(tokens.start)),
+                Pooling::Last => y.copy_from_slice(row(tokens.end - 1)),
+                Pooling::Mean => {
+                    let share = 1.0 / tokens.len() as f32;
+                    y.fill(0.0);
+                    tokens.for_each(|t| y.iter_mut().zip(row(t)).for_each(|(y, x)| *y += x));
+                    y.iter_mut().for_each(|y| *y *= share);
+                }
+            }
         });
         Ok(())
     }

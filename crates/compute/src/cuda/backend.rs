@@ -10,8 +10,8 @@ use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, CacheShape, Capture, Chosen,
     Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts, ExpertsKind, GatedNorm,
-    GraphKey, Heads, KvLayer, LatentPrep, LatentShape, MatrixPart, MoeScratch, Norm, Ops, Profile, Profiler,
-    QkvPrep, Rank, Result, ShortConv, SsmInput, SsmShape, Tensor,
+    GraphKey, Heads, KvLayer, LatentPrep, LatentShape, MatrixPart, MoeScratch, Norm, Ops, Pooling, Profile,
+    Profiler, QkvPrep, Rank, Result, ShortConv, SsmInput, SsmShape, Tensor,
 };
 
 impl Device for Cuda {
@@ -350,6 +350,16 @@ impl Ops for Cuda {
     fn select_rows(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, batch: &StagedBatch) -> Result<()> {
         assert_eq!(y.rows(), batch.n_logits());
         elementwise::rows(self, elementwise::kernels(self).select_rows, y, x, batch.logit_tokens())
+    }
+
+    fn pool(
+        &self,
+        y: &mut Tensor<Self>,
+        x: &Tensor<Self>,
+        batch: &StagedBatch,
+        pooling: Pooling,
+    ) -> Result<()> {
+        elementwise::pool(self, y, x, batch.seq_starts(), pooling)
     }
 
     fn argmax(&self, batch: &mut StagedBatch, logits: &Tensor<Self>) -> Result<()> {

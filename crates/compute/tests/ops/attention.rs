@@ -25,6 +25,7 @@ struct Attention {
     cache: DType,
     softcap: Option<f32>,
     window: Option<usize>,
+    causal: bool,
     /// Whether heads have sinks.
     sinks: bool,
     /// Elements of a head that turn, and how they pair.
@@ -60,6 +61,7 @@ fn case(n_heads: usize, n_kv_heads: usize, head_dim: usize, parts: &[(usize, usi
         cache: DType::F32,
         softcap: None,
         window: None,
+        causal: true,
         sinks: false,
         rope: None,
         qk_norm: None,
@@ -154,8 +156,13 @@ impl Attention {
             batch.push(&vec![0; part.n_tokens], part.start, table, 0);
         }
         let (qkv, batch) = self.store(b, &mut kv, &batch, &now);
-        let params =
-            AttentionParams { heads, scale: self.scale(), softcap: self.softcap, window: self.window };
+        let params = AttentionParams {
+            heads,
+            scale: self.scale(),
+            softcap: self.softcap,
+            window: self.window,
+            causal: self.causal,
+        };
         let mut y = poisoned(b, qkv.rows(), heads.n_heads * heads.head_dim);
         let sinks = self.sinks(b);
         op(b, 1, |_| b.attention(&mut y, &qkv, &kv, &batch, &params, sinks.as_ref()));
@@ -409,6 +416,25 @@ fn windows_and_caps() {
 }
 
 #[test]
+fn in_both_directions() {
+    let causal = false;
+    for (cache, head_dim) in
+        [(DType::F32, 20), (DType::F32, 64), (DType::BF16, 64), (DType::F16, 128), (DType::Q8_0, 96)]
+    {
+        for window in [None, Some(1), Some(33)] {
+            check(&[
+                Attention { causal, window, cache, ..case(4, 2, head_dim, &RAGGED) },
+                // Whole sequences, and no more than two tokens in each.
+                Attention { causal, window, cache, ..case(2, 2, head_dim, &[(0, 1), (0, 64), (0, 90)]) },
+                Attention { causal, window, cache, ..case(2, 1, head_dim, &[(0, 2), (0, 1)]) },
+            ]);
+        }
+    }
+    // Several splits of a sequence.
+    check(&[Attention { causal, cache: DType::BF16, ..case(1, 1, 32, &[(500, 80)]) }]);
+}
+
+#[test]
 fn rotations_and_norms() {
     for style in [RopeStyle::Interleaved, RopeStyle::Half] {
         for (head_dim, rope_dim) in
@@ -550,7 +576,7 @@ fn large_scores_do_not_overflow() {
         let mut qkv = rows_of(b, &(0..40).flat_map(row).collect::<Vec<_>>(), heads.qkv_len());
         b.store_kv(&mut qkv, &mut kv, &batch, QkvPrep { heads, qk_norm: None, angles: None }).unwrap();
         let mut y = poisoned(b, 40, 32);
-        let params = AttentionParams { heads, scale: 1.0, softcap: None, window: None };
+        let params = AttentionParams { heads, scale: 1.0, softcap: None, window: None, causal: true };
         b.attention(&mut y, &qkv, &kv, &batch, &params, None).unwrap();
         for (p, y) in read(b, &mut y).chunks_exact(32).enumerate() {
             assert!(y[..16].iter().all(|&y| (y - p as f32).abs() < 1e-4), "position {p}: {y:?}");

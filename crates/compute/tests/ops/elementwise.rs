@@ -1,7 +1,7 @@
 //! Operations without weights or cache: norms, activations, sums, scales, selections, angles.
 
 use super::*;
-use realizar_compute::{Activation, AttentionTemperature, Chosen, MatrixPart, Norm, NormKind};
+use realizar_compute::{Activation, AttentionTemperature, Chosen, MatrixPart, Norm, NormKind, Pooling};
 
 const ACTIVATIONS: [Activation; 5] =
     [Activation::Silu, Activation::GeluTanh, Activation::GeluErf, Activation::ReluSquared, Activation::Relu];
@@ -167,6 +167,7 @@ fn softcap_and_scale() {
 #[derive(Debug)]
 enum Guided {
     SelectRows { len: usize, seqs: Vec<(usize, usize)> },
+    Pool { len: usize, seqs: Vec<usize>, pooling: Pooling },
     AddPositions { len: usize, positions: Vec<usize> },
     ScaleByPosition { len: usize, n: usize, positions: Vec<usize>, temperature: AttentionTemperature },
     RopeAngles { n: usize, positions: Vec<usize>, scale: f32 },
@@ -184,6 +185,14 @@ impl Case for Guided {
                 let x = rows_of(b, &random.normals(batch.tokens.len() * len), *len);
                 let mut y = poisoned(b, batch.n_logits(), *len);
                 b.select_rows(&mut y, &x, &staged(b, &batch)).unwrap();
+                vec![("y", read(b, &mut y))]
+            }
+            Guided::Pool { len, seqs, pooling } => {
+                let mut batch = Batch::default();
+                seqs.iter().for_each(|&n| batch.push(&vec![0; n], 0, &[0], 0));
+                let x = rows_of(b, &random.normals(batch.tokens.len() * len), *len);
+                let mut y = poisoned(b, seqs.len(), *len);
+                b.pool(&mut y, &x, &staged(b, &batch), *pooling).unwrap();
                 vec![("y", read(b, &mut y))]
             }
             Guided::AddPositions { len, positions } => {
@@ -224,6 +233,16 @@ fn select_rows() {
     ];
     for len in [1, 33, 512] {
         check(&lists.clone().map(|seqs| Guided::SelectRows { len, seqs }));
+    }
+}
+
+#[test]
+fn pool() {
+    for len in [1, 33, 512] {
+        for pooling in [Pooling::Mean, Pooling::First, Pooling::Last] {
+            let lists = [vec![1], vec![5, 1, 8, 3, 9], vec![300, 40]];
+            check(&lists.map(|seqs| Guided::Pool { len, seqs, pooling }));
+        }
     }
 }
 

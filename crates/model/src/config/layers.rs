@@ -183,8 +183,10 @@ pub struct Attention {
     pub temperature: Option<AttentionTemperature>,
     /// Index into [`ModelConfig::ropes`](super::ModelConfig::ropes); `None`: no rotation.
     pub rope: Option<usize>,
-    /// Sliding window, in tokens.
+    /// Sliding window, in tokens: those at a distance less than it.
     pub window: Option<usize>,
+    /// Whether a token sees no later ones.
+    pub causal: bool,
     /// Factor on query · key.
     pub scale: f32,
     /// Soft cap on scaled scores.
@@ -204,8 +206,8 @@ pub struct Attention {
 impl Attention {
     /// What the operation wants to know.
     pub(crate) fn params(&self) -> AttentionParams {
-        let &Self { heads, scale, softcap, window, .. } = self;
-        AttentionParams { heads, scale, softcap, window }
+        let &Self { heads, scale, softcap, window, causal, .. } = self;
+        AttentionParams { heads, scale, softcap, window, causal }
     }
 
     /// The heads that the layer's own weights make: without those of keys and values where these are another layer's.

@@ -47,6 +47,7 @@ impl ModelConfig {
                 temperature: None,
                 rope: Some(0),
                 window: None,
+                causal: true,
                 scale: 1.0 / (heads.head_dim as f32).sqrt(),
                 softcap: None,
                 sinks: false,

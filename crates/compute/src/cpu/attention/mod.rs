@@ -1,4 +1,4 @@
-//! Causal attention over the blocks of the cache, by online softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
+//! Attention over the blocks of the cache, by online softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
 //!
 //! A task is one key-value head of one sequence and some rows, where a row is one query head of one token. It goes through
 //! the sequence in tiles of 64 positions ([`tile`]), multiplies each by all its rows, and keeps every row's maximum, sum and
@@ -150,6 +150,7 @@ impl Plan<'_> {
                     first,
                     n_tokens: per_task.min(seq.tokens.end - first),
                     start: seq.start + chunk * per_task,
+                    len: seq.start + seq.tokens.len(),
                     kv_head,
                 };
             }

@@ -45,6 +45,8 @@ pub(super) struct Rows<'a> {
     pub(super) n_tokens: usize,
     /// Position of that token.
     pub(super) start: usize,
+    /// Tokens of the sequence, those of the step among them.
+    pub(super) len: usize,
     pub(super) kv_head: usize,
 }
 
@@ -73,7 +75,7 @@ impl Rows<'_> {
 
     /// Positions that any row sees.
     fn positions(&self) -> Range<usize> {
-        self.seen(0).start..self.start + self.n_tokens
+        self.seen(0).start..self.seen((self.n_tokens - 1) * self.group()).end
     }
 
     /// Positions that row `r` sees; none if it is padding.
@@ -82,8 +84,7 @@ impl Rows<'_> {
         if token >= self.n_tokens {
             return 0..0;
         }
-        let end = self.start + token + 1;
-        self.params.window.map_or(0, |w| end.saturating_sub(w))..end
+        self.params.seen(self.start + token, self.len)
     }
 
     pub(super) fn splits(&self) -> Range<usize> {

@@ -1,4 +1,4 @@
-// Causal attention of a token's queries over its sequence's cache, by online softmax (Milakov and Gimelshein 2018; Dao et al. 2022), in
+// Attention of a token's queries over its sequence's cache, by online softmax (Milakov and Gimelshein 2018; Dao et al. 2022), in
 // f32 without tensor cores: for exact sums, and for caches and heads that the other kernels do not take. Values may be the first elements
 // of keys.
 //
@@ -26,11 +26,22 @@ struct Split {
     token = blockIdx.x, kv_head = blockIdx.y / chunks, index = blockIdx.z;
     n_rows = group - first_row < MAX_ROWS ? group - first_row : MAX_ROWS;
     first_head = kv_head * group + first_row;
-    const int end = a.positions[token] + 1;
-    const int start = end > static_cast<int>(a.window) ? end - static_cast<int>(a.window) : 0;
+    const int at = a.positions[token], window = a.window, after = a.ahead ? tokens_after(a) : 0;
+    const int end = at + 1 + (after < static_cast<int>(a.ahead) ? after : a.ahead);
+    const int start = at + 1 > window ? at + 1 - window : 0;
     const int per_split = ceil_div(ceil_div(end - start, a.n_splits), TILE) * TILE;
     from = start + index * per_split, to = from + per_split < end ? from + per_split : end;
     table = a.block_tables + a.table_starts[token];
+  }
+
+  // Tokens of the sequence behind this one in the step.
+  DEVICE int tokens_after(const AttentionArgs& a) const {
+    int low = 0, high = a.n_seqs;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (static_cast<int>(a.seq_starts[middle]) <= token ? low : high) = middle;
+    }
+    return static_cast<int>(a.seq_starts[low + 1]) - 1 - token;
   }
 
   DEVICE const uint8_t* head_at(const AttentionArgs& a, const uint8_t* cache, int position) const {

@@ -1,7 +1,7 @@
 //! Launches of paged_attention.cu: attention of any step, in f32.
 
 use super::cache::ByCacheType;
-use super::prep::{sinks, window};
+use super::prep::{ahead, sinks, window};
 use super::step::AttentionInput;
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use crate::{Result, Tensor};
@@ -31,6 +31,8 @@ kernel_args! {
         block_tables: DevicePtr as "const uint32_t*",
         /// [n_heads]: a score of each head that joins the sum and has no value; or null
         sinks: DevicePtr as "const float*",
+        /// [n_seqs + 1]: first token of each sequence, and the number of tokens
+        seq_starts: DevicePtr as "const uint32_t*",
         qkv_len: u32,
         n_heads: u32,
         n_kv_heads: u32,
@@ -39,8 +41,11 @@ kernel_args! {
         head_bytes: u32,
         block_size: u32,
         n_splits: u32,
-        /// positions that a token sees, including its own
+        /// positions up to its own that a token sees, including its own
         window: u32,
+        /// positions after its own that a token sees
+        ahead: u32,
+        n_seqs: u32,
         scale: f32,
         /// 0: none
         softcap: f32,
@@ -99,6 +104,7 @@ pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput
         table_starts: batch.table_starts(),
         block_tables: batch.block_tables(),
         sinks: sinks(of_heads, h),
+        seq_starts: batch.seq_starts(),
         qkv_len: qkv.row_len() as u32,
         n_heads: h.n_heads as u32,
         n_kv_heads: h.n_kv_heads as u32,
@@ -108,6 +114,8 @@ pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput
         block_size: kv.k.shape()[2] as u32,
         n_splits: n_splits as u32,
         window: window(params),
+        ahead: ahead(params),
+        n_seqs: batch.n_seqs() as u32,
         scale: params.scale,
         softcap: params.softcap.unwrap_or(0.0),
     };

@@ -19,6 +19,8 @@ struct AttentionArgs {
   const uint32_t* block_tables;
   // [n_heads]: a score of each head that joins the sum and has no value; or null
   const float* sinks;
+  // [n_seqs + 1]: first token of each sequence, and the number of tokens
+  const uint32_t* seq_starts;
   uint32_t qkv_len;
   uint32_t n_heads;
   uint32_t n_kv_heads;
@@ -27,8 +29,11 @@ struct AttentionArgs {
   uint32_t head_bytes;
   uint32_t block_size;
   uint32_t n_splits;
-  // positions that a token sees, including its own
+  // positions up to its own that a token sees, including its own
   uint32_t window;
+  // positions after its own that a token sees
+  uint32_t ahead;
+  uint32_t n_seqs;
   float scale;
   // 0: none
   float softcap;

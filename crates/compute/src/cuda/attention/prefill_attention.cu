@@ -1,4 +1,4 @@
-// Causal attention of many tokens of a sequence over its cache, on the tensor cores, by online softmax (Milakov and Gimelshein 2018;
+// Attention of many tokens of a sequence over its cache, on the tensor cores, by online softmax (Milakov and Gimelshein 2018;
 // Dao 2023).
 //
 //   for each step of 64 or 32 keys:  load K and V of the next step;  S = Q Kᵀ;  P = exp2(S - max);  O = O · correction + P V

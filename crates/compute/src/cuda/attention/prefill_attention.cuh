@@ -6,7 +6,7 @@
 // A block's work: `n_tokens` tokens of a sequence, and `tile_heads` query heads, from `first_head` on of the group that shares a KV head.
 // They see positions `start` to `end` - 1.
 struct Tile {
-  int first_token, n_tokens, first_position, end, start;
+  int first_token, n_tokens, sees_to, end, start;  // sees_to: up to where the first token sees, past the last position too
   int group, kv_head, first_head;
   const uint32_t* table;
 
@@ -25,9 +25,10 @@ struct Tile {
     first_token = a.seq_starts[seq] + tile * a.tile_tokens;
     const int left = a.seq_starts[seq + 1] - first_token;
     n_tokens = left < static_cast<int>(a.tile_tokens) ? left : a.tile_tokens;
-    first_position = a.positions[first_token], end = first_position + n_tokens;
-    const int window = a.window;
-    start = first_position + 1 > window ? first_position + 1 - window : 0;
+    const int position = a.positions[first_token], span = a.span;
+    sees_to = position + static_cast<int>(a.ahead);
+    end = position + left < sees_to + n_tokens ? position + left : sees_to + n_tokens;
+    start = sees_to + 1 > span ? sees_to + 1 - span : 0;
     table = a.block_tables + a.table_starts[first_token];
   }
 
@@ -40,7 +41,7 @@ struct Tile {
 
 // A lane's two rows, lane / 4 and lane / 4 + 8, of the 16 of its warp from row `first` of the tile on: a row is a token and a query head.
 struct Rows {
-  int position[2];
+  int sees_to[2];
   size_t token[2];
   int head[2];
   bool there[2];
@@ -51,7 +52,7 @@ struct Rows {
       const int row = first + h * 8 + lane / 4;
       const int in_tile = row / a.tile_heads, in_group = t.first_head + row % a.tile_heads;
       there[h] = in_tile < t.n_tokens && in_group < t.group;
-      position[h] = t.first_position + in_tile;
+      sees_to[h] = t.sees_to + in_tile;
       token[h] = t.first_token + in_tile, head[h] = t.kv_head * t.group + in_group;
     }
   }
@@ -94,14 +95,23 @@ struct Softmax {
         for (int c = 0; c < 4; c++) score[j][c] = a.softcap * tanhf(score[j][c] * a.scale / a.softcap);
       }
     }
-    const int window = a.window;
-    if (base + 8 * N > t.first_position + 1 || base <= t.end - 1 - window) {
+    if (base + 8 * N > t.end) {
 #pragma unroll
       for (int j = 0; j < N; j++) {
 #pragma unroll
         for (int c = 0; c < 4; c++) {
-          const int key = base + j * 8 + lane % 4 * 2 + c % 2, at = rows.position[c / 2];
-          if (key > at || at - key >= window) score[j][c] = -INFINITY;
+          if (base + j * 8 + lane % 4 * 2 + c % 2 >= t.end) score[j][c] = -INFINITY;
+        }
+      }
+    }
+    const int span = a.span;
+    if (base + 8 * N > t.sees_to + 1 || base < t.sees_to + static_cast<int>(a.tile_tokens) - span) {
+#pragma unroll
+      for (int j = 0; j < N; j++) {
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+          const int key = base + j * 8 + lane % 4 * 2 + c % 2, last = rows.sees_to[c / 2];
+          if (key > last || last - key >= span) score[j][c] = -INFINITY;
         }
       }
     }

@@ -1,7 +1,7 @@
 //! Launches of prefill_attention.cu and, on Hopper, of prefill_attention_hopper.cu: many tokens per sequence, on the tensor cores.
 
 use super::cache::{ByTypeAndHead, TENSOR_CORE_TYPES};
-use super::prep::{PrepArgs, sinks, window};
+use super::prep::{PrepArgs, ahead, sinks, window};
 use super::rope;
 use super::step::{AttentionInput, Step};
 use crate::cuda::batch::StagedBatch;
@@ -75,8 +75,10 @@ kernel_args! {
         tile_tokens: u32,
         /// query heads of a block
         tile_heads: u32,
-        /// positions that a token sees, including its own
-        window: u32,
+        /// positions after its own that a token sees
+        ahead: u32,
+        /// all positions that a token sees
+        span: u32,
         scale: f32,
         /// 0: none
         softcap: f32,
@@ -206,7 +208,8 @@ pub(super) fn attention(
         block_size: kv.k.shape()[2] as u32,
         tile_tokens: tiling.tokens as u32,
         tile_heads: tiling.heads as u32,
-        window: window(params),
+        ahead: ahead(params),
+        span: window(params) + ahead(params),
         scale: params.scale,
         softcap: params.softcap.unwrap_or(0.0),
         y_rows: y.tile_rows() as u32,

@@ -28,8 +28,10 @@ struct PrefillAttentionArgs {
   uint32_t tile_tokens;
   // query heads of a block
   uint32_t tile_heads;
-  // positions that a token sees, including its own
-  uint32_t window;
+  // positions after its own that a token sees
+  uint32_t ahead;
+  // all positions that a token sees
+  uint32_t span;
   float scale;
   // 0: none
   float softcap;

@@ -77,7 +77,19 @@ pub(super) fn sinks(sinks: Option<&Tensor<Cuda>>, heads: Heads) -> DevicePtr {
     ptr(sinks)
 }
 
-/// Positions that a token sees, itself among them; `i32::MAX` for all.
+/// More than any position, so that sums of three such numbers are no overflow.
+const ALL: usize = 1 << 29;
+
+/// Positions up to its own that a token sees, itself among them.
 pub(super) fn window(params: &AttentionParams) -> u32 {
-    params.window.map_or(i32::MAX as u32, |w| w.min(i32::MAX as usize) as u32)
+    params.window.map_or(ALL, |w| w.min(ALL)) as u32
+}
+
+/// Positions after its own that a token sees.
+pub(super) fn ahead(params: &AttentionParams) -> u32 {
+    match (params.causal, params.window) {
+        (true, _) => 0,
+        (false, None) => ALL as u32,
+        (false, Some(_)) => window(params) - 1,
+    }
 }

@@ -100,3 +100,22 @@ KERNEL(scale_by_position, PositionScaleArgs, 256) {
   if (periods == 0) return;
   a.x[i / a.n * a.row_len + i % a.n] *= 1.0f + a.beta * logf(1.0f + static_cast<float>(periods));
 }
+
+// One row of those of each sequence's tokens. Block: 32 columns of a sequence; 8 lines share its tokens, and are added in order at the end.
+KERNEL(pool, PoolArgs, 256) {
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
+  __shared__ float sums[8][32];
+  const uint32_t line = threadIdx.x / 32, lane = threadIdx.x % 32, column = blockIdx.x * 32 + lane;
+  const uint32_t start = a.seq_starts[blockIdx.y], end = a.seq_starts[blockIdx.y + 1];
+  const uint32_t first = a.pooling == 2 ? end - 1 : start, last = a.pooling == 1 ? start + 1 : end;
+  float sum = 0;
+  if (column < a.row_len) {
+    for (uint32_t t = first + line; t < last; t += 8) sum += a.x[static_cast<size_t>(t) * a.row_len + column];
+  }
+  sums[line][lane] = sum;
+  __syncthreads();
+  if (line > 0 || column >= a.row_len) return;
+  for (int l = 1; l < 8; l++) sum += sums[l][lane];
+  a.y[static_cast<size_t>(blockIdx.y) * a.row_len + column] = sum / static_cast<float>(last - first);
+}

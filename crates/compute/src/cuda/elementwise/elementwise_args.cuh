@@ -29,6 +29,18 @@ struct GateColumnsArgs {
   uint32_t activation;
 };
 
+struct PoolArgs {
+  // [n_seqs, row_len]
+  float* y;
+  // [n_tokens, row_len]
+  const float* x;
+  // [n_seqs + 1]: first token of each sequence, and the number of tokens
+  const uint32_t* seq_starts;
+  uint32_t row_len;
+  // 0: the mean of all tokens, 1: the first, 2: the last
+  uint32_t pooling;
+};
+
 struct PositionScaleArgs {
   float* x;
   // Of each row.

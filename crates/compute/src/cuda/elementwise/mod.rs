@@ -2,7 +2,7 @@
 
 use super::common::activation_code;
 use super::driver::{Cuda, DevicePtr, Kernel, kernel_args, kernels};
-use crate::{Activation, AttentionTemperature, Result, Tensor};
+use crate::{Activation, AttentionTemperature, Pooling, Result, Tensor};
 
 kernel_args! {
     in "elementwise_args.cuh";
@@ -34,6 +34,18 @@ kernel_args! {
         activation: u32,
     }
 
+    struct PoolArgs {
+        /// [n_seqs, row_len]
+        y: DevicePtr as "float*",
+        /// [n_tokens, row_len]
+        x: DevicePtr as "const float*",
+        /// [n_seqs + 1]: first token of each sequence, and the number of tokens
+        seq_starts: DevicePtr as "const uint32_t*",
+        row_len: u32,
+        /// 0: the mean of all tokens, 1: the first, 2: the last
+        pooling: u32,
+    }
+
     struct PositionScaleArgs {
         x: DevicePtr as "float*",
         /// Of each row.
@@ -63,6 +75,7 @@ kernels! {
         pub(in crate::cuda) scale_columns: ElementwiseArgs,
         gate_columns: GateColumnsArgs,
         scale_by_position: PositionScaleArgs,
+        pool: PoolArgs,
     }
 }
 
@@ -143,6 +156,25 @@ pub(in crate::cuda) fn scale_by_position(
     let blocks = (x.rows() * n).div_ceil(256);
     // SAFETY: x has `len / n` rows of `row_len` ≥ n elements, and each has a position, as the caller checked.
     unsafe { cuda.launch(kernels(cuda).scale_by_position, [blocks, 1, 1], 256, &args) }
+}
+
+/// As [`pool`](crate::Ops::pool), with `seq_starts` `u32` [rows of y + 1], which end with the rows of x.
+pub(in crate::cuda) fn pool(
+    cuda: &Cuda,
+    y: &mut Tensor<Cuda>,
+    x: &Tensor<Cuda>,
+    seq_starts: DevicePtr,
+    pooling: Pooling,
+) -> Result<()> {
+    assert_eq!(y.row_len(), x.row_len());
+    let pooling = match pooling {
+        Pooling::Mean => 0,
+        Pooling::First => 1,
+        Pooling::Last => 2,
+    };
+    let args = PoolArgs { y: y.ptr(), x: x.ptr(), seq_starts, row_len: y.row_len() as u32, pooling };
+    // SAFETY: y has a row for each sequence and x one for each token that `seq_starts` names, as the caller checked.
+    unsafe { cuda.launch(kernels(cuda).pool, [y.row_len().div_ceil(32), y.rows(), 1], 256, &args) }
 }
 
 /// `y += x`, of the same shape.
