@@ -1,12 +1,14 @@
-//! A decoder-only transformer, described as data.
+//! A transformer, described as data: one that continues texts, or an encoder, which makes a vector or scores of each.
 //!
 //! Every architecture of `arch/` is a function from a file's hyper-parameters to a [`ModelConfig`]; the loader and the one forward
 //! pass in `decoder.rs` know nothing else about it.
 
+mod encoder;
 mod latent;
 mod layers;
 mod read;
 
+pub use encoder::{Encoder, EncoderOutput, HeadLayer};
 pub use latent::Latent;
 pub use layers::{
     Attention, Dense, Experts, Ffn, GatedDelta, KvSource, LayerConfig, LayerNorms, Mamba2, Mixer,
@@ -39,14 +41,20 @@ pub struct ModelConfig {
     pub per_layer_input: Option<PerLayerInput>,
     /// Whether a learned vector per position is added to the embeddings.
     pub learned_positions: bool,
+    /// Rows of the table of positions before that of position 0.
+    pub position_offset: usize,
+    /// Rows of the table of token types, of which the first is added to the embeddings of all tokens.
+    pub n_token_types: usize,
+    /// The norm of what is added up for a token before the first layer, by the name of its weight.
+    pub embed_norm: Option<&'static str>,
     /// Kind of all norms.
     pub norm_kind: NormKind,
     /// Whether all norms have biases.
     pub norm_bias: bool,
     /// Epsilon of all norms.
     pub norm_eps: f32,
-    /// The norm before the output matrix, by the name of its weight in [`NAMES`](crate::names::NAMES).
-    pub final_norm: &'static str,
+    /// The norm after the last layer, by the name of its weight in [`NAMES`](crate::names::NAMES); only an encoder may have none.
+    pub final_norm: Option<&'static str>,
     /// Added to every norm weight at load: 1 where the file stores the weight's difference from 1.
     pub norm_offset: f32,
     /// The rotations that layers refer to.
@@ -63,6 +71,8 @@ pub struct ModelConfig {
     pub transposed: bool,
     /// The layers, from the first to the last.
     pub layers: Vec<LayerConfig>,
+    /// What the model makes of a text, where that is not logits.
+    pub encoder: Option<Encoder>,
     /// Layers of the file behind these that only draft tokens (multi-token prediction); they are not read.
     pub n_draft_layers: usize,
 }
@@ -174,7 +184,7 @@ impl ModelConfig {
     /// Whether the factors on residual and logits can become part of embeddings and norms, as their fields say.
     pub(crate) fn factors_fold(&self) -> bool {
         let only_pre_norms = |layer: &LayerConfig| {
-            let LayerNorms { pre_mixer, post_mixer, pre_ffn, post_ffn } = layer.norms;
+            let LayerNorms { pre_mixer, post_mixer, pre_ffn, post_ffn, .. } = layer.norms;
             let reads_norms = (pre_mixer.is_some() || layer.mixer == Mixer::None)
                 && (pre_ffn.is_some() || layer.parallel || layer.ffn == Ffn::None);
             reads_norms && post_mixer.is_none() && post_ffn.is_none()

@@ -6,8 +6,8 @@
 
 use crate::arch::{self, Ignored};
 use crate::config::{
-    Attention, Dense, Experts, Ffn, GatedDelta, KvSource, Latent, LayerConfig, Mamba2, Mixer, ModelConfig,
-    PerLayerInput, Presence, QkNorm, ShortConv, Tied,
+    Attention, Dense, Experts, Ffn, GatedDelta, KvSource, Latent, LayerConfig, LayerNorms, Mamba2, Mixer,
+    ModelConfig, PerLayerInput, Presence, QkNorm, ShortConv, Tied,
 };
 use crate::names;
 use crate::rope::RopeScaling;
@@ -312,9 +312,22 @@ impl Checker<'_> {
             self.one(
                 global("position_embed"),
                 Part::Weight,
-                &[c.context_length, c.hidden_size],
+                &[c.context_length + c.position_offset, c.hidden_size],
                 Presence::Needed,
             );
+        }
+        if c.n_token_types > 0 {
+            let shape = [c.n_token_types, c.hidden_size];
+            self.one(global("token_types"), Part::Weight, &shape, Presence::Needed);
+        }
+        if let Some(name) = c.embed_norm {
+            self.norm(name, None, c.hidden_size);
+        }
+        let mut n_in = c.hidden_size;
+        for layer in c.encoder.iter().flat_map(|encoder| &encoder.head) {
+            let parts = &[(layer.name, layer.n_out)];
+            self.linear(&Stack { layer: None, parts, n_in, bias: layer.bias });
+            n_in = layer.n_out;
         }
         if let Some(PerLayerInput { len, .. }) = c.per_layer_input {
             let n = c.layers.len() * len;
@@ -323,7 +336,9 @@ impl Checker<'_> {
             self.linear(&Stack { layer: None, parts, n_in: c.hidden_size, bias: Presence::Absent });
             self.norm("per_layer_proj_norm", None, len);
         }
-        self.norm(c.final_norm, None, c.hidden_size);
+        if let Some(name) = c.final_norm {
+            self.norm(name, None, c.hidden_size);
+        }
         let rope = c.ropes.first().filter(|_| self.source.format() == Format::Gguf);
         let factors: &[&'static str] = match rope.map(|rope| &rope.scaling) {
             Some(RopeScaling::Factors(_)) => &["rope_freqs"],
@@ -358,8 +373,8 @@ impl Checker<'_> {
 
     fn layer(&mut self, i: usize, layer: &LayerConfig) {
         let n = self.config.hidden_size;
-        let norms = layer.norms;
-        for name in [norms.pre_mixer, norms.post_mixer, norms.pre_ffn, norms.post_ffn].into_iter().flatten() {
+        let LayerNorms { pre_mixer, post_mixer, pre_ffn, post_ffn, after_mixer, after_ffn } = layer.norms;
+        for name in [pre_mixer, post_mixer, pre_ffn, post_ffn, after_mixer, after_ffn].into_iter().flatten() {
             self.norm(name, Some(i), n);
         }
         self.one(Weight { name: "output_scale", layer: Some(i) }, Part::Weight, &[1], layer.output_scale);

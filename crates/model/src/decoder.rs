@@ -1,5 +1,7 @@
 //! A model's weights on a backend, and the one forward pass of all architectures.
 
+mod encode;
+
 use crate::Result;
 use crate::config::{self, Attention, Dense, ModelConfig, PerLayerInput, QkNorm};
 use crate::contract::{Contract, Part, Weight};
@@ -18,17 +20,21 @@ use realizar_compute::{
     PerLayerInputBlock, QkvPrep, RecurrentBlock, SharedExpert, Tensor,
 };
 
-/// A decoder-only transformer on a backend, or one rank's part of it.
+/// A transformer on a backend, or one rank's part of it.
 pub struct Decoder<B: Backend> {
     config: ModelConfig,
     shard: Shard,
     /// `[vocab_size, hidden_size]`
     embed: Linear<B>,
+    /// What is added to embeddings by their positions.
     position_embed: Option<Tensor<B>>,
+    embed_norm: Option<Norm<B>>,
     per_layer: Option<PerLayerWeights<B>>,
     ropes: Vec<Rope<B>>,
     layers: Vec<Layer<B>>,
-    final_norm: Norm<B>,
+    final_norm: Option<Norm<B>>,
+    /// What follows the pooling of an encoder.
+    encoder_head: Vec<Linear<B>>,
     /// `None`: the embedding serves as output matrix. Of several ranks, each has its rows.
     lm_head: Option<Linear<B>>,
 }
@@ -41,7 +47,11 @@ struct Rope<B: Backend> {
 struct Layer<B: Backend> {
     inputs: Inputs<B>,
     mixer: Mixer<B>,
+    /// Of the residual behind the mixer.
+    after_mixer: Option<Norm<B>>,
     ffn: Ffn<B>,
+    /// Of the residual behind the feed-forward block.
+    after_ffn: Option<Norm<B>>,
     per_layer: Option<LayerInput<B>>,
     /// Factor on the residual at the layer's end.
     output_scale: Option<f32>,
@@ -190,14 +200,13 @@ impl<B: Backend> Decoder<B> {
         };
         Ok(Self {
             embed: Linear::bare(backend.matrix(loader.parts(embed, Split::Whole)?)?),
-            position_embed: match c.learned_positions {
-                true => Some(loader.table("position_embed")?),
-                false => None,
-            },
+            position_embed: loader.position_table(n_ctx)?,
+            embed_norm: c.embed_norm.map(|name| loader.norm(None, name)).transpose()?,
+            encoder_head: encode::load_head(&loader)?,
             per_layer: config.per_layer_input.map(|p| PerLayerWeights::load(&loader, p)).transpose()?,
             ropes,
             layers,
-            final_norm: loader.norm(None, config.final_norm)?,
+            final_norm: c.final_norm.map(|name| loader.norm(None, name)).transpose()?,
             lm_head,
             config,
             shard,
@@ -269,33 +278,8 @@ impl<B: Backend> Decoder<B> {
         cache: &mut KvCache<B>,
         ws: &mut Workspace<B>,
     ) -> realizar_compute::Result<()> {
-        let c = self.shard.config();
         ws.set_rows(n_tokens, n_logits);
-        backend.timed("embed", || {
-            backend.embed(&mut ws.residual, &self.embed.weight, batch, c.embed_scale / c.residual_scale)
-        })?;
-        if let Some((weights, room)) = self.per_layer.as_ref().zip(ws.per_layer.as_mut()) {
-            backend.timed("per_layer_inputs", || weights.compute(backend, room, &ws.residual, batch))?;
-        }
-        if let Some(table) = &self.position_embed {
-            backend.add_positions(&mut ws.residual, table, batch)?;
-        }
-        for (rope, angles) in self.ropes.iter().zip(&mut ws.angles) {
-            backend
-                .timed("rope_angles", || backend.rope_angles(angles, &rope.frequencies, batch, rope.scale))?;
-        }
-        for (i, layer) in self.layers.iter().enumerate() {
-            ws.set_layer(&self.shard, i);
-            if let Inputs::Shared(norm) = &layer.inputs {
-                backend.timed("norm", || backend.norm(&mut ws.normed, &ws.residual, norm))?;
-            }
-            self.mix(backend, i, batch, cache, ws)?;
-            self.feed_forward(backend, i, ws)?;
-            self.add_per_layer_input(backend, i, ws)?;
-            if let Some(factor) = layer.output_scale {
-                backend.timed("scale", || backend.scale(&mut ws.residual, factor))?;
-            }
-        }
+        self.run_layers(backend, batch, cache, ws)?;
         if n_logits == 0 {
             return Ok(());
         }
@@ -306,13 +290,53 @@ impl<B: Backend> Decoder<B> {
         backend.timed("lm_head", || self.logits(backend, ws))
     }
 
+    /// Tokens → `ws.residual` behind the last layer.
+    fn run_layers(
+        &self,
+        backend: &B,
+        batch: &B::Batch,
+        cache: &mut KvCache<B>,
+        ws: &mut Workspace<B>,
+    ) -> realizar_compute::Result<()> {
+        let c = self.shard.config();
+        backend.timed("embed", || {
+            backend.embed(&mut ws.residual, &self.embed.weight, batch, c.embed_scale / c.residual_scale)
+        })?;
+        if let Some((weights, room)) = self.per_layer.as_ref().zip(ws.per_layer.as_mut()) {
+            backend.timed("per_layer_inputs", || weights.compute(backend, room, &ws.residual, batch))?;
+        }
+        if let Some(table) = &self.position_embed {
+            backend.add_positions(&mut ws.residual, table, batch)?;
+        }
+        normalize(backend, ws, self.embed_norm.as_ref())?;
+        for (rope, angles) in self.ropes.iter().zip(&mut ws.angles) {
+            backend
+                .timed("rope_angles", || backend.rope_angles(angles, &rope.frequencies, batch, rope.scale))?;
+        }
+        for (i, layer) in self.layers.iter().enumerate() {
+            ws.set_layer(&self.shard, i);
+            if let Inputs::Shared(norm) = &layer.inputs {
+                backend.timed("norm", || backend.norm(&mut ws.normed, &ws.residual, norm))?;
+            }
+            self.mix(backend, i, batch, cache, ws)?;
+            normalize(backend, ws, layer.after_mixer.as_ref())?;
+            self.feed_forward(backend, i, ws)?;
+            normalize(backend, ws, layer.after_ffn.as_ref())?;
+            self.add_per_layer_input(backend, i, ws)?;
+            if let Some(factor) = layer.output_scale {
+                backend.timed("scale", || backend.scale(&mut ws.residual, factor))?;
+            }
+        }
+        Ok(())
+    }
+
     /// `ws.last`, or `ws.residual` where it has as many rows → `ws.logits`.
     fn logits(&self, backend: &B, ws: &mut Workspace<B>) -> realizar_compute::Result<()> {
         ws.normed.set_rows(ws.last.rows());
         let starts = self.shard.vocab();
         let block = HeadBlock {
             x: if ws.residual.rows() == ws.last.rows() { &ws.residual } else { &ws.last },
-            norm: &self.final_norm,
+            norm: self.final_norm.as_ref().expect("a model with logits has a norm before them"),
             linear: self.lm_head.as_ref().unwrap_or(&self.embed),
             softcap: self.config.logit_softcap,
             normed: &mut ws.normed,
@@ -511,6 +535,15 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
+/// Norm of the residual itself, where there is one.
+fn normalize<B: Backend>(
+    backend: &B,
+    ws: &mut Workspace<B>,
+    norm: Option<&Norm<B>>,
+) -> realizar_compute::Result<()> {
+    norm.map_or(Ok(()), |norm| backend.timed("norm", || backend.norm_in_place(&mut ws.residual, norm)))
+}
+
 impl<B: Backend> Inputs<B> {
     fn mixer(&self) -> BlockInput<'_, B> {
         match self {
@@ -559,7 +592,9 @@ fn load_layer<B: Backend>(l: &Loader<'_, B>, i: usize) -> Result<Layer<B>> {
             }
             config::Mixer::None => Mixer::None,
         },
+        after_mixer: norm(norms.after_mixer)?,
         ffn: load_ffn(l, i, norm(norms.post_ffn)?)?,
+        after_ffn: norm(norms.after_ffn)?,
         per_layer: l.config.per_layer_input.map(|_| load_layer_input(l, i)).transpose()?,
         output_scale: l.number(i, "output_scale")?,
     })

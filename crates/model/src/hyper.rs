@@ -43,7 +43,7 @@ static KEYS: &[Key] = &[
         "attention.layer_norm_epsilon",
         &["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"],
     ),
-    key("sliding_window", "attention.sliding_window", &["sliding_window"]),
+    key("sliding_window", "attention.sliding_window", &["sliding_window", "local_attention"]),
     key("sliding_window_pattern", "attention.sliding_window_pattern", &["sliding_window_pattern"]),
     key("attn_softcap", "attn_logit_softcapping", &["attn_logit_softcapping"]),
     key("logit_softcap", "final_logit_softcapping", &["final_logit_softcapping"]),
@@ -87,12 +87,18 @@ static KEYS: &[Key] = &[
     key(
         "rope_theta",
         "rope.freq_base",
-        &["rope_theta", "rope_parameters.rope_theta", "rope_parameters.full_attention.rope_theta"],
+        &[
+            "rope_theta",
+            "rope_parameters.rope_theta",
+            "rope_parameters.full_attention.rope_theta",
+            "global_rope_theta",
+            "rotary_emb_base",
+        ],
     ),
     key(
         "rope_theta_local",
         "rope.freq_base_swa",
-        &["rope_local_base_freq", "rope_parameters.sliding_attention.rope_theta"],
+        &["rope_local_base_freq", "rope_parameters.sliding_attention.rope_theta", "local_rope_theta"],
     ),
     key("partial_rotary_factor", "", &["partial_rotary_factor", "rope_parameters.partial_rotary_factor"]),
     key(
@@ -171,6 +177,12 @@ impl<'a> Hyper<'a> {
 
     fn missing(&self, ours: &str) -> Error {
         Error::MissingKey { path: self.source.path().to_owned(), key: self.names(ours).join(" or ") }
+    }
+
+    /// The error of a file that lacks a weight outside of layers, by our name of it.
+    pub fn missing_tensor(&self, ours: &str) -> Error {
+        let tensor = crate::names::candidates(ours, self.source.format())[0].to_owned() + ".weight";
+        Error::MissingTensor { path: self.source.path().to_owned(), tensor }
     }
 
     /// A whole number; `None` where the file does not state it.

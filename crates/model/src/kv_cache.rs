@@ -103,6 +103,18 @@ impl<B: Backend> KvCache<B> {
         Ok(Self { layers: layers.collect::<std::result::Result<_, _>>()?, sizes })
     }
 
+    /// Room for one layer of a model whose layers have heads of one size, which all layers use in turn: for steps that nothing is kept of.
+    ///
+    /// # Panics
+    /// If heads differ, or a layer does not attend.
+    pub fn of_one_layer(backend: &B, config: &ModelConfig, sizes: CacheSizes) -> Result<Self> {
+        let heads: Vec<_> = config.attentions().map(|a| a.own_heads()).collect();
+        assert!(heads.len() == config.layers.len() && heads.iter().all(|h| *h == heads[0]), "{heads:?}");
+        let first = LayerCache::new(backend, &config.layers[0].mixer, &sizes)?;
+        let others = (1..heads.len()).map(|_| LayerCache::OfLayer(0));
+        Ok(Self { layers: std::iter::once(first).chain(others).collect(), sizes })
+    }
+
     /// Blocks.
     pub fn n_blocks(&self) -> usize {
         self.sizes.n_blocks

@@ -32,8 +32,9 @@ mod weights;
 mod workspace;
 
 pub use config::{
-    Attention, Dense, Experts, Ffn, GatedDelta, KvSource, Latent, LayerConfig, LayerNorms, Mamba2, Mixer,
-    ModelConfig, PerLayerInput, Presence, QkNorm, RecurrentState, SharedExpert, ShortConv, Tied,
+    Attention, Dense, Encoder, EncoderOutput, Experts, Ffn, GatedDelta, HeadLayer, KvSource, Latent,
+    LayerConfig, LayerNorms, Mamba2, Mixer, ModelConfig, PerLayerInput, Presence, QkNorm, RecurrentState,
+    SharedExpert, ShortConv, Tied,
 };
 pub use contract::check;
 pub use decoder::{Decoder, WeightBytes};

@@ -77,9 +77,18 @@ pub static NAMES: &[WeightName] = &[
     row(
         "embed",
         "token_embd",
-        &["model.embed_tokens", "backbone.embeddings", "transformer.wte", "wte", "lm_head"],
+        &[
+            "model.embed_tokens",
+            "backbone.embeddings",
+            "transformer.wte",
+            "wte",
+            "embeddings.word_embeddings",
+            "model.embeddings.tok_embeddings",
+            "lm_head",
+        ],
     ),
-    row("position_embed", "position_embd", &["transformer.wpe", "wpe"]),
+    row("position_embed", "position_embd", &["transformer.wpe", "wpe", "embeddings.position_embeddings"]),
+    row("token_types", "token_types", &["embeddings.token_type_embeddings"]),
     // Divisors of rotation frequencies, which other formats keep among the hyper-parameters.
     row("rope_freqs", "rope_freqs", &[]),
     row("rope_factors_long", "rope_factors_long", &[]),
@@ -90,9 +99,25 @@ pub static NAMES: &[WeightName] = &[
     row(
         "final_norm",
         "output_norm",
-        &["model.norm", "model.final_layernorm", "backbone.norm_f", "transformer.ln_f", "ln_f"],
+        &[
+            "model.norm",
+            "model.final_layernorm",
+            "backbone.norm_f",
+            "transformer.ln_f",
+            "ln_f",
+            "model.final_norm",
+        ],
     ),
-    row("embedding_norm", "token_embd_norm", &["model.embedding_norm"]),
+    row(
+        "embedding_norm",
+        "token_embd_norm",
+        &["model.embedding_norm", "embeddings.LayerNorm", "emb_ln", "model.embeddings.norm"],
+    ),
+    // What follows the pooling of an encoder: of a reranker, then of sentence-transformers' modules.
+    row("classifier.dense", "cls", &["classifier.dense"]),
+    row("classifier.out", "cls.output", &["classifier.out_proj"]),
+    row("dense_2", "dense_2", &["2_Dense.linear"]),
+    row("dense_3", "dense_3", &["3_Dense.linear"]),
     row("lm_head", "output", &["lm_head"]).split(Split::Vocab),
     row(
         "attn_norm",
@@ -103,30 +128,50 @@ pub static NAMES: &[WeightName] = &[
             "backbone.layers.{i}.norm",
             "transformer.h.{i}.ln_1",
             "h.{i}.ln_1",
+            "model.layers.{i}.attn_norm",
         ],
     ),
     row(
         "q_proj",
         "blk.{i}.attn_q",
-        &["model.layers.{i}.self_attn.q_proj", "backbone.layers.{i}.mixer.q_proj"],
+        &[
+            "model.layers.{i}.self_attn.q_proj",
+            "backbone.layers.{i}.mixer.q_proj",
+            "encoder.layer.{i}.attention.self.query",
+        ],
     )
     .split(Split::QueryHeads),
     row(
         "k_proj",
         "blk.{i}.attn_k",
-        &["model.layers.{i}.self_attn.k_proj", "backbone.layers.{i}.mixer.k_proj"],
+        &[
+            "model.layers.{i}.self_attn.k_proj",
+            "backbone.layers.{i}.mixer.k_proj",
+            "encoder.layer.{i}.attention.self.key",
+        ],
     )
     .split(Split::KvHeads),
     row(
         "v_proj",
         "blk.{i}.attn_v",
-        &["model.layers.{i}.self_attn.v_proj", "backbone.layers.{i}.mixer.v_proj"],
+        &[
+            "model.layers.{i}.self_attn.v_proj",
+            "backbone.layers.{i}.mixer.v_proj",
+            "encoder.layer.{i}.attention.self.value",
+        ],
     )
     .split(Split::KvHeads),
     row(
         "qkv_proj",
         "blk.{i}.attn_qkv",
-        &["model.layers.{i}.self_attn.qkv_proj", "transformer.h.{i}.attn.c_attn", "h.{i}.attn.c_attn"],
+        &[
+            "model.layers.{i}.self_attn.qkv_proj",
+            "transformer.h.{i}.attn.c_attn",
+            "h.{i}.attn.c_attn",
+            "encoder.layers.{i}.attn.Wqkv",
+            "encoder.layers.{i}.mixer.Wqkv",
+            "model.layers.{i}.attn.Wqkv",
+        ],
     )
     .split(Split::Qkv),
     row(
@@ -171,6 +216,10 @@ pub static NAMES: &[WeightName] = &[
             "backbone.layers.{i}.mixer.o_proj",
             "transformer.h.{i}.attn.c_proj",
             "h.{i}.attn.c_proj",
+            "encoder.layer.{i}.attention.output.dense",
+            "encoder.layers.{i}.attn.out_proj",
+            "encoder.layers.{i}.mixer.out_proj",
+            "model.layers.{i}.attn.Wo",
         ],
     )
     .split(Split::FromHeads),
@@ -188,7 +237,18 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.ffn_norm",
             "transformer.h.{i}.ln_2",
             "h.{i}.ln_2",
+            "model.layers.{i}.mlp_norm",
         ],
+    ),
+    row(
+        "attn_residual_norm",
+        "blk.{i}.attn_output_norm",
+        &["encoder.layer.{i}.attention.output.LayerNorm", "encoder.layers.{i}.norm1"],
+    ),
+    row(
+        "ffn_residual_norm",
+        "blk.{i}.layer_output_norm",
+        &["encoder.layer.{i}.output.LayerNorm", "encoder.layers.{i}.norm2"],
     ),
     row("delta.qkv_proj", "blk.{i}.attn_qkv", &["model.layers.{i}.linear_attn.in_proj_qkv"]),
     row("delta.z_proj", "blk.{i}.attn_gate", &["model.layers.{i}.linear_attn.in_proj_z"]),
@@ -239,6 +299,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.mlp.gate_proj",
             "model.layers.{i}.feed_forward.w1",
             "model.layers.{i}.shared_mlp.gate_proj",
+            "encoder.layers.{i}.mlp.fc12",
         ],
     )
     .split(Split::Hidden),
@@ -254,11 +315,15 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.mlp.c_fc",
             "transformer.h.{i}.mlp.c_fc",
             "h.{i}.mlp.c_fc",
+            "encoder.layer.{i}.intermediate.dense",
+            "encoder.layers.{i}.mlp.fc11",
+            "encoder.layers.{i}.mlp.fc1",
         ],
     )
     .split(Split::Hidden),
     // GGUF has no name of its own for a fused gate and up: it is an `ffn_up` of twice the rows.
-    row("gate_up_proj", "blk.{i}.ffn_up", &["model.layers.{i}.mlp.gate_up_proj"]).split(Split::GateUp),
+    row("gate_up_proj", "blk.{i}.ffn_up", &["model.layers.{i}.mlp.gate_up_proj", "model.layers.{i}.mlp.Wi"])
+        .split(Split::GateUp),
     row("ffn_sub_norm", "blk.{i}.ffn_sub_norm", &["model.layers.{i}.mlp.ffn_sub_norm"]),
     row(
         "down_proj",
@@ -272,6 +337,9 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.mlp.c_proj",
             "transformer.h.{i}.mlp.c_proj",
             "h.{i}.mlp.c_proj",
+            "encoder.layer.{i}.output.dense",
+            "encoder.layers.{i}.mlp.fc2",
+            "model.layers.{i}.mlp.Wo",
         ],
     )
     .split(Split::FromHidden),
@@ -419,7 +487,7 @@ pub fn candidates(ours: &str, format: Format) -> &'static [&'static str] {
 }
 
 /// All names under which a file may have a weight, with layer, expert and suffix filled in, the preferred first. Weights of a
-/// multimodal model's text part stand below `language_model.`.
+/// multimodal model's text part stand below `language_model.`, those of an encoder alone or below its name.
 pub(crate) fn spellings(
     ours: &str,
     format: Format,
@@ -438,7 +506,13 @@ pub(crate) fn spellings(
             name = name.replace("{e}", &e.to_string());
         }
         let nested = [format!("language_model.{name}"), name.replacen("model.", "model.language_model.", 1)];
-        std::iter::once(name).chain(nested)
+        let bare = name.strip_prefix("model.").map(str::to_owned);
+        let is_encoder = name.starts_with("embeddings.") || name.starts_with("encoder.");
+        let wrapped = ["bert", "roberta"].into_iter().filter(move |_| is_encoder).map({
+            let name = name.clone();
+            move |wrapper| format!("{wrapper}.{name}")
+        });
+        std::iter::once(name).chain(nested).chain(bare).chain(wrapped)
     })
 }
 

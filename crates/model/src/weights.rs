@@ -50,7 +50,7 @@ impl<B: Backend> Loader<'_, B> {
         let mut weight = self.values(self.need(w))?;
         weight.iter_mut().for_each(|w| *w += offset);
         let mut bias = self.contract.find(w, Part::Bias).map(|entry| self.values(entry)).transpose()?;
-        if name == self.config.final_norm {
+        if Some(name) == self.config.final_norm {
             let factor = self.config.logit_scale;
             weight.iter_mut().chain(bias.iter_mut().flatten()).for_each(|w| *w *= factor);
         }
@@ -174,10 +174,24 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Norm { kind: self.config.norm_kind, weight, bias: None, eps: self.config.norm_eps })
     }
 
-    /// A table of vectors, such as learned positions: `[rows, row_len]`.
-    pub(crate) fn table(&self, name: &'static str) -> Result<Tensor<B>> {
-        let entry = self.need(Weight { name, layer: None });
-        Ok(self.backend.upload(&entry.shape, &self.values(entry)?)?)
+    /// What is added to the embeddings of the first `n_ctx` positions, `[rows, hidden_size]`: learned positions, the first token type, or
+    /// both.
+    pub(crate) fn position_table(&self, n_ctx: usize) -> Result<Option<Tensor<B>>> {
+        let ModelConfig { hidden_size: n, learned_positions, position_offset, n_token_types, .. } =
+            *self.config;
+        if !learned_positions && n_token_types == 0 {
+            return Ok(None);
+        }
+        let values = |name| self.values(self.need(Weight { name, layer: None }));
+        let mut table = match learned_positions {
+            true => values("position_embed")?.split_off(position_offset * n),
+            false => vec![0.0; n_ctx * n],
+        };
+        if n_token_types > 0 {
+            let first = values("token_types")?;
+            table.chunks_exact_mut(n).for_each(|row| row.iter_mut().zip(&first).for_each(|(x, t)| *x += t));
+        }
+        Ok(Some(self.backend.upload(&[table.len() / n, n], &table)?))
     }
 
     /// The biases of stacked matrices, which have all or none. Where the products of several ranks are added, the first has the

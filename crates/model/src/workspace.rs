@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::config::{
-    Attention, Dense, Experts, Ffn, GatedDelta, Latent, LayerConfig, Mamba2, Mixer, ModelConfig,
+    Attention, Dense, Encoder, Experts, Ffn, GatedDelta, Latent, LayerConfig, Mamba2, Mixer, ModelConfig,
     PerLayerInput, SharedExpert, ShortConv,
 };
 use crate::per_layer_input::PerLayerRoom;
@@ -39,8 +39,10 @@ pub struct Workspace<B: Backend> {
     pub angles: Vec<Tensor<B>>,
     /// The residual of the tokens that yield logits, `[n_logits, hidden_size]`.
     pub last: Tensor<B>,
-    /// `[n_logits, vocab_size]`
+    /// `[n_logits, vocab_size]`; without columns in an encoder.
     pub logits: Tensor<B>,
+    /// Of an encoder, a row per sequence: what was pooled, then the output of each layer of its head. At most `n_logits` rows.
+    pub(crate) encoded: Vec<Tensor<B>>,
     /// Where several ranks share the model.
     pub(crate) shared: Option<Shared<B>>,
 }
@@ -248,7 +250,11 @@ impl<B: Backend> Workspace<B> {
             per_layer: per_layer.transpose()?,
             angles: c.ropes.iter().map(|r| f32s(n, r.dim)).collect::<std::result::Result<_, _>>()?,
             last: f32s(limits.n_logits, c.hidden_size)?,
-            logits: f32s(limits.n_logits, c.vocab_size)?,
+            logits: f32s(limits.n_logits, if c.encoder.is_some() { 0 } else { c.vocab_size })?,
+            encoded: encoded_lens(c)
+                .into_iter()
+                .map(|len| f32s(limits.n_logits, len))
+                .collect::<std::result::Result<_, _>>()?,
             shared: match shard.rank().is_alone() {
                 true => None,
                 false => Some(Shared::new(backend, shard, limits)?),
@@ -276,6 +282,14 @@ impl<B: Backend> Workspace<B> {
         (stream, room)
     }
 
+    /// What [`Decoder::encode`](crate::Decoder::encode) made of each sequence, `[n_seqs, output_len]`.
+    ///
+    /// # Panics
+    /// If the model is not an encoder.
+    pub fn encoded(&self) -> &Tensor<B> {
+        self.encoded.last().expect("an encoder has room for its result")
+    }
+
     /// Sets how many rows a step uses.
     pub fn set_rows(&mut self, n_tokens: usize, n_logits: usize) {
         for t in [
@@ -301,6 +315,7 @@ impl<B: Backend> Workspace<B> {
         }
         self.last.set_rows(n_logits);
         self.logits.set_rows(n_logits);
+        self.encoded.iter_mut().for_each(|t| t.set_rows(n_logits));
         if let Some(shared) = &mut self.shared {
             shared.set_rows(n_tokens, n_logits);
         }
@@ -327,6 +342,14 @@ impl<B: Backend> Workspace<B> {
             shared.set_layer(shard, layer);
         }
     }
+}
+
+/// Elements in rows of [`Workspace::encoded`].
+fn encoded_lens(c: &ModelConfig) -> Vec<usize> {
+    let lens = |encoder: &Encoder| {
+        std::iter::once(c.hidden_size).chain(encoder.head.iter().map(|layer| layer.n_out)).collect()
+    };
+    c.encoder.as_ref().map_or_else(Vec::new, lens)
 }
 
 /// The buffers of [`LatentRoom`].
@@ -358,7 +381,11 @@ pub fn workspace_bytes(shard: &Shard, limits: &BatchLimits) -> usize {
         + c.per_layer_input.map_or(0, |input| per_layer_lens(c, input).iter().sum())
         + c.ropes.iter().map(|r| r.dim).sum::<usize>();
     let floats = limits.n_tokens.saturating_mul(per_token);
-    let floats = floats.saturating_add(limits.n_logits.saturating_mul(c.hidden_size + c.vocab_size));
+    let outputs = match c.encoder {
+        Some(_) => encoded_lens(c).iter().sum(),
+        None => c.vocab_size,
+    };
+    let floats = floats.saturating_add(limits.n_logits.saturating_mul(c.hidden_size + outputs));
     floats.saturating_add(shared).saturating_mul(4)
 }
 

@@ -42,5 +42,10 @@ pub(super) static FAMILIES: &[(&str, &str)] = &[
     ("deepseek2", "DeepSeek-V2, V3 or R1, GLM-4.7-Flash or Kimi K2"),
     ("lfm2", "LFM2 or LFM2.5"),
     ("lfm2moe", "LFM2 MoE"),
+    ("bert", "BERT, RoBERTa or XLM-RoBERTa: bge, e5, MiniLM, bge-m3 and its reranker"),
+    ("nomic-bert", "Nomic Embed v1 or v1.5"),
+    ("jina-bert-v3", "Jina Embeddings v3"),
+    ("modern-bert", "ModernBERT"),
+    ("gemma-embedding", "EmbeddingGemma"),
     ("nemotron_h", "Nemotron-H or Nemotron Nano v2"),
 ];

@@ -34,8 +34,13 @@ const DEFAULTS: &[(&str, f32)] = &[
 ];
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
+    base(h, "gemma3")
+}
+
+/// What Gemma 3 and EmbeddingGemma share.
+pub(super) fn base(h: &Hyper<'_>, arch: &'static str) -> Result<ModelConfig> {
     let h = &h.with_defaults(DEFAULTS);
-    let mut c = gemma2::base(h, "gemma3", 62)?;
+    let mut c = gemma2::base(h, arch, 62)?;
     let softcap = if h.is_gguf() { None } else { h.f32("attn_softcap")? };
     c.logit_softcap = h.f32("logit_softcap")?;
     if h.f32("rope_theta")?.is_none() {

@@ -44,7 +44,7 @@ pub(super) fn base(h: &Hyper<'_>, arch: &'static str) -> Result<ModelConfig> {
             "a convolution over {conv_width} tokens, which is not from 2 to {MAX_CONV_WIDTH}"
         )));
     }
-    c.final_norm = "embedding_norm";
+    c.final_norm = Some("embedding_norm");
     c.each_attention(|a| a.qk_norm = Some(QkNorm::PerHead));
     let convolves = match without_heads {
         Some(list) => list,

@@ -2,9 +2,11 @@
 //!
 //! A new architecture is a file here and a row in [`ARCHS`]; `names.rs` only where it has a weight that nobody had before.
 
+mod bert;
 mod bitnet;
 mod cohere2;
 mod deepseek2;
+mod encoder;
 mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone4;
@@ -13,6 +15,7 @@ mod gemma;
 mod gemma2;
 mod gemma3;
 mod gemma4;
+mod gemma_embedding;
 mod glm4;
 mod glm4_moe;
 mod gpt2;
@@ -30,7 +33,9 @@ mod mistral;
 mod mistral3;
 mod mistral4;
 mod mixtral;
+mod modern_bert;
 mod nemotron_h;
+mod nomic_bert;
 mod olmo2;
 mod olmo3;
 mod phi2;
@@ -133,6 +138,15 @@ pub static ARCHS: &[ArchSpec] = &[
     nemotron_h::SPEC,
 ];
 
+/// Architectures that only make vectors or scores of texts. Others do, too, where their files say so.
+pub static ENCODERS: &[ArchSpec] =
+    &[bert::SPEC, nomic_bert::SPEC, nomic_bert::JINA_V3, modern_bert::SPEC, gemma_embedding::SPEC];
+
+/// All architectures of both kinds.
+fn all() -> impl Iterator<Item = &'static ArchSpec> {
+    ARCHS.iter().chain(ENCODERS)
+}
+
 /// Reads a model's description.
 ///
 /// Errors: `UnsupportedArchitecture` with what the architecture needs, where it is known, and else `UnknownArchitecture` with the names of
@@ -188,7 +202,7 @@ pub fn family(arch: &str) -> Option<&'static str> {
 
 /// The tensors that an architecture does without.
 pub(crate) fn ignored(arch: &str) -> &'static [Ignored] {
-    ARCHS.iter().find(|a| a.name == arch).map_or(&[], |a| a.ignored)
+    all().find(|a| a.name == arch).map_or(&[], |a| a.ignored)
 }
 
 fn find(source: &dyn TensorSource) -> Result<(String, &'static ArchSpec)> {
@@ -198,12 +212,12 @@ fn find(source: &dyn TensorSource) -> Result<(String, &'static ArchSpec)> {
         Format::Gguf => {
             let name =
                 meta.get_str("general.architecture")?.ok_or_else(|| missing("general.architecture"))?;
-            (name.to_owned(), ARCHS.iter().find(|a| a.gguf.contains(&name)))
+            (name.to_owned(), all().find(|a| a.gguf.contains(&name)))
         }
         Format::Safetensors => {
             let names = meta.get_strings("architectures")?.ok_or_else(|| missing("architectures"))?;
             let name = names.first().ok_or_else(|| missing("architectures"))?.to_string();
-            let spec = ARCHS.iter().find(|a| a.hf.contains(&name.as_str()));
+            let spec = all().find(|a| a.hf.contains(&name.as_str()));
             (name, spec)
         }
     };
@@ -216,7 +230,7 @@ fn find(source: &dyn TensorSource) -> Result<(String, &'static ArchSpec)> {
                 needs: known.needs,
             };
         }
-        let known = ARCHS.iter().flat_map(|a| match source.format() {
+        let known = all().flat_map(|a| match source.format() {
             Format::Gguf => a.gguf,
             Format::Safetensors => a.hf,
         });
@@ -232,7 +246,7 @@ fn find(source: &dyn TensorSource) -> Result<(String, &'static ArchSpec)> {
 mod tests {
     use super::families::FAMILIES;
     use super::unsupported::UNSUPPORTED;
-    use super::{ARCHS, configure};
+    use super::{all, configure};
     use crate::Error;
     use crate::config::{Ffn, Mixer};
     use crate::gguf;
@@ -241,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_name_is_supported_or_not_and_stands_there_once() {
-        let supported = ARCHS.iter().flat_map(|a| a.gguf.iter().chain(a.hf));
+        let supported = all().flat_map(|a| a.gguf.iter().chain(a.hf));
         let unsupported = UNSUPPORTED.iter().flat_map(|u| u.names);
         let mut seen = HashSet::new();
         for name in supported.chain(unsupported) {
@@ -251,12 +265,12 @@ mod tests {
 
     #[test]
     fn every_architecture_is_named_as_people_do_and_documented() {
-        let ours: HashSet<_> = ARCHS.iter().map(|a| a.name).collect();
+        let ours: HashSet<_> = all().map(|a| a.name).collect();
         let named: HashSet<_> = FAMILIES.iter().map(|f| f.0).collect();
         assert_eq!(ours, named);
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/models.md");
         let documented = std::fs::read_to_string(path).unwrap();
-        for arch in ARCHS {
+        for arch in all() {
             assert!(documented.contains(&format!("| `{}` |", arch.name)), "{} has no row", arch.name);
         }
     }

@@ -53,12 +53,22 @@ pub struct LayerNorms {
     pub pre_ffn: Option<&'static str>,
     /// Of the feed-forward block's output, before it joins the residual.
     pub post_ffn: Option<&'static str>,
+    /// Of the residual, once the mixer's output has joined it.
+    pub after_mixer: Option<&'static str>,
+    /// Of the residual, once the feed-forward block's output has joined it.
+    pub after_ffn: Option<&'static str>,
 }
 
 impl LayerNorms {
     /// Before both blocks.
-    pub const PRE: Self =
-        Self { pre_mixer: Some("attn_norm"), post_mixer: None, pre_ffn: Some("ffn_norm"), post_ffn: None };
+    pub const PRE: Self = Self {
+        pre_mixer: Some("attn_norm"),
+        post_mixer: None,
+        pre_ffn: Some("ffn_norm"),
+        post_ffn: None,
+        after_mixer: None,
+        after_ffn: None,
+    };
     /// Before both blocks, where files call the second norm after the attention that it follows.
     pub const PRE_NAMED_POST_ATTENTION: Self = Self { pre_ffn: Some("post_attn_norm"), ..Self::PRE };
     /// After both blocks.
@@ -67,6 +77,17 @@ impl LayerNorms {
         post_mixer: Some("post_attn_norm"),
         pre_ffn: None,
         post_ffn: Some("post_ffn_norm"),
+        after_mixer: None,
+        after_ffn: None,
+    };
+    /// Of the residual after each block (Vaswani et al. 2017).
+    pub const AFTER: Self = Self {
+        pre_mixer: None,
+        post_mixer: None,
+        pre_ffn: None,
+        post_ffn: None,
+        after_mixer: Some("attn_residual_norm"),
+        after_ffn: Some("ffn_residual_norm"),
     };
     /// Before and after both blocks.
     pub const PRE_AND_POST: Self =

@@ -100,10 +100,13 @@ impl ModelConfig {
             residual_scale: 1.0,
             per_layer_input: None,
             learned_positions: false,
+            position_offset: 0,
+            n_token_types: 0,
+            embed_norm: None,
             norm_kind: NormKind::Rms,
             norm_bias: false,
             norm_eps: eps.filter(|e| e.is_finite() && *e >= 0.0).unwrap_or(1e-5),
-            final_norm: "final_norm",
+            final_norm: Some("final_norm"),
             norm_offset: 0.0,
             ropes: vec![RopeConfig { dim: rope_dim, style: rope_style, theta, scaling }],
             logit_scale: 1.0,
@@ -112,6 +115,7 @@ impl ModelConfig {
             lm_head_bias: Presence::Absent,
             transposed: false,
             layers: mixers.into_iter().zip(widths).map(layer).collect(),
+            encoder: None,
             n_draft_layers: h.usize("n_draft_layers")?.unwrap_or(0),
         })
     }
@@ -127,7 +131,7 @@ impl ModelConfig {
         }
         let activation = match name {
             None => own,
-            Some("silu" | "swish") => Activation::Silu,
+            Some("silu" | "swish" | "swiglu") => Activation::Silu,
             Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Activation::GeluTanh,
             Some("gelu") => Activation::GeluErf,
             Some("relu2") => Activation::ReluSquared,

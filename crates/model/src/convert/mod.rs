@@ -77,6 +77,10 @@ enum Edit {
 impl Converted {
     fn new(source: Box<dyn TensorSource>) -> Result<Self> {
         let config = arch::configure(&*source)?;
+        if config.encoder.is_some() {
+            let reason = "folders of embedding models and rerankers cannot be converted; use a GGUF file";
+            return Err(Error::unsupported(source.path(), reason));
+        }
         let method = source.metadata().get_str("quantization_config.quant_method")?;
         // GGUF has MXFP4, too, and weights in FP8 are read as BF16.
         let is_plain =

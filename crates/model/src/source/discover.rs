@@ -308,11 +308,22 @@ fn open_shards(
         }
         parts.push(part);
     }
+    // Matrices that sentence-transformers keeps in folders of their own.
+    for module in ["2_Dense", "3_Dense"] {
+        let file = folder.join(module).join("model.safetensors");
+        if file.is_file() {
+            let mapping = mmap::map(&file)?;
+            let mut part =
+                Part { mapping: Some(mapping.clone()), ..safetensors::read(&file, mapping.bytes())? };
+            part.tensors.iter_mut().for_each(|t| t.name = format!("{module}.{}", t.name));
+            parts.push(part);
+        }
+    }
     Model::new(path.to_owned(), Format::Safetensors, Some(folder.to_owned()), metadata, parts)
 }
 
 /// Reads a small file whole. Errors: `Io`; `Malformed` beyond `max_bytes`.
-fn read_text(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
+pub(crate) fn read_text(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
     let file = fs::File::open(path).map_err(|e| Error::io("open", path, e))?;
     let mut text = Vec::new();
     file.take(max_bytes + 1).read_to_end(&mut text).map_err(|e| Error::io("read", path, e))?;

@@ -1,0 +1,189 @@
+//! Encoders against the reference libraries.
+//!
+//! `tools/make_encoder_fixtures.py` made a tiny random model per variant, with what sentence-transformers or transformers make of some texts.
+//! Each form of a model runs here on the specification, on every CPU path and on the GPU's, each text alone and all in one ragged step.
+
+#[path = "../../compute/cuda-emulation/emulation.rs"]
+mod emulation;
+
+use realizar_compute::cpu::isa::Isa;
+use realizar_compute::cpu::{Cpu, CpuOptions};
+use realizar_compute::cuda::{Cuda, CudaOptions};
+use realizar_compute::{Backend, Batch, BatchLimits, CacheShape, DType, Pooling, Reference};
+use realizar_model::arch::{ENCODERS, configure};
+use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
+use realizar_model::{CacheSizes, Decoder, EncoderOutput, KvCache, Workspace, source};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Largest difference of a number, relative to the largest of its text.
+const TOLERANCE: f32 = 1e-4;
+
+const BLOCK_SIZE: usize = 16;
+
+struct Text {
+    ids: Vec<u32>,
+    output: Vec<f32>,
+}
+
+fn fixtures() -> Vec<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/encoders");
+    let mut found: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
+    found.sort();
+    found
+}
+
+fn golden(dir: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap()
+}
+
+fn texts(golden: &Value) -> Vec<Text> {
+    let numbers = |v: &Value| v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>();
+    let text = |t: &Value| Text {
+        ids: numbers(&t["ids"]).into_iter().map(|x| x as u32).collect(),
+        output: numbers(&t["output"]).into_iter().map(|x| x as f32).collect(),
+    };
+    golden["texts"].as_array().unwrap().iter().map(text).collect()
+}
+
+/// What a model makes of texts, in one step.
+fn encode<B: Backend>(backend: &B, model: &Decoder<B>, texts: &[&[u32]]) -> Vec<Vec<f32>> {
+    let blocks = |n: usize| n.div_ceil(BLOCK_SIZE);
+    let n_tokens = texts.iter().map(|t| t.len()).sum();
+    let n_blocks = texts.iter().map(|t| blocks(t.len())).sum();
+    let limits = BatchLimits { n_tokens, n_seqs: texts.len(), n_blocks, n_logits: texts.len() };
+    let shape = CacheShape { n_blocks, block_size: BLOCK_SIZE, n_positions: n_tokens, n_slots: 0 };
+    let sizes = CacheSizes { dtype: DType::F32, n_blocks, block_size: BLOCK_SIZE, n_slots: 0 };
+    let mut staged = backend.new_batch(limits, shape).unwrap();
+    let mut cache = KvCache::of_one_layer(backend, model.config(), sizes).unwrap();
+    let mut ws = Workspace::new(backend, model.shard(), &limits).unwrap();
+    let mut batch = Batch::default();
+    // In an order that is not theirs, so that the tables matter.
+    let mut free: Vec<u32> = (0..n_blocks as u32).collect();
+    for text in texts {
+        let table = free.split_off(free.len() - blocks(text.len()));
+        batch.push(text, 0, &table, 0);
+    }
+    backend.stage(&mut staged, &batch).unwrap();
+    model.encode(backend, &staged, n_tokens, texts.len(), &mut cache, &mut ws).unwrap();
+    let encoder = model.config().encoder.as_ref().unwrap();
+    let len = encoder.output_len(model.config().hidden_size);
+    let mut rows = vec![0.0; texts.len() * len];
+    backend.download(&mut rows, ws.encoded()).unwrap();
+    rows.chunks_exact(len).map(|row| finished(encoder.output, row)).collect()
+}
+
+/// A vector as the model's files want it.
+fn finished(output: EncoderOutput, row: &[f32]) -> Vec<f32> {
+    let length = match output {
+        EncoderOutput::Embedding { normalize: true } => row.iter().map(|x| x * x).sum::<f32>().sqrt(),
+        _ => 1.0,
+    };
+    row.iter().map(|x| x / length).collect()
+}
+
+fn check(what: &str, got: &[f32], want: &[f32]) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let largest = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        assert!(
+            (g - w).abs() <= TOLERANCE * largest,
+            "{what}: number {i} is {g}, not {w} of at most {largest}"
+        );
+    }
+}
+
+fn check_form<B: Backend>(backend: &B, path: &Path, texts: &[Text]) {
+    let source = source::open(path).unwrap();
+    let config = configure(&*source).unwrap();
+    let model = Decoder::load(backend, &*source, config, 64).unwrap();
+    let what = format!("{} on {}", path.display(), backend.describe());
+    let output = model.config().encoder.as_ref().unwrap().output;
+    let want = |t: &Text| finished(output, &t.output);
+    for t in texts {
+        let alone = encode(backend, &model, &[&t.ids]);
+        check(&format!("{what}, {} tokens", t.ids.len()), &alone[0], &want(t));
+    }
+    let ids: Vec<&[u32]> = texts.iter().map(|t| &t.ids[..]).collect();
+    for (t, row) in texts.iter().zip(encode(backend, &model, &ids)) {
+        check(&format!("{what}, {} tokens of several texts", t.ids.len()), &row, &want(t));
+    }
+}
+
+/// On the GPU, or else on the emulated one, which is so slow that two texts must do.
+#[allow(clippy::print_stderr)]
+fn check_on_gpus(gpus: &[(Cuda, bool)], path: &Path, texts: &[Text]) {
+    for (gpu, emulated) in gpus {
+        check_form(gpu, path, if *emulated { &texts[1..3] } else { texts });
+    }
+}
+
+#[allow(clippy::print_stderr)]
+fn gpus() -> Vec<(Cuda, bool)> {
+    match Cuda::new(CudaOptions { device: 0, exact: true }) {
+        Ok(exact) => vec![(exact, false)],
+        Err(e) => {
+            eprintln!("SKIPPED: encoders are not tested on a GPU: {e}");
+            let emulated = emulation::Emulation::build().map(|d| Cuda::with_driver(d, true).unwrap());
+            emulated.map(|gpu| (gpu, true)).into_iter().collect()
+        }
+    }
+}
+
+#[test]
+fn every_fixture_equals_the_reference_libraries_on_every_path() {
+    let gpus = gpus();
+    let mut seen = BTreeSet::new();
+    for dir in fixtures() {
+        let texts = texts(&golden(&dir));
+        for form in ["hf", "model.gguf"] {
+            let path = dir.join(form);
+            seen.insert(configure(&*source::open(&path).unwrap()).unwrap().arch);
+            check_form(&Reference, &path, &texts);
+            for &isa in Isa::available() {
+                for repack in [false, true] {
+                    let cpu = Cpu::new(CpuOptions { n_threads: 2, isa, exact: true, repack });
+                    check_form(&cpu, &path, &texts);
+                }
+            }
+            check_on_gpus(&gpus, &path, &texts);
+        }
+    }
+    let all: BTreeSet<_> = ENCODERS.iter().map(|a| a.name).chain(["qwen3"]).collect();
+    assert_eq!(seen, all, "every encoder has a fixture");
+}
+
+#[test]
+fn texts_become_the_tokens_of_the_reference_libraries() {
+    for dir in fixtures().iter().filter(|dir| !dir.ends_with("xlm-roberta-reranker")) {
+        let golden = golden(dir);
+        for form in ["hf", "model.gguf"] {
+            let tokenizer = Tokenizer::from_source(&*source::open(&dir.join(form)).unwrap()).unwrap();
+            for t in golden["texts"].as_array().unwrap() {
+                let options = EncodeOptions { add_special: true, parse_special: false };
+                let got = tokenizer.encode(t["text"].as_str().unwrap(), options);
+                let want: Vec<u32> = serde_json::from_value(t["ids"].clone()).unwrap();
+                assert_eq!(got, want, "{} {form}: {}", dir.display(), t["text"]);
+            }
+        }
+    }
+}
+
+#[test]
+fn pooling_is_that_of_the_files() {
+    let of = |name: &str, form: &str| {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/encoders").join(name).join(form);
+        configure(&*source::open(&dir).unwrap()).unwrap().encoder.unwrap()
+    };
+    for form in ["hf", "model.gguf"] {
+        assert_eq!(of("bert", form).pooling, Pooling::First);
+        assert_eq!(of("bert-mean", form).pooling, Pooling::Mean);
+        assert_eq!(of("qwen3-embedding", form).pooling, Pooling::Last);
+        assert_eq!(of("xlm-roberta-reranker", form).output, EncoderOutput::Score);
+        assert_eq!(of("gemma-embedding", form).head.len(), 2);
+    }
+    // Only the list of modules can say that vectors stay as long as they are.
+    assert_eq!(of("bert-mean", "hf").output, EncoderOutput::Embedding { normalize: false });
+    assert_eq!(of("bert-mean", "model.gguf").output, EncoderOutput::Embedding { normalize: true });
+}
