@@ -36,6 +36,8 @@ pub(crate) enum Command {
     /// Show what a model is, what it takes, and where it can run.
     #[command(alias = "show")]
     Inspect(crate::inspect::InspectArgs),
+    /// Turn texts into vectors by an embedding model, or into scores by a reranker.
+    Embed(crate::embed::EmbedArgs),
     /// Measure how well a model predicts a text.
     Perplexity(crate::perplexity::PerplexityArgs),
     /// Measure tokens per second, of a model or of a server.

@@ -8,12 +8,12 @@ use crate::output;
 use anyhow::Result;
 use clap::Args;
 use realizar_compute::cpu::{Cpu, CpuOptions};
-use realizar_compute::{Backend, DType, Heads, Rank};
+use realizar_compute::{Backend, DType, Heads, Pooling, Rank};
 use realizar_engine::load::weights_per_device;
 use realizar_model::chat_template::ChatTemplate;
 use realizar_model::source::{Format, TensorSource};
 use realizar_model::tokenizer::Tokenizer;
-use realizar_model::{ModelConfig, Shard, StateSpec, arch};
+use realizar_model::{EncoderOutput, ModelConfig, Shard, StateSpec, arch};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -45,6 +45,8 @@ struct Report {
     architecture: Option<String>,
     /// What people call the models of this architecture.
     family: Option<&'static str>,
+    /// What the model makes of a text, where that is not more text.
+    makes: Option<String>,
     /// Why this program cannot run the architecture.
     unsupported: Option<String>,
     parameters: usize,
@@ -168,6 +170,7 @@ fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>, tp: u
         name: string("general.name").or_else(|| string("_name_or_path")),
         architecture,
         family: config.as_ref().ok().and_then(|c| arch::family(c.arch)),
+        makes: config.as_ref().ok().and_then(makes),
         parameters: types.iter().map(|t| t.parameters).sum(),
         weight_bytes,
         types,
@@ -308,6 +311,24 @@ fn count(n: usize) -> String {
     }
 }
 
+/// What an encoder makes of a text.
+fn makes(c: &ModelConfig) -> Option<String> {
+    let encoder = c.encoder.as_ref()?;
+    let pooling = match encoder.pooling {
+        Pooling::Mean => "the mean of all tokens",
+        Pooling::First => "the first token",
+        Pooling::Last => "the last token",
+    };
+    Some(match encoder.output {
+        EncoderOutput::Embedding { .. } => {
+            format!("embeddings of {} numbers, from {pooling}", encoder.output_len(c.hidden_size))
+        }
+        EncoderOutput::Score | EncoderOutput::YesNo => {
+            format!("scores of a query with a document (reranker), from {pooling}")
+        }
+    })
+}
+
 fn text(r: &Report) -> String {
     let mut out = String::new();
     let mut line =
@@ -320,6 +341,9 @@ fn text(r: &Report) -> String {
     line("architecture", r.architecture.clone().unwrap_or_else(|| "not stated".into()));
     if let Some(family) = r.family {
         line("family", family.to_owned());
+    }
+    if let Some(makes) = &r.makes {
+        line("makes", makes.clone());
     }
     line("parameters", count(r.parameters));
     line("weights", bytes(r.weight_bytes));

@@ -11,6 +11,7 @@ mod chat;
 mod chat_commands;
 mod command;
 mod conversation;
+mod embed;
 mod hub;
 mod hub_model;
 mod input;
@@ -79,6 +80,7 @@ fn run(command: &Command, given: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Tokenize(args) => tokenize::run(args),
         Command::Template(args) => template::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Embed(args) => embed::run(args),
         Command::Perplexity(args) => perplexity::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Pull(args) => pull::run(args),

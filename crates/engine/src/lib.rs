@@ -7,6 +7,7 @@
 //!   no device, clock, thread or channel; time is an argument.
 //! - [`speculative`] guesses how texts go on, so that one step can yield several tokens of a sequence.
 //! - [`sampler`] turns a row of logits into a token.
+//! - [`EncoderEngine`](encoder::EncoderEngine) does the same for a model that makes vectors or scores of texts.
 //! - [`TextEngine`] puts tokenizer, chat template and stop strings around a client.
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,7 @@ pub mod bench;
 mod cache_events;
 mod chooser;
 mod config;
+pub mod encoder;
 mod engine;
 mod error;
 mod generate;

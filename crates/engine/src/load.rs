@@ -1,10 +1,12 @@
 //! From a file to a running model: the one place that chooses a device.
 
+mod encoder;
 mod error;
 mod memory;
 mod memory_plan;
 mod options;
 
+pub use encoder::{LoadedEncoder, load_encoder};
 pub use error::LoadError;
 pub use memory_plan::MemoryPlan;
 pub use options::{
@@ -54,7 +56,7 @@ pub struct LoadedModel {
 /// Errors: [`LoadError`]. Nothing stays allocated after an error.
 pub fn load(source: &dyn TensorSource, options: &LoadOptions) -> Result<LoadedModel, LoadError> {
     let start = Instant::now();
-    let config = arch::configure(source)?;
+    let config = configure(source)?;
     let mut loaded = match gpus(options)? {
         None => load_on_cpu(source, config, options)?,
         // Several GPUs were asked for, so something else will not do.
@@ -77,6 +79,15 @@ pub fn load(source: &dyn TensorSource, options: &LoadOptions) -> Result<LoadedMo
     loaded.load_time = start.elapsed();
     tracing::info!(device = loaded.device, load_ms = loaded.load_time.as_millis() as u64, "model ready");
     Ok(loaded)
+}
+
+/// Errors: as of [`arch::configure`]; `Encoder`.
+fn configure(source: &dyn TensorSource) -> Result<ModelConfig, LoadError> {
+    let config = arch::configure(source)?;
+    match config.encoder {
+        Some(_) => Err(LoadError::Encoder { arch: config.arch }),
+        None => Ok(config),
+    }
 }
 
 /// The GPUs that the options ask for; `None`: the CPU.
@@ -158,7 +169,7 @@ pub fn load_on_device<B: Backend>(
     source: &dyn TensorSource,
     options: &LoadOptions,
 ) -> Result<LoadedModel, LoadError> {
-    load_with_memory(vec![backend], source, arch::configure(source)?, options)
+    load_with_memory(vec![backend], source, configure(source)?, options)
 }
 
 fn load_with_memory<B: Backend>(

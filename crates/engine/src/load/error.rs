@@ -38,6 +38,20 @@ pub enum LoadError {
         /// What would fit.
         remedy: String,
     },
+    /// A model that makes no text.
+    #[error("the model makes vectors or scores of texts ({arch}) and no text: use `realizar embed`")]
+    Encoder {
+        /// Its architecture.
+        arch: &'static str,
+    },
+    /// A model that makes text.
+    #[error(
+        "the model ({arch}) makes text, and no vectors or scores of texts: its files do not say how to pool"
+    )]
+    NotAnEncoder {
+        /// Its architecture.
+        arch: &'static str,
+    },
     /// An option contradicts the model.
     #[error("{option} of {value} cannot be: {reason}")]
     Option {
