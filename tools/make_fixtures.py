@@ -196,6 +196,12 @@ GRANITE_HYBRID = dict(
     GRANITE_MOE, num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"], mamba_n_heads=4,
     mamba_d_head=16, mamba_d_state=10, mamba_chunk_size=8, position_embedding_type="nope",
 )
+NEMOTRON3 = dict(
+    COMMON, hidden_size=24, num_attention_heads=3, num_key_value_heads=1, head_dim=10, mamba_num_heads=4, mamba_head_dim=16, n_groups=2,
+    ssm_state_size=10, chunk_size=8, mlp_hidden_act="relu2", layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
+    moe_intermediate_size=12, moe_shared_expert_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1,
+    n_group=1, topk_group=1, routed_scaling_factor=2.5, norm_topk_prob=True,
+)
 VARIANTS = {
     "deepseek2-lite": Variant(
         "DeepseekV2", dict(
@@ -541,6 +547,13 @@ VARIANTS = {
     "granite-hybrid-dense": Variant(
         "GraniteMoeHybrid", dict(GRANITE_HYBRID, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=12), 45,
         converter=True, published=True, notes="without experts",
+    ),
+    "nemotron3": Variant(
+        "NemotronH", NEMOTRON3, 47, prompts=(6, 12), converter=True, published=True, notes="experts that read the residual, as in Nano",
+    ),
+    "nemotron3-latent": Variant(
+        "NemotronH", dict(NEMOTRON3, moe_latent_size=20), 48, prompts=(6, 12), converter=True, published=True,
+        notes="experts between two matrices, as in Super",
     ),
     "nemotron-h": Variant(
         "NemotronH", dict(
@@ -917,12 +930,12 @@ def as_published(config):
         config["layer_types"] = [names[kind] for kind in config["layer_types"]]
         del config["time_step_limit"]
         return
-    letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-"}
+    letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
     kinds = config.pop("layers_block_type")
     config["hybrid_override_pattern"] = "".join(letters[kind] for kind in kinds)
     config["num_hidden_layers"] = len(kinds)
     config["time_step_limit"] = [0.0, math.inf]
-    for key in list(config):
+    for key in [] if "moe" in kinds else list(config):
         if key.startswith("moe_") or key in ("num_experts_per_tok", "n_routed_experts", "n_shared_experts", "mtp_layers_block_type"):
             del config[key]
 

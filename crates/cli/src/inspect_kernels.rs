@@ -33,6 +33,7 @@ struct RowsKernel {
 
 /// The kernels of a model's matrices, and of those with all experts of a layer.
 pub(crate) fn report(source: &dyn TensorSource) -> Vec<MatrixKernels> {
+    let gated = source.tensors().iter().any(|t| t.shape.len() == 3 && t.name.contains("gate"));
     let mut groups: BTreeMap<(String, DType, [usize; 3]), usize> = BTreeMap::new();
     for t in source.tensors() {
         let shape = match t.shape[..] {
@@ -49,16 +50,16 @@ pub(crate) fn report(source: &dyn TensorSource) -> Vec<MatrixKernels> {
         n_out: shape[1],
         n_in: shape[2],
         matrices,
-        kernels: Arch::ALL.map(|arch| (arch.name(), kernels(arch, dtype, shape))).into(),
+        kernels: Arch::ALL.map(|arch| (arch.name(), kernels(arch, dtype, shape, gated))).into(),
     };
     groups.into_iter().map(row).collect()
 }
 
-fn kernels(arch: Arch, dtype: DType, shape: [usize; 3]) -> Vec<RowsKernel> {
+fn kernels(arch: Arch, dtype: DType, shape: [usize; 3], gated: bool) -> Vec<RowsKernel> {
     let of = |rows| {
         let kernel = match shape {
             [1, n_out, n_in] => kernel_for(arch, dtype, n_out, n_in, rows, false),
-            experts => experts_kernel_for(arch, dtype, experts, rows),
+            experts => experts_kernel_for(arch, dtype, experts, gated, rows),
         };
         kernel.map(|kernel| RowsKernel { rows, kernel })
     };

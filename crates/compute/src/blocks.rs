@@ -9,8 +9,8 @@ pub use latent::{LatentBlock, LatentQueries, LatentRoom, latent};
 
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Collectives, DeltaInput, DeltaShape, Device, DtLimits,
-    Experts, GatedNorm, KvLayer, MoeScratch, Norm, Ops, Profile, QkvPrep, Result, ShortConv, SsmInput,
-    SsmShape, StateLayer, Tensor,
+    Experts, GatedNorm, KvLayer, MoeParams, MoeScratch, Norm, Ops, Profile, QkvPrep, Result, ShortConv,
+    SsmInput, SsmShape, StateLayer, Tensor,
 };
 
 /// A matrix with what follows its product.
@@ -254,9 +254,9 @@ pub struct FfnBlock<'a, B: Device> {
     pub hidden: &'a mut Tensor<B>,
 }
 
-/// A feed-forward block that every token goes through beside its chosen experts.
+/// A feed-forward block that every token goes through beside its chosen experts. It has a gate where they do.
 pub struct SharedExpert<'a, B: Device> {
-    /// `[2 · intermediate_size, hidden_size]`, gate first.
+    /// `[2 · intermediate_size, hidden_size]`, gate first; without a gate, `[intermediate_size, hidden_size]`.
     pub gate_up: &'a Linear<B>,
     /// `[hidden_size, intermediate_size]`
     pub down: &'a Linear<B>,
@@ -281,6 +281,20 @@ pub struct MoeNorms<'a, B: Device> {
     pub post_shared: &'a Norm<B>,
 }
 
+/// Matrices around experts that read and write vectors of another length than the residual's (Nemotron 3).
+pub struct LatentExperts<'a, B: Device> {
+    /// To the experts' input, `[latent_size, hidden_size]`.
+    pub down: &'a Linear<B>,
+    /// From the sum over chosen experts, `[hidden_size, latent_size]`.
+    pub up: &'a Linear<B>,
+    /// Room for the experts' input, `[n_tokens, latent_size]`.
+    pub x: &'a mut Tensor<B>,
+    /// Room for their sum, `[n_tokens, latent_size]`.
+    pub y: &'a mut Tensor<B>,
+    /// Room for the shared expert's output, `[n_tokens, hidden_size]`.
+    pub shared: &'a mut Tensor<B>,
+}
+
 /// A mixture of experts: `residual += post_norm(sum over chosen experts + shared expert)`.
 pub struct MoeBlock<'a, B: Device> {
     /// What it reads.
@@ -291,7 +305,9 @@ pub struct MoeBlock<'a, B: Device> {
     pub experts: Experts<'a, B>,
     /// The one that all tokens use.
     pub shared: Option<SharedExpert<'a, B>>,
-    /// Where the parts do not share the block's input.
+    /// Where experts do not read the block's input as it is; not beside [`MoeBlock::norms`].
+    pub latent: Option<LatentExperts<'a, B>>,
+    /// Where the parts do not share the block's input; experts have gates then.
     pub norms: Option<MoeNorms<'a, B>>,
     /// Of the sum, before that is added to the residual.
     pub post_norm: Option<&'a Norm<B>>,
@@ -503,17 +519,38 @@ pub fn experts<B: Blocks>(b: &B, mut stream: Stream<'_, B>, block: MoeBlock<'_, 
     if block.norms.is_some() {
         return experts_apart(b, stream, block);
     }
-    let MoeBlock { input, router, experts, shared, norms: _, post_norm, is_part, scores, scratch } = block;
+    let MoeBlock {
+        input,
+        router,
+        experts,
+        shared,
+        mut latent,
+        norms: _,
+        post_norm,
+        is_part,
+        scores,
+        scratch,
+    } = block;
     b.timed("router", || project(b, router, scores, input, &mut stream))?;
     let Stream { residual, normed, output } = stream;
     let x = if let BlockInput::Residual = input { &*residual } else { &*normed };
-    b.timed("experts", || b.moe(output, x, scores, &experts, scratch))?;
+    b.timed("experts", || match &mut latent {
+        None => b.moe(output, x, scores, &experts, scratch),
+        Some(LatentExperts { down, up, x: low, y, .. }) => {
+            down.apply(b, low, x)?;
+            b.moe(y, low, scores, &experts, scratch)?;
+            up.apply(b, output, y)
+        }
+    })?;
     if let Some(shared) = shared {
-        let activation = experts.params.activation;
         // The experts' outputs have been added up: their memory is free, and so is that of the scores.
+        let room = match latent {
+            Some(latent) => latent.shared,
+            None => &mut scratch.y,
+        };
+        room.set_rows(output.rows());
         b.timed("shared_expert", || {
-            scratch.y.set_rows(output.rows());
-            add_shared_expert(b, output, x, shared, activation, (&mut scratch.y, scores))
+            add_shared_expert(b, output, x, shared, &experts.params, (room, scores))
         })?;
     }
     add_to_residual(b, residual, output, post_norm, is_part)
@@ -521,7 +558,8 @@ pub fn experts<B: Blocks>(b: &B, mut stream: Stream<'_, B>, block: MoeBlock<'_, 
 
 /// As [`experts`], with [`MoeBlock::norms`].
 fn experts_apart<B: Blocks>(b: &B, mut stream: Stream<'_, B>, block: MoeBlock<'_, B>) -> Result<()> {
-    let MoeBlock { input, router, experts, shared, norms, post_norm, is_part, scores, scratch } = block;
+    let MoeBlock { input, router, experts, shared, latent: _, norms, post_norm, is_part, scores, scratch } =
+        block;
     let norms = norms.expect("the caller has looked");
     b.timed("router", || project(b, router, scores, BlockInput::Norm(norms.router), &mut stream))?;
     b.timed("experts", || {
@@ -571,12 +609,17 @@ fn add_shared_expert<B: Blocks>(
     y: &mut Tensor<B>,
     x: &Tensor<B>,
     shared: SharedExpert<'_, B>,
-    activation: Activation,
+    params: &MoeParams,
     room: (&mut Tensor<B>, &mut Tensor<B>),
 ) -> Result<()> {
     let (output, gates) = room;
-    shared.gate_up.apply(b, shared.rows, x)?;
-    b.gated(shared.hidden, shared.rows, activation)?;
+    if params.gated {
+        shared.gate_up.apply(b, shared.rows, x)?;
+        b.gated(shared.hidden, shared.rows, params.activation)?;
+    } else {
+        shared.gate_up.apply(b, shared.hidden, x)?;
+        b.activate(shared.hidden, params.activation)?;
+    }
     shared.down.apply(b, output, shared.hidden)?;
     if let Some(gate) = shared.gate {
         let row_len = gates.row_len();

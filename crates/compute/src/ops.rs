@@ -350,8 +350,17 @@ pub struct GatedNorm<'a, B: Device> {
 pub struct MoeParams {
     /// How tokens choose experts.
     pub router: Router,
-    /// Between gate and up.
+    /// Of gate and up, or of up alone.
     pub activation: Activation,
+    /// Whether an expert is `down(activation(gate) · up)`, and not `down(activation(up))`.
+    pub gated: bool,
+}
+
+impl MoeParams {
+    /// Outputs of an expert's first matrix for each hidden activation.
+    pub const fn up_rows(&self) -> usize {
+        if self.gated { 2 } else { 1 }
+    }
 }
 
 /// How tokens choose experts by the router's logits.
@@ -410,9 +419,9 @@ pub enum GroupScore {
 
 /// The weights of a mixture of experts, and how tokens choose among them.
 pub struct Experts<'a, B: Device> {
-    /// `[n_experts, 2 · intermediate_size, hidden_size]`, gate first.
+    /// `[n_experts, 2 · intermediate_size, hidden_size]`, gate first; without gates, `[n_experts, intermediate_size, hidden_size]`.
     pub gate_up: &'a B::Matrix,
-    /// `[n_experts, 2 · intermediate_size]`
+    /// A number for each row of `gate_up`.
     pub gate_up_bias: Option<&'a Tensor<B>>,
     /// `[n_experts, hidden_size, intermediate_size]`
     pub down: &'a B::Matrix,

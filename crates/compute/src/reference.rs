@@ -642,8 +642,12 @@ impl Ops for Reference {
             let logits = &router.buffer()[t * router.row_len()..][..router.row_len()];
             route(logits, &params.router, selection_bias, output_scale, &mut chosen);
             for &(e, weight) in &chosen {
-                let row = |i| biased(dot(x, gate_up.row(e, i)), gate_up_bias, e * 2 * inner + i);
-                let hidden = (0..inner).map(|i| gated(params.activation, row(i), row(inner + i)));
+                let up_len = params.up_rows() * inner;
+                let row = |i| biased(dot(x, gate_up.row(e, i)), gate_up_bias, e * up_len + i);
+                let hidden = (0..inner).map(|i| match params.gated {
+                    true => gated(params.activation, row(i), row(inner + i)),
+                    false => activation(params.activation, row(i)),
+                });
                 let hidden: Vec<f32> = hidden.collect();
                 for (i, out) in out.iter_mut().enumerate() {
                     *out += weight * biased(dot(&hidden, down.row(e, i)), down_bias, e * n + i);

@@ -280,12 +280,19 @@ impl Checker<'_> {
         self.one(selection, Part::Bias, &[n_experts], experts.selection_bias);
         let output_scale = Weight { name: "experts.output_scale", layer: Some(i) };
         self.one(output_scale, Part::Weight, &[n_experts], experts.output_scale);
+        if let Some(len) = experts.latent_size {
+            for (name, n_out, n_in) in [("experts.latent_down", len, n), ("experts.latent_up", n, len)] {
+                self.linear(&Stack { layer: Some(i), parts: &[(name, n_out)], n_in, bias: Presence::Absent });
+            }
+        }
+        let width = experts.latent_size.unwrap_or(n);
         let fused = Weight { name: "experts.gate_up_proj", layer: Some(i) };
         let gate_up: &[_] = match self.file_name(fused, None, Part::Weight) {
-            Some(_) => &[(fused.name, 2 * inner, n)],
-            None => &[("experts.gate_proj", inner, n), ("experts.up_proj", inner, n)],
+            _ if !experts.gated => &[("experts.up_proj", inner, width)],
+            Some(_) => &[(fused.name, 2 * inner, width)],
+            None => &[("experts.gate_proj", inner, width), ("experts.up_proj", inner, width)],
         };
-        for &(name, n_out, n_in) in gate_up.iter().chain(&[("experts.down_proj", n, inner)]) {
+        for &(name, n_out, n_in) in gate_up.iter().chain(&[("experts.down_proj", width, inner)]) {
             self.experts(name, i, [n_experts, n_out, n_in]);
             let w = Weight { name, layer: Some(i) };
             self.one(w, Part::Bias, &[n_experts, n_out], experts.bias);
@@ -293,7 +300,7 @@ impl Checker<'_> {
         let Some(shared) = experts.shared else { return };
         let inner = shared.intermediate_size;
         let [gate, up, down] = shared.proj;
-        let parts = &[(gate, inner), (up, inner)];
+        let parts: &[_] = if experts.gated { &[(gate, inner), (up, inner)] } else { &[(up, inner)] };
         self.linear(&Stack { layer: Some(i), parts, n_in: n, bias: Presence::Absent });
         let parts = &[(down, n)];
         self.linear(&Stack { layer: Some(i), parts, n_in: inner, bias: Presence::Absent });

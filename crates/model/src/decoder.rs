@@ -13,10 +13,10 @@ use crate::recurrent::RecurrentWeights;
 use crate::shard::{self, BlockShard, Shard};
 use crate::source::TensorSource;
 use crate::weights::Loader;
-use crate::workspace::{self, Workspace};
+use crate::workspace::{self, MoeLatentRoom, Workspace};
 use realizar_compute::{
     AttentionBlock, AttentionTemperature, Backend, BlockInput, BlockOutput, Experts, FfnBlock, FfnUp, Gather,
-    HeadBlock, HeadNorms, Join, LatentBlock, Linear, MoeBlock, MoeNorms, Norm, OutputGate,
+    HeadBlock, HeadNorms, Join, LatentBlock, LatentExperts, Linear, MoeBlock, MoeNorms, Norm, OutputGate,
     PerLayerInputBlock, QkvPrep, RecurrentBlock, SharedExpert, Tensor,
 };
 
@@ -134,6 +134,8 @@ struct Mixture<B: Backend> {
     down: B::Matrix,
     down_bias: Option<Tensor<B>>,
     shared: Option<Shared<B>>,
+    /// To what experts read, and back from what they write.
+    latent: Option<[Linear<B>; 2]>,
     output_scale: Option<Tensor<B>>,
     norms: Option<MixtureNorms<B>>,
     post_norm: Option<Norm<B>>,
@@ -255,7 +257,8 @@ impl<B: Backend> Decoder<B> {
                         _ => all,
                     };
                     let shared = m.shared.as_ref().map_or(0, |s| size(&s.gate_up) + size(&s.down));
-                    let always = size(&m.router) + shared;
+                    let latent = m.latent.as_ref().map_or(0, |[down, up]| size(down) + size(up));
+                    let always = size(&m.router) + shared + latent;
                     (always + all, always + used)
                 }
                 (Ffn::None, _) => (0, 0),
@@ -488,6 +491,10 @@ impl<B: Backend> Decoder<B> {
                             hidden,
                         },
                     ),
+                    latent: m.latent.as_ref().zip(room.moe_latent.as_mut()).map(|([down, up], room)| {
+                        let MoeLatentRoom { x, y, shared } = room;
+                        LatentExperts { down, up, x, y, shared }
+                    }),
                     norms: m.norms.as_ref().map(|n| MoeNorms {
                         router: &n.router,
                         experts: &n.experts,
@@ -696,12 +703,13 @@ fn load_mixture<B: Backend>(
 ) -> Result<Mixture<B>> {
     let gate_up = match l.has(Some(i), "experts.gate_up_proj") {
         true => l.experts(i, "experts.gate_up_proj")?,
+        false if !experts.gated => l.experts(i, "experts.up_proj")?,
         false => [l.experts(i, "experts.gate_proj")?, l.experts(i, "experts.up_proj")?].concat(),
     };
     let load_shared = |shared: config::SharedExpert| -> Result<_> {
         let gate = shared.gate.then(|| l.linear(Some(i), &["shared_expert.gate"]));
         Ok(Shared {
-            gate_up: l.linear(Some(i), &shared.proj[..2])?,
+            gate_up: l.linear(Some(i), &shared.proj[usize::from(!experts.gated)..2])?,
             down: l.linear(Some(i), &shared.proj[2..])?,
             gate: gate.transpose()?,
         })
@@ -710,10 +718,20 @@ fn load_mixture<B: Backend>(
         router: l.linear(Some(i), &["router"])?,
         selection_bias: l.vector(i, "selection", Part::Bias)?,
         gate_up: l.backend.matrix(gate_up)?,
-        gate_up_bias: l.expert_bias(i, &["experts.gate_proj", "experts.up_proj"])?,
+        gate_up_bias: l.expert_bias(
+            i,
+            if experts.gated { &["experts.gate_proj", "experts.up_proj"] } else { &["experts.up_proj"] },
+        )?,
         down: l.backend.matrix(l.experts(i, "experts.down_proj")?)?,
         down_bias: l.expert_bias(i, &["experts.down_proj"])?,
         shared: experts.shared.map(load_shared).transpose()?,
+        latent: match experts.latent_size {
+            Some(_) => Some([
+                l.linear(Some(i), &["experts.latent_down"])?,
+                l.linear(Some(i), &["experts.latent_up"])?,
+            ]),
+            None => None,
+        },
         output_scale: l.vector(i, "experts.output_scale", Part::Weight)?,
         norms: experts.separate_norms.then(|| load_mixture_norms(l, i)).transpose()?,
         post_norm,

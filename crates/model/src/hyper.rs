@@ -74,8 +74,13 @@ static KEYS: &[Key] = &[
     key(
         "shared_expert_intermediate_size",
         "expert_shared_feed_forward_length",
-        &["shared_expert_intermediate_size", "shared_intermediate_size"],
+        &[
+            "shared_expert_intermediate_size",
+            "shared_intermediate_size",
+            "moe_shared_expert_intermediate_size",
+        ],
     ),
+    key("expert_latent_size", "moe_latent_size", &["moe_latent_size"]),
     key(
         "n_leading_dense_layers",
         "leading_dense_block_count",

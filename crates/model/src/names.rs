@@ -358,6 +358,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.feed_forward.gate",
             "model.layers.{i}.block_sparse_moe.router.layer",
             "model.layers.{i}.router.proj",
+            "backbone.layers.{i}.mixer.gate",
         ],
     ),
     // Of the residual, without the root of the width that it is divided by.
@@ -371,6 +372,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.block_sparse_moe.e_score_correction_bias",
             "model.layers.{i}.mlp.moe_statics.e_score_correction_bias",
             "model.layers.{i}.feed_forward.expert_bias",
+            "backbone.layers.{i}.mixer.gate.e_score_correction_bias",
         ],
     )
     .hf_is_whole(),
@@ -391,6 +393,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.mlp.shared_expert.up_proj",
             "model.layers.{i}.mlp.shared_experts.up_proj",
             "model.layers.{i}.shared_mlp.up_proj",
+            "backbone.layers.{i}.mixer.shared_experts.up_proj",
         ],
     )
     .split(Split::SharedHidden),
@@ -401,6 +404,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.mlp.shared_expert.down_proj",
             "model.layers.{i}.mlp.shared_experts.down_proj",
             "model.layers.{i}.shared_mlp.output_linear",
+            "backbone.layers.{i}.mixer.shared_experts.down_proj",
         ],
     )
     .split(Split::FromSharedHidden),
@@ -440,6 +444,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.feed_forward.experts.{e}.w3",
             "model.layers.{i}.block_sparse_moe.experts.up_proj",
             "model.layers.{i}.mlp.experts.up_proj",
+            "backbone.layers.{i}.mixer.experts.{e}.up_proj",
         ],
     )
     .split(Split::Hidden),
@@ -453,9 +458,12 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.block_sparse_moe.output_linear",
             "model.layers.{i}.mlp.experts.down_proj",
             "model.layers.{i}.experts.down_proj",
+            "backbone.layers.{i}.mixer.experts.{e}.down_proj",
         ],
     )
     .split(Split::FromHidden),
+    row("experts.latent_down", "blk.{i}.ffn_latent_down", &["backbone.layers.{i}.mixer.fc1_latent_proj"]),
+    row("experts.latent_up", "blk.{i}.ffn_latent_up", &["backbone.layers.{i}.mixer.fc2_latent_proj"]),
     row("per_layer.gate", "blk.{i}.inp_gate", &["model.layers.{i}.per_layer_input_gate"]),
     row("per_layer.proj", "blk.{i}.proj", &["model.layers.{i}.per_layer_projection"]),
     row("per_layer.post_norm", "blk.{i}.post_norm", &["model.layers.{i}.post_per_layer_input_norm"]),

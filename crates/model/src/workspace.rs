@@ -33,6 +33,8 @@ pub struct Workspace<B: Backend> {
     pub hidden: Tensor<B>,
     /// Scores of experts and the experts' own buffers.
     pub moe: Option<(Tensor<B>, MoeScratch<B>)>,
+    /// What experts with inputs of a length of their own have beside.
+    pub(crate) moe_latent: Option<MoeLatentRoom<B>>,
     /// Inputs of single layers, where the model has them.
     pub(crate) per_layer: Option<PerLayerRoom<B>>,
     /// Cosines and sines of each rotation, `[n_tokens, dim]`.
@@ -57,9 +59,20 @@ pub(crate) struct Room<'a, B: Backend> {
     pub(crate) gate_up: &'a mut Tensor<B>,
     pub(crate) hidden: &'a mut Tensor<B>,
     pub(crate) moe: &'a mut Option<(Tensor<B>, MoeScratch<B>)>,
+    pub(crate) moe_latent: &'a mut Option<MoeLatentRoom<B>>,
     pub(crate) per_layer: &'a mut Option<PerLayerRoom<B>>,
     pub(crate) angles: &'a [Tensor<B>],
     pub(crate) shared: &'a mut Option<Shared<B>>,
+}
+
+/// Room for experts with inputs of a length of their own.
+pub(crate) struct MoeLatentRoom<B: Backend> {
+    /// Their input, `[n_tokens, latent_size]`.
+    pub(crate) x: Tensor<B>,
+    /// Their sum, `[n_tokens, latent_size]`.
+    pub(crate) y: Tensor<B>,
+    /// The shared expert's output, `[n_tokens, hidden_size]`.
+    pub(crate) shared: Tensor<B>,
 }
 
 /// What ranks exchange beside the tensors that one rank has too. Without rows where the model's blocks are joined otherwise.
@@ -146,6 +159,17 @@ struct ExpertWidths {
     /// Rows for each token.
     n_used: usize,
     hidden: usize,
+    /// Gate and up.
+    gate_up: usize,
+    /// What experts read and write; 0 where that is the residual's length.
+    latent: usize,
+}
+
+impl ExpertWidths {
+    /// Elements in a row of what experts read and write.
+    fn input(&self, hidden_size: usize) -> usize {
+        if self.latent > 0 { self.latent } else { hidden_size }
+    }
 }
 
 impl Widths {
@@ -178,10 +202,12 @@ impl Widths {
         match layer.ffn {
             Ffn::Gated(Dense { intermediate_size: n, .. }) => (w.gate_up, w.hidden) = (2 * n, n),
             Ffn::Plain(Dense { intermediate_size: n, .. }) => w.hidden = n,
-            Ffn::Experts(Experts { n_experts, router, intermediate_size: hidden, shared, .. }) => {
-                w.experts = Some(ExpertWidths { n_experts, n_used: router.n_used, hidden });
+            Ffn::Experts(e) => {
+                let Experts { n_experts, router, intermediate_size: hidden, shared, .. } = e;
+                let (gate_up, latent) = (e.params().up_rows() * hidden, e.latent_size.unwrap_or(0));
+                w.experts = Some(ExpertWidths { n_experts, n_used: router.n_used, hidden, gate_up, latent });
                 if let Some(SharedExpert { intermediate_size: n, .. }) = shared {
-                    (w.gate_up, w.hidden) = (2 * n, n);
+                    (w.gate_up, w.hidden) = (if e.gated { 2 * n } else { 0 }, n);
                 }
             }
             Ffn::None => {}
@@ -204,6 +230,8 @@ impl Widths {
                     n_experts: a.n_experts.max(b.n_experts),
                     n_used: a.n_used.max(b.n_used),
                     hidden: a.hidden.max(b.hidden),
+                    gate_up: a.gate_up.max(b.gate_up),
+                    latent: a.latent.max(b.latent),
                 }),
                 (a, b) => a.or(b),
             },
@@ -220,14 +248,18 @@ impl<B: Backend> Workspace<B> {
         let f32s = |rows: usize, len: usize| backend.zeros(DType::F32, &[rows, len]);
         let w = Widths::widest(c);
         let moe = w.experts.map(|e| -> Result<_> {
-            let rows = n * e.n_used;
+            let (rows, input) = (n * e.n_used, e.input(c.hidden_size));
             let scratch = MoeScratch {
-                x: f32s(rows, c.hidden_size)?,
-                gate_up: f32s(rows, 2 * e.hidden)?,
+                x: f32s(rows, input)?,
+                gate_up: f32s(rows, e.gate_up)?,
                 hidden: f32s(rows, e.hidden)?,
-                y: f32s(rows, c.hidden_size)?,
+                y: f32s(rows, input)?,
             };
             Ok((f32s(n, e.n_experts)?, scratch))
+        });
+        let moe_latent = w.experts.filter(|e| e.latent > 0).map(|e| -> Result<_> {
+            let [x, y, shared] = [e.latent, e.latent, c.hidden_size].map(|len| f32s(n, len));
+            Ok(MoeLatentRoom { x: x?, y: y?, shared: shared? })
         });
         let per_layer = c.per_layer_input.map(|input| -> Result<_> {
             let [inputs, projected, gate] = per_layer_lens(c, input).map(|len| f32s(n, len));
@@ -247,6 +279,7 @@ impl<B: Backend> Workspace<B> {
             gate_up: f32s(n, w.gate_up)?,
             hidden: f32s(n, w.hidden)?,
             moe: moe.transpose()?,
+            moe_latent: moe_latent.transpose()?,
             per_layer: per_layer.transpose()?,
             angles: c.ropes.iter().map(|r| f32s(n, r.dim)).collect::<std::result::Result<_, _>>()?,
             last: f32s(limits.n_logits, c.hidden_size)?,
@@ -275,6 +308,7 @@ impl<B: Backend> Workspace<B> {
             gate_up: &mut self.gate_up,
             hidden: &mut self.hidden,
             moe: &mut self.moe,
+            moe_latent: &mut self.moe_latent,
             per_layer: &mut self.per_layer,
             angles: &self.angles,
             shared: &mut self.shared,
@@ -310,6 +344,9 @@ impl<B: Backend> Workspace<B> {
         if let Some((router, _)) = &mut self.moe {
             router.set_rows(n_tokens);
         }
+        if let Some(MoeLatentRoom { x, y, shared }) = &mut self.moe_latent {
+            [x, y, shared].into_iter().for_each(|t| t.set_rows(n_tokens));
+        }
         if let Some(PerLayerRoom { inputs, projected, gate }) = &mut self.per_layer {
             [inputs, projected, gate].into_iter().for_each(|t| t.set_rows(n_tokens));
         }
@@ -335,7 +372,7 @@ impl<B: Backend> Workspace<B> {
         self.hidden.set_row_len(w.hidden);
         if let (Some((router, scratch)), Some(e)) = (&mut self.moe, w.experts) {
             router.set_row_len(e.n_experts);
-            scratch.gate_up.set_row_len(2 * e.hidden);
+            scratch.gate_up.set_row_len(e.gate_up);
             scratch.hidden.set_row_len(e.hidden);
         }
         if let Some(shared) = &mut self.shared {
@@ -368,7 +405,10 @@ pub fn workspace_bytes(shard: &Shard, limits: &BatchLimits) -> usize {
     let c = shard.config();
     let shared = if shard.rank().is_alone() { 0 } else { Shared::<Reference>::floats(shard, limits) };
     let w = Widths::widest(c);
-    let experts = w.experts.map_or(0, |e| e.n_experts + e.n_used * (2 * c.hidden_size + 3 * e.hidden));
+    let experts = w.experts.map_or(0, |e| {
+        let latent = if e.latent > 0 { 2 * e.latent + c.hidden_size } else { 0 };
+        e.n_experts + e.n_used * (2 * e.input(c.hidden_size) + e.gate_up + e.hidden) + latent
+    });
     let per_token = 3 * c.hidden_size
         + w.qkv
         + w.gate
@@ -420,9 +460,11 @@ mod tests {
                 &ws.logits,
             ];
             let moe = ws.moe.iter().flat_map(|(r, s)| [r, &s.x, &s.gate_up, &s.hidden, &s.y]);
+            let moe_latent = ws.moe_latent.iter().flat_map(|m| [&m.x, &m.y, &m.shared]);
             let per_layer = ws.per_layer.iter().flat_map(|p| [&p.inputs, &p.projected, &p.gate]);
             let latent = [&ws.latent.q_low, &ws.latent.latent, &ws.latent.queries, &ws.latent.attended];
-            let all = own.into_iter().chain(latent).chain(moe).chain(per_layer).chain(&ws.angles);
+            let all =
+                own.into_iter().chain(latent).chain(moe).chain(moe_latent).chain(per_layer).chain(&ws.angles);
             assert_eq!(
                 workspace_bytes(&shard, &limits),
                 4 * all.map(|t| t.len()).sum::<usize>(),

@@ -34,22 +34,25 @@ pub(super) fn gate_columns(
     assert_eq!(x.rows(), y.rows());
     let x = x.floats();
     parallel::rows(pool, y.floats_mut(), n, |i, y| {
-        // SAFETY: `Cpu::new` checked that the processor has `isa`; the kernel has no pointers of its own.
-        unsafe { dispatch(isa, Activate { x: y, f }) };
+        row(isa, y, f);
         y.iter_mut().zip(&x[i * x_len + start..][..n]).for_each(|(y, x)| *y *= x);
     });
 }
 
 pub(super) fn activate(pool: &Pool, isa: Isa, x: &mut Tensor<Cpu>, f: Activation) {
     let n = x.row_len();
+    parallel::rows(pool, x.floats_mut(), n, |_, x| row(isa, x, f));
+}
+
+/// `x = f(x)`.
+pub(super) fn row(isa: Isa, x: &mut [f32], f: Activation) {
     // SAFETY: `Cpu::new` checked that the processor has `isa`; the kernel has no pointers of its own.
-    parallel::rows(pool, x.floats_mut(), n, |_, x| unsafe { dispatch(isa, Activate { x, f }) });
+    unsafe { dispatch(isa, Activate { x, f }) }
 }
 
 /// `x = silu(x)`.
 pub(super) fn silu(isa: Isa, x: &mut [f32]) {
-    // SAFETY: `Cpu::new` checked that the processor has `isa`; the kernel has no pointers of its own.
-    unsafe { dispatch(isa, Activate { x, f: Activation::Silu }) }
+    row(isa, x, Activation::Silu);
 }
 
 /// `x = cap · tanh(x / cap)`.

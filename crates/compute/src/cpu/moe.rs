@@ -22,7 +22,8 @@ pub(super) fn moe(
 ) -> Result<()> {
     let &Experts { gate_up, gate_up_bias, down, down_bias, selection_bias, output_scale, params } = experts;
     let (n, inner) = (x.row_len(), down.n_in());
-    assert_eq!((gate_up.n_in(), gate_up.n_out(), down.n_out()), (n, 2 * inner, n));
+    let up_len = params.up_rows() * inner;
+    assert_eq!((gate_up.n_in(), gate_up.n_out(), down.n_out()), (n, up_len, n));
     let n_uses = x.rows() * params.router.n_used;
     let [selection_bias, output_scale] = [selection_bias, output_scale].map(|t| t.map(|t| t.floats()));
     let mut uses = Vec::with_capacity(n_uses);
@@ -41,15 +42,23 @@ pub(super) fn moe(
     let mut start = 0;
     for same in uses.chunk_by(|a, b| a.expert == b.expert) {
         let (m, expert) = (same.len(), same[0].expert);
-        let gated = &mut scratch.gate_up.floats_mut()[start * 2 * inner..][..m * 2 * inner];
         let x = &scratch.x.floats()[start * n..][..m * n];
-        let bias = gate_up_bias.map(|bias| &bias.floats()[expert * 2 * inner..][..2 * inner]);
-        cpu.multiply(gated, Operands { x, w: gate_up, expert, bias });
+        let bias = gate_up_bias.map(|bias| &bias.floats()[expert * up_len..][..up_len]);
+        let first = Operands { x, w: gate_up, expert, bias };
         let hidden = &mut scratch.hidden.floats_mut()[start * inner..][..m * inner];
-        parallel::rows(&cpu.pool, hidden, inner, |i, hidden| {
-            let gated = &gated[i * 2 * inner..][..2 * inner];
-            activation::gated_row(cpu.options.isa, hidden, gated, params.activation);
-        });
+        if params.gated {
+            let gated = &mut scratch.gate_up.floats_mut()[start * up_len..][..m * up_len];
+            cpu.multiply(gated, first);
+            parallel::rows(&cpu.pool, hidden, inner, |i, hidden| {
+                let gated = &gated[i * up_len..][..up_len];
+                activation::gated_row(cpu.options.isa, hidden, gated, params.activation);
+            });
+        } else {
+            cpu.multiply(hidden, first);
+            parallel::rows(&cpu.pool, hidden, inner, |_, hidden| {
+                activation::row(cpu.options.isa, hidden, params.activation);
+            });
+        }
         let out = &mut scratch.y.floats_mut()[start * n..][..m * n];
         let bias = down_bias.map(|bias| &bias.floats()[expert * n..][..n]);
         cpu.multiply(out, Operands { x: hidden, w: down, expert, bias });

@@ -99,11 +99,11 @@ impl Blocks for Cuda {
     fn experts(&self, mut stream: Stream<'_, Self>, block: MoeBlock<'_, Self>) -> Result<()> {
         // A gate multiplies what the last product reads, and so not its bias.
         let has_bias = |shared: &SharedExpert<'_, Self>| shared.gate.is_some() && shared.down.bias.is_some();
-        if block.norms.is_some() || block.shared.as_ref().is_some_and(has_bias) {
+        let is_plain = block.norms.is_none() && block.latent.is_none() && block.experts.params.gated;
+        if !is_plain || block.shared.as_ref().is_some_and(has_bias) {
             return blocks::experts(self, stream, block);
         }
-        let MoeBlock { input, router, experts, shared, norms: _, post_norm, is_part, scores, scratch } =
-            block;
+        let MoeBlock { input, router, experts, shared, post_norm, is_part, scores, scratch, .. } = block;
         let m = stream.residual.rows();
         let x = self.timed("router", || {
             let x = match input {

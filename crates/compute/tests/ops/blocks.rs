@@ -3,9 +3,9 @@
 use crate::matrices::part;
 use crate::{Case, Paths, Random, Sums, check, packed_types, poisoned, read, rows_of, tolerance, vector};
 use realizar_compute::{
-    Activation, Backend, BlockInput, BlockOutput, DType, Experts, FfnBlock, FfnUp, HeadBlock, Join, Linear,
-    MoeBlock, MoeNorms, MoeParams, MoeScratch, Norm, NormKind, PerLayerInputBlock, Router, SharedExpert,
-    Stream, Tensor,
+    Activation, Backend, BlockInput, BlockOutput, DType, Experts, FfnBlock, FfnUp, HeadBlock, Join,
+    LatentExperts, Linear, MoeBlock, MoeNorms, MoeParams, MoeScratch, Norm, NormKind, PerLayerInputBlock,
+    Router, SharedExpert, Stream, Tensor,
 };
 
 /// A norm of these rows, with random weights around 1. Weights around 0 would make a few activations much larger than the others, and
@@ -339,6 +339,8 @@ struct Mixture {
     gate: bool,
     /// Norms of its parts, of which the shared one has the block's input.
     norms: bool,
+    /// Length of what experts read; these and the shared one then have no gates.
+    latent: Option<usize>,
     input: Reads,
     post_norm: bool,
 }
@@ -354,12 +356,19 @@ impl Case for Mixture {
             bias: Some(vector(b, &Random(17).normals(n_experts))),
             ..Linear::bare(matrix(vec![part(DType::F32, 1, n_experts, n, 1)]))
         };
-        let gate_up = matrix(vec![part(dtype, n_experts, 2 * inner, n, 2)]);
-        let down = matrix(vec![part(dtype, n_experts, n, inner, 3)]);
-        let shared_gate_up = Linear::bare(matrix(vec![part(dtype, 1, 2 * shared_inner, n, 4)]));
+        let (width, up_rows) = (self.latent.unwrap_or(n), if self.latent.is_some() { 1 } else { 2 });
+        let gate_up = matrix(vec![part(dtype, n_experts, up_rows * inner, width, 2)]);
+        let down = matrix(vec![part(dtype, n_experts, width, inner, 3)]);
+        let shared_gate_up = Linear::bare(matrix(vec![part(dtype, 1, up_rows * shared_inner, n, 4)]));
+        let latent_down = Linear::bare(matrix(vec![part(dtype, 1, width, n, 38)]));
+        let latent_up = Linear::bare(matrix(vec![part(dtype, 1, n, width, 39)]));
         let shared_down = Linear::bare(matrix(vec![part(dtype, 1, n, shared_inner, 5)]));
         let shared_gate = Linear::bare(matrix(vec![part(DType::F32, 1, 1, n, 6)]));
-        let params = MoeParams { router: Router::softmax(n_used, true), activation: Activation::Silu };
+        let params = MoeParams {
+            router: Router::softmax(n_used, true),
+            activation: if up_rows == 2 { Activation::Silu } else { Activation::ReluSquared },
+            gated: up_rows == 2,
+        };
         let (norm, post_norm) = (norm_of(b, NormKind::Rms, n, 7), norm_of(b, NormKind::Rms, n, 14));
         let mut stream = Rows::new(b, rows, n, 8);
         if let Reads::Shared = self.input {
@@ -374,6 +383,8 @@ impl Case for Mixture {
             rows: &mut shared_rows,
             hidden: &mut shared_hidden,
         };
+        let [mut latent_x, mut latent_y] = [width, width].map(|len| poisoned(b, rows, len));
+        let mut shared_out = poisoned(b, rows, n);
         let [router, experts, post_experts, post_shared] =
             &[30, 32, 34, 36].map(|seed| norm_of(b, NormKind::Rms, n, seed));
         let block = MoeBlock {
@@ -393,15 +404,22 @@ impl Case for Mixture {
                 params,
             },
             shared: self.shared.then_some(shared),
+            latent: self.latent.map(|_| LatentExperts {
+                down: &latent_down,
+                up: &latent_up,
+                x: &mut latent_x,
+                y: &mut latent_y,
+                shared: &mut shared_out,
+            }),
             norms: self.norms.then_some(MoeNorms { router, experts, post_experts, post_shared }),
             post_norm: self.post_norm.then_some(&post_norm),
             is_part: false,
             scores: &mut poisoned(b, rows, n_experts),
             scratch: &mut MoeScratch {
-                x: poisoned(b, rows * n_used, n),
-                gate_up: poisoned(b, rows * n_used, 2 * inner),
+                x: poisoned(b, rows * n_used, width),
+                gate_up: poisoned(b, rows * n_used, up_rows * inner),
                 hidden: poisoned(b, rows * n_used, inner),
-                y: poisoned(b, rows * n_used, n),
+                y: poisoned(b, rows * n_used, width),
             },
         };
         b.experts(stream.stream(), block).unwrap();
@@ -420,13 +438,25 @@ fn experts_alone_and_with_a_shared_one() {
         for (shared, gate) in [(false, false), (true, false), (true, true)] {
             for rows in [1, 3, 20] {
                 let case = |input, post_norm, norms| {
-                    check(&[Mixture { dtype, rows, shared, gate, norms, input, post_norm }]);
+                    let latent = None;
+                    check(&[Mixture { dtype, rows, shared, gate, norms, latent, input, post_norm }]);
                 };
                 case(Reads::Norm, true, true);
                 case(Reads::Norm, false, false);
                 case(Reads::Residual, true, false);
                 case(Reads::Shared, false, false);
             }
+        }
+    }
+}
+
+#[test]
+fn experts_between_two_matrices() {
+    for (dtype, rows) in [(DType::F32, 3), (DType::Q8_0, 1), (DType::BF16, 20)] {
+        for (shared, input) in [(false, Reads::Norm), (true, Reads::Norm), (true, Reads::Residual)] {
+            let latent = Some(512);
+            let (gate, norms, post_norm) = (false, false, false);
+            check(&[Mixture { dtype, rows, shared, gate, norms, latent, input, post_norm }]);
         }
     }
 }

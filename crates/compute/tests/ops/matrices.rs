@@ -334,7 +334,9 @@ impl Case for Moe {
         let Self { dtype, hidden_size: n, intermediate_size: inner, n_experts, .. } = *self;
         let (rows, n_rows) = (&self.rows, self.rows.len());
         let matrix = |parts| b.matrix(parts).unwrap();
-        let gate_up = matrix(vec![part(dtype, n_experts, inner, n, 1), part(dtype, n_experts, inner, n, 2)]);
+        let mut gate_up = vec![part(dtype, n_experts, inner, n, 1), part(dtype, n_experts, inner, n, 2)];
+        gate_up.truncate(self.params.up_rows());
+        let gate_up = matrix(gate_up);
         let down = matrix(vec![part(dtype, n_experts, n, inner, 3)]);
         // Inputs of a size that leaves the gates in the range where activations bend.
         let x: Vec<f32> = Random(4).normals(rows.end * n)[rows.start * n..].iter().map(|x| x * 0.1).collect();
@@ -379,7 +381,11 @@ fn moe_case(dtype: DType, n_experts: usize, n_used: usize, norm_topk: bool, n_ro
         hidden_size: 256,
         intermediate_size: if dtype.block_len() == 1 { 40 } else { 256 },
         n_experts,
-        params: MoeParams { router: Router::softmax(n_used, norm_topk), activation: Activation::Silu },
+        params: MoeParams {
+            router: Router::softmax(n_used, norm_topk),
+            activation: Activation::Silu,
+            gated: true,
+        },
         bias: false,
         selection_bias: false,
         output_scale: false,
@@ -405,6 +411,11 @@ fn moe() {
     for activation in [Activation::GeluTanh, Activation::ReluSquared] {
         let mut case = moe_case(F32, 4, 2, true, 5);
         case.params.activation = activation;
+        check(&[case]);
+    }
+    for (dtype, n_rows) in [(F32, 5), (Q8_0, 1), (Q4_K, 20)] {
+        let mut case = moe_case(dtype, 4, 2, true, n_rows);
+        case.params = MoeParams { activation: Activation::ReluSquared, gated: false, ..case.params };
         check(&[case]);
     }
 }

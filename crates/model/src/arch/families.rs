@@ -47,5 +47,5 @@ pub(super) static FAMILIES: &[(&str, &str)] = &[
     ("jina-bert-v3", "Jina Embeddings v3"),
     ("modern-bert", "ModernBERT"),
     ("gemma-embedding", "EmbeddingGemma"),
-    ("nemotron_h", "Nemotron-H or Nemotron Nano v2"),
+    ("nemotron_h", "Nemotron-H, Nemotron Nano v2 or Nemotron 3"),
 ];

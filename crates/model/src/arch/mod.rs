@@ -455,7 +455,7 @@ mod tests {
     fn nemotron_h_that_contradicts_itself_is_refused() {
         for (keys, part) in [
             (r#""hybrid_override_pattern": "MX""#, "layer type \"X\""),
-            (r#""hybrid_override_pattern": "ME*""#, "experts have no gates"),
+            (r#""hybrid_override_pattern": "ME*""#, "n_routed_experts"),
             (r#""hybrid_override_pattern": """#, "kinds of 0 layers"),
             (
                 r#""hybrid_override_pattern": "M*", "num_hidden_layers": 3"#,

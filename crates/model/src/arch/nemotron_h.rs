@@ -1,19 +1,20 @@
-//! Nemotron-H and Nemotron Nano v2 (NVIDIA 2025): layers of one block each, which is Mamba-2, attention without positions, or a feed-forward
-//! block with a squared ReLU.
+//! Nemotron-H, Nemotron Nano v2 and Nemotron 3 (NVIDIA 2025): layers of one block each, which is Mamba-2, attention without positions, a
+//! feed-forward block with a squared ReLU, or a mixture of such blocks.
 
 use super::mamba2::{self, HfKeys};
+use super::qwen35::DRAFTS;
 use super::{ArchSpec, INV_FREQ};
 use crate::Result;
-use crate::config::{Ffn, LayerNorms, Mixer, ModelConfig, Presence, n_layers, per_layer};
+use crate::config::{Ffn, LayerNorms, Mixer, ModelConfig, Presence, SharedExpert, n_layers, per_layer};
 use crate::hyper::Hyper;
-use realizar_compute::{Activation, RopeStyle};
+use realizar_compute::{Activation, GroupScore, RopeStyle, RouterScores};
 
 pub(super) const SPEC: ArchSpec = ArchSpec {
     name: "nemotron_h",
-    gguf: &["nemotron_h"],
+    gguf: &["nemotron_h", "nemotron_h_moe"],
     hf: &["NemotronHForCausalLM"],
     configure,
-    ignored: &[INV_FREQ],
+    ignored: &[INV_FREQ, DRAFTS[0]],
 };
 
 const KEYS: HfKeys = HfKeys {
@@ -31,6 +32,7 @@ enum Block {
     Mamba,
     Attention,
     FeedForward,
+    Experts,
 }
 
 fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
@@ -48,6 +50,9 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     }
     c.ropes.clear();
     c.each_attention(|a| a.rope = None);
+    if blocks.contains(&Block::Experts) {
+        read_experts(&mut c, h, &blocks)?;
+    }
     c.without_gates();
     let mamba = mamba2::read(h, &KEYS)?;
     // The one norm of each layer has the same name.
@@ -59,7 +64,7 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
         match block {
             Block::Mamba => (layer.mixer, layer.ffn, layer.norms) = (Mixer::Mamba2(mamba), Ffn::None, mixes),
             Block::Attention => (layer.ffn, layer.norms) = (Ffn::None, mixes),
-            Block::FeedForward => (layer.mixer, layer.norms) = (Mixer::None, feeds),
+            Block::FeedForward | Block::Experts => (layer.mixer, layer.norms) = (Mixer::None, feeds),
         }
     }
     let mut widths = c.layers.iter().filter(|l| l.ffn != Ffn::None).map(|l| l.ffn.intermediate_size());
@@ -69,18 +74,36 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     Ok(c)
 }
 
+/// Makes mixtures of the layers that are.
+fn read_experts(c: &mut ModelConfig, h: &Hyper<'_>, blocks: &[Block]) -> Result<()> {
+    if !h.is_gguf() && h.hf_bool("mlp_bias")?.unwrap_or(false) {
+        return Err(h.unsupported("a mixture of experts with biases in Nemotron 3"));
+    }
+    c.add_experts(h, h.bool("norm_topk")?.unwrap_or(true), |i| blocks[i] == Block::Experts)?;
+    c.read_router(h, RouterScores::Sigmoid, GroupScore::TopTwo)?;
+    let shared = h.usize("shared_expert_intermediate_size")?.filter(|&n| n > 0);
+    let latent_size = h.usize("expert_latent_size")?.filter(|&n| n > 0);
+    c.each_experts(|e| {
+        (e.gated, e.latent_size, e.selection_bias) = (false, latent_size, Presence::Needed);
+        e.shared = shared.map(|n| SharedExpert::new(n, false));
+    });
+    Ok(())
+}
+
 /// Each layer's block, and its heads of keys and values; a 1 keeps the place of what a layer does not have.
 type Blocks = (Vec<Block>, Vec<usize>);
 
 /// In GGUF, a layer has heads of keys and values, hidden activations, or neither.
 fn gguf_blocks(h: &Hyper<'_>) -> Result<Blocks> {
-    let n_layers = n_layers(h, 0)?;
+    let n_layers = n_layers(h, h.usize("n_draft_layers")?.unwrap_or(0))?;
+    let has_experts = h.usize("n_experts")?.is_some_and(|n| n > 0);
     let missing = |key| move || h.missing_key(key);
     let kv_heads = per_layer(h, "n_kv_heads", n_layers)?.ok_or_else(missing("attention.head_count_kv"))?;
     let widths = per_layer(h, "intermediate_size", n_layers)?.ok_or_else(missing("feed_forward_length"))?;
     let block = |(i, (&heads, &width)): (usize, (&usize, &usize))| match (heads, width) {
         (0, 0) => Ok(Block::Mamba),
         (_, 0) => Ok(Block::Attention),
+        (0, _) if has_experts => Ok(Block::Experts),
         (0, _) => Ok(Block::FeedForward),
         (_, _) => Err(h.invalid(format!("layer {i} has attention and a feed-forward block"))),
     };
@@ -94,7 +117,7 @@ fn hf_blocks(h: &Hyper<'_>) -> Result<Blocks> {
         "M" | "mamba" | "linear_attention" => Ok(Block::Mamba),
         "*" | "attention" | "full_attention" => Ok(Block::Attention),
         "-" | "mlp" => Ok(Block::FeedForward),
-        "E" | "moe" => Err(h.unsupported("Nemotron 3, whose experts have no gates, is not supported")),
+        "E" | "moe" => Ok(Block::Experts),
         other => Err(h.unsupported(format!("layer type {other:?} is not known"))),
     };
     let kinds: Vec<String> = match (h.hf_strings("layers_block_type")?, h.hf_str("hybrid_override_pattern")?)

@@ -93,7 +93,6 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
         &["minimax-m3", "MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"],
         "an indexer of keys",
     ),
-    family("Nemotron 3", &["nemotron_h_moe"], "experts without gates"),
     family("Bamba", &["BambaForCausalLM"], DESCRIPTION),
     family(
         "Granite with sliding windows",

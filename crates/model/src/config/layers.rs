@@ -281,7 +281,7 @@ pub enum Ffn {
     Gated(Dense),
     /// `down(act(up))`
     Plain(Dense),
-    /// A mixture of gated blocks.
+    /// A mixture of blocks.
     Experts(Experts),
     /// Nothing: the layer has a mixer only.
     None,
@@ -318,6 +318,10 @@ pub struct Experts {
     pub n_experts: usize,
     /// Hidden activations of one expert.
     pub intermediate_size: usize,
+    /// Whether experts and the shared one have gates.
+    pub gated: bool,
+    /// Length of what experts read and write, where that is not the residual's: matrices lead there and back.
+    pub latent_size: Option<usize>,
     /// How tokens choose.
     pub router: Router,
     /// Bias of the router's matrix.
@@ -352,11 +356,11 @@ impl Experts {
 
     /// The numbers of the computation.
     pub fn params(&self) -> MoeParams {
-        MoeParams { router: self.router, activation: self.activation }
+        MoeParams { router: self.router, activation: self.activation, gated: self.gated }
     }
 }
 
-/// An expert that all tokens use: a dense gated block without biases.
+/// An expert that all tokens use: a dense block without biases, with a gate where the others have one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedExpert {
     /// Hidden activations.

@@ -180,6 +180,8 @@ impl ModelConfig {
                 layer.ffn = Ffn::Experts(Experts {
                     n_experts,
                     intermediate_size,
+                    gated: true,
+                    latent_size: None,
                     router: Router::softmax(n_used, norm_topk),
                     router_bias: Presence::Absent,
                     selection_bias: Presence::Absent,

@@ -23,6 +23,7 @@ pub(super) fn gguf_arch(c: &ModelConfig) -> &'static str {
             Some(_) => "granitemoe",
             None => "granite",
         },
+        "nemotron_h" if c.experts().next().is_some() => "nemotron_h_moe",
         "bitnet" if c.layers.iter().any(|l| squares_relu(&l.ffn)) => "bitnet-b1.58",
         other => other,
     }
@@ -31,7 +32,8 @@ pub(super) fn gguf_arch(c: &ModelConfig) -> &'static str {
 /// Whether GGUF has the rows of q and k of this `general.architecture` in the order in which neighbours turn together. Where nothing turns,
 /// any order gives the same products, and files have this one, too.
 pub(super) fn turns_neighbours(arch: &str) -> bool {
-    ["llama", "mistral3", "smollm3", "granite", "granitemoe", "granitehybrid", "nemotron_h"].contains(&arch)
+    ["llama", "mistral3", "smollm3", "granite", "granitemoe", "granitehybrid", "nemotron_h", "nemotron_h_moe"]
+        .contains(&arch)
 }
 
 /// The order in which GGUF has the delta rule's value heads.
@@ -119,7 +121,7 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
         NormKind::Layer => "attention.layer_norm_epsilon",
     };
     m.insert(format!("{arch}.{eps}"), c.norm_eps)?;
-    if arch == "nemotron_h" {
+    if c.arch == "nemotron_h" {
         // Readers insist on it.
         m.insert(format!("{arch}.attention.layer_norm_epsilon"), c.norm_eps)?;
     }
@@ -218,6 +220,8 @@ fn lists(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<Vec<&'static s
         _ => 0,
     };
     let width = |layer: &LayerConfig| match layer.ffn {
+        // Readers tell layers with experts by it.
+        Ffn::Experts(experts) if c.arch == "nemotron_h" => experts.intermediate_size,
         Ffn::Experts(experts) => experts.shared.map_or(0, |shared| shared.intermediate_size),
         ffn => ffn.intermediate_size(),
     };
@@ -288,6 +292,13 @@ fn expert_counts(arch: &str, c: &ModelConfig) -> Vec<(&'static str, usize)> {
     if ["qwen2moe", "qwen35moe", "qwen3next", "granitemoe", "granitehybrid"].contains(&arch) {
         counts.push(("expert_shared_feed_forward_length", shared));
     }
+    if arch == "nemotron_h_moe" {
+        counts.push(("expert_shared_feed_forward_length", shared));
+        counts.push(("expert_shared_count", usize::from(shared > 0)));
+        counts.extend(experts.latent_size.map(|n| ("moe_latent_size", n)));
+        let (n_groups, n_used) = experts.router.groups.map_or((1, 1), |groups| (groups.count, groups.n_used));
+        counts.extend([("expert_group_count", n_groups), ("expert_group_used_count", n_used)]);
+    }
     if ["glm4moe", "deepseek2", "mistral4"].contains(&arch) {
         let (n_groups, n_used) = experts.router.groups.map_or((1, 1), |groups| (groups.count, groups.n_used));
         counts.extend([
@@ -333,7 +344,7 @@ fn router(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<()> {
         };
         m.insert(format!("{arch}.expert_gating_func"), kind)?;
     }
-    if ["glm4moe", "deepseek2", "mistral4", "lfm2moe"].contains(&arch) {
+    if ["glm4moe", "deepseek2", "mistral4", "lfm2moe", "nemotron_h_moe"].contains(&arch) {
         m.insert(format!("{arch}.expert_weights_scale"), router.scale)?;
         m.insert(format!("{arch}.expert_weights_norm"), router.norm_topk)?;
     }
@@ -341,7 +352,7 @@ fn router(m: &mut Metadata, arch: &str, c: &ModelConfig) -> Result<()> {
 }
 
 fn rotation(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn TensorSource) -> Result<()> {
-    if ["granitehybrid", "nemotron_h"].contains(&arch) {
+    if ["granitehybrid", "nemotron_h", "nemotron_h_moe"].contains(&arch) {
         // How readers know that nothing turns.
         m.insert(format!("{arch}.rope.scaling.finetuned"), c.attentions().any(|a| a.rope.is_some()))?;
     }

@@ -111,6 +111,21 @@ pub(in crate::cuda) fn each(
     launch(cuda, f, &args)
 }
 
+/// As [`activate`](crate::Ops::activate), of the first `len` elements of a buffer that has as many.
+pub(in crate::cuda) fn activate(cuda: &Cuda, y: DevicePtr, len: usize, activation: Activation) -> Result<()> {
+    let args = ElementwiseArgs {
+        y,
+        x: DevicePtr::NULL,
+        rows: DevicePtr::NULL,
+        len: len as u64,
+        row_len: len as u32,
+        n_x_rows: 0,
+        activation: activation_code(activation),
+        factor: 0.0,
+    };
+    launch(cuda, kernels(cuda).activate, &args)
+}
+
 /// As [`gate_columns`](crate::Ops::gate_columns).
 pub(in crate::cuda) fn gate_columns(
     cuda: &Cuda,

@@ -2,6 +2,7 @@
 
 use super::common::{Input, MAX_EXPERTS, Output, RouteArgs, activation_code};
 use super::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
+use super::elementwise;
 use super::matmul::{
     Epilogue, EpilogueKind, ExpertsPlan, ExpertsProblem, ExpertsRows, GroupedRows, MAX_USED, Part, Rows,
     TILE_ROWS, Target, gemv_part, select_experts,
@@ -100,7 +101,15 @@ fn group_shared_bytes(n_experts: usize) -> usize {
 
 /// Whether the kernels have room for this.
 pub(in crate::cuda) fn check(kind: &ExpertsKind) -> Result<()> {
-    check_sizes(kind.n_experts, &kind.params.router)
+    check_sizes(kind.n_experts, &kind.params.router)?;
+    match kind.bias && !kind.params.gated {
+        true => Err(Error::UnsupportedSize {
+            op: "moe",
+            what: "biases of experts without gates".into(),
+            backend: "cuda",
+        }),
+        false => Ok(()),
+    }
 }
 
 fn check_sizes(n_experts: usize, router: &Router) -> Result<()> {
@@ -184,7 +193,7 @@ pub(in crate::cuda) fn run(
 fn plan(cuda: &Cuda, experts: &Experts<'_, Cuda>, m: usize) -> ExpertsPlan {
     let Experts { gate_up, down, params, .. } = experts;
     let (gate_up, down, n_used) = (&gate_up.shape, &down.shape, params.router.n_used);
-    select_experts(&Target::of(cuda), &ExpertsProblem { gate_up, down, m, n_used }).1
+    select_experts(&Target::of(cuda), &ExpertsProblem { gate_up, down, m, n_used, gated: params.gated }).1
 }
 
 /// One mixture of experts with its sizes.
@@ -215,7 +224,7 @@ impl<'a> Mixture<'a> {
         let (up, back) = (&experts.gate_up.shape, &experts.down.shape);
         let (n_tokens, n_experts) = (router.rows(), router.row_len());
         let (hidden_size, intermediate_size) = (back.n_out, back.n_in);
-        assert_eq!((up.n_in, up.n_out), (hidden_size, 2 * intermediate_size));
+        assert_eq!((up.n_in, up.n_out), (hidden_size, experts.params.up_rows() * intermediate_size));
         assert_eq!((up.n_experts, back.n_experts), (n_experts, n_experts));
         let biases = [(experts.gate_up_bias, up.n_out), (experts.down_bias, back.n_out)];
         assert!(biases.iter().all(|(bias, n)| bias.is_none_or(|b| b.len() == n_experts * n)), "biases");
@@ -367,15 +376,34 @@ impl<'a> Mixture<'a> {
         let (args, n_tiles, scratch) = (&routes.args, routes.n_tiles, self.scratch);
         let (gate_up, down) = (self.experts.gate_up, self.experts.down);
         let rows = |x_rows| Rows::Tiles { tiles: args.tiles, n_tiles, x_rows };
+        let hidden = scratch.hidden.ptr();
+        let gated = self.experts.params.gated;
+        let first = if gated { scratch.gate_up.ptr() } else { hidden };
         for part in &gate_up.parts {
-            let y = scratch.gate_up.ptr().offset(4 * part.shape.first_out);
+            let y = first.offset(4 * part.shape.first_out);
             let part = Part { w: &gate_up.shape, part, y, bias: DevicePtr::NULL };
             gemv_part(cuda, part, x, rows(args.tokens))?;
         }
-        let hidden = scratch.hidden.ptr();
+        if gated {
+            self.gate(cuda, args)?;
+        } else {
+            assert!(self.experts.gate_up_bias.is_none(), "biases of experts without gates");
+            let n = self.n_uses() * self.intermediate_size;
+            elementwise::activate(cuda, hidden, n, self.experts.params.activation)?;
+        }
+        for part in &down.parts {
+            let y = scratch.y.ptr().offset(4 * part.shape.first_out);
+            let part = Part { w: &down.shape, part, y, bias: DevicePtr::NULL };
+            gemv_part(cuda, part, hidden, rows(DevicePtr::NULL))?;
+        }
+        Ok(routes)
+    }
+
+    /// `scratch.hidden` of the gates and ups in `scratch.gate_up`.
+    fn gate(&self, cuda: &Cuda, args: &MoeArgs) -> Result<()> {
         let gate = MoeGateArgs {
-            hidden,
-            gate_up: scratch.gate_up.ptr(),
+            hidden: self.scratch.hidden.ptr(),
+            gate_up: self.scratch.gate_up.ptr(),
             bias: self.biases()[0],
             experts: args.experts,
             slots: args.slots,
@@ -384,12 +412,6 @@ impl<'a> Mixture<'a> {
         };
         let blocks = [self.n_uses(), self.intermediate_size.div_ceil(256), 1];
         // SAFETY: gates and ups of all uses were written, and there is room for their products.
-        unsafe { cuda.launch(cuda.room::<Kernels>().moe_gate, blocks, 256, &gate)? };
-        for part in &down.parts {
-            let y = scratch.y.ptr().offset(4 * part.shape.first_out);
-            let part = Part { w: &down.shape, part, y, bias: DevicePtr::NULL };
-            gemv_part(cuda, part, hidden, rows(DevicePtr::NULL))?;
-        }
-        Ok(routes)
+        unsafe { cuda.launch(cuda.room::<Kernels>().moe_gate, blocks, 256, &gate) }
     }
 }

@@ -22,7 +22,7 @@ pub(in crate::cuda) struct ExpertsKernel {
 
 /// Sizes of a mixture of experts.
 pub(in crate::cuda) struct ExpertsProblem<'a> {
-    /// `[n_experts, 2 * intermediate_size, hidden_size]`
+    /// `[n_experts, 2 * intermediate_size, hidden_size]`, or half the rows without gates.
     pub(in crate::cuda) gate_up: &'a MatrixShape,
     /// `[n_experts, hidden_size, intermediate_size]`
     pub(in crate::cuda) down: &'a MatrixShape,
@@ -30,6 +30,8 @@ pub(in crate::cuda) struct ExpertsProblem<'a> {
     pub(in crate::cuda) m: usize,
     /// Experts that each row uses.
     pub(in crate::cuda) n_used: usize,
+    /// Whether experts have gates.
+    pub(in crate::cuda) gated: bool,
 }
 
 /// How a kernel computes experts.
@@ -159,7 +161,8 @@ pub(in crate::cuda) fn select_experts(
     let found = KERNELS.iter().find_map(|k| {
         let takes = k.rows.contains(&problem.m)
             && k.capability.includes(target)
-            && (k.exact || !target.exact)
+            // The others multiply gates and ups as part of their products.
+            && (k.exact || (problem.gated && !target.exact))
             && parts().all(|p| k.types.contains(p));
         if !takes {
             return None;
@@ -170,17 +173,18 @@ pub(in crate::cuda) fn select_experts(
 }
 
 /// The kernel that multiplies `m` rows of activations with experts `[n_experts, n_out, n_in]` of this type; `None` where rows of these are
-/// not whole blocks.
+/// not whole blocks. `gated`: whether the experts have gates.
 pub fn experts_kernel_for(
     arch: Arch,
     dtype: DType,
     [n_experts, n_out, n_in]: [usize; 3],
+    gated: bool,
     m: usize,
 ) -> Option<&'static str> {
     let target = arch.target();
     let shape = |n_out| MatrixShape::single(dtype, [n_experts, n_out, n_in], target.exact);
     let (gate_up, down) = (shape(2 * n_out)?, shape(n_out)?);
-    let problem = ExpertsProblem { gate_up: &gate_up, down: &down, m, n_used: 1 };
+    let problem = ExpertsProblem { gate_up: &gate_up, down: &down, m, n_used: 1, gated };
     Some(select_experts(&target, &problem).0.name)
 }
 
@@ -200,7 +204,7 @@ mod tests {
             for spec in QUANTS {
                 write!(out, "\n{:<8}", spec.name).unwrap();
                 for m in M {
-                    let name = experts_kernel_for(arch, spec.dtype, [128, 768, 2048], m).unwrap();
+                    let name = experts_kernel_for(arch, spec.dtype, [128, 768, 2048], true, m).unwrap();
                     write!(out, " {name:<15}").unwrap();
                 }
             }
@@ -222,7 +226,7 @@ mod tests {
         for spec in QUANTS {
             let w = &MatrixShape::single(spec.dtype, [8, 1024, 1024], true).unwrap();
             for m in [1, 8, 4096] {
-                let problem = ExpertsProblem { gate_up: w, down: w, m, n_used: 2 };
+                let problem = ExpertsProblem { gate_up: w, down: w, m, n_used: 2, gated: true };
                 let (kernel, _) = select_experts(&target, &problem);
                 assert!(kernel.exact, "{} with {m} rows: {}", spec.name, kernel.name);
             }
