@@ -198,7 +198,12 @@ impl TextEngine {
     ///
     /// Errors: as [`TextEngine::submit`]; [`Error::EmptyPrompt`] if neither the text nor the tokenizer brings a token.
     pub fn complete(&self, prompt: &str, params: &TextParams) -> Result<TextStream> {
-        self.submit(self.request(self.encode_prompt(prompt), params), &params.stop)
+        self.continue_from(self.encode_prompt(prompt), params)
+    }
+
+    fn continue_from(&self, prompt: Vec<u32>, params: &TextParams) -> Result<TextStream> {
+        let stream = self.submit(self.request(prompt.clone(), params), &params.stop)?;
+        Ok(stream.continuing(&prompt))
     }
 
     /// Answers a conversation: an object with `messages` and whatever else the template takes. `now`: the date that the template may
@@ -227,7 +232,7 @@ impl TextEngine {
                 if prompt.is_empty() {
                     results[next] = Some(Ok(Completion::empty()));
                 } else {
-                    match self.submit(self.request(prompt.clone(), params), &params.stop) {
+                    match self.continue_from(prompt.clone(), params) {
                         Ok(stream) => active.push((next, stream, Partial::default())),
                         // The queue is full of our own: the rest follows when some of them are done.
                         Err(Error::Overloaded { .. }) if !active.is_empty() => break,
@@ -294,6 +299,17 @@ impl TextStream {
     /// Makes the stop string, or the text of the stop token, that ends a text part of it.
     pub fn including_stops(mut self) -> Self {
         self.include_stops = true;
+        self
+    }
+
+    /// Joins the text to the prompt's: it begins with the space that separates them, if the model writes one. For texts that are
+    /// continued; the beginning of an answer loses such a space.
+    pub fn continuing(mut self, prompt: &[u32]) -> Self {
+        if let Some(&last) = prompt.last() {
+            for choice in &mut self.choices {
+                choice.decoder = choice.decoder.clone().after(last);
+            }
+        }
         self
     }
 

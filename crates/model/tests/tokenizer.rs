@@ -100,6 +100,21 @@ fn tokenizer_json_decodes_as_the_library_all_at_once_and_token_by_token() {
 }
 
 #[test]
+fn a_text_that_goes_on_after_a_token_keeps_its_spaces() {
+    for name in ["sentencepiece_bpe", "unigram", "gpt2", "llama3"] {
+        let tokenizer = Arc::new(json(name));
+        let ids =
+            tokenizer.encode("one two three", EncodeOptions { add_special: false, parse_special: false });
+        for (i, &last) in ids.iter().enumerate() {
+            let mut stream = StreamDecoder::new(tokenizer.clone(), true).after(last);
+            let mut rest: String = ids[i + 1..].iter().map(|&id| stream.push(id)).collect();
+            rest += &stream.finish();
+            assert_eq!(tokenizer.decode(&ids[..=i], true) + &rest, "one two three", "{name} after {i}");
+        }
+    }
+}
+
+#[test]
 fn gguf_gives_the_ids_of_tokenizer_json() {
     for name in ["gpt2", "llama3", "qwen2", "sentencepiece_bpe", "unigram", "word_piece"] {
         let (json, gguf) = (json(name), gguf(name));

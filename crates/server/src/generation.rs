@@ -50,6 +50,8 @@ pub(crate) struct Plan {
     pub(crate) kept_prompt_tokens: Option<usize>,
     pub(crate) return_token_ids: bool,
     pub(crate) ignore_eos: bool,
+    /// The answer goes on with the prompt's text, as opposed to a turn of its own.
+    pub(crate) continues_text: bool,
     pub(crate) speculate: Option<bool>,
     pub(crate) n_logprobs: Option<usize>,
     pub(crate) prompt_logprobs: Option<usize>,
@@ -97,6 +99,7 @@ impl Plan {
             kept_prompt_tokens: None,
             return_token_ids: false,
             ignore_eos: false,
+            continues_text: false,
             speculate: None,
             n_logprobs: None,
             prompt_logprobs: None,
@@ -154,7 +157,7 @@ impl Plan {
         };
         // Requests dropped on the way out are cancelled.
         let streams = prompts.into_iter().map(|prompt| {
-            let mut request = lease.model.engine.request(prompt, &params);
+            let mut request = lease.model.engine.request(prompt.clone(), &params);
             request.n = self.n;
             request.prompt_logprobs = self.prompt_logprobs;
             request.priority = self.priority;
@@ -167,6 +170,7 @@ impl Plan {
             request.stop_tokens.extend(&self.stop_tokens);
             let stream = lease.model.engine.submit_showing(request, &self.stops, &self.shown)?;
             let stream = stream.stopping_after(self.min_tokens);
+            let stream = if self.continues_text { stream.continuing(&prompt) } else { stream };
             Ok(Some(if self.include_stops { stream.including_stops() } else { stream }))
         });
         let start = SystemTime::now();

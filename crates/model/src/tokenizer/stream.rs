@@ -23,6 +23,17 @@ impl StreamDecoder {
         StreamDecoder { tokenizer, decoding, skip_special, shown: Vec::new() }
     }
 
+    /// A stream that goes on after a token of the same text: the space that SentencePiece puts at the beginning of texts is not taken
+    /// from what follows.
+    pub fn after(mut self, id: u32) -> Self {
+        let mut primed = self.clone();
+        // A token without a text of its own, such as a control token, leaves the stream at the beginning.
+        if !primed.push(id).is_empty() {
+            self.decoding = primed.decoding;
+        }
+        self
+    }
+
     /// Writes these control tokens as the vocabulary does, though it leaves out the others.
     pub fn showing(mut self, tokens: &[u32]) -> Self {
         self.shown = tokens.to_vec();

@@ -76,6 +76,7 @@ async fn answer(app: Arc<App>, caller: Caller, request: CompletionRequest) -> Re
 fn plan(lease: &Lease, caller: Caller, request: &CompletionRequest) -> Result<Plan> {
     let mut plan = request.common.plan(lease, caller, Endpoint::Text)?;
     plan.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
+    plan.continues_text = true;
     plan.n_logprobs = check_logprobs("logprobs", request.logprobs)?;
     if let Some(best_of) = request.best_of.filter(|&b| b != 1 && b != plan.n) {
         let message =

@@ -199,6 +199,7 @@ fn plan(lease: &Lease, caller: Caller, options: &Options) -> Result<(Plan, Gener
         n,
         stops: stop_strings("stop", &stop)?,
         ignore_eos,
+        continues_text: true,
         n_logprobs,
         ..Plan::new(lease, caller)
     };

@@ -112,6 +112,7 @@ pub(crate) async fn generate(
             let mut plan = plan(lease, caller, &options, request.logprobs, request.top_logprobs)?;
             let mut job = match continued(lease, &request)? {
                 Some(prompt) => {
+                    plan.continues_text = true;
                     let format =
                         conversation::format(request.format.as_ref(), lease.app.config.open_schemas)?;
                     let wanted = format.map(|(format, field)| Wanted::format(format, field, Before::Nothing));
