@@ -1,16 +1,8 @@
-//! Events as vLLM encodes them: msgpack, each event a map with its `type`.
+//! Events as vLLM encodes them: a batch is an array in msgpack of its time, its events, each a map with its `type`, and the rank.
 
 use realizar_engine::{CacheEvent, CachedKind};
 use serde::Serialize;
 use std::time::SystemTime;
-
-#[derive(Serialize)]
-struct Batch<'a> {
-    /// Seconds since 1970.
-    ts: f64,
-    events: Vec<Event<'a>>,
-    data_parallel_rank: u32,
-}
 
 #[derive(Serialize)]
 #[serde(tag = "type")]
@@ -40,12 +32,18 @@ enum Event<'a> {
 /// vLLM's name of an engine's own cache, wherever that is.
 const MEDIUM: &str = "GPU";
 
-/// A batch of events that happened now.
-pub(super) fn batch(events: &[CacheEvent], block_size: usize) -> Vec<u8> {
-    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let events = events.iter().map(|event| encode(event, block_size)).collect();
-    let batch = Batch { ts: since_1970.as_secs_f64(), events, data_parallel_rank: 0 };
-    rmp_serde::to_vec_named(&batch).expect("numbers and texts can be encoded")
+/// Events of a batch at most; vLLM's router refuses batches of more than 4,096.
+const MAX_EVENTS: usize = 1024;
+
+/// Events that happened now, in as many batches as they take.
+pub(super) fn batches(events: &[CacheEvent], block_size: usize) -> impl Iterator<Item = Vec<u8>> {
+    events.chunks(MAX_EVENTS).map(move |events| {
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let events: Vec<Event<'_>> = events.iter().map(|event| encode(event, block_size)).collect();
+        // Seconds, events, and the rank among servers that share their requests, which is the router's matter here.
+        let batch = (since_1970.as_secs_f64(), events, 0);
+        rmp_serde::to_vec_named(&batch).expect("numbers and texts can be encoded")
+    })
 }
 
 fn encode(event: &CacheEvent, block_size: usize) -> Event<'_> {

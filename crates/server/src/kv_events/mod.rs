@@ -123,7 +123,7 @@ async fn run(
         tokio::spawn(accept(listener, log.clone(), replay::serve));
     }
     while let Some(events) = received.recv().await {
-        log.append(encode::batch(&events, block_size));
+        encode::batches(&events, block_size).for_each(|batch| log.append(batch));
     }
 }
 
