@@ -7,13 +7,12 @@ use crate::model_arg::ModelArg;
 use crate::output;
 use anyhow::Result;
 use clap::Args;
-use realizar_compute::cpu::{Cpu, CpuOptions};
-use realizar_compute::{Backend, DType, Heads, Pooling, Rank};
-use realizar_engine::load::weights_per_device;
+use realizar_compute::{DType, Heads, Pooling};
+use realizar_engine::load::{Device, Fit, LoadOptions, fit};
 use realizar_model::chat_template::ChatTemplate;
 use realizar_model::source::{Format, TensorSource};
 use realizar_model::tokenizer::Tokenizer;
-use realizar_model::{EncoderOutput, ModelConfig, Shard, StateSpec, arch};
+use realizar_model::{EncoderOutput, ModelConfig, StateSpec, arch};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -157,13 +156,11 @@ fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>, tp: u
     let (tokenizer, tokenizer_error) = split(Tokenizer::from_source(source));
     let template = tokenizer.as_ref().map(|t| ChatTemplate::from_source(source, t));
     let (template, chat_template_error) = template.map_or((None, None), split);
-    let need = weight_bytes + cache_bytes.get(DType::F16.name()).copied().unwrap_or(0);
-    let complete = config.as_ref().map_err(ToString::to_string).and_then(|c| {
-        realizar_model::check(source, c).map_err(|e| e.to_string())?;
-        Ok(c)
-    });
-    let unsupported = complete.as_ref().err().cloned();
-    let shared = complete.and_then(|c| need_of_each(source, c, context, tp));
+    let complete = config.as_ref().map_err(ToString::to_string);
+    let complete = complete.and_then(|c| realizar_model::check(source, c).map_err(|e| e.to_string()));
+    let options = LoadOptions { n_ctx: Some(context), ..LoadOptions::default() };
+    let on_cpu = LoadOptions { device: Device::Cpu, ..options.clone() };
+    let on_gpus = LoadOptions { device: Device::Cuda((0..tp).collect()), tp, ..options };
     Report {
         model: model.to_string(),
         format: source.format().to_string(),
@@ -181,8 +178,8 @@ fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>, tp: u
         chat_template_error,
         context,
         cache_bytes,
-        devices: vec![cpu(unsupported.as_deref(), need), cuda(shared, tp)],
-        unsupported,
+        devices: vec![device_report("cpu", source, &on_cpu), device_report("cuda", source, &on_gpus)],
+        unsupported: complete.err(),
     }
 }
 
@@ -230,68 +227,21 @@ fn tokenizer_report(source: &dyn TensorSource, t: &Tokenizer) -> TokenizerReport
     }
 }
 
-fn cpu(unsupported: Option<&str>, need: usize) -> DeviceReport {
-    device_report("cpu", &Cpu::new(CpuOptions::default()), unsupported, need)
-}
-
-/// Bytes that each of `tp` GPUs holds of the weights and of an F16 cache for `context` tokens; or why the model cannot be shared so.
-fn need_of_each(
-    source: &dyn TensorSource,
-    config: &ModelConfig,
-    context: usize,
-    tp: usize,
-) -> Result<usize, String> {
-    let cache = |index| {
-        let shard = Shard::new(config, source, Rank { index, count: tp }, false)?;
-        Ok(context * shard.config().kv_bytes_per_token(DType::F16))
+/// Whether the model would be loaded with these options.
+fn device_report(device: &'static str, source: &dyn TensorSource, options: &LoadOptions) -> DeviceReport {
+    let Fit { device: description, free, plan } = match fit(source, options) {
+        Ok(fit) => fit,
+        Err(why) => {
+            let description = "NVIDIA GPU".to_owned();
+            return DeviceReport { device, description, runs: false, why: why.to_string() };
+        }
     };
-    let caches = (0..tp).map(cache).collect::<realizar_model::Result<Vec<_>>>().map_err(|e| e.to_string())?;
-    Ok(weights_per_device(source, tp) + caches.into_iter().max().unwrap_or(0))
-}
-
-#[cfg(feature = "cuda")]
-fn cuda(need: Result<usize, String>, tp: usize) -> DeviceReport {
-    use realizar_compute::Device;
-    use realizar_compute::cuda::{Cuda, CudaOptions};
-    let open = |device| Cuda::new(CudaOptions { device, exact: false });
-    let gpus = match (0..tp).map(open).collect::<Result<Vec<_>, _>>() {
-        Ok(gpus) => gpus,
-        Err(error) => return no_gpu(error.to_string()),
+    let description = if options.tp > 1 { format!("each of {description}") } else { description };
+    let (runs, why) = match plan {
+        Ok(plan) => (true, format!("{plan} with an F16 cache, and {} are free", bytes(free))),
+        Err(why) => (false, why.to_string()),
     };
-    let fullest = gpus.iter().min_by_key(|gpu| gpu.memory().free).expect("one GPU at least");
-    let (unsupported, need) = match need {
-        Ok(need) => (None, need),
-        Err(reason) => (Some(reason), 0),
-    };
-    let mut report = device_report("cuda", fullest, unsupported.as_deref(), need);
-    if tp > 1 {
-        report.description = format!("each of {tp} × {}", report.description);
-    }
-    report
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda(_: Result<usize, String>, _: usize) -> DeviceReport {
-    no_gpu("this build has no CUDA backend".to_owned())
-}
-
-fn no_gpu(why: String) -> DeviceReport {
-    DeviceReport { device: "cuda", description: "NVIDIA GPU".to_owned(), runs: false, why }
-}
-
-fn device_report<B: Backend>(
-    device: &'static str,
-    backend: &B,
-    unsupported: Option<&str>,
-    need: usize,
-) -> DeviceReport {
-    let free = backend.memory().free;
-    let sizes = format!("weights and an F16 cache take {}, and {} are free", bytes(need), bytes(free));
-    let (runs, why) = match unsupported {
-        Some(reason) => (false, reason.to_owned()),
-        None => (need <= free, sizes),
-    };
-    DeviceReport { device, description: backend.describe(), runs, why }
+    DeviceReport { device, description, runs, why }
 }
 
 fn bytes(n: usize) -> String {

@@ -166,7 +166,19 @@ pub trait Device: Sized + Send + Sync + 'static {
         self.matrix(vec![part])
     }
 
-    /// Bytes of the matrix on the device.
+    /// Bytes of the device's memory that [`Device::matrix`] takes for a part of such a type and of `[n_experts, n_out, n_in]`, known before
+    /// it is made; 0 where it stays in the mapped file.
+    fn matrix_memory(&self, dtype: DType, [n_experts, n_out, n_in]: [usize; 3]) -> usize {
+        let row_bytes = dtype.bytes_for(n_in).unwrap_or(usize::MAX);
+        n_experts.saturating_mul(n_out).saturating_mul(row_bytes)
+    }
+
+    /// The same of [`Device::table`].
+    fn table_memory(&self, dtype: DType, shape: [usize; 3]) -> usize {
+        self.matrix_memory(dtype, shape)
+    }
+
+    /// Bytes of the matrix: on the device, or where it reads them from a mapped file.
     fn matrix_bytes(&self, w: &Self::Matrix) -> usize;
 
     /// Keys and values for `n_blocks · block_size` tokens.

@@ -145,6 +145,10 @@ impl Device for Reference {
         Ok(DenseMatrix { n_experts, n_out, n_in, values })
     }
 
+    fn matrix_memory(&self, _: DType, shape: [usize; 3]) -> usize {
+        shape.into_iter().fold(4, usize::saturating_mul)
+    }
+
     fn matrix_bytes(&self, w: &DenseMatrix) -> usize {
         w.values.len() * 4
     }

@@ -2,12 +2,14 @@
 
 mod encoder;
 mod error;
+mod fit;
 mod memory;
 mod memory_plan;
 mod options;
 
 pub use encoder::{LoadedEncoder, load_encoder};
 pub use error::LoadError;
+pub use fit::{Fit, fit};
 pub use memory_plan::MemoryPlan;
 pub use options::{
     CPU_MAX_SEQS, CPU_STEP_TOKENS, CacheSize, Device, GPU_MAX_SEQS, GPU_STEP_TOKENS, LoadOptions,
@@ -15,19 +17,17 @@ pub use options::{
 
 use crate::Runner;
 use crate::model_runner::ModelRunner;
-use memory::{DeviceSizes, plan};
+use fit::{describe, sizes};
+use memory::DeviceSizes;
 use memory_plan::mib;
+use realizar_compute::Backend;
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions, threads};
 #[cfg(feature = "cuda")]
 use realizar_compute::cuda::Cuda;
-use realizar_compute::{Backend, Device as _, DeviceMemory, Rank};
 use realizar_model::source::TensorSource;
-use realizar_model::{Decoder, ModelConfig, Shard, WeightBytes, arch, names};
+use realizar_model::{Decoder, ModelConfig, WeightBytes, arch};
 use std::time::{Duration, Instant};
-
-/// Bytes of the CPU's memory that a cache takes at most where nobody asks for more.
-const CPU_CACHE_BYTES: usize = 1 << 30;
 
 /// A model on its device, ready to run, and what is worth knowing about it.
 pub struct LoadedModel {
@@ -108,31 +108,32 @@ fn gpus(options: &LoadOptions) -> Result<Option<Vec<usize>>, LoadError> {
     }
 }
 
+/// The CPU, as as many ranks as share the model.
+fn cpus(options: &LoadOptions) -> Vec<Cpu> {
+    let n_threads = if options.n_threads == 0 { threads::default_threads() } else { options.n_threads };
+    let cpu_options =
+        CpuOptions { n_threads, isa: Isa::best(), exact: options.exact, repack: options.repack };
+    match options.tp {
+        1 => vec![Cpu::new(cpu_options)],
+        n => Cpu::group(n, cpu_options),
+    }
+}
+
 fn load_on_cpu(
     source: &dyn TensorSource,
     config: ModelConfig,
     options: &LoadOptions,
 ) -> Result<LoadedModel, LoadError> {
-    let n_threads = if options.n_threads == 0 { threads::default_threads() } else { options.n_threads };
-    let cpu_options =
-        CpuOptions { n_threads, isa: Isa::best(), exact: options.exact, repack: options.repack };
-    let cpus = match options.tp {
-        1 => vec![Cpu::new(cpu_options)],
-        n => Cpu::group(n, cpu_options),
-    };
+    let cpus = cpus(options);
     let n_threads = cpus.iter().map(|cpu| cpu.options().n_threads).sum();
-    let DeviceMemory { free, total } = cpus[0].memory();
-    let device = DeviceSizes {
-        // They share one memory.
-        memory: DeviceMemory { free: free / cpus.len(), total },
-        // They are read from the file, whose pages the system can take back; packed copies take the place of those pages.
-        weights: 0,
-        scratch: cpus[0].scratch_bytes(),
-        step_tokens: CPU_STEP_TOKENS,
-        max_seqs: CPU_MAX_SEQS,
-        cache: CPU_CACHE_BYTES,
-    };
+    let device = DeviceSizes::of_cpus(&cpus);
     Ok(LoadedModel { n_threads, ..load_on(cpus, source, config, options, device)? })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn no_backend(gpus: &[usize]) -> LoadError {
+    let reason = "this build has no CUDA backend".into();
+    LoadError::Device { device: Device::Cuda(gpus.to_vec()), reason, absent: true }
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -142,8 +143,16 @@ fn load_on_gpus(
     _: &LoadOptions,
     gpus: &[usize],
 ) -> Result<LoadedModel, LoadError> {
-    let reason = "this build has no CUDA backend".into();
-    Err(LoadError::Device { device: Device::Cuda(gpus.to_vec()), reason, absent: true })
+    Err(no_backend(gpus))
+}
+
+#[cfg(feature = "cuda")]
+fn open_gpus(gpus: &[usize], options: &LoadOptions) -> Result<Vec<Cuda>, LoadError> {
+    Cuda::group(gpus, options.exact).map_err(|e| LoadError::Device {
+        device: Device::Cuda(gpus.to_vec()),
+        absent: matches!(e, realizar_compute::Error::NoDevice { .. }),
+        reason: e.to_string(),
+    })
 }
 
 #[cfg(feature = "cuda")]
@@ -153,12 +162,7 @@ fn load_on_gpus(
     options: &LoadOptions,
     gpus: &[usize],
 ) -> Result<LoadedModel, LoadError> {
-    let gpus = Cuda::group(gpus, options.exact).map_err(|e| LoadError::Device {
-        device: Device::Cuda(gpus.to_vec()),
-        absent: matches!(e, realizar_compute::Error::NoDevice { .. }),
-        reason: e.to_string(),
-    })?;
-    load_with_memory(gpus, source, config, options)
+    load_with_memory(open_gpus(gpus, options)?, source, config, options)
 }
 
 /// Brings a model to a backend that is open and has memory of its own.
@@ -178,30 +182,8 @@ fn load_with_memory<B: Backend>(
     config: ModelConfig,
     options: &LoadOptions,
 ) -> Result<LoadedModel, LoadError> {
-    config.check_device(&backends[0]).map_err(|e| LoadError::Device {
-        device: options.device.clone(),
-        reason: e.to_string(),
-        absent: false,
-    })?;
-    let device = DeviceSizes {
-        memory: backends.iter().map(B::memory).min_by_key(|m| m.free).expect("a device at least"),
-        weights: weights_per_device(source, backends.len()),
-        scratch: backends[0].scratch_bytes(),
-        step_tokens: GPU_STEP_TOKENS,
-        max_seqs: GPU_MAX_SEQS,
-        cache: usize::MAX,
-    };
+    let device = DeviceSizes::of_gpus(&backends);
     load_on(backends, source, config, options, device)
-}
-
-/// About how many bytes of a model's weights each of `n` devices holds: its share, and all of the embedding, which is not shared.
-pub fn weights_per_device(source: &dyn TensorSource, n: usize) -> usize {
-    let all: usize = source.tensors().iter().map(|t| t.n_bytes()).sum();
-    if n == 1 {
-        return all;
-    }
-    let embed = names::file_name(source, "embed", None, None, "weight");
-    all.div_ceil(n) + embed.and_then(|name| source.find(&name)).map_or(0, |t| t.n_bytes())
 }
 
 /// `device`: what each backend has.
@@ -213,18 +195,8 @@ fn load_on<B: Backend>(
     device: DeviceSizes,
 ) -> Result<LoadedModel, LoadError> {
     let start = Instant::now();
-    let count = backends.len();
-    let shards = (0..count).map(|index| Shard::new(&config, source, Rank { index, count }, options.exact));
-    let shards = shards.collect::<realizar_model::Result<Vec<_>>>()?;
-    let largest = shards
-        .iter()
-        .max_by_key(|s| s.config().kv_bytes_per_token(options.kv_type))
-        .expect("a device at least");
-    let (sizes, mut memory) = plan(largest, options, device)?;
-    let name = match count {
-        1 => backends[0].describe(),
-        _ => format!("{count} × {}", backends[0].describe()),
-    };
+    let (sizes, memory) = sizes(&backends, source, &config, options, device)?;
+    let name = describe(&backends);
     let memory_bandwidth = backends.iter().map(|b| b.memory_bandwidth()).sum();
     let load = |backend: &B| {
         let model = Decoder::load(backend, source, config.clone(), sizes.context_length)?;
@@ -239,12 +211,10 @@ fn load_on<B: Backend>(
         std::iter::once(first).chain(rest).collect::<realizar_model::Result<Vec<_>>>()
     })?;
     let mut weights = WeightBytes { total: 0, per_step: 0 };
-    memory.weights = 0;
     for (backend, model) in backends.iter().zip(&models) {
         let part = model.weight_bytes(backend);
         weights.total += part.total;
         weights.per_step += part.per_step;
-        memory.weights = memory.weights.max(part.total);
     }
     if options.repack {
         source.release();

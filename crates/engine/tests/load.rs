@@ -1,7 +1,7 @@
 //! The cache of keys and values that a model is loaded with: its size, its type, and what is refused.
 
 use realizar_compute::DType;
-use realizar_engine::load::{CacheSize, Device, LoadError, LoadOptions, load};
+use realizar_engine::load::{CacheSize, Device, LoadError, LoadOptions, fit, load};
 use realizar_engine::{Engine, EngineConfig, Event, Request};
 use realizar_model::source::{self, TensorSource};
 use std::path::Path;
@@ -86,4 +86,34 @@ fn what_does_not_fit_is_refused_with_all_numbers_and_with_what_would() {
     ] {
         assert!(text.contains(part), "{text}");
     }
+}
+
+#[test]
+fn packed_weights_are_counted_before_they_are_loaded() {
+    let arch = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/data/arch");
+    let mut names: Vec<_> = std::fs::read_dir(arch).unwrap().map(|entry| entry.unwrap().path()).collect();
+    names.sort();
+    let files = names.iter().flat_map(|folder| [folder.join("model.gguf"), folder.clone()]);
+    let mut n = 0;
+    for path in files.filter(|path| path.exists()) {
+        let Ok(source) = source::open(&path) else { continue };
+        for exact in [false, true] {
+            let cache = CacheSize::OneSequence;
+            let options = LoadOptions { exact, n_ctx: Some(64), cache, ..options(DType::F16) };
+            let planned = fit(&*source, &options).unwrap().plan.unwrap();
+            let loaded = load(&*source, &options).unwrap();
+            assert_eq!(loaded.memory, planned, "{path:?}");
+            // What is left beside matrices are small vectors.
+            let matrices = loaded.weights.total;
+            // Tables of which only rows are looked up stay in the file, and in exact products so do quantized weights.
+            let is_packed = source.tensors().iter().all(|t| t.dtype.block_len() == 1);
+            let least = if is_packed && loaded.config.per_layer_input.is_none() { matrices } else { 0 };
+            assert!(
+                (least..matrices / 10 * 11).contains(&planned.weights),
+                "{path:?}: {planned}, {matrices}"
+            );
+            n += 1;
+        }
+    }
+    assert!(n > 100, "{n}");
 }

@@ -28,6 +28,7 @@ pub mod source;
 pub mod synth;
 pub mod tokenizer;
 pub mod values;
+mod weight_memory;
 mod weights;
 mod workspace;
 
@@ -46,4 +47,5 @@ pub use names::Split;
 pub use rope::{RopeConfig, RopeScaling};
 pub use sampling_hints::sampling_hints;
 pub use shard::{BlockShard, Join, Shard};
+pub use weight_memory::weight_memory;
 pub use workspace::{Workspace, workspace_bytes};

@@ -8,8 +8,6 @@ use crate::model_arg::ModelArg;
 use crate::models;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgMatches, Args, CommandFactory, Parser, ValueHint};
-use realizar_compute::Device as _;
-use realizar_compute::cpu::{Cpu, CpuOptions, isa::Isa};
 use realizar_engine::load::{self, Device};
 use realizar_server::{
     KeepAlive, LoadError, LoadedModel, ModelEntry, ModelFacts, ModelLimits, ModelLoader, Models,
@@ -235,14 +233,6 @@ impl ModelLoader for Loader {
     }
 }
 
-/// The memory of the CPU does not hold a model beside others.
-#[derive(Debug, thiserror::Error)]
-#[error("its weights take {} MiB of memory, and {} MiB are free", weights.div_ceil(1 << 20), free >> 20)]
-struct NoRoom {
-    weights: usize,
-    free: usize,
-}
-
 impl Loader {
     /// `alone`: as of [`ModelLoader::load`].
     fn load_beside(&self, spec: &Spec, alone: bool) -> Result<Ready> {
@@ -257,15 +247,6 @@ impl Loader {
                 Err(error) if !is_lack_of_memory(&error) => tracing::info!("running on the CPU: {error:#}"),
                 done => return done,
             }
-        }
-        if matches!(options.device, Device::Auto | Device::Cpu) {
-            // Weights are read from mapped files, so that nobody else counts them.
-            let weights = load::weights_per_device(&*spec.model.open()?, 1);
-            let cpu = Cpu::new(CpuOptions { n_threads: 1, isa: Isa::best(), exact: false, repack: false });
-            let free = cpu.memory().free;
-            if weights > free {
-                return Err(NoRoom { weights, free }.into());
-            }
             return load(Some(Device::Cpu));
         }
         load(None)
@@ -274,7 +255,7 @@ impl Loader {
 
 fn is_lack_of_memory(error: &anyhow::Error) -> bool {
     let says_so = |cause: &(dyn std::error::Error + 'static)| {
-        cause.is::<NoRoom>() || matches!(cause.downcast_ref(), Some(load::LoadError::Memory { .. }))
+        matches!(cause.downcast_ref(), Some(load::LoadError::Memory { .. }))
     };
     error.chain().any(says_so)
 }

@@ -2,7 +2,7 @@
 
 use super::Cpu;
 use super::memory::Memory;
-use crate::{DType, DeviceMemory, Error, Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 
 /// Memory of a tensor of the [`Cpu`] backend.
 pub struct Buffer(Memory);
@@ -47,17 +47,4 @@ impl Tensor<Cpu> {
         let len = self.len();
         &mut bytemuck::cast_slice_mut(self.buffer_mut().bytes_mut())[..len]
     }
-}
-
-/// Memory of this machine, as far as this process may use it.
-pub(super) fn host_memory() -> DeviceMemory {
-    let kib = |name: &str| {
-        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-        let line = text.lines().find(|l| l.starts_with(name))?;
-        line.split_ascii_whitespace().nth(1)?.parse::<usize>().ok()
-    };
-    // Containers say their limit apart from the machine's.
-    let limit = || std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?.trim().parse::<usize>().ok();
-    let total = kib("MemTotal:").map_or(usize::MAX, |k| k * 1024).min(limit().unwrap_or(usize::MAX));
-    DeviceMemory { free: kib("MemAvailable:").map_or(total, |k| k * 1024).min(total), total }
 }

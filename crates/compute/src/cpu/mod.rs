@@ -8,7 +8,9 @@ mod argmax;
 mod attention;
 pub mod bandwidth;
 mod buffer;
+mod cgroup;
 mod embed;
+mod host_memory;
 pub mod isa;
 mod latent;
 pub mod matmul;
@@ -117,7 +119,7 @@ impl Device for Cpu {
     }
 
     fn memory(&self) -> DeviceMemory {
-        buffer::host_memory()
+        host_memory::host_memory()
     }
 
     fn is_exact(&self) -> bool {
@@ -147,6 +149,15 @@ impl Device for Cpu {
     fn table(&self, part: MatrixPart) -> Result<Matrix> {
         let CpuOptions { isa, exact, .. } = self.options;
         Matrix::new(vec![part], MatrixOptions { repack: false, isa, exact }, &self.pool)
+    }
+
+    fn matrix_memory(&self, dtype: DType, shape: [usize; 3]) -> usize {
+        let CpuOptions { isa, exact, repack, .. } = self.options;
+        matmul::packed_bytes(dtype, shape, MatrixOptions { repack, isa, exact })
+    }
+
+    fn table_memory(&self, _: DType, _: [usize; 3]) -> usize {
+        0
     }
 
     fn matrix_bytes(&self, w: &Matrix) -> usize {

@@ -3,8 +3,9 @@
 //! Everything comes from files that Linux keeps under `/sys` and `/proc`, read below a root that tests replace. What a system does
 //! not tell is left out: no information means that all processors count alike.
 
+use super::cgroup;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The processors that this process may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,37 +97,8 @@ fn nodes(root: &Path, fast: &BTreeSet<usize>, cores: &[usize]) -> Vec<Vec<usize>
 
 /// Processors' worth of time that control groups allow, over all groups from this process's up to the root.
 fn limit(root: &Path) -> Option<usize> {
-    let own = text(root, "proc/self/cgroup")?;
-    let mut limit: Option<f64> = None;
-    for line in own.lines() {
-        // `0::/path` is version 2, `4:cpu,cpuacct:/path` version 1.
-        let mut fields = line.splitn(3, ':');
-        let (Some(id), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
-            continue;
-        };
-        let mounts: &[&str] = if id == "0" && controllers.is_empty() {
-            &["sys/fs/cgroup", "sys/fs/cgroup/unified"]
-        } else if controllers.split(',').any(|c| c == "cpu") {
-            &["sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct"]
-        } else {
-            continue;
-        };
-        // Inside a container the path may not be there: its own group is then what is mounted.
-        let mut group = PathBuf::from(path.trim_start_matches('/'));
-        loop {
-            for mount in mounts {
-                let found = quota(&root.join(mount).join(&group));
-                limit = match (limit, found) {
-                    (Some(a), Some(b)) => Some(a.min(b)),
-                    (a, b) => a.or(b),
-                };
-            }
-            if !group.pop() {
-                break;
-            }
-        }
-    }
-    limit.map(|cpus| cpus.max(1.0) as usize)
+    let quotas = cgroup::folders(root, "cpu").into_iter().filter_map(|group| quota(&group));
+    quotas.reduce(f64::min).map(|cpus| cpus.max(1.0) as usize)
 }
 
 /// Processors' worth of time that one control group allows.
@@ -168,6 +140,7 @@ fn parse_cpu_list(list: &str) -> Option<Vec<usize>> {
 mod tests {
     //! Machines are drawn as trees of files in a temporary folder.
     use super::*;
+    use std::path::PathBuf;
 
     struct Machine(PathBuf);
 

@@ -95,6 +95,12 @@ impl Device for Cuda {
         Matrix::new(self, parts)
     }
 
+    fn matrix_memory(&self, dtype: DType, [n_experts, n_out, n_in]: [usize; 3]) -> usize {
+        // Rows of packed weights are padded.
+        let row_bytes = dtype.bytes_for(n_in).map_or(usize::MAX, |n| n.next_multiple_of(16));
+        n_experts.saturating_mul(n_out).saturating_mul(row_bytes)
+    }
+
     fn matrix_bytes(&self, w: &Matrix) -> usize {
         w.bytes()
     }

@@ -3,18 +3,17 @@
 
 use super::error::LoadError;
 use super::memory_plan::MemoryPlan;
-use super::options::{CacheSize, LoadOptions};
+use super::options::{CPU_MAX_SEQS, CPU_STEP_TOKENS, CacheSize, GPU_MAX_SEQS, GPU_STEP_TOKENS, LoadOptions};
 use crate::SlotSizes;
 use crate::runner::RunnerSizes;
-use realizar_compute::{BatchLimits, DType, DeviceMemory};
+use realizar_compute::cpu::Cpu;
+use realizar_compute::{Backend, BatchLimits, DType, Device as _, DeviceMemory};
 use realizar_model::{ModelConfig, Shard, StateSpec, workspace_bytes};
 
 /// What a device has for a model, and what it takes besides what is asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceSizes {
     pub(crate) memory: DeviceMemory,
-    /// Bytes of weights that it will hold.
-    pub(crate) weights: usize,
     /// Bytes that operations need besides the tensors of a step.
     pub(crate) scratch: usize,
     /// Tokens of a step where nothing else is asked for.
@@ -23,6 +22,44 @@ pub(crate) struct DeviceSizes {
     pub(crate) max_seqs: usize,
     /// Bytes that a cache for all sequences takes at most.
     pub(crate) cache: usize,
+    /// Tenths of what is left beside weights and workspace that a cache takes where nobody asks for more.
+    pub(crate) cache_tenths: usize,
+    /// Whether weights can stay in the mapped file, whose pages the system takes back when it wants them.
+    pub(crate) reads_files: bool,
+}
+
+/// Bytes of the CPU's memory that a cache takes at most where nobody asks for more.
+const CPU_CACHE_BYTES: usize = 1 << 30;
+
+impl DeviceSizes {
+    /// What each of several ranks on the CPU has.
+    pub(crate) fn of_cpus(cpus: &[Cpu]) -> Self {
+        let DeviceMemory { free, total } = cpus[0].memory();
+        Self {
+            // They share one memory.
+            memory: DeviceMemory { free: free / cpus.len(), total },
+            scratch: cpus[0].scratch_bytes(),
+            step_tokens: CPU_STEP_TOKENS,
+            max_seqs: CPU_MAX_SEQS,
+            cache: CPU_CACHE_BYTES,
+            // Other programs use this memory, too.
+            cache_tenths: 5,
+            reads_files: true,
+        }
+    }
+
+    /// What each of several devices with memory of their own has.
+    pub(crate) fn of_gpus<B: Backend>(gpus: &[B]) -> Self {
+        Self {
+            memory: gpus.iter().map(B::memory).min_by_key(|m| m.free).expect("a device at least"),
+            scratch: gpus[0].scratch_bytes(),
+            step_tokens: GPU_STEP_TOKENS,
+            max_seqs: GPU_MAX_SEQS,
+            cache: usize::MAX,
+            cache_tenths: 9,
+            reads_files: false,
+        }
+    }
 }
 
 /// Converts between tokens of a cache and its bytes.
@@ -89,14 +126,14 @@ const SMALLER_CACHES: [DType; 2] = [DType::F16, DType::Q8_0];
 
 /// How many blocks the cache gets, how long a sequence can be, and what all of it takes.
 ///
-/// Without a wish for its size the cache is as large as the model's context, or as large as what is left can hold: nine tenths of it where
-/// the weights are counted, and half where they may still come out of it.
+/// Without a wish for its size the cache is as large as the model's context, or as large as the device's share of what is left can hold.
 ///
-/// `shard`: the part of the model that the device has.
+/// `shard`: the part of the model that the device has; `weights`: bytes that its weights take there.
 ///
 /// Errors: an option contradicts the model, or it does not fit, with all sizes and with what would fit.
 pub(crate) fn plan(
     shard: &Shard,
+    weights: usize,
     options: &LoadOptions,
     device: DeviceSizes,
 ) -> Result<(RunnerSizes, MemoryPlan), LoadError> {
@@ -108,9 +145,9 @@ pub(crate) fn plan(
     let limits = BatchLimits { n_tokens: step_tokens, n_seqs: max_seqs, n_blocks: 0, n_logits: max_logits };
     let workspace = workspace_bytes(shard, &limits).saturating_add(device.scratch);
     let free = device.memory.free;
-    let left = free.saturating_sub(device.weights).saturating_sub(workspace);
+    let left = free.saturating_sub(weights).saturating_sub(workspace);
     let block = options.block_size;
-    let fitting = if device.weights > 0 { left / 10 * 9 } else { left / 2 } / options.cache_share.max(1);
+    let fitting = left / 10 * device.cache_tenths / options.cache_share.max(1);
     let one_seq = CacheBytes::new(config, options, options.kv_type);
     let cache_bytes = match options.cache {
         CacheSize::OneSequence => one_seq,
@@ -150,14 +187,14 @@ pub(crate) fn plan(
         }
     };
     let n_blocks = tokens.div_ceil(block);
-    let plan = MemoryPlan { weights: device.weights, cache: cache_bytes.total(n_blocks), workspace };
+    let plan = MemoryPlan { weights, cache: cache_bytes.total(n_blocks), workspace };
     if plan.total() > free {
         return Err(LoadError::Memory {
             context: n_ctx,
             kv_type: options.kv_type,
             plan,
             free,
-            remedy: remedy(config, options, &plan, free),
+            remedy: remedy(config, options, &plan, device),
         });
     }
     let sizes = RunnerSizes {
@@ -174,8 +211,8 @@ pub(crate) fn plan(
 }
 
 /// What would fit, as the end of a sentence.
-fn remedy(config: &ModelConfig, options: &LoadOptions, plan: &MemoryPlan, free: usize) -> String {
-    let for_weights = free.saturating_sub(plan.workspace);
+fn remedy(config: &ModelConfig, options: &LoadOptions, plan: &MemoryPlan, device: DeviceSizes) -> String {
+    let for_weights = device.memory.free.saturating_sub(plan.workspace);
     let for_cache = for_weights.saturating_sub(plan.weights);
     let size = |t: &DType| t.bytes_for(1 << 10);
     let can_be =
@@ -189,6 +226,9 @@ fn remedy(config: &ModelConfig, options: &LoadOptions, plan: &MemoryPlan, free: 
         .collect();
     match (fitting.is_empty(), for_weights * 100 / plan.weights.max(1)) {
         (false, _) => format!("what fits: {}", fitting.join(", or ")),
+        (true, _) if device.reads_files && options.repack && plan.weights > for_weights => {
+            "--no-repack leaves weights in the file, which is slower".to_owned()
+        }
         (true, _) if plan.weights == 0 => "use fewer --step-tokens".to_owned(),
         (true, 0) => "it is too large for this device in any type".to_owned(),
         (true, share) => {

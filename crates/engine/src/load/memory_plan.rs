@@ -5,7 +5,7 @@ use std::fmt;
 /// Bytes of a model's parts on its device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Weights that the device keeps a copy of; 0 where it reads them from the file.
+    /// Weights that the device keeps a copy of; what it reads from the mapped file is not among them.
     pub weights: usize,
     /// What sequences keep between steps: keys and values, and recurrent state.
     pub cache: usize,

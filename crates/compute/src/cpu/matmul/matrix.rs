@@ -176,6 +176,21 @@ impl Matrix {
     }
 }
 
+/// Bytes that a part of `[n_experts, n_out, n_in]` takes once it is packed, which differ from a file's where codes are spread; 0 where it
+/// stays in the file.
+pub fn packed_bytes(dtype: DType, [n_experts, n_out, n_in]: [usize; 3], options: MatrixOptions) -> usize {
+    let layout = layouts::select(dtype, options.isa, options.exact);
+    if !options.repack || !layout.keeps_size() {
+        return 0;
+    }
+    n_experts.saturating_mul(n_out.div_ceil(LANES)).saturating_mul(panel_bytes(layout, n_in))
+}
+
+/// Bytes of a panel of rows of `n_in` elements, all slices together.
+fn panel_bytes(layout: &dyn Layout, n_in: usize) -> usize {
+    columns(layout, n_in).map(|columns| layout.panel_bytes(columns.len())).sum()
+}
+
 /// Checks a part by itself and against the first part's shape.
 fn check(part: &MatrixPart, n_experts: usize, n_in: usize) -> Result<()> {
     part.check()?;
@@ -208,7 +223,7 @@ impl Part {
             first_panel,
             n_panels: n_out.div_ceil(LANES),
             row_bytes: n_in / dtype.block_len() * dtype.spec().block_bytes,
-            panel_bytes: columns(layout, n_in).map(|columns| layout.panel_bytes(columns.len())).sum(),
+            panel_bytes: panel_bytes(layout, n_in),
             weights: Weights::Rows(bytes),
         }
     }

@@ -29,4 +29,4 @@ mod tests;
 
 pub use activations::Activations;
 pub use gemm::{Operands, matmul};
-pub use matrix::{Matrix, MatrixOptions};
+pub use matrix::{Matrix, MatrixOptions, packed_bytes};

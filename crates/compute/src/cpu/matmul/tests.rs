@@ -1,6 +1,7 @@
 //! Every type on every instruction set against sums in `f64` over the type's own decoder.
 
 use super::activations::ActivationLayout;
+use super::matrix::Weights;
 use super::*;
 use crate::cpu::isa::Isa;
 use crate::cpu::threads::Pool;
@@ -114,6 +115,29 @@ fn tolerance(dtype: DType, isa: Isa, exact: bool) -> f64 {
 
 fn options(isa: Isa, exact: bool, repack: bool) -> MatrixOptions {
     MatrixOptions { isa, exact, repack }
+}
+
+#[test]
+fn the_memory_of_packed_weights_is_known_before_they_are_made() {
+    let pool = Pool::new(1);
+    for spec in QUANTS {
+        let n_in = 256.max(spec.block_len);
+        let bytes = vec![0; 3 * 37 * spec.dtype.bytes_for(n_in).unwrap()];
+        for (exact, repack) in [(false, true), (true, true), (false, false)] {
+            let part =
+                MatrixPart { dtype: spec.dtype, n_experts: 3, n_out: 37, n_in, bytes: bytes.clone().into() };
+            let options = options(Isa::best(), exact, repack);
+            let w = Matrix::new(vec![part], options, &pool).unwrap();
+            let packed = packed_bytes(spec.dtype, [3, 37, n_in], options);
+            let stays = matches!(w.parts[0].weights, Weights::Rows(_));
+            assert_eq!(
+                packed,
+                if stays { 0 } else { w.bytes() },
+                "{} exact {exact} repack {repack}",
+                spec.dtype
+            );
+        }
+    }
 }
 
 const ROWS: [usize; 7] = [1, 2, 3, 5, 8, 17, 64];
