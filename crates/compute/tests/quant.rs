@@ -1,27 +1,16 @@
 //! Tests of the quantization formats as a caller sees them: through the rows of [`QUANTS`].
 //!
-//! The conformance test compares every type bit by bit with ggml's own blocks and their decoded values, where that data
-//! is at hand. The other tests need no data: they feed random blocks and round-trip random weights.
+//! The conformance tests compare every type bit by bit with blocks that ggml decoded (`tools/make_quant_vectors.py`), and with more of them
+//! where the public test data is at hand. The others feed random blocks and round-trip random weights.
+
+#[path = "support/test_data.rs"]
+mod test_data;
 
 use realizar_compute::DType;
 use realizar_compute::quant::QUANTS;
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
-
-/// A folder of the shared test data, or `None` after saying that the test is skipped.
-#[allow(clippy::print_stderr, clippy::disallowed_methods)]
-fn shared_data(what: &str) -> Option<PathBuf> {
-    let root = match std::env::var_os("REALIZAR_TEST_DATA") {
-        Some(root) => PathBuf::from(root),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data"),
-    };
-    let path = root.join(what);
-    if path.exists() {
-        return Some(path);
-    }
-    eprintln!("SKIPPED: {} is absent", path.display());
-    None
-}
+use std::path::Path;
+use test_data::test_data;
 
 /// Just enough of GGUF to read the vectors: metadata holds strings only.
 struct Gguf<'a> {
@@ -84,7 +73,16 @@ fn dequantize(dtype: DType, bytes: &[u8]) -> Vec<f32> {
 
 #[test]
 fn every_type_dequantizes_bit_equal_to_ggml() {
-    let Some(path) = shared_data("quant-vectors/ggml_quant_vectors.gguf") else { return };
+    compare_with_ggml(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/quant_vectors.gguf"));
+}
+
+#[test]
+fn encoded_weights_dequantize_bit_equal_to_ggml() {
+    let Some(path) = test_data("quant-vectors/ggml_quant_vectors.gguf") else { return };
+    compare_with_ggml(&path);
+}
+
+fn compare_with_ggml(path: &Path) {
     let bytes = std::fs::read(path).unwrap();
     let tensors = Gguf { bytes: &bytes, at: 0 }.tensors();
     let mut compared = 0;

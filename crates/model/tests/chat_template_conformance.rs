@@ -2,27 +2,17 @@
 //!
 //! Method: the shared test data has 37 templates and six conversations with the text or the error that Python's jinja2
 //! gave, set up as transformers does. Kimi K2's template appends to a list, which transformers refuses and others that serve the model
-//! do not: what it then renders is Python's jinja2 in a sandbox that allows it. Without the data this test says that it was skipped.
+//! do not: what it then renders is Python's jinja2 in a sandbox that allows it. Without the data this test does not run.
 
-// A skipped test says so, and the counts are the result.
+// The counts are the result.
 #![allow(clippy::print_stdout)]
+
+#[path = "../../compute/tests/support/test_data.rs"]
+mod test_data;
 
 use realizar_model::chat_template::{ChatTemplate, Timestamp};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
-
-/// The folder of shared test data, or `None` with a note.
-fn shared_data() -> Option<PathBuf> {
-    // The one place where a test reads the environment: the data lies wherever its user put it.
-    #[allow(clippy::disallowed_methods)]
-    let given = std::env::var_os("REALIZAR_TEST_DATA").map(PathBuf::from);
-    let folder = given.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data"));
-    if folder.is_dir() {
-        return Some(folder);
-    }
-    println!("SKIPPED: no shared test data at {}", folder.display());
-    None
-}
+use test_data::test_data;
 
 /// The end of what Kimi K2's template renders of a call and its result.
 const KIMI_CALL: &str = "<|im_assistant|>assistant<|im_middle|><|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0\
@@ -31,8 +21,7 @@ const KIMI_CALL: &str = "<|im_assistant|>assistant<|im_middle|><|tool_calls_sect
 
 #[test]
 fn templates_render_as_in_the_reference_library() {
-    let Some(data) = shared_data() else { return };
-    let folder = data.join("chat-templates");
+    let Some(folder) = test_data("chat-templates") else { return };
     let renders: Value =
         serde_json::from_slice(&std::fs::read(folder.join("expected_renders.json")).unwrap()).unwrap();
     let now = Timestamp::utc(2026, 1, 15, 12, 0, 0);

@@ -2,8 +2,8 @@
 //! independently; what GGUF cannot state is refused. Tokenizers of real models, from the shared test data, give the same ids
 //! before and after.
 
-// A skipped test says so.
-#![allow(clippy::print_stdout)]
+#[path = "../../compute/tests/support/test_data.rs"]
+mod test_data;
 
 use realizar_compute::DType;
 use realizar_compute::sampling::SamplingOverrides;
@@ -13,6 +13,7 @@ use realizar_model::sampling_hints;
 use realizar_model::source::{TensorSource, open};
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
 use std::path::{Path, PathBuf};
+use test_data::test_data;
 
 fn fixtures() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch");
@@ -187,13 +188,7 @@ fn model_around(folder: &Path, files: &[(&str, Vec<u8>)], n_tokens: usize) {
 
 #[test]
 fn tokenizers_of_real_models_survive_conversion() {
-    #[allow(clippy::disallowed_methods)]
-    let given = std::env::var_os("REALIZAR_TEST_DATA").map(PathBuf::from);
-    let data = given.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data"));
-    if !data.is_dir() {
-        println!("SKIPPED: no shared test data at {}", data.display());
-        return;
-    }
+    let Some(data) = test_data("") else { return };
     let inputs = std::fs::read_to_string(data.join("tokenizers/gguf/ggml-vocab-llama-bpe.gguf.inp")).unwrap();
     let texts: Vec<&str> = inputs.split("\n__ggml_vocab_test__\n").collect();
     let scratch = std::env::temp_dir().join(format!("realizar-convert-{}", std::process::id()));

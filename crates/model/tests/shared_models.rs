@@ -1,10 +1,12 @@
 //! Small trained models from the public data beside the project, against logits and greedy tokens of their reference implementations.
 //!
-//! Skipped, loudly, where the data is not there (`../shared/data`, or `REALIZAR_TEST_DATA`).
+//! Without the data they do not run.
 
-#![expect(clippy::print_stderr, reason = "a test says what it skipped and measured")]
+#![expect(clippy::print_stderr, reason = "a test says what it measured")]
 
 mod support;
+#[path = "../../compute/tests/support/test_data.rs"]
+mod test_data;
 
 use realizar_compute::DType;
 use realizar_compute::cpu::{Cpu, CpuOptions};
@@ -12,19 +14,8 @@ use realizar_model::arch::configure;
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
 use realizar_model::{Decoder, source};
 use serde_json::Value;
-use std::path::PathBuf;
 use support::{Session, argmax};
-
-#[expect(clippy::disallowed_methods, reason = "tests find their data by the environment")]
-fn data() -> Option<PathBuf> {
-    let default = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data"));
-    let dir = std::env::var_os("REALIZAR_TEST_DATA").map_or_else(default, PathBuf::from).join("models");
-    let found = dir.is_dir();
-    if !found {
-        eprintln!("SKIPPED: {} is not there", dir.display());
-    }
-    found.then_some(dir)
-}
+use test_data::test_data;
 
 struct Case {
     model: &'static str,
@@ -92,7 +83,7 @@ fn numbers<T>(v: &Value, f: impl Fn(f64) -> T) -> Vec<T> {
 }
 
 fn check(case: &Case, exact: bool) {
-    let Some(dir) = data() else { return };
+    let Some(dir) = test_data("models") else { return };
     let source = source::open(&dir.join(case.model)).unwrap();
     let tokenizer = Tokenizer::from_source(&*source).unwrap();
     let golden: Value = serde_json::from_slice(&std::fs::read(dir.join(case.golden)).unwrap()).unwrap();

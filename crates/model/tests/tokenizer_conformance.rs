@@ -6,25 +6,16 @@
 // A skipped test says so, and the counts are the result.
 #![allow(clippy::print_stdout)]
 
+#[path = "../../compute/tests/support/test_data.rs"]
+mod test_data;
+
 use realizar_model::source;
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer, clean_up_tokenization_spaces};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use test_data::test_data;
 
 const PLAIN: EncodeOptions = EncodeOptions { add_special: false, parse_special: false };
-
-/// The folder of shared test data, or `None` with a note.
-fn shared_data() -> Option<PathBuf> {
-    // The one place where a test reads the environment: the data lies wherever its user put it.
-    #[allow(clippy::disallowed_methods)]
-    let given = std::env::var_os("REALIZAR_TEST_DATA").map(PathBuf::from);
-    let folder = given.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data"));
-    if folder.is_dir() {
-        return Some(folder);
-    }
-    println!("SKIPPED: no shared test data at {}", folder.display());
-    None
-}
 
 fn gguf(path: &Path) -> Tokenizer {
     let source = source::open(path).unwrap();
@@ -40,7 +31,7 @@ fn hf(folder: &Path, file: &str) -> Tokenizer {
 
 #[test]
 fn gguf_vocabularies_encode_and_decode_as_their_models() {
-    let Some(data) = shared_data() else { return };
+    let Some(data) = test_data("") else { return };
     let folder = data.join("tokenizers/gguf");
     let mut failures = Vec::new();
     for (vocab, cases) in [
@@ -81,7 +72,7 @@ fn gguf_vocabularies_encode_and_decode_as_their_models() {
 
 #[test]
 fn hugging_face_vectors_encode_and_decode_equal() {
-    let Some(data) = shared_data() else { return };
+    let Some(data) = test_data("") else { return };
     let vectors: Value = serde_json::from_slice(
         &std::fs::read(data.join("tokenizers/vectors/hf_tokenizer_tests.json")).unwrap(),
     )
@@ -150,7 +141,7 @@ fn hugging_face_vectors_encode_and_decode_equal() {
 
 #[test]
 fn a_file_with_holes_in_its_ids_keeps_them() {
-    let Some(data) = shared_data() else { return };
+    let Some(data) = test_data("") else { return };
     let tokenizer = hf(&data.join("tokenizers/edge"), "added-tokens_tokenizer.json");
     assert_eq!(tokenizer.id_of("<|user|>"), Some(32010));
     // The space mark is unknown; the reference library puts the byte token of the newline before it.
@@ -160,7 +151,7 @@ fn a_file_with_holes_in_its_ids_keeps_them() {
 
 #[test]
 fn both_formats_of_one_model_agree() {
-    let Some(data) = shared_data() else { return };
+    let Some(data) = test_data("") else { return };
     let text = std::fs::read_to_string(data.join("eval/wikitext-2-raw_test/wiki.test.raw")).unwrap();
     for (gguf_file, folder, file) in [
         ("tokenizers/gguf/rebuilt-vocab-llama-bpe.gguf", "tokenizers/llama3", "tokenizer.json"),

@@ -11,6 +11,8 @@ mod hostile;
 mod make;
 mod safetensors_files;
 mod split;
+#[path = "../../../compute/tests/support/test_data.rs"]
+mod test_data;
 mod whole_models;
 
 use realizar_model::source::TensorSource;

@@ -1,31 +1,18 @@
 //! Whole models written by other programs: this crate's fixtures, and the shared test data where it is present.
 
+use crate::test_data::test_data;
 use realizar_compute::DType;
 use realizar_model::gguf;
 use realizar_model::source::{self, Format, TensorSource};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The folder of shared test data, or `None` with a note.
-#[allow(clippy::print_stdout)]
-fn shared_data() -> Option<PathBuf> {
-    // The data lies wherever its user put it, and a test has no arguments.
-    #[allow(clippy::disallowed_methods)]
-    let given = std::env::var_os("REALIZAR_TEST_DATA").map(PathBuf::from);
-    let folder = given.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data"));
-    if folder.is_dir() {
-        return Some(folder);
-    }
-    println!("SKIPPED: no shared test data at {}", folder.display());
-    None
-}
-
 /// Every GGUF file of the fixtures and of the shared data.
 fn ggufs() -> Vec<PathBuf> {
     let mut files = Vec::new();
     files_with_extension(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data"), "gguf", &mut files);
     assert!(!files.is_empty(), "the fixtures are part of the project");
-    if let Some(data) = shared_data() {
+    if let Some(data) = test_data("") {
         let n_fixtures = files.len();
         files_with_extension(&data, "gguf", &mut files);
         assert!(files.len() >= n_fixtures + 17, "{files:?}");
@@ -134,7 +121,7 @@ fn every_hugging_face_fixture_opens() {
 
 #[test]
 fn the_shared_folders_open() {
-    let Some(data) = shared_data() else { return };
+    let Some(data) = test_data("") else { return };
     for (folder, n_tensors, dtype) in [
         ("models/stories260K/hf", 47, DType::F32),
         ("models/stories260K/hf-bf16-sharded", 47, DType::BF16),
@@ -151,7 +138,7 @@ fn the_shared_folders_open() {
 
 #[test]
 fn gguf_and_safetensors_of_one_model_hold_the_same_weights() {
-    let Some(data) = shared_data() else { return };
+    let Some(data) = test_data("") else { return };
     let stories = data.join("models/stories260K");
     let gguf = source::open(&stories.join("stories260K-F32.gguf")).unwrap();
     let hf = source::open(&stories.join("hf")).unwrap();
@@ -182,7 +169,7 @@ fn gguf_and_safetensors_of_one_model_hold_the_same_weights() {
 /// The limit is far above the first, so that a busy machine does not fail it.
 #[test]
 fn a_large_vocabulary_opens_fast() {
-    let Some(data) = shared_data() else { return };
+    let Some(data) = test_data("") else { return };
     let start = Instant::now();
     let model = source::open(&data.join("tokenizers/gguf/rebuilt-vocab-qwen2.gguf")).unwrap();
     let tokens = model.metadata().get_strings("tokenizer.ggml.tokens").unwrap().unwrap();

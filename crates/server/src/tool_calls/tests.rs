@@ -3,8 +3,11 @@
 //! Method: transcripts in each syntax's file go through [`check`], which divides them at every place, into single characters, and at
 //! random. Transcripts of calls follow the syntaxes that the models' own chat templates render.
 
+#[path = "../../../compute/tests/support/test_data.rs"]
+mod test_data;
+
 use super::*;
-use std::path::PathBuf;
+use test_data::test_data;
 
 pub(super) fn tools() -> Vec<Tool> {
     serde_json::from_value(json!([
@@ -32,19 +35,9 @@ pub(super) fn tools() -> Vec<Tool> {
 }
 
 /// A template of the public data, or `None` with a note.
-#[expect(clippy::disallowed_methods, reason = "tests find their data by the environment")]
-#[expect(clippy::print_stderr, reason = "a test says what it skipped")]
 pub(super) fn template(name: &str) -> Option<ChatTemplate> {
-    let default = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data"));
-    let dir = std::env::var_os("REALIZAR_TEST_DATA").map_or_else(default, PathBuf::from);
-    let path = dir.join("chat-templates").join(format!("{name}.jinja"));
-    match std::fs::read_to_string(&path) {
-        Ok(source) => Some(ChatTemplate::new(&source, "<s>", "</s>").unwrap()),
-        Err(_) => {
-            eprintln!("SKIPPED: {} is not there", path.display());
-            None
-        }
-    }
+    let source = std::fs::read_to_string(test_data(&format!("chat-templates/{name}.jinja"))?).unwrap();
+    Some(ChatTemplate::new(&source, "<s>", "</s>").unwrap())
 }
 
 /// What an answer is made of.

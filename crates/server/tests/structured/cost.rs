@@ -1,6 +1,7 @@
 //! What a mask costs per token, beside which a step of the smallest models takes milliseconds. `--nocapture` shows the numbers.
 
-use super::support::{Random, babble, data, demo};
+use super::support::{Random, babble, demo};
+use super::test_data::test_data;
 use super::{compile, grammars, schema};
 use realizar_engine::{Constraint, TokenMask};
 use realizar_model::source;
@@ -99,7 +100,7 @@ fn measure(name: &str, tokenizer: &Tokenizer) {
 #[test]
 fn a_mask_costs_little_beside_a_step() {
     measure("demo", &Tokenizer::from_source(&*demo()).unwrap());
-    let Some(dir) = data("tokenizers/gguf") else { return };
+    let Some(dir) = test_data("tokenizers/gguf") else { return };
     for name in ["ggml-vocab-llama-spm", "rebuilt-vocab-llama-bpe"] {
         measure(
             name,

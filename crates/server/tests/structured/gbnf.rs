@@ -1,6 +1,7 @@
 //! Grammars in GBNF: what they say, and nothing else.
 
-use super::support::{Random, allowed_ids, babble, data, demo, follow};
+use super::support::{Random, allowed_ids, babble, demo, follow};
+use super::test_data::test_data;
 use super::{compile, grammars};
 use realizar_model::source;
 use realizar_model::tokenizer::Tokenizer;
@@ -101,7 +102,7 @@ fn random_texts_are_what_an_equal_expression_matches() {
 
 #[test]
 fn public_grammars_are_followed() {
-    let Some(dir) = data("grammars") else { return };
+    let Some(dir) = test_data("grammars") else { return };
     let tokenizer = Tokenizer::from_source(&*demo()).unwrap();
     let grammars = grammars(&tokenizer);
     for (name, good, bad) in [
@@ -151,7 +152,7 @@ fn public_grammars_are_followed() {
 
 #[test]
 fn masks_of_a_large_vocabulary_come_in_time() {
-    let (Some(dir), Some(texts)) = (data("tokenizers/gguf"), data("grammars")) else { return };
+    let (Some(dir), Some(texts)) = (test_data("tokenizers/gguf"), test_data("grammars")) else { return };
     let tokenizer =
         Tokenizer::from_source(&*source::open(&dir.join("rebuilt-vocab-llama-bpe.gguf")).unwrap()).unwrap();
     let grammars = grammars(&tokenizer);

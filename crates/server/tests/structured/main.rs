@@ -10,6 +10,8 @@ mod cost;
 mod gbnf;
 mod json_schema;
 mod support;
+#[path = "../../../compute/tests/support/test_data.rs"]
+mod test_data;
 mod tools;
 
 use json_schema::validates;
@@ -19,7 +21,8 @@ use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
 use realizar_server::structured::{Format, GrammarError, Grammars};
 use serde_json::{Value, json};
 use std::time::Instant;
-use support::{Random, allowed_ids, babble, data, demo, follow};
+use support::{Random, allowed_ids, babble, demo, follow};
+use test_data::test_data;
 
 /// A schema, values that satisfy it, and values that do not.
 type Example = (Value, Vec<Value>, Vec<Value>);
@@ -265,7 +268,7 @@ fn examples_are_followed_and_counterexamples_are_not() {
 
 #[test]
 fn large_vocabularies_of_real_models_do_the_same() {
-    let Some(dir) = data("tokenizers/gguf") else { return };
+    let Some(dir) = test_data("tokenizers/gguf") else { return };
     for name in ["rebuilt-vocab-llama-bpe", "ggml-vocab-llama-spm", "rebuilt-vocab-qwen2"] {
         let tokenizer =
             Tokenizer::from_source(&*source::open(&dir.join(format!("{name}.gguf"))).unwrap()).unwrap();

@@ -4,24 +4,11 @@
 use realizar_engine::{Constraint, TokenMask};
 use realizar_model::source::{self, TensorSource};
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The embedded demo model.
 pub fn demo() -> Box<dyn TensorSource> {
     source::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo.gguf")).unwrap()
-}
-
-/// A folder of the public data beside the project, or `None` with a note.
-#[expect(clippy::disallowed_methods, reason = "tests find their data by the environment")]
-#[expect(clippy::print_stderr, reason = "a test says what it skipped")]
-pub fn data(folder: &str) -> Option<PathBuf> {
-    let default = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data"));
-    let dir = std::env::var_os("REALIZAR_TEST_DATA").map_or_else(default, PathBuf::from).join(folder);
-    let found = dir.is_dir();
-    if !found {
-        eprintln!("SKIPPED: {} is not there", dir.display());
-    }
-    found.then_some(dir)
 }
 
 /// A generator of test data: SplitMix64 (Steele, Lea and Flood 2014).
