@@ -140,9 +140,10 @@ T from_lane(T value, unsigned source) {
 // A kernel by its name; they register themselves before main.
 struct Kernel {
   const char* name;
+  size_t args_bytes;
   void (*run)(const void* args);
   Kernel* next;
-  Kernel(const char* name, void (*run)(const void*));
+  Kernel(const char* name, size_t args_bytes, void (*run)(const void*));
 };
 
 }  // namespace emulation
@@ -154,7 +155,7 @@ struct Kernel {
 
 #define KERNEL(name, Args, max_threads)                                                              \
   static void name(const Args&);                                                                     \
-  static emulation::Kernel name##_kernel(#name, [](const void* args) { name(*static_cast<const Args*>(args)); }); \
+  static emulation::Kernel name##_kernel(#name, sizeof(Args), [](const void* args) { name(*static_cast<const Args*>(args)); }); \
   static void name(const Args& a)
 
 #define KERNEL_1(name, Args, max_threads) KERNEL(name, Args, max_threads)

@@ -27,7 +27,9 @@ static unsigned char* static_shared;
 static size_t static_bytes;
 static Block* loaded;
 
-Kernel::Kernel(const char* name, void (*run)(const void*)) : name(name), run(run), next(kernels) { kernels = this; }
+Kernel::Kernel(const char* name, size_t args_bytes, void (*run)(const void*)) : name(name), args_bytes(args_bytes), run(run), next(kernels) {
+  kernels = this;
+}
 
 void die(const char* what) {
   if (block) {
@@ -288,6 +290,8 @@ extern "C" const void* emulation_find(const char* name) {
   }
   return nullptr;
 }
+
+extern "C" size_t emulation_args_bytes(const void* kernel) { return static_cast<const Kernel*>(kernel)->args_bytes; }
 
 // `cluster`: blocks of one, in the first dimension. `limit`: blocks that may run at once.
 extern "C" void emulation_launch(const void* kernel, Dim3 grid, unsigned threads, size_t shared_bytes, unsigned cluster, unsigned limit,

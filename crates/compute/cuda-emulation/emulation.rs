@@ -5,6 +5,9 @@
 //! an access past its end stops the test, and holds NaN until it is written. A GPU before Hopper is emulated or Hopper, for which the
 //! kernels are compiled once more.
 
+#[path = "../tests/support/test_data.rs"]
+mod test_data;
+
 use libloading::Library;
 use realizar_compute::cuda::driver::{
     BoxMap, Boxes, DevicePtr, Driver, Function, Graph, Grid, Image, Link, PinnedReadback,
@@ -13,8 +16,9 @@ use realizar_compute::{DeviceMemory, Result};
 use std::ffi::{CString, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::ThreadId;
 
 /// Which GPU is emulated.
 #[derive(Clone, Copy, PartialEq)]
@@ -23,20 +27,77 @@ enum Arch {
     Sm90,
 }
 
+/// The kernels, in as many copies of their library as threads can use: each runs one kernel at a time, whose state it holds. Memory of the
+/// device is the host's, the same to all of them.
+struct Copies(Vec<(Library, Mutex<()>)>);
+
+impl Copies {
+    fn open(kernels: &Path, count: usize) -> Self {
+        // Opening a library again gives the same copy of it.
+        let open = |i: usize| {
+            let path = kernels.with_extension(format!("{i}.{}.so", unique()));
+            std::fs::copy(kernels, &path).unwrap();
+            // SAFETY: the library is one that was compiled here; its initializers fill a list.
+            let library =
+                unsafe { Library::new(&path) }.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            std::fs::remove_file(&path).unwrap();
+            (library, Mutex::default())
+        };
+        Self((0..count).map(open).collect())
+    }
+
+    /// A copy that runs no kernel, or else one to wait for.
+    fn claim(&self) -> (usize, MutexGuard<'_, ()>) {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let idle = self.0.iter().enumerate().find_map(|(i, copy)| Some((i, copy.1.try_lock().ok()?)));
+        idle.unwrap_or_else(|| {
+            let i = NEXT.fetch_add(1, Ordering::Relaxed) % self.0.len();
+            (i, lock(&self.0[i].1))
+        })
+    }
+
+    fn call<F: Copy>(&self, copy: usize, name: &str) -> F {
+        // SAFETY: the callers name functions of emulation.cpp with their types.
+        *unsafe { self.0[copy].0.get::<F>(name) }.unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+}
+
+/// What a device does in the order of its queue.
+enum Operation {
+    Launch { function: usize, grid: Grid, args: Vec<ArgsLine> },
+    Zero { ptr: DevicePtr, bytes: usize },
+    Copy { dst: DevicePtr, src: DevicePtr, bytes: usize },
+}
+
+/// Bytes of a kernel's arguments, aligned as the most demanding of them.
+#[derive(Clone, Copy)]
+#[repr(align(128))]
+struct ArgsLine(#[expect(dead_code, reason = "kernels read it")] [u8; 128]);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The emulated device.
 pub(crate) struct Emulation {
     arch: Arch,
-    library: Library,
-    /// Kernels run one at a time in each copy of the library, whose state they share.
-    running: Arc<Mutex<()>>,
+    copies: Arc<Copies>,
+    /// Where each function is in each copy.
+    functions: Mutex<Vec<Vec<usize>>>,
     /// Memory for readbacks that nobody has finished.
     readbacks: Mutex<Vec<Option<Vec<u64>>>>,
+    /// Held while a thread records.
+    turn: Mutex<()>,
+    /// The thread that records, and what it has recorded.
+    recording: Mutex<Option<(ThreadId, Vec<Operation>)>>,
+    /// What was recorded, until it is given back.
+    graphs: Mutex<Vec<Arc<Vec<Operation>>>>,
     /// What the device claims to have.
     n_multiprocessors: u32,
 }
 
 impl Emulation {
-    /// Compiles the kernels, or takes what an earlier test compiled from the same sources; `None`, said loudly, without a compiler.
+    /// Compiles the kernels, or takes what an earlier test compiled from the same sources; `None`, said by [`test_data::missing`], without a compiler.
     pub(crate) fn build() -> Option<Arc<dyn Driver>> {
         Self::build_for(Arch::Sm80)
     }
@@ -47,47 +108,89 @@ impl Emulation {
         Self::build_for(Arch::Sm90)
     }
 
-    #[allow(clippy::print_stderr)]
     fn build_for(arch: Arch) -> Option<Arc<dyn Driver>> {
         if Command::new("g++").arg("--version").output().is_err() {
-            eprintln!("SKIPPED: kernels are not tested, since there is no g++ to compile them for the CPU");
+            test_data::missing("there is no g++ to compile the kernels for the CPU");
             return None;
         }
-        static SM80: OnceLock<Arc<Mutex<()>>> = OnceLock::new();
-        static SM90: OnceLock<Arc<Mutex<()>>> = OnceLock::new();
-        // Opening a library again gives the same copy of it.
-        let running = match arch {
+        static SM80: OnceLock<Arc<Copies>> = OnceLock::new();
+        static SM90: OnceLock<Arc<Copies>> = OnceLock::new();
+        let copies = match arch {
             Arch::Sm80 => &SM80,
             Arch::Sm90 => &SM90,
         };
-        let running = running.get_or_init(Arc::default).clone();
-        Some(Arc::new(Self { running, ..Self::open(&compile(arch), arch) }))
+        let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let copies = copies.get_or_init(|| Arc::new(Copies::open(&compile(arch), n_threads)));
+        Some(Arc::new(Self::of(copies.clone(), arch)))
     }
 
-    fn open(path: &Path, arch: Arch) -> Self {
-        // SAFETY: the library is one that was compiled here; its initializers fill a list.
-        let library = unsafe { Library::new(path) }.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        Self { arch, library, running: Arc::default(), readbacks: Mutex::default(), n_multiprocessors: 4 }
+    fn of(copies: Arc<Copies>, arch: Arch) -> Self {
+        Self {
+            arch,
+            copies,
+            functions: Mutex::default(),
+            readbacks: Mutex::default(),
+            turn: Mutex::default(),
+            recording: Mutex::default(),
+            graphs: Mutex::default(),
+            n_multiprocessors: 4,
+        }
     }
 
+    /// Does an operation now, or notes it if this thread records.
+    ///
+    /// # Safety
+    /// The conditions of `Driver::launch`, `zero` or `copy`, now and whenever it is replayed.
+    unsafe fn enqueue(&self, operation: Operation) {
+        if let Some((thread, operations)) = &mut *lock(&self.recording)
+            && *thread == std::thread::current().id()
+        {
+            return operations.push(operation);
+        }
+        // SAFETY: the conditions are this function's.
+        unsafe { self.run(&operation) }
+    }
+
+    /// # Safety
+    /// The conditions of `Driver::launch`, `zero` or `copy`.
+    unsafe fn run(&self, operation: &Operation) {
+        match operation {
+            // SAFETY: device memory is the host's, and `ptr` addresses `bytes` bytes of it.
+            &Operation::Zero { ptr, bytes } => unsafe { std::ptr::write_bytes(ptr.0 as *mut u8, 0, bytes) },
+            // SAFETY: device memory is the host's, and both address `bytes` bytes that do not overlap.
+            &Operation::Copy { dst, src, bytes } => unsafe {
+                std::ptr::copy_nonoverlapping(src.0 as *const u8, dst.0 as *mut u8, bytes);
+            },
+            Operation::Launch { function, grid, args } => {
+                let (copy, _running) = self.copies.claim();
+                let launch: unsafe extern "C" fn(usize, Blocks, u32, usize, u32, u32, *const c_void) =
+                    self.copies.call(copy, "emulation_launch");
+                let kernel = lock(&self.functions)[*function][copy];
+                let (shared, n_blocks) = (grid.shared_bytes as usize, self.n_multiprocessors);
+                let (blocks, args) = (Blocks(grid.blocks), args.as_ptr().cast());
+                // SAFETY: the kernel gets a copy of the struct that it takes and memory as it demands; its copy of the library runs no
+                // other.
+                unsafe { launch(kernel, blocks, grid.threads, shared, grid.cluster, n_blocks, args) };
+            }
+        }
+    }
+
+    /// A function of the emulation that is the same in all copies.
     fn call<F: Copy>(&self, name: &str) -> F {
-        // SAFETY: the callers name functions of emulation.cpp with their types.
-        *unsafe { self.library.get::<F>(name) }.unwrap_or_else(|e| panic!("{name}: {e}"))
+        self.copies.call(0, name)
     }
 }
 
-/// Devices side by side, which write to each other's memory: copies of the library, since each holds the state of one device.
+/// Devices side by side, which write to each other's memory.
 #[allow(dead_code, clippy::type_complexity)]
 pub(crate) fn group(count: usize) -> Option<(Vec<Arc<dyn Driver>>, Arc<dyn Link>)> {
     Emulation::build()?;
     let kernels = compile(Arch::Sm80);
     let copy = |i: usize| {
-        let path = kernels.with_extension(format!("{i}.{}.so", unique()));
-        std::fs::copy(&kernels, &path).unwrap();
+        // Each holds the state of one device.
+        let device = Emulation::of(Arc::new(Copies::open(&kernels, 1)), Arch::Sm80);
         // Not all of them share out their work alike.
-        let device = Emulation { n_multiprocessors: [4, 3, 5][i % 3], ..Emulation::open(&path, Arch::Sm80) };
-        std::fs::remove_file(&path).unwrap();
-        Arc::new(device) as Arc<dyn Driver>
+        Arc::new(Emulation { n_multiprocessors: [4, 3, 5][i % 3], ..device }) as Arc<dyn Driver>
     };
     Some(((0..count).map(copy).collect(), Arc::new(EmulatedLink(AtomicU32::new(0)))))
 }
@@ -134,11 +237,10 @@ fn unique() -> String {
 
 /// Of the compiler. Copies of the library must not share the static storage that stands for shared memory: no unique symbols. Accesses at
 /// misaligned addresses, which a GPU refuses, end the process.
-const FLAGS: [&str; 9] = [
+const FLAGS: [&str; 8] = [
     "-std=c++17",
     "-O1",
     "-fPIC",
-    "-shared",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
     "-fno-gnu-unique",
@@ -175,18 +277,35 @@ fn compile(arch: Arch) -> PathBuf {
     }
     // Another test may compile at the same time.
     let new = dir.join(format!("kernels-{hash:016x}.{}", unique()));
-    let compiled = sources.iter().filter(|p| p.extension().is_some_and(|e| e == "cu" || e == "cpp"));
-    let status = Command::new("g++")
+    std::fs::create_dir(&new).unwrap();
+    let is_unit = |p: &&PathBuf| p.extension().is_some_and(|e| e == "cu" || e == "cpp");
+    let units: Vec<_> = sources.iter().filter(is_unit).enumerate().collect();
+    let object = |i: usize| new.join(format!("{i}.o"));
+    let run = |command: &mut Command| {
+        let status = command.current_dir(root).status().unwrap();
+        assert!(status.success(), "the kernels do not compile for the CPU");
+    };
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some((i, unit)) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let mut gcc = Command::new("g++");
+                    gcc.args(FLAGS).args(["-Wno-unknown-pragmas", define, "-Icuda-emulation", "-c", "-o"]);
+                    run(gcc.arg(object(*i)).args(["-x", "c++"]).arg(unit));
+                }
+            });
+        }
+    });
+    let library = new.join("kernels.so");
+    run(Command::new("g++")
         .args(FLAGS)
-        .args(["-Wno-unknown-pragmas", define, "-Icuda-emulation", "-o"])
-        .arg(&new)
-        .args(["-x", "c++"])
-        .args(compiled)
-        .current_dir(root)
-        .status()
-        .unwrap();
-    assert!(status.success(), "the kernels do not compile for the CPU");
-    std::fs::rename(&new, &path).unwrap();
+        .arg("-shared")
+        .arg("-o")
+        .arg(&library)
+        .args((0..units.len()).map(object)));
+    std::fs::rename(&library, &path).unwrap();
+    std::fs::remove_dir_all(new).unwrap();
     path
 }
 
@@ -253,12 +372,18 @@ impl Driver for Emulation {
     }
 
     fn function(&self, _: &'static Image, name: &str, _: u32) -> Result<Function> {
-        let find: unsafe extern "C" fn(*const c_char) -> usize = self.call("emulation_find");
         let c_name = CString::new(name).unwrap();
-        // SAFETY: the name ends with a zero.
-        let kernel = unsafe { find(c_name.as_ptr()) };
-        assert_ne!(kernel, 0, "there is no kernel {name}");
-        Ok(Function(kernel))
+        let find_in = |copy| {
+            let find: unsafe extern "C" fn(*const c_char) -> usize = self.copies.call(copy, "emulation_find");
+            // SAFETY: the name ends with a zero.
+            let kernel = unsafe { find(c_name.as_ptr()) };
+            assert_ne!(kernel, 0, "there is no kernel {name}");
+            kernel
+        };
+        let found = (0..self.copies.0.len()).map(find_in).collect();
+        let mut functions = lock(&self.functions);
+        functions.push(found);
+        Ok(Function(functions.len() - 1))
     }
 
     fn allocate(&self, bytes: usize, what: &str) -> Result<DevicePtr> {
@@ -276,8 +401,8 @@ impl Driver for Emulation {
     }
 
     unsafe fn zero(&self, ptr: DevicePtr, bytes: usize) -> Result<()> {
-        // SAFETY: device memory is the host's, and `ptr` addresses `bytes` bytes of it (`Driver::zero`).
-        unsafe { std::ptr::write_bytes(ptr.0 as *mut u8, 0, bytes) };
+        // SAFETY: the conditions are the same.
+        unsafe { self.enqueue(Operation::Zero { ptr, bytes }) };
         Ok(())
     }
 
@@ -296,7 +421,7 @@ impl Driver for Emulation {
     fn claim_readback(&self, bytes: usize) -> Result<PinnedReadback> {
         let mut memory = vec![0u64; bytes.div_ceil(8)];
         let ptr = DevicePtr(memory.as_mut_ptr() as u64);
-        let mut readbacks = self.readbacks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut readbacks = lock(&self.readbacks);
         readbacks.push(Some(memory));
         Ok(PinnedReadback { index: readbacks.len() - 1, ptr })
     }
@@ -306,7 +431,7 @@ impl Driver for Emulation {
     }
 
     fn finish_readback(&self, readback: PinnedReadback, dst: &mut [u8]) -> Result<()> {
-        let memory = self.readbacks.lock().unwrap_or_else(PoisonError::into_inner)[readback.index].take();
+        let memory = lock(&self.readbacks)[readback.index].take();
         let memory = memory.expect("a readback is finished once");
         assert!(dst.len() <= 8 * memory.len());
         // SAFETY: checked; kernels wrote through the address that they were given, and none runs.
@@ -315,18 +440,21 @@ impl Driver for Emulation {
     }
 
     unsafe fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<()> {
-        // SAFETY: device memory is the host's, and both address `bytes` bytes that do not overlap (`Driver::copy`).
-        unsafe { std::ptr::copy_nonoverlapping(src.0 as *const u8, dst.0 as *mut u8, bytes) };
+        // SAFETY: the conditions are the same.
+        unsafe { self.enqueue(Operation::Copy { dst, src, bytes }) };
         Ok(())
     }
 
     unsafe fn launch(&self, f: Function, grid: Grid, args: *const c_void) -> Result<()> {
-        let launch: unsafe extern "C" fn(usize, Blocks, u32, usize, u32, u32, *const c_void) =
-            self.call("emulation_launch");
-        let (shared, blocks) = (grid.shared_bytes as usize, self.n_multiprocessors);
-        let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the kernel gets the struct that it takes and memory as it demands (`Driver::launch`); one kernel runs at a time.
-        unsafe { launch(f.0, Blocks(grid.blocks), grid.threads, shared, grid.cluster, blocks, args) };
+        let size_of_args: unsafe extern "C" fn(usize) -> usize = self.call("emulation_args_bytes");
+        let kernel = lock(&self.functions)[f.0][0];
+        // SAFETY: `kernel` is what `emulation_find` of the first copy returned.
+        let size = unsafe { size_of_args(kernel) };
+        let mut copy = vec![ArgsLine([0; 128]); size.div_ceil(128)];
+        // SAFETY: `args` points to the struct that the kernel takes (`Driver::launch`), and the copy has as many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(args.cast::<u8>(), copy.as_mut_ptr().cast(), size) };
+        // SAFETY: the conditions are the same.
+        unsafe { self.enqueue(Operation::Launch { function: f.0, grid, args: copy }) };
         Ok(())
     }
 
@@ -334,13 +462,25 @@ impl Driver for Emulation {
         Ok(())
     }
 
-    fn record(&self, _: &mut dyn FnMut()) -> Result<Option<Graph>> {
-        Ok(None)
+    fn record(&self, f: &mut dyn FnMut()) -> Result<Option<Graph>> {
+        // As on a GPU, one thread records at a time.
+        let _turn = lock(&self.turn);
+        *lock(&self.recording) = Some((std::thread::current().id(), Vec::new()));
+        f();
+        let (_, operations) = lock(&self.recording).take().expect("recording began above");
+        let mut graphs = lock(&self.graphs);
+        graphs.push(Arc::new(operations));
+        Ok(Some(Graph(graphs.len() - 1)))
     }
 
-    unsafe fn replay(&self, _: &Graph) -> Result<()> {
-        unreachable!("nothing was recorded")
+    unsafe fn replay(&self, graph: &Graph) -> Result<()> {
+        let operations = lock(&self.graphs)[graph.0].clone();
+        // SAFETY: the conditions of each operation hold again (`Driver::replay`).
+        operations.iter().for_each(|operation| unsafe { self.run(operation) });
+        Ok(())
     }
 
-    unsafe fn forget(&self, _: Graph) {}
+    unsafe fn forget(&self, graph: Graph) {
+        lock(&self.graphs)[graph.0] = Arc::default();
+    }
 }

@@ -39,6 +39,8 @@ struct State {
     lost: bool,
     n_faults: usize,
     n_allocations: usize,
+    n_launches: usize,
+    n_replays: usize,
     live: HashSet<u64>,
     memory: Option<DeviceMemory>,
 }
@@ -75,6 +77,12 @@ impl Faulty {
     /// Allocations so far.
     pub(crate) fn n_allocations(&self) -> usize {
         self.state().n_allocations
+    }
+
+    /// Launches of single kernels, recorded ones included, and replays of recorded steps so far.
+    pub(crate) fn n_launches_and_replays(&self) -> (usize, usize) {
+        let state = self.state();
+        (state.n_launches, state.n_replays)
     }
 
     /// Allocations that were not given back.
@@ -205,6 +213,7 @@ impl Driver for Faulty {
 
     unsafe fn launch(&self, f: Function, grid: Grid, args: *const c_void) -> Result<()> {
         self.check(Call::Launch)?;
+        self.state().n_launches += 1;
         // SAFETY: the conditions of `Driver::launch` are handed on with the same arguments.
         unsafe { self.inner.launch(f, grid, args) }
     }
@@ -219,6 +228,8 @@ impl Driver for Faulty {
     }
 
     unsafe fn replay(&self, graph: &Graph) -> Result<()> {
+        self.check(Call::Launch)?;
+        self.state().n_replays += 1;
         // SAFETY: the conditions of `Driver::replay` are handed on with the same arguments.
         unsafe { self.inner.replay(graph) }
     }

@@ -13,7 +13,8 @@ use realizar_compute::cuda::Cuda;
 use realizar_engine::load::{CacheSize, Device, LoadError, LoadOptions, load, load_on_device};
 use realizar_engine::speculative::{Ngram, SpeculationCosts};
 use realizar_engine::{
-    Client, Engine, EngineConfig, Error, Event, FinishReason, Health, Request, SamplingParams, Stream,
+    Client, Engine, EngineConfig, Error, Event, FinishReason, Health, Request, Row, SamplingParams, Step,
+    Stream,
 };
 use realizar_model::source::{self, TensorSource};
 use std::path::Path;
@@ -111,7 +112,9 @@ fn a_device_that_works_ahead_generates_what_the_host_chooses() {
     assert!(want.iter().all(Result::is_ok));
     for overlap in [Some(true), Some(false)] {
         let client = on_device(&driver, &options(), EngineConfig { overlap, ..EngineConfig::default() });
+        let (_, before) = driver.n_launches_and_replays();
         assert_eq!(all_tokens(&client), want, "overlap {overlap:?}");
+        assert!(driver.n_launches_and_replays().1 > before, "no step was replayed");
         // One after the other, too.
         for (request, want) in requests().into_iter().zip(&want) {
             assert_eq!(&tokens(client.submit(request).unwrap()), want, "alone, overlap {overlap:?}");
@@ -228,6 +231,60 @@ fn a_model_that_cannot_be_loaded_leaves_nothing_behind() {
         let error = load().unwrap_err().to_string();
         assert!(error.contains("out of memory"), "{error}");
         assert_eq!(driver.n_live(), 0, "after allocation {at} failed");
+    }
+}
+
+/// A step of one token for each of `n_seqs` sequences, at this position of each, whose history is as long.
+fn decode_step(n_seqs: usize, position: usize, params: &Arc<SamplingParams>) -> Step {
+    let mut step = Step::default();
+    for seq in 0..n_seqs {
+        let blocks: Vec<u32> = (0..6).map(|i| (6 * seq + i) as u32).collect();
+        step.batch.push(&[(7 * seq + position) as u32 % 100], position, &blocks[..=position / 16], 1);
+        let start = step.history.len();
+        step.history.extend((0..=position as u32).map(|i| i % 90));
+        let generated = start..step.history.len();
+        step.rows.push(Row { generated, uniform: 0.4, ..Row::choose(params.clone()) });
+    }
+    step
+}
+
+#[test]
+fn after_the_first_steps_of_a_shape_nothing_is_allocated_and_all_is_replayed() {
+    let Some((driver, _turn)) = device() else { return };
+    let penalties = SamplingParams {
+        temperature: 0.8,
+        top_k: 20,
+        repetition_penalty: 1.2,
+        presence_penalty: 0.3,
+        ..SamplingParams::default()
+    };
+    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    for exact in [true, false] {
+        let cuda = Cuda::with_driver(driver.clone(), exact).unwrap();
+        let mut runner = load_on_device(cuda, &*model("llama"), &options()).unwrap().runner;
+        for params in [&greedy, &penalties].map(|p| Arc::new(p.clone())) {
+            for n_seqs in [4, 1] {
+                let mut counts = Vec::new();
+                for position in 0..90 {
+                    let ticket = runner.launch(&decode_step(n_seqs, position, &params)).unwrap();
+                    runner.finish(ticket).unwrap();
+                    let (launches, replays) = driver.n_launches_and_replays();
+                    counts.push((driver.n_allocations(), launches, replays));
+                }
+                // The first step allocates scratch memory, the second one is recorded.
+                for (i, pair) in counts[1..].windows(2).enumerate() {
+                    let [(allocations, launches, replays), next] = pair else { unreachable!() };
+                    let what = format!("exact {exact}, {n_seqs} sequences, step {}: {pair:?}", i + 2);
+                    // The lists of tokens to penalize, of four bytes each, double where they outgrow their memory.
+                    let lists = |position: usize| (4 * n_seqs * (position + 1)).next_power_of_two();
+                    let grows = params.temperature > 0.0 && lists(i + 2) > lists(i + 1);
+                    assert!(next.0 == *allocations || grows && next.0 == allocations + 1, "{what}");
+                    assert_eq!(next.2, replays + 1, "{what}");
+                    // The batch, and what sampling wants, are brought to the device by kernels of their own.
+                    assert!(next.1 <= launches + 2, "{what}");
+                }
+            }
+        }
     }
 }
 
