@@ -117,3 +117,20 @@ fn packed_weights_are_counted_before_they_are_loaded() {
     }
     assert!(n > 100, "{n}");
 }
+
+#[test]
+fn models_share_what_memory_is_left_for_caches() {
+    let cache = |cache_share| {
+        let options =
+            LoadOptions { n_ctx: None, cache: CacheSize::AllSequences, cache_share, ..options(DType::F16) };
+        load(&*demo(), &options).unwrap().memory.cache
+    };
+    let (whole, part) = (cache(1), cache(2_000));
+    assert!(part < whole && part > 0, "{part} of {whole}");
+    let asked = LoadOptions { kv_memory: Some(4 << 20), cache_share: 2_000, ..options(DType::F16) };
+    assert_eq!(
+        load(&*demo(), &asked).unwrap().memory.cache,
+        4 << 20,
+        "a size that is asked for is not shared"
+    );
+}

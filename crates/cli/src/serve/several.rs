@@ -268,4 +268,40 @@ mod tests {
     fn the_options_of_one_model_are_well_formed() {
         OneModel::command().debug_assert();
     }
+
+    #[test]
+    fn a_folder_s_models_have_the_names_of_their_files() {
+        let folder = std::env::temp_dir().join(format!("realizar-models-in-{}", std::process::id()));
+        let files = [
+            "a.gguf",
+            "b-00001-of-00002.gguf",
+            "b-00002-of-00002.gguf",
+            "b-Q4_K-of-x.gguf",
+            "mmproj-a.gguf",
+            "notes.txt",
+            "owner/c/config.json",
+            "owner/c/part.gguf",
+            "owner/d.gguf",
+        ];
+        for file in files {
+            let path = folder.join(file);
+            std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+            std::fs::write(path, "").expect("a file");
+        }
+        let found = models_in(&folder).expect("models");
+        std::fs::remove_dir_all(&folder).expect("it was there");
+        let place = |(name, path): (String, PathBuf)| {
+            (name, path.strip_prefix(&folder).expect("below it").to_string_lossy().into_owned())
+        };
+        let found: Vec<(String, String)> = found.into_iter().map(place).collect();
+        let expected = [
+            ("a", "a.gguf"),
+            ("b", "b-00001-of-00002.gguf"),
+            ("b-Q4_K-of-x", "b-Q4_K-of-x.gguf"),
+            ("c", "owner/c"),
+            ("d", "owner/d.gguf"),
+        ];
+        assert_eq!(found, expected.map(|(name, path)| (name.to_owned(), path.to_owned())));
+        assert!(models_in(&folder).is_err());
+    }
 }
