@@ -210,7 +210,7 @@ fn the_first_turn_after_a_restart_computes_only_what_is_new() {
     second.terminate();
     assert_eq!(second.end(), "");
     let other = Server::start(&["--cache-dir", &kept, "--kv-type", "q8_0"]);
-    assert!(other.warnings.contains("not used") && other.warnings.contains("q8_0"), "{}", other.warnings);
+    assert!(other.warnings.contains("not used") && other.warnings.contains("Q8_0"), "{}", other.warnings);
     fails(&run(&["serve", "--cache-dir", "/dev/null/x"]), &["--cache-dir", "/dev/null/x"]);
 }
 
