@@ -197,7 +197,7 @@ GRANITE_HYBRID = dict(
     mamba_d_head=16, mamba_d_state=10, mamba_chunk_size=8, position_embedding_type="nope",
 )
 NEMOTRON3 = dict(
-    COMMON, hidden_size=24, num_attention_heads=3, num_key_value_heads=1, head_dim=10, mamba_num_heads=4, mamba_head_dim=16, n_groups=2,
+    {key: value for key, value in COMMON.items() if key not in ("rms_norm_eps", "num_hidden_layers")}, time_step_min=1e-30, hidden_size=24, num_attention_heads=3, num_key_value_heads=1, head_dim=10, mamba_num_heads=4, mamba_head_dim=16, n_groups=2,
     ssm_state_size=10, chunk_size=8, mlp_hidden_act="relu2", layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
     moe_intermediate_size=12, moe_shared_expert_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1,
     n_group=1, topk_group=1, routed_scaling_factor=2.5, norm_topk_prob=True,

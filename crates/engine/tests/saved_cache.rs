@@ -5,7 +5,7 @@
 
 use realizar_compute::DType;
 use realizar_engine::load::{CacheSize, Device, LoadOptions, load};
-use realizar_engine::{Client, Engine, EngineConfig, Event, Request, SavedCache, Usage};
+use realizar_engine::{Client, Engine, EngineConfig, Event, Request, SamplingParams, SavedCache, Usage};
 use realizar_model::{arch, fingerprint, source};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -61,7 +61,9 @@ fn prompt() -> Vec<u32> {
 }
 
 fn answer(client: &Client, prompt: &[u32], salt: Option<u64>) -> (Vec<u32>, Usage) {
-    let request = Request { ignore_eos: true, cache_salt: salt, ..Request::new(prompt.to_vec(), 12) };
+    let sampling = SamplingParams { seed: Some(1), ..SamplingParams::default() };
+    let request =
+        Request { sampling, ignore_eos: true, cache_salt: salt, ..Request::new(prompt.to_vec(), 12) };
     let mut stream = client.submit(request).unwrap();
     let mut text = Vec::new();
     loop {
@@ -118,6 +120,7 @@ fn a_file_of_another_format_or_model_is_not_used() {
     ] {
         let client = start("qwen3", Some(&folder), &other, 1 << 30);
         assert_eq!(answer(&client, &prompt()[..80], None).1.cached_tokens, 0, "{other:?}");
+        end(client);
     }
     // A file with the name of another model's.
     let client = start("lfm2", Some(&folder), &options(), 1 << 30);
@@ -129,6 +132,7 @@ fn a_file_of_another_format_or_model_is_not_used() {
     for name in ["qwen3", "lfm2"] {
         let client = start(name, Some(&folder), &options(), 1 << 30);
         assert_eq!(answer(&client, &prompt(), None).1.cached_tokens, 0, "{name}");
+        end(client);
     }
 }
 
@@ -148,6 +152,8 @@ fn a_damaged_file_changes_no_text() {
         let (text, usage) = answer(&client, &prompt(), None);
         assert_eq!(text, expected, "byte {at}");
         assert!(usage.cached_tokens < prompt().len() * (at + 1) / whole.len() + 4, "byte {at}: {usage:?}");
+        // It writes the file anew, which must not be in the way of the next one.
+        end(client);
     }
 }
 

@@ -69,7 +69,7 @@ fn a_converted_folder_equals_the_gguf_file() {
                 && !key.contains("count")
                 && !key.contains("epsilon");
             // llama.cpp states as many tokens of every model without positions, how such heads turn, and groups of experts without any.
-            let arbitrary = ["nemotron-h", "granite-hybrid"].iter().any(|p| name.starts_with(p))
+            let arbitrary = ["nemotron-h", "nemotron3", "granite-hybrid"].iter().any(|p| name.starts_with(p))
                 && ["context_length", "rope.dimension_count", "rope.freq_base", "expert_group"]
                     .iter()
                     .any(|part| key.contains(part));

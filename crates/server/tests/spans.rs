@@ -98,7 +98,8 @@ fn hex(bytes: &[u8]) -> String {
 fn body(stream: bool) -> Value {
     json!({
         "messages": [{"role": "user", "content": "Tell me a story about a fox who went to the market."}],
-        "max_tokens": 20, "temperature": 0.7, "seed": 1, "stream": stream, "stream_options": {"include_usage": true},
+        "max_tokens": 20, "temperature": 0.7, "seed": 1, "stream": stream,
+        "stream_options": stream.then(|| json!({"include_usage": true})),
     })
 }
 
