@@ -17,6 +17,7 @@ const MAX_TOKENS: usize = 8192;
 /// Tokens of a step on the CPU, where nothing else is asked for: its activations stay in the caches.
 const CPU_STEP_TOKENS: usize = 512;
 /// Tokens of a step on a GPU, where nothing else is asked for: smaller products do not fill it.
+#[cfg(feature = "cuda")]
 const GPU_STEP_TOKENS: usize = 16_384;
 
 /// Texts of a step, where nothing else is asked for.

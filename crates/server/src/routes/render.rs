@@ -18,12 +18,12 @@ use utoipa::ToSchema;
 
 /// A prompt as the engine would compute it.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct Rendered {
+pub(crate) struct PromptTokens {
     /// Its tokens.
     token_ids: Vec<u32>,
 }
 
-impl Rendered {
+impl PromptTokens {
     /// Errors: those with which the engine would refuse the prompt.
     fn new(lease: &Lease, token_ids: Vec<u32>) -> Result<Self> {
         let request = lease.model.engine.request(token_ids, &TextParams::default());
@@ -36,15 +36,15 @@ impl Rendered {
 #[utoipa::path(
     post, path = "/v1/chat/completions/render", operation_id = "render_chat_completion", tag = "tokens",
     request_body(content = ChatRequest, example = json!({"messages": [{"role": "user", "content": "Tell me a story."}]})),
-    responses((status = 200, description = "The tokens", body = Rendered), ErrorResponses)
+    responses((status = 200, description = "The tokens", body = PromptTokens), ErrorResponses)
 )]
 pub(crate) async fn chat(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Json(request): Json<ChatRequest>,
-) -> Result<axum::Json<Rendered>> {
+) -> Result<axum::Json<PromptTokens>> {
     let lease = app.model(request.model.as_deref()).await?;
-    let work = move |lease: &Lease| Rendered::new(lease, chat::prompt(lease, caller, &request)?);
+    let work = move |lease: &Lease| PromptTokens::new(lease, chat::prompt(lease, caller, &request)?);
     lease.compute(work).await.map(axum::Json)
 }
 
@@ -52,17 +52,17 @@ pub(crate) async fn chat(
 #[utoipa::path(
     post, path = "/v1/completions/render", operation_id = "render_completion", tag = "tokens",
     request_body(content = CompletionRequest, example = json!({"prompt": "Once upon a time"})),
-    responses((status = 200, description = "The tokens of each prompt", body = Vec<Rendered>), ErrorResponses)
+    responses((status = 200, description = "The tokens of each prompt", body = Vec<PromptTokens>), ErrorResponses)
 )]
 pub(crate) async fn completion(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Json(request): Json<CompletionRequest>,
-) -> Result<axum::Json<Vec<Rendered>>> {
+) -> Result<axum::Json<Vec<PromptTokens>>> {
     let lease = app.model(request.model.as_deref()).await?;
     let work = move |lease: &Lease| {
         let prompts = completions::token_ids(lease, caller, &request)?;
-        prompts.into_iter().map(|prompt| Rendered::new(lease, prompt)).collect()
+        prompts.into_iter().map(|prompt| PromptTokens::new(lease, prompt)).collect()
     };
     lease.compute(work).await.map(axum::Json)
 }
@@ -71,15 +71,15 @@ pub(crate) async fn completion(
 #[utoipa::path(
     post, path = "/v1/responses/render", operation_id = "render_response", tag = "tokens",
     request_body(content = ResponsesRequest, example = json!({"input": "Tell me a story."})),
-    responses((status = 200, description = "The tokens", body = Rendered), ErrorResponses)
+    responses((status = 200, description = "The tokens", body = PromptTokens), ErrorResponses)
 )]
 pub(crate) async fn response(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Json(request): Json<ResponsesRequest>,
-) -> Result<axum::Json<Rendered>> {
+) -> Result<axum::Json<PromptTokens>> {
     let lease = app.model(request.model.as_deref()).await?;
-    let work = move |lease: &Lease| Rendered::new(lease, responses::prompt(lease, caller, &request)?);
+    let work = move |lease: &Lease| PromptTokens::new(lease, responses::prompt(lease, caller, &request)?);
     lease.compute(work).await.map(axum::Json)
 }
 
@@ -87,14 +87,14 @@ pub(crate) async fn response(
 #[utoipa::path(
     post, path = "/v1/messages/render", operation_id = "render_message", tag = "tokens",
     request_body(content = MessagesRequest, example = json!({"messages": [{"role": "user", "content": "Tell me a story."}]})),
-    responses((status = 200, description = "The tokens", body = Rendered), messages::ErrorResponses)
+    responses((status = 200, description = "The tokens", body = PromptTokens), messages::ErrorResponses)
 )]
 pub(crate) async fn message(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Json(request): Json<MessagesRequest>,
-) -> Result<axum::Json<Rendered>> {
+) -> Result<axum::Json<PromptTokens>> {
     let lease = app.model(request.model.as_deref()).await?;
-    let work = move |lease: &Lease| Rendered::new(lease, messages::prompt(lease, caller, &request)?);
+    let work = move |lease: &Lease| PromptTokens::new(lease, messages::prompt(lease, caller, &request)?);
     lease.compute(work).await.map(axum::Json)
 }
