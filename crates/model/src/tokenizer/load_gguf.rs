@@ -4,6 +4,7 @@ use super::added_tokens::{AddedToken, AddedTokens};
 use super::bpe::{Bpe, BpeOptions};
 use super::decoder::Decoder;
 use super::normalizer::Normalizer;
+use super::pair::Pair;
 use super::precompiled::Precompiled;
 use super::pretokenizer::{PreTokenizer, PreTokenizerSpec, PreTokenizers};
 use super::splitter::Pattern;
@@ -291,15 +292,17 @@ impl<'a> Vocab<'a> {
             unk,
             ends: end_ids(&vocabulary, [eos, self.id("eot")?, self.id("eom")?]),
         };
+        let (prefix, suffix) = (wanted("bos", bos, around.add_bos)?, wanted("eos", eos, around.add_eos)?);
         Ok(Tokenizer {
+            pair: Some(pair(&vocabulary, &prefix, &suffix)),
             vocabulary,
             added: self.added()?,
             added_normalized: AddedTokens::default(),
             normalizers,
             pre_tokenizers: PreTokenizers::new(steps),
             model,
-            prefix: wanted("bos", bos, around.add_bos)?,
-            suffix: wanted("eos", eos, around.add_eos)?,
+            prefix,
+            suffix,
             decoders,
             special,
         })
@@ -312,6 +315,18 @@ struct Around {
     eos: Option<u32>,
     add_bos: bool,
     add_eos: bool,
+}
+
+/// How two texts are put together, which GGUF does not say.
+fn pair(vocabulary: &Vocabulary, prefix: &[u32], suffix: &[u32]) -> Pair {
+    // RoBERTa and XLM-RoBERTa, whose separator is `</s>`, put it twice between texts, and their tokens are all of one type.
+    let is_roberta = matches!(suffix, &[sep] if vocabulary.text(sep) == Some("</s>"));
+    Pair {
+        before: prefix.to_vec(),
+        between: suffix.repeat(if is_roberta { 2 } else { 1 }),
+        after: suffix.to_vec(),
+        n_first: (!is_roberta).then_some(suffix.len()),
+    }
 }
 
 fn sentencepiece_decoders(add_space_prefix: bool) -> Vec<Decoder> {

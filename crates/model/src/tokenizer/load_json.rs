@@ -4,6 +4,7 @@ use super::added_tokens::{AddedToken, AddedTokens};
 use super::bpe::{Bpe, BpeOptions, byte_of_fallback};
 use super::decoder::Decoder;
 use super::normalizer::Normalizer;
+use super::post_processor::Around;
 use super::precompiled::Precompiled;
 use super::pretokenizer::{PreTokenizer, PreTokenizers, PrependScheme};
 use super::splitter::{Behavior, Pattern};
@@ -219,18 +220,17 @@ pub(super) fn load(
         in_normalized.push(find(token, &text));
     }
 
-    let mut prefix = Vec::new();
-    let mut suffix = Vec::new();
+    let mut around = Around::default();
     if let Some(json) = &file.post_processor {
-        read_post_processor(json, &vocabulary, &mut prefix, &mut suffix)?;
+        around.read(json, &vocabulary)?;
     }
     let config: Option<Value> = config.map(|json| parse(json, "tokenizer_config.json")).transpose()?;
     let map: Option<Value> =
         special_tokens_map.map(|json| parse(json, "special_tokens_map.json")).transpose()?;
-    let special = special_ids(&vocabulary, config.as_ref(), map.as_ref(), &prefix, unk);
+    let special = special_ids(&vocabulary, config.as_ref(), map.as_ref(), &around.prefix, unk);
     if let Some(config) = &config {
         if let Some((p, s)) = bos_and_eos(config, &special) {
-            (prefix, suffix) = (p, s);
+            (around.prefix, around.suffix) = (p, s);
         }
         // As transformers: for BPE, whose texts keep their spaces, the clean-up would only do harm.
         if flag(config, "clean_up_tokenization_spaces") == Some(true) && !matches!(model, Model::Bpe(_)) {
@@ -244,8 +244,9 @@ pub(super) fn load(
         normalizers,
         pre_tokenizers,
         model,
-        prefix,
-        suffix,
+        prefix: around.prefix,
+        suffix: around.suffix,
+        pair: around.pair,
         decoders,
         special,
     })
@@ -402,29 +403,29 @@ fn special_ids(
 
 // --- the components ---
 
-fn unsupported(component: &'static str, name: impl Into<String>) -> Error {
+pub(super) fn unsupported(component: &'static str, name: impl Into<String>) -> Error {
     Error::Unsupported { component, name: name.into() }
 }
 
 /// One component as JSON, with typed access to its fields.
-struct Component<'a> {
+pub(super) struct Component<'a> {
     component: &'static str,
-    name: &'a str,
-    json: &'a Value,
+    pub(super) name: &'a str,
+    pub(super) json: &'a Value,
 }
 
 impl<'a> Component<'a> {
-    fn new(component: &'static str, json: &'a Value) -> Result<Self> {
+    pub(super) fn new(component: &'static str, json: &'a Value) -> Result<Self> {
         let name = json.get("type").and_then(Value::as_str);
         let name = name.ok_or_else(|| Error::invalid(format!("a {component}"), "it has no type"))?;
         Ok(Component { component, name, json })
     }
 
-    fn unsupported<T>(&self) -> Result<T> {
+    pub(super) fn unsupported<T>(&self) -> Result<T> {
         Err(unsupported(self.component, self.name))
     }
 
-    fn wrong(&self, field: &str, expected: &str) -> Error {
+    pub(super) fn wrong(&self, field: &str, expected: &str) -> Error {
         Error::invalid(
             format!("{field} of the {} {}", self.component, self.name),
             format!("it is not {expected}"),
@@ -456,7 +457,7 @@ impl<'a> Component<'a> {
         count.ok_or_else(|| self.wrong(field, "a number"))
     }
 
-    fn list(&self, field: &str) -> Result<&'a [Value]> {
+    pub(super) fn list(&self, field: &str) -> Result<&'a [Value]> {
         let list = self.json.get(field).and_then(Value::as_array);
         list.map(Vec::as_slice).ok_or_else(|| self.wrong(field, "a list"))
     }
@@ -608,71 +609,6 @@ fn read_decoders(json: &Value, out: &mut Vec<Decoder>) -> Result<()> {
         "BPEDecoder" => Decoder::BpeSuffix(part.text("suffix")?.to_owned()),
         _ => return part.unsupported(),
     });
-    Ok(())
-}
-
-/// Collects what is added before and after a single text.
-fn read_post_processor(
-    json: &Value,
-    vocabulary: &Vocabulary,
-    prefix: &mut Vec<u32>,
-    suffix: &mut Vec<u32>,
-) -> Result<()> {
-    let part = Component::new("post-processor", json)?;
-    match part.name {
-        "Sequence" => {
-            for json in part.list("processors")? {
-                read_post_processor(json, vocabulary, prefix, suffix)?;
-            }
-        }
-        // Moves offsets only.
-        "ByteLevel" => {}
-        "TemplateProcessing" => {
-            let mut before = Vec::new();
-            let mut after = Vec::new();
-            let mut texts = 0;
-            for item in part.list("single")? {
-                if item.get("Sequence").is_some() {
-                    texts += 1;
-                    continue;
-                }
-                let name = item.get("SpecialToken").and_then(|token| token.get("id")).and_then(Value::as_str);
-                let name = name.ok_or_else(|| part.wrong("single", "a list of tokens and sequences"))?;
-                let ids = part
-                    .json
-                    .get("special_tokens")
-                    .and_then(|tokens| tokens.get(name)?.get("ids")?.as_array());
-                let ids =
-                    ids.ok_or_else(|| part.wrong("special_tokens", &format!("a list with {name:?}")))?;
-                for id in ids {
-                    let id = id
-                        .as_u64()
-                        .and_then(|id| u32::try_from(id).ok())
-                        .filter(|&id| vocabulary.text(id).is_some());
-                    let id = id.ok_or_else(|| {
-                        part.wrong(&format!("the id of {name:?}"), "a token of the vocabulary")
-                    })?;
-                    if texts == 0 { before.push(id) } else { after.push(id) }
-                }
-            }
-            if texts != 1 {
-                return Err(unsupported("post-processor", format!("TemplateProcessing with {texts} texts")));
-            }
-            before.append(prefix);
-            *prefix = before;
-            suffix.append(&mut after);
-        }
-        "BertProcessing" | "RobertaProcessing" => {
-            let id = |field: &str| {
-                let id = part.json.get(field).and_then(|pair| pair.get(1)?.as_u64());
-                let id = id.and_then(|id| u32::try_from(id).ok()).filter(|&id| vocabulary.text(id).is_some());
-                id.ok_or_else(|| part.wrong(field, "a token of the vocabulary with its id"))
-            };
-            prefix.insert(0, id("cls")?);
-            suffix.push(id("sep")?);
-        }
-        _ => return part.unsupported(),
-    }
     Ok(())
 }
 

@@ -13,6 +13,8 @@ mod load;
 mod load_gguf;
 mod load_json;
 mod normalizer;
+mod pair;
+mod post_processor;
 mod precompiled;
 mod pretokenizer;
 mod scanner;
@@ -23,12 +25,14 @@ mod wordpiece;
 pub(crate) mod write_gguf;
 
 pub use decoder::clean_up_tokenization_spaces;
+pub use pair::Encoding;
 pub use stream::StreamDecoder;
 
 use added_tokens::{AddedTokens, Segment};
 use bpe::{Bpe, WordCache};
 use decoder::{Decoder, Decoding, Piece};
 use normalizer::Normalizer;
+use pair::Pair;
 use pretokenizer::PreTokenizers;
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
@@ -230,6 +234,8 @@ pub struct Tokenizer {
     /// Ids before and after a text.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
+    /// What is around and between two texts, if it is known.
+    pair: Option<Pair>,
     decoders: Vec<Decoder>,
     special: SpecialIds,
 }
@@ -283,6 +289,11 @@ impl Tokenizer {
             out.extend_from_slice(&self.suffix);
         }
         out
+    }
+
+    /// What [`Tokenizer::encode`] with `add_special` puts after a text.
+    pub fn suffix(&self) -> &[u32] {
+        &self.suffix
     }
 
     fn encode_word(&self, word: &[u8], cache: &mut WordCache, out: &mut Vec<u32>) {
