@@ -8,8 +8,8 @@ For every variant the script builds the reference model of the `transformers` li
 under crates/model/tests/data/encoders/<name>/:
 
     hf/           Hugging Face folder, for embedding models with the modules of sentence-transformers
-    model.gguf    the same, written by llama.cpp's convert_hf_to_gguf.py in F32
-    golden.json   texts as token ids, and for each the embedding or the scores
+    model.gguf    the same, written by llama.cpp's convert_hf_to_gguf.py in F32, where it can
+    golden.json   texts as token ids, types where not all are 0, and for each the embedding or the scores
 
 Embeddings come from the `sentence-transformers` library where it defines the modules, and scores from `transformers`; both in float64, so that
 nothing is left to the order of sums. Tokenizers are small, too, so that programs can load a fixture as a whole model: byte-level BPE as of
@@ -86,7 +86,8 @@ def byte_level():
     t = make_fixtures.make_tokenizer()
     end, name = make_fixtures.END, make_fixtures.SPECIALS[0]
     t.post_processor = processors.Sequence([
-        processors.ByteLevel(trim_offsets=False), processors.TemplateProcessing(single=f"$A {name}", special_tokens=[(name, end)])
+        processors.ByteLevel(trim_offsets=False),
+        processors.TemplateProcessing(single=f"$A {name}", pair=f"$A {name} $B:1 {name}:1", special_tokens=[(name, end)]),
     ])
     config = dict(tokenizer_class="PreTrainedTokenizerFast", eos_token=name, pad_token=make_fixtures.SPECIALS[3])
     ids = dict(vocab_size=make_fixtures.VOCAB, bos_token_id=end, eos_token_id=end, pad_token_id=make_fixtures.PAD)
@@ -96,12 +97,12 @@ def byte_level():
 class Variant:
     """kind: the class of transformers. pooling: of sentence-transformers; None for a reranker. dense: widths of dense modules. vocabulary:
     llama.cpp's converter reads it; otherwise that of byte-level BPE is written. published: the config.json of published folders. converted_as: what
-    the converter shall read in config.json instead."""
+    the converter shall read in config.json instead; False: it cannot convert the model."""
 
     def __init__(self, kind, tokenizer, pooling=None, normalize=True, dense=(), own_vocabulary=True, published=None, converted_as=None, **config):
         self.kind, self.tokenizer, self.pooling, self.normalize, self.dense = kind, tokenizer, pooling, normalize, dense
         self.own_vocabulary, self.published, self.config = own_vocabulary, published, {**SMALL, **config}
-        self.converted_as = converted_as or {}
+        self.converted_as = {} if converted_as is None else converted_as
 
 
 VARIANTS = {
@@ -123,6 +124,10 @@ VARIANTS = {
         "rope_type": "default", "rope_theta": 10000.0}),
     "modern-bert": Variant("ModernBertModel", byte_level, "cls", own_vocabulary=False, num_hidden_layers=4, local_attention=8, norm_eps=1e-3,
                            global_attn_every_n_layers=3),
+    # The converter leaves out the pooler, without which there is no score.
+    "bert-reranker": Variant("BertForSequenceClassification", wordpiece, layer_norm_eps=1e-3, num_labels=1, converted_as=False),
+    "modern-bert-reranker": Variant("ModernBertForSequenceClassification", byte_level, own_vocabulary=False, local_attention=8, norm_eps=1e-3,
+                                    num_labels=1, classifier_pooling="mean"),
     "gemma-embedding": Variant("Gemma3TextModel", byte_level, "mean", dense=(36, 24), own_vocabulary=False, num_hidden_layers=7, head_dim=16,
                                num_key_value_heads=1, sliding_window=8, use_bidirectional_attention=True, query_pre_attn_scalar=16,
                                rms_norm_eps=1e-3),
@@ -190,8 +195,12 @@ def golden(folder, variant, tokenizer):
             encoding = tokenizer.encode(t) if variant.pooling else tokenizer.encode("who?", t)
             ids = torch.tensor([encoding.ids])
             features = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+            if any(encoding.type_ids) and not variant.pooling and model.config.to_dict().get("type_vocab_size"):
+                features["token_type_ids"] = torch.tensor([encoding.type_ids])
             out = model(features)["sentence_embedding"][0] if variant.pooling else model(**features).logits[0]
             entry = dict(text=t, ids=encoding.ids, output=[float(f"{x:.9g}") for x in out])
+            if any(encoding.type_ids):
+                entry["types"] = encoding.type_ids
             if not variant.pooling:
                 entry["query"] = "who?"
             entries.append(entry)
@@ -264,7 +273,8 @@ def make(name, target, llama_cpp):
     values = golden(folder, variant, tokenizer)
     if variant.published:
         make_fixtures.write_json(folder / "config.json", {**variant.published, "vocab_size": ids["vocab_size"], "pad_token_id": 0})
-    convert(llama_cpp, folder, variant, target / "model.gguf")
+    if variant.converted_as is not False:
+        convert(llama_cpp, folder, variant, target / "model.gguf")
     (target / "golden.json").write_text(make_fixtures.compact(values))
     total = sum(f.stat().st_size for f in target.rglob("*") if f.is_file())
     print(f"{name}: {total // 1000} kB", file=sys.stderr)

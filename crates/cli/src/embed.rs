@@ -6,7 +6,7 @@ use crate::{input, output};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueHint};
 use realizar_compute::DType;
-use realizar_engine::encoder::{EncoderEngine, Pooling, TextEncoder, normalize, relevance};
+use realizar_engine::encoder::{EncoderEngine, Encoding, Pooling, TextEncoder, normalize, relevance};
 use realizar_engine::load::{Device, LoadOptions, load_encoder};
 use realizar_model::EncoderOutput;
 use realizar_model::tokenizer::Tokenizer;
@@ -100,7 +100,7 @@ fn texts(files: &[PathBuf]) -> Result<Vec<(String, String)>> {
 }
 
 /// Tokens within the model's bounds. Errors: a text that is too long, named.
-fn fit(args: &EmbedArgs, encoder: &TextEncoder, name: &str, mut tokens: Vec<u32>) -> Result<Vec<u32>> {
+fn fit(args: &EmbedArgs, encoder: &TextEncoder, name: &str, mut tokens: Encoding) -> Result<Encoding> {
     let max = encoder.client().info().max_tokens;
     if args.truncate {
         encoder.truncate(&mut tokens, max);
@@ -120,7 +120,7 @@ fn embed(args: &EmbedArgs, encoder: &TextEncoder, texts: &[(String, String)]) ->
         info.output_len
     );
     let tokens = texts.iter().map(|(name, text)| fit(args, encoder, name, encoder.tokens(text)));
-    let mut rows = encoder.client().encode(tokens.collect::<Result<_>>()?)?.wait()?;
+    let mut rows = encoder.client().encode(tokens.collect::<Result<Vec<_>>>()?)?.wait()?;
     for row in &mut rows {
         row.truncate(len);
         if !args.no_normalize {
@@ -143,7 +143,7 @@ fn score(args: &EmbedArgs, encoder: &TextEncoder, query: &str, texts: &[(String,
     );
     let output_kind = encoder.client().info().output;
     let tokens = texts.iter().map(|(name, text)| fit(args, encoder, name, encoder.pair(query, text)));
-    let rows = encoder.client().encode(tokens.collect::<Result<_>>()?)?.wait()?;
+    let rows = encoder.client().encode(tokens.collect::<Result<Vec<_>>>()?)?.wait()?;
     for (index, row) in rows.iter().enumerate() {
         output::print_json(&json!({ "index": index, "relevance_score": relevance(output_kind, row) }))?;
     }

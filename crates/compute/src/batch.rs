@@ -47,6 +47,8 @@ pub struct StateWrite {
 pub struct Batch {
     /// Token ids of all sequences, one after the other.
     pub tokens: Vec<u32>,
+    /// The type of each token, such as which of two texts it belongs to; empty for a model without token types.
+    pub token_types: Vec<u32>,
     /// Tokens that the previous step sampled and the host has not seen: `(index into tokens, row of the previous step's logits)`.
     pub deferred: Vec<(usize, usize)>,
     /// The sequences, in the order of their tokens.
@@ -63,6 +65,7 @@ impl Batch {
     /// Empties the batch and keeps its memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
+        self.token_types.clear();
         self.deferred.clear();
         self.seqs.clear();
         self.block_tables.clear();
@@ -137,6 +140,8 @@ pub struct CacheShape {
     pub n_positions: usize,
     /// Slots of recurrent state; 0 for a model without recurrent layers.
     pub n_slots: usize,
+    /// Types of tokens; 0 for a model without.
+    pub n_token_types: usize,
 }
 
 impl CacheShape {
@@ -180,6 +185,21 @@ impl CacheShape {
         match n_covered == batch.tokens.len() {
             true => Ok(()),
             false => invalid(format_args!("{n_covered} of {} tokens have a sequence", batch.tokens.len())),
+        }
+    }
+
+    /// Checks that every token has one of the types that exist.
+    ///
+    /// Errors: [`Error::InvalidBatch`].
+    fn check_token_types(&self, batch: &Batch) -> Result<()> {
+        let (n, n_types) = (batch.token_types.len(), self.n_token_types);
+        let n_expected = if n_types > 0 { batch.tokens.len() } else { 0 };
+        if n != n_expected {
+            return invalid(format_args!("{n} token types for {n_expected} tokens with one"));
+        }
+        match batch.token_types.iter().position(|&t| t as usize >= n_types) {
+            Some(i) => invalid(format_args!("token {i} is of type {} of {n_types}", batch.token_types[i])),
+            None => Ok(()),
         }
     }
 
@@ -289,6 +309,7 @@ impl HostBatch {
     pub fn set(&mut self, batch: &Batch) -> Result<()> {
         self.limits.check(batch)?;
         self.cache.check_seqs(batch)?;
+        self.cache.check_token_types(batch)?;
         self.cache.check_states(batch, &mut self.slot_writers)?;
         let n_before = self.logit_tokens.len();
         if let Some((token, row)) =
@@ -356,6 +377,11 @@ impl HostBatch {
     /// Token ids, `[n_tokens]`.
     pub fn tokens(&self) -> &[u32] {
         &self.batch.tokens
+    }
+
+    /// Types of the tokens, `[n_tokens]`; empty for a model without.
+    pub fn token_types(&self) -> &[u32] {
+        &self.batch.token_types
     }
 
     /// Positions in their sequences, `[n_tokens]`.

@@ -506,6 +506,9 @@ pub trait Ops: Device {
     /// `x[n_tokens, hidden_size] += table[position]`, with `table` `[n_positions, hidden_size]`.
     fn add_positions(&self, x: &mut Tensor<Self>, table: &Tensor<Self>, batch: &Self::Batch) -> Result<()>;
 
+    /// `x[n_tokens, hidden_size] += table[token type]`, with `table` `[n_token_types, hidden_size]`, of a batch with token types.
+    fn add_token_types(&self, x: &mut Tensor<Self>, table: &Tensor<Self>, batch: &Self::Batch) -> Result<()>;
+
     /// `y[n_tokens, 2 · n] = [cos(p · f) · scale; sin(p · f) · scale]`, with `f` `[n]` the frequencies and `p` each token's position.
     ///
     /// Source: RoFormer (Su et al. 2021), eq. 15.

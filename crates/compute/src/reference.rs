@@ -84,6 +84,16 @@ fn norm_row(row: &mut [f32], kind: NormKind, weight: &[f32], bias: Option<&[f32]
 }
 
 /// Writes a head of a cache, the `index`-th of its vectors, rounded through the cache's type.
+/// Adds a row of `table` to each row of `x`: those that `rows` names.
+fn add_rows(x: &mut Tensor<Reference>, table: &Tensor<Reference>, rows: &[u32]) {
+    let n = x.row_len();
+    for (row, &r) in x.buffer_mut().chunks_exact_mut(n).zip(rows) {
+        for (x, &w) in row.iter_mut().zip(&table.buffer()[r as usize * n..][..n]) {
+            *x += w;
+        }
+    }
+}
+
 fn store(cache: &mut Tensor<Reference>, index: usize, head: &[f32]) -> Result<()> {
     let spec = cache.dtype().spec();
     let unsupported = Error::Unsupported { op: "store_kv", dtype: spec.dtype, backend: Reference.name() };
@@ -201,12 +211,13 @@ impl Ops for Reference {
     }
 
     fn add_positions(&self, x: &mut Tensor<Self>, table: &Tensor<Self>, batch: &HostBatch) -> Result<()> {
-        let n = x.row_len();
-        for (row, &p) in x.buffer_mut().chunks_exact_mut(n).zip(batch.positions()) {
-            for (x, &w) in row.iter_mut().zip(&table.buffer()[p as usize * n..][..n]) {
-                *x += w;
-            }
-        }
+        add_rows(x, table, batch.positions());
+        Ok(())
+    }
+
+    fn add_token_types(&self, x: &mut Tensor<Self>, table: &Tensor<Self>, batch: &HostBatch) -> Result<()> {
+        assert_eq!(batch.token_types().len(), x.rows());
+        add_rows(x, table, batch.token_types());
         Ok(())
     }
 

@@ -9,6 +9,7 @@ mod runner;
 mod text;
 
 pub use realizar_compute::Pooling;
+pub use realizar_model::tokenizer::Encoding;
 pub use reply::Pending;
 pub use runner::{EncodeRunner, EncoderInfo, ModelEncoder};
 pub use text::TextEncoder;
@@ -66,7 +67,7 @@ struct State {
 }
 
 struct Job {
-    tokens: Vec<u32>,
+    text: Encoding,
     place: Place,
 }
 
@@ -133,8 +134,9 @@ impl EncoderClient {
     ///
     /// Errors: `EmptyPrompt`, `PromptTooLong` or `UnknownToken` for the first text that is wrong; `Overloaded` if too many wait; or why the
     /// thread has ended.
-    pub fn encode(&self, texts: Vec<Vec<u32>>) -> Result<Pending> {
-        texts.iter().try_for_each(|text| self.check(text))?;
+    pub fn encode<T: Into<Encoding>>(&self, texts: Vec<T>) -> Result<Pending> {
+        let texts: Vec<Encoding> = texts.into_iter().map(Into::into).collect();
+        texts.iter().try_for_each(|text| self.check(&text.tokens))?;
         let n = texts.len();
         let (places, pending) = reply(n);
         let mut state = self.shared.lock();
@@ -146,7 +148,7 @@ impl EncoderClient {
         if queued > 0 && queued + n > self.shared.max_waiting {
             return Err(Error::Overloaded { queued, retry_after: RETRY_AFTER });
         }
-        let jobs = texts.into_iter().zip(places).map(|(tokens, place)| Job { tokens, place });
+        let jobs = texts.into_iter().zip(places).map(|(text, place)| Job { text, place });
         state.waiting.extend(jobs);
         drop(state);
         self.shared.changed.notify_all();
@@ -186,7 +188,7 @@ fn run(mut runner: Box<dyn EncodeRunner>, shared: &Shared) {
     let _guard = EndGuard(shared);
     let mut rows = Vec::new();
     while let Some(step) = next_step(shared, runner.info()) {
-        let texts: Vec<&[u32]> = step.iter().map(|job| &job.tokens[..]).collect();
+        let texts: Vec<&Encoding> = step.iter().map(|job| &job.text).collect();
         let outcome = runner.encode(&texts, &mut rows);
         let (n_texts, n_tokens) = (texts.len() as u64, texts.iter().map(|t| t.len() as u64).sum::<u64>());
         {
@@ -226,7 +228,7 @@ fn next_step(shared: &Shared, info: &EncoderInfo) -> Option<Vec<Job>> {
         if job.place.is_abandoned() {
             continue;
         }
-        n_tokens += job.tokens.len();
+        n_tokens += job.text.len();
         if !step.is_empty() && (n_tokens > info.step_tokens || step.len() == info.max_seqs) {
             state.waiting.push_front(job);
             break;
@@ -279,12 +281,12 @@ mod tests {
             &self.info
         }
 
-        fn encode(&mut self, texts: &[&[u32]], rows: &mut Vec<f32>) -> Result<()> {
+        fn encode(&mut self, texts: &[&Encoding], rows: &mut Vec<f32>) -> Result<()> {
             self.steps.send(texts.iter().map(|t| t.len()).collect()).expect("the test listens");
             self.permits.recv().expect("the test gives permits");
-            assert!(texts[0][0] != 13, "unlucky");
+            assert!(texts[0].tokens[0] != 13, "unlucky");
             rows.clear();
-            rows.extend(texts.iter().flat_map(|t| [t[0] as f32, t.len() as f32]));
+            rows.extend(texts.iter().flat_map(|t| [t.tokens[0] as f32, t.len() as f32]));
             Ok(())
         }
     }

@@ -63,6 +63,7 @@ impl<B: Backend> ModelRank<B> {
             block_size: sizes.block_size,
             n_positions: sizes.context_length,
             n_slots: sizes.slots.map_or(0, |s| s.n_slots),
+            n_token_types: 0,
         };
         let cache = CacheSizes {
             dtype: sizes.kv_type,

@@ -136,6 +136,7 @@ impl RunnerInfo {
             block_size: self.block_size,
             n_positions: self.context_length,
             n_slots: self.slots.map_or(0, |s| s.n_slots),
+            n_token_types: 0,
         }
     }
 }

@@ -8,7 +8,7 @@ mod latent;
 mod layers;
 mod read;
 
-pub use encoder::{Encoder, EncoderOutput, HeadLayer};
+pub use encoder::{Encoder, EncoderOutput, HeadFunction, HeadLayer};
 pub use latent::Latent;
 pub use layers::{
     Attention, Dense, Experts, Ffn, GatedDelta, KvSource, LayerConfig, LayerNorms, Mamba2, Mixer,
@@ -16,7 +16,7 @@ pub use layers::{
 };
 
 pub(crate) use latent::INNER_EPS;
-pub(crate) use read::{check_heads, check_rope_dim, n_layers, per_layer};
+pub(crate) use read::{check_heads, check_rope_dim, n_layers, named_activation, per_layer};
 
 use crate::rope::RopeConfig;
 use realizar_compute::{DType, Device, Heads, NormKind};
@@ -43,7 +43,7 @@ pub struct ModelConfig {
     pub learned_positions: bool,
     /// Rows of the table of positions before that of position 0.
     pub position_offset: usize,
-    /// Rows of the table of token types, of which the first is added to the embeddings of all tokens.
+    /// Types of tokens, such as which of two texts one belongs to: a learned vector per type is added to the embeddings.
     pub n_token_types: usize,
     /// The norm of what is added up for a token before the first layer, by the name of its weight.
     pub embed_norm: Option<&'static str>,

@@ -335,6 +335,9 @@ impl Checker<'_> {
             let parts = &[(layer.name, layer.n_out)];
             self.linear(&Stack { layer: None, parts, n_in, bias: layer.bias });
             n_in = layer.n_out;
+            if let Some(norm) = layer.norm {
+                self.norm(norm, None, n_in);
+            }
         }
         if let Some(PerLayerInput { len, .. }) = c.per_layer_input {
             let n = c.layers.len() * len;

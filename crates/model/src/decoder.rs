@@ -28,13 +28,15 @@ pub struct Decoder<B: Backend> {
     embed: Linear<B>,
     /// What is added to embeddings by their positions.
     position_embed: Option<Tensor<B>>,
+    /// What is added to embeddings by the types of tokens.
+    token_types: Option<Tensor<B>>,
     embed_norm: Option<Norm<B>>,
     per_layer: Option<PerLayerWeights<B>>,
     ropes: Vec<Rope<B>>,
     layers: Vec<Layer<B>>,
     final_norm: Option<Norm<B>>,
     /// What follows the pooling of an encoder.
-    encoder_head: Vec<Linear<B>>,
+    encoder_head: Vec<encode::Head<B>>,
     /// `None`: the embedding serves as output matrix. Of several ranks, each has its rows.
     lm_head: Option<Linear<B>>,
 }
@@ -202,7 +204,8 @@ impl<B: Backend> Decoder<B> {
         };
         Ok(Self {
             embed: Linear::bare(backend.matrix(loader.parts(embed, Split::Whole)?)?),
-            position_embed: loader.position_table(n_ctx)?,
+            position_embed: loader.position_table()?,
+            token_types: loader.token_types()?,
             embed_norm: c.embed_norm.map(|name| loader.norm(None, name)).transpose()?,
             encoder_head: encode::load_head(&loader)?,
             per_layer: config.per_layer_input.map(|p| PerLayerWeights::load(&loader, p)).transpose()?,
@@ -310,6 +313,9 @@ impl<B: Backend> Decoder<B> {
         }
         if let Some(table) = &self.position_embed {
             backend.add_positions(&mut ws.residual, table, batch)?;
+        }
+        if let Some(table) = &self.token_types {
+            backend.add_token_types(&mut ws.residual, table, batch)?;
         }
         normalize(backend, ws, self.embed_norm.as_ref())?;
         for (rope, angles) in self.ropes.iter().zip(&mut ws.angles) {

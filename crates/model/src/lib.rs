@@ -33,9 +33,9 @@ mod weights;
 mod workspace;
 
 pub use config::{
-    Attention, Dense, Encoder, EncoderOutput, Experts, Ffn, GatedDelta, HeadLayer, KvSource, Latent,
-    LayerConfig, LayerNorms, Mamba2, Mixer, ModelConfig, PerLayerInput, Presence, QkNorm, RecurrentState,
-    SharedExpert, ShortConv, Tied,
+    Attention, Dense, Encoder, EncoderOutput, Experts, Ffn, GatedDelta, HeadFunction, HeadLayer, KvSource,
+    Latent, LayerConfig, LayerNorms, Mamba2, Mixer, ModelConfig, PerLayerInput, Presence, QkNorm,
+    RecurrentState, SharedExpert, ShortConv, Tied,
 };
 pub use contract::check;
 pub use decoder::{Decoder, WeightBytes};

@@ -114,8 +114,9 @@ pub static NAMES: &[WeightName] = &[
         &["model.embedding_norm", "embeddings.LayerNorm", "emb_ln", "model.embeddings.norm"],
     ),
     // What follows the pooling of an encoder: of a reranker, then of sentence-transformers' modules.
-    row("classifier.dense", "cls", &["classifier.dense"]),
-    row("classifier.out", "cls.output", &["classifier.out_proj"]),
+    row("classifier.dense", "cls", &["classifier.dense", "pooler.dense", "head.dense"]),
+    row("classifier.norm", "cls.norm", &["head.norm"]),
+    row("classifier.out", "cls.output", &["classifier.out_proj", "classifier"]),
     row("dense_2", "dense_2", &["2_Dense.linear"]),
     row("dense_3", "dense_3", &["3_Dense.linear"]),
     row("lm_head", "output", &["lm_head"]).split(Split::Vocab),
@@ -515,7 +516,7 @@ pub(crate) fn spellings(
         }
         let nested = [format!("language_model.{name}"), name.replacen("model.", "model.language_model.", 1)];
         let bare = name.strip_prefix("model.").map(str::to_owned);
-        let is_encoder = name.starts_with("embeddings.") || name.starts_with("encoder.");
+        let is_encoder = ["embeddings.", "encoder.", "pooler."].iter().any(|part| name.starts_with(part));
         let wrapped = ["bert", "roberta"].into_iter().filter(move |_| is_encoder).map({
             let name = name.clone();
             move |wrapper| format!("{wrapper}.{name}")

@@ -36,7 +36,7 @@ pub fn weight_memory<D: Device>(
 }
 
 /// What has two dimensions and yet is uploaded as numbers.
-const TABLES: [&str; 4] = ["position_embed", "delta.conv", "conv.conv", "mamba.conv"];
+const TABLES: [&str; 5] = ["position_embed", "token_types", "delta.conv", "conv.conv", "mamba.conv"];
 
 struct Counter<'a, D> {
     backend: &'a D,

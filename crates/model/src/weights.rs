@@ -174,24 +174,25 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Norm { kind: self.config.norm_kind, weight, bias: None, eps: self.config.norm_eps })
     }
 
-    /// What is added to the embeddings of the first `n_ctx` positions, `[rows, hidden_size]`: learned positions, the first token type, or
-    /// both.
-    pub(crate) fn position_table(&self, n_ctx: usize) -> Result<Option<Tensor<B>>> {
-        let ModelConfig { hidden_size: n, learned_positions, position_offset, n_token_types, .. } =
-            *self.config;
-        if !learned_positions && n_token_types == 0 {
+    /// What is added to embeddings by their positions, `[rows, hidden_size]`.
+    pub(crate) fn position_table(&self) -> Result<Option<Tensor<B>>> {
+        let ModelConfig { hidden_size: n, learned_positions, position_offset, .. } = *self.config;
+        if !learned_positions {
             return Ok(None);
         }
-        let values = |name| self.values(self.need(Weight { name, layer: None }));
-        let mut table = match learned_positions {
-            true => values("position_embed")?.split_off(position_offset * n),
-            false => vec![0.0; n_ctx * n],
-        };
-        if n_token_types > 0 {
-            let first = values("token_types")?;
-            table.chunks_exact_mut(n).for_each(|row| row.iter_mut().zip(&first).for_each(|(x, t)| *x += t));
+        let all = self.values(self.need(Weight { name: "position_embed", layer: None }))?;
+        let table = &all[position_offset * n..];
+        Ok(Some(self.backend.upload(&[table.len() / n, n], table)?))
+    }
+
+    /// What is added to embeddings by the types of tokens, `[n_token_types, hidden_size]`.
+    pub(crate) fn token_types(&self) -> Result<Option<Tensor<B>>> {
+        let ModelConfig { hidden_size: n, n_token_types, .. } = *self.config;
+        if n_token_types == 0 {
+            return Ok(None);
         }
-        Ok(Some(self.backend.upload(&[table.len() / n, n], &table)?))
+        let table = self.values(self.need(Weight { name: "token_types", layer: None }))?;
+        Ok(Some(self.backend.upload(&[n_token_types, n], &table)?))
     }
 
     /// The biases of stacked matrices, which have all or none. Where the products of several ranks are added, the first has the

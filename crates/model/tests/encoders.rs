@@ -24,6 +24,7 @@ const BLOCK_SIZE: usize = 16;
 
 struct Text {
     ids: Vec<u32>,
+    types: Vec<u32>,
     output: Vec<f32>,
 }
 
@@ -40,20 +41,27 @@ fn golden(dir: &Path) -> Value {
 
 fn texts(golden: &Value) -> Vec<Text> {
     let numbers = |v: &Value| v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>();
+    let ids = |v: &Value| numbers(v).into_iter().map(|x| x as u32).collect();
     let text = |t: &Value| Text {
-        ids: numbers(&t["ids"]).into_iter().map(|x| x as u32).collect(),
+        ids: ids(&t["ids"]),
+        types: match &t["types"] {
+            Value::Null => vec![0; t["ids"].as_array().unwrap().len()],
+            types => ids(types),
+        },
         output: numbers(&t["output"]).into_iter().map(|x| x as f32).collect(),
     };
     golden["texts"].as_array().unwrap().iter().map(text).collect()
 }
 
 /// What a model makes of texts, in one step.
-fn encode<B: Backend>(backend: &B, model: &Decoder<B>, texts: &[&[u32]]) -> Vec<Vec<f32>> {
+fn encode<B: Backend>(backend: &B, model: &Decoder<B>, texts: &[&Text]) -> Vec<Vec<f32>> {
     let blocks = |n: usize| n.div_ceil(BLOCK_SIZE);
-    let n_tokens = texts.iter().map(|t| t.len()).sum();
-    let n_blocks = texts.iter().map(|t| blocks(t.len())).sum();
+    let n_tokens = texts.iter().map(|t| t.ids.len()).sum();
+    let n_blocks = texts.iter().map(|t| blocks(t.ids.len())).sum();
     let limits = BatchLimits { n_tokens, n_seqs: texts.len(), n_blocks, n_logits: texts.len() };
-    let shape = CacheShape { n_blocks, block_size: BLOCK_SIZE, n_positions: n_tokens, n_slots: 0 };
+    let n_token_types = model.config().n_token_types;
+    let shape =
+        CacheShape { n_blocks, block_size: BLOCK_SIZE, n_positions: n_tokens, n_slots: 0, n_token_types };
     let sizes = CacheSizes { dtype: DType::F32, n_blocks, block_size: BLOCK_SIZE, n_slots: 0 };
     let mut staged = backend.new_batch(limits, shape).unwrap();
     let mut cache = KvCache::of_one_layer(backend, model.config(), sizes).unwrap();
@@ -62,8 +70,11 @@ fn encode<B: Backend>(backend: &B, model: &Decoder<B>, texts: &[&[u32]]) -> Vec<
     // In an order that is not theirs, so that the tables matter.
     let mut free: Vec<u32> = (0..n_blocks as u32).collect();
     for text in texts {
-        let table = free.split_off(free.len() - blocks(text.len()));
-        batch.push(text, 0, &table, 0);
+        let table = free.split_off(free.len() - blocks(text.ids.len()));
+        batch.push(&text.ids, 0, &table, 0);
+        if n_token_types > 0 {
+            batch.token_types.extend(&text.types);
+        }
     }
     backend.stage(&mut staged, &batch).unwrap();
     model.encode(backend, &staged, n_tokens, texts.len(), &mut cache, &mut ws).unwrap();
@@ -102,11 +113,11 @@ fn check_form<B: Backend>(backend: &B, path: &Path, texts: &[Text]) {
     let output = model.config().encoder.as_ref().unwrap().output;
     let want = |t: &Text| finished(output, &t.output);
     for t in texts {
-        let alone = encode(backend, &model, &[&t.ids]);
+        let alone = encode(backend, &model, &[t]);
         check(&format!("{what}, {} tokens", t.ids.len()), &alone[0], &want(t));
     }
-    let ids: Vec<&[u32]> = texts.iter().map(|t| &t.ids[..]).collect();
-    for (t, row) in texts.iter().zip(encode(backend, &model, &ids)) {
+    let all: Vec<&Text> = texts.iter().collect();
+    for (t, row) in texts.iter().zip(encode(backend, &model, &all)) {
         check(&format!("{what}, {} tokens of several texts", t.ids.len()), &row, &want(t));
     }
 }
@@ -137,8 +148,7 @@ fn every_fixture_equals_the_reference_libraries_on_every_path() {
     let mut seen = BTreeSet::new();
     for dir in fixtures() {
         let texts = texts(&golden(&dir));
-        for form in ["hf", "model.gguf"] {
-            let path = dir.join(form);
+        for path in ["hf", "model.gguf"].map(|form| dir.join(form)).into_iter().filter(|path| path.exists()) {
             seen.insert(configure(&*source::open(&path).unwrap()).unwrap().arch);
             check_form(&Reference, &path, &texts);
             for &isa in Isa::available() {
@@ -156,15 +166,22 @@ fn every_fixture_equals_the_reference_libraries_on_every_path() {
 
 #[test]
 fn texts_become_the_tokens_of_the_reference_libraries() {
-    for dir in fixtures().iter().filter(|dir| !dir.ends_with("xlm-roberta-reranker")) {
-        let golden = golden(dir);
-        for form in ["hf", "model.gguf"] {
-            let tokenizer = Tokenizer::from_source(&*source::open(&dir.join(form)).unwrap()).unwrap();
+    for dir in fixtures() {
+        let golden = golden(&dir);
+        for form in ["hf", "model.gguf"].map(|form| dir.join(form)).iter().filter(|form| form.exists()) {
+            let tokenizer = Tokenizer::from_source(&*source::open(form).unwrap()).unwrap();
             for t in golden["texts"].as_array().unwrap() {
                 let options = EncodeOptions { add_special: true, parse_special: false };
-                let got = tokenizer.encode(t["text"].as_str().unwrap(), options);
+                let text = t["text"].as_str().unwrap();
+                let got = match t["query"].as_str() {
+                    Some(query) => tokenizer.encode_pair(query, text).unwrap(),
+                    None => tokenizer.encode(text, options).into(),
+                };
                 let want: Vec<u32> = serde_json::from_value(t["ids"].clone()).unwrap();
-                assert_eq!(got, want, "{} {form}: {}", dir.display(), t["text"]);
+                assert_eq!(got.tokens, want, "{}: {text}", form.display());
+                let n_second =
+                    t["types"].as_array().map_or(0, |types| types.iter().filter(|&t| t == 1).count());
+                assert_eq!(got.n_first, want.len() - n_second, "{}: {text}", form.display());
             }
         }
     }
@@ -186,4 +203,18 @@ fn pooling_is_that_of_the_files() {
     // Only the list of modules can say that vectors stay as long as they are.
     assert_eq!(of("bert-mean", "hf").output, EncoderOutput::Embedding { normalize: false });
     assert_eq!(of("bert-mean", "model.gguf").output, EncoderOutput::Embedding { normalize: true });
+}
+
+#[test]
+fn a_gguf_reranker_without_the_first_matrix_of_its_classifier_is_refused() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/encoders/xlm-roberta-reranker");
+    let mut file = std::fs::read(dir.join("model.gguf")).unwrap();
+    let name = b"cls.weight";
+    let at = file.windows(name.len()).position(|bytes| bytes == name).unwrap();
+    file[at] = b'x';
+    let path = std::env::temp_dir().join(format!("reranker-without-pooler-{}.gguf", std::process::id()));
+    std::fs::write(&path, file).unwrap();
+    let error = configure(&*source::open(&path).unwrap()).unwrap_err().to_string();
+    std::fs::remove_file(&path).unwrap();
+    assert!(error.contains("cls.weight") && error.contains("safetensors"), "{error}");
 }

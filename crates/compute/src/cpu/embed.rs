@@ -1,4 +1,4 @@
-//! Looking up the vectors of tokens and positions.
+//! Looking up the vectors of tokens, positions and token types.
 
 use super::matmul::Matrix;
 use super::threads::Pool;
@@ -16,9 +16,11 @@ pub(super) fn embed(pool: &Pool, y: &mut Tensor<Cpu>, table: &Matrix, tokens: &[
     });
 }
 
-pub(super) fn add_positions(pool: &Pool, x: &mut Tensor<Cpu>, table: &Tensor<Cpu>, positions: &[u32]) {
+/// Adds a row of `table` to each row of `x`: those that `rows` names.
+pub(super) fn add_rows(pool: &Pool, x: &mut Tensor<Cpu>, table: &Tensor<Cpu>, rows: &[u32]) {
+    assert_eq!(x.rows(), rows.len());
     let (n, table) = (x.row_len(), table.floats());
     parallel::rows(pool, x.floats_mut(), n, |i, row| {
-        row.iter_mut().zip(&table[positions[i] as usize * n..][..n]).for_each(|(x, w)| *x += w);
+        row.iter_mut().zip(&table[rows[i] as usize * n..][..n]).for_each(|(x, w)| *x += w);
     });
 }

@@ -211,7 +211,12 @@ impl Ops for Cpu {
     }
 
     fn add_positions(&self, x: &mut Tensor<Self>, table: &Tensor<Self>, batch: &HostBatch) -> Result<()> {
-        embed::add_positions(&self.pool, x, table, batch.positions());
+        embed::add_rows(&self.pool, x, table, batch.positions());
+        Ok(())
+    }
+
+    fn add_token_types(&self, x: &mut Tensor<Self>, table: &Tensor<Self>, batch: &HostBatch) -> Result<()> {
+        embed::add_rows(&self.pool, x, table, batch.token_types());
         Ok(())
     }
 

@@ -174,6 +174,11 @@ impl Ops for Cuda {
         elementwise::rows(self, elementwise::kernels(self).add_rows, x, table, batch.positions())
     }
 
+    fn add_token_types(&self, x: &mut Tensor<Self>, table: &Tensor<Self>, batch: &StagedBatch) -> Result<()> {
+        assert_eq!(x.rows(), batch.n_token_types());
+        elementwise::rows(self, elementwise::kernels(self).add_rows, x, table, batch.token_types())
+    }
+
     fn scale_by_position(
         &self,
         x: &mut Tensor<Self>,

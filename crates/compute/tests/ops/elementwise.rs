@@ -169,6 +169,7 @@ enum Guided {
     SelectRows { len: usize, seqs: Vec<(usize, usize)> },
     Pool { len: usize, seqs: Vec<usize>, pooling: Pooling },
     AddPositions { len: usize, positions: Vec<usize> },
+    AddTokenTypes { len: usize, types: Vec<u32> },
     ScaleByPosition { len: usize, n: usize, positions: Vec<usize>, temperature: AttentionTemperature },
     RopeAngles { n: usize, positions: Vec<usize>, scale: f32 },
 }
@@ -200,6 +201,17 @@ impl Case for Guided {
                 let table = rows_of(b, &random.normals(100 * len), *len);
                 let mut x = rows_of(b, &random.normals(positions.len() * len), *len);
                 b.add_positions(&mut x, &table, &staged(b, &batch)).unwrap();
+                vec![("x", read(b, &mut x))]
+            }
+            Guided::AddTokenTypes { len, types } => {
+                // Two texts, so that types do not begin where the second one does.
+                let (mut batch, n) = (Batch::default(), types.len());
+                batch.push(&vec![0; n], 0, &[0], 1);
+                batch.push(&vec![0; n], 0, &[0], 1);
+                batch.token_types = [&types[..], &types[..]].concat();
+                let table = rows_of(b, &random.normals(4 * len), *len);
+                let mut x = rows_of(b, &random.normals(2 * n * len), *len);
+                b.add_token_types(&mut x, &table, &staged(b, &batch)).unwrap();
                 vec![("x", read(b, &mut x))]
             }
             Guided::ScaleByPosition { len, n, positions, temperature } => {
@@ -254,6 +266,15 @@ fn add_positions() {
             Guided::AddPositions { len, positions: vec![99, 3, 3, 0, 50] },
             Guided::AddPositions { len, positions: (0..70).collect() },
         ]);
+    }
+}
+
+#[test]
+fn add_token_types() {
+    for len in [1, 20, 768] {
+        for types in [vec![0], vec![0, 0, 1, 1], vec![3, 0, 2, 1, 3]] {
+            check(&[Guided::AddTokenTypes { len, types }]);
+        }
     }
 }
 

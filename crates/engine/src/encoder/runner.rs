@@ -2,6 +2,7 @@
 
 use crate::{Error, Result};
 use realizar_compute::{Backend, Batch, BatchLimits, CacheShape, DType};
+use realizar_model::tokenizer::Encoding;
 use realizar_model::{CacheSizes, Decoder, EncoderOutput, KvCache, Workspace};
 
 /// What an encoder makes, and its bounds.
@@ -27,7 +28,7 @@ pub trait EncodeRunner: Send {
     fn info(&self) -> &EncoderInfo;
 
     /// Makes a row of each text, one after the other in `rows`. Texts are within the bounds, and none is empty.
-    fn encode(&mut self, texts: &[&[u32]], rows: &mut Vec<f32>) -> Result<()>;
+    fn encode(&mut self, texts: &[&Encoding], rows: &mut Vec<f32>) -> Result<()>;
 }
 
 /// A model as an [`EncodeRunner`], with all memory that steps need.
@@ -78,7 +79,13 @@ impl<B: Backend> ModelEncoder<B> {
         let config = model.config();
         let encoder = config.encoder.as_ref().expect("the caller has looked");
         let cache = CacheSizes { dtype: kv_type, n_blocks, block_size, n_slots: 0 };
-        let shape = CacheShape { n_blocks, block_size, n_positions: max_tokens, n_slots: 0 };
+        let shape = CacheShape {
+            n_blocks,
+            block_size,
+            n_positions: max_tokens,
+            n_slots: 0,
+            n_token_types: config.n_token_types,
+        };
         let info = EncoderInfo {
             output: encoder.output,
             output_len: encoder.output_len(config.hidden_size),
@@ -99,13 +106,19 @@ impl<B: Backend> ModelEncoder<B> {
         })
     }
 
-    fn step(&mut self, texts: &[&[u32]], rows: &mut Vec<f32>) -> realizar_compute::Result<()> {
+    fn step(&mut self, texts: &[&Encoding], rows: &mut Vec<f32>) -> realizar_compute::Result<()> {
         self.batch.clear();
+        let n_types = self.model.config().n_token_types;
         let mut next = 0;
         for text in texts {
             let n = text.len().div_ceil(self.block_size) as u32;
             let table: Vec<u32> = (next..next + n).collect();
-            self.batch.push(text, 0, &table, 0);
+            self.batch.push(&text.tokens, 0, &table, 0);
+            if n_types > 0 {
+                // Of one type, tokens of a second text are of it, too.
+                let is_second = |i: usize| u32::from(n_types > 1 && i >= text.n_first);
+                self.batch.token_types.extend((0..text.len()).map(is_second));
+            }
             next += n;
         }
         let n_tokens = self.batch.tokens.len();
@@ -128,7 +141,7 @@ impl<B: Backend> EncodeRunner for ModelEncoder<B> {
         &self.info
     }
 
-    fn encode(&mut self, texts: &[&[u32]], rows: &mut Vec<f32>) -> Result<()> {
+    fn encode(&mut self, texts: &[&Encoding], rows: &mut Vec<f32>) -> Result<()> {
         self.step(texts, rows).map_err(|e| Error::Device { message: e.to_string() })
     }
 }

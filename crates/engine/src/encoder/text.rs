@@ -2,8 +2,8 @@
 
 use super::EncoderClient;
 use realizar_model::source::TensorSource;
-use realizar_model::tokenizer::{self, EncodeOptions, Tokenizer};
-use realizar_model::{EncoderOutput, Result};
+use realizar_model::tokenizer::{self, EncodeOptions, Encoding, Tokenizer};
+use realizar_model::{EncoderOutput, Error, Result};
 use std::sync::Arc;
 
 /// An encoder with its tokenizer.
@@ -11,8 +11,6 @@ use std::sync::Arc;
 pub struct TextEncoder {
     client: EncoderClient,
     tokenizer: Arc<Tokenizer>,
-    /// What the tokenizer puts after a text.
-    suffix: Vec<u32>,
     /// A reranker's prompt, with places for the query and the document.
     template: Option<String>,
 }
@@ -23,15 +21,16 @@ const TEMPLATE_KEY: &str = "tokenizer.chat_template.rerank";
 impl TextEncoder {
     /// Puts the tokenizer of a model around its encoder.
     ///
-    /// Errors: a prompt in the metadata that is no text.
+    /// Errors: a prompt in the metadata that is no text; a reranker whose tokenizer does not say how it puts a query and a document
+    /// together.
     pub fn new(client: EncoderClient, tokenizer: Arc<Tokenizer>, source: &dyn TensorSource) -> Result<Self> {
         let template = source.metadata().get_str(TEMPLATE_KEY)?.map(str::to_owned);
-        let around = tokenizer.encode("", EncodeOptions { add_special: true, parse_special: false });
-        let n_before = around.iter().take_while(|&&id| Some(id) == tokenizer.bos()).count();
-        // What stands around nothing begins with what opens a text: one token, where there are several.
-        let n_before = if n_before == 0 && around.len() > 1 { 1 } else { n_before };
-        let suffix = around[n_before.min(around.len())..].to_vec();
-        Ok(Self { client, tokenizer, suffix, template })
+        let is_reranker = !matches!(client.info().output, EncoderOutput::Embedding { .. });
+        if is_reranker && tokenizer.encode_pair("", "").is_none() {
+            let reason = "its tokenizer does not say how it puts a query and a document together".into();
+            return Err(Error::Unsupported { path: source.path().to_owned(), reason });
+        }
+        Ok(Self { client, tokenizer, template })
     }
 
     /// The encoder.
@@ -45,35 +44,37 @@ impl TextEncoder {
     }
 
     /// Token ids of a text, with what the tokenizer puts around it.
-    pub fn tokens(&self, text: &str) -> Vec<u32> {
-        self.tokenizer.encode(text, EncodeOptions { add_special: true, parse_special: false })
+    pub fn tokens(&self, text: &str) -> Encoding {
+        self.tokenizer.encode(text, EncodeOptions { add_special: true, parse_special: false }).into()
     }
 
     /// Token ids of a query and a document for a reranker.
-    pub fn pair(&self, query: &str, document: &str) -> Vec<u32> {
+    ///
+    /// # Panics
+    /// If the model is not a reranker.
+    pub fn pair(&self, query: &str, document: &str) -> Encoding {
         if let (EncoderOutput::YesNo, Some(template)) = (self.client.info().output, &self.template) {
             // The document last, so that nothing in it is taken for the query's place.
             let (before, after) = template.split_once("{document}").unwrap_or((template, ""));
             let text = format!("{}{document}{after}", before.replace("{query}", query));
-            return self.tokenizer.encode(&text, EncodeOptions { add_special: false, parse_special: true });
+            let options = EncodeOptions { add_special: false, parse_special: true };
+            return self.tokenizer.encode(&text, options).into();
         }
-        let mut tokens = self.tokens(query);
-        // XLM-RoBERTa has the separator twice between two texts.
-        tokens.extend_from_slice(&self.suffix);
-        tokens.extend(
-            self.tokenizer.encode(document, EncodeOptions { add_special: false, parse_special: false }),
-        );
-        tokens.extend_from_slice(&self.suffix);
-        tokens
+        self.tokenizer.encode_pair(query, document).expect("a reranker's tokenizer was asked for this before")
     }
 
     /// Cuts tokens to the first `max`, the last of which are what the tokenizer puts after a text.
-    pub fn truncate(&self, tokens: &mut Vec<u32>, max: usize) {
-        if tokens.len() > max {
-            let n_suffix = if tokens.ends_with(&self.suffix) { self.suffix.len().min(max) } else { 0 };
-            let suffix = tokens.split_off(tokens.len() - n_suffix);
+    pub fn truncate(&self, text: &mut Encoding, max: usize) {
+        let Encoding { tokens, n_first } = text;
+        let n = tokens.len();
+        if n > max {
+            let suffix = self.tokenizer.suffix();
+            let n_suffix = if tokens.ends_with(suffix) { suffix.len().min(max) } else { 0 };
+            let suffix = tokens.split_off(n - n_suffix);
             tokens.truncate(max - n_suffix);
             tokens.extend(suffix);
+            // The suffix keeps its type.
+            *n_first = if *n_first == n { max } else { (*n_first).min(max - n_suffix) };
         }
     }
 }

@@ -1,7 +1,8 @@
 //! BERT (Devlin et al. 2019), RoBERTa and XLM-RoBERTa: learned positions, norms of the residual after each block, attention in both
-//! directions. Rerankers have a classifier of the first token.
+//! directions. Rerankers have a classifier of the first token; those with two token types tell the query from the document by them.
 
-use super::{ArchSpec, Ignored, encoder};
+use super::encoder::{self, Classifier};
+use super::{ArchSpec, Ignored};
 use crate::Result;
 use crate::config::{LayerNorms, ModelConfig, Presence};
 use crate::hyper::Hyper;
@@ -22,6 +23,7 @@ pub(super) const SPEC: ArchSpec = ArchSpec {
     hf: &[
         "BertModel",
         "BertForMaskedLM",
+        "BertForSequenceClassification",
         "RobertaModel",
         "RobertaForMaskedLM",
         "RobertaForSequenceClassification",
@@ -55,13 +57,7 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
                 positions.ok_or_else(|| h.invalid("it has no more positions than those of padding"))?;
         }
     }
-    match !h.is_gguf() && h.hf_strings("architectures")?.is_some_and(|a| a[0].contains("Classification")) {
-        true => {
-            let classifier = encoder::classifier(&c, h)?;
-            c.encoder = Some(classifier);
-        }
-        false => encoder::make(&mut c, h)?,
-    }
+    encoder::make(&mut c, h, Classifier::BERT)?;
     Ok(c)
 }
 

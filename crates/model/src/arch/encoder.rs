@@ -1,7 +1,8 @@
-//! How a model's files say that it makes a vector or a score of a text: GGUF's pooling type, or sentence-transformers' list of modules.
+//! How a model's files say that it makes a vector or a score of a text: GGUF's pooling type, the name of the architecture, or
+//! sentence-transformers' list of modules.
 
 use crate::Result;
-use crate::config::{Encoder, EncoderOutput, HeadLayer, ModelConfig, Presence, Tied};
+use crate::config::{Encoder, EncoderOutput, HeadFunction, HeadLayer, ModelConfig, Presence, Tied};
 use crate::hyper::Hyper;
 use crate::names;
 use realizar_compute::Pooling;
@@ -14,21 +15,36 @@ const MAX_BYTES: u64 = 1 << 20;
 /// Sentence-transformers' own choice where a folder has no list of modules.
 const DEFAULT: Pooling = Pooling::Mean;
 
-/// Makes a model an encoder. `own` is how it pools where its files do not say it.
-pub(super) fn make(c: &mut ModelConfig, h: &Hyper<'_>) -> Result<()> {
+/// What rerankers of an architecture have between their layers and the matrix that makes the score.
+#[derive(Clone, Copy)]
+pub(super) struct Classifier {
+    pub(super) pooling: Pooling,
+    /// Behind the first matrix.
+    pub(super) function: HeadFunction,
+    /// Behind that.
+    pub(super) norm: Option<&'static str>,
+}
+
+impl Classifier {
+    /// As BERT.
+    pub(super) const BERT: Self = Self { pooling: Pooling::First, function: HeadFunction::Tanh, norm: None };
+}
+
+/// Makes a model an encoder.
+pub(super) fn make(c: &mut ModelConfig, h: &Hyper<'_>, classifier: Classifier) -> Result<()> {
     let embedding = || Encoder {
         pooling: DEFAULT,
         head: Vec::new(),
         output: EncoderOutput::Embedding { normalize: true },
     };
-    let stated = stated(c, h)?;
+    let stated = stated(c, h, classifier)?;
     finish(c, stated.unwrap_or_else(embedding));
     Ok(())
 }
 
 /// Makes a model an encoder if its files say so.
 pub(super) fn make_if_stated(c: &mut ModelConfig, h: &Hyper<'_>) -> Result<()> {
-    if let Some(encoder) = stated(c, h)? {
+    if let Some(encoder) = stated(c, h, Classifier::BERT)? {
         finish(c, encoder);
     }
     Ok(())
@@ -40,9 +56,13 @@ fn finish(c: &mut ModelConfig, encoder: Encoder) {
     c.tied = Tied::Always;
 }
 
-fn stated(c: &ModelConfig, h: &Hyper<'_>) -> Result<Option<Encoder>> {
-    match h.is_gguf() {
-        true => of_gguf(c, h),
+fn stated(c: &ModelConfig, h: &Hyper<'_>, classifier: Classifier) -> Result<Option<Encoder>> {
+    if h.is_gguf() {
+        return of_gguf(c, h, classifier);
+    }
+    match h.hf_strings("architectures")?.is_some_and(|names| names[0].ends_with("ForSequenceClassification"))
+    {
+        true => reranker(c, h, classifier).map(Some),
         false => of_modules(h),
     }
 }
@@ -56,40 +76,55 @@ pub(super) fn rows(h: &Hyper<'_>, name: &str) -> Option<usize> {
 }
 
 /// A layer of the head, if the files have it.
-fn head_layer(h: &Hyper<'_>, name: &'static str, bias: Presence, tanh: bool) -> Option<HeadLayer> {
-    rows(h, name).map(|n_out| HeadLayer { name, n_out, bias, tanh })
+fn head_layer(
+    h: &Hyper<'_>,
+    name: &'static str,
+    bias: Presence,
+    function: HeadFunction,
+) -> Option<HeadLayer> {
+    rows(h, name).map(|n_out| HeadLayer { name, n_out, bias, function, norm: None })
 }
 
-fn of_gguf(c: &ModelConfig, h: &Hyper<'_>) -> Result<Option<Encoder>> {
+fn of_gguf(c: &ModelConfig, h: &Hyper<'_>, classifier: Classifier) -> Result<Option<Encoder>> {
     let embedding = |pooling| {
-        let dense = ["dense_2", "dense_3"].map(|name| head_layer(h, name, Presence::Absent, false));
+        let dense =
+            ["dense_2", "dense_3"].map(|name| head_layer(h, name, Presence::Absent, HeadFunction::Identity));
         let head = dense.into_iter().flatten().collect();
         Some(Encoder { pooling, head, output: EncoderOutput::Embedding { normalize: true } })
     };
     Ok(match h.gguf_usize("pooling_type")? {
         // Files of rerankers may leave it to the program's user to say so.
-        None | Some(0) if rows(h, "classifier.out").is_some() => Some(classifier(c, h)?),
+        None | Some(0) if rows(h, "classifier.out").is_some() => Some(reranker(c, h, classifier)?),
         None | Some(0) => None,
         Some(1) => embedding(Pooling::Mean),
         Some(2) => embedding(Pooling::First),
         Some(3) => embedding(Pooling::Last),
-        Some(4) => Some(classifier(c, h)?),
+        Some(4) => Some(reranker(c, h, classifier)?),
         Some(other) => return Err(h.unsupported(format!("pooling of kind {other} is not known"))),
     })
 }
 
-/// The head of a reranker, as its tensors say.
-pub(super) fn classifier(c: &ModelConfig, h: &Hyper<'_>) -> Result<Encoder> {
+/// A reranker, with the head that its tensors say.
+fn reranker(c: &ModelConfig, h: &Hyper<'_>, classifier: Classifier) -> Result<Encoder> {
     let is_causal = c.attentions().any(|a| a.causal);
-    let dense = head_layer(h, "classifier.dense", Presence::Optional, true);
-    let out = head_layer(h, "classifier.out", Presence::Optional, false);
+    let Classifier { pooling, function, norm } = classifier;
+    let dense = head_layer(h, "classifier.dense", Presence::Optional, function);
+    let out = head_layer(h, "classifier.out", Presence::Optional, HeadFunction::Identity);
     let out = out.ok_or_else(|| h.missing_tensor("classifier.out"))?;
-    let (pooling, output) = match (is_causal, out.n_out) {
-        (true, 2) => (Pooling::Last, EncoderOutput::YesNo),
-        (false, 1) => (Pooling::First, EncoderOutput::Score),
-        (_, n) => return Err(h.unsupported(format!("a classifier of {n} labels"))),
-    };
-    Ok(Encoder { pooling, head: dense.into_iter().chain([out]).collect(), output })
+    match (is_causal, dense, out.n_out) {
+        (true, None, 2) => {
+            Ok(Encoder { pooling: Pooling::Last, head: vec![out], output: EncoderOutput::YesNo })
+        }
+        (false, Some(dense), 1) => {
+            Ok(Encoder { pooling, head: vec![HeadLayer { norm, ..dense }, out], output: EncoderOutput::Score })
+        }
+        (false, None, 1) if h.is_gguf() => Err(h.unsupported(
+            "the first matrix of its classifier (cls.weight) is not in the file: llama.cpp's converter leaves it out of rerankers made of \
+             BERT, whose folder of safetensors runs",
+        )),
+        (false, None, 1) => Err(h.missing_tensor("classifier.dense")),
+        (_, _, n) => Err(h.unsupported(format!("a classifier of {n} labels"))),
+    }
 }
 
 /// What `modules.json` lists, with the configuration of each module.
@@ -153,16 +188,16 @@ fn dense(h: &Hyper<'_>, path: &str, config: &Value) -> Result<HeadLayer> {
         _ => return Err(h.unsupported(format!("a dense module {path:?} of sentence-transformers"))),
     };
     let activation = config.get("activation_function").and_then(Value::as_str).unwrap_or("Tanh");
-    let tanh = match activation.rsplit('.').next() {
-        Some("Identity") => false,
-        Some("Tanh") => true,
+    let function = match activation.rsplit('.').next() {
+        Some("Identity") => HeadFunction::Identity,
+        Some("Tanh") => HeadFunction::Tanh,
         _ => return Err(h.unsupported(format!("activation {activation:?} of a dense module"))),
     };
     let bias = match config.get("bias").and_then(Value::as_bool) {
         Some(false) => Presence::Absent,
         _ => Presence::Needed,
     };
-    head_layer(h, name, bias, tanh).ok_or_else(|| h.missing_tensor(name))
+    head_layer(h, name, bias, function).ok_or_else(|| h.missing_tensor(name))
 }
 
 fn read_json(h: &Hyper<'_>, path: &Path) -> Result<Value> {

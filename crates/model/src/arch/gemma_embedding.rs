@@ -1,6 +1,7 @@
 //! EmbeddingGemma (Gemma team 2025): Gemma 3 with attention in both directions and, after pooling, two matrices.
 
-use super::{ArchSpec, INV_FREQ, encoder, gemma3};
+use super::encoder::{self, Classifier};
+use super::{ArchSpec, INV_FREQ, gemma3};
 use crate::Result;
 use crate::config::ModelConfig;
 use crate::hyper::Hyper;
@@ -23,6 +24,6 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
         // Half of it on either side.
         a.window = a.window.map(|w| w / 2 + 1);
     });
-    encoder::make(&mut c, h)?;
+    encoder::make(&mut c, h, Classifier::BERT)?;
     Ok(c)
 }

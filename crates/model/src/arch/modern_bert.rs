@@ -1,18 +1,19 @@
 //! ModernBERT (Warner et al. 2024): norms before blocks, none before the first, rotation of two bases, windows in both directions in two of
-//! three layers, gated feed-forward blocks.
+//! three layers, gated feed-forward blocks. Rerankers have a matrix, GELU and a norm before that of the score.
 
+use super::ArchSpec;
 use super::bert::UNUSED;
-use super::{ArchSpec, encoder};
+use super::encoder::{self, Classifier};
 use crate::Result;
-use crate::config::{ModelConfig, Presence};
+use crate::config::{HeadFunction, ModelConfig, Presence, named_activation};
 use crate::hyper::Hyper;
 use crate::rope::{RopeConfig, RopeScaling};
-use realizar_compute::{Activation, NormKind, RopeStyle};
+use realizar_compute::{Activation, NormKind, Pooling, RopeStyle};
 
 pub(super) const SPEC: ArchSpec = ArchSpec {
     name: "modern-bert",
     gguf: &["modern-bert"],
-    hf: &["ModernBertModel"],
+    hf: &["ModernBertModel", "ModernBertForSequenceClassification"],
     configure,
     ignored: UNUSED,
 };
@@ -55,6 +56,26 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
         a.causal = false;
         a.rope = Some(usize::from(a.window.is_some()));
     });
-    encoder::make(&mut c, h)?;
+    encoder::make(&mut c, h, classifier(h)?)?;
     Ok(c)
+}
+
+fn classifier(h: &Hyper<'_>) -> Result<Classifier> {
+    let (pooling, activation) = match h.is_gguf() {
+        true => match h.gguf_usize("classifier.pooling_type")? {
+            // Files without the key are older than it, of models that take the mean, such as gte-reranker-modernbert-base.
+            None | Some(1) => (Pooling::Mean, Activation::GeluErf),
+            Some(2) => (Pooling::First, Activation::GeluErf),
+            Some(other) => return Err(h.unsupported(format!("a classifier of pooling {other}"))),
+        },
+        false => {
+            let pooling = match h.hf_str("classifier_pooling")? {
+                None | Some("cls") => Pooling::First,
+                Some("mean") => Pooling::Mean,
+                Some(other) => return Err(h.unsupported(format!("a classifier of pooling {other:?}"))),
+            };
+            (pooling, named_activation(h, h.hf_str("classifier_activation")?.unwrap_or("gelu"))?)
+        }
+    };
+    Ok(Classifier { pooling, function: HeadFunction::Activation(activation), norm: Some("classifier.norm") })
 }

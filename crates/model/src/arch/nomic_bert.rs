@@ -1,7 +1,8 @@
 //! Nomic Embed (Nussbaum et al. 2024): BERT with rotation, gated feed-forward blocks and without biases. Jina Embeddings v3: BERT with rotation.
 
+use super::ArchSpec;
 use super::bert::{UNUSED, base, with_biases};
-use super::{ArchSpec, encoder};
+use super::encoder::{self, Classifier};
 use crate::Result;
 use crate::config::{ModelConfig, Presence};
 use crate::hyper::Hyper;
@@ -37,7 +38,7 @@ fn configure(h: &Hyper<'_>) -> Result<ModelConfig> {
     c.read_activation(h, Activation::Silu)?;
     c.each_attention(|a| (a.qkv_bias, a.o_bias) = (Presence::Absent, Presence::Absent));
     c.each_dense(|d| d.bias = Presence::Absent);
-    encoder::make(&mut c, h)?;
+    encoder::make(&mut c, h, Classifier::BERT)?;
     Ok(c)
 }
 
@@ -46,6 +47,6 @@ fn configure_jina_v3(h: &Hyper<'_>) -> Result<ModelConfig> {
     c.without_gates();
     c.read_activation(h, Activation::GeluErf)?;
     with_biases(&mut c);
-    encoder::make(&mut c, h)?;
+    encoder::make(&mut c, h, Classifier::BERT)?;
     Ok(c)
 }

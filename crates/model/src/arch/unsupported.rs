@@ -198,16 +198,6 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
     ),
     family("NeoBERT", &["neo-bert", "NeoBERT"], BOTH_WAYS),
     family("EuroBERT", &["eurobert", "EuroBertModel"], BOTH_WAYS),
-    family(
-        "a reranker made of BERT",
-        &["BertForSequenceClassification"],
-        "token types that tell a query from a document",
-    ),
-    family(
-        "a reranker made of ModernBERT",
-        &["ModernBertForSequenceClassification"],
-        "its classification head",
-    ),
     family("Llama-Embed-Nemotron", &["llama-embed", "LlamaBidirectionalModel"], BOTH_WAYS),
     family("an image encoder", &["clip", "InternVisionModel", "RADIOModel"], "images"),
 ];

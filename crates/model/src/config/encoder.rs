@@ -1,7 +1,7 @@
 //! What an encoder makes of a text.
 
 use super::Presence;
-use realizar_compute::Pooling;
+use realizar_compute::{Activation, Pooling};
 
 /// What becomes of the last hidden states of a text's tokens in a model that makes no logits.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +35,7 @@ pub enum EncoderOutput {
     YesNo,
 }
 
-/// A matrix after pooling.
+/// A matrix after pooling, and what follows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadLayer {
     /// Its name in [`NAMES`](crate::names::NAMES).
@@ -44,6 +44,19 @@ pub struct HeadLayer {
     pub n_out: usize,
     /// Its bias.
     pub bias: Presence,
-    /// Whether the hyperbolic tangent follows.
-    pub tanh: bool,
+    /// The function of each output.
+    pub function: HeadFunction,
+    /// The norm of the outputs behind that, by its name in [`NAMES`](crate::names::NAMES).
+    pub norm: Option<&'static str>,
+}
+
+/// A function behind a matrix after pooling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadFunction {
+    /// None.
+    Identity,
+    /// The hyperbolic tangent.
+    Tanh,
+    /// One that feed-forward blocks have, too.
+    Activation(Activation),
 }

@@ -131,12 +131,7 @@ impl ModelConfig {
         }
         let activation = match name {
             None => own,
-            Some("silu" | "swish" | "swiglu") => Activation::Silu,
-            Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Activation::GeluTanh,
-            Some("gelu") => Activation::GeluErf,
-            Some("relu2") => Activation::ReluSquared,
-            Some("relu") => Activation::Relu,
-            Some(other) => return Err(h.unsupported(format!("activation {other:?} is not known"))),
+            Some(name) => named_activation(h, name)?,
         };
         self.each_dense(|dense| dense.activation = activation);
         Ok(())
@@ -360,6 +355,18 @@ pub(crate) fn check_rope_dim(h: &Hyper<'_>, dim: usize, head_dim: usize) -> Resu
         return Err(h.invalid(format!("RoPE turns {dim} elements of a head of {head_dim}")));
     }
     Ok(dim)
+}
+
+/// The activation that `config.json` calls so.
+pub(crate) fn named_activation(h: &Hyper<'_>, name: &str) -> Result<Activation> {
+    Ok(match name {
+        "silu" | "swish" | "swiglu" => Activation::Silu,
+        "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Activation::GeluTanh,
+        "gelu" => Activation::GeluErf,
+        "relu2" => Activation::ReluSquared,
+        "relu" => Activation::Relu,
+        other => return Err(h.unsupported(format!("activation {other:?} is not known"))),
+    })
 }
 
 /// Rows of the embedding, which may be more than the tokenizer's tokens.

@@ -2,14 +2,24 @@
 
 use super::Decoder;
 use crate::Result;
+use crate::config::{HeadFunction, HeadLayer};
 use crate::kv_cache::KvCache;
 use crate::weights::Loader;
 use crate::workspace::Workspace;
-use realizar_compute::{Backend, Linear};
+use realizar_compute::{Backend, Linear, Norm};
 
-pub(super) fn load_head<B: Backend>(l: &Loader<'_, B>) -> Result<Vec<Linear<B>>> {
-    let head = l.config.encoder.iter().flat_map(|encoder| &encoder.head);
-    head.map(|layer| l.linear(None, &[layer.name])).collect()
+/// A matrix after pooling, and the norm of its outputs.
+pub(super) struct Head<B: Backend> {
+    linear: Linear<B>,
+    norm: Option<Norm<B>>,
+}
+
+pub(super) fn load_head<B: Backend>(l: &Loader<'_, B>) -> Result<Vec<Head<B>>> {
+    let load = |layer: &HeadLayer| {
+        let norm = layer.norm.map(|name| l.norm(None, name)).transpose()?;
+        Ok(Head { linear: l.linear(None, &[layer.name])?, norm })
+    };
+    l.config.encoder.iter().flat_map(|encoder| &encoder.head).map(load).collect()
 }
 
 impl<B: Backend> Decoder<B> {
@@ -38,13 +48,18 @@ impl<B: Backend> Decoder<B> {
         let (pooled, mut rest) = ws.encoded.split_first_mut().expect("an encoder has room for its result");
         backend.timed("pool", || backend.pool(pooled, &ws.residual, batch, encoder.pooling))?;
         let mut x = &*pooled;
-        for (linear, layer) in self.encoder_head.iter().zip(&encoder.head) {
+        for (Head { linear, norm }, layer) in self.encoder_head.iter().zip(&encoder.head) {
             let (y, behind) =
                 std::mem::take(&mut rest).split_first_mut().expect("each layer of the head has room");
             backend.timed("head", || linear.apply(backend, y, x))?;
-            if layer.tanh {
+            match layer.function {
+                HeadFunction::Identity => {}
                 // tanh(x) = 1 · tanh(x / 1)
-                backend.softcap(y, 1.0)?;
+                HeadFunction::Tanh => backend.softcap(y, 1.0)?,
+                HeadFunction::Activation(activation) => backend.activate(y, activation)?,
+            }
+            if let Some(norm) = norm {
+                backend.norm_in_place(y, norm)?;
             }
             (x, rest) = (y, behind);
         }

@@ -28,7 +28,8 @@ impl<'a, B: Backend> Session<'a, B> {
         let limits = BatchLimits { n_tokens: n_ctx, n_seqs: 1, n_blocks, n_logits: n_ctx };
         let config = model.shard().config();
         let n_slots = if StateSpec::new(config, kv_type).slot_bytes > 0 { N_SLOTS } else { 0 };
-        let shape = CacheShape { n_blocks, block_size: BLOCK_SIZE, n_positions: n_ctx, n_slots };
+        let shape =
+            CacheShape { n_blocks, block_size: BLOCK_SIZE, n_positions: n_ctx, n_slots, n_token_types: 0 };
         let sizes = CacheSizes { dtype: kv_type, n_blocks, block_size: BLOCK_SIZE, n_slots };
         // Blocks in an order that is not their positions', so that the table matters.
         let blocks = (0..n_blocks as u32).rev().collect();

@@ -40,8 +40,14 @@ impl StagedBatch {
     ) -> Result<Self> {
         // A step writes no slot twice.
         let states = if cache.n_slots > 0 { STATE * limits.n_seqs + WRITE * cache.n_slots } else { 0 };
-        let len =
-            ADDRESS + 4 * limits.n_tokens + limits.n_logits + limits.n_seqs + 1 + states + limits.n_blocks;
+        let per_token = if cache.n_token_types > 0 { 5 } else { 4 };
+        let len = ADDRESS
+            + per_token * limits.n_tokens
+            + limits.n_logits
+            + limits.n_seqs
+            + 1
+            + states
+            + limits.n_blocks;
         let device = Buffer::new(driver, 4 * len, "a batch")?;
         let chosen = Buffer::new(driver, 4 * limits.n_logits.max(1), "chosen tokens")?;
         Ok(Self {
@@ -88,6 +94,7 @@ impl StagedBatch {
         words.extend(self.host.logit_tokens());
         words.extend(self.host.seqs().iter().map(|s| s.tokens.start as u32));
         words.push(n as u32);
+        words.extend(self.host.token_types());
         let states = self.host.states();
         let first_write = words.len() + STATE * states.len() + batch.block_tables.len();
         for state in states {
@@ -163,11 +170,21 @@ impl StagedBatch {
         self.array(ADDRESS + 4 * self.n_tokens() + self.n_logits())
     }
 
+    /// Types of the tokens, [n_token_types].
+    pub(in crate::cuda) fn token_types(&self) -> DevicePtr {
+        self.array(ADDRESS + 4 * self.n_tokens() + self.n_logits() + self.n_seqs() + 1)
+    }
+
+    /// Tokens with a type: all, or none of a model without token types.
+    pub(in crate::cuda) fn n_token_types(&self) -> usize {
+        self.host.token_types().len()
+    }
+
     /// Where recurrent states come from and go to, [n_states, 3]: the slot or `NONE`, and which of [`StagedBatch::words`] tell what is
     /// written, the first and that after the last. A write is two words, tokens of the sequence in the step and the slot that is written
     /// after them.
     pub(in crate::cuda) fn states(&self) -> DevicePtr {
-        self.array(ADDRESS + 4 * self.n_tokens() + self.n_logits() + self.n_seqs() + 1)
+        self.token_types().offset(size_of::<u32>() * self.n_token_types())
     }
 
     /// All arrays.
