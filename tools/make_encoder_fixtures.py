@@ -94,6 +94,14 @@ def byte_level():
     return t, config, ids
 
 
+def byte_level_answers():
+    """Byte-level BPE with the answers of a reranker, and the separator that llama.cpp's converter looks for."""
+    t, config, ids = byte_level()
+    t.add_tokens(["yes", "no"])
+    t.post_processor = processors.ByteLevel(trim_offsets=False)
+    return t, config, dict(ids, vocab_size=t.get_vocab_size())
+
+
 class Variant:
     """kind: the class of transformers. pooling: of sentence-transformers; None for a reranker. dense: widths of dense modules. vocabulary:
     llama.cpp's converter reads it; otherwise that of byte-level BPE is written. published: the config.json of published folders. converted_as: what
@@ -131,6 +139,8 @@ VARIANTS = {
     "gemma-embedding": Variant("Gemma3TextModel", byte_level, "mean", dense=(36, 24), own_vocabulary=False, num_hidden_layers=7, head_dim=16,
                                num_key_value_heads=1, sliding_window=8, use_bidirectional_attention=True, query_pre_attn_scalar=16,
                                rms_norm_eps=1e-3),
+    "qwen3-reranker": Variant("Qwen3ForCausalLM", byte_level_answers, own_vocabulary=False, head_dim=16, num_key_value_heads=1,
+                              rms_norm_eps=1e-3, tie_word_embeddings=False),
     "qwen3-embedding": Variant("Qwen3Model", byte_level, "lasttoken", own_vocabulary=False, head_dim=16, num_key_value_heads=1,
                                rms_norm_eps=1e-3, tie_word_embeddings=True),
 }
@@ -180,10 +190,56 @@ def write_modules(folder, variant, width, rng):
     make_fixtures.write_json(folder / "sentence_bert_config.json", dict(max_seq_length=64, do_lower_case=False))
 
 
+CHAT_TEMPLATE = (
+    "{{ messages | selectattr('role', 'eq', 'system') | map(attribute='content') | first }}"
+    "<|im_start|>{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}"
+    "<|im_end|>{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}<|im_end|>"
+    "{% if add_generation_prompt %}:{% endif %}"
+)
+
+
+def write_answers(folder, tokenizer):
+    """What makes a decoder a reranker: which tokens are its answers, and its prompt."""
+    modules = [("", "base.modules.transformer.Transformer"), ("1_LogitScore", "cross_encoder.modules.logit_score.LogitScore")]
+    make_fixtures.write_json(folder / "modules.json", [dict(idx=i, name=str(i), path=path, type=f"sentence_transformers.{kind}")
+                                                       for i, (path, kind) in enumerate(modules)])
+    (folder / "1_LogitScore").mkdir()
+    answers = dict(true_token_id=tokenizer.token_to_id("yes"), false_token_id=tokenizer.token_to_id("no"), module_input_name="causal_logits")
+    make_fixtures.write_json(folder / "1_LogitScore/config.json", answers)
+    forward = dict(method="forward", method_output_name="logits")
+    make_fixtures.write_json(folder / "sentence_bert_config.json", dict(
+        transformer_task="text-generation", modality_config=dict(text=forward, message=dict(forward, format="flat")),
+        module_output_name="causal_logits", processing_kwargs=dict(chat_template=dict(add_generation_prompt=True))))
+    make_fixtures.write_json(folder / "config_sentence_transformers.json", dict(
+        model_type="CrossEncoder", prompts=dict(query="Which?"), default_prompt_name="query", activation_fn="torch.nn.modules.linear.Identity"))
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+def golden_answers(folder, variant, tokenizer):
+    """Texts, and the logits of both answers; sentence-transformers agrees on their difference."""
+    from sentence_transformers import CrossEncoder
+    encoder = CrossEncoder(str(folder), device="cpu", model_kwargs=dict(attn_implementation="eager"))
+    encoder.double().eval()
+    entries = []
+    with make_fixtures.float64_reference(), torch.no_grad():
+        for n in LENGTHS:
+            text = SENTENCE[:n]
+            messages = [("system", "Which?"), ("query", "who?"), ("document", text)]
+            ids = encoder.tokenizer.apply_chat_template([dict(role=r, content=c) for r, c in messages], add_generation_prompt=True)["input_ids"]
+            logits = encoder.model(input_ids=torch.tensor([ids])).logits[0, -1]
+            output = [logits[tokenizer.token_to_id(answer)].item() for answer in ("yes", "no")]
+            score = encoder.predict([("who?", text)])[0]
+            assert abs(score - (output[0] - output[1])) < 1e-5, (score, output)
+            entries.append(dict(text=text, ids=ids, output=[float(f"{x:.9g}") for x in output], query="who?"))
+    return dict(texts=entries, reference=f"transformers {transformers.__version__}, float64")
+
+
+SENTENCE = "the owl and the fox went on, singing: 7 stars, 12 moons? who knew. the sea! "
+
+
 def golden(folder, variant, tokenizer):
     """Texts and what the reference libraries make of them."""
-    text = "the owl and the fox went on, singing: 7 stars, 12 moons? who knew. the sea! "
-    texts = [text[:n] for n in LENGTHS]
+    texts = [SENTENCE[:n] for n in LENGTHS]
     entries = []
     if variant.pooling:
         from sentence_transformers import SentenceTransformer
@@ -257,7 +313,7 @@ def convert_folder(tree, folder, variant, path):
 def make(name, target, llama_cpp):
     variant = VARIANTS[name]
     tokenizer, tokenizer_config, ids = variant.tokenizer()
-    config_class = variant.kind.replace("TextModel", "TextConfig").replace("ForSequenceClassification", "Config")
+    config_class = variant.kind.replace("TextModel", "TextConfig").replace("ForSequenceClassification", "Config").replace("ForCausalLM", "Config")
     config_class = re.sub("Model$", "Config", config_class)
     config = getattr(transformers, config_class)(**{**variant.config, **ids})
     model = getattr(transformers, variant.kind)(config).eval()
@@ -270,7 +326,10 @@ def make(name, target, llama_cpp):
     make_fixtures.write_json(folder / "tokenizer_config.json", {**tokenizer_config, "model_max_length": 64})
     if variant.pooling:
         write_modules(folder, variant, config.hidden_size, np.random.Generator(np.random.PCG64(1)))
-    values = golden(folder, variant, tokenizer)
+    is_decoder = variant.kind.endswith("ForCausalLM")
+    if is_decoder:
+        write_answers(folder, tokenizer)
+    values = golden_answers(folder, variant, tokenizer) if is_decoder else golden(folder, variant, tokenizer)
     if variant.published:
         make_fixtures.write_json(folder / "config.json", {**variant.published, "vocab_size": ids["vocab_size"], "pad_token_id": 0})
     if variant.converted_as is not False:

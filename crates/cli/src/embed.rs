@@ -25,6 +25,9 @@ pub(crate) struct EmbedArgs {
     /// What the texts are compared with, for a reranker.
     #[arg(long, value_name = "TEXT")]
     query: Option<String>,
+    /// Read a Qwen3 as Qwen3-Reranker, where its files do not say that it is one.
+    #[arg(long)]
+    reranker: bool,
     /// Pooling instead of what the model's files say.
     #[arg(long, value_enum)]
     pooling: Option<PoolingName>,
@@ -68,6 +71,7 @@ pub(crate) fn run(args: &EmbedArgs) -> Result<()> {
         n_ctx: args.ctx,
         n_threads: args.threads.get().unwrap_or(0),
         exact: args.exact,
+        reranker: args.reranker,
         kv_type: if args.exact { DType::F32 } else { DType::F16 },
         ..LoadOptions::default()
     };

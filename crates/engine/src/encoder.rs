@@ -4,6 +4,7 @@
 //! which may be waited for or awaited without any particular runtime. A step takes texts of any requests in the order in which they came, as
 //! many as fit, one after the other without padding. Dropping a [`Pending`] cancels what has not begun.
 
+mod prompt;
 mod reply;
 mod runner;
 mod text;

@@ -331,7 +331,9 @@ impl Checker<'_> {
             self.norm(name, None, c.hidden_size);
         }
         let mut n_in = c.hidden_size;
-        for layer in c.encoder.iter().flat_map(|encoder| &encoder.head) {
+        // Rows of the embedding or of the output matrix stand there.
+        let head = c.encoder.iter().flat_map(|encoder| &encoder.head).filter(|layer| layer.tokens.is_none());
+        for layer in head {
             let parts = &[(layer.name, layer.n_out)];
             self.linear(&Stack { layer: None, parts, n_in, bias: layer.bias });
             n_in = layer.n_out;

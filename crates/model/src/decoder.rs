@@ -195,7 +195,7 @@ impl<B: Backend> Decoder<B> {
         let ropes = ropes.collect::<Result<_>>()?;
         let layers = (0..c.layers.len()).map(|i| load_layer(&loader, i)).collect::<Result<_>>()?;
         let embed = Weight { name: "embed", layer: None };
-        let lm_head = if loader.has(None, "lm_head") {
+        let lm_head = if c.encoder.is_none() && loader.has(None, "lm_head") {
             Some(loader.linear(None, &["lm_head"])?)
         } else if shard.rank().is_alone() {
             None

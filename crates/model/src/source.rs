@@ -19,8 +19,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-pub use discover::open;
-pub(crate) use discover::read_text;
+pub use discover::{open, read_text};
 use fp8::Fp8;
 use gpt_oss::GptOss;
 use joined::Joined;

@@ -161,6 +161,15 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Linear { weight: self.backend.matrix(cut(whole, Cut::Rows(rows)))?, scale, bias: None })
     }
 
+    /// Some rows of a matrix that has one for each token.
+    pub(crate) fn token_rows(&self, name: &'static str, tokens: &[u32]) -> Result<Linear<B>> {
+        let w = Weight { name, layer: None };
+        let whole = self.parts(w, Split::Whole)?.swap_remove(0);
+        let rows = tokens.iter().map(|&token| token as usize..token as usize + 1).collect();
+        let scale = self.scale_of([(w, tokens.len())].into_iter())?;
+        Ok(Linear { weight: self.backend.matrix(cut(whole, Cut::Rows(rows)))?, scale, bias: None })
+    }
+
     /// The weight of a layer's norm.
     pub(crate) fn norm_weight(&self, layer: usize, name: &'static str) -> Result<Vec<f32>> {
         let mut weight = self.values(self.need(Weight { name, layer: Some(layer) }))?;

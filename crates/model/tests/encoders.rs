@@ -5,12 +5,14 @@
 
 #[path = "../../compute/cuda-emulation/emulation.rs"]
 mod emulation;
+#[allow(dead_code)]
+mod support;
 
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions};
 use realizar_compute::cuda::{Cuda, CudaOptions};
 use realizar_compute::{Backend, Batch, BatchLimits, CacheShape, DType, Pooling, Reference};
-use realizar_model::arch::{ENCODERS, configure};
+use realizar_model::arch::{ENCODERS, configure, make_yes_no};
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
 use realizar_model::{CacheSizes, Decoder, EncoderOutput, KvCache, Workspace, source};
 use serde_json::Value;
@@ -166,7 +168,8 @@ fn every_fixture_equals_the_reference_libraries_on_every_path() {
 
 #[test]
 fn texts_become_the_tokens_of_the_reference_libraries() {
-    for dir in fixtures() {
+    // The prompts of rerankers that answer are the engine's.
+    for dir in fixtures().into_iter().filter(|dir| !dir.ends_with("qwen3-reranker")) {
         let golden = golden(&dir);
         for form in ["hf", "model.gguf"].map(|form| dir.join(form)).iter().filter(|form| form.exists()) {
             let tokenizer = Tokenizer::from_source(&*source::open(form).unwrap()).unwrap();
@@ -198,6 +201,8 @@ fn pooling_is_that_of_the_files() {
         assert_eq!(of("bert-mean", form).pooling, Pooling::Mean);
         assert_eq!(of("qwen3-embedding", form).pooling, Pooling::Last);
         assert_eq!(of("xlm-roberta-reranker", form).output, EncoderOutput::Score);
+        assert_eq!(of("modern-bert-reranker", form).pooling, Pooling::Mean);
+        assert_eq!(of("qwen3-reranker", form).output, EncoderOutput::YesNo);
         assert_eq!(of("gemma-embedding", form).head.len(), 2);
     }
     // Only the list of modules can say that vectors stay as long as they are.
@@ -217,4 +222,25 @@ fn a_gguf_reranker_without_the_first_matrix_of_its_classifier_is_refused() {
     let error = configure(&*source::open(&path).unwrap()).unwrap_err().to_string();
     std::fs::remove_file(&path).unwrap();
     assert!(error.contains("cls.weight") && error.contains("safetensors"), "{error}");
+}
+
+#[test]
+fn a_decoder_without_an_output_matrix_answers_by_its_embedding() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch/qwen3/hf");
+    let source = source::open(&path).unwrap();
+    let decoder = Decoder::load(&Reference, &*source, configure(&*source).unwrap(), 64).unwrap();
+    let text = Text { ids: vec![5, 80, 3, 41], types: vec![], output: vec![] };
+    let logits = support::Session::new(&Reference, &decoder, 64, DType::F32).step(&text.ids);
+    let last = &logits[logits.len() - decoder.config().vocab_size..];
+
+    let mut config = configure(&*source).unwrap();
+    make_yes_no(&mut config, &*source, [7, 100]).unwrap();
+    let reranker = Decoder::load(&Reference, &*source, config.clone(), 64).unwrap();
+    check("answers", &encode(&Reference, &reranker, &[&text])[0], &[last[7], last[100]]);
+
+    let error = make_yes_no(&mut config, &*source, [7, 100]).unwrap_err().to_string();
+    assert!(error.contains("only a Qwen3 that makes text"), "{error}");
+    let mut config = configure(&*source).unwrap();
+    let error = make_yes_no(&mut config, &*source, [7, 272]).unwrap_err().to_string();
+    assert!(error.contains("token 272 is not among its 272 tokens"), "{error}");
 }

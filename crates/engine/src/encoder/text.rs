@@ -1,6 +1,7 @@
 //! Texts around an encoder: tokens of a text, and of a query with a document.
 
 use super::EncoderClient;
+use super::prompt::Prompt;
 use realizar_model::source::TensorSource;
 use realizar_model::tokenizer::{self, EncodeOptions, Encoding, Tokenizer};
 use realizar_model::{EncoderOutput, Error, Result};
@@ -11,26 +12,33 @@ use std::sync::Arc;
 pub struct TextEncoder {
     client: EncoderClient,
     tokenizer: Arc<Tokenizer>,
-    /// A reranker's prompt, with places for the query and the document.
-    template: Option<String>,
+    /// Of a reranker that answers "yes" or "no".
+    prompt: Option<Arc<Prompt>>,
+    /// What stands behind every text.
+    suffix: Vec<u32>,
 }
 
-/// Where GGUF has the prompt of a reranker that answers "yes" or "no".
-const TEMPLATE_KEY: &str = "tokenizer.chat_template.rerank";
+/// A prompt's texts of control tokens are these tokens.
+const PROMPT: EncodeOptions = EncodeOptions { add_special: false, parse_special: true };
 
 impl TextEncoder {
     /// Puts the tokenizer of a model around its encoder.
     ///
-    /// Errors: a prompt in the metadata that is no text; a reranker whose tokenizer does not say how it puts a query and a document
-    /// together.
+    /// Errors: a reranker whose files do not say how a query and a document are put together.
     pub fn new(client: EncoderClient, tokenizer: Arc<Tokenizer>, source: &dyn TensorSource) -> Result<Self> {
-        let template = source.metadata().get_str(TEMPLATE_KEY)?.map(str::to_owned);
-        let is_reranker = !matches!(client.info().output, EncoderOutput::Embedding { .. });
-        if is_reranker && tokenizer.encode_pair("", "").is_none() {
-            let reason = "its tokenizer does not say how it puts a query and a document together".into();
-            return Err(Error::Unsupported { path: source.path().to_owned(), reason });
-        }
-        Ok(Self { client, tokenizer, template })
+        let prompt = match client.info().output {
+            EncoderOutput::YesNo => Some(Prompt::of(source, &tokenizer)?),
+            EncoderOutput::Score if tokenizer.encode_pair("", "").is_none() => {
+                let reason = "its tokenizer does not say how it puts a query and a document together".into();
+                return Err(Error::Unsupported { path: source.path().to_owned(), reason });
+            }
+            EncoderOutput::Score | EncoderOutput::Embedding { .. } => None,
+        };
+        let suffix = match &prompt {
+            Some(prompt) => tokenizer.encode(prompt.after(), PROMPT),
+            None => tokenizer.suffix().to_vec(),
+        };
+        Ok(Self { client, tokenizer, prompt: prompt.map(Arc::new), suffix })
     }
 
     /// The encoder.
@@ -53,23 +61,18 @@ impl TextEncoder {
     /// # Panics
     /// If the model is not a reranker.
     pub fn pair(&self, query: &str, document: &str) -> Encoding {
-        if let (EncoderOutput::YesNo, Some(template)) = (self.client.info().output, &self.template) {
-            // The document last, so that nothing in it is taken for the query's place.
-            let (before, after) = template.split_once("{document}").unwrap_or((template, ""));
-            let text = format!("{}{document}{after}", before.replace("{query}", query));
-            let options = EncodeOptions { add_special: false, parse_special: true };
-            return self.tokenizer.encode(&text, options).into();
+        if let Some(prompt) = &self.prompt {
+            return self.tokenizer.encode(&prompt.with(query, document), PROMPT).into();
         }
         self.tokenizer.encode_pair(query, document).expect("a reranker's tokenizer was asked for this before")
     }
 
-    /// Cuts tokens to the first `max`, the last of which are what the tokenizer puts after a text.
+    /// Cuts tokens to the first `max`, the last of which are what the tokenizer or the prompt has behind a text.
     pub fn truncate(&self, text: &mut Encoding, max: usize) {
         let Encoding { tokens, n_first } = text;
         let n = tokens.len();
         if n > max {
-            let suffix = self.tokenizer.suffix();
-            let n_suffix = if tokens.ends_with(suffix) { suffix.len().min(max) } else { 0 };
+            let n_suffix = if tokens.ends_with(&self.suffix) { self.suffix.len().min(max) } else { 0 };
             let suffix = tokens.split_off(n - n_suffix);
             tokens.truncate(max - n_suffix);
             tokens.extend(suffix);

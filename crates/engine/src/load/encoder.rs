@@ -9,6 +9,7 @@ use realizar_compute::cpu::{Cpu, CpuOptions, threads};
 use realizar_compute::cuda::Cuda;
 use realizar_compute::{Backend, Pooling, Rank};
 use realizar_model::source::TensorSource;
+use realizar_model::tokenizer::Tokenizer;
 use realizar_model::{Decoder, EncoderOutput, ModelConfig, Shard, arch, workspace_bytes};
 
 /// The longest text, in tokens, where nobody asks for more: a step's buffers are made for it.
@@ -43,6 +44,11 @@ pub fn load_encoder(
     pooling: Option<Pooling>,
 ) -> Result<LoadedEncoder, LoadError> {
     let mut config = arch::configure(source)?;
+    let is_reranker =
+        config.encoder.as_ref().is_some_and(|e| !matches!(e.output, EncoderOutput::Embedding { .. }));
+    if options.reranker && !is_reranker {
+        arch::make_yes_no(&mut config, source, yes_and_no(source)?)?;
+    }
     let Some(encoder) = &mut config.encoder else {
         return Err(LoadError::NotAnEncoder { arch: config.arch });
     };
@@ -73,6 +79,19 @@ pub fn load_encoder(
         }
         loaded => loaded,
     }
+}
+
+/// The tokens of both answers.
+fn yes_and_no(source: &dyn TensorSource) -> Result<[u32; 2], LoadError> {
+    let tokenizer = Tokenizer::from_source(source)?;
+    let token = |answer: &str| {
+        tokenizer.id_of(answer).ok_or_else(|| LoadError::Option {
+            option: "--reranker",
+            value: "true".into(),
+            reason: format!("the model has no token {answer:?}"),
+        })
+    };
+    Ok([token("yes")?, token("no")?])
 }
 
 fn on_cpu(

@@ -46,7 +46,8 @@ pub enum LoadError {
     },
     /// A model that makes text.
     #[error(
-        "the model ({arch}) makes text, and no vectors or scores of texts: its files do not say how to pool"
+        "the model ({arch}) makes text, and no vectors or scores of texts: its files do not say how to pool (of a Qwen3-Reranker, \
+         --reranker makes a reranker)"
     )]
     NotAnEncoder {
         /// Its architecture.

@@ -99,6 +99,8 @@ pub struct LoadOptions {
     pub n_threads: usize,
     /// Products with activations as they are, so that every device and batch gives the same tokens. Default false.
     pub exact: bool,
+    /// Reads a Qwen3 whose files do not say it as a reranker that answers "yes" or "no". Only encoders. Default false.
+    pub reranker: bool,
     /// Copies weights into the layout that products read fastest. Default true.
     pub repack: bool,
 }
@@ -119,6 +121,7 @@ impl Default for LoadOptions {
             max_guesses: 0,
             n_threads: 0,
             exact: false,
+            reranker: false,
             repack: true,
         }
     }

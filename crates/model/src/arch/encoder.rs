@@ -50,10 +50,30 @@ pub(super) fn make_if_stated(c: &mut ModelConfig, h: &Hyper<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Makes a decoder a reranker that answers a question about a query and a document: it compares the logits of the tokens "yes" and "no".
+///
+/// Errors: tokens that the model does not have.
+pub(super) fn make_yes_no(c: &mut ModelConfig, h: &Hyper<'_>, tokens: [u32; 2]) -> Result<()> {
+    let encoder = yes_no(c, h, tokens)?;
+    finish(c, encoder);
+    Ok(())
+}
+
+fn yes_no(c: &ModelConfig, h: &Hyper<'_>, tokens: [u32; 2]) -> Result<Encoder> {
+    if let Some(token) = tokens.iter().find(|&&token| token as usize >= c.vocab_size) {
+        return Err(h.invalid(format!("the answer's token {token} is not among its {} tokens", c.vocab_size)));
+    }
+    let name = if c.tied != Tied::Always && rows(h, "lm_head").is_some() { "lm_head" } else { "embed" };
+    let (bias, function) = (Presence::Absent, HeadFunction::Identity);
+    let layer = HeadLayer { name, tokens: Some(tokens), n_out: tokens.len(), bias, function, norm: None };
+    Ok(Encoder { pooling: Pooling::Last, head: vec![layer], output: EncoderOutput::YesNo })
+}
+
 fn finish(c: &mut ModelConfig, encoder: Encoder) {
+    // Otherwise there are no logits, and an output matrix in the file is not read.
+    let has_logits = encoder.head.iter().any(|layer| layer.name == "lm_head");
+    c.tied = if has_logits { Tied::Never } else { Tied::Always };
     c.encoder = Some(encoder);
-    // There are no logits: an output matrix in the file is not read.
-    c.tied = Tied::Always;
 }
 
 fn stated(c: &ModelConfig, h: &Hyper<'_>, classifier: Classifier) -> Result<Option<Encoder>> {
@@ -63,7 +83,7 @@ fn stated(c: &ModelConfig, h: &Hyper<'_>, classifier: Classifier) -> Result<Opti
     match h.hf_strings("architectures")?.is_some_and(|names| names[0].ends_with("ForSequenceClassification"))
     {
         true => reranker(c, h, classifier).map(Some),
-        false => of_modules(h),
+        false => of_modules(c, h),
     }
 }
 
@@ -82,7 +102,7 @@ fn head_layer(
     bias: Presence,
     function: HeadFunction,
 ) -> Option<HeadLayer> {
-    rows(h, name).map(|n_out| HeadLayer { name, n_out, bias, function, norm: None })
+    rows(h, name).map(|n_out| HeadLayer { name, tokens: None, n_out, bias, function, norm: None })
 }
 
 fn of_gguf(c: &ModelConfig, h: &Hyper<'_>, classifier: Classifier) -> Result<Option<Encoder>> {
@@ -128,7 +148,7 @@ fn reranker(c: &ModelConfig, h: &Hyper<'_>, classifier: Classifier) -> Result<En
 }
 
 /// What `modules.json` lists, with the configuration of each module.
-fn of_modules(h: &Hyper<'_>) -> Result<Option<Encoder>> {
+fn of_modules(c: &ModelConfig, h: &Hyper<'_>) -> Result<Option<Encoder>> {
     let Some(modules) = h.source().sibling("modules.json") else { return Ok(None) };
     let modules = read_json(h, &modules)?;
     let mut encoder =
@@ -144,6 +164,7 @@ fn of_modules(h: &Hyper<'_>) -> Result<Option<Encoder>> {
             "Transformer" => {}
             "Pooling" => encoder.pooling = pooling(h, &config()?)?,
             "Normalize" => encoder.output = EncoderOutput::Embedding { normalize: true },
+            "LogitScore" => encoder = logit_score(c, h, &config()?)?,
             "Dense" => encoder.head.push(dense(h, path, &config()?)?),
             _ => return Err(h.unsupported(format!("a module {kind:?} of sentence-transformers"))),
         }
@@ -178,6 +199,16 @@ fn pooling(h: &Hyper<'_>, config: &Value) -> Result<Pooling> {
             let names: Vec<_> = chosen.iter().map(|(mode, _)| *mode).collect();
             Err(h.unsupported(format!("pooling by {}", names.join(" and "))))
         }
+    }
+}
+
+/// A decoder whose logits of two tokens are the score.
+fn logit_score(c: &ModelConfig, h: &Hyper<'_>, config: &Value) -> Result<Encoder> {
+    let token = |key: &str| config.get(key).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
+    match (token("true_token_id"), token("false_token_id")) {
+        (Some(yes), Some(no)) => yes_no(c, h, [yes, no]),
+        (Some(_), None) => Err(h.unsupported("a score that is the logit of one token")),
+        (None, _) => Err(h.invalid("the LogitScore module does not say which token means yes")),
     }
 }
 

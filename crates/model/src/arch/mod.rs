@@ -161,6 +161,18 @@ pub fn configure(source: &dyn TensorSource) -> Result<ModelConfig> {
     Ok(config)
 }
 
+/// Makes a model a reranker that answers "yes" or "no", whose files do not say that it is one; `tokens` are those of "yes" and "no".
+///
+/// Errors: a model of which no such reranker is made, which is any but a Qwen3 that makes text; tokens that it does not have.
+pub fn make_yes_no(config: &mut ModelConfig, source: &dyn TensorSource, tokens: [u32; 2]) -> Result<()> {
+    let hyper = Hyper::new(source, config.arch);
+    if config.arch != qwen3::SPEC.name || config.encoder.is_some() {
+        return Err(hyper
+            .unsupported("only a Qwen3 that makes text can be read as a reranker that answers yes or no"));
+    }
+    encoder::make_yes_no(config, &hyper, tokens)
+}
+
 /// Base of the rotation in layers with a window, where the file states one.
 ///
 /// Errors: a rotation that is stretched there.

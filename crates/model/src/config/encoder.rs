@@ -40,6 +40,8 @@ pub enum EncoderOutput {
 pub struct HeadLayer {
     /// Its name in [`NAMES`](crate::names::NAMES).
     pub name: &'static str,
+    /// Of a matrix with a row for each token, the rows that count, by their tokens.
+    pub tokens: Option<[u32; 2]>,
     /// Outputs.
     pub n_out: usize,
     /// Its bias.

@@ -17,7 +17,11 @@ pub(super) struct Head<B: Backend> {
 pub(super) fn load_head<B: Backend>(l: &Loader<'_, B>) -> Result<Vec<Head<B>>> {
     let load = |layer: &HeadLayer| {
         let norm = layer.norm.map(|name| l.norm(None, name)).transpose()?;
-        Ok(Head { linear: l.linear(None, &[layer.name])?, norm })
+        let linear = match layer.tokens {
+            Some(tokens) => l.token_rows(layer.name, &tokens)?,
+            None => l.linear(None, &[layer.name])?,
+        };
+        Ok(Head { linear, norm })
     };
     l.config.encoder.iter().flat_map(|encoder| &encoder.head).map(load).collect()
 }

@@ -323,7 +323,7 @@ fn open_shards(
 }
 
 /// Reads a small file whole. Errors: `Io`; `Malformed` beyond `max_bytes`.
-pub(crate) fn read_text(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
+pub fn read_text(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
     let file = fs::File::open(path).map_err(|e| Error::io("open", path, e))?;
     let mut text = Vec::new();
     file.take(max_bytes + 1).read_to_end(&mut text).map_err(|e| Error::io("read", path, e))?;
