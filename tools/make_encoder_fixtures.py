@@ -12,7 +12,8 @@ under crates/model/tests/data/encoders/<name>/:
     golden.json   texts as token ids, types where not all are 0, and for each the embedding or the scores
 
 Embeddings come from the `sentence-transformers` library where it defines the modules, and scores from `transformers`; both in float64, so that
-nothing is left to the order of sums. Tokenizers are small, too, so that programs can load a fixture as a whole model: byte-level BPE as of
+nothing is left to the order of sums. Models that `transformers` does not have (`OTHERS`) are put together from its BERT, and llama.cpp's server
+must give nearly the same vectors: it looks GELU up in a table of half-precision numbers. Tokenizers are small, too, so that programs can load a fixture as a whole model: byte-level BPE as of
 make_fixtures.py, and WordPiece or Unigram with a few pieces.
 
 Made with: python 3.11, torch 2.15.0, transformers 5.23.0, sentence-transformers 6.2.0, safetensors 0.8.0, llama.cpp as in the source
@@ -27,6 +28,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +38,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import make_fixtures  # noqa: E402
@@ -339,19 +343,111 @@ def make(name, target, llama_cpp):
     print(f"{name}: {total // 1000} kB", file=sys.stderr)
 
 
+class GatedLinearUnit(torch.nn.Module):
+    def __init__(self, width, inner):
+        super().__init__()
+        self.gated_layers = torch.nn.Linear(width, 2 * inner, bias=False)
+
+    def forward(self, x):
+        gate, up = self.gated_layers(x).chunk(2, dim=-1)
+        return torch.nn.functional.gelu(gate) * up
+
+
+def jina_bert_v2(ids):
+    """BERT whose positions are a bias on scores, and whose feed-forward blocks are gated: a config.json, tensors by their published names, and a
+    function of token ids."""
+    config = transformers.BertConfig(**SMALL, layer_norm_eps=1e-3, attn_implementation="eager", **ids)
+    model = transformers.BertModel(config, add_pooling_layer=False)
+    for layer in model.encoder.layer:
+        layer.intermediate = GatedLinearUnit(config.hidden_size, config.intermediate_size)
+    model.load_state_dict(random_state(model, "BertModel", 2), strict=False)
+    model.embeddings.position_embeddings.weight.data.zero_()
+    model = model.double().eval()
+    slopes = _get_alibi_slopes(config.num_attention_heads, "cpu").double()
+
+    def encode(tokens):
+        at = torch.arange(len(tokens), dtype=torch.float64)
+        bias = -slopes[:, None, None] * (at[:, None] - at[None, :]).abs()
+        return model(input_ids=torch.tensor([tokens]), attention_mask=bias[None]).last_hidden_state[0].mean(0)
+
+    names = {".intermediate.": ".mlp.", ".output.dense": ".mlp.wo", ".output.LayerNorm": ".mlp.layernorm"}
+    tensors = {}
+    for name, value in model.state_dict().items():
+        if ".attention." not in name:
+            for ours, theirs in names.items():
+                name = name.replace(ours, theirs)
+        if "position" not in name:
+            tensors[name] = value.float().contiguous()
+    published = dict(architectures=["JinaBertModel"], model_type="bert", position_embedding_type="alibi", feed_forward_type="geglu", hidden_act="gelu",
+                     emb_pooler="mean", type_vocab_size=2, layer_norm_eps=1e-3, **SMALL, **ids)
+    return published, tensors, encode
+
+
+OTHERS = {"jina-bert-v2": (jina_bert_v2, wordpiece)}
+
+
+def llama_cpp_embeddings(tree, gguf, texts):
+    """What llama.cpp's server makes of token ids."""
+    url = "http://127.0.0.1:18739"
+    words = [tree / "build/bin/llama-server", "-m", gguf, "--embedding", "--pooling", "mean", "--port", "18739", "-c", "64", "-ub", "64", "-b", "64", "-t", "1"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            for _ in range(200):
+                try:
+                    urllib.request.urlopen(url + "/health").read()
+                    break
+                except OSError:
+                    time.sleep(0.1)
+            body = json.dumps({"input": texts}).encode()
+            request = urllib.request.Request(url + "/v1/embeddings", body, {"Content-Type": "application/json"})
+            answer = json.load(urllib.request.urlopen(request))
+            return [entry["embedding"] for entry in answer["data"]]
+        finally:
+            server.terminate()
+
+
+def make_other(name, target, llama_cpp):
+    """As `make`, of a model that the reference library does not have."""
+    build, tokenizer = OTHERS[name]
+    tokenizer, tokenizer_config, ids = tokenizer()
+    published, tensors, encode = build(ids)
+    folder = target / "hf"
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    make_fixtures.write_json(folder / "tokenizer_config.json", {**tokenizer_config, "model_max_length": 64})
+    make_fixtures.write_json(folder / "config.json", published)
+    variant = Variant(None, None, "mean")
+    write_modules(folder, variant, published["hidden_size"], None)
+    convert_folder(llama_cpp, folder, variant, target / "model.gguf")
+    entries = []
+    with torch.no_grad():
+        for n in LENGTHS:
+            tokens = tokenizer.encode(SENTENCE[:n]).ids
+            vector = encode(tokens)
+            entries.append(dict(text=SENTENCE[:n], ids=tokens, output=[float(f"{x:.9g}") for x in vector / vector.norm()]))
+    for entry, other in zip(entries, llama_cpp_embeddings(llama_cpp, target / "model.gguf", [entry["ids"] for entry in entries])):
+        error = max(abs(x - y) for x, y in zip(entry["output"], other))
+        print(f"{name}: {error:.1e} from llama.cpp", file=sys.stderr)
+        assert error < 2e-3, error
+    reference = f"the BERT of transformers {transformers.__version__} with other parts, float64; llama.cpp's server"
+    (target / "golden.json").write_text(make_fixtures.compact(dict(texts=entries, reference=reference)))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", choices=sorted(VARIANTS), help="make this one (may be repeated)")
+    parser.add_argument("--only", action="append", choices=sorted([*VARIANTS, *OTHERS]), help="make this one (may be repeated)")
     parser.add_argument("--llama-cpp", type=Path, required=True, help="llama.cpp's source tree")
     args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    for name in args.only or VARIANTS:
+    for name in args.only or [*VARIANTS, *OTHERS]:
         with tempfile.TemporaryDirectory() as scratch:
             fresh = Path(scratch) / name
             fresh.mkdir()
-            make(name, fresh, args.llama_cpp.resolve())
+            (make_other if name in OTHERS else make)(name, fresh, args.llama_cpp.resolve())
             shutil.rmtree(DATA / name, ignore_errors=True)
             shutil.copytree(fresh, DATA / name)
 

@@ -134,7 +134,7 @@ fn filled(
 
 fn params(heads: Heads) -> AttentionParams {
     let scale = 1.0 / (heads.head_dim as f32).sqrt();
-    AttentionParams { heads, scale, softcap: None, window: None, causal: true }
+    AttentionParams { heads, scale, softcap: None, window: None, causal: true, alibi: false }
 }
 
 fn prefill(cpu: &Cpu, dtype: DType, heads: Heads, n: usize) {

@@ -133,6 +133,8 @@ pub struct AttentionParams {
     pub window: Option<usize>,
     /// Whether a token sees no later ones. Otherwise it sees those of its sequence up to the end of the step.
     pub causal: bool,
+    /// Whether [`AttentionParams::slope`] times the distance of query and key is taken off scaled scores, before their cap.
+    pub alibi: bool,
 }
 
 impl AttentionParams {
@@ -144,6 +146,19 @@ impl AttentionParams {
             false => self.window.map_or(len, |w| len.min(at.saturating_add(w))),
         };
         start..end
+    }
+
+    /// How fast the scores of a head fall with distance: the heads' slopes are a geometric series that ends at 2⁻⁸. Where their number is no
+    /// power of two, those of the largest one within it come first, then every other one of the next larger series.
+    ///
+    /// Source: ALiBi (Press, Smith and Lewis 2022), section 3, and its reference implementation.
+    pub fn slope(&self, head: usize) -> f32 {
+        let n = 1 << self.heads.n_heads.ilog2();
+        let exponent = match head < n {
+            true => 8.0 * (head + 1) as f32 / n as f32,
+            false => 4.0 * (2 * (head - n) + 1) as f32 / n as f32,
+        };
+        (-exponent).exp2()
     }
 }
 

@@ -402,7 +402,10 @@ impl Ops for Reference {
                 let mut scores: Vec<f64> = seen
                     .clone()
                     .map(|p| {
-                        let s = dot(q, &kv.k.buffer()[at(p)..][..dim]) * params.scale;
+                        let mut s = dot(q, &kv.k.buffer()[at(p)..][..dim]) * params.scale;
+                        if params.alibi {
+                            s -= params.slope(head) * (batch.positions()[t] as f32 - p as f32).abs();
+                        }
                         f64::from(params.softcap.map_or(s, |cap| cap * (s / cap).tanh()))
                     })
                     .collect();

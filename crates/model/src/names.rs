@@ -182,6 +182,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.self_attn.q_norm",
             "model.layers.{i}.self_attn.q_layernorm",
             "model.layers.{i}.self_attn.query_layernorm",
+            "encoder.layer.{i}.attention.self.layer_norm_q",
         ],
     ),
     row(
@@ -191,6 +192,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.self_attn.k_norm",
             "model.layers.{i}.self_attn.k_layernorm",
             "model.layers.{i}.self_attn.key_layernorm",
+            "encoder.layer.{i}.attention.self.layer_norm_k",
         ],
     ),
     row("q_a_proj", "blk.{i}.attn_q_a", &["model.layers.{i}.self_attn.q_a_proj"]),
@@ -249,7 +251,11 @@ pub static NAMES: &[WeightName] = &[
     row(
         "ffn_residual_norm",
         "blk.{i}.layer_output_norm",
-        &["encoder.layer.{i}.output.LayerNorm", "encoder.layers.{i}.norm2"],
+        &[
+            "encoder.layer.{i}.output.LayerNorm",
+            "encoder.layers.{i}.norm2",
+            "encoder.layer.{i}.mlp.layernorm",
+        ],
     ),
     row("delta.qkv_proj", "blk.{i}.attn_qkv", &["model.layers.{i}.linear_attn.in_proj_qkv"]),
     row("delta.z_proj", "blk.{i}.attn_gate", &["model.layers.{i}.linear_attn.in_proj_z"]),
@@ -323,8 +329,16 @@ pub static NAMES: &[WeightName] = &[
     )
     .split(Split::Hidden),
     // GGUF has no name of its own for a fused gate and up: it is an `ffn_up` of twice the rows.
-    row("gate_up_proj", "blk.{i}.ffn_up", &["model.layers.{i}.mlp.gate_up_proj", "model.layers.{i}.mlp.Wi"])
-        .split(Split::GateUp),
+    row(
+        "gate_up_proj",
+        "blk.{i}.ffn_up",
+        &[
+            "model.layers.{i}.mlp.gate_up_proj",
+            "model.layers.{i}.mlp.Wi",
+            "encoder.layer.{i}.mlp.gated_layers",
+        ],
+    )
+    .split(Split::GateUp),
     row("ffn_sub_norm", "blk.{i}.ffn_sub_norm", &["model.layers.{i}.mlp.ffn_sub_norm"]),
     row(
         "down_proj",
@@ -341,6 +355,7 @@ pub static NAMES: &[WeightName] = &[
             "encoder.layer.{i}.output.dense",
             "encoder.layers.{i}.mlp.fc2",
             "model.layers.{i}.mlp.Wo",
+            "encoder.layer.{i}.mlp.wo",
         ],
     )
     .split(Split::FromHidden),

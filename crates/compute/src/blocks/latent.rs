@@ -96,7 +96,14 @@ pub fn latent<B: Blocks>(
     let prep = LatentPrep { shape, norm: kv_norm, angles };
     b.timed("store_latent", || b.store_latent(&mut room.queries, q_rows, &room.latent, cache, batch, prep))?;
     b.timed("k_up", || b.head_matmul(&mut room.queries, q_rows, k_up))?;
-    let params = AttentionParams { heads: shape.heads(), scale, softcap: None, window: None, causal: true };
+    let params = AttentionParams {
+        heads: shape.heads(),
+        scale,
+        softcap: None,
+        window: None,
+        causal: true,
+        alibi: false,
+    };
     b.timed("attention", || b.attention(&mut room.attended, &room.queries, cache, batch, &params, None))?;
     b.timed("v_up", || b.head_matmul(values, &room.attended, v_up))?;
     add_output(b, "o_proj", values, stream, out)

@@ -26,6 +26,7 @@ struct Attention {
     softcap: Option<f32>,
     window: Option<usize>,
     causal: bool,
+    alibi: bool,
     /// Whether heads have sinks.
     sinks: bool,
     /// Elements of a head that turn, and how they pair.
@@ -62,6 +63,7 @@ fn case(n_heads: usize, n_kv_heads: usize, head_dim: usize, parts: &[(usize, usi
         softcap: None,
         window: None,
         causal: true,
+        alibi: false,
         sinks: false,
         rope: None,
         qk_norm: None,
@@ -162,6 +164,7 @@ impl Attention {
             softcap: self.softcap,
             window: self.window,
             causal: self.causal,
+            alibi: self.alibi,
         };
         let mut y = poisoned(b, qkv.rows(), heads.n_heads * heads.head_dim);
         let sinks = self.sinks(b);
@@ -416,6 +419,48 @@ fn windows_and_caps() {
 }
 
 #[test]
+fn scores_that_fall_with_distance() {
+    // Few tokens: on GPUs only the portable kernel takes them.
+    let (alibi, parts) = (true, [(9, 7), (70, 1), (0, 5)]);
+    for (cache, n_heads) in
+        [(DType::F32, 4), (DType::F32, 3), (DType::BF16, 12), (DType::F16, 6), (DType::Q8_0, 2)]
+    {
+        for (causal, softcap) in [(false, None), (true, None), (false, Some(5.0))] {
+            check(&[Attention { alibi, causal, softcap, cache, ..case(n_heads, 1, 32, &parts) }]);
+        }
+    }
+    // A head of keys for each of queries, and several splits of a sequence.
+    check(&[
+        Attention { alibi, causal: false, ..case(3, 3, 20, &parts) },
+        Attention { alibi, causal: false, ..case(1, 1, 32, &[(500, 4)]) },
+    ]);
+}
+
+#[test]
+fn slopes_are_those_of_alibi() {
+    let slopes = |n_heads: usize| -> Vec<f32> {
+        let params = AttentionParams {
+            heads: Heads { n_heads, n_kv_heads: 1, head_dim: 1 },
+            scale: 1.0,
+            softcap: None,
+            window: None,
+            causal: false,
+            alibi: true,
+        };
+        (0..n_heads).map(|head| params.slope(head)).collect()
+    };
+    assert_eq!(slopes(1), [1.0 / 256.0]);
+    assert_eq!(slopes(4), [0.25, 0.0625, 0.015_625, 0.003_906_25]);
+    // What `get_alibi_slope` of the reference implementation gives.
+    let root = 0.5f32.sqrt();
+    assert_eq!(slopes(12)[..2], [0.5, 0.25]);
+    assert_eq!(slopes(12)[7], 1.0 / 256.0);
+    for (slope, want) in slopes(12)[8..].iter().zip([root, root / 2.0, root / 4.0, root / 8.0]) {
+        assert!((slope - want).abs() < 1e-7, "{slope} is not {want}");
+    }
+}
+
+#[test]
 fn in_both_directions() {
     let causal = false;
     for (cache, head_dim) in
@@ -576,7 +621,8 @@ fn large_scores_do_not_overflow() {
         let mut qkv = rows_of(b, &(0..40).flat_map(row).collect::<Vec<_>>(), heads.qkv_len());
         b.store_kv(&mut qkv, &mut kv, &batch, QkvPrep { heads, qk_norm: None, angles: None }).unwrap();
         let mut y = poisoned(b, 40, 32);
-        let params = AttentionParams { heads, scale: 1.0, softcap: None, window: None, causal: true };
+        let params =
+            AttentionParams { heads, scale: 1.0, softcap: None, window: None, causal: true, alibi: false };
         b.attention(&mut y, &qkv, &kv, &batch, &params, None).unwrap();
         for (p, y) in read(b, &mut y).chunks_exact(32).enumerate() {
             assert!(y[..16].iter().all(|&y| (y - p as f32).abs() < 1e-4), "position {p}: {y:?}");

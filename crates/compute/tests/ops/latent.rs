@@ -88,7 +88,7 @@ impl Latent {
     fn params(&self) -> AttentionParams {
         let s = self.shape;
         let scale = 1.5 / ((s.nope_dim * s.key_dim()) as f32).sqrt();
-        AttentionParams { heads: s.heads(), scale, softcap: None, window: None, causal: true }
+        AttentionParams { heads: s.heads(), scale, softcap: None, window: None, causal: true, alibi: false }
     }
 
     /// The matrices of keys and of values of all heads.

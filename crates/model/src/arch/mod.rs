@@ -24,6 +24,7 @@ mod granite;
 mod granite_hybrid;
 mod granite_moe;
 mod hunyuan;
+mod jina_bert_v2;
 mod lfm2;
 mod lfm2_moe;
 mod llama;
@@ -139,8 +140,14 @@ pub static ARCHS: &[ArchSpec] = &[
 ];
 
 /// Architectures that only make vectors or scores of texts. Others do, too, where their files say so.
-pub static ENCODERS: &[ArchSpec] =
-    &[bert::SPEC, nomic_bert::SPEC, nomic_bert::JINA_V3, modern_bert::SPEC, gemma_embedding::SPEC];
+pub static ENCODERS: &[ArchSpec] = &[
+    bert::SPEC,
+    nomic_bert::SPEC,
+    nomic_bert::JINA_V3,
+    jina_bert_v2::SPEC,
+    modern_bert::SPEC,
+    gemma_embedding::SPEC,
+];
 
 /// All architectures of both kinds.
 fn all() -> impl Iterator<Item = &'static ArchSpec> {

@@ -191,11 +191,6 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
         &["nomic-bert-moe", "NomicBertMoeModel"],
         "experts whose matrices have no gates",
     ),
-    family(
-        "Jina Embeddings v2",
-        &["jina-bert-v2", "JinaBertModel", "JinaBertForMaskedLM"],
-        "scores that fall with distance in place of positions (ALiBi)",
-    ),
     family("NeoBERT", &["neo-bert", "NeoBERT"], BOTH_WAYS),
     family("EuroBERT", &["eurobert", "EuroBertModel"], BOTH_WAYS),
     family("Llama-Embed-Nemotron", &["llama-embed", "LlamaBidirectionalModel"], BOTH_WAYS),

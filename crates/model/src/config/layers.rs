@@ -208,6 +208,8 @@ pub struct Attention {
     pub window: Option<usize>,
     /// Whether a token sees no later ones.
     pub causal: bool,
+    /// Whether scores fall with distance (ALiBi).
+    pub alibi: bool,
     /// Factor on query · key.
     pub scale: f32,
     /// Soft cap on scaled scores.
@@ -227,8 +229,8 @@ pub struct Attention {
 impl Attention {
     /// What the operation wants to know.
     pub(crate) fn params(&self) -> AttentionParams {
-        let &Self { heads, scale, softcap, window, causal, .. } = self;
-        AttentionParams { heads, scale, softcap, window, causal }
+        let &Self { heads, scale, softcap, window, causal, alibi, .. } = self;
+        AttentionParams { heads, scale, softcap, window, causal, alibi }
     }
 
     /// The heads that the layer's own weights make: without those of keys and values where these are another layer's.

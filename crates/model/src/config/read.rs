@@ -48,6 +48,7 @@ impl ModelConfig {
                 rope: Some(0),
                 window: None,
                 causal: true,
+                alibi: false,
                 scale: 1.0 / (heads.head_dim as f32).sqrt(),
                 softcap: None,
                 sinks: false,

@@ -140,6 +140,22 @@ impl Rows<'_> {
         });
     }
 
+    /// Takes what row `r` loses by distance (ALiBi) off its scores of the positions from `at` on, which are multiplied with `factor` later.
+    #[inline(always)]
+    fn subtract_distances(&self, scores: &mut [f32; TILE], r: usize, at: usize, factor: f32) {
+        let (token, head) = (r / self.group(), self.kv_head * self.group() + r % self.group());
+        let slope = self.params.slope(head) * self.units() / factor;
+        let position = (self.start + token) as f32;
+        for (i, score) in scores.iter_mut().enumerate() {
+            *score -= slope * (position - (at + i) as f32).abs();
+        }
+    }
+
+    /// What scores are multiplied with: they are exponents of 2, where no cap comes between.
+    fn units(&self) -> f32 {
+        if self.params.softcap.is_some() { 1.0 } else { std::f32::consts::LOG2_E }
+    }
+
     /// Writes the rows of the result.
     pub(super) fn finish(&self, total: &Partial<'_>, y: &Shared<'_, f32>) {
         let (h, v_dim, group) = (self.params.heads, self.v_dim, self.group());
@@ -297,8 +313,7 @@ impl Rows<'_> {
     #[inline(always)]
     unsafe fn queries<S: Simd, A: Arithmetic>(&self, q: &mut [f32], factors: &mut [f32]) {
         let (h, dim, group) = (self.params.heads, self.dim(), self.group());
-        let units = if self.params.softcap.is_some() { 1.0 } else { std::f32::consts::LOG2_E };
-        let factor = self.params.scale * units;
+        let factor = self.params.scale * self.units();
         for (r, (q, row_factor)) in q.chunks_exact_mut(dim).zip(factors).enumerate() {
             let n = if r < self.n_tokens * group { h.head_dim } else { 0 };
             let (token, head) = (self.first + r / group, self.kv_head * group + r % group);
@@ -410,6 +425,11 @@ impl TileLoop<'_, '_> {
                 let max = partial.max[r..].first_chunk_mut().expect("rows go by four");
                 let sum = partial.sum[r..].first_chunk_mut().expect("rows go by four");
                 let q_factors = self.q_factors[r..].first_chunk().expect("rows go by four");
+                if self.rows.params.alibi {
+                    for (i, scores) in rows.iter_mut().enumerate() {
+                        self.rows.subtract_distances(scores, r + i, at, q_factors[i]);
+                    }
+                }
                 let of_tile = A::LARGEST.is_some();
                 let Weights { weights, shares, rescale } =
                     softmax_tile::<S>(rows, q_factors, &seen, cap, of_tile, max, sum);

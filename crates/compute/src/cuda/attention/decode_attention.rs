@@ -107,6 +107,7 @@ pub(super) fn supports(
 ) -> bool {
     let dim = params.heads.head_dim;
     !cuda.exact
+        && !params.alibi
         && TENSOR_CORE_TYPES.contains(&kv.k.dtype())
         && batch.is_decode()
         && dim.is_multiple_of(8)

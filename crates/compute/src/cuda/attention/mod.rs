@@ -1,7 +1,7 @@
 //! Attention over a paged cache, and what prepares queries, keys and values for it.
 //!
 //! [`attend`] chooses: [`decode_attention`] for steps of one token per sequence, [`prefill_attention`] for more than two on average, both
-//! on tensor cores; [`paged_attention`] for all else, and for exact sums. Latent attention is [`latent`] and then [`paged_attention`].
+//! on tensor cores; [`paged_attention`] for all else, such as scores that fall with distance, and for exact sums. Latent attention is [`latent`] and then [`paged_attention`].
 
 mod cache;
 mod decode_attention;

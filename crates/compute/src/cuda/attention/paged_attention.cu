@@ -7,7 +7,7 @@
 // Mapping. Block of 4 warps: up to 8 query heads that share a KV head, of one token, over one split of the positions it sees. For scores
 // 8 lanes share a key; for outputs a thread owns 8 elements of every n_lines-th key, and these lines are added at the end, in order.
 // Splits are merged by attention_merge, of which a block owns a head of a token.
-// Shared memory: 24,672 bytes. Moves: K and V of the split once for all its heads, 2 · n_positions · head_bytes.
+// Shared memory: 24,704 bytes. Moves: K and V of the split once for all its heads, 2 · n_positions · head_bytes.
 #include "../common/quant.cuh"
 #include "paged_attention_args.cuh"
 
@@ -18,7 +18,7 @@ constexpr int MAX_DIM = 576;
 
 // The work of a block: `n_rows` query heads from `first_head` on, of one token, over positions `from` to `to` - 1.
 struct Split {
-  int token, index, kv_head, first_head, n_rows, from, to;
+  int token, at, index, kv_head, first_head, n_rows, from, to;
   const uint32_t* table;
 
   DEVICE explicit Split(const AttentionArgs& a) {
@@ -26,7 +26,8 @@ struct Split {
     token = blockIdx.x, kv_head = blockIdx.y / chunks, index = blockIdx.z;
     n_rows = group - first_row < MAX_ROWS ? group - first_row : MAX_ROWS;
     first_head = kv_head * group + first_row;
-    const int at = a.positions[token], window = a.window, after = a.ahead ? tokens_after(a) : 0;
+    at = a.positions[token];
+    const int window = a.window, after = a.ahead ? tokens_after(a) : 0;
     const int end = at + 1 + (after < static_cast<int>(a.ahead) ? after : a.ahead);
     const int start = at + 1 > window ? at + 1 - window : 0;
     const int per_split = ceil_div(ceil_div(end - start, a.n_splits), TILE) * TILE;
@@ -54,8 +55,15 @@ struct Smem {
   __align__(16) float q[MAX_ROWS][MAX_DIM];
   float scores[MAX_ROWS][TILE];
   float max[MAX_ROWS], sum[MAX_ROWS], correction[MAX_ROWS];
+  float slope[MAX_ROWS];  // what a row's scores lose per position of distance
   __align__(16) float merged[THREADS * 8];
 };
+
+// The slope of ALiBi of a head: see AttentionParams::slope.
+DEVICE float slope_of(int head, int n_heads) {
+  const int n = 1 << (31 - __clz(n_heads));
+  return exp2f(head < n ? -8.0f * (head + 1) / n : -4.0f * (2 * (head - n) + 1) / n);
+}
 
 // Queries times the scale, `padded` elements a row with zeros past the end, and what the softmax begins with.
 DEVICE void load_queries(const AttentionArgs& a, const Split& split, Smem& smem, int padded, int tid) {
@@ -65,6 +73,7 @@ DEVICE void load_queries(const AttentionArgs& a, const Split& split, Smem& smem,
     const int element = i % padded;
     smem.q[i / padded][element] = element < dim ? queries[i / padded * dim + element] * a.scale : 0.0f;
   }
+  if (tid < split.n_rows) smem.slope[tid] = a.alibi ? slope_of(split.first_head + tid, a.n_heads) : 0.0f;
   // A sink is a score in the first split, without a value.
   const bool has_sink = a.sinks && split.index == 0 && tid < split.n_rows;
   if (tid < MAX_ROWS) smem.max[tid] = has_sink ? a.sinks[split.first_head + tid] : -INFINITY, smem.sum[tid] = has_sink;
@@ -98,6 +107,7 @@ DEVICE void score_tile(const AttentionArgs& a, const Split& split, Smem& smem, i
         float s = dot[r];
 #pragma unroll
         for (int d = 4; d; d >>= 1) s += __shfl_xor_sync(ALL_LANES, s, d);
+        if (a.alibi) s -= smem.slope[r] * abs(split.at - base - key);
         if (a.softcap != 0.0f) s = a.softcap * tanhf(s / a.softcap);
         if (tid % 8 == 0) smem.scores[r][key] = key < n_keys ? s : -INFINITY;
       }

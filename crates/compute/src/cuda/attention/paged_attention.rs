@@ -49,6 +49,8 @@ kernel_args! {
         scale: f32,
         /// 0: none
         softcap: f32,
+        /// 1: scores fall with distance, by the slopes of ALiBi
+        alibi: u32,
     }
 }
 
@@ -118,6 +120,7 @@ pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput
         n_seqs: batch.n_seqs() as u32,
         scale: params.scale,
         softcap: params.softcap.unwrap_or(0.0),
+        alibi: u32::from(params.alibi),
     };
     // SAFETY: qkv and y have a row for each token and the cache has heads of these sizes, as the caller checked; staging the batch checked
     // that block tables cover positions and name blocks of the cache. `partial` has room for the results of all splits.

@@ -37,4 +37,6 @@ struct AttentionArgs {
   float scale;
   // 0: none
   float softcap;
+  // 1: scores fall with distance, by the slopes of ALiBi
+  uint32_t alibi;
 };

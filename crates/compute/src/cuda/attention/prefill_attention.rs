@@ -160,6 +160,7 @@ pub(super) fn supports(
 ) -> bool {
     let dim = params.heads.head_dim;
     !cuda.exact
+        && !params.alibi
         && TENSOR_CORE_TYPES.contains(&kv.k.dtype())
         && dim.is_multiple_of(8)
         && dim <= HEAD_DIMS[HEAD_DIMS.len() - 1]
