@@ -1,19 +1,22 @@
-//! `realizar bench`: tokens per second of a model on its device.
+//! `realizar bench`: tokens per second of a model or an encoder on its device.
 
 use crate::args::{ModelPlace, SynthSpec};
 use crate::bench_serve::BenchServeArgs;
 use crate::load::{RunnerOptions, SpeculationOptions};
 use crate::{bench_serve, output, profile, speculation};
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use clap::{Args, Subcommand, ValueHint};
 use realizar_compute::cpu::bandwidth::ReadTest;
 use realizar_compute::cpu::threads::Pool;
 use realizar_engine::bench::{Bench, Work};
-use realizar_engine::load::{CacheSize, load};
+use realizar_engine::encoder::EncoderEngine;
+use realizar_engine::load::{CacheSize, LoadOptions, load, load_encoder};
+use realizar_model::arch;
 use realizar_model::source::TensorSource;
 use realizar_model::synth::Synth;
 use serde::Serialize;
 use std::path::PathBuf;
+use std::time::Instant;
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -73,6 +76,7 @@ struct Report {
     weight_bytes: usize,
     bytes_per_token: usize,
     /// Read bandwidth: what the device tells of its memory, or the median of what the CPU's threads read before and after each repeat.
+    /// 0 for encoders, which are bound by arithmetic.
     peak_gb_s: f64,
     results: Vec<Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -93,6 +97,25 @@ struct Row {
     gb_s: Option<f64>,
     /// Of the read bandwidth; on the CPU the median over repeats, each beside what was read right before and after it.
     share: Option<f64>,
+}
+
+impl Row {
+    /// From what each repeat took.
+    fn of(kind: &'static str, [tokens, batch, depth]: [usize; 3], mut seconds: Vec<f64>) -> Self {
+        seconds.sort_by(f64::total_cmp);
+        let rate = |s: f64| (tokens * batch) as f64 / s;
+        Row {
+            kind,
+            tokens,
+            batch,
+            depth,
+            tok_s: rate(seconds[seconds.len() / 2]),
+            tok_s_min: rate(seconds[seconds.len() - 1]),
+            tok_s_max: rate(seconds[0]),
+            gb_s: None,
+            share: None,
+        }
+    }
 }
 
 /// The read bandwidth that decoding is held against, in bytes per second.
@@ -185,12 +208,16 @@ fn speed(args: &BenchArgs, max_batch: usize) -> Result<()> {
         Some(spec) => Box::new(Synth::new(spec.shape, spec.mix, 1, args.runner.threads.or_all_cores())?),
         None => args.model.get().open()?,
     };
+    let name = match args.synth {
+        Some(spec) => format!("{}:{} (random weights)", spec.shape.name, spec.mix.name),
+        None => args.model.get().to_string(),
+    };
+    if arch::configure(&*source)?.encoder.is_some() {
+        return encoder_speed(args, name, &*source, &options);
+    }
     let mut model = load(&*source, &options)?;
     let mut report = Report {
-        model: match args.synth {
-            Some(spec) => format!("{}:{} (random weights)", spec.shape.name, spec.mix.name),
-            None => args.model.get().to_string(),
-        },
+        model: name,
         device: model.device.clone(),
         threads: model.n_threads,
         weight_bytes: model.weights.total,
@@ -230,6 +257,48 @@ fn speed(args: &BenchArgs, max_batch: usize) -> Result<()> {
     if args.json { output::print_json(&report) } else { output::print(table(&report)) }
 }
 
+/// Measures how fast an encoder turns texts of `--prompt` tokens, `--batch` of them at once, into vectors or scores.
+fn encoder_speed(
+    args: &BenchArgs,
+    name: String,
+    source: &dyn TensorSource,
+    options: &LoadOptions,
+) -> Result<()> {
+    ensure!(args.profile.is_none(), "--profile is for models that generate text, and {name} is an encoder");
+    let options = LoadOptions { max_seqs: None, ..options.clone() };
+    let model = load_encoder(source, &options, None)?;
+    let engine = EncoderEngine::start(model.runner, usize::MAX)?;
+    let client = engine.client();
+    let n_vocab = client.info().vocab_size;
+    let mut results = Vec::new();
+    for &tokens in args.prompt.iter().filter(|&&n| n > 0) {
+        for &batch in &args.batch {
+            let id = |text: usize, i: usize| ((text * 31 + i * 7 + 1) % n_vocab) as u32;
+            let texts = || (0..batch).map(|text| (0..tokens).map(|i| id(text, i)).collect()).collect();
+            client.encode(texts())?.wait()?;
+            let mut seconds = Vec::new();
+            for _ in 0..args.repeat {
+                let (texts, start) = (texts(), Instant::now());
+                client.encode(texts)?.wait()?;
+                seconds.push(start.elapsed().as_secs_f64());
+            }
+            results.push(Row::of("encode", [tokens, batch, 0], seconds));
+        }
+    }
+    ensure!(!results.is_empty(), "nothing to measure: --prompt is 0");
+    let report = Report {
+        model: name,
+        device: model.device,
+        threads: args.runner.threads.or_all_cores(),
+        weight_bytes: source.tensors().iter().map(|t| t.n_bytes()).sum(),
+        bytes_per_token: 0,
+        peak_gb_s: 0.0,
+        results,
+        profile: Vec::new(),
+    };
+    if args.json { output::print_json(&report) } else { output::print(table(&report)) }
+}
+
 /// How one work is measured, and what it is held against.
 struct Measuring {
     bandwidth: Bandwidth,
@@ -261,31 +330,26 @@ impl Measuring {
             seconds.push(taken);
             before = after;
         }
-        seconds.sort_by(f64::total_cmp);
-        let rate = |s: f64| (tokens * batch) as f64 / s;
-        let middle = seconds[seconds.len() / 2];
         let decodes = kind == "decode";
+        let middle = median(seconds.clone());
         Ok(Row {
-            kind,
-            tokens,
-            batch,
-            depth,
-            tok_s: rate(middle),
-            tok_s_min: rate(seconds[seconds.len() - 1]),
-            tok_s_max: rate(seconds[0]),
             gb_s: decodes.then(|| bytes / middle / 1e9),
             share: decodes.then(|| median(shares)),
+            ..Row::of(kind, [tokens, batch, depth], seconds)
         })
     }
 }
 
 fn table(r: &Report) -> String {
+    let bandwidth = match r.peak_gb_s {
+        0.0 => String::new(),
+        speed => format!(", read bandwidth {speed:.1} GB/s"),
+    };
     let mut out = format!(
-        "{}\n{}\nweights {:.1} MiB, read bandwidth {:.1} GB/s\n\n{:>8} {:>7} {:>6} {:>6} {:>10} {:>19} {:>14}\n",
+        "{}\n{}\nweights {:.1} MiB{bandwidth}\n\n{:>8} {:>7} {:>6} {:>6} {:>10} {:>19} {:>14}\n",
         r.model,
         r.device,
         r.weight_bytes as f64 / (1 << 20) as f64,
-        r.peak_gb_s,
         "kind",
         "tokens",
         "batch",

@@ -15,14 +15,14 @@ pub use reply::Pending;
 pub use runner::{EncodeRunner, EncoderInfo, ModelEncoder};
 pub use text::TextEncoder;
 
-use crate::{Error, Result};
+use crate::{Error, Health, Result};
 use realizar_model::EncoderOutput;
 use reply::{Place, reply};
 pub(crate) use runner::EncoderSizes;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// When a client that was refused may try again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -63,7 +63,11 @@ struct Shared {
 struct State {
     waiting: VecDeque<Job>,
     stats: EncoderStats,
-    /// Why no text is taken any more.
+    /// When the step began that is under way.
+    step_began: Option<Instant>,
+    /// No text is taken any more, and the thread ends when none waits.
+    is_draining: bool,
+    /// Why the thread has ended, or is about to.
     ended: Option<Error>,
 }
 
@@ -131,6 +135,34 @@ impl EncoderClient {
         EncoderStats { n_waiting: state.waiting.len(), ..state.stats }
     }
 
+    /// How the thread is.
+    pub fn health(&self) -> Health {
+        let state = self.shared.lock();
+        match &state.ended {
+            Some(Error::ShuttingDown) => Health::Stopped,
+            Some(error) => Health::Failed { message: error.to_string() },
+            None if state.is_draining => Health::Draining,
+            None => Health::Ready,
+        }
+    }
+
+    /// How long the step that is under way has taken so far.
+    pub fn busy(&self) -> Option<Duration> {
+        self.shared.lock().step_began.map(|began| began.elapsed())
+    }
+
+    /// Takes no more texts, computes those that wait for up to `timeout`, and gives the rest an error.
+    pub fn shutdown(&self, timeout: Duration) {
+        let mut state = self.shared.lock();
+        state.is_draining = true;
+        let is_at_work = |state: &mut State| {
+            state.ended.is_none() && (state.step_began.is_some() || !state.waiting.is_empty())
+        };
+        let wait = self.shared.changed.wait_timeout_while(state, timeout, is_at_work);
+        drop(wait.unwrap_or_else(PoisonError::into_inner));
+        self.shared.end(&Error::ShuttingDown);
+    }
+
     /// Submits texts. Rows come in their order; embeddings are divided by their length where the model's files say so.
     ///
     /// Errors: `EmptyPrompt`, `PromptTooLong` or `UnknownToken` for the first text that is wrong; `Overloaded` if too many wait; or why the
@@ -143,6 +175,9 @@ impl EncoderClient {
         let mut state = self.shared.lock();
         if let Some(error) = &state.ended {
             return Err(error.clone());
+        }
+        if state.is_draining {
+            return Err(Error::ShuttingDown);
         }
         let queued = state.waiting.len();
         // One request with more texts than may wait is taken by an idle engine.
@@ -193,11 +228,13 @@ fn run(mut runner: Box<dyn EncodeRunner>, shared: &Shared) {
         let outcome = runner.encode(&texts, &mut rows);
         let (n_texts, n_tokens) = (texts.len() as u64, texts.iter().map(|t| t.len() as u64).sum::<u64>());
         {
-            let stats = &mut shared.lock().stats;
-            stats.n_texts += n_texts;
-            stats.n_tokens += n_tokens;
-            stats.n_steps += 1;
+            let mut state = shared.lock();
+            state.step_began = None;
+            state.stats.n_texts += n_texts;
+            state.stats.n_tokens += n_tokens;
+            state.stats.n_steps += 1;
         }
+        shared.changed.notify_all();
         match outcome {
             Ok(()) => {
                 let info = runner.info();
@@ -236,6 +273,7 @@ fn next_step(shared: &Shared, info: &EncoderInfo) -> Option<Vec<Job>> {
         }
         step.push(job);
     }
+    state.step_began = Some(Instant::now());
     Some(step)
 }
 
@@ -258,11 +296,15 @@ pub fn normalize(row: &mut [f32]) {
 
 /// How well a document answers a query, from 0 to 1, from a row of a reranker.
 pub fn relevance(output: EncoderOutput, row: &[f32]) -> f32 {
-    let logit = match output {
+    1.0 / (1.0 + (-logit(output, row)).exp())
+}
+
+/// The same before the logistic function.
+pub fn logit(output: EncoderOutput, row: &[f32]) -> f32 {
+    match output {
         EncoderOutput::YesNo => row[0] - row[1],
         EncoderOutput::Score | EncoderOutput::Embedding { .. } => row[0],
-    };
-    1.0 / (1.0 + (-logit).exp())
+    }
 }
 
 #[cfg(test)]
@@ -358,6 +400,26 @@ mod tests {
         assert!(matches!(error(vec![vec![3]]), Error::Overloaded { queued: 2, .. }));
         (0..2).for_each(|_| permit.send(()).expect("it runs"));
         assert!(first.wait().is_ok() && second.wait().is_ok());
+    }
+
+    #[test]
+    fn a_shutdown_finishes_what_waits_and_takes_no_more() {
+        let (engine, permit, seen) = start(100);
+        let client = engine.client();
+        assert_eq!((client.health(), client.busy()), (Health::Ready, None));
+        let taken = client.encode(vec![vec![1; 8], vec![2; 8]]).expect("taken");
+        seen.recv().expect("a step");
+        assert!(client.busy().is_some());
+        let other = client.clone();
+        let shutdown = std::thread::spawn(move || other.shutdown(Duration::from_secs(60)));
+        while client.health() != Health::Draining {
+            std::thread::yield_now();
+        }
+        assert!(matches!(client.encode(vec![vec![1]]), Err(Error::ShuttingDown)));
+        (0..2).for_each(|_| permit.send(()).expect("it runs"));
+        shutdown.join().expect("it ends");
+        assert_eq!(taken.wait().expect("rows").len(), 2);
+        assert_eq!(client.health(), Health::Stopped);
     }
 
     #[test]

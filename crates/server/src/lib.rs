@@ -13,6 +13,7 @@ mod bodies;
 mod config;
 mod connections;
 mod conversation;
+mod embedding;
 mod error;
 mod fields;
 mod fim;
@@ -43,7 +44,8 @@ mod watchdog;
 pub use config::Config;
 pub use kv_events::{KvEvents, KvEventsError};
 pub use models::{
-    KeepAlive, LoadError, LoadedModel, ModelEntry, ModelFacts, ModelLimits, ModelLoader, Models, TextModel,
+    EncoderModel, KeepAlive, LoadError, LoadedModel, ModelEntry, ModelFacts, ModelLimits, ModelLoader,
+    Models, TextModel,
 };
 pub use server::{Ended, Error, Handle, Server};
 

@@ -6,7 +6,6 @@ use crate::connections::Connections;
 use crate::models::Models;
 use crate::{routes, watchdog};
 use axum::Router;
-use realizar_engine::Client;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -258,14 +257,12 @@ async fn serve(
 async fn drain(app: &App, timeout: Duration) {
     app.models.close();
     let (done, is_done) = tokio::sync::oneshot::channel();
-    let clients = app.models.clients();
-    let sum = |gauge: fn(&Client) -> u64| clients.iter().map(gauge).sum::<u64>();
-    let (running, waiting) = (sum(|c| c.stats().running.get()), sum(|c| c.stats().waiting.get()));
-    tracing::info!(running, waiting, "draining");
+    let models = app.models.loaded();
+    tracing::info!(n_models = models.len(), "draining");
     let waits = std::thread::Builder::new().name("drain".into()).spawn(move || {
         std::thread::scope(|scope| {
-            for client in &clients {
-                scope.spawn(|| client.shutdown(timeout));
+            for model in &models {
+                scope.spawn(|| model.shutdown(timeout));
             }
         });
         // Nobody waits any more if it was told twice.

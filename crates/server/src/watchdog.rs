@@ -7,6 +7,7 @@
 //! stuck answers no probe.
 
 use crate::app::App;
+use crate::models::Resident;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -17,6 +18,8 @@ const BEAT: Duration = Duration::from_millis(500);
 const LONGEST_SILENCE: Duration = Duration::from_secs(5);
 /// How long the threads that prepare requests may finish nothing: tokenizing the largest body takes seconds.
 const LONGEST_PREPARATION: Duration = Duration::from_secs(30);
+/// How long a step of an encoder may take.
+const LONGEST_ENCODER_STEP: Duration = Duration::from_secs(120);
 /// How many times its limit a format may take.
 const FORMAT_MARGIN: u32 = 5;
 
@@ -53,6 +56,15 @@ impl Watchdog {
 /// Which part is stuck, and for how long, in words.
 pub(crate) fn stuck(app: &App) -> Option<String> {
     for model in app.models.loaded() {
+        let model = match &model {
+            Resident::Text(model) => model,
+            Resident::Encoder(encoder) => {
+                let busy = encoder.text.client().busy().filter(|busy| *busy > LONGEST_ENCODER_STEP);
+                let Some(busy) = busy else { continue };
+                let (name, seconds) = (model.name(), busy.as_secs());
+                return Some(format!("the encoder {name} has been in one step for {seconds} s"));
+            }
+        };
         let Some(stuck) = model.engine.client().stuck() else { continue };
         let place = if stuck.on_device { "in one step on the device" } else { "between two steps" };
         let (name, seconds) = (model.name(), stuck.since.as_secs());

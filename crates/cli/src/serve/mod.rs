@@ -15,7 +15,7 @@ use crate::sockets::Sockets;
 use anyhow::{Result, bail};
 use clap::{ArgMatches, Args};
 use model::{ModelOptions, Ready};
-use realizar_server::{Config, Ended, LoadedModel, Models};
+use realizar_server::{Config, Ended, Models};
 use several::SeveralOptions;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &ServeArgs, given: &ArgMatches) -> Result<()> {
     let (models, name, about) = match args.several.is_asked_for() {
         false => {
             let Ready { model, about } = args.options.load(args.model.get(), args.write_timeout, 1, None)?;
-            (Models::one(names.clone(), LoadedModel::Text(model))?, names.join(", "), about)
+            (Models::one(names.clone(), model)?, names.join(", "), about)
         }
         true => {
             let (models, n) = args.several.models(&args.model, names, given, args.write_timeout)?;

@@ -8,12 +8,13 @@ use anyhow::{Context, Result};
 use clap::Args;
 use realizar::SamplingParams;
 use realizar_compute::DType;
+use realizar_engine::encoder::{EncoderEngine, TextEncoder};
 use realizar_engine::load::{self, CacheSize, Device, LoadOptions, load};
 use realizar_engine::{Engine, EngineConfig, SavedCache, TextEngine};
 use realizar_model::source::{Format, TensorSource};
 use realizar_model::tokenizer::Tokenizer;
-use realizar_model::{fingerprint, sampling_hints};
-use realizar_server::{ModelFacts, TextModel};
+use realizar_model::{arch, fingerprint, sampling_hints};
+use realizar_server::{EncoderModel, LoadedModel, ModelFacts, TextModel};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,7 +69,7 @@ pub(crate) struct ModelOptions {
 
 /// A model that is ready, and what is worth knowing about it.
 pub(super) struct Ready {
-    pub(super) model: TextModel,
+    pub(super) model: LoadedModel,
     pub(super) about: String,
 }
 
@@ -89,6 +90,9 @@ impl ModelOptions {
     ) -> Result<Ready> {
         let source = model.open()?;
         let tokenizer = Arc::new(Tokenizer::from_source(&*source)?);
+        if arch::configure(&*source)?.encoder.is_some() {
+            return self.load_encoder(&*source, tokenizer, device);
+        }
         let template = Some(self.template.template(&*source, &tokenizer)?);
         let sampling = sampling(&*source)?;
         let mut options = self.load_options();
@@ -114,7 +118,27 @@ impl ModelOptions {
         let client = Engine::start_speculating(loaded.runner, proposer, config)?;
         self.kv_events.publish(&client)?;
         let engine = TextEngine::new(client, tokenizer, template);
-        Ok(Ready { model: TextModel { engine, facts, sampling }, about })
+        Ok(Ready { model: LoadedModel::Text(TextModel { engine, facts, sampling }), about })
+    }
+
+    /// The same for a model that embeds texts. Options of caches, drafts and templates have no meaning for it.
+    fn load_encoder(
+        &self,
+        source: &dyn TensorSource,
+        tokenizer: Arc<Tokenizer>,
+        device: Option<Device>,
+    ) -> Result<Ready> {
+        let mut options = self.load_options();
+        options.device = device.unwrap_or(options.device);
+        let loaded = load::load_encoder(source, &options, None)?;
+        let engine = EncoderEngine::start(loaded.runner, self.max_queue)?;
+        let encoder = TextEncoder::new(engine.client(), tokenizer, source)?;
+        let info = encoder.client().info();
+        let about = format!("{}, texts of up to {} tokens", loaded.device, info.max_tokens);
+        Ok(Ready {
+            model: LoadedModel::Encoder(EncoderModel { engine, encoder, facts: facts(source) }),
+            about,
+        })
     }
 
     /// Where cached prefixes are kept from one process to the next.

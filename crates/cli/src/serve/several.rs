@@ -229,7 +229,7 @@ impl ModelLoader for Loader {
             false => LoadError::Failed(format!("{error:#}")),
         })?;
         tracing::info!(name, "{}", ready.about);
-        Ok(LoadedModel::Text(ready.model))
+        Ok(ready.model)
     }
 }
 

@@ -44,6 +44,9 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
         m.insert(format!("{arch}.final_logit_softcapping"), 30f32)?;
         m.insert(format!("{arch}.attention.sliding_window"), 4096u32)?;
     }
+    if s.family == Family::Bert {
+        super::bert::metadata(&mut m)?;
+    }
     let mut float = |key: &str, value: f32| m.insert(format!("{arch}.{key}"), value);
     match s.family {
         Family::Granite | Family::GraniteHybrid => {

@@ -4,6 +4,7 @@
 //! written out. Weights are drawn from a normal distribution of standard deviation 1/√n_in, which keeps activations and logits
 //! in the range of a trained model's.
 
+mod bert;
 mod gemma4;
 mod latent;
 mod mamba;
@@ -215,6 +216,9 @@ fn weights(s: &SynthShape) -> Vec<Weight> {
     if let Some(gemma4) = s.gemma4 {
         gemma4.inputs(s, &mut add);
     }
+    if s.family == Family::Bert {
+        bert::inputs(s, &mut add);
+    }
     for i in 0..s.n_layers {
         let mut put = |part: &str, shape: &[usize], fill: Fill| add(format!("blk.{i}.{part}"), shape, fill);
         if let Some(gemma4) = s.gemma4 {
@@ -223,6 +227,10 @@ fn weights(s: &SynthShape) -> Vec<Weight> {
         }
         if let Some(mamba) = s.mamba {
             mamba.layer(s, i, &mut put);
+            continue;
+        }
+        if s.family == Family::Bert {
+            bert::layer(s, &mut put);
             continue;
         }
         match (s.latent, s.delta) {
@@ -235,6 +243,9 @@ fn weights(s: &SynthShape) -> Vec<Weight> {
             Some(experts) if i >= s.n_dense => mixture(s, experts, &mut put),
             _ => feed_forward(s, &mut put),
         }
+    }
+    if s.family == Family::Bert {
+        return all;
     }
     let final_norm = if s.family.has_short_convs() { "token_embd_norm" } else { "output_norm" };
     add(format!("{final_norm}.weight"), &[hidden], norm(hidden));
@@ -510,6 +521,8 @@ mod tests {
             ("deepseek-v2-lite", 15.706),
             ("deepseek-v3-5-layers", 26.618),
             ("glm-4.7-flash", 29.943),
+            ("bge-base", 0.109),
+            ("bge-m3", 0.567),
         ] {
             let s = synth(name, "f16", 1, 1);
             let n: usize = s.tensors().iter().map(TensorInfo::n_elements).sum();

@@ -109,6 +109,7 @@ pub(super) enum AttentionAt {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
+    Bert,
     Llama,
     Qwen2,
     Qwen3,
@@ -146,7 +147,7 @@ pub(super) enum Family {
 impl Family {
     /// Whether norms are LayerNorms with biases, and a feed-forward block has no gate.
     pub(super) fn is_plain(self) -> bool {
-        matches!(self, Family::Phi2 | Family::StarCoder2)
+        matches!(self, Family::Bert | Family::Phi2 | Family::StarCoder2)
     }
 
     /// Whether norms are LayerNorms.
@@ -182,6 +183,7 @@ impl Family {
     /// `general.architecture` in GGUF.
     pub(super) fn arch(self) -> &'static str {
         match self {
+            Family::Bert => "bert",
             Family::Llama => "llama",
             Family::Qwen2 => "qwen2",
             Family::Qwen3 => "qwen3",
@@ -439,4 +441,7 @@ pub static SYNTH_SHAPES: &[SynthShape] = &[
         .gemma4(Gemma4 { n_global_kv_heads: 4, ..GEMMA4 }),
     shape("gemma-4-26b-a4b", Family::Gemma4, [30, 2816, 2112, 16, 8, 512, 262144, 262144], 1e6, 1e-6).tied()
         .gemma4(Gemma4 { n_global_kv_heads: 2, ..GEMMA4 }).experts([128, 8, 704]),
+    // Encoders.
+    shape("bge-base", Family::Bert, [12, 768, 3072, 12, 12, 64, 30522, 512], 1e4, 1e-12).tied(),
+    shape("bge-m3", Family::Bert, [24, 1024, 4096, 16, 16, 64, 250002, 8192], 1e4, 1e-5).tied(),
 ];

@@ -1,7 +1,7 @@
 //! A model in the hands of a request.
 
 use super::table::Use;
-use super::{KeepAlive, Model};
+use super::{Encoder, KeepAlive, Model, Resident};
 use crate::app::{App, FORMAT_RETRY};
 use crate::error::{ApiError, Result};
 use crate::generation::{Generation, Plan, Wanted};
@@ -91,23 +91,67 @@ impl Lease {
         &self,
         work: impl FnOnce(&Self) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let (lease, span) = (self.clone(), tracing::Span::current());
+        let lease = self.clone();
+        self.app.compute(move || work(&lease)).await
+    }
+}
+
+/// The encoder that a request uses. While it lives, the encoder stays loaded.
+pub(crate) struct EncoderLease {
+    pub(crate) encoder: Arc<Encoder>,
+    /// As the request calls it.
+    pub(crate) name: String,
+    used: Use,
+}
+
+impl EncoderLease {
+    /// Says how long the model stays loaded after this request.
+    pub(crate) fn keep_alive(&self, keep_alive: KeepAlive) {
+        self.used.keep_alive(keep_alive);
+    }
+}
+
+impl App {
+    /// Runs work that computes for a while beside the streams, and not between them.
+    pub(crate) async fn compute<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (app, span) = (self.clone(), tracing::Span::current());
         let work = move || {
-            let done = span.in_scope(|| work(&lease));
-            lease.app.watchdog.prepared();
+            let done = span.in_scope(work);
+            app.watchdog.prepared();
             done
         };
         let done = tokio::task::spawn_blocking(work).await;
         done.unwrap_or_else(|_| Err(ApiError::internal("the request could not be prepared")))
     }
-}
 
-impl App {
     /// The model of a name, or the default, for a request that generates text; it is loaded if it is not.
     ///
-    /// Errors: 404 for a model that is not here; 503 for one that cannot be loaded.
+    /// Errors: 404 for a model that is not here; 503 for one that cannot be loaded; 400 for one that generates no text.
     pub(crate) async fn model(self: &Arc<Self>, asked: Option<&str>) -> Result<Lease> {
         let (model, used, name) = self.models.get(asked).await?;
+        let Resident::Text(model) = model else {
+            let message = format!(
+                "the model {name} embeds texts and generates none; ask /v1/embeddings or /v1/rerank, or another model"
+            );
+            return Err(ApiError::invalid_param("model", message).code("unsupported"));
+        };
         Ok(Lease(Arc::new(Leased { app: self.clone(), model, name, used, span: RequestSpan::current() })))
+    }
+
+    /// The encoder of a name, or the default; it is loaded if it is not.
+    ///
+    /// Errors: 404 for a model that is not here; 503 for one that cannot be loaded; 400 for one that generates text.
+    pub(crate) async fn encoder(&self, asked: Option<&str>) -> Result<EncoderLease> {
+        let (model, used, name) = self.models.get(asked).await?;
+        let Resident::Encoder(encoder) = model else {
+            let message = format!(
+                "the model {name} generates text and embeds none; serve an embedding model or a reranker, and name it"
+            );
+            return Err(ApiError::invalid_param("model", message).code("unsupported"));
+        };
+        Ok(EncoderLease { encoder, name, used })
     }
 }

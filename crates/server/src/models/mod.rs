@@ -8,15 +8,14 @@ mod loader;
 mod model;
 mod table;
 
-pub(crate) use lease::Lease;
+pub(crate) use lease::{EncoderLease, Lease};
 pub use loader::{KeepAlive, LoadError, ModelEntry, ModelLimits, ModelLoader};
-pub(crate) use model::Model;
-pub use model::{LoadedModel, ModelFacts, TextModel};
+pub(crate) use model::{Encoder, Model, Resident};
+pub use model::{EncoderModel, LoadedModel, ModelFacts, TextModel};
 pub(crate) use table::Status;
 
 use crate::error::{ApiError, Result};
 use crate::server::Error;
-use realizar_engine::Client;
 use std::collections::HashSet;
 use std::sync::Arc;
 use table::{Table, Use};
@@ -44,7 +43,7 @@ impl Models {
             return Err(Error::NoName);
         }
         let entry = ModelEntry { names: names.clone(), ..ModelEntry::default() };
-        Ok(Self { table: Table::of_one(entry, Arc::new(Model::new(names, model))) })
+        Ok(Self { table: Table::of_one(entry, Resident::new(names, model)) })
     }
 
     /// Models that `loader` loads when somebody asks for them.
@@ -76,7 +75,7 @@ impl Models {
     /// The model of a name and that name, or the default and its first name; it is loaded if it is not.
     ///
     /// Errors: 404 for a model that is not here, with those that are; 503 for one that cannot be loaded.
-    pub(crate) async fn get(&self, asked: Option<&str>) -> Result<(Arc<Model>, Use, String)> {
+    pub(crate) async fn get(&self, asked: Option<&str>) -> Result<(Resident, Use, String)> {
         let (index, name) = self.find(asked)?;
         let (model, used) = self.table.acquire(index).await?;
         Ok((model, used, name))
@@ -114,7 +113,7 @@ impl Models {
         let entries = self.table.entries.iter().zip(self.table.statuses());
         let of_entry = |(entry, status): (&ModelEntry, Status)| {
             let (facts, context) = match &status {
-                Status::Loaded(model, _) => (model.facts.clone(), Some(model.context())),
+                Status::Loaded(model, _) => (model.facts().clone(), Some(model.context())),
                 Status::Unloaded | Status::Loading => (entry.facts.clone(), entry.context),
             };
             let listed = |name: &String| Listed {
@@ -159,17 +158,12 @@ impl Models {
     }
 
     /// The models that are loaded.
-    pub(crate) fn loaded(&self) -> Vec<Arc<Model>> {
+    pub(crate) fn loaded(&self) -> Vec<Resident> {
         let loaded = |status| match status {
             Status::Loaded(model, _) => Some(model),
             Status::Unloaded | Status::Loading => None,
         };
         self.table.statuses().into_iter().filter_map(loaded).collect()
-    }
-
-    /// Of the engines of all models that are loaded.
-    pub(crate) fn clients(&self) -> Vec<Client> {
-        self.loaded().iter().map(|model| model.engine.client().clone()).collect()
     }
 
     /// Takes no more requests that need a model to be loaded.

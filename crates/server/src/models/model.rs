@@ -3,9 +3,11 @@
 use crate::sizes::Sizes;
 use crate::structured::{GrammarError, Grammars};
 use crate::tool_calls::Syntax;
-use realizar_engine::{SamplingParams, TextEngine};
+use realizar_engine::encoder::{EncoderEngine, TextEncoder};
+use realizar_engine::{Health, SamplingParams, TextEngine};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// What is known of a model, for clients that ask.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,6 +31,8 @@ pub struct ModelFacts {
 pub enum LoadedModel {
     /// It generates text.
     Text(TextModel),
+    /// It embeds texts, or scores them against a query.
+    Encoder(EncoderModel),
 }
 
 /// A model that generates text.
@@ -41,7 +45,86 @@ pub struct TextModel {
     pub sampling: SamplingParams,
 }
 
-/// A model that is loaded, and what is computed once for it.
+/// A model that embeds texts, or scores them against a query.
+pub struct EncoderModel {
+    /// Runs it.
+    pub engine: EncoderEngine,
+    /// Its client, with the tokenizer.
+    pub encoder: TextEncoder,
+    /// What is known of it.
+    pub facts: ModelFacts,
+}
+
+/// A model in the table, by what it can do.
+#[derive(Clone)]
+pub(crate) enum Resident {
+    Text(Arc<Model>),
+    Encoder(Arc<Encoder>),
+}
+
+/// An encoder that is loaded.
+pub(crate) struct Encoder {
+    /// At least one; the first is what metrics call it.
+    pub(crate) names: Vec<String>,
+    pub(crate) text: TextEncoder,
+    pub(crate) facts: ModelFacts,
+    /// Ends with the last request that uses it.
+    _engine: EncoderEngine,
+}
+
+impl Resident {
+    pub(super) fn new(names: Vec<String>, loaded: LoadedModel) -> Self {
+        match loaded {
+            LoadedModel::Text(model) => Self::Text(Arc::new(Model::new(names, model))),
+            LoadedModel::Encoder(EncoderModel { engine, encoder, facts }) => {
+                tracing::info!(?names, ?facts, info = ?encoder.client().info(), "encoder is ready");
+                Self::Encoder(Arc::new(Encoder { names, text: encoder, facts, _engine: engine }))
+            }
+        }
+    }
+
+    /// Its first name.
+    pub(crate) fn name(&self) -> &str {
+        let names = match self {
+            Self::Text(model) => &model.names,
+            Self::Encoder(encoder) => &encoder.names,
+        };
+        names.first().map_or("model", String::as_str)
+    }
+
+    pub(crate) fn facts(&self) -> &ModelFacts {
+        match self {
+            Self::Text(model) => &model.facts,
+            Self::Encoder(encoder) => &encoder.facts,
+        }
+    }
+
+    /// Longest sequence, in tokens.
+    pub(crate) fn context(&self) -> usize {
+        match self {
+            Self::Text(model) => model.context(),
+            Self::Encoder(encoder) => encoder.text.client().info().max_tokens,
+        }
+    }
+
+    /// How its engine is.
+    pub(crate) fn health(&self) -> Health {
+        match self {
+            Self::Text(model) => model.engine.client().health(),
+            Self::Encoder(encoder) => encoder.text.client().health(),
+        }
+    }
+
+    /// Takes no more requests, and finishes those it has for up to `timeout`.
+    pub(crate) fn shutdown(&self, timeout: Duration) {
+        match self {
+            Self::Text(model) => model.engine.client().shutdown(timeout),
+            Self::Encoder(encoder) => encoder.text.client().shutdown(timeout),
+        }
+    }
+}
+
+/// A model that generates text, and what is computed once for it.
 pub(crate) struct Model {
     /// At least one; the first is what metrics call it.
     pub(crate) names: Vec<String>,
@@ -59,9 +142,9 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    pub(crate) fn new(names: Vec<String>, loaded: LoadedModel) -> Self {
+    fn new(names: Vec<String>, loaded: TextModel) -> Self {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
-        let LoadedModel::Text(TextModel { engine, facts, sampling }) = loaded;
+        let TextModel { engine, facts, sampling } = loaded;
         let syntax = Syntax::of(engine.template());
         tracing::info!(?names, ?facts, ?sampling, syntax = syntax.name, "model is ready");
         Self {

@@ -5,7 +5,7 @@
 //! model after the other: it unloads what was used least recently until the model has room, or waits until something is idle. A model
 //! that shall go and is busy takes no further requests, or a steady stream of them would keep it for ever.
 
-use super::{KeepAlive, LoadError, Model, ModelEntry, ModelLimits, ModelLoader};
+use super::{KeepAlive, LoadError, ModelEntry, ModelLimits, ModelLoader, Resident};
 use crate::error::{ApiError, Result};
 use realizar_engine::Error as EngineError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -50,7 +50,7 @@ struct Slot {
 enum Stage {
     Unloaded,
     Loading(watch::Receiver<Outcome>),
-    Loaded(Arc<Model>),
+    Loaded(Resident),
     Unloading,
 }
 
@@ -63,7 +63,7 @@ pub(crate) enum Status {
     Unloaded,
     Loading,
     /// With the time until it is unloaded, if it is not used; `None`: it is not.
-    Loaded(Arc<Model>, Option<Duration>),
+    Loaded(Resident, Option<Duration>),
 }
 
 /// Keeps a model that a request uses.
@@ -116,7 +116,7 @@ impl Slot {
 
 impl Table {
     /// A model that stays loaded.
-    pub(super) fn of_one(entry: ModelEntry, model: Arc<Model>) -> Arc<Self> {
+    pub(super) fn of_one(entry: ModelEntry, model: Resident) -> Arc<Self> {
         let slot = Slot::new(Stage::Loaded(model), KeepAlive(None));
         Arc::new(Self::new(vec![entry], None, ModelLimits::default(), vec![slot]))
     }
@@ -176,7 +176,7 @@ impl Table {
     /// The model of an entry, which is loaded if it is not.
     ///
     /// Errors: it cannot be loaded; the server is about to stop.
-    pub(super) async fn acquire(self: &Arc<Self>, index: usize) -> Result<(Arc<Model>, Use)> {
+    pub(super) async fn acquire(self: &Arc<Self>, index: usize) -> Result<(Resident, Use)> {
         let mut waits = None;
         loop {
             let mut changes = self.changes.subscribe();
@@ -259,7 +259,7 @@ impl Table {
         slot.is_leaving = false;
         let outcome = match loaded {
             Ok(model) => {
-                (slot.stage, slot.last_used) = (Stage::Loaded(Arc::new(model)), Instant::now());
+                (slot.stage, slot.last_used) = (Stage::Loaded(model), Instant::now());
                 slot.keep_alive = keep_alive;
                 Ok(())
             }
@@ -274,7 +274,7 @@ impl Table {
         self.notify();
     }
 
-    fn try_to_load(&self, index: usize) -> std::result::Result<Model, LoadError> {
+    fn try_to_load(&self, index: usize) -> std::result::Result<Resident, LoadError> {
         let Some(loader) = &self.loader else {
             return Err(LoadError::Failed("this server loads no models".into()));
         };
@@ -288,7 +288,7 @@ impl Table {
             }
             tracing::info!(name, n_others, "loading a model");
             match catch_unwind(AssertUnwindSafe(|| loader.load(name, n_others == 0))) {
-                Ok(Ok(loaded)) => return Ok(Model::new(names, loaded)),
+                Ok(Ok(loaded)) => return Ok(Resident::new(names, loaded)),
                 Ok(Err(LoadError::Memory(reason))) if n_others > 0 => {
                     tracing::info!(name, reason, "a model has no room yet");
                     self.make_room()?;
@@ -336,7 +336,7 @@ impl Table {
         drop(state);
         if let Stage::Loaded(model) = stage {
             tracing::info!(model = model.name(), "unloading a model");
-            model.engine.client().shutdown(Duration::ZERO);
+            model.shutdown(Duration::ZERO);
         }
         let mut state = self.lock();
         state.slots[index].stage = Stage::Unloaded;

@@ -1,6 +1,7 @@
 //! `/health` and `/ready`: for probes.
 
 use crate::app::App;
+use crate::models::Resident;
 use crate::watchdog;
 use axum::Json;
 use axum::extract::State;
@@ -29,8 +30,8 @@ fn condition(app: &App) -> Condition {
         Health::Failed { .. } => 3,
     };
     let own = if app.models.is_closed() { Health::Draining } else { Health::Ready };
-    let engines = app.models.clients();
-    let health = engines.iter().map(|client| client.health()).chain([own]).max_by_key(severity);
+    let models = app.models.loaded();
+    let health = models.iter().map(Resident::health).chain([own]).max_by_key(severity);
     let (status, message) = match (health.unwrap_or(Health::Ready), watchdog::stuck(app)) {
         (Health::Ready | Health::Draining, Some(what)) => ("stuck", Some(what)),
         (Health::Ready, None) => ("ready", None),

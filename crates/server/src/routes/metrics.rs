@@ -3,9 +3,11 @@
 //! Those named `vllm:…` are what routers of fleets read by default; the rest are our own.
 
 use crate::app::App;
+use crate::models::Resident;
 use crate::sizes::Sizes;
 use axum::extract::State;
 use axum::http::{HeaderName, header};
+use realizar_engine::encoder::EncoderStats;
 use realizar_engine::{RunnerInfo, Stats};
 use std::sync::Arc;
 
@@ -17,9 +19,14 @@ use std::sync::Arc;
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> ([(HeaderName, &'static str); 1], String) {
     let mut page = Page::default();
     for model in app.models.loaded() {
-        let client = model.engine.client();
         page.label = label(model.name());
-        write_model(&mut page, client.stats(), &model.sizes, &client.info());
+        match &model {
+            Resident::Text(model) => {
+                let client = model.engine.client();
+                write_model(&mut page, client.stats(), &model.sizes, &client.info());
+            }
+            Resident::Encoder(encoder) => write_encoder(&mut page, encoder.text.client().stats()),
+        }
     }
     let text = page.into_text();
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
@@ -91,7 +98,19 @@ fn label(model: &str) -> String {
     format!("model_name=\"{}\"", model.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n"))
 }
 
-/// Adds what there is to say about a model.
+/// Adds what there is to say about an encoder.
+fn write_encoder(p: &mut Page, stats: EncoderStats) {
+    p.gauge("realizar_encoder_waiting", "Texts that wait for an encoder now.", stats.n_waiting as f64);
+    for (name, help, value) in [
+        ("texts", "Texts that an encoder has computed.", stats.n_texts),
+        ("tokens", "Tokens of texts that an encoder has computed.", stats.n_tokens),
+        ("steps", "Steps that an encoder has computed.", stats.n_steps),
+    ] {
+        p.counter(&format!("realizar_encoder_{name}_total"), help, value);
+    }
+}
+
+/// Adds what there is to say about a model that generates text.
 fn write_model(p: &mut Page, stats: &Stats, sizes: &Sizes, info: &RunnerInfo) {
     let (in_use, cached) = (stats.blocks_in_use.get(), stats.blocks_cached.get());
     let free = (info.n_blocks as u64).saturating_sub(in_use + cached);

@@ -3,6 +3,7 @@
 mod chat;
 mod choices;
 mod completions;
+mod encoders;
 mod errors;
 mod health;
 mod llama_cpp;
@@ -53,19 +54,21 @@ fn guarded() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(ollama::models::show))
         .routes(routes!(ollama::models::pull))
         .routes(routes!(ollama::models::delete))
-        .routes(routes!(ollama::models::embed))
-        .routes(routes!(ollama::models::embeddings))
+        .routes(routes!(ollama::embed::embed))
+        .routes(routes!(ollama::embed::embeddings))
         .routes(routes!(llama_cpp::completion))
         .routes(routes!(llama_cpp::infill))
         .routes(routes!(llama_cpp::info::props, llama_cpp::info::set_props))
         .routes(routes!(llama_cpp::info::slots))
         .routes(routes!(llama_cpp::info::slot_action))
         .routes(routes!(llama_cpp::info::lora_adapters, llama_cpp::info::set_lora_adapters))
-        .routes(routes!(llama_cpp::info::embedding))
+        .routes(routes!(llama_cpp::embedding::create))
         .routes(routes!(models::list))
         .routes(routes!(models::retrieve))
         .routes(routes!(models::load))
         .routes(routes!(models::unload))
+        .routes(routes!(encoders::embeddings::create))
+        .routes(routes!(encoders::rerank::create))
         .routes(routes!(tokenize::tokenize))
         .routes(routes!(tokenize::detokenize))
         .routes(routes!(template::apply))
@@ -75,13 +78,18 @@ fn guarded() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(render::message))
 }
 
-/// The same endpoints for clients whose base URL lacks `/v1`.
+/// The same endpoints for clients whose base URL lacks `/v1`, and under the other names that they have.
 fn unversioned() -> Router<Arc<App>> {
     Router::new()
         .route("/chat/completions", post(chat::create))
         .route("/completions", post(completions::create))
         .route("/responses", post(responses::create))
         .route("/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/embeddings", post(encoders::embeddings::create))
+        .route("/rerank", post(encoders::rerank::create))
+        .route("/reranking", post(encoders::rerank::create))
+        .route("/v1/reranking", post(encoders::rerank::create))
+        .route("/v2/rerank", post(encoders::rerank::create))
         .route("/models", get(models::list))
         .route("/models/{*model}", get(models::retrieve))
 }

@@ -42,7 +42,7 @@ const tests = {
   },
   async errors() {
     await assert.rejects(client.chat(body({ model: "no-such-model" })), /no-such-model/);
-    await assert.rejects(client.embed({ model: "demo", input: "a" }), /embeddings/);
+    await assert.rejects(client.embed({ model: "demo", input: "a" }), /embeds none/);
     await assert.rejects(new Ollama({ host }).list(), /API key/);
   },
 };

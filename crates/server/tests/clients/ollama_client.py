@@ -82,7 +82,7 @@ def test_errors():
         (404, lambda: client.chat("no-such-model", USER)),
         (400, lambda: client.chat("demo", USER, options={"temperature": -1})),
         (400, lambda: client.chat("demo", USER, options={"num_ctx": 100_000})),
-        (501, lambda: client.embed("demo", "text")),
+        (400, lambda: client.embed("demo", "text")),
         (501, lambda: client.pull("no-such-model")),
         (501, lambda: client.delete("demo")),
         (401, lambda: ollama.Client(host=base_url).list()),

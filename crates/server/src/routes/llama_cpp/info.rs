@@ -4,7 +4,7 @@ use super::wire::{ErrorBody, GenerationSettings};
 use super::{ErrorResponses, not_offered, settings};
 use crate::app::App;
 use crate::error::{ApiError, Result};
-use crate::models::{Model, Status};
+use crate::models::{Model, Resident, Status};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -84,11 +84,15 @@ type Queried<T> = std::result::Result<Query<T>, QueryRejection>;
 
 /// The model that a query names, and its name. It is not loaded for this, nor kept loaded.
 ///
-/// Errors: 404 for a model that is not here; 503 for one that is not loaded.
+/// Errors: 404 for a model that is not here; 503 for one that is not loaded; 400 for one that generates no text.
 fn model(app: &App, asked: Option<&str>) -> Result<(Arc<Model>, String)> {
     let listed = app.models.describe(asked.filter(|name| !name.is_empty()))?;
     match listed.status {
-        Status::Loaded(model, _) => Ok((model, listed.name)),
+        Status::Loaded(Resident::Text(model), _) => Ok((model, listed.name)),
+        Status::Loaded(Resident::Encoder(_), _) => {
+            let message = format!("the model {} embeds texts: it has no slots and no template", listed.name);
+            Err(ApiError::invalid_param("model", message).code("unsupported"))
+        }
         Status::Unloaded | Status::Loading => {
             let message = format!(
                 "the model {:?} is not loaded; a request to it or to /models/load loads it",
@@ -198,18 +202,5 @@ pub(crate) async fn set_props() -> Result<()> {
 pub(crate) async fn slot_action() -> Result<()> {
     Err(not_offered(
         "slots have no caches of their own: all requests share one, which finds common prefixes by itself",
-    ))
-}
-
-/// Embed texts (llama.cpp's API)
-///
-/// Always a 501.
-#[utoipa::path(
-    post, path = "/embedding", operation_id = "llama_cpp_embedding", tag = "generation",
-    responses((status = 501, description = "This form is not offered", body = ErrorBody), (status = 401, description = "The key is missing or wrong", body = ErrorBody))
-)]
-pub(crate) async fn embedding() -> Result<()> {
-    Err(not_offered(
-        "embeddings are not offered in this form: ask /v1/embeddings of a server with an embedding model",
     ))
 }

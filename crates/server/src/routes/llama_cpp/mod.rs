@@ -2,6 +2,7 @@
 //!
 //! `wire` has the types, `fields` the table of all known fields, `prompts` reads prompts, `wording` words answers, `info` says what there is.
 
+pub(crate) mod embedding;
 mod fields;
 pub(crate) mod info;
 mod prompts;

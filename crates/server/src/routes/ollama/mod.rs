@@ -1,9 +1,10 @@
 //! `/api/…`: Ollama's API.
 //!
-//! `wire` has the types, `fields` the table of all known fields and options, `conversation` turns a request into a
+//! `wire` has the types, `fields` the table of all known fields and options, `embed` embeds texts, `conversation` turns a request into a
 //! [`Turn`](crate::turn::Turn), `wording` words its answer, `models` says what there is.
 
 mod conversation;
+pub(crate) mod embed;
 mod fields;
 pub(crate) mod models;
 mod wire;

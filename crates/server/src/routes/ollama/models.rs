@@ -6,7 +6,7 @@ use crate::app::{App, rfc3339, unix_time};
 use crate::error::{ApiError, Result};
 use crate::fim;
 use crate::json::Json;
-use crate::models::{Listed, ModelFacts, Status};
+use crate::models::{Listed, ModelFacts, Resident, Status};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -79,7 +79,7 @@ pub(crate) async fn ps(State(app): State<Arc<App>>) -> axum::Json<Models> {
         let expires = remaining.map(|remaining| rfc3339(unix_time().saturating_add(remaining.as_secs())));
         Some(Model {
             expires_at: Some(expires.unwrap_or_else(|| NEVER.to_owned())),
-            size_vram: Some(loaded.facts.gpu_size),
+            size_vram: Some(loaded.facts().gpu_size),
             context_length: Some(loaded.context()),
             ..model(&app, known)
         })
@@ -122,7 +122,10 @@ pub(crate) async fn show(
     }
     let mut capabilities = vec!["completion"];
     let mut template = String::new();
-    if let Status::Loaded(model, _) = &known.status {
+    if let Status::Loaded(Resident::Encoder(_), _) = &known.status {
+        capabilities = vec!["embedding"];
+    }
+    if let Status::Loaded(Resident::Text(model), _) = &known.status {
         template = model.engine.template().map_or_else(String::new, |template| template.source().to_owned());
         if !template.is_empty() {
             capabilities.push("tools");
@@ -185,30 +188,6 @@ pub(crate) async fn delete(State(app): State<Arc<App>>, Json(request): Json<Mode
     Err(not_offered(format!(
         "this server does not remove models; `realizar rm {name}` does when it is stopped"
     )))
-}
-
-/// Embed texts (Ollama's API)
-///
-/// Always a 501.
-#[utoipa::path(
-    post, path = "/api/embed", operation_id = "ollama_embed", tag = "generation",
-    responses((status = 501, description = "Embeddings are not offered", body = ErrorBody),
-        (status = 401, description = "The key is missing or wrong", body = ErrorBody))
-)]
-pub(crate) async fn embed() -> Result<Response> {
-    Err(not_offered("embeddings are not offered: this server only generates text".to_owned()))
-}
-
-/// Embed a text (Ollama's API, older form)
-///
-/// Always a 501.
-#[utoipa::path(
-    post, path = "/api/embeddings", operation_id = "ollama_embeddings", tag = "generation",
-    responses((status = 501, description = "Embeddings are not offered", body = ErrorBody),
-        (status = 401, description = "The key is missing or wrong", body = ErrorBody))
-)]
-pub(crate) async fn embeddings() -> Result<Response> {
-    embed().await
 }
 
 fn not_offered(message: String) -> ApiError {
