@@ -4,7 +4,7 @@ use super::isa::Isa;
 use super::simd::{Kernel, Simd, dispatch};
 use super::threads::Pool;
 use super::{Cpu, parallel};
-use crate::math::{SWIGLU_ALPHA, SWIGLU_LIMIT, erf};
+use crate::math::{SWIGLU_ALPHA, SWIGLU_LIMIT};
 use crate::{Activation, Tensor};
 
 pub(super) fn gated(pool: &Pool, isa: Isa, y: &mut Tensor<Cpu>, x: &Tensor<Cpu>, f: Activation) {
@@ -108,7 +108,9 @@ impl Kernel for Gated<'_> {
         }
         y.copy_from_slice(gate);
         apply(y, f);
-        y.iter_mut().zip(up).for_each(|(y, u)| *y *= u);
+        for (y, up) in y.iter_mut().zip(up) {
+            *y *= up;
+        }
     }
 }
 
@@ -124,23 +126,63 @@ impl Kernel for Activate<'_> {
     }
 }
 
-/// The branch is outside of the loops, so that the compiler vectorizes each.
+/// The branch is outside of the loops, so that the compiler vectorizes each. They are loops and not `for_each`, whose body may become a
+/// function of its own, compiled without the vector instructions.
 #[inline(always)]
 fn apply(x: &mut [f32], f: Activation) {
     match f {
-        Activation::Silu => x.iter_mut().for_each(|x| *x /= 1.0 + exp(-*x)),
-        Activation::GeluTanh => x.iter_mut().for_each(|x| {
-            let inner = 0.797_884_6 * *x * (1.0 + 0.044715 * *x * *x);
-            // tanh(u) = 1 - 2 / (exp(2u) + 1), so (1 + tanh(u)) / 2 = 1 - 1 / (exp(2u) + 1)
-            *x *= 1.0 - 1.0 / (exp(2.0 * inner) + 1.0);
-        }),
-        Activation::GeluErf => {
-            x.iter_mut().for_each(|x| *x *= 0.5 * (1.0 + erf(*x * std::f32::consts::FRAC_1_SQRT_2)))
+        Activation::Silu => {
+            for x in x {
+                *x /= 1.0 + exp(-*x);
+            }
         }
-        Activation::ReluSquared => x.iter_mut().for_each(|x| *x = x.max(0.0) * x.max(0.0)),
-        Activation::Relu => x.iter_mut().for_each(|x| *x = x.max(0.0)),
+        Activation::GeluTanh => {
+            for x in x {
+                let inner = 0.797_884_6 * *x * (1.0 + 0.044715 * *x * *x);
+                // tanh(u) = 1 - 2 / (exp(2u) + 1), so (1 + tanh(u)) / 2 = 1 - 1 / (exp(2u) + 1)
+                *x *= 1.0 - 1.0 / (exp(2.0 * inner) + 1.0);
+            }
+        }
+        Activation::GeluErf => {
+            for x in x {
+                // 1 + erf(-a) = erfc(a), and 1 + erf(a) = 2 - erfc(a).
+                let half = 0.5 * erfc(x.abs() * std::f32::consts::FRAC_1_SQRT_2);
+                *x *= if *x > 0.0 { 1.0 - half } else { half };
+            }
+        }
+        Activation::ReluSquared => {
+            for x in x {
+                *x = x.max(0.0) * x.max(0.0);
+            }
+        }
+        Activation::Relu => {
+            for x in x {
+                *x = x.max(0.0);
+            }
+        }
         Activation::ClampedSwiglu => panic!("clamped SwiGLU takes a gate and its up"),
     }
+}
+
+/// `1 - erf(a)` for `a ≥ 0`, relative error below 5e-6 (below 1e-6 up to `a = 3`), without branches, so that loops over it vectorize.
+///
+/// `erfc(a) · e^(a²)` falls like `1/a`; divided by `t = 1 / (1 + 0.3 a)` it is nearly flat, and the polynomial in `t` of least relative
+/// error over `0 ≤ a ≤ 10` is within 2e-8 of it.
+#[inline(always)]
+fn erfc(a: f32) -> f32 {
+    const P: [f32; 9] = [
+        0.169_188_01,
+        0.170_715_13,
+        0.148_339_83,
+        0.214_923_6,
+        -0.094_645_2,
+        0.547_712_4,
+        -0.512_271_7,
+        0.485_560_25,
+        -0.129_522_32,
+    ];
+    let t = 1.0 / (1.0 + 0.3 * a);
+    P.iter().rev().fold(0.0, |sum, p| sum * t + p) * t * exp(-a * a)
 }
 
 /// `e^x` within 2 units in the last place, without branches, so that loops over it vectorize.
@@ -195,7 +237,25 @@ pub(super) fn tanh(x: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::{exp, tanh};
+    use super::{erfc, exp, tanh};
+    use crate::math::erf;
+
+    #[test]
+    fn erfc_is_that_of_the_reference_and_of_the_tables() {
+        let mut a = 0.0f32;
+        while a < 2.0 {
+            let (got, want) = (erfc(a), 1.0 - erf(a));
+            assert!((got - want).abs() < 5e-7, "erfc({a}) = {got}, not {want}");
+            a += 0.00137;
+        }
+        // Abramowitz and Stegun, table 7.1 and 7.3.
+        for (a, want) in [(2.0, 4.677_735e-3), (3.0, 2.209_05e-5), (4.0, 1.541_726e-8), (5.0, 1.537_46e-12)] {
+            let got = erfc(a);
+            assert!((got / want - 1.0).abs() < 5e-6, "erfc({a}) = {got}, not {want}");
+        }
+        assert_eq!(erfc(f32::INFINITY), 0.0);
+        assert!(erfc(f32::NAN).is_nan());
+    }
 
     #[test]
     fn tanh_is_within_four_units_in_the_last_place() {

@@ -14,6 +14,8 @@ pub enum Isa {
     Avx512,
     /// [`Isa::Avx512`] and dot products of BF16 numbers: Intel servers since 2020, AMD since Zen 4.
     Avx512Bf16,
+    /// [`Isa::Avx512Bf16`] and AMX, which multiplies tiles of BF16 numbers: Intel servers since 2023.
+    AmxBf16,
 }
 
 impl Isa {
@@ -45,6 +47,7 @@ impl fmt::Display for Isa {
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512-bf16",
+            Isa::AmxBf16 => "amx-bf16",
         })
     }
 }
@@ -69,8 +72,39 @@ fn detect() -> Vec<Isa> {
     }
     if avx512 && is_x86_feature_detected!("avx512bf16") {
         found.push(Isa::Avx512Bf16);
+        if has_amx_bf16() {
+            found.push(Isa::AmxBf16);
+        }
     }
     found
+}
+
+/// Whether the processor has AMX for BF16 and the system lets this process use its registers.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn has_amx_bf16() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    use std::ffi::c_long;
+    unsafe extern "C" {
+        fn syscall(number: c_long, ...) -> c_long;
+    }
+    const LEAF: u32 = 7;
+    /// AMX-BF16 and AMX-TILE.
+    const AMX: u32 = 1 << 22 | 1 << 24;
+    const SYS_ARCH_PRCTL: c_long = 158;
+    const ARCH_REQ_XCOMP_PERM: c_long = 0x1023;
+    /// The registers' number among those that the system saves.
+    const XTILEDATA: c_long = 18;
+    if __cpuid(0).eax < LEAF || __cpuid_count(LEAF, 0).edx & AMX != AMX {
+        return false;
+    }
+    // SAFETY: the call asks for a permission and touches no memory; Linux older than 5.16 answers with an error. Threads that are started later
+    // inherit it.
+    unsafe { syscall(SYS_ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 }
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn has_amx_bf16() -> bool {
+    false
 }
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -1,9 +1,10 @@
-//! The activations of a matmul, in the layout that a kernel needs: floats, BF16 pairs, or 8-bit integers with scales.
+//! The activations of a matmul, in the layout that a kernel needs: floats, BF16 pairs, BF16 lines, or 8-bit integers with scales.
 //!
 //! Rows are cut into tiles of [`TILE`]; inside a tile the rows of one block of elements lie side by side, so that a kernel
 //! walks one stream. A row's layout depends on that row alone.
 
 use crate::cpu::isa::Isa;
+use crate::cpu::memory::Line;
 use crate::cpu::simd::{Kernel, LANES, Simd, dispatch};
 use crate::cpu::threads::Pool;
 use std::ops::Range;
@@ -22,6 +23,8 @@ pub(super) enum ActivationLayout {
     F32,
     /// Pairs of BF16 in bands: [n_in / 2, BAND] each, the rows left over [n_in / 2, rest]
     Bf16,
+    /// Lines of 32 BF16: [n_in / 32, rows], the last filled with zeros
+    Bf16Lines,
     /// `i8` [n_in / 32, rows, 32] with a scale for each block of 32
     Int8Block32,
     /// `i8` [n_in / 32, rows, 32] with a scale for each block of 256
@@ -39,6 +42,7 @@ impl ActivationLayout {
 pub struct Activations {
     f32: Prepared,
     bf16: Prepared,
+    bf16_lines: Prepared,
     int8_block32: Prepared,
     int8_block256: Prepared,
 }
@@ -50,6 +54,7 @@ pub(super) struct Prepared {
     n_in: usize,
     floats: Vec<f32>,
     pairs: Vec<u32>,
+    lines: Vec<Line>,
     q: Vec<i8>,
     scales: Vec<f32>,
     offsets: [Vec<i32>; 4],
@@ -68,6 +73,8 @@ pub(super) struct Tile<'a> {
     pub(super) floats: &'a [f32],
     /// [`ActivationLayout::Bf16`]: [n_in / 2, BAND] for each band of rows; the earlier number in the low half.
     pub(super) pairs: &'a [u32],
+    /// [`ActivationLayout::Bf16Lines`]: [n_in / 32, rows]
+    pub(super) lines: &'a [Line],
     /// [n_in / 32, rows, 32]; values in -127..=127
     pub(super) q: &'a [i8],
     /// [n_in / 32, rows] or [n_in / 256, rows]
@@ -81,14 +88,17 @@ pub(super) struct Tile<'a> {
     pub(super) offsets: [&'a [i32]; 4],
 }
 
-/// Numbers per row of a layout's arrays: floats, pairs, q, scales, four kinds of offsets.
-fn sizes(layout: ActivationLayout, n_in: usize) -> [usize; 8] {
+/// Numbers per row of a layout's arrays: floats, pairs, lines, q, scales, four kinds of offsets.
+fn sizes(layout: ActivationLayout, n_in: usize) -> [usize; 9] {
     match layout {
-        ActivationLayout::F32 => [n_in, 0, 0, 0, 0, 0, 0, 0],
-        ActivationLayout::Bf16 => [0, n_in.div_ceil(2), 0, 0, 0, 0, 0, 0],
-        ActivationLayout::Int8Block32 => [0, 0, n_in, n_in / 32, n_in / 32, n_in / 32, n_in / 32, n_in / 16],
+        ActivationLayout::F32 => [n_in, 0, 0, 0, 0, 0, 0, 0, 0],
+        ActivationLayout::Bf16 => [0, n_in.div_ceil(2), 0, 0, 0, 0, 0, 0, 0],
+        ActivationLayout::Bf16Lines => [0, 0, n_in.div_ceil(32), 0, 0, 0, 0, 0, 0],
+        ActivationLayout::Int8Block32 => {
+            [0, 0, 0, n_in, n_in / 32, n_in / 32, n_in / 32, n_in / 32, n_in / 16]
+        }
         ActivationLayout::Int8Block256 => {
-            [0, 0, n_in, n_in / 256, n_in / 64, n_in / 16, n_in / 16, n_in / 32]
+            [0, 0, 0, n_in, n_in / 256, n_in / 64, n_in / 16, n_in / 16, n_in / 32]
         }
     }
 }
@@ -118,6 +128,7 @@ impl Activations {
         match layout {
             ActivationLayout::F32 => &self.f32,
             ActivationLayout::Bf16 => &self.bf16,
+            ActivationLayout::Bf16Lines => &self.bf16_lines,
             ActivationLayout::Int8Block32 => &self.int8_block32,
             ActivationLayout::Int8Block256 => &self.int8_block256,
         }
@@ -127,6 +138,7 @@ impl Activations {
         match layout {
             ActivationLayout::F32 => &mut self.f32,
             ActivationLayout::Bf16 => &mut self.bf16,
+            ActivationLayout::Bf16Lines => &mut self.bf16_lines,
             ActivationLayout::Int8Block32 => &mut self.int8_block32,
             ActivationLayout::Int8Block256 => &mut self.int8_block256,
         }
@@ -153,9 +165,10 @@ impl Prepared {
             rows,
             floats: &self.floats[range(0)],
             pairs: &self.pairs[range(1)],
-            q: &self.q[range(2)],
-            scales: &self.scales[range(3)],
-            offsets: std::array::from_fn(|o| &self.offsets[o][range(4 + o)]),
+            lines: &self.lines[range(2)],
+            q: &self.q[range(3)],
+            scales: &self.scales[range(4)],
+            offsets: std::array::from_fn(|o| &self.offsets[o][range(5 + o)]),
         }
     }
 
@@ -165,12 +178,14 @@ impl Prepared {
         let n = sizes(layout, n_in);
         self.floats.resize(m * n[0], 0.0);
         self.pairs.resize(m * n[1], 0);
-        self.q.resize(m * n[2], 0);
-        self.scales.resize(m * n[3], 0.0);
-        self.offsets.iter_mut().zip(&n[4..]).for_each(|(offsets, n)| offsets.resize(m * n, 0));
+        self.lines.resize(m * n[2], Line::ZERO);
+        self.q.resize(m * n[3], 0);
+        self.scales.resize(m * n[4], 0.0);
+        self.offsets.iter_mut().zip(&n[5..]).for_each(|(offsets, n)| offsets.resize(m * n, 0));
         let out = Out {
             floats: self.floats.as_mut_ptr(),
             pairs: self.pairs.as_mut_ptr(),
+            lines: self.lines.as_mut_ptr(),
             q: self.q.as_mut_ptr(),
             scales: self.scales.as_mut_ptr(),
             offsets: self.offsets.each_mut().map(Vec::as_mut_ptr),
@@ -200,6 +215,7 @@ impl Prepared {
 struct Out {
     floats: *mut f32,
     pairs: *mut u32,
+    lines: *mut Line,
     q: *mut i8,
     scales: *mut f32,
     offsets: [*mut i32; 4],
@@ -210,13 +226,14 @@ unsafe impl Sync for Out {}
 
 impl Out {
     /// The tile that starts at row `first`; `n` as in [`sizes`].
-    fn tile(&self, first: usize, n: [usize; 8]) -> Self {
+    fn tile(&self, first: usize, n: [usize; 9]) -> Self {
         Self {
             floats: self.floats.wrapping_add(first * n[0]),
             pairs: self.pairs.wrapping_add(first * n[1]),
-            q: self.q.wrapping_add(first * n[2]),
-            scales: self.scales.wrapping_add(first * n[3]),
-            offsets: std::array::from_fn(|o| self.offsets[o].wrapping_add(first * n[4 + o])),
+            lines: self.lines.wrapping_add(first * n[2]),
+            q: self.q.wrapping_add(first * n[3]),
+            scales: self.scales.wrapping_add(first * n[4]),
+            offsets: std::array::from_fn(|o| self.offsets[o].wrapping_add(first * n[5 + o])),
         }
     }
 }
@@ -253,6 +270,15 @@ impl Kernel for Row<'_> {
                     }
                     if let [last] = odd {
                         *out.pairs.add(start + pairs.len() * step) = to_bf16(*last);
+                    }
+                }
+                ActivationLayout::Bf16Lines => {
+                    for (k, x) in x.chunks(32).enumerate() {
+                        let mut line = [0.0; 32];
+                        line[..x.len()].copy_from_slice(x);
+                        let to = out.lines.add(k * rows + r).cast::<u8>();
+                        S::store_bf16(to, S::load_f32(line.as_ptr()));
+                        S::store_bf16(to.add(32), S::load_f32(line[LANES..].as_ptr()));
                     }
                 }
                 ActivationLayout::Int8Block32 => {

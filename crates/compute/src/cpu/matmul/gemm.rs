@@ -182,13 +182,13 @@ impl<'a> Task<'a> {
         // SAFETY: `matmul` checked that y is [m, n_out], and panel and row are below; each panel and tile is given to one call of `run`, so
         // no other call writes these columns of this row.
         let y = unsafe { y.slice(row * self.w.n_out + column, n) };
-        match self.bias {
-            Some(bias) => {
-                for ((y, sum), bias) in y.iter_mut().zip(sums).zip(&bias[column..]) {
-                    *y = sum + bias;
-                }
-            }
-            None => y.copy_from_slice(&sums[..n]),
+        let sums = &sums[..n];
+        let Some(bias) = self.bias else { return y.copy_from_slice(sums) };
+        let bias = &bias[column..][..n];
+        // Of a whole panel with a known length, and before anything is written, so that this is a few vector additions.
+        match (y.as_chunks_mut::<LANES>().0, sums.as_chunks::<LANES>().0, bias.as_chunks::<LANES>().0) {
+            ([y], [sums], [bias]) => *y = std::array::from_fn(|i| sums[i] + bias[i]),
+            _ => (0..n).for_each(|i| y[i] = sums[i] + bias[i]),
         }
     }
 

@@ -105,9 +105,9 @@ impl Case {
 fn tolerance(dtype: DType, isa: Isa, exact: bool) -> f64 {
     match layouts::select(dtype, isa, exact).activations() {
         ActivationLayout::F32 => 1e-11,
-        ActivationLayout::Bf16 if dtype == DType::BF16 => 5e-6,
+        ActivationLayout::Bf16 | ActivationLayout::Bf16Lines if dtype == DType::BF16 => 5e-6,
         // The weights are rounded to BF16 too.
-        ActivationLayout::Bf16 => 1e-5,
+        ActivationLayout::Bf16 | ActivationLayout::Bf16Lines => 1e-5,
         ActivationLayout::Int8Block32 => 6e-5,
         ActivationLayout::Int8Block256 => 1.2e-4,
     }

@@ -242,7 +242,7 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => avx512::run_bf16(kernel),
+            Isa::Avx512Bf16 | Isa::AmxBf16 => avx512::run_bf16(kernel),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => avx512::run(kernel),
             #[cfg(target_arch = "x86_64")]

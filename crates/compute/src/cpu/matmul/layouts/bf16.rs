@@ -5,7 +5,7 @@
 use crate::cpu::matmul::activations::{ActivationLayout, Tile};
 use crate::cpu::matmul::float::{FloatWeights, dequantize_pairs, pack_pairs, pair_bytes};
 use crate::cpu::matmul::layout::Packing;
-use crate::cpu::simd::{LANES, LINE, Simd};
+use crate::cpu::simd::{Kernel, LANES, LINE, Simd};
 use half::bf16;
 
 pub(super) static LAYOUT: Bf16 = Bf16;
@@ -86,5 +86,21 @@ impl FloatWeights for Bf16Dot {
     unsafe fn add<S: Simd>(sum: S::F, w: S::I, x: &Tile<'_>, i: usize) -> S::F {
         // SAFETY: `i` lies in the tile's pairs (2); the instructions are `Simd`'s (1).
         unsafe { S::dot_bf16(sum, w, *x.pairs.get_unchecked(i)) }
+    }
+}
+
+/// Rounds lines of half-precision numbers to BF16. `to` and `from` are equally long.
+pub(super) struct FromF16<'a> {
+    pub(super) to: &'a mut [u8],
+    pub(super) from: &'a [u8],
+}
+
+impl Kernel for FromF16<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for (to, from) in self.to.as_chunks_mut::<LINE>().0.iter_mut().zip(self.from.as_chunks::<LINE>().0) {
+            // SAFETY: both lines have the 64 bytes that are loaded and stored; the instructions are this function's contract.
+            unsafe { S::store(to.as_mut_ptr(), S::load_f16_as_bf16(from.as_ptr())) }
+        }
     }
 }

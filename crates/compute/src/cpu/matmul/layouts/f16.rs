@@ -5,7 +5,7 @@ use crate::cpu::isa::Isa;
 use crate::cpu::matmul::activations::{ActivationLayout, Tile};
 use crate::cpu::matmul::float::{FloatWeights, dequantize_pairs, pack_pairs, pair_bytes};
 use crate::cpu::matmul::layout::{Converted, Packing};
-use crate::cpu::simd::{Kernel, LANES, LINE, Simd, dispatch};
+use crate::cpu::simd::{LANES, LINE, Simd, dispatch};
 use half::f16;
 
 pub(super) static LAYOUT: F16 = F16;
@@ -119,22 +119,6 @@ impl FloatWeights for F16Dot {
 impl Converted for bf16::Bf16Dot {
     unsafe fn convert(&self, isa: Isa, to: &mut [u8], from: &[u8]) {
         // SAFETY: the processor has `isa` by this function's contract; the kernel has no other.
-        unsafe { dispatch(isa, ToBf16 { to, from }) }
-    }
-}
-
-/// Rounds lines of half-precision numbers to BF16.
-struct ToBf16<'a> {
-    to: &'a mut [u8],
-    from: &'a [u8],
-}
-
-impl Kernel for ToBf16<'_> {
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        for (to, from) in self.to.as_chunks_mut::<LINE>().0.iter_mut().zip(self.from.as_chunks::<LINE>().0) {
-            // SAFETY: both lines have the 64 bytes that are loaded and stored; the instructions are this function's contract.
-            unsafe { S::store(to.as_mut_ptr(), S::load_f16_as_bf16(from.as_ptr())) }
-        }
+        unsafe { dispatch(isa, bf16::FromF16 { to, from }) }
     }
 }

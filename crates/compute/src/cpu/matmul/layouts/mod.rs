@@ -1,5 +1,7 @@
 //! The packed layouts of weights, one file per element type, and the table that chooses one.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod bf16;
 mod decoded;
 mod f16;
@@ -35,6 +37,14 @@ use crate::cpu::isa::Isa;
 /// The layout that serves a type best on `isa`; with `exact`, one that keeps activations in `f32`.
 pub(super) fn select(dtype: DType, isa: Isa, exact: bool) -> &'static dyn Layout {
     let dots_bf16 = isa >= Isa::Avx512Bf16 && !exact;
+    #[cfg(target_arch = "x86_64")]
+    if isa >= Isa::AmxBf16 && !exact {
+        match dtype {
+            DType::F16 => return &amx::F16_LAYOUT,
+            DType::BF16 => return &amx::BF16_LAYOUT,
+            _ => {}
+        }
+    }
     match dtype {
         DType::F16 if dots_bf16 => &f16::DOT_LAYOUT,
         DType::F16 => &f16::LAYOUT,
