@@ -274,7 +274,9 @@ fn encoder_speed(
     for &tokens in args.prompt.iter().filter(|&&n| n > 0) {
         for &batch in &args.batch {
             let id = |text: usize, i: usize| ((text * 31 + i * 7 + 1) % n_vocab) as u32;
-            let texts = || (0..batch).map(|text| (0..tokens).map(|i| id(text, i)).collect()).collect();
+            let texts = || -> Vec<Vec<u32>> {
+                (0..batch).map(|text| (0..tokens).map(|i| id(text, i)).collect()).collect()
+            };
             client.encode(texts())?.wait()?;
             let mut seconds = Vec::new();
             for _ in 0..args.repeat {

@@ -6,6 +6,7 @@ use crate::models::{Encoder, EncoderLease};
 use crate::openai::Prompt;
 use realizar_engine::encoder::normalize;
 use realizar_model::EncoderOutput;
+use realizar_model::tokenizer::Encoding;
 use std::sync::Arc;
 
 /// Texts at most in one request, as at OpenAI's endpoint.
@@ -60,9 +61,9 @@ pub(crate) async fn embed(app: &Arc<App>, lease: &EncoderLease, wanted: Texts) -
 /// A row of the model's output per text.
 ///
 /// Errors: too many texts; a text that is empty or too long; too many wait.
-pub(crate) async fn encode(lease: &EncoderLease, texts: Vec<Vec<u32>>, field: &'static str) -> Result<Rows> {
+pub(crate) async fn encode(lease: &EncoderLease, texts: Vec<Encoding>, field: &'static str) -> Result<Rows> {
     check_number(texts.len(), field)?;
-    let n_tokens = texts.iter().map(Vec::len).sum();
+    let n_tokens = texts.iter().map(|text| text.tokens.len()).sum();
     let refuse = |error| ApiError::from(error).or_param(field);
     let rows = lease.encoder.text.client().encode(texts).map_err(refuse)?.await.map_err(refuse)?;
     Ok(Rows { rows, n_tokens })
@@ -80,16 +81,16 @@ pub(crate) fn check_number(n: usize, field: &'static str) -> Result<()> {
     }
 }
 
-fn tokens(encoder: &Encoder, wanted: Texts) -> Result<Vec<Vec<u32>>> {
+fn tokens(encoder: &Encoder, wanted: Texts) -> Result<Vec<Encoding>> {
     let text = |text: String| encoder.text.tokens(&text);
-    let mut tokens: Vec<Vec<u32>> = match wanted.texts {
+    let mut tokens: Vec<Encoding> = match wanted.texts {
         Prompt::Text(one) => vec![text(one)],
         Prompt::Texts(many) => {
             check_number(many.len(), wanted.field)?;
             many.into_iter().map(text).collect()
         }
-        Prompt::Ids(ids) => vec![ids],
-        Prompt::ManyIds(lists) => lists,
+        Prompt::Ids(ids) => vec![ids.into()],
+        Prompt::ManyIds(lists) => lists.into_iter().map(Encoding::from).collect(),
     };
     if let Some(max) = wanted.max_tokens {
         tokens.iter_mut().for_each(|tokens| encoder.text.truncate(tokens, max));

@@ -12,6 +12,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use realizar_engine::encoder::{logit, relevance};
 use realizar_model::EncoderOutput;
+use realizar_model::tokenizer::Encoding;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -171,7 +172,7 @@ pub(crate) async fn create(
     Ok(axum::Json(Ranking { id, object: "list", model: lease.name.clone(), results, usage }).into_response())
 }
 
-fn pairs(encoder: &Encoder, query: &str, documents: &[String], max_tokens: Option<usize>) -> Vec<Vec<u32>> {
+fn pairs(encoder: &Encoder, query: &str, documents: &[String], max_tokens: Option<usize>) -> Vec<Encoding> {
     let pair = |document: &String| {
         let mut tokens = encoder.text.pair(query, document);
         if let Some(max) = max_tokens {
