@@ -27,6 +27,9 @@ pub(crate) struct ModelOptions {
     ctx: Option<usize>,
     #[command(flatten)]
     template: TemplateOption,
+    /// Read a Qwen3 as Qwen3-Reranker, where its files do not say that it is one.
+    #[arg(long)]
+    reranker: bool,
     /// Memory for keys and values, such as 4G; by default enough for --max-seqs whole sequences, but at most nine tenths of
     /// what is left of a GPU's memory, or 1G on the CPU unless one sequence needs more.
     #[arg(long, value_name = "SIZE", value_parser = size)]
@@ -90,7 +93,7 @@ impl ModelOptions {
     ) -> Result<Ready> {
         let source = model.open()?;
         let tokenizer = Arc::new(Tokenizer::from_source(&*source)?);
-        if arch::configure(&*source)?.encoder.is_some() {
+        if self.reranker || arch::configure(&*source)?.encoder.is_some() {
             return self.load_encoder(&*source, tokenizer, device);
         }
         let template = Some(self.template.template(&*source, &tokenizer)?);
@@ -130,6 +133,7 @@ impl ModelOptions {
     ) -> Result<Ready> {
         let mut options = self.load_options();
         options.device = device.unwrap_or(options.device);
+        options.reranker = self.reranker;
         let loaded = load::load_encoder(source, &options, None)?;
         let engine = EncoderEngine::start(loaded.runner, self.max_queue)?;
         let encoder = TextEncoder::new(engine.client(), tokenizer, source)?;
