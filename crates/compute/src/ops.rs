@@ -701,6 +701,9 @@ pub trait Ops: Device {
     /// `x[n, len] *= factors[len]`.
     fn scale_columns(&self, x: &mut Tensor<Self>, factors: &Tensor<Self>) -> Result<()>;
 
+    /// `x[n, len] += summands[len]`.
+    fn add_columns(&self, x: &mut Tensor<Self>, summands: &Tensor<Self>) -> Result<()>;
+
     /// `x[n, len] *= sigmoid(gate[n])`, with `gate` `[n, 1]`.
     fn gate_rows(&self, x: &mut Tensor<Self>, gate: &Tensor<Self>) -> Result<()>;
 

@@ -760,6 +760,15 @@ impl Ops for Reference {
         Ok(())
     }
 
+    fn add_columns(&self, x: &mut Tensor<Self>, summands: &Tensor<Self>) -> Result<()> {
+        assert_eq!(x.row_len(), summands.len());
+        let len = x.len();
+        for row in x.buffer_mut()[..len].chunks_exact_mut(summands.len()) {
+            row.iter_mut().zip(summands.buffer()).for_each(|(x, s)| *x += s);
+        }
+        Ok(())
+    }
+
     fn gate_rows(&self, x: &mut Tensor<Self>, gate: &Tensor<Self>) -> Result<()> {
         assert_eq!((gate.row_len(), gate.rows()), (1, x.rows()));
         let (n, len) = (x.row_len(), x.len());

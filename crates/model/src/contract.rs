@@ -280,6 +280,8 @@ impl Checker<'_> {
         self.one(selection, Part::Bias, &[n_experts], experts.selection_bias);
         let output_scale = Weight { name: "experts.output_scale", layer: Some(i) };
         self.one(output_scale, Part::Weight, &[n_experts], experts.output_scale);
+        let output_bias = Weight { name: "experts.output_bias", layer: Some(i) };
+        self.one(output_bias, Part::Weight, &[n], experts.output_bias);
         if let Some(len) = experts.latent_size {
             for (name, n_out, n_in) in [("experts.latent_down", len, n), ("experts.latent_up", n, len)] {
                 self.linear(&Stack { layer: Some(i), parts: &[(name, n_out)], n_in, bias: Presence::Absent });

@@ -139,6 +139,7 @@ struct Mixture<B: Backend> {
     /// To what experts read, and back from what they write.
     latent: Option<[Linear<B>; 2]>,
     output_scale: Option<Tensor<B>>,
+    output_bias: Option<Tensor<B>>,
     norms: Option<MixtureNorms<B>>,
     post_norm: Option<Norm<B>>,
 }
@@ -512,7 +513,11 @@ impl<B: Backend> Decoder<B> {
                     scores,
                     scratch,
                 };
-                return backend.experts(stream, block);
+                backend.experts(stream, block)?;
+                return match &m.output_bias {
+                    Some(bias) => backend.add_columns(&mut ws.residual, bias),
+                    None => Ok(()),
+                };
             }
             (Ffn::None, _) => return Ok(()),
             _ => unreachable!("a layer's weights are of its configuration's kind"),
@@ -739,6 +744,7 @@ fn load_mixture<B: Backend>(
             None => None,
         },
         output_scale: l.vector(i, "experts.output_scale", Part::Weight)?,
+        output_bias: l.vector(i, "experts.output_bias", Part::Weight)?,
         norms: experts.separate_norms.then(|| load_mixture_norms(l, i)).transpose()?,
         post_norm,
     })

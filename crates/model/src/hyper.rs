@@ -64,7 +64,11 @@ static KEYS: &[Key] = &[
         "expert_count",
         &["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"],
     ),
-    key("n_experts_used", "expert_used_count", &["num_experts_per_tok", "moe_k", "top_k_experts"]),
+    key(
+        "n_experts_used",
+        "expert_used_count",
+        &["num_experts_per_tok", "moe_k", "top_k_experts", "moe_top_k"],
+    ),
     key("expert_intermediate_size", "expert_feed_forward_length", &["moe_intermediate_size"]),
     key("norm_topk", "expert_weights_norm", &["norm_topk_prob"]),
     key("router_scale", "expert_weights_scale", &["routed_scaling_factor"]),

@@ -375,6 +375,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.block_sparse_moe.router.layer",
             "model.layers.{i}.router.proj",
             "backbone.layers.{i}.mixer.gate",
+            "encoder.layers.{i}.mlp.router.layer",
         ],
     ),
     // Of the residual, without the root of the width that it is divided by.
@@ -436,6 +437,8 @@ pub static NAMES: &[WeightName] = &[
     row("post_experts_norm", "blk.{i}.post_ffw_norm_2", &["model.layers.{i}.post_feedforward_layernorm_2"]),
     row("experts.output_scale", "blk.{i}.ffn_down_exps.scale", &["model.layers.{i}.router.per_expert_scale"])
         .whole(),
+    // No GGUF file has it.
+    row("experts.output_bias", "blk.{i}.ffn_exps_bias", &["encoder.layers.{i}.mlp.experts.bias"]).whole(),
     // Each expert's gate before its up.
     row("experts.gate_up_proj", "blk.{i}.ffn_gate_up_exps", &["model.layers.{i}.experts.gate_up_proj"])
         .split(Split::GateUp),
@@ -461,6 +464,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.block_sparse_moe.experts.up_proj",
             "model.layers.{i}.mlp.experts.up_proj",
             "backbone.layers.{i}.mixer.experts.{e}.up_proj",
+            "encoder.layers.{i}.mlp.experts.up_proj",
         ],
     )
     .split(Split::Hidden),
@@ -475,6 +479,7 @@ pub static NAMES: &[WeightName] = &[
             "model.layers.{i}.mlp.experts.down_proj",
             "model.layers.{i}.experts.down_proj",
             "backbone.layers.{i}.mixer.experts.{e}.down_proj",
+            "encoder.layers.{i}.mlp.experts.down_proj",
         ],
     )
     .split(Split::FromHidden),

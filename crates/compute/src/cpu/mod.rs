@@ -482,6 +482,15 @@ impl Ops for Cpu {
         Ok(())
     }
 
+    fn add_columns(&self, x: &mut Tensor<Self>, summands: &Tensor<Self>) -> Result<()> {
+        let n = x.row_len();
+        assert_eq!(n, summands.len());
+        parallel::rows(&self.pool, x.floats_mut(), n, |_, row| {
+            row.iter_mut().zip(summands.floats()).for_each(|(x, s)| *x += s);
+        });
+        Ok(())
+    }
+
     fn gate_rows(&self, x: &mut Tensor<Self>, gate: &Tensor<Self>) -> Result<()> {
         activation::gate_rows(&self.pool, x, gate);
         Ok(())

@@ -349,6 +349,11 @@ impl Ops for Cuda {
         elementwise::each(self, elementwise::kernels(self).scale_columns, x, Some(factors), None, 0.0)
     }
 
+    fn add_columns(&self, x: &mut Tensor<Self>, summands: &Tensor<Self>) -> Result<()> {
+        assert_eq!(x.row_len(), summands.len());
+        elementwise::each(self, elementwise::kernels(self).add_columns, x, Some(summands), None, 0.0)
+    }
+
     fn gate_rows(&self, x: &mut Tensor<Self>, gate: &Tensor<Self>) -> Result<()> {
         assert_eq!((gate.row_len(), gate.rows()), (1, x.rows()));
         elementwise::each(self, elementwise::kernels(self).gate_rows, x, Some(gate), None, 0.0)

@@ -23,6 +23,7 @@ enum Op {
     GateColumns(Activation),
     /// By the first of the other numbers of each row.
     GateRows,
+    AddColumns,
     Activate(Activation),
     Softcap(f32),
     Scale(f32),
@@ -82,6 +83,10 @@ fn run<B: Backend>(b: &B, case: &Rows, range: std::ops::Range<usize>) -> Vec<(&'
         Op::GateRows => {
             let gates: Vec<f32> = other.iter().step_by(n).copied().collect();
             b.gate_rows(&mut x, &rows_of(b, &gates, 1)).unwrap();
+            vec![("x", read(b, &mut x))]
+        }
+        Op::AddColumns => {
+            b.add_columns(&mut x, &vector(b, &Random(9).normals(n))).unwrap();
             vec![("x", read(b, &mut x))]
         }
         Op::Activate(f) => {
@@ -148,7 +153,7 @@ fn norm() {
 
 #[test]
 fn add() {
-    on_all_shapes(&[Op::Add], &[1.0]);
+    on_all_shapes(&[Op::Add, Op::AddColumns], &[1.0]);
 }
 
 #[test]

@@ -44,6 +44,7 @@ pub(super) static FAMILIES: &[(&str, &str)] = &[
     ("lfm2moe", "LFM2 MoE"),
     ("bert", "BERT, RoBERTa or XLM-RoBERTa: bge, e5, MiniLM, bge-m3 and its reranker"),
     ("nomic-bert", "Nomic Embed v1 or v1.5"),
+    ("nomic-bert-moe", "Nomic Embed v2"),
     ("jina-bert-v2", "Jina Embeddings v2"),
     ("jina-bert-v3", "Jina Embeddings v3"),
     ("modern-bert", "ModernBERT"),

@@ -143,6 +143,7 @@ pub static ARCHS: &[ArchSpec] = &[
 pub static ENCODERS: &[ArchSpec] = &[
     bert::SPEC,
     nomic_bert::SPEC,
+    nomic_bert::MOE,
     nomic_bert::JINA_V3,
     jina_bert_v2::SPEC,
     modern_bert::SPEC,

@@ -186,11 +186,6 @@ pub(super) static UNSUPPORTED: &[UnsupportedFamily] = &[
         &["t5", "t5encoder", "T5ForConditionalGeneration", "T5EncoderModel", "UMT5ForConditionalGeneration"],
         "an encoder, and attention to what it has read",
     ),
-    family(
-        "Nomic Embed v2",
-        &["nomic-bert-moe", "NomicBertMoeModel"],
-        "experts whose matrices have no gates",
-    ),
     family("NeoBERT", &["neo-bert", "NeoBERT"], BOTH_WAYS),
     family("EuroBERT", &["eurobert", "EuroBertModel"], BOTH_WAYS),
     family("Llama-Embed-Nemotron", &["llama-embed", "LlamaBidirectionalModel"], BOTH_WAYS),

@@ -336,6 +336,8 @@ pub struct Experts {
     pub bias: Presence,
     /// A factor on each expert's weight.
     pub output_scale: Presence,
+    /// A vector that is added to the weighted sum of the chosen experts; not beside a norm of this sum.
+    pub output_bias: Presence,
     /// The expert that all tokens use beside those chosen.
     pub shared: Option<SharedExpert>,
     /// Whether router, experts and shared expert each have a norm of the residual, which they read, and the outputs of experts and shared

@@ -184,6 +184,7 @@ impl ModelConfig {
                     activation,
                     bias: Presence::Absent,
                     output_scale: Presence::Absent,
+                    output_bias: Presence::Absent,
                     shared: None,
                     separate_norms: false,
                 });

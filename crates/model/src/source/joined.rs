@@ -1,5 +1,5 @@
-//! Models in which several weights share a tensor: Qwen's with experts or recurrent layers, Gemma 4 and Granite with experts, and those with
-//! latent attention.
+//! Models in which several weights share a tensor: Qwen's with experts or recurrent layers, Gemma 4, Granite and Nomic Embed with experts, and
+//! those with latent attention.
 //!
 //! Experts may stand in one tensor: `gate_up_proj` `[n_experts, 2 · n, n_in]` with each expert's gate before its up, and `down_proj`
 //! `[n_experts, n_out, n]`, neither with `.weight` at its end. Those of Gemma 4 stay together, as in GGUF. Qwen3-Next has in `in_proj_qkvz` for each key head its query, its key, and
@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// `architectures` of the models that may store weights so.
-const ARCHITECTURES: [&str; 15] = [
+const ARCHITECTURES: [&str; 16] = [
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
     "Glm4MoeLiteForCausalLM",
@@ -32,6 +32,7 @@ const ARCHITECTURES: [&str; 15] = [
     "GraniteMoeForCausalLM",
     "GraniteMoeSharedForCausalLM",
     "GraniteMoeHybridForCausalLM",
+    "NomicBertModel",
 ];
 
 /// Ends of the names of tensors that have gates before ups, of all experts or of one block, and where their parts belong.
@@ -42,6 +43,9 @@ const GATE_UP: [(&str, &str); 3] = [
 ];
 /// Tensors of all experts whose names have no ending.
 const EXPERTS: [&str; 2] = [".experts.gate_up_proj", ".experts.down_proj"];
+/// Ends of names: of all experts' first and second matrices, `[n_experts · n, n_in]` both, the second transposed; and of what they are.
+const STACKED: [[&str; 2]; 2] =
+    [[".experts.mlp.w1", ".experts.up_proj.weight"], [".experts.mlp.w2", ".experts.down_proj.weight"]];
 const QKVZ: &str = ".linear_attn.in_proj_qkvz.weight";
 /// Ends of names: of keys and values of latent attention together, and of each, by format.
 const KV_B: [[&str; 3]; 2] = [
@@ -109,6 +113,11 @@ impl Joined {
         if let Some(layer) = info.name.strip_suffix(QKVZ) {
             return self.add_qkvz(&info, layer);
         }
+        for [end, name] in STACKED {
+            if let Some(block) = info.name.strip_suffix(end) {
+                return self.add_stacked(&info, format!("{block}{name}"), end == STACKED[1][0]);
+            }
+        }
         for [both, k, v] in KV_B {
             if let Some(layer) = info.name.strip_suffix(both) {
                 return self.add_kv_b(&info, format!("{layer}{k}"), format!("{layer}{v}"));
@@ -160,6 +169,28 @@ impl Joined {
             self.add_rows(info, format!("{block}.{name}.weight"), shape, rows)?;
         }
         Ok(())
+    }
+
+    fn add_stacked(&mut self, info: &TensorInfo, name: String, is_transposed: bool) -> Result<()> {
+        let n_experts = self.model.metadata().get_usize("num_experts")?;
+        let n_experts = n_experts.ok_or_else(|| self.model.metadata().missing("num_experts"))?;
+        let &[n_rows, n_in] = &info.shape[..] else {
+            return Err(self.bad(&info.name, format!("has shape {:?} and not [rows, columns]", info.shape)));
+        };
+        let Some(n) = n_rows.checked_div(n_experts).filter(|n| n * n_experts == n_rows) else {
+            return Err(
+                self.bad(&info.name, format!("has {n_rows} rows, which {n_experts} experts cannot share"))
+            );
+        };
+        let rows = Rows { from: info.name.clone(), n_groups: n_experts, ranges: vec![0..n] };
+        if !is_transposed {
+            return self.add_rows(info, name, vec![n_experts, n, n_in], rows);
+        }
+        let dtype = if info.dtype.block_len() == 1 { info.dtype } else { DType::F32 };
+        let transposed = TensorInfo::new(name, dtype, vec![n_experts, n_in, n]);
+        let transposed =
+            transposed.ok_or_else(|| self.bad(&info.name, "has a shape that no weight can have"))?;
+        self.push(transposed, Recipe::Transposed(rows))
     }
 
     fn add_kv_b(&mut self, info: &TensorInfo, k_name: String, v_name: String) -> Result<()> {
@@ -347,6 +378,23 @@ mod tests {
         let of = |end: &str| numbers(&*source, &format!("model.layers.0.linear_attn.in_proj_{end}.weight"));
         assert_eq!(of("qkv"), (vec![14, 1], vec![0, 1, 10, 11, 2, 3, 12, 13, 4, 5, 6, 14, 15, 16]));
         assert_eq!(of("z"), (vec![6, 1], vec![7, 8, 9, 17, 18, 19]));
+    }
+
+    #[test]
+    fn stacked_experts_are_taken_apart_and_the_second_matrices_transposed() {
+        let config = br#"{"architectures": ["NomicBertModel"], "num_experts": 2}"#;
+        let [w1, w2] = ["w1", "w2"].map(|w| format!("encoder.layers.1.mlp.experts.mlp.{w}"));
+        let open = |shape: &[usize]| {
+            open_counting(config, &[(w1.as_str(), "F16", 2, shape), (w2.as_str(), "F16", 2, &[6, 2])])
+        };
+        let source = open(&[6, 2]).unwrap();
+        let of = |end: &str| numbers(&*source, &format!("encoder.layers.1.mlp.experts.{end}_proj.weight"));
+        assert_eq!(of("up"), (vec![2, 3, 2], (0..12).collect()));
+        assert_eq!(of("down"), (vec![2, 2, 3], vec![0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]));
+        for shape in [&[5, 2][..], &[6], &[2, 3, 2]] {
+            let error = open(shape).err().unwrap();
+            assert!(matches!(error, Error::BadTensor { .. }), "{shape:?}: {error}");
+        }
     }
 
     const KV_B: &str = "model.layers.0.self_attn.kv_b_proj.weight";

@@ -83,6 +83,13 @@ KERNEL(scale_columns, ElementwiseArgs, 256) {
   if (i < a.len) a.y[i] *= a.x[i % a.row_len];
 }
 
+KERNEL(add_columns, ElementwiseArgs, 256) {
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
+  const size_t i = element();
+  if (i < a.len) a.y[i] += a.x[i % a.row_len];
+}
+
 KERNEL(gate_columns, GateColumnsArgs, 256) {
   ptx::launch_dependents();
   ptx::griddepcontrol_wait();

@@ -73,6 +73,7 @@ kernels! {
         pub(in crate::cuda) gate_rows: ElementwiseArgs,
         pub(in crate::cuda) sigmoid_gate: ElementwiseArgs,
         pub(in crate::cuda) scale_columns: ElementwiseArgs,
+        pub(in crate::cuda) add_columns: ElementwiseArgs,
         gate_columns: GateColumnsArgs,
         scale_by_position: PositionScaleArgs,
         pool: PoolArgs,
