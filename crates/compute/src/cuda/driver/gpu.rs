@@ -670,9 +670,10 @@ impl Driver for Gpu {
         let graph = self.check("cuStreamEndCapture", graph)?;
         // SAFETY: the graph is valid, and not needed once it is instantiated.
         let executable = unsafe {
-            let made = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+            let mut executable = std::ptr::null_mut();
+            let made = sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0).result();
             let _ = result::graph::destroy(graph);
-            made
+            made.map(|()| executable)
         };
         Ok(Some(Graph(self.check("cuGraphInstantiate", executable)? as usize)))
     }
