@@ -182,15 +182,15 @@ impl Joined {
                 self.bad(&info.name, format!("has {n_rows} rows, which {n_experts} experts cannot share"))
             );
         };
-        let rows = Rows { from: info.name.clone(), n_groups: n_experts, ranges: vec![0..n] };
+        let rows = |range| Rows { from: info.name.clone(), n_groups: n_experts, ranges: vec![range] };
         if !is_transposed {
-            return self.add_rows(info, name, vec![n_experts, n, n_in], rows);
+            return self.add_rows(info, name, vec![n_experts, n, n_in], rows(0..n));
         }
         let dtype = if info.dtype.block_len() == 1 { info.dtype } else { DType::F32 };
         let transposed = TensorInfo::new(name, dtype, vec![n_experts, n_in, n]);
         let transposed =
             transposed.ok_or_else(|| self.bad(&info.name, "has a shape that no weight can have"))?;
-        self.push(transposed, Recipe::Transposed(rows))
+        self.push(transposed, Recipe::Transposed(rows(0..n)))
     }
 
     fn add_kv_b(&mut self, info: &TensorInfo, k_name: String, v_name: String) -> Result<()> {
