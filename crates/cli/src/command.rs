@@ -90,9 +90,75 @@ pub(crate) fn arguments(given: impl Iterator<Item = OsString>) -> Result<Vec<OsS
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use std::path::Path;
+
+    /// The text of README.md and all pages of docs/, by their paths.
+    fn pages() -> Vec<(String, String)> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut paths = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
+        for folder in ["docs", "docs/measurements"] {
+            let entries = std::fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
+            paths.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
+        }
+        let read =
+            |path: &std::path::PathBuf| (path.display().to_string(), std::fs::read_to_string(path).unwrap());
+        paths.iter().map(read).collect()
+    }
+
+    /// Command lines of this program: lines of code blocks, and spans between backticks.
+    fn command_lines<'a>(page: &'a str) -> Vec<&'a str> {
+        let lines = page.lines().filter(|line| line.starts_with("realizar "));
+        let spans = page.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
+        let commands = lines.chain(spans.filter(|span| span.starts_with("realizar ")));
+        // What stands behind is for the shell or the reader.
+        let own = |line: &'a str| line.split(['#', '|', '>', '&', ';']).next().unwrap_or(line);
+        commands.map(own).collect()
+    }
+
+    /// Whether a subcommand takes a flag, under any of its names.
+    fn takes(command: &clap::Command, flag: &str) -> bool {
+        command.get_arguments().any(|argument| match flag.strip_prefix("--") {
+            Some(name) => {
+                let mut aliases = argument.get_all_aliases().into_iter().flatten();
+                argument.get_long() == Some(name) || aliases.any(|alias| alias == name)
+            }
+            None => {
+                let name = flag.chars().nth(1);
+                let mut aliases = argument.get_all_short_aliases().into_iter().flatten();
+                name.is_some() && (argument.get_short() == name || aliases.any(|alias| Some(alias) == name))
+            }
+        })
+    }
 
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn commands_and_flags_in_the_documents_exist() {
+        let mut program = Cli::command();
+        program.build();
+        let mut n_flags = 0;
+        for (path, page) in pages() {
+            for line in command_lines(&page) {
+                let mut words = line.split_whitespace().skip(1).peekable();
+                let mut command = &program;
+                while let Some(inner) = words.peek().and_then(|word| command.find_subcommand(word)) {
+                    command = inner;
+                    words.next();
+                }
+                assert!(command.get_name() != program.get_name(), "{path}: {line:?} names no command");
+                for flag in words.take_while(|word| *word != "--").filter(|word| word.starts_with('-')) {
+                    let flag = flag.split('=').next().unwrap_or(flag);
+                    assert!(
+                        takes(command, flag),
+                        "{path}: {line:?} has {flag}, which the command does not take"
+                    );
+                    n_flags += 1;
+                }
+            }
+        }
+        assert!(n_flags > 50, "the documents name only {n_flags} flags");
     }
 }
