@@ -121,13 +121,15 @@ fn check(case: &Case, exact: bool) {
                 logits[i]
             );
         }
-        let mut next = argmax(&logits[logits.len() - n..]);
+        let mut row = logits[logits.len() - n..].to_vec();
         for (i, want) in numbers(&c["greedy_ids"], |x| x as u32).into_iter().enumerate() {
             // A golden without gaps has no near ties in its way.
             let gap = c["greedy_gap_top1_top2"].get(i).map_or(f32::INFINITY, |g| g.as_f64().unwrap() as f32);
-            let close = gap < 2.0 * tolerance * largest;
+            let (next, near) = (argmax(&row), 2.0 * tolerance * largest);
+            // Fast products round by the instruction set, so that ties which no golden names may be in their way.
+            let close = gap < near || (!exact && row[next as usize] - row[want as usize] < near);
             assert!(next == want || close, "{what}: token {i} is {next}, not {want} (gap {gap})");
-            next = argmax(&session.step(&[want]));
+            row = session.step(&[want]);
         }
     }
     eprintln!(

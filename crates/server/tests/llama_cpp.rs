@@ -228,7 +228,7 @@ fn errors_are_worded_as_llama_cpp_does() {
     is_error(&server.post_with("/infill", &key, &gap), 501, "not_supported_error", "fill in the middle");
     let file = json!({"input_prefix": "a", "input_suffix": "b", "input_extra": [{"filename": "f"}]});
     is_error(&server.post_with("/infill", &key, &file), 400, "invalid_request_error", "text");
-    for path in ["/props", "/lora-adapters", "/slots/0?action=save", "/embedding"] {
+    for path in ["/props", "/lora-adapters", "/slots/0?action=save"] {
         is_error(&server.post_with(path, &key, &json!({})), 501, "not_supported_error", "");
     }
 }

@@ -255,12 +255,8 @@ fn what_cannot_be_done_is_refused_in_ollama_s_shape() {
     let post = |path: &str, body: &Value| server.post_with(path, &[("authorization", "Bearer secret")], body);
     is_error(&server.get("/api/tags"), 401, "API key");
     is_error(&post("/api/nowhere", &json!({})), 404, "no such page");
-    is_error(&post("/api/embed", &json!({"model": "demo", "input": "a"})), 501, "embeddings are not offered");
-    is_error(
-        &post("/api/embeddings", &json!({"model": "demo", "prompt": "a"})),
-        501,
-        "embeddings are not offered",
-    );
+    is_error(&post("/api/embed", &json!({"model": "demo", "input": "a"})), 400, "embeds none");
+    is_error(&post("/api/embeddings", &json!({"model": "demo", "prompt": "a"})), 400, "embeds none");
     for (more, part) in [
         (json!({"model": "llama9"}), "llama9"),
         (

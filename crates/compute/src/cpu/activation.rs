@@ -145,9 +145,9 @@ fn apply(x: &mut [f32], f: Activation) {
         }
         Activation::GeluErf => {
             for x in x {
-                // 1 + erf(-a) = erfc(a), and 1 + erf(a) = 2 - erfc(a).
-                let half = 0.5 * erfc(x.abs() * std::f32::consts::FRAC_1_SQRT_2);
-                *x *= if *x > 0.0 { 1.0 - half } else { half };
+                // As the definition has it, with the error function rounded: its distance from -1 is that of every device.
+                let erf = (1.0 - erfc(x.abs() * std::f32::consts::FRAC_1_SQRT_2)).copysign(*x);
+                *x *= 0.5 * (1.0 + erf);
             }
         }
         Activation::ReluSquared => {

@@ -73,6 +73,7 @@ fn a_copy_of_a_gguf_is_the_same_file() {
             "qwen35moe",
             "qwen3next",
             "jina-bert-v3",
+            "nomic-bert-moe",
             "xlm-roberta",
             "xlm-roberta-reranker",
         ];
