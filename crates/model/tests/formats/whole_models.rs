@@ -73,6 +73,7 @@ fn a_copy_of_a_gguf_is_the_same_file() {
             "qwen35moe",
             "qwen3next",
             "jina-bert-v3",
+            "modern-bert-reranker",
             "nomic-bert-moe",
             "xlm-roberta",
             "xlm-roberta-reranker",
@@ -93,7 +94,7 @@ fn a_copy_of_a_gguf_is_the_same_file() {
         }
         let copy = writer.finish().unwrap();
         let original = std::fs::read(&file).unwrap();
-        let (same, padding) = copy.split_at(original.len());
+        let (same, padding) = copy.split_at(original.len().min(copy.len()));
         assert!(same == original, "{}", file.display());
         assert!(padding.len() < 32 && padding.iter().all(|&byte| byte == 0), "{}", file.display());
     }
