@@ -9,7 +9,7 @@ use crate::scheduler::{MaskDone, Scheduler};
 use crate::sequence::SeqId;
 use crate::speculative::{self, Proposer, SpeculationCosts};
 use crate::stats::Stats;
-use crate::stream::{Producer, Pushed, Stream, Wish, channel};
+use crate::stream::{Producer, Stream, Wish, channel};
 use crate::{EngineConfig, Error, Result, SavedCache};
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -527,13 +527,13 @@ impl Engine {
         let now = self.shared.now();
         let mut events = std::mem::take(&mut self.events);
         for (id, event) in events.drain(..) {
-            // Events of choices that ended with their request's error or its reader have no receiver.
+            // Events of choices that ended with their request's error have no receiver.
             let Some(active) = self.requests.get_mut(&id.request) else { continue };
             active.count(&self.shared, id, &event, now);
-            let pushed = active.producer.push(event);
-            if active.producer.is_done() || pushed == Pushed::Closed {
+            let is_full = active.producer.push(event);
+            if active.producer.is_done() {
                 self.remove(id.request, now);
-            } else if pushed == Pushed::Full {
+            } else if is_full {
                 self.set_paused(id.request, true);
             }
         }

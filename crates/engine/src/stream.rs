@@ -33,17 +33,6 @@ pub(crate) struct Producer {
     open: u32,
 }
 
-/// What became of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pushed {
-    /// It is in the queue.
-    Ok,
-    /// It is in the queue, but no more should follow until the reader asks for it.
-    Full,
-    /// Nobody will read it.
-    Closed,
-}
-
 struct Shared {
     state: Mutex<State>,
     ready: Condvar,
@@ -84,7 +73,9 @@ pub(crate) fn channel(
 }
 
 impl Producer {
-    pub(crate) fn push(&mut self, event: Event) -> Pushed {
+    /// Puts an event into the queue, and returns whether that is full: no more should follow until the reader asks for it. Of a reader that
+    /// is gone, only the end is noted: its wish to cancel is on its way.
+    pub(crate) fn push(&mut self, event: Event) -> bool {
         match event {
             Event::Finished { .. } => self.open -= 1,
             Event::Error(_) => self.open = 0,
@@ -92,19 +83,19 @@ impl Producer {
         }
         let mut state = self.shared.lock();
         if state.closed {
-            return Pushed::Closed;
+            return false;
         }
         state.events.push_back(event);
         state.done = self.open == 0;
         state.full |= state.events.len() >= self.shared.capacity;
-        let pushed = if state.full { Pushed::Full } else { Pushed::Ok };
+        let is_full = state.full;
         let waker = state.waker.take();
         drop(state);
         self.shared.ready.notify_one();
         if let Some(waker) = waker {
             waker.wake();
         }
-        pushed
+        is_full
     }
 
     /// Events that the reader has taken so far.

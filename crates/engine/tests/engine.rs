@@ -7,11 +7,11 @@ mod support;
 use realizar_compute::BatchLimits;
 use realizar_engine::{
     Client, Constraint, Engine, EngineConfig, Error, Event, Fault, FinishReason, Health, Request, RunnerInfo,
-    SampleError, SamplingParams, TokenMask,
+    SampleError, SamplingParams, Stream, TokenMask,
 };
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -155,6 +155,33 @@ fn a_dropped_stream_frees_its_blocks_within_one_step() {
         permit.send(()).unwrap();
         wait_until("the blocks are back", || client.stats().blocks_free.get() == INFO.n_blocks as u64);
         assert!(client.stats().steps.get() <= 5 + u64::from(overlap), "{}", client.stats().steps.get());
+    }
+}
+
+/// The step's tokens are delivered to nobody, before the reader's wish to cancel comes.
+#[test]
+fn a_request_whose_reader_leaves_during_a_step_is_counted() {
+    for overlap in [false, true] {
+        let leaving: Arc<Mutex<Option<Stream>>> = Arc::default();
+        let (permit, permits): (Sender<()>, Receiver<()>) = channel();
+        let mut runner = FakeRunner::new(INFO);
+        let stream = leaving.clone();
+        runner.fault = Box::new(move |at| {
+            match at {
+                At::Launch => drop(permits.recv()),
+                At::Finish => drop(stream.lock().unwrap().take()),
+            }
+            None
+        });
+        let config = EngineConfig { overlap: Some(overlap), ..EngineConfig::default() };
+        let client = Engine::start(Box::new(runner), config);
+        let request = Request { n: 2, ..greedy(&[1, 2, 3], 100).0 };
+        *leaving.lock().unwrap() = Some(client.submit(request).unwrap());
+        drop(permit);
+        wait_until("both choices are counted", || client.stats().finished_cancelled.get() == 2);
+        let (request, expected) = greedy(&[1, 2, 3], 5);
+        assert_eq!(client.submit(request).unwrap().collect_tokens().unwrap()[0].0, expected);
+        assert_eq!(client.stats().finished_cancelled.get(), 2);
     }
 }
 
