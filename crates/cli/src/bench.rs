@@ -9,7 +9,7 @@ use clap::{Args, Subcommand, ValueHint};
 use realizar_compute::cpu::bandwidth::ReadTest;
 use realizar_compute::cpu::threads::Pool;
 use realizar_engine::bench::{Bench, Work};
-use realizar_engine::encoder::EncoderEngine;
+use realizar_engine::encoder::{EncodeRunner, EncoderEngine, Encoding};
 use realizar_engine::load::{CacheSize, LoadOptions, load, load_encoder};
 use realizar_model::arch;
 use realizar_model::source::TensorSource;
@@ -264,30 +264,39 @@ fn encoder_speed(
     source: &dyn TensorSource,
     options: &LoadOptions,
 ) -> Result<()> {
-    ensure!(args.profile.is_none(), "--profile is for models that generate text, and {name} is an encoder");
     let options = LoadOptions { max_seqs: None, ..options.clone() };
-    let model = load_encoder(source, &options, None)?;
+    let mut model = load_encoder(source, &options, None)?;
+    let n_vocab = model.runner.info().vocab_size;
+    let texts = |tokens: usize, batch: usize| -> Vec<Vec<u32>> {
+        let id = |text: usize, i: usize| ((text * 31 + i * 7 + 1) % n_vocab) as u32;
+        (0..batch).map(|text| (0..tokens).map(|i| id(text, i)).collect()).collect()
+    };
+    let lens = args.prompt.iter().filter(|&&n| n > 0);
+    let works: Vec<_> =
+        lens.flat_map(|&tokens| args.batch.iter().map(move |&batch| (tokens, batch))).collect();
+    ensure!(!works.is_empty(), "nothing to measure: --prompt is 0");
+    let mut profiles = Vec::new();
+    if let Some(path) = &args.profile {
+        let mut trace = profile::Trace::default();
+        for &(tokens, batch) in &works {
+            profiles.push(encoder_profile(&mut *model.runner, texts(tokens, batch), &mut trace)?);
+        }
+        trace.write(path)?;
+        tracing::info!(file = %path.display(), "trace written");
+    }
     let engine = EncoderEngine::start(model.runner, usize::MAX)?;
     let client = engine.client();
-    let n_vocab = client.info().vocab_size;
     let mut results = Vec::new();
-    for &tokens in args.prompt.iter().filter(|&&n| n > 0) {
-        for &batch in &args.batch {
-            let id = |text: usize, i: usize| ((text * 31 + i * 7 + 1) % n_vocab) as u32;
-            let texts = || -> Vec<Vec<u32>> {
-                (0..batch).map(|text| (0..tokens).map(|i| id(text, i)).collect()).collect()
-            };
-            client.encode(texts())?.wait()?;
-            let mut seconds = Vec::new();
-            for _ in 0..args.repeat {
-                let (texts, start) = (texts(), Instant::now());
-                client.encode(texts)?.wait()?;
-                seconds.push(start.elapsed().as_secs_f64());
-            }
-            results.push(Row::of("encode", [tokens, batch, 0], seconds));
+    for (tokens, batch) in works {
+        client.encode(texts(tokens, batch))?.wait()?;
+        let mut seconds = Vec::new();
+        for _ in 0..args.repeat {
+            let (texts, start) = (texts(tokens, batch), Instant::now());
+            client.encode(texts)?.wait()?;
+            seconds.push(start.elapsed().as_secs_f64());
         }
+        results.push(Row::of("encode", [tokens, batch, 0], seconds));
     }
-    ensure!(!results.is_empty(), "nothing to measure: --prompt is 0");
     let report = Report {
         model: name,
         device: model.device,
@@ -296,9 +305,33 @@ fn encoder_speed(
         bytes_per_token: 0,
         peak_gb_s: 0.0,
         results,
-        profile: Vec::new(),
+        profile: profiles,
     };
     if args.json { output::print_json(&report) } else { output::print(table(&report)) }
+}
+
+/// Where the time of one step goes, with as many of these texts as it holds.
+fn encoder_profile(
+    runner: &mut dyn EncodeRunner,
+    texts: Vec<Vec<u32>>,
+    trace: &mut profile::Trace,
+) -> Result<profile::Profile> {
+    let (tokens, info) = (texts[0].len(), runner.info());
+    ensure!(tokens <= info.max_tokens, "a text may have {} tokens, not {tokens}", info.max_tokens);
+    let n_texts = (info.step_tokens / tokens).clamp(1, info.max_seqs).min(texts.len());
+    let texts: Vec<Encoding> = texts.into_iter().take(n_texts).map(Encoding::from).collect();
+    let (texts, mut rows): (Vec<&Encoding>, _) = (texts.iter().collect(), Vec::new());
+    runner.encode(&texts, &mut rows)?;
+    runner.profile(true);
+    let start = Instant::now();
+    let outcome = runner.encode(&texts, &mut rows);
+    let duration = start.elapsed();
+    let times = runner.take_profile();
+    runner.profile(false);
+    outcome?;
+    let name = format!("encode of {tokens} × {n_texts}");
+    trace.add(&name, &times);
+    Ok(profile::Profile::new(name, duration, tokens * n_texts, &times))
 }
 
 /// How one work is measured, and what it is held against.

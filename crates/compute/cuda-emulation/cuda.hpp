@@ -170,6 +170,10 @@ inline void __syncwarp(unsigned = ~0u) { emulation::wait(emulation::warp()); }
 inline void __threadfence() {}
 template <class T> T __shfl_xor_sync(unsigned, T v, int mask) { return emulation::from_lane(v, emulation::lane() ^ mask); }
 template <class T> T __shfl_sync(unsigned, T v, int source) { return emulation::from_lane(v, source); }
+template <class T> T __shfl_up_sync(unsigned, T v, unsigned d) {
+  const unsigned lane = emulation::lane();
+  return emulation::from_lane(v, lane >= d ? lane - d : lane);
+}
 template <class T> T __shfl_down_sync(unsigned, T v, unsigned d) {
   const unsigned lane = emulation::lane();
   return emulation::from_lane(v, lane + d < 32 ? lane + d : lane);

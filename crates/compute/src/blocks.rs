@@ -54,6 +54,8 @@ pub struct Stream<'a, B: Device> {
     pub normed: &'a mut Tensor<B>,
     /// Room for a block's output before it joins the residual.
     pub output: &'a mut Tensor<B>,
+    /// The residual as matrices read it, if the block before left it so.
+    pub operand: Option<B::Operand>,
 }
 
 /// What a block reads.
@@ -82,6 +84,8 @@ pub struct BlockOutput<'a, B: Device> {
     pub proj: &'a Linear<B>,
     /// Of its output, before that is added to the residual.
     pub post_norm: Option<&'a Norm<B>>,
+    /// Of the residual, after the output was added to it.
+    pub sum_norm: Option<&'a Norm<B>>,
     /// How ranks join their parts.
     pub join: Join<'a, B>,
 }
@@ -110,7 +114,7 @@ pub struct Gather<'a, B: Device> {
     pub starts: &'a [usize],
 }
 
-/// Attention of a layer: `residual += post_norm(o(attention(qkv(input))))`.
+/// Attention of a layer: `residual = sum_norm(residual + post_norm(o(attention(qkv(input)))))`.
 pub struct AttentionBlock<'a, B: Device> {
     /// What it reads.
     pub input: BlockInput<'a, B>,
@@ -240,7 +244,7 @@ pub enum FfnUp<'a, B: Device> {
     },
 }
 
-/// A dense feed-forward block: `residual += post_norm(down(activation(up(input))))`.
+/// A dense feed-forward block: `residual = sum_norm(residual + post_norm(down(activation(up(input)))))`.
 pub struct FfnBlock<'a, B: Device> {
     /// What it reads.
     pub input: BlockInput<'a, B>,
@@ -351,7 +355,8 @@ pub struct HeadBlock<'a, B: Device> {
     pub gather: Option<Gather<'a, B>>,
 }
 
-/// The blocks of a layer. After a block, the contents of all tensors but the residual, the cache and a shared norm are unspecified.
+/// The blocks of a layer. After a block, the contents of all tensors but the residual, the cache and a shared norm are unspecified, where
+/// the block does not return a [`Stream::operand`], in the memory of one of these, for the next.
 pub trait Blocks: Ops + Collectives + Profile {
     /// Attention, with its way into the cache.
     fn attention_block(
@@ -359,8 +364,8 @@ pub trait Blocks: Ops + Collectives + Profile {
         stream: Stream<'_, Self>,
         batch: &Self::Batch,
         block: AttentionBlock<'_, Self>,
-    ) -> Result<()> {
-        attention(self, stream, batch, block)
+    ) -> Result<Option<Self::Operand>> {
+        attention(self, stream, batch, block).map(|()| None)
     }
 
     /// Latent attention, with its way into the cache.
@@ -384,8 +389,12 @@ pub trait Blocks: Ops + Collectives + Profile {
     }
 
     /// A dense feed-forward block.
-    fn feed_forward(&self, stream: Stream<'_, Self>, block: FfnBlock<'_, Self>) -> Result<()> {
-        feed_forward(self, stream, block)
+    fn feed_forward(
+        &self,
+        stream: Stream<'_, Self>,
+        block: FfnBlock<'_, Self>,
+    ) -> Result<Option<Self::Operand>> {
+        feed_forward(self, stream, block).map(|()| None)
     }
 
     /// A mixture of experts.
@@ -532,7 +541,7 @@ pub fn experts<B: Blocks>(b: &B, mut stream: Stream<'_, B>, block: MoeBlock<'_, 
         scratch,
     } = block;
     b.timed("router", || project(b, router, scores, input, &mut stream))?;
-    let Stream { residual, normed, output } = stream;
+    let Stream { residual, normed, output, .. } = stream;
     let x = if let BlockInput::Residual = input { &*residual } else { &*normed };
     b.timed("experts", || match &mut latent {
         None => b.moe(output, x, scores, &experts, scratch),
@@ -730,9 +739,15 @@ fn add_output<B: Blocks>(
     out: BlockOutput<'_, B>,
 ) -> Result<()> {
     let Stream { residual, output, .. } = stream;
-    let post_norm = out.post_norm;
+    let BlockOutput { post_norm, sum_norm, .. } = out;
     let is_part = multiply_output(b, name, x, output, out)?;
-    add_to_residual(b, residual, output, post_norm, is_part)
+    add_to_residual(b, residual, output, post_norm, is_part)?;
+    norm_sum(b, residual, sum_norm)
+}
+
+/// `residual = sum_norm(residual)`
+pub(crate) fn norm_sum<B: Blocks>(b: &B, residual: &mut Tensor<B>, sum_norm: Option<&Norm<B>>) -> Result<()> {
+    sum_norm.map_or(Ok(()), |norm| b.timed("norm", || b.norm_in_place(residual, norm)))
 }
 
 /// A block's last matrix: `output = proj(sub_norm(x))`, and whether that is a part which ranks add up.

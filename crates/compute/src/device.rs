@@ -75,6 +75,8 @@ pub trait Device: Sized + Send + Sync + 'static {
     type Batch: Send;
     /// Tokens that were chosen, on their way to the host.
     type Choices: Send;
+    /// Rows of activations as matrices read them, in memory that something else owns.
+    type Operand: Copy + Send;
 
     /// Short name, such as `cpu`.
     fn name(&self) -> &'static str;

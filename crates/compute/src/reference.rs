@@ -10,6 +10,7 @@ use crate::{
     GatedNorm, HostBatch, KvLayer, LatentPrep, MatrixPart, MoeScratch, Norm, NormKind, Ops, Pooling, Profile,
     QkvPrep, Result, ShortConv, SsmInput, SsmShape, Tensor,
 };
+use std::convert::Infallible;
 
 /// The specification as a backend: unoptimized, single-threaded, host memory.
 ///
@@ -108,6 +109,7 @@ impl Device for Reference {
     type Matrix = DenseMatrix;
     type Batch = HostBatch;
     type Choices = Vec<Chosen>;
+    type Operand = Infallible;
 
     fn name(&self) -> &'static str {
         "reference"

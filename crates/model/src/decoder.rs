@@ -323,15 +323,18 @@ impl<B: Backend> Decoder<B> {
             backend
                 .timed("rope_angles", || backend.rope_angles(angles, &rope.frequencies, batch, rope.scale))?;
         }
+        // The residual as matrices read it, where the block before left it so.
+        let mut operand = None;
         for (i, layer) in self.layers.iter().enumerate() {
             ws.set_layer(&self.shard, i);
             if let Inputs::Shared(norm) = &layer.inputs {
                 backend.timed("norm", || backend.norm(&mut ws.normed, &ws.residual, norm))?;
             }
-            self.mix(backend, i, batch, cache, ws)?;
-            normalize(backend, ws, layer.after_mixer.as_ref())?;
-            self.feed_forward(backend, i, ws)?;
-            normalize(backend, ws, layer.after_ffn.as_ref())?;
+            operand = self.mix(backend, i, batch, cache, ws, operand)?;
+            operand = self.feed_forward(backend, i, ws, operand)?;
+            if layer.per_layer.is_some() || layer.output_scale.is_some() {
+                operand = None;
+            }
             self.add_per_layer_input(backend, i, ws)?;
             if let Some(factor) = layer.output_scale {
                 backend.timed("scale", || backend.scale(&mut ws.residual, factor))?;
@@ -363,9 +366,11 @@ impl<B: Backend> Decoder<B> {
         batch: &B::Batch,
         cache: &mut KvCache<B>,
         ws: &mut Workspace<B>,
-    ) -> realizar_compute::Result<()> {
+        operand: Option<B::Operand>,
+    ) -> realizar_compute::Result<Option<B::Operand>> {
         let (c, weights) = (self.shard.config(), &self.layers[layer]);
-        let (stream, room) = ws.split();
+        let (mut stream, room) = ws.split();
+        stream.operand = operand;
         let shared =
             room.shared.as_mut().map(|workspace::Shared { attended, output, .. }| (attended, output));
         match (&weights.mixer, &c.layers[layer].mixer, cache.layer_mut(layer)) {
@@ -393,7 +398,7 @@ impl<B: Backend> Decoder<B> {
                     sinks: sinks.as_ref(),
                     kv,
                     gate: gate.as_ref().map(|proj| OutputGate { proj, rows: room.gate }),
-                    out: self.output(out, self.shard.mixer(layer), shared),
+                    out: self.output(out, weights.after_mixer.as_ref(), self.shard.mixer(layer), shared),
                     qkv_rows: room.qkv,
                     attended: room.attended,
                 };
@@ -412,12 +417,12 @@ impl<B: Backend> Decoder<B> {
                     v_up: &latent.v_up,
                     scale: this.scale,
                     cache,
-                    out: self.output(out, self.shard.mixer(layer), shared),
+                    out: self.output(out, weights.after_mixer.as_ref(), self.shard.mixer(layer), shared),
                     q_rows: room.qkv,
                     values: room.attended,
                     room: room.latent,
                 };
-                backend.latent_block(stream, batch, block)
+                backend.latent_block(stream, batch, block).map(|()| None)
             }
             (Mixer::Recurrent { weights: recurrent, out }, mixer, LayerCache::State(state)) => {
                 let block = RecurrentBlock {
@@ -426,13 +431,13 @@ impl<B: Backend> Decoder<B> {
                     conv: recurrent.conv(mixer),
                     recurrence: recurrent.recurrence(mixer, room.convolved),
                     state,
-                    out: self.output(out, self.shard.mixer(layer), shared),
+                    out: self.output(out, weights.after_mixer.as_ref(), self.shard.mixer(layer), shared),
                     rows: room.qkv,
                     mixed: room.attended,
                 };
-                backend.recurrent_block(stream, batch, block)
+                backend.recurrent_block(stream, batch, block).map(|()| None)
             }
-            (Mixer::None, ..) => Ok(()),
+            (Mixer::None, ..) => Ok(operand),
             _ => unreachable!("a layer's weights and cache are of its configuration's kind"),
         }
     }
@@ -455,6 +460,7 @@ impl<B: Backend> Decoder<B> {
             sub_norm: None,
             proj: &out.proj,
             post_norm: out.post_norm.as_ref(),
+            sum_norm: None,
             join: Join::Alone,
         };
         let block = PerLayerInputBlock { gate, activation, inputs, start: layer * len, out, rows };
@@ -462,11 +468,18 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Adds a layer's feed-forward block to `ws.residual`.
-    fn feed_forward(&self, backend: &B, layer: usize, ws: &mut Workspace<B>) -> realizar_compute::Result<()> {
+    fn feed_forward(
+        &self,
+        backend: &B,
+        layer: usize,
+        ws: &mut Workspace<B>,
+        operand: Option<B::Operand>,
+    ) -> realizar_compute::Result<Option<B::Operand>> {
         let part = self.shard.ffn(layer);
         let weights = &self.layers[layer];
         let input = weights.inputs.ffn();
-        let (stream, room) = ws.split();
+        let (mut stream, room) = ws.split();
+        stream.operand = operand;
         let shared = room.shared.as_mut().map(|workspace::Shared { hidden, output, .. }| (hidden, output));
         let (up, down, activation) = match (&weights.ffn, self.shard.config().layers[layer].ffn) {
             (Ffn::Gated { gate_up, down }, config::Ffn::Gated(dense)) => {
@@ -514,22 +527,23 @@ impl<B: Backend> Decoder<B> {
                     scratch,
                 };
                 backend.experts(stream, block)?;
-                return match &m.output_bias {
-                    Some(bias) => backend.add_columns(&mut ws.residual, bias),
-                    None => Ok(()),
-                };
+                if let Some(bias) = &m.output_bias {
+                    backend.add_columns(&mut ws.residual, bias)?;
+                }
+                return normalize(backend, ws, weights.after_ffn.as_ref()).map(|()| None);
             }
-            (Ffn::None, _) => return Ok(()),
+            (Ffn::None, _) => return Ok(operand),
             _ => unreachable!("a layer's weights are of its configuration's kind"),
         };
-        let out = self.output(down, part, shared);
+        let out = self.output(down, weights.after_ffn.as_ref(), part, shared);
         backend.feed_forward(stream, FfnBlock { input, up, activation, out, hidden: room.hidden })
     }
 
-    /// A block's way back to the residual; `shared` are the tensors that ranks exchange.
+    /// A block's way back to the residual, which `sum_norm` then normalizes; `shared` are the tensors that ranks exchange.
     fn output<'a>(
         &'a self,
         out: &'a Output<B>,
+        sum_norm: Option<&'a Norm<B>>,
         part: &'a BlockShard,
         shared: Option<(&'a mut Tensor<B>, &'a mut Tensor<B>)>,
     ) -> BlockOutput<'a, B> {
@@ -548,6 +562,7 @@ impl<B: Backend> Decoder<B> {
             sub_norm: out.sub_norm.as_ref(),
             proj: &out.proj,
             post_norm: out.post_norm.as_ref(),
+            sum_norm,
             join,
         }
     }

@@ -297,8 +297,12 @@ impl<B: Backend> Workspace<B> {
 
     /// The residual stream, and the room that blocks compute in.
     pub(crate) fn split(&mut self) -> (Stream<'_, B>, Room<'_, B>) {
-        let stream =
-            Stream { residual: &mut self.residual, normed: &mut self.normed, output: &mut self.output };
+        let stream = Stream {
+            residual: &mut self.residual,
+            normed: &mut self.normed,
+            output: &mut self.output,
+            operand: None,
+        };
         let room = Room {
             qkv: &mut self.qkv,
             gate: &mut self.gate,

@@ -36,6 +36,7 @@ use crate::{
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions, Operands};
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use threads::Pool;
 
@@ -108,6 +109,7 @@ impl Device for Cpu {
     type Matrix = Matrix;
     type Batch = HostBatch;
     type Choices = Vec<Chosen>;
+    type Operand = Infallible;
 
     fn name(&self) -> &'static str {
         "cpu"

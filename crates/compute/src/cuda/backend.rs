@@ -2,6 +2,7 @@
 
 use super::attention::AttentionInput;
 use super::batch::StagedBatch;
+use super::common::Tiles;
 use super::driver::{Buffer, Cuda};
 use super::matmul::{self, Matrix};
 use super::sampling::{self, Choices};
@@ -19,6 +20,7 @@ impl Device for Cuda {
     type Matrix = Matrix;
     type Batch = StagedBatch;
     type Choices = Choices;
+    type Operand = Tiles;
 
     fn name(&self) -> &'static str {
         "cuda"

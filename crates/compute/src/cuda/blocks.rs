@@ -2,10 +2,10 @@
 
 use super::attention::{self, Step};
 use super::batch::StagedBatch;
-use super::common::{Input, Output, Tiles};
+use super::common::{Input, KvSlots, Output, TileLayout, Tiles};
 use super::driver::Cuda;
 use super::experts;
-use super::matmul::{self, Epilogue, EpilogueKind, Matmul};
+use super::matmul::{self, Epilogue, EpilogueKind, Matmul, Matrix};
 use super::norm;
 use super::recurrent::{self, NormAndGate};
 use crate::blocks::{self, Blocks};
@@ -21,10 +21,10 @@ impl Blocks for Cuda {
         mut stream: Stream<'_, Self>,
         batch: &StagedBatch,
         block: AttentionBlock<'_, Self>,
-    ) -> Result<()> {
+    ) -> Result<Option<Tiles>> {
         // Kernels that attend prepare queries on their way, and do not multiply them after that.
         if block.query_factors.is_some() {
-            return blocks::attention(self, stream, batch, block);
+            return blocks::attention(self, stream, batch, block).map(|()| None);
         }
         let AttentionBlock {
             input,
@@ -42,14 +42,19 @@ impl Blocks for Cuda {
             qkv_rows,
             attended,
         } = block;
-        self.timed("qkv_proj", || project(self, qkv, qkv_rows, input, &mut stream))?;
+        let is_plain = full_qk_norm.is_none() && head_norms.is_none() && temperature.is_none();
+        let slots = if is_plain { attention::slots(self, qkv_rows, kv, batch, &prep, params) } else { None };
+        let stored = self.timed("qkv_proj", || match slots {
+            Some(slots) if project_to_cache(self, qkv, qkv_rows, slots, input, &stream)? => Ok(true),
+            _ => project(self, qkv, qkv_rows, input, &mut stream).map(|()| false),
+        })?;
         blocks::norm_queries_and_keys(self, qkv_rows, full_qk_norm)?;
         blocks::norm_heads(self, qkv_rows, head_norms)?;
         blocks::scale_queries(self, qkv_rows, batch, &prep, temperature)?;
         // A gate multiplies floats.
         let tiles = if gate.is_some() { None } else { tiles_for(self, &out, attended) };
         let step = Step { kv, batch, prep, params, sinks };
-        let is_tiles = attention::attend(self, attended, tiles, qkv_rows, step)?;
+        let is_tiles = attention::attend(self, attended, tiles, qkv_rows, step, stored)?;
         if let Some(OutputGate { proj, rows }) = gate {
             self.timed("output_gate", || {
                 project(self, proj, rows, input, &mut stream)?;
@@ -74,19 +79,19 @@ impl Blocks for Cuda {
             Recurrence::Delta(part) => delta_part(self, mixed, rows, conv, state, batch, part)?,
             Recurrence::Ssm(part) => blocks::ssm(self, mixed, rows, conv, state, batch, part)?,
         }
-        add_output(self, "out_proj", mixed, None, stream, out)
+        add_output(self, "out_proj", mixed, None, stream, out).map(|_| ())
     }
 
-    fn feed_forward(&self, mut stream: Stream<'_, Self>, block: FfnBlock<'_, Self>) -> Result<()> {
+    fn feed_forward(&self, mut stream: Stream<'_, Self>, block: FfnBlock<'_, Self>) -> Result<Option<Tiles>> {
         let FfnBlock { input, up, activation, out, hidden } = block;
         let (gate_up, rows) = match up {
             FfnUp::Gated { gate_up, rows } => (gate_up, rows),
             FfnUp::Plain { up } => {
-                self.timed("up_proj", || {
-                    project(self, up, hidden, input, &mut stream)?;
-                    self.activate(hidden, activation)
+                let tiles = tiles_for(self, &out, hidden);
+                let tiles = self.timed("up_proj", || {
+                    activated_hidden(self, (hidden, tiles), up, input, &mut stream, activation)
                 })?;
-                return add_output(self, "down_proj", hidden, None, stream, out);
+                return add_output(self, "down_proj", hidden, tiles, stream, out);
             }
         };
         let tiles = tiles_for(self, &out, hidden);
@@ -123,7 +128,11 @@ impl Blocks for Cuda {
                 shared_hidden(self, shared, x, &mut stream, activation, &mut scratch.y)
             })?;
         }
-        let x = block_input(x, &stream);
+        let x = match x {
+            BlockInput::Residual => Input::Floats(stream.residual.ptr(), None),
+            BlockInput::Norm(norm) => Input::Floats(stream.residual.ptr(), Some(norm)),
+            BlockInput::Shared => Input::Floats(stream.normed.ptr(), None),
+        };
         let Stream { residual, output, .. } = stream;
         let is_sum = post_norm.is_none() && !is_part;
         let sum = if is_sum { &mut *residual } else { &mut *output };
@@ -181,9 +190,20 @@ fn w_len(linear: &Linear<Cuda>) -> (usize, usize) {
     (linear.weight.shape.n_in, linear.weight.shape.n_out)
 }
 
-fn block_input<'a>(input: BlockInput<'a, Cuda>, stream: &Stream<'_, Cuda>) -> Input<'a> {
+/// What a matmul with `w` that ends in this way reads.
+fn block_input<'a>(
+    cuda: &Cuda,
+    w: &Matrix,
+    epilogue: Epilogue,
+    input: BlockInput<'a, Cuda>,
+    stream: &Stream<'_, Cuda>,
+) -> Input<'a> {
     match input {
-        BlockInput::Residual => Input::Floats(stream.residual.ptr(), None),
+        BlockInput::Residual => {
+            let reads = matmul::gemm_tiles(cuda, w, stream.residual.rows(), epilogue.kind());
+            let tiles = stream.operand.filter(|t| reads == Some(t.layout));
+            tiles.map_or(Input::Floats(stream.residual.ptr(), None), Input::Tiles)
+        }
         BlockInput::Norm(norm) => Input::Floats(stream.residual.ptr(), Some(norm)),
         BlockInput::Shared => Input::Floats(stream.normed.ptr(), None),
     }
@@ -205,10 +225,54 @@ fn project(
     stream: &mut Stream<'_, Cuda>,
 ) -> Result<()> {
     assert_eq!(linear.weight.shape.n_in, stream.residual.row_len());
-    match store(cuda, linear, y, block_input(input, stream), stream.residual.rows())? {
+    let x = block_input(cuda, &linear.weight, Epilogue::Store, input, stream);
+    match store(cuda, linear, y, x, stream.residual.rows())? {
         true => linear.apply_scale(cuda, y),
         false => blocks::project(cuda, linear, y, input, stream),
     }
+}
+
+/// `qkv(input)` into `slots`, whose queries are in the memory of `rows`; `false`, and nothing done, where no kernel has it.
+fn project_to_cache(
+    cuda: &Cuda,
+    qkv: &Linear<Cuda>,
+    rows: &Tensor<Cuda>,
+    slots: KvSlots,
+    input: BlockInput<'_, Cuda>,
+    stream: &Stream<'_, Cuda>,
+) -> Result<bool> {
+    let m = stream.residual.rows();
+    assert_eq!((w_len(qkv), rows.rows()), ((stream.residual.row_len(), rows.row_len()), m));
+    let x = block_input(cuda, &qkv.weight, Epilogue::Store, input, stream);
+    let (w, bias, y) = (&qkv.weight, qkv.bias.as_ref(), Output::Qkv(slots));
+    Ok(qkv.scale.is_none() && matmul::run(cuda, &Matmul { w, x, y, bias, m, epilogue: Epilogue::Store })?)
+}
+
+/// The hidden activations of a block without a gate, `activation(up)`: as tiles if some are given and the kernel writes them, which are
+/// returned then, else as floats.
+fn activated_hidden(
+    cuda: &Cuda,
+    (hidden, tiles): (&mut Tensor<Cuda>, Option<Tiles>),
+    up: &Linear<Cuda>,
+    input: BlockInput<'_, Cuda>,
+    stream: &mut Stream<'_, Cuda>,
+    activation: Activation,
+) -> Result<Option<Tiles>> {
+    let m = stream.residual.rows();
+    assert_eq!((w_len(up), hidden.rows()), ((stream.residual.row_len(), hidden.row_len()), m));
+    if let Some(tiles) = tiles
+        && up.scale.is_none()
+    {
+        let (w, epilogue) = (&up.weight, Epilogue::Activate(activation));
+        let x = block_input(cuda, w, epilogue, input, stream);
+        let (y, bias) = (Output::Tiles(tiles), up.bias.as_ref());
+        if matmul::run(cuda, &Matmul { w, x, y, bias, m, epilogue })? {
+            return Ok(Some(tiles));
+        }
+    }
+    project(cuda, up, hidden, input, stream)?;
+    cuda.activate(hidden, activation)?;
+    Ok(None)
 }
 
 /// The hidden activations of a gated block, `activation(gate) · up`: as tiles if some are given and the kernel writes them, which are
@@ -221,8 +285,9 @@ fn gated_hidden(
     stream: &mut Stream<'_, Cuda>,
     activation: Activation,
 ) -> Result<Option<Tiles>> {
-    let (x, m) = (block_input(input, stream), stream.residual.rows());
+    let m = stream.residual.rows();
     assert_eq!((w_len(gate_up), hidden.rows()), ((stream.residual.row_len(), 2 * hidden.row_len()), m));
+    let x = block_input(cuda, &gate_up.weight, Epilogue::Gate(activation), input, stream);
     let gate = |y| {
         let is_bare = gate_up.bias.is_none() && gate_up.scale.is_none();
         // No matmul ends with it.
@@ -308,7 +373,8 @@ fn tiles_for(cuda: &Cuda, out: &BlockOutput<'_, Cuda>, x: &Tensor<Cuda>) -> Opti
     }
 }
 
-/// Adds a block's output to the residual. `x` is the input of its last matmul, or holds it as `tiles`.
+/// Adds a block's output to the residual, and returns the sum's norm as tiles where the kernels write it so. `x` is the input of its last
+/// matmul, or holds it as `tiles`.
 fn add_output(
     cuda: &Cuda,
     name: &'static str,
@@ -316,25 +382,32 @@ fn add_output(
     tiles: Option<Tiles>,
     stream: Stream<'_, Cuda>,
     out: BlockOutput<'_, Cuda>,
-) -> Result<()> {
+) -> Result<Option<Tiles>> {
+    let Stream { residual, normed, output, .. } = stream;
+    let sum_norm = out.sum_norm;
     if !is_direct(&out) {
-        let Stream { residual, output, .. } = stream;
         let post_norm = out.post_norm;
         let is_part = blocks::multiply_output(cuda, name, x, output, out)?;
-        return add_to_residual(cuda, residual, output, post_norm, is_part);
+        add_to_residual(cuda, residual, output, post_norm, is_part)?;
+        return blocks::norm_sum(cuda, residual, sum_norm).map(|()| None);
     }
-    let Stream { residual, output, .. } = stream;
     let (proj, m) = (out.proj, x.rows());
     assert_eq!((w_len(proj), residual.rows()), ((x.row_len(), residual.row_len()), m));
     let input = tiles.map_or(Input::Floats(x.ptr(), None), Input::Tiles);
     let (w, bias) = (&proj.weight, proj.bias.as_ref());
     let run = |y, epilogue| matmul::run(cuda, &Matmul { w, x: input, y, bias, m, epilogue });
     let is_part = matches!(out.join, Join::Sum);
+    if let Some((sum, norm)) = tiles_of_sum(cuda, &out, normed, output)
+        && cuda.timed(name, || run(Output::Tiles(sum.output), Epilogue::Store))?
+    {
+        cuda.timed("norm", || norm::norm_sum(cuda, residual, sum.output, sum.operand, norm))?;
+        return Ok(Some(sum.operand));
+    }
     if is_plain_sum(&out) {
         cuda.check_ranks()?;
         let epilogue = if is_part { Epilogue::AddRanks } else { Epilogue::Add };
         if cuda.timed(name, || run(Output::Floats(residual.ptr()), epilogue))? {
-            return Ok(());
+            return blocks::norm_sum(cuda, residual, sum_norm).map(|()| None);
         }
     }
     cuda.timed(name, || {
@@ -344,7 +417,33 @@ fn add_output(
         }
         proj.apply_scale(cuda, output)
     })?;
-    add_to_residual(cuda, residual, output, out.post_norm, is_part)
+    add_to_residual(cuda, residual, output, out.post_norm, is_part)?;
+    blocks::norm_sum(cuda, residual, sum_norm).map(|()| None)
+}
+
+/// Where a block's output goes, and then the norm of the sum with the residual.
+struct SumTiles {
+    output: Tiles,
+    operand: Tiles,
+}
+
+/// The tiles for a block's output and for the norm of its sum with the residual, in the stream's rooms for both, and that norm, if nothing
+/// else stands between them.
+fn tiles_of_sum<'a>(
+    cuda: &Cuda,
+    out: &BlockOutput<'a, Cuda>,
+    normed: &Tensor<Cuda>,
+    output: &Tensor<Cuda>,
+) -> Option<(SumTiles, &'a Norm<Cuda>)> {
+    let norm = out.sum_norm?;
+    if !is_plain_sum(out) || !matches!(out.join, Join::Alone) || output.row_len() > norm::LONGEST_SUM {
+        return None;
+    }
+    // As this block's last matmul reads them: the next block's matrices are of the same kind, or read the residual as floats.
+    let layout = matmul::gemm_tiles(cuda, &out.proj.weight, normed.rows(), EpilogueKind::Store)?;
+    let operand = matmul::tiles(layout, normed)?;
+    let output = matmul::tiles(TileLayout::GemmHalf, output)?;
+    Some((SumTiles { output, operand }, norm))
 }
 
 /// `residual += post_norm(output)`, of the sum of every rank's output where each has a part.

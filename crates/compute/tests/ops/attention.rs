@@ -49,6 +49,8 @@ struct Attention {
     order: u64,
     /// Type of the weights of the block's last matmul, and the width of the residual, where not F32 and 64.
     out: Option<(DType, usize)>,
+    /// Type of the weights of the block's first matmul.
+    qkv_type: DType,
     /// Copy all blocks to others before the step, as a sequence does that shares a prefix.
     copied: bool,
 }
@@ -76,16 +78,20 @@ fn case(n_heads: usize, n_kv_heads: usize, head_dim: usize, parts: &[(usize, usi
         parts: parts.collect(),
         order: 1,
         out: None,
+        qkv_type: DType::F32,
         copied: false,
     }
 }
 
-/// A matrix of integers from -2 to 2.
-fn small_integers(n_out: usize, n_in: usize) -> MatrixPart {
+/// A matrix of integers from -2 to 2, of F32 or F16.
+fn small_integers(dtype: DType, n_out: usize, n_in: usize) -> MatrixPart {
     let mut random = Random(4);
-    let values: Vec<f32> = (0..n_out * n_in).map(|_| random.below(5) as f32 - 2.0).collect();
-    let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>().into();
-    MatrixPart { dtype: DType::F32, n_experts: 1, n_out, n_in, bytes }
+    let values = (0..n_out * n_in).map(|_| random.below(5) as f32 - 2.0);
+    let bytes: Vec<u8> = match dtype {
+        DType::F16 => values.flat_map(|v| half::f16::from_f32(v).to_le_bytes()).collect(),
+        _ => values.flat_map(f32::to_le_bytes).collect(),
+    };
+    MatrixPart { dtype, n_experts: 1, n_out, n_in, bytes: bytes.into() }
 }
 
 /// A ragged batch: a chunk of a prefill at an offset, two decodes, a whole prompt, a first token.
@@ -200,7 +206,7 @@ impl Attention {
             Heads { n_kv_heads: if self.queries_only { 0 } else { self.heads.n_kv_heads }, ..self.heads };
         let n_qkv = made.qkv_len();
         let (dtype, n) = self.out.unwrap_or((DType::F32, 64));
-        let qkv = &Linear::bare(b.matrix(vec![small_integers(n_qkv, n)]).unwrap());
+        let qkv = &Linear::bare(b.matrix(vec![small_integers(self.qkv_type, n_qkv, n)]).unwrap());
         let proj = &Linear {
             bias: Some(vector(b, &Random(5).normals(n))),
             ..Linear::bare(b.matrix(vec![part(dtype, 1, n, n_heads, 3)]).unwrap())
@@ -227,6 +233,7 @@ impl Attention {
                 residual: &mut residual,
                 normed: &mut poisoned(b, n_tokens, n),
                 output: &mut poisoned(b, n_tokens, n),
+                operand: None,
             };
             let block = AttentionBlock {
                 input: BlockInput::Residual,
@@ -240,7 +247,7 @@ impl Attention {
                 sinks: sinks.as_ref(),
                 kv,
                 gate: gate.as_ref().map(|proj| OutputGate { proj, rows: &mut gate_rows }),
-                out: BlockOutput { sub_norm: None, proj, post_norm: None, join: Join::Alone },
+                out: BlockOutput { sub_norm: None, proj, post_norm: None, sum_norm: None, join: Join::Alone },
                 qkv_rows: &mut poisoned(b, n_tokens, n_qkv),
                 attended: &mut poisoned(b, n_tokens, n_heads),
             };
@@ -361,6 +368,20 @@ fn head_sizes_and_groups() {
     }
     // More query heads per key head than a tile has rows.
     check(&[case(40, 1, 20, &RAGGED), case(80, 2, 64, &RAGGED), case(71, 1, 8, &[(0, 5), (40, 1)])]);
+}
+
+/// Where nothing is done to keys and values, a product of many rows writes them to a cache of 16 bits.
+#[test]
+fn keys_and_values_from_the_product() {
+    const MANY: [(usize, usize); 3] = [(0, 150), (33, 27), (0, 100)];
+    let of = |cache, head_dim, block_size, causal| {
+        let (out, qkv_type) = (Some((DType::F16, 128)), DType::F16);
+        Attention { cache, block_size, causal, out, qkv_type, ..case(4, 2, head_dim, &MANY) }
+    };
+    check(&[of(DType::F16, 64, 16, false), of(DType::F16, 40, 40, true), of(DType::BF16, 128, 32, false)]);
+    check(&[of(DType::Q8_0, 64, 16, false), of(DType::F32, 64, 16, false)]);
+    // Heads that turn are stored after that.
+    check(&[Attention { rope: Some((64, RopeStyle::Half)), ..of(DType::F16, 64, 16, false) }]);
 }
 
 #[test]

@@ -30,13 +30,18 @@ impl<B: Backend> Rows<B> {
     }
 
     fn stream(&mut self) -> Stream<'_, B> {
-        Stream { residual: &mut self.residual, normed: &mut self.normed, output: &mut self.output }
+        Stream {
+            residual: &mut self.residual,
+            normed: &mut self.normed,
+            output: &mut self.output,
+            operand: None,
+        }
     }
 }
 
 /// The way back to the residual through this matrix.
 fn plain_output<B: Backend>(proj: &Linear<B>) -> BlockOutput<'_, B> {
-    BlockOutput { sub_norm: None, proj, post_norm: None, join: Join::Alone }
+    BlockOutput { sub_norm: None, proj, post_norm: None, sum_norm: None, join: Join::Alone }
 }
 
 /// Matmuls with what stands before or after them in blocks.
@@ -183,6 +188,7 @@ impl Case for Gated {
                 sub_norm: around.sub_norm.then_some(sub_norm),
                 proj: &down,
                 post_norm: around.post_norm.then_some(post_norm),
+                sum_norm: None,
                 join: Join::Alone,
             },
             hidden: &mut poisoned(b, rows, inner),
@@ -275,6 +281,81 @@ fn gated_blocks() {
     };
     check(&[Gated { gate: Q8_0, down: Q8_0, ..case }]);
     check(&[Gated { gate: Q8_0, up: Q8_0, down: BF16, ..case }, case]);
+}
+
+/// Two feed-forward blocks without gates, after each of which the residual is normalized; the second reads what the first left.
+#[derive(Debug, Clone, Copy)]
+struct SumNorms {
+    dtype: DType,
+    hidden_size: usize,
+    intermediate_size: usize,
+    rows: usize,
+    activation: Activation,
+    norm: NormKind,
+    bias: bool,
+}
+
+impl Case for SumNorms {
+    const PATHS: Paths = Paths::Weights;
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let Self { dtype, hidden_size: n, intermediate_size: inner, rows, .. } = *self;
+        let mut stream = Rows::new(b, rows, n, 6);
+        let mut operand = None;
+        for seed in [1, 2] {
+            let linear = |n_out, n_in, seed| Linear {
+                bias: self.bias.then(|| vector(b, &Random(seed + 20).normals(n_out))),
+                ..Linear::bare(b.matrix(vec![part(dtype, 1, n_out, n_in, seed)]).unwrap())
+            };
+            let (up, down) = (linear(inner, n, seed), linear(n, inner, seed + 10));
+            let block = FfnBlock {
+                input: BlockInput::Residual,
+                up: FfnUp::Plain { up: &up },
+                activation: self.activation,
+                out: BlockOutput { sum_norm: Some(&norm_of(b, self.norm, n, seed)), ..plain_output(&down) },
+                hidden: &mut poisoned(b, rows, inner),
+            };
+            operand = b.feed_forward(Stream { operand, ..stream.stream() }, block).unwrap();
+            b.synchronize().unwrap();
+        }
+        vec![("y", read(b, &mut stream.residual))]
+    }
+
+    fn tolerance(&self, sums: Sums) -> f64 {
+        // Four products follow one another.
+        4.0 * tolerance(self.dtype, sums)
+    }
+}
+
+#[test]
+fn blocks_without_gates_and_norms_of_the_residual() {
+    use Activation::*;
+    use DType::*;
+    let case = SumNorms {
+        dtype: F16,
+        hidden_size: 320,
+        intermediate_size: 448,
+        rows: 290,
+        activation: GeluErf,
+        norm: NormKind::Layer,
+        bias: true,
+    };
+    for dtype in [F32, F16, BF16, Q4_1, Q8_0, Q4_K] {
+        let hidden_size = if dtype == Q4_K { 512 } else { 320 };
+        let intermediate_size = if dtype == Q4_K { 256 } else { 448 };
+        let case = SumNorms { dtype, hidden_size, intermediate_size, ..case };
+        check(&[case, SumNorms { rows: 1, ..case }, SumNorms { rows: 20, ..case }]);
+    }
+    for activation in [Silu, GeluTanh, Relu, ReluSquared] {
+        check(&[SumNorms { activation, dtype: Q4_1, rows: 40, ..case }]);
+    }
+    let norm = NormKind::Rms;
+    check(&[SumNorms { norm, bias: false, hidden_size: 1088, intermediate_size: 128, ..case }]);
+    // Rows that no tile holds.
+    check(&[
+        SumNorms { hidden_size: 300, ..case },
+        SumNorms { hidden_size: 2112, rows: 270, intermediate_size: 64, ..case },
+    ]);
 }
 
 /// Queries, keys and values of rows that lie as products read them, where boxes of a product meet.

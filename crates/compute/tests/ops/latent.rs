@@ -148,7 +148,13 @@ impl Latent {
             v_up: &v_up,
             scale: self.params().scale,
             cache: kv,
-            out: BlockOutput { sub_norm: None, proj: &proj, post_norm: None, join: Join::Alone },
+            out: BlockOutput {
+                sub_norm: None,
+                proj: &proj,
+                post_norm: None,
+                sum_norm: None,
+                join: Join::Alone,
+            },
             q_rows: &mut poisoned(b, n_tokens, q_len),
             values: &mut poisoned(b, n_tokens, s.n_heads * s.v_dim),
             room,
@@ -157,6 +163,7 @@ impl Latent {
             residual: &mut residual,
             normed: &mut poisoned(b, n_tokens, HIDDEN),
             output: &mut poisoned(b, n_tokens, HIDDEN),
+            operand: None,
         };
         b.latent_block(stream, batch, block).unwrap();
         b.synchronize().unwrap();

@@ -182,12 +182,19 @@ fn products<B: Backend>(ranks: &[B]) {
                     residual: &mut y,
                     normed: &mut poisoned(b, rows, n_out),
                     output: &mut poisoned(b, rows, n_out),
+                    operand: None,
                 };
                 let block = FfnBlock {
                     input: BlockInput::Residual,
                     up: FfnUp::Plain { up },
                     activation: Activation::Relu,
-                    out: BlockOutput { sub_norm: None, proj, post_norm: None, join: Join::Sum },
+                    out: BlockOutput {
+                        sub_norm: None,
+                        proj,
+                        post_norm: None,
+                        sum_norm: None,
+                        join: Join::Sum,
+                    },
                     hidden: &mut poisoned(b, rows, n_in(rank)),
                 };
                 b.feed_forward(stream, block).unwrap();

@@ -339,6 +339,7 @@ impl Case for Block {
             residual: &mut residual,
             normed: &mut poisoned(b, rows, n),
             output: &mut poisoned(b, rows, n),
+            operand: None,
         };
         let block = RecurrentBlock {
             input: BlockInput::Norm(&pre),
@@ -355,7 +356,7 @@ impl Case for Block {
                 false => Recurrence::None,
             },
             state: &mut state,
-            out: BlockOutput { sub_norm: None, proj, post_norm: None, join: Join::Alone },
+            out: BlockOutput { sub_norm: None, proj, post_norm: None, sum_norm: None, join: Join::Alone },
             rows: &mut poisoned(b, rows, in_len),
             mixed: &mut poisoned(b, rows, mixed),
         };

@@ -176,6 +176,7 @@ impl Case for Block {
             residual: &mut residual,
             normed: &mut poisoned(b, rows, n),
             output: &mut poisoned(b, rows, n),
+            operand: None,
         };
         let block = RecurrentBlock {
             input: BlockInput::Norm(&pre),
@@ -191,7 +192,7 @@ impl Case for Block {
                 convolved: &mut poisoned(b, rows, n_channels),
             }),
             state: &mut state,
-            out: BlockOutput { sub_norm: None, proj, post_norm: None, join: Join::Alone },
+            out: BlockOutput { sub_norm: None, proj, post_norm: None, sum_norm: None, join: Join::Alone },
             rows: &mut poisoned(b, rows, in_len),
             mixed: &mut poisoned(b, rows, mixed),
         };

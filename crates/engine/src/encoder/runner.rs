@@ -1,7 +1,7 @@
 //! A step of an encoder: whole texts to a row each.
 
 use crate::{Error, Result};
-use realizar_compute::{Backend, Batch, BatchLimits, CacheShape, DType};
+use realizar_compute::{Backend, Batch, BatchLimits, CacheShape, DType, OpTime, Profiler};
 use realizar_model::tokenizer::Encoding;
 use realizar_model::{CacheSizes, Decoder, EncoderOutput, KvCache, Workspace};
 
@@ -29,6 +29,14 @@ pub trait EncodeRunner: Send {
 
     /// Makes a row of each text, one after the other in `rows`. Texts are within the bounds, and none is empty.
     fn encode(&mut self, texts: &[&Encoding], rows: &mut Vec<f32>) -> Result<()>;
+
+    /// Starts or stops measuring the parts of a step.
+    fn profile(&mut self, _on: bool) {}
+
+    /// What was measured since the last call.
+    fn take_profile(&mut self) -> Vec<OpTime> {
+        Vec::new()
+    }
 }
 
 /// A model as an [`EncodeRunner`], with all memory that steps need.
@@ -143,5 +151,15 @@ impl<B: Backend> EncodeRunner for ModelEncoder<B> {
 
     fn encode(&mut self, texts: &[&Encoding], rows: &mut Vec<f32>) -> Result<()> {
         self.step(texts, rows).map_err(|e| Error::Device { message: e.to_string() })
+    }
+
+    fn profile(&mut self, on: bool) {
+        if let Some(profiler) = self.backend.profiler() {
+            profiler.set(on);
+        }
+    }
+
+    fn take_profile(&mut self) -> Vec<OpTime> {
+        self.backend.profiler().map_or_else(Vec::new, Profiler::take)
     }
 }

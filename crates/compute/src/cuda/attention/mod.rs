@@ -17,9 +17,10 @@ pub(in crate::cuda) use latent::{check_latent, store_latent};
 pub(in crate::cuda) use rope::{angles, store_kv};
 pub(in crate::cuda) use step::{AttentionInput, Step};
 
-use super::common::{Output, TileLayout, Tiles};
+use super::batch::StagedBatch;
+use super::common::{KvSlots, Output, TileLayout, TileNumber, Tiles};
 use super::driver::{Cuda, Driver, Rooms};
-use crate::{Error, Heads, Profile, Result, Tensor};
+use crate::{AttentionParams, DType, Error, Heads, KvLayer, Profile, QkvPrep, Result, Tensor};
 
 /// Largest head dimension of any kernel, but for the keys of latent attention.
 const MAX_HEAD_DIM: usize = 512;
@@ -65,12 +66,55 @@ pub(in crate::cuda) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: Atten
     check_shapes(y, &input);
     let is_whole = input.qkv.row_len() == input.params.heads.qkv_len();
     match is_whole && prefill_attention::supports(cuda, input.kv, input.batch, input.params) {
-        true => prefill_attention::attention(cuda, Output::Floats(y.ptr()), input, None),
+        true => prefill_attention::attention(
+            cuda,
+            Output::Floats(y.ptr()),
+            input,
+            prefill_attention::Queries::Prepared,
+        ),
         false => paged_attention::attention(cuda, y, input),
     }
 }
 
-/// Prepares queries, keys and values, stores keys and values in the cache, and attends. Returns true if the result is in `tiles`, which
+/// Where a product may store queries, in the memory of `qkv`, keys and values itself, so that [`attend`] finds them `stored`: if nothing is
+/// done to them, and a kernel attends that reads them so.
+pub(in crate::cuda) fn slots(
+    cuda: &Cuda,
+    qkv: &Tensor<Cuda>,
+    kv: &KvLayer<Cuda>,
+    batch: &StagedBatch,
+    prep: &QkvPrep<'_, Cuda>,
+    params: &AttentionParams,
+) -> Option<KvSlots> {
+    let Heads { n_heads, n_kv_heads, head_dim } = prep.heads;
+    let number = match kv.k.dtype() {
+        DType::BF16 => TileNumber::Bfloat,
+        DType::F16 => TileNumber::Half,
+        _ => return None,
+    };
+    let n_rows = kv.k.shape()[..3].iter().product::<usize>();
+    let is_plain = prep.heads == params.heads && prep.qk_norm.is_none() && prep.angles.is_none();
+    let attends = cuda.driver.is_hopper()
+        && !decode_attention::supports(cuda, kv, batch, params)
+        && prefill_attention::supports(cuda, kv, batch, params);
+    (is_plain && attends && u32::try_from(n_rows).is_ok()).then(|| KvSlots {
+        q: qkv.ptr(),
+        k: kv.k.buffer().ptr(),
+        v: kv.values().buffer().ptr(),
+        positions: batch.positions(),
+        table_starts: batch.table_starts(),
+        block_tables: batch.block_tables(),
+        first_key: (n_heads * head_dim) as u32,
+        first_value: ((n_heads + n_kv_heads) * head_dim) as u32,
+        first_out: 0,
+        n_kv_heads: n_kv_heads as u32,
+        head_dim: head_dim as u32,
+        block_size: kv.k.shape()[2] as u32,
+        number: number as u32,
+    })
+}
+
+/// Prepares queries, keys and values, stores keys and values in the cache, unless all that was done ([`slots`]), and attends. Returns true if the result is in `tiles`, which
 /// share the memory of `y`, and false if it is in `y` as floats.
 pub(in crate::cuda) fn attend(
     cuda: &Cuda,
@@ -78,6 +122,7 @@ pub(in crate::cuda) fn attend(
     tiles: Option<Tiles>,
     qkv: &mut Tensor<Cuda>,
     step: Step<'_>,
+    stored: bool,
 ) -> Result<bool> {
     let Step { kv, batch, prep, params, sinks } = step;
     // The other kernels do not take queries without keys and values.
@@ -91,9 +136,9 @@ pub(in crate::cuda) fn attend(
         return Ok(tiles.is_some());
     }
     if is_whole && prefill_attention::supports(cuda, kv, batch, params) {
-        let tiles = tiles.filter(|t| t.layout == TileLayout::GemmBfloat);
+        let tiles = tiles.filter(|t| matches!(t.layout, TileLayout::GemmBfloat | TileLayout::GemmHalf));
         let to = tiles.map_or(Output::Floats(y.ptr()), Output::Tiles);
-        prefill_attention::store_and_attend(cuda, to, qkv, Step { kv, batch, prep, params, sinks })?;
+        prefill_attention::store_and_attend(cuda, to, qkv, Step { kv, batch, prep, params, sinks }, stored)?;
         return Ok(tiles.is_some());
     }
     cuda.timed("store_kv", || store_kv(cuda, qkv, kv, batch, &prep, 0))?;

@@ -4,7 +4,7 @@
 #include "prefill_attention_args.cuh"
 
 // A block's work: `n_tokens` tokens of a sequence, and `tile_heads` query heads, from `first_head` on of the group that shares a KV head.
-// They see positions `start` to `end` - 1.
+// They see positions `start` to `end` - 1. All lanes of a warp make it together.
 struct Tile {
   int first_token, n_tokens, sees_to, end, start;  // sees_to: up to where the first token sees, past the last position too
   int group, kv_head, first_head;
@@ -17,10 +17,24 @@ struct Tile {
     const int n_head_tiles = a.n_kv_heads * head_tiles, head_tile = index % n_head_tiles;
     kv_head = head_tile / head_tiles, first_head = head_tile % head_tiles * a.tile_heads;
     int tile = (n_tiles - 1 - index) / n_head_tiles, seq = 0;
-    for (;; seq++) {
-      const int n = ceil_div(a.seq_starts[seq + 1] - a.seq_starts[seq], a.tile_tokens);
-      if (tile < n) break;
-      tile -= n;
+    // Each lane counts the tiles of a sequence; those of one are not looked for.
+    for (const int n_seqs = a.n_seqs, lane = threadIdx.x % 32; n_seqs > 1; seq += 32) {
+      const int of_lane = seq + lane;
+      const int n = of_lane < n_seqs ? ceil_div(a.seq_starts[of_lane + 1] - a.seq_starts[of_lane], a.tile_tokens) : 0;
+      int sum = n;
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const int before = __shfl_up_sync(ALL_LANES, sum, d);
+        if (lane >= d) sum += before;
+      }
+      const uint32_t after = __ballot_sync(ALL_LANES, tile < sum);
+      if (after) {
+        const int first = __ffs(after) - 1;
+        tile -= __shfl_sync(ALL_LANES, sum - n, first);
+        seq += first;
+        break;
+      }
+      tile -= __shfl_sync(ALL_LANES, sum, 31);
     }
     first_token = a.seq_starts[seq] + tile * a.tile_tokens;
     const int left = a.seq_starts[seq + 1] - first_token;
@@ -167,7 +181,7 @@ struct Softmax {
         const float2 v = {out[i][2 * h] * inverse, out[i][2 * h + 1] * inverse};
         if (a.y_rows) {
           uint8_t* y = reinterpret_cast<uint8_t*>(a.y) + byte_in_tiles(rows.token[h], 2 * column, a.y_rows);
-          *reinterpret_cast<uint32_t*>(y) = pair_of<Bfloat>(v.x, v.y);
+          *reinterpret_cast<uint32_t*>(y) = tile_pair(a.y_number, v.x, v.y);
         } else {
           *reinterpret_cast<float2*>(a.y + rows.token[h] * row_len + column) = v;
         }

@@ -50,7 +50,7 @@ kernel_args! {
     in "prefill_attention_args.cuh";
 
     struct PrefillAttentionArgs {
-        /// [n_tokens, n_heads, head_dim] as floats, or as tiles of BF16
+        /// [n_tokens, n_heads, head_dim] as floats, or as tiles
         y: DevicePtr as "float*",
         /// [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
         qkv: DevicePtr as "const float*",
@@ -84,6 +84,8 @@ kernel_args! {
         softcap: f32,
         /// rows of y's tiles; 0: y is floats
         y_rows: u32,
+        /// a TileNumber
+        y_number: u32,
     }
 }
 
@@ -100,6 +102,8 @@ kernel_args! {
         /// rows of a TMA box, 8 to 128; 0: without TMA
         box_rows: u32,
         n_tiles: u32,
+        /// of 16 bits, as the cache's, [n_tokens, n_heads, head_dim]; or null, and they are rows of qkv
+        queries: DevicePtr as "const uint8_t*",
         /// [head_dim]; null where queries are prepared or have no norm
         q_weight: DevicePtr as "const float*",
         /// [head_dim] or null
@@ -167,25 +171,46 @@ pub(super) fn supports(
         && batch.n_tokens() > 2 * batch.n_seqs()
 }
 
-/// Prepares keys and values and writes them to the cache, then [`attention`]. On Hopper attention's kernel prepares the queries.
-pub(super) fn store_and_attend(cuda: &Cuda, y: Output, qkv: &mut Tensor<Cuda>, step: Step<'_>) -> Result<()> {
+/// What is left to do with queries before they are multiplied.
+#[derive(Clone, Copy)]
+pub(super) enum Queries<'a> {
+    /// Nothing: they are floats.
+    Prepared,
+    /// Nothing: they are in 16 bits, [n_tokens, n_heads, head_dim], in the memory of `qkv`.
+    Halves,
+    /// On Hopper, their norm and rotation.
+    Left(&'a QkvPrep<'a, Cuda>),
+}
+
+/// Prepares keys and values and writes them to the cache, unless they are `stored` ([`super::slots`]), then [`attention`]. On Hopper attention's kernel prepares the queries.
+pub(super) fn store_and_attend(
+    cuda: &Cuda,
+    y: Output,
+    qkv: &mut Tensor<Cuda>,
+    step: Step<'_>,
+    stored: bool,
+) -> Result<()> {
     let Step { kv, batch, prep, params, sinks } = step;
     let prep = &prep;
     assert_eq!((params.heads, qkv.rows()), (prep.heads, batch.n_tokens()));
-    let left = cuda.driver.is_hopper().then_some(prep);
-    let first_head = left.map_or(0, |p| p.heads.n_heads);
-    cuda.timed("store_kv", || rope::store_kv(cuda, qkv, kv, batch, prep, first_head))?;
+    let (queries, first_head) = match (stored, cuda.driver.is_hopper()) {
+        (true, _) => (Queries::Halves, 0),
+        (false, true) => (Queries::Left(prep), prep.heads.n_heads),
+        (false, false) => (Queries::Prepared, 0),
+    };
+    if !stored {
+        cuda.timed("store_kv", || rope::store_kv(cuda, qkv, kv, batch, prep, first_head))?;
+    }
     let input = AttentionInput { qkv, kv, batch, params, sinks };
-    cuda.timed("attention", || attention(cuda, y, input, left))
+    cuda.timed("attention", || attention(cuda, y, input, queries))
 }
 
-/// As [`attention`](super::attention), which checks the shapes. `prep`: what is left to do with queries, on Hopper; elsewhere they are
-/// prepared.
+/// As [`attention`](super::attention), which checks the shapes.
 pub(super) fn attention(
     cuda: &Cuda,
     y: Output,
     input: AttentionInput<'_>,
-    prep: Option<&QkvPrep<'_, Cuda>>,
+    queries: Queries<'_>,
 ) -> Result<()> {
     let AttentionInput { qkv, kv, batch, params, sinks: of_heads } = input;
     let h = params.heads;
@@ -214,6 +239,7 @@ pub(super) fn attention(
         scale: params.scale,
         softcap: params.softcap.unwrap_or(0.0),
         y_rows: y.tile_rows() as u32,
+        y_number: y.tile_number(),
     };
     let n_tiles = tiling.n_tiles(h, batch);
     let (shared, supported) = (block.shared_bytes(), "`supports` checked the cache's type");
@@ -226,7 +252,7 @@ pub(super) fn attention(
         }
         Kernels::Hopper(kernels) => {
             let f = kernels.get(kv.k.dtype(), i).expect(supported);
-            let args = hopper_arguments(cuda, args, kv, block, prep, n_tiles)?;
+            let args = hopper_arguments(cuda, args, kv, block, queries, n_tiles)?;
             let n_blocks = n_tiles.min(cuda.driver.n_multiprocessors() as usize);
             // SAFETY: as above, with persistent blocks that loop over the tiles; the tensor maps describe the whole cache, whose
             // buffers outlive the launch as `kv` does.
@@ -262,7 +288,7 @@ fn hopper_arguments(
     of_all: PrefillAttentionArgs,
     kv: &KvLayer<Cuda>,
     block: Block,
-    prep: Option<&QkvPrep<'_, Cuda>>,
+    queries: Queries<'_>,
     n_tiles: usize,
 ) -> Result<PrefillAttentionHopperArgs> {
     let n_cache_rows = kv.k.shape()[..3].iter().product::<usize>();
@@ -279,12 +305,17 @@ fn hopper_arguments(
             swizzled: true,
         }),
     };
-    let prep = prep.map_or(PrepArgs::NONE, PrepArgs::new);
+    let (queries, prep) = match queries {
+        Queries::Prepared => (DevicePtr::NULL, PrepArgs::NONE),
+        Queries::Halves => (of_all.qkv, PrepArgs::NONE),
+        Queries::Left(prep) => (DevicePtr::NULL, PrepArgs::new(prep)),
+    };
     Ok(PrefillAttentionHopperArgs {
         of_all,
         n_cache_rows: n_cache_rows as u32,
         box_rows: box_rows.unwrap_or(0) as u32,
         n_tiles: n_tiles as u32,
+        queries,
         q_weight: prep.q.weight,
         q_bias: prep.q.bias,
         angles: prep.angles,

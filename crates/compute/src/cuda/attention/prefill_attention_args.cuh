@@ -3,7 +3,7 @@
 #include <cstdint>
 
 struct PrefillAttentionArgs {
-  // [n_tokens, n_heads, head_dim] as floats, or as tiles of BF16
+  // [n_tokens, n_heads, head_dim] as floats, or as tiles
   float* y;
   // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
   const float* qkv;
@@ -37,4 +37,6 @@ struct PrefillAttentionArgs {
   float softcap;
   // rows of y's tiles; 0: y is floats
   uint32_t y_rows;
+  // a TileNumber
+  uint32_t y_number;
 };

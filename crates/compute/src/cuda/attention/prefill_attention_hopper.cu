@@ -100,9 +100,36 @@ struct QueryBatch {
   }
 };
 
+// Copies N rows of a tile's queries from row `first` on that have 16 bits, by one warp, BATCH vectors of a lane at a time, to `to`, swizzled.
+template <int DIM, int N, int BATCH>
+DEVICE void copy_queries(const PrefillAttentionHopperArgs& args, const Tile& t, uint8_t* to, int first) {
+  constexpr int VECTORS = DIM / 8;  // of a row
+  const PrefillAttentionArgs& a = args.of_all;
+  const int dim = a.head_dim, tile_heads = a.tile_heads;
+#pragma unroll 1
+  for (int batch = 0; batch < N * VECTORS; batch += 32 * BATCH) {
+    const int lane = ptx::thread_again() % 32;
+    uint4 v[BATCH];
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+      const int i = batch + 32 * b + lane, row = first + i / VECTORS, column = i % VECTORS * 8;
+      const int token = row / tile_heads, in_group = t.first_head + row % tile_heads;
+      const bool is_there = token < t.n_tokens && in_group < t.group && column < dim;
+      const size_t head = static_cast<size_t>(t.first_token + token) * a.n_heads + t.kv_head * t.group + in_group;
+      v[b] = is_there ? *reinterpret_cast<const uint4*>(args.queries + (head * dim + column) * 2) : uint4{0, 0, 0, 0};
+    }
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+      const int i = batch + 32 * b + lane, row = first + i / VECTORS, vector = i % VECTORS;
+      *reinterpret_cast<uint4*>(to + (vector / 8 * ROWS + row) * 128 + ((vector ^ row) & 7) * 16) = v[b];
+    }
+  }
+}
+
 // Prepares N rows of a tile's queries from row `first` on, by one warp, BATCH at a time, and writes them to `to` in 16 bits, swizzled.
 template <class T, int DIM, int N, int BATCH>
 DEVICE void prepare_queries(const PrefillAttentionHopperArgs& args, const Tile& t, uint8_t* to, int first, float* scratch) {
+  if (args.queries) return copy_queries<DIM, N, 4>(args, t, to, first);
   const int dim = args.of_all.head_dim, n_pairs = args.angles ? args.rope_dim / 2 : 0;
 #pragma unroll 1
   for (int batch = first; batch < first + N; batch += BATCH) {

@@ -11,6 +11,8 @@ struct PrefillAttentionHopperArgs {
   // rows of a TMA box, 8 to 128; 0: without TMA
   uint32_t box_rows;
   uint32_t n_tiles;
+  // of 16 bits, as the cache's, [n_tokens, n_heads, head_dim]; or null, and they are rows of qkv
+  const uint8_t* queries;
   // [head_dim]; null where queries are prepared or have no norm
   const float* q_weight;
   // [head_dim] or null

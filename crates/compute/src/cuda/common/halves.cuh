@@ -22,6 +22,15 @@ DEVICE uint32_t pair_of(float low, float high) {
   return T::pair(low, high);
 }
 
+// Numbers of tiles that one kernel writes for the next. In half precision they are multiplied by HALF_TILE_FACTOR, so that up to a million
+// is in range; below a thousandth they have fewer bits.
+enum TileNumber : uint32_t { NO_TILES, BFLOAT_TILES, HALF_TILES };
+constexpr float HALF_TILE_FACTOR = 0.0625f;
+
+DEVICE uint32_t tile_pair(uint32_t number, float low, float high) {
+  return number == HALF_TILES ? pair_of<Half>(low * HALF_TILE_FACTOR, high * HALF_TILE_FACTOR) : pair_of<Bfloat>(low, high);
+}
+
 // Where byte `byte` of a row is in tiles, as Hopper's tensor cores read them: of each 128 bytes of the rows all `n_rows` rows, of which
 // each 16 bytes lie at their number xor the row's, modulo 8.
 DEVICE size_t byte_in_tiles(uint32_t row, uint32_t byte, uint32_t n_rows) {

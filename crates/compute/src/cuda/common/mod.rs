@@ -2,10 +2,12 @@
 //!
 //! The headers beside this file are the same for the kernels.
 
+mod kv_slots;
 mod operand;
 mod route;
 
-pub(in crate::cuda) use operand::{Input, Output, TileLayout, Tiles};
+pub(in crate::cuda) use kv_slots::KvSlots;
+pub(in crate::cuda) use operand::{Input, Output, TileLayout, TileNumber, Tiles};
 pub(in crate::cuda) use route::{MAX_EXPERTS, RouteArgs};
 
 use crate::Activation;

@@ -14,6 +14,8 @@ pub(in crate::cuda) enum Epilogue {
     AddRanks,
     /// The first half of the outputs goes through the function and is multiplied with the second.
     Gate(Activation),
+    /// It goes through the function, of one number, and is written.
+    Activate(Activation),
 }
 
 /// An [`Epilogue`] without its parameters.
@@ -23,6 +25,7 @@ pub(in crate::cuda) enum EpilogueKind {
     Add,
     AddRanks,
     Gate,
+    Activate,
 }
 
 impl Epilogue {
@@ -32,6 +35,7 @@ impl Epilogue {
             Self::Add => EpilogueKind::Add,
             Self::AddRanks => EpilogueKind::AddRanks,
             Self::Gate(_) => EpilogueKind::Gate,
+            Self::Activate(_) => EpilogueKind::Activate,
         }
     }
 
@@ -42,13 +46,14 @@ impl Epilogue {
             Self::Add => 1,
             Self::Gate(_) => 2,
             Self::AddRanks => 3,
+            Self::Activate(_) => 4,
         }
     }
 
-    /// The number of a gate's function; 0 for others.
+    /// The number of the function; 0 without.
     pub(super) fn activation_code(self) -> u32 {
         match self {
-            Self::Gate(f) => activation_code(f),
+            Self::Gate(f) | Self::Activate(f) => activation_code(f),
             _ => 0,
         }
     }

@@ -9,7 +9,7 @@ use super::operands::{
     LINE, Number, Operand, OperandLayout, SLABS, Span, activations, is_in_place, number_of, weights,
 };
 use super::shape::{MatrixShape, Target};
-use crate::cuda::common::{Input, Output, TileLayout, Tiles};
+use crate::cuda::common::{Input, KvSlots, Output, TileLayout, Tiles};
 use crate::cuda::driver::{
     BoxMap, Boxes, Cuda, DevicePtr, Driver, Kernel, KernelImage, kernel_args, kernel_image,
 };
@@ -119,6 +119,7 @@ kernel_args! {
 kernel_args! {
     in "gemm_hopper_args.cuh";
     include "../common/hopper.cuh";
+    include "../common/kv_slots_args.cuh";
     include "gemm_args.cuh";
 
     /// Matrices that a matmul can have rows of: queries', keys' and values'.
@@ -130,13 +131,16 @@ kernel_args! {
         first_rows: [u32; MAX_MATRICES],
     }
 
-    /// The same on Hopper, with the matrices whose rows TMA brings as boxes, and whether y has tiles.
+    /// The same on Hopper, with the matrices whose rows TMA brings as boxes, and whether x and y have tiles.
     struct GemmHopperArgs {
         of_all: GemmArgs,
         /// 0: weights are tiles. Else they are rows of 16 bits, of so many matrices one after the other, which TMA brings as boxes; a gate's ups come after the gates.
         boxes: WeightBoxes,
-        /// Whether a gate's outputs are tiles of BF16 with as many rows as those of x.
+        /// A TileNumber: whether outputs are tiles, with as many rows as those of x.
         to_tiles: u32,
+        /// Factor of all rows where x_scales is null.
+        x_factor: f32,
+        slots: KvSlots,
         maps: [BoxMap; MAX_MATRICES] as "ptx::TensorMap",
     }
 }
@@ -184,14 +188,24 @@ fn of_tile<A>(kernels: &[[Option<Kernel<A>>; Number::ALL.len()]], number: Number
     kernels[i][number as usize].expect("a tile that the GPU can run")
 }
 
-/// `x`'s memory as tiles of BF16, if the matmul of these matrices with its rows would round them to BF16 anyway, or to less.
-pub(super) fn tiles_in(target: &Target, w: &MatrixShape, x: &Tensor<Cuda>) -> Option<Tiles> {
+/// The tiles that a matmul of these matrices reads: of BF16 if it would round floats to BF16 anyway, or to less, and of half precision if
+/// all matrices are multiplied in that.
+pub(super) fn tile_layout(target: &Target, w: &MatrixShape) -> Option<TileLayout> {
+    let n_half = w.parts.iter().filter(|p| number_of(target.hopper, p) == Number::F16).count();
+    match n_half {
+        _ if !target.hopper => None,
+        0 => Some(TileLayout::GemmBfloat),
+        n if n == w.parts.len() => Some(TileLayout::GemmHalf),
+        _ => None,
+    }
+}
+
+/// `x`'s memory as tiles for Hopper, if they have room there.
+pub(in crate::cuda) fn tiles(layout: TileLayout, x: &Tensor<Cuda>) -> Option<Tiles> {
     let (m, n) = (x.rows(), x.row_len());
-    let is_read =
-        w.parts.iter().all(|p| number_of(target.hopper, p) != Number::F16) && n.is_multiple_of(LINE / 2);
     let fits = OperandLayout::Tiled.bytes(Number::BF16, m, n) <= 4 * m * n;
     let rows = OperandLayout::Tiled.rows(m);
-    (target.hopper && is_read && fits).then(|| Tiles { layout: TileLayout::GemmBfloat, ptr: x.ptr(), rows })
+    (n.is_multiple_of(LINE / 2) && fits).then(|| Tiles { layout, ptr: x.ptr(), rows })
 }
 
 /// Whether these kernels multiply with such a matrix, or for a `gate` with both halves of its outputs in one launch.
@@ -276,8 +290,8 @@ impl Gemm<'_> {
         let hopper = cuda.driver.is_hopper();
         let number = number_of(hopper, &span.parts[0].shape);
         let n_halves = if up.is_some() { 2 } else { 1 };
-        let to_tiles = matches!(result.y, Output::Tiles(_));
-        let tile = choose_tile(&*cuda.driver, number, self.op.m, n_halves * span.len, to_tiles);
+        let gate_to_tiles = up.is_some() && matches!(result.y, Output::Tiles(_));
+        let tile = choose_tile(&*cuda.driver, number, self.op.m, n_halves * span.len, gate_to_tiles);
         let x = self.activations(number)?;
         let is_there = |span: Span<'_>| span.in_place(n_in).is_some();
         let boxes = if hopper { boxes(cuda, tile, span, up, n_in)? } else { None };
@@ -296,7 +310,18 @@ impl Gemm<'_> {
             let args = self.args(number, x, &slab, result);
             let outs = tile.outs / n_halves;
             let blocks = tile.blocks(&*cuda.driver, self.op.m.div_ceil(tile.rows), n.div_ceil(outs));
-            self.launch(number, tile, blocks, args, boxes, to_tiles)?;
+            let y = result.y.after(slab.first);
+            let (boxes, maps) = boxes.unwrap_or((NO_BOXES, [BoxMap([0; 16]); MAX_MATRICES]));
+            let slots = if let Output::Qkv(slots) = y { slots } else { KvSlots::NONE };
+            let args = GemmHopperArgs {
+                of_all: args,
+                boxes,
+                to_tiles: y.tile_number(),
+                x_factor: x.factor,
+                slots,
+                maps,
+            };
+            self.launch(number, tile, blocks, &args)?;
         }
         Ok(())
     }
@@ -336,47 +361,53 @@ impl Gemm<'_> {
         }
     }
 
-    fn launch(
-        &self,
-        number: Number,
-        tile: Tile,
-        blocks: [usize; 3],
-        args: GemmArgs,
-        boxes: Option<(WeightBoxes, [BoxMap; MAX_MATRICES])>,
-        to_tiles: bool,
-    ) -> Result<()> {
+    fn launch(&self, number: Number, tile: Tile, blocks: [usize; 3], args: &GemmHopperArgs) -> Result<()> {
         let kernels = self.cuda.room::<Kernels>();
         let shared = tile.shared_bytes();
-        if !tile.hopper {
-            let f = of_tile(&kernels.ampere, number, tile);
-            // SAFETY: x and the weights are padded rows of k elements, of which there are m and n; y and the bias as the callers
-            // checked.
-            return unsafe { self.cuda.launch_shared(f, blocks, tile.threads(), shared, &args) };
+        // SAFETY: x and the weights are padded rows of k elements, of which there are m and n, or on Hopper tiles and boxes of such
+        // rows; y and the bias as the callers checked.
+        unsafe {
+            if tile.hopper {
+                let f = of_tile(&kernels.hopper, number, tile);
+                self.cuda.launch_shared(f, blocks, tile.threads(), shared, args)
+            } else {
+                let f = of_tile(&kernels.ampere, number, tile);
+                self.cuda.launch_shared(f, blocks, tile.threads(), shared, &args.of_all)
+            }
         }
-        let (boxes, maps) = boxes.unwrap_or((NO_BOXES, [BoxMap([0; 16]); MAX_MATRICES]));
-        let f = of_tile(&kernels.hopper, number, tile);
-        let args = GemmHopperArgs { of_all: args, boxes, to_tiles: u32::from(to_tiles), maps };
-        // SAFETY: as above, where operands are not rows but tiles, or weights boxes of rows.
-        unsafe { self.cuda.launch_shared(f, blocks, tile.threads(), shared, &args) }
     }
 }
 
-/// Whether such a gate's outputs can be tiles.
-pub(super) fn writes_tiles(w: &MatrixShape, tiles: Tiles, f: Activation) -> bool {
-    tiles.layout == TileLayout::GemmBfloat
-        && (w.n_out / 2).is_multiple_of(LINE / 2)
-        && matches!(f, Activation::Silu | Activation::GeluTanh)
+/// Whether the outputs of this matmul can be such tiles.
+pub(super) fn writes_tiles(target: &Target, w: &MatrixShape, tiles: Tiles, epilogue: Epilogue) -> bool {
+    let is_whole = || w.parts.iter().all(|p| p.n_out.is_multiple_of(LINE / 2));
+    let is_read = matches!(tiles.layout, TileLayout::GemmBfloat | TileLayout::GemmHalf);
+    target.hopper
+        && is_read
+        && match epilogue {
+            Epilogue::Gate(f) => {
+                tiles.layout == TileLayout::GemmBfloat
+                    && (w.n_out / 2).is_multiple_of(LINE / 2)
+                    && matches!(f, Activation::Silu | Activation::GeluTanh)
+            }
+            Epilogue::Activate(f) => {
+                use Activation::{GeluErf, GeluTanh, Relu, Silu};
+                is_whole() && matches!(f, Silu | GeluTanh | GeluErf | Relu)
+            }
+            Epilogue::Store => is_whole(),
+            Epilogue::Add | Epilogue::AddRanks => false,
+        }
 }
 
-/// The tile whose blocks are done first: full waves of fast blocks. Those that write tiles have whole ones.
-fn choose_tile(driver: &dyn Driver, number: Number, m: usize, n_out: usize, to_tiles: bool) -> Tile {
+/// The tile whose blocks are done first: full waves of fast blocks. Those of a gate that write tiles have whole ones.
+fn choose_tile(driver: &dyn Driver, number: Number, m: usize, n_out: usize, gate_to_tiles: bool) -> Tile {
     let time = |tile: Tile| {
         let (resident, speed) = tile.speed(number)?;
         let blocks = m.div_ceil(tile.rows) * n_out.div_ceil(tile.outs);
         let waves = blocks.div_ceil(driver.n_multiprocessors() as usize * resident);
         Some((waves * resident * tile.rows * tile.outs) as f64 / speed)
     };
-    let can = |t: &Tile| t.hopper == driver.is_hopper() && (!to_tiles || t.outs.is_multiple_of(LINE));
+    let can = |t: &Tile| t.hopper == driver.is_hopper() && (!gate_to_tiles || t.outs.is_multiple_of(LINE));
     let there = TILES.into_iter().filter(can).filter_map(|t| Some((t, time(t)?)));
     let best = there.min_by(|a, b| a.1.total_cmp(&b.1));
     best.expect("each kind of numbers has tiles").0

@@ -5,7 +5,7 @@
 // of 8, of the rows and of the weights, which lie in memory as the tensor cores want them (operands.cu), so that it takes three copies.
 // Tiles that run together share 2048 rows at most, which stay in L2.
 //
-// A gate's outputs can be stored as tiles of BF16, for the matmul that reads them.
+// Outputs can be stored as tiles of 16 bits, for the kernel that reads them, and keys and values in the cache.
 //
 // Between the end of one step's wgmma and the start of those after the next there are half a step's 512 cycles, so that path is short:
 // addresses are made once.
@@ -81,51 +81,139 @@ DEVICE void store_gated(const GemmArgs& a, int row, int out, int lane, const flo
   });
 }
 
-// The same rounded to BF16, into tiles, by way of shared memory, from where TMA copies the rows.
-template <int HALF, class Activate>
-DEVICE void store_gated_tiles(const GemmArgs& a, int row, int out, const float (&scale)[2],
-                              const float (&sums)[HALF / 4][4], Activate activate) {
+// Shared memory for 128 bytes of each row, on their way out: the same for all epilogues of a kernel.
+DEVICE uint32_t lines_of_rows() {
   __shared__ __align__(1024) uint8_t lines[ROWS * LINE];
+  return ptx::shared_address(lines);
+}
+
+// Gives the 16 rows of a warp as they shall lie in memory, 64 columns at a time, by way of shared memory, so that eight lanes have a line.
+// `pair(j, h)` is the word of two outputs from 8 * j + lane % 4 * 2 on, of row 8 * h + lane / 4; `put(row, first, place, eight)` gets the
+// bits of eight, and their place in the swizzled line of columns from `first` on.
+template <int COLUMNS, class Pair, class Put>
+DEVICE void store_lines(Pair pair, Put put) {
   // Not before the tile is multiplied, whose registers this would take.
-  const uint32_t tid = ptx::thread_again(), rows = ptx::shared_address(lines) + tid / 32 * 16 * LINE;
+  const uint32_t tid = ptx::thread_again(), lane = tid % 32;
+  const uint32_t rows = lines_of_rows() + tid / 32 * 16 * LINE;
   // The lane's line of the first two matrices; those further on have other bits.
-  const uint32_t line = rows + tid % 16 * LINE + (tid % 32 / 16 ^ tid % 8) * 16;
-  const int n_rows = min(static_cast<int>(a.x_rows) - row, 16);
+  const uint32_t line = rows + lane % 16 * LINE + (lane / 16 ^ lane % 8) * 16;
 #pragma unroll
-  for (int first = 0; first < HALF; first += 64) {
-    ptx::cp_async_bulk_wait_read();
+  for (int first = 0; first < COLUMNS; first += 64) {
     __syncwarp();
 #pragma unroll
     for (int j = first / 8; j < first / 8 + 8; j += 2) {
       uint32_t pairs[4];
 #pragma unroll
-      for (int p = 0; p < 4; p++) {
-        const int h = p % 2;
-        const float *g = sums[j + p / 2] + 2 * h, *u = sums[HALF / 8 + j + p / 2] + 2 * h;
-        pairs[p] = pair_of<Bfloat>(activate(g[0] * scale[h]) * (u[0] * scale[h]), activate(g[1] * scale[h]) * (u[1] * scale[h]));
-      }
+      for (int p = 0; p < 4; p++) pairs[p] = pair(j + p / 2, p % 2);
       ptx::stmatrix_x4(line ^ j % 8 * 16, pairs);
     }
-    ptx::fence_proxy_async_shared();
     __syncwarp();
-    const int column = out + first;
-    if (tid % 32 == 0 && n_rows > 0 && column < static_cast<int>(a.n_out)) {
-      uint8_t* y = reinterpret_cast<uint8_t*>(a.y) + (static_cast<size_t>(column / 64) * a.x_rows + row) * LINE;
-      ptx::cp_async_bulk_store(y, rows, n_rows * LINE);
+#pragma unroll 1
+    for (int i = 0; i < 16; i += 4) {
+      const int row = i + lane / 8, place = lane % 8;
+      put(row, first, place, ptx::load_quad(rows + row * LINE + place * 16));
     }
   }
 }
 
+// Stores COLUMNS outputs as tiles of 16 bits; `pair(j, h)` gives them as floats.
+template <int COLUMNS, class Pair>
+DEVICE void store_tiles(const GemmArgs& a, uint32_t number, int first_row, int out, Pair pair) {
+  store_lines<COLUMNS>(
+      [&](int j, int h) {
+        const float2 v = pair(j, h);
+        return tile_pair(number, v.x, v.y);
+      },
+      [&](int row, int first, int place, float4 eight) {
+        const int at = first_row + row;
+        if (at >= static_cast<int>(a.x_rows) || out + first >= static_cast<int>(a.n_out)) return;
+        uint8_t* y = reinterpret_cast<uint8_t*>(a.y) + (static_cast<size_t>((out + first) / 64) * a.x_rows + at) * LINE;
+        *reinterpret_cast<float4*>(y + place * 16) = eight;
+      });
+}
+
+// The bias of outputs from 8 * j + lane % 4 * 2 on.
+DEVICE float2 bias_pair(const GemmArgs& a, int out, int j) {
+  const int at = out + j * 8 + ptx::thread_again() % 4 * 2;
+  return a.bias && at < static_cast<int>(a.n_out) ? *reinterpret_cast<const float2*>(a.bias + at) : float2{0, 0};
+}
+
+// Stores queries, keys and values in 16 bits, the latter two where the cache has them.
+template <int OUTS>
+DEVICE void store_qkv(const GemmArgs& a, const KvSlots& slots, int first_row, int out, const float (&scale)[2],
+                      const float (&sums)[OUTS / 8][4]) {
+  const uint32_t block_size = slots.block_size, dim = slots.head_dim, lane = ptx::thread_again() % 32;
+  // The row of the cache, for the first head, of the warp's row `lane`, modulo 16.
+  uint32_t slot = 0;
+  if (const uint32_t row = first_row + lane % 16; row < a.m) {
+    const uint32_t position = slots.positions[row], block = slots.block_tables[slots.table_starts[row] + position / block_size];
+    slot = block * slots.n_kv_heads * block_size + position % block_size;
+  }
+  store_lines<OUTS>(
+      [&](int j, int h) {
+        const float2 b = bias_pair(a, out, j);
+        const float low = fmaf(sums[j][2 * h], scale[h], b.x), high = fmaf(sums[j][2 * h + 1], scale[h], b.y);
+        return slots.number == HALF_TILES ? pair_of<Half>(low, high) : pair_of<Bfloat>(low, high);
+      },
+      [&](int row, int first, int place, float4 eight) {
+        const int column = first + ((place ^ row) & 7) * 8;
+        const uint32_t at = first_row + row, of_all = slots.first_out + out + column, of_row = __shfl_sync(ALL_LANES, slot, row);
+        if (at >= a.m || out + column >= static_cast<int>(a.n_out)) return;
+        uint8_t* to = slots.q + (static_cast<size_t>(at) * slots.first_key + of_all) * 2;
+        if (of_all >= slots.first_key) {
+          const bool is_value = of_all >= slots.first_value;
+          const uint32_t of_heads = of_all - (is_value ? slots.first_value : slots.first_key), head = of_heads / dim;
+          to = (is_value ? slots.v : slots.k) + (static_cast<size_t>(of_row + head * block_size) * dim + of_heads % dim) * 2;
+        }
+        *reinterpret_cast<float4*>(to) = eight;
+      });
+}
+
+// The outputs of a gate as tiles.
+template <int HALF, class Activate>
+DEVICE void store_gated_tiles(const GemmArgs& a, uint32_t number, int row, int out, const float (&scale)[2],
+                              const float (&sums)[HALF / 4][4], Activate activate) {
+  store_tiles<HALF>(a, number, row, out, [&](int j, int h) {
+    const float *g = sums[j] + 2 * h, *u = sums[HALF / 8 + j] + 2 * h;
+    return float2{activate(g[0] * scale[h]) * (u[0] * scale[h]), activate(g[1] * scale[h]) * (u[1] * scale[h])};
+  });
+}
+
+// Outputs with their bias, after a function, as tiles.
+template <int OUTS, class Activate>
+DEVICE void store_activated_tiles(const GemmArgs& a, uint32_t number, int row, int out, const float (&scale)[2],
+                                  const float (&sums)[OUTS / 8][4], Activate activate) {
+  store_tiles<OUTS>(a, number, row, out, [&](int j, int h) {
+    const float2 b = bias_pair(a, out, j);
+    return float2{activate(fmaf(sums[j][2 * h], scale[h], b.x)), activate(fmaf(sums[j][2 * h + 1], scale[h], b.y))};
+  });
+}
+
 // The epilogue of a warp's sums of 16 rows from `row` on.
 template <class T, int OUTS>
-DEVICE void store_tile(const GemmArgs& a, bool to_tiles, int row, int out, int lane, const float (&sums)[OUTS / 8][4]) {
+DEVICE void store_tile(const GemmHopperArgs& args, int row, int out, int lane, const float (&sums)[OUTS / 8][4]) {
+  const GemmArgs& a = args.of_all;
+  const uint32_t to_tiles = args.to_tiles;
   float scale[2];
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int at = row + h * 8 + lane / 4;
-    scale[h] = T::COLUMNS == 64 && a.x_scales && at < static_cast<int>(a.m) ? a.x_scales[at] : 1.0f;
+    scale[h] = T::COLUMNS == 64 && a.x_scales && at < static_cast<int>(a.m) ? a.x_scales[at] : args.x_factor;
   }
-  if (a.epilogue != GATE) {
+  if (args.slots.number != NO_TILES) {
+    store_qkv<OUTS>(a, args.slots, row, out, scale, sums);
+  } else if (to_tiles && a.epilogue != GATE) {
+    if (a.epilogue == ACTIVATE && a.activation == GELU_ERF) {
+      store_activated_tiles<OUTS>(a, to_tiles, row, out, scale, sums, [](float x) { return gelu_erf_of_halves(x); });
+    } else if (a.epilogue == ACTIVATE && a.activation <= GELU_TANH) {
+      const GateSigmoid sigmoid(a.activation);
+      store_activated_tiles<OUTS>(a, to_tiles, row, out, scale, sums, [&](float x) { return sigmoid(x); });
+    } else {
+      // What is not a number stays so, as for all functions.
+      const float least = a.epilogue == ACTIVATE ? 0.0f : -INFINITY;
+      store_activated_tiles<OUTS>(a, to_tiles, row, out, scale, sums, [&](float x) { return x < least ? least : x; });
+    }
+  } else if (a.epilogue != GATE) {
     store_outputs<OUTS>(a, row, out, lane, [&](int j, int h) {
       float4 v = four_of_pairs(lane % 2, sums[j] + 2 * h, sums[j + 1] + 2 * h);
       v.x *= scale[h], v.y *= scale[h], v.z *= scale[h], v.w *= scale[h];
@@ -142,7 +230,7 @@ DEVICE void store_tile(const GemmArgs& a, bool to_tiles, int row, int out, int l
     const GateSigmoid sigmoid(a.activation);
     const auto activate = [&](float x) { return sigmoid(x); };
     if constexpr (OUTS % 128 == 0) {
-      if (to_tiles) return store_gated_tiles<OUTS / 2>(a, row, out, scale, sums, activate);
+      if (to_tiles) return store_gated_tiles<OUTS / 2>(a, to_tiles, row, out, scale, sums, activate);
     }
     store_gated<OUTS / 2>(a, row, out, lane, scale, sums, activate);
   } else {
@@ -349,9 +437,8 @@ DEVICE void consume(const GemmHopperArgs& args, const TileOrder& order, uint32_t
     }
     int row, out;
     order.locate(tile, row, out);
-    store_tile<T, OUTS>(a, args.to_tiles, row + warp * 16, out, lane, sums);
+    store_tile<T, OUTS>(args, row + warp * 16, out, lane, sums);
   }
-  if (args.to_tiles) ptx::cp_async_bulk_wait();
 }
 
 template <class T, int OUTS>

@@ -296,7 +296,7 @@ impl Plan {
         // stay near.
         let width = match op.epilogue {
             Epilogue::Add | Epilogue::AddRanks => self.y_stride,
-            Epilogue::Store | Epilogue::Gate(_) => self.n_in,
+            Epilogue::Store | Epilogue::Gate(_) | Epilogue::Activate(_) => self.n_in,
         };
         let is_large = width > GROUP;
         for first in (0..self.m).step_by(self.rows.max(1)) {

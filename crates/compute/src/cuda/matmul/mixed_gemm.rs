@@ -184,7 +184,7 @@ impl ActivationLayout {
             TileLayout::PackedHalf => Some(Self::PackedHalf),
             TileLayout::PlainHalf => Some(Self::PlainHalf),
             TileLayout::PlainBfloat => Some(Self::PlainBfloat),
-            TileLayout::GemmBfloat => None,
+            TileLayout::GemmBfloat | TileLayout::GemmHalf => None,
         }
     }
 

@@ -31,6 +31,7 @@ pub(in crate::cuda) use dequantize::embed;
 pub(in crate::cuda) use epilogue::{Epilogue, EpilogueKind};
 pub use experts_table::experts_kernel_for;
 pub(in crate::cuda) use experts_table::{ExpertsPlan, ExpertsProblem, select_experts};
+pub(in crate::cuda) use gemm::tiles;
 pub(in crate::cuda) use gemv::{ExpertsRows, MAX_USED};
 pub(in crate::cuda) use grouped::GroupedRows;
 pub use matrix::Matrix;
@@ -39,7 +40,7 @@ pub(in crate::cuda) use shape::Target;
 pub(in crate::cuda) use simt::{Part, Rows, TILE_ROWS, gemv_part, head_matmul};
 pub use table::{Arch, kernel_for};
 
-use super::common::{Input, Output, Tiles};
+use super::common::{Input, Output, TileLayout, Tiles};
 use super::driver::{Cuda, Driver, Rooms};
 use crate::{Result, Tensor};
 use table::{InputKind, Plan, Problem, select};
@@ -94,14 +95,16 @@ pub(in crate::cuda) fn run(cuda: &Cuda, op: &Matmul<'_>) -> Result<bool> {
     }
     let plan = match (plan, op.y, op.epilogue) {
         (Plan::Gemv(plan), Output::Floats(_), Epilogue::AddRanks) if !plan.can_add_ranks(cuda) => None,
+        (_, Output::Floats(_), Epilogue::Activate(_)) => None,
         (plan, Output::Floats(_), _) => Some(plan),
         (Plan::MixedGemm(plan), Output::Tiles(tiles), Epilogue::Gate(f)) => {
             plan.with_tiles(w, tiles, f).map(Plan::MixedGemm)
         }
-        (Plan::Gemm, Output::Tiles(tiles), Epilogue::Gate(f)) => {
-            gemm::writes_tiles(w, tiles, f).then_some(Plan::Gemm)
+        (Plan::Gemm, Output::Qkv(..), Epilogue::Store) if target.hopper => Some(Plan::Gemm),
+        (Plan::Gemm, Output::Tiles(tiles), epilogue) => {
+            gemm::writes_tiles(&target, w, tiles, epilogue).then_some(Plan::Gemm)
         }
-        (_, Output::Tiles(_), _) => None,
+        (_, Output::Tiles(_) | Output::Qkv(..), _) => None,
     };
     plan.map_or(Ok(false), |plan| plan.run(cuda, op).map(|()| true))
 }
@@ -116,7 +119,21 @@ pub(in crate::cuda) fn tiles_in(
     let target = Target::of(cuda);
     match select(&target, &Problem { w: &w.shape, m: x.rows(), epilogue })?.1 {
         Plan::MixedGemm(plan) => plan.tiles_in(x),
-        Plan::Gemm => gemm::tiles_in(&target, &w.shape, x),
+        Plan::Gemm => gemm::tiles(gemm::tile_layout(&target, &w.shape)?, x),
+        _ => None,
+    }
+}
+
+/// The layout of tiles that `gemm` reads, if it is what multiplies `m` rows with these weights.
+pub(in crate::cuda) fn gemm_tiles(
+    cuda: &Cuda,
+    w: &Matrix,
+    m: usize,
+    epilogue: EpilogueKind,
+) -> Option<TileLayout> {
+    let target = Target::of(cuda);
+    match select(&target, &Problem { w: &w.shape, m, epilogue })?.1 {
+        Plan::Gemm => gemm::tile_layout(&target, &w.shape),
         _ => None,
     }
 }

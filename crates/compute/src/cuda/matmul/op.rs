@@ -38,6 +38,7 @@ impl<'a> Matmul<'a> {
         match self.y {
             Output::Floats(y) => y,
             Output::Tiles(tiles) => panic!("{tiles:?} from a kernel that writes floats"),
+            Output::Qkv(..) => panic!("keys and values in the cache from a kernel that writes floats"),
         }
     }
 

@@ -8,7 +8,7 @@
 use super::matrix::Part;
 use super::packed_types::{PACKED, packed_index};
 use super::shape::{Layout, PartShape};
-use crate::cuda::common::Input;
+use crate::cuda::common::{Input, Tiles};
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
 use crate::quant::QUANTS;
 use crate::{DType, NormKind, Result, Tensor};
@@ -200,10 +200,12 @@ pub(super) struct Operand {
     pub(super) numbers: DevicePtr,
     /// Of rows in half precision, or of tiles of 8 bits; else null.
     pub(super) scales: DevicePtr,
+    /// Of all rows that have none in `scales`.
+    pub(super) factor: f32,
 }
 
 impl Operand {
-    pub(super) const NONE: Self = Self { numbers: DevicePtr::NULL, scales: DevicePtr::NULL };
+    pub(super) const NONE: Self = Self { numbers: DevicePtr::NULL, scales: DevicePtr::NULL, factor: 1.0 };
 }
 
 /// Outputs that one launch computes: of parts that follow one another, `len` from `first` on.
@@ -259,10 +261,12 @@ pub(super) fn activations(
     let (x, norm, of_tiles) = match (x, number) {
         (Input::Floats(x, norm), _) => (x, norm, false),
         (Input::Tiles(tiles), Number::BF16) => {
-            return Ok(Operand { numbers: tiles.ptr, scales: DevicePtr::NULL });
+            return Ok(Operand { numbers: tiles.ptr, ..Operand::NONE });
+        }
+        (Input::Tiles(tiles), Number::F16) => {
+            return Ok(Operand { numbers: tiles.ptr, factor: Tiles::HALF_FACTOR, ..Operand::NONE });
         }
         (Input::Tiles(tiles), Number::Int8) => (tiles.ptr, None, true),
-        (Input::Tiles(_), Number::F16) => unreachable!("`tiles_in` refuses these"),
     };
     let y = cuda.scratch.get(&cuda.driver, number.purpose(), layout.bytes(number, m, n))?;
     let scales = match number {
@@ -290,7 +294,7 @@ pub(super) fn activations(
     };
     // SAFETY: x has m rows of n numbers, and the scratch memory room for as many of padded numbers and their scales.
     unsafe { cuda.launch(f, blocks, 256, &args)? };
-    Ok(Operand { numbers: y, scales })
+    Ok(Operand { numbers: y, scales, factor: 1.0 })
 }
 
 /// Scratch memory for decoded weights and their scales, of which a gate wants two.
@@ -310,7 +314,7 @@ pub(super) fn weights(
     in_place: bool,
 ) -> Result<Operand> {
     if let (true, Some(numbers)) = (in_place, span.in_place(n_in)) {
-        return Ok(Operand { numbers, scales: DevicePtr::NULL });
+        return Ok(Operand { numbers, ..Operand::NONE });
     }
     let y = cuda.scratch.get(&cuda.driver, slab, layout.bytes(number, span.len, n_in))?;
     let scales = match number {
@@ -333,5 +337,5 @@ pub(super) fn weights(
         // SAFETY: the part has these rows, and the slab room for them where they go.
         unsafe { cuda.launch(f, blocks, 128, &args)? };
     }
-    Ok(Operand { numbers: y, scales })
+    Ok(Operand { numbers: y, scales, factor: 1.0 })
 }

@@ -112,7 +112,7 @@ impl InputKind {
     }
 }
 
-use EpilogueKind::{Add, AddRanks, Gate, Store};
+use EpilogueKind::{Activate, Add, AddRanks, Gate, Store};
 use InputKind::{Floats, OtherNorm, RmsNorm, Tiles};
 
 /// By speed, as measured: a row comes before those that are slower where both can.
@@ -193,7 +193,7 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         rows: 9..=usize::MAX,
         capability: Capability::Sm90,
         exact: false,
-        epilogues: &[Store, Add, Gate],
+        epilogues: &[Store, Add, Gate, Activate],
         inputs: &[Floats, RmsNorm, OtherNorm, Tiles],
         plan: plan_gemm,
     },

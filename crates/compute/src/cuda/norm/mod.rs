@@ -1,5 +1,6 @@
 //! Launches of normalization.
 
+use super::common::{TileLayout, Tiles};
 use super::driver::{Cuda, DevicePtr, kernel_args, kernels};
 use crate::{Norm, NormKind, Result, Tensor};
 
@@ -24,12 +25,37 @@ kernel_args! {
         add: u32,
         eps: f32,
     }
+
+    struct NormSumArgs {
+        /// [m, n], n a multiple of 8
+        x: DevicePtr as "float*",
+        /// tiles of half precision, [m, n]
+        y: DevicePtr as "const uint8_t*",
+        /// [m, n]
+        tiles: DevicePtr as "uint8_t*",
+        /// [n]
+        weight: DevicePtr as "const float*",
+        /// [n] or null
+        bias: DevicePtr as "const float*",
+        m: u32,
+        n: u32,
+        /// of all tiles
+        n_rows: u32,
+        /// TileNumber of the result
+        number: u32,
+        /// 1: the mean is taken out first
+        layer: u32,
+        eps: f32,
+    }
 }
 
 kernels! {
     /// Kernels of norm.cu.
     pub(in crate::cuda) struct Kernels in norm {
         norm_rows: NormArgs,
+        /// For rows of up to 1,024 elements, and up to 2,048.
+        norm_sum_1024: NormSumArgs,
+        norm_sum_2048: NormSumArgs,
     }
 }
 
@@ -88,6 +114,40 @@ unsafe fn launch(
     let threads = n.div_ceil(4).next_multiple_of(32).clamp(32, 1024) as u32;
     // SAFETY: every row has n elements, as this function's contract says; weight and bias have n, as read and asserted above.
     unsafe { cuda.launch(cuda.room::<Kernels>().norm_rows, [rows, 1, 1], threads, &args) }
+}
+
+/// Elements of the longest row that [`norm_sum`] takes.
+pub(in crate::cuda) const LONGEST_SUM: usize = 2048;
+
+/// `x = norm(x + y)`, of `y` in tiles of half precision, and the same as `tiles` with as many rows.
+pub(in crate::cuda) fn norm_sum(
+    cuda: &Cuda,
+    x: &mut Tensor<Cuda>,
+    y: Tiles,
+    tiles: Tiles,
+    norm: &Norm<Cuda>,
+) -> Result<()> {
+    let (m, n) = (x.rows(), x.row_len());
+    assert!(n == norm.weight.len() && n <= LONGEST_SUM && n.is_multiple_of(8), "{x:?}");
+    assert!(norm.bias.as_ref().is_none_or(|b| b.len() == n), "a bias for {n} elements");
+    assert!(y.layout == TileLayout::GemmHalf && y.rows == tiles.rows && m <= y.rows, "{y:?} to {tiles:?}");
+    let args = NormSumArgs {
+        x: x.ptr(),
+        y: y.ptr,
+        tiles: tiles.ptr,
+        weight: norm.weight.ptr(),
+        bias: norm.bias.as_ref().map_or(DevicePtr::NULL, Tensor::ptr),
+        m: m as u32,
+        n: n as u32,
+        n_rows: y.rows as u32,
+        number: tiles.number() as u32,
+        layer: u32::from(norm.kind == NormKind::Layer),
+        eps: norm.eps,
+    };
+    let kernels = cuda.room::<Kernels>();
+    let f = if n > 1024 { kernels.norm_sum_2048 } else { kernels.norm_sum_1024 };
+    // SAFETY: x, the norm and its bias have n columns, and tiles room for m rows of them, as their maker checked.
+    unsafe { cuda.launch(f, [m.div_ceil(8), 1, 1], 256, &args) }
 }
 
 /// `y += norm(x)`

@@ -20,3 +20,25 @@ struct NormArgs {
   uint32_t add;
   float eps;
 };
+
+struct NormSumArgs {
+  // [m, n], n a multiple of 8
+  float* x;
+  // tiles of half precision, [m, n]
+  const uint8_t* y;
+  // [m, n]
+  uint8_t* tiles;
+  // [n]
+  const float* weight;
+  // [n] or null
+  const float* bias;
+  uint32_t m;
+  uint32_t n;
+  // of all tiles
+  uint32_t n_rows;
+  // TileNumber of the result
+  uint32_t number;
+  // 1: the mean is taken out first
+  uint32_t layer;
+  float eps;
+};
