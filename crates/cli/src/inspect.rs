@@ -7,12 +7,13 @@ use crate::model_arg::ModelArg;
 use crate::output;
 use anyhow::Result;
 use clap::Args;
+use realizar_compute::sampling::SamplingParams;
 use realizar_compute::{DType, Heads, Pooling};
 use realizar_engine::load::{Device, Fit, LoadOptions, fit};
 use realizar_model::chat_template::ChatTemplate;
 use realizar_model::source::{Format, TensorSource};
 use realizar_model::tokenizer::Tokenizer;
-use realizar_model::{EncoderOutput, ModelConfig, StateSpec, arch};
+use realizar_model::{EncoderOutput, ModelConfig, SamplingDefaults, StateSpec, arch, sampling_defaults};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -57,6 +58,9 @@ struct Report {
     /// Length of the template in bytes.
     chat_template_bytes: Option<usize>,
     chat_template_error: Option<String>,
+    /// How tokens are chosen where nobody says otherwise.
+    sampling: Option<Sampling>,
+    sampling_error: Option<String>,
     context: usize,
     /// Bytes of keys and values for `context` tokens, by element type.
     cache_bytes: BTreeMap<&'static str, usize>,
@@ -96,6 +100,17 @@ struct TokenizerReport {
     bos: Option<String>,
     ends: Vec<String>,
     adds_bos: bool,
+}
+
+#[derive(Serialize)]
+struct Sampling {
+    temperature: f32,
+    top_k: usize,
+    top_p: f32,
+    min_p: f32,
+    repetition_penalty: f32,
+    /// Whether the model's files recommend it.
+    recommended: bool,
 }
 
 #[derive(Serialize)]
@@ -156,6 +171,8 @@ fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>, tp: u
     let (tokenizer, tokenizer_error) = split(Tokenizer::from_source(source));
     let template = tokenizer.as_ref().map(|t| ChatTemplate::from_source(source, t));
     let (template, chat_template_error) = template.map_or((None, None), split);
+    let (sampling, sampling_error) = split(sampling_defaults(source));
+    let is_encoder = config.as_ref().is_ok_and(|c| c.encoder.is_some());
     let complete = config.as_ref().map_err(ToString::to_string);
     let complete = complete.and_then(|c| realizar_model::check(source, c).map_err(|e| e.to_string()));
     let options = LoadOptions { n_ctx: Some(context), ..LoadOptions::default() };
@@ -176,6 +193,8 @@ fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>, tp: u
         tokenizer_error,
         chat_template_bytes: template.flatten().map(|t| t.source().len()),
         chat_template_error,
+        sampling: sampling.filter(|_| !is_encoder).map(Sampling::from),
+        sampling_error,
         context,
         cache_bytes,
         devices: vec![device_report("cpu", source, &on_cpu), device_report("cuda", source, &on_gpus)],
@@ -224,6 +243,24 @@ fn tokenizer_report(source: &dyn TensorSource, t: &Tokenizer) -> TokenizerReport
         bos: t.bos().map(text),
         ends: t.eos_ids().iter().map(|&id| text(id)).collect(),
         adds_bos: t.add_bos(),
+    }
+}
+
+impl From<SamplingDefaults> for Sampling {
+    fn from(defaults: SamplingDefaults) -> Self {
+        let SamplingParams { temperature, top_k, top_p, min_p, repetition_penalty, .. } = defaults.params;
+        Self { temperature, top_k, top_p, min_p, repetition_penalty, recommended: defaults.are_recommended }
+    }
+}
+
+impl std::fmt::Display for Sampling {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { temperature, top_k, top_p, min_p, repetition_penalty, recommended } = self;
+        write!(
+            f,
+            "temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}, repetition penalty {repetition_penalty} ({})",
+            if *recommended { "the model's own" } else { "realizar's: the model's files recommend none" }
+        )
     }
 }
 
@@ -337,6 +374,11 @@ fn text(r: &Report) -> String {
             (None, None) => "none".into(),
         },
     );
+    match (&r.sampling, &r.sampling_error) {
+        (_, Some(error)) => line("sampling", error.clone()),
+        (Some(sampling), None) => line("sampling", sampling.to_string()),
+        (None, None) => {}
+    }
     for (dtype, n) in &r.cache_bytes {
         line("cache", format!("{} for {} tokens in {dtype}", bytes(*n), r.context));
     }

@@ -1,7 +1,7 @@
 //! `realizar perplexity`: how well a model predicts a text.
 
 use crate::args::ModelOption;
-use crate::load::RunnerOptions;
+use crate::load::{RunnerOptions, warn_of_long_context};
 use crate::{output, progress};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
@@ -43,6 +43,7 @@ pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {
     if all == 0 {
         bail!("{} has {} tokens, and one chunk takes {n_ctx}", args.file.display(), tokens.len());
     }
+    warn_of_long_context(Some(n_ctx), &model.config);
     let n = args.chunks.map_or(all, |n| n.min(all));
     let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
     let bar = progress::chunks_bar("scoring", n);

@@ -13,7 +13,7 @@ use clap::{Args, ValueHint};
 use realizar::{Completion, EngineConfig, FinishReason, Model, Options, SamplingParams, TextParams};
 use realizar_compute::sampling::SamplingOverrides;
 use realizar_engine::SampleError;
-use realizar_model::sampling_hints;
+use realizar_model::sampling_defaults;
 use realizar_model::source::TensorSource;
 use realizar_model::tokenizer::Tokenizer;
 use realizar_model::values::find_non_finite;
@@ -66,22 +66,22 @@ pub(crate) struct RunArgs {
     json: bool,
 }
 
-/// How tokens are chosen. What is not given follows what the model's files recommend, else the defaults.
+/// How tokens are chosen. What is not given is as `inspect` shows it.
 #[derive(Debug, Args)]
 struct SamplingOptions {
-    /// Randomness: 0 always takes the likeliest token [default: 0.8].
+    /// Randomness: 0 always takes the likeliest token [default: the model's own, else 0.8].
     #[arg(long, alias = "temperature", value_name = "T", value_parser = between(0.0, f32::MAX))]
     temp: Option<f32>,
-    /// Keeps only the N likeliest tokens; 0 keeps all [default: 40].
+    /// Keeps only the N likeliest tokens; 0 keeps all [default: the model's own, else 40].
     #[arg(long, value_name = "N")]
     top_k: Option<usize>,
-    /// Keeps the likeliest tokens up to this total probability [default: 0.95].
+    /// Keeps the likeliest tokens up to this total probability [default: the model's own, else 0.95].
     #[arg(long, value_name = "P", value_parser = between(0.0, 1.0))]
     top_p: Option<f32>,
-    /// Drops tokens less likely than this share of the likeliest [default: 0.05].
+    /// Drops tokens less likely than this share of the likeliest [default: the model's own, else 0.05].
     #[arg(long, value_name = "P", value_parser = between(0.0, 1.0))]
     min_p: Option<f32>,
-    /// Divides the logits of tokens that are in the text already; 1 is off [default: 1].
+    /// Divides the logits of tokens that are in the text already; 1 is off [default: the model's own, else 1].
     #[arg(long, value_name = "R", value_parser = between(0.01, 100.0))]
     repeat_penalty: Option<f32>,
     /// The same seed gives the same answer; by default a random one.
@@ -104,15 +104,8 @@ impl SamplingOptions {
                 overrides.set(name, value);
             }
         }
-        let defaults = SamplingParams {
-            temperature: 0.8,
-            top_k: 40,
-            top_p: 0.95,
-            min_p: 0.05,
-            seed: self.seed,
-            ..SamplingParams::default()
-        };
-        Ok(overrides.or(&sampling_hints(source)?).over(defaults)?)
+        let defaults = SamplingParams { seed: self.seed, ..sampling_defaults(source)?.params };
+        Ok(overrides.over(defaults)?)
     }
 }
 

@@ -123,4 +123,9 @@ fn a_context_longer_than_the_models_is_warned_of() {
     assert!(stderr(&output).contains("more than the 1024 tokens"), "{}", stderr(&output));
     let output = run(&["run", "demo", "-n", "1", "--ctx", "1024", "Hello"]);
     assert_eq!((succeeds(&output).is_empty(), stderr(&output)), (false, ""));
+    let folder = Folder::new();
+    let text = folder.write("t.txt", "a fox ".repeat(2000).as_bytes());
+    let output = run(&["perplexity", &text, "--ctx", "1100", "--chunks", "1"]);
+    succeeds(&output);
+    assert!(stderr(&output).contains("more than the 1024 tokens"), "{}", stderr(&output));
 }

@@ -8,7 +8,7 @@ use serde_json::json;
 use std::io::BufRead;
 use std::time::{Duration, Instant};
 use support::server::{PATIENCE, Server};
-use support::{fails, is_wrong_usage, json, run};
+use support::{Folder, fails, fixture, is_wrong_usage, json, run};
 
 #[test]
 fn it_says_in_one_line_that_it_is_ready_and_answers_as_run_does() {
@@ -40,6 +40,43 @@ fn it_says_in_one_line_that_it_is_ready_and_answers_as_run_does() {
     server.signal("-TERM");
     let (status, out, err) = server.end();
     assert_eq!((status.code(), out.as_str(), err.as_str()), (Some(0), "", ""));
+}
+
+/// The page leaves out what nobody filled in, as the second body here does.
+#[test]
+fn run_serve_and_the_page_choose_tokens_alike() {
+    let folder = Folder::new();
+    let hf = fixture("qwen2/hf");
+    for entry in std::fs::read_dir(&hf).expect("the fixture") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().and_then(|name| name.to_str()).expect("a plain name");
+        std::fs::copy(&path, folder.join(name)).expect("it is copied");
+    }
+    folder.write("generation_config.json", br#"{"do_sample": true, "temperature": 0.6, "top_k": 20}"#);
+    let recommending = folder.path().to_str().expect("a plain path");
+    let own = json!({"temperature": 0.6, "top_k": 20, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0});
+    let general =
+        json!({"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.0});
+    for (model, expected, recommended) in [("demo", general, false), (recommending, own, true)] {
+        let mut shown = json(&run(&["inspect", model, "--json"]))["sampling"].clone();
+        assert_eq!(shown["recommended"], recommended);
+        shown.as_object_mut().expect("an object").remove("recommended");
+        assert_eq!(shown, expected);
+        let server = Server::start(&["-m", model]);
+        let settings = server.get("/props")["default_generation_settings"]["params"].clone();
+        for (name, value) in expected.as_object().expect("an object") {
+            let name = if name == "repetition_penalty" { "repeat_penalty" } else { name };
+            assert_eq!(settings[name].as_f64(), value.as_f64(), "{name} of {model}");
+        }
+        let question = "Tell me a story about a fox.";
+        let ran = json(&run(&[
+            "run", "-m", model, question, "--seed", "7", "-n", "40", "--json", "--device", "cpu",
+        ]));
+        let message = json!([{"role": "user", "content": question}]);
+        let body = json!({"messages": message, "seed": 7, "max_tokens": 40});
+        let answer = server.post("/v1/chat/completions", &body);
+        assert_eq!(answer["choices"][0]["message"]["content"], ran["text"], "{model}");
+    }
 }
 
 #[test]

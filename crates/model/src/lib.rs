@@ -45,7 +45,7 @@ pub use fingerprint::fingerprint;
 pub use kv_cache::{CacheSizes, CacheUnit, KvCache, StateSpec};
 pub use names::Split;
 pub use rope::{RopeConfig, RopeScaling};
-pub use sampling_hints::sampling_hints;
+pub use sampling_hints::{SamplingDefaults, sampling_defaults, sampling_hints};
 pub use shard::{BlockShard, Join, Shard};
 pub use weight_memory::weight_memory;
 pub use workspace::{Workspace, workspace_bytes};

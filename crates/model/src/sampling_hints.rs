@@ -3,7 +3,7 @@
 use crate::metadata::Metadata;
 use crate::source::{Format, TensorSource};
 use crate::{Error, Result};
-use realizar_compute::sampling::SamplingOverrides;
+use realizar_compute::sampling::{SamplingOverrides, SamplingParams};
 
 /// The parameters that files recommend: the name in `generation_config.json`, which is also ours, and in GGUF.
 const HINTS: &[(&str, &str)] = &[
@@ -31,11 +31,47 @@ pub fn sampling_hints(source: &dyn TensorSource) -> Result<SamplingOverrides> {
             None => {}
         }
     }
-    if source.format() == Format::Safetensors && meta.get_bool("generation_config.do_sample")? == Some(false)
-    {
-        hints.set("temperature", 0.0);
+    if source.format() == Format::Safetensors {
+        match meta.get_bool("generation_config.do_sample")? {
+            Some(false) => hints.set("temperature", 0.0),
+            // What the transformers library does where the file has no temperature.
+            Some(true) if hints.get("temperature").is_none() => hints.set("temperature", 1.0),
+            Some(true) | None => {}
+        }
     }
     Ok(hints)
+}
+
+/// How tokens are chosen where nobody says otherwise.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingDefaults {
+    /// The parameters.
+    pub params: SamplingParams,
+    /// Whether they are what the model's files recommend.
+    pub are_recommended: bool,
+}
+
+/// How tokens are chosen where neither a person nor a request says. If the model's files recommend anything, then that, and what they
+/// leave out is off; otherwise temperature 0.8, top-k 40, top-p 0.95 and min-p 0.05.
+///
+/// Errors: a recommendation of a wrong type or out of its range.
+pub fn sampling_defaults(source: &dyn TensorSource) -> Result<SamplingDefaults> {
+    let hints = sampling_hints(source)?;
+    let are_recommended = hints != SamplingOverrides::default();
+    let unsaid = match are_recommended {
+        true => SamplingParams::default(),
+        false => SamplingParams {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            ..SamplingParams::default()
+        },
+    };
+    let params = hints.over(unsaid).map_err(|why| {
+        Error::malformed(source.path(), format!("the recommended sampling cannot be used: {why}"))
+    })?;
+    Ok(SamplingDefaults { params, are_recommended })
 }
 
 /// Writes them under GGUF's keys.

@@ -6,12 +6,12 @@
 mod test_data;
 
 use realizar_compute::DType;
-use realizar_compute::sampling::SamplingOverrides;
+use realizar_compute::sampling::{SamplingOverrides, SamplingParams};
 use realizar_model::convert::as_gguf;
 use realizar_model::metadata::{Metadata, Value};
-use realizar_model::sampling_hints;
 use realizar_model::source::{TensorSource, open};
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
+use realizar_model::{sampling_defaults, sampling_hints};
 use std::path::{Path, PathBuf};
 use test_data::test_data;
 
@@ -266,11 +266,38 @@ fn recommended_sampling_survives_conversion() {
     assert_eq!(read(), hints(&all));
     write(r#"{"do_sample": false, "temperature": 0.6}"#);
     assert_eq!(read(), hints(&[("temperature", 0.0)]));
+    write(r#"{"do_sample": true, "top_k": 64}"#);
+    assert_eq!(read(), hints(&[("temperature", 1.0), ("top_k", 64.0)]));
     write(r#"{"top_k": -1}"#);
     assert_eq!(read(), hints(&[("top_k", 0.0)]));
     write(r#"{"top_k": "many"}"#);
     let error = sampling_hints(&*open(&folder).unwrap()).unwrap_err().to_string();
     assert!(error.contains("top_k"), "{error}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn defaults_are_what_the_files_recommend_or_one_set() {
+    let folder = tempfolder("defaults");
+    let hf = fixtures().into_iter().find(|f| f.ends_with("llama")).unwrap();
+    for entry in std::fs::read_dir(hf.join("hf")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+    }
+    let defaults = |text: &str| {
+        std::fs::write(folder.join("generation_config.json"), text).unwrap();
+        sampling_defaults(&*open(&folder).unwrap())
+    };
+    let of_the_program = defaults(r#"{"eos_token_id": 2}"#).unwrap();
+    assert!(!of_the_program.are_recommended);
+    let SamplingParams { temperature, top_k, top_p, min_p, .. } = of_the_program.params;
+    assert_eq!((temperature, top_k, top_p, min_p), (0.8, 40, 0.95, 0.05));
+    // Nobody recommends a min-p or top-k here, so there is none.
+    let recommended = defaults(r#"{"temperature": 0.6, "top_p": 0.9}"#).unwrap();
+    let expected = SamplingParams { temperature: 0.6, top_p: 0.9, ..SamplingParams::default() };
+    assert_eq!((recommended.params, recommended.are_recommended), (expected, true));
+    let error = defaults(r#"{"temperature": -1.0}"#).unwrap_err().to_string();
+    assert!(error.contains("temperature is -1 but must be at least 0"), "{error}");
     std::fs::remove_dir_all(folder).unwrap();
 }
 

@@ -13,7 +13,7 @@ use realizar_engine::load::{self, CacheSize, Device, LoadOptions, load};
 use realizar_engine::{Engine, EngineConfig, SavedCache, TextEngine};
 use realizar_model::source::{Format, TensorSource};
 use realizar_model::tokenizer::Tokenizer;
-use realizar_model::{arch, fingerprint, sampling_hints};
+use realizar_model::{arch, fingerprint, sampling_defaults};
 use realizar_server::{EncoderModel, LoadedModel, ModelFacts, TextModel};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -97,7 +97,7 @@ impl ModelOptions {
             return self.load_encoder(&*source, tokenizer, device);
         }
         let template = Some(self.template.template(&*source, &tokenizer)?);
-        let sampling = sampling(&*source)?;
+        let sampling = sampling_defaults(&*source)?.params;
         let mut options = self.load_options();
         options.cache_share = cache_share;
         options.device = device.unwrap_or(options.device);
@@ -172,12 +172,6 @@ impl ModelOptions {
             ..self.runner.load_options(self.ctx)
         }
     }
-}
-
-/// How tokens are chosen where a request does not say: as the model's files recommend, else the model's own distribution, which is
-/// what OpenAI's API does.
-fn sampling(source: &dyn TensorSource) -> Result<SamplingParams> {
-    Ok(sampling_hints(source)?.over(SamplingParams::default())?)
 }
 
 /// What clients may ask about the model, before it is loaded.

@@ -92,6 +92,7 @@ pub(super) fn sizes<B: Backend>(
 mod tests {
     use super::super::options::Device;
     use super::*;
+    use realizar_compute::DType;
     use realizar_model::source;
     use std::path::Path;
 
@@ -115,8 +116,12 @@ mod tests {
         for part in ["weights", "are free", "are missing", "--no-repack"] {
             assert!(error.contains(part), "{error}");
         }
-        let from_file = LoadOptions { repack: false, ..options };
+        let from_file = LoadOptions { repack: false, ..options.clone() };
         let plan = plan_with(free, &from_file).unwrap();
         assert!(plan.weights < 1 << 20, "{plan}");
+        // Far more than the model was trained for is wanted, and that does not fit, but all that it was trained for does.
+        let long = LoadOptions { n_ctx: Some(1 << 30), kv_type: DType::F32, ..options };
+        let error = plan_with(1 << 33, &long).unwrap_err().to_string();
+        assert!(error.ends_with("what fits: --ctx 1024 with --kv-type f32"), "{error}");
     }
 }

@@ -218,10 +218,16 @@ fn remedy(config: &ModelConfig, options: &LoadOptions, plan: &MemoryPlan, device
     let can_be =
         |t: &DType| config.head_dim_without_blocks_of(*t).is_none() && size(t) <= size(&options.kv_type);
     let fitting = SMALLER_CACHES.iter().filter(|t| can_be(t));
-    let fitting: Vec<String> = std::iter::once(&options.kv_type)
+    let mut fitting: Vec<(DType, usize)> = std::iter::once(&options.kv_type)
         .chain(fitting.filter(|t| **t != options.kv_type))
-        .map(|&t| (t, CacheBytes::new(config, options, t).tokens(for_cache)))
+        // More than the model was trained for is no help.
+        .map(|&t| (t, CacheBytes::new(config, options, t).tokens(for_cache).min(config.context_length)))
         .filter(|&(_, tokens)| tokens > 0)
+        .collect();
+    // A smaller type is worth it only for a longer context.
+    fitting.dedup_by_key(|(_, tokens)| *tokens);
+    let fitting: Vec<String> = fitting
+        .iter()
         .map(|(t, tokens)| format!("--ctx {tokens} with --kv-type {}", t.name().to_lowercase()))
         .collect();
     match (fitting.is_empty(), for_weights * 100 / plan.weights.max(1)) {
