@@ -1,9 +1,12 @@
 //! Arguments that several commands have.
 
+use crate::input;
 use crate::model_arg::ModelArg;
+use anyhow::{Result, ensure};
 use clap::{Args, ValueHint};
 use realizar_model::quant_mix::{QUANT_MIXES, QuantMix};
 use realizar_model::synth::{SYNTH_SHAPES, SynthShape};
+use std::path::{Path, PathBuf};
 
 /// A model as an option, for commands that take something else without one.
 #[derive(Debug, Args)]
@@ -30,6 +33,36 @@ impl ModelPlace {
     pub(crate) fn get(&self) -> &ModelArg {
         self.named.as_ref().or(self.model.as_ref()).unwrap_or(&ModelArg::Demo)
     }
+}
+
+/// The key that a server asks for.
+#[derive(Debug, Args)]
+pub(crate) struct KeyOption {
+    /// Key that the server asks for.
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
+    /// File whose first line is the key.
+    #[arg(long, value_name = "FILE", conflicts_with = "api_key", value_hint = ValueHint::FilePath)]
+    api_key_file: Option<PathBuf>,
+}
+
+impl KeyOption {
+    /// Errors: the file has none.
+    pub(crate) fn get(&self) -> Result<Option<String>> {
+        match &self.api_key_file {
+            None => Ok(self.api_key.clone()),
+            Some(file) => Ok(keys_of(file)?.into_iter().next()),
+        }
+    }
+}
+
+/// The keys in a file, one on each line, which no list of processes shows; one at least.
+pub(crate) fn keys_of(file: &Path) -> Result<Vec<String>> {
+    let text = input::file_or_stdin(Some(file))?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let keys: Vec<String> = lines.map(str::to_owned).collect();
+    ensure!(!keys.is_empty(), "{} has no key", file.display());
+    Ok(keys)
 }
 
 /// A number in a range, both ends included.

@@ -1,21 +1,28 @@
 //! The commands. Help texts, completions and the man page all come from here and from the commands' arguments.
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueHint};
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 /// Run GGUF and safetensors language models on any CPU and on NVIDIA GPUs.
 ///
 /// Results go to stdout; logs and progress go to stderr. Exit codes: 0 fine, 1 failed, 2 wrong usage.
 #[derive(Debug, Parser)]
 #[command(name = "realizar", version, propagate_version = true, max_term_width = 100)]
-#[command(arg_required_else_help = true)]
+#[command(arg_required_else_help = true, after_help = SETTINGS)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
     /// Logs more: once for what happens, twice for details. RUST_LOG overrides it.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
+    /// Takes options from this TOML file, where neither the command line nor a variable has them.
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) config: Option<PathBuf>,
 }
+
+/// What all commands' options have in common.
+const SETTINGS: &str = "Each option is also a variable of the environment, such as REALIZAR_PORT for --port, and a key of the file that --config names.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -41,7 +48,7 @@ pub(crate) enum Command {
     /// Measure how well a model predicts a text.
     Perplexity(crate::perplexity::PerplexityArgs),
     /// Measure tokens per second, of a model or of a server.
-    Bench(crate::bench::BenchArgs),
+    Bench(Box<crate::bench::BenchArgs>),
     /// Download a model into the cache that all Hugging Face programs share.
     Pull(crate::pull::PullArgs),
     /// List the models in that cache.

@@ -5,6 +5,7 @@
 
 mod agents;
 
+use crate::args::KeyOption;
 use crate::model_arg::ModelArg;
 use crate::output;
 use agents::{Agent, Settings, Target};
@@ -43,9 +44,8 @@ pub(crate) struct LaunchArgs {
     /// Device of a server that is started: auto, cpu, cuda or cuda:N.
     #[arg(long, value_name = "D")]
     device: Option<String>,
-    /// Key that the server asks for, if any.
-    #[arg(long, value_name = "KEY")]
-    api_key: Option<String>,
+    #[command(flatten)]
+    key: KeyOption,
     /// Print a shell script with the settings instead of starting the agent; it needs a server that runs.
     #[arg(long)]
     print: bool,
@@ -123,7 +123,7 @@ fn find_server(args: &LaunchArgs) -> Result<Option<Found>> {
     let http: ureq::Agent = config.build().into();
     // Codex asks with its version, and is told more.
     let mut request = http.get(format!("{}/v1/models?client_version=1", args.url));
-    if let Some(key) = &args.api_key {
+    if let Some(key) = args.key.get()? {
         request = request.header("authorization", format!("Bearer {key}"));
     }
     let mut response = match request.call() {
@@ -168,7 +168,7 @@ fn target(args: &LaunchArgs, found: Found, folder: PathBuf) -> Result<Target> {
         url: args.url.clone(),
         model: model.id.clone(),
         context: model.max_model_len.unwrap_or(USEFUL_CONTEXT),
-        key: args.api_key.clone().unwrap_or_else(|| NO_KEY.to_owned()),
+        key: args.key.get()?.unwrap_or_else(|| NO_KEY.to_owned()),
         codex_models: serde_json::json!({ "models": found.models }).to_string(),
         folder,
     })
@@ -246,7 +246,7 @@ impl Server {
         for (flag, value) in [
             ("--ctx", args.ctx.map(|n| n.to_string())),
             ("--device", args.device.clone()),
-            ("--api-key", args.api_key.clone()),
+            ("--api-key", args.key.get()?),
         ] {
             command.args(value.map(|value| [flag.to_owned(), value]).into_iter().flatten());
         }

@@ -33,6 +33,7 @@ mod quantize;
 mod run;
 mod serve;
 mod server_models;
+mod settings;
 mod short_names;
 mod sockets;
 mod speculation;
@@ -53,11 +54,12 @@ fn main() -> ExitCode {
     let wrong = |kind, why| Cli::command().error(kind, why).exit();
     let arguments =
         command::arguments(std::env::args_os()).unwrap_or_else(|why| wrong(ErrorKind::UnknownArgument, why));
-    let arguments = serve::with_file(arguments).unwrap_or_else(|why| wrong(ErrorKind::ValueValidation, why));
+    let arguments = settings::complete(arguments, environment)
+        .unwrap_or_else(|why| wrong(ErrorKind::ValueValidation, why));
     let matches = Cli::command().get_matches_from(arguments);
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let given = matches.subcommand().map_or(&matches, |(_, given)| given);
-    let done = logging::start(cli.verbose).and_then(|()| run(&cli.command, given));
+    let done = logging::start(cli.verbose).and_then(|()| run(&cli, given));
     match done {
         Ok(code) => code,
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
@@ -69,12 +71,12 @@ fn main() -> ExitCode {
 }
 
 /// `given`: the arguments of the command.
-fn run(command: &Command, given: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let done = match command {
+fn run(cli: &Cli, given: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let done = match &cli.command {
         // Ends with the agent's exit code.
         Command::Launch(args) => return launch::run(args),
         Command::Run(args) => run::run(args),
-        Command::Serve(args) => serve::run(args, given),
+        Command::Serve(args) => serve::run(args, given, cli.config.as_deref()),
         Command::Ps(args) => server_models::ps(args),
         Command::Stop(args) => server_models::stop(args),
         Command::Tokenize(args) => tokenize::run(args),

@@ -1,5 +1,6 @@
 //! `realizar ps` and `realizar stop`: the models that a running server has loaded.
 
+use crate::args::KeyOption;
 use crate::output;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -17,9 +18,8 @@ pub(crate) struct ServerOptions {
     /// The server's address.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
     url: String,
-    /// A key that the server asks for.
-    #[arg(long, value_name = "KEY")]
-    api_key: Option<String>,
+    #[command(flatten)]
+    key: KeyOption,
 }
 
 #[derive(Debug, Args)]
@@ -84,7 +84,7 @@ impl ServerOptions {
         let url = format!("{}{path}", self.url.trim_end_matches('/'));
         let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE));
         let agent: ureq::Agent = config.build().into();
-        let key = self.api_key.as_ref().map(|key| format!("Bearer {key}"));
+        let key = self.key.get()?.map(|key| format!("Bearer {key}"));
         let reply = match body {
             None => {
                 let request = agent.get(&url);

@@ -98,7 +98,9 @@ fn one_model_leaves_too_and_comes_back() {
 fn what_is_wrong_with_a_file_is_told_by_its_line() {
     let folder = Folder::new();
     for (text, parts) in [
-        ("port = 0\nhots = \"::1\"\n", &[":2: ", "hots", "host"][..]),
+        ("port = 0\nhots = \"::1\"\n", &[":2: ", "hots", "did you mean host?"][..]),
+        ("[serve]\nhots = \"::1\"\n", &[":2: ", "hots", "host, port"]),
+        ("[serve]\nmodel = \"demo\"\n[models.a]\nmodel = \"demo\"\n", &["wrong.toml has tables of models"]),
         ("\n\nport = 99999\n", &[":3: ", "99999"]),
         ("port = [1]\nopen_schemas = 1\n", &[":2: ", "open_schemas", "true or false"]),
         ("port = \n", &[":1: "]),
@@ -121,9 +123,11 @@ fn what_is_wrong_with_a_file_is_told_by_its_line() {
     fails(&run(&["serve", "--port", "0", "--config", &path]), &["two models have the name \"a\""]);
     let path = folder.write("gone.toml", b"[models.a]\nmodel = \"./gone.gguf\"\n");
     fails(&run(&["serve", "--port", "0", "--config", &path]), &["could not open a", "gone.gguf"]);
-    let path = folder.write("empty.toml", b"");
-    fails(&run(&["serve", "--port", "0", "--config", &path]), &["there is no model to serve"]);
-    is_wrong_usage(&run(&["serve", "demo", "--config", &path]), "--config");
+    let path = folder.write("one.toml", b"[models.a]\nmodel = \"demo\"\n");
+    for one in [&["serve", "demo"][..], &["serve", "-m", "demo"], &["serve", "--served-name", "b"]] {
+        is_wrong_usage(&run(&[one, &["--config", &path]].concat()), "one.toml has tables of models");
+    }
+    fails(&run(&["serve", "--port", "0", "--models-dir", &folder.join("")]), &["there is no model to serve"]);
     is_wrong_usage(&run(&["serve", "--config", "/no/such/file.toml"]), "/no/such/file.toml");
     is_wrong_usage(&run(&["serve", "--keep-alive", "soon"]), "soon");
     fails(&run(&["ps", "--url", "http://127.0.0.1:1"]), &["no server answers", "--url"]);

@@ -12,6 +12,7 @@ mod stats;
 mod trace;
 mod workload;
 
+use crate::args::KeyOption;
 use crate::{output, progress};
 use anyhow::{Context, Result, anyhow, ensure};
 use bytes::Bytes;
@@ -36,9 +37,8 @@ pub(crate) struct BenchServeArgs {
     /// The server; only plain http is spoken.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080", value_hint = ValueHint::Url)]
     url: String,
-    /// Key to show to the server.
-    #[arg(long, value_name = "KEY")]
-    api_key: Option<String>,
+    #[command(flatten)]
+    key: KeyOption,
     /// Model to ask for; by default the first that the server lists.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
@@ -138,7 +138,7 @@ struct Tokens {
 }
 
 async fn measure(args: &BenchServeArgs) -> Result<(Report, Vec<drive::Record>)> {
-    let client = Arc::new(Client::new(&args.url, args.api_key.as_deref()).map_err(|e| anyhow!(e))?);
+    let client = Arc::new(Client::new(&args.url, args.key.get()?.as_deref()).map_err(|e| anyhow!(e))?);
     let models: Models =
         client.json(Method::GET, "/v1/models", Bytes::new()).await.map_err(|e| anyhow!(e))?;
     let model = match &args.model {

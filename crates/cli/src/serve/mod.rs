@@ -1,26 +1,25 @@
 //! `realizar serve`: models behind HTTP.
 //!
 //! `model` has the options of a model and loads it, `several` finds the models of a server that has more than one, and `file` reads
-//! its options and models from a file.
+//! the models of a file.
 
 mod file;
 mod model;
 mod several;
 
-pub(crate) use file::with_file;
-
-use crate::args::ModelPlace;
+use crate::args::{ModelPlace, keys_of};
 use crate::output;
 use crate::sockets::Sockets;
-use anyhow::{Result, bail};
-use clap::{ArgMatches, Args};
+use anyhow::{Result, anyhow, bail};
+use clap::{ArgGroup, ArgMatches, Args, ValueHint};
 use model::{ModelOptions, Ready};
 use realizar_server::{Config, Ended, Models};
 use several::SeveralOptions;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("keys").multiple(true))]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     model: ModelPlace,
@@ -33,13 +32,16 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = 8080)]
     port: u16,
     /// Name under which clients ask for the model; may be given several times. By default its own.
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["config", "models_dir", "hub_cache"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["models_dir", "hub_cache"])]
     served_name: Vec<String>,
     /// Key that clients must show; may be given several times. By default nobody is asked.
-    #[arg(long, value_name = "KEY", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    #[arg(long, group = "keys", value_name = "KEY", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     api_key: Vec<String>,
+    /// File with such a key on each line.
+    #[arg(long, group = "keys", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    api_key_file: Vec<PathBuf>,
     /// Clients with different keys share no cached prefixes.
-    #[arg(long, requires = "api_key")]
+    #[arg(long, requires = "keys")]
     salt_by_key: bool,
     /// Origin whose web pages may use the server, or *; may be given several times.
     #[arg(long, value_name = "ORIGIN")]
@@ -94,7 +96,7 @@ pub(crate) struct ServeArgs {
     options: ModelOptions,
 }
 
-pub(crate) fn run(args: &ServeArgs, given: &ArgMatches) -> Result<()> {
+pub(crate) fn run(args: &ServeArgs, given: &ArgMatches, file: Option<&Path>) -> Result<()> {
     let sockets = Sockets::new(args.takeover.as_deref())?;
     if args.until_stdin_ends {
         std::thread::spawn(|| {
@@ -102,14 +104,16 @@ pub(crate) fn run(args: &ServeArgs, given: &ArgMatches) -> Result<()> {
             std::process::exit(0);
         });
     }
+    let config = Config { keeps_sockets: sockets.are_kept(), ..config(args)? };
     let names = names(args);
-    let (models, name, about) = match args.several.is_asked_for() {
+    let tables = file.map(file::models).transpose().map_err(|why| anyhow!(why))?.unwrap_or_default();
+    let (models, name, about) = match !tables.is_empty() || args.several.is_asked_for() {
         false => {
             let Ready { model, about } = args.options.load(args.model.get(), args.write_timeout, 1, None)?;
             (Models::one(names.clone(), model)?, names.join(", "), about)
         }
         true => {
-            let (models, n) = args.several.models(&args.model, names, given, args.write_timeout)?;
+            let (models, n) = args.several.models(tables, &args.model, names, given, args.write_timeout)?;
             (
                 models,
                 format!("a server with {n} models"),
@@ -117,7 +121,6 @@ pub(crate) fn run(args: &ServeArgs, given: &ArgMatches) -> Result<()> {
             )
         }
     };
-    let config = Config { keeps_sockets: sockets.are_kept(), ..config(args) };
     let (server, _offer) = sockets.listen(models, config)?;
     let urls: Vec<String> = server.addresses().iter().map(|address| format!("http://{address}")).collect();
     output::note(&format!("{name} is ready at {}: {about}\n", urls.join(" and ")));
@@ -127,11 +130,16 @@ pub(crate) fn run(args: &ServeArgs, given: &ArgMatches) -> Result<()> {
     }
 }
 
-fn config(args: &ServeArgs) -> Config {
-    Config {
+/// Errors: a file of keys cannot be read or has none.
+fn config(args: &ServeArgs) -> Result<Config> {
+    let mut api_keys = args.api_key.clone();
+    for file in &args.api_key_file {
+        api_keys.extend(keys_of(file)?);
+    }
+    Ok(Config {
         hosts: args.host.clone(),
         port: args.port,
-        api_keys: args.api_key.clone(),
+        api_keys,
         salt_by_key: args.salt_by_key,
         cors: args.cors.clone(),
         allowed_hosts: args.allowed_host.clone(),
@@ -148,7 +156,7 @@ fn config(args: &ServeArgs) -> Config {
         response_memory: args.response_memory,
         keep_billing_header: args.keep_billing_header,
         format_timeout: args.format_timeout,
-    }
+    })
 }
 
 fn names(args: &ServeArgs) -> Vec<String> {

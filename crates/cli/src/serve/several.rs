@@ -1,6 +1,6 @@
 //! Servers with several models: where the models come from, and how one of them is loaded beside others.
 
-use super::file::{self, ModelTable};
+use super::file::ModelTable;
 use super::model::{ModelOptions, Ready, facts};
 use super::positive;
 use crate::args::ModelPlace;
@@ -24,9 +24,6 @@ const DEFAULT_SHARE: usize = 4;
 /// Where several models come from, and how long each stays.
 #[derive(Debug, Args)]
 pub(super) struct SeveralOptions {
-    /// Serves the models of this TOML file, which may have any option of this command, too.
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["named", "model"])]
-    config: Option<PathBuf>,
     /// Serves each model in this folder and those below it, under the name of its file or folder.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, conflicts_with_all = ["named", "model"])]
     models_dir: Option<PathBuf>,
@@ -66,19 +63,21 @@ struct Spec {
 impl SeveralOptions {
     /// Whether models come and go.
     pub(super) fn is_asked_for(&self) -> bool {
-        self.config.is_some() || self.models_dir.is_some() || self.hub_cache || self.keep_alive.is_some()
+        self.models_dir.is_some() || self.hub_cache || self.keep_alive.is_some()
     }
 
-    /// The models, and how many they are. `names`: of the model that is named on the command line; `given`: the command's arguments.
+    /// The models, and how many they are. `tables`: those of a file; `names`: of the model that is named on the command line; `given`:
+    /// the command's arguments.
     pub(super) fn models(
         &self,
+        tables: Vec<ModelTable>,
         place: &ModelPlace,
         names: Vec<String>,
         given: &ArgMatches,
         stall_timeout: Duration,
     ) -> Result<(Models, usize)> {
         let shared = given_options(given);
-        let specs = self.specs(place, names, &shared)?;
+        let specs = self.specs(tables, place, names, &shared)?;
         let limits =
             ModelLimits { max_loaded: self.max_loaded, keep_alive: self.keep_alive.unwrap_or_default() };
         let entries = specs.iter().map(Spec::entry).collect::<Result<Vec<_>>>()?;
@@ -93,7 +92,13 @@ impl SeveralOptions {
         Ok((models, n))
     }
 
-    fn specs(&self, place: &ModelPlace, names: Vec<String>, shared: &[OsString]) -> Result<Vec<Spec>> {
+    fn specs(
+        &self,
+        tables: Vec<ModelTable>,
+        place: &ModelPlace,
+        names: Vec<String>,
+        shared: &[OsString],
+    ) -> Result<Vec<Spec>> {
         let options = OneModel::parse_from(shared).options;
         let spec = |names: Vec<String>, model: ModelArg| Spec {
             names,
@@ -102,12 +107,8 @@ impl SeveralOptions {
             keep_alive: None,
             preload: false,
         };
-        let mut specs = Vec::new();
-        if let Some(path) = &self.config {
-            for table in file::models(path).map_err(|why| anyhow!(why))? {
-                specs.push(Spec::of_table(table, shared)?);
-            }
-        }
+        let names_one = tables.is_empty() && self.models_dir.is_none() && !self.hub_cache;
+        let mut specs: Vec<Spec> = tables.into_iter().map(|table| Spec::of_table(table, shared)).collect();
         let mut found = Vec::new();
         if let Some(folder) = &self.models_dir {
             found.extend(models_in(folder)?);
@@ -124,21 +125,21 @@ impl SeveralOptions {
                 false
             }
         }));
-        if self.config.is_none() && self.models_dir.is_none() && !self.hub_cache {
+        if names_one {
             specs.push(Spec { preload: true, ..spec(names, place.get().clone()) });
         }
         if specs.is_empty() {
-            bail!("there is no model to serve in what --config, --models-dir and --hub-cache name");
+            bail!("there is no model to serve in what --models-dir and --hub-cache name");
         }
         Ok(specs)
     }
 }
 
 impl Spec {
-    fn of_table(table: ModelTable, shared: &[OsString]) -> Result<Self> {
+    fn of_table(table: ModelTable, shared: &[OsString]) -> Self {
         let ModelTable { names, model, keep_alive, preload, arguments } = table;
         let options = OneModel::parse_from(shared.iter().cloned().chain(arguments)).options;
-        Ok(Self { names, model, options, keep_alive, preload })
+        Self { names, model, options, keep_alive, preload }
     }
 
     /// What is known without loading it; of a model on the hub, which may have to be downloaded first, nothing.

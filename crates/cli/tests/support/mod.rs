@@ -14,6 +14,9 @@ pub fn realizar() -> Command {
     for name in ["RUST_LOG", "HF_TOKEN", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE"] {
         command.env_remove(name);
     }
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("REALIZAR_")) {
+        command.env_remove(name);
+    }
     command.stdin(Stdio::null());
     command
 }
