@@ -1,5 +1,6 @@
 //! The commands. Help texts, completions and the man page all come from here and from the commands' arguments.
 
+use crate::logging::LogFormat;
 use clap::{Parser, Subcommand, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -19,6 +20,9 @@ pub(crate) struct Cli {
     /// Takes options from this TOML file, where neither the command line nor a variable has them.
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,
+    /// How logs are written.
+    #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value = "text")]
+    pub(crate) log_format: LogFormat,
 }
 
 /// What all commands' options have in common.

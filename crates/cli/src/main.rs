@@ -59,12 +59,12 @@ fn main() -> ExitCode {
     let matches = Cli::command().get_matches_from(arguments);
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let given = matches.subcommand().map_or(&matches, |(_, given)| given);
-    let done = logging::start(cli.verbose).and_then(|()| run(&cli, given));
+    let done = logging::start(cli.verbose, cli.log_format).and_then(|()| run(&cli, given));
     match done {
         Ok(code) => code,
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            logging::report(&error);
+            logging::report(&error, cli.log_format);
             ExitCode::FAILURE
         }
     }
@@ -76,7 +76,7 @@ fn run(cli: &Cli, given: &ArgMatches) -> anyhow::Result<ExitCode> {
         // Ends with the agent's exit code.
         Command::Launch(args) => return launch::run(args),
         Command::Run(args) => run::run(args),
-        Command::Serve(args) => serve::run(args, given, cli.config.as_deref()),
+        Command::Serve(args) => serve::run(args, given, cli),
         Command::Ps(args) => server_models::ps(args),
         Command::Stop(args) => server_models::stop(args),
         Command::Tokenize(args) => tokenize::run(args),

@@ -39,6 +39,10 @@ impl Server {
             warnings += &std::mem::take(&mut line);
             assert!(stderr.read_line(&mut line).expect("a line") > 0, "{warnings}");
         }
+        // A line on its device and one on sizes.
+        for _ in 0..2 {
+            stderr.read_line(&mut String::new()).expect("a line");
+        }
         Self { child, stderr, line, warnings }
     }
 

@@ -1,4 +1,4 @@
-//! `realizar serve` as a process: the line that says it is ready, its answers against those of `run`, and its end by signals.
+//! `realizar serve` as a process: what it says when it is ready, its answers against those of `run`, and its end by signals.
 #![cfg(unix)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 
@@ -11,10 +11,14 @@ use support::server::{PATIENCE, Server};
 use support::{Folder, fails, fixture, is_wrong_usage, json, run};
 
 #[test]
-fn it_says_in_one_line_that_it_is_ready_and_answers_as_run_does() {
+fn it_says_that_it_is_ready_and_answers_as_run_does() {
     let server = Server::start(&["--served-name", "fox"]);
     let line = &server.line;
-    assert!(line.starts_with("fox is ready at http://127.0.0.1:") && line.contains("cache of"), "{line}");
+    assert!(line.starts_with("fox is ready at http://127.0.0.1:"), "{line}");
+    assert!(line.ends_with(": open it in a browser to chat\n"), "{line}");
+    let (device, sizes) = server.more.split_once('\n').expect("two lines");
+    assert!(device.starts_with("CPU") && device.contains("loaded in"), "{device}");
+    assert!(sizes.starts_with("context of 1024 tokens, cache of"), "{sizes}");
     for question in ["Tell me a story about a fox.", "Is an owl a bird? Answer yes or no."] {
         let ran = json(&run(&["run", question, "--temp", "0", "-n", "60", "--json", "--device", "cpu"]));
         let message = json!([{"role": "user", "content": question}]);
@@ -166,4 +170,50 @@ fn what_cannot_be_served_is_said() {
     let first = Server::start(&[]);
     let port = first.url("").rsplit(':').next().expect("a port").to_owned();
     fails(&run(&["serve", "--port", &port]), &["could not listen", &port]);
+}
+
+#[test]
+fn each_request_has_a_line_without_its_content() {
+    let mut command = support::realizar();
+    command.env("RUST_LOG", "realizar_server::access=info");
+    let server = Server::by(command, &[]);
+    let body = json!({"prompt": "Once upon a midnight", "max_tokens": 5, "ignore_eos": true, "stream": true});
+    let request = server.agent.post(server.url("/v1/completions?secret=word")).header("x-request-id", "mine");
+    let mut answer = request.content_type("application/json").send(body.to_string()).expect("an answer");
+    answer.body_mut().read_to_string().expect("the stream to its end");
+    server.get("/v1/models");
+    drop(server.agent.get(server.url("/health")).call().expect("an answer"));
+    drop(server.agent.get(server.url("/nothing")).call().expect("an answer"));
+    server.signal("-TERM");
+    let (_, _, log) = server.end();
+    assert!(!log.contains("midnight") && !log.contains("secret"), "{log}");
+    let lines: Vec<&str> = log.lines().collect();
+    let [streamed, listed, missing] = lines[..] else { panic!("{log}") };
+    for part in [
+        "INFO answered method=POST path=\"/v1/completions\" status=200 ms=",
+        " prompt_tokens=",
+        " cached_tokens=0 tokens=5 id=\"mine\" client=127.0.0.1:",
+    ] {
+        assert!(streamed.contains(part), "{part} in {streamed}");
+    }
+    assert!(
+        listed.contains("method=GET path=\"/v1/models\" status=200") && !listed.contains("tokens"),
+        "{listed}"
+    );
+    assert!(missing.contains("path=\"/nothing\" status=404"), "{missing}");
+}
+
+#[test]
+fn logs_can_be_json() {
+    let server = Server::start(&["--log-format", "json"]);
+    let ready: serde_json::Value = serde_json::from_str(&server.line).expect("JSON");
+    assert_eq!(
+        (&ready["level"], &ready["message"], &ready["name"]),
+        (&json!("INFO"), &json!("ready"), &json!("demo"))
+    );
+    assert!(ready["urls"].as_str().is_some_and(|urls| urls.starts_with("http://127.0.0.1:")), "{ready}");
+    let output = run(&["serve", "--log-format", "json", "-m", "/no/such.gguf"]);
+    let error: serde_json::Value = serde_json::from_str(support::stderr(&output)).expect("JSON");
+    assert_eq!((output.status.code(), &error["level"]), (Some(1), &json!("ERROR")));
+    assert!(error["message"].as_str().is_some_and(|message| message.contains("/no/such.gguf")), "{error}");
 }

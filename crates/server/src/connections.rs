@@ -3,15 +3,19 @@
 //! A client that sends its headers slowly, sends its body slowly (see `json`) or does not read its answer loses its connection, so
 //! that none is held for nothing.
 
+use crate::access::Peer;
 use crate::config::Config;
 use axum::Router;
-use axum::http::HeaderValue;
 use axum::http::header::CONNECTION;
+use axum::http::{HeaderValue, Request};
 use axum::response::Response;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -88,8 +92,8 @@ impl Connections {
         loop {
             // Never closed, so there is always a place in the end.
             let place = self.places.clone().acquire_owned().await;
-            let stream = match listener.accept().await {
-                Ok((stream, _)) => stream,
+            let (stream, peer) = match listener.accept().await {
+                Ok(accepted) => accepted,
                 Err(error) if is_the_client_s(&error) => continue,
                 Err(error) => {
                     if failing.first() {
@@ -104,19 +108,24 @@ impl Connections {
             }
             let (this, router) = (self.clone(), router.clone());
             tokio::spawn(async move {
-                this.serve(stream, router).await;
+                this.serve(stream, peer, router).await;
                 drop(place);
             });
         }
     }
 
-    async fn serve(&self, stream: TcpStream, router: Router) {
+    async fn serve(&self, stream: TcpStream, peer: SocketAddr, router: Router) {
         // Tokens are small and wanted at once.
         let _ = stream.set_nodelay(true);
         let io = TokioIo::new(Patient::new(stream, self.write_timeout));
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(self.header_timeout);
-        let connection = http.serve_connection(io, TowerToHyperService::new(router));
+        let router = TowerToHyperService::new(router);
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(Peer(peer));
+            router.call(request)
+        });
+        let connection = http.serve_connection(io, service);
         let mut connection = std::pin::pin!(connection);
         let mut closing = self.closing.subscribe();
         let closed = async {

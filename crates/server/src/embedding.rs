@@ -1,9 +1,11 @@
 //! Texts to vectors or scores: what the endpoints of encoders share.
 
+use crate::access::Access;
 use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::models::{Encoder, EncoderLease};
 use crate::openai::Prompt;
+use realizar_engine::Usage;
 use realizar_engine::encoder::normalize;
 use realizar_model::EncoderOutput;
 use realizar_model::tokenizer::Encoding;
@@ -66,6 +68,9 @@ pub(crate) async fn encode(lease: &EncoderLease, texts: Vec<Encoding>, field: &'
     let n_tokens = texts.iter().map(|text| text.tokens.len()).sum();
     let refuse = |error| ApiError::from(error).or_param(field);
     let rows = lease.encoder.text.client().encode(texts).map_err(refuse)?.await.map_err(refuse)?;
+    if let Some(access) = Access::current() {
+        access.used(Usage { prompt_tokens: n_tokens, ..Usage::default() });
+    }
     Ok(Rows { rows, n_tokens })
 }
 

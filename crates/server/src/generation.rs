@@ -175,7 +175,7 @@ impl Plan {
         });
         let start = SystemTime::now();
         let streams = streams.collect::<Result<_>>()?;
-        if let Some(span) = &lease.span {
+        if let Some(span) = lease.access.as_ref().and_then(|access| access.span.as_ref()) {
             span.asked(self, lease);
         }
         let (totals, lease) = (Totals::default(), lease.clone());
@@ -200,7 +200,11 @@ pub(crate) struct Generation {
 
 impl Drop for Generation {
     fn drop(&mut self) {
-        if let Some(span) = &self.lease.span {
+        let Some(access) = &self.lease.access else { return };
+        if self.totals.finished().is_some() {
+            access.used(self.totals.usage());
+        }
+        if let Some(span) = &access.span {
             span.generated(&self.totals, &self.reasons, self.start);
         }
     }

@@ -7,6 +7,7 @@
 //! or terminal: everything is in [`Config`].
 #![forbid(unsafe_code)]
 
+mod access;
 mod app;
 mod auth;
 mod bodies;

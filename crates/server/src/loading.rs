@@ -1,5 +1,6 @@
 //! Streamed answers of models that must be loaded first: comment lines keep the client waiting.
 
+use crate::access::Access;
 use crate::app::App;
 use crate::error::{ApiError, Result};
 use axum::body::{Body, BodyDataStream, Bytes};
@@ -29,7 +30,16 @@ pub(crate) async fn answer(
     if !streams || !app.models.must_load(asked) {
         return answer.await;
     }
-    let answer = Box::pin(answer.in_current_span());
+    let access = Access::current();
+    let answer = Box::pin(
+        async {
+            match access {
+                Some(access) => access.scope(answer).await,
+                None => answer.await,
+            }
+        }
+        .in_current_span(),
+    );
     let body = Loading { answer, word, ticks: interval(PROGRESS), state: State::Waits };
     let mut response = Body::from_stream(body).into_response();
     let headers = response.headers_mut();

@@ -1,12 +1,12 @@
 //! A number and a span for each request.
 
+use crate::access::{Access, Peer};
 use crate::app::App;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode};
+use axum::http::{HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::Response;
 use std::sync::Arc;
-use std::time::Instant;
 use tracing::Instrument;
 
 const HEADER: &str = "x-request-id";
@@ -26,29 +26,17 @@ pub(crate) async fn trace(State(app): State<Arc<App>>, mut request: Request, nex
     let route = request.extensions().get::<MatchedPath>().map_or("none", |path| path.as_str()).to_owned();
     let span =
         tracing::info_span!("request", id = id.to_str().unwrap_or(""), method = %request.method(), route);
-    let start = Instant::now();
     // Probes and scrapers ask with GET all the time.
     let collected = app.spans.as_ref().filter(|_| request.method() == Method::POST);
     let traced = collected
         .map(|spans| spans.begin(request.headers(), "POST", &route, id.to_str().unwrap_or_default()));
+    let client = request.extensions().get::<Peer>().map(|Peer(address)| *address);
+    let (method, path) = (request.method().clone(), request.uri().path());
+    let access = Access::new(method, path, id.to_str().unwrap_or_default(), client, traced);
     request.extensions_mut().insert(RequestId(id.clone()));
-    let answer = async {
-        let mut response = next.run(request).await;
-        let status = response.status();
-        let ms = start.elapsed().as_millis() as u64;
-        // What is not offered is nobody's failure.
-        if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED {
-            tracing::warn!(status = status.as_u16(), ms, "answered");
-        } else {
-            tracing::debug!(status = status.as_u16(), ms, "answered");
-        }
-        response.headers_mut().insert(HEADER, id);
-        response
-    }
-    .instrument(span);
-    let Some(traced) = traced else { return answer.await };
-    let response = traced.clone().scope(answer).await;
-    traced.answered(response.status());
+    let mut response = access.clone().scope(next.run(request).instrument(span)).await;
+    access.answered(response.status());
+    response.headers_mut().insert(HEADER, id);
     response
 }
 

@@ -27,10 +27,6 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the end of the server waits for the last spans to be sent.
 const LAST_SPANS: Duration = Duration::from_secs(5);
 
-tokio::task_local! {
-    static CURRENT: Arc<RequestSpan>;
-}
-
 /// Makes spans and sends them.
 pub(crate) struct Spans {
     provider: SdkTracerProvider,
@@ -105,16 +101,6 @@ pub(crate) struct RequestSpan {
 }
 
 impl RequestSpan {
-    /// The span of the request that this task answers, if there is one.
-    pub(crate) fn current() -> Option<Arc<Self>> {
-        CURRENT.try_with(Arc::clone).ok()
-    }
-
-    /// Answers a request inside of its span.
-    pub(crate) async fn scope<T>(self: Arc<Self>, answer: impl Future<Output = T>) -> T {
-        CURRENT.scope(self, answer).await
-    }
-
     /// Notes how the request was answered; the answer may still be on its way.
     pub(crate) fn answered(&self, status: StatusCode) {
         let span = self.context.span();

@@ -8,6 +8,8 @@ mod model;
 mod several;
 
 use crate::args::{ModelPlace, keys_of};
+use crate::command::Cli;
+use crate::logging::{ALWAYS, LogFormat};
 use crate::output;
 use crate::sockets::Sockets;
 use anyhow::{Result, anyhow, bail};
@@ -15,7 +17,8 @@ use clap::{ArgGroup, ArgMatches, Args, ValueHint};
 use model::{ModelOptions, Ready};
 use realizar_server::{Config, Ended, Models};
 use several::SeveralOptions;
-use std::path::{Path, PathBuf};
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(Debug, Args)]
@@ -96,7 +99,7 @@ pub(crate) struct ServeArgs {
     options: ModelOptions,
 }
 
-pub(crate) fn run(args: &ServeArgs, given: &ArgMatches, file: Option<&Path>) -> Result<()> {
+pub(crate) fn run(args: &ServeArgs, given: &ArgMatches, cli: &Cli) -> Result<()> {
     let sockets = Sockets::new(args.takeover.as_deref())?;
     if args.until_stdin_ends {
         std::thread::spawn(|| {
@@ -106,7 +109,8 @@ pub(crate) fn run(args: &ServeArgs, given: &ArgMatches, file: Option<&Path>) -> 
     }
     let config = Config { keeps_sockets: sockets.are_kept(), ..config(args)? };
     let names = names(args);
-    let tables = file.map(file::models).transpose().map_err(|why| anyhow!(why))?.unwrap_or_default();
+    let tables =
+        cli.config.as_deref().map(file::models).transpose().map_err(|why| anyhow!(why))?.unwrap_or_default();
     let (models, name, about) = match !tables.is_empty() || args.several.is_asked_for() {
         false => {
             let Ready { model, about } = args.options.load(args.model.get(), args.write_timeout, 1, None)?;
@@ -117,13 +121,12 @@ pub(crate) fn run(args: &ServeArgs, given: &ArgMatches, file: Option<&Path>) -> 
             (
                 models,
                 format!("a server with {n} models"),
-                "models are loaded when they are asked for".to_owned(),
+                vec!["models are loaded when they are asked for".to_owned()],
             )
         }
     };
     let (server, _offer) = sockets.listen(models, config)?;
-    let urls: Vec<String> = server.addresses().iter().map(|address| format!("http://{address}")).collect();
-    output::note(&format!("{name} is ready at {}: {about}\n", urls.join(" and ")));
+    say_ready(&name, server.addresses(), &about, cli.log_format);
     match server.run()? {
         Ended::Drained => Ok(()),
         Ended::AtOnce => bail!("stopped at once, as told by a second signal"),
@@ -157,6 +160,24 @@ fn config(args: &ServeArgs) -> Result<Config> {
         keep_billing_header: args.keep_billing_header,
         format_timeout: args.format_timeout,
     })
+}
+
+/// Says that the server is ready: where, and what else is worth knowing, line by line.
+fn say_ready(name: &str, addresses: &[SocketAddr], about: &[String], format: LogFormat) {
+    let urls: Vec<String> = addresses.iter().map(|address| format!("http://{address}")).collect();
+    match format {
+        LogFormat::Text => {
+            let urls = urls.join(" and ");
+            output::note(&format!(
+                "{name} is ready at {urls}: open it in a browser to chat\n{}\n",
+                about.join("\n")
+            ));
+        }
+        LogFormat::Json => {
+            let (urls, about) = (urls.join(" "), about.join("; "));
+            tracing::info!(target: ALWAYS, name, urls, about, "ready");
+        }
+    }
 }
 
 fn names(args: &ServeArgs) -> Vec<String> {

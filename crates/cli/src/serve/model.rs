@@ -73,7 +73,8 @@ pub(crate) struct ModelOptions {
 /// A model that is ready, and what is worth knowing about it.
 pub(super) struct Ready {
     pub(super) model: LoadedModel,
-    pub(super) about: String,
+    /// A line on its device, then one on its sizes.
+    pub(super) about: Vec<String>,
 }
 
 impl ModelOptions {
@@ -138,7 +139,7 @@ impl ModelOptions {
         let engine = EncoderEngine::start(loaded.runner, self.max_queue)?;
         let encoder = TextEncoder::new(engine.client(), tokenizer, source)?;
         let info = encoder.client().info();
-        let about = format!("{}, texts of up to {} tokens", loaded.device, info.max_tokens);
+        let about = vec![loaded.device, format!("texts of up to {} tokens", info.max_tokens)];
         Ok(Ready {
             model: LoadedModel::Encoder(EncoderModel { engine, encoder, facts: facts(source) }),
             about,
@@ -201,22 +202,21 @@ pub(super) fn facts(source: &dyn TensorSource) -> ModelFacts {
 }
 
 /// What is worth knowing about a model that is ready.
-fn about(loaded: &load::LoadedModel, options: &LoadOptions) -> String {
+fn about(loaded: &load::LoadedModel, options: &LoadOptions) -> Vec<String> {
     let (info, memory) = (loaded.runner.info(), loaded.memory);
-    let mut text = format!(
-        "{} in {:.1} s, context of {} tokens, cache of {} tokens ({} MiB of {})",
-        loaded.device,
-        loaded.load_time.as_secs_f64(),
+    let mut device = format!("{}, loaded in {:.1} s", loaded.device, loaded.load_time.as_secs_f64());
+    if let Some(why) = &loaded.no_gpu {
+        device += &format!("; no GPU: {why}");
+    }
+    let mut sizes = format!(
+        "context of {} tokens, cache of {} tokens ({} MiB of {})",
         info.max_seq_len(),
         info.cache_tokens(),
         memory.cache >> 20,
         options.kv_type
     );
     if memory.weights > 0 {
-        text += &format!(", weights {} MiB, workspace {} MiB", memory.weights >> 20, memory.workspace >> 20);
+        sizes += &format!(", weights {} MiB, workspace {} MiB", memory.weights >> 20, memory.workspace >> 20);
     }
-    if let Some(why) = &loaded.no_gpu {
-        text += &format!("; no GPU: {why}");
-    }
-    text
+    vec![device, sizes]
 }

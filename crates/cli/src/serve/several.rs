@@ -229,7 +229,7 @@ impl ModelLoader for Loader {
             true => LoadError::Memory(format!("{error:#}")),
             false => LoadError::Failed(format!("{error:#}")),
         })?;
-        tracing::info!(name, "{}", ready.about);
+        tracing::info!(name, "{}", ready.about.join(", "));
         Ok(ready.model)
     }
 }

@@ -13,11 +13,12 @@ pub struct Server {
     child: Child,
     pub stderr: BufReader<ChildStderr>,
     pub line: String,
+    pub more: String,
     pub agent: ureq::Agent,
 }
 
 impl Server {
-    /// Starts one at any free port and waits for its line.
+    /// Starts one at any free port and waits until it says that it is ready.
     pub fn start(more: &[&str]) -> Self {
         Self::by(realizar(), more)
     }
@@ -36,8 +37,15 @@ impl Server {
         let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
         let mut line = String::new();
         stderr.read_line(&mut line).expect("a line");
+        // What it says besides its address: a line on its device and one on sizes, or one on all models.
+        let mut more = String::new();
+        if line.contains(" is ready at ") {
+            for _ in 0..if line.starts_with("a server with") { 1 } else { 2 } {
+                stderr.read_line(&mut more).expect("a line");
+            }
+        }
         let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE));
-        Self { child, stderr, line, agent: config.build().into() }
+        Self { child, stderr, line, more, agent: config.build().into() }
     }
 
     /// An address of the server's.

@@ -2,11 +2,11 @@
 
 use super::table::Use;
 use super::{Encoder, KeepAlive, Model, Resident};
+use crate::access::Access;
 use crate::app::{App, FORMAT_RETRY};
 use crate::error::{ApiError, Result};
 use crate::generation::{Generation, Plan, Wanted};
 use crate::seal::Seal;
-use crate::spans::RequestSpan;
 use crate::structured::{Compiled, Refused};
 use realizar_engine::Constraint;
 use std::ops::Deref;
@@ -21,8 +21,8 @@ pub(crate) struct Leased {
     pub(crate) model: Arc<Model>,
     /// As the request calls it.
     pub(crate) name: String,
-    /// The request's, if spans are collected.
-    pub(crate) span: Option<Arc<RequestSpan>>,
+    /// What is recorded of the request.
+    pub(crate) access: Option<Arc<Access>>,
     used: Use,
 }
 
@@ -138,7 +138,7 @@ impl App {
             );
             return Err(ApiError::invalid_param("model", message).code("unsupported"));
         };
-        Ok(Lease(Arc::new(Leased { app: self.clone(), model, name, used, span: RequestSpan::current() })))
+        Ok(Lease(Arc::new(Leased { app: self.clone(), model, name, used, access: Access::current() })))
     }
 
     /// The encoder of a name, or the default; it is loaded if it is not.
