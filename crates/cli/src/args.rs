@@ -8,6 +8,9 @@ use realizar_model::quant_mix::{QUANT_MIXES, QuantMix};
 use realizar_model::synth::{SYNTH_SHAPES, SynthShape};
 use std::path::{Path, PathBuf};
 
+/// The heading, at the end of the long help, of options that few people need.
+pub(crate) const RARE: &str = "Rarely needed";
+
 /// A model as an option, for commands that take something else without one.
 #[derive(Debug, Args)]
 pub(crate) struct ModelOption {
@@ -22,16 +25,40 @@ pub(crate) struct ModelPlace {
     /// A .gguf file, a folder, OWNER/NAME[:FILE-OR-QUANT] of the Hugging Face hub, a short name such as qwen3:0.6b, or demo [default:
     /// demo].
     #[arg(value_name = "MODEL", value_hint = ValueHint::AnyPath)]
-    named: Option<ModelArg>,
+    named: Option<NamedModel>,
     /// The same as an option.
     #[arg(short, long, alias = "hf-repo", value_name = "MODEL", conflicts_with = "named", value_hint = ValueHint::AnyPath)]
-    model: Option<ModelArg>,
+    model: Option<NamedModel>,
 }
 
 impl ModelPlace {
     /// The model that was named, or the demo.
     pub(crate) fn get(&self) -> &ModelArg {
-        self.named.as_ref().or(self.model.as_ref()).unwrap_or(&ModelArg::Demo)
+        self.named().map_or(&ModelArg::Demo, |named| &named.model)
+    }
+
+    /// The model's name as it was given.
+    pub(crate) fn text(&self) -> Option<&str> {
+        self.named().map(|named| &*named.text)
+    }
+
+    fn named(&self) -> Option<&NamedModel> {
+        self.named.as_ref().or(self.model.as_ref())
+    }
+}
+
+/// A model, and the text that names it.
+#[derive(Clone, Debug)]
+struct NamedModel {
+    text: String,
+    model: ModelArg,
+}
+
+impl std::str::FromStr for NamedModel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(Self { text: text.to_owned(), model: text.parse()? })
     }
 }
 
@@ -76,6 +103,7 @@ pub(crate) fn between(min: f32, max: f32) -> impl Fn(&str) -> Result<f32, String
 }
 
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Device")]
 pub(crate) struct ThreadsOption {
     /// Threads; by default one per core.
     #[arg(long, short_alias = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]

@@ -53,13 +53,13 @@ pub(crate) struct BenchArgs {
     /// Answers these texts with and without guesses instead: a file of JSON lines with "prompt" or "turns", or of a text a line.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["synth", "profile"])]
     prompts: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     speculation: SpeculationOptions,
     #[command(flatten)]
     runner: RunnerOptions,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
 }
 
 #[derive(Debug, Subcommand)]

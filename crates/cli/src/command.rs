@@ -1,6 +1,8 @@
 //! The commands. Help texts, completions and the man page all come from here and from the commands' arguments.
 
 use crate::logging::LogFormat;
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -15,16 +17,18 @@ pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
     /// Logs more: once for what happens, twice for details. RUST_LOG overrides it.
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    #[arg(short, long, global = true, help_heading = LOGS, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
     /// Takes options from this TOML file, where neither the command line nor a variable has them.
-    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, global = true, help_heading = LOGS, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,
     /// How logs are written.
-    #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value = "text")]
+    #[arg(long, global = true, help_heading = LOGS, value_enum, value_name = "FORMAT", default_value = "text")]
     pub(crate) log_format: LogFormat,
 }
 
+/// The heading of what all commands take.
+const LOGS: &str = "Settings and logs";
 /// What all commands' options have in common.
 const SETTINGS: &str = "Each option is also a variable of the environment, such as REALIZAR_PORT for --port, and a key of the file that --config names.";
 
@@ -45,7 +49,7 @@ pub(crate) enum Command {
     /// Print what a conversation becomes by a model's chat template.
     Template(crate::template::TemplateArgs),
     /// Show what a model is, what it takes, and where it can run.
-    #[command(alias = "show")]
+    #[command(visible_alias = "show")]
     Inspect(crate::inspect::InspectArgs),
     /// Turn texts into vectors by an embedding model, or into scores by a reranker.
     Embed(crate::embed::EmbedArgs),
@@ -65,14 +69,9 @@ pub(crate) enum Command {
     /// Write a file of random weights at the real shape of a known model.
     Synth(crate::synth::SynthArgs),
     /// Print a shell's completions.
-    #[command(hide = true)]
-    Completions {
-        /// The shell.
-        shell: clap_complete::Shell,
-    },
-    /// Print the man page.
-    #[command(hide = true)]
-    Man,
+    Completions(crate::manual::CompletionsArgs),
+    /// Print the man page of the program or of a command.
+    Man(crate::manual::ManArgs),
 }
 
 /// The arguments of the process, with llama.cpp's flags of several letters behind one dash spelled as long ones.
@@ -85,7 +84,7 @@ pub(crate) fn arguments(given: impl Iterator<Item = OsString>) -> Result<Vec<OsS
             Some("-hf" | "-hfr") => "--model",
             Some("-ngl") => "--n-gpu-layers",
             Some("-help") => "--help",
-            Some(flag) if flag.starts_with("-h") && flag.len() > 2 => {
+            Some(flag) if has_letters_behind_h(flag) => {
                 return Err(format!(
                     "unexpected argument '{flag}'; -h or --help prints help, -hf names a model of the hub"
                 ));
@@ -95,6 +94,52 @@ pub(crate) fn arguments(given: impl Iterator<Item = OsString>) -> Result<Vec<OsS
         *argument = long.into();
     }
     Ok(arguments)
+}
+
+/// Whether an argument is `-h`, alone or behind `-v`, with letters behind it.
+fn has_letters_behind_h(argument: &str) -> bool {
+    let letters = argument.strip_prefix('-').unwrap_or_default().trim_start_matches('v');
+    letters.len() > 1 && letters.starts_with('h')
+}
+
+/// Flags of llama.cpp and vLLM, and what stands for them here.
+const FLAGS_OF_OTHERS: &[(&str, &str)] = &[
+    ("--alias", "--served-name NAME"),
+    ("--batch-size", "--step-tokens N"),
+    ("--cache-type-k", "--kv-type TYPE, for keys and values"),
+    ("--cache-type-v", "--kv-type TYPE, for keys and values"),
+    ("--chat-template-file", "--chat-template FILE"),
+    ("--enable-auto-tool-choice", NOT_NEEDED),
+    ("--enable-prefix-caching", NOT_NEEDED),
+    ("--flash-attn", NOT_NEEDED),
+    ("--gpu-memory-utilization", "--kv-memory SIZE"),
+    ("--jinja", NOT_NEEDED),
+    ("--kv-cache-dtype", "--kv-type TYPE"),
+    ("--max-model-len", "--ctx N"),
+    ("--max-num-batched-tokens", "--step-tokens N"),
+    ("--max-num-seqs", "--max-seqs N"),
+    ("--model-draft", "--draft MODEL"),
+    ("--models-preset", "--config FILE"),
+    ("--no-enable-prefix-caching", "--no-prefix-cache"),
+    ("--parallel", "--max-seqs N"),
+    ("--reasoning-parser", NOT_NEEDED),
+    ("--served-model-name", "--served-name NAME"),
+    ("--speculative-config", "--speculate ngram or --draft MODEL"),
+    ("--tensor-parallel-size", "--tp N"),
+    ("--tensor-split", "--tp N"),
+    ("--tool-call-parser", NOT_NEEDED),
+    ("--ubatch-size", "--step-tokens N"),
+];
+const NOT_NEEDED: &str = "nothing: it is not needed";
+
+/// Adds to an error about a flag of another program what stands for it here.
+pub(crate) fn explained(mut error: clap::Error) -> clap::Error {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return error };
+    let Some((flag, ours)) = FLAGS_OF_OTHERS.iter().find(|(theirs, _)| theirs == flag) else { return error };
+    let tip = StyledStr::from(format!("here, {ours} stands for {flag}; see docs/coming-from.md"));
+    error.remove(ContextKind::SuggestedArg);
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+    error
 }
 
 #[cfg(test)]
@@ -144,6 +189,19 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_stands_for_flags_of_others_exists_and_they_do_not() {
+        let mut program = Cli::command();
+        program.build();
+        let serve = program.find_subcommand("serve").expect("a command");
+        for (theirs, ours) in FLAGS_OF_OTHERS {
+            assert!(!takes(serve, theirs), "{theirs} is a flag of ours");
+            for flag in ours.split_whitespace().filter(|word| word.starts_with("--")) {
+                assert!(takes(serve, flag.trim_end_matches(',')), "{flag}");
+            }
+        }
     }
 
     #[test]

@@ -3,9 +3,11 @@
 use crate::args::ModelPlace;
 #[cfg(feature = "cuda")]
 use crate::inspect_kernels;
+use crate::license::license;
 use crate::model_arg::ModelArg;
-use crate::output;
-use anyhow::Result;
+use crate::server_models::ServerOptions;
+use crate::{inspect_server, output};
+use anyhow::{Context, Result};
 use clap::Args;
 use realizar_compute::sampling::SamplingParams;
 use realizar_compute::{DType, Heads, Pooling};
@@ -30,8 +32,16 @@ pub(crate) struct InspectArgs {
     tp: u8,
     /// List the GPU kernel that multiplies with each matrix, by rows of activations (M), instead.
     #[cfg(feature = "cuda")]
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["running", "template"])]
     kernels: bool,
+    /// Print the chat template alone.
+    #[arg(long, conflicts_with = "json")]
+    template: bool,
+    /// Ask the server at --url about MODEL, or about its first model, instead of looking at files.
+    #[arg(long, conflicts_with_all = ["ctx", "tp"])]
+    running: bool,
+    #[command(flatten)]
+    server: ServerOptions,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -43,6 +53,7 @@ struct Report {
     format: String,
     name: Option<String>,
     architecture: Option<String>,
+    license: Option<String>,
     /// What people call the models of this architecture.
     family: Option<&'static str>,
     /// What the model makes of a text, where that is not more text.
@@ -125,7 +136,15 @@ struct DeviceReport {
 const CACHE_TYPES: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0];
 
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
+    if args.running {
+        return inspect_server::run(args.model.text(), &args.server, args.template, args.json);
+    }
     let source = args.model.get().open()?;
+    if args.template {
+        let template = ChatTemplate::from_source(&*source, &Tokenizer::from_source(&*source)?)?;
+        let template = template.with_context(|| format!("{} has no chat template", args.model.get()))?;
+        return output::print(template.source());
+    }
     #[cfg(feature = "cuda")]
     if args.kernels {
         let matrices = inspect_kernels::report(&*source);
@@ -183,6 +202,7 @@ fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>, tp: u
         format: source.format().to_string(),
         name: string("general.name").or_else(|| string("_name_or_path")),
         architecture,
+        license: license(source),
         family: config.as_ref().ok().and_then(|c| arch::family(c.arch)),
         makes: config.as_ref().ok().and_then(makes),
         parameters: types.iter().map(|t| t.parameters).sum(),
@@ -328,6 +348,9 @@ fn text(r: &Report) -> String {
     line("architecture", r.architecture.clone().unwrap_or_else(|| "not stated".into()));
     if let Some(family) = r.family {
         line("family", family.to_owned());
+    }
+    if let Some(license) = &r.license {
+        line("licence", license.clone());
     }
     if let Some(makes) = &r.makes {
         line("makes", makes.clone());

@@ -7,6 +7,7 @@ use realizar_engine::Client;
 use realizar_server::KvEvents;
 
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "KV events")]
 pub(crate) struct KvEventsOptions {
     /// Publishes what enters and leaves the prefix cache for routers, as vLLM does over ZeroMQ, at an endpoint such as tcp://*:5557. It tells
     /// the tokens of all prompts to whoever connects.

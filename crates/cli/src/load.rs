@@ -1,6 +1,6 @@
 //! Options of every command that runs a model, and the way from them to a model on its device.
 
-use crate::args::{ModelOption, ThreadsOption};
+use crate::args::{ModelOption, RARE, ThreadsOption};
 use crate::input;
 use crate::model_arg::ModelArg;
 use anyhow::{Context, Result, bail};
@@ -15,6 +15,7 @@ use realizar_model::tokenizer::Tokenizer;
 use std::path::Path;
 
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Device")]
 pub(crate) struct RunnerOptions {
     /// Where the model runs: auto, cpu, cuda, cuda:N, or cuda:N,M for GPUs that share it.
     #[arg(long, default_value_t = Device::Auto)]
@@ -24,15 +25,15 @@ pub(crate) struct RunnerOptions {
     pub(crate) tp: u8,
     #[command(flatten)]
     pub(crate) threads: ThreadsOption,
-    /// Computes products with unrounded activations: slower, and the same tokens on every device.
-    #[arg(long)]
-    pub(crate) exact: bool,
-    /// Leaves weights in the mapped file: starts at once and shares memory between processes, but runs slower.
-    #[arg(long)]
-    pub(crate) no_repack: bool,
     /// Element type of the cache of keys and values: f32, f16, bf16 or q8_0.
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = kv_type)]
     pub(crate) kv_type: DType,
+    /// Computes products with unrounded activations: slower, and the same tokens on every device.
+    #[arg(long, help_heading = RARE, hide_short_help = true)]
+    pub(crate) exact: bool,
+    /// Leaves weights in the mapped file: starts at once and shares memory between processes, but runs slower.
+    #[arg(long, help_heading = RARE, hide_short_help = true)]
+    pub(crate) no_repack: bool,
     /// llama.cpp's option, for scripts that give it.
     #[arg(long, alias = "gpu-layers", value_name = "N", hide = true)]
     n_gpu_layers: Option<String>,
@@ -85,6 +86,7 @@ pub(crate) fn warn_of_long_context(asked: Option<usize>, config: &ModelConfig) {
 
 /// Guesses of the next tokens, verified several at a time: the same text, in fewer steps.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Guesses of the next tokens")]
 pub(crate) struct SpeculationOptions {
     /// Guesses the next tokens by what followed the last ones before in the text.
     #[arg(long, value_name = "HOW", conflicts_with = "draft")]

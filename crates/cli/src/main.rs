@@ -18,10 +18,13 @@ mod input;
 mod inspect;
 #[cfg(feature = "cuda")]
 mod inspect_kernels;
+mod inspect_server;
 mod kv_events;
 mod launch;
+mod license;
 mod load;
 mod logging;
+mod manual;
 mod model_arg;
 mod models;
 mod output;
@@ -56,7 +59,9 @@ fn main() -> ExitCode {
         command::arguments(std::env::args_os()).unwrap_or_else(|why| wrong(ErrorKind::UnknownArgument, why));
     let arguments = settings::complete(arguments, environment)
         .unwrap_or_else(|why| wrong(ErrorKind::ValueValidation, why));
-    let matches = Cli::command().get_matches_from(arguments);
+    let matches = Cli::command()
+        .try_get_matches_from(arguments)
+        .unwrap_or_else(|error| command::explained(error).exit());
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let given = matches.subcommand().map_or(&matches, |(_, given)| given);
     let done = logging::start(cli.verbose, cli.log_format).and_then(|()| run(&cli, given));
@@ -90,22 +95,10 @@ fn run(cli: &Cli, given: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Rm(args) => models::remove(args),
         Command::Quantize(args) => quantize::run(args),
         Command::Synth(args) => synth::run(args),
-        Command::Completions { shell } => completions(*shell),
-        Command::Man => man(),
+        Command::Completions(args) => manual::completions(args),
+        Command::Man(args) => manual::man(args),
     };
     done.map(|()| ExitCode::SUCCESS)
-}
-
-fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
-    let mut text = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "realizar", &mut text);
-    output::print(String::from_utf8_lossy(&text))
-}
-
-fn man() -> anyhow::Result<()> {
-    let mut text = Vec::new();
-    clap_mangen::Man::new(Cli::command()).render(&mut text)?;
-    output::print(String::from_utf8_lossy(&text))
 }
 
 /// A variable of the environment; one that is empty or not UTF-8 counts as absent.

@@ -22,11 +22,11 @@ pub(crate) struct PerplexityArgs {
     /// Chunks to score; all of them by default.
     #[arg(long, value_name = "N")]
     chunks: Option<usize>,
-    #[command(flatten)]
-    runner: RunnerOptions,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    runner: RunnerOptions,
 }
 
 pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {

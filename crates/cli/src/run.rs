@@ -39,8 +39,6 @@ pub(crate) struct RunArgs {
     /// Tokens to generate at most; by default as many as the context holds.
     #[arg(short, long = "max-tokens", visible_alias = "n-predict", alias = "predict", value_name = "N")]
     n: Option<usize>,
-    #[command(flatten)]
-    sampling: SamplingOptions,
     /// Ends the answer before this text; may be given several times.
     #[arg(long, value_name = "STR")]
     stop: Vec<String>,
@@ -57,17 +55,20 @@ pub(crate) struct RunArgs {
     thinking: ThinkingOptions,
     #[command(flatten)]
     template: TemplateOption,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    sampling: SamplingOptions,
     #[command(flatten)]
     speculation: SpeculationOptions,
     #[command(flatten)]
     runner: RunnerOptions,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
 }
 
 /// How tokens are chosen. What is not given is as `inspect` shows it.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "How tokens are chosen")]
 struct SamplingOptions {
     /// Randomness: 0 always takes the likeliest token [default: the model's own, else 0.8].
     #[arg(long, alias = "temperature", value_name = "T", value_parser = between(0.0, f32::MAX))]

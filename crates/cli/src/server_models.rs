@@ -77,10 +77,14 @@ pub(crate) fn stop(args: &StopArgs) -> Result<()> {
 }
 
 impl ServerOptions {
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
     /// The answer to a GET, or to a POST of `body`.
     ///
     /// Errors: no answer; what the server says is wrong.
-    fn ask(&self, path: &str, body: Option<Value>) -> Result<Value> {
+    pub(crate) fn ask(&self, path: &str, body: Option<Value>) -> Result<Value> {
         let url = format!("{}{path}", self.url.trim_end_matches('/'));
         let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE));
         let agent: ureq::Agent = config.build().into();

@@ -28,6 +28,16 @@ fn completions_and_man_page_know_the_commands() {
     }
     let man = run(&["man"]);
     assert!(succeeds(&man).contains(".TH realizar") && succeeds(&man).contains("quantize"));
+    let serve = run(&["man", "bench", "serve"]);
+    assert!(
+        succeeds(&serve).contains("realizar\\-bench\\-serve") && succeeds(&serve).contains("slo\\-ttft\\-ms")
+    );
+    fails(&run(&["man", "nonsense"]), &["realizar has no command \"nonsense\""]);
+    let folder = Folder::new();
+    assert_eq!(succeeds(&run(&["man", "--dir", &folder.join("man1")])), "");
+    for page in ["realizar.1", "realizar-serve.1", "realizar-bench-serve.1"] {
+        assert!(folder.path().join("man1").join(page).exists(), "{page}");
+    }
 }
 
 #[test]
@@ -51,6 +61,55 @@ fn wrong_usage_exits_with_2() {
     is_wrong_usage(&run(&["run", "--top-p=1.5", "x"]), "between 0 and 1");
     is_wrong_usage(&run(&["run", "--repeat-penalty=0", "x"]), "between 0.01 and 100");
     is_wrong_usage(&run(&["template", "--file", "x", "-m", "demo"]), "--model");
+    is_wrong_usage(&run(&["serve", "--prot", "1"]), "a similar argument exists: '--port'");
+    is_wrong_usage(&run(&["serve", "--max-model-len", "1"]), "here, --ctx N stands for --max-model-len");
+    for letters_behind_h in ["-hv", "-hfv", "-vhx", "-vvhf"] {
+        is_wrong_usage(&run(&["serve", letters_behind_h, "x"]), "-h or --help prints help");
+    }
+}
+
+#[test]
+fn help_has_headings_and_rare_options_last() {
+    let help = run(&["serve", "--help"]);
+    let help = succeeds(&help);
+    let headings: Vec<&str> =
+        help.lines().filter(|line| line.ends_with(':') && !line.starts_with(' ')).collect();
+    assert_eq!(headings.first(), Some(&"Arguments:"));
+    assert!(headings.contains(&"Address and access:") && headings.contains(&"Device:"), "{headings:?}");
+    assert_eq!(headings[headings.len() - 2..], ["Rarely needed:", "Settings and logs:"]);
+    // The short help leaves them out and says where they are.
+    let short = run(&["serve", "-h"]);
+    let short = succeeds(&short);
+    assert!(!short.contains("--format-timeout") && help.contains("--format-timeout"), "{short}");
+    assert!(short.contains("see more with '--help'"), "{short}");
+    assert!(
+        succeeds(&run(&["--help"])).contains("completions") && succeeds(&run(&["--help"])).contains("man ")
+    );
+}
+
+#[test]
+fn a_model_is_shown_with_its_licence_and_template() {
+    let folder = Folder::new();
+    let hf = fixture("qwen2/hf");
+    for entry in std::fs::read_dir(&hf).expect("the fixture") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().and_then(|name| name.to_str()).expect("a plain name");
+        std::fs::copy(&path, folder.join(name)).expect("it is copied");
+    }
+    folder.write("README.md", b"---\nlicense: apache-2.0\n---\n# A model\n");
+    let model = folder.path().to_str().expect("a plain path");
+    assert_eq!(json(&run(&["show", model, "--json"]))["license"], "apache-2.0");
+    let shown = run(&["show", model]);
+    let shown = succeeds(&shown);
+    assert!(
+        shown.contains("licence        apache-2.0\n") && shown.contains("sampling       temperature"),
+        "{shown}"
+    );
+    assert_eq!(json(&run(&["show", "demo", "--json"]))["license"], "mit OR apache-2.0");
+    assert_eq!(json(&run(&["show", &fixture("qwen2/hf"), "--json"]))["license"], Value::Null);
+    let template = std::fs::read_to_string(folder.join("chat_template.jinja")).expect("the fixture's");
+    assert_eq!(succeeds(&run(&["show", model, "--template"])), template);
+    fails(&run(&["show", &fixture("phi2/model.gguf"), "--template"]), &["has no chat template"]);
 }
 
 #[test]

@@ -217,3 +217,31 @@ fn logs_can_be_json() {
     assert_eq!((output.status.code(), &error["level"]), (Some(1), &json!("ERROR")));
     assert!(error["message"].as_str().is_some_and(|message| message.contains("/no/such.gguf")), "{error}");
 }
+
+#[test]
+fn a_server_s_model_is_shown() {
+    let folder = Folder::new();
+    let model = folder.write("fox.gguf", &support::demo());
+    let server = Server::start(&["-m", &model, "--ctx", "512"]);
+    let url = server.url("");
+    let shown = json(&run(&["show", "--running", "--url", &url, "--json"]));
+    assert_eq!(
+        (&shown["model"], &shown["status"], &shown["context"]),
+        (&json!("fox"), &json!("loaded"), &json!(512))
+    );
+    assert_eq!((&shown["format"], &shown["family"]), (&json!("gguf"), &json!("llama")));
+    assert_eq!(shown["bytes"], json(&run(&["show", &model, "--json"]))["weight_bytes"]);
+    let sampling = &shown["sampling"];
+    assert!(
+        sampling["temperature"] == 0.8 && sampling["top_k"] == 40.0 && sampling["top_p"] == 0.95,
+        "{sampling}"
+    );
+    let table = run(&["show", "fox", "--running", "--url", &url]);
+    assert!(support::succeeds(&table).contains("context        512 tokens"), "{}", support::stdout(&table));
+    let template = run(&["show", "fox", "--running", "--url", &url, "--template"]);
+    let own = run(&["show", &model, "--template"]);
+    assert_eq!(support::succeeds(&template), support::succeeds(&own));
+    fails(&run(&["show", "owl", "--running", "--url", &url]), &["owl"]);
+    fails(&run(&["show", "--running", "--url", "http://127.0.0.1:1"]), &["no server answers"]);
+    is_wrong_usage(&run(&["show", "--running", "--ctx", "5"]), "--ctx");
+}

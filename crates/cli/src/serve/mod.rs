@@ -7,7 +7,7 @@ mod file;
 mod model;
 mod several;
 
-use crate::args::{ModelPlace, keys_of};
+use crate::args::{ModelPlace, RARE, keys_of};
 use crate::command::Cli;
 use crate::logging::{ALWAYS, LogFormat};
 use crate::output;
@@ -21,82 +21,84 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// The heading of options on who may ask, and where.
+const ACCESS: &str = "Address and access";
+
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("keys").multiple(true))]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     model: ModelPlace,
-    #[command(flatten)]
-    several: SeveralOptions,
-    /// Name or address to listen at; 0.0.0.0 takes requests from everywhere. May be given several times.
-    #[arg(long, default_value = "127.0.0.1")]
-    host: Vec<String>,
-    /// Port to listen at; 0 takes any free one.
-    #[arg(long, default_value_t = 8080)]
-    port: u16,
     /// Name under which clients ask for the model; may be given several times. By default its own.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["models_dir", "hub_cache"])]
     served_name: Vec<String>,
+    /// Name or address to listen at; 0.0.0.0 takes requests from everywhere. May be given several times.
+    #[arg(long, help_heading = ACCESS, default_value = "127.0.0.1")]
+    host: Vec<String>,
+    /// Port to listen at; 0 takes any free one.
+    #[arg(long, help_heading = ACCESS, default_value_t = 8080)]
+    port: u16,
     /// Key that clients must show; may be given several times. By default nobody is asked.
-    #[arg(long, group = "keys", value_name = "KEY", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    #[arg(long, help_heading = ACCESS, group = "keys", value_name = "KEY", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     api_key: Vec<String>,
     /// File with such a key on each line.
-    #[arg(long, group = "keys", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, help_heading = ACCESS, group = "keys", value_name = "FILE", value_hint = ValueHint::FilePath)]
     api_key_file: Vec<PathBuf>,
-    /// Clients with different keys share no cached prefixes.
-    #[arg(long, requires = "keys")]
-    salt_by_key: bool,
     /// Origin whose web pages may use the server, or *; may be given several times.
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, help_heading = ACCESS, value_name = "ORIGIN")]
     cors: Vec<String>,
     /// Name by which clients may address the server, besides localhost; may be given several times. Without it, all names are answered,
     /// except on loopback without --api-key.
-    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    #[arg(long, help_heading = ACCESS, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     allowed_host: Vec<String>,
-
+    #[command(flatten)]
+    several: SeveralOptions,
+    #[command(flatten)]
+    options: ModelOptions,
+    /// Clients with different keys share no cached prefixes.
+    #[arg(long, help_heading = RARE, hide_short_help = true, requires = "keys")]
+    salt_by_key: bool,
     /// Size of a request at most.
-    #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = size)]
+    #[arg(long, help_heading = RARE, hide_short_help = true, value_name = "SIZE", default_value = "8M", value_parser = size)]
     max_body: usize,
     /// Memory for the bodies of all requests that are still arriving.
-    #[arg(long, value_name = "SIZE", default_value = "128M", value_parser = size)]
+    #[arg(long, help_heading = RARE, hide_short_help = true, value_name = "SIZE", default_value = "128M", value_parser = size)]
     body_memory: usize,
     /// How long a client may take to send the headers of a request, and again its body.
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    #[arg(long, help_heading = RARE, hide_short_help = true, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     read_timeout: Duration,
     /// How long a client may read nothing of its answer.
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    #[arg(long, help_heading = RARE, hide_short_help = true, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     write_timeout: Duration,
     /// Connections at one time; more wait to be accepted.
-    #[arg(long, value_name = "N", default_value_t = 16384, value_parser = positive)]
+    #[arg(long, help_heading = RARE, hide_short_help = true, value_name = "N", default_value_t = 16384, value_parser = positive)]
     max_connections: usize,
     /// Objects of JSON schemas that do not mention additionalProperties may have further properties, as the standard says.
-    #[arg(long)]
+    #[arg(long, help_heading = RARE, hide_short_help = true)]
     open_schemas: bool,
     /// Memory for responses of /v1/responses that later requests may go on after; 0 stores none.
-    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = size)]
+    #[arg(long, help_heading = RARE, hide_short_help = true, value_name = "SIZE", default_value = "64M", value_parser = size)]
     response_memory: usize,
     /// Leaves the line x-anthropic-billing-header in the system prompts of Claude Code; it differs from request to request, so that no
     /// prefix of a prompt is found in the cache.
-    #[arg(long)]
+    #[arg(long, help_heading = RARE, hide_short_help = true)]
     keep_billing_header: bool,
     /// How long compiling the format of one answer (a schema, pattern, grammar or tools) may take.
-    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
+    #[arg(long, help_heading = RARE, hide_short_help = true, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
     format_timeout: Duration,
     /// How long SIGTERM or Ctrl-C lets answers finish; a second one ends at once.
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    #[arg(long, help_heading = RARE, hide_short_help = true, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     drain_seconds: Duration,
     /// End at once when stdin ends: for programs that start a server for themselves.
-    #[arg(long, hide = true)]
+    #[arg(long, help_heading = RARE, hide_short_help = true, hide = true)]
     until_stdin_ends: bool,
     /// Collector of OpenTelemetry, such as http://localhost:4318, to which a span of each request is sent over OTLP/HTTP.
-    #[arg(long, value_name = "URL")]
+    #[arg(long, help_heading = RARE, hide_short_help = true, value_name = "URL")]
     otlp: Option<String>,
     /// Unix socket by which one server follows another without losing a request: once its model is loaded, a server takes over the
     /// addresses of the one that runs with the same path, if there is one, and offers them to the next.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, help_heading = RARE, hide_short_help = true, value_name = "PATH")]
     takeover: Option<PathBuf>,
-    #[command(flatten)]
-    options: ModelOptions,
 }
 
 pub(crate) fn run(args: &ServeArgs, given: &ArgMatches, cli: &Cli) -> Result<()> {

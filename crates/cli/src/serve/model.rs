@@ -1,12 +1,13 @@
 //! A model that is served: its options, and the way from them to an engine.
 
 use super::{positive, seconds, size};
+use crate::args::RARE;
 use crate::kv_events::KvEventsOptions;
+use crate::license::license;
 use crate::load::{RunnerOptions, SpeculationOptions, TemplateOption, warn_of_long_context};
 use crate::model_arg::ModelArg;
 use anyhow::{Context, Result};
 use clap::Args;
-use realizar::SamplingParams;
 use realizar_compute::DType;
 use realizar_engine::encoder::{EncoderEngine, TextEncoder};
 use realizar_engine::load::{self, CacheSize, Device, LoadOptions, load};
@@ -21,22 +22,17 @@ use std::time::Duration;
 
 /// Options of a model that is served; each of several may have its own.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Context, cache and steps")]
 pub(crate) struct ModelOptions {
     /// Longest sequence of prompt and answer, in tokens; by default the model's own, or less where memory is short.
     #[arg(long, alias = "ctx-size", short_alias = 'c', value_name = "N")]
     ctx: Option<usize>,
     #[command(flatten)]
     template: TemplateOption,
-    /// Read a Qwen3 as Qwen3-Reranker, where its files do not say that it is one.
-    #[arg(long)]
-    reranker: bool,
     /// Memory for keys and values, such as 4G; by default enough for --max-seqs whole sequences, but at most nine tenths of
     /// what is left of a GPU's memory, or 1G on the CPU unless one sequence needs more.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     kv_memory: Option<usize>,
-    /// Tokens in a block of keys and values.
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = positive)]
-    block_size: usize,
     /// Sequences that are computed at the same time [default: 64 on the CPU, 256 on a GPU].
     #[arg(long, value_name = "N", value_parser = positive)]
     max_seqs: Option<usize>,
@@ -56,18 +52,24 @@ pub(crate) struct ModelOptions {
     /// What the files of --cache-dir may take; the prefixes used last are kept.
     #[arg(long, value_name = "SIZE", default_value = "8G", requires = "cache_dir", value_parser = size)]
     cache_dir_size: usize,
-    /// How much waiting one step of a request's priority is worth.
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
-    priority_step: Duration,
-    /// How long one step may take on the device before /health says that the engine is stuck; where faster ones were seen, less.
-    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
-    longest_step: Duration,
+    #[command(flatten)]
+    speculation: SpeculationOptions,
     #[command(flatten)]
     kv_events: KvEventsOptions,
     #[command(flatten)]
     runner: RunnerOptions,
-    #[command(flatten)]
-    speculation: SpeculationOptions,
+    /// Read a Qwen3 as Qwen3-Reranker, where its files do not say that it is one.
+    #[arg(long, help_heading = RARE, hide_short_help = true)]
+    reranker: bool,
+    /// Tokens in a block of keys and values.
+    #[arg(long, help_heading = RARE, hide_short_help = true, value_name = "N", default_value_t = 32, value_parser = positive)]
+    block_size: usize,
+    /// How much waiting one step of a request's priority is worth.
+    #[arg(long, help_heading = RARE, hide_short_help = true, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    priority_step: Duration,
+    /// How long one step may take on the device before /health says that the engine is stuck; where faster ones were seen, less.
+    #[arg(long, help_heading = RARE, hide_short_help = true, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
+    longest_step: Duration,
 }
 
 /// A model that is ready, and what is worth knowing about it.
@@ -198,6 +200,7 @@ pub(super) fn facts(source: &dyn TensorSource) -> ModelFacts {
         quantization: most.map_or_else(String::new, |(dtype, _)| dtype.to_string()),
         size: tensors.iter().map(|tensor| tensor.n_bytes() as u64).sum(),
         gpu_size: 0,
+        license: license(source).unwrap_or_default(),
     }
 }
 

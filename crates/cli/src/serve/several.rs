@@ -23,6 +23,7 @@ const DEFAULT_SHARE: usize = 4;
 
 /// Where several models come from, and how long each stays.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Several models")]
 pub(super) struct SeveralOptions {
     /// Serves each model in this folder and those below it, under the name of its file or folder.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, conflicts_with_all = ["named", "model"])]

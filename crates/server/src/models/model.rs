@@ -24,6 +24,8 @@ pub struct ModelFacts {
     pub size: u64,
     /// Of its weights on GPUs, in bytes.
     pub gpu_size: u64,
+    /// As its files state it; empty where they do not.
+    pub license: String,
 }
 
 /// What loading a model gives, by what it can do.

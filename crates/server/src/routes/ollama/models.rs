@@ -10,6 +10,7 @@ use crate::models::{Listed, ModelFacts, Resident, Status};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use realizar_engine::SamplingParams;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
@@ -121,12 +122,13 @@ pub(crate) async fn show(
         info.insert(format!("{}.context_length", facts.family), context.into());
     }
     let mut capabilities = vec!["completion"];
-    let mut template = String::new();
+    let (mut template, mut parameters) = (String::new(), String::new());
     if let Status::Loaded(Resident::Encoder(_), _) = &known.status {
         capabilities = vec!["embedding"];
     }
     if let Status::Loaded(Resident::Text(model), _) = &known.status {
         template = model.engine.template().map_or_else(String::new, |template| template.source().to_owned());
+        parameters = sampling_lines(&model.sampling);
         if !template.is_empty() {
             capabilities.push("tools");
         }
@@ -140,12 +142,21 @@ pub(crate) async fn show(
     Ok(axum::Json(Shown {
         template,
         modelfile: "",
-        parameters: "",
+        parameters,
+        license: facts.license.clone(),
         details: details(facts),
         model_info: info,
         capabilities,
         modified_at: rfc3339(app.created),
     }))
+}
+
+/// Parameters as a Modelfile has them.
+fn sampling_lines(sampling: &SamplingParams) -> String {
+    let SamplingParams { temperature, top_k, top_p, min_p, repetition_penalty, .. } = sampling;
+    format!(
+        "temperature {temperature}\ntop_k {top_k}\ntop_p {top_p}\nmin_p {min_p}\nrepeat_penalty {repetition_penalty}"
+    )
 }
 
 /// Download a model (Ollama's API)

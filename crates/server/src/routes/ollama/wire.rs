@@ -296,8 +296,10 @@ pub(crate) struct Shown {
     pub(super) template: String,
     /// Empty.
     pub(super) modelfile: &'static str,
-    /// Empty.
-    pub(super) parameters: &'static str,
+    /// How tokens are chosen where a request does not say, a line for each parameter; empty for a model that is not loaded.
+    pub(super) parameters: String,
+    /// As the model's files state it; empty where they do not.
+    pub(super) license: String,
     pub(super) details: Details,
     /// `general.architecture`, `general.parameter_count` and `<architecture>.context_length`.
     #[schema(value_type = Object)]
