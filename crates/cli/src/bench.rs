@@ -3,7 +3,7 @@
 use crate::args::{ModelPlace, SynthSpec};
 use crate::bench_serve::BenchServeArgs;
 use crate::load::{RunnerOptions, SpeculationOptions};
-use crate::{bench_serve, output, profile, speculation};
+use crate::{bench_serve, output, profile, progress, speculation};
 use anyhow::{Result, bail, ensure};
 use clap::{Args, Subcommand, ValueHint};
 use realizar_compute::cpu::bandwidth::ReadTest;
@@ -234,12 +234,18 @@ fn speed(args: &BenchArgs, max_batch: usize) -> Result<()> {
     };
     let mut trace = profile::Trace::default();
     let mut bench = Bench::new(&mut *model.runner);
+    let bar = progress::measurements_bar(works.len() * args.batch.len());
     for &work in &works {
         for &batch in &args.batch {
             if !bench.fits(work, batch) {
                 bail!("{work:?} with {batch} sequences does not fit the limits of a step or the cache");
             }
+            bar.set_message(match work {
+                Work::Prefill { n_tokens } => format!("prompt of {n_tokens} × {batch}"),
+                Work::Decode { n_tokens, depth } => format!("{n_tokens} tokens × {batch} behind {depth}"),
+            });
             let row = measuring.measure(&mut bench, work, batch)?;
+            bar.inc(1);
             if args.profile.is_some() {
                 let (duration, times) = bench.profile(work, batch)?;
                 let name = format!("{} of {} × {batch} at {}", row.kind, row.tokens, row.depth);
@@ -249,6 +255,7 @@ fn speed(args: &BenchArgs, max_batch: usize) -> Result<()> {
             report.results.push(row);
         }
     }
+    bar.finish_and_clear();
     report.peak_gb_s = measuring.bandwidth.median() / 1e9;
     if let Some(path) = &args.profile {
         trace.write(path)?;

@@ -168,9 +168,10 @@ fn answer(
                     }
                     let n = usage.completion_tokens;
                     note(&format!(
-                        "[{n} tokens, {:.1} tokens/s, context {} of {context}]\n",
+                        "[{n} tokens, {:.1} tokens/s, context {} of {context}, {} left]\n",
                         decode_tok_s(n, timings.decode),
-                        usage.prompt_tokens + n
+                        usage.prompt_tokens + n,
+                        context.saturating_sub(usage.prompt_tokens + n)
                     ));
                     tracing::info!(
                         prompt_tokens = usage.prompt_tokens,

@@ -41,12 +41,16 @@ pub(crate) fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Writes text to stdout in a terminal's dimmed colour.
-pub(crate) fn print_dimmed(text: &str) -> Result<()> {
+/// Writes what [`Live`](crate::live::Live) has made for the terminal at stdout.
+pub(crate) fn print_drawn(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
-    write!(out, "\x1b[2m{}\x1b[0m", visible(text))
-        .and_then(|()| out.flush())
-        .context("could not write to stdout")
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("could not write to stdout")
+}
+
+/// Whether stdout is a terminal that moves its cursor and shows looks, and the person wants that.
+pub(crate) fn can_draw() -> bool {
+    let is_unwanted = crate::environment("NO_COLOR").is_some();
+    io::stdout().is_terminal() && !is_unwanted && crate::environment("TERM").is_none_or(|term| term != "dumb")
 }
 
 /// Writes one JSON object and a line end to stdout.

@@ -1,6 +1,10 @@
 //! Progress bars on stderr; silent where stderr is not a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
+use std::time::Duration;
+
+/// Between two pictures of a spinner.
+const SPINNER_TICK: Duration = Duration::from_millis(100);
 
 /// A bar over `total` weights.
 pub(crate) fn weights_bar(what: &str, total: usize) -> ProgressBar {
@@ -21,6 +25,19 @@ pub(crate) fn requests_bar(total: usize) -> ProgressBar {
 fn bar(what: &str, total: u64, template: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(template).expect("a well-formed template").progress_chars("=> ");
     ProgressBar::new(total).with_style(style).with_message(what.to_owned())
+}
+
+/// A sign that something goes on whose end nobody knows.
+pub(crate) fn spinner(what: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {msg}").expect("a well-formed template");
+    let spinner = ProgressBar::new_spinner().with_style(style).with_message(what.to_owned());
+    spinner.enable_steady_tick(SPINNER_TICK);
+    spinner
+}
+
+/// A bar over `total` measurements.
+pub(crate) fn measurements_bar(total: usize) -> ProgressBar {
+    bar("", total as u64, "[{bar:40}] {pos}/{len} {msg}")
 }
 
 /// A bar over the bytes of a file whose size is not known yet.

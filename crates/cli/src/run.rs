@@ -7,7 +7,7 @@ use crate::load::{RunnerOptions, SpeculationOptions, TemplateOption, warn_of_lon
 use crate::model_arg::ModelArg;
 use crate::output::decode_tok_s;
 use crate::thinking::{Printer, ThinkingOptions};
-use crate::{input, output};
+use crate::{input, output, progress};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
 use realizar::{Completion, EngineConfig, FinishReason, Model, Options, SamplingParams, TextParams};
@@ -185,7 +185,10 @@ fn with_model<T>(
         // What is wrong with it is known before the weights are read.
         false => Some(args.template.template(source, &Tokenizer::from_source(source)?)?),
     };
-    let mut model = Model::speculating(source, &options, proposer, config)?;
+    let spinner = progress::spinner(&format!("loading {}", source.path().display()));
+    let model = Model::speculating(source, &options, proposer, config);
+    spinner.finish_and_clear();
+    let mut model = model?;
     if let Some(template) = template {
         model.set_chat_template(template);
     }

@@ -1,5 +1,6 @@
 //! What a model thinks before it answers, and how a terminal shows it.
 
+use crate::live::Live;
 use crate::output;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -7,7 +8,6 @@ use realizar::{Model, TextParams};
 use realizar_engine::{StopStrings, TextStream};
 use realizar_server::reasoning::{self, Piece, ReasoningParser};
 use serde_json::{Value, json};
-use std::io::IsTerminal;
 
 #[derive(Debug, Args)]
 pub(crate) struct ThinkingOptions {
@@ -17,6 +17,9 @@ pub(crate) struct ThinkingOptions {
     /// Asks for an answer without thinking, where the model's chat template has a switch for it.
     #[arg(long)]
     no_think: bool,
+    /// Shows answers as the model writes them, instead of drawing their Markdown where stdout is a terminal.
+    #[arg(long)]
+    plain: bool,
 }
 
 impl ThinkingOptions {
@@ -41,29 +44,26 @@ impl ThinkingOptions {
             conversation["enable_thinking"] = json!(false);
         }
         let now = realizar::now();
-        let shows = if self.hide_thinking {
-            Thoughts::Hidden
-        } else if std::io::stdout().is_terminal() {
-            Thoughts::Dimmed
-        } else if splits {
-            Thoughts::Plain
-        } else {
+        let draws = !self.plain && output::can_draw();
+        if !(self.hide_thinking || draws || splits) {
             return Ok((engine.chat(&conversation, now, params)?, Printer::of_text()));
-        };
+        }
+        let thoughts = if self.hide_thinking { Thoughts::Hidden } else { Thoughts::Shown };
         let opens = reasoning::open_in(&template.render(&conversation, true, now)?);
         let request = engine.request(engine.encode_chat(&conversation, now)?, params);
         let shown = reasoning::shown_tokens(engine.tokenizer());
         let stream = engine.submit_showing(request, &StopStrings::new(&params.stop)?, &shown)?;
-        Ok((stream, Printer { parser: Some((ReasoningParser::new(opens), shows)), ..Printer::of_text() }))
+        let live = draws.then(|| Live::new(false));
+        let parser = Some((ReasoningParser::new(opens), thoughts));
+        Ok((stream, Printer { parser, live, ..Printer::of_text() }))
     }
 }
 
-/// How thoughts are shown.
+/// What is made of thoughts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Thoughts {
     Hidden,
-    Dimmed,
-    Plain,
+    Shown,
 }
 
 /// Prints an answer as it comes.
@@ -72,6 +72,8 @@ pub(crate) struct Printer {
     parser: Option<(ReasoningParser, Thoughts)>,
     /// The answer so far, without thoughts.
     pub(crate) content: String,
+    /// What is on the terminal, if text is drawn there and not written as it is.
+    live: Option<Live>,
     /// Whether thoughts were printed last, which the answer is set apart from.
     thought: bool,
     /// Whether the last line printed has ended; nothing counts as a line.
@@ -79,9 +81,9 @@ pub(crate) struct Printer {
 }
 
 impl Printer {
-    /// Prints a text without looking for thoughts in it.
+    /// Prints a text without looking for thoughts or Markdown in it.
     pub(crate) fn of_text() -> Self {
-        Self { parser: None, content: String::new(), thought: false, ended_line: true }
+        Self { parser: None, content: String::new(), live: None, thought: false, ended_line: true }
     }
 
     /// Errors: stdout is gone.
@@ -90,41 +92,51 @@ impl Printer {
             Some((parser, _)) => parser.push(text),
             None => vec![Piece::Content(text.to_owned())],
         };
-        self.print(pieces)
+        pieces.into_iter().try_for_each(|piece| self.print(piece))
     }
 
     /// Prints what was held back and ends the line. Errors: stdout is gone.
     pub(crate) fn finish(&mut self) -> Result<()> {
         let rest = self.parser.as_mut().map_or_else(Vec::new, |(parser, _)| parser.finish());
-        self.print(rest)?;
+        rest.into_iter().try_for_each(|piece| self.print(piece))?;
+        if let Some(live) = &mut self.live {
+            output::print_drawn(&live.finish())?;
+        }
         if self.ended_line { Ok(()) } else { output::print("\n") }
     }
 
-    fn print(&mut self, pieces: Vec<Piece>) -> Result<()> {
-        let shows = self.parser.as_ref().map_or(Thoughts::Plain, |(_, shows)| *shows);
-        for piece in pieces {
-            let text = match &piece {
-                Piece::Reasoning(_) if shows == Thoughts::Hidden => continue,
-                Piece::Reasoning(text) | Piece::Content(text) => text,
-            };
-            self.ended_line = text.ends_with('\n');
-            match (&piece, shows) {
-                (Piece::Reasoning(_), Thoughts::Dimmed) => {
-                    output::print_dimmed(text)?;
-                    self.thought = true;
-                }
-                (Piece::Reasoning(_), _) => {
-                    output::print(text)?;
-                    self.thought = true;
-                }
-                (Piece::Content(_), _) => {
-                    if std::mem::take(&mut self.thought) {
-                        output::print("\n\n")?;
-                    }
-                    output::print(text)?;
-                    self.content += text;
-                }
+    fn print(&mut self, piece: Piece) -> Result<()> {
+        let (text, is_thought) = match piece {
+            Piece::Reasoning(_)
+                if self.parser.as_ref().is_some_and(|(_, thoughts)| *thoughts == Thoughts::Hidden) =>
+            {
+                return Ok(());
             }
+            Piece::Reasoning(text) => (text, true),
+            Piece::Content(text) => (text, false),
+        };
+        if std::mem::replace(&mut self.thought, is_thought) && !is_thought {
+            if let Some(live) = &mut self.live {
+                output::print_drawn(&live.finish())?;
+            }
+            output::print("\n\n")?;
+        }
+        match &mut self.live {
+            Some(live) => {
+                if live.is_dim() != is_thought {
+                    *live = Live::new(is_thought);
+                }
+                output::print_drawn(&live.push(&text))?;
+                // What is drawn has no line end behind it.
+                self.ended_line = false;
+            }
+            None => {
+                output::print(&text)?;
+                self.ended_line = text.ends_with('\n');
+            }
+        }
+        if !is_thought {
+            self.content += &text;
         }
         Ok(())
     }

@@ -6,13 +6,16 @@
 mod support;
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
+use rustix::termios::{LocalModes, OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::process::{Child, Command, Stdio};
 use support::Folder;
 
+/// Of the terminal: narrow enough that answers are wrapped.
+const COLUMNS: u16 = 60;
+const ROWS: u16 = 40;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_realizar");
 
 /// A chat and the person's end of its terminal.
@@ -24,14 +27,19 @@ struct Chat {
 }
 
 impl Chat {
-    /// A chat with no history of earlier ones.
+    /// A chat with no history of earlier ones, which shows answers as they come.
     fn start(args: &[&str]) -> Self {
         Self::start_in(&Folder::new(), args)
     }
 
-    /// A chat that keeps its history in `state`.
+    /// A chat that keeps its history in `state`, and shows answers as they come.
     fn start_in(state: &Folder, args: &[&str]) -> Self {
-        Self::program(state, &[&["run"], args].concat())
+        Self::program(state, &[&["run", "--plain"], args].concat())
+    }
+
+    /// A chat that draws answers.
+    fn start_drawing(args: &[&str]) -> Self {
+        Self::program(&Folder::new(), &[&["run"], args].concat())
     }
 
     /// Any of the program's commands.
@@ -43,6 +51,8 @@ impl Chat {
         let mut modes = tcgetattr(&controller).expect("its modes");
         modes.local_modes |= LocalModes::NOFLSH;
         tcsetattr(&controller, OptionalActions::Now, &modes).expect("its modes are set");
+        let size = Winsize { ws_row: ROWS, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&controller, size).expect("its size is set");
         let name = ptsname(&controller, Vec::new()).expect("its name");
         let path = std::ffi::OsStr::from_bytes(name.as_bytes());
         let end =
@@ -258,7 +268,7 @@ fn thoughts_are_dimmed_or_hidden_and_not_part_of_the_conversation() {
     let question = "Tell me a story about a brave owl with two friends.";
     let options = ["--temp", "0", "-n", "20", "--chat-template", &template];
 
-    let mut chat = Chat::start(&options);
+    let mut chat = Chat::start_drawing(&options);
     chat.wait_for(PROMPT);
     chat.type_in(question);
     chat.type_in("\r");
@@ -274,19 +284,78 @@ fn thoughts_are_dimmed_or_hidden_and_not_part_of_the_conversation() {
     chat.type_in("\x04");
     assert_eq!(chat.code(), Some(0));
 
-    let mut chat = Chat::start(&[&options[..], &["--hide-thinking"]].concat());
+    let mut chat = Chat::start_drawing(&[&options[..], &["--hide-thinking"]].concat());
     chat.wait_for(PROMPT);
     let shown = chat.ask(question);
     assert!(shown.lines().all(|line| line.starts_with('[')), "figures alone: {shown:?}");
     chat.type_in("\x04");
     assert_eq!(chat.code(), Some(0));
 
-    let mut chat = Chat::start(&[&options[..], &["--no-think"]].concat());
+    let mut chat = Chat::start_drawing(&[&options[..], &["--no-think"]].concat());
     chat.wait_for(PROMPT);
     let shown = chat.ask(question);
     assert!(shown.starts_with("Once"), "{shown:?}");
     chat.type_in("\x04");
     assert_eq!(chat.code(), Some(0));
+}
+
+#[test]
+fn an_answer_is_wrapped_between_words_while_it_comes() {
+    let question = "Tell me a story about a brave owl with two friends.";
+    let plain = Command::new(PROGRAM).args(["run", "--temp", "0", question]).output().expect("it starts");
+    let story = String::from_utf8(plain.stdout).expect("text");
+    assert!(story.lines().any(|line| line.len() > usize::from(COLUMNS)), "it needs wrapping: {story}");
+    let mut program = Chat::program(&Folder::new(), &["run", "--temp", "0", question]);
+    let mut sent = Vec::new();
+    // The end of a terminal is an error on Linux.
+    drop(program.terminal.read_to_end(&mut sent));
+    assert_eq!(program.code(), Some(0));
+    let mut terminal = vt100::Parser::new(ROWS, COLUMNS, 0);
+    terminal.process(&sent);
+    let screen = terminal.screen();
+    let rows = screen.rows(0, COLUMNS).map(|row| row.trim_end().to_owned());
+    // Behind the story stands that the demo wrote it.
+    let rows: Vec<String> = rows.take_while(|row| !row.contains("no model was named")).collect();
+    let words: Vec<&str> = rows.iter().flat_map(|row| row.split_whitespace()).collect();
+    let expected: Vec<&str> = story.split_whitespace().collect();
+    assert_eq!(words, expected, "each word is whole in {rows:?}");
+    assert!(rows.iter().all(|row| row.len() < usize::from(COLUMNS)), "{rows:?}");
+}
+
+#[test]
+fn figures_follow_an_answer_and_say_what_is_left() {
+    let mut chat = Chat::start_drawing(&["--temp", "0", "-n", "5"]);
+    chat.wait_for(PROMPT);
+    let shown = chat.ask("Tell me a story.");
+    let figures = shown.lines().last().expect("a line");
+    let numbers: Vec<usize> =
+        figures.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect();
+    let [5, _, _, used, 1024, left] = numbers[..] else { panic!("{figures}") };
+    assert_eq!(used + left, 1024, "{figures}");
+    chat.type_in("\x04");
+    assert_eq!(chat.code(), Some(0));
+}
+
+#[test]
+fn a_model_that_loads_and_measurements_show_that_something_goes_on() {
+    let mut chat = Chat::start_drawing(&["demo"]);
+    chat.wait_for("loading demo");
+    chat.wait_for(PROMPT);
+    chat.type_in("\x04");
+    assert_eq!(chat.code(), Some(0));
+    let args = ["bench", "--prompt", "64", "--gen", "8", "--repeat", "1", "--threads", "1"];
+    let mut bench = Chat::program(&Folder::new(), &args);
+    bench.wait_for("0/2 prompt of 64 × 1");
+    bench.wait_for("1/2 8 tokens × 1 behind 0");
+    bench.wait_for("decode");
+    assert_eq!(bench.code(), Some(0));
+    let folder = Folder::new();
+    let text = folder.write("t.txt", "There was a small fox. ".repeat(60).as_bytes());
+    let args = ["perplexity", &text, "--ctx", "64", "--chunks", "2", "--threads", "1"];
+    let mut perplexity = Chat::program(&Folder::new(), &args);
+    perplexity.wait_for("1/2");
+    perplexity.wait_for("over 62 tokens");
+    assert_eq!(perplexity.code(), Some(0));
 }
 
 #[test]
