@@ -88,8 +88,8 @@ DEVICE uint32_t lines_of_rows() {
 }
 
 // Gives the 16 rows of a warp as they shall lie in memory, 64 columns at a time, by way of shared memory, so that eight lanes have a line.
-// `pair(j, h)` is the word of two outputs from 8 * j + lane % 4 * 2 on, of row 8 * h + lane / 4; `put(row, first, place, eight)` gets the
-// bits of eight, and their place in the swizzled line of columns from `first` on.
+// `pair(j, h)` is the word of two outputs from 8 * j + lane % 4 * 2 on, of row 8 * h + lane / 4; `put(row, column, place, eight)` gets the
+// bits of eight from a column on, and their place in the swizzled line of 64 columns. A lane's column is the same for all rows.
 template <int COLUMNS, class Pair, class Put>
 DEVICE void store_lines(Pair pair, Put put) {
   // Not before the tile is multiplied, whose registers this would take.
@@ -108,10 +108,10 @@ DEVICE void store_lines(Pair pair, Put put) {
       ptx::stmatrix_x4(line ^ j % 8 * 16, pairs);
     }
     __syncwarp();
-#pragma unroll 1
+#pragma unroll
     for (int i = 0; i < 16; i += 4) {
-      const int row = i + lane / 8, place = lane % 8;
-      put(row, first, place, ptx::load_quad(rows + row * LINE + place * 16));
+      const int row = i + lane / 8, place = (lane ^ row) % 8;
+      put(row, first + lane % 8 * 8, place, ptx::load_quad(rows + row * LINE + place * 16));
     }
   }
 }
@@ -124,24 +124,45 @@ DEVICE void store_tiles(const GemmArgs& a, uint32_t number, int first_row, int o
         const float2 v = pair(j, h);
         return tile_pair(number, v.x, v.y);
       },
-      [&](int row, int first, int place, float4 eight) {
+      [&](int row, int column, int place, float4 eight) {
         const int at = first_row + row;
-        if (at >= static_cast<int>(a.x_rows) || out + first >= static_cast<int>(a.n_out)) return;
-        uint8_t* y = reinterpret_cast<uint8_t*>(a.y) + (static_cast<size_t>((out + first) / 64) * a.x_rows + at) * LINE;
+        if (at >= static_cast<int>(a.x_rows) || out + column >= static_cast<int>(a.n_out)) return;
+        uint8_t* y = reinterpret_cast<uint8_t*>(a.y) + (static_cast<size_t>((out + column) / 64) * a.x_rows + at) * LINE;
         *reinterpret_cast<float4*>(y + place * 16) = eight;
       });
 }
 
-// The bias of outputs from 8 * j + lane % 4 * 2 on.
-DEVICE float2 bias_pair(const GemmArgs& a, int out, int j) {
-  const int at = out + j * 8 + ptx::thread_again() % 4 * 2;
-  return a.bias && at < static_cast<int>(a.n_out) ? *reinterpret_cast<const float2*>(a.bias + at) : float2{0, 0};
-}
+// A tile's biases in shared memory, two of them for each group of warps, since some of its warps may be one tile ahead.
+template <int OUTS>
+struct TileBias {
+  static constexpr int HELD = OUTS / 128 + (OUTS % 128 ? 1 : 0);
+  float* shared;
+  float held[HELD];
+  DEVICE TileBias(float* biases, int tile) : shared(biases + tile % 2 * OUTS) {}
+  // Asks for them: the tile is multiplied meanwhile.
+  DEVICE void load(const GemmArgs& a, int out) {
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+      const int at = i * 128 + threadIdx.x % 128;
+      held[i] = a.bias && at < OUTS && out + at < static_cast<int>(a.n_out) ? a.bias[out + at] : 0.0f;
+    }
+  }
+  DEVICE void share(int group) {
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+      const int at = i * 128 + ptx::thread_again() % 128;
+      if (at < OUTS) shared[at] = held[i];
+    }
+    ptx::sync_threads<128>(1 + group);
+  }
+  // Of outputs from 8 * j + lane % 4 * 2 on.
+  DEVICE float2 pair(int j) const { return *reinterpret_cast<const float2*>(shared + j * 8 + ptx::thread_again() % 4 * 2); }
+};
 
 // Stores queries, keys and values in 16 bits, the latter two where the cache has them.
 template <int OUTS>
-DEVICE void store_qkv(const GemmArgs& a, const KvSlots& slots, int first_row, int out, const float (&scale)[2],
-                      const float (&sums)[OUTS / 8][4]) {
+DEVICE void store_qkv(const GemmArgs& a, const KvSlots& slots, const TileBias<OUTS>& bias, int first_row, int out,
+                      const float (&scale)[2], const float (&sums)[OUTS / 8][4]) {
   const uint32_t block_size = slots.block_size, dim = slots.head_dim, lane = ptx::thread_again() % 32;
   // The row of the cache, for the first head, of the warp's row `lane`, modulo 16.
   uint32_t slot = 0;
@@ -151,12 +172,11 @@ DEVICE void store_qkv(const GemmArgs& a, const KvSlots& slots, int first_row, in
   }
   store_lines<OUTS>(
       [&](int j, int h) {
-        const float2 b = bias_pair(a, out, j);
+        const float2 b = bias.pair(j);
         const float low = fmaf(sums[j][2 * h], scale[h], b.x), high = fmaf(sums[j][2 * h + 1], scale[h], b.y);
         return slots.number == HALF_TILES ? pair_of<Half>(low, high) : pair_of<Bfloat>(low, high);
       },
-      [&](int row, int first, int place, float4 eight) {
-        const int column = first + ((place ^ row) & 7) * 8;
+      [&](int row, int column, int, float4 eight) {
         const uint32_t at = first_row + row, of_all = slots.first_out + out + column, of_row = __shfl_sync(ALL_LANES, slot, row);
         if (at >= a.m || out + column >= static_cast<int>(a.n_out)) return;
         uint8_t* to = slots.q + (static_cast<size_t>(at) * slots.first_key + of_all) * 2;
@@ -181,17 +201,18 @@ DEVICE void store_gated_tiles(const GemmArgs& a, uint32_t number, int row, int o
 
 // Outputs with their bias, after a function, as tiles.
 template <int OUTS, class Activate>
-DEVICE void store_activated_tiles(const GemmArgs& a, uint32_t number, int row, int out, const float (&scale)[2],
+DEVICE void store_activated_tiles(const GemmArgs& a, const TileBias<OUTS>& bias, uint32_t number, int row, int out, const float (&scale)[2],
                                   const float (&sums)[OUTS / 8][4], Activate activate) {
   store_tiles<OUTS>(a, number, row, out, [&](int j, int h) {
-    const float2 b = bias_pair(a, out, j);
+    const float2 b = bias.pair(j);
     return float2{activate(fmaf(sums[j][2 * h], scale[h], b.x)), activate(fmaf(sums[j][2 * h + 1], scale[h], b.y))};
   });
 }
 
 // The epilogue of a warp's sums of 16 rows from `row` on.
 template <class T, int OUTS>
-DEVICE void store_tile(const GemmHopperArgs& args, int row, int out, int lane, const float (&sums)[OUTS / 8][4]) {
+DEVICE void store_tile(const GemmHopperArgs& args, const TileBias<OUTS>& bias, int row, int out, int lane,
+                       const float (&sums)[OUTS / 8][4]) {
   const GemmArgs& a = args.of_all;
   const uint32_t to_tiles = args.to_tiles;
   float scale[2];
@@ -201,17 +222,17 @@ DEVICE void store_tile(const GemmHopperArgs& args, int row, int out, int lane, c
     scale[h] = T::COLUMNS == 64 && a.x_scales && at < static_cast<int>(a.m) ? a.x_scales[at] : args.x_factor;
   }
   if (args.slots.number != NO_TILES) {
-    store_qkv<OUTS>(a, args.slots, row, out, scale, sums);
+    store_qkv<OUTS>(a, args.slots, bias, row, out, scale, sums);
   } else if (to_tiles && a.epilogue != GATE) {
     if (a.epilogue == ACTIVATE && a.activation == GELU_ERF) {
-      store_activated_tiles<OUTS>(a, to_tiles, row, out, scale, sums, [](float x) { return gelu_erf_of_halves(x); });
+      store_activated_tiles<OUTS>(a, bias, to_tiles, row, out, scale, sums, [](float x) { return gelu_erf_of_halves(x); });
     } else if (a.epilogue == ACTIVATE && a.activation <= GELU_TANH) {
       const GateSigmoid sigmoid(a.activation);
-      store_activated_tiles<OUTS>(a, to_tiles, row, out, scale, sums, [&](float x) { return sigmoid(x); });
+      store_activated_tiles<OUTS>(a, bias, to_tiles, row, out, scale, sums, [&](float x) { return sigmoid(x); });
     } else {
       // What is not a number stays so, as for all functions.
       const float least = a.epilogue == ACTIVATE ? 0.0f : -INFINITY;
-      store_activated_tiles<OUTS>(a, to_tiles, row, out, scale, sums, [&](float x) { return x < least ? least : x; });
+      store_activated_tiles<OUTS>(a, bias, to_tiles, row, out, scale, sums, [&](float x) { return x < least ? least : x; });
     }
   } else if (a.epilogue != GATE) {
     store_outputs<OUTS>(a, row, out, lane, [&](int j, int h) {
@@ -428,16 +449,21 @@ DEVICE void consume(const GemmHopperArgs& args, const TileOrder& order, uint32_t
   const int tid = threadIdx.x, lane = tid % 32, n_steps = a.k / T::COLUMNS;
   const bool tells = tid % 128 == 0;
   const StageTiles<T, OUTS> tiles(stages, warp / 4);
+  __shared__ __align__(8) float biases[2][2 * OUTS];
+  int n_done = 0;
   for (int tile = blockIdx.x; tile < order.n_tiles; tile += gridDim.x) {
+    int row, out;
+    order.locate(tile, row, out);
+    TileBias<OUTS> bias(biases[warp / 4], n_done++);
+    bias.load(a, out);
     float sums[OUTS / 8][4];
     if constexpr (Shape<T, OUTS>::FACTORS > 0) {
       accumulate_scaled<T, OUTS>(sums, tiles, n_steps, tells, ring, slots, warp, lane);
     } else {
       accumulate<T, OUTS>(sums, tiles, n_steps, tells, ring);
     }
-    int row, out;
-    order.locate(tile, row, out);
-    store_tile<T, OUTS>(args, row + warp * 16, out, lane, sums);
+    bias.share(warp / 4);
+    store_tile<T, OUTS>(args, bias, row + warp * 16, out, lane, sums);
   }
 }
 
