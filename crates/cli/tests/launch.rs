@@ -10,7 +10,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
-use support::{Folder, fails, is_wrong_usage, realizar, run, stderr, stdout, succeeds};
+use support::{Folder, fails, is_wrong_usage, realizar, run, stderr, stdout, succeeds, without_settings};
 
 /// Longer than anything takes, also on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -151,9 +151,9 @@ fn every_agent_is_pointed_at_a_server_that_runs_and_the_printed_script_does_the_
         assert!(text.ends_with("server HTTP/1.1 200 OK\n"), "{agent}: {text}");
 
         let script = agents.launch(&[agent, "--url", &url, "--print", "--", "hello world"]);
-        let by_script =
-            Command::new("sh").args(["-c", succeeds(&script)]).env("PATH", agents.path()).output();
-        let by_script = by_script.expect("a shell");
+        let mut shell = Command::new("sh");
+        without_settings(shell.args(["-c", succeeds(&script)]).env("PATH", agents.path()));
+        let by_script = shell.output().expect("a shell");
         assert_eq!(
             without_folders(stdout(&by_script)),
             without_folders(text),

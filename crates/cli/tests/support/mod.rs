@@ -11,14 +11,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The program, with an environment that does not depend on who runs the tests.
 pub fn realizar() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_realizar"));
+    without_settings(&mut command);
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Takes the variables that set options from a command, and those of the libraries below.
+pub fn without_settings(command: &mut Command) {
     for name in ["RUST_LOG", "HF_TOKEN", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE"] {
         command.env_remove(name);
     }
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("REALIZAR_")) {
         command.env_remove(name);
     }
-    command.stdin(Stdio::null());
-    command
 }
 
 /// Runs the program to its end.
