@@ -6,7 +6,7 @@ import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { createServer } from 'node:http';
-import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -14,7 +14,9 @@ import { join } from 'node:path';
 const [program, chromiumPath = '/usr/bin/chromium', shots] = process.argv.slice(2);
 assert(program, 'usage: node test.mjs PROGRAM [CHROMIUM] [FOLDER FOR SCREENSHOTS]');
 // From the folder in which the script was started, where tools/test-page installs it.
-const { chromium } = createRequire(join(process.cwd(), 'package.json'))('playwright-core');
+const require = createRequire(join(process.cwd(), 'package.json'));
+const { chromium } = require('playwright-core');
+const { source: axe } = require('axe-core');
 const PATIENCE = 90_000;
 const servers = [];
 
@@ -61,9 +63,33 @@ async function open(address, { width = 1280, height = 800, scheme = 'light', exp
 async function shut(page) {
   assert.deepEqual(page.complaints, []);
   assert.equal(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), true, 'it scrolls sideways');
-  await page.evaluate(() => { localStorage.clear(); sessionStorage.clear(); });
+  await forget(page);
   await page.close();
 }
+/** Empties what the browser keeps. */
+const forget = page => page.evaluate(async () => {
+  localStorage.clear();
+  sessionStorage.clear();
+  const [database] = await indexedDB.databases();
+  if (!database) return;
+  const opened = await new Promise(resolve => { const request = indexedDB.open(database.name); request.onsuccess = () => resolve(request.result); });
+  const emptying = opened.transaction('conversations', 'readwrite');
+  emptying.objectStore('conversations').clear();
+  await new Promise(resolve => { emptying.oncomplete = resolve; });
+  opened.close();
+});
+/** What axe-core finds wrong with the page as it is now. */
+async function audit(page, state) {
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => axe.run());
+  assert.deepEqual(violations.map(({ id, nodes }) => `${state}: ${id} ${nodes.map(n => n.html).join(' ')}`), []);
+}
+const side = async (page, name) => {
+  const button = page.getByRole('button', { name, exact: true });
+  if (await button.getAttribute('aria-expanded') === 'false') await button.click();
+};
+const showSettings = page => side(page, 'Settings and engine');
+const showList = page => side(page, 'Conversations');
 async function send(page, text) {
   await page.getByRole('textbox', { name: 'Message' }).fill(text);
   await page.keyboard.press('Enter');
@@ -89,7 +115,7 @@ const slowStreams = page => page.evaluate(() => {
     return new Response(body, response);
   };
 });
-const answers = page => page.locator('article.turn');
+const answers = page => page.locator('article.answered');
 const finished = page => page.waitForFunction(() => !document.querySelector('.busy'));
 const figures = page => answers(page).last().locator('.numbers').innerText();
 const bodies = (page, path) => {
@@ -121,6 +147,7 @@ const tests = {
     await page.getByRole('button', { name: 'Answer again' }).click();
     await finished(page);
     assert.equal(await answers(page).count(), 1);
+    await answers(page).getByText('2 of 2').waitFor();
     assert.equal(requests[0].messages.length, 1);
     await send(page, 'Who are you?');
     await finished(page);
@@ -155,6 +182,7 @@ const tests = {
   async 'settings are kept, sent, and checked'(demo) {
     let page = await open(demo);
     const requests = bodies(page, '/v1/chat/completions');
+    await showSettings(page);
     for (const [name, value] of [['Temperature', '0'], ['Top p', '0.9'], ['Top k', '40'], ['Min p', '0,05'], ['Repetition penalty', '1.1'], ['Max tokens', '7'], ['Seed', '42']]) {
       await page.getByRole('textbox', { name, exact: true }).fill(value);
     }
@@ -168,6 +196,7 @@ const tests = {
     const first = await answers(page).last().locator('.text').innerText();
     await page.getByRole('button', { name: 'Answer again' }).click();
     await finished(page);
+    await answers(page).getByText('2 of 2').waitFor();
     assert.equal(await answers(page).last().locator('.text').innerText(), first, 'temperature 0 and a seed');
 
     await page.reload();
@@ -205,6 +234,11 @@ const tests = {
     const page = await open(demo);
     const polls = [];
     page.on('request', request => { if (request.url().endsWith('/metrics')) polls.push(request); });
+    await showSettings(page);
+    assert.equal(await page.locator('#plots').isVisible(), false, 'the engine is closed at first');
+    await page.waitForTimeout(1500);
+    assert.equal(polls.length, 0);
+    await page.locator('#engine summary').click();
     // Work that shows in the plots.
     const body = JSON.stringify({ prompt: 'Once', max_tokens: 900, ignore_eos: true, n: 4 });
     const work = fetch(demo + '/v1/completions', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body });
@@ -218,7 +252,7 @@ const tests = {
     for (const name of ['rate', 'kv', 'running', 'waiting']) assert((await points(name)) >= 4, name);
     assert.match(await page.locator('#plot-running svg').getAttribute('aria-label'), /^Running, last minute: now \d+ , highest [1-4]$/);
     assert.match(await page.locator('#facts').innerText(), /Context\s+1,024 tokens/);
-    await page.getByRole('button', { name: 'Engine and settings' }).click();
+    await page.getByRole('button', { name: 'Settings and engine' }).click();
     await page.waitForTimeout(1500);
     const n = polls.length;
     await page.waitForTimeout(2500);
@@ -232,15 +266,20 @@ const tests = {
       for (const [width, height] of [[1280, 800], [390, 844]]) {
         const page = await open(demo, { scheme, width, height });
         const narrow = width < 900;
-        const panel = page.getByRole('complementary', { name: 'Engine and settings' });
-        assert.equal(await panel.isVisible(), !narrow);
+        const panel = page.getByRole('complementary', { name: 'Settings and engine' });
+        assert.equal(await panel.isVisible(), false, 'it is closed at first');
         await send(page, 'Tell me a story about a fox.');
         await finished(page);
         const ground = async () => (await page.evaluate(() => getComputedStyle(document.body).backgroundColor)).match(/\d+/g)[0] < 128 ? 'dark' : 'light';
         assert.equal(await ground(), scheme);
         await shoot(page, `${scheme}-${width}`);
+        await audit(page, 'answered');
+        await showList(page);
+        await audit(page, 'list');
+        if (narrow) await page.keyboard.press('Escape');
+        if (!narrow) { await showSettings(page); await page.locator('#engine summary').click(); await audit(page, 'settings'); await shoot(page, `${scheme}-${width}-sides`); }
         if (narrow) {
-          await page.getByRole('button', { name: 'Engine and settings' }).click();
+          await page.getByRole('button', { name: 'Settings and engine' }).click();
           assert.equal(await page.evaluate(() => { const node = document.getElementById('message'); node.focus(); return document.activeElement === node; }), false, 'what is covered can be reached');
           const box = await panel.boundingBox();
           assert(box.x === 0 && box.width === width && box.y + box.height <= height, JSON.stringify(box));
@@ -287,7 +326,7 @@ const tests = {
   async 'the page comes with its policy, and only once'(demo) {
     const response = await fetch(demo + '/');
     assert.match(response.headers.get('content-type'), /^text\/html/);
-    assert.match(response.headers.get('content-security-policy'), /default-src 'none'; script-src 'sha256-.*connect-src 'self'/);
+    assert.match(response.headers.get('content-security-policy'), /default-src 'none'; script-src 'sha256-.*connect-src 'self'.*require-trusted-types-for 'script'/);
     const again = await fetch(demo + '/', { headers: { 'If-None-Match': response.headers.get('etag') } });
     assert.deepEqual([again.status, await again.text()], [304, '']);
   },
@@ -306,7 +345,8 @@ const tests = {
     await finished(page);
     assert.match(await figures(page), /tokens/);
     await page.reload();
-    await page.getByText('Talk with demo').waitFor();
+    await page.waitForFunction(() => document.title.startsWith('demo'));
+    assert.equal(await answers(page).count(), 1, 'the conversation is there again');
     assert.equal(await page.getByRole('textbox', { name: 'API key' }).count(), 0);
     await shut(page);
   },
@@ -385,7 +425,7 @@ const tests = {
       assert.equal(await answers(page).last().locator('.text').innerText({ timeout: 1000 }).catch(() => ''), rest);
     }
     handle = stream(piece('At last.') + 'data: [DONE]\n\n');
-    await page.getByRole('button', { name: 'Try again' }).click();
+    await page.getByRole('button', { name: 'Try again' }).last().click();
     await finished(page);
     assert.equal(await answers(page).last().locator('.text').innerText(), 'At last.');
     // Two halves were answers, the refusals were not.
@@ -393,15 +433,152 @@ const tests = {
     await shut(page);
     canned.close();
   },
+
+  async 'markdown, formulas and code are shown'(demo) {
+    const html = await (await fetch(demo + '/')).text();
+    const text = '$E = mc^2$ and \\(a_1\\)\n\n$$\\colorbox{red}{x} \\frac{1}{2}$$\n\n- [x] done\n- [ ] open\n\n| l | r |\n|:--|--:|\n| 1 | 2 |\n\n![cat](https://example.com/c.png)\n\n```rust\nfn main() {}\n```';
+    const canned = await serveCanned(html, response => response.writeHead(200, { 'Content-Type': 'text/event-stream' })
+      .end(`data: ${JSON.stringify({ choices: [{ delta: { content: text } }] })}\n\ndata: [DONE]\n\n`));
+    const page = await open(canned.address);
+    await send(page, 'Write.');
+    await finished(page);
+    const shown = answers(page).last();
+    assert.equal(await shown.locator('math').count(), 3);
+    assert.equal(await shown.locator('.math.display mfrac').count(), 1);
+    assert.deepEqual(await shown.locator('input[type=checkbox]').evaluateAll(list => list.map(box => box.checked)), [true, false]);
+    assert.deepEqual(await shown.locator('td').evaluateAll(list => list.map(cell => getComputedStyle(cell).textAlign)), ['left', 'right']);
+    assert.equal(await shown.locator('img').count(), 0, 'nothing is loaded from elsewhere');
+    assert.equal(await shown.getByRole('link', { name: 'Picture: cat' }).getAttribute('href'), 'https://example.com/c.png');
+    assert.equal(await shown.locator('.hljs-keyword').innerText(), 'fn');
+    await audit(page, 'markdown');
+    await shoot(page, 'markdown');
+    await shut(page);
+    canned.close();
+  },
+
+  async 'questions and answers have versions, and conversations are kept'(demo) {
+    const html = await (await fetch(demo + '/')).text();
+    let n = 0;
+    const canned = await serveCanned(html, response => response.writeHead(200, { 'Content-Type': 'text/event-stream' })
+      .end(`data: ${JSON.stringify({ choices: [{ delta: { content: `Answer ${++n}` } }] })}\n\ndata: [DONE]\n\n`));
+    const page = await open(canned.address);
+    const requests = bodies(page, '/v1/chat/completions');
+    await send(page, 'First');
+    await finished(page);
+    await send(page, 'Second');
+    await finished(page);
+    await page.getByRole('button', { name: 'Edit the question' }).first().click();
+    await page.getByRole('textbox', { name: 'New version' }).fill('Changed');
+    await page.keyboard.press('Enter');
+    await page.getByText('Answer 3').waitFor();
+    await finished(page);
+    assert.deepEqual(requests.at(-1).messages, [{ role: 'user', content: 'Changed' }]);
+    await page.getByRole('button', { name: 'Previous version' }).click();
+    await page.getByText('Answer 2').waitFor();
+    assert.equal(await answers(page).count(), 2);
+    // Kept over a reload, found, renamed, exported, deleted, imported.
+    await page.reload();
+    await page.getByText('Answer 2').waitFor();
+    await showList(page);
+    await page.getByRole('searchbox').fill('changed');
+    await page.getByRole('button', { name: 'First', exact: true }).waitFor();
+    await page.getByRole('searchbox').fill('nowhere');
+    await page.getByText('Nothing found.').waitFor();
+    await page.getByRole('searchbox').fill('');
+    await page.getByRole('button', { name: 'Rename First' }).click();
+    await page.getByRole('textbox', { name: 'New title' }).fill('Renamed');
+    await page.keyboard.press('Enter');
+    const download = page.waitForEvent('download');
+    await page.getByRole('button', { name: 'Export all' }).click();
+    const exported = readFileSync(await (await download).path(), 'utf8');
+    assert.equal(JSON.parse(exported).conversations[0].messages.length, 6);
+    await page.getByRole('button', { name: 'Delete Renamed' }).click();
+    await page.getByRole('button', { name: 'Delete', exact: true }).click();
+    await page.getByText('No conversations yet.').waitFor();
+    const load = text => page.locator('#import-input').setInputFiles({ name: 'x.json', mimeType: 'application/json', buffer: Buffer.from(text) });
+    await load('{}');
+    await page.getByText('The file is not an export of this page.').waitFor();
+    await load(exported.replace('"role": "assistant"', '"role": "root"'));
+    await page.getByText('Conversation 1 of the file is damaged; nothing was imported.').waitFor();
+    await load(exported);
+    await page.getByRole('button', { name: 'Renamed', exact: true }).click();
+    await page.getByText('Answer 2').waitFor();
+    await shut(page);
+    canned.close();
+  },
+
+  async 'text files go with a question, others are refused'(demo) {
+    const html = await (await fetch(demo + '/')).text();
+    const canned = await serveCanned(html, response => response.writeHead(200, { 'Content-Type': 'text/event-stream' }).end('data: [DONE]\n\n'));
+    const page = await open(canned.address);
+    const requests = bodies(page, '/v1/chat/completions');
+    const attach = (name, mimeType, text) => page.locator('#attach-input').setInputFiles({ name, mimeType, buffer: Buffer.from(text) });
+    for (const [name, type, words] of [['a.png', 'image/png', 'a.png is an image.'], ['a.pdf', 'application/pdf', 'a.pdf is a PDF.'], ['a.bin', '', 'a.bin is not a text file']]) {
+      await attach(name, type, 'a\0');
+      await page.getByText(words).waitFor();
+    }
+    await page.evaluate(() => {
+      const data = new DataTransfer();
+      data.items.add(new File(['```x'], 'notes.md', { type: 'text/markdown' }));
+      document.body.dispatchEvent(new DragEvent('drop', { dataTransfer: data, bubbles: true, cancelable: true }));
+    });
+    await page.getByText('notes.md, 4 characters').waitFor();
+    await send(page, 'Sum up.');
+    await finished(page);
+    assert.equal(requests[0].messages[0].content, 'Sum up.\n\nFile notes.md:\n````\n```x\n````');
+    await shut(page);
+    canned.close();
+  },
+
+  async 'thinking can be chosen where the template reads it'(demo) {
+    const plain = await open(demo);
+    await plain.getByText('Talk with demo').waitFor();
+    assert.equal(await plain.locator('#thinking').isVisible(), false);
+    await shut(plain);
+    const html = await (await fetch(demo + '/')).text();
+    const canned = await serveCanned(html, response => response.writeHead(200, { 'Content-Type': 'text/event-stream' }).end('data: [DONE]\n\n'), '{{ enable_thinking }}');
+    const thinker = await open(canned.address);
+    const requests = bodies(thinker, '/v1/chat/completions');
+    await thinker.getByRole('combobox', { name: 'Thinking' }).selectOption('off');
+    await send(thinker, 'Quick!');
+    await finished(thinker);
+    assert.equal(requests[0].enable_thinking, false);
+    await shut(thinker);
+    canned.close();
+  },
+
+  async 'a full context is told, and the oldest can be left out'(demo) {
+    const html = await (await fetch(demo + '/')).text();
+    const used = [3, 8, 5];
+    const canned = await serveCanned(html, response => response.writeHead(200, { 'Content-Type': 'text/event-stream' }).end(
+      `data: ${JSON.stringify({ choices: [{ delta: { content: 'Yes.' } }], usage: { prompt_tokens: used.shift() - 1, completion_tokens: 1 } })}\n\ndata: [DONE]\n\n`));
+    const page = await open(canned.address);
+    const requests = bodies(page, '/v1/chat/completions');
+    await send(page, 'One');
+    await finished(page);
+    await page.getByText('3 of 8 tokens').waitFor();
+    assert.equal(await page.locator('#full').isVisible(), false);
+    await send(page, 'Two');
+    await finished(page);
+    await page.getByText('8 of 8 tokens').waitFor();
+    await page.getByRole('button', { name: 'Leave out the oldest' }).click();
+    await page.getByText('The messages above are no longer sent to the model.').waitFor();
+    await send(page, 'Three');
+    await finished(page);
+    assert.deepEqual(requests.at(-1).messages.map(m => m.content), ['Two', 'Yes.', 'Three']);
+    await shut(page);
+    canned.close();
+  },
 };
 
 /** A server with our page whose chat answers are made by `handle`. */
-async function serveCanned(html, handle) {
+async function serveCanned(html, handle, template = '') {
   const server = createServer((request, response) => {
     request.resume().on('end', () => {
       if (request.url === '/') response.writeHead(200, { 'Content-Type': 'text/html' }).end(html);
       else if (request.url === '/v1/models') response.writeHead(200, { 'Content-Type': 'application/json' }).end('{"data":[{"id":"canned","max_model_len":8}]}');
       else if (request.url === '/metrics') response.writeHead(200, { 'Content-Type': 'text/plain' }).end('realizar_running{model_name="a}b"} 0\n');
+      else if (request.url === '/api/show') response.writeHead(200, { 'Content-Type': 'application/json' }).end(JSON.stringify({ template }));
       else handle(response);
     });
   });
@@ -430,7 +607,7 @@ try {
       for (const page of browser.pages()) {
         if (page.complaints?.length) console.log(page.complaints.join('\n'));
         if (page.url() !== 'about:blank') {
-          await page.evaluate(() => { localStorage.clear(); sessionStorage.clear(); }).catch(() => {});
+          await forget(page).catch(() => {});
           await page.close();
         }
       }
