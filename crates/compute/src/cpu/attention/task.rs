@@ -247,6 +247,8 @@ impl Kernel for Task<'_, Codes> {
 }
 
 impl<N: Number> Kernel for Task<'_, Numbers<N>> {
+    const USES_BF16: bool = true;
+
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // A cache of full precision is multiplied in full precision.
@@ -280,25 +282,24 @@ impl<L> Task<'_, L> {
         // SAFETY: the instructions are this function's contract (1); each part of the scratch has the size that its field in `TileLoop` says.
         unsafe {
             rows.queries::<S, A>(q, q_factors);
-            let tiles = TileLoop { rows, q, q_factors, scores, staged, words };
-            match output {
-                Output::Split(split, partial) => {
-                    tiles.run_split::<S, A, L>(split, &mut Partial::of(partial, n_rows));
+            let mut tiles = TileLoop { rows, q, q_factors, scores, staged, words };
+            let (splits, total, y) = match output {
+                Output::Split(split, partial) => (split..split + 1, partial, None),
+                Output::All(y) => (rows.splits(), &mut total[..rows.partial_len()], Some(y)),
+            };
+            let mut total = Partial::of(total, n_rows);
+            let mut one = Partial::of(&mut one[..rows.partial_len()], n_rows);
+            let first = splits.start;
+            for split in splits {
+                // One call, since it is inlined: the kernel is large.
+                let partial = if split == first { &mut total } else { &mut one };
+                tiles = tiles.run_split::<S, A, L>(split, partial);
+                if split != first {
+                    total.merge(&one);
                 }
-                Output::All(y) => {
-                    let mut tiles = tiles;
-                    let mut total = Partial::of(&mut total[..rows.partial_len()], n_rows);
-                    let mut splits = rows.splits();
-                    if let Some(first) = splits.next() {
-                        tiles = tiles.run_split::<S, A, L>(first, &mut total);
-                    }
-                    let mut one = Partial::of(&mut one[..rows.partial_len()], n_rows);
-                    for split in splits {
-                        tiles = tiles.run_split::<S, A, L>(split, &mut one);
-                        total.merge(&one);
-                    }
-                    rows.finish(&total, y);
-                }
+            }
+            if let Some(y) = y {
+                rows.finish(&total, y);
             }
         }
     }
@@ -439,34 +440,32 @@ impl TileLoop<'_, '_> {
                         A::write::<S>(row.as_mut_ptr().cast::<u8>().add(c * LINE / A::STEP), weights[c]);
                     }
                 };
-                match tile.scales {
-                    None => {
-                        for i in 0..ROWS {
-                            write(&mut rows[i], &weights[i]);
-                        }
-                        let range = 0..self.rows.v_dim.next_multiple_of(LANES);
-                        tile.values::<S, A, L>(out, &rescale, &shares, rows.as_ptr().cast(), range);
+                if A::LARGEST.is_none() {
+                    for i in 0..ROWS {
+                        write(&mut rows[i], &weights[i]);
                     }
-                    Some(scales) => {
-                        for b in 0..dim / SCALED {
-                            // A position's weight takes the scale of its values.
-                            let (mut of_values, mut factor) = scales.of_values::<S>(b, &seen[0]);
-                            let mut factors = shares;
-                            for i in 0..ROWS {
-                                if i > 0 && seen[i] != seen[i - 1] {
-                                    (of_values, factor) = scales.of_values::<S>(b, &seen[i]);
-                                }
-                                factors[i] *= factor;
-                                let mut scaled = of_values;
-                                for c in 0..CHUNKS {
-                                    scaled[c] = S::mul(weights[i][c], of_values[c]);
-                                }
-                                write(&mut rows[i], &scaled);
-                            }
-                            let range = b * SCALED..(b + 1) * SCALED;
-                            tile.values::<S, A, L>(out, &rescale, &factors, rows.as_ptr().cast(), range);
+                    let range = 0..self.rows.v_dim.next_multiple_of(LANES);
+                    tile.values::<S, A, L>(out, &rescale, &shares, rows.as_ptr().cast(), range);
+                    continue;
+                }
+                let scales = tile.scales.expect("codes have scales");
+                for b in 0..dim / SCALED {
+                    // A position's weight takes the scale of its values.
+                    let (mut of_values, mut factor) = scales.of_values::<S>(b, &seen[0]);
+                    let mut factors = shares;
+                    for i in 0..ROWS {
+                        if i > 0 && seen[i] != seen[i - 1] {
+                            (of_values, factor) = scales.of_values::<S>(b, &seen[i]);
                         }
+                        factors[i] *= factor;
+                        let mut scaled = of_values;
+                        for c in 0..CHUNKS {
+                            scaled[c] = S::mul(weights[i][c], of_values[c]);
+                        }
+                        write(&mut rows[i], &scaled);
                     }
+                    let range = b * SCALED..(b + 1) * SCALED;
+                    tile.values::<S, A, L>(out, &rescale, &factors, rows.as_ptr().cast(), range);
                 }
             }
         }

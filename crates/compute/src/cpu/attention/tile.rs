@@ -707,6 +707,8 @@ mod tests {
     }
 
     impl Kernel for Pairs<'_> {
+        const USES_BF16: bool = true;
+
         #[inline(always)]
         unsafe fn run<S: Simd>(self) {
             let narrow = self.numbers[1].map(bf16::from_f32);

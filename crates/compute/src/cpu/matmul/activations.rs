@@ -250,6 +250,8 @@ struct Row<'a> {
 }
 
 impl Kernel for Row<'_> {
+    const USES_BF16: bool = true;
+
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Row { x, r, rows, out, .. } = self;

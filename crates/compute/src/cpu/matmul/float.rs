@@ -44,6 +44,8 @@ pub(super) trait FloatWeights: Packing {
     type W<S: Simd>: Copy;
     /// Bytes of a step of a panel, on average: BF16 that is multiplied as `f32` has two steps in each line.
     const STEP_BYTES: usize;
+    /// [`Kernel::USES_BF16`](crate::cpu::simd::Kernel::USES_BF16)
+    const USES_BF16: bool = false;
 
     /// Steps of a row of `n_in` elements.
     fn n_steps(n_in: usize) -> usize;
@@ -121,6 +123,8 @@ unsafe fn multiply_rows<T: FloatWeights, S: Simd, const N: usize>(args: &Args<'_
 }
 
 impl<T: FloatWeights> PanelKernel for T {
+    const USES_BF16: bool = T::USES_BF16;
+
     #[inline(always)]
     unsafe fn add_panel<S: Simd, const ONE_ROW: bool>(&self, args: Args<'_>) {
         let rows = if ONE_ROW { 1 } else { args.x.rows };

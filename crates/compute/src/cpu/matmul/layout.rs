@@ -53,6 +53,9 @@ pub(super) trait Packing: Sync {
 
 /// Panels of one layout multiplied with tiles of activations.
 pub(super) trait PanelKernel: Packing {
+    /// [`Kernel::USES_BF16`]
+    const USES_BF16: bool = false;
+
     /// Adds the products of one panel to `args.y`. Where the number of rows is known, for `ONE_ROW`, the sums stay in registers.
     ///
     /// Implementations are `#[inline(always)]`.
@@ -179,6 +182,8 @@ impl<K: PanelKernel> EachPanel<'_, K> {
 }
 
 impl<K: PanelKernel> Kernel for EachPanel<'_, K> {
+    const USES_BF16: bool = K::USES_BF16;
+
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: the kernel's own contract is that of `multiply_panels`, and `x.rows` chooses the copy for one row.

@@ -223,6 +223,9 @@ const fn byte_of_dwords<const J: usize>() -> &'static [i8; 16] {
 
 /// A body that is compiled once per instruction set.
 pub(crate) trait Kernel {
+    /// Whether it has work for the instructions of AVX-512 BF16. Others have one copy for AVX-512, with these or without.
+    const USES_BF16: bool = false;
+
     /// Does the work. Implementations are `#[inline(always)]`.
     ///
     /// # Safety
@@ -242,9 +245,9 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 | Isa::AmxBf16 => avx512::run_bf16(kernel),
+            Isa::Avx512Bf16 | Isa::AmxBf16 if K::USES_BF16 => avx512::run_bf16(kernel),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512::run(kernel),
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::AmxBf16 => avx512::run(kernel),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2::run(kernel),
             _ => kernel.run::<portable::Portable>(),

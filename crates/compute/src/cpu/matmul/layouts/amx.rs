@@ -152,6 +152,8 @@ unsafe fn multiply<const G: usize>() {
 struct Multiply<'a, const IS_F16: bool>(Args<'a>);
 
 impl<const IS_F16: bool> Kernel for Multiply<'_, IS_F16> {
+    const USES_BF16: bool = true;
+
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let args = self.0;

@@ -71,6 +71,7 @@ impl FloatWeights for Bf16 {
 impl FloatWeights for Bf16Dot {
     type W<S: Simd> = S::I;
     const STEP_BYTES: usize = LINE;
+    const USES_BF16: bool = true;
 
     fn n_steps(n_in: usize) -> usize {
         n_in.div_ceil(2)
@@ -96,6 +97,8 @@ pub(super) struct FromF16<'a> {
 }
 
 impl Kernel for FromF16<'_> {
+    const USES_BF16: bool = true;
+
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         for (to, from) in self.to.as_chunks_mut::<LINE>().0.iter_mut().zip(self.from.as_chunks::<LINE>().0) {

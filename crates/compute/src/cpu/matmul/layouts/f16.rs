@@ -97,6 +97,7 @@ impl Packing for F16Dot {
 impl FloatWeights for F16Dot {
     type W<S: Simd> = S::I;
     const STEP_BYTES: usize = LINE;
+    const USES_BF16: bool = true;
 
     fn n_steps(n_in: usize) -> usize {
         n_in.div_ceil(2)
