@@ -54,8 +54,25 @@ pub struct Stream<'a, B: Device> {
     pub normed: &'a mut Tensor<B>,
     /// Room for a block's output before it joins the residual.
     pub output: &'a mut Tensor<B>,
-    /// The residual as matrices read it, if the block before left it so.
+    /// The residual as matrices read it, if the block before left it so. `residual` is what [`Blocks::read_operand`] makes of it then.
     pub operand: Option<B::Operand>,
+}
+
+impl<B: Blocks> Stream<'_, B> {
+    /// Makes `residual` what it stands for, for what does not read the operand.
+    pub fn make_floats(&mut self, b: &B) -> Result<()> {
+        self.operand.take().map_or(Ok(()), |operand| b.read_operand(self.residual, operand))
+    }
+}
+
+/// What follows the embedding of tokens: `residual = norm(residual + positions[position] + token_types[type])`.
+pub struct EmbedBlock<'a, B: Device> {
+    /// `[n_positions, hidden_size]`
+    pub positions: Option<&'a Tensor<B>>,
+    /// `[n_token_types, hidden_size]`
+    pub token_types: Option<&'a Tensor<B>>,
+    /// Of the sum.
+    pub norm: Option<&'a Norm<B>>,
 }
 
 /// What a block reads.
@@ -355,9 +372,22 @@ pub struct HeadBlock<'a, B: Device> {
     pub gather: Option<Gather<'a, B>>,
 }
 
-/// The blocks of a layer. After a block, the contents of all tensors but the residual, the cache and a shared norm are unspecified, where
-/// the block does not return a [`Stream::operand`], in the memory of one of these, for the next.
+/// The blocks of a layer. After a block, the contents of all tensors but the residual, the cache and a shared norm are unspecified. A block
+/// that returns a [`Stream::operand`], in the memory of one of these, may have left the sum there and not in the residual.
 pub trait Blocks: Ops + Collectives + Profile {
+    /// `residual = operand`, where the block that returned it has left the sum there alone.
+    fn read_operand(&self, residual: &mut Tensor<Self>, operand: Self::Operand) -> Result<()>;
+
+    /// What follows the embedding of tokens.
+    fn embed_block(
+        &self,
+        residual: &mut Tensor<Self>,
+        batch: &Self::Batch,
+        block: EmbedBlock<'_, Self>,
+    ) -> Result<()> {
+        embed(self, residual, batch, block)
+    }
+
     /// Attention, with its way into the cache.
     fn attention_block(
         &self,
@@ -411,6 +441,21 @@ pub trait Blocks: Ops + Collectives + Profile {
     fn head(&self, logits: &mut Tensor<Self>, block: HeadBlock<'_, Self>) -> Result<()> {
         head(self, logits, block)
     }
+}
+
+/// What [`Blocks::embed_block`] means.
+pub fn embed<B: Blocks>(
+    b: &B,
+    residual: &mut Tensor<B>,
+    batch: &B::Batch,
+    block: EmbedBlock<'_, B>,
+) -> Result<()> {
+    let EmbedBlock { positions, token_types, norm } = block;
+    b.timed("embed", || {
+        positions.map_or(Ok(()), |table| b.add_positions(residual, table, batch))?;
+        token_types.map_or(Ok(()), |table| b.add_token_types(residual, table, batch))
+    })?;
+    norm_sum(b, residual, norm)
 }
 
 /// What [`Blocks::attention_block`] means.
@@ -677,6 +722,7 @@ pub(crate) fn project<B: Blocks>(
     input: BlockInput<'_, B>,
     stream: &mut Stream<'_, B>,
 ) -> Result<()> {
+    stream.make_floats(b)?;
     match input {
         BlockInput::Residual => linear.apply(b, y, stream.residual),
         BlockInput::Shared => linear.apply(b, y, stream.normed),
@@ -735,9 +781,10 @@ fn add_output<B: Blocks>(
     b: &B,
     name: &'static str,
     x: &mut Tensor<B>,
-    stream: Stream<'_, B>,
+    mut stream: Stream<'_, B>,
     out: BlockOutput<'_, B>,
 ) -> Result<()> {
+    stream.make_floats(b)?;
     let Stream { residual, output, .. } = stream;
     let BlockOutput { post_norm, sum_norm, .. } = out;
     let is_part = multiply_output(b, name, x, output, out)?;

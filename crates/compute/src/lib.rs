@@ -29,9 +29,9 @@ mod weights;
 pub use backend::Backend;
 pub use batch::{Batch, BatchLimits, BatchSeq, BatchState, CacheShape, HostBatch, StateWrite};
 pub use blocks::{
-    AttentionBlock, BlockInput, BlockOutput, Blocks, DeltaPart, FfnBlock, FfnUp, Gather, HeadBlock,
-    HeadNorms, Join, LatentBlock, LatentExperts, LatentQueries, LatentRoom, Linear, MoeBlock, MoeNorms,
-    OutputGate, PerLayerInputBlock, Recurrence, RecurrentBlock, SharedExpert, SsmPart, Stream,
+    AttentionBlock, BlockInput, BlockOutput, Blocks, DeltaPart, EmbedBlock, FfnBlock, FfnUp, Gather,
+    HeadBlock, HeadNorms, Join, LatentBlock, LatentExperts, LatentQueries, LatentRoom, Linear, MoeBlock,
+    MoeNorms, OutputGate, PerLayerInputBlock, Recurrence, RecurrentBlock, SharedExpert, SsmPart, Stream,
 };
 pub use capture::{Capture, Choosing, GraphKey};
 pub use device::{Device, DeviceMemory, KvLayer, MatrixPart, StateLayer};

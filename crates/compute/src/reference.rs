@@ -804,4 +804,8 @@ impl Profile for Reference {}
 
 impl Capture for Reference {}
 
-impl Blocks for Reference {}
+impl Blocks for Reference {
+    fn read_operand(&self, _: &mut Tensor<Self>, operand: Infallible) -> Result<()> {
+        match operand {}
+    }
+}

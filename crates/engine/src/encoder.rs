@@ -288,9 +288,15 @@ fn finished(info: &EncoderInfo, row: &[f32]) -> Vec<f32> {
 
 /// Divides a vector by its length; zeros stay as they are.
 pub fn normalize(row: &mut [f32]) {
-    let length = row.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
+    // Several sums, none of which waits for another: rows are many, and the device waits for the last.
+    let mut sums = [0.0f64; 16];
+    for chunk in row.chunks(sums.len()) {
+        sums.iter_mut().zip(chunk).for_each(|(sum, x)| *sum += f64::from(*x) * f64::from(*x));
+    }
+    let length = sums.iter().sum::<f64>().sqrt();
     if length > 0.0 {
-        row.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
+        let factor = 1.0 / length;
+        row.iter_mut().for_each(|x| *x = (f64::from(*x) * factor) as f32);
     }
 }
 

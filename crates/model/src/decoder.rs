@@ -15,9 +15,9 @@ use crate::source::TensorSource;
 use crate::weights::Loader;
 use crate::workspace::{self, MoeLatentRoom, Workspace};
 use realizar_compute::{
-    AttentionBlock, AttentionTemperature, Backend, BlockInput, BlockOutput, Experts, FfnBlock, FfnUp, Gather,
-    HeadBlock, HeadNorms, Join, LatentBlock, LatentExperts, Linear, MoeBlock, MoeNorms, Norm, OutputGate,
-    PerLayerInputBlock, QkvPrep, RecurrentBlock, SharedExpert, Tensor,
+    AttentionBlock, AttentionTemperature, Backend, BlockInput, BlockOutput, EmbedBlock, Experts, FfnBlock,
+    FfnUp, Gather, HeadBlock, HeadNorms, Join, LatentBlock, LatentExperts, Linear, MoeBlock, MoeNorms, Norm,
+    OutputGate, PerLayerInputBlock, QkvPrep, RecurrentBlock, SharedExpert, Tensor,
 };
 
 /// A transformer on a backend, or one rank's part of it.
@@ -312,35 +312,39 @@ impl<B: Backend> Decoder<B> {
         if let Some((weights, room)) = self.per_layer.as_ref().zip(ws.per_layer.as_mut()) {
             backend.timed("per_layer_inputs", || weights.compute(backend, room, &ws.residual, batch))?;
         }
-        if let Some(table) = &self.position_embed {
-            backend.add_positions(&mut ws.residual, table, batch)?;
-        }
-        if let Some(table) = &self.token_types {
-            backend.add_token_types(&mut ws.residual, table, batch)?;
-        }
-        normalize(backend, ws, self.embed_norm.as_ref())?;
+        let block = EmbedBlock {
+            positions: self.position_embed.as_ref(),
+            token_types: self.token_types.as_ref(),
+            norm: self.embed_norm.as_ref(),
+        };
+        backend.embed_block(&mut ws.residual, batch, block)?;
         for (rope, angles) in self.ropes.iter().zip(&mut ws.angles) {
             backend
                 .timed("rope_angles", || backend.rope_angles(angles, &rope.frequencies, batch, rope.scale))?;
         }
         // The residual as matrices read it, where the block before left it so.
         let mut operand = None;
+        let make_floats = |ws: &mut Workspace<B>, operand: &mut Option<B::Operand>| match operand.take() {
+            Some(operand) => backend.read_operand(&mut ws.residual, operand),
+            None => Ok(()),
+        };
         for (i, layer) in self.layers.iter().enumerate() {
             ws.set_layer(&self.shard, i);
             if let Inputs::Shared(norm) = &layer.inputs {
+                make_floats(ws, &mut operand)?;
                 backend.timed("norm", || backend.norm(&mut ws.normed, &ws.residual, norm))?;
             }
             operand = self.mix(backend, i, batch, cache, ws, operand)?;
             operand = self.feed_forward(backend, i, ws, operand)?;
             if layer.per_layer.is_some() || layer.output_scale.is_some() {
-                operand = None;
+                make_floats(ws, &mut operand)?;
             }
             self.add_per_layer_input(backend, i, ws)?;
             if let Some(factor) = layer.output_scale {
                 backend.timed("scale", || backend.scale(&mut ws.residual, factor))?;
             }
         }
-        Ok(())
+        make_floats(ws, &mut operand)
     }
 
     /// `ws.last`, or `ws.residual` where it has as many rows → `ws.logits`.

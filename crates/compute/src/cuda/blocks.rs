@@ -10,12 +10,30 @@ use super::norm;
 use super::recurrent::{self, NormAndGate};
 use crate::blocks::{self, Blocks};
 use crate::{
-    Activation, AttentionBlock, BlockInput, BlockOutput, Collectives, DeltaInput, DeltaPart, FfnBlock, FfnUp,
-    GatedNorm, HeadBlock, Join, Linear, MoeBlock, Norm, Ops, OutputGate, Profile, Recurrence, RecurrentBlock,
-    Result, SharedExpert, ShortConv, StateLayer, Stream, Tensor,
+    Activation, AttentionBlock, BlockInput, BlockOutput, Collectives, DeltaInput, DeltaPart, Device,
+    EmbedBlock, FfnBlock, FfnUp, GatedNorm, HeadBlock, Join, Linear, MoeBlock, Norm, Ops, OutputGate,
+    Profile, Recurrence, RecurrentBlock, Result, SharedExpert, ShortConv, StateLayer, Stream, Tensor,
 };
 
 impl Blocks for Cuda {
+    fn read_operand(&self, residual: &mut Tensor<Self>, operand: Tiles) -> Result<()> {
+        norm::read_tiles(self, residual, operand)
+    }
+
+    fn embed_block(
+        &self,
+        residual: &mut Tensor<Self>,
+        batch: &StagedBatch,
+        block: EmbedBlock<'_, Self>,
+    ) -> Result<()> {
+        let EmbedBlock { positions, token_types, norm } = block;
+        match norm {
+            Some(norm) if !self.is_exact() && norm::is_held(residual.row_len()) => self
+                .timed("embed", || norm::norm_embedded(self, residual, batch, positions, token_types, norm)),
+            _ => blocks::embed(self, residual, batch, block),
+        }
+    }
+
     fn attention_block(
         &self,
         mut stream: Stream<'_, Self>,
@@ -45,7 +63,7 @@ impl Blocks for Cuda {
         let is_plain = full_qk_norm.is_none() && head_norms.is_none() && temperature.is_none();
         let slots = if is_plain { attention::slots(self, qkv_rows, kv, batch, &prep, params) } else { None };
         let stored = self.timed("qkv_proj", || match slots {
-            Some(slots) if project_to_cache(self, qkv, qkv_rows, slots, input, &stream)? => Ok(true),
+            Some(slots) if project_to_cache(self, qkv, qkv_rows, slots, input, &mut stream)? => Ok(true),
             _ => project(self, qkv, qkv_rows, input, &mut stream).map(|()| false),
         })?;
         blocks::norm_queries_and_keys(self, qkv_rows, full_qk_norm)?;
@@ -109,6 +127,7 @@ impl Blocks for Cuda {
             return blocks::experts(self, stream, block);
         }
         let MoeBlock { input, router, experts, shared, post_norm, is_part, scores, scratch, .. } = block;
+        stream.make_floats(self)?;
         let m = stream.residual.rows();
         let x = self.timed("router", || {
             let x = match input {
@@ -196,17 +215,20 @@ fn block_input<'a>(
     w: &Matrix,
     epilogue: Epilogue,
     input: BlockInput<'a, Cuda>,
-    stream: &Stream<'_, Cuda>,
-) -> Input<'a> {
-    match input {
-        BlockInput::Residual => {
-            let reads = matmul::gemm_tiles(cuda, w, stream.residual.rows(), epilogue.kind());
-            let tiles = stream.operand.filter(|t| reads == Some(t.layout));
-            tiles.map_or(Input::Floats(stream.residual.ptr(), None), Input::Tiles)
+    stream: &mut Stream<'_, Cuda>,
+) -> Result<Input<'a>> {
+    if let BlockInput::Residual = input {
+        let reads = matmul::gemm_tiles(cuda, w, stream.residual.rows(), epilogue.kind());
+        if let Some(tiles) = stream.operand.filter(|t| reads == Some(t.layout)) {
+            return Ok(Input::Tiles(tiles));
         }
+    }
+    stream.make_floats(cuda)?;
+    Ok(match input {
+        BlockInput::Residual => Input::Floats(stream.residual.ptr(), None),
         BlockInput::Norm(norm) => Input::Floats(stream.residual.ptr(), Some(norm)),
         BlockInput::Shared => Input::Floats(stream.normed.ptr(), None),
-    }
+    })
 }
 
 /// `y = x · wᵀ + bias` with `m` rows in one go, the norm of `x` included; `false` where no kernel has it.
@@ -225,7 +247,7 @@ fn project(
     stream: &mut Stream<'_, Cuda>,
 ) -> Result<()> {
     assert_eq!(linear.weight.shape.n_in, stream.residual.row_len());
-    let x = block_input(cuda, &linear.weight, Epilogue::Store, input, stream);
+    let x = block_input(cuda, &linear.weight, Epilogue::Store, input, stream)?;
     match store(cuda, linear, y, x, stream.residual.rows())? {
         true => linear.apply_scale(cuda, y),
         false => blocks::project(cuda, linear, y, input, stream),
@@ -239,11 +261,11 @@ fn project_to_cache(
     rows: &Tensor<Cuda>,
     slots: KvSlots,
     input: BlockInput<'_, Cuda>,
-    stream: &Stream<'_, Cuda>,
+    stream: &mut Stream<'_, Cuda>,
 ) -> Result<bool> {
     let m = stream.residual.rows();
     assert_eq!((w_len(qkv), rows.rows()), ((stream.residual.row_len(), rows.row_len()), m));
-    let x = block_input(cuda, &qkv.weight, Epilogue::Store, input, stream);
+    let x = block_input(cuda, &qkv.weight, Epilogue::Store, input, stream)?;
     let (w, bias, y) = (&qkv.weight, qkv.bias.as_ref(), Output::Qkv(slots));
     Ok(qkv.scale.is_none() && matmul::run(cuda, &Matmul { w, x, y, bias, m, epilogue: Epilogue::Store })?)
 }
@@ -264,7 +286,7 @@ fn activated_hidden(
         && up.scale.is_none()
     {
         let (w, epilogue) = (&up.weight, Epilogue::Activate(activation));
-        let x = block_input(cuda, w, epilogue, input, stream);
+        let x = block_input(cuda, w, epilogue, input, stream)?;
         let (y, bias) = (Output::Tiles(tiles), up.bias.as_ref());
         if matmul::run(cuda, &Matmul { w, x, y, bias, m, epilogue })? {
             return Ok(Some(tiles));
@@ -287,7 +309,7 @@ fn gated_hidden(
 ) -> Result<Option<Tiles>> {
     let m = stream.residual.rows();
     assert_eq!((w_len(gate_up), hidden.rows()), ((stream.residual.row_len(), 2 * hidden.row_len()), m));
-    let x = block_input(cuda, &gate_up.weight, Epilogue::Gate(activation), input, stream);
+    let x = block_input(cuda, &gate_up.weight, Epilogue::Gate(activation), input, stream)?;
     let gate = |y| {
         let is_bare = gate_up.bias.is_none() && gate_up.scale.is_none();
         // No matmul ends with it.
@@ -373,36 +395,40 @@ fn tiles_for(cuda: &Cuda, out: &BlockOutput<'_, Cuda>, x: &Tensor<Cuda>) -> Opti
     }
 }
 
-/// Adds a block's output to the residual, and returns the sum's norm as tiles where the kernels write it so. `x` is the input of its last
-/// matmul, or holds it as `tiles`.
+/// Adds a block's output to the residual, and returns the sum's norm as tiles where the kernels write it so: see [`norm::norm_sum`]. `x` is
+/// the input of the block's last matmul, or holds it as `tiles`.
 fn add_output(
     cuda: &Cuda,
     name: &'static str,
     x: &mut Tensor<Cuda>,
     tiles: Option<Tiles>,
-    stream: Stream<'_, Cuda>,
+    mut stream: Stream<'_, Cuda>,
     out: BlockOutput<'_, Cuda>,
 ) -> Result<Option<Tiles>> {
-    let Stream { residual, normed, output, .. } = stream;
     let sum_norm = out.sum_norm;
     if !is_direct(&out) {
+        stream.make_floats(cuda)?;
+        let Stream { residual, output, .. } = stream;
         let post_norm = out.post_norm;
         let is_part = blocks::multiply_output(cuda, name, x, output, out)?;
         add_to_residual(cuda, residual, output, post_norm, is_part)?;
         return blocks::norm_sum(cuda, residual, sum_norm).map(|()| None);
     }
     let (proj, m) = (out.proj, x.rows());
-    assert_eq!((w_len(proj), residual.rows()), ((x.row_len(), residual.row_len()), m));
+    assert_eq!((w_len(proj), stream.residual.rows()), ((x.row_len(), stream.residual.row_len()), m));
     let input = tiles.map_or(Input::Floats(x.ptr(), None), Input::Tiles);
     let (w, bias) = (&proj.weight, proj.bias.as_ref());
     let run = |y, epilogue| matmul::run(cuda, &Matmul { w, x: input, y, bias, m, epilogue });
     let is_part = matches!(out.join, Join::Sum);
-    if let Some((sum, norm)) = tiles_of_sum(cuda, &out, normed, output)
+    if let Some((sum, norm)) = tiles_of_sum(cuda, &out, stream.normed, stream.output)
         && cuda.timed(name, || run(Output::Tiles(sum.output), Epilogue::Store))?
     {
-        cuda.timed("norm", || norm::norm_sum(cuda, residual, sum.output, sum.operand, norm))?;
+        let Stream { residual, operand, .. } = stream;
+        cuda.timed("norm", || norm::norm_sum(cuda, (residual, operand), sum.output, sum.operand, norm))?;
         return Ok(Some(sum.operand));
     }
+    stream.make_floats(cuda)?;
+    let Stream { residual, output, .. } = stream;
     if is_plain_sum(&out) {
         cuda.check_ranks()?;
         let epilogue = if is_part { Epilogue::AddRanks } else { Epilogue::Add };
@@ -436,7 +462,7 @@ fn tiles_of_sum<'a>(
     output: &Tensor<Cuda>,
 ) -> Option<(SumTiles, &'a Norm<Cuda>)> {
     let norm = out.sum_norm?;
-    if !is_plain_sum(out) || !matches!(out.join, Join::Alone) || output.row_len() > norm::LONGEST_SUM {
+    if !is_plain_sum(out) || !matches!(out.join, Join::Alone) || !norm::is_held(output.row_len()) {
         return None;
     }
     // As this block's last matmul reads them: the next block's matrices are of the same kind, or read the residual as floats.

@@ -1,11 +1,14 @@
 //! The blocks of a layer, with norms, sums and gates around their matmuls.
 
 use crate::matrices::part;
-use crate::{Case, Paths, Random, Sums, check, packed_types, poisoned, read, rows_of, tolerance, vector};
+use crate::{
+    Case, ELEMENTWISE, Paths, Random, Sums, check, packed_types, poisoned, read, rows_of, staged, tolerance,
+    vector,
+};
 use realizar_compute::{
-    Activation, Backend, BlockInput, BlockOutput, DType, Experts, FfnBlock, FfnUp, HeadBlock, Join,
-    LatentExperts, Linear, MoeBlock, MoeNorms, MoeParams, MoeScratch, Norm, NormKind, PerLayerInputBlock,
-    Router, SharedExpert, Stream, Tensor,
+    Activation, Backend, Batch, BlockInput, BlockOutput, DType, EmbedBlock, Experts, FfnBlock, FfnUp,
+    HeadBlock, Join, LatentExperts, Linear, MoeBlock, MoeNorms, MoeParams, MoeScratch, Norm, NormKind,
+    PerLayerInputBlock, Router, SharedExpert, Stream, Tensor,
 };
 
 /// A norm of these rows, with random weights around 1. Weights around 0 would make a few activations much larger than the others, and
@@ -42,6 +45,54 @@ impl<B: Backend> Rows<B> {
 /// The way back to the residual through this matrix.
 fn plain_output<B: Backend>(proj: &Linear<B>) -> BlockOutput<'_, B> {
     BlockOutput { sub_norm: None, proj, post_norm: None, sum_norm: None, join: Join::Alone }
+}
+
+/// What is added to embeddings, and their norm.
+#[derive(Debug, Clone, Copy)]
+struct Embedded {
+    len: usize,
+    rows: usize,
+    positions: bool,
+    types: bool,
+    norm: Option<NormKind>,
+}
+
+impl Case for Embedded {
+    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+        let Self { len, rows, .. } = *self;
+        let mut batch = Batch::default();
+        batch.push(&vec![0; rows], 7, &[0, 1, 2, 3], 1);
+        batch.token_types = (0..rows as u32).map(|i| i * 7 % 3).collect();
+        let batch = staged(b, &batch);
+        let table = |n, seed| rows_of(b, &Random(seed).normals(n * len), len);
+        let (positions, types) = (table(80, 1), table(3, 2));
+        let norm = self.norm.map(|kind| norm_of(b, kind, len, 3));
+        let mut x = rows_of(b, &Random(5).normals(rows * len), len);
+        let block = EmbedBlock {
+            positions: self.positions.then_some(&positions),
+            token_types: self.types.then_some(&types),
+            norm: norm.as_ref(),
+        };
+        b.embed_block(&mut x, &batch, block).unwrap();
+        vec![("x", read(b, &mut x))]
+    }
+
+    fn tolerance(&self, _: Sums) -> f64 {
+        ELEMENTWISE
+    }
+}
+
+#[test]
+fn what_is_added_to_embeddings() {
+    let case = Embedded { len: 768, rows: 50, positions: true, types: true, norm: Some(NormKind::Layer) };
+    check(&[case, Embedded { rows: 1, ..case }, Embedded { norm: None, ..case }]);
+    check(&[Embedded { types: false, ..case }, Embedded { positions: false, ..case }]);
+    for len in [8, 300, 1000, 1024, 2048, 2056] {
+        check(&[
+            Embedded { len, norm: Some(NormKind::Rms), ..case },
+            Embedded { len, positions: false, ..case },
+        ]);
+    }
 }
 
 /// Matmuls with what stands before or after them in blocks.
@@ -317,6 +368,9 @@ impl Case for SumNorms {
             };
             operand = b.feed_forward(Stream { operand, ..stream.stream() }, block).unwrap();
             b.synchronize().unwrap();
+        }
+        if let Some(operand) = operand {
+            b.read_operand(&mut stream.residual, operand).unwrap();
         }
         vec![("y", read(b, &mut stream.residual))]
     }

@@ -52,7 +52,10 @@ impl Shared {
         let mut state = self.lock();
         change(&mut state);
         let is_over = state.missing == 0 || state.error.is_some();
-        let waker = if is_over { state.waker.take() } else { None };
+        if !is_over {
+            return;
+        }
+        let waker = state.waker.take();
         drop(state);
         self.ready.notify_all();
         if let Some(waker) = waker {

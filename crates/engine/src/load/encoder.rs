@@ -16,10 +16,13 @@ use realizar_model::{Decoder, EncoderOutput, ModelConfig, Shard, arch, workspace
 const MAX_TOKENS: usize = 8192;
 
 /// Tokens of a step on the CPU, where nothing else is asked for: its activations stay in the caches.
-const CPU_STEP_TOKENS: usize = 512;
-/// Tokens of a step on a GPU, where nothing else is asked for: smaller products do not fill it.
+const CPU_STEP_TOKENS: [usize; 1] = [512];
+/// Tokens of a step on a GPU, where nothing else is asked for: the first whose buffers take no more than one part in [`BUFFERS_SHARE`] of the
+/// free memory, or the last. Fewer do not fill the GPU; more than the first are hardly faster, and others wait longer for a step's end.
 #[cfg(feature = "cuda")]
-const GPU_STEP_TOKENS: usize = 16_384;
+const GPU_STEP_TOKENS: [usize; 3] = [65_536, 32_768, 16_384];
+/// See [`GPU_STEP_TOKENS`].
+const BUFFERS_SHARE: usize = 16;
 
 /// Texts of a step, where nothing else is asked for.
 const MAX_SEQS: usize = 256;
@@ -103,7 +106,7 @@ fn on_cpu(
     let cpu =
         Cpu::new(CpuOptions { n_threads, isa: Isa::best(), exact: options.exact, repack: options.repack });
     // The weights are pages of the file, or take their place.
-    load_on(cpu, source, config, options, CPU_STEP_TOKENS, 0)
+    load_on(cpu, source, config, options, &CPU_STEP_TOKENS, 0)
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -137,16 +140,16 @@ fn on_gpu(
         absent: false,
     })?;
     let weights = source.tensors().iter().map(|t| t.n_bytes()).sum();
-    load_on(cuda, source, config, options, GPU_STEP_TOKENS, weights)
+    load_on(cuda, source, config, options, &GPU_STEP_TOKENS, weights)
 }
 
-/// `weights`: bytes that the device will have of them.
+/// `step_tokens`: see [`GPU_STEP_TOKENS`]. `weights`: bytes that the device will have of them.
 fn load_on<B: Backend>(
     backend: B,
     source: &dyn TensorSource,
     config: ModelConfig,
     options: &LoadOptions,
-    step_tokens: usize,
+    step_tokens: &[usize],
     weights: usize,
 ) -> Result<LoadedEncoder, LoadError> {
     let max_tokens = match options.n_ctx {
@@ -157,18 +160,28 @@ fn load_on<B: Backend>(
         Some(n) => n,
         None => config.context_length.min(MAX_TOKENS),
     };
-    let sizes = EncoderSizes {
+    let sizes_of = |step_tokens: usize| EncoderSizes {
         max_tokens,
-        step_tokens: options.step_tokens.unwrap_or(step_tokens).max(max_tokens),
+        step_tokens: step_tokens.max(max_tokens),
         max_seqs: options.max_seqs.unwrap_or(MAX_SEQS),
         kv_type: options.kv_type,
         block_size: options.block_size,
     };
     let shard = Shard::new(&config, source, Rank { index: 0, count: 1 }, options.exact)?;
     let heads = config.attentions().next().map_or(0, |a| 2 * a.own_heads().n_kv_heads * a.heads.head_dim);
-    let cache = sizes.n_blocks() * sizes.block_size * options.kv_type.bytes_for(heads).unwrap_or(4 * heads);
-    let workspace = workspace_bytes(&shard, &sizes.limits()).saturating_add(backend.scratch_bytes());
-    let (plan, free) = (MemoryPlan { weights, cache, workspace }, backend.memory().free);
+    let plan_of = |sizes: &EncoderSizes| MemoryPlan {
+        weights,
+        cache: sizes.n_blocks() * sizes.block_size * options.kv_type.bytes_for(heads).unwrap_or(4 * heads),
+        workspace: workspace_bytes(&shard, &sizes.limits()).saturating_add(backend.scratch_bytes()),
+    };
+    let free = backend.memory().free;
+    let is_small = |n: &usize| {
+        let plan = plan_of(&sizes_of(*n));
+        plan.cache.saturating_add(plan.workspace) <= free / BUFFERS_SHARE
+    };
+    let usual = || step_tokens.iter().copied().find(is_small).or(step_tokens.last().copied());
+    let sizes = sizes_of(options.step_tokens.or_else(usual).unwrap_or(0));
+    let plan = plan_of(&sizes);
     if plan.total() > free {
         let remedy = "what fits: a smaller --ctx or fewer --step-tokens".into();
         let (context, kv_type) = (max_tokens, options.kv_type);

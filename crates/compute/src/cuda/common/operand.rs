@@ -36,7 +36,7 @@ pub(in crate::cuda) enum TileNumber {
 }
 
 /// Activations in tiles.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tiles {
     pub(in crate::cuda) layout: TileLayout,
     pub(in crate::cuda) ptr: DevicePtr,

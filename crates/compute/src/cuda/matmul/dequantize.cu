@@ -18,10 +18,15 @@ DEVICE void dequantize(const DequantizeArgs& a, Load load) {
   if (row >= a.n_w_rows) row = a.n_w_rows - 1;
   float w[8];
   load(w, a.w + row * a.row_bytes, k, n, a.codebook);
-  float* y = a.y + static_cast<size_t>(blockIdx.x) * n;
+  float* y = a.y + static_cast<size_t>(blockIdx.x) * n + k;
+  if (n % 8 == 0) {
+    *reinterpret_cast<float4*>(y) = float4{w[0] * a.scale, w[1] * a.scale, w[2] * a.scale, w[3] * a.scale};
+    *reinterpret_cast<float4*>(y + 4) = float4{w[4] * a.scale, w[5] * a.scale, w[6] * a.scale, w[7] * a.scale};
+    return;
+  }
 #pragma unroll
   for (int j = 0; j < 8; j++) {
-    if (k + j < n) y[k + j] = w[j] * a.scale;
+    if (k + j < n) y[j] = w[j] * a.scale;
   }
 }
 

@@ -1,5 +1,6 @@
 //! Launches of normalization.
 
+use super::batch::StagedBatch;
 use super::common::{TileLayout, Tiles};
 use super::driver::{Cuda, DevicePtr, kernel_args, kernels};
 use crate::{Norm, NormKind, Result, Tensor};
@@ -27,12 +28,14 @@ kernel_args! {
     }
 
     struct NormSumArgs {
-        /// [m, n], n a multiple of 8
-        x: DevicePtr as "float*",
+        /// [m, n], n a multiple of 8; null: x is in the tiles of the result
+        x: DevicePtr as "const float*",
         /// tiles of half precision, [m, n]
         y: DevicePtr as "const uint8_t*",
-        /// [m, n]
+        /// the result, [m, n]
         tiles: DevicePtr as "uint8_t*",
+        /// the result, may be x, or null
+        sum: DevicePtr as "float*",
         /// [n]
         weight: DevicePtr as "const float*",
         /// [n] or null
@@ -47,15 +50,55 @@ kernel_args! {
         layer: u32,
         eps: f32,
     }
+
+    struct NormEmbeddedArgs {
+        /// [m, n], n a multiple of 8
+        x: DevicePtr as "float*",
+        /// [n_positions, n] or null
+        positions: DevicePtr as "const float*",
+        /// [m]
+        position_of: DevicePtr as "const uint32_t*",
+        /// [n_types, n] or null
+        types: DevicePtr as "const float*",
+        /// [m]
+        type_of: DevicePtr as "const uint32_t*",
+        /// [n]
+        weight: DevicePtr as "const float*",
+        /// [n] or null
+        bias: DevicePtr as "const float*",
+        m: u32,
+        n: u32,
+        n_positions: u32,
+        n_types: u32,
+        /// 1: the mean is taken out first
+        layer: u32,
+        eps: f32,
+    }
+
+    struct ReadTilesArgs {
+        /// [m, n], n a multiple of 8
+        y: DevicePtr as "float*",
+        /// of half precision, [m, n]
+        tiles: DevicePtr as "const uint8_t*",
+        m: u32,
+        n: u32,
+        /// of the tiles
+        n_rows: u32,
+    }
 }
 
 kernels! {
     /// Kernels of norm.cu.
     pub(in crate::cuda) struct Kernels in norm {
         norm_rows: NormArgs,
-        /// For rows of up to 1,024 elements, and up to 2,048.
+        /// For rows of up to 768 elements, up to 1,024, and up to 2,048; so are the next three.
+        norm_sum_768: NormSumArgs,
         norm_sum_1024: NormSumArgs,
         norm_sum_2048: NormSumArgs,
+        norm_embedded_768: NormEmbeddedArgs,
+        norm_embedded_1024: NormEmbeddedArgs,
+        norm_embedded_2048: NormEmbeddedArgs,
+        read_tiles: ReadTilesArgs,
     }
 }
 
@@ -116,25 +159,32 @@ unsafe fn launch(
     unsafe { cuda.launch(cuda.room::<Kernels>().norm_rows, [rows, 1, 1], threads, &args) }
 }
 
-/// Elements of the longest row that [`norm_sum`] takes.
-pub(in crate::cuda) const LONGEST_SUM: usize = 2048;
+/// Whether [`norm_sum`] and [`norm_embedded`] take rows of `n` elements.
+pub(in crate::cuda) fn is_held(n: usize) -> bool {
+    n <= 2048 && n.is_multiple_of(8)
+}
 
-/// `x = norm(x + y)`, of `y` in tiles of half precision, and the same as `tiles` with as many rows.
+/// `tiles = norm(x + y)`, of `y` in tiles of half precision with as many rows. Tiles of bfloats are too coarse for a residual: `x` becomes
+/// the same then. Half precision keeps it alone, as other libraries do, and `x` is what [`read_tiles`] makes of them. `x` comes with the
+/// tiles that hold it so, which are `tiles`.
 pub(in crate::cuda) fn norm_sum(
     cuda: &Cuda,
-    x: &mut Tensor<Cuda>,
+    (x, held): (&mut Tensor<Cuda>, Option<Tiles>),
     y: Tiles,
     tiles: Tiles,
     norm: &Norm<Cuda>,
 ) -> Result<()> {
     let (m, n) = (x.rows(), x.row_len());
-    assert!(n == norm.weight.len() && n <= LONGEST_SUM && n.is_multiple_of(8), "{x:?}");
+    let in_tiles = held.is_some_and(|held| held.layout == TileLayout::GemmHalf);
+    assert!(!in_tiles || held == Some(tiles), "{held:?} to {tiles:?}");
+    assert!(n == norm.weight.len() && is_held(n), "{x:?}");
     assert!(norm.bias.as_ref().is_none_or(|b| b.len() == n), "a bias for {n} elements");
     assert!(y.layout == TileLayout::GemmHalf && y.rows == tiles.rows && m <= y.rows, "{y:?} to {tiles:?}");
     let args = NormSumArgs {
-        x: x.ptr(),
+        x: if in_tiles { DevicePtr::NULL } else { x.ptr() },
         y: y.ptr,
         tiles: tiles.ptr,
+        sum: if tiles.layout == TileLayout::GemmHalf { DevicePtr::NULL } else { x.ptr() },
         weight: norm.weight.ptr(),
         bias: norm.bias.as_ref().map_or(DevicePtr::NULL, Tensor::ptr),
         m: m as u32,
@@ -145,9 +195,69 @@ pub(in crate::cuda) fn norm_sum(
         eps: norm.eps,
     };
     let kernels = cuda.room::<Kernels>();
-    let f = if n > 1024 { kernels.norm_sum_2048 } else { kernels.norm_sum_1024 };
+    let f = match n {
+        ..=768 => kernels.norm_sum_768,
+        ..=1024 => kernels.norm_sum_1024,
+        _ => kernels.norm_sum_2048,
+    };
     // SAFETY: x, the norm and its bias have n columns, and tiles room for m rows of them, as their maker checked.
-    unsafe { cuda.launch(f, [m.div_ceil(8), 1, 1], 256, &args) }
+    unsafe { cuda.launch(f, [m.div_ceil(4), 1, 1], 128, &args) }
+}
+
+/// `x = norm(x + positions[position] + types[type])`, of the tables that there are.
+pub(in crate::cuda) fn norm_embedded(
+    cuda: &Cuda,
+    x: &mut Tensor<Cuda>,
+    batch: &StagedBatch,
+    positions: Option<&Tensor<Cuda>>,
+    types: Option<&Tensor<Cuda>>,
+    norm: &Norm<Cuda>,
+) -> Result<()> {
+    let (m, n) = (x.rows(), x.row_len());
+    assert!(n == norm.weight.len() && is_held(n) && m == batch.n_tokens(), "{x:?}");
+    assert!(norm.bias.as_ref().is_none_or(|b| b.len() == n), "a bias for {n} elements");
+    let is_whole = |table: &Tensor<Cuda>| table.row_len() == n && table.rows() > 0;
+    assert!(positions.is_none_or(is_whole) && types.is_none_or(is_whole), "tables of other rows");
+    assert!(types.is_none() || batch.n_token_types() == m, "types of other tokens");
+    let ptr = |table: Option<&Tensor<Cuda>>| table.map_or(DevicePtr::NULL, Tensor::ptr);
+    let rows = |table: Option<&Tensor<Cuda>>| table.map_or(0, |t| t.rows() as u32);
+    let args = NormEmbeddedArgs {
+        x: x.ptr(),
+        positions: ptr(positions),
+        position_of: batch.positions(),
+        types: ptr(types),
+        type_of: batch.token_types(),
+        weight: norm.weight.ptr(),
+        bias: ptr(norm.bias.as_ref()),
+        m: m as u32,
+        n: n as u32,
+        n_positions: rows(positions),
+        n_types: rows(types),
+        layer: u32::from(norm.kind == NormKind::Layer),
+        eps: norm.eps,
+    };
+    let kernels = cuda.room::<Kernels>();
+    let f = match n {
+        ..=768 => kernels.norm_embedded_768,
+        ..=1024 => kernels.norm_embedded_1024,
+        _ => kernels.norm_embedded_2048,
+    };
+    // SAFETY: x, the tables, the norm and its bias have n columns, the kernel keeps to the tables' rows, and the batch has a position, and
+    // a type where there are types, for each of the m rows.
+    unsafe { cuda.launch(f, [m.div_ceil(4), 1, 1], 128, &args) }
+}
+
+/// `y = tiles`, where [`norm_sum`] has not written both.
+pub(in crate::cuda) fn read_tiles(cuda: &Cuda, y: &mut Tensor<Cuda>, tiles: Tiles) -> Result<()> {
+    if tiles.layout != TileLayout::GemmHalf {
+        return Ok(());
+    }
+    let (m, n) = (y.rows(), y.row_len());
+    assert!(n.is_multiple_of(8) && m <= tiles.rows, "{tiles:?} to {y:?}");
+    let args =
+        ReadTilesArgs { y: y.ptr(), tiles: tiles.ptr, m: m as u32, n: n as u32, n_rows: tiles.rows as u32 };
+    // SAFETY: y has m rows of n columns, and the tiles were made for as many.
+    unsafe { cuda.launch(cuda.room::<Kernels>().read_tiles, [m.div_ceil(8), 1, 1], 256, &args) }
 }
 
 /// `y += norm(x)`

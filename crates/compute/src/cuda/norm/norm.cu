@@ -31,33 +31,30 @@ KERNEL(norm_rows, NormArgs, 1024) {
   norm_row(a.y + at, a.x + at, a.weight, a.bias, a.n, a.layer, a.add, a.eps, scratch);
 }
 
-// The residual after a block: x + y normalized, as floats in place of x and as tiles for the next matmul.
-//
-// A warp owns a row of up to 256 HELD elements and keeps it in registers. Moves: 6 bytes an element in, 6 out.
-template <int HELD>
-DEVICE void norm_sum(const NormSumArgs& a) {
-  ptx::launch_dependents();
-  ptx::griddepcontrol_wait();
-  const int n = a.n, lane = threadIdx.x % 32;
-  const uint32_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-  if (row >= a.m) return;
-  float* x = a.x + static_cast<size_t>(row) * n;
-  float v[HELD][8];
+// Eight numbers of tiles of half precision.
+DEVICE void load8_half_tiles(float (&v)[8], const uint8_t* tiles, uint32_t row, int k, uint32_t n_rows) {
+  const uint4 pairs = *reinterpret_cast<const uint4*>(tiles + byte_in_tiles(row, 2 * k, n_rows));
+  const uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+#pragma unroll
+  for (int j = 0; j < 8; j++) v[j] = ptx::f16_to_f32(static_cast<uint16_t>(words[j / 2] >> 16 * (j % 2))) * (1.0f / HALF_TILE_FACTOR);
+}
+
+DEVICE void load8_floats(float (&v)[8], const float* x) { F32::load8_aligned(v, reinterpret_cast<const uint8_t*>(x)); }
+
+DEVICE void store8_floats(float* y, const float (&v)[8]) {
+  *reinterpret_cast<float4*>(y) = float4{v[0], v[1], v[2], v[3]};
+  *reinterpret_cast<float4*>(y + 4) = float4{v[4], v[5], v[6], v[7]};
+}
+
+// Normalizes a row of up to 256 HELD elements that a warp holds, 8 in 256 of them a lane; those beyond n are 0.
+template <int HELD, class Args>
+DEVICE void norm_held(float (&v)[HELD][8], const Args& a, int lane) {
+  const int n = a.n;
   float sum = 0;
 #pragma unroll
   for (int c = 0; c < HELD; c++) {
-    const int k = c * 256 + lane * 8;
 #pragma unroll
-    for (int j = 0; j < 8; j++) v[c][j] = 0;
-    if (k >= n) continue;
-    load8_floats(v[c], x, k, n);
-    const uint4 pairs = *reinterpret_cast<const uint4*>(a.y + byte_in_tiles(row, 2 * k, a.n_rows));
-    const uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-      v[c][j] = fmaf(ptx::f16_to_f32(static_cast<uint16_t>(words[j / 2] >> 16 * (j % 2))), 1.0f / HALF_TILE_FACTOR, v[c][j]);
-      sum += v[c][j];
-    }
+    for (int j = 0; j < 8; j++) sum += v[c][j];
   }
   const float mean = a.layer ? warp_sum(sum) / n : 0.0f;
   sum = 0;
@@ -72,17 +69,114 @@ DEVICE void norm_sum(const NormSumArgs& a) {
     const int k = c * 256 + lane * 8;
     if (k >= n) continue;
     float w[8], b[8] = {};
-    load8_floats(w, a.weight, k, n);
-    if (a.bias) load8_floats(b, a.bias, k, n);
+    load8_floats(w, a.weight + k);
+    if (a.bias) load8_floats(b, a.bias + k);
 #pragma unroll
     for (int j = 0; j < 8; j++) v[c][j] = (v[c][j] - mean) * inverse * w[j] + b[j];
-    *reinterpret_cast<float4*>(x + k) = float4{v[c][0], v[c][1], v[c][2], v[c][3]};
-    *reinterpret_cast<float4*>(x + k + 4) = float4{v[c][4], v[c][5], v[c][6], v[c][7]};
+  }
+}
+
+// The residual after a block: x + y normalized, as tiles for the next matmul and, where asked for, as floats.
+//
+// A warp owns a row of up to 256 HELD elements and keeps it in registers, so that x may be in the tiles that it writes. All that it reads of
+// memory is under way before the first sum. Moves: 4 bytes an element in and 2 out if x is in tiles, else 6 in and 2 or 6 out.
+template <int HELD, bool IN_TILES>
+DEVICE void norm_sum_of(const NormSumArgs& a) {
+  const int n = a.n, lane = threadIdx.x % 32;
+  const uint32_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (row >= a.m) return;
+  const size_t at = static_cast<size_t>(row) * n;
+  float v[HELD][8], y[HELD][8];
+#pragma unroll
+  for (int c = 0; c < HELD; c++) {
+    const int k = c * 256 + lane * 8;
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[c][j] = y[c][j] = 0;
+    if (k >= n) continue;
+    load8_half_tiles(y[c], a.y, row, k, a.n_rows);
+    if constexpr (IN_TILES) {
+      load8_half_tiles(v[c], a.tiles, row, k, a.n_rows);
+    } else {
+      load8_floats(v[c], a.x + at + k);
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < HELD; c++) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[c][j] += y[c][j];
+  }
+  norm_held(v, a, lane);
+#pragma unroll
+  for (int c = 0; c < HELD; c++) {
+    const int k = c * 256 + lane * 8;
+    if (k >= n) continue;
+    if (a.sum) store8_floats(a.sum + at + k, v[c]);
     const uint4 pairs = {tile_pair(a.number, v[c][0], v[c][1]), tile_pair(a.number, v[c][2], v[c][3]),
                          tile_pair(a.number, v[c][4], v[c][5]), tile_pair(a.number, v[c][6], v[c][7])};
     *reinterpret_cast<uint4*>(a.tiles + byte_in_tiles(row, 2 * k, a.n_rows)) = pairs;
   }
 }
 
-KERNEL(norm_sum_1024, NormSumArgs, 256) { norm_sum<4>(a); }
-KERNEL(norm_sum_2048, NormSumArgs, 256) { norm_sum<8>(a); }
+template <int HELD>
+DEVICE void norm_sum(const NormSumArgs& a) {
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
+  a.x ? norm_sum_of<HELD, false>(a) : norm_sum_of<HELD, true>(a);
+}
+
+KERNEL(norm_sum_768, NormSumArgs, 128) { norm_sum<3>(a); }
+KERNEL(norm_sum_1024, NormSumArgs, 128) { norm_sum<4>(a); }
+KERNEL(norm_sum_2048, NormSumArgs, 128) { norm_sum<8>(a); }
+
+// Embeddings and what is added to them by position and type of their token, normalized in place.
+//
+// A warp owns a row, as above. Moves: 4 bytes an element in and 4 out, beside the tables, which stay in the second-level cache.
+template <int HELD>
+DEVICE void norm_embedded(const NormEmbeddedArgs& a) {
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
+  const int n = a.n, lane = threadIdx.x % 32;
+  const uint32_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (row >= a.m) return;
+  float* x = a.x + static_cast<size_t>(row) * n;
+  const float *first = nullptr, *second = nullptr;
+  if (a.positions) first = a.positions + static_cast<size_t>(min(a.position_of[row], a.n_positions - 1)) * n;
+  if (a.types) second = a.types + static_cast<size_t>(min(a.type_of[row], a.n_types - 1)) * n;
+  float v[HELD][8];
+#pragma unroll
+  for (int c = 0; c < HELD; c++) {
+    const int k = c * 256 + lane * 8;
+    float p[8] = {}, t[8] = {};
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[c][j] = 0;
+    if (k >= n) continue;
+    load8_floats(v[c], x + k);
+    if (first) load8_floats(p, first + k);
+    if (second) load8_floats(t, second + k);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[c][j] = v[c][j] + p[j] + t[j];
+  }
+  norm_held(v, a, lane);
+#pragma unroll
+  for (int c = 0; c < HELD; c++) {
+    if (const int k = c * 256 + lane * 8; k < n) store8_floats(x + k, v[c]);
+  }
+}
+
+KERNEL(norm_embedded_768, NormEmbeddedArgs, 128) { norm_embedded<3>(a); }
+KERNEL(norm_embedded_1024, NormEmbeddedArgs, 128) { norm_embedded<4>(a); }
+KERNEL(norm_embedded_2048, NormEmbeddedArgs, 128) { norm_embedded<8>(a); }
+
+// Tiles of half precision as floats. A warp owns a row. Moves: 2 bytes an element in, 4 out.
+KERNEL(read_tiles, ReadTilesArgs, 256) {
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
+  const int n = a.n;
+  const uint32_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (row >= a.m) return;
+  for (int k = threadIdx.x % 32 * 8; k < n; k += 256) {
+    float v[8];
+    load8_half_tiles(v, a.tiles, row, k, a.n_rows);
+    store8_floats(a.y + static_cast<size_t>(row) * n + k, v);
+  }
+}

@@ -22,12 +22,14 @@ struct NormArgs {
 };
 
 struct NormSumArgs {
-  // [m, n], n a multiple of 8
-  float* x;
+  // [m, n], n a multiple of 8; null: x is in the tiles of the result
+  const float* x;
   // tiles of half precision, [m, n]
   const uint8_t* y;
-  // [m, n]
+  // the result, [m, n]
   uint8_t* tiles;
+  // the result, may be x, or null
+  float* sum;
   // [n]
   const float* weight;
   // [n] or null
@@ -41,4 +43,39 @@ struct NormSumArgs {
   // 1: the mean is taken out first
   uint32_t layer;
   float eps;
+};
+
+struct NormEmbeddedArgs {
+  // [m, n], n a multiple of 8
+  float* x;
+  // [n_positions, n] or null
+  const float* positions;
+  // [m]
+  const uint32_t* position_of;
+  // [n_types, n] or null
+  const float* types;
+  // [m]
+  const uint32_t* type_of;
+  // [n]
+  const float* weight;
+  // [n] or null
+  const float* bias;
+  uint32_t m;
+  uint32_t n;
+  uint32_t n_positions;
+  uint32_t n_types;
+  // 1: the mean is taken out first
+  uint32_t layer;
+  float eps;
+};
+
+struct ReadTilesArgs {
+  // [m, n], n a multiple of 8
+  float* y;
+  // of half precision, [m, n]
+  const uint8_t* tiles;
+  uint32_t m;
+  uint32_t n;
+  // of the tiles
+  uint32_t n_rows;
 };
