@@ -480,7 +480,6 @@ fn the_document_lists_every_endpoint() {
     }
     let page = server.get("/docs");
     assert!(page.header("content-type").starts_with("text/html") && page.text.contains("openapi.json"));
-    assert!(!page.text.contains("http://") && !page.text.contains("https://"), "it needs no network");
 }
 
 #[test]

@@ -1,42 +1,51 @@
-// Makes one document of the sources in this folder: node build.mjs OUTPUT
+// Makes the program's pages of the sources in this folder, one compressed document each: node build.mjs OUTPUT-FOLDER LICENCES
 import { build } from 'esbuild';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { gzipSync } from 'node:zlib';
+
+const PAGES = [
+  { html: 'index.html', script: 'src/main.js', style: 'style.css', title: 'The chat page of realizar' },
+  { html: 'docs.html', script: 'docs.js', style: 'docs.css', title: 'The documentation of realizar\'s API' },
+];
 
 const here = import.meta.dirname;
+const [output, list] = process.argv.slice(2);
 const read = name => readFileSync(join(here, name), 'utf8');
-const shared = { bundle: true, minify: true, write: false, charset: 'utf8', legalComments: 'none', absWorkingDir: here, logLevel: 'warning' };
+const readAny = names => names.map(name => { try { return read(name); } catch { return ''; } }).find(Boolean);
+const shared = { bundle: true, minify: true, write: false, charset: 'utf8', legalComments: 'none', absWorkingDir: here, logLevel: 'error' };
+const licences = new Map();
 
-const script = await build({ ...shared, entryPoints: ['src/main.js'], format: 'iife', target: 'es2022', metafile: true });
-const style = await build({ ...shared, entryPoints: ['style.css'], target: 'chrome123' });
-
-// What a model writes must not be read as HTML; the policy of the page forbids it to the packages, too.
-for (const path of Object.keys(script.metafile.inputs).filter(path => path.startsWith('src/'))) {
-  if (/innerHTML|outerHTML|insertAdjacentHTML|DOMParser|\beval\b/.test(read(path))) throw new Error(`${path} reads text as HTML or as a script`);
+for (const page of PAGES) {
+  const script = await build({ ...shared, entryPoints: [page.script], format: 'iife', target: 'es2022', metafile: true });
+  const style = await build({ ...shared, entryPoints: [page.style], target: 'chrome123', loader: { '.svg': 'dataurl' } });
+  // What a model writes must not be read as HTML; the policy of the chat page forbids it to the packages, too.
+  for (const path of Object.keys(script.metafile.inputs).filter(path => path.startsWith('src/'))) {
+    if (/innerHTML|outerHTML|insertAdjacentHTML|DOMParser|\beval\b/.test(read(path))) throw new Error(`${path} reads text as HTML or as a script`);
+  }
+  const packages = [...new Set(Object.keys(script.metafile.inputs).map(path => /node_modules\/((?:@[^/]+\/)?[^/]+)\//.exec(path)?.[1]).filter(Boolean))].sort();
+  const named = packages.map(name => {
+    const folder = `node_modules/${name}/`;
+    const { version, license } = JSON.parse(read(folder + 'package.json'));
+    const text = readAny(['LICENSE', 'LICENSE.md', 'LICENSE.txt', 'LICENSE-MIT.txt', 'license'].map(file => folder + file));
+    if (!text) throw new Error(`${name} has no licence file`);
+    // Swagger UI brings the notices of what it contains.
+    const notices = ['NOTICE', 'swagger-ui-es-bundle.js.LICENSE.txt'].map(file => readAny([folder + file])).filter(Boolean);
+    licences.set(`${name} ${version} (${license})`, [text, ...notices].map(text => text.trim()).join('\n\n'));
+    return `${name} ${version} (${license})`;
+  });
+  const notice = `<!-- ${page.title}, made from crates/server/web by tools/build-page: change it there. It contains ${named.join(', ')}; their
+     licences are in crates/server/web/LICENSES.txt. -->`;
+  // No string or pattern of the script may look like a tag of the document.
+  const code = script.outputFiles[0].text.trim().replace(/<(?=\/?(?:script|style)|!--)/g, '\\x3c');
+  const css = style.outputFiles[0].text.trim();
+  const html = read(page.html)
+    .replace('<!doctype html>', () => `<!doctype html>\n${notice}`)
+    .replace('<style></style>', () => `<style>${css}</style>`)
+    .replace('<script></script>', () => `<script>${code}</script>`);
+  writeFileSync(join(output, `${page.html}.gz`), gzipSync(html, { level: 9 }));
 }
 
-/** The packages whose code is in the bundle, with their licences. */
-const packages = [...new Set(Object.keys(script.metafile.inputs).map(path => /node_modules\/((?:@[^/]+\/)?[^/]+)\//.exec(path)?.[1]).filter(Boolean))].sort();
-const named = packages.map(name => {
-  const { version, license } = JSON.parse(read(`node_modules/${name}/package.json`));
-  return `${name} ${version} (${license})`;
-});
-const notice = `<!-- The chat page of realizar, made from crates/server/web by tools/build-page: change it there. It contains ${named.join(', ')}; their
-     licences are in crates/server/web/LICENSES.txt. -->`;
-const licence = name => ['LICENSE', 'LICENSE.md', 'LICENSE.txt', 'LICENSE-MIT.txt', 'license'].map(file => { try { return read(`node_modules/${name}/${file}`); } catch { return null; } }).find(Boolean);
-const licences = packages.map((name, i) => {
-  const text = licence(name);
-  if (!text) throw new Error(`${name} has no licence file`);
-  return `${'='.repeat(80)}\n${named[i]}\n${'='.repeat(80)}\n\n${text.trim()}\n`;
-});
-
-// No string or pattern of the script may look like a tag of the document.
-const code = script.outputFiles[0].text.trim().replace(/<(?=\/?(?:script|style)|!--)/g, '\\x3c');
-const css = style.outputFiles[0].text.trim();
-const html = read('index.html')
-  .replace('<!doctype html>', () => `<!doctype html>\n${notice}`)
-  .replace('<style></style>', () => `<style>${css}</style>`)
-  .replace('<script></script>', () => `<script>${code}</script>`);
-const [page, list] = process.argv.slice(2);
-writeFileSync(page, html);
-writeFileSync(list, licences.join('\n'));
+const line = '='.repeat(80);
+const texts = [...licences].sort(([a], [b]) => (a < b ? -1 : 1)).map(([name, text]) => `${line}\n${name}\n${line}\n\n${text}\n`);
+writeFileSync(list, texts.join('\n'));

@@ -1,30 +1,21 @@
-//! `/`: the chat page, which is one file in the program, made by `tools/build-page`.
+//! Pages that are one file in the program, made by `tools/build-page`: the chat page at `/`, and what `/docs` shows.
 //!
-//! Its content security policy names the hashes of its one script and one style sheet, so that nothing else runs, lets it talk to
-//! this server only, and lets no text be read as HTML.
+//! The content security policy names the hash of a page's one script, so that nothing else runs, and lets it talk to this server only. On
+//! the chat page no text can be read as HTML.
 
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use flate2::read::GzDecoder;
 use sha2::{Digest, Sha256};
+use std::io::Read;
 use std::sync::LazyLock;
 
-const HTML: &str = include_str!("../page/index.html");
-
-/// What browsers are told about the page.
-struct Policy {
-    content_security: HeaderValue,
-    etag: HeaderValue,
-}
-
-static POLICY: LazyLock<Policy> = LazyLock::new(|| {
-    let (script, style) = (hash(inner(HTML, "script")), hash(inner(HTML, "style")));
-    let content_security = format!(
-        "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; img-src data:; connect-src 'self'; \
-         base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
-         require-trusted-types-for 'script'; trusted-types 'none'"
-    );
-    let header = |text: String| HeaderValue::from_str(&text).expect("base64 is ASCII");
-    Policy { content_security: header(content_security), etag: header(format!("\"{}\"", hash(HTML))) }
+static CHAT: LazyLock<Page> = LazyLock::new(|| {
+    Page::new(include_bytes!("../page/index.html.gz"), |style| {
+        format!("style-src '{style}'; require-trusted-types-for 'script'; trusted-types 'none'")
+    })
 });
 
 /// A page to chat with the model and to watch the engine
@@ -36,25 +27,79 @@ static POLICY: LazyLock<Policy> = LazyLock::new(|| {
     )
 )]
 pub(crate) async fn page(asked: HeaderMap) -> Response {
-    let policy = &*POLICY;
-    let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8")),
-        (header::CONTENT_SECURITY_POLICY, policy.content_security.clone()),
-        (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
-        (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
-        // Asked for each time, and sent only when another version of the server has another page.
-        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        (header::ETAG, policy.etag.clone()),
-    ];
-    let known = asked.get(header::IF_NONE_MATCH).is_some_and(|known| matches(known, &policy.etag));
-    if known { (StatusCode::NOT_MODIFIED, headers).into_response() } else { (headers, HTML).into_response() }
+    CHAT.answer(&asked)
+}
+
+/// A document with one script and one style sheet, both within it.
+pub(super) struct Page {
+    gzip: &'static [u8],
+    html: String,
+    content_security: HeaderValue,
+    etag: HeaderValue,
+}
+
+impl Page {
+    /// `policy` gets the source of the style sheet, and adds directives for style sheets and others to those of all pages.
+    ///
+    /// # Panics
+    /// If it is not one of the program's own pages.
+    pub(super) fn new(gzip: &'static [u8], policy: impl Fn(&str) -> String) -> Self {
+        let mut html = String::new();
+        GzDecoder::new(gzip).read_to_string(&mut html).expect("the program's own page is whole");
+        let source = |tag| format!("sha256-{}", hash(inner(&html, tag)));
+        let content_security = format!(
+            "default-src 'none'; script-src '{}'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
+             frame-ancestors 'none'; {}",
+            source("script"),
+            policy(&source("style"))
+        );
+        let header = |text: String| HeaderValue::from_str(&text).expect("base64 is ASCII");
+        // Weak: the same whether it is compressed or not.
+        let etag = header(format!("W/\"{}\"", hash(&html)));
+        Self { gzip, content_security: header(content_security), etag, html }
+    }
+
+    /// The page, or that the browser has it.
+    pub(super) fn answer(&self, asked: &HeaderMap) -> Response {
+        let headers = [
+            (header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8")),
+            (header::CONTENT_SECURITY_POLICY, self.content_security.clone()),
+            (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+            (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+            // Asked for each time, and sent only when another version of the server has another page.
+            (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+            (header::ETAG, self.etag.clone()),
+            (header::VARY, HeaderValue::from(header::ACCEPT_ENCODING)),
+        ];
+        let of = |name: HeaderName| asked.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        if has_tag(of(header::IF_NONE_MATCH), self.etag.to_str().unwrap_or_default()) {
+            (StatusCode::NOT_MODIFIED, headers).into_response()
+        } else if takes_gzip(of(header::ACCEPT_ENCODING)) {
+            let encoding = (header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            (headers, [encoding], self.gzip).into_response()
+        } else {
+            (headers, self.html.clone()).into_response()
+        }
+    }
 }
 
 /// Whether a list of entity tags, as `If-None-Match` has it, names this one.
-fn matches(known: &HeaderValue, etag: &HeaderValue) -> bool {
-    let etag = etag.to_str().unwrap_or_default();
-    let mut tags = known.to_str().unwrap_or_default().split(',').map(str::trim);
-    tags.any(|tag| tag == "*" || tag.strip_prefix("W/").unwrap_or(tag) == etag)
+fn has_tag(known: &str, etag: &str) -> bool {
+    fn opaque(tag: &str) -> &str {
+        tag.strip_prefix("W/").unwrap_or(tag)
+    }
+    known.split(',').map(str::trim).any(|tag| tag == "*" || opaque(tag) == opaque(etag))
+}
+
+/// Whether `Accept-Encoding` says that gzip may come.
+fn takes_gzip(accepted: &str) -> bool {
+    accepted.split(',').any(|coding| {
+        let mut parts = coding.split(';').map(str::trim);
+        let is_gzip = parts.next().is_some_and(|name| name.eq_ignore_ascii_case("gzip"));
+        // A weight of 0 forbids it.
+        let weight = parts.find_map(|part| part.strip_prefix("q="));
+        is_gzip && weight.is_none_or(|q| q.parse::<f32>().is_ok_and(|q| q > 0.0))
+    })
 }
 
 /// What stands between the only two tags of this name.
@@ -65,46 +110,36 @@ fn inner<'a>(html: &'a str, tag: &str) -> &'a str {
 
 /// SHA-256 in base64.
 fn hash(text: &str) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let digest = Sha256::digest(text.as_bytes());
-    let mut out = String::new();
-    for bytes in digest.chunks(3) {
-        let word = bytes.iter().enumerate().fold(0u32, |w, (i, &b)| w | u32::from(b) << (16 - 8 * i));
-        for i in 0..4 {
-            let digit = DIGITS[(word >> (18 - 6 * i)) as usize & 63] as char;
-            out.push(if i <= bytes.len() { digit } else { '=' });
-        }
-    }
-    out
+    BASE64_STANDARD.encode(Sha256::digest(text.as_bytes()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::routes::openapi::DOCS;
 
     #[test]
-    fn hashes_are_those_of_other_programs() {
-        // printf abc | openssl dgst -sha256 -binary | base64
-        assert_eq!(hash("abc"), "ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0=");
-        assert_eq!(hash(""), "47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=");
-    }
-
-    #[test]
-    fn the_page_is_one_file_with_one_script_and_one_style_sheet() {
-        for tag in ["<script", "<style", "</script", "</style"] {
-            assert_eq!(HTML.matches(tag).count(), 1, "{tag}");
+    fn pages_are_one_file_with_one_script_and_one_style_sheet() {
+        for page in [&*CHAT, &*DOCS] {
+            let html = &page.html;
+            for tag in ["<script", "<style", "</script", "</style"] {
+                assert_eq!(html.matches(tag).count(), 1, "{tag}");
+            }
+            let markup = html.replace(inner(html, "script"), "").replace(inner(html, "style"), "");
+            for foreign in ["<link rel=\"stylesheet", "src=", "http://", "https://"] {
+                assert!(!markup.contains(foreign), "{foreign}");
+            }
+            assert!(!inner(html, "style").contains("@import"));
+            let policy = page.content_security.to_str().expect("ASCII");
+            assert!(policy.contains("default-src 'none'; script-src 'sha256-"), "{policy}");
         }
-        for foreign in ["<link rel=\"stylesheet", "@import", "eval("] {
-            assert!(!HTML.contains(foreign), "{foreign}");
-        }
-        let policy = POLICY.content_security.to_str().expect("ASCII");
-        assert!(policy.contains("script-src 'sha256-"), "{policy}");
+        let policy = CHAT.content_security.to_str().expect("ASCII");
         assert!(policy.contains("require-trusted-types-for 'script'; trusted-types 'none'"), "{policy}");
+        assert!(!CHAT.html.contains("eval("));
     }
 
     #[test]
     fn a_browser_that_has_the_page_is_told_so() {
-        let etag = HeaderValue::from_static("\"a+b/c=\"");
         for (known, expected) in [
             ("\"a+b/c=\"", true),
             ("W/\"a+b/c=\"", true),
@@ -113,7 +148,27 @@ mod tests {
             ("\"x\"", false),
             ("", false),
         ] {
-            assert_eq!(matches(&HeaderValue::from_static(known), &etag), expected, "{known}");
+            assert_eq!(has_tag(known, "W/\"a+b/c=\""), expected, "{known}");
         }
+    }
+
+    #[test]
+    fn what_a_client_takes_is_what_it_gets() {
+        for (accepted, expected) in [
+            ("gzip", true),
+            ("gzip, deflate, br, zstd", true),
+            ("br;q=1.0, GZIP;q=0.5", true),
+            ("gzip;q=0", false),
+            ("gzip; q=0.0, br", false),
+            ("br", false),
+            ("identity", false),
+            ("", false),
+        ] {
+            assert_eq!(takes_gzip(accepted), expected, "{accepted}");
+        }
+        let mut asked = HeaderMap::new();
+        assert_eq!(CHAT.answer(&asked).headers().get(header::CONTENT_ENCODING), None);
+        asked.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+        assert_eq!(CHAT.answer(&asked).headers()[header::CONTENT_ENCODING], "gzip");
     }
 }

@@ -44,7 +44,7 @@ const browser = await chromium.launchPersistentContext(profile, {
 });
 
 /** Opens a page that must not log errors, and must not talk to any other host. `expected`: errors that belong to the test. */
-async function open(address, { width = 1280, height = 800, scheme = 'light', expected = [] } = {}) {
+async function open(address, { path = '/', width = 1280, height = 800, scheme = 'light', expected = [] } = {}) {
   const page = await browser.newPage();
   page.setDefaultTimeout(PATIENCE);
   await page.setViewportSize({ width, height });
@@ -57,7 +57,7 @@ async function open(address, { width = 1280, height = 800, scheme = 'light', exp
     const url = new URL(request.url());
     if (url.protocol !== 'data:' && url.origin !== address) complain(`a request to ${url}`);
   });
-  await page.goto(address + '/');
+  await page.goto(address + path);
   return page;
 }
 async function shut(page) {
@@ -329,6 +329,22 @@ const tests = {
     assert.match(response.headers.get('content-security-policy'), /default-src 'none'; script-src 'sha256-.*connect-src 'self'.*require-trusted-types-for 'script'/);
     const again = await fetch(demo + '/', { headers: { 'If-None-Match': response.headers.get('etag') } });
     assert.deepEqual([again.status, await again.text()], [304, '']);
+  },
+
+  async 'the API is documented, and can be tried'(demo) {
+    for (const scheme of ['light', 'dark']) {
+      const page = await open(demo, { path: '/docs', scheme });
+      await page.getByText('Answer a conversation', { exact: true }).waitFor();
+      // As in the document: answers first.
+      assert.equal(await page.locator('.opblock-summary-path').first().innerText(), '/v1/chat/completions');
+      await page.getByRole('button', { name: /post.*\/v1\/chat\/completions/i }).first().click();
+      const chat = page.locator('.opblock.is-open');
+      await chat.getByRole('button', { name: 'Execute' }).click();
+      await chat.locator('.live-responses-table .response-col_status', { hasText: '200' }).waitFor();
+      assert.match(await chat.locator('.live-responses-table').innerText(), /"object": "chat.completion"/);
+      await shoot(page, `docs-${scheme}`);
+      await shut(page);
+    }
   },
 
   async 'a key is asked for, and kept for the tab'() {
