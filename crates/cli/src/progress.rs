@@ -1,6 +1,7 @@
 //! Progress bars on stderr; silent where stderr is not a terminal.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanCount, ProgressBar, ProgressState, ProgressStyle};
+use std::fmt::Write;
 use std::time::Duration;
 
 /// Between two pictures of a spinner.
@@ -8,8 +9,13 @@ const SPINNER_TICK: Duration = Duration::from_millis(100);
 
 /// A bar over `total` weights.
 pub(crate) fn weights_bar(what: &str, total: usize) -> ProgressBar {
-    let template = "{msg} [{bar:40}] {percent}% {per_sec} weights, {eta} left";
-    bar(what, total as u64, template)
+    let template = "{msg} [{bar:40}] {percent}% {weights_per_sec} weights/s, {eta} left";
+    let bar = bar(what, total as u64, template);
+    let style = bar.style().with_key("weights_per_sec", |state: &ProgressState, out: &mut dyn Write| {
+        // A bar that cannot be written is not worth an error.
+        let _ = write!(out, "{}", HumanCount(state.per_sec() as u64));
+    });
+    bar.with_style(style)
 }
 
 /// A bar over `total` chunks of a text.

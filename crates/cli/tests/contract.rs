@@ -253,9 +253,10 @@ fn a_quantized_model_is_a_model() {
         (fixture("mixtral/hf"), "q8_0", "Q8_0"),
         (fixture("gpt2/hf"), "bf16", "BF16"),
         (fixture("gemma3/model.gguf"), "q5_0", "Q5_0"),
+        ("demo".to_owned(), "iq4_nl", "IQ4_NL"),
     ] {
         let out = folder.join("out.gguf");
-        let output = run(&["quantize", &input, &out, mix]);
+        let output = run(&["quantize", &input, &out, mix, "--allow-requantize"]);
         assert_eq!(succeeds(&output), "", "{input}: nothing is a result but the file");
         let object = json(&run(&["inspect", &out, "--json"]));
         assert_eq!(object["unsupported"], Value::Null, "{input}");
@@ -264,6 +265,16 @@ fn a_quantized_model_is_a_model() {
         assert!(types.iter().any(|t| t["dtype"] == dtype), "{input} {mix}: {object}");
         assert_eq!(folder.names(), ["out.gguf"], "no temporary file stays");
     }
+}
+
+#[test]
+fn a_quantized_file_is_quantized_again_only_if_asked_for() {
+    let folder = Folder::new();
+    let out = folder.join("out.gguf");
+    fails(&run(&["quantize", "demo", &out, "q4_k_s"]), &["quantized already", "--allow-requantize"]);
+    assert!(folder.names().is_empty(), "nothing was written");
+    // Nothing is lost where it becomes plain numbers.
+    succeeds(&run(&["quantize", "demo", &out, "f32"]));
 }
 
 #[test]

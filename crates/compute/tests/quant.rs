@@ -164,9 +164,9 @@ fn relative_error(x: &[f32], y: &[f32]) -> f64 {
 
 /// What encoding normal weights may cost: the relative error of each type that can be written, measured, plus 4 %.
 #[rustfmt::skip]
-const ERROR_BOUNDS: [(DType, f64); 17] = [
+const ERROR_BOUNDS: [(DType, f64); 18] = [
     (DType::F32, 0.0), (DType::F16, 2.16e-4), (DType::BF16, 1.73e-3), (DType::Q8_0, 5.57e-3), (DType::Q6_K, 0.0185),
-    (DType::Q5_K, 0.0376), (DType::Q5_1, 0.0394), (DType::Q5_0, 0.0444), (DType::Q4_K, 0.0742), (DType::IQ4_NL, 0.0792),
+    (DType::Q5_K, 0.0376), (DType::Q5_1, 0.0394), (DType::Q5_0, 0.0444), (DType::Q4_K, 0.0742), (DType::IQ4_NL, 0.0792), (DType::IQ4_XS, 0.0800),
     (DType::Q4_1, 0.0814), (DType::Q4_0, 0.0894), (DType::MXFP4, 0.1187), (DType::Q3_K, 0.1569), (DType::Q2_K, 0.3083),
     (DType::TQ1_0, 0.84), (DType::TQ2_0, 0.84),
 ];

@@ -25,12 +25,24 @@ enum Kind {
     Plain,
     /// One quantized type, with a better output.
     Uniform,
+    /// Q2_K with Q4_K in the first layers.
+    Q2KSmall,
     /// Q2_K with Q3_K and Q4_K.
     Q2KMixed,
+    /// Q3_K.
+    Q3KSmall,
     /// Q3_K with Q4_K and Q5_K.
     Q3KMedium,
+    /// Q3_K with Q5_K.
+    Q3KLarge,
+    /// Q4_K with Q5_K in the first layers.
+    Q4KSmall,
     /// Q4_K or Q5_K with Q6_K in about half of the layers.
     KMedium,
+    /// IQ4_NL or IQ4_XS with Q5_K in the first layers.
+    Iq4,
+    /// TQ1_0 or TQ2_0, with an embedding of Q4_K.
+    Ternary,
     /// Experts in MXFP4, as gpt-oss is published.
     ExpertsMxfp4,
 }
@@ -47,11 +59,22 @@ pub static QUANT_MIXES: &[QuantMix] = &[
     mix("q8_0", DType::Q8_0, 7, Kind::Uniform),
     mix("q6_k", DType::Q6_K, 18, Kind::Uniform),
     mix("q5_k_m", DType::Q5_K, 17, Kind::KMedium),
+    mix("q5_k_s", DType::Q5_K, 16, Kind::Uniform),
+    mix("q5_1", DType::Q5_1, 9, Kind::Uniform),
     mix("q5_0", DType::Q5_0, 8, Kind::Uniform),
     mix("q4_k_m", DType::Q4_K, 15, Kind::KMedium),
+    mix("q4_k_s", DType::Q4_K, 14, Kind::Q4KSmall),
+    mix("iq4_nl", DType::IQ4_NL, 25, Kind::Iq4),
+    mix("iq4_xs", DType::IQ4_XS, 30, Kind::Iq4),
+    mix("q4_1", DType::Q4_1, 3, Kind::Uniform),
     mix("q4_0", DType::Q4_0, 2, Kind::Uniform),
+    mix("q3_k_l", DType::Q3_K, 13, Kind::Q3KLarge),
     mix("q3_k_m", DType::Q3_K, 12, Kind::Q3KMedium),
+    mix("q3_k_s", DType::Q3_K, 11, Kind::Q3KSmall),
     mix("q2_k", DType::Q2_K, 10, Kind::Q2KMixed),
+    mix("q2_k_s", DType::Q2_K, 21, Kind::Q2KSmall),
+    mix("tq2_0", DType::TQ2_0, 37, Kind::Ternary),
+    mix("tq1_0", DType::TQ1_0, 36, Kind::Ternary),
     mix("mxfp4_moe", DType::Q8_0, 38, Kind::ExpertsMxfp4),
 ];
 
@@ -120,10 +143,13 @@ impl QuantMix {
             Part::Embedding if model.tied => self.output(row_len),
             Part::Values => {
                 let dtype = match self.kind {
-                    Kind::Q2KMixed if wide_groups => DType::Q4_K,
+                    Kind::Q2KMixed | Kind::Q2KSmall if wide_groups => DType::Q4_K,
                     Kind::Q2KMixed => DType::Q3_K,
                     Kind::Q3KMedium if layer < 2 => DType::Q5_K,
                     Kind::Q3KMedium => DType::Q4_K,
+                    Kind::Q3KLarge => DType::Q5_K,
+                    Kind::Q4KSmall if layer < 4 => DType::Q5_K,
+                    Kind::Iq4 if wide_groups => DType::Q5_K,
                     Kind::KMedium if more_bits => DType::Q6_K,
                     _ => self.base,
                 };
@@ -136,18 +162,27 @@ impl QuantMix {
             Part::Keys if eight_experts => DType::Q8_0,
             Part::Down => match self.kind {
                 Kind::Q2KMixed => DType::Q3_K,
+                Kind::Q2KSmall if layer < n / 8 => DType::Q4_K,
                 Kind::Q3KMedium if layer < n / 16 => DType::Q5_K,
                 Kind::Q3KMedium => DType::Q4_K,
+                Kind::Q3KLarge => DType::Q5_K,
+                Kind::Q4KSmall | Kind::Iq4 if layer < n / 8 => DType::Q5_K,
                 Kind::KMedium if more_bits => DType::Q6_K,
                 _ => self.base,
             },
             Part::AttentionOutput => match self.kind {
-                Kind::Q2KMixed | Kind::Q3KMedium if eight_experts => DType::Q5_K,
                 Kind::KMedium if eight_experts && self.base == DType::Q4_K => DType::Q5_K,
+                Kind::Q2KMixed | Kind::Q3KSmall | Kind::Q3KMedium | Kind::Q4KSmall | Kind::Iq4
+                    if eight_experts =>
+                {
+                    DType::Q5_K
+                }
                 Kind::Q2KMixed => DType::Q3_K,
                 Kind::Q3KMedium => DType::Q4_K,
+                Kind::Q3KLarge if !eight_experts => DType::Q5_K,
                 _ => self.base,
             },
+            Part::Embedding if self.kind == Kind::Ternary => DType::Q4_K,
             Part::Embedding | Part::Keys | Part::Other => self.base,
         }
     }
@@ -182,7 +217,8 @@ fn fit(wanted: DType, row_len: usize) -> DType {
         return wanted;
     }
     let smaller = match wanted {
-        DType::Q2_K | DType::Q3_K => DType::Q4_0,
+        DType::IQ4_XS => DType::IQ4_NL,
+        DType::Q2_K | DType::Q3_K | DType::TQ1_0 | DType::TQ2_0 => DType::Q4_0,
         DType::Q4_K => DType::Q5_0,
         DType::Q5_K => DType::Q5_1,
         DType::Q6_K => DType::Q8_0,
@@ -266,6 +302,44 @@ mod tests {
         assert_eq!(dtype("q4_k_m", "token_embd.weight", &[128256, 2048], &LLAMA_1B), Some(DType::Q6_K));
         let untied = MixModel { tied: false, ..LLAMA_1B };
         assert_eq!(dtype("q4_k_m", "token_embd.weight", &[128256, 2048], &untied), Some(DType::Q4_K));
+    }
+
+    /// What llama-quantize of llama.cpp (007dbbf) gives the matrices of a layer of a model with groups of four heads, and those of its
+    /// middle layers.
+    #[test]
+    fn small_and_large_mixes_differ_in_values_outputs_and_the_first_layers() {
+        use DType::*;
+        let m = MixModel { tied: false, ..LLAMA_1B };
+        for (mix, values, down, attention_output, output) in [
+            ("q2_k_s", [Q4_K, Q4_K], [Q4_K, Q2_K], Q2_K, Q6_K),
+            ("q3_k_s", [Q3_K, Q3_K], [Q3_K, Q3_K], Q3_K, Q6_K),
+            ("q3_k_l", [Q5_K, Q5_K], [Q5_K, Q5_K], Q5_K, Q6_K),
+            ("q4_k_s", [Q5_K, Q4_K], [Q5_K, Q4_K], Q4_K, Q6_K),
+            ("q5_k_s", [Q5_K, Q5_K], [Q5_K, Q5_K], Q5_K, Q6_K),
+            ("iq4_nl", [Q5_K, Q5_K], [Q5_K, IQ4_NL], IQ4_NL, Q6_K),
+            ("iq4_xs", [Q5_K, Q5_K], [Q5_K, IQ4_XS], IQ4_XS, Q6_K),
+            ("q4_1", [Q4_1, Q4_1], [Q4_1, Q4_1], Q4_1, Q6_K),
+            ("q5_1", [Q5_1, Q5_1], [Q5_1, Q5_1], Q5_1, Q6_K),
+            ("tq2_0", [TQ2_0, TQ2_0], [TQ2_0, TQ2_0], TQ2_0, Q6_K),
+        ] {
+            let of = |name: &str| dtype(mix, name, &[2048, 2048], &m).expect(name);
+            for (i, layer) in [0, 8].into_iter().enumerate() {
+                assert_eq!(of(&format!("blk.{layer}.attn_v.weight")), values[i], "values of {mix}");
+                assert_eq!(of(&format!("blk.{layer}.ffn_down.weight")), down[i], "down of {mix}");
+            }
+            assert_eq!(of("blk.8.attn_output.weight"), attention_output, "{mix}");
+            assert_eq!(of("output.weight"), output, "{mix}");
+        }
+        assert_eq!(dtype("tq1_0", "token_embd.weight", &[128256, 2048], &m), Some(Q4_K));
+        let mixtral = MixModel { n_experts: 8, ..m };
+        for (mix, wanted) in [("q3_k_s", Q5_K), ("q3_k_l", Q3_K), ("q4_k_s", Q5_K), ("q5_k_s", Q5_K)] {
+            assert_eq!(
+                dtype(mix, "blk.3.attn_output.weight", &[2048, 2048], &mixtral),
+                Some(wanted),
+                "{mix}"
+            );
+        }
+        assert_eq!(dtype("iq4_xs", "blk.8.attn_q.weight", &[896, 896], &m), Some(IQ4_NL));
     }
 
     #[test]

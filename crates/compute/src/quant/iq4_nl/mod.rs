@@ -54,7 +54,7 @@ const BORDERS: [f32; 15] = {
 
 /// Index of the value nearest to `v`; of two as near, the larger one.
 #[inline]
-fn nearest(v: f32) -> u8 {
+pub(super) fn nearest(v: f32) -> u8 {
     BORDERS.iter().map(|border| u8::from(v >= *border)).sum()
 }
 
@@ -73,7 +73,7 @@ fn nearest_values(v: &[f32; 32]) -> [f32; 32] {
 
 /// The scale that makes the sum of `x² * (x - scale * value)²` small: for fixed values it is a weighted least-squares
 /// fit, and the values that go with each of 16 scales are tried, which map the extreme weight to either end.
-fn fit(x: &[f32; 32]) -> f32 {
+pub(super) fn fit(x: &[f32; 32]) -> f32 {
     let extreme = largest(x);
     if extreme.abs() < TINY || !extreme.is_finite() {
         return 0.0;

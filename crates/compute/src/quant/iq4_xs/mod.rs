@@ -3,9 +3,10 @@
 //! Each of 8 sub-blocks of 32 weights has its own scale of six bits.
 
 use super::QuantSpec;
-use super::bits::nibbles;
-use super::blocks::{decode, f16_to_f32};
-use super::iq4_nl::VALUES;
+use super::bits::{join_nibbles, nibbles};
+use super::blocks::{decode, encode, f16_to_f32};
+use super::iq4_nl::{VALUES, fit, nearest};
+use super::rounding::{f32_to_f16, inverse_or_zero, largest, round};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
 
@@ -16,7 +17,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 136 bytes for 256 weights.
@@ -56,6 +57,29 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
                 *y = scale * f32::from(VALUES[usize::from(q)]);
             }
         }
+    });
+}
+
+/// Each sub-block has the scale that fits it best, as in IQ4_NL, rounded to a multiple of a 32nd of the largest one.
+fn quantize(src: &[f32], dst: &mut [u8]) {
+    encode::<Block, 256>(src, dst, |x| {
+        let sub_blocks = x.as_chunks::<32>().0;
+        let fitted: [f32; 8] = std::array::from_fn(|s| fit(&sub_blocks[s]));
+        // -32 is the scale with the largest magnitude.
+        let d = -largest(&fitted) / 32.0;
+        let per_unit = inverse_or_zero(d);
+        let mut block = Block { d: f32_to_f16(d), scales_h: [0; 2], scales_l: [0; 4], qs: [0; 128] };
+        let mut high = 0u16;
+        for (s, (x, qs)) in sub_blocks.iter().zip(block.qs.as_chunks_mut::<16>().0).enumerate() {
+            let scale = (round(fitted[s] * per_unit) as i32).clamp(-32, 31);
+            let code = (scale + 32) as u8;
+            block.scales_l[s / 2] |= (code & 15) << (4 * (s % 2));
+            high |= u16::from(code >> 4) << (2 * s);
+            let inverse = inverse_or_zero(d * scale as f32);
+            *qs = join_nibbles(&x.map(|x| nearest(x * inverse)));
+        }
+        block.scales_h = high.to_le_bytes();
+        block
     });
 }
 
