@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::process::{Child, Stdio};
-use support::{Folder, fails, is_wrong_usage, json, realizar, run, succeeds};
+use support::{Folder, fails, is_wrong_usage, json, realizar, run, stdout, succeeds};
 
 /// A server with the demo model, until the test ends.
 struct Server {
@@ -110,6 +110,36 @@ fn a_trace_is_replayed_at_its_times_and_reported() {
     assert_eq!(page.matches("<svg").count(), 4);
     assert!(page.contains("a&lt;b under load") && !page.contains("a<b") && !page.contains("NaN"), "{page}");
     assert!(!page.contains("src=") && !page.contains("href="), "it needs nothing else");
+}
+
+#[test]
+fn two_runs_stand_side_by_side() {
+    let server = Server::start(&[]);
+    let folder = Folder::new();
+    let (earlier, page) = (folder.join("earlier.json"), folder.join("report.html"));
+    let run_with = |more: &[&str]| {
+        let usual = ["bench", "serve", "--url", &server.url, "--concurrency", "2", "--requests", "4"];
+        run(&[&usual[..], &["--prompt-tokens", "8", "--max-tokens", "4"], more].concat())
+    };
+    let first = run_with(&["--json"]);
+    std::fs::write(&earlier, succeeds(&first)).expect("the report is written");
+    let described = json(&first)["run"].clone();
+    assert_eq!(described["server_version"], env!("CARGO_PKG_VERSION"));
+    assert!(described["machine"].as_str().is_some_and(|m| m.contains("cores")), "{described}");
+
+    let second = run_with(&["--compare", &earlier, "--html", &page]);
+    let table = succeeds(&second);
+    assert!(table.contains("before: demo at http://") && table.contains("ratio"), "{table}");
+    assert!(table.contains("first token p99, ms") && !table.contains("other requests"), "{table}");
+    let page = std::fs::read_to_string(page).expect("the page");
+    assert!(
+        page.contains("Compared with an earlier run") && page.contains("<td>output tokens/s</td>"),
+        "{page}"
+    );
+    let other = run_with(&["--compare", &earlier, "--seed", "2"]);
+    assert!(succeeds(&other).contains("had other requests"), "{}", stdout(&other));
+    fails(&run_with(&["--compare", &trace()]), &["trace.csv", "bench serve --json"]);
+    fails(&run_with(&["--compare", &folder.join("none")]), &["none cannot be read"]);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The report as a page: one file, its plots drawn in it, light or dark as the reader's system is.
 
+use super::compare;
 use super::drive::Record;
 use super::report::{Report, ms};
 use super::stats::quantile;
@@ -37,14 +38,15 @@ svg .legend { fill: var(--text); }
 ";
 
 /// The whole page.
-pub(super) fn page(report: &Report, records: &[Record]) -> String {
+pub(super) fn page(report: &Report, records: &[Record], before: Option<&Report>) -> String {
     let title = format!("{} under load", escape(&report.model));
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n<style>{STYLE}</style>\n\
-         <h1>{title}</h1>\n<p class=\"muted\">{}, {}.</p>\n",
+         <h1>{title}</h1>\n<p class=\"muted\">{}, {}.</p>\n<p class=\"muted\">{}.</p>\n",
         escape(&report.url),
-        escape(&report.workload.description)
+        escape(&report.workload.description),
+        escape(&report.run.in_words())
     );
     let mut add = |text: &str| out += text;
     add(
@@ -69,6 +71,9 @@ pub(super) fn page(report: &Report, records: &[Record]) -> String {
     if !remarks.is_empty() {
         add(&format!("<p class=\"bad\">{}</p>\n", escape(&remarks.join("\n"))));
     }
+    if let Some(before) = before {
+        add(&comparison(before, report));
+    }
     for (title, plot) in [
         ("Latency by the time of arrival", latency_over_time(report)),
         ("Share of measurements below a latency", distributions(report, records)),
@@ -78,6 +83,29 @@ pub(super) fn page(report: &Report, records: &[Record]) -> String {
         add(&format!("<h2>{title}</h2>\n<div class=\"wide\">{}</div>\n", plot.svg(title)));
     }
     out + "</html>\n"
+}
+
+fn comparison(before: &Report, now: &Report) -> String {
+    let mut out = format!(
+        "<h2>Compared with an earlier run</h2>\n<p class=\"muted\">Before: {} at {}, {}.</p>\n<div class=\"wide\"><table>\
+         <tr><th></th><th>before</th><th>now</th><th>ratio</th></tr>\n",
+        escape(&before.model),
+        escape(&before.url),
+        escape(&before.run.in_words())
+    );
+    for row in compare::rows(before, now) {
+        let ratio = row.ratio().map_or("–".to_owned(), |r| format!("{r:.3}"));
+        out += &format!(
+            "<tr><td>{}</td><td>{:.2}</td><td>{:.2}</td><td>{ratio}</td></tr>\n",
+            row.name, row.before, row.now
+        );
+    }
+    out += "</table></div>\n";
+    let differences = compare::differences(before, now);
+    if !differences.is_empty() {
+        out += &format!("<p class=\"bad\">{}</p>\n", escape(&differences.join("\n")));
+    }
+    out
 }
 
 fn latency_over_time(report: &Report) -> Plot {

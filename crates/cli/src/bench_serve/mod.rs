@@ -1,12 +1,14 @@
 //! `realizar bench serve`: a server under load, by a trace of real arrivals or by a number of clients.
 //!
 //! `workload` plans requests from a `trace` or from numbers, `drive` sends them through `client`, and what they measured becomes a
-//! `report`: a table, JSON, or a page (`html`).
+//! `report`: a table, JSON, or a page (`html`), beside that of an earlier run (`compare`).
 
 mod client;
+mod compare;
 mod drive;
 mod html;
 mod report;
+mod run_info;
 mod sse;
 mod stats;
 mod trace;
@@ -21,10 +23,11 @@ use client::Client;
 use drive::{Pace, drive};
 use hyper::Method;
 use report::{LongPrompt, Objective, Report};
+use run_info::RunInfo;
 use serde::Deserialize;
 use serde_json::json;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use workload::{Planned, Random};
@@ -93,6 +96,9 @@ pub(crate) struct BenchServeArgs {
     /// Also write a page with plots.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     html: Option<PathBuf>,
+    /// Compares with an earlier run, which --json printed to this file.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    compare: Option<PathBuf>,
 }
 
 fn factor(text: &str) -> Result<f64, String> {
@@ -105,18 +111,33 @@ fn factor(text: &str) -> Result<f64, String> {
 pub(crate) fn run(args: &BenchServeArgs) -> Result<()> {
     // One thread is enough for hundreds of streams, and leaves the others to a server on the same machine.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let before = args.compare.as_deref().map(earlier).transpose()?;
     let report = runtime.block_on(measure(args))?;
     if let Some(path) = &args.html {
-        let page = html::page(&report.0, &report.1);
+        let page = html::page(&report.0, &report.1, before.as_ref());
         output::write_file(path, |mut out| {
             out.write_all(page.as_bytes())?;
             Ok(out)
         })?;
     }
     let report = report.0;
-    if args.json { output::print_json(&report) } else { output::print(report.table()) }?;
+    let compared = before.map_or(String::new(), |before| compare::table(&before, &report));
+    if args.json { output::print_json(&report) } else { output::print(report.table() + &compared) }?;
     ensure!(report.requests.answered > 0, "no request was answered: {}", report.errors[0].message);
     Ok(())
+}
+
+/// The report of an earlier run.
+fn earlier(path: &Path) -> Result<Report> {
+    let name = path.display();
+    let text = std::fs::read_to_string(path).with_context(|| format!("{name} cannot be read"))?;
+    serde_json::from_str(&text)
+        .with_context(|| format!("{name} is not what `bench serve --json` of this version prints"))
+}
+
+#[derive(Deserialize)]
+struct ServerVersion {
+    version: String,
 }
 
 #[derive(Deserialize)]
@@ -188,7 +209,13 @@ async fn measure(args: &BenchServeArgs) -> Result<(Report, Vec<drive::Record>)> 
     let (records, beside) = drive(client.clone(), requests, beside, pace, timeout, bar.clone()).await;
     bar.finish_and_clear();
     let objective = Objective { first_token_ms: args.slo_ttft_ms, inter_token_ms: args.slo_itl_ms };
-    let mut report = Report::new(client.url(), model.id, workload, objective, &records);
+    // vLLM's path, and Ollama's, which this program's server has.
+    let mut version = client.json::<ServerVersion>(Method::GET, "/version", Bytes::new()).await;
+    if version.is_err() {
+        version = client.json(Method::GET, "/api/version", Bytes::new()).await;
+    }
+    let run = RunInfo::now(version.ok().map(|v| v.version));
+    let mut report = Report::new(run, client.url(), model.id, workload, objective, &records);
     report.long_prompt = beside.map(|long| LongPrompt::new(&long, &records));
     Ok((report, records))
 }

@@ -1,20 +1,22 @@
 //! What a run says: throughput, latencies, errors, and how much of it met the objective.
 
 use super::drive::Record;
+use super::run_info::RunInfo;
 use super::stats::Summary;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// A request meets it by its first token and by its mean time between tokens.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Objective {
     pub(super) first_token_ms: f64,
     pub(super) inter_token_ms: f64,
 }
 
 /// The run as a whole. Latencies are of the requests that were answered.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Report {
+    pub(super) run: RunInfo,
     pub(super) url: String,
     pub(super) model: String,
     pub(super) workload: Workload,
@@ -33,7 +35,7 @@ pub(super) struct Report {
 }
 
 /// What was sent.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Workload {
     /// In words.
     pub(super) description: String,
@@ -46,7 +48,7 @@ pub(super) struct Workload {
     pub(super) seed: u64,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Counts {
     pub(super) sent: usize,
     pub(super) answered: usize,
@@ -56,7 +58,7 @@ pub(super) struct Counts {
 }
 
 /// Totals of the requests that were answered, and the same per second.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Throughput {
     pub(super) prompt_tokens: usize,
     pub(super) cached_tokens: usize,
@@ -67,7 +69,7 @@ pub(super) struct Throughput {
 }
 
 /// In milliseconds; `None` where nothing was measured.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Latencies {
     /// From the start to the first token.
     pub(super) first_token: Option<Summary>,
@@ -80,7 +82,7 @@ pub(super) struct Latencies {
 }
 
 /// A long prompt that came while others were answered, and how long these waited for their tokens.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LongPrompt {
     pub(super) prompt_tokens: usize,
     /// From its arrival to its first token.
@@ -122,7 +124,7 @@ impl LongPrompt {
 }
 
 /// What met the objective.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Goodput {
     pub(super) objective: Objective,
     pub(super) requests: usize,
@@ -131,14 +133,14 @@ pub(super) struct Goodput {
     pub(super) requests_per_s: f64,
 }
 
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct ErrorCount {
     pub(super) count: usize,
     pub(super) message: String,
 }
 
 /// One request. Times in milliseconds.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Each {
     /// Since the start of the run.
     pub(super) start_ms: f64,
@@ -160,6 +162,7 @@ const MAX_ERRORS: usize = 10;
 
 impl Report {
     pub(super) fn new(
+        run: RunInfo,
         url: String,
         model: String,
         workload: Workload,
@@ -181,6 +184,7 @@ impl Report {
         };
         let gaps = answered().flat_map(|r| &r.outcome.gaps).map(|&gap| ms(gap));
         Self {
+            run,
             url,
             model,
             workload,
@@ -275,8 +279,14 @@ impl Report {
     /// The report as text.
     pub(super) fn table(&self) -> String {
         let mut out = format!(
-            "{} at {}\n{}\n\n{:<18} {:>10} {:>12}\n",
-            self.model, self.url, self.workload.description, "", "total", "per second"
+            "{} at {}\n{}\n{}\n\n{:<18} {:>10} {:>12}\n",
+            self.model,
+            self.url,
+            self.run.in_words(),
+            self.workload.description,
+            "",
+            "total",
+            "per second"
         );
         for (name, total, per_s) in self.totals() {
             out += &format!("{name:<18} {total:>10} {per_s:>12.2}\n");
@@ -392,7 +402,7 @@ mod tests {
             seed: 1,
         };
         let objective = Objective { first_token_ms: 50.0, inter_token_ms: 10.0 };
-        Report::new("http://host".into(), "m".into(), workload, objective, records)
+        Report::new(RunInfo::now(None), "http://host".into(), "m".into(), workload, objective, records)
     }
 
     #[test]

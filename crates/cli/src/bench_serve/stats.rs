@@ -1,9 +1,9 @@
 //! Summaries of many measurements.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Mean, percentiles and largest of a set of values, in their unit.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Summary {
     pub(super) n: usize,
     pub(super) mean: f64,
