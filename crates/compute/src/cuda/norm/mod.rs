@@ -164,6 +164,11 @@ pub(in crate::cuda) fn is_held(n: usize) -> bool {
     n <= 2048 && n.is_multiple_of(8)
 }
 
+/// Of kernels for rows of up to 768, 1,024 and 2,048 elements, the one for rows of `n`.
+fn for_len<T: Copy>(n: usize, kernels: [T; 3]) -> T {
+    kernels[usize::from(n > 768) + usize::from(n > 1024)]
+}
+
 /// `tiles = norm(x + y)`, of `y` in tiles of half precision with as many rows. Tiles of bfloats are too coarse for a residual: `x` becomes
 /// the same then. Half precision keeps it alone, as other libraries do, and `x` is what [`read_tiles`] makes of them. `x` comes with the
 /// tiles that hold it so, which are `tiles`.
@@ -195,11 +200,7 @@ pub(in crate::cuda) fn norm_sum(
         eps: norm.eps,
     };
     let kernels = cuda.room::<Kernels>();
-    let f = match n {
-        ..=768 => kernels.norm_sum_768,
-        ..=1024 => kernels.norm_sum_1024,
-        _ => kernels.norm_sum_2048,
-    };
+    let f = for_len(n, [kernels.norm_sum_768, kernels.norm_sum_1024, kernels.norm_sum_2048]);
     // SAFETY: x, the norm and its bias have n columns, and tiles room for m rows of them, as their maker checked.
     unsafe { cuda.launch(f, [m.div_ceil(4), 1, 1], 128, &args) }
 }
@@ -237,11 +238,7 @@ pub(in crate::cuda) fn norm_embedded(
         eps: norm.eps,
     };
     let kernels = cuda.room::<Kernels>();
-    let f = match n {
-        ..=768 => kernels.norm_embedded_768,
-        ..=1024 => kernels.norm_embedded_1024,
-        _ => kernels.norm_embedded_2048,
-    };
+    let f = for_len(n, [kernels.norm_embedded_768, kernels.norm_embedded_1024, kernels.norm_embedded_2048]);
     // SAFETY: x, the tables, the norm and its bias have n columns, the kernel keeps to the tables' rows, and the batch has a position, and
     // a type where there are types, for each of the m rows.
     unsafe { cuda.launch(f, [m.div_ceil(4), 1, 1], 128, &args) }
