@@ -3,11 +3,11 @@
 use crate::args::{ModelOption, RARE, ThreadsOption};
 use crate::input;
 use crate::model_arg::ModelArg;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum, ValueHint};
 use realizar_compute::DType;
-use realizar_engine::load::{Device, LoadOptions, LoadedModel, load};
-use realizar_engine::speculative::{DraftModel, Ngram, Proposer};
+use realizar_engine::load::{Device, LoadOptions, LoadedModel, load, load_draft};
+use realizar_engine::speculative::{Ngram, Proposer};
 use realizar_model::ModelConfig;
 use realizar_model::chat_template::ChatTemplate;
 use realizar_model::source::TensorSource;
@@ -132,32 +132,10 @@ impl SpeculationOptions {
             return Ok(Some(Box::new(Ngram::default())));
         }
         let Some(draft) = &self.draft else { return Ok(None) };
-        let draft_source = draft.open()?;
-        let whose = || format!("could not use {draft} as draft model");
-        same_vocabulary(source, &*draft_source).with_context(whose)?;
-        let config = realizar_model::arch::configure(&*draft_source).with_context(whose)?;
-        let n_ctx = options.n_ctx.map(|n| n.min(config.context_length));
-        // Its cache holds as many tokens as the model's, and it guesses for each sequence in turn.
-        let mut options = LoadOptions { n_ctx, max_guesses: 0, tp: 1, ..options.clone() };
-        // Small enough for the first of several GPUs.
-        if let Device::Cuda(gpus) = &mut options.device {
-            gpus.truncate(1);
-        }
-        let loaded = load(&*draft_source, &options).with_context(whose)?;
-        Ok(Some(Box::new(DraftModel::new(loaded.runner))))
+        let drafts = load_draft(&*draft.open()?, source, options)
+            .with_context(|| format!("could not use {draft} as draft model"))?;
+        Ok(Some(Box::new(drafts)))
     }
-}
-
-/// Whether the tokens that both models have are the same.
-fn same_vocabulary(model: &dyn TensorSource, draft: &dyn TensorSource) -> Result<()> {
-    let (model, draft) = (Tokenizer::from_source(model)?, Tokenizer::from_source(draft)?);
-    // Vocabularies of one family may be padded to different sizes.
-    let n = model.vocab_size().min(draft.vocab_size()) as u32;
-    if let Some(id) = (0..n).find(|&id| model.token_text(id) != draft.token_text(id)) {
-        let (a, b) = (model.token_text(id).unwrap_or(""), draft.token_text(id).unwrap_or(""));
-        bail!("token {id} is {b:?} there and {a:?} in the model: they need the same vocabulary");
-    }
-    Ok(())
 }
 
 fn kv_type(name: &str) -> Result<DType, String> {

@@ -186,16 +186,19 @@ fn with_model<T>(
         false => Some(args.template.template(source, &Tokenizer::from_source(source)?)?),
     };
     let spinner = progress::spinner(&format!("loading {}", source.path().display()));
-    let model = Model::speculating(source, &options, proposer, config);
-    spinner.finish_and_clear();
-    let mut model = model?;
-    if let Some(template) = template {
-        model.set_chat_template(template);
+    let mut builder = Model::builder_from(source).options(options).engine_config(config);
+    if let Some(proposer) = proposer {
+        builder = builder.proposer(proposer);
     }
+    if let Some(template) = template {
+        builder = builder.chat_template(template);
+    }
+    let model = builder.load();
+    spinner.finish_and_clear();
+    let model = model?;
     warn_of_long_context(args.ctx, model.config());
     let done = work(&model, &params);
-    // Libraries of devices do not take it well when the process ends while a thread still gives theirs back.
-    model.engine().client().shutdown(Duration::ZERO);
+    model.shutdown(Duration::ZERO);
     done
 }
 

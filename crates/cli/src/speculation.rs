@@ -70,7 +70,11 @@ pub(crate) fn run(
     let proposer = speculation.proposer(source, &options)?;
     // Both runs read each prompt whole.
     let config = EngineConfig { max_drafts, prefix_cache: false, ..EngineConfig::default() };
-    let model = Model::speculating(source, &options, proposer, config)?;
+    let mut builder = Model::builder_from(source).options(options).engine_config(config);
+    if let Some(proposer) = proposer {
+        builder = builder.proposer(proposer);
+    }
+    let model = builder.load()?;
     let prompts = read(file)?;
     // Not counted: it warms caches.
     answer(&model, &[&prompts[0].text], n_tokens, true)?;

@@ -26,7 +26,7 @@ fn rust_names<B: Backend, R: Runner>() -> Vec<&'static str> {
         "Runner::launch" => R::launch,
         "Runner::finish" => R::finish,
         "TextStream::run" => |s: TextStream| s.run(|_: &str| true),
-        "realizar::Model::generate" => |m: &realizar::Model, o: &realizar_engine::TextParams| m.generate("", o, |_: &str| true),
+        "realizar::Model::generate" => |m: &realizar::Model, o: &realizar::TextParams| m.generate("", o),
         "TextEngine::generate_batch" => TextEngine::generate_batch,
         "Client::submit" => Client::submit,
         "Ops::store_kv" => <B as Ops>::store_kv,

@@ -9,6 +9,7 @@ use crate::{Client, Error, Result, SamplingParams};
 use realizar_model::chat_template::{ChatTemplate, Timestamp};
 use realizar_model::tokenizer::{EncodeOptions, StreamDecoder, Tokenizer};
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
@@ -198,10 +199,13 @@ impl TextEngine {
     ///
     /// Errors: as [`TextEngine::submit`]; [`Error::EmptyPrompt`] if neither the text nor the tokenizer brings a token.
     pub fn complete(&self, prompt: &str, params: &TextParams) -> Result<TextStream> {
-        self.continue_from(self.encode_prompt(prompt), params)
+        self.complete_tokens(self.encode_prompt(prompt), params)
     }
 
-    fn continue_from(&self, prompt: Vec<u32>, params: &TextParams) -> Result<TextStream> {
+    /// Continues token ids.
+    ///
+    /// Errors: as [`TextEngine::submit`].
+    pub fn complete_tokens(&self, prompt: Vec<u32>, params: &TextParams) -> Result<TextStream> {
         let stream = self.submit(self.request(prompt.clone(), params), &params.stop)?;
         Ok(stream.continuing(&prompt))
     }
@@ -232,7 +236,7 @@ impl TextEngine {
                 if prompt.is_empty() {
                     results[next] = Some(Ok(Completion::empty()));
                 } else {
-                    match self.continue_from(prompt.clone(), params) {
+                    match self.complete_tokens(prompt.clone(), params) {
                         Ok(stream) => active.push((next, stream, Partial::default())),
                         // The queue is full of our own: the rest follows when some of them are done.
                         Err(Error::Overloaded { .. }) if !active.is_empty() => break,
@@ -362,6 +366,13 @@ impl TextStream {
         self.stream.cancel();
     }
 
+    /// Runs the request to its end and returns its first choice.
+    ///
+    /// Errors: the request ended early, with the reason.
+    pub fn completion(self) -> Result<Completion> {
+        self.run(|_| true)?.into_iter().next().ok_or(Error::ShuttingDown)
+    }
+
     /// Runs the request to its end and returns its choices. `on_text` gets the first choice's text as it comes; when it returns
     /// false, the request is cancelled and it is not called again.
     pub fn run(mut self, mut on_text: impl FnMut(&str) -> bool) -> Result<Vec<Completion>> {
@@ -455,6 +466,14 @@ impl Iterator for TextStream {
 
     fn next(&mut self) -> Option<Result<TextEvent>> {
         self.recv()
+    }
+}
+
+impl futures_core::Stream for TextStream {
+    type Item = Result<TextEvent>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        TextStream::poll_next(self.get_mut(), cx)
     }
 }
 

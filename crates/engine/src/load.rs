@@ -1,5 +1,6 @@
 //! From a file to a running model: the one place that chooses a device.
 
+mod draft;
 mod encoder;
 mod error;
 mod fit;
@@ -7,6 +8,7 @@ mod memory;
 mod memory_plan;
 mod options;
 
+pub use draft::load_draft;
 pub use encoder::{LoadedEncoder, load_encoder};
 pub use error::LoadError;
 pub use fit::{Fit, fit};

@@ -53,6 +53,16 @@ pub enum LoadError {
         /// Its architecture.
         arch: &'static str,
     },
+    /// A draft model whose tokens are not those of the model.
+    #[error("token {id} is {draft:?} there and {model:?} in the model: they need the same vocabulary")]
+    Vocabulary {
+        /// The first token that differs.
+        id: u32,
+        /// Its text in the draft model.
+        draft: String,
+        /// Its text in the model.
+        model: String,
+    },
     /// An option contradicts the model.
     #[error("{option} of {value} cannot be: {reason}")]
     Option {

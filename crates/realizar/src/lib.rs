@@ -1,0 +1,102 @@
+//! Run GGUF and safetensors language models from a Rust program.
+//!
+//! ```no_run
+//! use realizar::{Message, Model, TextEvent};
+//!
+//! let model = Model::load("Llama-3.2-1B-Instruct-Q4_K_M.gguf")?;
+//! let messages = [Message::system("Answer in one sentence."), Message::user("Why is the sky blue?")];
+//! for event in model.chat(&messages, &model.default_params())? {
+//!     if let TextEvent::Delta { text, .. } = event? {
+//!         print!("{text}");
+//!     }
+//! }
+//! # Ok::<(), realizar::Error>(())
+//! ```
+//!
+//! # Contents
+//!
+//! | to | use |
+//! |---|---|
+//! | load a model | [`Model::load`], [`Model::builder`] |
+//! | answer a conversation | [`Model::chat`] with [`Message`]s |
+//! | continue a text or token ids | [`Model::generate`], [`Model::generate_batch`] |
+//! | read text as it is generated | [`TextStream`], an iterator and an async stream of [`TextEvent`]s |
+//! | choose how tokens are sampled | [`TextParams`], [`Model::default_params`] |
+//! | work with tokens | [`Model::encode`], [`Model::decode`], [`Model::tokenizer`] |
+//! | get probabilities | [`TextParams::n_logprobs`], [`Model::log_probs`], [`Model::score`] |
+//! | turn texts into vectors | [`Embedder`] |
+//! | speed up generation by guesses | [`ModelBuilder::draft_model`], [`ModelBuilder::proposer`] |
+//! | do anything else that the engine can | [`Model::engine`]: conversations with tools, [`Request`]s with a [`Constraint`] |
+//!
+//! The folder `examples` has a program for each of chat, streams, tokens and embeddings.
+//!
+//! # Threads
+//!
+//! A [`Model`] owns its device and a thread that computes. It is `Sync`: calls that run at the same time share steps, and the results of one
+//! do not depend on the others (on a GPU bit for bit only with [`Options::exact`]). Methods block; a [`TextStream`] can also be polled by any
+//! async runtime.
+//!
+//! # Features
+//!
+//! - `cuda` (default): NVIDIA GPUs. It needs no CUDA toolkit; without a GPU the CPU is used.
+//! - `hub`: downloads models from the Hugging Face hub, with `hub::download` and `Model::from_hub`.
+#![forbid(unsafe_code)]
+
+mod builder;
+mod embedder;
+#[cfg(feature = "hub")]
+pub mod hub;
+mod message;
+mod model;
+mod prompt;
+
+pub use builder::ModelBuilder;
+pub use embedder::Embedder;
+pub use message::Message;
+pub use model::{Model, now};
+pub use prompt::Prompt;
+
+pub use realizar_compute::DType;
+pub use realizar_engine::load::{CacheSize, Device, LoadError, LoadOptions as Options};
+pub use realizar_engine::speculative::{DraftModel, Ngram, Proposer};
+pub use realizar_engine::{
+    Completion, Constraint, EngineConfig, Error as GenerateError, FinishReason, Request, SamplingParams,
+    TextEngine, TextEvent, TextParams, TextStream, Timings, TokenInfo, TokenMask, Usage,
+};
+pub use realizar_model::chat_template::ChatTemplate;
+pub use realizar_model::source::{TensorSource, open, open_gguf_bytes};
+pub use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
+pub use realizar_model::{ModelConfig, WeightBytes};
+
+/// Why a model could not be loaded or used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file, or its way to the device.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The request, or the device while it computed.
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+    /// An [`Embedder`] was asked for, and the model scores texts.
+    #[error("the model is a reranker ({arch}): it scores texts against a query and makes no vectors")]
+    Reranker {
+        /// Its architecture.
+        arch: &'static str,
+    },
+    /// The Hugging Face hub, or the way to it.
+    #[cfg(feature = "hub")]
+    #[error("could not get {what} from the Hugging Face hub: {source}")]
+    Hub {
+        /// The repository or file.
+        what: String,
+        /// What went wrong.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl From<realizar_model::Error> for Error {
+    fn from(error: realizar_model::Error) -> Self {
+        Self::Load(error.into())
+    }
+}
