@@ -105,8 +105,8 @@ impl<'a> ModelBuilder<'a> {
         self
     }
 
-    /// Speeds up generation by a smaller model with the same vocabulary, a `.gguf` file or a Hugging Face folder. It drafts tokens that the model then verifies
-    /// several at a time; the text stays the same.
+    /// Speeds up generation by a smaller model with the same vocabulary, a `.gguf` file or a Hugging Face folder. It drafts tokens, which
+    /// the model verifies several at a time; the text stays the same.
     pub fn draft_model(mut self, path: impl AsRef<Path>) -> Self {
         self.guesses = Guesses::DraftModel(path.as_ref().to_owned());
         self

@@ -4,10 +4,9 @@ use crate::message::conversation;
 use crate::{
     ChatTemplate, Completion, EngineConfig, Error, GenerateError, Message, ModelBuilder, ModelConfig,
     Options, Prompt, Proposer, Request, SamplingParams, TensorSource, TextEngine, TextParams, TextStream,
-    Tokenizer, WeightBytes,
+    Timestamp, Tokenizer, WeightBytes,
 };
 use realizar_engine::{Engine, Event, load};
-use realizar_model::chat_template::Timestamp;
 use realizar_model::sampling_defaults;
 use std::path::Path;
 use std::sync::Arc;
@@ -37,7 +36,15 @@ impl Model {
         ModelBuilder::of_path(path.as_ref())
     }
 
-    /// Options to load a model with that is already open, such as one from memory ([`open_gguf_bytes`](crate::open_gguf_bytes)).
+    /// Options to load a model with that is already open, such as one from memory.
+    ///
+    /// ```no_run
+    /// # const FILE: &[u8] = b"";
+    /// // `const FILE: &[u8] = include_bytes!("model.gguf");`
+    /// let source = realizar::open_gguf_bytes("built-in model", FILE.into())?;
+    /// let model = realizar::Model::builder_from(&*source).load()?;
+    /// # Ok::<(), realizar::Error>(())
+    /// ```
     pub fn builder_from(source: &dyn TensorSource) -> ModelBuilder<'_> {
         ModelBuilder::of_source(source)
     }

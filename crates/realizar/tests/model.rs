@@ -248,6 +248,19 @@ fn text_and_its_tokens_are_the_same_prompt() {
 }
 
 #[test]
+fn threads_share_a_model() {
+    fn is_shared<T: Send + Sync>(_: &T) {}
+    is_shared(demo());
+    let alone = |seed| demo().generate("Once", &sampled(seed, 20)).unwrap().completion().unwrap().tokens;
+    let expected: Vec<_> = (0..4).map(alone).collect();
+    let together: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|seed| scope.spawn(move || alone(seed))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(together, expected);
+}
+
+#[test]
 fn options_of_the_builder_hold() {
     let template = ChatTemplate::new("{{ messages[0].content }}", "", "").unwrap();
     let model = Model::builder(demo_file())
