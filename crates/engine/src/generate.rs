@@ -120,11 +120,6 @@ impl TextEngine {
         &self.tokenizer
     }
 
-    /// Writes conversations by this template from now on.
-    pub fn set_template(&mut self, template: ChatTemplate) {
-        self.template = Some(Arc::new(template));
-    }
-
     /// The model's chat template.
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_deref()
@@ -411,7 +406,7 @@ impl TextStream {
             Event::PromptToken { id, logprob, top_logprobs } => {
                 self.ready.push_back(TextEvent::Prompt(TokenInfo { id, logprob, top_logprobs }));
             }
-            Event::Token { choice, id, logprob, top_logprobs } => {
+            Event::Token { choice, id, logprob, top_logprobs, .. } => {
                 let state = &mut self.choices[choice as usize];
                 if state.stop.is_some() {
                     return; // computed before the engine heard of the stop string

@@ -161,6 +161,8 @@ pub enum Event {
         logprob: Option<f32>,
         /// The likeliest tokens in its place, likeliest first; if asked for.
         top_logprobs: Vec<(u32, f32)>,
+        /// Logarithm of the sum of the exponentials of all logits in its place, which is a logit less its log-probability; if asked for.
+        log_sum_exp: Option<f32>,
     },
     /// A continuation is complete.
     Finished {

@@ -228,6 +228,8 @@ pub struct Choice {
     pub logprob: Option<f32>,
     /// The likeliest tokens, likeliest first, ties by the lower id; if asked for.
     pub top_logprobs: Vec<(u32, f32)>,
+    /// Logarithm of the sum of the exponentials of all logits, which is a logit less its log-probability; if asked for.
+    pub log_sum_exp: Option<f32>,
 }
 
 /// The outcome of a step.

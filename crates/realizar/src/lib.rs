@@ -23,7 +23,7 @@
 //! | read text as it is generated | [`TextStream`], an iterator and an async stream of [`TextEvent`]s |
 //! | choose how tokens are sampled | [`TextParams`], [`Model::default_params`] |
 //! | work with tokens | [`Model::encode`], [`Model::decode`], [`Model::tokenizer`] |
-//! | get probabilities | [`TextParams::n_logprobs`], [`Model::log_probs`], [`Model::score`] |
+//! | get logits or probabilities | [`Model::logits`], [`Model::log_probs`], [`Model::score`], [`TextParams::n_logprobs`] |
 //! | turn texts into vectors | [`Embedder`] |
 //! | speed up generation by guesses | [`ModelBuilder::draft_model`], [`ModelBuilder::proposer`] |
 //! | do anything else that the engine can | [`Model::engine`]: conversations with tools, [`Request`]s with a [`Constraint`] |

@@ -129,14 +129,27 @@ impl Model {
         self.engine.generate_batch(&prompts).into_iter().map(|r| r.map_err(Error::from)).collect()
     }
 
-    /// Log-probabilities of all tokens that may follow a prompt, indexed by token id: the natural logarithm of the softmax over the
-    /// model's logits, before any sampling step. Shape `[vocab_size]`.
+    /// The model's logits for the token that follows a prompt, indexed by token id. Shape `[vocab_size]`. They are exact to the rounding of
+    /// a float.
     ///
-    /// They are the logits but for a constant, the same for all tokens.
+    /// Errors: the prompt is empty, fills the context, or has an unknown token; a logit is not a number or infinite.
+    pub fn logits<'a>(&self, prompt: impl Into<Prompt<'a>>) -> Result<Vec<f32>, Error> {
+        let (mut row, log_sum_exp) = self.next_token(prompt.into())?;
+        row.iter_mut().for_each(|x| *x += log_sum_exp);
+        Ok(row)
+    }
+
+    /// Log-probabilities of all tokens that may follow a prompt, indexed by token id: natural logarithms of the softmax of
+    /// [`Model::logits`], before any sampling step. Shape `[vocab_size]`.
     ///
-    /// Errors: the prompt is empty, fills the context, or has an unknown token; a logit is not a finite number.
+    /// Errors: as [`Model::logits`].
     pub fn log_probs<'a>(&self, prompt: impl Into<Prompt<'a>>) -> Result<Vec<f32>, Error> {
-        let prompt = prompt.into().tokens(&self.engine);
+        Ok(self.next_token(prompt.into())?.0)
+    }
+
+    /// Log-probabilities behind a prompt, and the logarithm of the sum of the exponentials of its logits.
+    fn next_token(&self, prompt: Prompt<'_>) -> Result<(Vec<f32>, f32), Error> {
+        let prompt = prompt.tokens(&self.engine);
         let (n_prompt, info) = (prompt.len(), self.engine.client().info());
         let request = Request {
             sampling: SamplingParams::greedy(),
@@ -144,27 +157,25 @@ impl Model {
             speculate: Some(false),
             ..Request::new(prompt, 1)
         };
-        let mut row = Vec::new();
+        let mut row = None;
         for event in self.engine.client().submit(request)? {
             match event {
-                Event::Token { top_logprobs, .. } => {
-                    row.resize(info.vocab_size, f32::NEG_INFINITY);
-                    top_logprobs.into_iter().for_each(|(id, logprob)| row[id as usize] = logprob);
+                Event::Token { top_logprobs, log_sum_exp, .. } => {
+                    let mut log_probs = vec![f32::NEG_INFINITY; info.vocab_size];
+                    top_logprobs.into_iter().for_each(|(id, logprob)| log_probs[id as usize] = logprob);
+                    row = log_sum_exp.map(|x| (log_probs, x));
                 }
                 Event::Error(error) => return Err(error.into()),
                 Event::PromptToken { .. } | Event::Finished { .. } => {}
             }
         }
-        match row.is_empty() {
-            false => Ok(row),
-            // The engine chooses no token behind a full context.
-            true => Err(Error::Generate(GenerateError::PromptTooLong {
-                n_prompt,
-                limit: info.max_seq_len().saturating_sub(1),
-                context_length: info.context_length,
-                cache_tokens: info.cache_tokens(),
-            })),
-        }
+        // The engine chooses no token behind a full context.
+        row.ok_or(Error::Generate(GenerateError::PromptTooLong {
+            n_prompt,
+            limit: info.max_seq_len().saturating_sub(1),
+            context_length: info.context_length,
+            cache_tokens: info.cache_tokens(),
+        }))
     }
 
     /// Log-probabilities of a prompt's own tokens, each given those before it: natural logarithms. Shape `[n_tokens - 1]`, since nothing

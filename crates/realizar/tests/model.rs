@@ -201,20 +201,24 @@ fn a_batch_is_what_each_prompt_gets_alone() {
 }
 
 #[test]
-fn log_probabilities_are_those_of_the_reference() {
+fn logits_are_those_of_the_reference() {
     let model = Model::builder(demo_file()).device(Device::Cpu).exact(true).load().unwrap();
     for case in golden()["cases"].as_array().unwrap() {
         let prompt = ids(&case["prompt_ids"]);
         let top5 = case["top5"].as_array().unwrap().last().unwrap();
-        let log_probs = model.log_probs(&prompt).unwrap();
-        assert_eq!(log_probs.len(), model.config().vocab_size);
-        let sum: f64 = log_probs.iter().map(|&p| f64::from(p).exp()).sum();
+        let (logits, log_probs) = (model.logits(&prompt).unwrap(), model.log_probs(&prompt).unwrap());
+        assert_eq!((logits.len(), log_probs.len()), (model.config().vocab_size, model.config().vocab_size));
+        for (id, wanted) in ids(&top5["ids"]).into_iter().zip(top5["logits"].as_array().unwrap()) {
+            let wanted = wanted.as_f64().unwrap() as f32;
+            assert!((logits[id as usize] - wanted).abs() < 0.02, "{} and {wanted}", logits[id as usize]);
+        }
+        // Log-probabilities are the logits less one number, and probabilities add up to 1.
+        let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+        for (logit, log_prob) in logits.iter().zip(&log_probs) {
+            assert!((f64::from(*logit) - sum.ln() - f64::from(*log_prob)).abs() < 1e-4);
+        }
+        let sum: f64 = log_probs.iter().map(|&x| f64::from(x).exp()).sum();
         assert!((sum - 1.0).abs() < 1e-4, "{sum}");
-        // Logits and log-probabilities differ by a constant.
-        let logits = top5["logits"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32);
-        let offsets: Vec<f32> =
-            ids(&top5["ids"]).iter().zip(logits).map(|(&id, logit)| logit - log_probs[id as usize]).collect();
-        assert!(offsets.iter().all(|x| (x - offsets[0]).abs() < 0.05), "{offsets:?}");
     }
 }
 

@@ -8,6 +8,7 @@ pub(super) fn report(choice: &mut Choice, logits: &[f32], n: usize, best: &mut V
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&l| f64::from((l - max).exp())).sum();
     let logprob = |l: f32| (f64::from(l - max) - sum.ln()) as f32;
+    choice.log_sum_exp = Some((f64::from(max) + sum.ln()) as f32);
     choice.logprob = Some(logprob(logits[choice.token as usize]));
     largest(best, logits, n);
     choice.top_logprobs = best.iter().map(|&(l, id)| (id, logprob(l))).collect();

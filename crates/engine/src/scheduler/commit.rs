@@ -99,7 +99,11 @@ impl Scheduler {
             }
             seq.tokens.push(id);
             let (logprob, top_logprobs) = (choice.logprob, choice.top_logprobs.clone());
-            out.push((part.id, Event::Token { choice: part.id.choice, id, logprob, top_logprobs }));
+            let log_sum_exp = choice.log_sum_exp;
+            out.push((
+                part.id,
+                Event::Token { choice: part.id.choice, id, logprob, top_logprobs, log_sum_exp },
+            ));
             let n_generated = seq.tokens.len() - seq.n_prompt;
             if n_generated >= seq.max_tokens {
                 return Some(seq.finished(FinishReason::Length, now));
