@@ -36,7 +36,7 @@ const tests = {
   async format() {
     const format = { type: "object", properties: { legs: { type: "integer", minimum: 0, maximum: 9 } }, required: ["legs"] };
     // The likeliest tokens of a small model may be spaces, as many as a form allows; drawn ones are not.
-    const options = { temperature: 1, seed: 1, num_predict: 200 };
+    const options = { temperature: 1, seed: 1, top_k: 0, min_p: 0, top_p: 1, num_predict: 200 };
     const answer = JSON.parse((await client.chat(body({ format, options }))).message.content);
     assert.ok(answer.legs >= 0 && answer.legs <= 9);
   },

@@ -49,7 +49,7 @@ def test_generate():
 def test_format():
     schema = {"type": "object", "properties": {"legs": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["legs"]}
     # The likeliest tokens of a small model may be spaces, as many as a form allows; drawn ones are not.
-    answer = client.chat("demo", USER, format=schema, options={"temperature": 1, "seed": 1, "num_predict": 200})
+    answer = client.chat("demo", USER, format=schema, options={"temperature": 1, "seed": 1, "top_k": 0, "min_p": 0, "top_p": 1, "num_predict": 200})
     assert 0 <= json.loads(answer.message.content)["legs"] <= 9
 
 

@@ -125,15 +125,18 @@ def test_parse():
     schema["properties"]["name"]["maxLength"] = 10
     schema["properties"]["legs"].update(minimum=0, maximum=9)
     form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema, "strict": True}}
-    answer = chat(response_format=form, temperature=1, seed=3, max_tokens=200)
+    answer = chat(response_format=form, temperature=1, seed=3, max_tokens=200, extra_body=ALL_TOKENS)
     assert answer.choices[0].finish_reason == "stop"
     Animal.model_validate_json(answer.choices[0].message.content)
 
 
-# The likeliest tokens of a small model may be spaces, as many as a form allows; drawn ones are not.
+# The likeliest tokens of a small model may be spaces, as many as a form allows; those drawn of all are not.
+ALL_TOKENS = {"top_k": 0, "min_p": 0, "top_p": 1}
+
+
 def test_tool_required():
     for choice in ["required", {"type": "function", "function": {"name": "get_weather"}}]:
-        more = {"temperature": 1, "seed": 3, "max_tokens": 200}
+        more = {"temperature": 1, "seed": 3, "max_tokens": 200, "extra_body": ALL_TOKENS}
         answer = chat(tools=[WEATHER], tool_choice=choice, parallel_tool_calls=False, **more)
         call = answer.choices[0].message.tool_calls[0]
         assert answer.choices[0].finish_reason == "tool_calls" and call.type == "function" and call.id
@@ -144,7 +147,7 @@ def test_tool_required():
 
 def test_tool_streamed():
     name, arguments, reason = "", "", None
-    more = {"temperature": 1, "seed": 3, "max_tokens": 200, "stream": True}
+    more = {"temperature": 1, "seed": 3, "max_tokens": 200, "stream": True, "extra_body": ALL_TOKENS}
     stream = chat(tools=[WEATHER], tool_choice="required", parallel_tool_calls=False, **more)
     for chunk in stream:
         choice = chunk.choices[0]
@@ -234,7 +237,7 @@ def test_responses_stored():
 
 
 def test_responses_tools():
-    extra = {"seed": 3}
+    extra = {"seed": 3, **ALL_TOKENS}
     arguments = {"tools": [RESPONSES_WEATHER, {"type": "web_search"}], "tool_choice": "required", "parallel_tool_calls": False}
     response = respond(**arguments, temperature=1, max_output_tokens=200, extra_body=extra, store=False)
     call = response.output[0]
