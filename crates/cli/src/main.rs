@@ -13,7 +13,6 @@ mod command;
 mod conversation;
 mod embed;
 mod hub;
-mod hub_model;
 mod input;
 mod inspect;
 #[cfg(feature = "cuda")]

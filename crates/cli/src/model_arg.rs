@@ -1,9 +1,9 @@
 //! What `MODEL` means on the command line, and how it is opened.
 
-use crate::hub_model::{HUB_HOSTS, HubModel};
 use crate::{hub, short_names};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use bytes::Bytes;
+use realizar::hub::{HUB_HOSTS, HubModel};
 use realizar_model::source::{self, TensorSource};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -35,13 +35,13 @@ impl FromStr for ModelArg {
             return Ok(Self::Demo);
         }
         if s.starts_with("hf:") || HUB_HOSTS.iter().any(|host| s.starts_with(host)) {
-            return s.parse().map(Self::Hub);
+            return hub_name(s).map(Self::Hub);
         }
         let path = || Ok(Self::Path(PathBuf::from(s)));
         if is_rooted(s) || Path::new(s).exists() {
             return path();
         }
-        match (short_names::find(s), s.parse()) {
+        match (short_names::find(s), hub_name(s)) {
             (Some(model), _) => Ok(Self::Hub(model)),
             // a/b.gguf is a file that is not there, and a/b:c.gguf one of a repository.
             (None, Ok(model)) if s.contains(':') || !is_file_name(s) => Ok(Self::Hub(model)),
@@ -75,7 +75,11 @@ fn is_file_name(s: &str) -> bool {
 
 /// A repository of the hub by its name, its address or a short name.
 pub(crate) fn hub_model(s: &str) -> Result<HubModel, String> {
-    short_names::find(s).map_or_else(|| s.parse(), Ok)
+    short_names::find(s).map_or_else(|| hub_name(s), Ok)
+}
+
+fn hub_name(s: &str) -> Result<HubModel, String> {
+    s.parse::<HubModel>().map_err(|e| e.to_string())
 }
 
 impl fmt::Display for ModelArg {
@@ -117,10 +121,7 @@ impl ModelArg {
                 }
                 opened => Ok(opened?),
             },
-            Self::Hub(hub) => {
-                let path = hub::find_or_pull(hub).with_context(|| format!("could not get {hub}"))?;
-                Ok(source::open(&path)?)
-            }
+            Self::Hub(hub) => Ok(source::open(&hub::find_or_pull(hub)?)?),
         }
     }
 }

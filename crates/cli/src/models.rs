@@ -1,12 +1,11 @@
 //! `realizar list` and `realizar rm`: the models in the cache that all Hugging Face programs share.
 
-use crate::hub;
-use crate::hub_model::HubModel;
 use crate::model_arg::hub_model;
 use crate::output;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::HumanBytes;
+use realizar::hub::{self, Hub, HubModel};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -127,8 +126,9 @@ struct Repository {
 }
 
 fn repositories() -> Result<Vec<Repository>> {
-    let cache = hub::cache_folder()?;
-    let entries = match std::fs::read_dir(&cache) {
+    let hub = Hub::from_env()?;
+    let cache = hub.cache_folder();
+    let entries = match std::fs::read_dir(cache) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.with_context(|| format!("could not read {}", cache.display()))?,
     };

@@ -1,10 +1,10 @@
 //! `realizar pull`: a model of the Hugging Face hub into the shared cache.
 
-use crate::hub_model::HubModel;
 use crate::model_arg::hub_model;
 use crate::{hub, output};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
+use realizar::hub::HubModel;
 
 #[derive(Debug, Args)]
 pub(crate) struct PullArgs {
@@ -15,6 +15,6 @@ pub(crate) struct PullArgs {
 
 /// Prints where the model is.
 pub(crate) fn run(args: &PullArgs) -> Result<()> {
-    let path = hub::pull(&args.model).with_context(|| format!("could not get {}", args.model))?;
+    let path = hub::pull(&args.model)?;
     output::print(format!("{}\n", path.display()))
 }

@@ -1,6 +1,6 @@
 //! Short names of models, as Ollama's users type them, each with the GGUF repository and file type that it stands for.
 
-use crate::hub_model::HubModel;
+use realizar::hub::HubModel;
 
 /// `(name, OWNER/NAME, type)`. `NAME` alone stands for the first row that begins with `NAME:`.
 ///

@@ -39,7 +39,7 @@
 //! # Features
 //!
 //! - `cuda` (default): NVIDIA GPUs. It needs no CUDA toolkit; without a GPU the CPU is used.
-//! - `hub`: downloads models from the Hugging Face hub, with `hub::download` and `Model::from_hub`.
+//! - `hub`: downloads models from the Hugging Face hub, with `hub::Hub` and `Model::from_hub`.
 #![forbid(unsafe_code)]
 
 mod builder;
@@ -86,13 +86,8 @@ pub enum Error {
     },
     /// The Hugging Face hub, or the way to it.
     #[cfg(feature = "hub")]
-    #[error("could not get {what} from the Hugging Face hub: {source}")]
-    Hub {
-        /// The repository or file.
-        what: String,
-        /// What went wrong.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    #[error(transparent)]
+    Hub(#[from] hub::HubError),
 }
 
 impl From<realizar_model::Error> for Error {

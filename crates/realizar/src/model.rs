@@ -49,12 +49,13 @@ impl Model {
         ModelBuilder::of_source(source)
     }
 
-    /// Downloads a model from the Hugging Face hub, unless it is in the cache, and loads it with default options.
+    /// Downloads a model from the Hugging Face hub, unless it is in the cache, and loads it with default options. Its name is
+    /// `OWNER/NAME[:FILE-OR-QUANT]`; see [`HubModel`](crate::hub::HubModel).
     ///
-    /// Errors: as [`hub::download`](crate::hub::download) and [`ModelBuilder::load`].
+    /// Errors: as [`Hub::get`](crate::hub::Hub::get) and [`ModelBuilder::load`].
     #[cfg(feature = "hub")]
-    pub fn from_hub(repo: &str, file: Option<&str>) -> Result<Self, Error> {
-        Self::load(crate::hub::download(repo, file)?)
+    pub fn from_hub(name: &str) -> Result<Self, Error> {
+        Self::load(crate::hub::Hub::from_env()?.get(&name.parse()?)?)
     }
 
     pub(crate) fn start(

@@ -1,25 +1,25 @@
 //! Names of models of the Hugging Face hub.
 
+use super::error::{HubError, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// `OWNER/NAME[:FILE-OR-QUANT]`, with or without `hf:`, or an address of the hub.
+/// A model of the hub. Its text is `OWNER/NAME[:FILE-OR-QUANT]`, with or without `hf:`, or an address of the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HubModel {
+pub struct HubModel {
     /// `OWNER/NAME`.
-    pub(crate) repo: String,
+    pub repo: String,
     /// A file of the repository, or a type such as `Q4_K_M` that picks the GGUF file with it in its name.
-    pub(crate) file: Option<String>,
+    pub file: Option<String>,
 }
 
 /// Beginnings of addresses of the hub's repositories.
-pub(crate) const HUB_HOSTS: [&str; 4] =
-    ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/"];
+pub const HUB_HOSTS: [&str; 4] = ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/"];
 
 impl FromStr for HubModel {
-    type Err = String;
+    type Err = HubError;
 
-    fn from_str(s: &str) -> Result<Self, String> {
+    fn from_str(s: &str) -> Result<Self> {
         let s = s.strip_prefix("hf:").unwrap_or(s);
         let (repo, file) = match HUB_HOSTS.iter().find_map(|host| s.strip_prefix(host)) {
             Some(address) if !address.contains(':') => split_address(address)?,
@@ -39,14 +39,14 @@ impl FromStr for HubModel {
             Some((owner, name)) if part(owner) && part(name) && file.is_none_or(plain_file) => {
                 Ok(Self { file: file.map(str::to_owned), repo })
             }
-            _ => Err("expected OWNER/NAME or OWNER/NAME:FILE-OR-QUANT, with or without hf:".to_owned()),
+            _ => Err(HubError::new("expected OWNER/NAME or OWNER/NAME:FILE-OR-QUANT, with or without hf:")),
         }
     }
 }
 
 /// The repository, and the file if any, of what follows the hub's host in an address:
 /// `OWNER/NAME[/(tree|blob|resolve)/main[/FILE]][?…]`.
-fn split_address(address: &str) -> Result<(String, Option<&str>), String> {
+fn split_address(address: &str) -> Result<(String, Option<&str>)> {
     let address = address.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
     let mut parts = address.splitn(5, '/');
     let repo = [parts.next(), parts.next()].map(Option::unwrap_or_default).join("/");
@@ -55,9 +55,9 @@ fn split_address(address: &str) -> Result<(String, Option<&str>), String> {
         (Some("tree"), Some("main"), None) => Ok((repo, None)),
         (Some("blob" | "resolve"), Some("main"), Some(file)) => Ok((repo, Some(file))),
         (Some("tree" | "blob" | "resolve"), Some(revision), _) if revision != "main" => {
-            Err(format!("revision {revision:?} cannot be had, only main"))
+            Err(HubError::new(format!("revision {revision:?} cannot be had, only main")))
         }
-        _ => Err(format!("{address:?} is no model's address")),
+        _ => Err(HubError::new(format!("{address:?} is no model's address"))),
     }
 }
 
