@@ -2,7 +2,7 @@
 
 use realizar_model::source;
 use realizar_model::tokenizer::Tokenizer;
-use realizar_server::structured::{Format, Grammars};
+use realizar_structured::{Format, Grammars};
 use std::path::Path;
 
 /// Tokens to go on with at most.

@@ -5,7 +5,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use realizar_server::reasoning::{Piece, ReasoningParser, TAGS};
+use realizar_structured::reasoning::{Piece, ReasoningParser, TAGS};
 use realizar_server::tool_calls::{Delta, SYNTAXES, Syntax, Tool};
 
 /// Text, and per call its name and arguments.

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use realizar::{Model, TextParams};
 use realizar_engine::{StopStrings, TextStream};
-use realizar_server::reasoning::{self, Piece, ReasoningParser};
+use realizar_structured::reasoning::{self, Piece, ReasoningParser};
 use serde_json::{Value, json};
 
 #[derive(Debug, Args)]

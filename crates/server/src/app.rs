@@ -3,11 +3,11 @@
 use crate::auth::Caller;
 use crate::bodies::Budget;
 use crate::config::Config;
+use crate::format_pool::FormatPool;
 use crate::models::Models;
 use crate::response_store::ResponseStore;
 use crate::server::Error;
 use crate::spans::Spans;
-use crate::structured::FormatPool;
 use crate::watchdog::Watchdog;
 use realizar_model::chat_template::Timestamp;
 use std::hash::{BuildHasher, RandomState};

@@ -3,9 +3,9 @@
 use crate::app::now;
 use crate::error::{ApiError, Result};
 use crate::models::Lease;
-use crate::reasoning::{self, Tags};
 use crate::tool_calls::{Tool, ToolChoice};
 use realizar_engine::Error as EngineError;
+use realizar_structured::reasoning::{self, Tags};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 

@@ -1,9 +1,9 @@
 //! Errors as clients see them: a status and a body in OpenAI's shape.
 
-use crate::structured::GrammarError;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use realizar_engine::{Error as EngineError, Fault};
+use realizar_structured::GrammarError;
 use serde::Serialize;
 use std::time::Duration;
 use utoipa::ToSchema;

@@ -3,12 +3,12 @@
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::models::{Lease, Model};
-use crate::structured::{Before, Format, GrammarError};
 use crate::totals::Totals;
 use realizar_engine::{
     Constraint, Error as EngineError, FinishReason, SamplingParams, StopStrings, TextEvent, TextParams,
     TextStream,
 };
+use realizar_structured::{Before, Format, GrammarError};
 use std::task::{Context, Poll};
 use std::time::SystemTime;
 

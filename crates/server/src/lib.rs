@@ -2,8 +2,7 @@
 //!
 //! [`Server::bind`] puts [`Models`] behind an address, [`Server::run`] answers until the process is told to stop. A request
 //! passes `routes` (one file or folder per endpoint; OpenAI's wire types in `openai`), becomes a `generation` in the engine, and comes back whole or as
-//! server-sent events through `sse`. What an answer must look like is in [`structured`], what it means for tools in [`tool_calls`],
-//! and what the model thought before it in [`reasoning`]. `connections` keeps clients to their time limits. `kv_events` tells routers what is in the prefix cache. This crate reads no arguments, environment
+//! server-sent events through `sse`. What an answer must look like, and what the model thinks before it, is in [`realizar_structured`], what it means for tools in [`tool_calls`]. `connections` keeps clients to their time limits. `kv_events` tells routers what is in the prefix cache. This crate reads no arguments, environment
 //! or terminal: everything is in [`Config`].
 #![forbid(unsafe_code)]
 
@@ -18,6 +17,7 @@ mod embedding;
 mod error;
 mod fields;
 mod fim;
+mod format_pool;
 mod generation;
 mod hosts;
 mod json;
@@ -26,7 +26,6 @@ mod loading;
 mod models;
 mod openai;
 mod params;
-pub mod reasoning;
 mod request_id;
 mod response_store;
 mod routes;
@@ -35,7 +34,6 @@ mod server;
 mod sizes;
 mod spans;
 mod sse;
-pub mod structured;
 mod token_limits;
 pub mod tool_calls;
 mod totals;

@@ -5,9 +5,9 @@ use crate::conversation::Conversation;
 use crate::error::Result;
 use crate::generation::{Plan, Wanted};
 use crate::models::{Lease, Model};
-use crate::reasoning::{self, Piece, ReasoningParser, Tags};
-use crate::structured::{Before, Format, GrammarError};
 use crate::tool_calls::{Callable, Syntax, Tool, ToolCallParser, ToolChoice};
+use realizar_structured::reasoning::{self, Piece, ReasoningParser, Tags};
+use realizar_structured::{Before, Format, GrammarError};
 
 pub(crate) use crate::tool_calls::Delta as News;
 
@@ -44,11 +44,9 @@ impl Turn {
         let thinking = rendered.thinking;
         let channels = lease.model.syntax.channels();
         let in_text = channels.is_some_and(|channels| !rendered.text.ends_with(channels.begin));
-        let before = match (lease.model.syntax.before_text(tokenizer), thinking, rendered.may_think) {
-            (Some(lark), ..) if !in_text => Before::Grammar(lark),
-            (_, Some(tags), _) => Before::Reasoning { tags, is_begun: true },
-            (_, None, Some(tags)) => Before::Reasoning { tags, is_begun: false },
-            _ => Before::Nothing,
+        let before = match lease.model.syntax.before_text(tokenizer) {
+            Some(lark) if !in_text => Before::Grammar(lark),
+            _ => Before::reasoning(thinking, rendered.may_think),
         };
         let choice = if callable.tools.is_empty() { ToolChoice::None } else { callable.choice.clone() };
         let answer = format.as_ref().map(|(format, _)| format);
@@ -231,8 +229,8 @@ fn as_reasoning(news: News) -> News {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reasoning::TAGS;
     use crate::tool_calls::SYNTAXES;
+    use realizar_structured::reasoning::TAGS;
     use serde_json::json;
 
     /// Reasoning, text, and names with arguments.

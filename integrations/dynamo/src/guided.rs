@@ -4,16 +4,14 @@ use crate::error::{internal, invalid};
 use dynamo_backend_common::{DynamoError, GuidedDecodingOptions};
 use realizar_engine::Constraint;
 use realizar_model::tokenizer::Tokenizer;
-use realizar_server::reasoning::{self, TAGS};
-use realizar_server::structured::{Before, Format, GrammarError, Grammars};
+use realizar_structured::reasoning::{self, TAGS};
+use realizar_structured::{Before, COMPILER_STACK_BYTES, Format, GrammarError, Grammars};
 use serde_json::Value;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, oneshot};
 
 /// Formats that are compiled at the same time; more wait.
 const MAX_THREADS: usize = 2;
-/// Stack of the thread that compiles a format: the compiler recurses along its input. Memory that is not touched is not used.
-const STACK_BYTES: usize = 256 << 20;
 /// Tokens at a prompt's end that may show that reasoning has begun.
 const N_LAST: usize = 16;
 
@@ -46,7 +44,7 @@ impl Guide {
         let (reply, compiled) = oneshot::channel();
         std::thread::Builder::new()
             .name("format".to_owned())
-            .stack_size(STACK_BYTES)
+            .stack_size(COMPILER_STACK_BYTES)
             // A request that is gone needs no answer.
             .spawn(move || drop(reply.send(grammars.compile_after(&before, &format))))
             .map_err(internal)?;
@@ -60,13 +58,8 @@ impl Guide {
     /// The reasoning before the answer, which the prompt may have begun already.
     fn reasoning(&self, prompt: &[u32]) -> Before {
         let last = &prompt[prompt.len().saturating_sub(N_LAST)..];
-        if let Some(tags) = reasoning::open_in(&self.tokenizer.decode(last, false)) {
-            return Before::Reasoning { tags, is_begun: true };
-        }
-        match TAGS.iter().find(|tags| self.tokenizer.id_of(tags.token).is_some()) {
-            Some(tags) => Before::Reasoning { tags, is_begun: false },
-            None => Before::Nothing,
-        }
+        let begun = reasoning::open_in(&self.tokenizer.decode(last, false));
+        Before::reasoning(begun, TAGS.iter().find(|tags| self.tokenizer.id_of(tags.token).is_some()))
     }
 }
 

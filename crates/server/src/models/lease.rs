@@ -5,10 +5,11 @@ use super::{Encoder, KeepAlive, Model, Resident};
 use crate::access::Access;
 use crate::app::{App, FORMAT_RETRY};
 use crate::error::{ApiError, Result};
+use crate::format_pool::Refused;
 use crate::generation::{Generation, Plan, Wanted};
 use crate::seal::Seal;
-use crate::structured::{Compiled, Refused};
 use realizar_engine::Constraint;
+use realizar_structured::Compiled;
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError};
 

@@ -1,10 +1,10 @@
 //! A model that is loaded, with all that belongs to it.
 
 use crate::sizes::Sizes;
-use crate::structured::{GrammarError, Grammars};
 use crate::tool_calls::Syntax;
 use realizar_engine::encoder::{EncoderEngine, TextEncoder};
 use realizar_engine::{Health, SamplingParams, TextEngine};
+use realizar_structured::{GrammarError, Grammars};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

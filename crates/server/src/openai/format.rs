@@ -1,8 +1,8 @@
 //! What an answer must look like: `response_format` and its extensions.
 
 use crate::error::{ApiError, Result};
-use crate::structured::Format;
 use crate::turn::Asked;
+use realizar_structured::Format;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;

@@ -14,12 +14,12 @@ use crate::openai::{
     Answer, CompletionChoice, CompletionLogprobs, CompletionRequest, Endpoint, Prompt, PromptLogprobs,
     PromptReport, ServerSentEvent, check_logprobs,
 };
-use crate::structured::Before;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
 use realizar_engine::{TextEvent, TokenInfo};
 use realizar_model::tokenizer::{EncodeOptions, StreamDecoder, Tokenizer};
+use realizar_structured::Before;
 use std::sync::Arc;
 
 /// Tokens that OpenAI's API generates where a request does not say.

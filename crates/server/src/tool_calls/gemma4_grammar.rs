@@ -4,7 +4,7 @@
 //! objects and lists of such are rules of their own. Keys come in the order in which the model's template sorts them.
 
 use super::grammar::{ArgumentRules, CallRules, Frame, literal, regex_literal};
-use crate::structured::GrammarError;
+use realizar_structured::GrammarError;
 use serde_json::{Map, Value};
 use std::fmt::Write;
 

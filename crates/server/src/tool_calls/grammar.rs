@@ -1,8 +1,8 @@
 //! Grammars of tool calls: the syntax's frame around each tool's name and its arguments' schema.
 
 use super::{Tool, ToolChoice};
-use crate::structured::{Format, GrammarError, prepare_schema};
 use realizar_model::tokenizer::Tokenizer;
+use realizar_structured::{Format, GrammarError, prepare_schema};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 

@@ -7,8 +7,8 @@
 use super::grammar::{CallRules, Otherwise, literal};
 use super::output::{Output, Until};
 use super::{BASE, Channels, Parse, Syntax};
-use crate::structured::GrammarError;
 use realizar_model::tokenizer::Tokenizer;
+use realizar_structured::GrammarError;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 

@@ -24,11 +24,11 @@ mod schema_types;
 mod tagged;
 mod tagged_grammar;
 
-use crate::structured::{Format, GrammarError, close_objects};
 use grammar::CallRules;
 use output::Output;
 use realizar_model::chat_template::{ChatTemplate, Timestamp};
 use realizar_model::tokenizer::Tokenizer;
+use realizar_structured::{Format, GrammarError, close_objects};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 

@@ -6,7 +6,7 @@ use super::output::{Output, TextBefore};
 use super::python_literal::{Literal, Step};
 use super::schema_types::resolve;
 use super::{BASE, Parse, Syntax};
-use crate::structured::GrammarError;
+use realizar_structured::GrammarError;
 use serde_json::{Map, Value};
 use std::fmt::Write;
 

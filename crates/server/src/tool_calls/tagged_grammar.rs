@@ -5,7 +5,7 @@
 use super::grammar::{ArgumentRules, CallRules, CallableTool, Frame, literal, regex_literal};
 use super::schema_types::{Types, resolve};
 use super::tagged::Tags;
-use crate::structured::GrammarError;
+use realizar_structured::GrammarError;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 

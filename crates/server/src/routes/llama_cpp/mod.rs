@@ -19,13 +19,13 @@ use crate::loading;
 use crate::models::Lease;
 use crate::openai::{MAX_N, check_logprobs};
 use crate::sse;
-use crate::structured::{Before, Format};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use fields::Endpoint;
 use realizar_engine::SamplingParams;
+use realizar_structured::{Before, Format};
 use serde_json::Value;
 use std::sync::Arc;
 use wire::{

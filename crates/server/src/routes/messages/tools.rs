@@ -2,9 +2,9 @@
 
 use super::wire::{MessagesRequest, OutputFormat, ToolChoiceField};
 use crate::error::{ApiError, Result};
-use crate::structured::Format;
 use crate::tool_calls::{Callable, Function, Tool, ToolChoice, ToolKind, check_tools};
 use crate::turn::Asked;
+use realizar_structured::Format;
 
 /// Types of tools that the client runs and Anthropic's models know by heart, so that requests do not describe them.
 const UNDESCRIBED: &[&str] = &["bash_", "text_editor_", "computer_", "memory_", "browser_"];

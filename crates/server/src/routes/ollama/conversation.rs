@@ -3,9 +3,9 @@
 use super::wire::{ChatRequest, GenerateRequest, Message};
 use crate::conversation::{Conversation, Ending, effort_variables};
 use crate::error::{ApiError, Result};
-use crate::structured::Format;
 use crate::tool_calls::{Callable, Tool, ToolChoice, check_tools};
 use crate::turn::{Asked, Turn};
+use realizar_structured::Format;
 use serde_json::{Map, Value, json};
 
 /// The turn that a chat request asks for.

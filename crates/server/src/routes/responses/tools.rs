@@ -2,9 +2,9 @@
 
 use super::wire::{Input, ResponsesRequest, TextFormat, ToolField};
 use crate::error::{ApiError, Result};
-use crate::structured::Format;
 use crate::tool_calls::{Callable, Function, Tool, ToolChoice, ToolKind, check_tools};
 use crate::turn::Asked;
+use realizar_structured::Format;
 use serde_json::Value;
 
 /// The functions of a request. Tools of other types are run by OpenAI, or called in a way of its models; they are left out.

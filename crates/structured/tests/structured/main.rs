@@ -2,7 +2,7 @@
 //!
 //! Method: random tokens within the mask, several seeds for each of a list of schemas, on the demo's vocabulary and on larger ones;
 //! each text is parsed and validated by a validator of the tests' own. Examples and counterexamples, in the tokenizer's own tokens,
-//! check that the mask is neither too narrow nor too wide. `tools` does the same for tool calls; `cost` measures.
+//! check that the mask is neither too narrow nor too wide. `cost` measures.
 
 #![expect(clippy::print_stdout, reason = "a test says what it measured")]
 
@@ -12,16 +12,15 @@ mod json_schema;
 mod support;
 #[path = "../../../compute/tests/support/test_data.rs"]
 mod test_data;
-mod tools;
 
 use json_schema::validates;
-use realizar_engine::{Constraint, TokenMask};
+use realizar_engine::TokenMask;
 use realizar_model::source;
-use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
-use realizar_server::structured::{Format, GrammarError, Grammars};
+use realizar_model::tokenizer::Tokenizer;
+use realizar_structured::{Format, GrammarError, Grammars};
 use serde_json::{Value, json};
 use std::time::Instant;
-use support::{Random, allowed_ids, babble, demo, follow};
+use support::{Random, allowed_ids, babble, compile, demo, follow, grammars, plain};
 use test_data::test_data;
 
 /// A schema, values that satisfy it, and values that do not.
@@ -174,20 +173,8 @@ fn other_schemas() -> Vec<Example> {
     ]
 }
 
-fn grammars(tokenizer: &Tokenizer) -> Grammars {
-    Grammars::new(tokenizer, tokenizer.eos_ids()).unwrap()
-}
-
-fn compile(grammars: &Grammars, format: Format) -> Box<dyn Constraint> {
-    grammars.compile(&format).unwrap_or_else(|error| panic!("{format:?}: {error}"))
-}
-
 fn schema(schema: &Value) -> Format {
     Format::JsonSchema { schema: schema.clone(), strict: true }
-}
-
-fn plain(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
-    tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: false })
 }
 
 /// Random texts of every schema; returns how many.

@@ -4,11 +4,24 @@
 use realizar_engine::{Constraint, TokenMask};
 use realizar_model::source::{self, TensorSource};
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
+use realizar_structured::{Format, Grammars};
 use std::path::Path;
 
 /// The embedded demo model.
 pub fn demo() -> Box<dyn TensorSource> {
     source::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo.gguf")).unwrap()
+}
+
+pub fn grammars(tokenizer: &Tokenizer) -> Grammars {
+    Grammars::new(tokenizer, tokenizer.eos_ids()).unwrap()
+}
+
+pub fn compile(grammars: &Grammars, format: Format) -> Box<dyn Constraint> {
+    grammars.compile(&format).unwrap_or_else(|error| panic!("{format:?}: {error}"))
+}
+
+pub fn plain(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: false })
 }
 
 /// A generator of test data: SplitMix64 (Steele, Lea and Flood 2014).

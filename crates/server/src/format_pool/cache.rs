@@ -1,6 +1,6 @@
 //! Compiled formats by their text, least recently used first to go.
 
-use super::{Compiled, GrammarError};
+use realizar_structured::{Compiled, GrammarError};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 

@@ -43,12 +43,12 @@ pub fn open_in(prompt: &str) -> Option<&'static Tags> {
 }
 
 /// The tags of the reasoning that is begun and not ended in a text.
-pub(crate) fn unfinished_in(text: &str) -> Option<&'static Tags> {
+pub fn unfinished_in(text: &str) -> Option<&'static Tags> {
     TAGS.iter().find(|tags| text.rfind(tags.open) > text.rfind(tags.close))
 }
 
 /// The tags of the reasoning that an answer may begin with: those that the chat template knows, unless the prompt says that there is none.
-pub(crate) fn possible_after(prompt: &str, template: &str) -> Option<&'static Tags> {
+pub fn possible_after(prompt: &str, template: &str) -> Option<&'static Tags> {
     let is_over = |tags: &Tags| prompt.trim_end().ends_with(tags.close);
     TAGS.iter().find(|tags| template.contains(tags.open) && !is_over(tags))
 }
@@ -93,7 +93,7 @@ impl ReasoningParser {
     }
 
     /// The reasoning is over without a tag; returns what was held back.
-    pub(crate) fn end(&mut self) -> String {
+    pub fn end(&mut self) -> String {
         match std::mem::replace(&mut self.place, Place::Content) {
             Place::Start(held) | Place::Reasoning(held) => held,
             Place::Blanks { .. } | Place::Content => String::new(),
@@ -101,7 +101,7 @@ impl ReasoningParser {
     }
 
     /// Whether what comes next is part of the reasoning, as far as is known.
-    pub(crate) fn is_reasoning(&self) -> bool {
+    pub fn is_reasoning(&self) -> bool {
         matches!(self.place, Place::Blanks { reasoning: true } | Place::Reasoning(_))
     }
 

@@ -20,7 +20,7 @@ const EXPLICIT: &[&str] = &["additionalProperties", "unevaluatedProperties", "pa
 ///
 /// A schema that holds together with others for the same object stays open, since one would forbid what the other names: members of
 /// `allOf`, what they refer to, and schemas with properties beside `allOf`, `anyOf`, `oneOf` or `$ref`.
-pub(crate) fn close_objects(schema: &mut Value) {
+pub fn close_objects(schema: &mut Value) {
     let open = composed_definitions(schema);
     close(schema, false, "#", &open);
 }

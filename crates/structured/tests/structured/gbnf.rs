@@ -1,11 +1,10 @@
 //! Grammars in GBNF: what they say, and nothing else.
 
-use super::support::{Random, allowed_ids, babble, demo, follow};
+use super::support::{Random, allowed_ids, babble, compile, demo, follow, grammars};
 use super::test_data::test_data;
-use super::{compile, grammars};
 use realizar_model::source;
 use realizar_model::tokenizer::Tokenizer;
-use realizar_server::structured::{Format, Grammars};
+use realizar_structured::{Format, Grammars};
 use std::time::Instant;
 
 /// One token per byte.

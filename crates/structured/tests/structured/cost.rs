@@ -1,8 +1,8 @@
 //! What a mask costs per token, beside which a step of the smallest models takes milliseconds. `--nocapture` shows the numbers.
 
-use super::support::{Random, babble, demo};
+use super::schema;
+use super::support::{Random, babble, compile, demo, grammars};
 use super::test_data::test_data;
-use super::{compile, grammars, schema};
 use realizar_engine::{Constraint, TokenMask};
 use realizar_model::source;
 use realizar_model::tokenizer::Tokenizer;

@@ -1,13 +1,17 @@
 //! Tool calls under their grammar: whatever is drawn, the syntax's parser finds calls whose arguments satisfy their schema.
 
-use super::json_schema::validates;
-use super::support::{Random, babble, demo, follow};
-use super::{compile, grammars, plain};
+#[path = "../../structured/tests/structured/json_schema.rs"]
+mod json_schema;
+#[path = "../../structured/tests/structured/support.rs"]
+mod support;
+
+use json_schema::validates;
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
-use realizar_server::reasoning::{self, TAGS};
-use realizar_server::structured::{Before, Format, GrammarError};
 use realizar_server::tool_calls::{Delta, SYNTAXES, Syntax, Tool, ToolChoice};
+use realizar_structured::reasoning::{self, TAGS};
+use realizar_structured::{Before, Format, GrammarError};
 use serde_json::{Value, json};
+use support::{Random, babble, compile, demo, follow, grammars, plain};
 
 fn tools(strict: bool) -> Vec<Tool> {
     let function = |name: &str, parameters: Value| json!({"type": "function", "function": {"name": name, "parameters": parameters, "strict": strict}});

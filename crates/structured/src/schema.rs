@@ -111,10 +111,10 @@ fn holds(keyword: &str) -> Option<Holds> {
 
 /// The schema as llguidance takes it, known to compile.
 ///
-/// `strict`: see [`super::Format::JsonSchema`].
+/// `strict`: see [`crate::Format::JsonSchema`].
 ///
 /// Errors: [`GrammarError::Schema`] with the place, [`GrammarError::TooLarge`].
-pub(crate) fn prepare(schema: &Value, strict: bool) -> Result<Value, GrammarError> {
+pub fn prepare(schema: &Value, strict: bool) -> Result<Value, GrammarError> {
     check_size("the JSON schema, in bytes,", text_size(schema))?;
     let mut schema = match schema {
         Value::Bool(true) => json!({}),

@@ -3,17 +3,16 @@
 //! Their stacks are large, since the compiler recurses along its input, and they share nothing with the threads that answer requests:
 //! formats that take long delay other new formats only. A request waits for its format without holding a thread.
 
-use super::cache::{Cache, Outcome};
-use super::{Compiled, Deadline, GrammarError};
+mod cache;
+
+use cache::{Cache, Outcome};
+use realizar_structured::{COMPILER_STACK_BYTES, Compiled, Deadline, GrammarError};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Stack of each thread. The deepest format within the bounds takes some tens of megabytes in a debug build; memory that is not
-/// touched is not used.
-const STACK_BYTES: usize = 256 << 20;
 /// Formats that wait for a thread.
 const MAX_QUEUE: usize = 32;
 /// Compiled formats that are kept, in bytes.
@@ -72,7 +71,7 @@ impl FormatPool {
         for thread in 0..n_threads {
             let shared = shared.clone();
             let builder = std::thread::Builder::new().name(format!("format {thread}"));
-            builder.stack_size(STACK_BYTES).spawn(move || shared.run(thread))?;
+            builder.stack_size(COMPILER_STACK_BYTES).spawn(move || shared.run(thread))?;
         }
         Ok(pool)
     }

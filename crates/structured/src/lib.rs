@@ -1,27 +1,25 @@
 //! Structured output: JSON, JSON schemas, regular expressions and grammars, as masks over the model's tokens.
 //!
 //! [`Grammars`] holds the vocabulary as a trie of bytes, built once for a model. [`Grammars::compile`] turns a [`Format`] into a
-//! [`Constraint`] that the engine asks for a mask before each token. The server compiles in `pool`, on threads of its own and with a
-//! cache; `compile` keeps to bounds of time and memory, `limits` has those of the source. `schema` checks a JSON schema and says
+//! [`Constraint`] that the engine asks for a mask before each token. `compile` keeps to bounds of time and memory, `limits` has those of the source. `schema` checks a JSON schema and says
 //! where it is wrong, `closed` says that its objects have no further properties, `gbnf` reads llama.cpp's grammars for the machine in `pushdown`, `vocabulary` builds the trie, `constraint` is
 //! the engine's seam, `after_reasoning` puts off a format until the model has thought, `after_grammar` until a text of another grammar has come. All but GBNF runs in llguidance: an Earley
-//! parser over lexemes whose regular expressions are derivatives, walked along the trie.
+//! parser over lexemes whose regular expressions are derivatives, walked along the trie. [`reasoning`] tells what a model thinks from its answer.
+#![forbid(unsafe_code)]
 
 mod after_grammar;
 mod after_reasoning;
-mod cache;
 mod closed;
 mod compile;
 mod constraint;
 mod gbnf;
 mod leap_seconds;
 mod limits;
-mod pool;
 mod pushdown;
+pub mod reasoning;
 mod schema;
 mod vocabulary;
 
-use crate::reasoning::{self, Tags};
 use after_grammar::AfterGrammar;
 use after_reasoning::{AfterReasoning, FreeTokens};
 use compile::limits as library_limits;
@@ -29,18 +27,22 @@ use llguidance::ParserFactory;
 use llguidance::toktrie::TokEnv;
 use realizar_engine::Constraint;
 use realizar_model::tokenizer::Tokenizer;
+use reasoning::Tags;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-pub(crate) use closed::close_objects;
-pub(crate) use compile::{Compiled, Deadline};
-pub(crate) use pool::{FormatPool, Refused};
-pub(crate) use schema::prepare as prepare_schema;
+pub use closed::close_objects;
+pub use compile::{Compiled, Deadline};
+pub use schema::prepare as prepare_schema;
 
 /// Bytes of a schema, pattern or grammar at most.
 const MAX_SOURCE_BYTES: usize = 512 << 10;
+
+/// Stack of a thread that compiles formats from outside, in bytes. The deepest format within the bounds takes some tens of megabytes in a debug
+/// build; memory that is not touched is not used.
+pub const COMPILER_STACK_BYTES: usize = 256 << 20;
 
 /// How long [`Grammars::compile`] may take.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -74,16 +76,26 @@ pub enum Before {
     Reasoning {
         /// What is around it.
         tags: &'static Tags,
-        /// The prompt has begun it ([`crate::reasoning::open_in`]). Otherwise the answer may do so with one token.
+        /// The prompt has begun it ([`reasoning::open_in`]). Otherwise the answer may do so with one token.
         is_begun: bool,
     },
     /// Text that a grammar in Lark describes, of which no text goes on after a whole one.
     Grammar(String),
 }
 
+impl Before {
+    /// Reasoning within which the prompt ends (`begun`), which the answer may begin with (`possible`), or none.
+    pub fn reasoning(begun: Option<&'static Tags>, possible: Option<&'static Tags>) -> Self {
+        match begun.or(possible) {
+            Some(tags) => Self::Reasoning { tags, is_begun: begun.is_some() },
+            None => Self::Nothing,
+        }
+    }
+}
+
 impl Format {
     /// JSON of a schema. `open_schemas`: objects without `additionalProperties` may have further properties.
-    pub(crate) fn json_schema(schema: &Value, strict: bool, open_schemas: bool) -> Self {
+    pub fn json_schema(schema: &Value, strict: bool, open_schemas: bool) -> Self {
         let mut schema = schema.clone();
         if !open_schemas {
             close_objects(&mut schema);
@@ -173,11 +185,19 @@ impl Grammars {
         Ok(Self { factory: Arc::new(factory), environment, ids: Arc::new(ids), free, stop })
     }
 
-    /// Prepares the enforcement of a format on this thread: up to some seconds, and hundreds of kilobytes of stack for what recurses.
+    /// Prepares the enforcement of a format on this thread: up to some seconds, and hundreds of kilobytes of stack for what recurses, up to [`COMPILER_STACK_BYTES`] for
+    /// formats written to do harm.
     ///
     /// Errors: what is wrong with the format, and where.
     pub fn compile(&self, format: &Format) -> Result<Box<dyn Constraint>, GrammarError> {
-        Ok(self.compile_until(format, Deadline::after(LONGEST))?.constraint())
+        Ok(self.prepare(format)?.constraint())
+    }
+
+    /// Like [`Grammars::compile`], for any number of constraints of the same format.
+    ///
+    /// Errors: as [`Grammars::compile`].
+    pub fn prepare(&self, format: &Format) -> Result<Compiled, GrammarError> {
+        self.compile_until(format, Deadline::after(LONGEST))
     }
 
     /// Like [`Grammars::compile`], but the format holds for what comes after something else.
@@ -201,7 +221,7 @@ impl Grammars {
     /// A constraint that begins after something else.
     ///
     /// Errors: as [`Grammars::compile`].
-    pub(crate) fn after(
+    pub fn after(
         &self,
         before: &Before,
         constraint: Box<dyn Constraint>,
@@ -219,11 +239,7 @@ impl Grammars {
     }
 
     /// Errors: as [`Grammars::compile`]; [`GrammarError::TooSlow`].
-    pub(crate) fn compile_until(
-        &self,
-        format: &Format,
-        deadline: Deadline,
-    ) -> Result<Compiled, GrammarError> {
+    pub fn compile_until(&self, format: &Format, deadline: Deadline) -> Result<Compiled, GrammarError> {
         compile::compile(&self.factory, format, deadline)
     }
 }

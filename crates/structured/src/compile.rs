@@ -17,14 +17,14 @@ use std::time::{Duration, Instant};
 
 /// When compiling has to end.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Deadline {
+pub struct Deadline {
     end: Instant,
     limit: Duration,
 }
 
 impl Deadline {
     /// From now.
-    pub(crate) fn after(limit: Duration) -> Self {
+    pub fn after(limit: Duration) -> Self {
         Self { end: Instant::now() + limit, limit }
     }
 
@@ -38,7 +38,9 @@ impl Deadline {
 }
 
 /// A compiled format, at the beginning of a text, with its first mask.
-pub(crate) enum Compiled {
+pub struct Compiled(Machine);
+
+enum Machine {
     /// By llguidance.
     Tokens(Box<TokenConstraint>),
     /// From GBNF.
@@ -48,18 +50,18 @@ pub(crate) enum Compiled {
 impl Compiled {
     /// A constraint for one request, which shares nothing with others: what one text makes the machine remember, or fail at, concerns
     /// no other.
-    pub(crate) fn constraint(&self) -> Box<dyn Constraint> {
-        match self {
-            Self::Tokens(constraint) => Box::new(constraint.separate()),
-            Self::Bytes(constraint) => Box::new(constraint.separate()),
+    pub fn constraint(&self) -> Box<dyn Constraint> {
+        match &self.0 {
+            Machine::Tokens(constraint) => Box::new(constraint.separate()),
+            Machine::Bytes(constraint) => Box::new(constraint.separate()),
         }
     }
 
     /// Bytes that it takes, about.
-    pub(crate) fn n_bytes(&self) -> usize {
-        match self {
-            Self::Tokens(constraint) => constraint.n_bytes(),
-            Self::Bytes(constraint) => constraint.n_bytes(),
+    pub fn n_bytes(&self) -> usize {
+        match &self.0 {
+            Machine::Tokens(constraint) => constraint.n_bytes(),
+            Machine::Bytes(constraint) => constraint.n_bytes(),
         }
     }
 }
@@ -148,7 +150,7 @@ fn compile_lexed(
     // The first mask here and not in the engine; it also tells whether anything satisfies the format at all.
     let mut constraint = TokenConstraint::new(parser, factory.tok_env().tok_trie().vocab_size());
     constraint.allowed().map_err(|reason| kind.error(reason))?;
-    Ok(Compiled::Tokens(Box::new(constraint)))
+    Ok(Compiled(Machine::Tokens(Box::new(constraint))))
 }
 
 /// Finds out within limits whether the lexer can be built: llguidance takes its steps by the first byte without any.
@@ -177,7 +179,7 @@ fn try_first_byte(lexemes: &LexerSpec) -> Result<(), String> {
 fn compile_gbnf(factory: &ParserFactory, text: &str) -> Result<Compiled, String> {
     let mut constraint = PushdownConstraint::new(gbnf::parse(text)?, factory.tok_env().clone())?;
     constraint.allowed()?;
-    Ok(Compiled::Bytes(constraint))
+    Ok(Compiled(Machine::Bytes(constraint)))
 }
 
 /// On its own first: inside a grammar its errors would speak of a grammar that the caller did not write.
