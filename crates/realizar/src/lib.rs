@@ -24,11 +24,12 @@
 //! | choose how tokens are sampled | [`TextParams`], [`Model::default_params`] |
 //! | work with tokens | [`Model::encode`], [`Model::decode`], [`Model::tokenizer`] |
 //! | get logits or probabilities | [`Model::logits`], [`Model::log_probs`], [`Model::score`], [`TextParams::n_logprobs`] |
+//! | get JSON of a schema, or text of a grammar | `Model::structured` with a `Format` |
 //! | turn texts into vectors | [`Embedder`] |
 //! | speed up generation by guesses | [`ModelBuilder::draft_model`], [`ModelBuilder::proposer`] |
 //! | do anything else that the engine can | [`Model::engine`]: conversations with tools, [`Request`]s with a [`Constraint`] |
 //!
-//! The folder `examples` has a program for each of chat, streams, tokens and embeddings.
+//! The folder `examples` has a program for each of chat, streams, tokens, JSON and embeddings.
 //!
 //! # Threads
 //!
@@ -39,6 +40,7 @@
 //! # Features
 //!
 //! - `cuda` (default): NVIDIA GPUs. It needs no CUDA toolkit; without a GPU the CPU is used.
+//! - `structured` (default): answers of a given form, with `Model::structured`.
 //! - `hub`: downloads models from the Hugging Face hub, with `hub::Hub` and `Model::from_hub`.
 #![forbid(unsafe_code)]
 
@@ -49,12 +51,16 @@ pub mod hub;
 mod message;
 mod model;
 mod prompt;
+#[cfg(feature = "structured")]
+mod structured;
 
 pub use builder::ModelBuilder;
 pub use embedder::Embedder;
 pub use message::Message;
 pub use model::{Model, now};
 pub use prompt::Prompt;
+#[cfg(feature = "structured")]
+pub use structured::{Format, GrammarError, Structured, reasoning};
 
 pub use realizar_compute::DType;
 pub use realizar_engine::load::{CacheSize, Device, LoadError, LoadOptions as Options};
@@ -84,6 +90,10 @@ pub enum Error {
         /// Its architecture.
         arch: &'static str,
     },
+    /// The form that answers should have.
+    #[cfg(feature = "structured")]
+    #[error(transparent)]
+    Format(#[from] GrammarError),
     /// The Hugging Face hub, or the way to it.
     #[cfg(feature = "hub")]
     #[error(transparent)]

@@ -8,8 +8,12 @@ use crate::{
 };
 use realizar_engine::{Engine, Event, load};
 use realizar_model::sampling_defaults;
+#[cfg(feature = "structured")]
+use realizar_structured::{GrammarError, Grammars};
 use std::path::Path;
 use std::sync::Arc;
+#[cfg(feature = "structured")]
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// A language model on its device, with its tokenizer and chat template.
@@ -21,6 +25,8 @@ pub struct Model {
     weights: WeightBytes,
     cache_bytes: usize,
     load_time: Duration,
+    #[cfg(feature = "structured")]
+    grammars: OnceLock<Result<Grammars, GrammarError>>,
 }
 
 impl Model {
@@ -83,7 +89,16 @@ impl Model {
             weights: loaded.weights,
             cache_bytes: loaded.memory.cache,
             load_time: loaded.load_time,
+            #[cfg(feature = "structured")]
+            grammars: OnceLock::new(),
         })
+    }
+
+    /// What compiles formats for its vocabulary, which the first call sorts.
+    #[cfg(feature = "structured")]
+    pub(crate) fn grammars(&self) -> Result<&Grammars, GrammarError> {
+        let make = || Grammars::new(self.tokenizer(), self.tokenizer().eos_ids());
+        self.grammars.get_or_init(make).as_ref().map_err(Clone::clone)
     }
 
     /// Answers a conversation, rendered by the model's chat template. The stream delivers text as it is generated;
