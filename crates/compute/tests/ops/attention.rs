@@ -1,7 +1,7 @@
 //! Attention and the way into the cache, over ragged batches, block tables in any order, and every type of cache.
 
 use super::matrices::part;
-use super::perf::{self, Work, op};
+use super::perf::op;
 use super::*;
 use realizar_compute::{
     AttentionBlock, AttentionParams, AttentionTemperature, BlockInput, BlockOutput, HeadNorms, Heads, Join,
@@ -712,45 +712,40 @@ fn a_token_does_not_depend_on_the_batch_the_chunks_or_the_threads() {
     }
 }
 
-#[test]
-#[ignore = "measures"]
-fn perf_of_attention_on_the_cpu() {
-    perf_of_attention(perf::On::Cpu);
-}
+/// Times, for the benchmark.
+#[allow(dead_code, reason = "tests do not measure")]
+pub(super) mod times {
+    use super::super::perf::{On, Work, table};
+    use super::*;
 
-#[test]
-#[ignore = "measures"]
-fn perf_of_attention_on_the_gpu() {
-    perf_of_attention(perf::On::Gpu);
-}
-
-/// 32 heads of 128 over 8, as in Llama-3.1-8B, and 16 of 256 over 8, as in Gemma-2-9B.
-fn perf_of_attention(on: perf::On) {
-    let cases = {
-        let steps = [
-            ("4,096th token", vec![(4095, 1)]),
-            ("8 of the 1,024th", vec![(1023, 1); 8]),
-            ("prompt of 2,048", vec![(0, 2048)]),
-        ];
-        let case = |(name, parts): &(&str, Vec<(usize, usize)>),
-                    (n_heads, n_kv_heads, dim): (usize, usize, usize),
-                    cache: DType| {
-            let seen: usize = parts.iter().map(|&(start, n)| n * start + n * (n + 1) / 2).sum();
-            let stored: usize = parts.iter().map(|&(start, n)| start + n).sum();
-            let work = Work {
-                bytes: cache.bytes_for(2 * stored * n_kv_heads * dim).unwrap() as f64,
-                operations: 4.0 * (seen * n_heads * dim) as f64,
+    /// 32 heads of 128 over 8, as in Llama-3.1-8B, and 16 of 256 over 8, as in Gemma-2-9B.
+    pub(in super::super) fn attention(on: On) {
+        let cases = {
+            let steps = [
+                ("4,096th token", vec![(4095, 1)]),
+                ("8 of the 1,024th", vec![(1023, 1); 8]),
+                ("prompt of 2,048", vec![(0, 2048)]),
+            ];
+            let case = |(name, parts): &(&str, Vec<(usize, usize)>),
+                        (n_heads, n_kv_heads, dim): (usize, usize, usize),
+                        cache: DType| {
+                let seen: usize = parts.iter().map(|&(start, n)| n * start + n * (n + 1) / 2).sum();
+                let stored: usize = parts.iter().map(|&(start, n)| start + n).sum();
+                let work = Work {
+                    bytes: cache.bytes_for(2 * stored * n_kv_heads * dim).unwrap() as f64,
+                    operations: 4.0 * (seen * n_heads * dim) as f64,
+                };
+                let case = Attention { cache, ..case(n_heads, n_kv_heads, dim, parts) };
+                (format!("{name}, {n_heads} heads of {dim}, {cache}"), cache, case, work)
             };
-            let case = Attention { cache, ..case(n_heads, n_kv_heads, dim, parts) };
-            (format!("{name}, {n_heads} heads of {dim}, {cache}"), cache, case, work)
-        };
-        let mut cases = Vec::new();
-        for step in &steps {
-            for heads in [(32, 8, 128), (16, 8, 256)] {
-                cases.extend([DType::F16, DType::Q8_0].map(|cache| case(step, heads, cache)));
+            let mut cases = Vec::new();
+            for step in &steps {
+                for heads in [(32, 8, 128), (16, 8, 256)] {
+                    cases.extend([DType::F16, DType::Q8_0].map(|cache| case(step, heads, cache)));
+                }
             }
-        }
-        cases
-    };
-    perf::table(on, "Attention", cases);
+            cases
+        };
+        table(on, "Attention", cases);
+    }
 }

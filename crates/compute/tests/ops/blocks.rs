@@ -1,7 +1,7 @@
 //! The blocks of a layer, with norms, sums and gates around their matmuls.
 
-use crate::matrices::part;
-use crate::{
+use super::matrices::part;
+use super::{
     Case, ELEMENTWISE, Paths, Random, Sums, check, packed_types, poisoned, read, rows_of, staged, tolerance,
     vector,
 };

@@ -3,8 +3,8 @@
 //!
 //! Small kernels (cuda-emulation/checks.cu) run on the emulated GPU. Numbers are small integers, so that all results are exact.
 
-use crate::Random;
-use crate::emulation::Emulation;
+use super::Random;
+use super::emulation::Emulation;
 use half::{bf16, f16};
 use realizar_compute::cuda::driver::{BoxMap, Boxes, DevicePtr, Driver, Grid, Image};
 use std::sync::Arc;

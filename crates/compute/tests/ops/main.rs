@@ -4,6 +4,8 @@
 //! case on the reference and on every path of every backend, and compares. Outputs start as NaN and are made a few rows too
 //! long, so that an element that is not written, or one too many, is seen. [`rows_do_not_depend_on_the_batch`] asks for
 //! more: a row alone equals the same row in a batch, bit by bit.
+//!
+//! The benchmark `ops` times the same cases at the sizes of real models.
 
 mod attention;
 mod blocks;
@@ -15,7 +17,7 @@ mod emulation;
 mod hopper;
 mod latent;
 mod matrices;
-mod perf;
+pub(crate) mod perf;
 mod ranks;
 mod recurrent;
 mod sampling;

@@ -1,6 +1,6 @@
 //! Operations that read weights: products, mixtures of experts, embeddings; in every element type.
 
-use super::perf::{self, Work, op};
+use super::perf::{self, op};
 use super::*;
 use bytes::Bytes;
 use realizar_compute::{
@@ -574,78 +574,64 @@ fn a_matrix_whose_bytes_disagree_with_its_shape_is_refused() {
     cpus(Paths::Weights).for_each(run);
 }
 
-/// Types of weights that a table of times has.
-const TIMED: [DType; 16] = {
-    use DType::*;
-    [F16, BF16, Q8_0, Q6_K, Q5_K, Q5_0, Q4_K, Q4_0, IQ4_XS, IQ4_NL, MXFP4, NVFP4, Q3_K, IQ3_S, Q2_K, IQ2_XS]
-};
+/// Times, for the benchmark.
+#[allow(dead_code, reason = "tests do not measure")]
+pub(super) mod times {
+    use super::super::perf::{On, Work, table};
+    use super::*;
 
-#[test]
-#[ignore = "measures"]
-fn perf_of_matmul_on_the_cpu() {
-    perf_of_matmul(perf::On::Cpu);
-}
-
-#[test]
-#[ignore = "measures"]
-fn perf_of_matmul_on_the_gpu() {
-    perf_of_matmul(perf::On::Gpu);
-}
-
-/// A matrix of the size of Llama-3.1-8B's gate.
-fn perf_of_matmul(on: perf::On) {
-    let cases = {
-        let (n_out, n_in) = (14336, 4096);
-        let case = |dtype: DType, m: usize| {
-            let bytes = dtype.bytes_for(n_out * n_in).unwrap() + 4 * m * (n_in + n_out);
-            let work = Work { bytes: bytes as f64, operations: 2.0 * (n_out * n_in * m) as f64 };
-            let case = Matmul { parts: vec![(dtype, n_out)], n_in, rows: 0..m, bias: false };
-            (format!("{dtype}, {m} rows"), dtype, case, work)
-        };
-        let rows = [1, 8, 32, 128, 512];
-        TIMED.iter().flat_map(|&dtype| rows.map(|m| case(dtype, m))).collect()
+    /// Types of weights that a table of times has.
+    const TIMED: [DType; 16] = {
+        use DType::*;
+        [
+            F16, BF16, Q8_0, Q6_K, Q5_K, Q5_0, Q4_K, Q4_0, IQ4_XS, IQ4_NL, MXFP4, NVFP4, Q3_K, IQ3_S, Q2_K,
+            IQ2_XS,
+        ]
     };
-    perf::table(on, "Matrices of [14336, 4096]", cases);
-}
 
-#[test]
-#[ignore = "measures"]
-fn perf_of_experts_on_the_cpu() {
-    perf_of_experts(perf::On::Cpu);
-}
-
-#[test]
-#[ignore = "measures"]
-fn perf_of_experts_on_the_gpu() {
-    perf_of_experts(perf::On::Gpu);
-}
-
-/// The experts of Qwen3-30B-A3B.
-fn perf_of_experts(on: perf::On) {
-    let cases = {
-        let (n, inner, n_experts, n_used) = (2048, 768, 128, 8);
-        let case = |dtype: DType, m: usize| {
-            let case = Moe {
-                hidden_size: n,
-                intermediate_size: inner,
-                rows: 0..m,
-                ..moe_case(dtype, n_experts, n_used, true, m)
+    /// A matrix of the size of Llama-3.1-8B's gate.
+    pub(in super::super) fn matmul(on: On) {
+        let cases = {
+            let (n_out, n_in) = (14336, 4096);
+            let case = |dtype: DType, m: usize| {
+                let bytes = dtype.bytes_for(n_out * n_in).unwrap() + 4 * m * (n_in + n_out);
+                let work = Work { bytes: bytes as f64, operations: 2.0 * (n_out * n_in * m) as f64 };
+                let case = Matmul { parts: vec![(dtype, n_out)], n_in, rows: 0..m, bias: false };
+                (format!("{dtype}, {m} rows"), dtype, case, work)
             };
-            let size = 3 * n * inner;
-            // Experts that somebody is expected to choose.
-            let share = n_used as f64 / n_experts as f64;
-            let chosen = n_experts as f64 * (1.0 - (1.0 - share).powi(m as i32));
-            let work = Work {
-                bytes: chosen * dtype.bytes_for(size).unwrap() as f64 + (8 * m * n) as f64,
-                operations: 2.0 * (size * m * n_used) as f64,
-            };
-            (format!("{dtype}, {m} rows"), dtype, case, work)
+            let rows = [1, 8, 32, 128, 512];
+            TIMED.iter().flat_map(|&dtype| rows.map(|m| case(dtype, m))).collect()
         };
-        let rows = [1, 2, 4, 8, 9, 16, 32, 128, 2048];
-        [DType::BF16, DType::Q8_0, DType::Q4_K, DType::MXFP4]
-            .iter()
-            .flat_map(|&dtype| rows.map(|m| case(dtype, m)))
-            .collect()
-    };
-    perf::table(on, "8 of 128 experts of [768, 2048]", cases);
+        table(on, "Matrices of [14336, 4096]", cases);
+    }
+
+    /// The experts of Qwen3-30B-A3B.
+    pub(in super::super) fn experts(on: On) {
+        let cases = {
+            let (n, inner, n_experts, n_used) = (2048, 768, 128, 8);
+            let case = |dtype: DType, m: usize| {
+                let case = Moe {
+                    hidden_size: n,
+                    intermediate_size: inner,
+                    rows: 0..m,
+                    ..moe_case(dtype, n_experts, n_used, true, m)
+                };
+                let size = 3 * n * inner;
+                // Experts that somebody is expected to choose.
+                let share = n_used as f64 / n_experts as f64;
+                let chosen = n_experts as f64 * (1.0 - (1.0 - share).powi(m as i32));
+                let work = Work {
+                    bytes: chosen * dtype.bytes_for(size).unwrap() as f64 + (8 * m * n) as f64,
+                    operations: 2.0 * (size * m * n_used) as f64,
+                };
+                (format!("{dtype}, {m} rows"), dtype, case, work)
+            };
+            let rows = [1, 2, 4, 8, 9, 16, 32, 128, 2048];
+            [DType::BF16, DType::Q8_0, DType::Q4_K, DType::MXFP4]
+                .iter()
+                .flat_map(|&dtype| rows.map(|m| case(dtype, m)))
+                .collect()
+        };
+        table(on, "8 of 128 experts of [768, 2048]", cases);
+    }
 }

@@ -1,13 +1,14 @@
-//! Times of operations at the sizes of real models, by the cases that check them: `perf_of_…`, each a table.
+//! Times of operations at the sizes of real models, by the cases that check them: the benchmark `ops`.
 //!
 //! ```text
-//! cargo test -p realizar-compute --test ops perf_of_matmul_on_the_cpu -- --ignored --nocapture --test-threads 1
+//! cargo bench -p realizar-compute --bench ops -- cpu matmul experts
 //! ```
 //!
 //! The CPU has all its threads. A time is the median of several samples, each of many operations
 //! on weights that lie in several places, so that no cache holds them; a GPU replays them as one graph. Limits are those that the device
 //! itself was seen to reach: reading memory on the CPU, and the instruction that products use from registers; of a GPU the bandwidth
 //! that its driver states.
+#![allow(dead_code, reason = "tests use `op` and `copies` only")]
 #![allow(clippy::print_stdout)]
 
 #[path = "../../benches/machine/mod.rs"]
@@ -30,11 +31,41 @@ const SECONDS: f64 = 0.2;
 thread_local! {
     /// Whether operations are timed.
     static TIMING: Cell<bool> = const { Cell::new(false) };
-    /// Seconds of the last one.
+    /// Seconds of the last operation.
     static TIME: Cell<f64> = const { Cell::new(0.0) };
 }
 
-/// Runs the operation that a case is about; to time it, again and again, with how often it ran before.
+/// The benchmark: arguments are `cpu` or `gpu`, and names of tables; without names all of them.
+pub(crate) fn main() {
+    type Table = (&'static str, fn(On));
+    let tables: [Table; 5] = [
+        ("matmul", matrices::times::matmul),
+        ("experts", matrices::times::experts),
+        ("attention", attention::times::attention),
+        ("delta_rule", recurrent::times::delta_rule),
+        ("ssm_scan", ssm_scan::times::ssm_scan),
+    ];
+    let names = tables.map(|(name, _)| name);
+    let mut on = On::Cpu;
+    let mut wanted = Vec::new();
+    // Cargo adds options of its own.
+    for argument in std::env::args().skip(1).filter(|argument| !argument.starts_with("--")) {
+        match argument.as_str() {
+            "cpu" => on = On::Cpu,
+            "gpu" => on = On::Gpu,
+            name if names.contains(&name) => wanted.push(argument),
+            other => panic!("{other} is none of cpu, gpu, {}", names.join(", ")),
+        }
+    }
+    TIMING.set(true);
+    for (name, table) in tables {
+        if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
+            table(on);
+        }
+    }
+}
+
+/// Runs the operation that a case is about: once in a test, again and again in the benchmark, with how often it ran before.
 pub(super) fn op<B: Backend>(
     b: &B,
     n_copies: usize,
@@ -101,12 +132,10 @@ pub(super) enum On {
 
 /// Times cases on a device.
 pub(super) fn table<C: Case>(on: On, title: &str, cases: Vec<Timed<C>>) {
-    TIMING.set(true);
     match on {
         On::Cpu => on_cpu(title, cases),
         On::Gpu => on_gpu(title, cases),
     }
-    TIMING.set(false);
 }
 
 fn on_cpu<C: Case>(title: &str, cases: Vec<Timed<C>>) {

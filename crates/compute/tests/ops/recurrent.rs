@@ -1,8 +1,8 @@
 //! Convolutions and delta rules with state, in ragged batches that read and write slots.
 
-use crate::matrices::part;
-use crate::perf::{self, Work, op};
-use crate::{
+use super::matrices::part;
+use super::perf::op;
+use super::{
     Case, ELEMENTWISE, Paths, Random, Sums, bits, check, cpus, gpus, poisoned, read, rows_of, tolerance,
     vector,
 };
@@ -395,66 +395,61 @@ fn delta_rules_with_larger_keys_than_a_device_takes_are_refused() {
     }
 }
 
-#[test]
-#[ignore = "measures"]
-fn perf_of_delta_rule_on_the_cpu() {
-    perf_of_delta_rule(perf::On::Cpu);
-}
+/// Times, for the benchmark.
+#[allow(dead_code, reason = "tests do not measure")]
+pub(super) mod times {
+    use super::super::perf::{On, Work, table};
+    use super::*;
 
-#[test]
-#[ignore = "measures"]
-fn perf_of_delta_rule_on_the_gpu() {
-    perf_of_delta_rule(perf::On::Gpu);
-}
-
-/// The delta rule of Qwen3-Next.
-fn perf_of_delta_rule(on: perf::On) {
-    const STEPS: [(&str, &[Part<'static>]); 3] = [
-        ("1 token", &[(1, Some(1), &[(1, 1)])]),
-        (
-            "4 sequences, 1 token each",
-            &[
-                (1, Some(0), &[(1, 0)]),
-                (1, Some(1), &[(1, 1)]),
-                (1, Some(2), &[(1, 2)]),
-                (1, Some(3), &[(1, 3)]),
-            ],
-        ),
-        ("512 tokens", &[(512, Some(1), &[(512, 1)])]),
-    ];
-    let shape =
-        DeltaShape { n_k_heads: 16, n_v_heads: 32, k_dim: 128, v_dim: 128, order: HeadOrder::Grouped };
-    let cases = {
-        let case = |&(name, parts): &(&str, &'static [Part<'static>])| {
-            let (n, state) = (n_tokens(parts), shape.n_v_heads * shape.k_dim * shape.v_dim);
-            let work = Work {
-                bytes: (8 * parts.len() * state + 4 * n * (shape.qkv_len() + shape.v_len())) as f64,
-                operations: (6 * n * state) as f64,
+    /// The delta rule of Qwen3-Next.
+    pub(in super::super) fn delta_rule(on: On) {
+        const STEPS: [(&str, &[Part<'static>]); 3] = [
+            ("1 token", &[(1, Some(1), &[(1, 1)])]),
+            (
+                "4 sequences, 1 token each",
+                &[
+                    (1, Some(0), &[(1, 0)]),
+                    (1, Some(1), &[(1, 1)]),
+                    (1, Some(2), &[(1, 2)]),
+                    (1, Some(3), &[(1, 3)]),
+                ],
+            ),
+            ("512 tokens", &[(512, Some(1), &[(512, 1)])]),
+        ];
+        let shape =
+            DeltaShape { n_k_heads: 16, n_v_heads: 32, k_dim: 128, v_dim: 128, order: HeadOrder::Grouped };
+        let cases = {
+            let case = |&(name, parts): &(&str, &'static [Part<'static>])| {
+                let (n, state) = (n_tokens(parts), shape.n_v_heads * shape.k_dim * shape.v_dim);
+                let work = Work {
+                    bytes: (8 * parts.len() * state + 4 * n * (shape.qkv_len() + shape.v_len())) as f64,
+                    operations: (6 * n * state) as f64,
+                };
+                (name.to_string(), DType::F32, Step { shape, parts }, work)
             };
-            (name.to_string(), DType::F32, Step { shape, parts }, work)
+            STEPS.iter().map(case).collect()
         };
-        STEPS.iter().map(case).collect()
-    };
-    perf::table(on, "Delta rule, 32 heads of 128", cases);
-}
-
-/// One step of the delta rule alone.
-#[derive(Debug)]
-struct Step {
-    shape: DeltaShape,
-    parts: &'static [Part<'static>],
-}
-
-impl Case for Step {
-    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
-        let (qkv, rates) = delta_rows(&self.shape, n_tokens(self.parts), 30);
-        vec![(
-            "y",
-            DeltaTensors::new(b, &self.shape).run(b, &self.shape, &qkv, &rates, &batch_of(self.parts)),
-        )]
+        table(on, "Delta rule, 32 heads of 128", cases);
     }
 
-    fn tolerance(&self, _: Sums) -> f64 {
-        1e-10
+    /// One step of the delta rule alone.
+    #[derive(Debug)]
+    struct Step {
+        shape: DeltaShape,
+        parts: &'static [Part<'static>],
+    }
+
+    impl Case for Step {
+        fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+            let (qkv, rates) = delta_rows(&self.shape, n_tokens(self.parts), 30);
+            vec![(
+                "y",
+                DeltaTensors::new(b, &self.shape).run(b, &self.shape, &qkv, &rates, &batch_of(self.parts)),
+            )]
+        }
+
+        fn tolerance(&self, _: Sums) -> f64 {
+            1e-10
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! State-space scans in ragged batches that read and write slots, and the blocks of Mamba-2.
 
-use crate::matrices::part;
-use crate::perf::{self, Work, op};
-use crate::recurrent::{DECODE, LONG, N_SLOTS, Part, RAGGED, all, batch_of, n_tokens, staged};
-use crate::{Case, Paths, Random, Sums, bits, check, cpus, gpus, poisoned, read, rows_of, tolerance, vector};
+use super::matrices::part;
+use super::perf::op;
+use super::recurrent::{DECODE, LONG, N_SLOTS, Part, RAGGED, all, batch_of, n_tokens, staged};
+use super::{Case, Paths, Random, Sums, bits, check, cpus, gpus, poisoned, read, rows_of, tolerance, vector};
 use realizar_compute::{
     Backend, Batch, BlockInput, BlockOutput, ConvKind, DType, Device, DtLimits, Join, Linear, Norm, NormKind,
     Recurrence, RecurrentBlock, Reference, ShortConv, SsmInput, SsmPart, SsmShape, StateLayer, Stream,
@@ -228,49 +228,44 @@ fn scans_with_larger_states_than_a_device_takes_are_refused() {
     }
 }
 
-#[test]
-#[ignore = "measures"]
-fn perf_of_ssm_scan_on_the_cpu() {
-    perf_of_ssm_scan(perf::On::Cpu);
-}
+/// Times, for the benchmark.
+#[allow(dead_code, reason = "tests do not measure")]
+pub(super) mod times {
+    use super::super::perf::{On, Work, table};
+    use super::*;
 
-#[test]
-#[ignore = "measures"]
-fn perf_of_ssm_scan_on_the_gpu() {
-    perf_of_ssm_scan(perf::On::Gpu);
-}
-
-/// The scan of Nemotron-H 8B.
-fn perf_of_ssm_scan(on: perf::On) {
-    const STEPS: [(&str, &[Part<'static>]); 2] =
-        [("1 token", &[(1, Some(1), &[(1, 1)])]), ("512 tokens", &[(512, Some(1), &[(512, 1)])])];
-    let shape = SsmShape { n_heads: 128, head_dim: 64, n_groups: 8, state_dim: 128 };
-    let case = |&(name, parts): &(&str, &'static [Part<'static>])| {
-        let (n, state) = (n_tokens(parts), shape.inner_len() * shape.state_dim);
-        let work = Work {
-            bytes: (8 * parts.len() * state + 4 * n * (shape.xbc_len() + shape.inner_len())) as f64,
-            operations: (5 * n * state) as f64,
+    /// The scan of Nemotron-H 8B.
+    pub(in super::super) fn ssm_scan(on: On) {
+        const STEPS: [(&str, &[Part<'static>]); 2] =
+            [("1 token", &[(1, Some(1), &[(1, 1)])]), ("512 tokens", &[(512, Some(1), &[(512, 1)])])];
+        let shape = SsmShape { n_heads: 128, head_dim: 64, n_groups: 8, state_dim: 128 };
+        let case = |&(name, parts): &(&str, &'static [Part<'static>])| {
+            let (n, state) = (n_tokens(parts), shape.inner_len() * shape.state_dim);
+            let work = Work {
+                bytes: (8 * parts.len() * state + 4 * n * (shape.xbc_len() + shape.inner_len())) as f64,
+                operations: (5 * n * state) as f64,
+            };
+            (name.to_string(), DType::F32, Step { shape, parts }, work)
         };
-        (name.to_string(), DType::F32, Step { shape, parts }, work)
-    };
-    perf::table(on, "State-space scan, 128 heads of 64 with states of 128", STEPS.iter().map(case).collect());
-}
-
-/// One step of the scan alone.
-#[derive(Debug)]
-struct Step {
-    shape: SsmShape,
-    parts: &'static [Part<'static>],
-}
-
-impl Case for Step {
-    fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
-        let (xbc, dt) = rows(&self.shape, n_tokens(self.parts), 30);
-        let mut tensors = SsmTensors::new(b, &self.shape, DtLimits::NONE);
-        vec![("y", tensors.run(b, &self.shape, &xbc, &dt, &batch_of(self.parts)))]
+        table(on, "State-space scan, 128 heads of 64 with states of 128", STEPS.iter().map(case).collect());
     }
 
-    fn tolerance(&self, _: Sums) -> f64 {
-        1e-10
+    /// One step of the scan alone.
+    #[derive(Debug)]
+    struct Step {
+        shape: SsmShape,
+        parts: &'static [Part<'static>],
+    }
+
+    impl Case for Step {
+        fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
+            let (xbc, dt) = rows(&self.shape, n_tokens(self.parts), 30);
+            let mut tensors = SsmTensors::new(b, &self.shape, DtLimits::NONE);
+            vec![("y", tensors.run(b, &self.shape, &xbc, &dt, &batch_of(self.parts)))]
+        }
+
+        fn tolerance(&self, _: Sums) -> f64 {
+            1e-10
+        }
     }
 }
