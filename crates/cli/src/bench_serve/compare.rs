@@ -10,9 +10,9 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// `None` where there was nothing before.
-    pub(super) fn ratio(&self) -> Option<f64> {
-        (self.before > 0.0).then(|| self.now / self.before)
+    /// How many times the figure before it is now, as text; a dash where there was nothing before.
+    pub(super) fn ratio(&self) -> String {
+        if self.before > 0.0 { format!("{:.3}", self.now / self.before) } else { "–".to_owned() }
     }
 }
 
@@ -54,8 +54,7 @@ pub(super) fn table(before: &Report, now: &Report) -> String {
     let mut out = format!("\nbefore: {} at {}, {}\n", before.model, before.url, before.run.in_words());
     out += &format!("{:<26} {:>12} {:>12} {:>8}\n", "", "before", "now", "ratio");
     for row in rows(before, now) {
-        let ratio = row.ratio().map_or("–".to_owned(), |r| format!("{r:.3}"));
-        out += &format!("{:<26} {:>12.2} {:>12.2} {ratio:>8}\n", row.name, row.before, row.now);
+        out += &format!("{:<26} {:>12.2} {:>12.2} {:>8}\n", row.name, row.before, row.now, row.ratio());
     }
     differences(before, now).iter().for_each(|line| out += &format!("{line}\n"));
     out

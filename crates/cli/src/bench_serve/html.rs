@@ -94,10 +94,12 @@ fn comparison(before: &Report, now: &Report) -> String {
         escape(&before.run.in_words())
     );
     for row in compare::rows(before, now) {
-        let ratio = row.ratio().map_or("–".to_owned(), |r| format!("{r:.3}"));
         out += &format!(
-            "<tr><td>{}</td><td>{:.2}</td><td>{:.2}</td><td>{ratio}</td></tr>\n",
-            row.name, row.before, row.now
+            "<tr><td>{}</td><td>{:.2}</td><td>{:.2}</td><td>{}</td></tr>\n",
+            row.name,
+            row.before,
+            row.now,
+            row.ratio()
         );
     }
     out += "</table></div>\n";

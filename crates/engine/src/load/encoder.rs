@@ -16,13 +16,31 @@ use realizar_model::{Decoder, EncoderOutput, ModelConfig, Shard, arch, workspace
 const MAX_TOKENS: usize = 8192;
 
 /// Tokens of a step on the CPU, where nothing else is asked for: its activations stay in the caches.
-const CPU_STEP_TOKENS: [usize; 1] = [512];
-/// Tokens of a step on a GPU, where nothing else is asked for: the first whose buffers take no more than one part in [`BUFFERS_SHARE`] of the
-/// free memory, or the last. Fewer do not fill the GPU; more than the first are hardly faster, and others wait longer for a step's end.
+const CPU_STEP_TOKENS: StepTokens = StepTokens { most: 512, least: 512 };
+/// Tokens of a step on a GPU, where nothing else is asked for. Fewer do not fill it; more are hardly faster, and others wait longer for a
+/// step's end.
 #[cfg(feature = "cuda")]
-const GPU_STEP_TOKENS: [usize; 3] = [65_536, 32_768, 16_384];
-/// See [`GPU_STEP_TOKENS`].
+const GPU_STEP_TOKENS: StepTokens = StepTokens { most: 65_536, least: 16_384 };
+/// A step's buffers take no more than one part in so many of the free memory, if fewer tokens than usual can see to that.
 const BUFFERS_SHARE: usize = 16;
+
+/// How many tokens a step may have.
+#[derive(Clone, Copy)]
+struct StepTokens {
+    most: usize,
+    least: usize,
+}
+
+impl StepTokens {
+    /// The most, halved until the buffers are small. `buffers`: bytes of those for so many tokens; `free`: bytes.
+    fn choose(self, free: usize, buffers: impl Fn(usize) -> usize) -> usize {
+        let mut n = self.most;
+        while n > self.least && buffers(n) > free / BUFFERS_SHARE {
+            n = (n / 2).max(self.least);
+        }
+        n
+    }
+}
 
 /// Texts of a step, where nothing else is asked for.
 const MAX_SEQS: usize = 256;
@@ -106,7 +124,7 @@ fn on_cpu(
     let cpu =
         Cpu::new(CpuOptions { n_threads, isa: Isa::best(), exact: options.exact, repack: options.repack });
     // The weights are pages of the file, or take their place.
-    load_on(cpu, source, config, options, &CPU_STEP_TOKENS, 0)
+    load_on(cpu, source, config, options, CPU_STEP_TOKENS, 0)
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -140,16 +158,16 @@ fn on_gpu(
         absent: false,
     })?;
     let weights = source.tensors().iter().map(|t| t.n_bytes()).sum();
-    load_on(cuda, source, config, options, &GPU_STEP_TOKENS, weights)
+    load_on(cuda, source, config, options, GPU_STEP_TOKENS, weights)
 }
 
-/// `step_tokens`: see [`GPU_STEP_TOKENS`]. `weights`: bytes that the device will have of them.
+/// `step_tokens`: where nothing else is asked for. `weights`: bytes that the device will have of them.
 fn load_on<B: Backend>(
     backend: B,
     source: &dyn TensorSource,
     config: ModelConfig,
     options: &LoadOptions,
-    step_tokens: &[usize],
+    step_tokens: StepTokens,
     weights: usize,
 ) -> Result<LoadedEncoder, LoadError> {
     let max_tokens = match options.n_ctx {
@@ -175,12 +193,11 @@ fn load_on<B: Backend>(
         workspace: workspace_bytes(&shard, &sizes.limits()).saturating_add(backend.scratch_bytes()),
     };
     let free = backend.memory().free;
-    let is_small = |n: &usize| {
-        let plan = plan_of(&sizes_of(*n));
-        plan.cache.saturating_add(plan.workspace) <= free / BUFFERS_SHARE
+    let buffers = |n| {
+        let plan = plan_of(&sizes_of(n));
+        plan.cache.saturating_add(plan.workspace)
     };
-    let usual = || step_tokens.iter().copied().find(is_small).or(step_tokens.last().copied());
-    let sizes = sizes_of(options.step_tokens.or_else(usual).unwrap_or(0));
+    let sizes = sizes_of(options.step_tokens.unwrap_or_else(|| step_tokens.choose(free, buffers)));
     let plan = plan_of(&sizes);
     if plan.total() > free {
         let remedy = "what fits: a smaller --ctx or fewer --step-tokens".into();
@@ -196,4 +213,20 @@ fn load_on<B: Backend>(
     let runner = Box::new(ModelEncoder::new(backend, model, sizes)?);
     tracing::info!(device, max_tokens, "encoder ready");
     Ok(LoadedEncoder { runner, config, device })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_smaller_where_memory_is_scarce() {
+        let range = StepTokens { most: 64, least: 16 };
+        // A byte for each token.
+        let choose = |free: usize| range.choose(free, |n| n);
+        let chosen = [usize::MAX, 64 * 16, 64 * 16 - 1, 32 * 16, 32 * 16 - 1, 0].map(choose);
+        assert_eq!(chosen, [64, 64, 32, 32, 16, 16]);
+        assert_eq!(StepTokens { most: 512, least: 512 }.choose(0, |n| n), 512);
+        assert_eq!(StepTokens { most: 64, least: 48 }.choose(0, |n| n), 48);
+    }
 }

@@ -60,7 +60,7 @@ impl Page {
     }
 
     /// The page, or that the browser has it.
-    pub(super) fn answer(&self, asked: &HeaderMap) -> Response {
+    pub(super) fn answer(&'static self, asked: &HeaderMap) -> Response {
         let headers = [
             (header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8")),
             (header::CONTENT_SECURITY_POLICY, self.content_security.clone()),
@@ -78,7 +78,7 @@ impl Page {
             let encoding = (header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
             (headers, [encoding], self.gzip).into_response()
         } else {
-            (headers, self.html.clone()).into_response()
+            (headers, self.html.as_str()).into_response()
         }
     }
 }
