@@ -3,10 +3,10 @@
 use crate::{hub, short_names};
 use anyhow::{Result, anyhow};
 use bytes::Bytes;
-use realizar::hub::{HUB_HOSTS, HubModel};
+use realizar::hub::{HUB_HOSTS, HubModel, is_path};
 use realizar_model::source::{self, TensorSource};
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The model in the program: small stories, and questions about them.
@@ -37,15 +37,9 @@ impl FromStr for ModelArg {
         if s.starts_with("hf:") || HUB_HOSTS.iter().any(|host| s.starts_with(host)) {
             return hub_name(s).map(Self::Hub);
         }
-        let path = || Ok(Self::Path(PathBuf::from(s)));
-        if is_rooted(s) || Path::new(s).exists() {
-            return path();
-        }
-        match (short_names::find(s), hub_name(s)) {
-            (Some(model), _) => Ok(Self::Hub(model)),
-            // a/b.gguf is a file that is not there, and a/b:c.gguf one of a repository.
-            (None, Ok(model)) if s.contains(':') || !is_file_name(s) => Ok(Self::Hub(model)),
-            _ => path(),
+        match if is_path(s) { None } else { hub_model(s).ok() } {
+            Some(model) => Ok(Self::Hub(model)),
+            None => Ok(Self::Path(PathBuf::from(s))),
         }
     }
 }
@@ -56,21 +50,10 @@ impl ModelArg {
         !word.contains(char::is_whitespace)
             && match word.parse() {
                 Ok(Self::Demo | Self::Hub(_)) => true,
-                Ok(Self::Path(path)) => is_rooted(word) || is_file_name(word) || path.exists(),
+                Ok(Self::Path(_)) => is_path(word),
                 Err(_) => word.starts_with("hf:") || HUB_HOSTS.iter().any(|host| word.starts_with(host)),
             }
     }
-}
-
-/// Whether a name can only be a path.
-fn is_rooted(s: &str) -> bool {
-    ["/", "./", "../", "~"].iter().any(|start| s.starts_with(start)) || Path::new(s).is_absolute()
-}
-
-/// Whether a name ends as a model's files do.
-fn is_file_name(s: &str) -> bool {
-    let extension = Path::new(s).extension().and_then(|e| e.to_str());
-    matches!(extension, Some("gguf" | "safetensors" | "json"))
 }
 
 /// A repository of the hub by its name, its address or a short name.
@@ -112,13 +95,7 @@ impl ModelArg {
         match self {
             Self::Demo => Ok(source::open_gguf_bytes("demo", Bytes::from_static(DEMO))?),
             Self::Path(path) => match source::open(path) {
-                Err(_)
-                    if !path.exists()
-                        && !is_rooted(&path.to_string_lossy())
-                        && !is_file_name(&path.to_string_lossy()) =>
-                {
-                    Err(unknown(&path.to_string_lossy()))
-                }
+                Err(_) if !is_path(&path.to_string_lossy()) => Err(unknown(&path.to_string_lossy())),
                 opened => Ok(opened?),
             },
             Self::Hub(hub) => Ok(source::open(&hub::find_or_pull(hub)?)?),

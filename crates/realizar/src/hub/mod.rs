@@ -14,7 +14,7 @@ mod files;
 mod name;
 
 pub use error::HubError;
-pub use name::{HUB_HOSTS, HubModel};
+pub use name::{HUB_HOSTS, HubModel, is_path};
 
 use error::{Context, Result};
 use files::{Files, INDEX, is_plain, models};

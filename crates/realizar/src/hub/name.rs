@@ -2,6 +2,7 @@
 
 use super::error::{HubError, Result};
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 /// A model of the hub. Its text is `OWNER/NAME[:FILE-OR-QUANT]`, with or without `hf:`, or an address of the hub.
@@ -15,6 +16,18 @@ pub struct HubModel {
 
 /// Beginnings of addresses of the hub's repositories.
 pub const HUB_HOSTS: [&str; 4] = ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/"];
+
+/// Whether a name means a file or a folder and not a model of the hub: something of this name is there, it begins as only paths do, or it
+/// ends as a model's file does and names none of a repository.
+pub fn is_path(name: &str) -> bool {
+    let path = Path::new(name);
+    let is_rooted = ["/", "./", "../", "~"].iter().any(|start| name.starts_with(start)) || path.is_absolute();
+    let is_file_name =
+        matches!(path.extension().and_then(|e| e.to_str()), Some("gguf" | "safetensors" | "json"));
+    let has_mark = || name.contains(':') || HUB_HOSTS.iter().any(|host| name.starts_with(host));
+    let is_on_the_hub = || has_mark() && name.parse::<HubModel>().is_ok();
+    is_rooted || path.exists() || (is_file_name && !is_on_the_hub())
+}
 
 impl FromStr for HubModel {
     type Err = HubError;
@@ -65,5 +78,25 @@ impl fmt::Display for HubModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "hf:{}", self.repo)?;
         self.file.as_ref().map_or(Ok(()), |file| write!(f, ":{file}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_told_from_names_of_the_hub() {
+        // The tests run in the folder of this crate.
+        for path in
+            ["src", "src/lib.rs", "/a/b", "./a", "../a", "~/a", "a/b.gguf", "model.safetensors", "a:b.gguf"]
+        {
+            assert!(is_path(path), "{path}");
+        }
+        for name in
+            ["a/b", "a/b:q8_0", "a/b:sub/x.gguf", "hf:a/b:x.gguf", "hf.co/a/b/blob/main/x.gguf", "demo"]
+        {
+            assert!(!is_path(name), "{name}");
+        }
     }
 }
