@@ -1,7 +1,7 @@
 //! Texts to vectors.
 
 use crate::{Error, Options, Tokenizer};
-use realizar_engine::encoder::{EncoderEngine, Encoding, TextEncoder};
+use realizar_engine::encoder::{EncoderEngine, Encoding, Pending, TextEncoder};
 use realizar_engine::load::load_encoder;
 use realizar_model::EncoderOutput;
 use realizar_model::source;
@@ -51,8 +51,19 @@ impl Embedder {
     ///
     /// Errors: a text has no tokens or more than [`Embedder::max_tokens`]; the device failed.
     pub fn embed(&self, texts: &[impl AsRef<str>]) -> Result<Vec<Vec<f32>>, Error> {
+        Ok(self.start(texts)?.wait()?)
+    }
+
+    /// As [`Embedder::embed`], on any async runtime. Dropping the future cancels the texts that have not begun.
+    ///
+    /// Errors: as [`Embedder::embed`].
+    pub async fn embed_async(&self, texts: &[impl AsRef<str>]) -> Result<Vec<Vec<f32>>, Error> {
+        Ok(self.start(texts)?.await?)
+    }
+
+    fn start(&self, texts: &[impl AsRef<str>]) -> Result<Pending, Error> {
         let texts: Vec<Encoding> = texts.iter().map(|text| self.encoder.tokens(text.as_ref())).collect();
-        Ok(self.encoder.client().encode(texts)?.wait()?)
+        Ok(self.encoder.client().encode(texts)?)
     }
 
     /// Numbers of a vector.

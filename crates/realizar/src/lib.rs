@@ -66,8 +66,8 @@ pub use realizar_compute::DType;
 pub use realizar_engine::load::{CacheSize, Device, LoadError, LoadOptions as Options};
 pub use realizar_engine::speculative::{DraftModel, DraftWanted, Ngram, Proposer};
 pub use realizar_engine::{
-    Completion, Constraint, EngineConfig, Error as GenerateError, FinishReason, Request, SamplingParams,
-    TextEngine, TextEvent, TextParams, TextStream, Timings, TokenInfo, TokenMask, Usage,
+    Completion, Constraint, EngineConfig, Error as GenerateError, Fault, FinishReason, Request,
+    SamplingParams, TextEngine, TextEvent, TextParams, TextStream, Timings, TokenInfo, TokenMask, Usage,
 };
 pub use realizar_model::chat_template::{ChatTemplate, Timestamp};
 pub use realizar_model::source::{TensorSource, open, open_gguf_bytes};

@@ -4,6 +4,10 @@
 use realizar::{Device, Embedder, Error, GenerateError, LoadError, Options};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
 
 fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/data")
@@ -38,6 +42,30 @@ fn vectors_are_those_of_the_reference() {
             assert_eq!(&embedder.embed(&[text]).unwrap()[0], vector, "{form}: {text} alone");
         }
     }
+}
+
+#[test]
+fn async_code_gets_the_same_vectors() {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let embedder = load("encoders/bert/model.gguf").unwrap();
+    let texts = ["a red fox", "a brown dog"];
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    // One that is dropped before its end holds up nobody.
+    let _ = pin!(embedder.embed_async(&texts)).as_mut().poll(&mut context);
+    let mut vectors = pin!(embedder.embed_async(&texts));
+    let vectors = loop {
+        match vectors.as_mut().poll(&mut context) {
+            Poll::Ready(vectors) => break vectors.unwrap(),
+            Poll::Pending => std::thread::park(),
+        }
+    };
+    assert_eq!(vectors, embedder.embed(&texts).unwrap());
 }
 
 #[test]
