@@ -83,6 +83,15 @@ fn only_embedding_models_are_loaded() {
     assert!(matches!(reranker, Error::Reranker { .. }), "{reranker}");
     let text_model = load("../../../../assets/demo.gguf").map(drop).unwrap_err();
     assert!(matches!(text_model, Error::Load(LoadError::NotAnEncoder { .. })), "{text_model}");
+    for nothing in [
+        Options { max_seqs: Some(0), ..Options::default() },
+        Options { n_ctx: Some(0), ..Options::default() },
+    ] {
+        let options = Options { device: Device::Cpu, ..nothing };
+        let nothing =
+            Embedder::load_with(data().join("encoders/bert/model.gguf"), &options).map(drop).unwrap_err();
+        assert!(matches!(nothing, Error::Load(LoadError::Option { .. })), "{nothing}");
+    }
     let missing = load("no.gguf").map(drop).unwrap_err();
     assert!(matches!(missing, Error::Load(LoadError::Model(_))), "{missing}");
 }

@@ -310,6 +310,11 @@ fn what_cannot_be_loaded_is_an_error() {
     assert!(matches!(missing, Error::Load(LoadError::Model(_))), "{missing}");
     assert!(missing.to_string().contains("model.gguf"), "{missing}");
 
+    for nothing in [Model::builder(demo_file()).max_seqs(0), Model::builder(demo_file()).context(0)] {
+        let nothing = error(nothing.device(Device::Cpu).load());
+        assert!(matches!(nothing, Error::Load(LoadError::Option { .. })), "{nothing}");
+    }
+
     let data = root().join("crates/model/tests/data");
     let encoder = error(Model::builder(data.join("encoders/bert/model.gguf")).device(Device::Cpu).load());
     assert!(matches!(encoder, Error::Load(LoadError::Encoder { .. })), "{encoder}");

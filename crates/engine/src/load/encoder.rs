@@ -170,8 +170,9 @@ fn load_on<B: Backend>(
     step_tokens: StepTokens,
     weights: usize,
 ) -> Result<LoadedEncoder, LoadError> {
+    options.check()?;
     let max_tokens = match options.n_ctx {
-        Some(n) if n > config.context_length || n == 0 => {
+        Some(n) if n > config.context_length => {
             let reason = format!("the model has {} positions", config.context_length);
             return Err(LoadError::Option { option: "--ctx", value: n.to_string(), reason });
         }

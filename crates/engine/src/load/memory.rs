@@ -250,13 +250,11 @@ fn invalid(option: &'static str, value: String, reason: String) -> LoadError {
 }
 
 fn check_options(config: &ModelConfig, options: &LoadOptions) -> Result<(), LoadError> {
+    options.check()?;
     if let Some(head_dim) = config.head_dim_without_blocks_of(options.kv_type) {
         let reason =
             format!("heads of {head_dim} elements are not whole blocks of {}", options.kv_type.block_len());
         return Err(invalid("--kv-type", options.kv_type.to_string(), reason));
-    }
-    if let Some(0) = options.n_ctx {
-        return Err(invalid("--ctx", "0".into(), "a context holds at least one token".into()));
     }
     match options.n_ctx.filter(|&n| config.learned_positions && n > config.context_length) {
         None => Ok(()),

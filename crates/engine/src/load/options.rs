@@ -1,5 +1,6 @@
 //! How a model is loaded.
 
+use super::error::LoadError;
 use realizar_compute::DType;
 use std::fmt;
 use std::str::FromStr;
@@ -103,6 +104,21 @@ pub struct LoadOptions {
     pub reranker: bool,
     /// Copies weights into the layout that products read fastest. Default true.
     pub repack: bool,
+}
+
+impl LoadOptions {
+    /// Errors: a context or a step that would hold nothing.
+    pub(super) fn check(&self) -> Result<(), LoadError> {
+        let sizes =
+            [("--ctx", self.n_ctx), ("--max-seqs", self.max_seqs), ("--step-tokens", self.step_tokens)];
+        match sizes.into_iter().find(|(_, size)| *size == Some(0)) {
+            Some((option, _)) => {
+                let (value, reason) = ("0".to_owned(), "it must be at least 1".to_owned());
+                Err(LoadError::Option { option, value, reason })
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 impl Default for LoadOptions {
