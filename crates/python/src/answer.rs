@@ -124,6 +124,9 @@ impl Growing {
     }
 }
 
+/// Tokens and their log-probabilities, likeliest first.
+type Likeliest = Vec<(u32, f32)>;
+
 /// A completion as Python takes it: a dict with these keys.
 #[derive(IntoPyObject)]
 struct Finished {
@@ -132,7 +135,7 @@ struct Finished {
     finish_reason: &'static str,
     stop: Option<String>,
     /// Of each token: its log-probability, and the likeliest tokens with theirs.
-    logprobs: Option<Vec<(f32, Vec<(u32, f32)>)>>,
+    logprobs: Option<Vec<(f32, Likeliest)>>,
     prompt_tokens: usize,
     cached_tokens: usize,
 }

@@ -29,7 +29,7 @@ pub(crate) struct Model {
 }
 
 enum Loaded {
-    Text(realizar::Model),
+    Text(Box<realizar::Model>),
     Embedder(Embedder),
 }
 
@@ -47,7 +47,7 @@ impl Loaded {
         let builder = realizar::Model::builder_from(&*source);
         let loaded = builder.options(options.clone()).engine_config(config).load();
         match (loaded, path) {
-            (Ok(model), _) => Ok(Self::Text(model)),
+            (Ok(model), _) => Ok(Self::Text(Box::new(model))),
             (Err(Error::Load(LoadError::Encoder { .. })), Some(path)) => {
                 Embedder::load_with(path, options).map(Self::Embedder).map_err(|error| of_library(&error))
             }
