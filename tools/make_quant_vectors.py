@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Writes blocks of every element type and what ggml decodes them to: crates/compute/tests/data/quant_vectors.gguf.
+"""Writes blocks of every element type and what ggml decodes them to, crates/compute/tests/data/quant_vectors.gguf, and random weights as ggml
+encodes them, encoded.gguf beside it.
 
     tools/make_quant_vectors.py --ggml FOLDER
 
 FOLDER holds a build's libggml-base.so and libggml-cpu.so (of llama.cpp); the gguf package writes the file. Blocks are random bits, tried again
-until all their numbers are finite and below 1000. For a type T the file has the tensors T.q and T.f32, as tests/quant.rs reads them.
+until all their numbers are finite and below 1000. For a type T the file has the tensors T.q and T.f32, as tests/quant.rs reads them. In the
+other file, weights and importance (one row of it for all rows of weights) are F32; T.plain is what they become without the importance, where
+ggml encodes T without, and T.weighted with it.
 """
 import argparse
 import ctypes
@@ -14,7 +17,12 @@ import gguf
 import numpy as np
 
 N_BLOCKS = 3
-OUT = pathlib.Path(__file__).parent.parent / "crates/compute/tests/data/quant_vectors.gguf"
+OUT = pathlib.Path(__file__).parent.parent / "crates/compute/tests/data"
+# Rows and columns of the weights that are encoded.
+N_ROWS, N_COLUMNS = 2, 1024
+# Types that a model's matrices are encoded in, and those of them that ggml encodes with an importance only.
+ENCODED = "Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS IQ3_S IQ3_XXS IQ2_S IQ2_XS IQ2_XXS IQ1_M IQ1_S".split()
+NEED_IMPORTANCE = {"IQ2_XS", "IQ2_XXS", "IQ1_S"}
 
 
 class Traits(ctypes.Structure):
@@ -46,6 +54,37 @@ def sensible_blocks(traits: Traits, random: np.random.Generator, n: int) -> np.n
     return np.concatenate(blocks)
 
 
+def encode(ggml: ctypes.CDLL, kind: gguf.GGMLQuantizationType, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    traits = ggml.ggml_get_type_traits(int(kind)).contents
+    out = np.zeros(x.size // traits.blck_size * traits.type_size, np.uint8)
+    ggml.ggml_quantize_init(int(kind))
+    rows, columns = (ctypes.c_int64(n) for n in x.shape)
+    pointers = [ctypes.c_void_p(a.ctypes.data if a is not None else None) for a in (x, out, importance)]
+    ggml.ggml_quantize_chunk(int(kind), pointers[0], pointers[1], ctypes.c_int64(0), rows, columns, pointers[2])
+    return out
+
+
+def write_encoded(ggml: ctypes.CDLL, random: np.random.Generator) -> None:
+    # Heavier tails than a normal distribution has, as weights have them.
+    x = (0.02 * random.standard_t(5, (N_ROWS, N_COLUMNS))).astype(np.float32)
+    importance = np.exp(1.5 * random.standard_normal(N_COLUMNS)).astype(np.float32)
+    writer = gguf.GGUFWriter(OUT / "encoded.gguf", "quant-vectors")
+    writer.add_tensor("weights", x.ravel())
+    writer.add_tensor("importance", importance)
+    for kind in (gguf.GGMLQuantizationType[name] for name in ENCODED):
+        if kind.name not in NEED_IMPORTANCE:
+            writer.add_tensor(f"{kind.name}.plain", encode(ggml, kind, x, None), raw_dtype=kind)
+        writer.add_tensor(f"{kind.name}.weighted", encode(ggml, kind, x, importance), raw_dtype=kind)
+    finish(writer)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ggml", type=pathlib.Path, required=True)
@@ -55,8 +94,8 @@ def main() -> None:
     ctypes.CDLL(str(folder / "libggml-cpu.so")).ggml_cpu_init()
     ggml.ggml_get_type_traits.restype = ctypes.POINTER(Traits)
     random = np.random.default_rng(1)
-    OUT.parent.mkdir(exist_ok=True)
-    writer = gguf.GGUFWriter(OUT, "quant-vectors")
+    OUT.mkdir(exist_ok=True)
+    writer = gguf.GGUFWriter(OUT / "quant_vectors.gguf", "quant-vectors")
     for kind in gguf.GGMLQuantizationType:
         traits = ggml.ggml_get_type_traits(int(kind)).contents
         # Whole numbers and wider floats are no types of weights, and blocks of Q8_1 and Q8_K are of activations.
@@ -66,10 +105,8 @@ def main() -> None:
         blocks = sensible_blocks(traits, random, n)
         writer.add_tensor(f"{kind.name}.q", blocks, raw_dtype=kind)
         writer.add_tensor(f"{kind.name}.f32", decode(traits, blocks))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
+    write_encoded(ggml, np.random.default_rng(2))
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ fn store(cache: &mut Tensor<Reference>, index: usize, head: &[f32]) -> Result<()
     let spec = cache.dtype().spec();
     let unsupported = Error::Unsupported { op: "store_kv", dtype: spec.dtype, backend: Reference.name() };
     let mut rounded = vec![0u8; head.len() / spec.block_len * spec.block_bytes];
-    spec.quantize.ok_or(unsupported)?(head, &mut rounded);
+    spec.quantize.ok_or(unsupported)?(head, &mut rounded, None);
     (spec.dequantize)(&rounded, &mut cache.buffer_mut()[index * head.len()..][..head.len()]);
     Ok(())
 }

@@ -125,7 +125,7 @@ fn requantize(
                         stop.store(true, Ordering::Relaxed);
                         return;
                     }
-                    quantize(values, dst);
+                    quantize(values, dst, None);
                     progress(values.len());
                 }
             });

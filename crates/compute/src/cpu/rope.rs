@@ -133,7 +133,7 @@ impl<'a> Cache<'a> {
     /// As [`Cache::store`].
     unsafe fn store_at_position(&self, cache: &Shared<'_, u8>, head: usize, pos: usize, numbers: &[f32]) {
         // SAFETY: these bytes are the position's own (the contract).
-        (self.encode)(numbers, unsafe { cache.slice(head + pos * self.head_bytes, self.head_bytes) });
+        (self.encode)(numbers, unsafe { cache.slice(head + pos * self.head_bytes, self.head_bytes) }, None);
     }
 
     /// Writes a key element by element, [dim, block_size].
@@ -144,7 +144,7 @@ impl<'a> Cache<'a> {
         let bytes = self.head_bytes / self.dim;
         let mut encoded = [0; LINE];
         for (j, key) in key.chunks_exact(LANES).enumerate() {
-            (self.encode)(key, &mut encoded[..LANES * bytes]);
+            (self.encode)(key, &mut encoded[..LANES * bytes], None);
             for (l, number) in encoded.chunks_exact(bytes).take(LANES).enumerate() {
                 let at = head + ((j * LANES + l) * self.block_size + pos) * bytes;
                 // SAFETY: an element of this position (the contract).
@@ -168,7 +168,7 @@ impl<'a> Cache<'a> {
         let offsets = CodeOffsets { head_dim: self.dim, block_size: self.block_size };
         let mut encoded = [0; Q8_0_BYTES];
         for (b, numbers) in numbers.as_chunks::<32>().0.iter().enumerate() {
-            (self.encode)(numbers, &mut encoded);
+            (self.encode)(numbers, &mut encoded, None);
             // SAFETY: a scale of this position (the contract).
             let scale = unsafe { cache.slice(head + offsets.scale(pos, b), 2) };
             scale.copy_from_slice(&encoded[..2]);
@@ -189,7 +189,7 @@ fn encoder(dtype: DType) -> Result<Quantize> {
     match dtype {
         // The conversion of whole slices uses the processor's own instructions.
         DType::F16 => {
-            Ok(|src, dst| bytemuck::cast_slice_mut::<u8, half::f16>(dst).convert_from_f32_slice(src))
+            Ok(|src, dst, _| bytemuck::cast_slice_mut::<u8, half::f16>(dst).convert_from_f32_slice(src))
         }
         _ => dtype.spec().quantize.ok_or(Error::Unsupported { op: "store_kv", dtype, backend: "cpu" }),
     }

@@ -8,6 +8,7 @@
 
 use super::blocks::f16_to_f32;
 use super::rounding::{dot, f32_to_f16, range, round, sum};
+use super::symmetric;
 
 /// What a sub-block's weights are multiples of, and what is subtracted.
 #[derive(Clone, Copy, Debug)]
@@ -82,13 +83,16 @@ pub(crate) struct SuperBlock<const N_SUB: usize> {
 }
 
 /// Rounds the scales and mins of `N_SUB` equal sub-blocks to `0..=SCALE_MAX` and the weights to `0..=MAX` on those.
+///
+/// `w`: how much the error of each sub-block's scale and min counts; without it, the largest ones are kept.
 #[inline]
 pub(crate) fn encode_super_block<const N_SUB: usize, const SCALE_MAX: u8, const MAX: u8>(
     x: &[f32; 256],
     fits: &[Affine; N_SUB],
+    w: Option<&[f32; N_SUB]>,
 ) -> SuperBlock<N_SUB> {
-    let (d, scales) = round_non_negative::<N_SUB, SCALE_MAX>(fits.map(|f| f.scale));
-    let (dmin, mins) = round_non_negative::<N_SUB, SCALE_MAX>(fits.map(|f| f.min));
+    let (d, scales) = round_non_negative::<N_SUB, SCALE_MAX>(fits.map(|f| f.scale), w);
+    let (dmin, mins) = round_non_negative::<N_SUB, SCALE_MAX>(fits.map(|f| f.min), w);
     let mut q = [0; 256];
     let sub_len = 256 / N_SUB;
     for (s, (x, q)) in x.chunks_exact(sub_len).zip(q.chunks_exact_mut(sub_len)).enumerate() {
@@ -104,12 +108,18 @@ pub(crate) fn encode_super_block<const N_SUB: usize, const SCALE_MAX: u8, const 
 }
 
 /// A common f16 unit for `values`, and their multiples of it in `0..=MAX`.
-fn round_non_negative<const N: usize, const MAX: u8>(values: [f32; N]) -> ([u8; 2], [u8; N]) {
+fn round_non_negative<const N: usize, const MAX: u8>(
+    values: [f32; N],
+    w: Option<&[f32; N]>,
+) -> ([u8; 2], [u8; N]) {
     let max = f32::from(MAX);
     let largest = values.iter().fold(0.0, |a: f32, b| a.max(*b));
     if largest < f32::MIN_POSITIVE * 64.0 {
         return ([0; 2], [0; N]);
     }
-    let per_unit = max / largest;
-    (f32_to_f16(largest / max), values.map(|v| round((v * per_unit).clamp(0.0, max)) as u8))
+    let unit = match w.map(|w| symmetric::fit(&values, w, 0.0, max)) {
+        Some(unit) if unit > 0.0 => unit,
+        _ => largest / max,
+    };
+    (f32_to_f16(unit), values.map(|v| round((v / unit).clamp(0.0, max)) as u8))
 }

@@ -29,6 +29,24 @@ pub(crate) fn encode<B: Pod, const N: usize>(src: &[f32], dst: &mut [u8], f: imp
     }
 }
 
+/// As [`encode`], with the importance of each weight, where it is given. That of a block without any is left out, since it says nothing about
+/// which of its weights matter.
+#[inline]
+pub(crate) fn encode_weighted<B: Pod, const N: usize>(
+    src: &[f32],
+    dst: &mut [u8],
+    importance: Option<&[f32]>,
+    f: impl Fn(&[f32; N], Option<&[f32; N]>) -> B,
+) {
+    let Some(importance) = importance else { return encode(src, dst, |x| f(x, None)) };
+    debug_assert_eq!(src.len(), importance.len(), "weights and their importance");
+    let blocks: &mut [B] = bytemuck::cast_slice_mut(dst);
+    let (rows, importance) = (src.as_chunks::<N>().0, importance.as_chunks::<N>().0);
+    for ((x, importance), block) in rows.iter().zip(importance).zip(blocks) {
+        *block = f(x, Some(importance).filter(|i| i.iter().any(|v| *v > 0.0)));
+    }
+}
+
 /// The number that two little-endian bytes of a half-precision float stand for.
 #[inline]
 pub(crate) fn f16_to_f32(bytes: [u8; 2]) -> f32 {

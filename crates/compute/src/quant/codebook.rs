@@ -52,6 +52,29 @@ pub(crate) fn scale_signed(y: &mut [f32], scale: f32, magnitudes: &[u8], signs: 
     }
 }
 
+/// Magnitudes of weights in groups of eight, and for each group its signs: bit `j` set makes weight `j` negative.
+pub(crate) fn split_signs(x: &[f32; 256]) -> ([f32; 256], [u8; 32]) {
+    let signs = std::array::from_fn(|g| {
+        x[8 * g..8 * g + 8].iter().enumerate().fold(0, |signs, (j, x)| signs | u8::from(*x < 0.0) << j)
+    });
+    (x.map(f32::abs), signs)
+}
+
+/// As [`split_signs`], with an even number of minuses in each group. Where there are more or less, the weight whose wrong sign costs least
+/// gets it, and its magnitude is negative.
+pub(crate) fn split_even_signs(x: &[f32; 256], w: &[f32; 256]) -> ([f32; 256], [u8; 32]) {
+    let (mut magnitudes, mut signs) = split_signs(x);
+    for (g, (signs, m)) in signs.iter_mut().zip(magnitudes.as_chunks_mut::<8>().0).enumerate() {
+        if signs.count_ones() % 2 == 1 {
+            let cost = |j: usize| w[8 * g + j] * m[j] * m[j];
+            let cheapest = (1..8).fold(0, |best, j| if cost(j) < cost(best) { j } else { best });
+            *signs ^= 1 << cheapest;
+            m[cheapest] = -m[cheapest];
+        }
+    }
+    (magnitudes, signs)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,8 +4,9 @@
 //! nibbles of scales 4..8 (low) and of minimums 4..8 (high). Their upper two bits fill the top of bytes 0..4 (scales)
 //! and 4..8 (minimums).
 
-use super::affine::{self, Affine, Grids};
-use super::rounding::dot;
+use super::affine::{self, Grids, SuperBlock};
+use super::importance::error_weights;
+use super::rounding::{dot, sum};
 
 /// Scales and minimums of the eight sub-blocks, each in 0..64.
 #[inline]
@@ -30,16 +31,26 @@ pub(crate) fn pack(scales: &[u8; 8], mins: &[u8; 8]) -> [u8; 12] {
     })
 }
 
-/// Finds scale and min of each 32 weights for `q` in `0..=MAX`.
+/// Finds scale and min of each 32 weights, and rounds them and the weights, those to `0..=MAX`.
 ///
-/// A weight's squared error counts in proportion to its magnitude plus the root mean square of its sub-block.
-pub(crate) fn fit<const MAX: u8>(x: &[f32; 256], grids: Grids) -> [Affine; 8] {
+/// Without importance, a weight's squared error counts in proportion to its magnitude plus the root mean square of its sub-block.
+pub(crate) fn encode<const MAX: u8>(
+    x: &[f32; 256],
+    importance: Option<&[f32; 256]>,
+    grids: Grids,
+) -> SuperBlock<8> {
     let sub_blocks = x.as_chunks::<32>().0;
-    std::array::from_fn(|s| {
-        let x = &sub_blocks[s];
-        let rms = (dot(x, x) / 32.0).sqrt();
-        affine::fit::<32, MAX>(x, &x.map(|v| rms + v.abs()), grids, |e| e * e)
-    })
+    let w: [f32; 256] = match importance {
+        Some(importance) => error_weights(x, importance),
+        None => {
+            let rms: [f32; 8] = std::array::from_fn(|s| (dot(&sub_blocks[s], &sub_blocks[s]) / 32.0).sqrt());
+            std::array::from_fn(|i| rms[i / 32] + x[i].abs())
+        }
+    };
+    let w = w.as_chunks::<32>().0;
+    let fits = std::array::from_fn(|s| affine::fit::<32, MAX>(&sub_blocks[s], &w[s], grids, |e| e * e));
+    let sums = importance.map(|_| std::array::from_fn(|s| sum(&w[s])));
+    affine::encode_super_block::<8, 63, MAX>(x, &fits, sums.as_ref())
 }
 
 #[cfg(test)]

@@ -17,18 +17,18 @@
 //! | Q4_K | 256 | 144 | 4.5 | yes |
 //! | NVFP4 | 64 | 36 | 4.5 | no |
 //! | MXFP4 | 32 | 17 | 4.25 | yes |
-//! | IQ4_XS | 256 | 136 | 4.25 | no |
+//! | IQ4_XS | 256 | 136 | 4.25 | yes |
 //! | Q3_K | 256 | 110 | 3.4375 | yes |
-//! | IQ3_S | 256 | 110 | 3.4375 | no |
-//! | IQ3_XXS | 256 | 98 | 3.0625 | no |
+//! | IQ3_S | 256 | 110 | 3.4375 | yes |
+//! | IQ3_XXS | 256 | 98 | 3.0625 | yes |
 //! | Q2_K | 256 | 84 | 2.625 | yes |
-//! | IQ2_S | 256 | 82 | 2.5625 | no |
-//! | IQ2_XS | 256 | 74 | 2.3125 | no |
-//! | IQ2_XXS | 256 | 66 | 2.0625 | no |
+//! | IQ2_S | 256 | 82 | 2.5625 | yes |
+//! | IQ2_XS | 256 | 74 | 2.3125 | yes |
+//! | IQ2_XXS | 256 | 66 | 2.0625 | yes |
 //! | TQ2_0 | 256 | 66 | 2.0625 | yes |
-//! | IQ1_M | 256 | 56 | 1.75 | no |
+//! | IQ1_M | 256 | 56 | 1.75 | yes |
 //! | TQ1_0 | 256 | 54 | 1.6875 | yes |
-//! | IQ1_S | 256 | 50 | 1.5625 | no |
+//! | IQ1_S | 256 | 50 | 1.5625 | yes |
 //! | Q1_0 | 128 | 18 | 1.125 | no |
 
 pub(crate) mod bf16;
@@ -64,7 +64,9 @@ pub(crate) mod bits;
 mod blocks;
 pub(crate) mod codebook;
 pub(crate) mod fp4;
+mod importance;
 pub(crate) mod k_scales;
+mod lattice;
 mod rounding;
 mod symmetric;
 
@@ -72,8 +74,8 @@ use crate::DType;
 
 /// Decodes whole blocks.
 pub type Dequantize = fn(src: &[u8], dst: &mut [f32]);
-/// Encodes whole blocks.
-pub type Quantize = fn(src: &[f32], dst: &mut [u8]);
+/// Encodes whole blocks, with the importance of each weight where it is known.
+pub type Quantize = fn(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>);
 
 /// Everything the project knows about one element type.
 pub struct QuantSpec {
@@ -92,6 +94,10 @@ pub struct QuantSpec {
     /// Bit-equal to ggml's `to_float`.
     pub dequantize: Dequantize,
     /// Encodes whole blocks, the inverse direction; `None` for types that this project only reads.
+    ///
+    /// `importance`: for each element of `src` a number that is not negative, the mean square of the activations that it is multiplied
+    /// with. Errors then cost in proportion to it. Types that store numbers of 8 bits and more, powers of two or ternary weights leave it
+    /// out.
     pub quantize: Option<Quantize>,
 }
 

@@ -13,7 +13,7 @@ use std::sync::Mutex;
 const DIFFERENT: usize = 1 << 20;
 
 /// Bytes of `n` weights of about unit size: encoded if the type can be written, else random blocks, tried again until all
-/// their numbers are of a sensible size.
+/// their numbers are of a sensible size. So are those of codebooks, since random blocks reach all points.
 fn weights(dtype: DType, n: usize, random: &mut Random) -> Bytes {
     let spec = dtype.spec();
     if n > DIFFERENT {
@@ -22,8 +22,9 @@ fn weights(dtype: DType, n: usize, random: &mut Random) -> Bytes {
         return some.iter().copied().cycle().take(n_bytes).collect();
     }
     let mut bytes = vec![0; dtype.bytes_for(n).unwrap()];
-    if let Some(quantize) = spec.quantize {
-        quantize(&random.normals(n), &mut bytes);
+    let is_codebook = (DType::IQ1_S..=DType::IQ3_S).contains(&dtype);
+    if let Some(quantize) = spec.quantize.filter(|_| !is_codebook) {
+        quantize(&random.normals(n), &mut bytes, None);
         return bytes.into();
     }
     let mut floats = vec![0.0; spec.block_len];

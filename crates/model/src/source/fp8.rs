@@ -164,7 +164,7 @@ impl Fp8 {
             for ((codes, row), factor) in blocks {
                 codes.iter().zip(row).for_each(|(&code, x)| *x = NUMBERS[usize::from(code)] * factor);
             }
-            round(&row, out);
+            round(&row, out, None);
         }
         TensorView { dtype: DType::BF16, shape, bytes: bytes.into() }
     }

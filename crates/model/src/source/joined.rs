@@ -432,7 +432,7 @@ mod tests {
         for (name, shape) in tensors {
             let values: Vec<f32> = (0..shape.iter().product::<usize>()).map(|i| i as f32).collect();
             let mut bytes = vec![0; dtype.bytes_for(values.len()).unwrap()];
-            dtype.spec().quantize.unwrap()(&values, &mut bytes);
+            dtype.spec().quantize.unwrap()(&values, &mut bytes, None);
             rounded = values;
             (dtype.spec().dequantize)(&bytes, &mut rounded);
             writer.tensor(name, &bytes).unwrap();

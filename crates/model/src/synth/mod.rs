@@ -105,7 +105,7 @@ impl Synth {
         let mut rng = Rng(self.seed);
         let weights: Vec<f32> = (0..POOL).map(|_| rng.normal() * std).collect();
         let mut pool = vec![0; POOL / dtype.block_len() * dtype.spec().block_bytes];
-        quantize(&weights, &mut pool);
+        quantize(&weights, &mut pool, None);
         let pool = Arc::new(pool);
         pools.insert(key, pool.clone());
         Ok(pool)

@@ -28,13 +28,14 @@ impl Random {
 }
 
 /// Bytes of a matrix with weights of about unit size: encoded if the type can be written, else random blocks whose
-/// non-finite and huge values are excluded by trying again.
+/// non-finite and huge values are excluded by trying again. So are those of codebooks, since random blocks reach all points.
 fn weights(dtype: DType, n: usize, random: &mut Random) -> Vec<u8> {
     let spec = dtype.spec();
     let mut bytes = vec![0; dtype.bytes_for(n).unwrap()];
-    if let Some(quantize) = spec.quantize {
+    let is_codebook = (DType::IQ1_S..=DType::IQ3_S).contains(&dtype);
+    if let Some(quantize) = spec.quantize.filter(|_| !is_codebook) {
         let floats: Vec<f32> = (0..n).map(|_| random.normal()).collect();
-        quantize(&floats, &mut bytes);
+        quantize(&floats, &mut bytes, None);
         return bytes;
     }
     let mut floats = vec![0.0; spec.block_len];

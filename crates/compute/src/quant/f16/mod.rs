@@ -20,7 +20,7 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
     }
 }
 
-fn quantize(src: &[f32], dst: &mut [u8]) {
+fn quantize(src: &[f32], dst: &mut [u8], _: Option<&[f32]>) {
     for (x, b) in src.iter().zip(dst.as_chunks_mut().0) {
         *b = f16::from_f32(*x).to_le_bytes();
     }

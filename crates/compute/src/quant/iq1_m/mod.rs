@@ -3,10 +3,13 @@
 //! Each 16 weights have a scale of three bits: weights are `d * (2 * scale + 1) * (value ± 0.125)`.
 
 use super::QuantSpec;
-use super::blocks::{decode, f16_to_f32};
-use super::iq1_s::{SHIFT, scale_shifted};
+use super::blocks::{decode, encode_weighted, f16_to_f32};
+use super::importance::error_weights;
+use super::iq1_s::{SHIFT, SHIFTS, lattice, scale_shifted};
+use super::lattice::{Lattice, Layout};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
+use std::sync::LazyLock;
 
 pub(super) const SPEC: QuantSpec = QuantSpec {
     dtype: DType::IQ1_M,
@@ -15,7 +18,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 56 bytes for 256 weights.
@@ -50,6 +53,27 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
             let high = b.qh[g / 2] >> (4 * (g % 2)) & 15;
             let shift = if high & 8 == 8 { -SHIFT } else { SHIFT };
             scale_shifted(y, scale, usize::from(b.qs[g]) | usize::from(high & 7) << 8, shift);
+        }
+    });
+}
+
+static LATTICE: LazyLock<Lattice<8>> = LazyLock::new(|| {
+    lattice(Layout { sub_len: 16, max_code: 7, d_per_unit: 1.0, shifts: SHIFTS, shift_groups: 1 })
+});
+
+fn quantize(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>) {
+    encode_weighted::<Block, 256>(src, dst, importance, |x, importance| {
+        let b = LATTICE.encode(x, &error_weights(x, importance.unwrap_or(&[1.0; 256])));
+        let high = |g: usize| (b.groups[g].point >> 8) as u8 | b.groups[g].shift << 3;
+        let d = u16::from_le_bytes(b.d);
+        let word = |w: usize| {
+            let codes = (0..4).fold(0, |bits, i| bits | u16::from(b.codes[4 * w + i]) << (3 * i));
+            codes | (d >> (4 * w) & 15) << 12
+        };
+        Block {
+            qs: std::array::from_fn(|g| b.groups[g].point as u8),
+            qh: std::array::from_fn(|s| high(2 * s) | high(2 * s + 1) << 4),
+            scales: std::array::from_fn(|w| word(w).to_le_bytes()),
         }
     });
 }

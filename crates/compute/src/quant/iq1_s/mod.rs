@@ -6,9 +6,12 @@ mod grid;
 pub(crate) use grid::GRID;
 
 use super::QuantSpec;
-use super::blocks::{decode, f16_to_f32};
+use super::blocks::{decode, encode_weighted, f16_to_f32};
+use super::importance::error_weights;
+use super::lattice::{Lattice, Layout};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
+use std::sync::LazyLock;
 
 pub(super) const SPEC: QuantSpec = QuantSpec {
     dtype: DType::IQ1_S,
@@ -17,11 +20,20 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// What is added to or subtracted from each value of a point.
 pub(crate) const SHIFT: f32 = 0.125;
+
+/// What is added by the bit of a shift, clear or set.
+pub(super) const SHIFTS: &[f32] = &[SHIFT, -SHIFT];
+
+/// The codebook, to be searched.
+pub(super) fn lattice(layout: Layout) -> Lattice<8> {
+    let points = GRID.iter().map(|point| point.to_le_bytes().map(|v| f32::from(v as i8)));
+    Lattice::new(&[-1.0, 0.0, 1.0], points, layout)
+}
 
 /// 50 bytes for 256 weights.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -53,6 +65,26 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
             let shift = if word >> 15 == 1 { -SHIFT } else { SHIFT };
             let high = usize::from(word >> (3 * (g % 4)) & 7);
             scale_shifted(y, scale, usize::from(b.qs[g]) | high << 8, shift);
+        }
+    });
+}
+
+static LATTICE: LazyLock<Lattice<8>> = LazyLock::new(|| {
+    lattice(Layout { sub_len: 32, max_code: 7, d_per_unit: 1.0, shifts: SHIFTS, shift_groups: 4 })
+});
+
+fn quantize(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>) {
+    encode_weighted::<Block, 256>(src, dst, importance, |x, importance| {
+        let b = LATTICE.encode(x, &error_weights(x, importance.unwrap_or(&[1.0; 256])));
+        let word = |s: usize| {
+            let groups = &b.groups[4 * s..][..4];
+            let high = groups.iter().rev().fold(0, |bits, group| bits << 3 | group.point >> 8);
+            u16::from(groups[0].shift) << 15 | u16::from(b.codes[s]) << 12 | high
+        };
+        Block {
+            d: b.d,
+            qs: std::array::from_fn(|g| b.groups[g].point as u8),
+            qh: std::array::from_fn(|s| word(s).to_le_bytes()),
         }
     });
 }

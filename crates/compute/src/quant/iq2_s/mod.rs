@@ -6,10 +6,13 @@ mod grid;
 pub(crate) use grid::GRID;
 
 use super::QuantSpec;
-use super::blocks::{decode, f16_to_f32};
-use super::codebook::scale_signed;
+use super::blocks::{decode, encode_weighted, f16_to_f32};
+use super::codebook::{scale_signed, split_signs};
+use super::importance::error_weights;
+use super::lattice::{Lattice, Layout};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
+use std::sync::LazyLock;
 
 pub(super) const SPEC: QuantSpec = QuantSpec {
     dtype: DType::IQ2_S,
@@ -18,7 +21,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 82 bytes for 256 weights.
@@ -46,6 +49,27 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
             let high = b.qh[g / 4] >> (2 * (g % 4)) & 3;
             let point = GRID[usize::from(b.qs[g]) | usize::from(high) << 8].to_le_bytes();
             scale_signed(y, scale, &point, b.signs[g]);
+        }
+    });
+}
+
+static LATTICE: LazyLock<Lattice<8>> = LazyLock::new(|| {
+    let layout = Layout { sub_len: 16, max_code: 15, d_per_unit: 8.0, shifts: &[0.0], shift_groups: 1 };
+    Lattice::new(&[8.0, 25.0, 43.0], GRID.iter().map(|point| point.to_le_bytes().map(f32::from)), layout)
+});
+
+fn quantize(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>) {
+    encode_weighted::<Block, 256>(src, dst, importance, |x, importance| {
+        let w = error_weights(x, importance.unwrap_or(&[1.0; 256]));
+        let (magnitudes, signs) = split_signs(x);
+        let b = LATTICE.encode(&magnitudes, &w);
+        let high = |g: usize| (b.groups[g].point >> 8) as u8;
+        Block {
+            d: b.d,
+            qs: std::array::from_fn(|g| b.groups[g].point as u8),
+            signs,
+            qh: std::array::from_fn(|s| (0..4).fold(0, |bits, l| bits | high(4 * s + l) << (2 * l))),
+            scales: std::array::from_fn(|s| b.codes[2 * s] | b.codes[2 * s + 1] << 4),
         }
     });
 }

@@ -6,10 +6,13 @@ mod grid;
 pub(crate) use grid::GRID;
 
 use super::QuantSpec;
-use super::blocks::{decode, f16_to_f32};
-use super::codebook::{EVEN_SIGNS, scale_signed};
+use super::blocks::{decode, encode_weighted, f16_to_f32};
+use super::codebook::{EVEN_SIGNS, scale_signed, split_even_signs};
+use super::importance::error_weights;
+use super::lattice::{Lattice, Layout};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
+use std::sync::LazyLock;
 
 pub(super) const SPEC: QuantSpec = QuantSpec {
     dtype: DType::IQ2_XS,
@@ -18,7 +21,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 74 bytes for 256 weights.
@@ -41,6 +44,25 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
             let scale = d * (0.5 + f32::from(sub_scale)) * 0.25;
             let q = usize::from(u16::from_le_bytes(q));
             scale_signed(y, scale, &GRID[q & 511].to_le_bytes(), EVEN_SIGNS[q >> 9]);
+        }
+    });
+}
+
+static LATTICE: LazyLock<Lattice<8>> = LazyLock::new(|| {
+    let layout = Layout { sub_len: 16, max_code: 15, d_per_unit: 8.0, shifts: &[0.0], shift_groups: 1 };
+    Lattice::new(&[8.0, 25.0, 43.0], GRID.iter().map(|point| point.to_le_bytes().map(f32::from)), layout)
+});
+
+fn quantize(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>) {
+    encode_weighted::<Block, 256>(src, dst, importance, |x, importance| {
+        let w = error_weights(x, importance.unwrap_or(&[1.0; 256]));
+        let (magnitudes, signs) = split_even_signs(x, &w);
+        let b = LATTICE.encode(&magnitudes, &w);
+        let q = |g: usize| b.groups[g].point | u16::from(signs[g] & 127) << 9;
+        Block {
+            d: b.d,
+            qs: std::array::from_fn(|g| q(g).to_le_bytes()),
+            scales: std::array::from_fn(|s| b.codes[2 * s] | b.codes[2 * s + 1] << 4),
         }
     });
 }

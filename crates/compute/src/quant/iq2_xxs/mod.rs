@@ -6,10 +6,13 @@ mod grid;
 pub(crate) use grid::GRID;
 
 use super::QuantSpec;
-use super::blocks::{decode, f16_to_f32};
-use super::codebook::{EVEN_SIGNS, scale_signed};
+use super::blocks::{decode, encode_weighted, f16_to_f32};
+use super::codebook::{EVEN_SIGNS, scale_signed, split_even_signs};
+use super::importance::error_weights;
+use super::lattice::{Lattice, Layout};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
+use std::sync::LazyLock;
 
 pub(super) const SPEC: QuantSpec = QuantSpec {
     dtype: DType::IQ2_XXS,
@@ -18,7 +21,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 66 bytes for 256 weights.
@@ -43,6 +46,29 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
                 scale_signed(y, scale, &GRID[usize::from(i)].to_le_bytes(), signs);
             }
         }
+    });
+}
+
+static LATTICE: LazyLock<Lattice<8>> = LazyLock::new(|| {
+    let layout = Layout { sub_len: 32, max_code: 15, d_per_unit: 8.0, shifts: &[0.0], shift_groups: 1 };
+    Lattice::new(&[8.0, 25.0, 43.0], GRID.iter().map(|point| point.to_le_bytes().map(f32::from)), layout)
+});
+
+fn quantize(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>) {
+    encode_weighted::<Block, 256>(src, dst, importance, |x, importance| {
+        let w = error_weights(x, importance.unwrap_or(&[1.0; 256]));
+        let (magnitudes, signs) = split_even_signs(x, &w);
+        let b = LATTICE.encode(&magnitudes, &w);
+        let qs = std::array::from_fn(|s| {
+            let mut word = u32::from(b.codes[s]) << 28;
+            let [i0, i1, i2, i3] = std::array::from_fn(|l| {
+                word |= u32::from(signs[4 * s + l] & 127) << (7 * l);
+                b.groups[4 * s + l].point as u8
+            });
+            let [w0, w1, w2, w3] = word.to_le_bytes();
+            [i0, i1, i2, i3, w0, w1, w2, w3]
+        });
+        Block { d: b.d, qs }
     });
 }
 

@@ -6,10 +6,13 @@ mod grid;
 pub(crate) use grid::GRID;
 
 use super::QuantSpec;
-use super::blocks::{decode, f16_to_f32};
-use super::codebook::scale_signed;
+use super::blocks::{decode, encode_weighted, f16_to_f32};
+use super::codebook::{scale_signed, split_signs};
+use super::importance::error_weights;
+use super::lattice::{Lattice, Layout};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
+use std::sync::LazyLock;
 
 pub(super) const SPEC: QuantSpec = QuantSpec {
     dtype: DType::IQ3_S,
@@ -18,7 +21,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 110 bytes for 256 weights.
@@ -46,6 +49,31 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
             let high = b.qh[g / 8] >> (g % 8) & 1;
             let point = GRID[usize::from(b.qs[g]) | usize::from(high) << 8].to_le_bytes();
             scale_signed(y, scale, &point, b.signs[g / 2] >> (4 * (g % 2)));
+        }
+    });
+}
+
+static LATTICE: LazyLock<Lattice<4>> = LazyLock::new(|| {
+    let layout = Layout { sub_len: 32, max_code: 15, d_per_unit: 1.0, shifts: &[0.0], shift_groups: 1 };
+    Lattice::new(
+        &[1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0],
+        GRID.iter().map(|point| point.to_le_bytes().map(f32::from)),
+        layout,
+    )
+});
+
+fn quantize(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>) {
+    encode_weighted::<Block, 256>(src, dst, importance, |x, importance| {
+        let w = error_weights(x, importance.unwrap_or(&[1.0; 256]));
+        let (magnitudes, signs) = split_signs(x);
+        let b = LATTICE.encode(&magnitudes, &w);
+        let high = |g: usize| (b.groups[g].point >> 8) as u8;
+        Block {
+            d: b.d,
+            qs: b.groups.map(|group| group.point as u8),
+            qh: std::array::from_fn(|s| (0..8).fold(0, |bits, l| bits | high(8 * s + l) << l)),
+            signs,
+            scales: std::array::from_fn(|s| b.codes[2 * s] | b.codes[2 * s + 1] << 4),
         }
     });
 }

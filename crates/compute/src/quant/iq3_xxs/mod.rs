@@ -6,10 +6,13 @@ mod grid;
 pub(crate) use grid::GRID;
 
 use super::QuantSpec;
-use super::blocks::{decode, f16_to_f32};
-use super::codebook::{EVEN_SIGNS, scale_signed};
+use super::blocks::{decode, encode_weighted, f16_to_f32};
+use super::codebook::{EVEN_SIGNS, scale_signed, split_even_signs};
+use super::importance::error_weights;
+use super::lattice::{Lattice, Layout};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
+use std::sync::LazyLock;
 
 pub(super) const SPEC: QuantSpec = QuantSpec {
     dtype: DType::IQ3_XXS,
@@ -18,7 +21,7 @@ pub(super) const SPEC: QuantSpec = QuantSpec {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     dequantize,
-    quantize: None,
+    quantize: Some(quantize),
 };
 
 /// 98 bytes for 256 weights.
@@ -44,6 +47,33 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
             let (first, second) = y.split_at_mut(4);
             scale_signed(first, scale, &GRID[usize::from(q[0])].to_le_bytes(), signs);
             scale_signed(second, scale, &GRID[usize::from(q[1])].to_le_bytes(), signs >> 4);
+        }
+    });
+}
+
+static LATTICE: LazyLock<Lattice<4>> = LazyLock::new(|| {
+    let layout = Layout { sub_len: 32, max_code: 15, d_per_unit: 4.0, shifts: &[0.0], shift_groups: 1 };
+    Lattice::new(
+        &[4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0],
+        GRID.iter().map(|point| point.to_le_bytes().map(f32::from)),
+        layout,
+    )
+});
+
+fn quantize(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>) {
+    encode_weighted::<Block, 256>(src, dst, importance, |x, importance| {
+        let w = error_weights(x, importance.unwrap_or(&[1.0; 256]));
+        let (magnitudes, signs) = split_even_signs(x, &w);
+        let b = LATTICE.encode(&magnitudes, &w);
+        let word = |s: usize| {
+            let signs =
+                signs[4 * s..][..4].iter().rev().fold(0, |word, signs| word << 7 | u32::from(signs & 127));
+            u32::from(b.codes[s]) << 28 | signs
+        };
+        Block {
+            d: b.d,
+            qs: b.groups.map(|group| group.point as u8),
+            scales_and_signs: std::array::from_fn(|s| word(s).to_le_bytes()),
         }
     });
 }

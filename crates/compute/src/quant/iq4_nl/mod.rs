@@ -2,7 +2,8 @@
 
 use super::QuantSpec;
 use super::bits::{join_nibbles, nibbles};
-use super::blocks::{decode, encode, f16_to_f32};
+use super::blocks::{decode, encode_weighted, f16_to_f32};
+use super::importance::error_weights;
 use super::rounding::{dot, f32_to_f16, inverse_or_zero, largest};
 use super::symmetric::TINY;
 use crate::DType;
@@ -71,14 +72,13 @@ fn nearest_values(v: &[f32; 32]) -> [f32; 32] {
     values
 }
 
-/// The scale that makes the sum of `x² * (x - scale * value)²` small: for fixed values it is a weighted least-squares
+/// The scale that makes the sum of `w * (x - scale * value)²` small: for fixed values it is a weighted least-squares
 /// fit, and the values that go with each of 16 scales are tried, which map the extreme weight to either end.
-pub(super) fn fit(x: &[f32; 32]) -> f32 {
+pub(super) fn fit(x: &[f32; 32], w: &[f32; 32]) -> f32 {
     let extreme = largest(x);
     if extreme.abs() < TINY || !extreme.is_finite() {
         return 0.0;
     }
-    let w = x.map(|v| v * v);
     let (mut scale, mut best) = (0.0, 0.0);
     for target in std::iter::once(127.0).chain((-134..=-120).map(|t| t as f32)) {
         let per_unit = target / extreme;
@@ -93,9 +93,10 @@ pub(super) fn fit(x: &[f32; 32]) -> f32 {
     scale
 }
 
-fn quantize(src: &[f32], dst: &mut [u8]) {
-    encode::<Block, 32>(src, dst, |x| {
-        let d = fit(x);
+fn quantize(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>) {
+    encode_weighted::<Block, 32>(src, dst, importance, |x, importance| {
+        let w = importance.map_or_else(|| x.map(|v| v * v), |importance| error_weights(x, importance));
+        let d = fit(x, &w);
         let per_unit = inverse_or_zero(d);
         let q = x.map(|x| nearest(x * per_unit));
         Block { d: f32_to_f16(d), qs: join_nibbles(&q) }

@@ -4,7 +4,8 @@
 
 use super::QuantSpec;
 use super::bits::{join_nibbles, nibbles};
-use super::blocks::{decode, encode, f16_to_f32};
+use super::blocks::{decode, encode_weighted, f16_to_f32};
+use super::importance::error_weights;
 use super::iq4_nl::{VALUES, fit, nearest};
 use super::rounding::{f32_to_f16, inverse_or_zero, largest, round};
 use crate::DType;
@@ -61,10 +62,11 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
 }
 
 /// Each sub-block has the scale that fits it best, as in IQ4_NL, rounded to a multiple of a 32nd of the largest one.
-fn quantize(src: &[f32], dst: &mut [u8]) {
-    encode::<Block, 256>(src, dst, |x| {
-        let sub_blocks = x.as_chunks::<32>().0;
-        let fitted: [f32; 8] = std::array::from_fn(|s| fit(&sub_blocks[s]));
+fn quantize(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>) {
+    encode_weighted::<Block, 256>(src, dst, importance, |x, importance| {
+        let w = importance.map_or_else(|| x.map(|v| v * v), |importance| error_weights(x, importance));
+        let (sub_blocks, w) = (x.as_chunks::<32>().0, w.as_chunks::<32>().0);
+        let fitted: [f32; 8] = std::array::from_fn(|s| fit(&sub_blocks[s], &w[s]));
         // -32 is the scale with the largest magnitude.
         let d = -largest(&fitted) / 32.0;
         let per_unit = inverse_or_zero(d);

@@ -56,7 +56,7 @@ fn nearest(x: f32, d: f32) -> u8 {
     magnitude | u8::from(x < 0.0 && magnitude > 0) << 3
 }
 
-fn quantize(src: &[f32], dst: &mut [u8]) {
+fn quantize(src: &[f32], dst: &mut [u8], _: Option<&[f32]>) {
     encode::<Block, 32>(src, dst, |x| {
         // The largest power of two in the block becomes 4, the largest one in FP4.
         let exponent = (largest(x).abs().to_bits() >> 23) as u8;

@@ -5,7 +5,9 @@
 use super::QuantSpec;
 use super::affine::{self, Grids};
 use super::bits::{join_pairs_256, pairs_256};
-use super::blocks::{decode, encode, f16_to_f32};
+use super::blocks::{decode, encode_weighted, f16_to_f32};
+use super::importance::error_weights;
+use super::rounding::sum;
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
 
@@ -47,15 +49,23 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
     });
 }
 
-fn quantize(src: &[f32], dst: &mut [u8]) {
-    encode::<Block, 256>(src, dst, |x| {
+fn quantize(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>) {
+    encode_weighted::<Block, 256>(src, dst, importance, |x, importance| {
         let sub_blocks = x.as_chunks::<16>().0;
-        let fits = std::array::from_fn(|s| {
-            let x = &sub_blocks[s];
-            // With four levels squares would let the few largest weights decide alone.
-            affine::fit::<16, 3>(x, &x.map(f32::abs), Grids { first: -0.5, n: 16 }, f32::abs)
-        });
-        let b = affine::encode_super_block::<16, 15, 3>(x, &fits);
+        let b = if let Some(importance) = importance {
+            let w = error_weights(x, importance);
+            let w = w.as_chunks::<16>().0;
+            let grids = Grids { first: -0.9, n: 19 };
+            let fits = std::array::from_fn(|s| affine::fit::<16, 3>(&sub_blocks[s], &w[s], grids, |e| e * e));
+            affine::encode_super_block::<16, 15, 3>(x, &fits, Some(&std::array::from_fn(|s| sum(&w[s]))))
+        } else {
+            let fits = std::array::from_fn(|s| {
+                let x = &sub_blocks[s];
+                // With four levels squares would let the few largest weights decide alone.
+                affine::fit::<16, 3>(x, &x.map(f32::abs), Grids { first: -0.5, n: 16 }, f32::abs)
+            });
+            affine::encode_super_block::<16, 15, 3>(x, &fits, None)
+        };
         let scales = std::array::from_fn(|s| b.scales[s] | b.mins[s] << 4);
         Block { scales, qs: join_pairs_256(&b.q), d: b.d, dmin: b.dmin }
     });

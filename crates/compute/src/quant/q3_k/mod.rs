@@ -4,8 +4,9 @@
 
 use super::QuantSpec;
 use super::bits::{bits_256, join_bits_256, join_pairs_256, pairs_256};
-use super::blocks::{decode, encode, f16_to_f32};
-use super::rounding::{largest, round};
+use super::blocks::{decode, encode_weighted, f16_to_f32};
+use super::importance::error_weights;
+use super::rounding::{largest, round, sum};
 use super::symmetric::{self, TINY};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
@@ -123,11 +124,19 @@ fn fit(x: &[f32; 16]) -> f32 {
     if sum_qq > 0.0 { sum_xq / sum_qq } else { 0.0 }
 }
 
-fn quantize(src: &[f32], dst: &mut [u8]) {
-    encode::<Block, 256>(src, dst, |x| {
+fn quantize(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>) {
+    encode_weighted::<Block, 256>(src, dst, importance, |x, importance| {
         let sub_blocks = x.as_chunks::<16>().0;
-        let fits = std::array::from_fn(|s| fit(&sub_blocks[s]));
-        let b = symmetric::encode_super_block::<32, 4>(x, &fits);
+        let b = if let Some(importance) = importance {
+            let w = error_weights(x, importance);
+            let w = w.as_chunks::<16>().0;
+            let fits = std::array::from_fn(|s| symmetric::fit(&sub_blocks[s], &w[s], -4.0, 3.0));
+            let d = symmetric::fit(&fits, &std::array::from_fn(|s| sum(&w[s])), -32.0, 31.0);
+            symmetric::encode_super_block::<32, 4>(x, &fits, d)
+        } else {
+            let fits = std::array::from_fn(|s| fit(&sub_blocks[s]));
+            symmetric::encode_super_block::<32, 4>(x, &fits, largest(&fits) / -32.0)
+        };
         Block {
             hmask: join_bits_256(&b.q.map(|q| q >> 2)),
             qs: join_pairs_256(&b.q.map(|q| q & 3)),

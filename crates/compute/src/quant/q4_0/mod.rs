@@ -2,8 +2,10 @@
 
 use super::QuantSpec;
 use super::bits::{join_nibbles, nibbles};
-use super::blocks::{decode, encode, f16_to_f32};
+use super::blocks::{decode, encode_weighted, f16_to_f32};
+use super::importance::error_weights;
 use super::rounding::{f32_to_f16, inverse_or_zero, largest};
+use super::symmetric;
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
 
@@ -36,10 +38,13 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
     });
 }
 
-fn quantize(src: &[f32], dst: &mut [u8]) {
-    encode::<Block, 32>(src, dst, |x| {
-        // The extreme weight becomes -8, which reaches further than 7.
-        let d = largest(x) / -8.0;
+fn quantize(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>) {
+    encode_weighted::<Block, 32>(src, dst, importance, |x, importance| {
+        let d = match importance {
+            Some(importance) => symmetric::fit(x, &error_weights(x, importance), -8.0, 7.0),
+            // The extreme weight becomes -8, which reaches further than 7.
+            None => largest(x) / -8.0,
+        };
         let per_unit = inverse_or_zero(d);
         let q = x.map(|x| ((x * per_unit + 8.5) as u8).min(15));
         Block { d: f32_to_f16(d), qs: join_nibbles(&q) }

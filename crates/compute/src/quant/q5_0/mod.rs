@@ -2,8 +2,10 @@
 
 use super::QuantSpec;
 use super::bits::{fifth_bits, join_nibbles, nibbles};
-use super::blocks::{decode, encode, f16_to_f32};
+use super::blocks::{decode, encode_weighted, f16_to_f32};
+use super::importance::error_weights;
 use super::rounding::{f32_to_f16, inverse_or_zero, largest};
+use super::symmetric;
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
 
@@ -51,10 +53,13 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
     });
 }
 
-fn quantize(src: &[f32], dst: &mut [u8]) {
-    encode::<Block, 32>(src, dst, |x| {
-        // The extreme weight becomes -16, which reaches further than 15.
-        let d = largest(x) / -16.0;
+fn quantize(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>) {
+    encode_weighted::<Block, 32>(src, dst, importance, |x, importance| {
+        let d = match importance {
+            Some(importance) => symmetric::fit(x, &error_weights(x, importance), -16.0, 15.0),
+            // The extreme weight becomes -16, which reaches further than 15.
+            None => largest(x) / -16.0,
+        };
         let per_unit = inverse_or_zero(d);
         let q = x.map(|x| ((x * per_unit + 16.5) as u8).min(31));
         Block { d: f32_to_f16(d), qh: fifth_bits(&q), qs: join_nibbles(&q) }

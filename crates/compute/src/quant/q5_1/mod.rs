@@ -1,8 +1,10 @@
 //! Q5_1: 32 weights `d * q + m`, `q` of five bits.
 
 use super::QuantSpec;
+use super::affine::{self, Affine, Grids};
 use super::bits::{fifth_bits, join_nibbles, nibbles};
-use super::blocks::{decode, encode, f16_to_f32};
+use super::blocks::{decode, encode_weighted, f16_to_f32};
+use super::importance::error_weights;
 use super::rounding::{f32_to_f16, inverse_or_zero, range};
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
@@ -53,13 +55,21 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
     });
 }
 
-fn quantize(src: &[f32], dst: &mut [u8]) {
-    encode::<Block, 32>(src, dst, |x| {
-        let (low, high) = range(x);
-        let d = (high - low) / 31.0;
+fn quantize(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>) {
+    encode_weighted::<Block, 32>(src, dst, importance, |x, importance| {
+        let Affine { scale: d, min } = match importance {
+            Some(importance) => {
+                let grids = Grids { first: -0.9, n: 19 };
+                affine::fit::<32, 31>(x, &error_weights(x, importance), grids, |e| e * e)
+            }
+            None => {
+                let (low, high) = range(x);
+                Affine { scale: (high - low) / 31.0, min: -low }
+            }
+        };
         let per_unit = inverse_or_zero(d);
-        let q = x.map(|x| (((x - low) * per_unit + 0.5) as u8).min(31));
-        Block { d: f32_to_f16(d), m: f32_to_f16(low), qh: fifth_bits(&q), qs: join_nibbles(&q) }
+        let q = x.map(|x| (((x + min) * per_unit + 0.5) as u8).min(31));
+        Block { d: f32_to_f16(d), m: f32_to_f16(-min), qh: fifth_bits(&q), qs: join_nibbles(&q) }
     });
 }
 

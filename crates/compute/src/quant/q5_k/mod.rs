@@ -3,9 +3,9 @@
 //! Each of 8 sub-blocks of 32 weights has its own scale and min of six bits.
 
 use super::QuantSpec;
-use super::affine::{self, Grids};
+use super::affine::Grids;
 use super::bits::{bits_256, join_bits_256, join_nibbles_256, nibbles_256};
-use super::blocks::{decode, encode, f16_to_f32};
+use super::blocks::{decode, encode_weighted, f16_to_f32};
 use super::k_scales;
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
@@ -62,10 +62,9 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
     });
 }
 
-fn quantize(src: &[f32], dst: &mut [u8]) {
-    encode::<Block, 256>(src, dst, |x| {
-        let fits = k_scales::fit::<31>(x, Grids { first: -0.5, n: 16 });
-        let b = affine::encode_super_block::<8, 63, 31>(x, &fits);
+fn quantize(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>) {
+    encode_weighted::<Block, 256>(src, dst, importance, |x, importance| {
+        let b = k_scales::encode::<31>(x, importance, Grids { first: -0.5, n: 16 });
         Block {
             d: b.d,
             dmin: b.dmin,

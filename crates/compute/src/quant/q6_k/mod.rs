@@ -4,9 +4,9 @@
 
 use super::QuantSpec;
 use super::bits::{join_pairs_256, pairs_256};
-use super::blocks::{decode, encode, f16_to_f32};
-use super::rounding::{dot, largest, round};
-use super::symmetric::{self, TINY};
+use super::blocks::{decode, encode_weighted, f16_to_f32};
+use super::rounding::largest;
+use super::symmetric;
 use crate::DType;
 use bytemuck::{Pod, Zeroable};
 
@@ -75,36 +75,13 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
     });
 }
 
-/// Finds a scale of `x` that makes the sum of `x² * (x - scale * q)²` small, for `q` in -32..32.
-///
-/// For fixed `q` the best scale is `Σ w x q / Σ w q²`, and it lowers the error by `(Σ w x q)² / Σ w q²`. The `q` of 19
-/// grids around the one that maps the largest weight to -32 are compared.
-fn fit(x: &[f32; 16]) -> f32 {
-    let extreme = largest(x);
-    if extreme.abs() < TINY || !extreme.is_finite() {
-        return 0.0;
-    }
-    let w = x.map(|v| v * v);
-    let (mut scale, mut best) = (0.0, 0.0);
-    // The plain grid is first, so that it wins ties.
-    for tenths in std::iter::once(0).chain((-9..=9).filter(|t| *t != 0)) {
-        let per_unit = -(32.0 + 0.1 * tenths as f32) / extreme;
-        let q = x.map(|v| round((v * per_unit).clamp(-32.0, 31.0)));
-        let wq = std::array::from_fn(|i| w[i] * q[i]);
-        let (sum_xq, sum_qq) = (dot(&wq, x), dot(&wq, &q));
-        if sum_qq > 0.0 && sum_xq * sum_xq > best * sum_qq {
-            scale = sum_xq / sum_qq;
-            best = scale * sum_xq;
-        }
-    }
-    scale
-}
-
-fn quantize(src: &[f32], dst: &mut [u8]) {
-    encode::<Block, 256>(src, dst, |x| {
-        let sub_blocks = x.as_chunks::<16>().0;
-        let fits = std::array::from_fn(|s| fit(&sub_blocks[s]));
-        let b = symmetric::encode_super_block::<128, 32>(x, &fits);
+/// With 64 levels the importance is weight enough; without it, errors of large weights count more.
+fn quantize(src: &[f32], dst: &mut [u8], importance: Option<&[f32]>) {
+    encode_weighted::<Block, 256>(src, dst, importance, |x, importance| {
+        let w = importance.copied().unwrap_or_else(|| x.map(|v| v * v));
+        let (sub_blocks, w) = (x.as_chunks::<16>().0, w.as_chunks::<16>().0);
+        let fits = std::array::from_fn(|s| symmetric::fit(&sub_blocks[s], &w[s], -32.0, 31.0));
+        let b = symmetric::encode_super_block::<128, 32>(x, &fits, largest(&fits) / -128.0);
         let mut block = Block { ql: [0; 128], qh: [0; 64], scales: b.scales, d: b.d };
         block.set_quants(&b.q);
         block

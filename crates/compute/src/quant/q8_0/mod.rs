@@ -35,7 +35,7 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
     });
 }
 
-fn quantize(src: &[f32], dst: &mut [u8]) {
+fn quantize(src: &[f32], dst: &mut [u8], _: Option<&[f32]>) {
     encode::<Block, 32>(src, dst, |x| {
         let d = largest(x).abs() / 127.0;
         let per_unit = inverse_or_zero(d);

@@ -75,7 +75,7 @@ fn join_trits(trits: [u8; 5]) -> u8 {
     (number * 256).div_ceil(243) as u8
 }
 
-fn quantize(src: &[f32], dst: &mut [u8]) {
+fn quantize(src: &[f32], dst: &mut [u8], _: Option<&[f32]>) {
     encode::<Block, 256>(src, dst, |x| {
         let (d, t) = ternary(x);
         Block {

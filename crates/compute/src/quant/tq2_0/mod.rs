@@ -47,7 +47,7 @@ pub(crate) fn ternary(x: &[f32; 256]) -> (f32, [u8; 256]) {
     (d, t)
 }
 
-fn quantize(src: &[f32], dst: &mut [u8]) {
+fn quantize(src: &[f32], dst: &mut [u8], _: Option<&[f32]>) {
     encode::<Block, 256>(src, dst, |x| {
         let (d, t) = ternary(x);
         Block { qs: join_pairs_256(&t), d: f32_to_f16(d) }
