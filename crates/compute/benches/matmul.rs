@@ -198,7 +198,7 @@ fn part(dtype: DType, n_out: usize, n_in: usize) -> MatrixPart {
         0x11 + (state >> 24) as u8 % 0x2f
     };
     let bytes = Bytes::from((0..size).map(|_| byte()).collect::<Vec<_>>());
-    MatrixPart { dtype, n_experts: 1, n_out, n_in, bytes }
+    MatrixPart { name: "w".into(), dtype, n_experts: 1, n_out, n_in, bytes }
 }
 
 /// All products of a forward pass of Llama-3.2-1B's shape, without what stands between them.

@@ -5,10 +5,13 @@ use crate::{
     Tensor,
 };
 use bytes::Bytes;
+use std::sync::Arc;
 
 /// One weight matrix, or a stack of one per expert, as it stands in a file.
 #[derive(Clone, Debug)]
 pub struct MatrixPart {
+    /// The tensor that it is, or is a part of.
+    pub name: Arc<str>,
     /// Element type.
     pub dtype: DType,
     /// Experts; 1 for a plain matrix.

@@ -17,6 +17,7 @@ mod device;
 mod dtype;
 mod error;
 mod math;
+mod observer;
 mod ops;
 mod profile;
 pub mod quant;
@@ -37,6 +38,7 @@ pub use capture::{Capture, Choosing, GraphKey};
 pub use device::{Device, DeviceMemory, KvLayer, MatrixPart, StateLayer};
 pub use dtype::DType;
 pub use error::{Error, Result};
+pub use observer::{InputObserver, MatmulInput};
 pub use ops::{
     Activation, AttentionParams, AttentionTemperature, Chosen, ConvKind, DeltaInput, DeltaShape, DtLimits,
     ExpertGroups, Experts, ExpertsKind, GatedNorm, GroupScore, HeadOrder, Heads, LatentPrep, LatentShape,

@@ -259,7 +259,8 @@ impl<B: Backend> Loader<'_, B> {
             t = transpose(t).expect("the contract lets only matrices of plain numbers stand transposed");
         }
         let (n_out, n_in) = (entry.shape[0], entry.shape[1]);
-        let whole = MatrixPart { dtype: t.dtype, n_experts: 1, n_out, n_in, bytes: t.bytes };
+        let name = entry.files[0].as_str().into();
+        let whole = MatrixPart { name, dtype: t.dtype, n_experts: 1, n_out, n_in, bytes: t.bytes };
         Ok(cut(whole, self.shard.cut(split, w.layer, n_out)))
     }
 
@@ -335,6 +336,7 @@ impl<B: Backend> Loader<'_, B> {
         let all = self.source.tensor(&entry.files[0])?;
         // As a matrix with a row for each head.
         let rows = MatrixPart {
+            name: entry.files[0].as_str().into(),
             dtype: all.dtype,
             n_experts: 1,
             n_out: n_heads,
@@ -364,7 +366,8 @@ impl<B: Backend> Loader<'_, B> {
             }
             Bytes::from(all)
         };
-        let all = MatrixPart { dtype: first.dtype, n_experts, n_out, n_in, bytes };
+        let file = entry.files[0].as_str().into();
+        let all = MatrixPart { name: file, dtype: first.dtype, n_experts, n_out, n_in, bytes };
         Ok(cut(all, self.shard.cut(names::split(name), w.layer, n_out)))
     }
 }
@@ -397,7 +400,7 @@ fn cut(p: MatrixPart, cut: Cut) -> Vec<MatrixPart> {
                         Bytes::from(bytes)
                     }
                 };
-                MatrixPart { n_out: rows.len(), bytes, ..p }
+                MatrixPart { n_out: rows.len(), bytes, ..p.clone() }
             };
             ranges.into_iter().map(one).collect()
         }

@@ -73,6 +73,7 @@ pub(super) fn head_matmul(cpu: &Cpu, y: &mut Tensor<Cpu>, x: &Tensor<Cpu>, w: &M
                 let starts = (0..m).map(|t| t * n_heads + head);
                 starts.clone().for_each(|at| inputs.extend_from_slice(&x[at * x_len..][..n_in]));
                 outputs.resize(m * n_out, 0.0);
+                cpu.show(w, head, inputs);
                 let operands = Operands { x: inputs, w, expert: head, bias: None };
                 matmul::matmul(&cpu.pool, outputs, operands, activations);
                 for (at, output) in starts.zip(outputs.chunks_exact(n_out)) {

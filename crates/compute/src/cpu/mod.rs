@@ -31,8 +31,8 @@ use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture,
     Chosen, Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Experts, GatedNorm, HostBatch,
-    KvLayer, LatentPrep, MatrixPart, MoeScratch, Norm, Ops, Pooling, Profile, Profiler, QkvPrep, Rank,
-    Result, ShortConv, SsmInput, SsmShape, Tensor,
+    InputObserver, KvLayer, LatentPrep, MatmulInput, MatrixPart, MoeScratch, Norm, Ops, Pooling, Profile,
+    Profiler, QkvPrep, Rank, Result, ShortConv, SsmInput, SsmShape, Tensor,
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions, Operands};
@@ -64,6 +64,8 @@ impl Default for CpuOptions {
 pub struct Cpu {
     options: CpuOptions,
     pool: Arc<Pool>,
+    /// Sees the inputs of matmuls, where somebody asked for it.
+    observer: Option<Arc<dyn InputObserver>>,
     /// Inputs of matmuls in the layouts that their weights need; one matmul runs at a time.
     activations: Mutex<Activations>,
     profiler: Profiler,
@@ -90,7 +92,20 @@ impl Cpu {
         assert!(options.isa.is_available(), "this processor has no {} instructions", options.isa);
         let pool = Arc::new(Pool::new(options.n_threads));
         let options = CpuOptions { n_threads: pool.n_threads(), ..options };
-        Self { options, pool, activations: Mutex::default(), profiler: Profiler::default(), rank, group }
+        Self {
+            options,
+            pool,
+            observer: None,
+            activations: Mutex::default(),
+            profiler: Profiler::default(),
+            rank,
+            group,
+        }
+    }
+
+    /// Shows the inputs of all products with weights to `observer`, as they are before they are rounded.
+    pub fn observed_by(self, observer: Arc<dyn InputObserver>) -> Self {
+        Self { observer: Some(observer), ..self }
     }
 
     /// How the CPU is used.
@@ -99,8 +114,17 @@ impl Cpu {
     }
 
     fn multiply(&self, y: &mut [f32], operands: Operands<'_>) {
+        self.show(operands.w, operands.expert, operands.x);
         let mut activations = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
         matmul::matmul(&self.pool, y, operands, &mut activations);
+    }
+
+    /// Shows an input to the observer, if there is one.
+    fn show(&self, w: &Matrix, expert: usize, x: &[f32]) {
+        if let Some(observer) = &self.observer {
+            let (names, n_experts, n_in) = (w.names(), w.n_experts(), w.n_in());
+            observer.observe(MatmulInput { names, n_experts, expert, x, n_in });
+        }
     }
 }
 

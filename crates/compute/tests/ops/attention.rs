@@ -91,7 +91,7 @@ fn small_integers(dtype: DType, n_out: usize, n_in: usize) -> MatrixPart {
         DType::F16 => values.flat_map(|v| half::f16::from_f32(v).to_le_bytes()).collect(),
         _ => values.flat_map(f32::to_le_bytes).collect(),
     };
-    MatrixPart { dtype, n_experts: 1, n_out, n_in, bytes: bytes.into() }
+    MatrixPart { name: "w".into(), dtype, n_experts: 1, n_out, n_in, bytes: bytes.into() }
 }
 
 /// A ragged batch: a chunk of a prefill at an offset, two decodes, a whole prompt, a first token.

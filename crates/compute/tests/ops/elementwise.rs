@@ -351,7 +351,7 @@ fn choices() {
         // A batch may begin with what was chosen, in any order.
         let table: Vec<f32> = (0..n).map(|i| i as f32).collect();
         let bytes = bytemuck::cast_slice(&table).to_vec().into();
-        let part = MatrixPart { dtype: DType::F32, n_experts: 1, n_out: n, n_in: 1, bytes };
+        let part = MatrixPart { name: "w".into(), dtype: DType::F32, n_experts: 1, n_out: n, n_in: 1, bytes };
         let table = b.matrix(vec![part]).unwrap();
         let mut next = batch_of(&[(9, 1, true), (0, 1, true), (0, 1, true), (0, 1, true)]);
         next.deferred = vec![(3, 1), (1, 2)];

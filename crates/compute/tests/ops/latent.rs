@@ -107,6 +107,7 @@ impl Latent {
             let root = (n_in as f32).sqrt();
             let bytes: Vec<u8> = values.iter().flat_map(|v| (v / root).to_le_bytes()).collect();
             let part = realizar_compute::MatrixPart {
+                name: "w".into(),
                 dtype: DType::F32,
                 n_experts: 1,
                 n_out,

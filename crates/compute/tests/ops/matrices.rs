@@ -52,7 +52,7 @@ pub(super) fn part(dtype: DType, n_experts: usize, n_out: usize, n_in: usize, se
         MADE.lock().unwrap().insert((dtype, n, seed), bytes.clone());
         bytes
     });
-    MatrixPart { dtype, n_experts, n_out, n_in, bytes }
+    MatrixPart { name: "w".into(), dtype, n_experts, n_out, n_in, bytes }
 }
 
 #[derive(Debug, Clone)]

@@ -10,6 +10,7 @@ use crate::cpu::threads::Pool;
 use crate::{DType, Error, MatrixPart, Result};
 use bytes::Bytes;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// How a matrix is prepared.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +25,7 @@ pub struct MatrixOptions {
 
 /// A weight: one or several matrices stacked along their outputs, once or once per expert.
 pub struct Matrix {
+    names: Vec<Arc<str>>,
     pub(super) parts: Vec<Part>,
     pub(super) n_experts: usize,
     pub(super) n_out: usize,
@@ -67,14 +69,18 @@ impl Matrix {
         }
         let (n_experts, n_in) = parts.first().map_or((1, 0), |p| (p.n_experts, p.n_in));
         let mut made: Vec<Part> = Vec::with_capacity(parts.len());
+        let mut names: Vec<Arc<str>> = Vec::new();
         let (mut n_out, mut n_panels) = (0, 0);
         for part in parts {
             check(&part, n_experts, n_in)?;
+            if !names.contains(&part.name) {
+                names.push(part.name.clone());
+            }
             let part = Part::new(part, n_out, n_panels, options);
             (n_out, n_panels) = (n_out + part.n_out, n_panels + part.n_panels);
             made.push(part);
         }
-        let mut this = Self { parts: made, n_experts, n_out, n_in, isa: options.isa };
+        let mut this = Self { names, parts: made, n_experts, n_out, n_in, isa: options.isa };
         if options.repack {
             this.pack(n_panels, pool)?;
         }
@@ -123,6 +129,11 @@ impl Matrix {
     /// Number of the part that has panel `panel` of all.
     fn part_of(&self, panel: usize) -> usize {
         self.parts.partition_point(|p| p.first_panel + p.n_panels <= panel)
+    }
+
+    /// The tensors that the parts are, or are parts of, each once.
+    pub fn names(&self) -> &[Arc<str>] {
+        &self.names
     }
 
     /// Output features: rows of all parts.

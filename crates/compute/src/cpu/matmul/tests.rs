@@ -80,7 +80,8 @@ fn case(dtype: DType, n_out: usize, n_in: usize, m: usize) -> Case {
 impl Case {
     fn matrix(&self, options: MatrixOptions, pool: &Pool) -> Matrix {
         let Case { dtype, n_out, n_in, .. } = *self;
-        let part = MatrixPart { dtype, n_experts: 1, n_out, n_in, bytes: self.bytes.clone() };
+        let part =
+            MatrixPart { name: "w".into(), dtype, n_experts: 1, n_out, n_in, bytes: self.bytes.clone() };
         Matrix::new(vec![part], options, pool).unwrap()
     }
 
@@ -125,8 +126,14 @@ fn the_memory_of_packed_weights_is_known_before_they_are_made() {
         let n_in = 256.max(spec.block_len);
         let bytes = vec![0; 3 * 37 * spec.dtype.bytes_for(n_in).unwrap()];
         for (exact, repack) in [(false, true), (true, true), (false, false)] {
-            let part =
-                MatrixPart { dtype: spec.dtype, n_experts: 3, n_out: 37, n_in, bytes: bytes.clone().into() };
+            let part = MatrixPart {
+                name: "w".into(),
+                dtype: spec.dtype,
+                n_experts: 3,
+                n_out: 37,
+                n_in,
+                bytes: bytes.clone().into(),
+            };
             let options = options(Isa::best(), exact, repack);
             let w = Matrix::new(vec![part], options, &pool).unwrap();
             let packed = packed_bytes(spec.dtype, [3, 37, n_in], options);
@@ -245,7 +252,14 @@ fn extreme_weights_do_not_saturate() {
             let x = vec![sign; n_in];
             let expected: f64 = w[..n_in].iter().map(|w| f64::from(*w) * f64::from(sign)).sum();
             for &isa in Isa::available() {
-                let part = MatrixPart { dtype, n_experts: 1, n_out: 16, n_in, bytes: bytes.clone().into() };
+                let part = MatrixPart {
+                    name: "w".into(),
+                    dtype,
+                    n_experts: 1,
+                    n_out: 16,
+                    n_in,
+                    bytes: bytes.clone().into(),
+                };
                 let w = Matrix::new(vec![part], options(isa, false, true), &pool).unwrap();
                 let mut y = [0.0; 16];
                 multiply(&pool, &mut y, &x, &w);
@@ -265,6 +279,7 @@ fn parts_experts_and_bias() {
     let parts: Vec<MatrixPart> = shapes
         .iter()
         .map(|&(dtype, n_out)| MatrixPart {
+            name: "w".into(),
             dtype,
             n_experts,
             n_out,
@@ -352,6 +367,7 @@ fn broken_activations_do_not_look_healthy() {
 fn wrong_sizes_are_errors() {
     let pool = Pool::new(1);
     let part = |dtype, n_out, n_in, bytes| MatrixPart {
+        name: "w".into(),
         dtype,
         n_experts: 1,
         n_out,
