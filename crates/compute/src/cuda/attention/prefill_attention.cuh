@@ -10,6 +10,7 @@ struct Tile {
   int group, kv_head, first_head;
   const uint32_t* table;
 
+  Tile() = default;
   // The last tokens see the most keys, so tiles are numbered from the last tokens to the first, all heads of some tokens together.
   DEVICE Tile(const PrefillAttentionArgs& a, int index, int n_tiles) {
     group = a.n_heads / a.n_kv_heads;
@@ -170,22 +171,42 @@ struct Softmax {
     for (int h = 0; h < 2; h++) {
       sum[h] += __shfl_xor_sync(ALL_LANES, sum[h], 1);
       sum[h] += __shfl_xor_sync(ALL_LANES, sum[h], 2);
-      if (!rows.there[h]) continue;
       // The sink's weight by the largest score, as those of keys; infinity where it outweighs them all, and then the output is 0.
-      if (a.sinks) sum[h] += ptx::exp2_fast(a.sinks[rows.head[h]] * LOG2_E - max[h] * factor);
+      if (a.sinks && rows.there[h]) sum[h] += ptx::exp2_fast(a.sinks[rows.head[h]] * LOG2_E - max[h] * factor);
       const float inverse = 1.0f / sum[h];
+      if (a.y_rows) {
+        store_tiles(out, h, inverse, a, rows, lane);
+        continue;
+      }
 #pragma unroll
       for (int i = 0; i < N; i++) {
         const int at = i * 8 + lane % 4 * 2, column = rows.head[h] * dim + at;
-        if (at >= dim) continue;
-        const float2 v = {out[i][2 * h] * inverse, out[i][2 * h + 1] * inverse};
-        if (a.y_rows) {
-          uint8_t* y = reinterpret_cast<uint8_t*>(a.y) + byte_in_tiles(rows.token[h], 2 * column, a.y_rows);
-          *reinterpret_cast<uint32_t*>(y) = tile_pair(a.y_number, v.x, v.y);
-        } else {
-          *reinterpret_cast<float2*>(a.y + rows.token[h] * row_len + column) = v;
-        }
+        if (at >= dim || !rows.there[h]) continue;
+        *reinterpret_cast<float2*>(a.y + rows.token[h] * row_len + column) = float2{out[i][2 * h] * inverse, out[i][2 * h + 1] * inverse};
       }
+    }
+  }
+
+  // Of row h to tiles: four lanes have a word each of 16 bytes, and exchange those of four times 16.
+  template <int N>
+  DEVICE void store_tiles(const float (&out)[N][4], int h, float inverse, const PrefillAttentionArgs& a, const Rows& rows, int lane) const {
+    const bool is_odd = lane % 2, is_high = lane % 4 / 2;
+    const int first = rows.head[h] * a.head_dim;
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      uint32_t w[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) w[j] = tile_pair(a.y_number, out[i + j][2 * h] * inverse, out[i + j][2 * h + 1] * inverse);
+      // With the neighbour: of words 0 and 1, or 2 and 3, one's own and the other lane's.
+      const uint32_t x = __shfl_xor_sync(ALL_LANES, is_odd ? w[0] : w[1], 1), y = __shfl_xor_sync(ALL_LANES, is_odd ? w[2] : w[3], 1);
+      const uint2 low = is_odd ? uint2{x, w[1]} : uint2{w[0], x}, high = is_odd ? uint2{y, w[3]} : uint2{w[2], y};
+      const uint2 given = is_high ? low : high;
+      const uint2 got = {__shfl_xor_sync(ALL_LANES, given.x, 2), __shfl_xor_sync(ALL_LANES, given.y, 2)};
+      const uint4 eight = is_high ? uint4{got.x, got.y, high.x, high.y} : uint4{low.x, low.y, got.x, got.y};
+      const int at = (i + lane % 4) * 8;
+      if (at >= static_cast<int>(a.head_dim) || !rows.there[h]) continue;
+      uint8_t* to = reinterpret_cast<uint8_t*>(a.y) + byte_in_tiles(rows.token[h], 2 * (first + at), a.y_rows);
+      *reinterpret_cast<uint4*>(to) = eight;
     }
   }
 };

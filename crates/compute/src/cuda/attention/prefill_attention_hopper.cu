@@ -9,11 +9,12 @@
 //   groups 0 and 1  math: 64 rows each; warp w of a group has rows 16 w to 16 w + 15                            (200 registers)
 //   group 2         loads keys and values. A cache of whole boxes comes by TMA, issued by one warp; others by cp.async or decoded by
 //                   all 128 threads                                                                              (40 registers)
-//   group 3         loads queries of the next tile, QK norm, RoPE, rounding. The math groups do so for the first tile (72 registers)
+//   group 3         finds the next tile and loads its queries, QK norm, RoPE, rounding. The math groups do so for the first tile
+//                                                                                                                (72 registers)
 // Heads of 256 leave no room for group 3: the math groups, with 232 registers, prepare the queries of every tile, and a step is 64 keys.
 //
 // Shared memory: rings of 2 stages of K [keys, DIM], of V [keys, DIM] and of Q [128, DIM], 16 bits each: 96 KiB for heads of 64, 192 KiB
-// for 128 and, with one stage of Q, for 256, and up to 1,024 bytes of alignment; 5,216, 9,312 or 12,896 bytes static. All tiles have the
+// for 128 and, with one stage of Q, for 256, and up to 1,024 bytes of alignment; 5,296, 9,392 or 12,976 bytes static. All tiles have the
 // 128-byte swizzle of wgmma.
 // Moves: K and V that a tile sees, 4 · n_keys · head_dim bytes for 2 · n_keys · head_dim · rows multiply-adds, so that with full tiles the
 // tensor cores are the bound; the rows of qkv and of y once.
@@ -162,12 +163,14 @@ struct Block {
   uint8_t* queries;
   uint32_t full, empty;      // shared addresses of mbarriers, one of each for each stage
   uint32_t (*key_rows)[KEYS];  // [2, KEYS]: rows of the cache that a step loads, where it comes without TMA
+  Tile* described;           // [2]: the tiles whose queries group 3 has brought to the stages
   int box_rows;              // 0: without TMA
   uint32_t done = 0;         // steps of the tiles before
   uint32_t n_done = 0;       // those tiles
 
-  DEVICE Block(const PrefillAttentionHopperArgs& args, unsigned char* shared, uint64_t* barriers, uint32_t (*key_rows)[KEYS])
-      : args(args), a(args.of_all), key_rows(key_rows) {
+  DEVICE Block(const PrefillAttentionHopperArgs& args, unsigned char* shared, uint64_t* barriers, uint32_t (*key_rows)[KEYS],
+               Tile* described)
+      : args(args), a(args.of_all), key_rows(key_rows), described(described) {
     tiles = (ptx::fixed_address(shared) + 1023) / 1024 * 1024;
     full = ptx::fixed_address(barriers), empty = full + 8 * N_BARRIERS;
     tile = reinterpret_cast<uint16_t*>(shared + (tiles - ptx::shared_address(shared)));
@@ -187,22 +190,26 @@ struct Block {
     if (step >= 2) ptx::mbarrier_wait(empty + 8 * i, (step / 2 - 1) & 1);
   }
 
-  // Calls f(tile, first position that is loaded, steps) for each tile of the block. Later tiles are shorter, so every other round of
-  // tiles goes to the blocks in reverse order.
-  template <class F>
-  DEVICE void for_tiles(F f) const {
+  // Calls f(tile, first position that is loaded, steps) for each tile of the block, which find(index) gives. Later tiles are shorter, so
+  // every other round of tiles goes to the blocks in reverse order.
+  template <class Find, class F>
+  DEVICE void for_tiles(Find find, F f) const {
     const int n_tiles = args.n_tiles, n_blocks = gridDim.x, block = blockIdx.x;
     for (int first = 0, is_odd = 0; first < n_tiles; first += n_blocks, is_odd ^= 1) {
       const int index = first + (is_odd ? n_blocks - 1 - block : block);
       if (index >= n_tiles) continue;
-      const Tile t(a, index, n_tiles);
+      const Tile t = find(index);
       const int start = box_rows ? t.start / box_rows * box_rows : t.start;
       f(t, start, ceil_div(t.end - start, KEYS));
     }
   }
+  template <class F>
+  DEVICE void for_tiles(F f) const {
+    for_tiles([&](int index) { return Tile(a, index, args.n_tiles); }, f);
+  }
 };
 
-// Group 3: the queries of each tile but the first, a tile ahead.
+// Group 3: each tile but the first, which several reads of memory find, and its queries, a tile ahead.
 template <class T, int DIM>
 DEVICE void run_query_group(Block<DIM>& block, int warp, float* scratch) {
   block.for_tiles([&](const Tile& t, int, int) {
@@ -210,6 +217,7 @@ DEVICE void run_query_group(Block<DIM>& block, int warp, float* scratch) {
       const int stage = block.n_done % 2, i = QUERY_RING + stage;
       block.wait_empty(i, block.n_done);
       prepare_queries<T, DIM, 32, 4>(block.args, t, block.queries + stage * (Block<DIM>::QUERY_TILE * 2), warp % 4 * 32, scratch);
+      if (threadIdx.x % 128 == 0) block.described[stage] = t;
       ptx::fence_proxy_async_shared();
       ptx::mbarrier_arrive(block.full + 8 * i);
     }
@@ -309,17 +317,13 @@ struct MathTile {
     q = ptx::smem_desc(block.tiles + 4 * TILE * 2 + stage * Block<DIM>::QUERY_TILE * 2 + group * 64 * 128);
   }
 
-  // The first tile's queries are prepared by the math groups themselves, the others' by group 3 where there is one.
-  DEVICE void wait_queries(int warp, float* scratch) const {
-    if (!Plan<DIM>::HAS_QUERY_GROUP || block.n_done == 0) {
-      // All warps of the group have multiplied the queries of the tile before.
-      if (block.n_done > 0) ptx::sync_threads<128>(GROUP_BARRIER + group);
-      prepare_queries<T, DIM, 16, Plan<DIM>::QUERY_BATCH>(block.args, t, block.queries, warp * 16, scratch);
-      ptx::fence_proxy_async_shared();
-      ptx::sync_threads<128>(GROUP_BARRIER + group);
-    } else {
-      ptx::mbarrier_wait(block.full + 8 * (QUERY_RING + block.n_done % 2), (block.n_done - 1) / 2 & 1);
-    }
+  // The queries of a tile that group 3 does not prepare.
+  DEVICE void prepare_own(int warp, float* scratch) const {
+    // All warps of the group have multiplied the queries of the tile before.
+    if (block.n_done > 0) ptx::sync_threads<128>(GROUP_BARRIER + group);
+    prepare_queries<T, DIM, 16, Plan<DIM>::QUERY_BATCH>(block.args, t, block.queries, warp * 16, scratch);
+    ptx::fence_proxy_async_shared();
+    ptx::sync_threads<128>(GROUP_BARRIER + group);
   }
 
   // S = Q Kᵀ, asynchronously
@@ -377,13 +381,20 @@ struct MathTile {
 // Groups 0 and 1: scores of one step are computed while the weights of the step before are multiplied with their values.
 template <class T, int DIM>
 DEVICE void run_math_group(Block<DIM>& block, int warp, bool arrives, float* scratch) {
-  block.for_tiles([&](const Tile& t, int start, int n_steps) {
+  // The first tile's queries are prepared by the math groups themselves, the others' by group 3 where there is one.
+  const auto is_own = [&] { return !Plan<DIM>::HAS_QUERY_GROUP || block.n_done == 0; };
+  const auto find = [&](int index) {
+    if (is_own()) return Tile(block.a, index, block.args.n_tiles);
+    ptx::mbarrier_wait(block.full + 8 * (QUERY_RING + block.n_done % 2), (block.n_done - 1) / 2 & 1);
+    return block.described[block.n_done % 2];
+  };
+  block.for_tiles(find, [&](const Tile& t, int start, int n_steps) {
     // Read again for each tile: what is derived from these would take too many registers.
     const int tid = ptx::thread_again(), lane = tid % 32;
     const Rows rows(block.a, t, warp * 16, lane);
     MathTile<T, DIM> tile(block, t, start, n_steps, tid, warp / 4, arrives);
     Softmax softmax(block.a);
-    tile.wait_queries(warp, scratch);
+    if (is_own()) tile.prepare_own(warp, scratch);
     tile.multiply_keys(0);
     ptx::wgmma_wait<0>();
     tile.release(0, 0);
@@ -416,7 +427,8 @@ DEVICE void prefill_attention(const PrefillAttentionHopperArgs& args) {
   __shared__ uint32_t key_rows[2][P::KEYS];
   __shared__ float scratch[P::THREADS / 32][DIM];
   __shared__ uint64_t barriers[2 * N_BARRIERS];
-  Block<DIM> block(args, shared, barriers, key_rows);
+  __shared__ Tile described[2];
+  Block<DIM> block(args, shared, barriers, key_rows, described);
   const int tid = threadIdx.x, lane = tid % 32;
   const int warp = __shfl_sync(ALL_LANES, tid / 32, 0), group = warp / 4;
   ptx::launch_dependents();
