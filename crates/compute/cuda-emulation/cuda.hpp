@@ -304,6 +304,7 @@ inline uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) {
   return halves_of([=](int h) { return half_of(a, h) * half_of(b, h) + half_of(c, h); });
 }
 inline float exp2_fast(float x) { return exp2f(x); }
+inline float reciprocal_fast(float x) { return 1.0f / x; }
 inline float max_or_nan(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
 
 inline uint32_t mask_and_set(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }

@@ -46,14 +46,6 @@ struct GateSigmoid {
   }
 };
 
-// GELU by the error function for results of 16 bits, at most 2.6e-5 off: the logarithm of the odds of the normal distribution is x times a
-// polynomial of x * x, fitted up to 6 and constant from 8 on, where no bit of the result depends on it.
-DEVICE float gelu_erf_of_halves(float x) {
-  const float u = fminf(x * x, 64.0f);
-  const float z = x * fmaf(fmaf(-7.03033596e-4f, u, 7.40112922e-2f), u, 1.59501577f);
-  return __fdividef(x, 1.0f + __expf(-z));
-}
-
 DEVICE float activate_gate(uint32_t f, float x) { return f > GELU_TANH ? activate_one(f, x) : GateSigmoid(f)(x); }
 
 // From the sums of two gates of a row and those of their ups.

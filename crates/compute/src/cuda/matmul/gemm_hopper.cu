@@ -8,9 +8,11 @@
 // Outputs can be stored as tiles of 16 bits, for the kernel that reads them, and keys and values in the cache.
 //
 // Between the end of one step's wgmma and the start of those after the next there are half a step's 512 cycles, so that path is short:
-// addresses are made once.
+// addresses are made once. An epilogue is straight-line code over a thread's sums, which an SM fetches anew when other kernels have run
+// since: it has as few instructions as it can.
 #include "gemm.cuh"
 #include "../common/pipeline.cuh"
+#include "../common/reciprocal.cuh"
 #include "gemm_hopper_args.cuh"
 
 constexpr int THREADS = 384;
@@ -108,7 +110,8 @@ DEVICE void store_lines(Pair pair, Put put) {
       ptx::stmatrix_x4(line ^ j % 8 * 16, pairs);
     }
     __syncwarp();
-#pragma unroll
+    // Not unrolled, for short code.
+#pragma unroll 1
     for (int i = 0; i < 16; i += 4) {
       const int row = i + lane / 8, place = (lane ^ row) % 8;
       put(row, first + lane % 8 * 8, place, ptx::load_quad(rows + row * LINE + place * 16));
@@ -116,13 +119,17 @@ DEVICE void store_lines(Pair pair, Put put) {
   }
 }
 
-// Stores COLUMNS outputs as tiles of 16 bits; `pair(j, h)` gives them as floats.
-template <int COLUMNS, class Pair>
-DEVICE void store_tiles(const GemmArgs& a, uint32_t number, int first_row, int out, Pair pair) {
+// What tiles of N, Half or Bfloat, are multiplied by.
+template <class N>
+constexpr float TILE_FACTOR = N::SCALED ? HALF_TILE_FACTOR : 1.0f;
+
+// Stores COLUMNS outputs as tiles of N; `pair(j, h)` gives them as floats, times TILE_FACTOR.
+template <class N, int COLUMNS, class Pair>
+DEVICE void store_tiles(const GemmArgs& a, int first_row, int out, Pair pair) {
   store_lines<COLUMNS>(
       [&](int j, int h) {
         const float2 v = pair(j, h);
-        return tile_pair(number, v.x, v.y);
+        return pair_of<N>(v.x, v.y);
       },
       [&](int row, int column, int place, float4 eight) {
         const int at = first_row + row;
@@ -159,8 +166,8 @@ struct TileBias {
   DEVICE float2 pair(int j) const { return *reinterpret_cast<const float2*>(shared + j * 8 + ptx::thread_again() % 4 * 2); }
 };
 
-// Stores queries, keys and values in 16 bits, the latter two where the cache has them.
-template <int OUTS>
+// Stores queries, keys and values as N, the latter two where the cache has them.
+template <class N, int OUTS>
 DEVICE void store_qkv(const GemmArgs& a, const KvSlots& slots, const TileBias<OUTS>& bias, int first_row, int out,
                       const float (&scale)[2], const float (&sums)[OUTS / 8][4]) {
   const uint32_t block_size = slots.block_size, dim = slots.head_dim, lane = ptx::thread_again() % 32;
@@ -174,7 +181,7 @@ DEVICE void store_qkv(const GemmArgs& a, const KvSlots& slots, const TileBias<OU
       [&](int j, int h) {
         const float2 b = bias.pair(j);
         const float low = fmaf(sums[j][2 * h], scale[h], b.x), high = fmaf(sums[j][2 * h + 1], scale[h], b.y);
-        return slots.number == HALF_TILES ? pair_of<Half>(low, high) : pair_of<Bfloat>(low, high);
+        return pair_of<N>(low, high);
       },
       [&](int row, int column, int, float4 eight) {
         const uint32_t at = first_row + row, of_all = slots.first_out + out + column, of_row = __shfl_sync(ALL_LANES, slot, row);
@@ -189,24 +196,48 @@ DEVICE void store_qkv(const GemmArgs& a, const KvSlots& slots, const TileBias<OU
       });
 }
 
-// The outputs of a gate as tiles.
+// The outputs of a gate as tiles of bfloats.
 template <int HALF, class Activate>
-DEVICE void store_gated_tiles(const GemmArgs& a, uint32_t number, int row, int out, const float (&scale)[2],
-                              const float (&sums)[HALF / 4][4], Activate activate) {
-  store_tiles<HALF>(a, number, row, out, [&](int j, int h) {
+DEVICE void store_gated_tiles(const GemmArgs& a, int row, int out, const float (&scale)[2], const float (&sums)[HALF / 4][4],
+                              Activate activate) {
+  store_tiles<Bfloat, HALF>(a, row, out, [&](int j, int h) {
     const float *g = sums[j] + 2 * h, *u = sums[HALF / 8 + j] + 2 * h;
     return float2{activate(g[0] * scale[h]) * (u[0] * scale[h]), activate(g[1] * scale[h]) * (u[1] * scale[h])};
   });
 }
 
-// Outputs with their bias, after a function, as tiles.
-template <int OUTS, class Activate>
-DEVICE void store_activated_tiles(const GemmArgs& a, const TileBias<OUTS>& bias, uint32_t number, int row, int out, const float (&scale)[2],
-                                  const float (&sums)[OUTS / 8][4], Activate activate) {
-  store_tiles<OUTS>(a, number, row, out, [&](int j, int h) {
-    const float2 b = bias.pair(j);
-    return float2{activate(fmaf(sums[j][2 * h], scale[h], b.x)), activate(fmaf(sums[j][2 * h + 1], scale[h], b.y))};
-  });
+// GELU by the error function for results of 16 bits, at most 2.6e-5 off, divided by `divisor`: the logarithm to base 2 of the odds against
+// the normal distribution is x times a polynomial of x * x, fitted up to 6 and constant from 8 on, where no bit of the result depends on it.
+DEVICE float gelu_erf_of_halves(float x, float divisor) {
+  const float u = fminf(x * x, 64.0f);
+  const float z = x * fmaf(fmaf(1.01426311e-3f, u, -1.06775724e-1f), u, -2.30112134f);
+  return x * ptx::reciprocal_fast(fmaf(ptx::exp2_fast(z), divisor, divisor));
+}
+
+// Outputs with their bias, after a function, as tiles of N.
+template <class N, int OUTS>
+DEVICE void store_activated_tiles(const GemmArgs& a, const TileBias<OUTS>& bias, int row, int out, const float (&scale)[2],
+                              const float (&sums)[OUTS / 8][4]) {
+  constexpr float FACTOR = TILE_FACTOR<N>;
+  const auto store = [&](float factor, auto activate) {
+    const float of_sums[2] = {scale[0] * factor, scale[1] * factor};
+    store_tiles<N, OUTS>(a, row, out, [&](int j, int h) {
+      const float2 b = bias.pair(j);
+      const float low = fmaf(sums[j][2 * h], of_sums[h], b.x * factor), high = fmaf(sums[j][2 * h + 1], of_sums[h], b.y * factor);
+      return float2{activate(low), activate(high)};
+    });
+  };
+  if (a.epilogue != ACTIVATE) {
+    store(FACTOR, [](float x) { return x; });
+  } else if (a.activation == GELU_ERF) {
+    store(1.0f, [](float x) { return gelu_erf_of_halves(x, 1 / FACTOR); });
+  } else if (a.activation <= GELU_TANH) {
+    const GateSigmoid sigmoid(a.activation);
+    store(1.0f, [&](float x) { return sigmoid(x) * FACTOR; });
+  } else {
+    // What is not a number stays so, as for all functions.
+    store(FACTOR, [](float x) { return x < 0.0f ? 0.0f : x; });
+  }
 }
 
 // The epilogue of a warp's sums of 16 rows from `row` on.
@@ -221,19 +252,14 @@ DEVICE void store_tile(const GemmHopperArgs& args, const TileBias<OUTS>& bias, i
     const int at = row + h * 8 + lane / 4;
     scale[h] = T::COLUMNS == 64 && a.x_scales && at < static_cast<int>(a.m) ? a.x_scales[at] : args.x_factor;
   }
-  if (args.slots.number != NO_TILES) {
-    store_qkv<OUTS>(a, args.slots, bias, row, out, scale, sums);
-  } else if (to_tiles && a.epilogue != GATE) {
-    if (a.epilogue == ACTIVATE && a.activation == GELU_ERF) {
-      store_activated_tiles<OUTS>(a, bias, to_tiles, row, out, scale, sums, [](float x) { return gelu_erf_of_halves(x); });
-    } else if (a.epilogue == ACTIVATE && a.activation <= GELU_TANH) {
-      const GateSigmoid sigmoid(a.activation);
-      store_activated_tiles<OUTS>(a, bias, to_tiles, row, out, scale, sums, [&](float x) { return sigmoid(x); });
-    } else {
-      // What is not a number stays so, as for all functions.
-      const float least = a.epilogue == ACTIVATE ? 0.0f : -INFINITY;
-      store_activated_tiles<OUTS>(a, bias, to_tiles, row, out, scale, sums, [&](float x) { return x < least ? least : x; });
-    }
+  if (args.slots.number == HALF_TILES) {
+    store_qkv<Half, OUTS>(a, args.slots, bias, row, out, scale, sums);
+  } else if (args.slots.number == BFLOAT_TILES) {
+    store_qkv<Bfloat, OUTS>(a, args.slots, bias, row, out, scale, sums);
+  } else if (to_tiles == HALF_TILES && a.epilogue != GATE) {
+    store_activated_tiles<Half, OUTS>(a, bias, row, out, scale, sums);
+  } else if (to_tiles == BFLOAT_TILES && a.epilogue != GATE) {
+    store_activated_tiles<Bfloat, OUTS>(a, bias, row, out, scale, sums);
   } else if (a.epilogue != GATE) {
     store_outputs<OUTS>(a, row, out, lane, [&](int j, int h) {
       float4 v = four_of_pairs(lane % 2, sums[j] + 2 * h, sums[j + 1] + 2 * h);
@@ -251,7 +277,7 @@ DEVICE void store_tile(const GemmHopperArgs& args, const TileBias<OUTS>& bias, i
     const GateSigmoid sigmoid(a.activation);
     const auto activate = [&](float x) { return sigmoid(x); };
     if constexpr (OUTS % 128 == 0) {
-      if (to_tiles) return store_gated_tiles<OUTS / 2>(a, to_tiles, row, out, scale, sums, activate);
+      if (to_tiles) return store_gated_tiles<OUTS / 2>(a, row, out, scale, sums, activate);
     }
     store_gated<OUTS / 2>(a, row, out, lane, scale, sums, activate);
   } else {
