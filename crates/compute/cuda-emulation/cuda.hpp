@@ -48,7 +48,6 @@ struct Barrier {
 
 struct Fiber {
   void* stack_pointer;
-  bool done;
   // What the lane gives to a collective; two, so that one round may be read while the next is written.
   uint64_t given[2][8];
 };
@@ -60,6 +59,10 @@ struct Copies;
 // A block of threads that runs, or waits for others.
 struct Block {
   Fiber fibers[MAX_THREADS];
+  // Of each fiber: the round of a barrier, and the value that it has while the fiber waits for its end. What a fiber that may run waits for is
+  // `NOTHING`, what one that is done waits for is `NEVER`.
+  const unsigned* rounds[MAX_THREADS];
+  unsigned waited[MAX_THREADS];
   Barrier all, warps[MAX_THREADS / 32], named[16];
   Dim3 index;
   // The fiber that runs, and how many are not done.
@@ -80,8 +83,27 @@ extern unsigned dynamic_bytes;
 // Counts what other fibers may wait for. A block in which it stands still over a whole round of fibers waits for another block.
 extern uint64_t progress;
 
+// Rounds that have ended and that never end.
+constexpr unsigned NOTHING = 1, NEVER = 0;
+
 // Runs other fibers, and returns when this one's turn comes again.
 void yield();
+
+// Runs other fibers until a barrier has left a round.
+void await(const Barrier& b, unsigned round);
+
+// Saves the registers that a called function must keep and goes on with another stack.
+extern "C" void emulation_switch(void** save, void* load);
+
+inline bool may_run(unsigned i) { return *block->rounds[i] != block->waited[i]; }
+
+inline void switch_to(unsigned next) {
+  Block& b = *block;
+  void** save = &b.fibers[b.current].stack_pointer;
+  b.current = next;
+  thread_index.x = next;
+  emulation_switch(save, b.fibers[next].stack_pointer);
+}
 
 // `last` is called by the last to arrive, before the others go on.
 template <class F>
@@ -94,7 +116,7 @@ void wait(Barrier& b, F last) {
     b.round++;
     return;
   }
-  while (b.round == round) yield();
+  await(b, round);
 }
 inline void wait(Barrier& b) {
   wait(b, [] {});
@@ -103,6 +125,7 @@ inline void wait(Barrier& b) {
 inline unsigned thread() { return block->current; }
 inline unsigned lane() { return thread() % 32; }
 inline Barrier& warp() { return block->warps[thread() / 32]; }
+void wait_for_warp();
 
 // Shared memory has addresses of 32 bits, as on the GPU: dynamic shared memory lies within the 256 KiB that descriptions of matrices reach.
 constexpr uint32_t DYNAMIC_AT = 1024, STATIC_AT = 1 << 20;
@@ -123,7 +146,7 @@ struct Given {
 inline Given give(const uint64_t* words, unsigned n) {
   const unsigned side = warp().round & 1;
   memcpy(block->fibers[thread()].given[side], words, n * sizeof *words);
-  wait(warp());
+  wait_for_warp();
   return Given{thread() / 32 * 32, side};
 }
 
@@ -166,7 +189,7 @@ struct Kernel {
 #define DYNAMIC_SHARED_TILES(name) unsigned char* name = emulation::block->dynamic_shared
 
 inline void __syncthreads() { emulation::wait(emulation::block->all); }
-inline void __syncwarp(unsigned = ~0u) { emulation::wait(emulation::warp()); }
+inline void __syncwarp(unsigned = ~0u) { emulation::wait_for_warp(); }
 inline void __threadfence() {}
 template <class T> T __shfl_xor_sync(unsigned, T v, int mask) { return emulation::from_lane(v, emulation::lane() ^ mask); }
 template <class T> T __shfl_sync(unsigned, T v, int source) { return emulation::from_lane(v, source); }

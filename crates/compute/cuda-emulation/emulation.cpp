@@ -7,7 +7,8 @@
 
 namespace emulation {
 
-constexpr size_t STACK_BYTES = 64 << 10;
+// Not a power of two, so that the tops of the stacks lie in different sets of the processor's caches.
+constexpr size_t STACK_BYTES = (64 << 10) + 17 * 64;
 // Dynamic shared memory of a block at most.
 constexpr size_t MAX_DYNAMIC = 256 << 10;
 
@@ -73,11 +74,10 @@ uint32_t map_address(uint32_t address, uint32_t rank) {
 void sync_cluster() { wait(block->cluster->barrier); }
 
 #if defined(__x86_64__)
-// Saves the registers that a called function must keep and goes on with another stack.
-extern "C" void emulation_switch(void** save, void* load);
 asm(R"(
 .text
 .globl emulation_switch
+.hidden emulation_switch
 emulation_switch:
   pushq %rbp
   pushq %rbx
@@ -104,19 +104,26 @@ static void select(unsigned i) {
   thread_index.x = i;
 }
 
-// The next fiber of the block that is not done, after the current one; itself if it is the last.
+// The next fiber of the block that may run, after the current one, which comes last; `block_dim.x` if there is none.
 static unsigned next_fiber() {
-  const unsigned self = block->current;
-  unsigned i = self;
-  do i = i + 1 < block_dim.x ? i + 1 : 0;
-  while (block->fibers[i].done && i != self);
-  return i;
+  const unsigned self = block->current, n = block_dim.x;
+  for (unsigned i = self + 1; i < n; i++) {
+    if (may_run(i)) return i;
+  }
+  for (unsigned i = 0; i <= self; i++) {
+    if (may_run(i)) return i;
+  }
+  return n;
 }
 
 void yield() {
   Block& b = *block;
   const unsigned self = b.current, next = next_fiber();
   void** save = &b.fibers[self].stack_pointer;
+  if (next == block_dim.x) {
+    emulation_switch(save, scheduler_stack_pointer);
+    return;
+  }
   if (next <= self) {
     // A round is over. If nothing has happened in it, the block waits for others.
     const bool waits = progress == progress_before;
@@ -128,8 +135,35 @@ void yield() {
     }
     if (next == self) return;
   }
-  select(next);
-  emulation_switch(save, b.fibers[next].stack_pointer);
+  switch_to(next);
+}
+
+void await(const Barrier& b, unsigned round) {
+  const unsigned self = block->current;
+  block->rounds[self] = &b.round, block->waited[self] = round;
+  while (b.round == round) yield();
+  block->rounds[self] = &NOTHING, block->waited[self] = 0;
+}
+
+// As `wait`, which is called for every exchange of lanes: most often the next lane is the one to go on with.
+void wait_for_warp() {
+  Block& b = *block;
+  const unsigned self = b.current, next = self + 1;
+  Barrier& w = b.warps[self / 32];
+  const unsigned round = w.round;
+  progress++;
+  if (++w.arrived == w.live) {
+    w.arrived = 0;
+    w.round++;
+    return;
+  }
+  b.rounds[self] = &w.round, b.waited[self] = round;
+  const bool has_next = next % 32 != 0 && next < block_dim.x;
+  do {
+    if (has_next && may_run(next)) switch_to(next);
+    else yield();
+  } while (w.round == round);
+  b.rounds[self] = &NOTHING, b.waited[self] = 0;
 }
 
 static void leave(Barrier& b) {
@@ -149,13 +183,20 @@ static void run_fiber() {
   leave(warp());
   leave(b.cluster->barrier);
   b.async->end_thread(self);
-  b.fibers[self].done = true;
+  b.rounds[self] = &NEVER, b.waited[self] = NEVER;
   void** save = &b.fibers[self].stack_pointer;
   if (--b.n_live == 0) {
     b.async->end_block();
     emulation_switch(save, scheduler_stack_pointer);
   }
-  const unsigned next = next_fiber();
+  unsigned next = next_fiber();
+  if (next == block_dim.x) {
+    // All that are left wait for other blocks; the first of them is where the block goes on.
+    next = 0;
+    while (b.rounds[next] == &NEVER) next++;
+    b.current = next;
+    emulation_switch(save, scheduler_stack_pointer);
+  }
   if (next <= self) progress_before = progress - 1;
   select(next);
   emulation_switch(save, b.fibers[next].stack_pointer);
@@ -201,7 +242,7 @@ static Block* start_block(Dim3 index, Cluster* cluster) {
   }
   b.async->begin(n);
   for (unsigned i = 0; i < n; i++) {
-    b.fibers[i].done = false;
+    b.rounds[i] = &NOTHING, b.waited[i] = 0;
     // Six registers and the address to return to; a function expects the stack 8 bytes off a multiple of 16.
     void** top = reinterpret_cast<void**>(b.stacks + (i + 1) * STACK_BYTES) - 2;
     *top = reinterpret_cast<void*>(run_fiber);
@@ -284,6 +325,9 @@ static void run_grid(Dim3 grid, unsigned n_of_cluster, unsigned limit) {
 
 using namespace emulation;
 
+// What tests call; all else is hidden, so that the kernels reach it without tables of addresses.
+#pragma GCC visibility push(default)
+
 extern "C" const void* emulation_find(const char* name) {
   for (Kernel* k = kernels; k; k = k->next) {
     if (strcmp(k->name, name) == 0) return k;
@@ -330,3 +374,5 @@ extern "C" void emulation_free(uint64_t memory) {
   memcpy(&mapped, at, sizeof mapped);
   munmap(at, mapped + page);
 }
+
+#pragma GCC visibility pop

@@ -237,10 +237,11 @@ fn unique() -> String {
 
 /// Of the compiler. Copies of the library must not share the static storage that stands for shared memory: no unique symbols. Accesses at
 /// misaligned addresses, which a GPU refuses, end the process.
-const FLAGS: [&str; 8] = [
+const FLAGS: [&str; 9] = [
     "-std=c++17",
     "-O1",
     "-fPIC",
+    "-fvisibility=hidden",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
     "-fno-gnu-unique",

@@ -341,22 +341,18 @@ impl Case for Attention {
     }
 }
 
-/// The `i`-th of the values, from the first again after the last: where all combinations would take too long, each value meets each
-/// other one in turn.
-fn nth<T: Copy>(values: &[T], i: usize) -> T {
-    values[i % values.len()]
-}
-
 #[test]
 fn head_sizes_and_groups() {
-    for (i, head_dim) in [8, 20, 64, 80, 128, 256, 512].into_iter().enumerate() {
-        for i in [i, i + 1] {
-            let (n_heads, n_kv_heads) = nth(&[(2, 2), (3, 1), (8, 2), (8, 1)], i);
-            check(&[case(n_heads, n_kv_heads, head_dim, &RAGGED)]);
+    let mut grid = Vec::new();
+    for head_dim in [8, 20, 64, 80, 128, 256, 512] {
+        for (n_heads, n_kv_heads) in [(2, 2), (3, 1), (8, 2), (8, 1)] {
+            grid.push(case(n_heads, n_kv_heads, head_dim, &RAGGED));
         }
     }
+    check_grid(4, &grid);
     // Caches that tensor cores read, with sequences of several tiles.
-    let caches = [
+    let mut grid = Vec::new();
+    for (cache, head_dim) in [
         (DType::F16, 40),
         (DType::F16, 128),
         (DType::BF16, 64),
@@ -367,12 +363,13 @@ fn head_sizes_and_groups() {
         (DType::F16, 256),
         (DType::BF16, 192),
         (DType::Q8_0, 256),
-    ];
-    for (i, (cache, head_dim)) in caches.into_iter().enumerate() {
-        let (n_heads, n_kv_heads) = nth(&[(3, 1), (8, 2), (2, 2)], i);
-        check(&[Attention { cache, ..case(n_heads, n_kv_heads, head_dim, &LONG) }]);
+    ] {
+        for (n_heads, n_kv_heads) in [(2, 2), (3, 1), (8, 2)] {
+            grid.push(Attention { cache, ..case(n_heads, n_kv_heads, head_dim, &LONG) });
+        }
         check(&[Attention { cache, ..case(71, 1, head_dim, &[(3, 7), (0, 1)]) }]);
     }
+    check_grid(3, &grid);
     // More query heads per key head than a tile has rows.
     check(&[case(40, 1, 20, &RAGGED), case(80, 2, 64, &RAGGED), case(71, 1, 8, &[(0, 5), (40, 1)])]);
 }
@@ -393,28 +390,35 @@ fn keys_and_values_from_the_product() {
 
 #[test]
 fn types_and_blocks_of_the_cache() {
+    let mut grid = Vec::new();
     for cache in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
-        for (i, block_size) in [1, 8, 16, 32, 40].into_iter().enumerate() {
-            check(&[Attention { cache, block_size, ..case(4, 2, nth(&[32, 64, 96], i), &RAGGED) }]);
+        for block_size in [1, 8, 16, 32, 40] {
+            for head_dim in [32, 64, 96] {
+                grid.push(Attention { cache, block_size, ..case(4, 2, head_dim, &RAGGED) });
+            }
         }
         if cache != DType::Q8_0 {
             check(&[Attention { cache, ..case(3, 1, 20, &RAGGED) }]);
         }
     }
+    check_grid(3, &grid);
 }
 
 #[test]
 fn sinks() {
-    for (i, cache) in [DType::F32, DType::F16, DType::Q8_0].into_iter().enumerate() {
-        for (j, window) in [None, Some(1), Some(20)].into_iter().enumerate() {
-            let softcap = nth(&[None, Some(5.0)], i + j);
-            check(&[Attention { sinks: true, cache, window, softcap, ..case(4, 2, 64, &RAGGED) }]);
+    let mut grid = Vec::new();
+    for cache in [DType::F32, DType::F16, DType::Q8_0] {
+        for window in [None, Some(1), Some(20)] {
+            for softcap in [None, Some(5.0)] {
+                grid.push(Attention { sinks: true, cache, window, softcap, ..case(4, 2, 64, &RAGGED) });
+            }
         }
         // Several splits of one sequence.
         for parts in [[(1100, 2), (600, 1)], [(1100, 1), (600, 1)]] {
             check(&[Attention { sinks: true, cache, ..case(8, 1, 32, &parts) }]);
         }
     }
+    check_grid(2, &grid);
     for (cache, head_dim) in
         [(DType::F16, 64), (DType::BF16, 128), (DType::Q8_0, 96), (DType::F16, 256), (DType::Q8_0, 160)]
     {
@@ -427,15 +431,19 @@ fn sinks() {
 
 #[test]
 fn windows_and_caps() {
-    let windows = [None, Some(1), Some(5), Some(16), Some(30), Some(64), Some(1000)];
-    for (i, window) in windows.into_iter().enumerate() {
-        for (j, softcap) in [None, Some(0.7), Some(50.0)].into_iter().enumerate() {
-            let block_size = nth(&[16, 32], i + j);
-            check(&[Attention { window, softcap, block_size, ..case(4, 1, 64, &RAGGED) }]);
+    let (mut short, mut long) = (Vec::new(), Vec::new());
+    for window in [None, Some(1), Some(5), Some(16), Some(30), Some(64), Some(1000)] {
+        for softcap in [None, Some(0.7), Some(50.0)] {
+            for block_size in [16, 32] {
+                let of =
+                    |cache, parts| Attention { window, softcap, cache, block_size, ..case(4, 1, 64, parts) };
+                short.push(of(DType::F32, &RAGGED));
+                long.push(of(DType::F16, &LONG));
+            }
         }
-        let (softcap, block_size) = (nth(&[None, Some(0.7), Some(50.0)], i), nth(&[16, 32], i));
-        check(&[Attention { window, softcap, cache: DType::F16, block_size, ..case(4, 1, 64, &LONG) }]);
     }
+    check_grid(2, &short);
+    check_grid(6, &long);
 }
 
 #[test]
@@ -501,17 +509,20 @@ fn in_both_directions() {
 
 #[test]
 fn rotations_and_norms() {
+    let mut grid = Vec::new();
     for style in [RopeStyle::Interleaved, RopeStyle::Half] {
-        let sizes =
-            [(64, 64), (128, 128), (128, 64), (80, 32), (20, 20), (20, 2), (8, 6), (256, 64), (512, 512)];
-        for (i, (head_dim, rope_dim)) in sizes.into_iter().enumerate() {
-            for (cache, j) in [(DType::F32, i), (DType::F16, i + 1)] {
-                let qk_norm = nth(&[None, Some(NormKind::Rms), Some(NormKind::Layer)], j);
-                let rope = Some((rope_dim, style));
-                check(&[Attention { rope, qk_norm, cache, ..case(6, 2, head_dim, &RAGGED) }]);
+        for (head_dim, rope_dim) in
+            [(64, 64), (128, 128), (128, 64), (80, 32), (20, 20), (20, 2), (8, 6), (256, 64), (512, 512)]
+        {
+            for qk_norm in [None, Some(NormKind::Rms), Some(NormKind::Layer)] {
+                for cache in [DType::F32, DType::F16] {
+                    let rope = Some((rope_dim, style));
+                    grid.push(Attention { rope, qk_norm, cache, ..case(6, 2, head_dim, &RAGGED) });
+                }
             }
         }
     }
+    check_grid(3, &grid);
     check(&[Attention { qk_norm: Some(NormKind::Rms), ..case(4, 2, 64, &RAGGED) }]);
     for (n_heads, head_dim) in [(4, 8), (6, 64)] {
         let rope = Some((head_dim, RopeStyle::Half));
@@ -609,8 +620,8 @@ fn one_token_of_a_large_model() {
 fn sequences_of_one_token_each() {
     let tokens = |positions: &[usize]| positions.iter().map(|&p| (p, 1)).collect::<Vec<_>>();
     for (cache, block_size) in [(DType::F32, 16), (DType::F16, 32), (DType::BF16, 1), (DType::Q8_0, 40)] {
-        let heads = [(2, 2, 64), (4, 1, 128), (7, 1, 32), (16, 2, 96), (3, 3, 256)];
-        for (n_heads, n_kv_heads, head_dim) in heads {
+        for (n_heads, n_kv_heads, head_dim) in [(2, 2, 64), (4, 1, 128), (7, 1, 32), (16, 2, 96), (3, 3, 256)]
+        {
             let positions = tokens(&[0, 1, 40, 127, 128, 300]);
             check(&[Attention { cache, block_size, ..case(n_heads, n_kv_heads, head_dim, &positions) }]);
         }
