@@ -668,13 +668,13 @@ fn large_scores_do_not_overflow() {
 fn a_cache_of_a_type_that_cannot_be_written_is_refused() {
     fn run<B: Backend>(b: &B) {
         let heads = Heads { n_heads: 1, n_kv_heads: 1, head_dim: 256 };
-        let mut kv = b.kv_layer(DType::IQ2_XS, 1, 16, heads).unwrap();
+        let mut kv = b.kv_layer(DType::NVFP4, 1, 16, heads).unwrap();
         let mut batch = Batch::default();
         batch.push(&[0], 0, &[0], 0);
         let mut qkv = rows_of(b, &[0.0; 768], 768);
         let prep = QkvPrep { heads, qk_norm: None, angles: None };
         let error = b.store_kv(&mut qkv, &mut kv, &staged(b, &batch), prep).unwrap_err();
-        assert!(error.to_string().ends_with("cannot run store_kv on IQ2_XS"), "{error}");
+        assert!(error.to_string().ends_with("cannot run store_kv on NVFP4"), "{error}");
     }
     run(&Reference);
     cpus(Paths::Instructions).for_each(run);
