@@ -66,6 +66,8 @@ pub(crate) enum Command {
     Rm(crate::models::RemoveArgs),
     /// Convert a Hugging Face folder or a GGUF file to a GGUF file of another type.
     Quantize(crate::quantize::QuantizeArgs),
+    /// Measure on text which weights of a model matter, for better quantization. Runs on the CPU.
+    Imatrix(crate::imatrix::ImatrixArgs),
     /// Write a file of random weights at the real shape of a known model.
     Synth(crate::synth::SynthArgs),
     /// Print a shell's completions.

@@ -13,6 +13,7 @@ mod command;
 mod conversation;
 mod embed;
 mod hub;
+mod imatrix;
 mod input;
 mod inspect;
 #[cfg(feature = "cuda")]
@@ -95,6 +96,7 @@ fn run(cli: &Cli, given: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::List(args) => models::list(args),
         Command::Rm(args) => models::remove(args),
         Command::Quantize(args) => quantize::run(args),
+        Command::Imatrix(args) => imatrix::run(args),
         Command::Synth(args) => synth::run(args),
         Command::Completions(args) => manual::completions(args),
         Command::Man(args) => manual::man(args),

@@ -7,7 +7,8 @@ use crate::progress::weights_bar;
 use anyhow::{Result, bail};
 use clap::{Args, ValueHint};
 use realizar_model::convert::as_gguf;
-use realizar_model::quant_mix::QuantMix;
+use realizar_model::imatrix::Imatrix;
+use realizar_model::quant_mix::{QUANT_MIXES, QuantMix};
 use realizar_model::quantize::write_gguf;
 use realizar_model::source::TensorInfo;
 use std::path::PathBuf;
@@ -20,10 +21,11 @@ pub(crate) struct QuantizeArgs {
     /// The file to write.
     #[arg(value_name = "OUT", value_hint = ValueHint::FilePath)]
     out: PathBuf,
-    /// f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_k_s, q5_1, q5_0, q4_k_m, q4_k_s, iq4_nl, iq4_xs, q4_1, q4_0, q3_k_l, q3_k_m, q3_k_s, q2_k, q2_k_s,
-    /// tq2_0, tq1_0 or mxfp4_moe.
-    #[arg(value_name = "TYPE", value_parser = quant_mix)]
+    #[arg(value_name = "TYPE", value_parser = quant_mix, help = types_help())]
     mix: &'static QuantMix,
+    /// An importance matrix of the model, from `realizar imatrix` or llama.cpp; types of less than about three bits need one.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    imatrix: Option<PathBuf>,
     /// Also takes a file that is quantized already: its errors and those of the new type add up.
     #[arg(long)]
     allow_requantize: bool,
@@ -45,10 +47,19 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
             t.dtype
         );
     }
+    let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
     let bar = weights_bar("writing", model.tensors().iter().map(TensorInfo::n_elements).sum());
     output::write_file(&args.out, |out| {
-        Ok(write_gguf(&*model, args.mix, &args.out, out, n_threads, &|n| bar.inc(n as u64))?)
+        Ok(write_gguf(&*model, args.mix, imatrix.as_ref(), &args.out, out, n_threads, &|n| {
+            bar.inc(n as u64)
+        })?)
     })?;
     bar.finish_and_clear();
     Ok(())
+}
+
+fn types_help() -> String {
+    let names: Vec<&str> = QUANT_MIXES.iter().map(|mix| mix.name).collect();
+    let (last, others) = names.split_last().expect("there are types");
+    format!("{} or {last}", others.join(", "))
 }

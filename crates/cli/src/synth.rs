@@ -31,7 +31,7 @@ pub(crate) fn run(args: &SynthArgs) -> Result<()> {
     let model = Synth::new(args.spec.shape, mix, args.seed, n_threads)?;
     let bar = weights_bar("writing", model.tensors().iter().map(TensorInfo::n_elements).sum());
     output::write_file(&args.out, |out| {
-        Ok(write_gguf(&model, mix, &args.out, out, n_threads, &|n| bar.inc(n as u64))?)
+        Ok(write_gguf(&model, mix, None, &args.out, out, n_threads, &|n| bar.inc(n as u64))?)
     })?;
     bar.finish_and_clear();
     Ok(())

@@ -14,9 +14,18 @@ use support::{
 fn help_and_version_are_results() {
     assert!(succeeds(&run(&["--help"])).contains("Exit codes: 0 fine, 1 failed, 2 wrong usage"));
     assert!(succeeds(&run(&["--version"])).contains(env!("CARGO_PKG_VERSION")));
-    for command in
-        ["tokenize", "template", "inspect", "perplexity", "bench", "pull", "quantize", "synth", "launch"]
-    {
+    for command in [
+        "tokenize",
+        "template",
+        "inspect",
+        "perplexity",
+        "bench",
+        "pull",
+        "quantize",
+        "imatrix",
+        "synth",
+        "launch",
+    ] {
         assert!(succeeds(&run(&[command, "--help"])).contains("Usage: realizar"), "{command}");
     }
 }
@@ -51,6 +60,8 @@ fn wrong_usage_exits_with_2() {
     is_wrong_usage(&run(&["quantize", "demo", "x.gguf", "q9"]), "q4_k_m");
     is_wrong_usage(&run(&["quantize", "demo", "x.gguf"]), "TYPE");
     is_wrong_usage(&run(&["quantize", "demo", "x.gguf", "f16", "--threads", "0"]), "--threads");
+    is_wrong_usage(&run(&["imatrix", "-m", "demo"]), "--file");
+    is_wrong_usage(&run(&["imatrix", "-f", "t.txt", "--device", "cuda"]), "--device");
     is_wrong_usage(&run(&["pull", "gpt2"]), "OWNER/NAME");
     is_wrong_usage(&run(&["perplexity"]), "FILE");
     is_wrong_usage(&run(&["bench", "--device", "tpu"]), "tpu");
@@ -275,6 +286,53 @@ fn a_quantized_file_is_quantized_again_only_if_asked_for() {
     assert!(folder.names().is_empty(), "nothing was written");
     // Nothing is lost where it becomes plain numbers.
     succeeds(&run(&["quantize", "demo", &out, "f32"]));
+}
+
+#[test]
+fn an_importance_matrix_makes_types_of_few_bits_possible() {
+    let folder = Folder::new();
+    let text = folder.write("t.txt", "There was a small fox. It had a red ball. ".repeat(30).as_bytes());
+    let out = folder.join("out.gguf");
+    let quantize =
+        |more: &[&str]| run(&[&["quantize", "demo", &out, "iq2_xs", "--allow-requantize"], more].concat());
+    fails(&quantize(&[]), &["blk.0.", "IQ2_XS", "importance matrix"]);
+    assert_eq!(folder.names(), ["t.txt"], "nothing was written");
+    for name in ["m.gguf", "m.dat"] {
+        let matrix = folder.join(name);
+        let made =
+            run(&["imatrix", "-m", "demo", "-f", &text, "-o", &matrix, "--ctx", "64", "--chunks", "2"]);
+        assert_eq!(succeeds(&made), "", "nothing is a result but the file");
+        succeeds(&quantize(&["--imatrix", &matrix]));
+        let types = json(&run(&["inspect", &out, "--json"]));
+        let types = types["types"].as_array().expect("types").clone();
+        assert!(types.iter().any(|t| t["dtype"] == "IQ2_XS"), "{types:?}");
+        let ppl = json(&run(&["perplexity", "-m", &out, &text, "--ctx", "64", "--chunks", "1", "--json"]));
+        assert!(ppl["ppl"].as_f64().is_some_and(f64::is_finite), "{ppl}");
+    }
+    let damaged =
+        folder.write("damaged.gguf", &std::fs::read(folder.join("m.gguf")).expect("a file")[..5000]);
+    fails(&quantize(&["--imatrix", &damaged]), &["damaged.gguf"]);
+    fails(&quantize(&["--imatrix", &text]), &["t.txt"]);
+    fails(&run(&["imatrix", "-f", &text, "--ctx", "4096", "-o", &out]), &["t.txt", "4096"]);
+    // Experts have an importance each.
+    let experts = folder.join("experts.gguf");
+    let mixtral = fixture("mixtral/hf");
+    let args = [
+        "imatrix",
+        "-m",
+        &mixtral,
+        "-f",
+        &text,
+        "-o",
+        &experts,
+        "--ctx",
+        "16",
+        "--process-output",
+        "--exact",
+    ];
+    succeeds(&run(&args));
+    succeeds(&run(&["quantize", &mixtral, &out, "q4_0", "--imatrix", &experts]));
+    fails(&quantize(&["--imatrix", &experts]), &["experts.gguf", "another model"]);
 }
 
 #[test]

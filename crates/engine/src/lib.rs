@@ -14,11 +14,13 @@
 pub mod bench;
 mod cache_events;
 mod chooser;
+mod chunk;
 mod config;
 pub mod encoder;
 mod engine;
 mod error;
 mod generate;
+pub mod imatrix;
 pub mod load;
 mod mask_pool;
 mod model_runner;

@@ -22,13 +22,14 @@ use crate::model_runner::ModelRunner;
 use fit::{describe, sizes};
 use memory::DeviceSizes;
 use memory_plan::mib;
-use realizar_compute::Backend;
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions, threads};
 #[cfg(feature = "cuda")]
 use realizar_compute::cuda::Cuda;
+use realizar_compute::{Backend, InputObserver};
 use realizar_model::source::TensorSource;
 use realizar_model::{Decoder, ModelConfig, WeightBytes, arch};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A model on its device, ready to run, and what is worth knowing about it.
@@ -83,6 +84,19 @@ pub fn load(source: &dyn TensorSource, options: &LoadOptions) -> Result<LoadedMo
     Ok(loaded)
 }
 
+/// Brings a model to the CPU, whatever device `options` names, and shows the inputs of all products with its weights to `observer`.
+///
+/// Errors: as of [`load`].
+pub fn load_observed(
+    source: &dyn TensorSource,
+    options: &LoadOptions,
+    observer: Arc<dyn InputObserver>,
+) -> Result<LoadedModel, LoadError> {
+    let options = LoadOptions { device: Device::Cpu, tp: 1, ..options.clone() };
+    let cpus = cpus(&options).into_iter().map(|cpu| cpu.observed_by(observer.clone())).collect();
+    load_on_cpus(cpus, source, configure(source)?, &options)
+}
+
 /// Errors: as of [`arch::configure`]; `Encoder`.
 fn configure(source: &dyn TensorSource) -> Result<ModelConfig, LoadError> {
     let config = arch::configure(source)?;
@@ -126,7 +140,15 @@ fn load_on_cpu(
     config: ModelConfig,
     options: &LoadOptions,
 ) -> Result<LoadedModel, LoadError> {
-    let cpus = cpus(options);
+    load_on_cpus(cpus(options), source, config, options)
+}
+
+fn load_on_cpus(
+    cpus: Vec<Cpu>,
+    source: &dyn TensorSource,
+    config: ModelConfig,
+    options: &LoadOptions,
+) -> Result<LoadedModel, LoadError> {
     let n_threads = cpus.iter().map(|cpu| cpu.options().n_threads).sum();
     let device = DeviceSizes::of_cpus(&cpus);
     Ok(LoadedModel { n_threads, ..load_on(cpus, source, config, options, device)? })

@@ -3,7 +3,8 @@
 //! The text is cut into chunks of `n_ctx` tokens that know nothing of each other; where the model wants a beginning-of-sequence token it
 //! replaces each chunk's first. The second half of a chunk is scored: every token there has at least `n_ctx / 2` tokens before it.
 
-use crate::{Error, Result, Row, Runner, SamplingParams, Step};
+use crate::chunk::Chunk;
+use crate::{Result, Row, Runner, SamplingParams, Step};
 use std::sync::Arc;
 
 /// Sum over the scored tokens.
@@ -53,20 +54,8 @@ pub fn score_chunk(
     score: &mut Score,
 ) -> Result<()> {
     let info = runner.info();
-    let limit = info.max_seq_len();
-    if chunk.len() > limit {
-        return Err(Error::PromptTooLong {
-            n_prompt: chunk.len(),
-            limit,
-            context_length: info.context_length,
-            cache_tokens: info.cache_tokens(),
-        });
-    }
-    let mut tokens = chunk.to_vec();
-    if let (Some(bos), Some(first)) = (bos, tokens.first_mut()) {
-        *first = bos;
-    }
-    let blocks: Vec<u32> = (0..tokens.len().div_ceil(info.block_size) as u32).collect();
+    let chunk = Chunk::new(info, chunk, bos)?;
+    let tokens = &chunk.tokens;
     // Row `i` predicts token `i + 1`; the last token predicts nothing that is known.
     let scored = tokens.len() / 2..tokens.len().saturating_sub(1);
     let params = Arc::new(SamplingParams::greedy());
@@ -77,14 +66,7 @@ pub fn score_chunk(
         let mut end = tokens.len().min(start + info.limits.n_tokens);
         let first_row = scored.start.clamp(start, end);
         end = end.min(first_row + info.limits.n_logits).min(scored.end);
-        step.clear();
-        step.batch.push(
-            &tokens[start..end],
-            start,
-            &blocks[..end.div_ceil(info.block_size)],
-            end - first_row.min(end),
-        );
-        info.push_state_in_place(&mut step.batch, 0);
+        chunk.fill(&mut step, start..end, end - first_row.min(end));
         step.rows.extend((first_row..end).map(|i| Row::score(tokens[i + 1], params.clone())));
         let ticket = runner.launch(&step)?;
         for row in runner.finish(ticket)?.rows {

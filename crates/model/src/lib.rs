@@ -11,6 +11,7 @@ mod error;
 mod fingerprint;
 pub mod gguf;
 pub mod hyper;
+pub mod imatrix;
 mod kv_cache;
 mod latent;
 pub mod metadata;

@@ -1,8 +1,8 @@
 //! Which element type each tensor of a GGUF file gets when a model is quantized "as Q4_K_M".
 //!
 //! A mix has one type for most matrices and better ones where errors cost most: values of attention, the last matrix of the
-//! feed-forward block, the output. The assignment is llama-quantize's (without an importance matrix), so that files have the
-//! same types as others of that name.
+//! feed-forward block, the output. The assignment is llama-quantize's, so that files have the same types as others of that name. A few of
+//! its choices depend on whether an importance matrix is at hand.
 
 use realizar_compute::DType;
 
@@ -41,6 +41,20 @@ enum Kind {
     KMedium,
     /// IQ4_NL or IQ4_XS with Q5_K in the first layers.
     Iq4,
+    /// IQ3_S with Q4_K.
+    Iq3Medium,
+    /// IQ3_S.
+    Iq3Small,
+    /// IQ3_S with IQ3_XXS in attention and in the middle layers.
+    Iq3ExtraSmall,
+    /// IQ3_XXS with IQ2_S for queries and keys.
+    Iq3ExtraExtraSmall,
+    /// IQ2_XS or IQ2_S with IQ3_S.
+    Iq2,
+    /// IQ2_XXS or IQ2_XS with Q2_K.
+    Iq2ExtraSmall,
+    /// IQ1_S or IQ1_M with Q2_K, and IQ2_XXS in attention.
+    Iq1,
     /// TQ1_0 or TQ2_0, with an embedding of Q4_K.
     Ternary,
     /// Experts in MXFP4, as gpt-oss is published.
@@ -71,8 +85,18 @@ pub static QUANT_MIXES: &[QuantMix] = &[
     mix("q3_k_l", DType::Q3_K, 13, Kind::Q3KLarge),
     mix("q3_k_m", DType::Q3_K, 12, Kind::Q3KMedium),
     mix("q3_k_s", DType::Q3_K, 11, Kind::Q3KSmall),
+    mix("iq3_m", DType::IQ3_S, 27, Kind::Iq3Medium),
+    mix("iq3_s", DType::IQ3_S, 26, Kind::Iq3Small),
+    mix("iq3_xs", DType::IQ3_S, 22, Kind::Iq3ExtraSmall),
+    mix("iq3_xxs", DType::IQ3_XXS, 23, Kind::Iq3ExtraExtraSmall),
     mix("q2_k", DType::Q2_K, 10, Kind::Q2KMixed),
     mix("q2_k_s", DType::Q2_K, 21, Kind::Q2KSmall),
+    mix("iq2_m", DType::IQ2_S, 29, Kind::Iq2),
+    mix("iq2_s", DType::IQ2_XS, 28, Kind::Iq2),
+    mix("iq2_xs", DType::IQ2_XS, 20, Kind::Iq2ExtraSmall),
+    mix("iq2_xxs", DType::IQ2_XXS, 19, Kind::Iq2ExtraSmall),
+    mix("iq1_m", DType::IQ1_M, 31, Kind::Iq1),
+    mix("iq1_s", DType::IQ1_S, 24, Kind::Iq1),
     mix("tq2_0", DType::TQ2_0, 37, Kind::Ternary),
     mix("tq1_0", DType::TQ1_0, 36, Kind::Ternary),
     mix("mxfp4_moe", DType::Q8_0, 38, Kind::ExpertsMxfp4),
@@ -93,9 +117,16 @@ pub struct MixModel<'a> {
     pub n_experts: usize,
     /// Whether the embedding serves as the output too.
     pub tied: bool,
+    /// Whether an importance matrix says which weights matter.
+    pub has_imatrix: bool,
 }
 
 impl MixModel<'_> {
+    /// Whether so many query heads share keys and values that better ones cost little.
+    fn wide_groups(&self) -> bool {
+        self.n_heads / self.n_kv_heads.max(1) >= 4
+    }
+
     /// In 70B models eight heads share their values, so that better ones cost nearly nothing.
     fn is_70b(&self) -> bool {
         self.n_layers == 80
@@ -132,13 +163,19 @@ impl QuantMix {
         if self.kind == Kind::ExpertsMxfp4 && name.contains("_exps.") {
             return DType::MXFP4;
         }
+        let part = part_of(name);
+        if matches!(self.kind, Kind::Iq2 | Kind::Iq2ExtraSmall | Kind::Iq1) {
+            return self.wanted_in_two_bits(name, &part, row_len, model);
+        }
         let layer = layer_of(name).unwrap_or(0);
         let n = model.n_layers;
         let eight_experts = model.n_experts == 8;
-        let wide_groups = model.n_heads / model.n_kv_heads.max(1) >= 4;
-        // The first eighth, the last eighth, and every third between them.
-        let more_bits = layer < n / 8 || layer >= 7 * n / 8 || (layer - n / 8) % 3 == 2;
-        match part_of(name) {
+        let wide_groups = model.wide_groups();
+        // The first eighth and the last.
+        let is_outer = layer < n / 8 || layer >= 7 * n / 8;
+        // Every third between them, too.
+        let more_bits = is_outer || (layer - n / 8) % 3 == 2;
+        match part {
             Part::Output => self.output(row_len),
             Part::Embedding if model.tied => self.output(row_len),
             Part::Values => {
@@ -150,6 +187,10 @@ impl QuantMix {
                     Kind::Q3KLarge => DType::Q5_K,
                     Kind::Q4KSmall if layer < 4 => DType::Q5_K,
                     Kind::Iq4 if wide_groups => DType::Q5_K,
+                    Kind::Iq3Medium => DType::Q4_K,
+                    Kind::Iq3Small | Kind::Iq3ExtraSmall | Kind::Iq3ExtraExtraSmall if wide_groups => {
+                        DType::Q4_K
+                    }
                     Kind::KMedium if more_bits => DType::Q6_K,
                     _ => self.base,
                 };
@@ -160,40 +201,90 @@ impl QuantMix {
                 }
             }
             Part::Keys if eight_experts => DType::Q8_0,
+            Part::Queries | Part::Keys if self.kind == Kind::Iq3ExtraSmall => DType::IQ3_XXS,
+            Part::Queries | Part::Keys if self.kind == Kind::Iq3ExtraExtraSmall => DType::IQ2_S,
+            Part::GateUp if self.kind == Kind::Iq3ExtraSmall && !is_outer => DType::IQ3_XXS,
             Part::Down => match self.kind {
                 Kind::Q2KMixed => DType::Q3_K,
                 Kind::Q2KSmall if layer < n / 8 => DType::Q4_K,
                 Kind::Q3KMedium if layer < n / 16 => DType::Q5_K,
                 Kind::Q3KMedium => DType::Q4_K,
                 Kind::Q3KLarge => DType::Q5_K,
-                Kind::Q4KSmall | Kind::Iq4 if layer < n / 8 => DType::Q5_K,
+                Kind::Q4KSmall if layer < n / 8 => DType::Q5_K,
+                Kind::Iq4 if layer < n / 8 && !model.has_imatrix => DType::Q5_K,
+                Kind::Iq3Medium if layer < n / 8 || (eight_experts && more_bits) => DType::Q4_K,
+                Kind::Uniform if layer < n / 8 && model.has_imatrix => match self.base {
+                    DType::Q4_0 => DType::Q4_1,
+                    DType::Q5_0 => DType::Q5_1,
+                    other => other,
+                },
                 Kind::KMedium if more_bits => DType::Q6_K,
                 _ => self.base,
             },
             Part::AttentionOutput => match self.kind {
                 Kind::KMedium if eight_experts && self.base == DType::Q4_K => DType::Q5_K,
-                Kind::Q2KMixed | Kind::Q3KSmall | Kind::Q3KMedium | Kind::Q4KSmall | Kind::Iq4
+                Kind::Q2KMixed
+                | Kind::Q3KSmall
+                | Kind::Q3KMedium
+                | Kind::Q4KSmall
+                | Kind::Iq4
+                | Kind::Iq3Medium
+                | Kind::Iq3Small
+                | Kind::Iq3ExtraSmall
+                | Kind::Iq3ExtraExtraSmall
                     if eight_experts =>
                 {
                     DType::Q5_K
                 }
                 Kind::Q2KMixed => DType::Q3_K,
-                Kind::Q3KMedium => DType::Q4_K,
+                Kind::Q3KMedium | Kind::Iq3Medium => DType::Q4_K,
+                Kind::Iq3ExtraExtraSmall => DType::IQ3_S,
                 Kind::Q3KLarge if !eight_experts => DType::Q5_K,
                 _ => self.base,
             },
             Part::Embedding if self.kind == Kind::Ternary => DType::Q4_K,
-            Part::Embedding | Part::Keys | Part::Other => self.base,
+            Part::Embedding if self.kind == Kind::Iq3ExtraExtraSmall => DType::IQ3_S,
+            Part::Embedding | Part::Queries | Part::Keys | Part::GateUp | Part::Other => self.base,
+        }
+    }
+
+    /// As [`QuantMix::wanted`], for the mixes of about two bits and less, which spend what they have on attention.
+    fn wanted_in_two_bits(&self, name: &str, part: &Part, row_len: usize, model: &MixModel<'_>) -> DType {
+        let better = if self.kind == Kind::Iq2 { DType::IQ3_S } else { DType::Q2_K };
+        let eight_experts = model.n_experts == 8;
+        match part {
+            Part::Output => self.output(row_len),
+            Part::Embedding if model.tied => self.output(row_len),
+            Part::Embedding => better,
+            Part::Values if model.wide_groups() || model.n_experts >= 4 => DType::Q4_K,
+            Part::Values => better,
+            Part::Keys if eight_experts => DType::Q4_K,
+            Part::Down if layer_of(name).unwrap_or(0) < model.n_layers / 8 => better,
+            Part::AttentionOutput if eight_experts => DType::Q5_K,
+            Part::AttentionOutput if self.kind == Kind::Iq1 => DType::IQ2_XXS,
+            Part::AttentionOutput if self.kind == Kind::Iq2 => DType::IQ3_S,
+            _ => self.base,
         }
     }
 
     fn output(&self, row_len: usize) -> DType {
         if self.base == DType::Q8_0 || !row_len.is_multiple_of(self.base.block_len()) {
-            DType::Q8_0
-        } else {
-            DType::Q6_K
+            return DType::Q8_0;
+        }
+        match self.kind {
+            Kind::Iq3ExtraExtraSmall | Kind::Iq2 | Kind::Iq2ExtraSmall | Kind::Iq1 => DType::Q5_K,
+            _ => DType::Q6_K,
         }
     }
+}
+
+/// Whether a tensor can become `dtype` only with an importance matrix: with so few bits, a model is of no use where all weights count alike.
+pub(crate) fn needs_imatrix(name: &str, dtype: DType) -> bool {
+    !matches!(part_of(name), Part::Output | Part::Embedding)
+        && matches!(
+            dtype,
+            DType::IQ3_XXS | DType::IQ2_S | DType::IQ2_XS | DType::IQ2_XXS | DType::IQ1_M | DType::IQ1_S
+        )
 }
 
 /// Whether a mix may choose a tensor's type.
@@ -217,7 +308,14 @@ fn fit(wanted: DType, row_len: usize) -> DType {
         return wanted;
     }
     let smaller = match wanted {
-        DType::IQ4_XS => DType::IQ4_NL,
+        DType::IQ1_S
+        | DType::IQ1_M
+        | DType::IQ2_XXS
+        | DType::IQ2_XS
+        | DType::IQ2_S
+        | DType::IQ3_XXS
+        | DType::IQ3_S
+        | DType::IQ4_XS => DType::IQ4_NL,
         DType::Q2_K | DType::Q3_K | DType::TQ1_0 | DType::TQ2_0 => DType::Q4_0,
         DType::Q4_K => DType::Q5_0,
         DType::Q5_K => DType::Q5_1,
@@ -232,8 +330,10 @@ enum Part {
     Embedding,
     Values,
     Keys,
+    Queries,
     AttentionOutput,
     Down,
+    GateUp,
     Other,
 }
 
@@ -242,11 +342,13 @@ fn part_of(name: &str) -> Part {
     match name {
         "output.weight" => Part::Output,
         "token_embd.weight" | "per_layer_token_embd.weight" => Part::Embedding,
-        // Queries, keys and values in one matrix count as values.
-        _ if has("attn_v.weight") || has("attn_qkv.weight") => Part::Values,
+        // Queries, keys and values in one matrix count as values, and so do keys and values.
+        _ if has("attn_v.weight") || has("attn_qkv.weight") || has("attn_kv_b.weight") => Part::Values,
         _ if has("attn_k.weight") => Part::Keys,
+        _ if has("attn_q.weight") => Part::Queries,
         _ if has("attn_output.weight") => Part::AttentionOutput,
         _ if has("ffn_down") => Part::Down,
+        _ if has("ffn_gate") || has("ffn_up") => Part::GateUp,
         _ => Part::Other,
     }
 }
@@ -260,8 +362,15 @@ pub(crate) fn layer_of(name: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    const LLAMA_1B: MixModel<'_> =
-        MixModel { arch: "llama", n_layers: 16, n_heads: 32, n_kv_heads: 8, n_experts: 0, tied: true };
+    const LLAMA_1B: MixModel<'_> = MixModel {
+        arch: "llama",
+        n_layers: 16,
+        n_heads: 32,
+        n_kv_heads: 8,
+        n_experts: 0,
+        tied: true,
+        has_imatrix: false,
+    };
 
     fn dtype(mix: &str, name: &str, shape: &[usize], model: &MixModel<'_>) -> Option<DType> {
         QuantMix::from_name(mix).expect(mix).dtype_of(name, shape, model)
@@ -340,6 +449,148 @@ mod tests {
             );
         }
         assert_eq!(dtype("iq4_xs", "blk.8.attn_q.weight", &[896, 896], &m), Some(IQ4_NL));
+    }
+
+    /// The same with an importance matrix: a layer of the first eighth, one of the middle.
+    #[test]
+    fn mixes_of_few_bits_spend_them_on_attention() {
+        use DType::*;
+        let m = MixModel { tied: false, has_imatrix: true, ..LLAMA_1B };
+        let narrow = MixModel { n_kv_heads: 32, ..m };
+        let names = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+        for (mix, first, middle, narrow_values, embedding, output) in [
+            (
+                "iq3_m",
+                [IQ3_S, IQ3_S, Q4_K, Q4_K, IQ3_S, IQ3_S, Q4_K],
+                [IQ3_S, IQ3_S, Q4_K, Q4_K, IQ3_S, IQ3_S, IQ3_S],
+                Q4_K,
+                IQ3_S,
+                Q6_K,
+            ),
+            (
+                "iq3_s",
+                [IQ3_S, IQ3_S, Q4_K, IQ3_S, IQ3_S, IQ3_S, IQ3_S],
+                [IQ3_S, IQ3_S, Q4_K, IQ3_S, IQ3_S, IQ3_S, IQ3_S],
+                IQ3_S,
+                IQ3_S,
+                Q6_K,
+            ),
+            (
+                "iq3_xs",
+                [IQ3_XXS, IQ3_XXS, Q4_K, IQ3_S, IQ3_S, IQ3_S, IQ3_S],
+                [IQ3_XXS, IQ3_XXS, Q4_K, IQ3_S, IQ3_XXS, IQ3_XXS, IQ3_S],
+                IQ3_S,
+                IQ3_S,
+                Q6_K,
+            ),
+            (
+                "iq3_xxs",
+                [IQ2_S, IQ2_S, Q4_K, IQ3_S, IQ3_XXS, IQ3_XXS, IQ3_XXS],
+                [IQ2_S, IQ2_S, Q4_K, IQ3_S, IQ3_XXS, IQ3_XXS, IQ3_XXS],
+                IQ3_XXS,
+                IQ3_S,
+                Q5_K,
+            ),
+            (
+                "iq2_m",
+                [IQ2_S, IQ2_S, Q4_K, IQ3_S, IQ2_S, IQ2_S, IQ3_S],
+                [IQ2_S, IQ2_S, Q4_K, IQ3_S, IQ2_S, IQ2_S, IQ2_S],
+                IQ3_S,
+                IQ3_S,
+                Q5_K,
+            ),
+            (
+                "iq2_s",
+                [IQ2_XS, IQ2_XS, Q4_K, IQ3_S, IQ2_XS, IQ2_XS, IQ3_S],
+                [IQ2_XS, IQ2_XS, Q4_K, IQ3_S, IQ2_XS, IQ2_XS, IQ2_XS],
+                IQ3_S,
+                IQ3_S,
+                Q5_K,
+            ),
+            (
+                "iq2_xs",
+                [IQ2_XS, IQ2_XS, Q4_K, IQ2_XS, IQ2_XS, IQ2_XS, Q2_K],
+                [IQ2_XS, IQ2_XS, Q4_K, IQ2_XS, IQ2_XS, IQ2_XS, IQ2_XS],
+                Q2_K,
+                Q2_K,
+                Q5_K,
+            ),
+            (
+                "iq2_xxs",
+                [IQ2_XXS, IQ2_XXS, Q4_K, IQ2_XXS, IQ2_XXS, IQ2_XXS, Q2_K],
+                [IQ2_XXS, IQ2_XXS, Q4_K, IQ2_XXS, IQ2_XXS, IQ2_XXS, IQ2_XXS],
+                Q2_K,
+                Q2_K,
+                Q5_K,
+            ),
+            (
+                "iq1_m",
+                [IQ1_M, IQ1_M, Q4_K, IQ2_XXS, IQ1_M, IQ1_M, Q2_K],
+                [IQ1_M, IQ1_M, Q4_K, IQ2_XXS, IQ1_M, IQ1_M, IQ1_M],
+                Q2_K,
+                Q2_K,
+                Q5_K,
+            ),
+            (
+                "iq1_s",
+                [IQ1_S, IQ1_S, Q4_K, IQ2_XXS, IQ1_S, IQ1_S, Q2_K],
+                [IQ1_S, IQ1_S, Q4_K, IQ2_XXS, IQ1_S, IQ1_S, IQ1_S],
+                Q2_K,
+                Q2_K,
+                Q5_K,
+            ),
+        ] {
+            let of = |name: &str, m| dtype(mix, name, &[2048, 2048], m).expect(name);
+            for (layer, wanted) in [(0, first), (8, middle)] {
+                for (name, wanted) in names.iter().zip(wanted) {
+                    assert_eq!(
+                        of(&format!("blk.{layer}.{name}.weight"), &m),
+                        wanted,
+                        "{name} of {mix} {layer}"
+                    );
+                }
+            }
+            assert_eq!(of("blk.8.attn_v.weight", &narrow), narrow_values, "{mix}");
+            assert_eq!(of("token_embd.weight", &m), embedding, "{mix}");
+            assert_eq!(of("output.weight", &m), output, "{mix}");
+            assert_eq!(of("token_embd.weight", &MixModel { tied: true, ..m }), output, "{mix}");
+            assert_eq!(dtype(mix, "blk.8.attn_q.weight", &[896, 896], &m), Some(IQ4_NL), "{mix}");
+        }
+        let mixtral = MixModel { n_experts: 8, ..m };
+        for (mix, keys, values, output, down) in [
+            ("iq3_m", Q8_0, Q8_0, Q5_K, Q4_K),
+            ("iq3_s", Q8_0, Q8_0, Q5_K, IQ3_S),
+            ("iq3_xs", Q8_0, Q8_0, Q5_K, IQ3_S),
+            ("iq3_xxs", Q8_0, Q8_0, Q5_K, IQ3_XXS),
+            ("iq2_m", Q4_K, Q4_K, Q5_K, IQ2_S),
+            ("iq1_s", Q4_K, Q4_K, Q5_K, IQ1_S),
+        ] {
+            let of = |name: &str| dtype(mix, &format!("blk.4.{name}.weight"), &[2048, 2048], &mixtral);
+            let got = ["attn_k", "attn_v", "attn_output", "ffn_down_exps"].map(of);
+            assert_eq!(got, [keys, values, output, down].map(Some), "{mix}");
+        }
+    }
+
+    #[test]
+    fn an_importance_matrix_changes_the_first_layers() {
+        use DType::*;
+        let with = MixModel { has_imatrix: true, ..LLAMA_1B };
+        for (mix, without, wanted) in
+            [("iq4_xs", Q5_K, IQ4_XS), ("iq4_nl", Q5_K, IQ4_NL), ("q4_0", Q4_0, Q4_1), ("q5_0", Q5_0, Q5_1)]
+        {
+            let name = "blk.1.ffn_down.weight";
+            assert_eq!(dtype(mix, name, &[2048, 8192], &LLAMA_1B), Some(without), "{mix}");
+            assert_eq!(dtype(mix, name, &[2048, 8192], &with), Some(wanted), "{mix}");
+        }
+    }
+
+    #[test]
+    fn types_of_few_bits_need_a_matrix_but_for_embedding_and_output() {
+        for dtype in [DType::IQ1_S, DType::IQ2_XS, DType::IQ3_XXS] {
+            assert!(needs_imatrix("blk.0.attn_q.weight", dtype));
+            assert!(!needs_imatrix("token_embd.weight", dtype));
+        }
+        assert!(!needs_imatrix("blk.0.attn_q.weight", DType::IQ3_S));
     }
 
     #[test]

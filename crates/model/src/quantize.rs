@@ -1,8 +1,9 @@
 //! Writes any model as a GGUF file of a given mix of element types, one tensor at a time.
 
 use crate::gguf::{Header, Writer};
+use crate::imatrix::Imatrix;
 use crate::names;
-use crate::quant_mix::{MixModel, QuantMix};
+use crate::quant_mix::{MixModel, QuantMix, needs_imatrix};
 use crate::source::{Format, TensorInfo, TensorSource, TensorView};
 use crate::{Error, Result};
 use realizar_compute::DType;
@@ -14,41 +15,70 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Writes `source` to `out`, every matrix in the type that `mix` gives it, and returns `out`.
 ///
 /// `source` must have GGUF's names and layout: a GGUF file, a model of [`synth`](crate::synth), or a view of another format by
-/// [`convert`](crate::convert). `path` is the file that errors name. `progress` hears the number of elements that were written
-/// since it was last called, from any thread.
+/// [`convert`](crate::convert). With `imatrix`, the errors of weights cost in proportion to their importance. `path` is the file that errors
+/// name. `progress` hears the number of elements that were written since it was last called, from any thread.
 ///
-/// Errors: `Io`; whatever is wrong in the source; `BadTensor` for a weight that is not finite or does not fit its new type.
+/// Errors: `Io`; whatever is wrong in the source; `BadTensor` for a weight that is not finite or does not fit its new type, for one that
+/// needs an importance that `imatrix` does not know, and for one that has other sizes there.
 pub fn write_gguf<W: Write>(
     source: &dyn TensorSource,
     mix: &QuantMix,
+    imatrix: Option<&Imatrix>,
     path: &Path,
     out: W,
     n_threads: usize,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<W> {
     assert_eq!(source.format(), Format::Gguf, "only models in GGUF's layout can be written");
-    let model = mix_model(source)?;
+    let model = MixModel { has_imatrix: imatrix.is_some(), ..mix_model(source)? };
     let mut header = Header::new(path);
     for (key, value) in source.metadata().iter() {
-        if !key.starts_with("split.") && !["general.file_type", "general.quantization_version"].contains(&key)
-        {
+        let is_replaced = ["general.file_type", "general.quantization_version"].contains(&key)
+            || ["split.", "quantize.imatrix."].iter().any(|prefix| key.starts_with(prefix));
+        if !is_replaced {
             header.set(key, value.clone())?;
         }
     }
     header.set("general.file_type", mix.file_type)?;
     header.set("general.quantization_version", 2u32)?;
+    if let Some(imatrix) = imatrix {
+        header.set("quantize.imatrix.file", imatrix.path.display().to_string())?;
+        if let Some(dataset) = imatrix.datasets.first() {
+            header.set("quantize.imatrix.dataset", &**dataset)?;
+        }
+        header.set("quantize.imatrix.entries_count", imatrix.len() as u32)?;
+        header.set("quantize.imatrix.chunks_count", imatrix.chunk_count)?;
+    }
     let dtype = |t: &TensorInfo| mix.dtype_of(&t.name, &t.shape, &model).unwrap_or(t.dtype);
+    // All before anything is written.
+    let mut importance = Vec::with_capacity(source.tensors().len());
     for t in source.tensors() {
         header.tensor(&t.name, dtype(t), &t.shape)?;
+        importance.push(match imatrix {
+            Some(imatrix) if t.dtype != dtype(t) => imatrix.importance(&t.name, &t.shape)?,
+            _ => None,
+        });
+        if importance.last() == Some(&None) && t.dtype != dtype(t) && needs_imatrix(&t.name, dtype(t)) {
+            let reason = match imatrix {
+                None => format!("can become {} only with an importance matrix", dtype(t)),
+                Some(imatrix) => format!(
+                    "can become {} only with its importance, which {} does not have",
+                    dtype(t),
+                    imatrix.path.display()
+                ),
+            };
+            return Err(Error::bad_tensor(source.path(), &t.name, reason));
+        }
     }
     let mut writer = Writer::new(out, header)?;
-    for t in source.tensors() {
+    for (t, importance) in source.tensors().iter().zip(&importance) {
         let view = source.tensor(&t.name)?;
         if view.dtype == dtype(t) {
             writer.tensor(&t.name, &view.bytes)?;
             progress(t.n_elements());
         } else {
-            let bytes = requantize(source.path(), &t.name, &view, dtype(t), n_threads, progress)?;
+            let to = New { dtype: dtype(t), importance: importance.as_deref() };
+            let bytes = requantize(source.path(), &t.name, &view, to, n_threads, progress)?;
             writer.tensor(&t.name, &bytes)?;
         }
     }
@@ -74,17 +104,26 @@ fn mix_model(source: &dyn TensorSource) -> Result<MixModel<'_>> {
         n_kv_heads: count("attention.head_count_kv")?.unwrap_or(n_heads),
         n_experts: count("expert_count")?.unwrap_or(0),
         tied: names::file_name(source, "lm_head", None, None, "weight").is_none(),
+        has_imatrix: false,
     })
 }
 
 /// Weights that a thread decodes and encodes at once.
 const CHUNK: usize = 1 << 16;
 
+/// What a tensor becomes.
+#[derive(Clone, Copy)]
+struct New<'a> {
+    dtype: DType,
+    /// Of its columns, `[n_matrices, n_in]`.
+    importance: Option<&'a [f32]>,
+}
+
 fn requantize(
     path: &Path,
     name: &str,
     view: &TensorView,
-    to: DType,
+    New { dtype: to, importance }: New<'_>,
     n_threads: usize,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Vec<u8>> {
@@ -104,7 +143,10 @@ fn requantize(
         ))?
     ];
     // Whole rows, so that both types' blocks are whole too.
-    let chunk = (CHUNK / row_len.max(1)).max(1) * row_len.max(1);
+    let rows_per_chunk = (CHUNK / row_len.max(1)).max(1);
+    let chunk = rows_per_chunk * row_len.max(1);
+    let rows_per_matrix = view.shape[..view.shape.len() - 1].last().copied().unwrap_or(1);
+    let bytes_of_row = row_len / to.block_len() * to.spec().block_bytes;
     let bytes_of = |dtype: DType| chunk / dtype.block_len() * dtype.spec().block_bytes;
     let chunks = view.bytes.chunks(bytes_of(view.dtype)).zip(out.chunks_mut(bytes_of(to)));
     let chunks = Mutex::new(chunks.enumerate());
@@ -125,7 +167,16 @@ fn requantize(
                         stop.store(true, Ordering::Relaxed);
                         return;
                     }
-                    quantize(values, dst, None);
+                    match importance {
+                        None => quantize(values, dst, None),
+                        Some(importance) => {
+                            let rows = values.chunks_exact(row_len).zip(dst.chunks_exact_mut(bytes_of_row));
+                            for (row, (values, dst)) in (i * rows_per_chunk..).zip(rows) {
+                                let importance = &importance[row / rows_per_matrix * row_len..][..row_len];
+                                quantize(values, dst, Some(importance));
+                            }
+                        }
+                    }
                     progress(values.len());
                 }
             });
@@ -151,6 +202,9 @@ mod tests {
     use crate::source::open_gguf_bytes;
     use bytes::Bytes;
 
+    /// Columns of the matrix.
+    const ROW: usize = 256;
+
     /// A model of one matrix and one norm.
     fn tiny(weights: &[f32]) -> Box<dyn TensorSource> {
         let mut header = Header::new("tiny.gguf");
@@ -159,7 +213,7 @@ mod tests {
         header.set("llama.attention.head_count", 1u32).unwrap();
         header.set("split.count", 1u16).unwrap();
         header.tensor("blk.0.attn_norm.weight", DType::F32, &[4]).unwrap();
-        header.tensor("blk.0.attn_q.weight", DType::F32, &[weights.len() / 64, 64]).unwrap();
+        header.tensor("blk.0.attn_q.weight", DType::F32, &[weights.len() / ROW, ROW]).unwrap();
         let bytes = |v: &[f32]| v.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
         let mut w = Writer::new(Vec::new(), header).unwrap();
         w.tensor("blk.0.attn_norm.weight", &bytes(&[1.0; 4])).unwrap();
@@ -168,9 +222,14 @@ mod tests {
     }
 
     fn write(weights: &[f32], mix: &str) -> Result<Box<dyn TensorSource>> {
+        write_with(weights, mix, None)
+    }
+
+    fn write_with(weights: &[f32], mix: &str, imatrix: Option<&Imatrix>) -> Result<Box<dyn TensorSource>> {
         let out = write_gguf(
             &*tiny(weights),
             QuantMix::from_name(mix).unwrap(),
+            imatrix,
             Path::new("out.gguf"),
             Vec::new(),
             2,
@@ -181,13 +240,13 @@ mod tests {
 
     #[test]
     fn matrices_change_type_and_norms_stay() {
-        let weights: Vec<f32> = (0..64 * 3000).map(|i| (i % 127) as f32 / 127.0 - 0.5).collect();
+        let weights: Vec<f32> = (0..ROW * 750).map(|i| (i % 127) as f32 / 127.0 - 0.5).collect();
         let out = write(&weights, "q8_0").unwrap();
         assert_eq!(out.metadata().get_usize("general.file_type").unwrap(), Some(7));
         assert!(out.metadata().get("split.count").is_none());
         assert_eq!(out.tensor("blk.0.attn_norm.weight").unwrap().dtype, DType::F32);
         let q = out.tensor("blk.0.attn_q.weight").unwrap();
-        assert_eq!((q.dtype, &q.shape[..]), (DType::Q8_0, &[3000, 64][..]));
+        assert_eq!((q.dtype, &q.shape[..]), (DType::Q8_0, &[750, ROW][..]));
         let mut values = vec![0.0; weights.len()];
         (q.dtype.spec().dequantize)(&q.bytes, &mut values);
         assert!(values.iter().zip(&weights).all(|(a, b)| (a - b).abs() < 0.005));
@@ -195,12 +254,54 @@ mod tests {
 
     #[test]
     fn a_weight_that_the_new_type_cannot_hold_is_named() {
-        let mut weights = vec![0.5; 64 * 2];
+        let mut weights = vec![0.5; ROW * 2];
         weights[70] = f32::NAN;
         let error = write(&weights, "q4_0").err().expect("NaN").to_string();
         assert!(error.contains("blk.0.attn_q.weight") && error.contains("NaN at element 70"), "{error}");
         weights[70] = 1e5;
         assert!(write(&weights, "f16").is_err());
         assert!(write(&weights, "q8_0").is_ok());
+    }
+
+    /// Columns of which every eighth matters a hundred times as much as the others.
+    fn uneven() -> Imatrix {
+        let mut imatrix = Imatrix::default();
+        let row: Vec<f32> = (0..ROW).map(|i| if i % 8 == 0 { 10.0 } else { 1.0 }).collect();
+        imatrix.add("blk.0.attn_q.weight", 1, 0, &row, ROW);
+        imatrix
+    }
+
+    #[test]
+    fn an_importance_matrix_moves_errors_to_where_they_cost_little() {
+        let weights: Vec<f32> = (0..ROW * 64).map(|i| ((i * i) as f32 * 0.37).sin() * 0.1).collect();
+        let imatrix = uneven();
+        let importance = imatrix.importance("blk.0.attn_q.weight", &[64, ROW]).unwrap().unwrap();
+        let error = |imatrix: Option<&Imatrix>, mix: &str| -> f32 {
+            let q = write_with(&weights, mix, imatrix).unwrap().tensor("blk.0.attn_q.weight").unwrap();
+            let mut values = vec![0.0; weights.len()];
+            (q.dtype.spec().dequantize)(&q.bytes, &mut values);
+            let errors = values.iter().zip(&weights).map(|(a, b)| (a - b) * (a - b));
+            errors.zip(importance.iter().cycle()).map(|(e, w)| e * w).sum()
+        };
+        for mix in ["q2_k", "q3_k_s", "q4_k_s", "q4_0", "q5_1", "iq4_xs", "iq3_s"] {
+            let (without, with) = (error(None, mix), error(Some(&imatrix), mix));
+            assert!(with < 0.9 * without, "{mix}: {with} with, {without} without");
+        }
+    }
+
+    #[test]
+    fn types_of_few_bits_are_refused_without_the_importance_of_each_matrix() {
+        let weights = vec![0.5; ROW * 2];
+        let message = |imatrix| write_with(&weights, "iq2_xs", imatrix).err().expect("refused").to_string();
+        let without = message(None);
+        assert!(
+            without.contains("blk.0.attn_q.weight") && without.contains("importance matrix"),
+            "{without}"
+        );
+        let other = Imatrix::default();
+        assert!(message(Some(&other)).contains("does not have"));
+        let out = write_with(&weights, "iq2_xs", Some(&uneven())).unwrap();
+        assert_eq!(out.tensor("blk.0.attn_q.weight").unwrap().dtype, DType::IQ2_XS);
+        assert_eq!(out.metadata().get_usize("quantize.imatrix.entries_count").unwrap(), Some(1));
     }
 }

@@ -78,6 +78,7 @@ impl Synth {
             n_kv_heads: shape.n_kv_heads,
             n_experts: shape.experts.map_or(0, |e| e[0]),
             tied: shape.tied,
+            has_imatrix: false,
         };
         for Weight { name, shape, fill } in weights(shape) {
             let dtype = mix.dtype_of(&name, &shape, &model).unwrap_or(DType::F32);
