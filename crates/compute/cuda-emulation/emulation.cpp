@@ -145,10 +145,11 @@ void await(const Barrier& b, unsigned round) {
   block->rounds[self] = &NOTHING, block->waited[self] = 0;
 }
 
-// As `wait`, which is called for every exchange of lanes: most often the next lane is the one to go on with.
+// As `wait`, which is called for every exchange of lanes: most often the next lane, around the warp, is the one to go on with. So a warp runs
+// until it waits for others, and what its lanes use stays in the processor's nearest cache.
 void wait_for_warp() {
   Block& b = *block;
-  const unsigned self = b.current, next = self + 1;
+  const unsigned self = b.current, first = self & ~31u, end = std::min(first + 32, block_dim.x), next = self + 1 < end ? self + 1 : first;
   Barrier& w = b.warps[self / 32];
   const unsigned round = w.round;
   progress++;
@@ -158,9 +159,8 @@ void wait_for_warp() {
     return;
   }
   b.rounds[self] = &w.round, b.waited[self] = round;
-  const bool has_next = next % 32 != 0 && next < block_dim.x;
   do {
-    if (has_next && may_run(next)) switch_to(next);
+    if (may_run(next)) switch_to(next);
     else yield();
   } while (w.round == round);
   b.rounds[self] = &NOTHING, b.waited[self] = 0;

@@ -239,7 +239,7 @@ fn unique() -> String {
 /// misaligned addresses, which a GPU refuses, end the process.
 const FLAGS: [&str; 9] = [
     "-std=c++17",
-    "-O1",
+    "-O2",
     "-fPIC",
     "-fvisibility=hidden",
     "-ffp-contract=off",
