@@ -63,7 +63,7 @@ fn a_cache_that_cannot_be_is_refused_with_the_option_at_fault() {
         other => panic!("{other:?}"),
     };
     let (option, _, reason) = refused(LoadOptions { n_ctx: Some(0), ..options(DType::F16) });
-    assert!(option == "--ctx" && reason.contains("at least one"), "{reason}");
+    assert!(option == "--ctx" && reason.contains("at least 1"), "{reason}");
     let (option, _, reason) = refused(options(DType::Q4_K));
     assert!(option == "--kv-type" && reason.contains("whole blocks"), "{reason}");
 }
