@@ -30,7 +30,7 @@ pub fn write_gguf<W: Write>(
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<W> {
     assert_eq!(source.format(), Format::Gguf, "only models in GGUF's layout can be written");
-    let model = MixModel { has_imatrix: imatrix.is_some(), ..mix_model(source)? };
+    let model = mix_model(source, imatrix.is_some())?;
     let mut header = Header::new(path);
     for (key, value) in source.metadata().iter() {
         let is_replaced = ["general.file_type", "general.quantization_version"].contains(&key)
@@ -54,21 +54,10 @@ pub fn write_gguf<W: Write>(
     let mut importance = Vec::with_capacity(source.tensors().len());
     for t in source.tensors() {
         header.tensor(&t.name, dtype(t), &t.shape)?;
-        importance.push(match imatrix {
-            Some(imatrix) if t.dtype != dtype(t) => imatrix.importance(&t.name, &t.shape)?,
-            _ => None,
+        importance.push(match dtype(t) {
+            same if same == t.dtype => None,
+            new => importance_of(source.path(), t, new, imatrix)?,
         });
-        if importance.last() == Some(&None) && t.dtype != dtype(t) && needs_imatrix(&t.name, dtype(t)) {
-            let reason = match imatrix {
-                None => format!("can become {} only with an importance matrix", dtype(t)),
-                Some(imatrix) => format!(
-                    "can become {} only with its importance, which {} does not have",
-                    dtype(t),
-                    imatrix.path.display()
-                ),
-            };
-            return Err(Error::bad_tensor(source.path(), &t.name, reason));
-        }
     }
     let mut writer = Writer::new(out, header)?;
     for (t, importance) in source.tensors().iter().zip(&importance) {
@@ -85,8 +74,37 @@ pub fn write_gguf<W: Write>(
     writer.finish()
 }
 
+/// The importance of the columns of a tensor that becomes `new`, `[n_matrices, n_in]`. Says so where the matrix does not know a tensor of a
+/// layer; embeddings and outputs usually are not there.
+///
+/// Errors: `BadTensor` where there is none for a type that needs it, or one of other sizes.
+fn importance_of(
+    path: &Path,
+    t: &TensorInfo,
+    new: DType,
+    imatrix: Option<&Imatrix>,
+) -> Result<Option<Vec<f32>>> {
+    let Some(imatrix) = imatrix else {
+        if needs_imatrix(&t.name, new) {
+            let reason = format!("can become {new} only with an importance matrix");
+            return Err(Error::bad_tensor(path, &t.name, reason));
+        }
+        return Ok(None);
+    };
+    let found = imatrix.importance(&t.name, &t.shape)?;
+    let file = imatrix.path.display();
+    if found.is_none() && needs_imatrix(&t.name, new) {
+        let reason = format!("can become {new} only with its importance, which {file} does not have");
+        return Err(Error::bad_tensor(path, &t.name, reason));
+    }
+    if found.is_none() && t.name.starts_with("blk.") && new.block_len() > 1 {
+        tracing::warn!("{file} has no importance of {}, so that its columns count alike", t.name);
+    }
+    Ok(found)
+}
+
 /// What a mix needs to know about a model in GGUF's layout.
-fn mix_model(source: &dyn TensorSource) -> Result<MixModel<'_>> {
+fn mix_model(source: &dyn TensorSource, has_imatrix: bool) -> Result<MixModel<'_>> {
     let metadata = source.metadata();
     let key = "general.architecture";
     let arch = metadata.get_str(key)?.ok_or_else(|| metadata.missing(key))?;
@@ -104,7 +122,7 @@ fn mix_model(source: &dyn TensorSource) -> Result<MixModel<'_>> {
         n_kv_heads: count("attention.head_count_kv")?.unwrap_or(n_heads),
         n_experts: count("expert_count")?.unwrap_or(0),
         tied: names::file_name(source, "lm_head", None, None, "weight").is_none(),
-        has_imatrix: false,
+        has_imatrix,
     })
 }
 
