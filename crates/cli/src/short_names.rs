@@ -4,15 +4,42 @@ use realizar::hub::HubModel;
 
 /// `(name, OWNER/NAME, type)`. `NAME` alone stands for the first row that begins with `NAME:`.
 ///
-/// Only models that this program runs are listed, in the type that most people take: Q4_K_M, or Q8_0 where a repository has nothing
-/// smaller or the model is too small to lose more.
+/// Only models that this program runs are listed, in the type that most people take: Q4_K_M, MXFP4 where the model was trained in it, or Q8_0
+/// where a repository has nothing smaller or the model is too small to lose more.
 const SHORT_NAMES: &[(&str, &str, &str)] = &[
+    ("qwen3.6:35b", "unsloth/Qwen3.6-35B-A3B-GGUF", "UD-Q4_K_M"),
+    ("qwen3.6:27b", "unsloth/Qwen3.6-27B-GGUF", "Q4_K_M"),
+    ("qwen3.5:4b", "unsloth/Qwen3.5-4B-GGUF", "Q4_K_M"),
+    ("qwen3.5:0.8b", "unsloth/Qwen3.5-0.8B-GGUF", "Q8_0"),
+    ("qwen3.5:2b", "unsloth/Qwen3.5-2B-GGUF", "Q4_K_M"),
+    ("qwen3.5:9b", "unsloth/Qwen3.5-9B-GGUF", "Q4_K_M"),
+    ("qwen3.5:27b", "unsloth/Qwen3.5-27B-GGUF", "Q4_K_M"),
+    ("qwen3.5:35b", "unsloth/Qwen3.5-35B-A3B-GGUF", "Q4_K_M"),
+    ("gpt-oss:20b", "ggml-org/gpt-oss-20b-GGUF", "MXFP4"),
+    ("gpt-oss:120b", "ggml-org/gpt-oss-120b-GGUF", "MXFP4"),
+    ("gemma4:e4b", "unsloth/gemma-4-E4B-it-GGUF", "Q4_K_M"),
+    ("gemma4:e2b", "unsloth/gemma-4-E2B-it-GGUF", "Q4_K_M"),
+    ("gemma4:26b", "unsloth/gemma-4-26B-A4B-it-GGUF", "UD-Q4_K_M"),
+    ("gemma4:31b", "unsloth/gemma-4-31B-it-GGUF", "Q4_K_M"),
+    ("glm-4.7-flash:30b", "unsloth/GLM-4.7-Flash-GGUF", "Q4_K_M"),
+    ("glm-4.5-air:106b", "unsloth/GLM-4.5-Air-GGUF", "Q4_K_M"),
+    ("ministral-3:8b", "mistralai/Ministral-3-8B-Instruct-2512-GGUF", "Q4_K_M"),
+    ("ministral-3:3b", "mistralai/Ministral-3-3B-Instruct-2512-GGUF", "Q4_K_M"),
+    ("ministral-3:14b", "mistralai/Ministral-3-14B-Instruct-2512-GGUF", "Q4_K_M"),
+    ("mistral-small3.2:24b", "unsloth/Mistral-Small-3.2-24B-Instruct-2506-GGUF", "Q4_K_M"),
+    ("lfm2:1.2b", "LiquidAI/LFM2-1.2B-GGUF", "Q4_K_M"),
+    ("lfm2:8b", "LiquidAI/LFM2-8B-A1B-GGUF", "Q4_K_M"),
+    ("granite4:tiny-h", "ibm-granite/granite-4.0-h-tiny-GGUF", "Q4_K_M"),
+    ("olmo-3:7b", "unsloth/Olmo-3-7B-Instruct-GGUF", "Q4_K_M"),
+    ("qwen3-coder:30b", "unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF", "Q4_K_M"),
+    ("qwen3-next:80b", "unsloth/Qwen3-Next-80B-A3B-Instruct-GGUF", "Q4_K_M"),
     ("qwen3:4b", "Qwen/Qwen3-4B-GGUF", "Q4_K_M"),
     ("qwen3:0.6b", "Qwen/Qwen3-0.6B-GGUF", "Q8_0"),
     ("qwen3:1.7b", "Qwen/Qwen3-1.7B-GGUF", "Q8_0"),
     ("qwen3:8b", "Qwen/Qwen3-8B-GGUF", "Q4_K_M"),
     ("qwen3:14b", "Qwen/Qwen3-14B-GGUF", "Q4_K_M"),
     ("qwen3:32b", "Qwen/Qwen3-32B-GGUF", "Q4_K_M"),
+    ("qwen3:30b", "Qwen/Qwen3-30B-A3B-GGUF", "Q4_K_M"),
     ("qwen3:30b-a3b", "Qwen/Qwen3-30B-A3B-GGUF", "Q4_K_M"),
     ("qwen2.5:7b", "bartowski/Qwen2.5-7B-Instruct-GGUF", "Q4_K_M"),
     ("qwen2.5:0.5b", "bartowski/Qwen2.5-0.5B-Instruct-GGUF", "Q4_K_M"),
@@ -99,6 +126,7 @@ mod tests {
     #[test]
     fn a_family_means_its_first_row() {
         assert_eq!(find("qwen3"), find("qwen3:4b"));
+        assert_eq!(find("gpt-oss"), find("gpt-oss:20b"));
         assert_eq!(find("Llama3.2:latest"), find("llama3.2:3b"));
         assert_eq!(find("qwen3:9b"), None);
         assert_eq!(similar("llama3.2:2b"), ["llama3.2:3b", "llama3.2:1b"]);
