@@ -265,7 +265,7 @@ class Threads(unittest.TestCase):
     @unittest.skipUnless(os.name == "posix", "signals")
     def test_an_interrupt_cancels(self) -> None:
         # A process of its own, since a signal goes to the main thread.
-        output = subprocess.check_output([sys.executable, __file__, "--interrupted"], text=True)
+        output = subprocess.check_output([sys.executable, __file__, "--interrupted"], text=True, timeout=120)
         self.assertEqual(output.split(), ["interrupted", "interrupted", "5"])
 
     @unittest.skipUnless(hasattr(os, "fork"), "fork")
@@ -322,6 +322,9 @@ def until_it_calls(thread: int | None, function: str) -> None:
 
 def interrupted() -> None:
     """Interrupts waiting for many texts and for the next piece of one, and shows that neither goes on."""
+
+    # A shell starts what runs in its background with interrupts ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt(function: str) -> None:
         until_it_calls(threading.main_thread().ident, function)

@@ -53,8 +53,9 @@ class Params(TypedDict, total=False):
 class LLM:
     """A model on its device.
 
-    Several threads may use one `LLM`: their requests share the engine's steps, and results do not depend on other requests. Methods release
-    the interpreter's lock while they wait; Ctrl-C in the main thread raises `KeyboardInterrupt` and cancels what it waits for.
+    Several threads may use one `LLM`: their requests share the engine's steps, and results do not depend on other requests (on a GPU to
+    the bit only if `exact`, otherwise but for tokens that are nearly tied). Methods release the interpreter's lock while they wait; Ctrl-C
+    in the main thread raises `KeyboardInterrupt` and cancels what it waits for.
 
     `close`, or the end of a `with` block, frees the device; so does the last reference, and the end of the program. After `os.fork` an `LLM`
     works in the parent only: in the child, load another one, or start processes with the method "spawn" of `multiprocessing`.
