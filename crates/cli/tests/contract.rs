@@ -336,6 +336,58 @@ fn an_importance_matrix_makes_types_of_few_bits_possible() {
 }
 
 #[test]
+fn a_profile_accounts_for_the_time_of_every_token() {
+    const N_LAYERS: usize = 8;
+    let folder = Folder::new();
+    let trace = folder.join("trace.json");
+    let args =
+        ["bench", "demo", "--device", "cpu", "--prompt", "16", "--gen", "8", "--repeat", "1", "--json"];
+    let profiled = || json(&run(&[&args[..], &["--profile", &trace]].concat()));
+    // What else runs on the machine may interrupt a step between its parts.
+    let covers = |report: &Value, share: f64| {
+        let work = report["profile"].as_array().expect("pieces of work");
+        work.iter().all(|work| work["covered"].as_f64().is_some_and(|covered| covered >= share))
+    };
+    let report = (0..10).map(|_| profiled()).find(|report| covers(report, 0.85));
+    let report = report.expect("parts that cover 85 % of the time");
+    let work = report["profile"].as_array().expect("pieces of work");
+    assert_eq!(work.iter().map(|work| work["tokens"].as_u64()).collect::<Vec<_>>(), [Some(16), Some(8)]);
+    // A prompt is one step, and each token that follows another.
+    for (work, n_steps) in work.iter().zip([1, 8]) {
+        let runs = |part: &str| {
+            let parts = work["parts"].as_array().expect("parts");
+            let part =
+                parts.iter().find(|p| p["name"] == part).unwrap_or_else(|| panic!("no {part} in {work}"));
+            part["runs"].as_u64().expect("a number") as usize
+        };
+        assert_eq!((runs("lm_head"), runs("sample")), (n_steps, n_steps));
+        for part in ["qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj"] {
+            assert_eq!(runs(part), n_steps * N_LAYERS, "{part}");
+        }
+    }
+    let events: Value = serde_json::from_slice(&std::fs::read(&trace).expect("a trace")).expect("JSON");
+    let events = events["traceEvents"].as_array().expect("events");
+    let n_runs = work.iter().flat_map(|work| work["parts"].as_array().expect("parts"));
+    let n_runs: u64 = n_runs.map(|part| part["runs"].as_u64().expect("a number")).sum();
+    assert_eq!(events.iter().filter(|event| event["ph"] == "X").count() as u64, n_runs);
+    assert!(json(&run(&args))["profile"].as_array().is_none_or(Vec::is_empty), "off unless asked for");
+}
+
+#[test]
+fn a_synthetic_model_has_the_shape_and_runs() {
+    let folder = Folder::new();
+    let out = folder.join("out.gguf");
+    assert_eq!(succeeds(&run(&["synth", "ernie-4.5-0.3b:q4_0", &out])), "");
+    let facts = json(&run(&["inspect", &out, "--json"]));
+    assert_eq!((&facts["architecture"], &facts["shape"]["n_layers"]), (&"ernie4_5".into(), &18.into()));
+    assert_eq!(facts["shape"]["vocab_size"], 103_424);
+    let types = facts["types"].as_array().expect("types");
+    assert!(types.iter().any(|t| t["dtype"] == "Q4_0"), "{types:?}");
+    let text = json(&run(&["run", &out, "--raw", "-n", "3", "--device", "cpu", "--json", "x"]));
+    assert_eq!(text["tokens"].as_array().map(Vec::len), Some(3), "{text}");
+}
+
+#[test]
 fn an_output_that_cannot_be_written_is_named() {
     let folder = Folder::new();
     let nowhere = folder.join("nowhere/out.gguf");
