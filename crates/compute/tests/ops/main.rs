@@ -13,6 +13,7 @@ mod elementwise;
 #[cfg(feature = "cuda")]
 #[path = "../../cuda-emulation/emulation.rs"]
 mod emulation;
+mod graphs;
 #[cfg(feature = "cuda")]
 mod hopper;
 mod latent;
