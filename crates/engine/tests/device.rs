@@ -11,12 +11,14 @@ use faulty::{CALLS, Call, Faulty};
 use realizar_compute::DeviceMemory;
 use realizar_compute::cuda::Cuda;
 use realizar_engine::load::{CacheSize, Device, LoadError, LoadOptions, load, load_on_device};
+use realizar_engine::perplexity::{Score, score_chunk};
 use realizar_engine::speculative::{Ngram, SpeculationCosts};
 use realizar_engine::{
-    Client, Engine, EngineConfig, Error, Event, FinishReason, Health, Request, Row, SamplingParams, Step,
-    Stream,
+    Client, Engine, EngineConfig, Error, Event, FinishReason, Health, Request, Row, Runner, SamplingParams,
+    Step, Stream,
 };
 use realizar_model::source::{self, TensorSource};
+use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -188,6 +190,51 @@ fn a_lost_device_ends_all_requests_and_turns_health_red() {
         assert!(matches!(client.submit(requests().remove(0)), Err(Error::EngineFailed { .. })));
         drop(client);
         driver.heal();
+    }
+}
+
+/// Through the graph of a step and the argmax of its logits, which have a bias.
+#[test]
+fn a_head_with_a_bias_generates_what_the_host_does() {
+    let Some((driver, _turn)) = device() else { return };
+    let want = all_tokens(&on_cpu("phi2"));
+    assert!(want.iter().all(Result::is_ok));
+    let cuda = Cuda::with_driver(driver.clone(), true).unwrap();
+    let loaded = load_on_device(cuda, &*model("phi2"), &options()).unwrap();
+    let client = Engine::start(loaded.runner, EngineConfig::default());
+    assert_eq!(all_tokens(&client), want);
+    // Greedy requests alone take the argmax.
+    let (_, before) = driver.n_launches_and_replays();
+    for at in [1, 5] {
+        let request = requests().swap_remove(at);
+        assert!(request.sampling.temperature == 0.0, "{at} is not greedy");
+        assert_eq!(tokens(client.submit(request).unwrap()), want[at], "request {at} alone");
+    }
+    assert!(driver.n_launches_and_replays().1 > before, "no step was replayed");
+}
+
+/// One token at a time and many at once, which take other kernels. What rounding activations changes is measured on long texts
+/// (docs/measurements); that of a short one may be ten times as much, and that of a fault a thousand times.
+#[test]
+fn quantized_weights_in_the_fast_mode_are_near_exact_sums() {
+    let Some((driver, _turn)) = device() else { return };
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo.gguf");
+    let demo = source::open(&path).unwrap();
+    let text =
+        "Once upon a time, there was a little fox. She lived in a forest with her mother and a friend.";
+    let encode = EncodeOptions { add_special: true, parse_special: false };
+    let text = &Tokenizer::from_source(&*demo).unwrap().encode(text, encode)[..20];
+    let nll = |mut runner: Box<dyn Runner>| {
+        let mut score = Score::default();
+        score_chunk(&mut *runner, text, None, &mut score).unwrap();
+        score.nll / score.n_tokens as f64
+    };
+    let want = nll(load(&*demo, &LoadOptions { device: Device::Cpu, ..options() }).unwrap().runner);
+    for step_tokens in [1, 20] {
+        let fast = LoadOptions { exact: false, step_tokens: Some(step_tokens), ..options() };
+        let cuda = Cuda::with_driver(driver.clone(), false).unwrap();
+        let got = nll(load_on_device(cuda, &*demo, &fast).unwrap().runner);
+        assert!((got - want).abs() < 0.05, "{got} nats a token in steps of {step_tokens}, exactly {want}");
     }
 }
 
