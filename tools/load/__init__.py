@@ -1,0 +1,1 @@
+"""What tools/soak and tools/chaos share: a server as a process, and clients that ask it well and badly."""
