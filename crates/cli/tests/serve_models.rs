@@ -123,6 +123,13 @@ fn what_is_wrong_with_a_file_is_told_by_its_line() {
     fails(&run(&["serve", "--port", "0", "--config", &path]), &["two models have the name \"a\""]);
     let path = folder.write("gone.toml", b"[models.a]\nmodel = \"./gone.gguf\"\n");
     fails(&run(&["serve", "--port", "0", "--config", &path]), &["could not open a", "gone.gguf"]);
+    // A link to itself stands for a file that a failing disk does not let anybody look at. It is not the short name of another model.
+    std::os::unix::fs::symlink("qwen3", folder.join("qwen3")).expect("a link");
+    let path = folder.write("looped.toml", b"[models.a]\nmodel = \"qwen3\"\n");
+    fails(
+        &run(&["serve", "--port", "0", "--config", &path]),
+        &["could not open a", "/qwen3", "symbolic links"],
+    );
     let path = folder.write("one.toml", b"[models.a]\nmodel = \"demo\"\n");
     for one in [&["serve", "demo"][..], &["serve", "-m", "demo"], &["serve", "--served-name", "b"]] {
         is_wrong_usage(&run(&[one, &["--config", &path]].concat()), "one.toml has tables of models");

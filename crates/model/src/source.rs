@@ -112,8 +112,8 @@ pub trait TensorSource: Send + Sync {
     /// The model's description: GGUF's key-value section, or `config.json`.
     fn metadata(&self) -> &Metadata;
 
-    /// A file beside the weights, such as `tokenizer.json`, if it is there. A GGUF file carries everything itself, so
-    /// for GGUF this is always `None`.
+    /// A file beside the weights, such as `tokenizer.json`, if it is there or nobody can tell. A GGUF file carries everything itself,
+    /// so for GGUF this is always `None`.
     fn sibling(&self, file_name: &str) -> Option<PathBuf>;
 
     /// Gives memory that mirrors the files back to the system, once the weights were copied elsewhere. What was handed out stays
@@ -285,7 +285,7 @@ impl TensorSource for Model {
 
     fn sibling(&self, file_name: &str) -> Option<PathBuf> {
         let file = self.folder.as_ref()?.join(file_name);
-        file.is_file().then_some(file)
+        discover::is_there(&file).then_some(file)
     }
 
     fn release(&self) {

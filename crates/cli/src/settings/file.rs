@@ -197,10 +197,16 @@ impl File {
         Ok(setting)
     }
 
-    /// What a relative path names in the file's own folder, if anything.
+    /// What a relative path names in the file's own folder, if anything. What cannot be looked at, as on a disk that fails, counts as there:
+    /// otherwise the path could be taken for the name of another model.
     pub(crate) fn beside(&self, path: &str) -> Option<PathBuf> {
+        use std::io::ErrorKind::{InvalidFilename, NotADirectory, NotFound};
         let beside = self.path.parent().unwrap_or(Path::new("")).join(path);
-        (Path::new(path).is_relative() && beside.exists()).then_some(beside)
+        let is_there = match beside.metadata() {
+            Ok(_) => true,
+            Err(error) => !matches!(error.kind(), NotFound | NotADirectory | InvalidFilename),
+        };
+        (Path::new(path).is_relative() && is_there).then_some(beside)
     }
 
     /// Calls `read` with each model's name and table, as they stand in the file.

@@ -5,7 +5,7 @@ use crate::metadata::{Metadata, config};
 use crate::{Error, Result, gguf, mmap, safetensors};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 /// Opens the model at a path without reading its weights.
@@ -218,7 +218,7 @@ fn open_safetensors(path: &Path) -> Result<Model> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     // A shard opens the whole model, as a part of a split GGUF does.
     let index = folder.join("model.safetensors.index.json");
-    if index.is_file() && read_weight_map(&index)?.values().any(|shard| shard == name) {
+    if is_there(&index) && read_weight_map(&index)?.values().any(|shard| shard == name) {
         return open_index(&index, path);
     }
     open_shards(path, folder, &[name], None)
@@ -275,7 +275,7 @@ fn open_shards(
     index: Option<(&Path, &WeightMap)>,
 ) -> Result<Model> {
     let config = folder.join("config.json");
-    if !config.is_file() {
+    if !is_there(&config) {
         let reason = format!(
             "safetensors files need a config.json beside them, and {} is not there",
             config.display()
@@ -284,7 +284,7 @@ fn open_shards(
     }
     let config_text = read_text(&config, config::MAX_BYTES)?;
     let generation_config = folder.join("generation_config.json");
-    let generation_config_text = match generation_config.is_file() {
+    let generation_config_text = match is_there(&generation_config) {
         true => Some(read_text(&generation_config, config::MAX_BYTES)?),
         false => None,
     };
@@ -311,7 +311,7 @@ fn open_shards(
     // Matrices that sentence-transformers keeps in folders of their own.
     for module in ["2_Dense", "3_Dense"] {
         let file = folder.join(module).join("model.safetensors");
-        if file.is_file() {
+        if is_there(&file) {
             let mapping = mmap::map(&file)?;
             let mut part =
                 Part { mapping: Some(mapping.clone()), ..safetensors::read(&file, mapping.bytes())? };
@@ -320,6 +320,18 @@ fn open_shards(
         }
     }
     Model::new(path.to_owned(), Format::Safetensors, Some(folder.to_owned()), metadata, parts)
+}
+
+/// Whether there is such a file. One that cannot be looked at, as on a disk that fails, counts as there, so that reading it says what is
+/// wrong: without it the model would be another one.
+pub(super) fn is_there(path: &Path) -> bool {
+    match fs::metadata(path) {
+        Ok(kind) => kind.is_file(),
+        Err(error) => {
+            use ErrorKind::{InvalidFilename, NotADirectory, NotFound};
+            !matches!(error.kind(), NotFound | NotADirectory | InvalidFilename)
+        }
+    }
 }
 
 /// Reads a small file whole. Errors: `Io`; `Malformed` beyond `max_bytes`.

@@ -37,6 +37,33 @@ fn a_folder_with_one_safetensors_file_opens_with_its_siblings() {
     }
 }
 
+/// A link to itself stands for a file that a failing disk does not let anybody look at.
+#[cfg(unix)]
+#[test]
+fn a_file_that_cannot_be_looked_at_does_not_count_as_missing() {
+    let looped = |folder: &Folder, name: &str| {
+        let path = folder.path().join(name);
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        path
+    };
+    for name in ["config.json", "generation_config.json", "2_Dense"] {
+        let folder = Folder::new();
+        folder.file("model.safetensors", shard(&["a"]));
+        if name != "config.json" {
+            folder.file("config.json", CONFIG);
+        }
+        let path = looped(&folder, name);
+        refusal(path.to_str().unwrap(), source::open(folder.path()));
+    }
+    let folder = Folder::new();
+    let file = folder.file("model.safetensors", shard(&["a"]));
+    folder.file("config.json", CONFIG);
+    let template = looped(&folder, "chat_template.jinja");
+    assert_eq!(source::open(&file).unwrap().sibling("chat_template.jinja"), Some(template));
+    let index = looped(&folder, "model.safetensors.index.json");
+    refusal(index.to_str().unwrap(), source::open(&file));
+}
+
 #[test]
 fn an_index_joins_its_shards() {
     let folder = Folder::new();
