@@ -19,6 +19,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// How often a shutdown looks whether the engine is stuck.
+const STUCK_EVERY: Duration = Duration::from_millis(100);
+
 /// The engine's thread; see [`Engine::start`].
 pub struct Engine {
     runner: Box<dyn Runner>,
@@ -715,7 +718,8 @@ impl Client {
     }
 
     /// Takes no more requests, lets the others finish for up to `timeout`, ends the rest with an error and waits for the engine to
-    /// stop and to give its device back. A second call with a shorter time shortens the first.
+    /// stop and to give its device back. After that time an engine that is [stuck](Self::stuck), whose step may never return, is not waited
+    /// for. A second call with a shorter time shortens the first.
     pub fn shutdown(&self, timeout: Duration) {
         let mut health = self.shared.health();
         if *health == Health::Ready {
@@ -728,7 +732,11 @@ impl Client {
         }
         let mut health = self.shared.health();
         while *health == Health::Draining {
-            health = self.shared.health_changed.wait(health).unwrap_or_else(PoisonError::into_inner);
+            if Instant::now() >= deadline && self.stuck().is_some() {
+                return;
+            }
+            let changed = self.shared.health_changed.wait_timeout(health, STUCK_EVERY);
+            health = changed.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

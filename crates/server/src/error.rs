@@ -153,7 +153,7 @@ impl From<EngineError> for ApiError {
                 Self { retry_after: Some(Duration::from_secs(1)), ..api.code("shutting_down") }
             }
             EngineError::SlowReader { .. } => api.code("slow_reader"),
-            EngineError::EngineFailed { .. } => api.code("engine_failed"),
+            _ if status == StatusCode::INTERNAL_SERVER_ERROR => api.code("engine_failed"),
             _ => api,
         }
     }
@@ -229,12 +229,14 @@ mod tests {
             EngineError::PromptTooLong { n_prompt: 9, limit: 8, context_length: 8, cache_tokens: 64 };
         let overloaded = EngineError::Overloaded { queued: 3, retry_after: Duration::from_millis(1500) };
         let failed = EngineError::EngineFailed { message: "gone".into() };
+        let of_a_step = EngineError::Device { message: "off the bus".into() };
         for (error, status, code) in [
             (too_long, 400, Some("context_length_exceeded")),
             (overloaded, 429, Some("queue_full")),
             (EngineError::ShuttingDown, 503, Some("shutting_down")),
             (EngineError::EmptyPrompt, 400, None),
             (failed, 500, Some("engine_failed")),
+            (of_a_step, 500, Some("engine_failed")),
         ] {
             let api = ApiError::from(error);
             assert_eq!((api.status.as_u16(), api.code), (status, code), "{api:?}");

@@ -7,7 +7,7 @@ use http::{TestServer, ask, text_engine, until};
 use realizar_engine::load::{CacheSize, Device, LoadOptions, load};
 use realizar_engine::{BlockCopy, EngineConfig, Result, Runner, RunnerInfo, Sampled, Step, Ticket};
 use realizar_model::source;
-use realizar_server::Config;
+use realizar_server::{Config, Ended};
 use serde_json::json;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -38,9 +38,8 @@ impl Runner for Held {
     }
 }
 
-#[test]
-fn an_engine_that_is_stuck_is_named_and_found_well_again() {
-    let gate = Arc::new(Mutex::new(()));
+/// A server whose engine is stuck while somebody holds the gate.
+fn server(gate: &Arc<Mutex<()>>, config: Config) -> TestServer {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo.gguf");
     let options = LoadOptions {
         device: Device::Cpu,
@@ -49,9 +48,14 @@ fn an_engine_that_is_stuck_is_named_and_found_well_again() {
         ..LoadOptions::default()
     };
     let inner = load(&*source::open(&demo).expect("the demo model"), &options).expect("a runner").runner;
-    let config = EngineConfig { longest_step: Duration::from_millis(300), ..EngineConfig::default() };
-    let engine = text_engine(Box::new(Held { inner, gate: gate.clone() }), config);
-    let server = TestServer::around(engine, Config::default());
+    let engine = EngineConfig { longest_step: Duration::from_millis(300), ..EngineConfig::default() };
+    TestServer::around(text_engine(Box::new(Held { inner, gate: gate.clone() }), engine), config)
+}
+
+#[test]
+fn an_engine_that_is_stuck_is_named_and_found_well_again() {
+    let gate = Arc::new(Mutex::new(()));
+    let server = server(&gate, Config::default());
     assert_eq!(server.get("/health").status, 200);
     let hold = gate.lock().expect("no panic");
     std::thread::scope(|scope| {
@@ -65,4 +69,20 @@ fn an_engine_that_is_stuck_is_named_and_found_well_again() {
         answer.join().expect("no panic").ok();
     });
     until("the engine gets on", || server.get("/health").status == 200);
+}
+
+#[test]
+fn a_server_whose_engine_is_stuck_ends_after_its_drain() {
+    let gate = Arc::new(Mutex::new(()));
+    let server = server(&gate, Config { drain: Duration::from_millis(500), ..Config::default() });
+    let hold = gate.lock().expect("no panic");
+    let url = server.url("/v1/chat/completions");
+    // It gets an error or its connection ends.
+    let asking =
+        std::thread::spawn(move || drop(ureq::post(url).send_json(ask("Go.", &json!({"max_tokens": 4})))));
+    until("the engine is stuck", || server.get("/health").status == 503);
+    server.handle.stop();
+    assert_eq!(server.join(), Ended::Drained);
+    asking.join().expect("no panic");
+    drop(hold);
 }
