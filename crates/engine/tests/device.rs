@@ -214,7 +214,7 @@ fn a_head_with_a_bias_generates_what_the_host_does() {
 }
 
 /// One token at a time and many at once, which take other kernels. What rounding activations changes is measured on long texts
-/// (docs/measurements); that of a short one may be ten times as much, and that of a fault a thousand times.
+/// (docs/measurements); the few tokens here may be further off.
 #[test]
 fn quantized_weights_in_the_fast_mode_are_near_exact_sums() {
     let Some((driver, _turn)) = device() else { return };
