@@ -31,6 +31,9 @@ pub(crate) struct RunnerOptions {
     /// Computes products with unrounded activations: slower, and the same tokens on every device.
     #[arg(long, help_heading = RARE, hide_short_help = true)]
     pub(crate) exact: bool,
+    /// The same answer whatever else runs, on a GPU, too, where batches otherwise round differently; slower there. The CPU has it always.
+    #[arg(long, conflicts_with = "exact")]
+    pub(crate) deterministic: bool,
     /// Leaves weights in the mapped file: starts at once and shares memory between processes, but runs slower.
     #[arg(long, help_heading = RARE, hide_short_help = true)]
     pub(crate) no_repack: bool,
@@ -159,6 +162,7 @@ impl RunnerOptions {
             n_ctx,
             n_threads: self.threads.get().unwrap_or(0),
             exact: self.exact,
+            deterministic: self.deterministic,
             repack: !self.no_repack,
             kv_type: self.kv_type,
             ..LoadOptions::default()

@@ -95,8 +95,8 @@ pub trait Device: Sized + Send + Sync + 'static {
         None
     }
 
-    /// Whether every sum is taken in one order, so that a result does not depend on what is computed beside it.
-    fn is_exact(&self) -> bool {
+    /// Whether several devices that share a model have the bits of one: each computes whole sums, and they join their outputs.
+    fn joins_exactly(&self) -> bool {
         false
     }
 

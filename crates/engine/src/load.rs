@@ -172,7 +172,7 @@ fn load_on_gpus(
 
 #[cfg(feature = "cuda")]
 fn open_gpus(gpus: &[usize], options: &LoadOptions) -> Result<Vec<Cuda>, LoadError> {
-    Cuda::group(gpus, options.exact).map_err(|e| LoadError::Device {
+    Cuda::group(gpus, options.mode()).map_err(|e| LoadError::Device {
         device: Device::Cuda(gpus.to_vec()),
         absent: matches!(e, realizar_compute::Error::NoDevice { .. }),
         reason: e.to_string(),

@@ -9,7 +9,7 @@ mod faulty;
 
 use faulty::{CALLS, Call, Faulty};
 use realizar_compute::DeviceMemory;
-use realizar_compute::cuda::Cuda;
+use realizar_compute::cuda::{Cuda, Mode};
 use realizar_engine::load::{CacheSize, Device, LoadError, LoadOptions, load, load_on_device};
 use realizar_engine::perplexity::{Score, score_chunk};
 use realizar_engine::speculative::{Ngram, SpeculationCosts};
@@ -51,7 +51,7 @@ fn device() -> Option<(Arc<Faulty>, MutexGuard<'static, ()>)> {
 }
 
 fn on_device(driver: &Arc<Faulty>, options: &LoadOptions, config: EngineConfig) -> Client {
-    let cuda = Cuda::with_driver(driver.clone(), true).unwrap();
+    let cuda = Cuda::with_driver(driver.clone(), Mode::Exact).unwrap();
     let loaded = load_on_device(cuda, &*model("llama"), options).unwrap();
     assert!(loaded.runner.info().asynchronous);
     Engine::start(loaded.runner, config)
@@ -128,7 +128,7 @@ fn a_device_that_works_ahead_generates_what_the_host_chooses() {
 fn guesses_are_verified_by_what_the_device_samples() {
     let Some((driver, _turn)) = device() else { return };
     let want = all_tokens(&on_cpu("llama"));
-    let cuda = Cuda::with_driver(driver, true).unwrap();
+    let cuda = Cuda::with_driver(driver, Mode::Exact).unwrap();
     let loaded = load_on_device(cuda, &*model("llama"), &options()).unwrap();
     let costs = Some(SpeculationCosts { row: 0.01, guess: 0.0 });
     let config = EngineConfig { speculation_costs: costs, max_drafts: 3, ..EngineConfig::default() };
@@ -199,7 +199,7 @@ fn a_head_with_a_bias_generates_what_the_host_does() {
     let Some((driver, _turn)) = device() else { return };
     let want = all_tokens(&on_cpu("phi2"));
     assert!(want.iter().all(Result::is_ok));
-    let cuda = Cuda::with_driver(driver.clone(), true).unwrap();
+    let cuda = Cuda::with_driver(driver.clone(), Mode::Exact).unwrap();
     let loaded = load_on_device(cuda, &*model("phi2"), &options()).unwrap();
     let client = Engine::start(loaded.runner, EngineConfig::default());
     assert_eq!(all_tokens(&client), want);
@@ -232,10 +232,36 @@ fn quantized_weights_in_the_fast_mode_are_near_exact_sums() {
     let want = nll(load(&*demo, &LoadOptions { device: Device::Cpu, ..options() }).unwrap().runner);
     for step_tokens in [1, 20] {
         let fast = LoadOptions { exact: false, step_tokens: Some(step_tokens), ..options() };
-        let cuda = Cuda::with_driver(driver.clone(), false).unwrap();
+        let cuda = Cuda::with_driver(driver.clone(), Mode::Fast).unwrap();
         let got = nll(load_on_device(cuda, &*demo, &fast).unwrap().runner);
         assert!((got - want).abs() < 0.05, "{got} nats a token in steps of {step_tokens}, exactly {want}");
     }
+}
+
+/// A text's log-probabilities, to the last bit, however it is cut into steps.
+#[test]
+fn a_deterministic_device_scores_alike_in_steps_of_any_size() {
+    let Some((driver, _turn)) = device() else { return };
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo.gguf");
+    let demo = source::open(&path).unwrap();
+    let text = "Once upon a time, there was a little fox. She lived in a forest with her mother.";
+    let encode = EncodeOptions { add_special: true, parse_special: false };
+    let text = &Tokenizer::from_source(&*demo).unwrap().encode(text, encode)[..18];
+    let nll = |source: &dyn TensorSource, step_tokens, mode| {
+        let steps = LoadOptions { exact: false, step_tokens: Some(step_tokens), ..options() };
+        let cuda = Cuda::with_driver(driver.clone(), mode).unwrap();
+        let mut score = Score::default();
+        score_chunk(&mut *load_on_device(cuda, source, &steps).unwrap().runner, text, None, &mut score)
+            .unwrap();
+        score.nll / score.n_tokens as f64
+    };
+    let whole = nll(&*demo, 24, Mode::Deterministic);
+    for step_tokens in [1, 7, 9] {
+        assert_eq!(nll(&*demo, step_tokens, Mode::Deterministic), whole, "steps of {step_tokens}");
+    }
+    // So few tokens of a model this small may be far off; see docs/measurements for long texts.
+    let exact = nll(&*demo, 24, Mode::Exact);
+    assert!((whole - exact).abs() < 0.3, "{whole} nats a token, exactly {exact}");
 }
 
 /// Steps that begin with snapshots, leave some behind, and verify drafts.
@@ -245,7 +271,7 @@ fn models_with_recurrent_state_generate_what_the_host_does() {
     for name in ["qwen35", "lfm2", "nemotron-h"] {
         let want = all_tokens(&on_cpu(name));
         assert!(want.iter().all(Result::is_ok));
-        let cuda = Cuda::with_driver(driver.clone(), true).unwrap();
+        let cuda = Cuda::with_driver(driver.clone(), Mode::Exact).unwrap();
         let room = LoadOptions { cache: CacheSize::Tokens(2000), ..options() };
         let loaded = load_on_device(cuda, &*model(name), &room).unwrap();
         let costs = Some(SpeculationCosts { row: 0.01, guess: 0.0 });
@@ -266,7 +292,7 @@ fn a_model_that_cannot_be_loaded_leaves_nothing_behind() {
     let Some((driver, _turn)) = device() else { return };
     let source = model("llama");
     let load = || {
-        let cuda = Cuda::with_driver(driver.clone(), false).unwrap();
+        let cuda = Cuda::with_driver(driver.clone(), Mode::Fast).unwrap();
         load_on_device(cuda, &*source, &LoadOptions { exact: false, ..options() }).map(drop)
     };
     let before = driver.n_allocations();
@@ -306,8 +332,8 @@ fn after_the_first_steps_of_a_shape_nothing_is_allocated_and_all_is_replayed() {
         ..SamplingParams::default()
     };
     let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    for exact in [true, false] {
-        let cuda = Cuda::with_driver(driver.clone(), exact).unwrap();
+    for mode in [Mode::Exact, Mode::Deterministic, Mode::Fast] {
+        let cuda = Cuda::with_driver(driver.clone(), mode).unwrap();
         let mut runner = load_on_device(cuda, &*model("llama"), &options()).unwrap().runner;
         for params in [&greedy, &penalties].map(|p| Arc::new(p.clone())) {
             for n_seqs in [4, 1] {
@@ -321,7 +347,7 @@ fn after_the_first_steps_of_a_shape_nothing_is_allocated_and_all_is_replayed() {
                 // The first step allocates scratch memory, the second one is recorded.
                 for (i, pair) in counts[1..].windows(2).enumerate() {
                     let [(allocations, launches, replays), next] = pair else { unreachable!() };
-                    let what = format!("exact {exact}, {n_seqs} sequences, step {}: {pair:?}", i + 2);
+                    let what = format!("{mode:?}, {n_seqs} sequences, step {}: {pair:?}", i + 2);
                     // The lists of tokens to penalize, of four bytes each, double where they outgrow their memory.
                     let lists = |position: usize| (4 * n_seqs * (position + 1)).next_power_of_two();
                     let grows = params.temperature > 0.0 && lists(i + 2) > lists(i + 1);
@@ -339,7 +365,7 @@ fn after_the_first_steps_of_a_shape_nothing_is_allocated_and_all_is_replayed() {
 fn what_does_not_fit_is_refused_before_anything_is_allocated() {
     let Some((driver, _turn)) = device() else { return };
     let source = model("llama");
-    let cuda = || Cuda::with_driver(driver.clone(), false).unwrap();
+    let cuda = || Cuda::with_driver(driver.clone(), Mode::Fast).unwrap();
     let load_with = |free: usize, n_ctx, cache| {
         driver.set_memory(DeviceMemory { free, total: 16 << 30 });
         let before = driver.n_allocations();

@@ -186,7 +186,7 @@ impl<B: Backend> Decoder<B> {
         config.each_attention(|a| a.temperature = a.temperature.filter(counts));
         config.each_latent(|l| l.temperature = l.temperature.filter(counts));
         let contract = Contract::check(source, &config)?;
-        let shard = Shard::new(&config, source, backend.rank(), backend.is_exact())?;
+        let shard = Shard::new(&config, source, backend.rank(), backend.joins_exactly())?;
         let loader = Loader { backend, source, config: &config, contract: &contract, shard: &shard };
         let c = &config;
         let ropes = c.ropes.iter().map(|r| {

@@ -10,7 +10,7 @@ mod support;
 
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions};
-use realizar_compute::cuda::{Cuda, CudaOptions};
+use realizar_compute::cuda::{Cuda, CudaOptions, Mode};
 use realizar_compute::{Backend, Batch, BatchLimits, CacheShape, DType, Pooling, Reference};
 use realizar_model::arch::{ENCODERS, configure, make_yes_no};
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
@@ -134,11 +134,11 @@ fn check_on_gpus(gpus: &[(Cuda, bool)], path: &Path, texts: &[Text]) {
 
 #[allow(clippy::print_stderr)]
 fn gpus() -> Vec<(Cuda, bool)> {
-    match Cuda::new(CudaOptions { device: 0, exact: true }) {
+    match Cuda::new(CudaOptions { device: 0, mode: Mode::Exact }) {
         Ok(exact) => vec![(exact, false)],
         Err(e) => {
             eprintln!("SKIPPED: encoders are not tested on a GPU: {e}");
-            let emulated = emulation::Emulation::build().map(|d| Cuda::with_driver(d, true).unwrap());
+            let emulated = emulation::Emulation::build().map(|d| Cuda::with_driver(d, Mode::Exact).unwrap());
             emulated.map(|gpu| (gpu, true)).into_iter().collect()
         }
     }

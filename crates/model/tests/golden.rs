@@ -10,7 +10,7 @@ mod support;
 
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions};
-use realizar_compute::cuda::{Cuda, CudaOptions};
+use realizar_compute::cuda::{Cuda, CudaOptions, Mode};
 use realizar_compute::{Backend, DType, Device, Reference};
 use realizar_model::arch::{ARCHS, configure};
 use realizar_model::source::TensorSource;
@@ -115,12 +115,13 @@ fn check_form<B: Backend>(backend: &B, path: &Path, prompts: &[Prompt], toleranc
 fn check_on_gpus(path: &Path, prompts: &[Prompt], types: &BTreeSet<DType>) {
     static GPUS: OnceLock<Vec<(Cuda, bool)>> = OnceLock::new();
     let gpus = GPUS.get_or_init(|| {
-        let open = |exact| Cuda::new(CudaOptions { device: 0, exact });
-        match (open(true), open(false)) {
+        let open = |mode| Cuda::new(CudaOptions { device: 0, mode });
+        match (open(Mode::Exact), open(Mode::Fast)) {
             (Ok(exact), Ok(fast)) => vec![(exact, false), (fast, false)],
             (Err(e), _) | (_, Err(e)) => {
                 eprintln!("SKIPPED: models are not tested on a GPU: {e}");
-                let emulated = emulation::Emulation::build().map(|d| Cuda::with_driver(d, true).unwrap());
+                let emulated =
+                    emulation::Emulation::build().map(|d| Cuda::with_driver(d, Mode::Exact).unwrap());
                 emulated.map(|gpu| (gpu, true)).into_iter().collect()
             }
         }
@@ -128,7 +129,7 @@ fn check_on_gpus(path: &Path, prompts: &[Prompt], types: &BTreeSet<DType>) {
     for (gpu, emulated) in gpus {
         let shortest = prompts.iter().enumerate().min_by_key(|(_, p)| p.ids.len()).map_or(0, |(i, _)| i);
         // Products of F32 weights round nothing.
-        let rounds = !gpu.is_exact() && types.iter().any(|&t| t != DType::F32);
+        let rounds = !gpu.joins_exactly() && types.iter().any(|&t| t != DType::F32);
         let tolerance = if rounds { ROUNDED_TOLERANCE } else { TOLERANCE };
         check_form(gpu, path, if *emulated { &prompts[shortest..=shortest] } else { prompts }, tolerance);
     }

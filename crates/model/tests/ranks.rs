@@ -8,7 +8,7 @@ mod emulation;
 mod support;
 
 use realizar_compute::cpu::{Cpu, CpuOptions};
-use realizar_compute::cuda::Cuda;
+use realizar_compute::cuda::{Cuda, Mode};
 use realizar_compute::{Backend, Collectives as _, DType, Reference};
 use realizar_model::arch::configure;
 use realizar_model::{Decoder, Error, Join, gguf, source};
@@ -123,13 +123,13 @@ fn ranks_together_answer_as_one_that_has_the_whole_model() {
 #[allow(clippy::print_stderr)]
 fn gpus_together_answer_as_a_cpu_alone() {
     // Connecting takes long, so that all models take turns.
-    let connect = |exact| Cuda::group(&[0, 1], exact).map(|gpus| (exact, gpus));
-    let (groups, real) = match (connect(true), connect(false)) {
+    let connect = |mode| Cuda::group(&[0, 1], mode).map(|gpus| (mode == Mode::Exact, gpus));
+    let (groups, real) = match (connect(Mode::Exact), connect(Mode::Fast)) {
         (Ok(exact), Ok(fast)) => (vec![exact, fast], true),
         _ => {
             let Some((drivers, link)) = emulation::group(2) else { return };
-            let exact = Cuda::group_on(drivers.clone(), link.clone(), true).unwrap();
-            (vec![(true, exact), (false, Cuda::group_on(drivers, link, false).unwrap())], false)
+            let exact = Cuda::group_on(drivers.clone(), link.clone(), Mode::Exact).unwrap();
+            (vec![(true, exact), (false, Cuda::group_on(drivers, link, Mode::Fast).unwrap())], false)
         }
     };
     for path in fixtures() {
@@ -265,7 +265,7 @@ fn layers_may_differ_in_size() {
     }
     same(answer(&Reference, &uneven).unwrap(), "reference");
     if let Some((drivers, link)) = emulation::group(2) {
-        for found in answers_of(&Cuda::group_on(drivers, link, true).unwrap(), &uneven) {
+        for found in answers_of(&Cuda::group_on(drivers, link, Mode::Exact).unwrap(), &uneven) {
             same(found.unwrap(), "emulated GPUs");
         }
     }

@@ -54,6 +54,7 @@ pub(crate) fn options(given: Option<&Bound<'_, PyDict>>) -> PyResult<Options> {
             "threads" => options.n_threads = argument.get()?,
             "cache_tokens" => options.cache = CacheSize::Tokens(argument.get()?),
             "max_seqs" => options.max_seqs = Some(argument.get()?),
+            "deterministic" => options.deterministic = argument.get()?,
             "exact" => options.exact = argument.get()?,
             name => return Err(PyTypeError::new_err(format!("there is no option {name:?}"))),
         }

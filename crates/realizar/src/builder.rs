@@ -93,6 +93,12 @@ impl<'a> ModelBuilder<'a> {
         self
     }
 
+    /// The same answer whatever else runs, on a GPU, too, which is slower then. The CPU has it always. Default false.
+    pub fn deterministic(mut self, deterministic: bool) -> Self {
+        self.options.deterministic = deterministic;
+        self
+    }
+
     /// Replaces all options for the device and its memory, those set by methods above included.
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;

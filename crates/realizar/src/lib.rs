@@ -34,7 +34,7 @@
 //! # Threads
 //!
 //! A [`Model`] owns its device and a thread that computes. It is `Sync`: calls that run at the same time share steps, and the results of one
-//! do not depend on the others (on a GPU bit for bit only with [`Options::exact`]). Methods block; a [`TextStream`] can also be polled by any
+//! do not depend on the others (on a GPU bit for bit only with [`Options::deterministic`] or [`Options::exact`]). Methods block; a [`TextStream`] can also be polled by any
 //! async runtime.
 //!
 //! # Features

@@ -11,7 +11,7 @@ mod http;
 
 use faulty::{Call, Faulty};
 use http::{TestServer, text_engine, until};
-use realizar_compute::cuda::Cuda;
+use realizar_compute::cuda::{Cuda, Mode};
 use realizar_engine::EngineConfig;
 use realizar_engine::load::{LoadOptions, load_on_device};
 use realizar_model::source;
@@ -28,7 +28,7 @@ fn start() -> Option<(TestServer, Arc<Faulty>)> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo.gguf");
     let source = source::open(&path).unwrap();
     let options = LoadOptions { n_ctx: Some(64), max_seqs: Some(4), ..LoadOptions::default() };
-    let cuda = Cuda::with_driver(driver.clone(), false).unwrap();
+    let cuda = Cuda::with_driver(driver.clone(), Mode::Fast).unwrap();
     let loaded = load_on_device(cuda, &*source, &options).unwrap();
     let config = Config::default();
     Some((TestServer::around(text_engine(loaded.runner, EngineConfig::default()), config), driver))

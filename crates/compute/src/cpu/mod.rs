@@ -148,7 +148,7 @@ impl Device for Cpu {
         host_memory::host_memory()
     }
 
-    fn is_exact(&self) -> bool {
+    fn joins_exactly(&self) -> bool {
         self.options.exact
     }
 

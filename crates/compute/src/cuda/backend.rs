@@ -3,7 +3,7 @@
 use super::attention::AttentionInput;
 use super::batch::StagedBatch;
 use super::common::Tiles;
-use super::driver::{Buffer, Cuda};
+use super::driver::{Buffer, Cuda, Mode};
 use super::matmul::{self, Matrix};
 use super::sampling::{self, Choices};
 use super::{attention, elementwise, experts, norm, ranks, recurrent};
@@ -27,7 +27,15 @@ impl Device for Cuda {
     }
 
     fn describe(&self) -> String {
-        format!("{}{}", self.driver.describe(), if self.exact { ", exact" } else { "" })
+        format!(
+            "{}{}",
+            self.driver.describe(),
+            match self.mode {
+                Mode::Fast => "",
+                Mode::Deterministic => ", deterministic",
+                Mode::Exact => ", exact",
+            }
+        )
     }
 
     fn memory(&self) -> DeviceMemory {
@@ -38,8 +46,8 @@ impl Device for Cuda {
         self.driver.memory_bandwidth()
     }
 
-    fn is_exact(&self) -> bool {
-        self.exact
+    fn joins_exactly(&self) -> bool {
+        self.mode != Mode::Fast
     }
 
     fn scratch_bytes(&self) -> usize {

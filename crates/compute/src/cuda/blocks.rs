@@ -3,16 +3,16 @@
 use super::attention::{self, Step};
 use super::batch::StagedBatch;
 use super::common::{Input, KvSlots, Output, TileLayout, Tiles};
-use super::driver::Cuda;
+use super::driver::{Cuda, Mode};
 use super::experts;
 use super::matmul::{self, Epilogue, EpilogueKind, Matmul, Matrix};
 use super::norm;
 use super::recurrent::{self, NormAndGate};
 use crate::blocks::{self, Blocks};
 use crate::{
-    Activation, AttentionBlock, BlockInput, BlockOutput, Collectives, DeltaInput, DeltaPart, Device,
-    EmbedBlock, FfnBlock, FfnUp, GatedNorm, HeadBlock, Join, Linear, MoeBlock, Norm, Ops, OutputGate,
-    Profile, Recurrence, RecurrentBlock, Result, SharedExpert, ShortConv, StateLayer, Stream, Tensor,
+    Activation, AttentionBlock, BlockInput, BlockOutput, Collectives, DeltaInput, DeltaPart, EmbedBlock,
+    FfnBlock, FfnUp, GatedNorm, HeadBlock, Join, Linear, MoeBlock, Norm, Ops, OutputGate, Profile,
+    Recurrence, RecurrentBlock, Result, SharedExpert, ShortConv, StateLayer, Stream, Tensor,
 };
 
 impl Blocks for Cuda {
@@ -28,7 +28,7 @@ impl Blocks for Cuda {
     ) -> Result<()> {
         let EmbedBlock { positions, token_types, norm } = block;
         match norm {
-            Some(norm) if !self.is_exact() && norm::is_held(residual.row_len()) => self
+            Some(norm) if self.mode == Mode::Fast && norm::is_held(residual.row_len()) => self
                 .timed("embed", || norm::norm_embedded(self, residual, batch, positions, token_types, norm)),
             _ => blocks::embed(self, residual, batch, block),
         }

@@ -19,7 +19,7 @@ mod recurrent;
 mod sampling;
 
 pub use batch::StagedBatch;
-pub use driver::{Buffer, Cuda, CudaOptions, MAX_RANKS};
+pub use driver::{Buffer, Cuda, CudaOptions, MAX_RANKS, Mode};
 pub use matmul::{Arch, Matrix, experts_kernel_for, kernel_for};
 pub use sampling::Choices;
 
@@ -32,7 +32,7 @@ impl Cuda {
     ///
     /// Errors: `Device` with the reason in one line: no driver, one that is too old, no such GPU, a GPU that is too old.
     pub fn new(options: CudaOptions) -> Result<Self> {
-        Self::with_driver(driver::open(options.device)?, options.exact)
+        Self::with_driver(driver::open(options.device)?, options.mode)
     }
 
     /// The GPU's driver by itself, which tests put others in front of.
@@ -43,30 +43,30 @@ impl Cuda {
     }
 
     /// The backend on another driver than the GPU's; for tests.
-    pub fn with_driver(driver: Arc<dyn Driver>, exact: bool) -> Result<Self> {
-        with_member(driver, exact, None)
+    pub fn with_driver(driver: Arc<dyn Driver>, mode: Mode) -> Result<Self> {
+        with_member(driver, mode, None)
     }
 
     /// GPUs that share a model, one rank each, in this order.
     ///
     /// Errors: as [`Cuda::new`] for each; `Device` for a number that occurs twice, for more than eight, without NCCL.
-    pub fn group(devices: &[usize], exact: bool) -> Result<Vec<Self>> {
+    pub fn group(devices: &[usize], mode: Mode) -> Result<Vec<Self>> {
         if let &[device] = devices {
-            return Ok(vec![Self::new(CudaOptions { device, exact })?]);
+            return Ok(vec![Self::new(CudaOptions { device, mode })?]);
         }
         let (drivers, link) = driver::open_group(devices)?;
-        Self::group_on(drivers, link, exact)
+        Self::group_on(drivers, link, mode)
     }
 
     /// The same on other drivers; for tests.
-    pub fn group_on(drivers: Vec<Arc<dyn Driver>>, link: Arc<dyn Link>, exact: bool) -> Result<Vec<Self>> {
+    pub fn group_on(drivers: Vec<Arc<dyn Driver>>, link: Arc<dyn Link>, mode: Mode) -> Result<Vec<Self>> {
         let members = Member::group(&drivers, link)?;
         let both = drivers.into_iter().zip(members);
-        both.map(|(driver, member)| with_member(driver, exact, Some(member))).collect()
+        both.map(|(driver, member)| with_member(driver, mode, Some(member))).collect()
     }
 }
 
-fn with_member(driver: Arc<dyn Driver>, exact: bool, member: Option<Member>) -> Result<Cuda> {
+fn with_member(driver: Arc<dyn Driver>, mode: Mode, member: Option<Member>) -> Result<Cuda> {
     let mut rooms = Rooms::default();
     rooms.add(driver::UploadKernels::load(&*driver)?);
     rooms.add(elementwise::Kernels::load(&*driver)?);
@@ -77,5 +77,5 @@ fn with_member(driver: Arc<dyn Driver>, exact: bool, member: Option<Member>) -> 
     attention::load(&*driver, &mut rooms)?;
     matmul::load(&*driver, &mut rooms)?;
     recurrent::load(&*driver, &mut rooms)?;
-    Ok(Cuda::assemble(driver, exact, member, rooms))
+    Ok(Cuda::assemble(driver, mode, member, rooms))
 }

@@ -83,7 +83,7 @@ struct SmallMK {
   DEVICE static int scale(const uint32_t (&w)[1], int h, int, int r) { return byte_at(w[0], 2 * r + h); }
   DEVICE static void multiply(int (&y)[1][4], const uint32_t (&a)[4], uint2 b, const int (&c)[1][4]) { ptx::mma_u8(y[0], a, b, c[0]); }
   DEVICE static void add(int& sum, int d, int scale, float) { sum += d * scale; }
-  DEVICE float total(int sum, float of_mins, int r) const { return d[r] * static_cast<float>(sum) - dmin[r] * of_mins; }
+  DEVICE float total(int sum, float of_mins, int r) const { return fmaf(d[r], static_cast<float>(sum), -__fmul_rn(dmin[r], of_mins)); }
 };
 
 // The scales and the mins of a piece in half precision, each twice.

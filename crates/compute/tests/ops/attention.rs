@@ -723,6 +723,46 @@ fn a_token_does_not_depend_on_the_batch_the_chunks_or_the_threads() {
     }
 }
 
+/// The first tokens of a step as a step of their own: a prompt's chunks, its tokens one by one, and sequences of a token in any company.
+#[test]
+fn blocks_on_a_deterministic_gpu_do_not_depend_on_the_step() {
+    let of = |cache, parts: &[(usize, usize)]| Attention {
+        cache,
+        rope: Some((64, RopeStyle::Half)),
+        qk_norm: Some(NormKind::Rms),
+        out: Some((DType::Q4_K, 256)),
+        ..case(8, 2, 64, parts)
+    };
+    let long = [(700, 12), (21, 5), (300, 1), (0, 9)];
+    let alone = [(900, 1), (3, 1), (300, 1), (0, 1), (70, 1)];
+    let cases = [
+        of(DType::F16, &long),
+        of(DType::F16, &alone),
+        Attention { window: Some(300), sinks: true, ..of(DType::BF16, &long) },
+        of(DType::Q8_0, &long),
+        Attention { alibi: true, rope: None, ..of(DType::F16, &long) },
+        of(DType::F32, &long),
+    ];
+    for case in &cases {
+        let want = case.step(&Reference)[2].clone();
+        for (path, gpu) in deterministic_gpus() {
+            let all = case.step(gpu)[2].clone();
+            compare(case, path, &[("block", all.clone())], &[("block", want.clone())], 1e-3);
+            let n_tokens: usize = case.parts.iter().map(|p| p.n_tokens).sum();
+            for n in [1, 2, 3, 12, 14, n_tokens - 1] {
+                let mut left = n;
+                let parts = case.parts.iter().map_while(|&part| {
+                    let n_tokens = part.n_tokens.min(left);
+                    left -= n_tokens;
+                    (n_tokens > 0).then_some(Part { n_tokens, ..part })
+                });
+                let some = Attention { parts: parts.collect(), ..case.clone() }.step(gpu)[2].clone();
+                assert_eq!(bits(&all[..some.len()]), bits(&some), "{n} tokens of {case:?} on {path}");
+            }
+        }
+    }
+}
+
 /// Times, for the benchmark.
 #[allow(dead_code, reason = "tests do not measure")]
 pub(super) mod times {

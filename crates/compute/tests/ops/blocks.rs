@@ -2,13 +2,13 @@
 
 use super::matrices::part;
 use super::{
-    Case, ELEMENTWISE, Paths, Random, Sums, check, packed_types, poisoned, read, rows_of, staged, tolerance,
-    vector,
+    Case, ELEMENTWISE, Paths, Random, Sums, bits, check, compare, deterministic_gpus, packed_types, poisoned,
+    read, rows_of, staged, tolerance, vector,
 };
 use realizar_compute::{
     Activation, Backend, Batch, BlockInput, BlockOutput, DType, EmbedBlock, Experts, FfnBlock, FfnUp,
     HeadBlock, Join, LatentExperts, Linear, MoeBlock, MoeNorms, MoeParams, MoeScratch, Norm, NormKind,
-    PerLayerInputBlock, Router, SharedExpert, Stream, Tensor,
+    PerLayerInputBlock, Reference, Router, SharedExpert, Stream, Tensor,
 };
 
 /// A norm of these rows, with random weights around 1. Weights around 0 would make a few activations much larger than the others, and
@@ -276,6 +276,33 @@ fn blocks_with_norms_before_between_and_after() {
             check(&[Gated { around, ..case }]);
             check(&[Gated { around: Around { post_norm: true, ..Around::default() }, ..case }]);
             check(&[Gated { around: Around { scale: true, ..Around::default() }, ..case }]);
+        }
+    }
+}
+
+#[test]
+fn rows_of_blocks_on_a_deterministic_gpu_do_not_depend_on_the_batch() {
+    use DType::*;
+    let types = [(Q4_K, Q4_K, Q6_K), (BF16, BF16, BF16), (Q4_K, Q6_K, F16), (Q8_0, Q8_0, Q4_0)];
+    for (gate, up, down) in types {
+        let all = Gated {
+            gate,
+            up,
+            down,
+            hidden_size: 512,
+            intermediate_size: 768,
+            rows: 140,
+            activation: Activation::Silu,
+            around: Around::default(),
+        };
+        let want = all.run(&Reference);
+        for (path, gpu) in deterministic_gpus() {
+            let found = all.run(gpu);
+            compare(&all, path, &found, &want, all.tolerance(Sums::FastGpu));
+            for rows in [1, 8, 9, 70] {
+                let some = Gated { rows, ..all }.run(gpu).remove(0).1;
+                assert_eq!(bits(&found[0].1[..some.len()]), bits(&some), "{rows} rows of {all:?} on {path}");
+            }
         }
     }
 }

@@ -27,7 +27,7 @@ mod ssm_scan;
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions};
 #[cfg(feature = "cuda")]
-use realizar_compute::cuda::{Arch, Cuda, CudaOptions};
+use realizar_compute::cuda::{Arch, Cuda, CudaOptions, Mode};
 use realizar_compute::quant::QUANTS;
 use realizar_compute::{
     Backend, Batch, BatchLimits, CacheShape, DType, Device, HostBatch, Ops, Reference, StateWrite, Tensor,
@@ -151,7 +151,8 @@ fn gpus() -> &'static [(&'static str, bool, Cuda)] {
     ALL.get_or_init(|| {
         let mut all = Vec::new();
         for exact in [false, true] {
-            match Cuda::new(CudaOptions { device: 0, exact }) {
+            let mode = if exact { Mode::Exact } else { Mode::Fast };
+            match Cuda::new(CudaOptions { device: 0, mode }) {
                 Ok(gpu) => all.push((if exact { "the exact GPU" } else { "the GPU" }, exact, gpu)),
                 Err(e) => eprintln!("SKIPPED: operations are not tested on a GPU: {e}"),
             }
@@ -161,16 +162,40 @@ fn gpus() -> &'static [(&'static str, bool, Cuda)] {
         }
         if let Some(driver) = emulation::Emulation::build() {
             for exact in [false, true] {
-                let gpu = Cuda::with_driver(driver.clone(), exact).unwrap();
+                let mode = if exact { Mode::Exact } else { Mode::Fast };
+                let gpu = Cuda::with_driver(driver.clone(), mode).unwrap();
                 all.push((if exact { "the exact emulated GPU" } else { "the emulated GPU" }, exact, gpu));
             }
         }
         // Exact sums take no kernels of Hopper's own.
         if let Some(driver) = emulation::Emulation::build_hopper() {
-            all.push(("the emulated Hopper GPU", false, Cuda::with_driver(driver, false).unwrap()));
+            all.push(("the emulated Hopper GPU", false, Cuda::with_driver(driver, Mode::Fast).unwrap()));
         }
         all
     })
+}
+
+/// As [`gpus`], in the deterministic mode.
+#[cfg(feature = "cuda")]
+#[allow(clippy::print_stderr)]
+fn deterministic_gpus() -> &'static [(&'static str, Cuda)] {
+    static ALL: OnceLock<Vec<(&'static str, Cuda)>> = OnceLock::new();
+    ALL.get_or_init(|| match Cuda::new(CudaOptions { device: 0, mode: Mode::Deterministic }) {
+        Ok(gpu) => vec![("the deterministic GPU", gpu)],
+        Err(e) => {
+            eprintln!("SKIPPED: the deterministic mode is not tested on a GPU: {e}");
+            let open = |driver| Cuda::with_driver(driver, Mode::Deterministic).unwrap();
+            let portable = emulation::Emulation::build().map(|d| ("the deterministic emulated GPU", open(d)));
+            let hopper = emulation::Emulation::build_hopper();
+            let hopper = hopper.map(|d| ("the deterministic emulated Hopper GPU", open(d)));
+            portable.into_iter().chain(hopper).collect()
+        }
+    })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn deterministic_gpus() -> &'static [(&'static str, Reference)] {
+    &[]
 }
 
 #[cfg(not(feature = "cuda"))]

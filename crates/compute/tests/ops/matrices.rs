@@ -269,6 +269,34 @@ fn matmul_rows_do_not_depend_on_the_batch() {
     }
 }
 
+/// In the deterministic mode, on both sides of every border between kernels: on Hopper 16-bit weights take 8, 16, .., 256 rows at once.
+#[test]
+fn rows_on_a_deterministic_gpu_do_not_depend_on_the_batch() {
+    use DType::*;
+    let types = packed_types().into_iter().chain([F16, BF16, Q4_1, F32]);
+    let one_type = types.map(|dtype| (vec![(dtype, 150)], 1536, 37));
+    let others = [
+        (vec![(Q4_K, 140), (Q6_K, 20)], 2304, 20),
+        (vec![(Q4_K, 300)], 512, 150),
+        (vec![(Q8_0, 40)], 256, 300),
+        (vec![(BF16, 300)], 320, 290),
+    ];
+    for (parts, n_in, m) in one_type.chain(others) {
+        let n_out: usize = parts.iter().map(|p| p.1).sum();
+        let all = Matmul { parts, n_in, rows: 0..m, bias: true };
+        let want = all.run(&Reference);
+        for (path, gpu) in deterministic_gpus() {
+            let found = all.run(gpu);
+            compare(&all, path, &found, &want, all.tolerance(Sums::FastGpu));
+            for rows in [0..1, 3..11, 2..11, m - 9..m, 0..m - 1] {
+                let some = Matmul { rows: rows.clone(), ..all.clone() }.run(gpu).remove(0).1;
+                let same = &found[0].1[rows.start * n_out..rows.end * n_out];
+                assert_eq!(bits(same), bits(&some), "rows {rows:?} of {all:?} on {path}");
+            }
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Embed {
     dtype: DType,
@@ -558,6 +586,21 @@ fn moe_of_a_few_rows_equals_each_alone_on_gpus() {
                 let alone = Moe { rows: row..row + 1, ..all.clone() }.run(gpu).remove(0).1;
                 let same = &y[row * all.hidden_size..(row + 1) * all.hidden_size];
                 assert_eq!(bits(same), bits(&alone), "{dtype} row {row} on {path}");
+            }
+        }
+    }
+}
+
+#[test]
+fn experts_rows_on_a_deterministic_gpu_do_not_depend_on_the_batch() {
+    for dtype in [DType::Q4_K, DType::Q8_0, DType::BF16] {
+        let all = Moe { hidden_size: 512, bias: true, ..moe_case(dtype, 12, 3, true, 40) };
+        for (path, gpu) in deterministic_gpus() {
+            let y = all.run(gpu).remove(0).1;
+            for rows in [0..1, 20..23, 7..40] {
+                let some = Moe { rows: rows.clone(), ..all.clone() }.run(gpu).remove(0).1;
+                let same = &y[rows.start * all.hidden_size..rows.end * all.hidden_size];
+                assert_eq!(bits(same), bits(&some), "{dtype} rows {rows:?} on {path}");
             }
         }
     }

@@ -152,7 +152,7 @@ fn on_cpu<C: Case>(title: &str, cases: Vec<Timed<C>>) {
 
 #[cfg(feature = "cuda")]
 fn on_gpu<C: Case>(title: &str, cases: Vec<Timed<C>>) {
-    let gpu = Cuda::new(CudaOptions { device: 0, exact: false }).unwrap();
+    let gpu = Cuda::new(CudaOptions { device: 0, mode: Mode::Fast }).unwrap();
     let bytes_per_second = gpu.memory_bandwidth().map_or(f64::NAN, |b| b as f64);
     let limits = Limits { bytes_per_second, operations_per_second: Box::new(|_| None) };
     rows(title, &gpu, &limits, cases);

@@ -17,7 +17,7 @@ fn on_all<B: Backend, T: Send>(ranks: &[B], f: impl Fn(&B, usize) -> T + Sync) -
 
 #[cfg(feature = "cuda")]
 fn gpu_exists() -> bool {
-    Cuda::new(CudaOptions { device: 0, exact: false }).is_ok()
+    Cuda::new(CudaOptions { device: 0, mode: Mode::Fast }).is_ok()
 }
 
 /// Groups of devices to test: CPUs always.
@@ -29,10 +29,10 @@ fn for_each_group(check: &mut dyn FnMut(Group<'_>)) {
     #[cfg(feature = "cuda")]
     {
         for devices in [&[0, 1][..], &[0, 1, 2]] {
-            let gpus = match (gpu_exists(), Cuda::group(devices, false)) {
+            let gpus = match (gpu_exists(), Cuda::group(devices, Mode::Fast)) {
                 (_, Ok(gpus)) => Some(gpus),
                 (false, Err(_)) => emulation::group(devices.len())
-                    .map(|(drivers, link)| Cuda::group_on(drivers, link, false).unwrap()),
+                    .map(|(drivers, link)| Cuda::group_on(drivers, link, Mode::Fast).unwrap()),
                 (true, Err(e)) => {
                     eprintln!("not tested on {} GPUs: {e}", devices.len());
                     None

@@ -146,7 +146,7 @@ fn on_gpu(
     gpu: usize,
 ) -> Result<LoadedEncoder, LoadError> {
     let device = || Device::Cuda(vec![gpu]);
-    let mut gpus = Cuda::group(&[gpu], options.exact).map_err(|e| LoadError::Device {
+    let mut gpus = Cuda::group(&[gpu], options.mode()).map_err(|e| LoadError::Device {
         device: device(),
         absent: matches!(e, realizar_compute::Error::NoDevice { .. }),
         reason: e.to_string(),

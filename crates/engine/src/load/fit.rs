@@ -77,7 +77,8 @@ pub(super) fn sizes<B: Backend>(
     let count = backends.len();
     let (mut largest, mut weights) = (None, 0);
     for (index, backend) in backends.iter().enumerate() {
-        let shard = Shard::new(config, source, Rank { index, count }, options.exact)?;
+        let shard =
+            Shard::new(config, source, Rank { index, count }, options.exact || options.deterministic)?;
         weights = weight_memory(backend, source, config, &shard)?.max(weights);
         let cache = shard.config().kv_bytes_per_token(options.kv_type);
         if largest.as_ref().is_none_or(|(most, _)| cache > *most) {

@@ -2,6 +2,8 @@
 
 use super::error::LoadError;
 use realizar_compute::DType;
+#[cfg(feature = "cuda")]
+use realizar_compute::cuda::Mode;
 use std::fmt;
 use std::str::FromStr;
 
@@ -100,6 +102,9 @@ pub struct LoadOptions {
     pub n_threads: usize,
     /// Products with activations as they are, so that every device and batch gives the same tokens. Default false.
     pub exact: bool,
+    /// The same answer whatever else runs, on a GPU, too, where batches of different sizes otherwise round differently. The CPU has it always.
+    /// Default false.
+    pub deterministic: bool,
     /// Reads a Qwen3 whose files do not say it as a reranker that answers "yes" or "no". Only encoders. Default false.
     pub reranker: bool,
     /// Copies weights into the layout that products read fastest. Default true.
@@ -107,6 +112,16 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
+    /// What results on a GPU may depend on.
+    #[cfg(feature = "cuda")]
+    pub(super) fn mode(&self) -> Mode {
+        match (self.exact, self.deterministic) {
+            (true, _) => Mode::Exact,
+            (false, true) => Mode::Deterministic,
+            (false, false) => Mode::Fast,
+        }
+    }
+
     /// Errors: a context or a step that would hold nothing.
     pub(super) fn check(&self) -> Result<(), LoadError> {
         let sizes =
@@ -137,6 +152,7 @@ impl Default for LoadOptions {
             max_guesses: 0,
             n_threads: 0,
             exact: false,
+            deterministic: false,
             reranker: false,
             repack: true,
         }

@@ -54,7 +54,7 @@ class LLM:
     """A model on its device.
 
     Several threads may use one `LLM`: their requests share the engine's steps, and results do not depend on other requests (on a GPU to
-    the bit only if `exact`, otherwise but for tokens that are nearly tied). Methods release the interpreter's lock while they wait; Ctrl-C
+    the bit only if `deterministic` or `exact`, otherwise but for tokens that are nearly tied). Methods release the interpreter's lock while they wait; Ctrl-C
     in the main thread raises `KeyboardInterrupt` and cancels what it waits for.
 
     `close`, or the end of a `with` block, frees the device; so does the last reference, and the end of the program. After `os.fork` an `LLM`
@@ -70,6 +70,7 @@ class LLM:
         threads: int | None = None,
         cache_tokens: int | None = None,
         max_seqs: int | None = None,
+        deterministic: bool = False,
         exact: bool = False,
     ) -> None:
         """Loads a model.
@@ -81,6 +82,7 @@ class LLM:
         `threads`: threads of the CPU. Default: one per core.
         `cache_tokens`: tokens that the cache of keys and values holds, those of all sequences together. Default: one sequence of the longest.
         `max_seqs`: sequences that are computed at the same time at most. Default: 64 on the CPU, 256 on a GPU, within the cache.
+        `deterministic`: the same answer whatever else runs, on a GPU, too, which is slower then; a CPU has it always.
         `exact`: computes with unrounded activations: slower, and the same tokens on every device and in every batch.
 
         Errors: `RealizarError` if the model is not there, is none, does not fit or cannot be downloaded; `ValueError` or `TypeError` for an
@@ -95,6 +97,7 @@ class LLM:
             threads=threads,
             cache_tokens=cache_tokens,
             max_seqs=max_seqs,
+            deterministic=deterministic,
             exact=exact,
         )
         # A GPU's driver may crash if the process ends while the device is still in use, so it is freed before that.

@@ -30,16 +30,16 @@ impl<A> ByCacheType<A> {
 pub(super) struct ByTypeAndHead<A, const N: usize>([[Kernel<A>; N]; TENSOR_CORE_TYPES.len()]);
 
 impl<A, const N: usize> ByTypeAndHead<A, N> {
-    /// Kernels named `<file>_<type>_<head_dim>`; `shared_bytes`: their dynamic shared memory by head dimension.
+    /// Kernels named `<name>_<type>_<head_dim>`; `shared_bytes`: their dynamic shared memory by head dimension.
     pub(super) fn load(
         driver: &dyn Driver,
         image: KernelImage,
+        name: &str,
         head_dims: [usize; N],
         shared_bytes: impl Fn(usize) -> usize,
     ) -> Result<Self> {
         let kernels = TENSOR_CORE_TYPES.map(|t| {
-            let kernel =
-                |dim| image.kernel(driver, &format!("{}_{t}_{dim}", image.0.name), shared_bytes(dim));
+            let kernel = |dim| image.kernel(driver, &format!("{name}_{t}_{dim}"), shared_bytes(dim));
             head_dims.into_iter().map(kernel).collect::<Result<Vec<_>>>()
         });
         let [a, b, c] = kernels.map(|of_type| {

@@ -15,6 +15,9 @@
 // (head_dim + 2) floats per head and split, written and read once.
 // Shared memory: 58,784 bytes for heads of 64, 111,264 for 128, 110,752 for 256 (before Hopper 40,352, 76,448 and 76,960), and 528 static.
 //
+// In the deterministic mode the splits of a token depend on its position alone: a block goes through several of them where there are more
+// than blocks, and steps with several tokens of a sequence, whose keys and values `store_heads` has written, run the same kernel.
+//
 // No block returns before the previous kernel has ended, whether it has work or not. Each SM then has room for exactly one block of the
 // next matmul, instead of two on some SMs and none on others. With `all_run`, blocks without work run the whole code on zeros: the next
 // layer's attention then finds its instructions in every SM's cache. Loops that run once or twice are not unrolled, since a cold
@@ -61,6 +64,17 @@ struct Split {
   size_t first_y;               // `first_head` of the token in y, [n_tokens, n_heads]
   const uint32_t* table;
 
+  DEVICE Split() {}
+
+  // What prepares a token's own key and value.
+  DEVICE static Split of_token(const DecodeAttentionArgs& a, int token, int kv_head) {
+    Split split;
+    split.token = token, split.kv_head = kv_head, split.n_rows = 0, split.idle = false;
+    split.end = split.to = a.positions[token] + 1;
+    split.table = a.block_tables + a.table_starts[token];
+    return split;
+  }
+
   // The first splits of all tokens have the lowest block numbers. The batch may be read before the previous kernel has ended.
   DEVICE Split(const DecodeAttentionArgs& a, int warps) {
     const int n_kv_heads = a.n_kv_heads, group = a.n_heads / n_kv_heads, parts = ceil_div(group, HEADS);
@@ -74,9 +88,18 @@ struct Split {
     const int start = end > static_cast<int>(a.window) ? end - static_cast<int>(a.window) : 0;
     const int even = ceil_div(ceil_div(end - start, a.n_splits), KEYS) * KEYS, per_split = max(even, MIN_SPLIT);
     n_used = ceil_div(end - start, per_split);
-    idle = index >= n_used;
+    // Blocks that only even the number of all out have no splits.
+    idle = index >= min(n_used, static_cast<int>(a.n_parallel));
     from = idle ? 0 : start + index * per_split, to = idle ? warps * KEYS : min(from + per_split, end);
     table = a.block_tables + a.table_starts[token];
+  }
+
+  // Goes on to the split `n` further on, if there is one: all but the last are of one size.
+  DEVICE bool advance(int n) {
+    if (index + n >= n_used) return false;
+    const int size = to - from;
+    index += n, from += n * size, to = min(from + size, end);
+    return true;
   }
 
   DEVICE bool has_own_token() const { return to == end && !idle; }
@@ -496,25 +519,13 @@ DEVICE void merge_splits(const DecodeAttentionArgs& a, const Split& split, int t
   }
 }
 
-// `Stored`: the cache's type, read through `Cache` and multiplied as `Number`.
+// Attention of one split. `Stored`: the cache's type, read through `Cache` and multiplied as `Number`.
 template <class Stored, class Cache, class Number, int DIM>
-DEVICE void decode_attention(const DecodeAttentionArgs& a) {
+DEVICE void attend(const DecodeAttentionArgs& a, const Split& split, const Smem<DIM>& smem, int tid) {
   using S = Smem<DIM>;
-  ptx::launch_dependents();
-  DYNAMIC_SHARED(shared);
-  __shared__ float maxima[S::WARPS][HEADS], totals[S::WARPS][HEADS];
-  __shared__ uint32_t own_head;
-  S smem(shared);
-  smem.maxima = maxima, smem.totals = totals, smem.own_head = &own_head;
-  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  const Split split(a, S::WARPS);
-  if (split.idle && !a.all_run) {
-    ptx::griddepcontrol_wait();
-    return;
-  }
-
+  const int lane = tid % 32, warp = tid / 32;
   TileRing<Cache, DIM> ring(a, split, smem, warp, lane);
-  if (tid == 0) own_head = split.head_at(a, split.end - 1);
+  if (tid == 0) *smem.own_head = split.head_at(a, split.end - 1);
   ring.prefetch();
 #pragma unroll 1
   for (int i = tid; i < (HEADS + 2) * S::ROW / 2; i += S::THREADS) reinterpret_cast<uint32_t*>(smem.queries)[i] = 0;
@@ -532,8 +543,52 @@ DEVICE void decode_attention(const DecodeAttentionArgs& a) {
   if (split.n_used > 1 && !split.idle && arrives_last(a, split, tid)) merge_splits<DIM>(a, split, tid, lane);
 }
 
+// Prepares the keys and values of all tokens, a head of each to a block, and writes them to the cache.
+template <class Stored, class Cache, class Number, int DIM>
+DEVICE void store_heads(const DecodeAttentionArgs& a) {
+  using S = Smem<DIM>;
+  ptx::launch_dependents();
+  __shared__ __align__(16) uint16_t own[2 * S::ROW];
+  __shared__ float heads[2 * DIM];
+  __shared__ uint32_t own_head;
+  const Split split = Split::of_token(a, blockIdx.x / a.n_kv_heads, blockIdx.x % a.n_kv_heads);
+  S smem(nullptr);
+  smem.own = own, smem.heads = heads, smem.own_head = &own_head;
+  if (threadIdx.x == 0) own_head = split.head_at(a, split.end - 1);
+  __syncthreads();
+  ptx::griddepcontrol_wait();
+  prepare_heads<Stored, Cache, Number, DIM>(a, split, smem, threadIdx.x / 32, threadIdx.x % 32);
+}
+
+// DETERMINISTIC: all of a block's splits, one after the other.
+template <class Stored, class Cache, class Number, int DIM, bool DETERMINISTIC>
+DEVICE void decode_attention(const DecodeAttentionArgs& a) {
+  using S = Smem<DIM>;
+  ptx::launch_dependents();
+  DYNAMIC_SHARED(shared);
+  __shared__ float maxima[S::WARPS][HEADS], totals[S::WARPS][HEADS];
+  __shared__ uint32_t own_head;
+  S smem(shared);
+  smem.maxima = maxima, smem.totals = totals, smem.own_head = &own_head;
+  const int tid = threadIdx.x;
+  Split split(a, S::WARPS);
+  if (split.idle && !a.all_run) {
+    ptx::griddepcontrol_wait();
+    return;
+  }
+  if (DETERMINISTIC && a.is_stored) ptx::griddepcontrol_wait();
+  do {
+    attend<Stored, Cache, Number, DIM>(a, split, smem, tid);
+    if (!DETERMINISTIC) return;
+    // Shared memory is free for the next split.
+    __syncthreads();
+  } while (split.advance(a.n_parallel));
+}
+
 #define DECODE_ATTENTION(T, CACHE, NUMBER, DIM, THREADS) \
-  KERNEL_2(decode_attention_##T##_##DIM, DecodeAttentionArgs, THREADS) { decode_attention<T, CACHE, NUMBER, DIM>(a); }
+  KERNEL_2(decode_attention_##T##_##DIM, DecodeAttentionArgs, THREADS) { decode_attention<T, CACHE, NUMBER, DIM, false>(a); } \
+  KERNEL_2(deterministic_attention_##T##_##DIM, DecodeAttentionArgs, THREADS) { decode_attention<T, CACHE, NUMBER, DIM, true>(a); } \
+  KERNEL(store_heads_##T##_##DIM, DecodeAttentionArgs, 64) { store_heads<T, CACHE, NUMBER, DIM>(a); }
 #define DECODE_ATTENTIONS(T, CACHE, NUMBER)                                                         \
   DECODE_ATTENTION(T, CACHE, NUMBER, 64, 256) DECODE_ATTENTION(T, CACHE, NUMBER, 128, 256) \
   DECODE_ATTENTION(T, CACHE, NUMBER, 256, 128)

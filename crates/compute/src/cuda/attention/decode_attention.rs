@@ -5,7 +5,7 @@ use super::check_shapes;
 use super::prep::{PrepArgs, sinks, window};
 use super::step::{AttentionInput, Step};
 use crate::cuda::batch::StagedBatch;
-use crate::cuda::driver::{Cuda, DevicePtr, Driver, kernel_args, kernel_image};
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Mode, kernel_args, kernel_image};
 use crate::{AttentionParams, Heads, KvLayer, Result, Tensor};
 
 /// Query heads of a block.
@@ -19,6 +19,11 @@ const MAX_SPLITS: usize = 64;
 const ALL_RUN_ABOVE: usize = 2048;
 /// Head dimensions that the kernels are compiled for; others are padded to the next.
 const HEAD_DIMS: [usize; 3] = [64, 128, 256];
+
+/// Most tokens of a launch, for whose splits there is scratch memory.
+const MAX_TOKENS: usize = 256;
+/// Threads of a block that stores a token's key and value.
+const STORE_THREADS: u32 = 64;
 
 /// Warps of a block.
 const fn warps(head_dim: usize) -> usize {
@@ -73,6 +78,10 @@ kernel_args! {
         /// 1: the norms subtract the mean
         layer: u32,
         n_splits: u32,
+        /// of these, so many have blocks
+        n_parallel: u32,
+        /// 1: the kernel before has written keys and values of the step
+        is_stored: u32,
         /// rows of y's tiles, where n_splits is 1; 0: y is floats
         tile_rows: u32,
         /// positions that a token sees, including its own
@@ -88,17 +97,29 @@ kernel_args! {
 }
 
 /// Kernels of decode_attention.cu.
-pub(super) struct Kernels(ByTypeAndHead<DecodeAttentionArgs, { HEAD_DIMS.len() }>);
+pub(super) struct Kernels {
+    attention: ByHead,
+    /// All splits of a token are its position's.
+    deterministic: ByHead,
+    store_heads: ByHead,
+}
+
+type ByHead = ByTypeAndHead<DecodeAttentionArgs, { HEAD_DIMS.len() }>;
 
 impl Kernels {
     pub(super) fn load(driver: &dyn Driver) -> Result<Self> {
-        let shared = |dim| shared_bytes(driver, dim);
-        Ok(Self(ByTypeAndHead::load(driver, kernel_image!(decode_attention), HEAD_DIMS, shared)?))
+        let (image, shared) = (kernel_image!(decode_attention), |dim| shared_bytes(driver, dim));
+        Ok(Self {
+            attention: ByHead::load(driver, image, "decode_attention", HEAD_DIMS, shared)?,
+            deterministic: ByHead::load(driver, image, "deterministic_attention", HEAD_DIMS, shared)?,
+            store_heads: ByHead::load(driver, image, "store_heads", HEAD_DIMS, |_| 0)?,
+        })
     }
 }
 
-/// Whether the kernel computes this step: one token per sequence, so that none reads what another writes, and heads of a multiple of 8
-/// elements in a cache that the tensor cores can read.
+/// Whether the kernel computes this step: heads of a multiple of 8 elements in a cache that the tensor cores can read, and one token per
+/// sequence, so that none reads what another writes. In the deterministic mode, where all steps have the same sums, tokens only have to see none
+/// that come later.
 pub(super) fn supports(
     cuda: &Cuda,
     kv: &KvLayer<Cuda>,
@@ -106,10 +127,14 @@ pub(super) fn supports(
     params: &AttentionParams,
 ) -> bool {
     let dim = params.heads.head_dim;
-    !cuda.exact
+    let is_decode = match cuda.mode {
+        Mode::Fast => batch.is_decode(),
+        Mode::Deterministic => params.causal,
+        Mode::Exact => false,
+    };
+    is_decode
         && !params.alibi
         && TENSOR_CORE_TYPES.contains(&kv.k.dtype())
-        && batch.is_decode()
         && dim.is_multiple_of(8)
         && dim <= HEAD_DIMS[HEAD_DIMS.len() - 1]
 }
@@ -122,9 +147,15 @@ fn blocks_and_splits(cuda: &Cuda, heads: Heads, n_tokens: usize) -> (usize, usiz
     (blocks, (n_multiprocessors / (n_tokens * blocks).max(1)).clamp(1, MAX_SPLITS))
 }
 
+/// Splits of a token's positions: of the deterministic mode, those of a token by itself.
+fn splits(cuda: &Cuda, heads: Heads, n_tokens: usize) -> usize {
+    let is_alone = cuda.mode == Mode::Deterministic;
+    blocks_and_splits(cuda, heads, if is_alone { 1 } else { n_tokens }).1
+}
+
 /// Whether the result can be tiles: only if there is one split.
 pub(super) fn writes_tiles(cuda: &Cuda, batch: &StagedBatch, heads: Heads) -> bool {
-    blocks_and_splits(cuda, heads, batch.n_tokens()).1 == 1
+    splits(cuda, heads, batch.n_tokens()) == 1
 }
 
 /// Writes `y` [n_tokens, n_heads · head_dim], or its memory as tiles of `tile_rows` rows where that is not 0.
@@ -139,19 +170,64 @@ pub(super) fn attention(
     let (h, n_tokens) = (params.heads, batch.n_tokens());
     check_shapes(y, &AttentionInput { qkv, kv: step.kv, batch, params, sinks: step.sinks });
     let size = HEAD_DIMS.iter().position(|&dim| h.head_dim <= dim).expect("`supports` checked the head size");
-    let f =
-        cuda.room::<Kernels>().0.get(step.kv.k.dtype(), size).expect("`supports` checked the cache's type");
+    let kernels = cuda.room::<Kernels>();
+    let kernel = |of: &ByHead| of.get(step.kv.k.dtype(), size).expect("`supports` checked the cache's type");
+    let (threads, shared) =
+        (32 * warps(HEAD_DIMS[size]) as u32, shared_bytes(&*cuda.driver, HEAD_DIMS[size]));
+    let args = arguments(cuda, y, tile_rows, qkv, &step)?;
+    let is_decode = batch.is_decode();
+    if cuda.mode == Mode::Deterministic {
+        assert_eq!(tile_rows, 0, "tiles of a step whose results are floats");
+        if !is_decode {
+            let f = kernel(&kernels.store_heads);
+            // SAFETY: as below; a block writes the head of a token.
+            unsafe { cuda.launch(f, [n_tokens * h.n_kv_heads, 1, 1], STORE_THREADS, &args)? };
+        }
+        let f = kernel(&kernels.deterministic);
+        for first in (0..n_tokens).step_by(MAX_TOKENS) {
+            let n = (n_tokens - first).min(MAX_TOKENS);
+            let (blocks, n_parallel) = blocks_and_splits(cuda, h, n);
+            let n_blocks =
+                (n * blocks * n_parallel).next_multiple_of(cuda.driver.n_multiprocessors() as usize);
+            let args = args.of_tokens(first, n, n_parallel);
+            let launch = || {
+                // SAFETY: as below. Where tokens of a sequence are in one step, all keys and values are stored before, and a block writes the
+                // same bits again.
+                unsafe { cuda.launch_shared(f, [n_blocks, 1, 1], threads, shared, &args) }
+            };
+            cuda.smem_guard.keep(launch)?;
+        }
+        return Ok(());
+    }
+    let f = kernel(&kernels.attention);
     let (blocks, n_splits) = blocks_and_splits(cuda, h, n_tokens);
     assert!(tile_rows == 0 || n_splits == 1, "tiles of {n_splits} splits");
     // The same number on each SM, some without work: see decode_attention.cu.
     let n_blocks = (n_tokens * blocks * n_splits).next_multiple_of(cuda.driver.n_multiprocessors() as usize);
-    let args = arguments(cuda, y, tile_rows, qkv, &step)?;
-    let (threads, shared) =
-        (32 * warps(HEAD_DIMS[size]) as u32, shared_bytes(&*cuda.driver, HEAD_DIMS[size]));
     // SAFETY: qkv and y have a row for each token and the cache has heads of these sizes, as asserted above; norms and angles have the
     // sizes that PrepArgs checked. Staging the batch checked that block tables cover positions and name blocks of the cache; no two tokens of a
     // batch share a slot of it, so no two blocks write the same head. `partial` has room for all splits, `arrived` for all groups of heads.
     cuda.smem_guard.keep(|| unsafe { cuda.launch_shared(f, [n_blocks, 1, 1], threads, shared, &args) })
+}
+
+impl DecodeAttentionArgs {
+    /// The same for `n` tokens from `first` on.
+    fn of_tokens(self, first: usize, n: usize, n_parallel: usize) -> Self {
+        let (h, n_kv) = (self.n_heads as usize, self.n_kv_heads as usize);
+        let dim = self.head_dim as usize;
+        let rows =
+            |p: DevicePtr, len: usize| if p == DevicePtr::NULL { p } else { p.offset(4 * first * len) };
+        Self {
+            y: rows(self.y, h * dim),
+            qkv: rows(self.qkv, (h + 2 * n_kv) * dim),
+            angles: rows(self.angles, self.rope_dim as usize),
+            positions: rows(self.positions, 1),
+            table_starts: rows(self.table_starts, 1),
+            n_tokens: n as u32,
+            n_parallel: n_parallel as u32,
+            ..self
+        }
+    }
 }
 
 /// The kernel's arguments, with scratch memory for the results of splits.
@@ -166,8 +242,9 @@ fn arguments(
     let (h, n_tokens) = (params.heads, batch.n_tokens());
     assert_eq!(h, prep.heads);
     let prep = PrepArgs::new(prep);
-    let (blocks, n_splits) = blocks_and_splits(cuda, h, n_tokens);
-    let floats = n_tokens * h.n_heads * n_splits * (h.head_dim + 2);
+    let (blocks, n_splits) = (blocks_and_splits(cuda, h, n_tokens).0, splits(cuda, h, n_tokens));
+    let most_tokens = if cuda.mode == Mode::Deterministic { MAX_TOKENS } else { n_tokens };
+    let floats = n_tokens.min(most_tokens) * h.n_heads * n_splits * (h.head_dim + 2);
     let head_bytes = kv.k.dtype().bytes_for(h.head_dim).expect("a cache has whole blocks of its type");
     Ok(DecodeAttentionArgs {
         y: y.ptr(),
@@ -195,6 +272,8 @@ fn arguments(
         block_size: kv.k.shape()[2] as u32,
         layer: prep.is_layer_norm,
         n_splits: n_splits as u32,
+        n_parallel: n_splits as u32,
+        is_stored: u32::from(!batch.is_decode()),
         tile_rows: tile_rows as u32,
         window: window(params),
         q_eps: prep.q.eps,

@@ -40,6 +40,10 @@ struct DecodeAttentionArgs {
   // 1: the norms subtract the mean
   uint32_t layer;
   uint32_t n_splits;
+  // of these, so many have blocks
+  uint32_t n_parallel;
+  // 1: the kernel before has written keys and values of the step
+  uint32_t is_stored;
   // rows of y's tiles, where n_splits is 1; 0: y is floats
   uint32_t tile_rows;
   // positions that a token sees, including its own

@@ -3,7 +3,7 @@
 use super::cache::ByCacheType;
 use super::prep::{ahead, sinks, window};
 use super::step::AttentionInput;
-use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, Mode, kernel_args, kernel_image};
 use crate::{Result, Tensor};
 
 /// Query heads of a block.
@@ -54,12 +54,12 @@ kernel_args! {
     }
 }
 
-/// Splits of each token's positions: 1 for exact sums, else so many that there are two blocks per SM. Lengths do not matter, so that a
+/// Splits of each token's positions: so many in the fast mode only that there are two blocks per SM. Lengths do not matter, so that a
 /// captured graph serves any.
 fn n_splits(cuda: &Cuda, n_blocks: usize) -> usize {
-    match cuda.exact {
-        true => 1,
-        false => (2 * cuda.driver.n_multiprocessors() as usize / n_blocks.max(1)).clamp(1, MAX_SPLITS),
+    match cuda.mode {
+        Mode::Deterministic | Mode::Exact => 1,
+        Mode::Fast => (2 * cuda.driver.n_multiprocessors() as usize / n_blocks.max(1)).clamp(1, MAX_SPLITS),
     }
 }
 

@@ -6,7 +6,7 @@ use super::rope;
 use super::step::{AttentionInput, Step};
 use crate::cuda::batch::StagedBatch;
 use crate::cuda::common::Output;
-use crate::cuda::driver::{BoxMap, Boxes, Cuda, DevicePtr, Driver, kernel_args, kernel_image};
+use crate::cuda::driver::{BoxMap, Boxes, Cuda, DevicePtr, Driver, Mode, kernel_args, kernel_image};
 use crate::{AttentionParams, DType, Heads, KvLayer, Profile, QkvPrep, Result, Tensor};
 
 /// Head dimensions that the kernels are compiled for; others are padded to the next.
@@ -141,12 +141,14 @@ impl Kernels {
             false => Self::Ampere(ByTypeAndHead::load(
                 driver,
                 kernel_image!(prefill_attention),
+                "prefill_attention",
                 HEAD_DIMS,
                 shared,
             )?),
             true => Self::Hopper(ByTypeAndHead::load(
                 driver,
                 kernel_image!(prefill_attention_hopper),
+                "prefill_attention_hopper",
                 HEAD_DIMS,
                 shared,
             )?),
@@ -163,7 +165,7 @@ pub(super) fn supports(
     params: &AttentionParams,
 ) -> bool {
     let dim = params.heads.head_dim;
-    !cuda.exact
+    cuda.mode == Mode::Fast
         && !params.alibi
         && TENSOR_CORE_TYPES.contains(&kv.k.dtype())
         && dim.is_multiple_of(8)

@@ -18,6 +18,7 @@
 //   WIDE_RING      whether the ring in shared memory is the one for types whose groups are large,
 //   OF_EXPERTS     whether the kernels of experts for one row and for Hopper have registers for it,
 //   OF_STREAM_K_128  whether stream_k_128 has,
+//   OF_GEMM_I8     whether gemm_i8 takes it: `SmallM::unpack` reads vectors of its rows, or what lies after them, not both,
 //   TABLE          words of the table that its codes are looked up in, in shared memory, or 0. `table_word` makes them; `Piece`, `SmallM` and
 //                  `Fragment` of such types have a pointer to it, and `SmallM` reads its rows by itself;
 // for operands of large matmuls (operands.cu)
@@ -121,7 +122,9 @@ struct Place {
 // The constants of a type. BYTES_OF_4: bytes of four pieces.
 template <int BYTES_OF_4, int ROWS_AT_ONCE>
 struct PackedLayout {
-  static constexpr bool PACKED = true, PAIRS_OF_SUMS = false, WIDE_RING = false, OF_EXPERTS = true, OF_STREAM_K_128 = true;
+  static constexpr bool PACKED = true, PAIRS_OF_SUMS = false, WIDE_RING = false, OF_EXPERTS = true, OF_STREAM_K_128 = true, OF_GEMM_I8 = true;
+  // Whether `SmallM::unpack` reads vectors of the rows it is given, and nothing that lies after them.
+  static constexpr bool UNPACKS_VECTORS = false;
   static constexpr int ROWS = ROWS_AT_ONCE, TABLE = 0;
   DEVICE static constexpr int bytes(int size) { return padded(BYTES_OF_4 * size / 4); }
   // The group of a piece of a row.

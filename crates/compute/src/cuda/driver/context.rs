@@ -11,14 +11,25 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::Arc;
 
+/// What the result of a sum may depend on. Each mode keeps the promises of those before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mode {
+    /// Kernels are chosen by the size of a step, and round differently: a row's last bits depend on what is computed beside it.
+    #[default]
+    Fast,
+    /// A row's result does not depend on what is computed beside it, nor on how a prompt is cut into steps.
+    Deterministic,
+    /// Every sum is taken in F32 in one order, and nothing is rounded to fewer bits than it is stored in. Slower.
+    Exact,
+}
+
 /// How a GPU is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CudaOptions {
     /// Number of the GPU, as the driver counts.
     pub device: usize,
-    /// Whether every sum is taken in one order, so that a row's result does not depend on the batch, and nothing is rounded to fewer
-    /// bits than it is stored in. Slower.
-    pub exact: bool,
+    /// What results may depend on.
+    pub mode: Mode,
 }
 
 /// One NVIDIA GPU, or one stream of its work. Threads may use it at the same time, and their results do not depend on each other.
@@ -28,7 +39,7 @@ pub struct Cuda {
     pub(in crate::cuda) scratch: Scratch,
     rooms: Rooms,
     pub(in crate::cuda) driver: Arc<dyn Driver>,
-    pub(in crate::cuda) exact: bool,
+    pub(in crate::cuda) mode: Mode,
     pub(in crate::cuda) profiler: Profiler,
     pub(in crate::cuda) smem_guard: SmemOccupancyGuard,
     /// Where several GPUs share a model.
@@ -49,7 +60,7 @@ impl Rooms {
 impl Cuda {
     pub(in crate::cuda) fn assemble(
         driver: Arc<dyn Driver>,
-        exact: bool,
+        mode: Mode,
         member: Option<Member>,
         rooms: Rooms,
     ) -> Self {
@@ -58,7 +69,7 @@ impl Cuda {
             scratch: Scratch::default(),
             rooms,
             driver,
-            exact,
+            mode,
             profiler: Profiler::default(),
             smem_guard: SmemOccupancyGuard::default(),
             member,

@@ -18,7 +18,7 @@ mod upload;
 
 pub use api::*;
 pub use buffer::Buffer;
-pub use context::{Cuda, CudaOptions};
+pub use context::{Cuda, CudaOptions, Mode};
 pub use ranks::MAX_RANKS;
 
 pub(in crate::cuda) use context::{Rooms, grid_blocks};

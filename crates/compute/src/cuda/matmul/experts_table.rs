@@ -5,6 +5,7 @@ use super::table::{Arch, Capability, Types};
 use super::weights::Weights;
 use super::{gemv, grouped_gemm, grouped_mma, grouped_small_m};
 use crate::DType;
+use crate::cuda::driver::Mode;
 use std::ops::RangeInclusive;
 
 /// A kernel for the products of experts, and what it takes.
@@ -14,8 +15,8 @@ pub(in crate::cuda) struct ExpertsKernel {
     /// Rows of activations, each of which uses some experts.
     rows: RangeInclusive<usize>,
     capability: Capability,
-    /// Whether it takes every sum in one order, and rounds nothing to fewer bits than it is stored in.
-    exact: bool,
+    /// The strictest mode whose promises it keeps.
+    mode: Mode,
     /// How it computes experts of these sizes; `None` where it cannot.
     plan: fn(&Target, &ExpertsProblem<'_>) -> Option<ExpertsPlan>,
 }
@@ -58,7 +59,7 @@ const KERNELS: &[ExpertsKernel] = &[
         types: Types::Packed,
         rows: 1..=MAX_GEMV_ROWS,
         capability: Capability::Sm80,
-        exact: false,
+        mode: Mode::Fast,
         plan: plan_gemv,
     },
     ExpertsKernel {
@@ -66,15 +67,15 @@ const KERNELS: &[ExpertsKernel] = &[
         types: Types::Plain16,
         rows: 1..=MAX_GEMV_ROWS,
         capability: Capability::Sm80,
-        exact: false,
+        mode: Mode::Fast,
         plan: plan_gemv,
     },
     ExpertsKernel {
         name: "grouped_small_m",
         types: Types::Packed,
-        rows: 2..=usize::MAX,
+        rows: 1..=usize::MAX,
         capability: Capability::Sm80,
-        exact: false,
+        mode: Mode::Deterministic,
         plan: plan_grouped_small_m,
     },
     ExpertsKernel {
@@ -82,7 +83,7 @@ const KERNELS: &[ExpertsKernel] = &[
         types: Types::Packed,
         rows: 2..=usize::MAX,
         capability: Capability::Sm90,
-        exact: false,
+        mode: Mode::Fast,
         plan: plan_grouped_gemm,
     },
     ExpertsKernel {
@@ -90,7 +91,7 @@ const KERNELS: &[ExpertsKernel] = &[
         types: Types::Plain16,
         rows: 2..=usize::MAX,
         capability: Capability::Sm90,
-        exact: false,
+        mode: Mode::Fast,
         plan: plan_grouped_gemm,
     },
     ExpertsKernel {
@@ -98,7 +99,7 @@ const KERNELS: &[ExpertsKernel] = &[
         types: Types::Packed,
         rows: 9..=usize::MAX,
         capability: Capability::Sm80,
-        exact: false,
+        mode: Mode::Fast,
         plan: plan_grouped_mma,
     },
     ExpertsKernel {
@@ -106,7 +107,7 @@ const KERNELS: &[ExpertsKernel] = &[
         types: Types::Plain16,
         rows: 9..=usize::MAX,
         capability: Capability::Sm80,
-        exact: false,
+        mode: Mode::Fast,
         plan: plan_grouped_mma,
     },
     ExpertsKernel {
@@ -114,7 +115,7 @@ const KERNELS: &[ExpertsKernel] = &[
         types: Types::All,
         rows: 0..=usize::MAX,
         capability: Capability::Sm80,
-        exact: true,
+        mode: Mode::Exact,
         plan: |_, _| Some(ExpertsPlan::SimtGemv),
     },
 ];
@@ -138,6 +139,10 @@ fn plan_gemv(target: &Target, p: &ExpertsProblem<'_>) -> Option<ExpertsPlan> {
 }
 
 fn plan_grouped_small_m(target: &Target, p: &ExpertsProblem<'_>) -> Option<ExpertsPlan> {
+    // A row by itself is for the kernels of one row.
+    if target.mode == Mode::Fast && p.m == 1 {
+        return None;
+    }
     grouped_small_m::plan(target, p.gate_up, p.down, p.m * p.n_used).map(ExpertsPlan::GroupedSmallM)
 }
 
@@ -161,8 +166,9 @@ pub(in crate::cuda) fn select_experts(
     let found = KERNELS.iter().find_map(|k| {
         let takes = k.rows.contains(&problem.m)
             && k.capability.includes(target)
+            && k.mode >= target.mode
             // The others multiply gates and ups as part of their products.
-            && (k.exact || (problem.gated && !target.exact))
+            && (k.mode == Mode::Exact || problem.gated)
             && parts().all(|p| k.types.contains(p));
         if !takes {
             return None;
@@ -182,7 +188,7 @@ pub fn experts_kernel_for(
     m: usize,
 ) -> Option<&'static str> {
     let target = arch.target();
-    let shape = |n_out| MatrixShape::single(dtype, [n_experts, n_out, n_in], target.exact);
+    let shape = |n_out| MatrixShape::single(dtype, [n_experts, n_out, n_in], target.mode);
     let (gate_up, down) = (shape(2 * n_out)?, shape(n_out)?);
     let problem = ExpertsProblem { gate_up: &gate_up, down: &down, m, n_used: 1, gated };
     Some(select_experts(&target, &problem).0.name)
@@ -222,13 +228,13 @@ mod tests {
 
     #[test]
     fn exact_sums_take_exact_kernels_only() {
-        let target = Target { exact: true, ..Target::SM_90 };
+        let target = Target { mode: Mode::Exact, ..Target::SM_90 };
         for spec in QUANTS {
-            let w = &MatrixShape::single(spec.dtype, [8, 1024, 1024], true).unwrap();
+            let w = &MatrixShape::single(spec.dtype, [8, 1024, 1024], target.mode).unwrap();
             for m in [1, 8, 4096] {
                 let problem = ExpertsProblem { gate_up: w, down: w, m, n_used: 2, gated: true };
                 let (kernel, _) = select_experts(&target, &problem);
-                assert!(kernel.exact, "{} with {m} rows: {}", spec.name, kernel.name);
+                assert!(kernel.mode == Mode::Exact, "{} with {m} rows: {}", spec.name, kernel.name);
             }
         }
     }

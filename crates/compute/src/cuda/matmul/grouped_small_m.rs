@@ -7,7 +7,7 @@ use super::shape::{MatrixShape, PartRows, Target};
 use super::small_m::{GROUP, X_BYTES, X_COLUMNS};
 use super::weights::Weights;
 use crate::cuda::common::activation_code;
-use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, Mode, kernel_args, kernel_image};
 use crate::{DType, Norm, Result};
 
 /// Rows of a tile of activations, and of a slot of the ring of these.
@@ -142,7 +142,9 @@ pub(in crate::cuda) fn plan(
     let (gate_up, down) = (product(target, gate_up, true)?, product(target, down, false)?);
     let has_integer_scales = [&gate_up, &down].into_iter().all(|p| p.packed().has_integer_scales());
     let many_rows = if has_integer_scales { MANY_ROWS } else { MANY_ROWS_OF_FLOAT_SCALES };
-    (n_uses < many_rows * n_experts).then_some(Plan { gate_up, down, n_sms: target.n_sms })
+    // Their sums do not depend on how many rows there are, so that without other kernels they take all.
+    let takes = target.mode == Mode::Deterministic || n_uses < many_rows * n_experts;
+    takes.then_some(Plan { gate_up, down, n_sms: target.n_sms })
 }
 
 fn product(target: &Target, w: &MatrixShape, is_gate: bool) -> Option<Product> {

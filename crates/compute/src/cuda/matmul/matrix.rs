@@ -4,7 +4,7 @@ use super::maps::{self, PartMaps};
 use super::packed_types::is_packed;
 use super::repack;
 use super::shape::{Layout, MatrixShape, PartRows, PartShape};
-use crate::cuda::driver::{Buffer, Cuda, DevicePtr, Driver};
+use crate::cuda::driver::{Buffer, Cuda, DevicePtr, Driver, Mode};
 use crate::quant::{iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs, iq4_nl};
 use crate::{DType, MatrixPart, Result};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,7 +36,7 @@ impl Matrix {
         let mut n_out = 0;
         let mut stacked = Vec::with_capacity(parts.len());
         for p in parts {
-            let part = match is_packed(p.dtype, n_in) && !cuda.exact {
+            let part = match is_packed(p.dtype, n_in) && cuda.mode < Mode::Exact {
                 true => Part::packed(cuda, &p, n_out)?,
                 false => Part::blocks(cuda, &p, n_out)?,
             };

@@ -6,9 +6,9 @@ use super::op::Matmul;
 use super::packed_types::{FIRST_PACKED, N_COMMON};
 use super::shape::{Layout, MatrixShape, PartRows, PartShape, Target};
 use super::weights::Weights;
-use crate::cuda::common::{Input, TileLayout, Tiles};
+use crate::cuda::common::{Input, Output, TileLayout, Tiles};
 use crate::cuda::driver::{
-    BoxMap, Cuda, DevicePtr, Driver, Grid, Kernel, KernelImage, grid_blocks, kernel_args, kernel_image,
+    BoxMap, Cuda, DevicePtr, Driver, Grid, Kernel, KernelImage, Mode, grid_blocks, kernel_args, kernel_image,
 };
 use crate::{Activation, DType, Norm, Result, Tensor};
 
@@ -56,6 +56,9 @@ pub(super) const SHAPES: [Shape; 6] = [
     Shape { rows: 128, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 16 << 10, step_us: 1.2, stream_k: true },
     Shape { rows: 256, blocks: 1, shared_bytes: 222 << 10, x_ring: 128 << 10, x_stage: 32 << 10, step_us: 2.4, stream_k: true },
 ];
+
+/// Most rows of a kernel.
+const MAX_ROWS: usize = 256;
 
 /// Blocks of a cluster, and how many of these an H200 runs at once with one block to each of its 132 SMs, of which not all have
 /// enough neighbours.
@@ -377,7 +380,7 @@ fn finish(
         return None;
     }
     let is_of_128 = parts.iter().all(|(_, p)| Weights::of_layout(p.layout).is_of_stream_k_128());
-    let index = SHAPES.iter().position(|s| m <= s.rows && (s.rows != 128 || is_of_128))?;
+    let index = SHAPES.iter().position(|s| m.min(MAX_ROWS) <= s.rows && (s.rows != 128 || is_of_128))?;
     let shape = SHAPES[index];
     let n_tiles = match up_row {
         Some(_) => (parts[0].1.n_out as usize).div_ceil(OUTS / 2),
@@ -397,7 +400,11 @@ fn finish(
     }
     let division = match is_stream_k {
         true => Division::StreamK { blocks: stream_k_blocks(n_sms, n_tiles, n_steps), n_tiles },
-        false => Division::Clusters(launches(&shape, n_sms, n_tiles, n_steps)),
+        false => {
+            // The order of sums of any number of rows is that of a few.
+            let shape = if target.mode == Mode::Deterministic { SHAPES[0] } else { shape };
+            Division::Clusters(launches(&shape, n_sms, n_tiles, n_steps))
+        }
     };
     let rings = Rings::new(&shape, 0, &parts)?;
     Some(Plan {
@@ -469,10 +476,24 @@ impl Plan {
 
     /// A norm has no bias and divides by the root mean square.
     pub(super) fn run(&self, cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
+        if self.m <= MAX_ROWS {
+            return self.run_rows(cuda, op, self.m);
+        }
+        let (x, norm) = op.float_input();
+        for first in (0..self.m).step_by(MAX_ROWS) {
+            let m = (self.m - first).min(MAX_ROWS);
+            let x = Input::Floats(x.offset(4 * first * self.n_in), norm);
+            let y = Output::Floats(op.float_output().offset(4 * first * self.y_stride));
+            self.run_rows(cuda, &Matmul { x, y, m, ..*op }, m)?;
+        }
+        Ok(())
+    }
+
+    fn run_rows(&self, cuda: &Cuda, op: &Matmul<'_>, m: usize) -> Result<()> {
         assert_eq!(self.tiles.is_some(), op.y.tile_rows() > 0);
         let kernels = cuda.room::<Kernels>();
         let (tiles, scales) = match op.x {
-            Input::Floats(x, norm) => self.activations(cuda, kernels, x, norm)?,
+            Input::Floats(x, norm) => self.activations(cuda, kernels, x, norm, m)?,
             Input::Tiles(tiles) => (tiles.ptr, DevicePtr::NULL),
         };
         let mut parts = [NO_PART; MAX_PARTS];
@@ -490,7 +511,7 @@ impl Plan {
             first_tile: 0,
             steps: [0; MAX_CLUSTER + 1],
             n_pieces: self.n_in.div_ceil(64) as u32,
-            m: self.m as u32,
+            m: m as u32,
             y_stride: self.y_stride as u32,
             epilogue: op.epilogue.code(),
             tiles: self.tiles.map_or(0, |layout| layout as u32),
@@ -569,6 +590,7 @@ impl Plan {
         kernels: &Kernels,
         x: DevicePtr,
         norm: Option<&Norm<Cuda>>,
+        m: usize,
     ) -> Result<(DevicePtr, DevicePtr)> {
         let (rows, padded) = (SHAPES[self.shape].rows, self.n_in.next_multiple_of(STEP));
         let y = cuda.scratch.get(&cuda.driver, "tiles of activations", 2 * rows * padded)?;
@@ -588,7 +610,7 @@ impl Plan {
             eps: norm.map_or(0.0, |n| n.eps),
         };
         // SAFETY: x has m rows of n_in floats, and the scratch memory room for as many in tiles.
-        unsafe { cuda.launch(kernels.activations, [self.m, 1, 1], activation_threads(self.n_in), &args)? };
+        unsafe { cuda.launch(kernels.activations, [m, 1, 1], activation_threads(self.n_in), &args)? };
         Ok((y, scales))
     }
 }

@@ -9,6 +9,7 @@ mod epilogue;
 mod experts_table;
 mod f32;
 mod gemm;
+mod gemm_i8;
 mod gemv;
 mod grouped;
 mod grouped_gemm;
@@ -41,7 +42,7 @@ pub(in crate::cuda) use simt::{Part, Rows, TILE_ROWS, gemv_part, head_matmul};
 pub use table::{Arch, kernel_for};
 
 use super::common::{Input, Output, TileLayout, Tiles};
-use super::driver::{Cuda, Driver, Rooms};
+use super::driver::{Cuda, Driver, Mode, Rooms};
 use crate::{Result, Tensor};
 use table::{InputKind, Plan, Problem, select};
 
@@ -50,6 +51,7 @@ pub(in crate::cuda) fn load(driver: &dyn Driver, rooms: &mut Rooms) -> Result<()
     rooms.add(dequantize::Kernels::load(driver)?);
     rooms.add(f32::Kernels::load(driver)?);
     rooms.add(gemm::Kernels::load(driver)?);
+    rooms.add(gemm_i8::Kernels::load(driver)?);
     rooms.add(gemv::Kernels::load(driver)?);
     rooms.add(grouped_gemm::Kernels::load(driver)?);
     rooms.add(grouped_mma::Kernels::load(driver)?);
@@ -117,6 +119,10 @@ pub(in crate::cuda) fn tiles_in(
     epilogue: EpilogueKind,
 ) -> Option<Tiles> {
     let target = Target::of(cuda);
+    // The same numbers as floats are rounded otherwise, and not every step has tiles.
+    if target.mode == Mode::Deterministic {
+        return None;
+    }
     match select(&target, &Problem { w: &w.shape, m: x.rows(), epilogue })?.1 {
         Plan::MixedGemm(plan) => plan.tiles_in(x),
         Plan::Gemm => gemm::tiles(gemm::tile_layout(&target, &w.shape)?, x),
@@ -132,6 +138,9 @@ pub(in crate::cuda) fn gemm_tiles(
     epilogue: EpilogueKind,
 ) -> Option<TileLayout> {
     let target = Target::of(cuda);
+    if target.mode == Mode::Deterministic {
+        return None;
+    }
     match select(&target, &Problem { w: &w.shape, m, epilogue })?.1 {
         Plan::Gemm => gemm::tile_layout(&target, &w.shape),
         _ => None,

@@ -31,6 +31,8 @@ pub(in crate::cuda) struct PackedType {
     pub(super) of_experts: bool,
     /// Whether `stream_k_128` has; if not, `stream_k_256` takes its rows.
     pub(super) of_stream_k_128: bool,
+    /// Whether `gemm_i8` takes it.
+    pub(super) of_gemm_i8: bool,
     /// Bytes of the table that codes are looked up in.
     pub(super) table_bytes: usize,
     /// Whether `gemv` has the larger of its two rings, and no larger one for a gate.
@@ -42,20 +44,20 @@ pub(in crate::cuda) struct PackedType {
 /// All. A row is a line, of which `tools/kernels` wants the type.
 #[rustfmt::skip]
 pub(in crate::cuda) const PACKED: &[PackedType] = &[
-    PackedType { dtype: DType::Q4_0, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], of_experts: true, of_stream_k_128: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::Q8_0, row_multiple: 64, has_integer_scales: false, boxes: [4, 1], of_experts: true, of_stream_k_128: true, table_bytes: 0, has_wide_ring: true,  is_simple: true },
-    PackedType { dtype: DType::Q4_K, row_multiple: 64, has_integer_scales: true,  boxes: [2, 1], of_experts: true, of_stream_k_128: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::Q5_K, row_multiple: 64, has_integer_scales: true,  boxes: [2, 3], of_experts: true, of_stream_k_128: true, table_bytes: 0, has_wide_ring: true,  is_simple: false },
-    PackedType { dtype: DType::Q6_K, row_multiple: 64, has_integer_scales: true,  boxes: [3, 2], of_experts: true, of_stream_k_128: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::IQ4_NL, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], of_experts: true, of_stream_k_128: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::IQ4_XS, row_multiple: 64, has_integer_scales: true, boxes: [2, 1], of_experts: true, of_stream_k_128: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::MXFP4, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], of_experts: true, of_stream_k_128: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::Q5_0, row_multiple: 128, has_integer_scales: false, boxes: [2, 3], of_experts: true, of_stream_k_128: true, table_bytes: 0, has_wide_ring: true,  is_simple: false },
-    PackedType { dtype: DType::NVFP4, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], of_experts: true, of_stream_k_128: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::Q3_K, row_multiple: 256, has_integer_scales: true,  boxes: [1, 4], of_experts: false, of_stream_k_128: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::Q2_K, row_multiple: 256, has_integer_scales: true,  boxes: [1, 2], of_experts: false, of_stream_k_128: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::IQ3_S, row_multiple: 256, has_integer_scales: true, boxes: [1, 4], of_experts: false, of_stream_k_128: true, table_bytes: 2048, has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::IQ2_XS, row_multiple: 256, has_integer_scales: true, boxes: [1, 2], of_experts: false, of_stream_k_128: false, table_bytes: 2048, has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q4_0, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], of_experts: true, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q8_0, row_multiple: 64, has_integer_scales: false, boxes: [4, 1], of_experts: true, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: true,  is_simple: true },
+    PackedType { dtype: DType::Q4_K, row_multiple: 64, has_integer_scales: true,  boxes: [2, 1], of_experts: true, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q5_K, row_multiple: 64, has_integer_scales: true,  boxes: [2, 3], of_experts: true, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: true,  is_simple: false },
+    PackedType { dtype: DType::Q6_K, row_multiple: 64, has_integer_scales: true,  boxes: [3, 2], of_experts: true, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::IQ4_NL, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], of_experts: true, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::IQ4_XS, row_multiple: 64, has_integer_scales: true, boxes: [2, 1], of_experts: true, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::MXFP4, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], of_experts: true, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q5_0, row_multiple: 128, has_integer_scales: false, boxes: [2, 3], of_experts: true, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: true,  is_simple: false },
+    PackedType { dtype: DType::NVFP4, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], of_experts: true, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q3_K, row_multiple: 256, has_integer_scales: true,  boxes: [1, 4], of_experts: false, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::Q2_K, row_multiple: 256, has_integer_scales: true,  boxes: [1, 2], of_experts: false, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::IQ3_S, row_multiple: 256, has_integer_scales: true, boxes: [1, 4], of_experts: false, of_stream_k_128: true, of_gemm_i8: false, table_bytes: 2048, has_wide_ring: false, is_simple: false },
+    PackedType { dtype: DType::IQ2_XS, row_multiple: 256, has_integer_scales: true, boxes: [1, 2], of_experts: false, of_stream_k_128: false, of_gemm_i8: true, table_bytes: 2048, has_wide_ring: false, is_simple: false },
 ];
 
 /// Where a packed type stands in [`PACKED`].

@@ -2,7 +2,7 @@
 
 use super::packed_types::is_packed;
 use crate::DType;
-use crate::cuda::driver::Cuda;
+use crate::cuda::driver::{Cuda, Mode};
 
 /// How the weights of a part lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,9 +48,9 @@ pub(super) struct PartRows {
 
 impl MatrixShape {
     /// A matrix `[n_experts, n_out, n_in]` of one part, as it would be loaded.
-    pub(super) fn single(dtype: DType, [n_experts, n_out, n_in]: [usize; 3], exact: bool) -> Option<Self> {
+    pub(super) fn single(dtype: DType, [n_experts, n_out, n_in]: [usize; 3], mode: Mode) -> Option<Self> {
         let block_bytes = dtype.bytes_for(n_in)?;
-        let (layout, row_bytes) = match is_packed(dtype, n_in) && !exact {
+        let (layout, row_bytes) = match is_packed(dtype, n_in) && mode < Mode::Exact {
             true => (Layout::Packed, block_bytes.next_multiple_of(16)),
             false => (Layout::Blocks, block_bytes),
         };
@@ -83,8 +83,8 @@ pub(in crate::cuda) struct Target {
     pub(in crate::cuda) hopper: bool,
     /// Whether blocks of a kernel may wait for each other: in the device's first stream of the process only.
     pub(in crate::cuda) may_spin_across_blocks: bool,
-    /// Whether every sum is taken in one order.
-    pub(in crate::cuda) exact: bool,
+    /// What results may depend on.
+    pub(in crate::cuda) mode: Mode,
 }
 
 impl Target {
@@ -94,7 +94,7 @@ impl Target {
         max_shared_bytes: 163 << 10,
         hopper: false,
         may_spin_across_blocks: true,
-        exact: false,
+        mode: Mode::Fast,
     };
     /// An H200.
     pub(super) const SM_90: Self =
@@ -106,7 +106,7 @@ impl Target {
             max_shared_bytes: cuda.driver.max_shared_bytes(),
             hopper: cuda.driver.is_hopper(),
             may_spin_across_blocks: cuda.driver.is_first(),
-            exact: cuda.exact,
+            mode: cuda.mode,
         }
     }
 }

@@ -31,6 +31,7 @@ struct SmallMBlock {
   uint8_t* ring;
   float* x_scales;                // [MULTIPLIERS, X_SCALES]
   float *early, *factors, *sums;  // [EARLY], [8], [tiles, rows of a tile, 8]
+  float* totals;                  // as `sums`, those of parts of the columns that are over
   uint32_t* table;                // of the part's type
   uint64_t *full, *done, *empty;  // of each stage: it is copied, its team is done, its sums are added up
   // Of the part: the first output, and how many; tiles, which with a gate have 8 rows of its own and then those of up.
@@ -101,23 +102,37 @@ DEVICE void add_units(const SmallMArgs& a, const SmallMPart& part, const SmallMB
   if (a.squares) {
     // Four lanes have a row.
     const int j = lane / 4;
-    float sum = 0;
-#pragma unroll 4
-    for (int i = lane % 4; i < n_blocks; i += 4) sum += j < m ? __ldcg(a.squares + j * n_blocks + i) : 0.0f;
-    sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-    sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-    if (lane % 4 == 0) b.factors[j] = rsqrtf(sum * a.inv_n + a.eps);
+    const float factor = norm_factor(a.squares, j < m ? j : -1, n_blocks, lane % 4, a.inv_n, a.eps);
+    if (lane % 4 == 0) b.factors[j] = factor;
   }
+  const int part_blocks = a.part_blocks;
   for_each_unit(b, a.n_stages, [&](int group, int tile, int stage, int use) {
     ptx::mbarrier_wait(b.done + stage, use & 1);
     const int n_busy = min(n_blocks - group * TEAM, TEAM);
     const uint8_t* from = b.ring + (stage * TILE + lane / 2) * b.pitch + lane % 2 * 16;
     float4* to = reinterpret_cast<float4*>(b.sums + tile * (TILE * 8)) + lane;
     float4 sum = group == 0 ? float4{0, 0, 0, 0} : *to;
-#pragma unroll 8
-    for (int j = 0; j < n_busy; j++) {
+    const auto add = [&](int j) {
       const float4 v = *reinterpret_cast<const float4*>(from + j * PIECES * 16);
       sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    };
+    if (part_blocks == 0) {
+#pragma unroll 8
+      for (int j = 0; j < n_busy; j++) add(j);
+    } else {
+      float4* to_total = reinterpret_cast<float4*>(b.totals + tile * (TILE * 8)) + lane;
+      float4 total = group == 0 ? float4{0, 0, 0, 0} : *to_total;
+      int of_part = group * TEAM % part_blocks;
+#pragma unroll 8
+      for (int j = 0; j < n_busy; j++) {
+        if (of_part == 0) {
+          total.x += sum.x, total.y += sum.y, total.z += sum.z, total.w += sum.w;
+          sum = float4{0, 0, 0, 0};
+        }
+        add(j);
+        if (++of_part == part_blocks) of_part = 0;
+      }
+      *to_total = total;
     }
     *to = sum;
     ptx::fence_proxy_async_shared();
@@ -184,7 +199,7 @@ DEVICE SmallMBlock block_of(const SmallMArgs& a, uint32_t p, unsigned char* shar
   b.ring = shared;
   b.x_scales = reinterpret_cast<float*>(shared + a.n_stages * (TILE * b.pitch));
   b.early = b.x_scales + MULTIPLIERS * X_SCALES;
-  b.sums = b.early + EARLY;
+  b.sums = b.early + EARLY, b.totals = b.sums + b.n_tiles * (TILE * 8);
   return b;
 }
 
@@ -196,7 +211,8 @@ DEVICE void store(const SmallMArgs& a, const SmallMPart& part, const SmallMBlock
     float sum = 0;
 #pragma unroll
     for (int column = 0; column < 8; column += R) sum += b.sums[row * 8 + column + j];
-    return sum * (a.squares ? b.factors[j] : 1.0f);
+    if (a.part_blocks > 0) sum = b.totals[row * 8 + j] + sum;
+    return __fmul_rn(sum, a.squares ? b.factors[j] : 1.0f);
   };
 #pragma unroll 1
   for (int i = tid; i < b.n_own * m; i += THREADS) {
@@ -278,5 +294,6 @@ KERNEL(small_m_activations, SmallMActivationArgs, 32) {
     if (threadIdx.x == 0) a.squares[blockIdx.x] = squares;
   }
   const Rounded rounded = round_eight(v, a.of_32);
-  put_rounded(a.y[block], row, k, rounded, rounded.scale);
+  const unsigned slot = row / 8, of_tile = slot & (a.tile_slots - 1);
+  put_rounded(a.y[(slot - of_tile) * n_blocks + block * a.tile_slots + of_tile], row % 8, k, rounded, rounded.scale);
 }

@@ -92,6 +92,20 @@ DEVICE void add_scaled(typename P::Sum (&scaled)[2][4], const int (&d)[2][P::PAR
   }
 }
 
+// Of sums by scale the products of 256 columns. No multiplication here is fused with an addition elsewhere: kernels have the same bits.
+template <class P, int R>
+DEVICE void finish_columns(float (&sums)[4], const P& p, const typename P::Sum (&scaled)[2][4], const Columns<R>& x, unsigned lane) {
+  float of_mins[4] = {};
+  multiply_mins<P, R>(of_mins, p, x, lane);
+  // Those of columns 2 t and 2 t + 1 for the first sub-block.
+  const float2* x_scales = reinterpret_cast<const float2*>(x.scales + 2 * (lane % 4) % R);
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    sums[j] = p.total(scaled[0][j], scaled[1][j], of_mins[j], j / 2);
+    if constexpr (!P::OF_32) sums[j] = __fmul_rn(sums[j], j % 2 ? x_scales->y : x_scales->x);
+  }
+}
+
 // Multiplies 16 rows of weights with four pieces' columns of N sets of activations. `stage`: where the rows are, `pitch` bytes from one to the
 // next, of a group of `size` pieces; `at`: the first of the four. TAIL: the group may end before the fourth. Sums of rows g and g + 8 with columns
 // 2 t and 2 t + 1.
@@ -154,17 +168,17 @@ DEVICE void multiply_columns(float (&sums)[N][4], const uint8_t* stage, unsigned
     }
   }
 #pragma unroll
-  for (int n = 0; n < N; n++) {
-    float of_mins[4] = {};
-    multiply_mins<P, R>(of_mins, p, x[n], lane);
-    // Those of columns 2 t and 2 t + 1 for the first sub-block.
-    const float2* x_scales = reinterpret_cast<const float2*>(x[n].scales + 2 * t % R);
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      sums[n][j] = p.total(scaled[n][0][j], scaled[n][1][j], of_mins[j], j / 2);
-      if constexpr (!P::OF_32) sums[n][j] *= j % 2 ? x_scales->y : x_scales->x;
-    }
-  }
+  for (int n = 0; n < N; n++) finish_columns<P, R>(sums[n], p, scaled[n], x[n], lane);
+}
+
+// What the root mean square of a row multiplies it with; lane t of four has a share of the squares' sums, [rows, n_blocks]. No row: -1.
+DEVICE float norm_factor(const float* squares, int row, int n_blocks, int t, float inv_n, float eps) {
+  float sum = 0;
+#pragma unroll 4
+  for (int i = t; i < n_blocks; i += 4) sum += row >= 0 ? __ldcg(squares + static_cast<size_t>(row) * n_blocks + i) : 0.0f;
+  sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+  sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+  return rsqrtf(fmaf(sum, inv_n, eps));
 }
 
 DEVICE void load8_fresh(float (&v)[8], const float* from) {

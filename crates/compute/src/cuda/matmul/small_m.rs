@@ -2,17 +2,18 @@
 
 use super::blocks::distribute;
 use super::epilogue::EpilogueKind;
+use super::gemm_i8;
 use super::op::Matmul;
 use super::packed_types::PackedType;
 use super::shape::{MatrixShape, PartRows, Target};
 use super::weights::Weights;
-use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, Mode, kernel_args, kernel_image};
 use crate::{Norm, Result};
 
 /// Static shared memory of the kernels, at most, of which 2 KB are the table of a type.
 const STATIC_BYTES: usize = (1 << 8) + (2 << 10);
 /// Rows of activations that the kernel takes.
-const ROWS: usize = 8;
+pub(super) const ROWS: usize = 8;
 /// Pieces of 64 columns of a group of weights, and rows of a unit.
 pub(super) const GROUP: usize = 32;
 const UNIT: usize = 16;
@@ -72,6 +73,8 @@ kernel_args! {
         y_stride: u32,
         /// of the ring
         n_stages: u32,
+        /// of 256 columns, which are added up by themselves; 0: all together
+        part_blocks: u32,
         /// GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
         epilogue: u32,
         activation: u32,
@@ -81,7 +84,7 @@ kernel_args! {
     }
 
     struct SmallMActivationArgs {
-        /// [n / 256]
+        /// [m / 8 / tile_slots, n / 256, tile_slots]
         y: DevicePtr as "struct XBlock*",
         /// [m, n / 256], where a norm comes before
         squares: DevicePtr as "float*",
@@ -92,6 +95,8 @@ kernel_args! {
         n: u32,
         /// whether each 32 have a scale of their own
         of_32: u32,
+        /// slots of 8 rows of a tile, a power of two
+        tile_slots: u32,
     }
 }
 
@@ -106,6 +111,8 @@ pub(super) struct Plan {
     shared_bytes: usize,
     /// Whether activations are rounded in blocks of 32, and not of 256.
     of_32: bool,
+    /// Blocks of 256 columns that are added up by themselves; 0: all.
+    part_blocks: usize,
 }
 
 /// Kernels of small_m.cu.
@@ -190,12 +197,16 @@ fn finish(
     let bytes: Vec<usize> =
         with_blocks.iter().map(|(_, p)| p.n_out as usize * p.row_bytes as usize).collect();
     let stage_bytes = UNIT * parts.iter().map(|(_, p)| p.pitch as usize).max()?;
+    let part_blocks = match target.mode {
+        Mode::Fast => 0,
+        _ => gemm_i8::part_blocks(target, w),
+    };
     let fixed = X_SCALES + 4 * EARLY;
     let all = target.max_shared_bytes - STATIC_BYTES;
     let enough = if fixed + (ENOUGH_STAGES + 1) * stage_bytes <= all { ENOUGH_STAGES } else { TEAMS };
     let (blocks, (n_stages, shared_bytes)) = distribute(target.n_sms, &spans, &bytes, |n_out| {
         let units = n_out.div_ceil(if gate { UNIT / 2 } else { UNIT });
-        let sums = 4 * units * UNIT * ROWS;
+        let sums = 4 * units * UNIT * ROWS * if part_blocks > 0 { 2 } else { 1 };
         let n_stages = all.saturating_sub(fixed + sums) / stage_bytes / TEAMS * TEAMS;
         let used = n_stages.min(MAX_STAGES);
         (n_stages >= enough).then_some((used, used * stage_bytes + fixed + sums))
@@ -205,7 +216,7 @@ fn finish(
         part.first_block = n_blocks as u32;
         n_blocks += n;
     }
-    Some(Plan { parts, n_blocks, n_in: w.n_in, m, y_stride, n_stages, shared_bytes, of_32 })
+    Some(Plan { parts, n_blocks, n_in: w.n_in, m, y_stride, n_stages, shared_bytes, of_32, part_blocks })
 }
 
 impl Plan {
@@ -213,7 +224,7 @@ impl Plan {
     pub(super) fn run(&self, cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
         let ((x, norm), y) = (op.float_input(), op.float_output());
         let kernels = cuda.room::<Kernels>();
-        let (blocks, squares) = self.activations(cuda, kernels, x, norm)?;
+        let (blocks, squares) = round(cuda, x, norm, (self.m, self.n_in), self.of_32, 1)?;
         let none = SmallMPart {
             w: DevicePtr::NULL,
             row_bytes: 0,
@@ -241,6 +252,7 @@ impl Plan {
             m: self.m as u32,
             y_stride: self.y_stride as u32,
             n_stages: self.n_stages as u32,
+            part_blocks: self.part_blocks as u32,
             epilogue: op.epilogue.code(),
             activation: op.epilogue.activation_code(),
             inv_n: 1.0 / self.n_in as f32,
@@ -250,7 +262,9 @@ impl Plan {
             norm.is_none() || op.epilogue.kind() != EpilogueKind::Add,
             "a normalized product that is added"
         );
+        // Parts of columns are added up as the kernel for eight rows does.
         let f = match self.m {
+            _ if self.part_blocks > 0 => kernels.small_m_8,
             0..=2 => kernels.small_m_2,
             3..=4 => kernels.small_m_4,
             _ => kernels.small_m_8,
@@ -259,31 +273,35 @@ impl Plan {
         // and sums of squares are those of as many rows.
         unsafe { cuda.launch_shared(f, [self.n_blocks, 1, 1], THREADS, self.shared_bytes, &args) }
     }
+}
 
-    /// Activations rounded to 8 bits, and the sums of their squares where a norm comes before.
-    fn activations(
-        &self,
-        cuda: &Cuda,
-        kernels: &Kernels,
-        x: DevicePtr,
-        norm: Option<&Norm<Cuda>>,
-    ) -> Result<(DevicePtr, DevicePtr)> {
-        let x_blocks = self.n_in / X_COLUMNS;
-        let blocks = cuda.scratch.get(&cuda.driver, "rounded activations", x_blocks * X_BYTES)?;
-        let squares = match norm {
-            Some(_) => cuda.scratch.get(&cuda.driver, "sums of squares", 4 * self.m * x_blocks)?,
-            None => DevicePtr::NULL,
-        };
-        let args = SmallMActivationArgs {
-            y: blocks,
-            squares,
-            x,
-            weight: norm.map_or(DevicePtr::NULL, |n| n.weight.ptr()),
-            n: self.n_in as u32,
-            of_32: u32::from(self.of_32),
-        };
-        // SAFETY: x has m rows of n_in floats, and the scratch memory room for as many rounded ones, and for their chunks' sums.
-        unsafe { cuda.launch(kernels.activations, [x_blocks * self.m, 1, 1], ACTIVATION_THREADS, &args)? };
-        Ok((blocks, squares))
-    }
+/// Activations `[m, n]` rounded to 8 bits, in blocks of 32 if `of_32` and else of 256, as tiles of so many slots of 8 rows, and the sums of their squares where a norm comes before.
+pub(super) fn round(
+    cuda: &Cuda,
+    x: DevicePtr,
+    norm: Option<&Norm<Cuda>>,
+    (m, n): (usize, usize),
+    of_32: bool,
+    tile_slots: usize,
+) -> Result<(DevicePtr, DevicePtr)> {
+    let n_blocks = n / X_COLUMNS;
+    let bytes = m.div_ceil(ROWS).next_multiple_of(tile_slots) * n_blocks * X_BYTES;
+    let blocks = cuda.scratch.get(&cuda.driver, "rounded activations", bytes)?;
+    let squares = match norm {
+        Some(_) => cuda.scratch.get(&cuda.driver, "sums of squares", 4 * m * n_blocks)?,
+        None => DevicePtr::NULL,
+    };
+    let args = SmallMActivationArgs {
+        y: blocks,
+        squares,
+        x,
+        weight: norm.map_or(DevicePtr::NULL, |n| n.weight.ptr()),
+        n: n as u32,
+        of_32: u32::from(of_32),
+        tile_slots: tile_slots as u32,
+    };
+    let f = cuda.room::<Kernels>().activations;
+    // SAFETY: x has m rows of n floats, and the scratch memory room for as many rounded ones, and for their chunks' sums.
+    unsafe { cuda.launch(f, [n_blocks * m, 1, 1], ACTIVATION_THREADS, &args)? };
+    Ok((blocks, squares))
 }

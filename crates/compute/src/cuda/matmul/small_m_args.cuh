@@ -39,6 +39,8 @@ struct SmallMArgs {
   uint32_t y_stride;
   // of the ring
   uint32_t n_stages;
+  // of 256 columns, which are added up by themselves; 0: all together
+  uint32_t part_blocks;
   // GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
   uint32_t epilogue;
   uint32_t activation;
@@ -48,7 +50,7 @@ struct SmallMArgs {
 };
 
 struct SmallMActivationArgs {
-  // [n / 256]
+  // [m / 8 / tile_slots, n / 256, tile_slots]
   struct XBlock* y;
   // [m, n / 256], where a norm comes before
   float* squares;
@@ -59,4 +61,6 @@ struct SmallMActivationArgs {
   uint32_t n;
   // whether each 32 have a scale of their own
   uint32_t of_32;
+  // slots of 8 rows of a tile, a power of two
+  uint32_t tile_slots;
 };

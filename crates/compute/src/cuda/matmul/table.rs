@@ -3,9 +3,9 @@
 use super::epilogue::EpilogueKind;
 use super::op::Matmul;
 use super::shape::{Layout, MatrixShape, PartShape, Target};
-use super::{f32, gemm, gemv, mixed_gemm, simt, small_m};
+use super::{f32, gemm, gemm_i8, gemv, mixed_gemm, simt, small_m};
 use crate::cuda::common::Input;
-use crate::cuda::driver::Cuda;
+use crate::cuda::driver::{Cuda, Mode};
 use crate::{DType, NormKind, Result};
 use std::ops::RangeInclusive;
 
@@ -16,8 +16,8 @@ pub(in crate::cuda) struct MatmulKernel {
     /// Rows of activations, M.
     rows: RangeInclusive<usize>,
     capability: Capability,
-    /// Whether it takes every sum in one order, and rounds nothing to fewer bits than it is stored in.
-    exact: bool,
+    /// The strictest mode whose promises it keeps.
+    mode: Mode,
     epilogues: &'static [EpilogueKind],
     inputs: &'static [InputKind],
     /// How it computes a matrix of these sizes; `None` where it cannot.
@@ -122,7 +122,7 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         types: Types::Packed,
         rows: 1..=1,
         capability: Capability::Sm80,
-        exact: false,
+        mode: Mode::Fast,
         epilogues: &[Store, Add, AddRanks, Gate],
         inputs: &[Floats, RmsNorm],
         plan: plan_gemv,
@@ -132,7 +132,7 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         types: Types::Plain16,
         rows: 1..=1,
         capability: Capability::Sm80,
-        exact: false,
+        mode: Mode::Fast,
         epilogues: &[Store, Add, AddRanks, Gate],
         inputs: &[Floats, RmsNorm],
         plan: plan_gemv,
@@ -140,9 +140,9 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
     MatmulKernel {
         name: "small_m_i8",
         types: Types::Packed,
-        rows: 2..=8,
+        rows: 1..=small_m::ROWS,
         capability: Capability::Sm80,
-        exact: false,
+        mode: Mode::Deterministic,
         epilogues: &[Store, Add, Gate],
         inputs: &[Floats, RmsNorm],
         plan: plan_small_m,
@@ -152,7 +152,7 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         types: Types::Packed,
         rows: 65..=256,
         capability: Capability::Sm90,
-        exact: false,
+        mode: Mode::Fast,
         epilogues: &[Store, Add, Gate],
         inputs: &[Floats, RmsNorm, Tiles],
         plan: plan_mixed_gemm,
@@ -162,7 +162,7 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         types: Types::Packed,
         rows: 2..=64,
         capability: Capability::Sm90,
-        exact: false,
+        mode: Mode::Fast,
         epilogues: &[Store, Add, Gate],
         inputs: &[Floats, RmsNorm, Tiles],
         plan: plan_mixed_gemm,
@@ -172,7 +172,7 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         types: Types::Plain16,
         rows: 2..=256,
         capability: Capability::Sm90,
-        exact: false,
+        mode: Mode::Fast,
         epilogues: &[Store, Add, Gate],
         inputs: &[Floats, RmsNorm, Tiles],
         plan: plan_mixed_gemm,
@@ -182,7 +182,7 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         types: Types::NotF32,
         rows: 2..=16,
         capability: Capability::Sm80,
-        exact: false,
+        mode: Mode::Fast,
         epilogues: &[Store, Add, Gate],
         inputs: &[Floats, RmsNorm],
         plan: plan_gemv,
@@ -192,7 +192,7 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         types: Types::NotF32,
         rows: 9..=usize::MAX,
         capability: Capability::Sm90,
-        exact: false,
+        mode: Mode::Fast,
         epilogues: &[Store, Add, Gate, Activate],
         inputs: &[Floats, RmsNorm, OtherNorm, Tiles],
         plan: plan_gemm,
@@ -202,7 +202,7 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         types: Types::NotF32,
         rows: 9..=usize::MAX,
         capability: Capability::NotSm90,
-        exact: false,
+        mode: Mode::Fast,
         epilogues: &[Store, Add, Gate],
         inputs: &[Floats, RmsNorm, OtherNorm],
         plan: plan_gemm,
@@ -212,7 +212,7 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         types: Types::Plain32,
         rows: 1..=f32::MAX_GEMV_ROWS,
         capability: Capability::Sm80,
-        exact: false,
+        mode: Mode::Fast,
         epilogues: &[Store],
         inputs: &[Floats, RmsNorm],
         plan: plan_f32,
@@ -222,7 +222,7 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         types: Types::Plain32,
         rows: f32::MAX_GEMV_ROWS + 1..=f32::MANY_ROWS - 1,
         capability: Capability::Sm80,
-        exact: false,
+        mode: Mode::Fast,
         epilogues: &[Store],
         inputs: &[Floats, RmsNorm],
         plan: plan_f32,
@@ -232,17 +232,47 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         types: Types::Plain32,
         rows: f32::MANY_ROWS..=usize::MAX,
         capability: Capability::Sm80,
-        exact: false,
+        mode: Mode::Fast,
         epilogues: &[Store],
         inputs: &[Floats],
         plan: plan_f32,
+    },
+    MatmulKernel {
+        name: "gemm_i8",
+        types: Types::Packed,
+        rows: small_m::ROWS + 1..=usize::MAX,
+        capability: Capability::Sm80,
+        mode: Mode::Deterministic,
+        epilogues: &[Store, Add, Gate],
+        inputs: &[Floats, RmsNorm],
+        plan: plan_gemm_i8,
+    },
+    MatmulKernel {
+        name: "mixed_gemm",
+        types: Types::Plain16,
+        rows: 1..=usize::MAX,
+        capability: Capability::Sm90,
+        mode: Mode::Deterministic,
+        epilogues: &[Store, Add, Gate],
+        inputs: &[Floats, RmsNorm],
+        plan: plan_mixed_gemm,
+    },
+    MatmulKernel {
+        name: "gemm",
+        types: Types::Plain16,
+        rows: 1..=usize::MAX,
+        capability: Capability::NotSm90,
+        mode: Mode::Deterministic,
+        epilogues: &[Store, Add, Gate],
+        inputs: &[Floats, RmsNorm, OtherNorm],
+        plan: plan_gemm,
     },
     MatmulKernel {
         name: "simt_gemv",
         types: Types::All,
         rows: 1..=8,
         capability: Capability::Sm80,
-        exact: true,
+        mode: Mode::Exact,
         epilogues: &[Store],
         inputs: &[Floats],
         plan: |_, _| Some(Plan::SimtGemv),
@@ -252,7 +282,7 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         types: Types::All,
         rows: 9..=usize::MAX,
         capability: Capability::Sm80,
-        exact: false,
+        mode: Mode::Fast,
         epilogues: &[Store],
         inputs: &[Floats],
         plan: |_, _| Some(Plan::SimtGemm),
@@ -262,7 +292,7 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         types: Types::All,
         rows: 9..=usize::MAX,
         capability: Capability::Sm80,
-        exact: true,
+        mode: Mode::Exact,
         epilogues: &[Store],
         inputs: &[Floats],
         plan: |_, _| Some(Plan::SimtGemv),
@@ -274,7 +304,15 @@ fn plan_gemv(target: &Target, p: &Problem<'_>) -> Option<Plan> {
 }
 
 fn plan_small_m(target: &Target, p: &Problem<'_>) -> Option<Plan> {
-    small_m::plan(target, p.w, p.m, p.is_gate()).map(Plan::SmallM)
+    let plan = small_m::plan(target, p.w, p.m, p.is_gate())?;
+    // More rows have the same bits, or these have others.
+    let has_twin = || gemm_i8::plan(target, p.w, small_m::ROWS + 1, p.is_gate()).is_some();
+    (target.mode == Mode::Fast || has_twin()).then_some(Plan::SmallM(plan))
+}
+
+fn plan_gemm_i8(target: &Target, p: &Problem<'_>) -> Option<Plan> {
+    let has_twin = small_m::plan(target, p.w, small_m::ROWS, p.is_gate()).is_some();
+    gemm_i8::plan(target, p.w, p.m, p.is_gate()).filter(|_| has_twin).map(Plan::GemmI8)
 }
 
 fn plan_mixed_gemm(target: &Target, p: &Problem<'_>) -> Option<Plan> {
@@ -294,6 +332,7 @@ pub(super) enum Plan {
     Gemv(gemv::Plan),
     SmallM(small_m::Plan),
     MixedGemm(mixed_gemm::Plan),
+    GemmI8(gemm_i8::Plan),
     Gemm,
     F32,
     SimtGemv,
@@ -306,6 +345,7 @@ impl Plan {
             Self::Gemv(plan) => plan.run(cuda, op),
             Self::SmallM(plan) => plan.run(cuda, op),
             Self::MixedGemm(plan) => plan.run(cuda, op),
+            Self::GemmI8(plan) => plan.run(cuda, op),
             Self::Gemm => gemm::matmul(cuda, op),
             Self::F32 => f32::matmul(cuda, op),
             Self::SimtGemv => simt::gemv(cuda, op),
@@ -320,7 +360,7 @@ pub(super) fn select(target: &Target, problem: &Problem<'_>) -> Option<(&'static
     KERNELS.iter().find_map(|k| {
         let takes = k.rows.contains(&problem.m)
             && k.capability.includes(target)
-            && (k.exact || !target.exact)
+            && k.mode >= target.mode
             && k.epilogues.contains(&problem.epilogue)
             && problem.w.parts.iter().all(|p| k.types.contains(p));
         if !takes {
@@ -375,10 +415,19 @@ pub fn kernel_for(
     m: usize,
     gate: bool,
 ) -> Option<&'static str> {
-    let target = arch.target();
-    let w = &MatrixShape::single(dtype, [1, n_out, n_in], target.exact)?;
+    kernel_on(&arch.target(), dtype, [n_out, n_in], m, gate)
+}
+
+fn kernel_on(
+    target: &Target,
+    dtype: DType,
+    [n_out, n_in]: [usize; 2],
+    m: usize,
+    gate: bool,
+) -> Option<&'static str> {
+    let w = &MatrixShape::single(dtype, [1, n_out, n_in], target.mode)?;
     let epilogue = if gate { Gate } else { Store };
-    select(&target, &Problem { w, m, epilogue }).map(|(kernel, _)| kernel.name)
+    select(target, &Problem { w, m, epilogue }).map(|(kernel, _)| kernel.name)
 }
 
 #[cfg(test)]
@@ -391,13 +440,18 @@ mod tests {
     fn print() -> String {
         const M: [usize; 9] = [1, 2, 8, 9, 64, 65, 256, 257, 4096];
         let mut out = String::new();
-        for arch in Arch::ALL {
+        let modes = [Mode::Fast, Mode::Deterministic];
+        for (mode, arch) in modes.into_iter().flat_map(|mode| Arch::ALL.map(|arch| (mode, arch))) {
+            if mode == Mode::Deterministic {
+                writeln!(out, "deterministic").unwrap();
+            }
             write!(out, "{:<8}", arch.name()).unwrap();
             M.iter().for_each(|m| write!(out, " {:<13}", format!("M = {m}")).unwrap());
             for spec in QUANTS {
                 write!(out, "\n{:<8}", spec.name).unwrap();
                 for m in M {
-                    let name = kernel_for(arch, spec.dtype, 4096, 4096, m, false).unwrap();
+                    let target = Target { mode, ..arch.target() };
+                    let name = kernel_on(&target, spec.dtype, [4096, 4096], m, false).unwrap();
                     write!(out, " {name:<13}").unwrap();
                 }
             }
@@ -415,12 +469,37 @@ mod tests {
 
     #[test]
     fn exact_sums_take_exact_kernels_only() {
-        let target = Target { exact: true, ..Target::SM_90 };
+        let target = Target { mode: Mode::Exact, ..Target::SM_90 };
         for spec in QUANTS {
-            let w = &MatrixShape::single(spec.dtype, [1, 4096, 4096], true).unwrap();
+            let w = &MatrixShape::single(spec.dtype, [1, 4096, 4096], target.mode).unwrap();
             for m in [1, 8, 9, 256, 4096] {
                 let (kernel, _) = select(&target, &Problem { w, m, epilogue: Store }).unwrap();
-                assert!(kernel.exact, "{} with {m} rows: {}", spec.name, kernel.name);
+                assert!(kernel.mode == Mode::Exact, "{} with {m} rows: {}", spec.name, kernel.name);
+            }
+        }
+    }
+
+    /// All rows of a matrix take kernels of one family, whose bits are the same.
+    #[test]
+    fn deterministic_kernels_of_a_matrix_agree() {
+        let families = [&["small_m_i8", "gemm_i8"][..], &["mixed_gemm"], &["gemm"], &["simt_gemv"]];
+        for target in [Target::SM_80, Target::SM_90].map(|t| Target { mode: Mode::Deterministic, ..t }) {
+            for (spec, n_in) in QUANTS.iter().flat_map(|spec| [512, 2880, 14336].map(|n| (spec, n))) {
+                for (n_out, gate) in [(64, false), (4096, false), (28672, true), (128_256, false)] {
+                    let of = |m| kernel_on(&target, spec.dtype, [n_out, n_in], m, gate);
+                    // Neither a gate nor rows that are not whole blocks.
+                    if of(1).is_none() {
+                        assert!(
+                            [8, 9, 300].iter().all(|&m| of(m).is_none()),
+                            "{} [{n_out}, {n_in}]",
+                            spec.name
+                        );
+                        continue;
+                    }
+                    let found: Vec<_> = [1, 2, 8, 9, 64, 65, 256, 257, 4096].map(|m| of(m).unwrap()).to_vec();
+                    let agree = families.iter().any(|f| found.iter().all(|name| f.contains(name)));
+                    assert!(agree, "{} [{n_out}, {n_in}]: {found:?}", spec.name);
+                }
             }
         }
     }
@@ -431,7 +510,7 @@ mod tests {
             let n_in = if spec.block_len == 1 { 33 } else { 3 * spec.block_len };
             for target in [Target::SM_80, Target::SM_90] {
                 for n_out in [1, 77] {
-                    let w = &MatrixShape::single(spec.dtype, [1, n_out, n_in], false).unwrap();
+                    let w = &MatrixShape::single(spec.dtype, [1, n_out, n_in], target.mode).unwrap();
                     for m in [1, 2, 8, 9, 17, 64, 65, 256, 257] {
                         let found = select(&target, &Problem { w, m, epilogue: Store });
                         assert!(found.is_some(), "{} [{n_out}, {n_in}] with {m} rows", spec.name);

@@ -1,7 +1,7 @@
 //! Launches of delta_chunks.cu: the gated delta rule of prompts, a chunk of tokens at a time.
 
 use crate::cuda::batch::StagedBatch;
-use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, Mode, kernel_args, kernel_image};
 use crate::{DeltaInput, DeltaShape, HeadOrder, Result, Tensor};
 
 kernel_args! {
@@ -73,9 +73,9 @@ impl Kernels {
     }
 }
 
-/// Whether these kernels compute the step. Not for exact sums: the result of a token depends on where its chunk begins.
+/// Whether these kernels compute the step. In the fast mode only: the result of a token depends on where its chunk begins.
 pub(super) fn takes(cuda: &Cuda, batch: &StagedBatch, shape: &DeltaShape) -> bool {
-    !cuda.exact
+    cuda.mode == Mode::Fast
         && shape.k_dim == CHUNK_K_DIM
         && shape.v_dim.is_multiple_of(CHUNK_COLUMNS)
         && batch.n_tokens() >= MIN_TOKENS * batch.n_seqs()

@@ -2,7 +2,7 @@
 
 use super::delta_chunks;
 use crate::cuda::batch::StagedBatch;
-use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, Mode, kernel_args, kernel_image};
 use crate::{DeltaInput, DeltaShape, Error, HeadOrder, Norm, NormKind, Result, Tensor};
 
 /// Elements of keys that the kernels are compiled for; others are padded to the next.
@@ -91,8 +91,8 @@ pub(in crate::cuda) struct NormAndGate<'a> {
     pub(in crate::cuda) start: usize,
 }
 
-/// Whether the kernel can norm and gate the result: one token per sequence, heads of which a block has all columns. Not for exact sums,
-/// which are those of steps with more tokens.
+/// Whether the kernel can norm and gate the result: one token per sequence, heads of which a block has all columns. In the fast mode only:
+/// other sums are those of steps with more tokens.
 pub(in crate::cuda) fn takes_norm(
     cuda: &Cuda,
     batch: &StagedBatch,
@@ -100,7 +100,7 @@ pub(in crate::cuda) fn takes_norm(
     norm: &Norm<Cuda>,
 ) -> bool {
     let padded = K_DIMS.iter().find(|&&dim| shape.k_dim <= dim);
-    !cuda.exact
+    cuda.mode == Mode::Fast
         && batch.is_decode()
         && norm.kind == NormKind::Rms
         && norm.bias.is_none()

@@ -26,7 +26,7 @@ struct IQ2_XS_Scales {
 };
 
 struct Packed_IQ2_XS : PackedLayout<74, 2> {
-  static constexpr bool OF_EXPERTS = false, OF_STREAM_K_128 = false;
+  static constexpr bool OF_EXPERTS = false, OF_STREAM_K_128 = false, UNPACKS_VECTORS = true;
   static constexpr int TABLE = 512;
   // Eight digits of two bits, four bits apart.
   DEVICE static uint32_t table_word(uint32_t index) {

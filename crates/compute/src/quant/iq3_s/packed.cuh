@@ -25,7 +25,7 @@ struct IQ3_S_Scales {
 };
 
 struct Packed_IQ3_S : PackedLayout<110, 2> {
-  static constexpr bool OF_EXPERTS = false;
+  static constexpr bool OF_EXPERTS = false, OF_GEMM_I8 = false;
   // Magnitudes are odd numbers below 16: each byte of a point is its magnitude and 15. So an exclusive or with 30 makes 15 less the
   // magnitude of it, and less 15 it is the weight.
   static constexpr int TABLE = 512, OFFSET = 15;

@@ -130,7 +130,7 @@ struct Packed_Q2_K : PackedLayout<84, 2> {
     }
     DEVICE float total(int low, int high, float of_mins, int r) const {
       const float d = ptx::f16_to_f32(static_cast<uint16_t>(both_d[r])), dmin = ptx::f16_to_f32(static_cast<uint16_t>(both_d[r] >> 16));
-      return 0.0625f * d * static_cast<float>(low * 4 + high) - dmin * of_mins;
+      return fmaf(0.0625f * d, static_cast<float>(low * 4 + high), -__fmul_rn(dmin, of_mins));
     }
   };
 

@@ -5,7 +5,7 @@
 #include "device.cuh"
 
 struct Packed_Q6_K : PackedLayout<210, 1> {
-  static constexpr bool PAIRS_OF_SUMS = true;
+  static constexpr bool PAIRS_OF_SUMS = true, UNPACKS_VECTORS = true;
   struct Piece {
     uint4 q[2], high;
     uint32_t scales;

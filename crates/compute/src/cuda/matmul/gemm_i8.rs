@@ -1,0 +1,241 @@
+//! Launches of matmuls with any number of rows of activations and packed weights on the tensor cores' integers, with the bits that
+//! `small_m` has for each row.
+
+use super::op::Matmul;
+use super::packed_types::{N_COMMON, PackedType, packed_index};
+use super::shape::{MatrixShape, PartRows, Target};
+use super::small_m::{self, GROUP, X_BYTES, X_COLUMNS};
+use super::weights::Weights;
+use crate::Result;
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
+
+/// Static shared memory of the kernels, at most, of which 2 KB are the table of a type.
+const STATIC_BYTES: usize = (2 << 10) + (2 << 10);
+/// Rows of activations of a slot, and outputs of a warp.
+const SLOT_ROWS: usize = 8;
+const WARP_OUTS: usize = 16;
+/// Slots of the kernels' blocks.
+const SLOTS: [usize; 4] = [2, 4, 8, 16];
+/// Warps of a block, as many as shared memory has room for.
+const WARPS: [usize; 3] = [8, 4, 2];
+/// Outputs of a block with all warps.
+const OUTS: usize = WARP_OUTS * WARPS[0];
+/// Parts that columns are cut into, at most, and what each costs, in blocks of 256 columns.
+const MAX_COLUMN_PARTS: usize = 8;
+const PART_COST: f32 = 1.5;
+
+kernel_args! {
+    in "gemm_i8_args.cuh";
+
+    /// Parts that the kernels take.
+    const MAX_PARTS: usize = 4;
+
+    struct GemmI8Part {
+        /// [n_out] rows of `row_bytes`
+        w: DevicePtr as "const uint8_t*",
+        row_bytes: u64,
+        layout: u32,
+        /// of the whole matrix
+        first_out: u32,
+        n_out: u32,
+        /// tiles `first_tile` to the next part's own it
+        first_tile: u32,
+    }
+
+    struct GemmI8Args {
+        /// [m, y_stride]
+        y: DevicePtr as "float*",
+        /// [tiles of rows, n_blocks, N]
+        x: DevicePtr as "const struct XBlock*",
+        /// [m, n_blocks]: sums of squares of what is to be normalized (root mean square); or null.
+        squares: DevicePtr as "const float*",
+        /// [n_out] or null
+        bias: DevicePtr as "const float*",
+        /// [tiles of rows, tiles, parts of columns, N, threads]
+        partial: DevicePtr as "float4*",
+        /// [tiles of rows, tiles]: parts of columns that are done; zero before and after a launch
+        arrived: DevicePtr as "uint32_t*",
+        parts: [GemmI8Part; MAX_PARTS],
+        n_parts: u32,
+        /// of outputs
+        n_tiles: u32,
+        /// of 256 columns, and those of a part of the columns
+        n_blocks: u32,
+        part_blocks: u32,
+        n_parts_of_columns: u32,
+        m: u32,
+        y_stride: u32,
+        /// from one output's rest of a group to the next one's
+        rest_pitch: u32,
+        /// GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
+        epilogue: u32,
+        activation: u32,
+        /// 1 / n_in
+        inv_n: f32,
+        eps: f32,
+    }
+}
+
+/// Kernels of gemm_i8.cu, in the order of [`SLOTS`].
+pub(in crate::cuda) struct Kernels(Vec<Kernel<GemmI8Args>>);
+
+impl Kernels {
+    pub(in crate::cuda) fn load(driver: &dyn Driver) -> Result<Self> {
+        let (image, shared) = (kernel_image!(gemm_i8), driver.max_shared_bytes() - STATIC_BYTES);
+        let kernel = |n: &usize| image.kernel(driver, &format!("gemm_i8_{n}"), shared);
+        Ok(Self(SLOTS.iter().map(kernel).collect::<Result<_>>()?))
+    }
+}
+
+/// How one product is done.
+pub(super) struct Plan {
+    parts: Vec<(PartRows, GemmI8Part)>,
+    /// Index of the kernel, and warps of a block.
+    kernel: usize,
+    warps: usize,
+    shared_bytes: usize,
+    rest_pitch: usize,
+    n_tiles: usize,
+    part_blocks: usize,
+    n_in: usize,
+    m: usize,
+    y_stride: usize,
+    of_32: bool,
+}
+
+/// The parts that a matrix's columns are cut into, whose sums are added up by themselves and then in their order: blocks of 256 columns of
+/// each. They depend on the matrix and the device alone. Enough parts that all multiprocessors have tiles.
+pub(super) fn part_blocks(target: &Target, w: &MatrixShape) -> usize {
+    let (n_tiles, n_blocks) = (w.n_out.div_ceil(OUTS), w.n_in.div_ceil(X_COLUMNS));
+    let cost = |n: &usize| {
+        let blocks = n_blocks.div_ceil(*n);
+        let rounds = (n_tiles * n_blocks.div_ceil(blocks)).div_ceil(target.n_sms);
+        rounds as f32 * (blocks as f32 + PART_COST)
+    };
+    let n = (1..=MAX_COLUMN_PARTS.min(n_blocks)).min_by(|a, b| cost(a).total_cmp(&cost(b)));
+    n_blocks.div_ceil(n.unwrap_or(1))
+}
+
+/// Plans `m` rows times the matrix, or for a `gate` times the halves of its outputs; `None` where the kernels cannot.
+pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Option<Plan> {
+    let rows: Vec<(PartRows, usize)> = match gate {
+        true => w.halves()?.map(|rows| (rows, w.n_out / 2)).to_vec(),
+        false => w.parts.iter().enumerate().map(|(part, p)| (PartRows { part, first: 0 }, p.n_out)).collect(),
+    };
+    let (wanted_slots, n_blocks) = (m.div_ceil(SLOT_ROWS), w.n_in.div_ceil(X_COLUMNS));
+    if w.n_experts != 1 || rows.len() > MAX_PARTS || !w.n_in.is_multiple_of(X_COLUMNS) {
+        return None;
+    }
+    let mut packed = Vec::with_capacity(rows.len());
+    let mut parts = Vec::with_capacity(rows.len());
+    for (rows, n_out) in rows {
+        let part = &w.parts[rows.part];
+        let weights = Weights::of(part, w.n_in)?;
+        let Weights::Packed(t) = weights else { return None };
+        packed.push(t.of_gemm_i8.then_some(t)?);
+        let args = GemmI8Part {
+            w: DevicePtr::NULL,
+            row_bytes: part.row_bytes as u64,
+            layout: weights.layout(),
+            first_out: part.first_out as u32,
+            n_out: n_out as u32,
+            first_tile: 0,
+        };
+        parts.push((rows, args));
+    }
+    let of_32 = !packed[0].has_integer_scales();
+    let are_alike = packed.iter().all(|t| t.has_integer_scales() != of_32);
+    if !are_alike || (gate && parts[0].1.layout != parts[1].1.layout) {
+        return None;
+    }
+    let size = GROUP.min(w.n_in / 64);
+    let vectors = |t: &PackedType| t.boxes()[0];
+    // An odd number of sixteens, so that those of eight rows are in different banks.
+    let rest_pitch = packed.iter().map(|t| (t.group_bytes(size) / 16 - vectors(t) * size) | 1).max()? * 16;
+    let vector_pitch = packed.iter().map(|t| 64 * vectors(t) + 16).max()?;
+    let shared_bytes = |warps: usize, n: usize| {
+        let (outs, stages) = (warps * WARP_OUTS, if n == 16 { 2 } else { 3 });
+        2 * outs * rest_pitch + stages * (outs * vector_pitch + n * X_BYTES)
+    };
+    let room = target.max_shared_bytes - STATIC_BYTES;
+    let are_common = packed.iter().all(|t| packed_index(t.dtype) < N_COMMON);
+    let most_slots = if are_common { SLOTS[3] } else { SLOTS[2] };
+    let wanted = SLOTS.iter().position(|&n| wanted_slots <= n).unwrap_or(SLOTS.len() - 1);
+    let (warps, kernel) = WARPS.iter().find_map(|&warps| {
+        let fits = |&i: &usize| SLOTS[i] <= most_slots && shared_bytes(warps, SLOTS[i]) <= room;
+        (0..=wanted).rev().find(fits).map(|i| (warps, i))
+    })?;
+    let tile_outs = warps * WARP_OUTS;
+    let mut n_tiles = 0;
+    for (_, part) in if gate { &mut parts[..1] } else { &mut parts[..] } {
+        part.first_tile = n_tiles as u32;
+        n_tiles += (part.n_out as usize).div_ceil(if gate { tile_outs / 2 } else { tile_outs });
+    }
+    Some(Plan {
+        parts,
+        kernel,
+        warps,
+        shared_bytes: shared_bytes(warps, SLOTS[kernel]),
+        rest_pitch,
+        n_tiles,
+        part_blocks: part_blocks(target, w).min(n_blocks),
+        n_in: w.n_in,
+        m,
+        y_stride: if gate { w.n_out / 2 } else { w.n_out },
+        of_32,
+    })
+}
+
+impl Plan {
+    /// A norm has no bias and divides by the root mean square.
+    pub(super) fn run(&self, cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
+        let ((x, norm), y) = (op.float_input(), op.float_output());
+        let (x, squares) =
+            small_m::round(cuda, x, norm, (self.m, self.n_in), self.of_32, SLOTS[self.kernel])?;
+        let none =
+            GemmI8Part { w: DevicePtr::NULL, row_bytes: 0, layout: 0, first_out: 0, n_out: 0, first_tile: 0 };
+        let mut parts = [none; MAX_PARTS];
+        for (to, &(rows, from)) in parts.iter_mut().zip(&self.parts) {
+            *to = GemmI8Part { w: op.w.row(rows), ..from };
+        }
+        let n_blocks = self.n_in / X_COLUMNS;
+        let (n, threads) = (SLOTS[self.kernel], 32 * self.warps);
+        let row_tiles = self.m.div_ceil(n * SLOT_ROWS);
+        let column_parts = n_blocks.div_ceil(self.part_blocks);
+        let (partial, arrived) = match column_parts {
+            1 => (DevicePtr::NULL, DevicePtr::NULL),
+            _ => {
+                let tiles = row_tiles * self.n_tiles;
+                let bytes = 16 * tiles * column_parts * n * threads;
+                let partial = cuda.scratch.get(&cuda.driver, "sums of parts of columns", bytes)?;
+                (partial, cuda.scratch.zeros(&cuda.driver, "counts of parts of columns", 4 * tiles)?)
+            }
+        };
+        let args = GemmI8Args {
+            y,
+            x,
+            squares,
+            bias: op.bias_ptr(),
+            partial,
+            arrived,
+            parts,
+            n_parts: self.parts.len() as u32,
+            n_tiles: self.n_tiles as u32,
+            n_blocks: n_blocks as u32,
+            part_blocks: self.part_blocks as u32,
+            n_parts_of_columns: column_parts as u32,
+            m: self.m as u32,
+            y_stride: self.y_stride as u32,
+            rest_pitch: self.rest_pitch as u32,
+            epilogue: op.epilogue.code(),
+            activation: op.epilogue.activation_code(),
+            inv_n: 1.0 / self.n_in as f32,
+            eps: norm.map_or(0.0, |n| n.eps),
+        };
+        let f = cuda.room::<Kernels>().0[self.kernel];
+        let blocks = [self.n_tiles * column_parts, row_tiles, 1];
+        // SAFETY: the callers checked the shapes of x, y and the bias; the parts hold the rows that they say, and the rounded activations
+        // and sums of squares are those of as many rows. The scratch memory has room for the sums of all tiles' parts.
+        unsafe { cuda.launch_shared(f, blocks, threads as u32, self.shared_bytes, &args) }
+    }
+}
