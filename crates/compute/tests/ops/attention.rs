@@ -735,8 +735,12 @@ fn blocks_on_a_deterministic_gpu_do_not_depend_on_the_step() {
     };
     let long = [(700, 12), (21, 5), (300, 1), (0, 9)];
     let alone = [(900, 1), (3, 1), (300, 1), (0, 1), (70, 1)];
+    let three = [(700, 1), (900, 1), (300, 1)];
     let cases = [
         of(DType::F16, &long),
+        // On a GPU of four multiprocessors three blocks have splits, and one is there to even them out. Did it take any, the next case would find
+        // their counts.
+        Attention { heads: Heads { n_heads: 4, n_kv_heads: 1, head_dim: 64 }, ..of(DType::F16, &three) },
         of(DType::F16, &alone),
         Attention { window: Some(300), sinks: true, ..of(DType::BF16, &long) },
         of(DType::Q8_0, &long),
@@ -749,7 +753,7 @@ fn blocks_on_a_deterministic_gpu_do_not_depend_on_the_step() {
             let all = case.step(gpu)[2].clone();
             compare(case, path, &[("block", all.clone())], &[("block", want.clone())], 1e-3);
             let n_tokens: usize = case.parts.iter().map(|p| p.n_tokens).sum();
-            for n in [1, 2, 3, 12, 14, n_tokens - 1] {
+            for n in [1, 2, 3, 12, 14, n_tokens - 1].into_iter().filter(|&n| n < n_tokens) {
                 let mut left = n;
                 let parts = case.parts.iter().map_while(|&part| {
                     let n_tokens = part.n_tokens.min(left);
