@@ -477,23 +477,24 @@ impl Plan {
     /// A norm has no bias and divides by the root mean square.
     pub(super) fn run(&self, cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
         if self.m <= MAX_ROWS {
-            return self.run_rows(cuda, op, self.m);
+            return self.run_rows(cuda, op);
         }
         let (x, norm) = op.float_input();
         for first in (0..self.m).step_by(MAX_ROWS) {
             let m = (self.m - first).min(MAX_ROWS);
             let x = Input::Floats(x.offset(4 * first * self.n_in), norm);
             let y = Output::Floats(op.float_output().offset(4 * first * self.y_stride));
-            self.run_rows(cuda, &Matmul { x, y, m, ..*op }, m)?;
+            self.run_rows(cuda, &Matmul { x, y, m, ..*op })?;
         }
         Ok(())
     }
 
-    fn run_rows(&self, cuda: &Cuda, op: &Matmul<'_>, m: usize) -> Result<()> {
+    /// Rows that one kernel takes, of those that were planned.
+    fn run_rows(&self, cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
         assert_eq!(self.tiles.is_some(), op.y.tile_rows() > 0);
         let kernels = cuda.room::<Kernels>();
         let (tiles, scales) = match op.x {
-            Input::Floats(x, norm) => self.activations(cuda, kernels, x, norm, m)?,
+            Input::Floats(x, norm) => self.activations(cuda, kernels, x, norm, op.m)?,
             Input::Tiles(tiles) => (tiles.ptr, DevicePtr::NULL),
         };
         let mut parts = [NO_PART; MAX_PARTS];
@@ -511,7 +512,7 @@ impl Plan {
             first_tile: 0,
             steps: [0; MAX_CLUSTER + 1],
             n_pieces: self.n_in.div_ceil(64) as u32,
-            m: m as u32,
+            m: op.m as u32,
             y_stride: self.y_stride as u32,
             epilogue: op.epilogue.code(),
             tiles: self.tiles.map_or(0, |layout| layout as u32),
