@@ -751,7 +751,13 @@ fn blocks_on_a_deterministic_gpu_do_not_depend_on_the_step() {
         let want = case.step(&Reference)[2].clone();
         for (path, gpu) in deterministic_gpus() {
             let all = case.step(gpu)[2].clone();
-            compare(case, path, &[("block", all.clone())], &[("block", want.clone())], 1e-3);
+            compare(
+                case,
+                path,
+                &[("block", all.clone())],
+                &[("block", want.clone())],
+                case.tolerance(Sums::FastGpu),
+            );
             let n_tokens: usize = case.parts.iter().map(|p| p.n_tokens).sum();
             for n in [1, 2, 3, 12, 14, n_tokens - 1].into_iter().filter(|&n| n < n_tokens) {
                 let mut left = n;
