@@ -13,6 +13,7 @@ a fixed seed and writes under crates/model/tests/data/arch/<name>/:
     model.gguf           the same weights as GGUF, F32, with the names, metadata and weight transformations of llama.cpp's converter;
     golden.json          prompts, greedy continuations, gap between the two best logits at each greedy step, notes
     logits.f32           little-endian f32 logits at every position of every prompt, one prompt after the other, [positions, vocab]
+    draft_logits.f32     of a model with a layer that drafts: that layer's, made of the reference library's parts, in the same form
 
 Where a variant says `converter`, model.gguf comes from the convert_hf_to_gguf.py of a llama.cpp source tree (`--llama-cpp`; that of the
 PyPI source package llama-cpp-python 0.3.36), told only that the tokenizer is GPT-2's; otherwise from this script's own tables.
@@ -124,7 +125,7 @@ class Variant:
     values. cached: greedy decoding with a key-value cache rather than by whole passes. converter: llama.cpp's converter writes the
     GGUF. vision: the configuration of an image encoder, beside which the model is the text part of a multimodal one; around: what
     else the multimodal configuration states. wrapped: also as the text part of a model that reads images. mxfp4: experts
-    of values that MXFP4 has, and stored so. fp8: linear weights of values that FP8 has with scales of blocks, and stored so. published: config.json in the form of NVIDIA's and IBM's folders. mtp: add a layer that only drafts tokens, which changes nothing. notes: for golden.json.
+    of values that MXFP4 has, and stored so. fp8: linear weights of values that FP8 has with scales of blocks, and stored so. published: config.json in the form of NVIDIA's and IBM's folders. mtp: add a layer that only drafts tokens. notes: for golden.json.
     """
 
     def __init__(self, kind, config, seed, prompts=(6, 20), legacy_rope=False, chat_template=None, hf_only=False, sharded=False,
@@ -363,7 +364,7 @@ VARIANTS = {
             linear_value_head_dim=12, linear_conv_kernel_dim=4, tie_word_embeddings=True,
             layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"],
             rope_parameters=rope(1000.0, partial_rotary_factor=0.5, mrope_section=[1, 1, 0]),
-        ), 23, prompts=(6, 70), wrapped=True,
+        ), 23, prompts=(6, 70), wrapped=True, mtp=True,
         notes="layers of the gated delta rule with three value heads for each key head, which GGUF stores in another order; a gate on "
         "attention's output; hf-wrapped has the text model under a prefix, beside tensors for images and for drafts",
     ),
@@ -529,7 +530,7 @@ VARIANTS = {
     ),
     "qwen35moe": Variant(
         "Qwen3_5Moe", dict(DELTA_MOE, rope_parameters=rope(1000.0, partial_rotary_factor=0.5, mrope_section=[1, 1, 0])), 31,
-        prompts=(6, 12), converter=True, wrapped=True,
+        prompts=(6, 12), converter=True, wrapped=True, mtp=True,
         notes="Qwen 3.5's layers with experts, whose gates and ups share a tensor in safetensors; hf-wrapped has the text model under a "
         "prefix, beside tensors for images and for drafts",
     ),
@@ -566,7 +567,7 @@ VARIANTS = {
     ),
     "qwen3next": Variant(
         "Qwen3Next", dict(DELTA_MOE, norm_topk_prob=True, tie_word_embeddings=True,
-                          rope_parameters=rope(1000.0, partial_rotary_factor=0.5)), 32, prompts=(6, 12), converter=True,
+                          rope_parameters=rope(1000.0, partial_rotary_factor=0.5)), 32, prompts=(6, 12), converter=True, mtp=True,
         notes="queries, keys, values and output gates of the delta rule in one tensor, key head by key head, and so the rates; the GGUF "
         "has value heads in the order of safetensors",
     ),
@@ -582,44 +583,48 @@ SELECTION_BIASES = ("e_score_correction_bias", "expert_bias")
 def random_state(model, variant, seed):
     """Draw every parameter. Scales keep activations near one while letting norms, biases and attention patterns matter."""
     rng = np.random.Generator(np.random.PCG64(seed))
-    gemma = variant.kind.startswith("Gemma")
-    zero_centred = (gemma and variant.kind != "Gemma4") or variant.kind in ("Qwen3_5", "Qwen3_5Moe", "Qwen3Next")
-    state = {}
     saved = (*SELECTION_BIASES, "layer_scalar")
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(saved)]
-    for name, parameter in sorted([*model.named_parameters(), *buffers]):
-        shape = tuple(parameter.shape)
-        noise = rng.standard_normal(shape)
-        if name.endswith("bias"):
-            value = 0.3 * noise
-        elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
-            # The router's input is divided by the root of the width.
-            value = (1.0 + 0.25 * noise) * (math.sqrt(shape[0]) if name.endswith("router.scale") else 1.0)
-        elif re.search(r"(norm|norm_f|layernorm(_[12])?|ln_1|ln_2|ln_f)\.weight$", name):
-            value = 0.25 * noise + (0.0 if zero_centred and not name.endswith("linear_attn.norm.weight") else 1.0)
-        elif name.endswith(("A_log", "dt_bias")):
-            value = 0.7 * noise - 1.0
-        elif re.search(r"(embed_tokens|embeddings|wte)\.weight$", name):
-            # Small beside what the layers add: with a tied head the current token would otherwise always win.
-            value = 0.6 * noise / math.sqrt(shape[1]) if gemma else 0.3 * noise
-        elif name.endswith("wpe.weight"):
-            value = 0.2 * noise
-        elif variant.kind == "GptOss" and ".experts." in name:
-            # Large enough that gates and ups reach their limits.
-            value = (5.0 if "gate_up" in name else 1.0) / math.sqrt(shape[1]) * noise
-            if variant.mxfp4:
-                value = np.swapaxes(from_mxfp4(*to_mxfp4(np.swapaxes(value, 1, 2))), 1, 2)
+    parameters = sorted([*model.named_parameters(), *buffers])
+    return {name: random_tensor(variant, rng, name, tuple(parameter.shape)) for name, parameter in parameters}
+
+
+def is_zero_centred(variant):
+    """Whether norms multiply by 1 more than their weights."""
+    return (variant.kind.startswith("Gemma") and variant.kind != "Gemma4") or variant.kind in ("Qwen3_5", "Qwen3_5Moe", "Qwen3Next")
+
+
+def random_tensor(variant, rng, name, shape):
+    noise = rng.standard_normal(shape)
+    if name.endswith("bias"):
+        value = 0.3 * noise
+    elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+        # The router's input is divided by the root of the width.
+        value = (1.0 + 0.25 * noise) * (math.sqrt(shape[0]) if name.endswith("router.scale") else 1.0)
+    elif re.search(r"(norm|norm_f|layernorm(_[12])?|ln_1|ln_2|ln_f)\.weight$", name):
+        value = 0.25 * noise + (0.0 if is_zero_centred(variant) and not name.endswith("linear_attn.norm.weight") else 1.0)
+    elif name.endswith(("A_log", "dt_bias")):
+        value = 0.7 * noise - 1.0
+    elif re.search(r"(embed_tokens|embeddings|wte)\.weight$", name):
+        # Small beside what the layers add: with a tied head the current token would otherwise always win.
+        value = 0.6 * noise / math.sqrt(shape[1]) if variant.kind.startswith("Gemma") else 0.3 * noise
+    elif name.endswith("wpe.weight"):
+        value = 0.2 * noise
+    elif variant.kind == "GptOss" and ".experts." in name:
+        # Large enough that gates and ups reach their limits.
+        value = (5.0 if "gate_up" in name else 1.0) / math.sqrt(shape[1]) * noise
+        if variant.mxfp4:
+            value = np.swapaxes(from_mxfp4(*to_mxfp4(np.swapaxes(value, 1, 2))), 1, 2)
+    else:
+        fan_in = shape[0] if variant.kind == "GPT2" else shape[-1]
+        gain = 1.0 if re.search(r"(v_proj|up_proj)\.weight$", name) else 2.0 if re.search(r"(fc1|c_fc)\.weight$", name) else 1.6
+        if variant.ternary:
+            value = np.clip(np.round(noise * 1.2), -1, 1) * np.float32(gain / math.sqrt(fan_in))
         else:
-            fan_in = shape[0] if variant.kind == "GPT2" else shape[-1]
-            gain = 1.0 if re.search(r"(v_proj|up_proj)\.weight$", name) else 2.0 if re.search(r"(fc1|c_fc)\.weight$", name) else 1.6
-            if variant.ternary:
-                value = np.clip(np.round(noise * 1.2), -1, 1) * np.float32(gain / math.sqrt(fan_in))
-            else:
-                value = gain / math.sqrt(fan_in) * noise
-            if variant.fp8:
-                value = from_fp8(*to_fp8(torch.from_numpy(value))).numpy()
-        state[name] = torch.from_numpy(value.astype(np.float32))
-    return state
+            value = gain / math.sqrt(fan_in) * noise
+        if variant.fp8:
+            value = from_fp8(*to_fp8(torch.from_numpy(value))).numpy()
+    return torch.from_numpy(value.astype(np.float32))
 
 
 def model_class(variant):
@@ -787,6 +792,75 @@ def router_margin(model, ids):
     return min(margins, default=1.0)
 
 
+class DraftLayer:
+    """A layer that drafts tokens: one like the model's last with attention, with random weights, and what makes its input and output."""
+
+    def __init__(self, variant, state, seed):
+        rng = np.random.Generator(np.random.PCG64(seed))
+        self.variant, self.n_layers = variant, variant.config["num_hidden_layers"]
+        self.index = max(i for i in range(self.n_layers) if f"model.layers.{i}.self_attn.o_proj.weight" in state)
+        self.last = f"model.layers.{self.index}."
+        width = state["model.norm.weight"].shape[0]
+        names = sorted(name for name in state if name.startswith(self.last))
+        self.blocks = {name: random_tensor(variant, rng, name, tuple(state[name].shape)) for name in names}
+        shapes = {"eh_proj": (width, 2 * width), "enorm": (width,), "hnorm": (width,), "shared_head.norm": (width,)}
+        self.others = {name: random_tensor(variant, rng, f"{name}.weight", shape) for name, shape in shapes.items()}
+
+    def norm(self, x, name, eps):
+        weight = self.others[name].to(x.dtype) + (1 if is_zero_centred(self.variant) else 0)
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+    @torch.no_grad()
+    def logits(self, build, state, ids):
+        """At each position: those of the token after the next as the layer has them, of `ids` and what the model makes of the token before,
+        zeros before the first. `build` makes a model of weights."""
+        model, drafting = build(state), build({**state, **self.blocks})
+        eps = model.config.get_text_config().rms_norm_eps
+        tokens = torch.tensor([ids])
+        hidden = model.model(tokens, use_cache=False).last_hidden_state
+        before = torch.cat([torch.zeros_like(hidden[:, :1]), hidden[:, :-1]], dim=1)
+        both = [self.norm(model.model.embed_tokens(tokens), "enorm", eps), self.norm(before, "hnorm", eps)]
+        x = torch.cat(both, dim=-1) @ self.others["eh_proj"].to(hidden.dtype).T
+        positions = torch.arange(len(ids))[None]
+        future = torch.full((len(ids), len(ids)), -math.inf, dtype=x.dtype).triu(1)[None, None]
+        x = drafting.model.layers[self.index](
+            x, attention_mask=future, position_ids=positions, position_embeddings=drafting.model.rotary_emb(x, positions))
+        x = x[0] if isinstance(x, tuple) else x
+        return model.lm_head(self.norm(x, "shared_head.norm", eps))[0]
+
+    def add(self, path, state):
+        """Adds it to model.safetensors as published files have it."""
+        variant = self.variant
+        with tempfile.TemporaryDirectory() as scratch:
+            build(variant, state={**state, **self.blocks})[0].save_pretrained(scratch)
+            blocks = {name: t for name, t in load_file(Path(scratch) / "model.safetensors").items() if name.startswith(self.last)}
+        if variant.kind.startswith("Qwen"):
+            outside = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head.norm": "norm"}
+            layer, prefix = "mtp.layers.0.", "mtp."
+        else:
+            layer = prefix = f"model.layers.{self.n_layers}."
+            outside = {name: name for name in self.others}
+        added = {name.replace(self.last, layer): t for name, t in blocks.items()}
+        added.update({f"{prefix}{outside[name]}.weight": t for name, t in self.others.items()})
+        save_file({**load_file(path), **added}, path, metadata={"format": "pt"})
+
+
+def draft_layer(variant, state, prompts):
+    """A layer that drafts, and its logits for each prompt."""
+    for seed in range(1000):
+        layer, found = DraftLayer(variant, state, seed), []
+        for prompt in prompts:
+            with float64_reference():
+                exact = layer.logits(lambda s: reference(variant, s), state, prompt["ids"])
+            plain = layer.logits(lambda s: build(variant, state=s)[0], state, prompt["ids"])
+            if relative(plain.double(), exact) > 1e-5:
+                break
+            found.append(exact)
+        else:
+            return layer, found
+    raise SystemExit("no seed makes a good drafting layer")
+
+
 def weakest_tensor(variant, state, ids, expected):
     """The tensor (or expert) whose change by up to a quarter moves the logits least, and by how much.
 
@@ -884,7 +958,7 @@ def to_legacy_rope(config):
     config["rope_scaling"] = None if parameters.get("rope_type") == "default" else parameters
 
 
-def write_hf(variant, state, folder, expected):
+def write_hf(variant, state, folder, expected, draft):
     """Save with the reference library, add the tokenizer, and prove that the folder loads to the same logits."""
     model, _ = build(variant, state=state)
     if variant.chat_template:
@@ -896,8 +970,10 @@ def write_hf(variant, state, folder, expected):
         to_legacy_rope(config)
     if variant.published:
         as_published(config)
-    if variant.mtp:
-        add_draft_layer(folder / "model.safetensors", variant.config["num_hidden_layers"])
+    if draft:
+        draft.add(folder / "model.safetensors", state)
+        if variant.kind.startswith("Qwen3_5"):
+            config["mtp_num_hidden_layers"] = 1
     if variant.mxfp4:
         store_mxfp4(folder / "model.safetensors", state)
         config["quantization_config"] = {"quant_method": "mxfp4"}
@@ -947,7 +1023,7 @@ def write_wrapped(folder, target):
     (name,) = config.pop("architectures")
     wrapper = {"architectures": [name.replace("ForCausalLM", "ForConditionalGeneration")], "text_config": config,
                "tie_word_embeddings": config["tie_word_embeddings"], "vision_config": {"hidden_size": 8, "depth": 1}}
-    others = {"model.visual.blocks.0.attn.qkv.weight": (24, 8), "mtp.fc.weight": (4, 8)}
+    others = {"model.visual.blocks.0.attn.qkv.weight": (24, 8)}
     if name.startswith("Gemma4"):
         others = {"model.vision_tower.patch_embedder.input_proj.weight": (8, 12), "model.audio_tower.output_proj.weight": (8, 8),
                   "model.embed_vision.embedding_projection.weight": (24, 8), "model.embed_audio.embedding_projection.weight": (24, 8)}
@@ -958,18 +1034,6 @@ def write_wrapped(folder, target):
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     for extra in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / extra, target / extra)
-
-
-def add_draft_layer(path, layer):
-    """Adds a layer behind the last, as published files have it to draft tokens: the last one's tensors, and a matrix and norms before."""
-    tensors = load_file(path)
-    last = f"model.layers.{layer - 1}."
-    added = {name.replace(last, f"model.layers.{layer}."): t.clone() for name, t in tensors.items() if name.startswith(last)}
-    norm = tensors["model.norm.weight"]
-    for name in ("enorm", "hnorm", "shared_head.norm"):
-        added[f"model.layers.{layer}.{name}.weight"] = norm.clone()
-    added[f"model.layers.{layer}.eh_proj.weight"] = torch.cat([torch.diag(norm)] * 2, dim=1)
-    save_file({**tensors, **added}, path, metadata={"format": "pt"})
 
 
 def store_mxfp4(path, state):
@@ -1018,7 +1082,8 @@ LAYER_NAMES = {
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
     "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "mlp.ffn_sub_norm": "ffn_sub_norm", "mlp.gate": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp", "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
+    "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm", "shared_head.norm": "nextn.shared_head_norm",
 }
 DELTA_NAMES = {
     "post_attention_layernorm": "post_attention_norm", "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate",
@@ -1073,6 +1138,11 @@ def gguf_tensors(variant, config, tensors):
     kind, out, experts = variant.kind, {}, {}
     for name, array in sorted(tensors.items()):
         bare = re.sub(r"^(model|transformer)\.", "", name)
+        if bare.startswith("mtp."):
+            layer = config["num_hidden_layers"]
+            bare = re.sub(r"^mtp\.layers\.0\.", f"layers.{layer}.", bare)
+            for outside, inside in (("fc", "eh_proj"), ("pre_fc_norm_embedding", "enorm"), ("pre_fc_norm_hidden", "hnorm"), ("norm", "shared_head.norm")):
+                bare = re.sub(rf"^mtp\.{outside}\.", f"layers.{layer}.{inside}.", bare)
         if expert := re.match(r"layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight$", bare):
             layer, index, part = expert.groups()
             experts.setdefault(f"blk.{layer}.{EXPERT_NAMES[part]}.weight", {})[int(index)] = array
@@ -1141,7 +1211,9 @@ def gguf_metadata(writer, variant, config):
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_block_count(config["num_hidden_layers"] + variant.mtp)
+    if variant.mtp:
+        writer.add_nextn_predict_layers(1)
     writer.add_feed_forward_length(28 if kind == "Lfm2" else config["intermediate_size"])
     writer.add_head_count(heads)
     kv_heads = config["num_key_value_heads"]
@@ -1174,18 +1246,18 @@ def gguf_metadata(writer, variant, config):
         writer.add_uint32("gemma3.attention.sliding_window_pattern", config["layer_types"].index("full_attention") + 1)
         writer.add_rope_freq_base_swa(parameters["sliding_attention"]["rope_theta"])
     if kind == "Qwen3_5":
-        delta_metadata(writer, config, full)
+        delta_metadata(writer, config, full, variant.mtp)
     rope_metadata(writer, kind, config, full)
 
 
-def delta_metadata(writer, config, rope_parameters):
+def delta_metadata(writer, config, rope_parameters, n_drafting):
     values = config["linear_num_value_heads"]
     writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
     writer.add_ssm_state_size(config["linear_key_head_dim"])
     writer.add_ssm_group_count(config["linear_num_key_heads"])
     writer.add_ssm_time_step_rank(values)
     writer.add_ssm_inner_size(values * config["linear_value_head_dim"])
-    writer.add_array("qwen35.attention.recurrent_layers", [kind == "linear_attention" for kind in config["layer_types"]])
+    writer.add_array("qwen35.attention.recurrent_layers", [kind == "linear_attention" for kind in config["layer_types"]] + [False] * n_drafting)
     writer.add_uint32("qwen35.full_attention_interval", 4)
     writer.add_rope_dimension_sections(rope_parameters["mrope_section"] + [0])
 
@@ -1274,7 +1346,7 @@ converter.main()
 
 def convert_with_llama_cpp(tree, hf, path):
     command = [sys.executable, "-c", CONVERT, str(tree), str(hf), "--outtype", "f32", "--outfile", str(path)]
-    if "linear_num_key_heads" in json.loads((hf / "config.json").read_text()):
+    if "linear_num_key_heads" in json.loads((hf / "config.json").read_text()) and "mtp.fc.weight" not in load_file(hf / "model.safetensors"):
         # Otherwise the converter insists on tensors that only draft tokens.
         command.append("--no-mtp")
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
@@ -1298,7 +1370,8 @@ def make(name, target, llama_cpp):
         raise SystemExit(f"{name}: no seed makes a good test")
     hf = target / "hf"
     hf.mkdir()
-    write_hf(variant, state, hf, all_logits)
+    draft, draft_logits = draft_layer(variant, state, golden["prompts"]) if variant.mtp else (None, [])
+    write_hf(variant, state, hf, all_logits, draft)
     if variant.converter:
         convert_with_llama_cpp(llama_cpp, hf, target / "model.gguf")
     elif not variant.hf_only:
@@ -1308,7 +1381,9 @@ def make(name, target, llama_cpp):
         if variant.sharded:
             half = (len(gguf_tensors(variant, config, tensors)) + 1) // 2
             write_gguf(variant, name, config, tensors, target / "model.gguf", split_max_tensors=half)
-    (target / "logits.f32").write_bytes(b"".join(t.to(torch.float32).numpy().astype("<f4").tobytes() for t in all_logits))
+    for file, logits in (("logits.f32", all_logits), ("draft_logits.f32", draft_logits)):
+        if logits:
+            (target / file).write_bytes(b"".join(t.to(torch.float32).numpy().astype("<f4").tobytes() for t in logits))
     (target / "golden.json").write_text(compact(golden))
     total = sum(f.stat().st_size for f in target.rglob("*") if f.is_file())
     print(f"{name}: seed {golden['seed']}, weakest tensor {golden['weakest_tensor']}, float32 differs by "

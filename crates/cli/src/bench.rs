@@ -169,14 +169,32 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     match (&args.prompts, args.speculation.is_on()) {
         (None, false) => speed(args, max_batch),
         (Some(file), true) => {
-            let source = args.model.get().open()?;
             let texts = speculation::Texts { file, batch: max_batch, n_tokens: args.r#gen };
-            let (name, options) = (args.model.get().to_string(), args.runner.load_options(None));
+            let ((name, source), options) = (open(args)?, args.runner.load_options(None));
             speculation::run(name, &*source, &options, &args.speculation, texts, args.json)
         }
-        (None, true) => bail!("guesses are measured on texts: add --prompts FILE"),
-        (Some(_), false) => bail!("texts are for measuring guesses: add --speculate ngram or --draft MODEL"),
+        (None, true) => {
+            let ((name, source), options) = (open(args)?, args.runner.load_options(Some(COSTS_CONTEXT)));
+            speculation::costs(name, &*source, options, &args.speculation, args.json)
+        }
+        (Some(_), false) => {
+            bail!("texts are for measuring guesses: add --speculate mtp, --speculate ngram or --draft MODEL")
+        }
     }
+}
+
+/// Context in which it is measured what guesses cost, in tokens.
+const COSTS_CONTEXT: usize = 512;
+
+/// The model, or the shape that stands for it, and its name.
+fn open(args: &BenchArgs) -> Result<(String, Box<dyn TensorSource>)> {
+    Ok(match args.synth {
+        Some(spec) => (
+            format!("{}:{} (random weights)", spec.shape.name, spec.mix.name),
+            Box::new(Synth::new(spec.shape, spec.mix, 1, args.runner.threads.or_all_cores())?),
+        ),
+        None => (args.model.get().to_string(), args.model.get().open()?),
+    })
 }
 
 /// What to measure, in order.
@@ -204,14 +222,7 @@ fn speed(args: &BenchArgs, max_batch: usize) -> Result<()> {
     options.cache = CacheSize::Tokens(n_ctx.next_multiple_of(options.block_size) * max_batch);
     options.max_seqs = Some(max_batch);
     options.step_tokens = args.step_tokens.map(|n| n as usize);
-    let source: Box<dyn TensorSource> = match args.synth {
-        Some(spec) => Box::new(Synth::new(spec.shape, spec.mix, 1, args.runner.threads.or_all_cores())?),
-        None => args.model.get().open()?,
-    };
-    let name = match args.synth {
-        Some(spec) => format!("{}:{} (random weights)", spec.shape.name, spec.mix.name),
-        None => args.model.get().to_string(),
-    };
+    let (name, source) = open(args)?;
     if arch::configure(&*source)?.encoder.is_some() {
         return encoder_speed(args, name, &*source, &options);
     }

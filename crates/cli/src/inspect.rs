@@ -89,6 +89,7 @@ struct TypeShare {
 #[derive(Serialize)]
 struct Shape {
     n_layers: usize,
+    n_draft_layers: usize,
     hidden_size: usize,
     intermediate_size: usize,
     n_heads: usize,
@@ -194,7 +195,8 @@ fn report(source: &dyn TensorSource, model: &ModelArg, ctx: Option<usize>, tp: u
     let is_encoder = config.as_ref().is_ok_and(|c| c.encoder.is_some());
     let complete = config.as_ref().map_err(ToString::to_string);
     let complete = complete.and_then(|c| realizar_model::check(source, c).map_err(|e| e.to_string()));
-    let options = LoadOptions { n_ctx: Some(context), ..LoadOptions::default() };
+    // As `run` and `serve` load it.
+    let options = LoadOptions { n_ctx: Some(context), draft_layer: true, ..LoadOptions::default() };
     let on_cpu = LoadOptions { device: Device::Cpu, ..options.clone() };
     let on_gpus = LoadOptions { device: Device::Cuda((0..tp).collect()), tp, ..options };
     Report {
@@ -233,7 +235,8 @@ fn split<T, E: ToString>(result: Result<T, E>) -> (Option<T>, Option<String>) {
 fn shape(c: &ModelConfig) -> Shape {
     let heads = |of: fn(Heads) -> usize| c.heads().map(of).max().unwrap_or(0);
     Shape {
-        n_layers: c.layers.len(),
+        n_layers: c.n_main_layers(),
+        n_draft_layers: c.n_draft_layers,
         hidden_size: c.hidden_size,
         intermediate_size: c.layers.iter().map(|layer| layer.ffn.intermediate_size()).max().unwrap_or(0),
         n_heads: heads(|h| h.n_heads),
@@ -362,7 +365,11 @@ fn text(r: &Report) -> String {
         line("", format!("{:<6} {:>5} tensors {:>15} {share:>5.1} %", t.dtype, t.tensors, bytes(t.bytes)));
     }
     if let Some(s) = &r.shape {
-        line("layers", format!("{} of width {} and {}", s.n_layers, s.hidden_size, s.intermediate_size));
+        let drafts = if s.n_draft_layers > 0 { ", and one that drafts tokens (MTP)" } else { "" };
+        line(
+            "layers",
+            format!("{} of width {} and {}{drafts}", s.n_layers, s.hidden_size, s.intermediate_size),
+        );
         if let (Some(n), Some(used)) = (s.n_experts, s.n_experts_used) {
             line("experts", format!("{n}, of which {used} per token"));
         }

@@ -3,15 +3,15 @@
 use crate::args::{ModelOption, RARE, ThreadsOption};
 use crate::input;
 use crate::model_arg::ModelArg;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum, ValueHint};
 use realizar_compute::DType;
 use realizar_engine::load::{Device, LoadOptions, LoadedModel, load, load_draft};
 use realizar_engine::speculative::{Ngram, Proposer};
-use realizar_model::ModelConfig;
 use realizar_model::chat_template::ChatTemplate;
 use realizar_model::source::TensorSource;
 use realizar_model::tokenizer::Tokenizer;
+use realizar_model::{ModelConfig, arch};
 use std::path::Path;
 
 #[derive(Clone, Debug, Args)]
@@ -91,9 +91,9 @@ pub(crate) fn warn_of_long_context(asked: Option<usize>, config: &ModelConfig) {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Guesses of the next tokens")]
 pub(crate) struct SpeculationOptions {
-    /// Guesses the next tokens by what followed the last ones before in the text.
-    #[arg(long, value_name = "HOW", conflicts_with = "draft")]
-    speculate: Option<Speculate>,
+    /// How the next tokens are guessed.
+    #[arg(long, value_name = "HOW", conflicts_with = "draft", default_value = "auto")]
+    speculate: Speculate,
     /// Guesses the next tokens with this smaller model of the same vocabulary.
     #[arg(long, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
     draft: Option<ModelArg>,
@@ -104,35 +104,52 @@ pub(crate) struct SpeculationOptions {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Speculate {
-    /// By looking up n-grams in the text itself.
+    /// By the model's own drafting layer (MTP) where its file has one and it pays.
+    Auto,
+    /// By the model's own drafting layer; an error where its file has none.
+    Mtp,
+    /// By what followed the last tokens before in the text.
     Ngram,
+    /// Not at all.
+    None,
 }
 
 impl SpeculationOptions {
-    /// Whether guesses are to be made.
+    /// Whether guesses were asked for.
     pub(crate) fn is_on(&self) -> bool {
-        self.speculate.is_some() || self.draft.is_some()
+        self.draft.is_some() || !matches!(self.speculate, Speculate::Auto | Speculate::None)
     }
 
-    /// Guesses per step at most; 0 if none are to be made.
+    /// Guesses of a sequence in a step at most.
     pub(crate) fn max_drafts(&self) -> usize {
-        if self.is_on() { usize::from(self.max_drafts) } else { 0 }
+        usize::from(self.max_drafts)
     }
 
-    /// Guesses of a step that `max_seqs` sequences may share. Many sequences at once have few guesses, so not all of them need room for
-    /// the most.
-    pub(crate) fn max_guesses(&self, max_seqs: Option<usize>) -> usize {
-        self.max_drafts() * max_seqs.map_or(16, |n| n.min(16))
+    /// Load options with room for the guesses of `options.max_seqs` sequences in a step. Many sequences at once have few guesses, so not
+    /// all of them need room for the most.
+    pub(crate) fn load_options(&self, options: LoadOptions) -> LoadOptions {
+        let draft_layer = self.draft.is_none() && matches!(self.speculate, Speculate::Auto | Speculate::Mtp);
+        let max_guesses = match self.is_on() || draft_layer {
+            true => self.max_drafts() * options.max_seqs.map_or(16, |n| n.min(16)),
+            false => 0,
+        };
+        LoadOptions { draft_layer, max_guesses, ..options }
     }
 
-    /// Who guesses for the model of `source`, loaded with `options`.
+    /// Who guesses for the model of `source`, loaded with `options`, if that is not its own layer.
     pub(crate) fn proposer(
         &self,
         source: &dyn TensorSource,
         options: &LoadOptions,
     ) -> Result<Option<Box<dyn Proposer>>> {
-        if self.speculate == Some(Speculate::Ngram) {
+        if self.speculate == Speculate::Ngram {
             return Ok(Some(Box::new(Ngram::default())));
+        }
+        if self.speculate == Speculate::Mtp && arch::configure(source)?.n_draft_layers == 0 {
+            bail!(
+                "--speculate mtp needs a drafting layer, which {} does not have; --speculate ngram and --draft MODEL need none",
+                source.path().display()
+            );
         }
         let Some(draft) = &self.draft else { return Ok(None) };
         let drafts = load_draft(&*draft.open()?, source, options)

@@ -173,11 +173,8 @@ fn with_model<T>(
     };
     // One stream: room for its own tokens is enough.
     let max_drafts = args.speculation.max_drafts();
-    let options = Options {
-        max_seqs: Some(1),
-        max_guesses: args.speculation.max_guesses(Some(1)),
-        ..args.runner.load_options(args.ctx)
-    };
+    let options = Options { max_seqs: Some(1), ..args.runner.load_options(args.ctx) };
+    let options = args.speculation.load_options(options);
     let proposer = args.speculation.proposer(source, &options)?;
     let config = EngineConfig { max_drafts, ..EngineConfig::default() };
     let template = match args.raw {
@@ -286,7 +283,7 @@ fn report(args: &RunArgs, model_arg: &ModelArg, model: &Model, c: &Completion) -
             "decode_tok_s": decode_tok_s(c.usage.completion_tokens, c.timings.decode),
         },
     });
-    if args.speculation.is_on() {
+    if args.speculation.is_on() || c.usage.drafted_tokens > 0 {
         let (drafted, accepted) = (c.usage.drafted_tokens, c.usage.accepted_tokens);
         report["speculation"] = json!({ "drafted_tokens": drafted, "accepted_tokens": accepted });
     }

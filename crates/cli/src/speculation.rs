@@ -4,6 +4,8 @@ use crate::load::SpeculationOptions;
 use crate::output::{self, decode_tok_s};
 use anyhow::{Context, Result, bail};
 use realizar::{Completion, EngineConfig, Model, Options, SamplingParams, TextParams};
+use realizar_engine::load::load;
+use realizar_engine::speculative::{DraftLayer, measure_costs};
 use realizar_model::source::TensorSource;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -51,6 +53,59 @@ pub(crate) struct Texts<'a> {
     pub(crate) n_tokens: usize,
 }
 
+/// What guesses cost, in steps that compute one token of one sequence.
+#[derive(Serialize)]
+struct Costs {
+    model: String,
+    device: String,
+    step_ms: f64,
+    /// What each further row adds to a step.
+    row: f32,
+    /// What a guess takes to make.
+    guess: f32,
+    /// Tokens per second as a multiple of that without guesses, by their number, if all are right.
+    speedup_if_right: Vec<f32>,
+}
+
+/// Measures what guesses cost.
+pub(crate) fn costs(
+    name: String,
+    source: &dyn TensorSource,
+    options: Options,
+    speculation: &SpeculationOptions,
+    as_json: bool,
+) -> Result<()> {
+    let options = speculation.load_options(Options { max_seqs: Some(1), ..options });
+    let mut proposer = match speculation.proposer(source, &options)? {
+        Some(proposer) => proposer,
+        None => Box::<DraftLayer>::default(),
+    };
+    let mut loaded = load(source, &options)?;
+    let (step, costs) = measure_costs(&mut *loaded.runner, &mut *proposer)?;
+    let speedup = |n: u8| {
+        let n = f32::from(n);
+        (1.0 + n) / (1.0 + n * (costs.row + costs.guess))
+    };
+    let report = Costs {
+        model: name,
+        device: loaded.device,
+        step_ms: step.as_secs_f64() * 1e3,
+        row: costs.row,
+        guess: costs.guess,
+        speedup_if_right: (1..=4).map(speedup).collect(),
+    };
+    if as_json {
+        return output::print_json(&report);
+    }
+    let Costs { model, device, step_ms, row, guess, speedup_if_right } = report;
+    let speedups: Vec<String> = speedup_if_right.iter().map(|s| format!("{s:.2}")).collect();
+    output::print(format!(
+        "{model}\n{device}\nstep of one token {step_ms:.3} ms, further row {row:.3} of it, guess {guess:.3}\n\
+         times as fast with 1, 2, 3 and 4 guesses that are right: {}\n",
+        speedups.join(", ")
+    ))
+}
+
 /// Answers texts with and without drafts.
 pub(crate) fn run(
     name: String,
@@ -61,12 +116,10 @@ pub(crate) fn run(
     as_json: bool,
 ) -> Result<()> {
     let Texts { file, batch, n_tokens } = texts;
+    // What is wrong with it is known before the weights are read.
+    let prompts = read(file)?;
     let max_drafts = speculation.max_drafts();
-    let options = Options {
-        max_seqs: Some(batch),
-        max_guesses: speculation.max_guesses(Some(batch)),
-        ..options.clone()
-    };
+    let options = speculation.load_options(Options { max_seqs: Some(batch), ..options.clone() });
     let proposer = speculation.proposer(source, &options)?;
     // Both runs read each prompt whole.
     let config = EngineConfig { max_drafts, prefix_cache: false, ..EngineConfig::default() };
@@ -75,7 +128,6 @@ pub(crate) fn run(
         builder = builder.proposer(proposer);
     }
     let model = builder.load()?;
-    let prompts = read(file)?;
     // Not counted: it warms caches.
     answer(&model, &[&prompts[0].text], n_tokens, true)?;
     let mut categories: Vec<&str> = prompts.iter().map(|p| &*p.category).collect();

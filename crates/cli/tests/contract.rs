@@ -616,7 +616,10 @@ fn guesses_are_measured_on_texts() {
             assert!(row[field].is_number(), "{field} in {row}");
         }
     }
-    fails(&run(&["bench", "--speculate", "ngram"]), &["--prompts"]);
+    let costs = json(&run(&["bench", "--speculate", "ngram", "--device", "cpu", "--json"]));
+    assert_eq!(costs["guess"], 0.0);
+    assert!(costs["row"].as_f64().unwrap() > 0.0 && costs["step_ms"].as_f64().unwrap() > 0.0, "{costs}");
+    fails(&run(&["bench", "--speculate", "mtp", "--device", "cpu"]), &["--speculate mtp", "drafting layer"]);
     fails(&run(&["bench", "--prompts", &file]), &["--speculate"]);
     std::fs::write(&file, "{\"text\": 1}\n").expect("a file to refuse");
     fails(&run(&["bench", "--prompts", &file, "--speculate", "ngram"]), &["line 1", "prompt"]);

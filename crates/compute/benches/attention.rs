@@ -110,7 +110,14 @@ fn filled(
     // Blocks of a sequence rarely lie side by side.
     let table: Vec<u32> = (0..n_blocks).map(|i| (i * 7919 % n_blocks) as u32).collect();
     let limits = BatchLimits { n_tokens: n, n_seqs: 1, n_blocks, n_logits: 0 };
-    let cache = CacheShape { n_blocks, block_size: BLOCK_SIZE, n_positions: n, n_slots: 0, n_token_types: 0 };
+    let cache = CacheShape {
+        n_blocks,
+        block_size: BLOCK_SIZE,
+        n_positions: n,
+        n_slots: 0,
+        n_token_types: 0,
+        drafts: false,
+    };
     let mut staged = cpu.new_batch(limits, cache).expect("memory");
     let mut batch = Batch::default();
     batch.push(&vec![0; n], 0, &table, 0);

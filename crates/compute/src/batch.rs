@@ -59,6 +59,9 @@ pub struct Batch {
     pub states: Vec<BatchState>,
     /// Writes of all sequences' states. Those of one sequence are in the order of `n_tokens`.
     pub state_writes: Vec<StateWrite>,
+    /// Of each sequence, the row of the previous step that held the token before its first one; `None` where that step did not have it.
+    /// Empty for a model without a drafting layer, and where no sequence has one.
+    pub previous: Vec<Option<u32>>,
 }
 
 impl Batch {
@@ -71,6 +74,7 @@ impl Batch {
         self.block_tables.clear();
         self.states.clear();
         self.state_writes.clear();
+        self.previous.clear();
     }
 
     /// Appends a sequence's part of the step.
@@ -142,6 +146,19 @@ pub struct CacheShape {
     pub n_slots: usize,
     /// Types of tokens; 0 for a model without.
     pub n_token_types: usize,
+    /// Whether the model has a layer that drafts tokens.
+    pub drafts: bool,
+}
+
+/// Where [`Ops::select_previous`](crate::Ops::select_previous) finds the row of the token before another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PreviousRow {
+    /// Nowhere: it is a row of zeros.
+    Unknown,
+    /// In the step before, at this row.
+    Before(u32),
+    /// In the same step, at this row.
+    Here(u32),
 }
 
 impl CacheShape {
@@ -199,6 +216,20 @@ impl CacheShape {
         }
         match batch.token_types.iter().position(|&t| t as usize >= n_types) {
             Some(i) => invalid(format_args!("token {i} is of type {} of {n_types}", batch.token_types[i])),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that every sequence names one row of the step before, or none does, and that it is one of the `n_rows` that a step can have.
+    ///
+    /// Errors: [`Error::InvalidBatch`].
+    fn check_previous(&self, batch: &Batch, n_rows: usize) -> Result<()> {
+        let (n, n_seqs) = (batch.previous.len(), batch.seqs.len());
+        if n > 0 && (n != n_seqs || !self.drafts) {
+            return invalid(format_args!("{n} rows of the step before for {n_seqs} sequences"));
+        }
+        match batch.previous.iter().flatten().find(|&&row| row as usize >= n_rows) {
+            Some(row) => invalid(format_args!("row {row} of the {n_rows} that the step before can have")),
             None => Ok(()),
         }
     }
@@ -311,6 +342,7 @@ impl HostBatch {
         self.cache.check_seqs(batch)?;
         self.cache.check_token_types(batch)?;
         self.cache.check_states(batch, &mut self.slot_writers)?;
+        self.cache.check_previous(batch, self.limits.n_tokens)?;
         let n_before = self.logit_tokens.len();
         if let Some((token, row)) =
             batch.deferred.iter().find(|(token, row)| *token >= batch.tokens.len() || *row >= n_before)
@@ -362,6 +394,23 @@ impl HostBatch {
     /// What was chosen last.
     pub fn chosen(&self) -> &[Chosen] {
         &self.chosen
+    }
+
+    /// Where the row of the token before each token is, `[n_tokens]`; empty for a model without a drafting layer.
+    pub fn previous(&self) -> impl Iterator<Item = PreviousRow> {
+        let seqs = self.batch.seqs.iter().enumerate().filter(|_| self.cache.drafts);
+        seqs.flat_map(|(i, s)| {
+            let before = self.batch.previous.get(i).copied().flatten();
+            let first = before.map_or(PreviousRow::Unknown, PreviousRow::Before);
+            s.tokens
+                .clone()
+                .map(move |t| if t == s.tokens.start { first } else { PreviousRow::Here(t as u32 - 1) })
+        })
+    }
+
+    /// Whether it is of a model with a drafting layer.
+    pub fn drafts(&self) -> bool {
+        self.cache.drafts
     }
 
     /// Where each sequence's recurrent state comes from and goes to; empty for a model without recurrent layers.

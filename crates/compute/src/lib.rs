@@ -28,7 +28,7 @@ mod tensor;
 mod weights;
 
 pub use backend::Backend;
-pub use batch::{Batch, BatchLimits, BatchSeq, BatchState, CacheShape, HostBatch, StateWrite};
+pub use batch::{Batch, BatchLimits, BatchSeq, BatchState, CacheShape, HostBatch, PreviousRow, StateWrite};
 pub use blocks::{
     AttentionBlock, BlockInput, BlockOutput, Blocks, DeltaPart, EmbedBlock, FfnBlock, FfnUp, Gather,
     HeadBlock, HeadNorms, Join, LatentBlock, LatentExperts, LatentQueries, LatentRoom, Linear, MoeBlock,

@@ -713,6 +713,16 @@ pub trait Ops: Device {
     /// The rows of `x` that yield logits: `y[n_logits, n]`.
     fn select_rows(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, batch: &Self::Batch) -> Result<()>;
 
+    /// The row of the token before each: `y[n_tokens, n]`, from `before[n_before, n]` of the previous step or from `here[n_tokens, n]`, as
+    /// [`HostBatch::previous`](crate::HostBatch::previous) says; zeros where it is unknown. The batch is of a model that drafts.
+    fn select_previous(
+        &self,
+        y: &mut Tensor<Self>,
+        before: &Tensor<Self>,
+        here: &Tensor<Self>,
+        batch: &Self::Batch,
+    ) -> Result<()>;
+
     /// One row of those of each sequence's tokens: `y[n_seqs, n]` of `x[n_tokens, n]`.
     fn pool(
         &self,

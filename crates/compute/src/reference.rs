@@ -7,8 +7,8 @@ use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture,
     Chosen, Collectives, ConvKind, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Error, Experts,
-    GatedNorm, HostBatch, KvLayer, LatentPrep, MatrixPart, MoeScratch, Norm, NormKind, Ops, Pooling, Profile,
-    QkvPrep, Result, ShortConv, SsmInput, SsmShape, Tensor,
+    GatedNorm, HostBatch, KvLayer, LatentPrep, MatrixPart, MoeScratch, Norm, NormKind, Ops, Pooling,
+    PreviousRow, Profile, QkvPrep, Result, ShortConv, SsmInput, SsmShape, Tensor,
 };
 use std::convert::Infallible;
 
@@ -681,6 +681,25 @@ impl Ops for Reference {
         let n = x.row_len();
         for (i, &t) in batch.logit_tokens().iter().enumerate() {
             y.buffer_mut()[i * n..][..n].copy_from_slice(&x.buffer()[t as usize * n..][..n]);
+        }
+        Ok(())
+    }
+
+    fn select_previous(
+        &self,
+        y: &mut Tensor<Self>,
+        before: &Tensor<Self>,
+        here: &Tensor<Self>,
+        batch: &HostBatch,
+    ) -> Result<()> {
+        let n = y.row_len();
+        for (i, previous) in batch.previous().enumerate() {
+            let y = &mut y.buffer_mut()[i * n..][..n];
+            match previous {
+                PreviousRow::Unknown => y.fill(0.0),
+                PreviousRow::Before(row) => y.copy_from_slice(&before.buffer()[row as usize * n..][..n]),
+                PreviousRow::Here(row) => y.copy_from_slice(&here.buffer()[row as usize * n..][..n]),
+            }
         }
         Ok(())
     }

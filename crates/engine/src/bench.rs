@@ -1,7 +1,8 @@
 //! Speed of a model on its device: prefill and decode, at chosen batch sizes and depths.
 
-use crate::{Result, Row, Runner, SamplingParams, Step, Ticket};
+use crate::{Pass, Result, Row, Runner, SamplingParams, Step, Ticket};
 use realizar_compute::OpTime;
+use realizar_model::DraftFrom;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -166,33 +167,55 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// How long steps of one sequence take that compute one token, and `n`, with logits for each: the best of a few, after one of each
-/// that does not count.
+/// How long steps of one sequence take that compute one token, and `n`, with logits for each.
 pub(crate) fn step_times(runner: &mut dyn Runner, n: usize) -> Result<(Duration, Duration)> {
     let mut bench = Bench::new(runner);
-    let mut time = |n: usize| -> Result<Duration> {
+    let [one, many] = best_times([1, n], |&n| {
         let tokens: Vec<u32> = (0..n).map(|_| bench.token()).collect();
         bench.step.clear();
         bench.push(0, &tokens, 0, n, n);
         let start = Instant::now();
         bench.launch()?;
         Ok(start.elapsed())
-    };
+    })?;
+    Ok((one, many))
+}
+
+/// How long a draft of one token takes by the model's own layer.
+pub(crate) fn draft_time(runner: &mut dyn Runner) -> Result<Duration> {
+    let mut bench = Bench::new(runner);
+    let [time] = best_times([()], |()| {
+        let token = bench.token();
+        bench.step.clear();
+        bench.push(0, &[token], 0, 1, 1);
+        bench.step.pass = Pass::Draft(DraftFrom::Model);
+        let start = Instant::now();
+        bench.launch()?;
+        Ok(start.elapsed())
+    })?;
+    Ok(time)
+}
+
+/// The least of some times of each, in turn, after one of each that does not count.
+fn best_times<T, const N: usize>(
+    of: [T; N],
+    mut time: impl FnMut(&T) -> Result<Duration>,
+) -> Result<[Duration; N]> {
     // Others may disturb; a small model can be asked often until they do not.
     const AT_LEAST: usize = 4;
     const ENOUGH: Duration = Duration::from_millis(200);
-    let mut best = [Duration::MAX; 2];
+    let mut best = [Duration::MAX; N];
     let begun = Instant::now();
     for round in 0..64 {
         if round >= AT_LEAST && begun.elapsed() > ENOUGH {
             break;
         }
-        for (best, n) in best.iter_mut().zip([1, n]) {
-            let taken = time(n)?;
+        for (best, of) in best.iter_mut().zip(&of) {
+            let taken = time(of)?;
             if round > 0 {
                 *best = taken.min(*best);
             }
         }
     }
-    Ok((best[0], best[1]))
+    Ok(best)
 }

@@ -7,7 +7,7 @@ use crate::request::{Event, FinishReason, Request};
 use crate::runner::{Runner, RunnerInfo, Step, Ticket};
 use crate::scheduler::{MaskDone, Scheduler};
 use crate::sequence::SeqId;
-use crate::speculative::{self, Proposer, SpeculationCosts};
+use crate::speculative::{self, DraftLayer, Proposer, SpeculationCosts};
 use crate::stats::Stats;
 use crate::stream::{Producer, Stream, Wish, channel};
 use crate::{EngineConfig, Error, Result, SavedCache};
@@ -148,7 +148,7 @@ impl Engine {
     }
 
     /// Puts a runner on a thread of its own, together with somebody who guesses how texts go on, if anybody, so that steps can yield
-    /// more than one token; see [`crate::speculative`].
+    /// more than one token; see [`crate::speculative`]. A model with a layer that drafts is its own proposer where there is no other.
     ///
     /// Errors: the device failed while it was measured what guesses cost.
     pub fn start_speculating(
@@ -156,13 +156,15 @@ impl Engine {
         proposer: Option<Box<dyn Proposer>>,
         config: EngineConfig,
     ) -> Result<Client> {
-        let Some(mut proposer) = proposer else { return Ok(Self::start(runner, config)) };
+        let was_asked_for = proposer.is_some();
+        let own = || runner.info().drafts.then(|| Box::<DraftLayer>::default() as Box<dyn Proposer>);
+        let Some(mut proposer) = proposer.or_else(own) else { return Ok(Self::start(runner, config)) };
         let costs = match config.speculation_costs {
             Some(costs) => costs,
-            None => speculative::measure_costs(&mut *runner, &mut *proposer)?,
+            None => speculative::measure_costs(&mut *runner, &mut *proposer)?.1,
         };
         tracing::info!(row = costs.row, guess = costs.guess, "speculation, in steps of one token");
-        if costs.row + costs.guess >= 1.0 {
+        if was_asked_for && costs.row + costs.guess >= 1.0 {
             tracing::warn!(
                 row = costs.row,
                 guess = costs.guess,
@@ -404,7 +406,7 @@ impl Engine {
             return;
         }
         self.shared.pulse.device(0);
-        let proposed = proposer.propose(&wanted);
+        let proposed = proposer.propose(&mut *self.runner, &wanted);
         self.shared.pulse.host();
         match proposed {
             Ok(drafts) => {

@@ -53,7 +53,8 @@ pub use pulse::Stuck;
 pub use realizar_compute::sampling::{PARAMS, Param, SamplingOverrides, SamplingParams};
 pub use request::{Constraint, Event, FinishReason, Request, Timings, TokenMask, Usage};
 pub use runner::{
-    BlockCopy, CacheFormat, Choice, Row, Runner, RunnerInfo, RunnerSizes, Sampled, SlotSizes, Step, Ticket,
+    BlockCopy, CacheFormat, Choice, Pass, Row, Runner, RunnerInfo, RunnerSizes, Sampled, SlotSizes, Step,
+    Ticket,
 };
 pub use saved_cache::SavedCache;
 pub use scheduler::{MaskDone, MaskJob, Scheduler, SchedulerCounters};

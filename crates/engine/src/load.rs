@@ -59,7 +59,7 @@ pub struct LoadedModel {
 /// Errors: [`LoadError`]. Nothing stays allocated after an error.
 pub fn load(source: &dyn TensorSource, options: &LoadOptions) -> Result<LoadedModel, LoadError> {
     let start = Instant::now();
-    let config = configure(source)?;
+    let config = configure(source, options)?;
     let mut loaded = match gpus(options)? {
         None => load_on_cpu(source, config, options)?,
         // Several GPUs were asked for, so something else will not do.
@@ -94,15 +94,15 @@ pub fn load_observed(
 ) -> Result<LoadedModel, LoadError> {
     let options = LoadOptions { device: Device::Cpu, tp: 1, ..options.clone() };
     let cpus = cpus(&options).into_iter().map(|cpu| cpu.observed_by(observer.clone())).collect();
-    load_on_cpus(cpus, source, configure(source)?, &options)
+    load_on_cpus(cpus, source, configure(source, &options)?, &options)
 }
 
 /// Errors: as of [`arch::configure`]; `Encoder`.
-fn configure(source: &dyn TensorSource) -> Result<ModelConfig, LoadError> {
+fn configure(source: &dyn TensorSource, options: &LoadOptions) -> Result<ModelConfig, LoadError> {
     let config = arch::configure(source)?;
     match config.encoder {
         Some(_) => Err(LoadError::Encoder { arch: config.arch }),
-        None => Ok(config),
+        None => Ok(options.with_drafts(config)),
     }
 }
 
@@ -197,7 +197,7 @@ pub fn load_on_device<B: Backend>(
     source: &dyn TensorSource,
     options: &LoadOptions,
 ) -> Result<LoadedModel, LoadError> {
-    load_with_memory(vec![backend], source, configure(source)?, options)
+    load_with_memory(vec![backend], source, configure(source, options)?, options)
 }
 
 fn load_with_memory<B: Backend>(

@@ -71,6 +71,7 @@ impl<B: Backend> ModelRunner<B> {
             limits,
             slots: sizes.slots,
             asynchronous: first.backend.is_asynchronous(),
+            drafts: first.model.drafts(),
         };
         Ok(Self {
             others,
@@ -197,7 +198,7 @@ impl<B: Backend> Runner for ModelRunner<B> {
             Choosing::Sampled => samplers(step, self.previous.as_deref()),
             _ => Samplers::default(),
         };
-        self.others.compute(&mut self.first, Order { batch, choosing, samplers })?;
+        self.others.compute(&mut self.first, Order { pass: step.pass, batch, choosing, samplers })?;
         let outcome = match choosing {
             Choosing::Nothing => Outcome::Known(self.sample(step, n_logits)?),
             Choosing::Argmax | Choosing::Sampled => {

@@ -3,13 +3,13 @@
 //!
 //! All ranks hold the same logits in the end and choose the same tokens from them, so nothing goes back but whether it worked.
 
-use crate::runner::RunnerSizes;
+use crate::runner::{Pass, RunnerSizes};
 use crate::{BlockCopy, CacheFormat, Error, Result};
 use realizar_compute::sampling::Samplers;
 use realizar_compute::{
     Backend, Batch, BatchLimits, CacheShape, Choosing, Error as ComputeError, GraphKey, Profiler,
 };
-use realizar_model::{CacheSizes, CacheUnit, Decoder, KvCache, Workspace};
+use realizar_model::{CacheSizes, CacheUnit, Decoder, DraftFrom, KvCache, Workspace};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,6 +17,7 @@ use std::thread::JoinHandle;
 
 /// What every rank computes.
 pub(crate) struct Order {
+    pub(crate) pass: Pass,
     /// With its deferred tokens filled in, where the host knows them.
     pub(crate) batch: Batch,
     /// How the step ends.
@@ -26,8 +27,14 @@ pub(crate) struct Order {
 }
 
 /// What tells apart steps that are worth recording, besides their sizes: `None` for steps that come up once, as those of prompts do.
-fn shape(batch: &Batch) -> Option<u64> {
-    if batch.seqs.iter().all(|s| s.tokens.len() == 1) {
+fn shape(pass: Pass, batch: &Batch) -> Option<u64> {
+    let only_singles = batch.seqs.iter().all(|s| s.tokens.len() == 1);
+    match pass {
+        Pass::Model => {}
+        Pass::Draft(DraftFrom::Model) => return only_singles.then_some(u64::MAX),
+        Pass::Draft(DraftFrom::Draft) => return only_singles.then_some(u64::MAX - 1),
+    }
+    if only_singles {
         return Some(0);
     }
     // Guesses to verify: each token yields logits.
@@ -36,7 +43,7 @@ fn shape(batch: &Batch) -> Option<u64> {
     }
     let mut hasher = DefaultHasher::new();
     batch.seqs.iter().for_each(|s| s.tokens.len().hash(&mut hasher));
-    Some(hasher.finish().max(1))
+    Some(hasher.finish().clamp(1, u64::MAX - 2))
 }
 
 /// A model, or its part, with all memory that steps need.
@@ -64,6 +71,7 @@ impl<B: Backend> ModelRank<B> {
             n_positions: sizes.context_length,
             n_slots: sizes.slots.map_or(0, |s| s.n_slots),
             n_token_types: 0,
+            drafts: model.drafts(),
         };
         let cache = CacheSizes {
             dtype: sizes.kv_type,
@@ -98,7 +106,10 @@ impl<B: Backend> ModelRank<B> {
             _ => Ok(()),
         });
         let mut forward = || {
-            model.forward(backend, staged, n_tokens, n_logits, cache, ws)?;
+            match order.pass {
+                Pass::Model => model.forward(backend, staged, n_tokens, n_logits, cache, ws)?,
+                Pass::Draft(from) => model.draft(backend, staged, n_tokens, n_logits, from, cache, ws)?,
+            }
             match choosing {
                 Choosing::Nothing => Ok(()),
                 Choosing::Argmax => backend.timed("sample", || backend.argmax(staged, &ws.logits)),
@@ -107,7 +118,7 @@ impl<B: Backend> ModelRank<B> {
         };
         // Steps of one shape differ only in what the batch says. A profiler has to see each part.
         let profiled = backend.profiler().is_some_and(Profiler::is_on);
-        let computed = staged_all.and_then(|()| match shape(batch).filter(|_| !profiled) {
+        let computed = staged_all.and_then(|()| match shape(order.pass, batch).filter(|_| !profiled) {
             Some(shape) => {
                 let key = GraphKey { owner: *owner, n_tokens, n_logits, choosing, shape };
                 backend.captured(key, forward)

@@ -236,6 +236,7 @@ mod tests {
             limits,
             slots: None,
             asynchronous: false,
+            drafts: false,
         };
         assert_eq!(Request::new(vec![], 1).validate(&info), Err(Error::EmptyPrompt));
         assert_eq!(

@@ -5,7 +5,7 @@
 
 use crate::{Result, SampleError, SamplingParams};
 use realizar_compute::{Batch, BatchLimits, CacheShape, DType, OpTime, StateWrite};
-use realizar_model::CacheUnit;
+use realizar_model::{CacheUnit, DraftFrom};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -90,6 +90,8 @@ pub struct RunnerInfo {
     pub slots: Option<SlotSizes>,
     /// Whether `launch` returns while the device computes, so that the host's work of two steps can overlap.
     pub asynchronous: bool,
+    /// Whether the model has a layer that drafts tokens.
+    pub drafts: bool,
 }
 
 /// The recurrent state of sequences: slots of a fixed size, each with the state of one sequence at one position, in all layers.
@@ -137,6 +139,7 @@ impl RunnerInfo {
             n_positions: self.context_length,
             n_slots: self.slots.map_or(0, |s| s.n_slots),
             n_token_types: 0,
+            drafts: self.drafts,
         }
     }
 }
@@ -150,9 +153,21 @@ pub struct BlockCopy {
     pub from: u32,
 }
 
+/// What of the model a step runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// The model.
+    #[default]
+    Model,
+    /// The layer that only drafts tokens, on one token of each sequence. It changes nothing that later steps of the model depend on.
+    Draft(DraftFrom),
+}
+
 /// One step's work: what to compute and what to do with each row of logits.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
+    /// What runs.
+    pub pass: Pass,
     /// Tokens, positions and block tables.
     pub batch: Batch,
     /// Blocks to copy before the step; the engine passes them to [`Runner::copy_blocks`].
@@ -211,6 +226,7 @@ impl Row {
 impl Step {
     /// Empties the step and keeps its memory.
     pub fn clear(&mut self) {
+        self.pass = Pass::Model;
         self.batch.clear();
         self.copies.clear();
         self.rows.clear();

@@ -25,7 +25,7 @@ pub use masks::{MaskDone, MaskJob};
 use crate::cache_events::CacheEvent;
 use crate::request::{Event, FinishReason, Request};
 use crate::runner::{BlockCopy, RunnerInfo, Step};
-use crate::sequence::{SeqId, Sequence, Turn};
+use crate::sequence::{InStep, SeqId, Sequence, Turn};
 use crate::speculative::{DraftLength, SpeculationCosts};
 use crate::state::{Need, Prefix, SequenceState, Span, StateStore};
 use crate::{EngineConfig, Error, Result};
@@ -208,6 +208,7 @@ impl Scheduler {
                     true => Some(DraftLength::default()),
                     false => None,
                 },
+                last_step: None,
                 verifies: false,
                 n_drafted: 0,
                 n_accepted: 0,
@@ -634,6 +635,14 @@ impl Scheduler {
             let mut drafts = self.drafts.remove(&planned.id).unwrap_or_default();
             drafts.tokens.truncate(n_drafts);
             let table = &seq.state.blocks[..end.div_ceil(self.info.block_size)];
+            if self.info.drafts {
+                let before = start.checked_sub(1).zip(seq.last_step.as_ref());
+                // This step was counted when it began.
+                let number = self.counters.steps;
+                step.batch.previous.push(before.and_then(|(at, last)| last.row_of(at, number - 1)));
+                seq.last_step =
+                    Some(InStep { step: number, row: step.batch.tokens.len(), positions: start..end });
+            }
             match start < seq.tokens.len() {
                 true => {
                     let n_known = seq.tokens.len();

@@ -4,6 +4,7 @@ use crate::SamplingParams;
 use crate::request::{Constraint, FinishReason, Timings, Usage};
 use crate::speculative::DraftLength;
 use crate::state::SequenceState;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,25 @@ pub(crate) struct Turn {
     pub(crate) id: SeqId,
 }
 
+/// Which rows of a step are a sequence's.
+#[derive(Clone, Debug)]
+pub(crate) struct InStep {
+    /// The step's number.
+    pub(crate) step: u64,
+    /// Row of the first.
+    pub(crate) row: usize,
+    /// Positions that the step computed, those of drafts included.
+    pub(crate) positions: Range<usize>,
+}
+
+impl InStep {
+    /// The row that held a position, in the step of this number.
+    pub(crate) fn row_of(&self, position: usize, step: u64) -> Option<u32> {
+        let is_there = self.step == step && self.positions.contains(&position);
+        is_there.then(|| (self.row + position - self.positions.start) as u32)
+    }
+}
+
 /// What the scheduler knows about a continuation.
 pub(crate) struct Sequence {
     pub(crate) turn: Turn,
@@ -38,6 +58,8 @@ pub(crate) struct Sequence {
     pub(crate) n_launched: usize,
     /// Positions whose keys and values are known to be computed.
     pub(crate) n_computed: usize,
+    /// The newest step that it was part of.
+    pub(crate) last_step: Option<InStep>,
     /// Steps in flight that it is part of.
     pub(crate) n_in_flight: usize,
     /// Right drafts that have to be computed again, because the state after them was not kept.

@@ -17,10 +17,12 @@
 //! number that the model will draw with. All is accepted if the two distributions are the same, and the more is lost the more tokens
 //! are likely (docs/speculation.md has figures). What is gained is that a seed gives the same text with and without speculation.
 
+mod draft_layer;
 mod draft_model;
 mod length;
 mod ngram;
 
+pub use draft_layer::DraftLayer;
 pub use draft_model::DraftModel;
 pub(crate) use length::DraftLength;
 pub use length::SpeculationCosts;
@@ -42,24 +44,31 @@ pub struct DraftWanted<'a> {
     pub(crate) chooser: Chooser<'a>,
     /// Guesses wanted, at least 1.
     pub n: usize,
+    /// Its blocks. The last token's keys and values, and those of guesses, may be written behind those that are computed.
+    pub(crate) blocks: &'a [u32],
+    /// Row of the step before that held the token before the last one, if that step did.
+    pub(crate) row: Option<u32>,
 }
 
 /// Guesses how texts go on.
 pub trait Proposer: Send {
-    /// For each of the wanted, in their order: its next tokens, at most as many as wanted, none if it has no idea.
+    /// For each of the wanted, in their order: its next tokens, at most as many as wanted, none if it has no idea. `runner`: the model's, of
+    /// which no step is under way.
     ///
     /// Errors: the device failed; the engine then goes on without guesses.
-    fn propose(&mut self, wanted: &[DraftWanted<'_>]) -> Result<Vec<Vec<u32>>>;
+    fn propose(&mut self, runner: &mut dyn Runner, wanted: &[DraftWanted<'_>]) -> Result<Vec<Vec<u32>>>;
 
-    /// How long it takes to guess one token.
-    fn guess_time(&mut self) -> Result<Duration>;
+    /// How long it takes to guess one token. `runner`: the model's, whose cache is free.
+    fn guess_time(&mut self, runner: &mut dyn Runner) -> Result<Duration>;
 }
 
-/// Measures what guesses cost with this runner, whose cache must be free.
-pub(crate) fn measure_costs(
+/// Measures how long a step of one token takes with this runner, whose cache must be free, and what guesses cost.
+///
+/// Errors: the device failed.
+pub fn measure_costs(
     runner: &mut dyn Runner,
     proposer: &mut dyn Proposer,
-) -> Result<SpeculationCosts> {
+) -> Result<(Duration, SpeculationCosts)> {
     let n = 5
         .min(runner.info().limits.n_logits)
         .min(runner.info().limits.n_tokens)
@@ -67,6 +76,7 @@ pub(crate) fn measure_costs(
     let (one, many) = step_times(runner, n)?;
     let one_s = one.as_secs_f32().max(1e-9);
     let row = (many.as_secs_f32() / one_s - 1.0) / n.saturating_sub(1).max(1) as f32;
+    let guess = proposer.guess_time(runner)?.as_secs_f32() / one_s;
     // A row is never for nothing, and never dearer than a step of its own; beyond that, timing erred.
-    Ok(SpeculationCosts { row: row.clamp(0.01, 1.0), guess: proposer.guess_time()?.as_secs_f32() / one_s })
+    Ok((one, SpeculationCosts { row: row.clamp(0.01, 1.0), guess }))
 }

@@ -105,6 +105,39 @@ fn all_tokens(client: &Client) -> Vec<Result<Vec<Vec<u32>>, Error>> {
     streams.into_iter().map(tokens).collect()
 }
 
+/// Recorded steps of the model, of its verified drafts and of its drafting layer take turns.
+#[test]
+fn a_drafting_layer_on_a_device_changes_no_text() {
+    let Some((driver, _turn)) = device() else { return };
+    let few = || {
+        let prompt = |seed: u32| (0..7 + seed * 3).map(|i| 3 + i * 7 % 50).collect();
+        (0..3u32).map(move |seed| {
+            let sampling = match seed {
+                0 => SamplingParams::greedy(),
+                _ => SamplingParams { seed: Some(seed.into()), top_k: 8, ..SamplingParams::default() },
+            };
+            Request { sampling, ignore_eos: true, ..Request::new(prompt(seed), 12) }
+        })
+    };
+    let texts = |client: &Client| -> Vec<_> {
+        let streams: Vec<_> = few().map(|r| client.submit(r).unwrap()).collect();
+        streams.into_iter().map(|stream| tokens(stream).unwrap()).collect()
+    };
+    for name in ["qwen35", "glm4moe"] {
+        let cuda = Cuda::with_driver(driver.clone(), Mode::Exact).unwrap();
+        let options = LoadOptions { draft_layer: true, ..options() };
+        let runner = load_on_device(cuda, &*model(name), &options).unwrap().runner;
+        let costs = SpeculationCosts { row: 0.001, guess: 0.0 };
+        let config =
+            EngineConfig { speculation_costs: Some(costs), max_drafts: 2, ..EngineConfig::default() };
+        let client = Engine::start_speculating(runner, None, config).unwrap();
+        let (_, before) = driver.n_launches_and_replays();
+        assert_eq!(texts(&client), texts(&on_cpu(name)), "{name}");
+        assert!(client.stats().drafted_tokens.get() > 20, "{name}: {:?}", client.stats());
+        assert!(driver.n_launches_and_replays().1 > before + 10, "{name}: steps were not replayed");
+    }
+}
+
 /// Devices that compute exactly have the same logits but for the last bits; sampled texts may differ where a number falls between, so
 /// the seeds are such that none does.
 #[test]

@@ -25,6 +25,7 @@ const INFO: RunnerInfo = RunnerInfo {
     limits: BatchLimits { n_tokens: 64, n_seqs: 16, n_blocks: 1000, n_logits: 32 },
     slots: None,
     asynchronous: true,
+    drafts: false,
 };
 
 fn start(config: EngineConfig) -> Client {

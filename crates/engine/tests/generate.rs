@@ -70,6 +70,7 @@ fn reciting(text: Vec<u32>, tokenizer: &Arc<Tokenizer>) -> TextEngine {
         limits,
         slots: None,
         asynchronous: false,
+        drafts: false,
     };
     let runner = Recital { text, n_prompt: 3, info, sampler: Sampler::new(), outcome: None };
     let config = EngineConfig { max_queue: 4, stream_capacity: 4, ..EngineConfig::default() };

@@ -138,6 +138,22 @@ fn drafts_change_no_text() {
     }
 }
 
+#[test]
+fn a_drafting_layer_changes_no_text() {
+    for name in ["qwen35", "qwen35moe", "deepseek3", "glm4moe"] {
+        let want = solo(name);
+        for (what, room) in [("room", options()), ("little room", short(name))] {
+            let client = start(name, &LoadOptions { draft_layer: true, ..room }, None);
+            assert!(client.info().drafts, "{name}");
+            assert!(all_at_once(&client) == want, "{name} with {what}");
+            assert!(all_at_once(&client) == want, "{name} with {what}, again");
+            assert!(client.stats().drafted_tokens.get() > 100, "{name} with {what}: {:?}", client.stats());
+        }
+        let without = start(name, &options(), None);
+        assert!(!without.info().drafts && without.stats().drafted_tokens.get() == 0);
+    }
+}
+
 /// The tokens of one greedy request, and how many of its prompt were not computed.
 fn ask(client: &Client, prompt: &[u32]) -> (Vec<u32>, Usage) {
     let sampling = SamplingParams::greedy();

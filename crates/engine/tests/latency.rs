@@ -27,6 +27,7 @@ fn gaps_while_reading(n_prompt: usize, n_streams: usize, step_tokens: usize) -> 
         limits,
         slots: None,
         asynchronous: false,
+        drafts: false,
     };
     let mut scheduler =
         Scheduler::new(&EngineConfig { step_tokens: Some(step_tokens), ..EngineConfig::default() }, info);

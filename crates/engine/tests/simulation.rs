@@ -8,7 +8,7 @@
 mod support;
 
 use realizar_compute::BatchLimits;
-use realizar_engine::speculative::SpeculationCosts;
+use realizar_engine::speculative::{DraftLayer, Proposer, SpeculationCosts};
 use realizar_engine::{
     EngineConfig, Error, Event, FinishReason, MaskJob, Runner, RunnerInfo, Scheduler, SeqId, SlotSizes, Step,
 };
@@ -40,6 +40,7 @@ struct Summary {
     accepted: u64,
     masks: u64,
     late_masks: u64,
+    layer_drafts: u64,
     stored: u64,
     removed: u64,
     /// A hash of all events in order.
@@ -103,6 +104,7 @@ impl Simulation {
             limits,
             slots: recurrent.then(|| random_slots(&mut random, n_blocks)),
             asynchronous: true,
+            drafts: random.once_in(2),
         };
         let config = EngineConfig {
             max_seqs: 1 + random.below(12),
@@ -229,7 +231,22 @@ impl Simulation {
     /// Offers guesses that are right for a while, with whatever else a bad proposer might say.
     fn guess(&mut self) {
         let mut drafts = Vec::new();
-        for wanted in self.scheduler.drafts_wanted() {
+        let all_wanted = self.scheduler.drafts_wanted();
+        if self.info.drafts && self.random.once_in(2) {
+            let proposed = DraftLayer::default().propose(&mut self.runner, &all_wanted).unwrap();
+            for (wanted, draft) in all_wanted.iter().zip(&proposed) {
+                let tokens = &self.solos[&wanted.id].tokens;
+                let case = &self.live[&wanted.id].case;
+                let right = &tokens[wanted.tokens.len() - case.prompt.len()..];
+                let n = draft.len().min(right.len());
+                // What a constraint allows, it does not know.
+                assert!(case.constraint.is_some() || draft[..n] == right[..n], "{draft:?}, not {right:?}");
+                self.summary.layer_drafts += draft.len() as u64;
+            }
+            let ids: Vec<_> = all_wanted.iter().map(|w| w.id).collect();
+            return self.scheduler.offer_drafts(ids.into_iter().zip(proposed));
+        }
+        for wanted in all_wanted {
             let n_generated = wanted.tokens.len() - self.live[&wanted.id].case.prompt.len();
             assert_eq!(
                 wanted.tokens[wanted.tokens.len() - n_generated..],
@@ -494,6 +511,7 @@ fn run_seeds(recurrent: bool) {
         total.accepted += s.accepted;
         total.masks += s.masks;
         total.late_masks += s.late_masks;
+        total.layer_drafts += s.layer_drafts;
         total.stored += s.stored;
         total.removed += s.removed;
     }
@@ -510,6 +528,7 @@ fn run_seeds(recurrent: bool) {
         ("scored tokens", total.prompt_tokens),
         ("masks", total.masks),
         ("late masks", total.late_masks),
+        ("drafts of a layer", total.layer_drafts),
         ("stored blocks", total.stored),
         ("removed blocks", total.removed),
         ("right guesses", total.accepted),

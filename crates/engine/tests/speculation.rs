@@ -29,6 +29,7 @@ const INFO: RunnerInfo = RunnerInfo {
     limits: BatchLimits { n_tokens: 64, n_seqs: 16, n_blocks: 1000, n_logits: 64 },
     slots: None,
     asynchronous: true,
+    drafts: false,
 };
 
 /// Rows that cost next to nothing, so that much is guessed.
@@ -46,11 +47,11 @@ fn start(proposer: impl Proposer + 'static, config: EngineConfig) -> Client {
 struct Guess<F>(F);
 
 impl<F: FnMut(&[u32], usize) -> Result<Vec<u32>> + Send> Proposer for Guess<F> {
-    fn propose(&mut self, wanted: &[DraftWanted<'_>]) -> Result<Vec<Vec<u32>>> {
+    fn propose(&mut self, _: &mut dyn Runner, wanted: &[DraftWanted<'_>]) -> Result<Vec<Vec<u32>>> {
         wanted.iter().map(|w| (self.0)(w.tokens, w.n)).collect()
     }
 
-    fn guess_time(&mut self) -> Result<Duration> {
+    fn guess_time(&mut self, _: &mut dyn Runner) -> Result<Duration> {
         Ok(Duration::ZERO)
     }
 }
@@ -146,6 +147,45 @@ fn a_draft_model_with_recurrent_layers_keeps_its_state_right() {
 }
 
 #[test]
+fn a_drafting_layer_changes_no_text() {
+    // Much room, and so little that sequences take each other's blocks.
+    for (n_blocks, draft_noise) in [(500, 0.0), (500, 0.3), (50, 0.3), (500, 2.0)] {
+        let mut runner = FakeRunner::new(RunnerInfo { n_blocks, drafts: true, ..INFO });
+        runner.draft_noise = draft_noise;
+        let client = Engine::start_speculating(Box::new(runner), None, config()).unwrap();
+        compare_with_solo(&client, 37, false);
+        let (drafted, accepted) = (client.stats().drafted_tokens.get(), client.stats().accepted_tokens.get());
+        assert!(drafted > 1000, "{drafted} with {n_blocks} blocks");
+        // A layer that chooses as the model does is always right, sampled texts included.
+        match draft_noise {
+            0.0 => assert_eq!(drafted, accepted),
+            _ => assert!(accepted > 300 && drafted - accepted > 500, "{accepted} of {drafted} were right"),
+        }
+    }
+}
+
+#[test]
+fn a_drafting_layer_follows_recurrent_state() {
+    for draft_noise in [0.0, 1.0] {
+        let slots = SlotSizes { n_slots: 200, slot_bytes: 16, block_bytes: 16, budget_bytes: 1 << 20 };
+        let mut runner = FakeRunner::new(RunnerInfo { slots: Some(slots), drafts: true, ..INFO });
+        runner.draft_noise = draft_noise;
+        let client = Engine::start_speculating(Box::new(runner), None, config()).unwrap();
+        let mut random = Random::new(41);
+        let cases: Vec<Case> =
+            (0..30).map(|i| Case::greedy(random.tokens(3 + i * 7 % 60), 20 + i % 9)).collect();
+        let streams: Vec<_> = cases.iter().map(|c| client.submit(c.request()).unwrap()).collect();
+        for (case, stream) in cases.iter().zip(streams) {
+            let tokens = stream.collect_tokens().unwrap().remove(0).0;
+            assert_eq!(tokens, solo_of(true, case, 0, INFO.max_seq_len()).tokens, "{case:?}");
+        }
+        let (drafted, accepted) = (client.stats().drafted_tokens.get(), client.stats().accepted_tokens.get());
+        assert!(drafted > 200, "{drafted}");
+        assert_eq!(drafted == accepted, draft_noise == 0.0, "{accepted} of {drafted} were right");
+    }
+}
+
+#[test]
 fn right_guesses_save_steps() {
     let case = Case { speculate: Some(true), ..Case::greedy(vec![5, 6, 7], 101) };
     let expected = solo(&case, 0, INFO.max_seq_len()).tokens;
@@ -186,10 +226,10 @@ fn what_a_bad_proposer_says_does_no_harm() {
     // Who answers for fewer than were asked for is taken at his word.
     struct Short;
     impl Proposer for Short {
-        fn propose(&mut self, _: &[DraftWanted<'_>]) -> Result<Vec<Vec<u32>>> {
+        fn propose(&mut self, _: &mut dyn Runner, _: &[DraftWanted<'_>]) -> Result<Vec<Vec<u32>>> {
             Ok(vec![vec![1, 2]])
         }
-        fn guess_time(&mut self) -> Result<Duration> {
+        fn guess_time(&mut self, _: &mut dyn Runner) -> Result<Duration> {
             Ok(Duration::ZERO)
         }
     }

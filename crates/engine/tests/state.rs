@@ -22,6 +22,7 @@ const INFO: RunnerInfo = RunnerInfo {
     limits: BatchLimits { n_tokens: 64, n_seqs: 8, n_blocks: 1000, n_logits: 16 },
     slots: Some(SlotSizes { n_slots: 50, slot_bytes: 50, block_bytes: 10, budget_bytes: 200 * 10 + 50 * 50 }),
     asynchronous: true,
+    drafts: false,
 };
 const SPACING: usize = 5 * BLOCK_SIZE;
 

@@ -69,12 +69,14 @@ pub struct ModelConfig {
     pub lm_head_bias: Presence,
     /// Whether matrices stand transposed in the file, `[n_in, n_out]`.
     pub transposed: bool,
-    /// The layers, from the first to the last.
+    /// The layers, from the first to the last, and behind them those that only draft tokens.
     pub layers: Vec<LayerConfig>,
+    /// Of these, how many only draft tokens (multi-token prediction); at most one.
+    pub n_draft_layers: usize,
     /// What the model makes of a text, where that is not logits.
     pub encoder: Option<Encoder>,
-    /// Layers of the file behind these that only draft tokens (multi-token prediction); they are not read.
-    pub n_draft_layers: usize,
+    /// Layers of the file behind these, which draft tokens too and are not read.
+    pub n_unread_layers: usize,
 }
 
 /// Whether the embedding is the output matrix too.
@@ -89,6 +91,27 @@ pub enum Tied {
 }
 
 impl ModelConfig {
+    /// Layers that a token goes through, without those that only draft.
+    pub fn n_main_layers(&self) -> usize {
+        self.layers.len() - self.n_draft_layers
+    }
+
+    /// Adds a layer that drafts tokens: one like the last that attends.
+    pub(crate) fn add_draft_layer(&mut self) {
+        let attends = |layer: &&LayerConfig| matches!(layer.mixer, Mixer::Attention(_) | Mixer::Latent(_));
+        if let Some(&layer) = self.layers.iter().rev().find(attends) {
+            self.layers.push(layer);
+            self.n_draft_layers += 1;
+            self.n_unread_layers = self.n_unread_layers.saturating_sub(1);
+        }
+    }
+
+    /// Leaves the layers that only draft tokens in the file.
+    pub fn without_draft_layers(&mut self) {
+        self.layers.truncate(self.n_main_layers());
+        self.n_unread_layers += std::mem::take(&mut self.n_draft_layers);
+    }
+
     /// Changes the attention of all layers that have one.
     pub fn each_attention(&mut self, mut change: impl FnMut(&mut Attention)) {
         for layer in &mut self.layers {

@@ -79,6 +79,7 @@ impl Contract {
         for (i, layer) in config.layers.iter().enumerate() {
             checker.layer(i, layer);
         }
+        (config.n_main_layers()..config.layers.len()).for_each(|i| checker.draft(i));
         checker.left_over();
         if !checker.problems.is_empty() {
             return Err(Error::bad_weights(source.path(), checker.problems));
@@ -426,6 +427,24 @@ impl Checker<'_> {
         }
     }
 
+    /// What a layer that drafts has beside its blocks.
+    fn draft(&mut self, i: usize) {
+        let n = self.config.hidden_size;
+        let (name, layer) = ("draft.proj", Some(i));
+        self.linear(&Stack { layer, parts: &[(name, n)], n_in: 2 * n, bias: Presence::Absent });
+        let file = self.file_name(Weight { name, layer }, None, Part::Weight);
+        if let Some(file) = file
+            && self.source.find(&file).is_some_and(|t| !n.is_multiple_of(t.dtype.block_len()))
+        {
+            self.bad(&file, format!("is quantized in blocks that cross its middle, column {n}"));
+        }
+        for name in ["draft.embed_norm", "draft.hidden_norm"] {
+            self.norm(name, layer, n);
+        }
+        self.one(Weight { name: "draft.head_norm", layer }, Part::Weight, &[n], Presence::Optional);
+        self.disregard(i, &["draft.embed", "draft.head"]);
+    }
+
     /// Whether a layer has gate and up in one matrix. GGUF calls it as it calls up alone.
     fn is_fused(&self, layer: usize, inner: usize) -> bool {
         let file = |name| self.file_name(Weight { name, layer: Some(layer) }, None, Part::Weight);
@@ -604,14 +623,14 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether a tensor belongs to a layer that only drafts tokens.
+    /// Whether a tensor belongs to a layer that only drafts tokens and is not read.
     fn drafts(&self, name: &str) -> bool {
         let prefixes =
             ["blk.", "model.layers.", "model.language_model.layers.", "language_model.model.layers."];
         let layer = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix)?.split('.').next());
         let n = self.config.layers.len();
         let layer = layer.and_then(|i| i.parse::<usize>().ok());
-        layer.is_some_and(|i| (n..n + self.config.n_draft_layers).contains(&i))
+        layer.is_some_and(|i| (n..n + self.config.n_unread_layers).contains(&i))
     }
 
     /// Whether a tensor holds the scales of one of the model's matrices.

@@ -1,6 +1,9 @@
 //! A model's weights on a backend, and the one forward pass of all architectures.
 
+mod draft;
 mod encode;
+
+pub use draft::DraftFrom;
 
 use crate::Result;
 use crate::config::{self, Attention, Dense, ModelConfig, PerLayerInput, QkNorm};
@@ -39,6 +42,8 @@ pub struct Decoder<B: Backend> {
     encoder_head: Vec<encode::Head<B>>,
     /// `None`: the embedding serves as output matrix. Of several ranks, each has its rows.
     lm_head: Option<Linear<B>>,
+    /// What the last layer has beside its blocks, where it only drafts tokens.
+    draft: Option<draft::DraftWeights<B>>,
 }
 
 struct Rope<B: Backend> {
@@ -214,6 +219,7 @@ impl<B: Backend> Decoder<B> {
             layers,
             final_norm: c.final_norm.map(|name| loader.norm(None, name)).transpose()?,
             lm_head,
+            draft: draft::load(&loader)?,
             config,
             shard,
         })
@@ -240,7 +246,10 @@ impl<B: Backend> Decoder<B> {
             sum.total += backend.matrix_bytes(table) + size(proj);
             sum.per_step += size(proj);
         }
-        for (layer, config) in self.layers.iter().zip(&self.config.layers) {
+        if let Some(draft) = &self.draft {
+            sum.total += draft.proj.iter().map(size).sum::<usize>();
+        }
+        for (i, (layer, config)) in self.layers.iter().zip(&self.config.layers).enumerate() {
             let mixer = match &layer.mixer {
                 Mixer::Attention { qkv, gate, out, .. } => {
                     size(qkv) + gate.as_ref().map_or(0, size) + size(&out.proj)
@@ -269,7 +278,9 @@ impl<B: Backend> Decoder<B> {
             };
             let per_layer = layer.per_layer.as_ref().map_or(0, |p| size(&p.gate) + size(&p.out.proj));
             sum.total += mixer + per_layer + total;
-            sum.per_step += mixer + per_layer + used;
+            if i < self.config.n_main_layers() {
+                sum.per_step += mixer + per_layer + used;
+            }
         }
         sum
     }
@@ -287,14 +298,11 @@ impl<B: Backend> Decoder<B> {
     ) -> realizar_compute::Result<()> {
         ws.set_rows(n_tokens, n_logits);
         self.run_layers(backend, batch, cache, ws)?;
-        if n_logits == 0 {
-            return Ok(());
+        let norm = self.final_norm.as_ref();
+        if n_logits > 0 {
+            self.logits(backend, batch, norm.expect("a model with logits has a norm before them"), ws)?;
         }
-        // Otherwise every token has a row of logits, in order.
-        if n_logits < n_tokens {
-            backend.timed("select_rows", || backend.select_rows(&mut ws.last, &ws.residual, batch))?;
-        }
-        backend.timed("lm_head", || self.logits(backend, ws))
+        self.follow(backend, batch, cache, ws)
     }
 
     /// Tokens → `ws.residual` behind the last layer.
@@ -318,17 +326,14 @@ impl<B: Backend> Decoder<B> {
             norm: self.embed_norm.as_ref(),
         };
         backend.embed_block(&mut ws.residual, batch, block)?;
-        for (rope, angles) in self.ropes.iter().zip(&mut ws.angles) {
-            backend
-                .timed("rope_angles", || backend.rope_angles(angles, &rope.frequencies, batch, rope.scale))?;
-        }
+        self.rope_angles(backend, batch, ws)?;
         // The residual as matrices read it, where the block before left it so.
         let mut operand = None;
         let make_floats = |ws: &mut Workspace<B>, operand: &mut Option<B::Operand>| match operand.take() {
             Some(operand) => backend.read_operand(&mut ws.residual, operand),
             None => Ok(()),
         };
-        for (i, layer) in self.layers.iter().enumerate() {
+        for (i, layer) in self.layers.iter().enumerate().take(self.config.n_main_layers()) {
             ws.set_layer(&self.shard, i);
             if let Inputs::Shared(norm) = &layer.inputs {
                 make_floats(ws, &mut operand)?;
@@ -347,13 +352,39 @@ impl<B: Backend> Decoder<B> {
         make_floats(ws, &mut operand)
     }
 
+    fn rope_angles(
+        &self,
+        backend: &B,
+        batch: &B::Batch,
+        ws: &mut Workspace<B>,
+    ) -> realizar_compute::Result<()> {
+        self.ropes.iter().zip(&mut ws.angles).try_for_each(|(rope, angles)| {
+            backend.timed("rope_angles", || backend.rope_angles(angles, &rope.frequencies, batch, rope.scale))
+        })
+    }
+
+    /// `ws.residual`, of the tokens that yield logits → `ws.logits`, by this norm.
+    fn logits(
+        &self,
+        backend: &B,
+        batch: &B::Batch,
+        norm: &Norm<B>,
+        ws: &mut Workspace<B>,
+    ) -> realizar_compute::Result<()> {
+        // Otherwise every token has a row of logits, in order.
+        if ws.last.rows() < ws.residual.rows() {
+            backend.timed("select_rows", || backend.select_rows(&mut ws.last, &ws.residual, batch))?;
+        }
+        backend.timed("lm_head", || self.head(backend, norm, ws))
+    }
+
     /// `ws.last`, or `ws.residual` where it has as many rows → `ws.logits`.
-    fn logits(&self, backend: &B, ws: &mut Workspace<B>) -> realizar_compute::Result<()> {
+    fn head(&self, backend: &B, norm: &Norm<B>, ws: &mut Workspace<B>) -> realizar_compute::Result<()> {
         ws.normed.set_rows(ws.last.rows());
         let starts = self.shard.vocab();
         let block = HeadBlock {
             x: if ws.residual.rows() == ws.last.rows() { &ws.residual } else { &ws.last },
-            norm: self.final_norm.as_ref().expect("a model with logits has a norm before them"),
+            norm,
             linear: self.lm_head.as_ref().unwrap_or(&self.embed),
             softcap: self.config.logit_softcap,
             normed: &mut ws.normed,

@@ -39,7 +39,7 @@ pub use config::{
     RecurrentState, SharedExpert, ShortConv, Tied,
 };
 pub use contract::check;
-pub use decoder::{Decoder, WeightBytes};
+pub use decoder::{Decoder, DraftFrom, WeightBytes};
 
 pub use error::{Error, Result};
 pub use fingerprint::fingerprint;

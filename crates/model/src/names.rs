@@ -489,6 +489,15 @@ pub static NAMES: &[WeightName] = &[
     row("per_layer.proj", "blk.{i}.proj", &["model.layers.{i}.per_layer_projection"]),
     row("per_layer.post_norm", "blk.{i}.post_norm", &["model.layers.{i}.post_per_layer_input_norm"]),
     row("output_scale", "blk.{i}.layer_output_scale.weight", &["model.layers.{i}.layer_scalar"]).whole(),
+    // Of a layer that drafts: what makes its input of the next token's embedding and of what the model made of a token, their norms, and
+    // the norm before the output matrix.
+    row("draft.proj", "blk.{i}.nextn.eh_proj", &["model.layers.{i}.eh_proj"]),
+    row("draft.embed_norm", "blk.{i}.nextn.enorm", &["model.layers.{i}.enorm"]),
+    row("draft.hidden_norm", "blk.{i}.nextn.hnorm", &["model.layers.{i}.hnorm"]),
+    row("draft.head_norm", "blk.{i}.nextn.shared_head_norm", &["model.layers.{i}.shared_head.norm"]),
+    // Copies of the model's own.
+    row("draft.embed", "blk.{i}.nextn.embed_tokens", &["model.layers.{i}.embed_tokens"]),
+    row("draft.head", "blk.{i}.nextn.shared_head_head", &["model.layers.{i}.shared_head.head"]),
 ];
 
 fn find(ours: &str) -> &'static WeightName {

@@ -4,6 +4,7 @@
 //! one file into a `Part`; how parts become a model (split GGUF, sharded safetensors, a folder) is decided here.
 
 mod discover;
+mod drafts;
 mod fp8;
 mod gpt_oss;
 mod joined;
@@ -191,10 +192,12 @@ impl Model {
             others: HashMap::new(),
             scaled: HashMap::new(),
         };
+        let n_layers = drafts::n_layers(&model)?;
         for (part, Part { path, bytes, tensors, mapping }) in parts.into_iter().enumerate() {
             model.parts.push((path.clone(), bytes));
             model.mappings.extend(mapping);
             for Entry { name, element, shape, range } in tensors {
+                let name = n_layers.and_then(|n| drafts::in_layers(&name, n)).unwrap_or(name);
                 let earlier = match model.by_name.get(&name) {
                     Some(&index) => Some(model.tensors[index].part),
                     None => model.others.get(&name).map(|other| other.part),

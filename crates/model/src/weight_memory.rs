@@ -83,7 +83,9 @@ impl<D: Device> Counter<'_, D> {
             Cut::Columns(columns) => vec![[n, n_out, columns.len()]],
         };
         // What the loader puts together is not in the file, so it is in memory even where a file's rows would be read in place.
-        let is_copied = entry.files.len() > 1 || (self.transposed && entry.weight.layer.is_some());
+        let is_copied = entry.files.len() > 1
+            || (self.transposed && entry.weight.layer.is_some())
+            || entry.weight.name == "draft.proj";
         let bytes = |shape: [usize; 3]| {
             let copied =
                 shape[0].saturating_mul(shape[1]).saturating_mul(dtype.bytes_for(shape[2]).unwrap_or(0));

@@ -275,6 +275,18 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Linear { weight: self.backend.matrix(stacked)?, scale, bias })
     }
 
+    /// The halves of a matrix's columns, as matrices of their own.
+    pub(crate) fn halves(&self, layer: usize, name: &'static str) -> Result<[Linear<B>; 2]> {
+        let w = Weight { name, layer: Some(layer) };
+        let whole = self.parts(w, Split::Whole)?.swap_remove(0);
+        let middle = whole.n_in / 2;
+        let half = |columns| -> Result<_> {
+            let weight = self.backend.matrix(cut(whole.clone(), Cut::Columns(columns)))?;
+            Ok(Linear { weight, scale: self.scale(&[w])?, bias: None })
+        };
+        Ok([half(0..middle)?, half(middle..whole.n_in)?])
+    }
+
     /// Matrices in one tensor where the files have it, or else in one each.
     pub(crate) fn fused_or(
         &self,

@@ -45,8 +45,20 @@ pub struct Workspace<B: Backend> {
     pub logits: Tensor<B>,
     /// Of an encoder, a row per sequence: what was pooled, then the output of each layer of its head. At most `n_logits` rows.
     pub(crate) encoded: Vec<Tensor<B>>,
+    /// Where the model has a layer that drafts.
+    pub(crate) draft: Option<DraftRoom<B>>,
     /// Where several ranks share the model.
     pub(crate) shared: Option<Shared<B>>,
+}
+
+/// What a layer that drafts reads: final norms of the residual.
+pub(crate) struct DraftRoom<B: Backend> {
+    /// Of the tokens of the last step, `[n_tokens, hidden_size]`; kept until the next.
+    pub(crate) hidden: Tensor<B>,
+    /// Of the drafting layer, for each row of logits of its last step, `[n_logits, hidden_size]`.
+    pub(crate) drafted: Tensor<B>,
+    /// Of the token before each, `[n_tokens, hidden_size]`.
+    pub(crate) previous: Tensor<B>,
 }
 
 /// What blocks compute in: the tensors of [`Workspace`] of these names.
@@ -288,6 +300,14 @@ impl<B: Backend> Workspace<B> {
                 .into_iter()
                 .map(|len| f32s(limits.n_logits, len))
                 .collect::<std::result::Result<_, _>>()?,
+            draft: match c.n_draft_layers {
+                0 => None,
+                _ => Some(DraftRoom {
+                    hidden: f32s(n, c.hidden_size)?,
+                    drafted: f32s(limits.n_logits, c.hidden_size)?,
+                    previous: f32s(n, c.hidden_size)?,
+                }),
+            },
             shared: match shard.rank().is_alone() {
                 true => None,
                 false => Some(Shared::new(backend, shard, limits)?),
@@ -413,7 +433,8 @@ pub fn workspace_bytes(shard: &Shard, limits: &BatchLimits) -> usize {
         let latent = if e.latent > 0 { 2 * e.latent + c.hidden_size } else { 0 };
         e.n_experts + e.n_used * (2 * e.input(c.hidden_size) + e.gate_up + e.hidden) + latent
     });
-    let per_token = 3 * c.hidden_size
+    let is_drafting = usize::from(c.n_draft_layers > 0);
+    let per_token = (3 + 2 * is_drafting) * c.hidden_size
         + w.qkv
         + w.gate
         + w.convolved
@@ -429,7 +450,8 @@ pub fn workspace_bytes(shard: &Shard, limits: &BatchLimits) -> usize {
         Some(_) => encoded_lens(c).iter().sum(),
         None => c.vocab_size,
     };
-    let floats = floats.saturating_add(limits.n_logits.saturating_mul(c.hidden_size + outputs));
+    let per_row = (1 + is_drafting) * c.hidden_size + outputs;
+    let floats = floats.saturating_add(limits.n_logits.saturating_mul(per_row));
     floats.saturating_add(shared).saturating_mul(4)
 }
 
@@ -466,9 +488,16 @@ mod tests {
             let moe = ws.moe.iter().flat_map(|(r, s)| [r, &s.x, &s.gate_up, &s.hidden, &s.y]);
             let moe_latent = ws.moe_latent.iter().flat_map(|m| [&m.x, &m.y, &m.shared]);
             let per_layer = ws.per_layer.iter().flat_map(|p| [&p.inputs, &p.projected, &p.gate]);
+            let draft = ws.draft.iter().flat_map(|d| [&d.hidden, &d.drafted, &d.previous]);
             let latent = [&ws.latent.q_low, &ws.latent.latent, &ws.latent.queries, &ws.latent.attended];
-            let all =
-                own.into_iter().chain(latent).chain(moe).chain(moe_latent).chain(per_layer).chain(&ws.angles);
+            let all = own
+                .into_iter()
+                .chain(latent)
+                .chain(moe)
+                .chain(moe_latent)
+                .chain(per_layer)
+                .chain(draft)
+                .chain(&ws.angles);
             assert_eq!(
                 workspace_bytes(&shard, &limits),
                 4 * all.map(|t| t.len()).sum::<usize>(),

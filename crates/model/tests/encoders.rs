@@ -62,8 +62,14 @@ fn encode<B: Backend>(backend: &B, model: &Decoder<B>, texts: &[&Text]) -> Vec<V
     let n_blocks = texts.iter().map(|t| blocks(t.ids.len())).sum();
     let limits = BatchLimits { n_tokens, n_seqs: texts.len(), n_blocks, n_logits: texts.len() };
     let n_token_types = model.config().n_token_types;
-    let shape =
-        CacheShape { n_blocks, block_size: BLOCK_SIZE, n_positions: n_tokens, n_slots: 0, n_token_types };
+    let shape = CacheShape {
+        n_blocks,
+        block_size: BLOCK_SIZE,
+        n_positions: n_tokens,
+        n_slots: 0,
+        n_token_types,
+        drafts: false,
+    };
     let sizes = CacheSizes { dtype: DType::F32, n_blocks, block_size: BLOCK_SIZE, n_slots: 0 };
     let mut staged = backend.new_batch(limits, shape).unwrap();
     let mut cache = KvCache::of_one_layer(backend, model.config(), sizes).unwrap();

@@ -13,7 +13,7 @@ use realizar_compute::cpu::{Cpu, CpuOptions};
 use realizar_compute::cuda::{Cuda, CudaOptions, Mode};
 use realizar_compute::{Backend, DType, Device, Reference};
 use realizar_model::arch::{ARCHS, configure};
-use realizar_model::source::TensorSource;
+use realizar_model::source::{Format, TensorSource};
 use realizar_model::{Decoder, gguf, source};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -39,27 +39,36 @@ struct Prompt {
     greedy: Vec<u32>,
     gaps: Vec<f64>,
     logits: Vec<f32>,
+    /// Of the layer that drafts; empty for a model without.
+    draft_logits: Vec<f32>,
     vocab_size: usize,
 }
 
 fn prompts(dir: &Path, golden: &Value) -> Vec<Prompt> {
-    let bytes = std::fs::read(dir.join("logits.f32")).unwrap();
-    let mut floats = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+    let floats = |bytes: Vec<u8>| -> Vec<f32> {
+        bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    };
+    let all = floats(std::fs::read(dir.join("logits.f32")).unwrap());
+    let drafts = std::fs::read(dir.join("draft_logits.f32")).map_or_else(|_| Vec::new(), floats);
+    assert!(drafts.is_empty() || drafts.len() == all.len(), "{dir:?}: draft_logits.f32");
+    let (mut all, mut drafts) = (all.into_iter(), drafts.into_iter());
     let numbers = |v: &Value| v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>();
     let ids = |v: &Value| numbers(v).into_iter().map(|x| x as u32).collect::<Vec<_>>();
     let read = |p: &Value| {
         let shape = ids(&p["shape"]);
         let vocab_size = shape[1] as usize;
+        let n = shape[0] as usize * vocab_size;
         Prompt {
             ids: ids(&p["ids"]),
             greedy: ids(&p["greedy"]),
             gaps: numbers(&p["gaps"]),
-            logits: floats.by_ref().take(shape[0] as usize * vocab_size).collect(),
+            logits: all.by_ref().take(n).collect(),
+            draft_logits: drafts.by_ref().take(n).collect(),
             vocab_size,
         }
     };
     let prompts: Vec<_> = golden["prompts"].as_array().unwrap().iter().map(read).collect();
-    assert!(floats.next().is_none(), "{dir:?}: logits.f32 holds more than golden.json says");
+    assert!(all.next().is_none(), "{dir:?}: logits.f32 holds more than golden.json says");
     prompts
 }
 
@@ -93,6 +102,19 @@ fn check_form<B: Backend>(backend: &B, path: &Path, prompts: &[Prompt], toleranc
         let mut chunked = Session::new(backend, &model, n_ctx, DType::F32);
         let chunks = p.ids.chunks(5).flat_map(|c| chunked.step(c)).collect::<Vec<_>>();
         check_logits(&format!("{what}, in chunks"), &chunks, &p.logits, tolerance);
+        // llama.cpp's converter leaves out DeepSeek's.
+        let leaves_out = source.format() == Format::Gguf && model.config().arch == "deepseek2";
+        assert_eq!(model.drafts(), !p.draft_logits.is_empty() && !leaves_out, "{what}");
+        if model.drafts() {
+            let want = p.draft_logits.chunks(p.vocab_size);
+            for (i, (&token, want)) in p.ids.iter().zip(want).enumerate() {
+                let what = format!("{what}, draft after {i}");
+                check_logits(&what, &whole.draft(token, i), want, tolerance);
+                if i >= (p.ids.len() - 1) / 5 * 5 + 1 {
+                    check_logits(&format!("{what}, in chunks"), &chunked.draft(token, i), want, tolerance);
+                }
+            }
+        }
 
         // The reference turns new keys by another base as a dynamically scaled context grows; ours stays what the context asks for.
         if other_frequencies {

@@ -36,6 +36,8 @@ enum Source<'a> {
 }
 
 enum Guesses {
+    /// By the model's own layer, where its file has one.
+    Own,
     None,
     DraftModel(PathBuf),
     Proposer(Box<dyn Proposer>),
@@ -54,7 +56,7 @@ impl<'a> ModelBuilder<'a> {
 
     fn new(source: Source<'a>) -> Self {
         let (options, config) = (Options::default(), EngineConfig::default());
-        Self { source, options, config, guesses: Guesses::None, template: None }
+        Self { source, options, config, guesses: Guesses::Own, template: None }
     }
 
     /// Where the model runs. Default: the first GPU if it can hold the model, else the CPU.
@@ -118,6 +120,13 @@ impl<'a> ModelBuilder<'a> {
         self
     }
 
+    /// Generates without drafts, even where the model's file has a layer for them (multi-token prediction). Without this the layer is used as
+    /// far as it pays; the text stays the same.
+    pub fn without_drafts(mut self) -> Self {
+        self.guesses = Guesses::None;
+        self
+    }
+
     /// Speeds up generation by any source of drafts, such as [`Ngram`](crate::Ngram); the text stays the same.
     pub fn proposer(mut self, proposer: Box<dyn Proposer>) -> Self {
         self.guesses = Guesses::Proposer(proposer);
@@ -144,12 +153,13 @@ impl<'a> ModelBuilder<'a> {
                 &*opened
             }
         };
+        options.draft_layer |= matches!(guesses, Guesses::Own);
         if !matches!(guesses, Guesses::None) && options.max_guesses == 0 {
             let n_seqs = options.max_seqs.map_or(GUESSING_SEQS, |n| n.min(GUESSING_SEQS));
             options.max_guesses = config.max_drafts * n_seqs;
         }
         let proposer: Option<Box<dyn Proposer>> = match guesses {
-            Guesses::None => None,
+            Guesses::None | Guesses::Own => None,
             Guesses::DraftModel(path) => {
                 Some(Box::new(load_draft(&*source::open(&path)?, source, &options)?))
             }

@@ -96,6 +96,7 @@ impl Script {
             limits,
             slots: None,
             asynchronous: false,
+            drafts: false,
         };
         let encode =
             |text, parse_special| tokenizer.encode(text, EncodeOptions { add_special: false, parse_special });

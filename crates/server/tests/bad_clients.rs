@@ -456,6 +456,7 @@ impl Runner for Broken {
             limits: BatchLimits { n_tokens: 64, n_seqs: 4, n_blocks: 64, n_logits: 4 },
             slots: None,
             asynchronous: false,
+            drafts: false,
         }
     }
 

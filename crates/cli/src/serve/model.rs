@@ -165,15 +165,14 @@ impl ModelOptions {
     }
 
     pub(super) fn load_options(&self) -> LoadOptions {
-        LoadOptions {
+        self.speculation.load_options(LoadOptions {
             kv_memory: self.kv_memory,
             cache: CacheSize::AllSequences,
             block_size: self.block_size,
             step_tokens: self.step_tokens,
             max_seqs: self.max_seqs,
-            max_guesses: self.speculation.max_guesses(self.max_seqs),
             ..self.runner.load_options(self.ctx)
-        }
+        })
     }
 }
 

@@ -31,8 +31,8 @@ use crate::sampling::Samplers;
 use crate::{
     Activation, AttentionParams, AttentionTemperature, Batch, BatchLimits, Blocks, CacheShape, Capture,
     Chosen, Collectives, DType, DeltaInput, DeltaShape, Device, DeviceMemory, Experts, GatedNorm, HostBatch,
-    InputObserver, KvLayer, LatentPrep, MatmulInput, MatrixPart, MoeScratch, Norm, Ops, Pooling, Profile,
-    Profiler, QkvPrep, Rank, Result, ShortConv, SsmInput, SsmShape, Tensor,
+    InputObserver, KvLayer, LatentPrep, MatmulInput, MatrixPart, MoeScratch, Norm, Ops, Pooling, PreviousRow,
+    Profile, Profiler, QkvPrep, Rank, Result, ShortConv, SsmInput, SsmShape, Tensor,
 };
 use isa::Isa;
 use matmul::{Activations, Matrix, MatrixOptions, Operands};
@@ -419,6 +419,26 @@ impl Ops for Cpu {
         parallel::rows(&self.pool, y.floats_mut(), n, |i, y| {
             y.copy_from_slice(&x[tokens[i] as usize * n..][..n]);
         });
+        Ok(())
+    }
+
+    fn select_previous(
+        &self,
+        y: &mut Tensor<Self>,
+        before: &Tensor<Self>,
+        here: &Tensor<Self>,
+        batch: &HostBatch,
+    ) -> Result<()> {
+        let n = y.row_len();
+        let (before, here) = (before.floats(), here.floats());
+        assert_eq!(y.rows(), batch.tokens().len());
+        for (y, previous) in y.floats_mut().chunks_exact_mut(n).zip(batch.previous()) {
+            match previous {
+                PreviousRow::Unknown => y.fill(0.0),
+                PreviousRow::Before(row) => y.copy_from_slice(&before[row as usize * n..][..n]),
+                PreviousRow::Here(row) => y.copy_from_slice(&here[row as usize * n..][..n]),
+            }
+        }
         Ok(())
     }
 

@@ -378,6 +378,17 @@ impl Ops for Cuda {
         elementwise::rows(self, elementwise::kernels(self).select_rows, y, x, batch.logit_tokens())
     }
 
+    fn select_previous(
+        &self,
+        y: &mut Tensor<Self>,
+        before: &Tensor<Self>,
+        here: &Tensor<Self>,
+        batch: &StagedBatch,
+    ) -> Result<()> {
+        assert_eq!((y.rows(), y.rows()), (batch.n_tokens(), batch.n_previous()));
+        elementwise::select_previous(self, y, before, here, batch.previous())
+    }
+
     fn pool(
         &self,
         y: &mut Tensor<Self>,

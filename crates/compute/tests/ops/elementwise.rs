@@ -171,12 +171,39 @@ fn softcap_and_scale() {
 /// Operations that a batch guides.
 #[derive(Debug)]
 enum Guided {
-    SelectRows { len: usize, seqs: Vec<(usize, usize)> },
-    Pool { len: usize, seqs: Vec<usize>, pooling: Pooling },
-    AddPositions { len: usize, positions: Vec<usize> },
-    AddTokenTypes { len: usize, types: Vec<u32> },
-    ScaleByPosition { len: usize, n: usize, positions: Vec<usize>, temperature: AttentionTemperature },
-    RopeAngles { n: usize, positions: Vec<usize>, scale: f32 },
+    SelectRows {
+        len: usize,
+        seqs: Vec<(usize, usize)>,
+    },
+    /// Sequences by their tokens, and the row of the step before that is each one's.
+    SelectPrevious {
+        len: usize,
+        seqs: Vec<(usize, Option<u32>)>,
+    },
+    Pool {
+        len: usize,
+        seqs: Vec<usize>,
+        pooling: Pooling,
+    },
+    AddPositions {
+        len: usize,
+        positions: Vec<usize>,
+    },
+    AddTokenTypes {
+        len: usize,
+        types: Vec<u32>,
+    },
+    ScaleByPosition {
+        len: usize,
+        n: usize,
+        positions: Vec<usize>,
+        temperature: AttentionTemperature,
+    },
+    RopeAngles {
+        n: usize,
+        positions: Vec<usize>,
+        scale: f32,
+    },
 }
 
 impl Case for Guided {
@@ -191,6 +218,19 @@ impl Case for Guided {
                 let x = rows_of(b, &random.normals(batch.tokens.len() * len), *len);
                 let mut y = poisoned(b, batch.n_logits(), *len);
                 b.select_rows(&mut y, &x, &staged(b, &batch)).unwrap();
+                vec![("y", read(b, &mut y))]
+            }
+            Guided::SelectPrevious { len, seqs } => {
+                let mut batch = Batch::default();
+                for &(n_tokens, previous) in seqs {
+                    batch.push(&vec![0; n_tokens], 5, &[0], 1);
+                    batch.previous.push(previous);
+                }
+                let n = batch.tokens.len();
+                let before = rows_of(b, &random.normals(n * len), *len);
+                let here = rows_of(b, &random.normals(n * len), *len);
+                let mut y = poisoned(b, n, *len);
+                b.select_previous(&mut y, &before, &here, &staged(b, &batch)).unwrap();
                 vec![("y", read(b, &mut y))]
             }
             Guided::Pool { len, seqs, pooling } => {
@@ -250,6 +290,19 @@ fn select_rows() {
     ];
     for len in [1, 33, 512] {
         check(&lists.clone().map(|seqs| Guided::SelectRows { len, seqs }));
+    }
+}
+
+#[test]
+fn select_previous() {
+    let lists = [
+        vec![(1, None)],
+        vec![(1, Some(0))],
+        vec![(5, Some(8)), (1, None), (1, Some(0)), (4, None)],
+        vec![(700, Some(3)), (300, Some(999))],
+    ];
+    for len in [1, 33, 512] {
+        check(&lists.clone().map(|seqs| Guided::SelectPrevious { len, seqs }));
     }
 }
 

@@ -342,8 +342,14 @@ fn vector<B: Backend>(b: &B, values: &[f32]) -> Tensor<B> {
 }
 
 /// Holds whatever a case names.
-const ANY_CACHE: CacheShape =
-    CacheShape { n_blocks: 1 << 20, block_size: 1 << 20, n_positions: 1 << 30, n_slots: 0, n_token_types: 0 };
+const ANY_CACHE: CacheShape = CacheShape {
+    n_blocks: 1 << 20,
+    block_size: 1 << 20,
+    n_positions: 1 << 30,
+    n_slots: 0,
+    n_token_types: 0,
+    drafts: false,
+};
 
 /// A batch on the device.
 fn staged<B: Backend>(b: &B, batch: &Batch) -> B::Batch {
@@ -354,7 +360,8 @@ fn staged<B: Backend>(b: &B, batch: &Batch) -> B::Batch {
         n_logits: batch.n_logits(),
     };
     let n_token_types = batch.token_types.iter().map(|&t| t as usize + 1).max().unwrap_or(0);
-    let mut staged = b.new_batch(limits, CacheShape { n_token_types, ..ANY_CACHE }).unwrap();
+    let drafts = !batch.previous.is_empty();
+    let mut staged = b.new_batch(limits, CacheShape { n_token_types, drafts, ..ANY_CACHE }).unwrap();
     b.stage(&mut staged, batch).unwrap();
     staged
 }
@@ -387,14 +394,21 @@ fn a_batch_larger_than_its_limits_is_refused() {
 #[test]
 fn a_batch_that_names_what_does_not_exist_is_refused() {
     let limits = BatchLimits { n_tokens: 8, n_seqs: 4, n_blocks: 8, n_logits: 8 };
-    let cache = CacheShape { n_blocks: 4, block_size: 4, n_positions: 14, n_slots: 0, n_token_types: 2 };
+    let cache = CacheShape {
+        n_blocks: 4,
+        block_size: 4,
+        n_positions: 14,
+        n_slots: 0,
+        n_token_types: 2,
+        drafts: true,
+    };
     // Two sequences: positions 0 to 2, and 4 to 6 of one that has a block before these.
     let mut right = Batch::default();
     right.push(&[1, 2, 3], 0, &[0], 1);
     right.push(&[4, 5, 6], 4, &[1, 3], 1);
     right.token_types = vec![0, 0, 1, 0, 1, 1];
     type Fault = fn(&mut Batch);
-    let faults: [(Fault, &str); 14] = [
+    let faults: [(Fault, &str); 16] = [
         (|b| b.seqs[1].start = 6, "sequence 1 has 2 blocks of 4 for 9 positions"),
         (|b| b.seqs[1].blocks = 1..2, "sequence 1 has 1 blocks of 4 for 7 positions"),
         (|b| b.seqs[1].blocks = 1..4, "sequence 1 has table entries 1..4 of 3"),
@@ -408,6 +422,8 @@ fn a_batch_that_names_what_does_not_exist_is_refused() {
         (|b| b.deferred = vec![(0, 2)], "token 0 of 6 is that of row 2 of the 2 before"),
         (|b| b.token_types.clear(), "0 token types for 6 tokens with one"),
         (|b| b.token_types[4] = 2, "token 4 is of type 2 of 2"),
+        (|b| b.previous = vec![None], "1 rows of the step before for 2 sequences"),
+        (|b| b.previous = vec![None, Some(8)], "row 8 of the 8 that the step before can have"),
         (|b| b.push_state(None, &[]), "1 states for 0 sequences with one"),
     ];
     let run = |stage: &mut dyn FnMut(&Batch) -> realizar_compute::Result<()>| {
@@ -437,7 +453,14 @@ fn a_batch_that_names_what_does_not_exist_is_refused() {
 #[test]
 fn a_batch_whose_states_contradict_each_other_is_refused() {
     let limits = BatchLimits { n_tokens: 8, n_seqs: 4, n_blocks: 8, n_logits: 4 };
-    let cache = CacheShape { n_blocks: 4, block_size: 4, n_positions: 16, n_slots: 5, n_token_types: 0 };
+    let cache = CacheShape {
+        n_blocks: 4,
+        block_size: 4,
+        n_positions: 16,
+        n_slots: 5,
+        n_token_types: 0,
+        drafts: false,
+    };
     let mut batch = HostBatch::new(limits, cache);
     let write = |n_tokens, slot| StateWrite { n_tokens, slot };
     // One begins and leaves a snapshot after two tokens; two go on from one snapshot.

@@ -13,8 +13,14 @@ use realizar_compute::{
 };
 
 pub(crate) const N_SLOTS: usize = 6;
-const CACHE: CacheShape =
-    CacheShape { n_blocks: 8, block_size: 1 << 20, n_positions: 1 << 20, n_slots: N_SLOTS, n_token_types: 0 };
+const CACHE: CacheShape = CacheShape {
+    n_blocks: 8,
+    block_size: 1 << 20,
+    n_positions: 1 << 20,
+    n_slots: N_SLOTS,
+    n_token_types: 0,
+    drafts: false,
+};
 
 /// A sequence of a step: tokens, the slot that it reads, and writes as (after so many tokens, slot).
 pub(crate) type Part<'a> = (usize, Option<u32>, &'a [(usize, u32)]);

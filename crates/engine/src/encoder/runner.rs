@@ -92,6 +92,7 @@ impl<B: Backend> ModelEncoder<B> {
             block_size,
             n_positions: max_tokens,
             n_slots: 0,
+            drafts: false,
             n_token_types: config.n_token_types,
         };
         let info = EncoderInfo {

@@ -17,7 +17,7 @@ pub fn load_draft(
     check_vocabulary(draft, model)?;
     let context_length = arch::configure(draft)?.context_length;
     let n_ctx = options.n_ctx.map(|n| n.min(context_length));
-    let mut options = LoadOptions { n_ctx, max_guesses: 0, tp: 1, ..options.clone() };
+    let mut options = LoadOptions { n_ctx, max_guesses: 0, draft_layer: false, tp: 1, ..options.clone() };
     // A draft model is small enough for the first of several GPUs.
     if let Device::Cuda(gpus) = &mut options.device {
         gpus.truncate(1);

@@ -48,7 +48,7 @@ fn fit_on<B: Backend>(
     options: &LoadOptions,
     device: DeviceSizes,
 ) -> Fit {
-    let plan = arch::configure(source).map_err(LoadError::from);
+    let plan = arch::configure(source).map_err(LoadError::from).map(|config| options.with_drafts(config));
     let plan = plan.and_then(|config| sizes(backends, source, &config, options, device));
     Fit { device: describe(backends), free: device.memory.free, plan: plan.map(|(_, plan)| plan) }
 }

@@ -141,7 +141,9 @@ pub(crate) fn plan(
     check_options(config, options)?;
     let step_tokens = options.step_tokens.unwrap_or(device.step_tokens);
     let max_seqs = options.max_seqs.unwrap_or(device.max_seqs);
-    let max_logits = max_seqs.saturating_add(options.max_guesses);
+    let has_no_drafts = options.draft_layer && config.n_draft_layers == 0;
+    let max_guesses = if has_no_drafts { 0 } else { options.max_guesses };
+    let max_logits = max_seqs.saturating_add(max_guesses);
     let limits = BatchLimits { n_tokens: step_tokens, n_seqs: max_seqs, n_blocks: 0, n_logits: max_logits };
     let workspace = workspace_bytes(shard, &limits).saturating_add(device.scratch);
     let free = device.memory.free;

@@ -4,6 +4,7 @@ use super::error::LoadError;
 use realizar_compute::DType;
 #[cfg(feature = "cuda")]
 use realizar_compute::cuda::Mode;
+use realizar_model::ModelConfig;
 use std::fmt;
 use std::str::FromStr;
 
@@ -98,6 +99,9 @@ pub struct LoadOptions {
     pub max_seqs: Option<usize>,
     /// Guesses that a step verifies at most, of all sequences together. Each is one more row of logits. Default 0.
     pub max_guesses: usize,
+    /// Loads the layer that drafts tokens, where the model's file has one; the engine then speculates with it by itself. Without such a layer
+    /// `max_guesses` counts as 0. Default false.
+    pub draft_layer: bool,
     /// Threads of the CPU backend; 0: as many as the machine has cores. Default 0.
     pub n_threads: usize,
     /// Products with activations as they are, so that every device and batch gives the same tokens. Default false.
@@ -120,6 +124,14 @@ impl LoadOptions {
             (false, true) => Mode::Deterministic,
             (false, false) => Mode::Fast,
         }
+    }
+
+    /// A model as it is loaded.
+    pub(super) fn with_drafts(&self, mut config: ModelConfig) -> ModelConfig {
+        if !self.draft_layer {
+            config.without_draft_layers();
+        }
+        config
     }
 
     /// Errors: a context or a step that would hold nothing.
@@ -150,6 +162,7 @@ impl Default for LoadOptions {
             step_tokens: None,
             max_seqs: None,
             max_guesses: 0,
+            draft_layer: false,
             n_threads: 0,
             exact: false,
             deterministic: false,

@@ -27,19 +27,49 @@ impl Scheduler {
     }
 
     /// The sequences for which guesses would pay in the next step. To be called after all commits that come before it.
-    pub fn drafts_wanted(&self) -> Vec<DraftWanted<'_>> {
+    pub fn drafts_wanted(&mut self) -> Vec<DraftWanted<'_>> {
         let running = self.running.iter().filter(|t| self.costs.is_some() && self.is_ready(**t));
         let wanted = running.map(|turn| (turn.id, &self.seqs[&turn.id]));
-        wanted
+        let wanted: Vec<(SeqId, usize)> = wanted
             .filter(|(_, seq)| seq.n_unseen == 0 && seq.decodes())
-            .map(|(id, seq)| DraftWanted {
+            .map(|(id, seq)| (id, self.n_drafts(seq)))
+            .filter(|(_, n)| *n > 0)
+            .collect();
+        if self.info.drafts {
+            wanted.iter().for_each(|&(id, n)| self.make_draft_room(id, n));
+        }
+        let drafts_wanted = wanted.into_iter().map(|(id, n)| {
+            let seq = &self.seqs[&id];
+            // Nothing is drafted while a step is under way.
+            let last = seq.last_step.as_ref().filter(|_| self.in_flight.is_empty());
+            let before = seq.tokens.len().checked_sub(2).zip(last);
+            DraftWanted {
                 id,
                 tokens: &seq.tokens,
                 chooser: seq.chooser(),
-                n: self.n_drafts(seq),
-            })
-            .filter(|w| w.n > 0)
-            .collect()
+                n,
+                blocks: &seq.state.blocks,
+                row: before.and_then(|(at, last)| last.row_of(at, self.counters.steps)),
+            }
+        });
+        drafts_wanted.collect()
+    }
+
+    /// Gives a sequence blocks for the keys and values of `n` drafts, which the next step writes there again, as far as none of those that
+    /// run or wait could want them.
+    fn make_draft_room(&mut self, id: SeqId, n: usize) {
+        let block_size = self.info.block_size;
+        let spare = match self.waiting.is_empty() {
+            true => self
+                .store
+                .room_besides(self.store.to_draft())
+                .map_or(0, |n| n.saturating_sub(self.running.len())),
+            false => 0,
+        };
+        let seq = self.seqs.get_mut(&id).expect("running sequences exist");
+        let end = (seq.tokens.len() - 1 + n).min(self.info.max_seq_len());
+        let n_blocks = end.div_ceil(block_size).min(seq.state.blocks.len() + spare);
+        self.store.grow(&mut seq.state, n_blocks);
     }
 
     /// Takes guesses of how sequences go on, for the next step only. What cannot be right is left out.

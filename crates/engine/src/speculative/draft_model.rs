@@ -214,7 +214,7 @@ impl TextState {
 }
 
 impl Proposer for DraftModel {
-    fn propose(&mut self, wanted: &[DraftWanted<'_>]) -> Result<Vec<Vec<u32>>> {
+    fn propose(&mut self, _: &mut dyn Runner, wanted: &[DraftWanted<'_>]) -> Result<Vec<Vec<u32>>> {
         self.now += 1;
         // Those that are asked for now keep what they have while the others look for room.
         for w in wanted {
@@ -236,7 +236,7 @@ impl Proposer for DraftModel {
         Ok(drafts)
     }
 
-    fn guess_time(&mut self) -> Result<Duration> {
+    fn guess_time(&mut self, _: &mut dyn Runner) -> Result<Duration> {
         Ok(step_times(&mut *self.runner, 1)?.0)
     }
 }

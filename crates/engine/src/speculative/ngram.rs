@@ -4,7 +4,7 @@
 //! structured data. (Known as prompt lookup: Saxena 2023.)
 
 use super::{DraftWanted, Proposer};
-use crate::Result;
+use crate::{Result, Runner};
 use std::time::Duration;
 
 /// Looks up the last tokens in the text before them.
@@ -23,11 +23,11 @@ impl Default for Ngram {
 }
 
 impl Proposer for Ngram {
-    fn propose(&mut self, wanted: &[DraftWanted<'_>]) -> Result<Vec<Vec<u32>>> {
+    fn propose(&mut self, _: &mut dyn Runner, wanted: &[DraftWanted<'_>]) -> Result<Vec<Vec<u32>>> {
         Ok(wanted.iter().map(|w| self.guess(w.tokens, w.n)).collect())
     }
 
-    fn guess_time(&mut self) -> Result<Duration> {
+    fn guess_time(&mut self, _: &mut dyn Runner) -> Result<Duration> {
         Ok(Duration::ZERO)
     }
 }

@@ -4,7 +4,8 @@
 //! hold, read back through the block table; so any block that is mixed up, overwritten, shared wrongly or not copied changes the
 //! tokens that follow. With slots it is a model with recurrent layers too: its logits also depend on a hash of all tokens, which goes
 //! from step to step only through the slots that the batch names, so that a state that is stale, of another sequence or ahead of its
-//! position changes the tokens as well. [`solo`] says what a request should yield, from its prompt alone.
+//! position changes the tokens as well. With a drafting layer it guesses what it would itself choose, from a text that it gathers through
+//! the rows of the step before that the batch names. [`solo`] says what a request should yield, from its prompt alone.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod subscriber;
@@ -12,9 +13,10 @@ pub mod subscriber;
 use realizar_compute::{Batch, HostBatch};
 use realizar_engine::sampler::{Sampler, uniform};
 use realizar_engine::{
-    BlockCopy, Constraint, Error, FinishReason, Request, Result, Row, Runner, RunnerInfo, Sampled,
+    BlockCopy, Constraint, Error, FinishReason, Pass, Request, Result, Row, Runner, RunnerInfo, Sampled,
     SamplingParams, Step, Ticket, TokenMask,
 };
+use realizar_model::DraftFrom;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -62,6 +64,15 @@ fn logits_after(history: impl Iterator<Item = (u32, u32)>, state: Option<u64>) -
     (0..VOCAB_SIZE as u64).map(|id| (mix(h ^ mix(id)) % 1000) as f32 * 0.004).collect()
 }
 
+/// Makes logits those of another model, at most so far off.
+fn add_noise(logits: &mut [f32], noise: f32) {
+    let sum: f32 = logits.iter().sum();
+    for (id, logit) in logits.iter_mut().enumerate() {
+        let h = mix(mix(u64::from(sum.to_bits())) ^ id as u64);
+        *logit += noise * (h % 1000) as f32 * 0.001;
+    }
+}
+
 /// The recurrent state at position 0.
 const ZERO_STATE: u64 = 0;
 /// What a slot holds that nothing useful was written to.
@@ -79,18 +90,32 @@ pub struct FakeRunner {
     pub slots: Vec<u64>,
     /// Per slot: position and token.
     kv: Vec<(u32, u32)>,
+    /// What the last step of the model made of each of its tokens, for a model with a drafting layer.
+    hidden: Vec<Hidden>,
+    /// What the last step of the drafting layer made of its tokens.
+    drafted: Vec<Hidden>,
     in_flight: VecDeque<(u64, Result<Sampled>)>,
     last_tokens: Vec<u32>,
     next: u64,
     sampler: Sampler,
     /// Added to the logits, to make another model much like the first: at most so much, by token and history.
     pub noise: f32,
+    /// The same for the drafting layer alone.
+    pub draft_noise: f32,
+    pub n_draft_steps: usize,
     /// Asked before each launch and each finish; `Some` fails it.
     pub fault: Box<dyn FnMut(At) -> Option<Error> + Send>,
     pub n_copies: usize,
     pub n_deferred: usize,
     /// Sequences of steps whose state came from a slot that the step did not write.
     pub n_moved: usize,
+}
+
+/// What is known after a token: everything up to it, and the recurrent state.
+#[derive(Clone)]
+struct Hidden {
+    history: Vec<(u32, u32)>,
+    state: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,11 +133,15 @@ impl FakeRunner {
             staged: HostBatch::new(info.limits, info.cache_shape()),
             slots: vec![NO_STATE; info.cache_shape().n_slots],
             kv: vec![NOTHING; info.cache_tokens()],
+            hidden: Vec::new(),
+            drafted: Vec::new(),
             in_flight: VecDeque::new(),
             last_tokens: Vec::new(),
             next: 0,
             sampler: Sampler::new(),
             noise: 0.0,
+            draft_noise: 0.0,
+            n_draft_steps: 0,
             fault: Box::new(|_| None),
             n_copies: 0,
             n_deferred: 0,
@@ -142,6 +171,54 @@ impl FakeRunner {
         }
         written.into_iter().for_each(|(slot, state)| self.slots[slot as usize] = state);
         states
+    }
+
+    /// Keeps what a step of the model made of its tokens, and checks that it is told the rows of the step before.
+    fn keep_hidden(&mut self, batch: &Batch, states: &[u64]) {
+        let mut hidden = Vec::with_capacity(batch.tokens.len());
+        for (s, row) in batch.seqs.iter().zip(&batch.previous) {
+            let table = &batch.block_tables[s.blocks.clone()];
+            let history: Vec<_> =
+                (0..s.start + s.tokens.len()).map(|p| self.kv[self.slot(table, p)]).collect();
+            // Of a sequence whose step before failed, nothing is left, and nobody looks at it any more.
+            if let Some(row) = row.filter(|_| !history.contains(&NOTHING)) {
+                assert_eq!(
+                    self.hidden[row as usize].history,
+                    history[..s.start],
+                    "the row of the token before"
+                );
+            }
+            hidden.extend(s.tokens.clone().map(|t| Hidden {
+                history: history[..=s.start + t - s.tokens.start].to_vec(),
+                state: states.get(t).copied(),
+            }));
+        }
+        self.hidden = hidden;
+    }
+
+    /// A step of the drafting layer.
+    fn draft(&mut self, step: &Step, from: DraftFrom) -> Sampled {
+        assert!(self.in_flight.is_empty(), "drafts are made while no step is under way");
+        self.n_draft_steps += 1;
+        let (mut drafted, mut sampled) = (Vec::new(), Sampled::default());
+        for (s, row) in step.batch.seqs.iter().zip(&step.batch.previous) {
+            let rows = if from == DraftFrom::Model { &self.hidden } else { &self.drafted };
+            let Hidden { mut history, state } = rows[row.unwrap() as usize].clone();
+            assert_eq!(
+                (s.tokens.len(), s.n_logits, history.len()),
+                (1, 1, s.start),
+                "the row of the token before"
+            );
+            let token = step.batch.tokens[s.tokens.start];
+            history.push((s.start as u32, token));
+            let state = state.map(|state| next_state(state, token));
+            let mut logits = logits_after(history.iter().copied(), state);
+            add_noise(&mut logits, self.draft_noise);
+            sampled.rows.push(self.sampler.sample(&mut logits, step, drafted.len(), &[]));
+            drafted.push(Hidden { history, state });
+        }
+        self.drafted = drafted;
+        sampled
     }
 
     /// Loses all that a step wrote.
@@ -175,6 +252,12 @@ impl Runner for FakeRunner {
         let batch = &step.batch;
         self.staged.set(batch)?;
         assert_eq!(step.rows.len(), batch.n_logits());
+        if let Pass::Draft(from) = step.pass {
+            let sampled = self.draft(step, from);
+            self.next += 1;
+            self.in_flight.push_back((self.next, Ok(sampled)));
+            return Ok(Ticket(self.next));
+        }
         assert!(self.in_flight.len() < 2, "two steps are in flight at most");
         let mut tokens = batch.tokens.clone();
         for &(at, row) in &batch.deferred {
@@ -191,6 +274,10 @@ impl Runner for FakeRunner {
             }
         }
         let states = self.advance(batch, &tokens);
+        if self.info.drafts {
+            assert_eq!(batch.previous.len(), batch.seqs.len());
+            self.keep_hidden(batch, &states);
+        }
         if let Some(error) = fault {
             // A step that fails leaves nothing useful behind.
             self.spoil(batch);
@@ -203,13 +290,7 @@ impl Runner for FakeRunner {
             for last in end - s.n_logits..end {
                 let state = states.get(s.tokens.start + last - s.start).copied();
                 let mut logits = logits_after((0..=last).map(|p| self.kv[self.slot(table, p)]), state);
-                if self.noise > 0.0 {
-                    let sum: f32 = logits.iter().sum();
-                    for (id, logit) in logits.iter_mut().enumerate() {
-                        let h = mix(mix(u64::from(sum.to_bits())) ^ id as u64);
-                        *logit += self.noise * (h % 1000) as f32 * 0.001;
-                    }
-                }
+                add_noise(&mut logits, self.noise);
                 let row = sampled.rows.len();
                 sampled.rows.push(self.sampler.sample(&mut logits, step, row, &self.last_tokens));
             }

@@ -56,7 +56,7 @@ mod unsupported;
 use crate::config::ModelConfig;
 use crate::hyper::Hyper;
 use crate::source::{Format, TensorSource};
-use crate::{Error, Result};
+use crate::{Error, Result, names};
 use realizar_compute::AttentionTemperature;
 
 /// One architecture.
@@ -162,12 +162,20 @@ fn all() -> impl Iterator<Item = &'static ArchSpec> {
 pub fn configure(source: &dyn TensorSource) -> Result<ModelConfig> {
     let (name, spec) = find(source)?;
     let hyper = Hyper::new(source, &name);
-    let config = (spec.configure)(&hyper)?;
+    let mut config = (spec.configure)(&hyper)?;
     if config.heads().next().is_none() {
         return Err(hyper.unsupported("a model of which no layer attends"));
     }
+    let has_draft_layer =
+        || names::file_name(source, "draft.proj", Some(config.layers.len()), None, "weight").is_some();
+    if DRAFTING.contains(&config.arch) && has_draft_layer() {
+        config.add_draft_layer();
+    }
     Ok(config)
 }
+
+/// Architectures whose files may have a layer that drafts tokens behind the others, which is like the last of these that attends.
+const DRAFTING: [&str; 5] = ["qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2"];
 
 /// Makes a model a reranker that answers "yes" or "no", whose files do not say that it is one; `tokens` are those of "yes" and "no".
 ///

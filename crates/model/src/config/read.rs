@@ -117,7 +117,8 @@ impl ModelConfig {
             transposed: false,
             layers: mixers.into_iter().zip(widths).map(layer).collect(),
             encoder: None,
-            n_draft_layers: h.usize("n_draft_layers")?.unwrap_or(0),
+            n_draft_layers: 0,
+            n_unread_layers: h.usize("n_draft_layers")?.unwrap_or(0),
         })
     }
 

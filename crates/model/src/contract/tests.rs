@@ -213,22 +213,37 @@ fn what_is_known_to_be_harmless_is_ignored() {
 }
 
 #[test]
-fn layers_that_only_draft_are_ignored() {
-    let drafts = |edited: Edited| {
-        edited
-            .with("blk.5.nextn.eh_proj.weight", &[24, 48])
-            .with("blk.5.attn_q.weight", &[64, 24])
-            .with("blk.5.post_attention_norm.weight", &[24])
-    };
-    let stated = drafts(Edited::new("qwen35/model.gguf"))
-        .with_key("qwen35.block_count", 6)
-        .with_key("qwen35.nextn_predict_layers", 1);
-    assert_eq!(stated.config().layers.len(), 5);
+fn layers_that_draft_are_read_or_left() {
+    for fixture in [
+        "qwen35/hf",
+        "qwen35/hf-wrapped",
+        "qwen35/model.gguf",
+        "qwen35moe/model.gguf",
+        "qwen3next/hf",
+        "glm4moe/model.gguf",
+        "deepseek3/hf",
+    ] {
+        let model = Edited::new(fixture);
+        let mut config = model.config();
+        assert_eq!((config.n_draft_layers, config.n_unread_layers), (1, 0), "{fixture}");
+        check(&model, &config).unwrap();
+        config.without_draft_layers();
+        assert_eq!((config.n_draft_layers, config.n_unread_layers), (0, 1), "{fixture}");
+        check(&model, &config).unwrap();
+    }
+    // Some files state layers that they do not have.
+    let stated = Edited::new("qwen35/model.gguf").without("blk.5.");
+    assert_eq!((stated.config().layers.len(), stated.config().n_draft_layers), (5, 0));
     check(&stated, &stated.config()).unwrap();
-    let error = drafts(Edited::new("qwen35/model.gguf")).error();
-    assert_says(&error, &["3 tensors are wrong", "blk.5.attn_q.weight\" is no part"]);
-    let all = Edited::new("qwen35/model.gguf").with_key("qwen35.nextn_predict_layers", 5);
-    assert_says(&arch::configure(&all).unwrap_err().to_string(), &["5 of its 5 layers draft tokens"]);
+    for part in ["nextn.hnorm", "blk.5.attn_k.weight"] {
+        assert_says(&Edited::new("qwen35/model.gguf").without(part).error(), &[part, "is missing"]);
+    }
+    let without_norm = Edited::new("qwen35/model.gguf").without("nextn.shared_head_norm");
+    check(&without_norm, &without_norm.config()).unwrap();
+    let narrow = Edited::new("qwen35/model.gguf").with("blk.5.nextn.eh_proj.weight", &[24, 24]);
+    assert_says(&narrow.error(), &["eh_proj", "has shape [24, 24] where [24, 48]"]);
+    let all = Edited::new("qwen35/model.gguf").with_key("qwen35.nextn_predict_layers", 6);
+    assert_says(&arch::configure(&all).unwrap_err().to_string(), &["6 of its 6 layers draft tokens"]);
 }
 
 #[test]
@@ -304,7 +319,7 @@ fn only_the_stated_number_of_layers_may_draft() {
     ] {
         let model = Edited::new(form);
         assert!(model.find(own).is_some(), "{form}");
-        assert_eq!(model.config().layers.len(), 3, "{form}");
+        assert_eq!(model.config().n_main_layers(), 3, "{form}");
         check(&model, &model.config()).unwrap();
         let error = model.with(beyond, &[24, 48]).error();
         assert!(error.contains(beyond), "{error}");

@@ -90,6 +90,9 @@ fn hyper_parameters(m: &mut Metadata, arch: &str, c: &ModelConfig, source: &dyn 
             ("vocab_size", c.vocab_size),
         ]);
     }
+    if c.n_draft_layers > 0 || arch == "glm4moe" {
+        counts.push(("nextn_predict_layers", c.n_draft_layers));
+    }
     counts.extend(latent_sizes(c));
     counts.extend(expert_counts(arch, c));
     let window = c.attentions().find_map(|a| a.window);
@@ -307,9 +310,6 @@ fn expert_counts(arch: &str, c: &ModelConfig) -> Vec<(&'static str, usize)> {
             ("expert_group_count", n_groups),
             ("expert_group_used_count", n_used),
         ]);
-    }
-    if arch == "glm4moe" {
-        counts.push(("nextn_predict_layers", 0));
     }
     if arch == "lfm2moe" {
         counts.push(("leading_dense_block_count", regular_experts(c).0));

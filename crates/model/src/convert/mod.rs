@@ -214,7 +214,7 @@ impl Converted {
             )*};
         }
         same!(vocab_size, hidden_size, context_length, embed_scale, learned_positions, norm_kind, norm_eps);
-        same!(norm_bias, residual_scale, logit_scale, logit_softcap, per_layer_input);
+        same!(norm_bias, residual_scale, logit_scale, logit_softcap, per_layer_input, n_draft_layers);
         for (i, (a, b)) in before.layers.iter().zip(&after.layers).enumerate() {
             let [x, y] = [a, b].map(|layer| stated(*layer, before.context_length));
             if x != y {

@@ -15,7 +15,7 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
     m.insert("general.file_type", mix.file_type)?;
     m.insert("general.quantization_version", 2u32)?;
     let counts = [
-        ("block_count", s.n_layers),
+        ("block_count", s.n_layers + usize::from(s.family.drafts())),
         ("context_length", s.context_length),
         ("embedding_length", s.hidden_size),
         ("attention.head_count", s.n_heads),
@@ -26,6 +26,9 @@ pub(super) fn metadata(path: &Path, s: &SynthShape, mix: &QuantMix) -> Result<Me
     ];
     for (key, n) in counts {
         m.insert(format!("{arch}.{key}"), n as u32)?;
+    }
+    if s.family.drafts() {
+        m.insert(format!("{arch}.nextn_predict_layers"), 1u32)?;
     }
     per_layer(&mut m, s)?;
     recurrent_layers(&mut m, s)?;

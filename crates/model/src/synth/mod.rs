@@ -248,6 +248,11 @@ fn weights(s: &SynthShape) -> Vec<Weight> {
     if s.family == Family::Bert {
         return all;
     }
+    if s.family.drafts() {
+        let mut put =
+            |part: &str, shape: &[usize], fill: Fill| add(format!("blk.{}.{part}", s.n_layers), shape, fill);
+        draft_layer(s, &mut put);
+    }
     let final_norm = if s.family.has_short_convs() { "token_embd_norm" } else { "output_norm" };
     add(format!("{final_norm}.weight"), &[hidden], norm(hidden));
     if plain {
@@ -353,6 +358,20 @@ fn short_conv(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
     put("shortconv.in_proj.weight", &[3 * hidden, hidden], matrix(hidden));
     put("shortconv.conv.weight", &[hidden, SHORT_CONV_WIDTH], taps(hidden * SHORT_CONV_WIDTH));
     put("shortconv.out_proj.weight", &[hidden, hidden], matrix(hidden));
+}
+
+/// The layer that drafts tokens.
+fn draft_layer(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
+    let hidden = s.hidden_size;
+    attention(s, put);
+    match s.experts {
+        Some(experts) => mixture(s, experts, put),
+        None => feed_forward(s, put),
+    }
+    put("nextn.eh_proj.weight", &[hidden, 2 * hidden], matrix(2 * hidden));
+    for part in ["enorm", "hnorm", "shared_head_norm"] {
+        put(&format!("nextn.{part}.weight"), &[hidden], norm(hidden));
+    }
 }
 
 fn feed_forward(s: &SynthShape, put: &mut impl FnMut(&str, &[usize], Fill)) {
@@ -526,7 +545,12 @@ mod tests {
             ("bge-m3", 0.567),
         ] {
             let s = synth(name, "f16", 1, 1);
-            let n: usize = s.tensors().iter().map(TensorInfo::n_elements).sum();
+            let config = crate::arch::configure(&s).unwrap();
+            // Nobody counts the layer that drafts.
+            let draft = format!("blk.{}.", config.n_main_layers());
+            let counted = s.tensors().iter().filter(|t| !t.name.starts_with(&draft));
+            let n: usize = counted.map(TensorInfo::n_elements).sum();
+            assert_eq!(config.n_draft_layers > 0, s.tensors().iter().any(|t| t.name.starts_with(&draft)));
             assert!((n as f64 / 1e9 - billions).abs() < 6e-4, "{name} has {n}");
         }
     }
@@ -538,8 +562,9 @@ mod tests {
         let mut n_documented = 0;
         for shape in SYNTH_SHAPES {
             let s = synth(shape.name, "q8_0", 1, 1);
-            let config = crate::arch::configure(&s).unwrap_or_else(|e| panic!("{}: {e}", shape.name));
+            let mut config = crate::arch::configure(&s).unwrap_or_else(|e| panic!("{}: {e}", shape.name));
             crate::contract::check(&s, &config).unwrap_or_else(|e| panic!("{}: {e}", shape.name));
+            config.without_draft_layers();
             let column = format!("| {} | ", shape.name);
             let stated = documented.lines().filter_map(|line| line.split_once(&column));
             for (_, figure) in stated {

@@ -170,6 +170,11 @@ impl Family {
         matches!(self, Family::Qwen35 | Family::Qwen35Moe | Family::Qwen3Next)
     }
 
+    /// Whether published files have a layer that drafts tokens behind the others.
+    pub(super) fn drafts(self) -> bool {
+        self.is_qwen_hybrid() || self == Family::Glm4Moe
+    }
+
     /// Whether layers of gated convolutions stand between those of attention.
     pub(super) fn has_short_convs(self) -> bool {
         matches!(self, Family::Lfm2 | Family::Lfm2Moe)

@@ -72,6 +72,7 @@ fn reciting_until(text: &str, fails_after: Option<usize>) -> TestServer {
         limits,
         slots: None,
         asynchronous: false,
+        drafts: false,
     };
     let runner =
         Recital { text: ids, said: 0, fails_after, info, sampler: Sampler::default(), outcome: None };

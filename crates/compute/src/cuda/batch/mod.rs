@@ -4,7 +4,7 @@ mod samplers;
 
 use super::driver::{Buffer, Cuda, DevicePtr, Driver, PinnedReadback, upload};
 use crate::sampling::Samplers;
-use crate::{Batch, BatchLimits, CacheShape, HostBatch, Result};
+use crate::{Batch, BatchLimits, CacheShape, HostBatch, PreviousRow, Result};
 use samplers::StagedSamplers;
 use std::sync::Arc;
 
@@ -25,6 +25,8 @@ pub struct StagedBatch {
 
 /// In place of a row of the last choices: the token is in the batch itself.
 const NONE: u32 = u32::MAX;
+/// Marks a row of the same step among those of the step before.
+const HERE: u32 = 1 << 31;
 /// Words of an address.
 const ADDRESS: usize = 2;
 /// Words for where a sequence's state comes from and goes to.
@@ -40,7 +42,7 @@ impl StagedBatch {
     ) -> Result<Self> {
         // A step writes no slot twice.
         let states = if cache.n_slots > 0 { STATE * limits.n_seqs + WRITE * cache.n_slots } else { 0 };
-        let per_token = if cache.n_token_types > 0 { 5 } else { 4 };
+        let per_token = 4 + usize::from(cache.n_token_types > 0) + usize::from(cache.drafts);
         let len = ADDRESS
             + per_token * limits.n_tokens
             + limits.n_logits
@@ -95,6 +97,11 @@ impl StagedBatch {
         words.extend(self.host.seqs().iter().map(|s| s.tokens.start as u32));
         words.push(n as u32);
         words.extend(self.host.token_types());
+        words.extend(self.host.previous().map(|previous| match previous {
+            PreviousRow::Unknown => NONE,
+            PreviousRow::Before(row) => row,
+            PreviousRow::Here(row) => HERE | row,
+        }));
         let states = self.host.states();
         let first_write = words.len() + STATE * states.len() + batch.block_tables.len();
         for state in states {
@@ -184,7 +191,17 @@ impl StagedBatch {
     /// written, the first and that after the last. A write is two words, tokens of the sequence in the step and the slot that is written
     /// after them.
     pub(in crate::cuda) fn states(&self) -> DevicePtr {
+        self.previous().offset(size_of::<u32>() * self.n_previous())
+    }
+
+    /// Where the row of the token before each is: a row of the step before, [`HERE`] and a row of this one, or [`NONE`]; [n_previous].
+    pub(in crate::cuda) fn previous(&self) -> DevicePtr {
         self.token_types().offset(size_of::<u32>() * self.n_token_types())
+    }
+
+    /// Tokens of which that is known: all, or none of a model without a drafting layer.
+    pub(in crate::cuda) fn n_previous(&self) -> usize {
+        if self.host.drafts() { self.n_tokens() } else { 0 }
     }
 
     /// All arrays.

@@ -32,6 +32,20 @@ KERNEL(select_rows, ElementwiseArgs, 256) {
   if (i < a.len) a.y[i] = a.x[gathered(a, i)];
 }
 
+KERNEL(select_previous, SelectPreviousArgs, 256) {
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
+  const size_t i = element();
+  if (i >= a.len) return;
+  const uint32_t row = a.rows[i / a.row_len], column = i % a.row_len;
+  // Bit 31 marks rows of the same step.
+  constexpr uint32_t HERE = 1u << 31;
+  float x = 0.0f;
+  if (row < HERE) x = a.before[static_cast<size_t>(row < a.n_before ? row : a.n_before - 1) * a.row_len + column];
+  else if (row != ~0u) x = a.here[static_cast<size_t>(row - HERE) * a.row_len + column];
+  a.y[i] = x;
+}
+
 KERNEL(gated, ElementwiseArgs, 256) {
   ptx::launch_dependents();
   ptx::griddepcontrol_wait();

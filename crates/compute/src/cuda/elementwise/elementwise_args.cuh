@@ -41,6 +41,22 @@ struct PoolArgs {
   uint32_t pooling;
 };
 
+struct SelectPreviousArgs {
+  // [n_tokens, row_len]
+  float* y;
+  // [n_before, row_len]
+  const float* before;
+  // [n_tokens, row_len]
+  const float* here;
+  // Of each row of y: a row of here + `HERE`, a row of before, or all bits for zeros.
+  const uint32_t* rows;
+  // Elements of y.
+  uint64_t len;
+  uint32_t row_len;
+  // An index past them reads the last row.
+  uint32_t n_before;
+};
+
 struct PositionScaleArgs {
   float* x;
   // Of each row.

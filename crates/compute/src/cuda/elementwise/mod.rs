@@ -46,6 +46,22 @@ kernel_args! {
         pooling: u32,
     }
 
+    struct SelectPreviousArgs {
+        /// [n_tokens, row_len]
+        y: DevicePtr as "float*",
+        /// [n_before, row_len]
+        before: DevicePtr as "const float*",
+        /// [n_tokens, row_len]
+        here: DevicePtr as "const float*",
+        /// Of each row of y: a row of here + `HERE`, a row of before, or all bits for zeros.
+        rows: DevicePtr as "const uint32_t*",
+        /// Elements of y.
+        len: u64,
+        row_len: u32,
+        /// An index past them reads the last row.
+        n_before: u32,
+    }
+
     struct PositionScaleArgs {
         x: DevicePtr as "float*",
         /// Of each row.
@@ -77,6 +93,7 @@ kernels! {
         gate_columns: GateColumnsArgs,
         scale_by_position: PositionScaleArgs,
         pool: PoolArgs,
+        select_previous: SelectPreviousArgs,
     }
 }
 
@@ -191,6 +208,30 @@ pub(in crate::cuda) fn pool(
     let args = PoolArgs { y: y.ptr(), x: x.ptr(), seq_starts, row_len: y.row_len() as u32, pooling };
     // SAFETY: y has a row for each sequence and x one for each token that `seq_starts` names, as the caller checked.
     unsafe { cuda.launch(kernels(cuda).pool, [y.row_len().div_ceil(32), y.rows(), 1], 256, &args) }
+}
+
+/// As [`select_previous`](crate::Ops::select_previous), with `rows` `u32` [rows of y] as
+/// [`StagedBatch::previous`](super::batch::StagedBatch) has them.
+pub(in crate::cuda) fn select_previous(
+    cuda: &Cuda,
+    y: &mut Tensor<Cuda>,
+    before: &Tensor<Cuda>,
+    here: &Tensor<Cuda>,
+    rows: DevicePtr,
+) -> Result<()> {
+    assert_eq!([before.row_len(), here.row_len(), here.rows()], [y.row_len(), y.row_len(), y.rows()]);
+    assert!(before.max_rows() > 0, "rows of nothing");
+    let args = SelectPreviousArgs {
+        y: y.ptr(),
+        before: before.ptr(),
+        here: here.ptr(),
+        rows,
+        len: y.len() as u64,
+        row_len: y.row_len() as u32,
+        n_before: before.max_rows() as u32,
+    };
+    // SAFETY: y and here have `len` elements and before has `n_before` rows; the batch names only rows of here that exist.
+    unsafe { cuda.launch(kernels(cuda).select_previous, [y.len().div_ceil(256), 1, 1], 256, &args) }
 }
 
 /// `y += x`, of the same shape.
