@@ -104,6 +104,19 @@ def make_rows(seed, n_documents, tokenizer, context, workers):
         return np.concatenate(list(pool.imap(_rows, jobs)))
 
 
+def make_text(args, cfg):
+    """The tokenizer, whose size becomes that of `cfg`, rows to train on and rows held out."""
+    begin = time.time()
+    tokenizer = train_tokenizer(args.seed, min(60_000, args.documents), cfg.vocab_size)
+    cfg.vocab_size = tokenizer.get_vocab_size()
+    print(f"tokenizer: {cfg.vocab_size} entries, {time.time() - begin:.0f} s", flush=True)
+    rows = make_rows(args.seed, args.documents, tokenizer, cfg.context, args.workers)
+    held_out = make_rows(f"held out {args.seed}", max(60, args.documents // 500), tokenizer, cfg.context, args.workers)
+    print(f"text: {rows.size / 1e6:.0f} M tokens, {((rows & TARGET) != 0).sum() / 1e6:.0f} M of them answers, "
+          f"{time.time() - begin:.0f} s", flush=True)
+    return tokenizer, rows, held_out
+
+
 # ------------------------------------------------------------------------------------------------ the model
 
 def rotate(x, cos, sin):
@@ -191,6 +204,10 @@ class Model(nn.Module):
         losses = F.cross_entropy(logits, targets, reduction="none")
         return (losses * weights).sum() / weights.sum()
 
+    def parts_to_compile(self):
+        """Modules and names of their methods."""
+        return [(block, name) for block in self.layers for name in ("before_attention", "after_attention")] + [(self, "head")]
+
     def hf_state(self):
         out = {"model.embed_tokens.weight": self.embed, "model.norm.weight": self.norm}
         where = {"q_proj": "self_attn.", "k_proj": "self_attn.", "v_proj": "self_attn.", "o_proj": "self_attn.", "gate_proj": "mlp.",
@@ -226,7 +243,7 @@ def held_out_loss(model, rows, device, dtype, per_batch):
 
 
 def use_fast_kernels(model, rows, device, dtype):
-    """Switches to FlashAttention and compiled blocks where they work and agree with the plain ones; says so if not."""
+    """Switches to FlashAttention and compiled parts where they work and agree with the plain ones; says so if not."""
     with torch.no_grad():
         plain = model.loss(*batch_of(rows[:4], device), dtype).item()
     model.attention = varlen_attention
@@ -239,29 +256,26 @@ def use_fast_kernels(model, rows, device, dtype):
         print(f"plain attention, because FlashAttention failed: {error}", flush=True)
         model.attention = masked_attention
     torch._dynamo.config.cache_size_limit = 64
+    parts = model.parts_to_compile()
     try:
-        for block in model.layers:
-            block.before_attention = torch.compile(block.before_attention, dynamic=False)
-            block.after_attention = torch.compile(block.after_attention, dynamic=False)
-        model.head = torch.compile(model.head, dynamic=False)
+        for module, name in parts:
+            setattr(module, name, torch.compile(getattr(module, name), dynamic=False))
         model.loss(*batch_of(rows, device), dtype).backward()
     except Exception as error:  # whatever the compiler raises, plain PyTorch still works
         print(f"not compiled, because: {error}", flush=True)
-        for block in model.layers:
-            del block.before_attention, block.after_attention
-        model.__dict__.pop("head", None)
+        for module, name in parts:
+            module.__dict__.pop(name, None)
     model.zero_grad(set_to_none=True)
 
 
-def train(args, cfg, rows, device):
-    torch.manual_seed(args.seed)
-    model = Model(cfg).to(device)
+def train(args, model, rows, device):
+    context = model.cfg.context
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
         use_fast_kernels(model, rows[:args.rows_per_step], device, dtype)
-    matrices = [p for p in model.parameters() if p.ndim == 2]
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
     norms = [p for p in model.parameters() if p.ndim == 1]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}], lr=args.lr,
                                   betas=(0.9, 0.95), fused=device.type == "cuda")
@@ -286,26 +300,31 @@ def train(args, cfg, rows, device):
         if step % 250 == 0 or step == 20:
             elapsed = time.time() - begin
             print(f"step {step:6d}  progress {progress:.3f}  loss {loss.item():.4f}  {elapsed:6.1f} s  "
-                  f"{(step + 1) * per_step * cfg.context / elapsed / 1e6:.2f} M tokens/s", flush=True)
-    print(f"trained {step} steps, {step * per_step * cfg.context / 1e6:.0f} M tokens, in {time.time() - begin:.0f} s")
-    return model
+                  f"{(step + 1) * per_step * context / elapsed / 1e6:.2f} M tokens/s", flush=True)
+    print(f"trained {step} steps, {step * per_step * context / 1e6:.0f} M tokens, in {time.time() - begin:.0f} s")
 
 
 # ------------------------------------------------------------------------------------------------ command line
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def training_arguments(description, stages, documents, steps):
+    """A parser of what both training scripts take."""
+    p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--out", required=True, type=Path)
-    p.add_argument("--only", choices=["all", "check", "golden"], default="all")
-    p.add_argument("--documents", type=int, default=1_900_000)
-    p.add_argument("--steps", type=int, default=13_400)
+    p.add_argument("--only", choices=stages, default="all")
+    p.add_argument("--documents", type=int, default=documents)
+    p.add_argument("--steps", type=int, default=steps)
     p.add_argument("--minutes", type=float, default=60.0, help="stop training, with the schedule completed, after so long")
     p.add_argument("--rows-per-step", type=int, default=64, help="rows of 1024 tokens")
     p.add_argument("--lr", type=float, default=2.5e-3)
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--quant", choices=["Q6_K", "Q8_0"], default="Q6_K")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--workers", type=int, default=multiprocessing.cpu_count())
+    return p
+
+
+def main():
+    p = training_arguments(__doc__, ["all", "check", "golden"], documents=1_900_000, steps=13_400)
+    p.add_argument("--quant", choices=["Q6_K", "Q8_0"], default="Q6_K")
     p.add_argument("--golden", type=Path, help="where --only golden writes the golden values")
     p.add_argument("--prompts", type=int, default=200, help="prompts of the instruction check")
     args = p.parse_args()
@@ -316,15 +335,10 @@ def main():
         return getattr(check, args.only)(args, cfg, device)
 
     begin = time.time()
-    tokenizer = train_tokenizer(args.seed, min(60_000, args.documents), cfg.vocab_size)
-    cfg.vocab_size = tokenizer.get_vocab_size()
-    print(f"tokenizer: {cfg.vocab_size} entries, {time.time() - begin:.0f} s", flush=True)
-    rows = make_rows(args.seed, args.documents, tokenizer, cfg.context, args.workers)
-    held_out = make_rows(f"held out {args.seed}", max(60, args.documents // 500), tokenizer, cfg.context, args.workers)
-    print(f"text: {rows.size / 1e6:.0f} M tokens, {((rows & TARGET) != 0).sum() / 1e6:.0f} M of them answers, "
-          f"{time.time() - begin:.0f} s", flush=True)
-
-    model = train(args, cfg, rows, device)
+    tokenizer, rows, held_out = make_text(args, cfg)
+    torch.manual_seed(args.seed)
+    model = Model(cfg).to(device)
+    train(args, model, rows, device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     state = {k: v.clone() for k, v in model.hf_state().items()}
     per_batch = min(args.rows_per_step, len(held_out))

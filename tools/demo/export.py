@@ -32,11 +32,17 @@ def write_hf(folder, state, cfg, tokenizer):
               "rms_norm_eps": cfg.norm_eps, "rope_scaling": None, "rope_theta": cfg.rope_theta, "tie_word_embeddings": True,
               "torch_dtype": "float16", "use_cache": True, "vocab_size": cfg.vocab_size}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_tokenizer(folder, tokenizer, cfg.context)
+
+
+def write_tokenizer(folder, tokenizer, context):
+    """What a Hugging Face folder has beside weights and config.json."""
+    eos, pad = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos, "pad_token_id": pad, "do_sample": True,
                                                                "temperature": 0.7, "top_p": 0.95}, indent=2) + "\n")
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": cfg.context, "add_bos_token": False, "add_eos_token": False,
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context, "add_bos_token": False, "add_eos_token": False,
         "bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": None,
         "clean_up_tokenization_spaces": False, "chat_template": CHAT_TEMPLATE}, indent=2) + "\n")
 
