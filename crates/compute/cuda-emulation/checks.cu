@@ -1,4 +1,5 @@
 // Small kernels that show what the emulation of Hopper does: tests/ops/hopper.rs says what it should.
+#include "../src/cuda/common/hopper_i8.cuh"
 #include "../src/cuda/common/kernel.cuh"
 #include "../src/cuda/common/pipeline.cuh"
 
@@ -9,7 +10,7 @@ static void fill(unsigned char* shared, const uint8_t* from, uint32_t bytes) {
   __syncthreads();
 }
 
-enum CheckedProduct : uint32_t { SHARED_F16, SHARED_BF16, SHARED_S8, REGISTERS_F16, REGISTERS_BF16, REGISTERS_F16_ROWS };
+enum CheckedProduct : uint32_t { SHARED_F16, SHARED_BF16, SHARED_S8, REGISTERS_F16, REGISTERS_BF16, REGISTERS_F16_ROWS, REGISTERS_S8, REGISTERS_U8 };
 
 struct CheckProductArgs {
   // What lies in shared memory, and the descriptions of matrices there but for their addresses: of them the bytes from its begin on.
@@ -47,6 +48,8 @@ KERNEL(check_product, CheckProductArgs, 128) {
     case SHARED_S8: check_product<int>(a, at, [=](int(&d)[8][4], uint64_t x, uint64_t y) { ptx::wgmma_ss_s8(d, x, y, adds); }); break;
     case REGISTERS_F16: check_product<float>(a, at, [&](Floats d, uint64_t, uint64_t y) { ptx::wgmma_rs_f16<true>(d, r, y, adds); }); break;
     case REGISTERS_BF16: check_product<float>(a, at, [&](Floats d, uint64_t, uint64_t y) { ptx::wgmma_rs_bf16<true>(d, r, y, adds); }); break;
+    case REGISTERS_S8: check_product<int>(a, at, [&](int(&d)[8][4], uint64_t, uint64_t y) { ptx::wgmma_rs_s8(d, r, y, adds); }); break;
+    case REGISTERS_U8: check_product<int>(a, at, [&](int(&d)[8][4], uint64_t, uint64_t y) { ptx::wgmma_rs_u8(d, r, y, adds); }); break;
     default: check_product<float>(a, at, [&](Floats d, uint64_t, uint64_t y) { ptx::wgmma_rs_f16<false>(d, r, y, adds); });
   }
 }

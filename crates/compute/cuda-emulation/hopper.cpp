@@ -184,7 +184,18 @@ static void take_registers(const ProductGroup::Pending& p, float (*a)[MAX_K]) {
   }
 }
 
-static void take_registers(const ProductGroup::Pending&, int (*)[MAX_K]) { die("integers in registers"); }
+// The same of integers: columns 4 t to 4 t + 3 of these rows, and 4 t + 16 to 4 t + 19.
+static void take_registers(const ProductGroup::Pending& p, int (*a)[MAX_K]) {
+  for (unsigned thread = 0; thread < ProductGroup::THREADS; thread++) {
+    const unsigned g = thread % 32 / 4, t = thread % 4;
+    for (unsigned i = 0; i < 4; i++) {
+      for (unsigned j = 0; j < 4; j++) {
+        const uint8_t byte = static_cast<uint8_t>(p.a[thread][i] >> 8 * j);
+        a[thread / 32 * 16 + g + i % 2 * 8][4 * t + j + i / 2 * 16] = p.product.number == Number::U8 ? byte : static_cast<int8_t>(byte);
+      }
+    }
+  }
+}
 
 // sums = a b
 template <class T>
@@ -249,7 +260,7 @@ void ProductGroup::finish(unsigned group) {
   size_t n = 0;
   for (; n < pending.size() && pending[n].group < group; n++) {
     if (pending[n].n_started != THREADS) die("a product without all threads of its warps");
-    if (pending[n].product.number == Number::S8) compute<int>(pending[n], 32);
+    if (pending[n].product.number >= Number::S8) compute<int>(pending[n], 32);
     else compute<float>(pending[n], 16);
   }
   pending.erase(pending.begin(), pending.begin() + static_cast<ptrdiff_t>(n));

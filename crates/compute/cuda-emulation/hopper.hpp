@@ -5,7 +5,8 @@
 
 namespace emulation {
 
-enum class Number { F16, BF16, S8 };
+// S8, U8: integers of 8 bits, those of a with signs or without.
+enum class Number { F16, BF16, S8, U8 };
 
 // d += a b or d = a b of a group of 4 warps: a [64, K], b [K, 8 * n_eighths]; K is 32 bytes.
 struct Product {
@@ -46,6 +47,10 @@ inline uint64_t smem_desc_mn_major(uint32_t shared, uint32_t next_columns) {
   return (shared & 0x3ffff) >> 4 | static_cast<uint64_t>(next_columns >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
 
+inline uint64_t smem_desc_plain(uint32_t shared, uint32_t next_columns, uint32_t next_rows) {
+  return (shared & 0x3ffff) >> 4 | static_cast<uint64_t>(next_columns >> 4) << 16 | static_cast<uint64_t>(next_rows >> 4) << 32;
+}
+
 inline uint32_t fixed_address(const void* shared) { return shared_address(shared); }
 inline uint32_t thread_again() { return emulation::thread(); }
 inline uint2 block_again() { return {blockIdx.x, blockIdx.y}; }
@@ -75,6 +80,16 @@ void wgmma_ss_s8(int (&d)[EIGHTHS][4], uint64_t a, uint64_t b, uint32_t add) {
   emulation::start_product({emulation::Number::S8, EIGHTHS, false, false, add != 0, a, b}, d, nullptr);
 }
 template <unsigned EIGHTHS>
+void wgmma_rs_s8(int (&d)[EIGHTHS][4], const uint32_t (&a)[4], uint64_t b, uint32_t add) {
+  static_assert(EIGHTHS <= 4 || (EIGHTHS <= 32 && EIGHTHS % 2 == 0), "columns of wgmma with integers");
+  emulation::start_product({emulation::Number::S8, EIGHTHS, true, false, add != 0, 0, b}, d, a);
+}
+template <unsigned EIGHTHS>
+void wgmma_rs_u8(int (&d)[EIGHTHS][4], const uint32_t (&a)[4], uint64_t b, uint32_t add) {
+  static_assert(EIGHTHS <= 4 || (EIGHTHS <= 32 && EIGHTHS % 2 == 0), "columns of wgmma with integers");
+  emulation::start_product({emulation::Number::U8, EIGHTHS, true, false, add != 0, 0, b}, d, a);
+}
+template <unsigned EIGHTHS>
 void wgmma_rs_f16(float (&d)[EIGHTHS][4], const uint32_t (&a)[4], uint64_t b) {
   static_assert(IS_SIZE<EIGHTHS>, "columns of wgmma");
   emulation::start_product({emulation::Number::F16, EIGHTHS, true, false, true, 0, b}, d, a);
@@ -99,6 +114,13 @@ inline void tma_load(uint32_t to, const TensorMap* map, int c0, int c1, int c2, 
 }
 inline void tma_load(uint32_t to, const TensorMap* map, int column, int row, uint32_t barrier) {
   emulation::start_load({to, 2, barrier, nullptr, reinterpret_cast<const emulation::Map*>(map), {column, row}});
+}
+
+// What a thread has asked for comes when it arrives.
+inline void cp_async_arrive(uint32_t barrier) {
+  cp_async_commit();
+  cp_async_wait<0>();
+  mbarrier_arrive(barrier);
 }
 
 inline void cp_async_bulk_store(void* to, uint32_t from, uint32_t bytes) { emulation::start_store(to, from, bytes); }

@@ -59,6 +59,8 @@ enum Number {
     F16,
     Bf16,
     S8,
+    /// Of the first operand, without signs; the second one has them.
+    U8,
 }
 
 impl Number {
@@ -66,13 +68,17 @@ impl Number {
         match self {
             Self::F16 => f16::from_f32(x as f32).to_le_bytes().to_vec(),
             Self::Bf16 => bf16::from_f32(x as f32).to_le_bytes().to_vec(),
-            Self::S8 => vec![x as u8],
+            Self::S8 | Self::U8 => vec![x as u8],
         }
+    }
+
+    fn is_integer(self) -> bool {
+        matches!(self, Self::S8 | Self::U8)
     }
 
     /// Columns of a product: 32 bytes.
     fn k(self) -> usize {
-        if self == Self::S8 { 32 } else { 16 }
+        if self.is_integer() { 32 } else { 16 }
     }
 }
 
@@ -187,6 +193,8 @@ impl Product {
             (Number::F16, true, false) => 3,
             (Number::Bf16, true, false) => 4,
             (Number::F16, true, true) => 5,
+            (Number::S8, true, false) => 6,
+            (Number::U8, true, false) => 7,
             _ => panic!("{self:?} has no kernel"),
         }
     }
@@ -196,7 +204,11 @@ impl Product {
         let mut matrix =
             || (0..64).map(|_| (0..k).map(|_| small(random)).collect::<Vec<_>>()).collect::<Vec<_>>();
         // a[row][k] and b[column][k].
-        let (a, b) = (matrix(), matrix());
+        let (mut a, b) = (matrix(), matrix());
+        if self.number == Number::U8 {
+            // Above what has a sign.
+            a.iter_mut().flatten().for_each(|x| *x += 200);
+        }
         let line = |row: &Vec<i32>| row.iter().flat_map(|&x| self.number.bytes(x)).collect::<Vec<u8>>();
         let mut image = Vec::new();
         let (a_description, a_at) =
@@ -209,20 +221,21 @@ impl Product {
             rows_in_lines(&mut image, &b.iter().map(line).collect::<Vec<_>>(), self.vectors, self.first)
         };
         // Register r of lane 4 g + t of warp w has two numbers: of row 16 w + g, or 8 further down if r is odd, columns 2 t and 2 t + 1,
-        // or 8 further right if r is 2 or 3.
+        // or 8 further right if r is 2 or 3. Of bytes it has four: columns 4 t to 4 t + 3, or 16 further right.
+        let n = k / 8;
         let registers = (0..128 * 4).flat_map(|i| {
             let (thread, r) = (i / 4, i % 4);
-            let (row, column) = (thread / 32 * 16 + thread % 32 / 4 + r % 2 * 8, thread % 4 * 2 + r / 2 * 8);
-            [self.number.bytes(a[row][column % k]), self.number.bytes(a[row][column % k + 1])].concat()
+            let (row, column) =
+                (thread / 32 * 16 + thread % 32 / 4 + r % 2 * 8, thread % 4 * n + r / 2 * 4 * n);
+            a[row][column..column + n].iter().flat_map(|&x| self.number.bytes(x)).collect::<Vec<_>>()
         });
-        let mut registers: Vec<u8> = registers.collect();
-        registers.resize(128 * 16, 0);
+        let registers: Vec<u8> = registers.collect();
         // d[thread][j][c]: row 16 w + g, or 8 further down if c is 2 or 3; column 8 j + 2 t, and one further if c is odd.
         let place = |i: usize| {
             let (thread, j, c) = (i / 32, i / 4 % 8, i % 4);
             (thread / 32 * 16 + thread % 32 / 4 + c / 2 * 8, 8 * j + thread % 4 * 2 + c % 2)
         };
-        let word = |x: i32| if self.number == Number::S8 { x as u32 } else { (x as f32).to_bits() };
+        let word = |x: i32| if self.number.is_integer() { x as u32 } else { (x as f32).to_bits() };
         let before: Vec<i32> = (0..128 * 32).map(|i| i % 7).collect();
         let d: Vec<u8> = before.iter().flat_map(|&x| word(x).to_le_bytes()).collect();
         let [image, registers, d] = [&image, &registers, &d].map(|bytes| Memory::new(driver, bytes));
@@ -252,16 +265,16 @@ impl Product {
 fn emulated_products_of_four_warps_are_sums_of_products() {
     let Some(driver) = Emulation::build_hopper() else { return };
     let random = &mut Random(1);
-    for number in [Number::F16, Number::Bf16, Number::S8] {
+    for number in [Number::F16, Number::Bf16, Number::S8, Number::U8] {
         for vectors in [1, 2, 4, 8] {
             for first in (0..vectors).step_by(2) {
                 for adds in [false, true] {
                     let product =
                         Product { number, vectors, first, in_registers: false, b_rows: false, adds };
-                    product.check(&driver, random);
-                    if number != Number::S8 {
-                        Product { in_registers: true, ..product }.check(&driver, random);
+                    if number != Number::U8 {
+                        product.check(&driver, random);
                     }
+                    Product { in_registers: true, ..product }.check(&driver, random);
                     if number == Number::F16 && first == 0 {
                         Product { in_registers: true, b_rows: true, ..product }.check(&driver, random);
                     }

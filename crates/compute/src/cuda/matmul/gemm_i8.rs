@@ -1,15 +1,15 @@
 //! Launches of matmuls with any number of rows of activations and packed weights on the tensor cores' integers, with the bits that
-//! `small_m` has for each row.
+//! `small_m` has for each row: by `gemm_i8.cu`, or on Hopper by `gemm_i8_hopper.cu`.
 
 use super::op::Matmul;
 use super::packed_types::{N_COMMON, PackedType, packed_index};
 use super::shape::{MatrixShape, PartRows, Target};
-use super::small_m::{self, GROUP, X_BYTES, X_COLUMNS};
+use super::small_m::{self, GROUP, Rounding, X_BYTES, X_COLUMNS};
 use super::weights::Weights;
 use crate::Result;
-use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, KernelImage, kernel_args, kernel_image};
 
-/// Static shared memory of the kernels, at most, of which 2 KB are the table of a type.
+/// Static shared memory of the kernels, at most, of which 2 KB are the table of a type and 1 KB the places of rows.
 const STATIC_BYTES: usize = (2 << 10) + (2 << 10);
 /// Rows of activations of a slot, and outputs of a warp.
 const SLOT_ROWS: usize = 8;
@@ -18,6 +18,11 @@ const WARP_OUTS: usize = 16;
 const SLOTS: [usize; 4] = [2, 4, 8, 16];
 /// Warps of a block, as many as shared memory has room for.
 const WARPS: [usize; 3] = [8, 4, 2];
+/// On Hopper, of those that multiply there are as many as the first, and four more copy.
+const COPIERS: usize = 4;
+/// Stages of the ring on Hopper, at most, and so many at least.
+const MAX_STAGES: usize = 6;
+const MIN_STAGES: usize = 2;
 /// Outputs of a block with all warps.
 const OUTS: usize = WARP_OUTS * WARPS[0];
 /// Parts that columns are cut into, at most, and what each costs, in blocks of 256 columns.
@@ -51,7 +56,7 @@ kernel_args! {
         squares: DevicePtr as "const float*",
         /// [n_out] or null
         bias: DevicePtr as "const float*",
-        /// [tiles of rows, tiles, parts of columns, N, threads]
+        /// [tiles of rows, tiles, parts of columns, N, threads with sums]
         partial: DevicePtr as "float4*",
         /// [tiles of rows, tiles]: parts of columns that are done; zero before and after a launch
         arrived: DevicePtr as "uint32_t*",
@@ -67,6 +72,8 @@ kernel_args! {
         y_stride: u32,
         /// from one output's rest of a group to the next one's
         rest_pitch: u32,
+        /// of the ring, on Hopper
+        n_stages: u32,
         /// GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
         epilogue: u32,
         activation: u32,
@@ -76,24 +83,30 @@ kernel_args! {
     }
 }
 
-/// Kernels of gemm_i8.cu, in the order of [`SLOTS`].
-pub(in crate::cuda) struct Kernels(Vec<Kernel<GemmI8Args>>);
+/// Kernels of gemm_i8.cu and, on Hopper, of gemm_i8_hopper.cu, in the order of [`SLOTS`].
+pub(in crate::cuda) struct Kernels {
+    all: Vec<Kernel<GemmI8Args>>,
+    hopper: Vec<Kernel<GemmI8Args>>,
+}
 
 impl Kernels {
     pub(in crate::cuda) fn load(driver: &dyn Driver) -> Result<Self> {
-        let (image, shared) = (kernel_image!(gemm_i8), driver.max_shared_bytes() - STATIC_BYTES);
-        let kernel = |n: &usize| image.kernel(driver, &format!("gemm_i8_{n}"), shared);
-        Ok(Self(SLOTS.iter().map(kernel).collect::<Result<_>>()?))
+        let shared = driver.max_shared_bytes() - STATIC_BYTES;
+        let load = |image: KernelImage, name: &str| -> Result<Vec<_>> {
+            SLOTS.iter().map(|n| image.kernel(driver, &format!("{name}_{n}"), shared)).collect()
+        };
+        let hopper = match driver.is_hopper() {
+            true => load(kernel_image!(gemm_i8_hopper), "gemm_i8_hopper")?,
+            false => Vec::new(),
+        };
+        Ok(Self { all: load(kernel_image!(gemm_i8), "gemm_i8")?, hopper })
     }
 }
 
 /// How one product is done.
 pub(super) struct Plan {
     parts: Vec<(PartRows, GemmI8Part)>,
-    /// Index of the kernel, and warps of a block.
-    kernel: usize,
-    warps: usize,
-    shared_bytes: usize,
+    ring: RingPlan,
     rest_pitch: usize,
     n_tiles: usize,
     part_blocks: usize,
@@ -101,6 +114,18 @@ pub(super) struct Plan {
     m: usize,
     y_stride: usize,
     of_32: bool,
+    hopper: bool,
+}
+
+/// Which kernel does it, and what its blocks have.
+#[derive(Clone, Copy)]
+struct RingPlan {
+    /// Index of the kernel.
+    kernel: usize,
+    /// Warps that multiply.
+    warps: usize,
+    stages: usize,
+    shared_bytes: usize,
 }
 
 /// The parts that a matrix's columns are cut into, whose sums are added up by themselves and then in their order: blocks of 256 columns of
@@ -116,8 +141,28 @@ pub(super) fn part_blocks(target: &Target, w: &MatrixShape) -> usize {
     n_blocks.div_ceil(n.unwrap_or(1))
 }
 
+/// As [`plan`], by the kernels for Hopper; `None` also where they are slower.
+pub(super) fn plan_hopper(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Option<Plan> {
+    plan_with(target, w, m, gate, true)
+}
+
 /// Plans `m` rows times the matrix, or for a `gate` times the halves of its outputs; `None` where the kernels cannot.
 pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Option<Plan> {
+    plan_with(target, w, m, gate, false)
+}
+
+/// Whether the kernels for Hopper are faster for these rows of activations. Each of their blocks decodes weights and multiplies by turns, for
+/// which few rows are too little; with float scales they have 64 rows at most, and weights that are bytes already are not worth decoding less
+/// often.
+fn is_for_hopper(packed: &[&PackedType], m: usize) -> bool {
+    let (of_32, are_bytes) = (!packed[0].has_integer_scales(), packed.iter().any(|t| t.is_simple));
+    match of_32 {
+        false => m > 16,
+        true => m > 32 && (m <= 64 || !are_bytes),
+    }
+}
+
+fn plan_with(target: &Target, w: &MatrixShape, m: usize, gate: bool, hopper: bool) -> Option<Plan> {
     let rows: Vec<(PartRows, usize)> = match gate {
         true => w.halves()?.map(|rows| (rows, w.n_out / 2)).to_vec(),
         false => w.parts.iter().enumerate().map(|(part, p)| (PartRows { part, first: 0 }, p.n_out)).collect(),
@@ -145,6 +190,9 @@ pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Op
     }
     let of_32 = !packed[0].has_integer_scales();
     let are_alike = packed.iter().all(|t| t.has_integer_scales() != of_32);
+    if hopper && !is_for_hopper(&packed, m) {
+        return None;
+    }
     if !are_alike || (gate && parts[0].1.layout != parts[1].1.layout) {
         return None;
     }
@@ -153,19 +201,30 @@ pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Op
     // An odd number of sixteens, so that those of eight rows are in different banks.
     let rest_pitch = packed.iter().map(|t| (t.group_bytes(size) / 16 - vectors(t) * size) | 1).max()? * 16;
     let vector_pitch = packed.iter().map(|t| 64 * vectors(t) + 16).max()?;
-    let shared_bytes = |warps: usize, n: usize| {
-        let (outs, stages) = (warps * WARP_OUTS, if n == 16 { 2 } else { 3 });
+    let shared_bytes = |warps: usize, n: usize, stages: usize| {
+        let outs = warps * WARP_OUTS;
         2 * outs * rest_pitch + stages * (outs * vector_pitch + n * X_BYTES)
     };
     let room = target.max_shared_bytes - STATIC_BYTES;
-    let are_common = packed.iter().all(|t| packed_index(t.dtype) < N_COMMON);
-    let most_slots = if are_common { SLOTS[3] } else { SLOTS[2] };
     let wanted = SLOTS.iter().position(|&n| wanted_slots <= n).unwrap_or(SLOTS.len() - 1);
-    let (warps, kernel) = WARPS.iter().find_map(|&warps| {
-        let fits = |&i: &usize| SLOTS[i] <= most_slots && shared_bytes(warps, SLOTS[i]) <= room;
-        (0..=wanted).rev().find(fits).map(|i| (warps, i))
-    })?;
-    let tile_outs = warps * WARP_OUTS;
+    let are_common = packed.iter().all(|t| packed_index(t.dtype) < N_COMMON);
+    // Registers for the most slots: on Hopper there are none for sums of floats, elsewhere kernels have the common types only.
+    let has_most = if hopper { !of_32 } else { are_common };
+    let slots = SLOTS[..=wanted].iter().filter(|&&n| n < SLOTS[3] || has_most);
+    let ring = |warps: usize, kernel: usize| {
+        let n = SLOTS[kernel];
+        let stages = match hopper {
+            true => (MIN_STAGES..=MAX_STAGES).rev().find(|&stages| shared_bytes(warps, n, stages) <= room)?,
+            false if n == 16 => 2,
+            false => 3,
+        };
+        let shared_bytes = shared_bytes(warps, n, stages);
+        (shared_bytes <= room).then_some(RingPlan { kernel, warps, stages, shared_bytes })
+    };
+    let n_slots = slots.count();
+    let warps = if hopper { &WARPS[..1] } else { &WARPS[..] };
+    let ring = warps.iter().find_map(|&warps| (0..n_slots).rev().find_map(|kernel| ring(warps, kernel)))?;
+    let tile_outs = ring.warps * WARP_OUTS;
     let mut n_tiles = 0;
     for (_, part) in if gate { &mut parts[..1] } else { &mut parts[..] } {
         part.first_tile = n_tiles as u32;
@@ -173,9 +232,7 @@ pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Op
     }
     Some(Plan {
         parts,
-        kernel,
-        warps,
-        shared_bytes: shared_bytes(warps, SLOTS[kernel]),
+        ring,
         rest_pitch,
         n_tiles,
         part_blocks: part_blocks(target, w).min(n_blocks),
@@ -183,6 +240,7 @@ pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Op
         m,
         y_stride: if gate { w.n_out / 2 } else { w.n_out },
         of_32,
+        hopper,
     })
 }
 
@@ -190,8 +248,9 @@ impl Plan {
     /// A norm has no bias and divides by the root mean square.
     pub(super) fn run(&self, cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
         let ((x, norm), y) = (op.float_input(), op.float_output());
-        let (x, squares) =
-            small_m::round(cuda, x, norm, (self.m, self.n_in), self.of_32, SLOTS[self.kernel])?;
+        let RingPlan { kernel, warps, stages, shared_bytes } = self.ring;
+        let rounding = Rounding { of_32: self.of_32, tile_slots: SLOTS[kernel], for_wgmma: self.hopper };
+        let (x, squares) = small_m::round(cuda, x, norm, (self.m, self.n_in), rounding)?;
         let none =
             GemmI8Part { w: DevicePtr::NULL, row_bytes: 0, layout: 0, first_out: 0, n_out: 0, first_tile: 0 };
         let mut parts = [none; MAX_PARTS];
@@ -199,14 +258,14 @@ impl Plan {
             *to = GemmI8Part { w: op.w.row(rows), ..from };
         }
         let n_blocks = self.n_in / X_COLUMNS;
-        let (n, threads) = (SLOTS[self.kernel], 32 * self.warps);
+        let (n, with_sums) = (SLOTS[kernel], 32 * warps);
         let row_tiles = self.m.div_ceil(n * SLOT_ROWS);
         let column_parts = n_blocks.div_ceil(self.part_blocks);
         let (partial, arrived) = match column_parts {
             1 => (DevicePtr::NULL, DevicePtr::NULL),
             _ => {
                 let tiles = row_tiles * self.n_tiles;
-                let bytes = 16 * tiles * column_parts * n * threads;
+                let bytes = 16 * tiles * column_parts * n * with_sums;
                 let partial = cuda.scratch.get(&cuda.driver, "sums of parts of columns", bytes)?;
                 (partial, cuda.scratch.zeros(&cuda.driver, "counts of parts of columns", 4 * tiles)?)
             }
@@ -227,15 +286,18 @@ impl Plan {
             m: self.m as u32,
             y_stride: self.y_stride as u32,
             rest_pitch: self.rest_pitch as u32,
+            n_stages: stages as u32,
             epilogue: op.epilogue.code(),
             activation: op.epilogue.activation_code(),
             inv_n: 1.0 / self.n_in as f32,
             eps: norm.map_or(0.0, |n| n.eps),
         };
-        let f = cuda.room::<Kernels>().0[self.kernel];
+        let kernels = cuda.room::<Kernels>();
+        let f = if self.hopper { &kernels.hopper } else { &kernels.all }[kernel];
+        let threads = with_sums + if self.hopper { 32 * COPIERS } else { 0 };
         let blocks = [self.n_tiles * column_parts, row_tiles, 1];
         // SAFETY: the callers checked the shapes of x, y and the bias; the parts hold the rows that they say, and the rounded activations
         // and sums of squares are those of as many rows. The scratch memory has room for the sums of all tiles' parts.
-        unsafe { cuda.launch_shared(f, blocks, threads as u32, self.shared_bytes, &args) }
+        unsafe { cuda.launch_shared(f, blocks, threads as u32, shared_bytes, &args) }
     }
 }

@@ -26,7 +26,7 @@ struct GemmI8Args {
   const float* squares;
   // [n_out] or null
   const float* bias;
-  // [tiles of rows, tiles, parts of columns, N, threads]
+  // [tiles of rows, tiles, parts of columns, N, threads with sums]
   float4* partial;
   // [tiles of rows, tiles]: parts of columns that are done; zero before and after a launch
   uint32_t* arrived;
@@ -42,6 +42,8 @@ struct GemmI8Args {
   uint32_t y_stride;
   // from one output's rest of a group to the next one's
   uint32_t rest_pitch;
+  // of the ring, on Hopper
+  uint32_t n_stages;
   // GATE: part 0 is the gate's, part 1 up's, of one layout; y has the outputs of one
   uint32_t epilogue;
   uint32_t activation;

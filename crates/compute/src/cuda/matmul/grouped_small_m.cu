@@ -283,7 +283,7 @@ KERNEL(grouped_small_m_activations, GroupedSmallMActivationArgs, 32 * MOST_WARPS
 #pragma unroll 1
     for (uint32_t p = 0; p < n_places; p++) {
       const uint32_t place = a.places[blockIdx.x * n_places + p];
-      put_rounded(a.y[static_cast<size_t>(place / SLOT_ROWS) * n_blocks + block], place % SLOT_ROWS, k, rounded, rounded.scale * factor);
+      put_rounded(a.y[static_cast<size_t>(place / SLOT_ROWS) * n_blocks + block], place % SLOT_ROWS, k, rounded, rounded.scale * factor, false);
     }
   }
 }

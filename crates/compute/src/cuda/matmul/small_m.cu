@@ -295,5 +295,5 @@ KERNEL(small_m_activations, SmallMActivationArgs, 32) {
   }
   const Rounded rounded = round_eight(v, a.of_32);
   const unsigned slot = row / 8, of_tile = slot & (a.tile_slots - 1);
-  put_rounded(a.y[(slot - of_tile) * n_blocks + block * a.tile_slots + of_tile], row % 8, k, rounded, rounded.scale);
+  put_rounded(a.y[(slot - of_tile) * n_blocks + block * a.tile_slots + of_tile], row % 8, k, rounded, rounded.scale, a.for_wgmma);
 }

@@ -8,7 +8,8 @@ constexpr int MAX_TABLE = 512;
 
 // 256 activations of 8 rows, as lanes (g, t) want them: with g = lane / 4 a row, t = lane % 4.
 struct XBlock {
-  // Of each 32, a sub-block, the integers 4 t to 4 t + 3 of both 16.
+  // Of each 32, a sub-block, the integers 4 t to 4 t + 3 of both 16. For wgmma, as [8][2][32] words: those of the first 16 of all rows, and then
+  // those of the second.
   uint2 q[8][32];
   // Sums of the integers of sub-blocks 2 t and 2 t + 1: each as two numbers of half precision, y has the rest of x.
   uint2 sums[32];
@@ -29,6 +30,13 @@ struct Columns {
     static_assert(R == 8, "all columns have rows of their own");
 #pragma unroll
     for (unsigned i = 0; i < 8; i++) q[i] = x->q[i][lane];
+    sums = x->sums[lane], scales = x->scale[0];
+  }
+  // The same of integers that lie as wgmma wants them.
+  DEVICE void take_tile(const XBlock* x, unsigned lane) {
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(x->q) + lane;
+#pragma unroll
+    for (unsigned i = 0; i < 8; i++) q[i] = {words[64 * i], words[64 * i + 32]};
     sums = x->sums[lane], scales = x->scale[0];
   }
   // From global memory. `to_scales` is the warp's.
@@ -217,11 +225,12 @@ DEVICE Rounded round_eight(const float (&v)[8], bool of_32) {
   return r;
 }
 
-// Puts columns k to k + 7 of a row in its block, with what its integers are to be multiplied with.
-DEVICE void put_rounded(XBlock& y, unsigned row, unsigned k, const Rounded& r, float scale) {
-  const unsigned part = k / 32, l = k % 32;
+// Puts columns k to k + 7 of a row in its block, with what its integers are to be multiplied with; `for_wgmma`: as XBlock says.
+DEVICE void put_rounded(XBlock& y, unsigned row, unsigned k, const Rounded& r, float scale, bool for_wgmma) {
+  const unsigned part = k / 32, l = k % 32, at = row * 4 + l % 16 / 4;
+  uint32_t* to = reinterpret_cast<uint32_t*>(y.q[part]) + (for_wgmma ? l / 16 * 32 + at : 2 * at + l / 16);
 #pragma unroll
-  for (int i = 0; i < 2; i++) reinterpret_cast<uint32_t*>(&y.q[part][row * 4 + l % 16 / 4 + i])[l / 16] = r.packed[i];
+  for (int i = 0; i < 2; i++) to[for_wgmma ? i : 2 * i] = r.packed[i];
   if (l == 0) {
     y.scale[part][row] = scale;
     const float exact = static_cast<float>(r.sum);

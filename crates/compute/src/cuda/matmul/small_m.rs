@@ -97,6 +97,8 @@ kernel_args! {
         of_32: u32,
         /// slots of 8 rows of a tile, a power of two
         tile_slots: u32,
+        /// whether integers lie as wgmma wants them
+        for_wgmma: u32,
     }
 }
 
@@ -224,7 +226,8 @@ impl Plan {
     pub(super) fn run(&self, cuda: &Cuda, op: &Matmul<'_>) -> Result<()> {
         let ((x, norm), y) = (op.float_input(), op.float_output());
         let kernels = cuda.room::<Kernels>();
-        let (blocks, squares) = round(cuda, x, norm, (self.m, self.n_in), self.of_32, 1)?;
+        let rounding = Rounding { of_32: self.of_32, tile_slots: 1, for_wgmma: false };
+        let (blocks, squares) = round(cuda, x, norm, (self.m, self.n_in), rounding)?;
         let none = SmallMPart {
             w: DevicePtr::NULL,
             row_bytes: 0,
@@ -275,14 +278,24 @@ impl Plan {
     }
 }
 
-/// Activations `[m, n]` rounded to 8 bits, in blocks of 32 if `of_32` and else of 256, as tiles of so many slots of 8 rows, and the sums of their squares where a norm comes before.
+/// How activations are rounded to 8 bits, and how they lie.
+#[derive(Clone, Copy)]
+pub(super) struct Rounding {
+    /// In blocks of 32, else of 256.
+    pub(super) of_32: bool,
+    /// Slots of 8 rows of a tile.
+    pub(super) tile_slots: usize,
+    /// Whether integers lie as wgmma wants them.
+    pub(super) for_wgmma: bool,
+}
+
+/// Activations `[m, n]` rounded to 8 bits, and the sums of their squares where a norm comes before.
 pub(super) fn round(
     cuda: &Cuda,
     x: DevicePtr,
     norm: Option<&Norm<Cuda>>,
     (m, n): (usize, usize),
-    of_32: bool,
-    tile_slots: usize,
+    Rounding { of_32, tile_slots, for_wgmma }: Rounding,
 ) -> Result<(DevicePtr, DevicePtr)> {
     let n_blocks = n / X_COLUMNS;
     let bytes = m.div_ceil(ROWS).next_multiple_of(tile_slots) * n_blocks * X_BYTES;
@@ -299,6 +312,7 @@ pub(super) fn round(
         n: n as u32,
         of_32: u32::from(of_32),
         tile_slots: tile_slots as u32,
+        for_wgmma: u32::from(for_wgmma),
     };
     let f = cuda.room::<Kernels>().activations;
     // SAFETY: x has m rows of n floats, and the scratch memory room for as many rounded ones, and for their chunks' sums.

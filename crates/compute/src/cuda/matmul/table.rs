@@ -238,6 +238,16 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         plan: plan_f32,
     },
     MatmulKernel {
+        name: "gemm_i8_hopper",
+        types: Types::Packed,
+        rows: small_m::ROWS + 1..=usize::MAX,
+        capability: Capability::Sm90,
+        mode: Mode::Deterministic,
+        epilogues: &[Store, Add, Gate],
+        inputs: &[Floats, RmsNorm],
+        plan: plan_gemm_i8_hopper,
+    },
+    MatmulKernel {
         name: "gemm_i8",
         types: Types::Packed,
         rows: small_m::ROWS + 1..=usize::MAX,
@@ -313,6 +323,11 @@ fn plan_small_m(target: &Target, p: &Problem<'_>) -> Option<Plan> {
 fn plan_gemm_i8(target: &Target, p: &Problem<'_>) -> Option<Plan> {
     let has_twin = small_m::plan(target, p.w, small_m::ROWS, p.is_gate()).is_some();
     gemm_i8::plan(target, p.w, p.m, p.is_gate()).filter(|_| has_twin).map(Plan::GemmI8)
+}
+
+fn plan_gemm_i8_hopper(target: &Target, p: &Problem<'_>) -> Option<Plan> {
+    let has_twin = small_m::plan(target, p.w, small_m::ROWS, p.is_gate()).is_some();
+    gemm_i8::plan_hopper(target, p.w, p.m, p.is_gate()).filter(|_| has_twin).map(Plan::GemmI8)
 }
 
 fn plan_mixed_gemm(target: &Target, p: &Problem<'_>) -> Option<Plan> {
@@ -482,7 +497,8 @@ mod tests {
     /// All rows of a matrix take kernels of one family, whose bits are the same.
     #[test]
     fn deterministic_kernels_of_a_matrix_agree() {
-        let families = [&["small_m_i8", "gemm_i8"][..], &["mixed_gemm"], &["gemm"], &["simt_gemv"]];
+        let families =
+            [&["small_m_i8", "gemm_i8", "gemm_i8_hopper"][..], &["mixed_gemm"], &["gemm"], &["simt_gemv"]];
         for target in [Target::SM_80, Target::SM_90].map(|t| Target { mode: Mode::Deterministic, ..t }) {
             for (spec, n_in) in QUANTS.iter().flat_map(|spec| [512, 2880, 14336].map(|n| (spec, n))) {
                 for (n_out, gate) in [(64, false), (4096, false), (28672, true), (128_256, false)] {
