@@ -339,6 +339,23 @@ impl Case for Attention {
         let of_weights = self.out.map_or(0.0, |(dtype, _)| tolerance(dtype, sums));
         of_weights + if matches!(sums, Sums::Exact) { line.1 } else { line.2 }
     }
+
+    fn is_worth(&self, on: Emulated) -> bool {
+        let n_tokens: usize = self.parts.iter().map(|p| p.n_tokens).sum();
+        let is_deep = self.parts.iter().any(|p| p.start > 300);
+        match on {
+            Emulated::Portable => true,
+            // A block has a token and 8 heads, whatever else the step has, and goes through all keys alike.
+            Emulated::Exact => n_tokens <= 100 && !is_deep && self.heads.n_heads <= 16,
+            // What its tensor cores cannot read takes the kernels of all GPUs there, too.
+            Emulated::Hopper => {
+                let dim = self.heads.head_dim;
+                let is_portable =
+                    self.cache == DType::F32 || self.alibi || dim > 256 || !dim.is_multiple_of(8);
+                !is_portable || self.out.is_some() || self.qkv_type != DType::F32
+            }
+        }
+    }
 }
 
 #[test]
@@ -522,7 +539,7 @@ fn rotations_and_norms() {
             }
         }
     }
-    check_grid(3, &grid);
+    check_grid(6, &grid);
     check(&[Attention { qk_norm: Some(NormKind::Rms), ..case(4, 2, 64, &RAGGED) }]);
     for (n_heads, head_dim) in [(4, 8), (6, 64)] {
         let rope = Some((head_dim, RopeStyle::Half));

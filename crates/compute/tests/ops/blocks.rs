@@ -2,8 +2,8 @@
 
 use super::matrices::part;
 use super::{
-    Case, ELEMENTWISE, Paths, Random, Sums, bits, check, compare, deterministic_gpus, packed_types, poisoned,
-    read, rows_of, staged, tolerance, vector,
+    Case, ELEMENTWISE, Emulated, Paths, Random, Sums, bits, check, compare, deterministic_gpus,
+    is_worth_products, packed_types, poisoned, read, rows_of, staged, tolerance, vector,
 };
 use realizar_compute::{
     Activation, Backend, Batch, BlockInput, BlockOutput, DType, EmbedBlock, Experts, FfnBlock, FfnUp,
@@ -171,6 +171,11 @@ impl Case for Fused {
         // The gated outputs multiply two results, and are multiplied once more.
         5.0 * self.parts.iter().map(|p| tolerance(p.0, sums)).fold(0.0, f64::max)
     }
+
+    fn is_worth(&self, on: Emulated) -> bool {
+        let dtypes: Vec<DType> = self.parts.iter().map(|p| p.0).collect();
+        is_worth_products(on, &dtypes, self.rows)
+    }
 }
 
 /// A gated feed-forward block.
@@ -251,6 +256,10 @@ impl Case for Gated {
     fn tolerance(&self, sums: Sums) -> f64 {
         // The gated outputs multiply two results.
         4.0 * [self.gate, self.up, self.down].map(|t| tolerance(t, sums)).into_iter().fold(0.0, f64::max)
+    }
+
+    fn is_worth(&self, on: Emulated) -> bool {
+        is_worth_products(on, &[self.gate, self.up, self.down], self.rows)
     }
 }
 
@@ -405,6 +414,10 @@ impl Case for SumNorms {
     fn tolerance(&self, sums: Sums) -> f64 {
         // Four products follow one another.
         4.0 * tolerance(self.dtype, sums)
+    }
+
+    fn is_worth(&self, on: Emulated) -> bool {
+        is_worth_products(on, &[self.dtype], self.rows)
     }
 }
 
@@ -592,6 +605,10 @@ impl Case for Mixture {
         // The gated outputs multiply two results.
         4.0 * tolerance(self.dtype, sums)
     }
+
+    fn is_worth(&self, on: Emulated) -> bool {
+        is_worth_products(on, &[self.dtype], self.rows)
+    }
 }
 
 #[test]
@@ -657,6 +674,10 @@ impl Case for LayerInput {
     fn tolerance(&self, sums: Sums) -> f64 {
         // The second matmul reads what the first made.
         4.0 * tolerance(self.dtype, sums)
+    }
+
+    fn is_worth(&self, on: Emulated) -> bool {
+        is_worth_products(on, &[self.dtype], self.rows)
     }
 }
 

@@ -87,6 +87,13 @@ impl Case for Matmul {
     fn tolerance(&self, sums: Sums) -> f64 {
         self.parts.iter().map(|p| tolerance(p.0, sums)).fold(0.0, f64::max)
     }
+
+    fn is_worth(&self, on: Emulated) -> bool {
+        let dtypes: Vec<DType> = self.parts.iter().map(|p| p.0).collect();
+        let n_out: usize = self.parts.iter().map(|p| p.1).sum();
+        let is_large = n_out * self.n_in * self.rows.len() > 1 << 21;
+        is_worth_products(on, &dtypes, self.rows.len()) && !(on == Emulated::Exact && is_large)
+    }
 }
 
 #[test]
@@ -129,12 +136,13 @@ fn matmul_of_many_rows() {
     // Blocks that share the columns of their outputs, and more than one group of pieces, of which the last is short.
     check(&[Matmul { parts: vec![(Q8_0, 40), (Q4_0, 9)], n_in: 2240, rows: 0..40, bias: true }]);
     check(&[Matmul { parts: vec![(Q8_0, 40), (F16, 9), (Q4_0, 9)], n_in: 320, rows: 0..270, bias: true }]);
-    let shapes = [(300, 256, 140), (40, 1280, 64), (30, 4352, 20), (20, 2304, 200), (300, 512, 400)];
-    for (n_out, n_in, m) in shapes {
-        for dtype in packed_types().into_iter().chain([Q4_1, IQ3_XXS]) {
-            check(&[Matmul { parts: vec![(dtype, n_out)], n_in, rows: 0..m, bias: false }]);
-        }
+    let of = |(n_out, n_in, m), dtype| Matmul { parts: vec![(dtype, n_out)], n_in, rows: 0..m, bias: false };
+    let types: Vec<DType> = packed_types().into_iter().chain([Q4_1, IQ3_XXS]).collect();
+    for shape in [(300, 256, 140), (40, 1280, 64), (30, 4352, 20), (20, 2304, 200)] {
+        types.iter().for_each(|&dtype| check(&[of(shape, dtype)]));
     }
+    // GPUs decode the weights first.
+    check_grid(4, &types.iter().map(|&dtype| of((300, 512, 400), dtype)).collect::<Vec<_>>());
 }
 
 #[test]
@@ -401,6 +409,12 @@ impl Case for Moe {
     fn tolerance(&self, sums: Sums) -> f64 {
         // Two products one after the other, with a product of two results of the first between them.
         4.0 * tolerance(self.dtype, sums)
+    }
+
+    fn is_worth(&self, on: Emulated) -> bool {
+        let n_uses = self.rows.len() * self.params.router.n_used;
+        let is_large = n_uses * self.hidden_size * self.intermediate_size > 1 << 20;
+        is_worth_products(on, &[self.dtype], n_uses) && !(on == Emulated::Exact && is_large)
     }
 }
 
