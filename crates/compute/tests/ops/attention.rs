@@ -436,14 +436,16 @@ fn sinks() {
         }
     }
     check_grid(2, &grid);
+    let mut grid = Vec::new();
     for (cache, head_dim) in
         [(DType::F16, 64), (DType::BF16, 128), (DType::Q8_0, 96), (DType::F16, 256), (DType::Q8_0, 160)]
     {
         for (window, softcap) in [(70, None), (30, Some(5.0))] {
             let window = Some(window);
-            check(&[Attention { sinks: true, cache, window, softcap, ..case(6, 2, head_dim, &LONG) }]);
+            grid.push(Attention { sinks: true, cache, window, softcap, ..case(6, 2, head_dim, &LONG) });
         }
     }
+    check_grid(2, &grid);
 }
 
 #[test]
@@ -636,6 +638,7 @@ fn one_token_of_a_large_model() {
 #[test]
 fn sequences_of_one_token_each() {
     let tokens = |positions: &[usize]| positions.iter().map(|&p| (p, 1)).collect::<Vec<_>>();
+    let mut grid = Vec::new();
     for (cache, block_size) in [(DType::F32, 16), (DType::F16, 32), (DType::BF16, 1), (DType::Q8_0, 40)] {
         for (n_heads, n_kv_heads, head_dim) in [(2, 2, 64), (4, 1, 128), (7, 1, 32), (16, 2, 96), (3, 3, 256)]
         {
@@ -643,12 +646,13 @@ fn sequences_of_one_token_each() {
             check(&[Attention { cache, block_size, ..case(n_heads, n_kv_heads, head_dim, &positions) }]);
         }
         let long = Attention { cache, block_size, ..case(8, 2, 64, &tokens(&[3000, 5])) };
-        check(&[
+        grid.extend([
             Attention { window: Some(700), ..long.clone() },
             Attention { softcap: Some(5.0), rope: Some((64, RopeStyle::Half)), ..long.clone() },
             Attention { qk_norm: Some(NormKind::Rms), rope: Some((32, RopeStyle::Interleaved)), ..long },
         ]);
     }
+    check_grid(3, &grid);
 }
 
 #[test]
