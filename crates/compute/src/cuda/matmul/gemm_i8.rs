@@ -151,14 +151,12 @@ pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Op
     plan_with(target, w, m, gate, false)
 }
 
-/// Whether the kernels for Hopper are faster for these rows of activations. Each of their blocks decodes weights and multiplies by turns, for
-/// which few rows are too little; with float scales they have 64 rows at most, and weights that are bytes already are not worth decoding less
-/// often.
+/// Whether the kernels for Hopper are faster for these rows of activations. Each of their warps decodes weights and multiplies by turns, for
+/// which few rows are too little; with float scales they have no more than 64 rows at once.
 fn is_for_hopper(packed: &[&PackedType], m: usize) -> bool {
-    let (of_32, are_bytes) = (!packed[0].has_integer_scales(), packed.iter().any(|t| t.is_simple));
-    match of_32 {
-        false => m > 16,
-        true => m > 32 && (m <= 64 || !are_bytes),
+    match packed[0].has_integer_scales() {
+        true => m > 16,
+        false => (33..=64).contains(&m),
     }
 }
 
