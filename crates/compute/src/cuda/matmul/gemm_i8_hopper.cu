@@ -242,7 +242,7 @@ DEVICE constexpr bool takes() {
 }
 
 template <int N>
-DEVICE void gemm_i8(const GemmI8Args& a) {
+DEVICE void gemm_i8_hopper(const GemmI8Args& a) {
 #if __CUDA_ARCH__ == 900
   DYNAMIC_SHARED_TILES(shared);
   ptx::launch_dependents();
@@ -291,5 +291,5 @@ DEVICE void gemm_i8(const GemmI8Args& a) {
 }
 
 #define GEMM_I8(N) \
-  KERNEL_1(gemm_i8_hopper_##N, GemmI8Args, THREADS) { gemm_i8<N>(a); }
+  KERNEL_1(gemm_i8_hopper_##N, GemmI8Args, THREADS) { gemm_i8_hopper<N>(a); }
 GEMM_I8(2) GEMM_I8(4) GEMM_I8(8) GEMM_I8(16)
