@@ -110,7 +110,7 @@ fn check_form<B: Backend>(backend: &B, path: &Path, prompts: &[Prompt], toleranc
             for (i, (&token, want)) in p.ids.iter().zip(want).enumerate() {
                 let what = format!("{what}, draft after {i}");
                 check_logits(&what, &whole.draft(token, i), want, tolerance);
-                if i >= (p.ids.len() - 1) / 5 * 5 + 1 {
+                if i > (p.ids.len() - 1) / 5 * 5 {
                     check_logits(&format!("{what}, in chunks"), &chunked.draft(token, i), want, tolerance);
                 }
             }
