@@ -45,6 +45,7 @@ impl Chain {
             limits,
             slots: None,
             asynchronous: false,
+            drafts: false,
         };
         Self { info, end: tokenizer.eos().expect("an end"), sampler: Sampler::default(), outcome: None }
     }

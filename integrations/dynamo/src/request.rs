@@ -149,6 +149,7 @@ mod tests {
         limits: realizar_compute::BatchLimits { n_tokens: 8, n_seqs: 8, n_blocks: 8, n_logits: 8 },
         slots: None,
         asynchronous: false,
+        drafts: false,
     };
 
     fn parse(more: Value) -> Result<Request, DynamoError> {
