@@ -43,7 +43,8 @@ pub(crate) fn params(mut params: TextParams, given: Option<&Bound<'_, PyDict>>) 
 ///
 /// Errors: as [`params`].
 pub(crate) fn options(given: Option<&Bound<'_, PyDict>>) -> PyResult<Options> {
-    let mut options = Options::default();
+    // As the program has it.
+    let mut options = Options { draft_layer: true, ..Options::default() };
     for (name, value) in given.into_iter().flatten().filter(|(_, value)| !value.is_none()) {
         let argument = Argument { name: name.extract()?, value };
         match argument.name.as_str() {

@@ -36,8 +36,7 @@ enum Source<'a> {
 }
 
 enum Guesses {
-    /// By the model's own layer, where its file has one.
-    Own,
+    /// None, or those of the model's own layer, as [`Options::draft_layer`] says.
     None,
     DraftModel(PathBuf),
     Proposer(Box<dyn Proposer>),
@@ -55,8 +54,8 @@ impl<'a> ModelBuilder<'a> {
     }
 
     fn new(source: Source<'a>) -> Self {
-        let (options, config) = (Options::default(), EngineConfig::default());
-        Self { source, options, config, guesses: Guesses::Own, template: None }
+        let options = Options { draft_layer: true, ..Options::default() };
+        Self { source, options, config: EngineConfig::default(), guesses: Guesses::None, template: None }
     }
 
     /// Where the model runs. Default: the first GPU if it can hold the model, else the CPU.
@@ -101,7 +100,8 @@ impl<'a> ModelBuilder<'a> {
         self
     }
 
-    /// Replaces all options for the device and its memory, those set by methods above included.
+    /// Replaces all options for the device and its memory, those set by methods above included, and whether the model's own drafting layer is
+    /// used.
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;
         self
@@ -124,6 +124,7 @@ impl<'a> ModelBuilder<'a> {
     /// far as it pays; the text stays the same.
     pub fn without_drafts(mut self) -> Self {
         self.guesses = Guesses::None;
+        self.options.draft_layer = false;
         self
     }
 
@@ -153,13 +154,13 @@ impl<'a> ModelBuilder<'a> {
                 &*opened
             }
         };
-        options.draft_layer |= matches!(guesses, Guesses::Own);
-        if !matches!(guesses, Guesses::None) && options.max_guesses == 0 {
+        options.draft_layer &= matches!(guesses, Guesses::None);
+        if (options.draft_layer || !matches!(guesses, Guesses::None)) && options.max_guesses == 0 {
             let n_seqs = options.max_seqs.map_or(GUESSING_SEQS, |n| n.min(GUESSING_SEQS));
             options.max_guesses = config.max_drafts * n_seqs;
         }
         let proposer: Option<Box<dyn Proposer>> = match guesses {
-            Guesses::None | Guesses::Own => None,
+            Guesses::None => None,
             Guesses::DraftModel(path) => {
                 Some(Box::new(load_draft(&*source::open(&path)?, source, &options)?))
             }

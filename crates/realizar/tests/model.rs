@@ -4,7 +4,7 @@
 use futures_core::Stream;
 use realizar::{
     CacheSize, ChatTemplate, Device, Error, FinishReason, GenerateError, LoadError, Message, Model, Ngram,
-    SamplingParams, TextEvent, TextParams,
+    Options, SamplingParams, TextEvent, TextParams,
 };
 use realizar_engine::Request;
 use serde_json::Value;
@@ -346,4 +346,19 @@ fn what_cannot_be_generated_is_an_error() {
     params.sampling.temperature = -1.0;
     let invalid = error(model.generate("Once", &params));
     assert!(matches!(invalid, Error::Generate(GenerateError::InvalidParam { .. })), "{invalid}");
+}
+
+#[test]
+fn a_models_own_drafting_layer_is_used_unless_that_is_not_wanted() {
+    let file = root().join("crates/model/tests/data/arch/qwen35/model.gguf");
+    let builder = || Model::builder(&file).device(Device::Cpu);
+    let drafts =
+        |builder: realizar::ModelBuilder<'_>| builder.load().unwrap().engine().client().info().drafts;
+    assert!(drafts(builder()));
+    assert!(!drafts(builder().without_drafts()));
+    assert!(!drafts(builder().proposer(Box::<realizar::Ngram>::default())));
+    // Other options mean what they say.
+    let options = |draft_layer| Options { device: Device::Cpu, draft_layer, ..Options::default() };
+    assert!(drafts(Model::builder(&file).options(options(true))));
+    assert!(!drafts(Model::builder(&file).options(options(false))));
 }

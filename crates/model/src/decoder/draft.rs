@@ -79,7 +79,7 @@ impl<B: Backend> Decoder<B> {
         self.mix(backend, self.config.n_main_layers(), batch, cache, ws, None).map(drop)
     }
 
-    /// Computes a staged step of the drafting layer alone, of `n_tokens` tokens, and writes `n_logits` rows of logits to `ws.logits`.
+    /// Computes a staged step of the drafting layer alone, of `n_tokens` tokens of a sequence each, and writes `n_logits` rows of logits to `ws.logits`.
     ///
     /// # Panics
     /// If the model has no such layer.
@@ -104,7 +104,7 @@ impl<B: Backend> Decoder<B> {
             DraftFrom::Model => hidden,
             DraftFrom::Draft => drafted,
         };
-        // A sequence has one token, unless somebody computes the layer for a text; then its other tokens have no row.
+        // Each sequence has one token, so that no row is one of this step.
         backend.timed("draft_input", || backend.select_previous(previous, before, &ws.normed, batch))?;
         self.join(backend, weights, batch, ws)?;
         let layer = self.config.n_main_layers();
