@@ -70,7 +70,11 @@ function item(conversation) {
 function rename(conversation, node) {
   const field = make('input', { class: 'field', 'aria-label': 'New title' });
   field.value = conversation.title;
+  // The field loses the focus, too, when it is taken off the page.
+  let isDone = false;
   const done = saved => {
+    if (isDone) return;
+    isDone = true;
     const title = field.value.trim();
     if (saved && title) { conversation.title = title; put(conversation); }
     render();
@@ -79,7 +83,7 @@ function rename(conversation, node) {
     submit: event => { event.preventDefault(); done(true); },
     keydown: event => { if (event.key === 'Escape') { event.stopPropagation(); done(false); } },
   }, field));
-  field.addEventListener('blur', () => done(true), { once: true });
+  field.addEventListener('blur', () => done(true));
   field.select();
 }
 function confirmDelete(conversation, title, node) {
