@@ -309,6 +309,8 @@ __device__ __forceinline__ float4 load_quad(uint32_t at) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(B_ROWS ? 0 : 1)); \
   }
 #define MULTIPLY_REGISTERS_OF(type) \
+  MULTIPLY_REGISTERS(type, 16, 2, "%8, %9, %10, %11", "%12", "%13", "%14") \
+  MULTIPLY_REGISTERS(type, 32, 4, "%16, %17, %18, %19", "%20", "%21", "%22") \
   MULTIPLY_REGISTERS(type, 64, 8, "%32, %33, %34, %35", "%36", "%37", "%38") \
   MULTIPLY_REGISTERS(type, 128, 16, "%64, %65, %66, %67", "%68", "%69", "%70") \
   MULTIPLY_REGISTERS(type, 256, 32, "%128, %129, %130, %131", "%132", "%133", "%134")

@@ -148,67 +148,104 @@ DEVICE bool add_parts(const GemmI8Args& a, const GemmI8Block& b, float (&sums)[N
   if (!is_last) return false;
 #pragma unroll
   for (int i = 0; i < 4 * N; i++) sums[i / 4][i % 4] = 0;
-  // Some loads at once, as registers allow.
-  constexpr int AT_ONCE = N < MOST_AT_ONCE ? N : MOST_AT_ONCE;
+  // As many loads at once as registers allow: slots of a part, or all of several parts.
+  constexpr int SLOTS = N < MOST_AT_ONCE ? N : MOST_AT_ONCE, PARTS = MOST_AT_ONCE / SLOTS;
 #pragma unroll 1
-  for (int p = 0; p < n_parts; p++) {
+  for (int p = 0; p < n_parts; p += PARTS) {
 #pragma unroll
-    for (int first = 0; first < N; first += AT_ONCE) {
-      float4 v[AT_ONCE];
+    for (int first = 0; first < N; first += SLOTS) {
+      float4 v[PARTS][SLOTS];
 #pragma unroll
-      for (int i = 0; i < AT_ONCE; i++) v[i] = __ldcg(partial + (p * N + first + i) * n_threads);
+      for (int i = 0; i < PARTS * SLOTS; i++) {
+        // Beyond the last part nothing is added.
+        const int part = min(p + i / SLOTS, n_parts - 1);
+        v[i / SLOTS][i % SLOTS] = __ldcg(partial + (part * N + first + i % SLOTS) * n_threads);
+      }
 #pragma unroll
-      for (int i = 0; i < AT_ONCE; i++) {
-        float(&sum)[4] = sums[first + i];
-        sum[0] += v[i].x, sum[1] += v[i].y, sum[2] += v[i].z, sum[3] += v[i].w;
+      for (int i = 0; i < PARTS * SLOTS; i++) {
+        if (p + i / SLOTS >= n_parts) break;
+        const float4 part = v[i / SLOTS][i % SLOTS];
+        float(&sum)[4] = sums[first + i % SLOTS];
+        sum[0] += part.x, sum[1] += part.y, sum[2] += part.z, sum[3] += part.w;
       }
     }
   }
   return true;
 }
 
-// Stores sums, [rows of the tile, outputs of the tile + 4], one output of a row after the other: as a loop, since code that runs once for a tile
-// is waited for.
+DEVICE float4 scaled_by(float4 v, float x) { return {__fmul_rn(v.x, x), __fmul_rn(v.y, x), __fmul_rn(v.z, x), __fmul_rn(v.w, x)}; }
+
+// Four outputs of a row, of which `n` are there; `whole`: all, at an address of a multiple of 16.
+DEVICE float4 load_outputs(const float* y, int n, bool whole) {
+  if (whole) return *reinterpret_cast<const float4*>(y);
+  return {y[0], n > 1 ? y[1] : 0.0f, n > 2 ? y[2] : 0.0f, n > 3 ? y[3] : 0.0f};
+}
+
+DEVICE void store_outputs(float* y, float4 v, int n, bool whole) {
+  if (whole) {
+    *reinterpret_cast<float4*>(y) = v;
+    return;
+  }
+  y[0] = v.x;
+  if (n > 1) y[1] = v.y;
+  if (n > 2) y[2] = v.z;
+  if (n > 3) y[3] = v.w;
+}
+
+// Stores sums, [rows of the tile, outputs of the tile + 4]: a thread has four outputs of every so many rows. As loops of little code, since what
+// runs once for a tile is waited for.
 template <int N>
 DEVICE void store(const GemmI8Args& a, const GemmI8Block& b, const float* sums, const float* factors, int tid) {
   const GemmI8Part& part = *b.part;
-  const int pitch = b.n_outs + 4, n_own = b.gate ? b.n_outs / 2 : b.n_outs, n_out = min(static_cast<int>(part.n_out) - b.first_out, n_own);
-  const int n_rows = min(static_cast<int>(a.m) - b.first_row, N * SLOT_ROWS), n_threads = b.n_outs * 2, step = n_threads / n_own;
-  const int local = tid % n_own;
-  if (local >= n_out) return;
-  const int at = b.gate ? local / 8 * WARP_OUTS + local % 8 : local, out = b.first_out + local + (b.gate ? 0 : part.first_out);
-  const float bias = a.bias ? a.bias[out] : 0.0f;
-  float* y = a.y + static_cast<size_t>(b.first_row) * a.y_stride + out;
-  // Rows whose outputs are read at once.
-  constexpr int TOGETHER = 8;
+  const int pitch = b.n_outs + 4, n_own = b.gate ? b.n_outs / 2 : b.n_outs, quads = n_own / 4, step = b.n_outs * 2 / quads;
+  const int local = tid % quads * 4, n = min(static_cast<int>(part.n_out) - b.first_out, n_own) - local;
+  const int first = tid / quads, n_rows = min(static_cast<int>(a.m) - b.first_row, N * SLOT_ROWS);
+  if (n <= 0) return;
+  const int out = b.first_out + local + (b.gate ? 0 : part.first_out);
+  const size_t stride = a.y_stride;
+  float* y = a.y + (b.first_row + first) * stride + out;
+  const bool whole = n >= 4 && (reinterpret_cast<uintptr_t>(y) | stride * 4) % 16 == 0, scaled = a.squares != nullptr;
+  sums += first * pitch + (b.gate ? local / 8 * WARP_OUTS + local % 8 : local);
+  if (b.gate) {
 #pragma unroll 1
-  for (int first = tid / n_own; first < n_rows; first += TOGETHER * step) {
-    float before[TOGETHER];
+    for (int row = first; row < n_rows; row += step, sums += step * pitch, y += step * stride) {
+      const float factor = scaled ? factors[row] : 1.0f;
+      float4 v = scaled_by(*reinterpret_cast<const float4*>(sums), factor);
+      const float4 up = scaled_by(*reinterpret_cast<const float4*>(sums + 8), factor);
+      v.x = activate_gate(a.activation, v.x) * up.x, v.y = activate_gate(a.activation, v.y) * up.y;
+      v.z = activate_gate(a.activation, v.z) * up.z, v.w = activate_gate(a.activation, v.w) * up.w;
+      store_outputs(y, v, n, whole);
+    }
+    return;
+  }
+  const float4 bias = a.bias ? load_outputs(a.bias + out, n, false) : float4{0, 0, 0, 0};
+  const bool adds = a.epilogue == ADD;
+  // Rows that are read at once, before any is written: what is written might be what is read, as far as the compiler knows.
+  constexpr int TOGETHER = N < 4 ? 2 : 4;
+#pragma unroll 1
+  for (int row = first; row < n_rows; row += TOGETHER * step) {
+    float4 v[TOGETHER], before[TOGETHER];
 #pragma unroll
     for (int i = 0; i < TOGETHER; i++) {
-      const int row = first + i * step;
-      before[i] = a.epilogue == ADD && row < n_rows ? y[static_cast<size_t>(row) * a.y_stride] : 0.0f;
+      before[i] = {0, 0, 0, 0};
+      if (row + i * step >= n_rows) continue;
+      v[i] = scaled_by(*reinterpret_cast<const float4*>(sums + i * step * pitch), scaled ? factors[row + i * step] : 1.0f);
+      if (adds) before[i] = load_outputs(y + i * step * stride, n, whole);
     }
 #pragma unroll
     for (int i = 0; i < TOGETHER; i++) {
-      const int row = first + i * step;
-      if (row >= n_rows) break;
-      const float factor = a.squares ? factors[row] : 1.0f;
-      float sum = __fmul_rn(sums[row * pitch + at], factor);
-      if (b.gate) {
-        sum = activate_gate(a.activation, sum) * __fmul_rn(sums[row * pitch + at + 8], factor);
-      } else {
-        if (a.bias) sum += bias;
-        if (a.epilogue == ADD) sum += before[i];
-      }
-      y[static_cast<size_t>(row) * a.y_stride] = sum;
+      if (row + i * step >= n_rows) continue;
+      if (a.bias) v[i].x += bias.x, v[i].y += bias.y, v[i].z += bias.z, v[i].w += bias.w;
+      if (adds) v[i].x += before[i].x, v[i].y += before[i].y, v[i].z += before[i].z, v[i].w += before[i].w;
+      store_outputs(y + i * step * stride, v[i], n, whole);
     }
+    sums += TOGETHER * step * pitch, y += TOGETHER * step * stride;
   }
 }
 
 // What happens to the sums of a part of the columns. `room`: shared memory that nobody else has any more, for [rows of the tile, outputs of the
 // tile + 4]; `factors`: room for the norm's, [rows of the tile]. MOST_AT_ONCE:
-// slots of rows whose parts are loaded at once.
+// slots of rows of parts that are loaded at once.
 template <int N, int MOST_AT_ONCE, class Sync>
 DEVICE void finish(const GemmI8Args& a, const GemmI8Block& b, float (&sums)[N][4], float* room, float* factors, int tid, Sync sync) {
   if (a.n_parts_of_columns > 1 && !add_parts<N, MOST_AT_ONCE>(a, b, sums, tid, sync)) return;

@@ -23,6 +23,10 @@ const COPIERS: usize = 4;
 /// Stages of the ring on Hopper, at most, and so many at least.
 const MAX_STAGES: usize = 6;
 const MIN_STAGES: usize = 2;
+/// Slots of the largest of its kernels of which a multiprocessor runs two blocks, where its shared memory has room for them.
+const MOST_SLOTS_OF_TWO: usize = 4;
+/// Shared memory that the driver takes for each block.
+const BLOCK_BYTES: usize = 1 << 10;
 /// Outputs of a block with all warps.
 const OUTS: usize = WARP_OUTS * WARPS[0];
 /// Parts that columns are cut into, at most, and what each costs, in blocks of 256 columns.
@@ -141,7 +145,7 @@ pub(super) fn part_blocks(target: &Target, w: &MatrixShape) -> usize {
     n_blocks.div_ceil(n.unwrap_or(1))
 }
 
-/// As [`plan`], by the kernels for Hopper; `None` also where they are slower.
+/// As [`plan`], by the kernels for Hopper, which take types with integer scales.
 pub(super) fn plan_hopper(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Option<Plan> {
     plan_with(target, w, m, gate, true)
 }
@@ -149,15 +153,6 @@ pub(super) fn plan_hopper(target: &Target, w: &MatrixShape, m: usize, gate: bool
 /// Plans `m` rows times the matrix, or for a `gate` times the halves of its outputs; `None` where the kernels cannot.
 pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Option<Plan> {
     plan_with(target, w, m, gate, false)
-}
-
-/// Whether the kernels for Hopper are faster for these rows of activations. Each of their warps decodes weights and multiplies by turns, for
-/// which few rows are too little; with float scales they have no more than 64 rows at once.
-fn is_for_hopper(packed: &[&PackedType], m: usize) -> bool {
-    match packed[0].has_integer_scales() {
-        true => m > 16,
-        false => (33..=64).contains(&m),
-    }
 }
 
 fn plan_with(target: &Target, w: &MatrixShape, m: usize, gate: bool, hopper: bool) -> Option<Plan> {
@@ -188,7 +183,7 @@ fn plan_with(target: &Target, w: &MatrixShape, m: usize, gate: bool, hopper: boo
     }
     let of_32 = !packed[0].has_integer_scales();
     let are_alike = packed.iter().all(|t| t.has_integer_scales() != of_32);
-    if hopper && !is_for_hopper(&packed, m) {
+    if hopper && of_32 {
         return None;
     }
     if !are_alike || (gate && parts[0].1.layout != parts[1].1.layout) {
@@ -204,15 +199,30 @@ fn plan_with(target: &Target, w: &MatrixShape, m: usize, gate: bool, hopper: boo
         2 * outs * rest_pitch + stages * (outs * vector_pitch + n * X_BYTES)
     };
     let room = target.max_shared_bytes - STATIC_BYTES;
+    let part_blocks = part_blocks(target, w).min(n_blocks);
+    let with_tiles = if gate { 1 } else { parts.len() };
+    let tiles_of = |part: &GemmI8Part, warps: usize| {
+        (part.n_out as usize).div_ceil(warps * WARP_OUTS / if gate { 2 } else { 1 })
+    };
     let wanted = SLOTS.iter().position(|&n| wanted_slots <= n).unwrap_or(SLOTS.len() - 1);
     let are_common = packed.iter().all(|t| packed_index(t.dtype) < N_COMMON);
-    // Registers for the most slots: on Hopper there are none for sums of floats, elsewhere kernels have the common types only.
-    let has_most = if hopper { !of_32 } else { are_common };
-    let slots = SLOTS[..=wanted].iter().filter(|&&n| n < SLOTS[3] || has_most);
+    // Elsewhere than on Hopper kernels have registers for the most slots of the common types only.
+    let slots = SLOTS[..=wanted].iter().filter(|&&n| n < SLOTS[3] || hopper || are_common);
     let ring = |warps: usize, kernel: usize| {
         let n = SLOTS[kernel];
         let stages = match hopper {
-            true => (MIN_STAGES..=MAX_STAGES).rev().find(|&stages| shared_bytes(warps, n, stages) <= room)?,
+            true => {
+                let of_two = (target.max_shared_bytes - BLOCK_BYTES) / 2 - STATIC_BYTES;
+                let tiles: usize = parts[..with_tiles].iter().map(|(_, part)| tiles_of(part, warps)).sum();
+                let blocks = tiles * n_blocks.div_ceil(part_blocks) * m.div_ceil(n * SLOT_ROWS);
+                // Blocks start before those of the kernel before have ended: where there is one for each multiprocessor, two would come to
+                // those that are free first.
+                let runs_two = n <= MOST_SLOTS_OF_TWO
+                    && blocks > target.n_sms
+                    && shared_bytes(warps, n, MIN_STAGES) <= of_two;
+                let room = if runs_two { of_two } else { room };
+                (MIN_STAGES..=MAX_STAGES).rev().find(|&stages| shared_bytes(warps, n, stages) <= room)?
+            }
             false if n == 16 => 2,
             false => 3,
         };
@@ -222,18 +232,17 @@ fn plan_with(target: &Target, w: &MatrixShape, m: usize, gate: bool, hopper: boo
     let n_slots = slots.count();
     let warps = if hopper { &WARPS[..1] } else { &WARPS[..] };
     let ring = warps.iter().find_map(|&warps| (0..n_slots).rev().find_map(|kernel| ring(warps, kernel)))?;
-    let tile_outs = ring.warps * WARP_OUTS;
     let mut n_tiles = 0;
-    for (_, part) in if gate { &mut parts[..1] } else { &mut parts[..] } {
+    for (_, part) in &mut parts[..with_tiles] {
         part.first_tile = n_tiles as u32;
-        n_tiles += (part.n_out as usize).div_ceil(if gate { tile_outs / 2 } else { tile_outs });
+        n_tiles += tiles_of(part, ring.warps);
     }
     Some(Plan {
         parts,
         ring,
         rest_pitch,
         n_tiles,
-        part_blocks: part_blocks(target, w).min(n_blocks),
+        part_blocks,
         n_in: w.n_in,
         m,
         y_stride: if gate { w.n_out / 2 } else { w.n_out },

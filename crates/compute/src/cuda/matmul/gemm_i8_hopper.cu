@@ -4,10 +4,9 @@
 // What a block owns gemm_i8.cuh says. Two groups of 4 warps have 64 outputs each. Four more warps keep the ring filled: 256 columns of
 // weights, which they copy, and of activations, which the copy engine brings.
 //
-// Of types whose blocks of 256 have integers as scales, weights times scales are the first operand. They have more than 8 bits, so that they
-// are two digits (`Digits`): first the high ones of all 256 columns are multiplied, their sums times the digits' base are what those of the low
-// ones are added to. All that is in integers, and exact. Of other types the products of 32 columns are multiplied with scales, as small_m.cuh
-// has it.
+// Weights times scales, which are integers of each 16 or 32, are the first operand. They have more than 8 bits, so that they are two digits
+// (`Digits`), whose products are added up by themselves; with the most rows first those of the high ones of all 256 columns, whose sums times
+// the digits' base are what those of the low ones are added to. All that is in integers, and exact.
 //
 // Shared memory: twice 128 rows of a group's rest; stages of 128 (64 vectors + 16) + 2560 N bytes.
 // Moves: as gemm_i8.cu.
@@ -17,9 +16,20 @@
 
 // Outputs of a block; threads that multiply, that copy, and all.
 constexpr int OUTS = 128, MULTIPLIERS = 256, COPIERS = 128, THREADS = MULTIPLIERS + COPIERS;
-// Registers of a thread that multiplies, and of one that copies.
-constexpr int REGISTERS = 232, COPY_REGISTERS = 40;
 constexpr int MAX_STAGES = 8;
+
+// What the kernel for N slots of rows is like.
+template <int N>
+struct GemmI8Shape {
+  // Blocks that an SM has room for: two, of which one unpacks while the other does, where registers and shared memory suffice.
+  static constexpr int BLOCKS = N <= 4 ? 2 : 1;
+  // Registers of a thread that multiplies, and of one that copies.
+  static constexpr int REGISTERS = BLOCKS == 2 ? 104 : 232, COPY_REGISTERS = BLOCKS == 2 ? 32 : 40;
+  // Pieces whose digits have registers of their own.
+  static constexpr int PIECES = N == 8 ? 4 : 2;
+  // Loads of four sums at once.
+  static constexpr int LOADS = BLOCKS == 2 ? 8 : 16;
+};
 
 // Bytes with signs times scales, sums of which are those of high digits times 2^SHIFT and those of low digits. The scales' magnitude is at most
 // 128. LOW: what products of a piece's first half are multiplied with.
@@ -71,118 +81,129 @@ struct Digits<Packed_Q5_K> : DigitsOfScales<Packed_Q5_K::SmallM, 0> {};
 // The activations of sub-block i, 32 columns, of all slots from this address on.
 DEVICE uint64_t sub_block(uint32_t x, int i) { return ptx::smem_desc_plain(x + i * 256, 128, sizeof(XBlock)); }
 
-// Adds the products of a block of columns to the sums, of types with integer scales.
+// Adds products with digits of weights to sums of N slots of rows, in the background: those of piece i.
 template <class Packed, int N>
-DEVICE void multiply_integers(WarpWeights<Packed>& w, const XBlock* x, float (&sums)[N][4]) {
-  typedef typename Packed::SmallM P;
-  typedef Digits<Packed> D;
-  const uint32_t x_at = ptx::shared_address(x);
-  D::prepare(w.p);
-  // With the most rows, registers suffice for the sums of one digit, and the high digits of two pieces, of which one is multiplied while the
-  // other is made.
-  constexpr int SUMS = N < 16 ? 2 : 1, PIECES = N < 16 ? 4 : 2;
-  int products[SUMS][N][4];
-  uint32_t high[PIECES][2][4], low[4][2][4];
-  const auto add = [&](int(&to)[N][4], const uint32_t (&digits)[2][4], int i, bool adds) {
+DEVICE void add_digits(int (&to)[N][4], const uint32_t (&digits)[2][4], uint32_t x, int i, bool adds) {
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      if constexpr (D::SIGNED) ptx::wgmma_rs_s8(to, digits[h], sub_block(x_at, 2 * i + h), adds || h > 0);
-      else ptx::wgmma_rs_u8(to, digits[h], sub_block(x_at, 2 * i + h), adds || h > 0);
-    }
-  };
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    uint32_t(&now)[2][4] = high[i % PIECES];
-    uint32_t words[P::WORDS], raw[4] = {};
-    w.words(words, i);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      w.unpack(now[h], raw, i, h);
-      D::make(now[h], low[i][h], words, h);
-    }
-    ptx::wgmma_fence();
-    add(products[0], now, i, i > 0);
-    if constexpr (SUMS == 2) add(products[1], low[i], i, i > 0);
-    ptx::wgmma_commit();
-    if constexpr (PIECES == 2) ptx::wgmma_wait<1>();
-  }
-  ptx::wgmma_wait<0>();
-  if constexpr (SUMS == 1) {
-#pragma unroll
-    for (int i = 0; i < 4 * N; i++) products[0][i / 4][i % 4] *= 1 << D::SHIFT;
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 4; i++) add(products[0], low[i], i, true);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-  }
-#pragma unroll
-  for (int n = 0; n < N; n++) {
-    Columns<8> columns;
-    columns.take_tile(x + n, w.lane);
-    int scaled[2][4] = {};
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      scaled[1][j] = products[0][n][j];
-      if constexpr (SUMS == 2) scaled[1][j] = scaled[1][j] * (1 << D::SHIFT) + products[1][n][j];
-    }
-    float of_block[4];
-    finish_columns<P, 8>(of_block, w.p, scaled, columns, w.lane);
-#pragma unroll
-    for (int j = 0; j < 4; j++) sums[n][j] += of_block[j];
+  for (int h = 0; h < 2; h++) {
+    if constexpr (Digits<Packed>::SIGNED) ptx::wgmma_rs_s8(to, digits[h], sub_block(x, 2 * i + h), adds || h > 0);
+    else ptx::wgmma_rs_u8(to, digits[h], sub_block(x, 2 * i + h), adds || h > 0);
   }
 }
 
-// The same of types with scales that are floats. Each half of a piece, or each of the PARTS of one that have scales of their own, is an item.
-template <class Packed, int N>
-DEVICE void multiply_floats(WarpWeights<Packed>& w, const XBlock* x, float (&sums)[N][4]) {
-  typedef typename Packed::SmallM P;
-  const uint32_t x_at = ptx::shared_address(x);
-  float scaled[2][N][4] = {};
-#pragma unroll 1
-  for (int i = 0; i < 4; i++) {
-    uint32_t words[P::WORDS], raw[4] = {};
-    w.words(words, i);
-    // Two items at once, of which one is added up while the other is multiplied.
+// The digits of piece i.
+template <class Packed>
+DEVICE void make_digits(const WarpWeights<Packed>& w, uint32_t (&high)[2][4], uint32_t (&low)[2][4], int i) {
+  uint32_t words[Packed::SmallM::WORDS], raw[4] = {};
+  w.words(words, i);
 #pragma unroll
-    for (int first = 0; first < 2 * P::PARTS; first += 2) {
-      int products[2][N][4];
-      uint32_t weights[2][4];
-#pragma unroll
-      for (int k = 0; k < 2; k++) {
-        const int h = (first + k) / P::PARTS;
-        if (k == 0 || P::PARTS == 1) w.unpack(weights[k], raw, i, h);
-        if constexpr (P::PARTS == 2) {
-          if (k == 0) {
-            weights[1][0] = weights[1][1] = 0, weights[1][2] = weights[0][2], weights[1][3] = weights[0][3];
-            weights[0][2] = weights[0][3] = 0;
-          }
-        }
-        ptx::wgmma_fence();
-        ptx::wgmma_rs_s8(products[k], weights[k], sub_block(x_at, 2 * i + h), 0);
-        ptx::wgmma_commit();
-      }
-#pragma unroll
-      for (int k = 0; k < 2; k++) {
-        const int h = (first + k) / P::PARTS, part = (first + k) % P::PARTS;
-        if (k == 0) ptx::wgmma_wait<1>();
-        else ptx::wgmma_wait<0>();
-        const float scale[2] = {P::scale(words, h, part, 0), P::scale(words, h, part, 1)};
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-          const float2 x_scale = reinterpret_cast<const float2*>(x[n].scale[2 * i + h])[w.lane % 4];
-#pragma unroll
-          for (int j = 0; j < 4; j++) {
-            P::add(scaled[h][n][j], products[k][n][j] + P::FIRST, scale[j / 2], j % 2 ? x_scale.y : x_scale.x);
-          }
-        }
-      }
-    }
+  for (int h = 0; h < 2; h++) {
+    w.unpack(high[h], raw, i, h);
+    Digits<Packed>::make(high[h], low[h], words, h);
   }
+}
+
+// Multiplies sums of activations with mins, of types that have any, in the background. `mma_f16` would wait until the other group's products
+// are over.
+template <class P, int N>
+DEVICE void multiply_mins_of_slots(float (&of_mins)[N][4], const P& p, const XBlock* x) {
+  if constexpr (P::MINS) {
+    const uint32_t mins[4] = {p.mins[0], p.mins[1], p.mins[0], p.mins[1]};
+    ptx::wgmma_fence();
+    ptx::wgmma_rs_f16<true>(of_mins, mins, ptx::smem_desc_plain(ptx::shared_address(x->sums), 128, sizeof(XBlock)), 0);
+  }
+}
+
+// Adds products, times what the rows of weights and of activations are scaled with, to the sums of N slots.
+template <class P, int N>
+DEVICE void add_scaled_products(float (*sums)[4], const int (&products)[N][4], const float (&of_mins)[N][4], const P& p, const XBlock* x,
+                                unsigned lane) {
 #pragma unroll
   for (int n = 0; n < N; n++) {
+    Columns<8> columns;
+    columns.take_tile(x + n, lane);
+    int scaled[2][4] = {};
 #pragma unroll
-    for (int j = 0; j < 4; j++) sums[n][j] += w.p.total(scaled[0][n][j], scaled[1][n][j], 0.0f, j / 2);
+    for (int j = 0; j < 4; j++) scaled[1][j] = products[n][j];
+    float of_block[4];
+    if constexpr (P::MINS) scale_columns<P, 8>(of_block, p, scaled, of_mins[n], columns, lane);
+    else finish_columns<P, 8>(of_block, p, scaled, columns, lane);
+#pragma unroll
+    for (int j = 0; j < 4; j++) sums[n][j] += of_block[j];
+    // The next slot's loads wait, so that registers suffice for these mins.
+    if constexpr (P::MINS_OF_16) __syncwarp();
+  }
+}
+
+// Adds the products of a block of columns to the sums.
+template <class Packed, int N>
+DEVICE void multiply_block(WarpWeights<Packed>& w, const XBlock* x, float (&sums)[N][4]) {
+  typedef Digits<Packed> D;
+  const uint32_t x_at = ptx::shared_address(x);
+  D::prepare(w.p);
+  if constexpr (N < 16) {
+    constexpr int PIECES = GemmI8Shape<N>::PIECES;
+    int products[2][N][4];
+    uint32_t high[PIECES][2][4], low[PIECES][2][4];
+    float of_mins[N][4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int at = i % PIECES;
+      make_digits(w, high[at], low[at], i);
+      ptx::wgmma_fence();
+      add_digits<Packed>(products[0], high[at], x_at, i, i > 0);
+      add_digits<Packed>(products[1], low[at], x_at, i, i > 0);
+      ptx::wgmma_commit();
+      if constexpr (PIECES == 2) ptx::wgmma_wait<1>();
+    }
+    if constexpr (PIECES == 2) ptx::wgmma_wait<0>();
+    multiply_mins_of_slots(of_mins, w.p, x);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++) products[0][i / 4][i % 4] = products[0][i / 4][i % 4] * (1 << D::SHIFT) + products[1][i / 4][i % 4];
+    add_scaled_products(sums, products[0], of_mins, w.p, x, w.lane);
+  } else {
+    // With the most rows, registers suffice for the sums of one digit, and the high digits of two pieces, of which one is multiplied while the
+    // other is made. The rows are two halves: while the second's products are made, the first's are scaled.
+    constexpr int HALF = N / 2, X_BYTES = HALF * sizeof(XBlock);
+    int products[2][HALF][4];
+    uint32_t high[2][2][4], low[4][2][4];
+    float of_mins[HALF][4];
+    const auto shift = [&](int half) {
+#pragma unroll
+      for (int i = 0; i < 4 * HALF; i++) products[half][i / 4][i % 4] *= 1 << D::SHIFT;
+    };
+    const auto add_low = [&](int half) {
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 4; i++) add_digits<Packed>(products[half], low[i], x_at + half * X_BYTES, i, true);
+    };
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      make_digits(w, high[i % 2], low[i], i);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        add_digits<Packed>(products[half], high[i % 2], x_at + half * X_BYTES, i, i > 0);
+        if (half == 1 || i == 3) ptx::wgmma_commit();
+      }
+      ptx::wgmma_wait<1>();
+    }
+    shift(0);
+    add_low(0);
+    multiply_mins_of_slots(of_mins, w.p, x);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    shift(1);
+    add_low(1);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    add_scaled_products(sums, products[0], of_mins, w.p, x, w.lane);
+    multiply_mins_of_slots(of_mins, w.p, x + HALF);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    add_scaled_products(sums + HALF, products[1], of_mins, w.p, x + HALF, w.lane);
   }
 }
 
@@ -201,8 +222,7 @@ DEVICE void multiply(const GemmI8Args& a, const GemmI8Block& b, float (&sums)[N]
     const XBlock* x = reinterpret_cast<const XBlock*>(stage);
     ring.wait_full();
     WarpWeights<Packed> w(a, b, block, stage + S::X_BYTES, warp, ptx::anew(lane));
-    if constexpr (Packed::SmallM::OF_32) multiply_floats<Packed, N>(w, x, sums);
-    else multiply_integers<Packed, N>(w, x, sums);
+    multiply_block<Packed, N>(w, x, sums);
     __syncwarp();
     ring.release(lane);
   }
@@ -235,10 +255,10 @@ DEVICE void copy(const GemmI8Args& a, const GemmI8Block& b, Ring ring, int copie
   }
 }
 
-// Whether the kernel for N slots takes a type: with the most slots there are no registers for sums of floats.
-template <class Packed, int N>
+// Whether the kernels take a type: its scales are integers.
+template <class Packed>
 DEVICE constexpr bool takes() {
-  return Packed::OF_GEMM_I8 && (N < 16 || !Packed::SmallM::OF_32);
+  return Packed::OF_GEMM_I8 && !Packed::SmallM::OF_32;
 }
 
 template <int N>
@@ -264,19 +284,19 @@ DEVICE void gemm_i8_hopper(const GemmI8Args& a) {
   __syncthreads();
   const Ring ring(full, empty, a.n_stages);
   if (warp >= MULTIPLIERS / 32) {
-    ptx::setmaxnreg_dec<COPY_REGISTERS>();
+    ptx::setmaxnreg_dec<GemmI8Shape<N>::COPY_REGISTERS>();
 #define COPY(Q) \
   case LAYOUT_##Q: \
-    if constexpr (takes<Packed_##Q, N>()) copy<Packed_##Q, N>(a, b, ring, tid - MULTIPLIERS); \
+    if constexpr (takes<Packed_##Q>()) copy<Packed_##Q, N>(a, b, ring, tid - MULTIPLIERS); \
     break;
     switch (b.part->layout) { FOR_EACH_PACKED(COPY) }
 #undef COPY
   } else {
-    ptx::setmaxnreg_inc<REGISTERS>();
+    ptx::setmaxnreg_inc<GemmI8Shape<N>::REGISTERS>();
     float sums[N][4] = {};
 #define MULTIPLY(Q) \
   case LAYOUT_##Q: \
-    if constexpr (takes<Packed_##Q, N>()) multiply<Packed_##Q, N>(a, b, sums, ring, warp, lane); \
+    if constexpr (takes<Packed_##Q>()) multiply<Packed_##Q, N>(a, b, sums, ring, warp, lane); \
     break;
     switch (b.part->layout) { FOR_EACH_PACKED(MULTIPLY) }
 #undef MULTIPLY
@@ -285,11 +305,14 @@ DEVICE void gemm_i8_hopper(const GemmI8Args& a) {
     // All are done with the ring. What is computed anew needed no registers until here.
     sync();
     const GemmI8Block again = GemmI8Block::of<N>(a, OUTS, ptx::block_again());
-    finish<N, 16>(a, again, sums, reinterpret_cast<float*>(shared), factors, ptx::thread_again(), sync);
+    finish<N, GemmI8Shape<N>::LOADS>(a, again, sums, reinterpret_cast<float*>(shared), factors, ptx::thread_again(), sync);
   }
 #endif
 }
 
-#define GEMM_I8(N) \
-  KERNEL_1(gemm_i8_hopper_##N, GemmI8Args, THREADS) { gemm_i8_hopper<N>(a); }
-GEMM_I8(2) GEMM_I8(4) GEMM_I8(8) GEMM_I8(16)
+#define GEMM_I8(N, OF_AN_SM)                                              \
+  KERNEL_##OF_AN_SM(gemm_i8_hopper_##N, GemmI8Args, THREADS) {            \
+    static_assert(GemmI8Shape<N>::BLOCKS == OF_AN_SM, "registers for as many"); \
+    gemm_i8_hopper<N>(a);                                                 \
+  }
+GEMM_I8(2, 2) GEMM_I8(4, 2) GEMM_I8(8, 1) GEMM_I8(16, 1)

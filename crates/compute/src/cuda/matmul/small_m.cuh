@@ -11,7 +11,7 @@ struct XBlock {
   // Of each 32, a sub-block, the integers 4 t to 4 t + 3 of both 16. For wgmma, as [8][2][32] words: those of the first 16 of all rows, and then
   // those of the second.
   uint2 q[8][32];
-  // Sums of the integers of sub-blocks 2 t and 2 t + 1: each as two numbers of half precision, y has the rest of x.
+  // Sums of the integers of sub-blocks 2 t and 2 t + 1: each as two numbers of half precision, y has the rest of x. For wgmma, as [2][32] words.
   uint2 sums[32];
   // Of each sub-block, for each row, what its integers are to be multiplied with. For the K types all of a row are one.
   float scale[8][8];
@@ -32,12 +32,12 @@ struct Columns {
     for (unsigned i = 0; i < 8; i++) q[i] = x->q[i][lane];
     sums = x->sums[lane], scales = x->scale[0];
   }
-  // The same of integers that lie as wgmma wants them.
+  // The same where they lie as wgmma wants them.
   DEVICE void take_tile(const XBlock* x, unsigned lane) {
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(x->q) + lane;
+    const uint32_t *words = reinterpret_cast<const uint32_t*>(x->q) + lane, *halves = reinterpret_cast<const uint32_t*>(x->sums) + lane;
 #pragma unroll
     for (unsigned i = 0; i < 8; i++) q[i] = {words[64 * i], words[64 * i + 32]};
-    sums = x->sums[lane], scales = x->scale[0];
+    sums = {halves[0], halves[32]}, scales = x->scale[0];
   }
   // From global memory. `to_scales` is the warp's.
   DEVICE void load(const XBlock* x, float* to_scales, unsigned lane) {
@@ -100,11 +100,11 @@ DEVICE void add_scaled(typename P::Sum (&scaled)[2][4], const int (&d)[2][P::PAR
   }
 }
 
-// Of sums by scale the products of 256 columns. No multiplication here is fused with an addition elsewhere: kernels have the same bits.
+// Of sums by scale and the mins' part the products of 256 columns. No multiplication here is fused with an addition elsewhere: kernels have the
+// same bits.
 template <class P, int R>
-DEVICE void finish_columns(float (&sums)[4], const P& p, const typename P::Sum (&scaled)[2][4], const Columns<R>& x, unsigned lane) {
-  float of_mins[4] = {};
-  multiply_mins<P, R>(of_mins, p, x, lane);
+DEVICE void scale_columns(float (&sums)[4], const P& p, const typename P::Sum (&scaled)[2][4], const float (&of_mins)[4], const Columns<R>& x,
+                          unsigned lane) {
   // Those of columns 2 t and 2 t + 1 for the first sub-block.
   const float2* x_scales = reinterpret_cast<const float2*>(x.scales + 2 * (lane % 4) % R);
 #pragma unroll
@@ -112,6 +112,14 @@ DEVICE void finish_columns(float (&sums)[4], const P& p, const typename P::Sum (
     sums[j] = p.total(scaled[0][j], scaled[1][j], of_mins[j], j / 2);
     if constexpr (!P::OF_32) sums[j] = __fmul_rn(sums[j], j % 2 ? x_scales->y : x_scales->x);
   }
+}
+
+// The same with the mins' part.
+template <class P, int R>
+DEVICE void finish_columns(float (&sums)[4], const P& p, const typename P::Sum (&scaled)[2][4], const Columns<R>& x, unsigned lane) {
+  float of_mins[4] = {};
+  multiply_mins<P, R>(of_mins, p, x, lane);
+  scale_columns<P, R>(sums, p, scaled, of_mins, x, lane);
 }
 
 // Multiplies 16 rows of weights with four pieces' columns of N sets of activations. `stage`: where the rows are, `pitch` bytes from one to the
@@ -235,7 +243,7 @@ DEVICE void put_rounded(XBlock& y, unsigned row, unsigned k, const Rounded& r, f
     y.scale[part][row] = scale;
     const float exact = static_cast<float>(r.sum);
     const uint16_t high = ptx::f32_to_f16(exact), low = ptx::f32_to_f16(exact - ptx::f16_to_f32(high));
-    uint16_t* sums = reinterpret_cast<uint16_t*>(&y.sums[row * 4 + part / 2]) + part % 2;
-    sums[0] = high, sums[2] = low;
+    uint16_t* sums = reinterpret_cast<uint16_t*>(y.sums) + (row * 4 + part / 2) * (for_wgmma ? 2 : 4) + part % 2;
+    sums[0] = high, sums[for_wgmma ? 64 : 2] = low;
   }
 }

@@ -97,7 +97,7 @@ kernel_args! {
         of_32: u32,
         /// slots of 8 rows of a tile, a power of two
         tile_slots: u32,
-        /// whether integers lie as wgmma wants them
+        /// whether integers and their sums lie as wgmma wants them
         for_wgmma: u32,
     }
 }
@@ -285,7 +285,7 @@ pub(super) struct Rounding {
     pub(super) of_32: bool,
     /// Slots of 8 rows of a tile.
     pub(super) tile_slots: usize,
-    /// Whether integers lie as wgmma wants them.
+    /// Whether integers and their sums lie as wgmma wants them.
     pub(super) for_wgmma: bool,
 }
 

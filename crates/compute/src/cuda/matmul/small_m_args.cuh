@@ -63,6 +63,6 @@ struct SmallMActivationArgs {
   uint32_t of_32;
   // slots of 8 rows of a tile, a power of two
   uint32_t tile_slots;
-  // whether integers lie as wgmma wants them
+  // whether integers and their sums lie as wgmma wants them
   uint32_t for_wgmma;
 };
