@@ -2,7 +2,7 @@
 //! memory. The seeds named `hostile_*` are short forms of the corpus in `crates/model/tests/hostile_templates.rs`.
 //!
 //! `cargo +nightly fuzz run chat_template fuzz/corpus/chat_template fuzz/seeds/chat_template -- -malloc_limit_mb=256
-//! -dict=fuzz/chat_template.dict -timeout=20`
+//! -dict=fuzz/chat_template.dict -timeout=60`
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
