@@ -270,6 +270,15 @@ fn assert_memory() {
 }
 
 #[test]
+fn nothing_repeated_is_nothing_at_once() {
+    for (expression, want) in
+        [("[] * 20**9", "[]"), ("20**9 * []", "[]"), ("'' * 20**9", ""), ("[] * -1", "[]")]
+    {
+        assert_eq!(rendered(&emit(expression)).as_deref(), Ok(want), "{expression}");
+    }
+}
+
+#[test]
 fn templates_that_nest_too_deep_are_refused_when_read() {
     check(too_deep_to_read());
 }
