@@ -229,8 +229,9 @@ fn multiply(left: &Value, right: &Value) -> Result<Value, Error> {
         }
         if is_list(value) {
             let items: Vec<Value> = value.try_iter()?.checked().collect::<Result<_, _>>()?;
+            let n = times(value, n)?;
             // The budget does not count how often nothing is repeated.
-            let n = if items.is_empty() { times(value, n)?.min(1) } else { times(value, n)? };
+            let n = if items.is_empty() { 0 } else { n };
             let repeated: Vec<Value> = (0..n).flat_map(|_| items.iter().cloned()).collect();
             return Ok(if value.is_tuple() {
                 Value::from(Tuple::from(repeated))
