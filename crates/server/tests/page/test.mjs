@@ -238,6 +238,8 @@ const tests = {
     assert.equal(await page.locator('#plots').isVisible(), false, 'the engine is closed at first');
     await page.waitForTimeout(1500);
     assert.equal(polls.length, 0);
+    assert.deepEqual(await page.locator('#plots svg').evaluateAll(plots => plots.map(plot => plot.getAttribute('aria-label'))),
+      ['Generated', 'KV cache', 'Running', 'Waiting'].map(title => `${title}, last minute: no values`));
     await page.locator('#engine summary').click();
     // Work that shows in the plots.
     const body = JSON.stringify({ prompt: 'Once', max_tokens: 900, ignore_eos: true, n: 4 });

@@ -91,7 +91,8 @@ function draw(at) {
     const written = value => number(value, plot.name === 'kv' && value >= 0.05 && value < 9.95 ? 1 : 0);
     plot.now.textContent = now === null ? '–' : written(now);
     plot.peak.textContent = known.length ? `max ${written(highest)}` : '';
-    plot.svg.setAttribute('aria-label', `${plot.title}, last minute: now ${now === null ? 'unknown' : written(now)} ${plot.unit}, highest ${written(highest)}`);
+    const described = known.length ? `now ${now === null ? 'unknown' : written(now)} ${plot.unit}, highest ${written(highest)}` : 'no values';
+    plot.svg.setAttribute('aria-label', `${plot.title}, last minute: ${described}`);
   }
 }
 export function watch() {
@@ -99,6 +100,8 @@ export function watch() {
   if (seen && !timer) { poll(); timer = setInterval(poll, EVERY_MS); }
   if (!seen && timer) { clearInterval(timer); timer = 0; }
 }
+// Before the first answer the plots have no curve, but a name.
+draw(performance.now());
 document.addEventListener('visibilitychange', watch);
 $('engine').open = settingsStore.get('engine', false);
 $('engine').addEventListener('toggle', () => { settingsStore.set('engine', $('engine').open); watch(); });
