@@ -13,7 +13,7 @@ use bytes::Bytes;
 use machine::peak_gop_s;
 use realizar_compute::cpu::bandwidth::ReadTest;
 use realizar_compute::cpu::isa::Isa;
-use realizar_compute::cpu::matmul::{Activations, Matrix, MatrixOptions, Operands, matmul};
+use realizar_compute::cpu::matmul::{Activations, Group, Matrix, MatrixOptions, Operands, matmul};
 use realizar_compute::cpu::threads::{Pool, default_threads};
 use realizar_compute::{DType, MatrixPart};
 use std::hint::black_box;
@@ -149,6 +149,12 @@ fn share_of_bandwidth(pool: &Pool, test: &ReadTest, bytes: f64, mut pass: impl F
     shares[TURNS / 2]
 }
 
+/// The product with a plain matrix.
+fn multiply(pool: &Pool, y: &mut [f32], x: &[f32], w: &Matrix, scratch: &mut Activations) {
+    let groups = &[Group { expert: 0, rows: 0..x.len() / w.n_in() }];
+    matmul(pool, y, Operands { x, sources: None, w, groups, bias: None }, scratch);
+}
+
 fn product(pool: &Pool, test: &ReadTest, dtype: DType, n_out: usize, n_in: usize, m: usize, isa: Isa) {
     let options = MatrixOptions { isa, exact: false, repack: true };
     let size = dtype.bytes_for(n_out * n_in).expect("whole blocks");
@@ -161,7 +167,7 @@ fn product(pool: &Pool, test: &ReadTest, dtype: DType, n_out: usize, n_in: usize
     let mut scratch = Activations::new();
     let mut pass = || {
         for w in &made {
-            matmul(pool, &mut y, Operands { x: &x, w, expert: 0, bias: None }, &mut scratch);
+            multiply(pool, &mut y, &x, w, &mut scratch);
         }
     };
     let (median, best) = time(&mut pass);
@@ -228,12 +234,10 @@ fn model(pool: &Pool, name: &str, isa: Isa) {
         let x: Vec<f32> = (0..m * 8192).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 1.0).collect();
         let (median, best) = time(|| {
             for w in &layers {
-                let operands = Operands { x: &x[..m * w.n_in()], w, expert: 0, bias: None };
-                matmul(pool, &mut y[..m * w.n_out()], operands, &mut scratch);
+                multiply(pool, &mut y[..m * w.n_out()], &x[..m * w.n_in()], w, &mut scratch);
             }
             let last = m.min(8);
-            let operands = Operands { x: &x[..last * 2048], w: &head, expert: 0, bias: None };
-            matmul(pool, &mut y[..last * head.n_out()], operands, &mut scratch);
+            multiply(pool, &mut y[..last * head.n_out()], &x[..last * 2048], &head, &mut scratch);
         });
         println!(
             "{name} {isa} {} threads, {m:3} rows: {:8.2} ms  {:7.1} rows/s (best {:7.1})  {:5.1} GB/s",

@@ -468,7 +468,7 @@ pub struct ExpertsKind {
 /// Buffers of [`Ops::moe`], each with room for `n_tokens · n_used` rows.
 #[derive(Debug)]
 pub struct MoeScratch<B: Device> {
-    /// Inputs in the order of their experts, `[rows, hidden_size]`.
+    /// Inputs in the order of their experts, `[rows, hidden_size]`; the CPU reads them where they are.
     pub x: Tensor<B>,
     /// `[rows, 2 · intermediate_size]`.
     pub gate_up: Tensor<B>,

@@ -50,11 +50,6 @@ pub(super) fn row(isa: Isa, x: &mut [f32], f: Activation) {
     unsafe { dispatch(isa, Activate { x, f }) }
 }
 
-/// `x = silu(x)`.
-pub(super) fn silu(isa: Isa, x: &mut [f32]) {
-    row(isa, x, Activation::Silu);
-}
-
 /// `x = cap · tanh(x / cap)`.
 pub(super) fn softcap(pool: &Pool, isa: Isa, x: &mut Tensor<Cpu>, cap: f32) {
     // SAFETY: `Cpu::new` checked that the processor has `isa`; the kernel has no pointers of its own.
@@ -129,7 +124,7 @@ impl Kernel for Activate<'_> {
 /// The branch is outside of the loops, so that the compiler vectorizes each. They are loops and not `for_each`, whose body may become a
 /// function of its own, compiled without the vector instructions.
 #[inline(always)]
-fn apply(x: &mut [f32], f: Activation) {
+pub(super) fn apply(x: &mut [f32], f: Activation) {
     match f {
         Activation::Silu => {
             for x in x {

@@ -1,6 +1,6 @@
 //! What latent attention does around attention: its way into the cache, and products of single heads.
 
-use super::matmul::{self, Activations, Matrix, Operands};
+use super::matmul::{self, Activations, Group, Matrix, Operands};
 use super::parallel::Shared;
 use super::rope::Cache;
 use super::{Cpu, norm, parallel};
@@ -74,7 +74,8 @@ pub(super) fn head_matmul(cpu: &Cpu, y: &mut Tensor<Cpu>, x: &Tensor<Cpu>, w: &M
                 starts.clone().for_each(|at| inputs.extend_from_slice(&x[at * x_len..][..n_in]));
                 outputs.resize(m * n_out, 0.0);
                 cpu.show(w, head, inputs);
-                let operands = Operands { x: inputs, w, expert: head, bias: None };
+                let groups = &[Group { expert: head, rows: 0..m }];
+                let operands = Operands { x: inputs, sources: None, w, groups, bias: None };
                 matmul::matmul(&cpu.pool, outputs, operands, activations);
                 for (at, output) in starts.zip(outputs.chunks_exact(n_out)) {
                     // SAFETY: this part of the row is the head's, which one call has.

@@ -35,7 +35,7 @@ use crate::{
     Profile, Profiler, QkvPrep, Rank, Result, ShortConv, SsmInput, SsmShape, Tensor,
 };
 use isa::Isa;
-use matmul::{Activations, Matrix, MatrixOptions, Operands};
+use matmul::{Activations, Group, Matrix, MatrixOptions, Operands};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use threads::Pool;
@@ -114,7 +114,16 @@ impl Cpu {
     }
 
     fn multiply(&self, y: &mut [f32], operands: Operands<'_>) {
-        self.show(operands.w, operands.expert, operands.x);
+        if self.observer.is_some() {
+            let Operands { x, sources, w, groups, .. } = operands;
+            let mut inputs = Vec::new();
+            for Group { expert, rows } in groups {
+                let row = |i: usize| &x[sources.map_or(i, |s| s[i] as usize) * w.n_in()..][..w.n_in()];
+                inputs.clear();
+                rows.clone().for_each(|i| inputs.extend_from_slice(row(i)));
+                self.show(w, *expert, &inputs);
+            }
+        }
         let mut activations = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
         matmul::matmul(&self.pool, y, operands, &mut activations);
     }
@@ -285,7 +294,8 @@ impl Ops for Cpu {
     ) -> Result<()> {
         assert_eq!((x.row_len(), y.row_len(), x.rows()), (w.n_in(), w.n_out(), y.rows()));
         let bias = bias.map(|b| b.floats());
-        self.multiply(y.floats_mut(), Operands { x: x.floats(), w, expert: 0, bias });
+        let groups = &[Group { expert: 0, rows: 0..x.rows() }];
+        self.multiply(y.floats_mut(), Operands { x: x.floats(), sources: None, w, groups, bias });
         Ok(())
     }
 

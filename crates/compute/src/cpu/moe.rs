@@ -1,6 +1,6 @@
-//! Mixture of experts: tokens are sorted by expert, each expert computes its tokens in one matmul.
+//! Mixture of experts: tokens are sorted by expert, and all experts' products of a kind are one job of the threads.
 
-use super::matmul::Operands;
+use super::matmul::{Group, Operands};
 use super::{Cpu, activation, parallel};
 use crate::math::route;
 use crate::{Experts, MoeScratch, Result, Tensor};
@@ -33,42 +33,47 @@ pub(super) fn moe(
         uses.extend(chosen.iter().map(|&(expert, weight)| Use { expert, token, weight }));
     }
     uses.sort_by_key(|u| u.expert);
-    for t in [&mut scratch.x, &mut scratch.gate_up, &mut scratch.hidden, &mut scratch.y] {
+    let mut groups: Vec<Group> = Vec::with_capacity(gate_up.n_experts().min(n_uses));
+    for (row, u) in uses.iter().enumerate() {
+        match groups.last_mut() {
+            Some(last) if last.expert == u.expert => last.rows.end += 1,
+            _ => groups.push(Group { expert: u.expert, rows: row..row + 1 }),
+        }
+    }
+    let tokens: Vec<u32> = uses.iter().map(|u| u.token as u32).collect();
+
+    let MoeScratch { gate_up: gated, hidden, y: out, .. } = scratch;
+    for t in [&mut *gated, &mut *hidden, &mut *out] {
         t.set_rows(n_uses);
     }
-    for (row, u) in scratch.x.floats_mut().chunks_exact_mut(n).zip(&uses) {
-        row.copy_from_slice(&x.floats()[u.token * n..][..n]);
+    let [gate_up_bias, down_bias] = [gate_up_bias, down_bias].map(|bias| bias.map(|bias| bias.floats()));
+    let first =
+        Operands { x: x.floats(), sources: Some(&tokens), w: gate_up, groups: &groups, bias: gate_up_bias };
+    if params.gated {
+        cpu.multiply(gated.floats_mut(), first);
+        let gated = gated.floats();
+        parallel::rows(&cpu.pool, hidden.floats_mut(), inner, |i, hidden| {
+            activation::gated_row(cpu.options.isa, hidden, &gated[i * up_len..][..up_len], params.activation);
+        });
+    } else {
+        cpu.multiply(hidden.floats_mut(), first);
+        activation::activate(&cpu.pool, cpu.options.isa, hidden, params.activation);
     }
-    let mut start = 0;
-    for same in uses.chunk_by(|a, b| a.expert == b.expert) {
-        let (m, expert) = (same.len(), same[0].expert);
-        let x = &scratch.x.floats()[start * n..][..m * n];
-        let bias = gate_up_bias.map(|bias| &bias.floats()[expert * up_len..][..up_len]);
-        let first = Operands { x, w: gate_up, expert, bias };
-        let hidden = &mut scratch.hidden.floats_mut()[start * inner..][..m * inner];
-        if params.gated {
-            let gated = &mut scratch.gate_up.floats_mut()[start * up_len..][..m * up_len];
-            cpu.multiply(gated, first);
-            parallel::rows(&cpu.pool, hidden, inner, |i, hidden| {
-                let gated = &gated[i * up_len..][..up_len];
-                activation::gated_row(cpu.options.isa, hidden, gated, params.activation);
-            });
-        } else {
-            cpu.multiply(hidden, first);
-            parallel::rows(&cpu.pool, hidden, inner, |_, hidden| {
-                activation::row(cpu.options.isa, hidden, params.activation);
-            });
-        }
-        let out = &mut scratch.y.floats_mut()[start * n..][..m * n];
-        let bias = down_bias.map(|bias| &bias.floats()[expert * n..][..n]);
-        cpu.multiply(out, Operands { x: hidden, w: down, expert, bias });
-        start += m;
-    }
+    let second = Operands { x: hidden.floats(), sources: None, w: down, groups: &groups, bias: down_bias };
+    cpu.multiply(out.floats_mut(), second);
+
     // Each token's experts are added from the lowest on, whatever else is in the batch.
-    let y = y.floats_mut();
-    y.fill(0.0);
-    for (out, u) in scratch.y.floats().chunks_exact(n).zip(&uses) {
-        y[u.token * n..][..n].iter_mut().zip(out).for_each(|(y, x)| *y += u.weight * x);
-    }
+    let mut rows: Vec<u32> = (0..n_uses as u32).collect();
+    rows.sort_by_key(|&row| tokens[row as usize]);
+    let (out, n_used) = (out.floats(), params.router.n_used);
+    parallel::rows(&cpu.pool, y.floats_mut(), n, |token, y| {
+        y.fill(0.0);
+        for &row in &rows[token * n_used..][..n_used] {
+            let (row, weight) = (row as usize, uses[row as usize].weight);
+            for (y, x) in y.iter_mut().zip(&out[row * n..][..n]) {
+                *y += weight * x;
+            }
+        }
+    });
     Ok(())
 }

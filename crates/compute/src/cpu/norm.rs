@@ -77,7 +77,9 @@ impl Kernel for NormRow<'_> {
             *x = (*x - mean) * inv * w;
         }
         if let Some(bias) = self.bias {
-            self.row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
+            for (x, b) in self.row.iter_mut().zip(bias) {
+                *x += b;
+            }
         }
     }
 }

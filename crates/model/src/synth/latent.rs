@@ -49,7 +49,6 @@ impl Latent {
                 m.insert(key(name), n as u32)?;
             }
         }
-        m.insert(key("expert_gating_func"), if self.by_sigmoid { 2u32 } else { 1 })?;
         m.insert(key("expert_weights_norm"), self.by_sigmoid)?;
         m.insert(key("expert_weights_scale"), self.router_scale)?;
         if let Some(log_multiplier) = self.yarn {

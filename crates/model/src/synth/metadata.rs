@@ -119,6 +119,10 @@ fn experts(m: &mut Metadata, s: &SynthShape) -> Result<()> {
         m.insert(format!("{arch}.expert_count"), n_experts as u32)?;
         m.insert(format!("{arch}.expert_used_count"), n_used as u32)?;
         m.insert(format!("{arch}.expert_feed_forward_length"), width as u32)?;
+        let by_sigmoid = s.routes_by_sigmoid();
+        if by_sigmoid || s.latent.is_some() {
+            m.insert(format!("{arch}.expert_gating_func"), if by_sigmoid { 2u32 } else { 1 })?;
+        }
         if s.n_dense > 0 {
             m.insert(format!("{arch}.leading_dense_block_count"), s.n_dense as u32)?;
         }

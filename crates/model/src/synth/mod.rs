@@ -414,8 +414,7 @@ fn mixture(s: &SynthShape, [n_experts, _, width]: [usize; 3], put: &mut impl FnM
     if s.family == Family::GptOss {
         put("ffn_gate_inp.bias", &[n_experts], bias(n_experts));
     }
-    let is_biased = matches!(s.family, Family::Glm4Moe | Family::MiniMaxM2 | Family::Lfm2Moe);
-    if is_biased || s.latent.is_some_and(|latent| latent.by_sigmoid) {
+    if s.routes_by_sigmoid() {
         put("exp_probs_b.bias", &[n_experts], bias(n_experts));
     }
     for (part, n_out, n_in) in

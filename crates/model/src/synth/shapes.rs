@@ -238,6 +238,12 @@ impl SynthShape {
             AttentionAt::These(layers) => layers.contains(&layer),
         }
     }
+
+    /// Whether experts are chosen by the sigmoid of their scores plus a bias of each.
+    pub(super) fn routes_by_sigmoid(&self) -> bool {
+        matches!(self.family, Family::Glm4Moe | Family::MiniMaxM2 | Family::Lfm2Moe)
+            || self.latent.is_some_and(|latent| latent.by_sigmoid)
+    }
 }
 
 /// Sizes in the order layers, hidden, intermediate, heads, key-value heads, head, vocabulary, context.
@@ -398,6 +404,9 @@ pub static SYNTH_SHAPES: &[SynthShape] = &[
     // Of its 62 layers.
     shape("minimax-m2-8-layers", Family::MiniMaxM2, [8, 3072, 1536, 48, 8, 128, 200064, 196608], 5e6, 1e-6)
         .experts([256, 8, 1536]),
+    // Of its 48 layers.
+    shape("qwen3-30b-a3b-8-layers", Family::Qwen3Moe, [8, 2048, 6144, 32, 4, 128, 151936, 40960], 1e6, 1e-6)
+        .experts([128, 8, 768]),
     // Of its 24 layers.
     shape("gpt-oss-20b-6-layers", Family::GptOss, [6, 2880, 2880, 64, 8, 64, 201088, 131072], 1.5e5, 1e-5)
         .experts([32, 4, 2880]),

@@ -1,6 +1,6 @@
 //! The activations of a matmul, in the layout that a kernel needs: floats, BF16 pairs, BF16 lines, or 8-bit integers with scales.
 //!
-//! Rows are cut into tiles of [`TILE`]; inside a tile the rows of one block of elements lie side by side, so that a kernel
+//! Rows are cut into tiles of at most [`TILE`]; inside a tile the rows of one block of elements lie side by side, so that a kernel
 //! walks one stream. A row's layout depends on that row alone.
 
 use crate::cpu::isa::Isa;
@@ -9,7 +9,7 @@ use crate::cpu::simd::{Kernel, LANES, Simd, dispatch};
 use crate::cpu::threads::Pool;
 use std::ops::Range;
 
-/// Rows of a tile (the last one may have fewer): a few bands.
+/// Most rows of a tile: a few bands.
 pub(super) const TILE: usize = 3 * BAND;
 
 /// Rows that a kernel for plain numbers multiplies together: as many as 32 registers have room for two sums of each. Each band of a
@@ -40,6 +40,7 @@ impl ActivationLayout {
 /// Buffers for the layouts of one input; reused from matmul to matmul, they grow and never shrink.
 #[derive(Default)]
 pub struct Activations {
+    rows: TiledRows,
     f32: Prepared,
     bf16: Prepared,
     bf16_lines: Prepared,
@@ -47,10 +48,60 @@ pub struct Activations {
     int8_block256: Prepared,
 }
 
+/// How the rows of a result are cut into tiles.
+#[derive(Default)]
+pub(super) struct TiledRows {
+    /// The row of the input that each prepared row is.
+    sources: Vec<u32>,
+    /// In the order of the result's rows.
+    pub(super) tiles: Vec<TileRows>,
+}
+
+/// Rows of a result that kernels multiply together.
+#[derive(Clone, Copy)]
+pub(super) struct TileRows {
+    /// The first row of the result.
+    pub(super) first: usize,
+    /// Number of rows, 1 to [`TILE`].
+    pub(super) n: usize,
+    /// Where the prepared rows begin.
+    at: usize,
+}
+
+impl TiledRows {
+    fn clear(&mut self) {
+        self.sources.clear();
+        self.tiles.clear();
+    }
+
+    /// Cuts rows `rows` of the result, which are made of the rows of the input that `source` names, and returns their tiles. Tiles of the
+    /// same rows of the input as the one before, as of a single token's experts, share what is prepared.
+    fn push(&mut self, rows: Range<usize>, source: impl Fn(usize) -> u32) -> Range<usize> {
+        let first_tile = self.tiles.len();
+        for first in rows.clone().step_by(TILE) {
+            let n = TILE.min(rows.end - first);
+            let same =
+                self.tiles.last().copied().filter(|last| {
+                    last.n == n && (0..n).all(|r| self.sources[last.at + r] == source(first + r))
+                });
+            let at = same.map_or(self.sources.len(), |last| last.at);
+            if same.is_none() {
+                self.sources.extend((first..first + n).map(&source));
+            }
+            self.tiles.push(TileRows { first, n, at });
+        }
+        first_tile..self.tiles.len()
+    }
+
+    /// The tile of prepared row `row`.
+    fn tile_of(&self, row: usize) -> TileRows {
+        self.tiles[self.tiles.partition_point(|tile| tile.at <= row) - 1]
+    }
+}
+
 /// All rows of an input in one layout; tiles one after the other.
 #[derive(Default)]
 pub(super) struct Prepared {
-    m: usize,
     n_in: usize,
     floats: Vec<f32>,
     pairs: Vec<u32>,
@@ -109,18 +160,33 @@ impl Activations {
         Self::default()
     }
 
-    /// Converts `x` [m, n_in] into one layout and returns it.
+    /// Begins with another input.
+    pub(super) fn clear(&mut self) {
+        self.rows.clear();
+    }
+
+    /// Adds rows of the result, which follow those before, and returns their tiles; see [`TiledRows::push`].
+    pub(super) fn push(&mut self, rows: Range<usize>, source: impl Fn(usize) -> u32) -> Range<usize> {
+        self.rows.push(rows, source)
+    }
+
+    /// The tiles of all rows.
+    pub(super) fn tiles(&self) -> &[TileRows] {
+        &self.rows.tiles
+    }
+
+    /// Converts the rows of `x` `[.., n_in]` that were pushed into one layout.
     pub(super) fn prepare(
         &mut self,
         layout: ActivationLayout,
         isa: Isa,
         pool: &Pool,
         x: &[f32],
-        m: usize,
-    ) -> &Prepared {
-        let prepared = self.slot(layout);
-        prepared.fill(layout, isa, pool, x, m);
-        prepared
+        n_in: usize,
+    ) {
+        let rows = std::mem::take(&mut self.rows);
+        self.slot(layout).fill(layout, isa, pool, x, n_in, &rows);
+        self.rows = rows;
     }
 
     /// What [`Activations::prepare`] last made in this layout.
@@ -146,12 +212,10 @@ impl Activations {
 }
 
 impl Prepared {
-    /// Columns `columns` of rows `t * TILE..` as a tile. Part of the columns can be had of 8-bit forms, from the start of a block to the
-    /// end of one.
-    pub(super) fn tile(&self, layout: ActivationLayout, t: usize, columns: Range<usize>) -> Tile<'_> {
+    /// Columns `columns` of a tile. Part of the columns can be had of 8-bit forms, from the start of a block to the end of one.
+    pub(super) fn tile(&self, layout: ActivationLayout, tile: TileRows, columns: Range<usize>) -> Tile<'_> {
         assert!(layout.is_int8() || columns == (0..self.n_in), "{layout:?} {columns:?} of {}", self.n_in);
-        let first = t * TILE;
-        let rows = TILE.min(self.m - first);
+        let TileRows { n: rows, at: first, .. } = tile;
         let all = sizes(layout, self.n_in);
         let before = sizes(layout, columns.start);
         let n = sizes(layout, columns.len());
@@ -172,10 +236,17 @@ impl Prepared {
         }
     }
 
-    fn fill(&mut self, layout: ActivationLayout, isa: Isa, pool: &Pool, x: &[f32], m: usize) {
-        let n_in = x.len() / m;
-        (self.m, self.n_in) = (m, n_in);
-        let n = sizes(layout, n_in);
+    fn fill(
+        &mut self,
+        layout: ActivationLayout,
+        isa: Isa,
+        pool: &Pool,
+        x: &[f32],
+        n_in: usize,
+        rows: &TiledRows,
+    ) {
+        self.n_in = n_in;
+        let (m, n) = (rows.sources.len(), sizes(layout, n_in));
         self.floats.resize(m * n[0], 0.0);
         self.pairs.resize(m * n[1], 0);
         self.lines.resize(m * n[2], Line::ZERO);
@@ -191,16 +262,16 @@ impl Prepared {
             offsets: self.offsets.each_mut().map(Vec::as_mut_ptr),
         };
         // Below some ten thousand elements the conversion takes less time than waking the others.
-        let chunk = (16_384 / n_in).max(1);
+        let chunk = (16_384 / n_in.max(1)).max(1);
         pool.for_each_chunk(m, chunk, |range| {
             for i in range {
-                let first = i / TILE * TILE;
+                let (tile, source) = (rows.tile_of(i), rows.sources[i] as usize);
                 let row = Row {
-                    x: &x[i * n_in..][..n_in],
+                    x: &x[source * n_in..][..n_in],
                     layout,
-                    r: i - first,
-                    rows: TILE.min(m - first),
-                    out: out.tile(first, n),
+                    r: i - tile.at,
+                    rows: tile.n,
+                    out: out.tile(tile.at, n),
                 };
                 // SAFETY: `isa` is available (checked when the weight was made); the buffers have room for `rows` rows
                 // from `first` on, of which this call writes row r only, and no other call writes that row.

@@ -1,6 +1,6 @@
 //! The matmul of any number of rows of activations with a weight.
 
-use super::activations::{Activations, BAND, TILE, Tile};
+use super::activations::{Activations, BAND, TILE, Tile, TileRows};
 use super::layout::{Layout, Panels};
 use super::matrix::{Matrix, Part, Slice, Weights, columns};
 use super::sums::Sums;
@@ -20,68 +20,98 @@ thread_local! {
 /// What is multiplied.
 #[derive(Clone, Copy)]
 pub struct Operands<'a> {
-    /// Activations: [m, w.n_in()], row-major.
+    /// Activations: `[.., w.n_in()]`, row-major.
     pub x: &'a [f32],
+    /// For each row of the result, the row of `x` that it is made of; `None` where they are the same.
+    pub sources: Option<&'a [u32]>,
     /// The weight.
     pub w: &'a Matrix,
-    /// Which of its experts; 0 for a plain matrix.
-    pub expert: usize,
-    /// Added to each row: [w.n_out()].
+    /// Which expert multiplies which rows, in the order of the rows; one group for a plain matrix.
+    pub groups: &'a [Group],
+    /// Added to each row: `[n_experts, w.n_out()]`.
     pub bias: Option<&'a [f32]>,
 }
 
-/// `y[i, o] = Σ_k x[i, k] · w[expert, o, k] + bias[o]`
+/// Rows of a result that are made by one expert.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Its number; 0 for a plain matrix.
+    pub expert: usize,
+    /// At least one row.
+    pub rows: Range<usize>,
+}
+
+/// `y[i, o] = Σ_k x[sources[i], k] · w[expert of i, o, k] + bias[expert of i, o]`
 ///
-/// `y`: [m, w.n_out()], row-major.
+/// `y`: `[m, w.n_out()]`, row-major. All groups are one job of the pool.
 ///
-/// Panics if the slices' lengths disagree with the shapes, if there is no such expert, or if a worker panicked.
+/// Panics if the slices' lengths disagree with the shapes, if groups are not all rows in their order, if there is no such expert or source, or if
+/// a worker panicked.
 pub fn matmul(pool: &Pool, y: &mut [f32], operands: Operands<'_>, scratch: &mut Activations) {
-    let Operands { x, w, expert, bias } = operands;
+    let Operands { x, sources, w, groups, bias } = operands;
     if y.is_empty() {
         return;
     }
     let m = y.len() / w.n_out.max(1);
-    assert_eq!((y.len(), x.len()), (m * w.n_out, m * w.n_in), "[{m}, {}] from [{m}, {}]", w.n_out, w.n_in);
-    assert!(expert < w.n_experts, "expert {expert} of {}", w.n_experts);
+    let n_rows = sources.map_or(m, |sources| sources.len());
+    assert_eq!((y.len(), n_rows), (m * w.n_out, m), "[{m}, {}] from {n_rows} rows", w.n_out);
+    assert!(sources.is_some() || x.len() == m * w.n_in, "[{m}, {}] from {} numbers", w.n_in, x.len());
     if let Some(bias) = bias {
-        assert_eq!(bias.len(), w.n_out, "bias");
+        assert_eq!(bias.len(), w.n_experts * w.n_out, "bias");
     }
+    let elements =
+        if w.parts.iter().all(|part| part.layout.activations().is_int8()) { INT8_BLOCK } else { FLOAT_BLOCK };
+    let most_tiles = (elements / (TILE * w.n_in.max(1))).max(1);
+    let mut blocks = Vec::with_capacity(groups.len());
+    scratch.clear();
+    let mut end = 0;
+    for Group { expert, rows } in groups {
+        assert!(*expert < w.n_experts, "expert {expert} of {}", w.n_experts);
+        assert!(rows.start == end && rows.end > end, "rows {rows:?} after {end}");
+        end = rows.end;
+        let tiles = scratch.push(rows.clone(), |row| sources.map_or(row as u32, |sources| sources[row]));
+        let n_blocks = tiles.len().div_ceil(most_tiles);
+        let step = tiles.len().div_ceil(n_blocks);
+        let cut = tiles.clone().step_by(step).map(|t| t..tiles.end.min(t + step));
+        blocks.extend(cut.map(|tiles| Block { expert: *expert, tiles }));
+    }
+    assert_eq!(end, m, "rows of all groups");
     let mut prepared = Vec::new();
     for part in &w.parts {
         let layout = part.layout.activations();
         if !prepared.contains(&layout) {
-            scratch.prepare(layout, w.isa, pool, x, m);
+            scratch.prepare(layout, w.isa, pool, x, w.n_in);
             prepared.push(layout);
         }
     }
 
     let last = &w.parts[w.parts.len() - 1];
     let n_panels = last.first_panel + last.n_panels;
-    let n_tiles = m.div_ceil(TILE);
-    let elements = if prepared.iter().all(|layout| layout.is_int8()) { INT8_BLOCK } else { FLOAT_BLOCK };
-    let n_blocks = n_tiles.div_ceil((elements / (TILE * w.n_in.max(1))).max(1));
-    let block_tiles = n_tiles.div_ceil(n_blocks);
-    let tasks: Vec<Task<'_>> =
-        w.parts.iter().map(|part| Task::new(operands, part, n_tiles, scratch)).collect();
+    let tasks: Vec<Task<'_>> = w.parts.iter().map(|part| Task::new(w, bias, part, scratch)).collect();
     let y = Shared::new(y);
-    // The last of several blocks has fewer tiles.
-    let quarters = if n_blocks == 1 { 3 } else { 2 };
-    pool.for_each_share(n_blocks * n_panels, quarters, |range| {
+    // Blocks may have different numbers of tiles.
+    let quarters = if blocks.len() == 1 { 3 } else { 2 };
+    pool.for_each_share(blocks.len() * n_panels, quarters, |range| {
         let mut item = range.start;
         while item < range.end {
-            let (block, p) = (item / n_panels, item % n_panels);
+            let (block, p) = (&blocks[item / n_panels], item % n_panels);
             let panels = p..n_panels.min(p + range.end - item);
             item += panels.len();
-            let tiles = block * block_tiles..n_tiles.min((block + 1) * block_tiles);
             for task in &tasks {
                 let first = task.part.first_panel;
                 let own = panels.start.max(first)..panels.end.min(first + task.part.n_panels);
                 if !own.is_empty() {
-                    task.run(own.start - first..own.end - first, tiles.clone(), &y);
+                    task.run(own.start - first..own.end - first, block, &y);
                 }
             }
         }
     });
+}
+
+/// Tiles that an expert multiplies together.
+struct Block {
+    expert: usize,
+    tiles: Range<usize>,
 }
 
 /// Activations of 8 bits, in elements, that a block of tiles holds: they stay in a core's second-level cache while the weights of a
@@ -102,30 +132,29 @@ const TILES: usize = 16;
 struct Task<'a> {
     w: &'a Matrix,
     part: &'a Part,
-    expert: usize,
     bias: Option<&'a [f32]>,
+    tiles: &'a [TileRows],
     /// Activations: [n_slices, n_tiles]
     x: Vec<Tile<'a>>,
-    n_tiles: usize,
 }
 
 impl<'a> Task<'a> {
-    fn new(operands: Operands<'a>, part: &'a Part, n_tiles: usize, scratch: &'a Activations) -> Self {
-        let Operands { w, expert, bias, .. } = operands;
+    fn new(w: &'a Matrix, bias: Option<&'a [f32]>, part: &'a Part, scratch: &'a Activations) -> Self {
         let layout = part.layout.activations();
-        let prepared = scratch.get(layout);
-        let tiles =
-            |columns: Range<usize>| (0..n_tiles).map(move |t| prepared.tile(layout, t, columns.clone()));
-        let x = columns(part.layout, w.n_in).flat_map(tiles).collect();
-        Self { w, part, expert, bias, x, n_tiles }
+        let (tiles, prepared) = (scratch.tiles(), scratch.get(layout));
+        let of_slice =
+            |columns: Range<usize>| tiles.iter().map(move |&t| prepared.tile(layout, t, columns.clone()));
+        let x = columns(part.layout, w.n_in).flat_map(of_slice).collect();
+        Self { w, part, bias, tiles, x }
     }
 
-    /// Multiplies panels of the part by tiles. Each panel and tile is given to one call.
-    fn run(&self, panels: Range<usize>, tiles: Range<usize>, y: &Shared<'_, f32>) {
+    /// Multiplies panels of the part by the tiles of a block. Each panel and tile is given to one call.
+    fn run(&self, panels: Range<usize>, block: &Block, y: &Shared<'_, f32>) {
+        let &Block { expert, ref tiles } = block;
         if tiles.len() == 1 {
             let step = SUMS / self.x[tiles.start].rows;
             for start in panels.clone().step_by(step) {
-                self.multiply::<SUMS>(start..panels.end.min(start + step), tiles.clone(), y);
+                self.multiply::<SUMS>(expert, start..panels.end.min(start + step), tiles.clone(), y);
             }
             return;
         }
@@ -133,24 +162,32 @@ impl<'a> Task<'a> {
         // is visited once, and a panel that is packed or converted here serves up to TILES tiles.
         let packed = matches!(self.part.weights, Weights::Packed(_));
         for p in panels {
-            if packed && self.x.len() > self.n_tiles {
-                tiles.clone().for_each(|t| self.multiply::<SUMS>(p..p + 1, t..t + 1, y));
+            if packed && self.x.len() > self.tiles.len() {
+                tiles.clone().for_each(|t| self.multiply::<SUMS>(expert, p..p + 1, t..t + 1, y));
                 continue;
             }
             for start in tiles.clone().step_by(TILES) {
-                self.multiply::<{ TILES * TILE }>(p..p + 1, start..tiles.end.min(start + TILES), y);
+                let tiles = start..tiles.end.min(start + TILES);
+                self.multiply::<{ TILES * TILE }>(expert, p..p + 1, tiles, y);
             }
         }
     }
 
     /// Multiplies panels and tiles that together have at most `N` rows of sums.
-    fn multiply<const N: usize>(&self, panels: Range<usize>, tiles: Range<usize>, y: &Shared<'_, f32>) {
+    fn multiply<const N: usize>(
+        &self,
+        expert: usize,
+        panels: Range<usize>,
+        tiles: Range<usize>,
+        y: &Shared<'_, f32>,
+    ) {
         let rows: usize = self.x[tiles.clone()].iter().map(|x| x.rows).sum();
         let mut sums = Sums::<N>::uninit();
         // [tiles][panels, rows of the tile, 16]
         let sums = sums.zeroed(panels.len() * rows);
-        for (slice, x) in self.part.slices(self.w.n_in).zip(self.x.chunks_exact(self.n_tiles)) {
-            self.for_runs(panels.clone(), &slice, |layout, first, run| {
+        for (slice, x) in self.part.slices(self.w.n_in).zip(self.x.chunks_exact(self.tiles.len())) {
+            let many_rows = x[tiles.start].rows > BAND;
+            self.for_runs(expert, panels.clone(), &slice, many_rows, |layout, first, run| {
                 let mut sums = &mut sums[..];
                 for x in &x[tiles.clone()] {
                     let (of_tile, rest) = sums.split_at_mut(panels.len() * x.rows * LANES);
@@ -164,31 +201,32 @@ impl<'a> Task<'a> {
         }
         let mut sums = &sums[..];
         for t in tiles {
-            let rows = self.x[t].rows;
+            let TileRows { first, n, .. } = self.tiles[t];
             for p in panels.clone() {
-                for r in 0..rows {
+                for row in first..first + n {
                     let (of_row, rest) = sums.split_at(LANES);
                     sums = rest;
-                    self.write(p, t * TILE + r, of_row, y);
+                    self.write(expert, p, row, of_row, y);
                 }
             }
         }
     }
 
     /// Writes the sums of panel `p` for row `row`.
-    fn write(&self, p: usize, row: usize, sums: &[f32], y: &Shared<'_, f32>) {
+    fn write(&self, expert: usize, p: usize, row: usize, sums: &[f32], y: &Shared<'_, f32>) {
         let n = LANES.min(self.part.n_out - p * LANES);
         let column = self.part.first_row + p * LANES;
         // SAFETY: `matmul` checked that y is [m, n_out], and panel and row are below; each panel and tile is given to one call of `run`, so
         // no other call writes these columns of this row.
         let y = unsafe { y.slice(row * self.w.n_out + column, n) };
-        let sums = &sums[..n];
-        let Some(bias) = self.bias else { return y.copy_from_slice(sums) };
-        let bias = &bias[column..][..n];
-        // Of a whole panel with a known length, and before anything is written, so that this is a few vector additions.
-        match (y.as_chunks_mut::<LANES>().0, sums.as_chunks::<LANES>().0, bias.as_chunks::<LANES>().0) {
-            ([y], [sums], [bias]) => *y = std::array::from_fn(|i| sums[i] + bias[i]),
-            _ => (0..n).for_each(|i| y[i] = sums[i] + bias[i]),
+        let bias = self.bias.map(|bias| &bias[expert * self.w.n_out + column..][..n]);
+        // Of a whole panel with a known length, so that this is a vector's copy and not a call.
+        match (y.as_chunks_mut::<LANES>().0, sums.as_chunks::<LANES>().0) {
+            ([y], [sums]) => match bias.map(|bias| bias.as_chunks::<LANES>().0) {
+                Some([bias]) => *y = std::array::from_fn(|i| sums[i] + bias[i]),
+                _ => *y = *sums,
+            },
+            _ => (0..n).for_each(|i| y[i] = sums[i] + bias.map_or(0.0, |bias| bias[i])),
         }
     }
 
@@ -196,17 +234,19 @@ impl<'a> Task<'a> {
     /// are packed or converted for this matmul, one by one.
     fn for_runs(
         &self,
+        expert: usize,
         panels: Range<usize>,
         slice: &Slice,
+        many_rows: bool,
         mut f: impl FnMut(&'static dyn Layout, usize, Panels<'_>),
     ) {
         let Self { w, part, .. } = self;
         let (own, n, n_in) = (part.layout, slice.panel_bytes, slice.columns.len());
         let none = std::ptr::null();
-        let converted_to = if self.x[0].rows > BAND { own.for_many_rows() } else { None };
+        let converted_to = if many_rows { own.for_many_rows() } else { None };
         let packed = match &part.weights {
             Weights::Packed(packed) => {
-                Some(&packed.as_slice()[part.start_of(self.expert, slice) + panels.start * n..])
+                Some(&packed.as_slice()[part.start_of(expert, slice) + panels.start * n..])
             }
             Weights::Rows(_) => None,
         };
@@ -224,7 +264,7 @@ impl<'a> Task<'a> {
                 let panel = match packed {
                     Some(packed) => &packed[i * n..][..n],
                     None => {
-                        part.pack(ours, slice.columns.clone(), self.expert, p);
+                        part.pack(ours, slice.columns.clone(), expert, p);
                         &*ours
                     }
                 };

@@ -28,5 +28,5 @@ mod sums;
 mod tests;
 
 pub use activations::Activations;
-pub use gemm::{Operands, matmul};
+pub use gemm::{Group, Operands, matmul};
 pub use matrix::{Matrix, MatrixOptions, packed_bytes};

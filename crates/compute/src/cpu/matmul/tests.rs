@@ -53,7 +53,8 @@ fn weights(dtype: DType, n: usize, random: &mut Random) -> Vec<u8> {
 
 /// The matmul with a plain matrix, without bias.
 fn multiply(pool: &Pool, y: &mut [f32], x: &[f32], w: &Matrix) {
-    matmul(pool, y, Operands { x, w, expert: 0, bias: None }, &mut Activations::new());
+    let groups = &[Group { expert: 0, rows: 0..x.len() / w.n_in() }];
+    matmul(pool, y, Operands { x, sources: None, w, groups, bias: None }, &mut Activations::new());
 }
 
 struct Case {
@@ -289,22 +290,62 @@ fn parts_experts_and_bias() {
         .collect();
     let x: Vec<f32> = (0..m * n_in).map(|_| random.normal()).collect();
     let n_out: usize = shapes.iter().map(|s| s.1).sum();
-    let bias: Vec<f32> = (0..n_out).map(|_| random.normal()).collect();
+    let bias: Vec<f32> = (0..n_experts * n_out).map(|_| random.normal()).collect();
     for repack in [false, true] {
         let w = Matrix::new(parts.clone(), options(Isa::best(), false, repack), &pool).unwrap();
         assert_eq!((w.n_out(), w.n_in(), w.n_experts()), (n_out, n_in, n_experts));
         for expert in 0..n_experts {
             let mut y = vec![f32::NAN; m * n_out];
-            let operands = Operands { x: &x, w: &w, expert, bias: Some(&bias) };
+            let groups = &[Group { expert, rows: 0..m }];
+            let operands = Operands { x: &x, sources: None, w: &w, groups, bias: Some(&bias) };
             matmul(&pool, &mut y, operands, &mut Activations::new());
             let mut row = vec![0.0; n_in];
             for o in 0..n_out {
                 w.dequantize_row(&mut row, expert, o);
                 for i in 0..m {
                     let expected: f32 =
-                        x[i * n_in..][..n_in].iter().zip(&row).map(|(x, w)| x * w).sum::<f32>() + bias[o];
+                        x[i * n_in..][..n_in].iter().zip(&row).map(|(x, w)| x * w).sum::<f32>()
+                            + bias[expert * n_out + o];
                     let size = row.iter().map(|w| w * w).sum::<f32>().sqrt();
                     assert!((y[i * n_out + o] - expected).abs() <= 0.05 * size, "{expert} {o} {i}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_of_rows_equal_each_experts_own_product() {
+    let pool = Pool::new(3);
+    let (n_rows, n_experts, n_in, n_out) = (7, 5, 1280, 21);
+    let mut random = Random(11);
+    let x: Vec<f32> = (0..n_rows * n_in).map(|_| random.normal()).collect();
+    let bias: Vec<f32> = (0..n_experts * n_out).map(|_| random.normal()).collect();
+    // The same row for two experts; an expert that nobody chose; more rows than a tile; the order of a sorted batch.
+    let groups = [(0, 1), (1, 1), (3, 83), (4, 5)];
+    let mut end = 0;
+    let groups = groups.map(|(expert, n)| {
+        end += n;
+        Group { expert, rows: end - n..end }
+    });
+    let sources: Vec<u32> = (0..end as u32).map(|row| if row < 2 { 6 } else { row * 5 % 7 }).collect();
+    for dtype in [DType::Q4_K, DType::Q8_0, DType::F16, DType::F32] {
+        let bytes = weights(dtype, n_experts * n_out * n_in, &mut random).into();
+        let part = MatrixPart { name: "w".into(), dtype, n_experts, n_out, n_in, bytes };
+        for &isa in Isa::available() {
+            let w = Matrix::new(vec![part.clone()], options(isa, false, true), &pool).unwrap();
+            let mut y = vec![f32::NAN; end * n_out];
+            let operands =
+                Operands { x: &x, sources: Some(&sources), w: &w, groups: &groups, bias: Some(&bias) };
+            matmul(&pool, &mut y, operands, &mut Activations::new());
+            for Group { expert, rows } in &groups {
+                for row in rows.clone() {
+                    let own = &[Group { expert: *expert, rows: 0..1 }];
+                    let x = &x[sources[row] as usize * n_in..][..n_in];
+                    let operands = Operands { x, sources: None, w: &w, groups: own, bias: Some(&bias) };
+                    let mut alone = vec![0.0; n_out];
+                    matmul(&pool, &mut alone, operands, &mut Activations::new());
+                    assert_eq!(y[row * n_out..][..n_out], alone, "{dtype} {isa}: row {row}, expert {expert}");
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! The gated delta rule.
 
-use super::head_states::{COLUMNS, Columns, HeadStates};
+use super::head_states::{Columns, HeadStates, Rooms};
 use crate::cpu::activation::exp;
 use crate::cpu::isa::Isa;
 use crate::cpu::parallel::{self, Shared};
@@ -36,21 +36,18 @@ pub(in crate::cpu) fn delta_rule(
     };
     let (qkv, rates_len, rates) = (qkv.floats(), rates.row_len(), rates.floats());
     let &DeltaShape { n_k_heads, n_v_heads, k_dim, v_dim, .. } = shape;
-    states.walk(pool, |Columns { token, head, columns }, state, v| {
-        let row = &qkv[token * shape.qkv_len()..][..shape.qkv_len()];
+    states.walk(pool, |Columns { token, next, is_first, head, columns }, state, rooms| {
+        let row = |token: usize| &qkv[token * shape.qkv_len()..][..shape.qkv_len()];
         let rates = &rates[token * rates_len + rates_start..][..2 * n_v_heads];
         let k_head = shape.k_head(head);
-        let values = &row[2 * n_k_heads * k_dim + head * v_dim..][columns.clone()];
-        v[..columns.len()].copy_from_slice(values);
-        let step = DeltaStep {
-            state,
-            q: &row[k_head * k_dim..][..k_dim],
-            k: &row[(n_k_heads + k_head) * k_dim..][..k_dim],
-            v,
-            n_vectors: columns.len().div_ceil(LANES),
-            beta: rates[head],
-            decay: rates[n_v_heads + head],
-        };
+        let key = |token: usize| &row(token)[(n_k_heads + k_head) * k_dim..][..k_dim];
+        let values = &row(token)[2 * n_k_heads * k_dim + head * v_dim..][columns.clone()];
+        rooms.y[..columns.len()].copy_from_slice(values);
+        let (beta, decay) = (rates[head], rates[n_v_heads + head]);
+        let n_vectors = columns.len().div_ceil(LANES);
+        let (q, k) = (&row(token)[k_head * k_dim..][..k_dim], key(token));
+        let next_k = next.map(key);
+        let step = DeltaStep { state, q, k, next_k, is_first, rooms, n_vectors, beta, decay };
         // SAFETY: `Cpu::new` checked that the processor has `isa`; the kernel has no pointers of its own.
         unsafe { dispatch(isa, step) };
     });
@@ -105,8 +102,12 @@ struct DeltaStep<'a> {
     q: &'a [f32],
     /// `[k_dim]`
     k: &'a [f32],
-    /// Values, which become the result.
-    v: &'a mut [f32; COLUMNS],
+    /// `[k_dim]`; the next token's.
+    next_k: Option<&'a [f32]>,
+    /// Whether `rooms.carry` is not yet what the state holds for `k`.
+    is_first: bool,
+    /// Values, which become the result, and what the state holds for a key.
+    rooms: &'a mut Rooms,
     n_vectors: usize,
     beta: f32,
     decay: f32,
@@ -128,43 +129,83 @@ impl Kernel for DeltaStep<'_> {
 }
 
 impl DeltaStep<'_> {
-    /// `N` vectors of columns: one pass over the state reads what it holds for the key, a second one changes it and reads it for the
-    /// query.
+    /// `N` vectors of columns, in one pass over the state: it changes it, reads it for the query, and for the key of the token after this
+    /// one. The first token's key takes a pass of its own.
     ///
     /// # Safety
     /// That of [`Simd`].
     #[inline(always)]
     unsafe fn columns<S: Simd, const N: usize>(self) {
-        let Self { state, q, k, v, n_vectors, beta, decay } = self;
+        let Self { state, q, k, next_k, is_first, rooms, n_vectors, beta, decay } = self;
+        let Rooms { y: v, carry } = rooms;
         assert!(n_vectors == N && v.len() >= N * LANES);
-        // SAFETY: only registers, and loads and stores of N vectors each from a row of N · LANES floats; `v` has as many.
+        assert_eq!((state.len(), q.len()), (k.len() * N * LANES, k.len()));
+        assert!(next_k.is_none_or(|next| next.len() == k.len()));
+        let (n_rows, state, q, k) = (k.len(), state.as_mut_ptr(), q.as_ptr(), k.as_ptr());
+        // Rows are counted, not iterated over: calls of a zip's `next` are not inlined here, and keep the sums in memory.
+        // SAFETY: only registers, and loads and stores of N vectors each from a row of N · LANES floats of the `n_rows`, for each of which the
+        // queries and keys have a float (the assertions); `v` and `carry` have N vectors.
         unsafe {
             let mut held = [S::splat(0.0); N];
-            for (row, &k) in state.chunks_exact(N * LANES).zip(k) {
-                let k = S::splat(k);
-                for (j, held) in held.iter_mut().enumerate() {
-                    *held = S::fma(k, S::load_f32(row.as_ptr().add(j * LANES)), *held);
+            if is_first {
+                for r in 0..n_rows {
+                    let (row, k) = (state.add(r * N * LANES), S::splat(*k.add(r)));
+                    for j in 0..N {
+                        held[j] = S::fma(k, S::load_f32(row.add(j * LANES)), held[j]);
+                    }
+                }
+            } else {
+                for j in 0..N {
+                    held[j] = S::load_f32(carry.as_ptr().add(j * LANES));
                 }
             }
             let (beta, decay) = (S::splat(beta), S::splat(decay));
             let mut delta = [S::splat(0.0); N];
-            for (j, delta) in delta.iter_mut().enumerate() {
+            for j in 0..N {
                 let v = S::load_f32(v.as_ptr().add(j * LANES));
-                *delta = S::mul(S::fnma(decay, held[j], v), beta);
+                delta[j] = S::mul(S::fnma(decay, held[j], v), beta);
             }
             let mut y = [S::splat(0.0); N];
-            for ((row, &k), &q) in state.chunks_exact_mut(N * LANES).zip(k).zip(q) {
-                let (k, q) = (S::splat(k), S::splat(q));
-                for j in 0..N {
-                    let p = row.as_mut_ptr().add(j * LANES);
-                    let s = S::fma(k, delta[j], S::mul(decay, S::load_f32(p)));
-                    S::store_f32(p, s);
-                    y[j] = S::fma(q, s, y[j]);
+            let mut held = [S::splat(0.0); N];
+            if let Some(next_k) = next_k {
+                for r in 0..n_rows {
+                    let row = state.add(r * N * LANES);
+                    let (k, q, next_k) = (S::splat(*k.add(r)), S::splat(*q.add(r)), S::splat(next_k[r]));
+                    for j in 0..N {
+                        let s = Self::change::<S>(row.add(j * LANES), decay, k, delta[j]);
+                        y[j] = S::fma(q, s, y[j]);
+                        held[j] = S::fma(next_k, s, held[j]);
+                    }
+                }
+            } else {
+                for r in 0..n_rows {
+                    let row = state.add(r * N * LANES);
+                    let (k, q) = (S::splat(*k.add(r)), S::splat(*q.add(r)));
+                    for j in 0..N {
+                        let s = Self::change::<S>(row.add(j * LANES), decay, k, delta[j]);
+                        y[j] = S::fma(q, s, y[j]);
+                    }
                 }
             }
-            for (j, y) in y.into_iter().enumerate() {
-                S::store_f32(v.as_mut_ptr().add(j * LANES), y);
+            for j in 0..N {
+                S::store_f32(carry.as_mut_ptr().add(j * LANES), held[j]);
+                S::store_f32(v.as_mut_ptr().add(j * LANES), y[j]);
             }
+        }
+    }
+
+    /// Changes a vector of the state, and returns it.
+    ///
+    /// # Safety
+    /// 1. *Instructions*: those of [`Simd`].
+    /// 2. *Memory*: `p` is readable and writable for 16 floats.
+    #[inline(always)]
+    unsafe fn change<S: Simd>(p: *mut f32, decay: S::F, k: S::F, delta: S::F) -> S::F {
+        // SAFETY: the contract is this one's.
+        unsafe {
+            let s = S::fma(k, delta, S::mul(decay, S::load_f32(p)));
+            S::store_f32(p, s);
+            s
         }
     }
 }

@@ -65,9 +65,15 @@ impl Kernel for Gate<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { x, gate, is_silu } = self;
-        match is_silu {
-            true => x.iter_mut().zip(gate).for_each(|(x, &g)| *x *= g / (1.0 + exp(-g))),
-            false => x.iter_mut().zip(gate).for_each(|(x, &g)| *x /= 1.0 + exp(-g)),
+        // Loops and not `for_each`, see `activation::apply`.
+        if is_silu {
+            for (x, &g) in x.iter_mut().zip(gate) {
+                *x *= g / (1.0 + exp(-g));
+            }
+        } else {
+            for (x, &g) in x.iter_mut().zip(gate) {
+                *x /= 1.0 + exp(-g);
+            }
         }
     }
 }

@@ -26,9 +26,20 @@ pub(super) struct HeadStates<'a> {
 /// What one step of a token computes.
 pub(super) struct Columns<'a> {
     pub(super) token: usize,
+    /// The token that follows it in the step.
+    pub(super) next: Option<usize>,
+    pub(super) is_first: bool,
     pub(super) head: usize,
     /// Of the head, at most [`COLUMNS`].
     pub(super) columns: &'a Range<usize>,
+}
+
+/// Rooms of one number for each column.
+pub(super) struct Rooms {
+    /// The token's result; begins as zeros.
+    pub(super) y: [f32; COLUMNS],
+    /// What a token's step leaves to the next one's.
+    pub(super) carry: [f32; COLUMNS],
 }
 
 thread_local! {
@@ -38,15 +49,13 @@ thread_local! {
 
 impl HeadStates<'_> {
     /// Takes the state of each sequence and head through its tokens, some columns at a time. `step` changes these columns of the state, rows of
-    /// which are padded to whole vectors, and makes the token's result of them, which begins as zeros.
-    pub(super) fn walk(
-        &self,
-        pool: &Pool,
-        step: impl Fn(Columns<'_>, &mut [f32], &mut [f32; COLUMNS]) + Sync,
-    ) {
+    /// which are padded to whole vectors, and makes the token's result of them.
+    pub(super) fn walk(&self, pool: &Pool, step: impl Fn(Columns<'_>, &mut [f32], &mut Rooms) + Sync) {
         let n_blocks = self.n_columns.div_ceil(COLUMNS);
         let per_seq = self.n_heads * n_blocks;
-        pool.for_each_chunk(self.batch.states().len() * per_seq, 1, |range| {
+        // Neighbours in memory go to one thread.
+        let n_items = self.batch.states().len() * per_seq;
+        pool.for_each_share(n_items, 2, |range| {
             for i in range {
                 let (seq, head, start) = (i / per_seq, i % per_seq / n_blocks, i % n_blocks * COLUMNS);
                 let columns = start..self.n_columns.min(start + COLUMNS);
@@ -68,7 +77,7 @@ impl HeadStates<'_> {
         at: &BatchState,
         head: usize,
         columns: &Range<usize>,
-        step: impl Fn(Columns<'_>, &mut [f32], &mut [f32; COLUMNS]),
+        step: impl Fn(Columns<'_>, &mut [f32], &mut Rooms),
     ) {
         let Self { n_heads, n_rows, n_columns, .. } = *self;
         let stride = columns.len().next_multiple_of(LANES);
@@ -76,25 +85,47 @@ impl HeadStates<'_> {
         let len = n_rows * columns.len();
         let start =
             |slot: u32| (slot as usize * n_heads + head) * n_rows * n_columns + n_rows * columns.start;
+        let (first, end) = (seq.tokens.start, seq.tokens.end);
+        let mut writes = self.batch.state_writes(at);
+        // Where rows need no padding, the state is computed on where the step leaves it, so that memory is read and written meanwhile.
+        let in_place = writes.split_last().filter(|(last, others)| {
+            let stays = last.n_tokens == end - first && others.iter().all(|w| w.slot != last.slot);
+            stays && stride == columns.len()
+        });
         SCRATCH.with_borrow_mut(|scratch| {
-            scratch.resize(n_rows * stride / LANES, Line::ZERO);
-            let scratch: &mut [f32] = bytemuck::cast_slice_mut(scratch);
+            let (held, copied) = match in_place {
+                Some((last, others)) => {
+                    writes = others;
+                    // SAFETY: these columns of a slot that only this sequence writes (the contract); no other write is to it.
+                    (unsafe { self.state.slice(start(last.slot), len) }, at.from != Some(last.slot))
+                }
+                None => {
+                    scratch.resize(n_rows * stride / LANES, Line::ZERO);
+                    (bytemuck::cast_slice_mut(scratch), true)
+                }
+            };
             match at.from {
-                // SAFETY: no sequence but this one writes these columns of the slot, and that comes after (the contract).
-                Some(slot) => unpack(scratch, stride, unsafe { self.state.read(start(slot), len) }, columns),
-                None => scratch.fill(0.0),
+                // SAFETY: no sequence but this one writes these columns of the slot, and that comes after (the contract); `held` is not of it.
+                Some(slot) if copied => {
+                    unpack(held, stride, unsafe { self.state.read(start(slot), len) }, columns)
+                }
+                Some(_) => {}
+                None => held.fill(0.0),
             }
-            let mut writes = self.batch.state_writes(at).iter().peekable();
-            for (i, token) in seq.tokens.clone().enumerate() {
-                let mut result = [0.0; COLUMNS];
-                step(Columns { token, head, columns }, scratch, &mut result);
-                let first = (token * n_heads + head) * n_columns + columns.start;
+            let mut writes = writes.iter().peekable();
+            let mut rooms = Rooms { y: [0.0; COLUMNS], carry: [0.0; COLUMNS] };
+            for token in seq.tokens.clone() {
+                let next = (token + 1 < end).then_some(token + 1);
+                rooms.y.fill(0.0);
+                step(Columns { token, next, is_first: token == first, head, columns }, held, &mut rooms);
                 // SAFETY: these columns of this token are this call's (the contract).
-                let y = unsafe { self.y.slice(first, columns.len()) };
-                y.copy_from_slice(&result[..columns.len()]);
-                while let Some(write) = writes.next_if(|w| w.n_tokens == i + 1) {
-                    // SAFETY: these columns of a slot that only this sequence writes (the contract).
-                    pack(unsafe { self.state.slice(start(write.slot), len) }, scratch, stride, columns);
+                let y = unsafe {
+                    self.y.slice((token * n_heads + head) * n_columns + columns.start, columns.len())
+                };
+                y.copy_from_slice(&rooms.y[..columns.len()]);
+                while let Some(write) = writes.next_if(|w| w.n_tokens == token + 1 - first) {
+                    // SAFETY: these columns of a slot that only this sequence writes (the contract); `held` is not of it.
+                    pack(unsafe { self.state.slice(start(write.slot), len) }, held, stride, columns);
                 }
             }
         });

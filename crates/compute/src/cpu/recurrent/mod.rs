@@ -2,8 +2,8 @@
 //!
 //! All take the tokens of a sequence one after the other, so a result depends on the tokens before it and on nothing else: how a prompt
 //! is cut into steps changes no bit. Threads share sequences and, within one, what does not depend on each other: channels of a
-//! convolution, columns of a head's state. A state is copied from its slot, computed on where it stays in the first cache
-//! level, and copied to each slot that the batch says is written.
+//! convolution, columns of a head's state. A state is computed on in the slot where the step leaves it, a block of columns after the other,
+//! and copied to the other slots that the batch says are written.
 
 mod delta_rule;
 mod gates;

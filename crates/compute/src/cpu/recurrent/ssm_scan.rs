@@ -1,6 +1,6 @@
 //! The state-space scan of Mamba-2.
 
-use super::head_states::{COLUMNS, Columns, HeadStates};
+use super::head_states::{COLUMNS, Columns, HeadStates, Rooms};
 use crate::cpu::Cpu;
 use crate::cpu::activation::exp;
 use crate::cpu::isa::Isa;
@@ -34,7 +34,7 @@ pub(in crate::cpu) fn ssm_scan(
     };
     let (xbc, dt_len, dt) = (xbc.floats(), dt.row_len(), dt.floats());
     let (decay, dt_bias, skip) = (decay.floats(), dt_bias.floats(), skip.floats());
-    states.walk(pool, |Columns { token, head, columns }, state, y| {
+    states.walk(pool, |Columns { token, head, columns, .. }, state, Rooms { y, .. }| {
         let (x, bc) = xbc[token * shape.xbc_len()..][..shape.xbc_len()].split_at(shape.inner_len());
         let group = shape.group(head);
         y[..columns.len()].copy_from_slice(&x[head * head_dim..][columns.clone()]);
@@ -94,26 +94,30 @@ impl ScanStep<'_> {
     unsafe fn columns<S: Simd, const N: usize>(self) {
         let Self { state, b, c, x, n_vectors, dt, decay, skip } = self;
         assert!(n_vectors == N && x.len() >= N * LANES);
-        // SAFETY: only registers, and loads and stores of N vectors each from a row of N · LANES floats; `x` has as many.
+        assert_eq!((state.len(), c.len()), (b.len() * N * LANES, b.len()));
+        let (n_rows, state, b, c) = (b.len(), state.as_mut_ptr(), b.as_ptr(), c.as_ptr());
+        // Rows are counted, not iterated over: calls of a zip's `next` are not inlined here, and keep the sums in memory.
+        // SAFETY: only registers, and loads and stores of N vectors each from a row of N · LANES floats of the `n_rows`, for each of which `b`
+        // and `c` have a float (the assertions); `x` has N vectors.
         unsafe {
             let (dt, decay, skip) = (S::splat(dt), S::splat(decay), S::splat(skip));
             let mut input = [S::splat(0.0); N];
-            for (j, input) in input.iter_mut().enumerate() {
-                *input = S::mul(dt, S::load_f32(x.as_ptr().add(j * LANES)));
+            for j in 0..N {
+                input[j] = S::mul(dt, S::load_f32(x.as_ptr().add(j * LANES)));
             }
             let mut y = [S::splat(0.0); N];
-            for ((row, &b), &c) in state.chunks_exact_mut(N * LANES).zip(b).zip(c) {
-                let (b, c) = (S::splat(b), S::splat(c));
+            for r in 0..n_rows {
+                let (row, b, c) = (state.add(r * N * LANES), S::splat(*b.add(r)), S::splat(*c.add(r)));
                 for j in 0..N {
-                    let p = row.as_mut_ptr().add(j * LANES);
+                    let p = row.add(j * LANES);
                     let s = S::fma(b, input[j], S::mul(decay, S::load_f32(p)));
                     S::store_f32(p, s);
                     y[j] = S::fma(c, s, y[j]);
                 }
             }
-            for (j, y) in y.into_iter().enumerate() {
+            for j in 0..N {
                 let p = x.as_mut_ptr().add(j * LANES);
-                S::store_f32(p, S::fma(skip, S::load_f32(p), y));
+                S::store_f32(p, S::fma(skip, S::load_f32(p), y[j]));
             }
         }
     }
