@@ -105,9 +105,10 @@ impl HeadStates<'_> {
                 }
             };
             match at.from {
-                // SAFETY: no sequence but this one writes these columns of the slot, and that comes after (the contract); `held` is not of it.
                 Some(slot) if copied => {
-                    unpack(held, stride, unsafe { self.state.read(start(slot), len) }, columns)
+                    // SAFETY: no sequence but this one writes these columns of the slot, and that comes after (the contract); `held` is not
+                    // of it.
+                    unpack(held, stride, unsafe { self.state.read(start(slot), len) }, columns);
                 }
                 Some(_) => {}
                 None => held.fill(0.0),
