@@ -60,8 +60,9 @@ impl Pattern {
             .build()
             .map(|regex| Pattern::Regex(Box::new(regex)))
             .map_err(|error| {
-                // The compiler draws pictures over several lines.
+                // The compiler draws pictures over several lines, and quotes parts of the pattern as they are.
                 let reason = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+                let reason = reason.split(char::is_control).collect::<Vec<_>>().join("\u{fffd}");
                 Error::Regex { pattern: pattern.to_owned(), reason }
             })
     }
@@ -194,5 +195,13 @@ mod tests {
     fn a_pattern_that_does_not_compile_is_named() {
         let error = Pattern::regex("(?<x").unwrap_err();
         assert!(error.to_string().contains("(?<x"), "{error}");
+    }
+
+    #[test]
+    fn control_characters_of_a_pattern_are_not_in_its_error() {
+        for pattern in ["(?\u{7f}a)", "(?\u{1b}[31m)", "\\p{\u{9b}}"] {
+            let error = Pattern::regex(pattern).unwrap_err().to_string();
+            assert!(!error.contains(char::is_control), "{error:?}");
+        }
     }
 }
