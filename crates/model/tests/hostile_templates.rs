@@ -279,6 +279,15 @@ fn nothing_repeated_is_nothing_at_once() {
 }
 
 #[test]
+fn formats_with_keys_that_are_not_ascii_are_errors() {
+    for format in ["{0[é]}", "{a.b[x é", "{0:{1[é]}}"] {
+        let reason = rendered(&emit(&format!("'{format}'.format({{'é': 1}})"))).unwrap_err();
+        assert!(reason.contains("not ASCII"), "{format}: {reason}");
+    }
+    assert_eq!(rendered(&emit("'[é] {0[a]} é]'.format({'a': 1})")).as_deref(), Ok("[é] 1 é]"));
+}
+
+#[test]
 fn templates_that_nest_too_deep_are_refused_when_read() {
     check(too_deep_to_read());
 }

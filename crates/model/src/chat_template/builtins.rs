@@ -190,7 +190,10 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
             let all: Vec<Value> = std::iter::once(value.clone()).chain(args.iter().cloned()).collect();
             match name {
                 "replace" => replacing(&all)?,
-                "format" => formatting(&all)?,
+                "format" => {
+                    keys_are_ascii(value.as_str().unwrap_or_default())?;
+                    formatting(&all)?;
+                }
                 "split" => splitting(&all)?,
                 "splitlines" => {
                     budget::spend(value.as_str().map_or(0, |s| s.matches('\n').count()) * ELEMENT)?
@@ -209,6 +212,22 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
         }
     }
     budget::made(minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)?)
+}
+
+/// Refuses a format whose fields have keys, as in `{0[key]}`, that are not ASCII: the template engine reads them byte by byte, and panics.
+fn keys_are_ascii(format: &str) -> Result<(), Error> {
+    let (mut in_field, mut in_key) = (false, false);
+    for c in format.chars() {
+        match c {
+            '[' if in_field => in_key = true,
+            ']' => in_key = false,
+            '{' => in_field = true,
+            '}' if !in_key => in_field = false,
+            _ if in_key && !c.is_ascii() => return Err(error("a key of a format is not ASCII")),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// `a * b` for numbers, texts and lists.
