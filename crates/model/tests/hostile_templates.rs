@@ -284,6 +284,11 @@ fn formats_with_keys_that_are_not_ascii_are_errors() {
         let reason = rendered(&emit(&format!("'{format}'.format({{'é': 1}})"))).unwrap_err();
         assert!(reason.contains("not ASCII"), "{format}: {reason}");
     }
+    for format in ["%(é)s", "%d %(a é"] {
+        let reason = rendered(&emit(&format!("'{format}' | format({{'é': 1}})"))).unwrap_err();
+        assert!(reason.contains("not ASCII"), "{format}: {reason}");
+    }
+    assert_eq!(rendered(&emit("'é (é) %s' | format(1)")).as_deref(), Ok("é (é) 1"));
     assert_eq!(rendered(&emit("'[é] {0[a]} é]'.format({'a': 1})")).as_deref(), Ok("[é] 1 é]"));
 }
 

@@ -81,7 +81,7 @@ fn engine_filters() -> Vec<(&'static str, Value, Price)> {
         ("escape", Value::from_function(filters::escape), escaping),
         ("first", Value::from_function(filters::first), free),
         ("float", Value::from_function(filters::float), budget::read_all),
-        ("format", Value::from_function(filters::format), formatting),
+        ("format", Value::from_function(filters::format), percent_formatting),
         ("indent", Value::from_function(filters::indent), indenting),
         ("int", Value::from_function(filters::int), budget::read_all),
         ("items", Value::from_function(filters::items), pairs),
@@ -419,6 +419,16 @@ fn splitting(args: &[Value]) -> Paid {
 fn trimming(args: &[Value]) -> Paid {
     budget::read_all(args)?;
     budget::spend(args.first().map_or(0, budget::size).saturating_mul(args.get(1).map_or(0, budget::size)))
+}
+
+/// `%`-style: keys, as in `%(key)s`, must be ASCII for the reason that [`keys_are_ascii`] gives.
+fn percent_formatting(args: &[Value]) -> Paid {
+    let format = args.first().and_then(Value::as_str).unwrap_or_default().replace("%%", "");
+    let mut keys = format.split("%(").skip(1).map(|rest| rest.split(')').next().unwrap_or_default());
+    if !keys.all(str::is_ascii) {
+        return Err(error("a key of a format is not ASCII"));
+    }
+    formatting(args)
 }
 
 /// Both styles of formatting: each directive may print all arguments, padded to the widths that its digits say. Widths
