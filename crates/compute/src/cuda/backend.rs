@@ -106,8 +106,7 @@ impl Device for Cuda {
     }
 
     fn matrix_memory(&self, dtype: DType, [n_experts, n_out, n_in]: [usize; 3]) -> usize {
-        // Rows of packed weights are padded.
-        let row_bytes = dtype.bytes_for(n_in).map_or(usize::MAX, |n| n.next_multiple_of(16));
+        let row_bytes = matmul::packed_row_bytes(dtype, n_in).or(dtype.bytes_for(n_in)).unwrap_or(usize::MAX);
         n_experts.saturating_mul(n_out).saturating_mul(row_bytes)
     }
 

@@ -1,7 +1,7 @@
 //! Weight matrices on the device.
 
 use super::maps::{self, PartMaps};
-use super::packed_types::is_packed;
+use super::packed_types::packed_row_bytes;
 use super::repack;
 use super::shape::{Layout, MatrixShape, PartRows, PartShape};
 use crate::cuda::driver::{Buffer, Cuda, DevicePtr, Driver, Mode};
@@ -36,9 +36,9 @@ impl Matrix {
         let mut n_out = 0;
         let mut stacked = Vec::with_capacity(parts.len());
         for p in parts {
-            let part = match is_packed(p.dtype, n_in) && cuda.mode < Mode::Exact {
-                true => Part::packed(cuda, &p, n_out)?,
-                false => Part::blocks(cuda, &p, n_out)?,
+            let part = match packed_row_bytes(p.dtype, n_in) {
+                Some(row_bytes) if cuda.mode < Mode::Exact => Part::packed(cuda, &p, n_out, row_bytes)?,
+                _ => Part::blocks(cuda, &p, n_out)?,
             };
             n_out += part.shape.n_out;
             stacked.push(part);
@@ -74,9 +74,7 @@ impl Part {
         })
     }
 
-    fn packed(cuda: &Cuda, p: &MatrixPart, first_out: usize) -> Result<Self> {
-        let source_row_bytes = p.dtype.bytes_for(p.n_in).expect("the part was checked");
-        let row_bytes = source_row_bytes.next_multiple_of(16);
+    fn packed(cuda: &Cuda, p: &MatrixPart, first_out: usize, row_bytes: usize) -> Result<Self> {
         let n_rows = p.n_experts * p.n_out;
         let what = format!("{} weights [{}, {}, {}]", p.dtype, p.n_experts, p.n_out, p.n_in);
         let weights = Buffer::new(&cuda.driver, n_rows * row_bytes, &what)?;

@@ -37,6 +37,7 @@ pub(in crate::cuda) use gemv::{ExpertsRows, MAX_USED};
 pub(in crate::cuda) use grouped::GroupedRows;
 pub use matrix::Matrix;
 pub(in crate::cuda) use op::Matmul;
+pub(in crate::cuda) use packed_types::packed_row_bytes;
 pub(in crate::cuda) use shape::Target;
 pub(in crate::cuda) use simt::{Part, Rows, TILE_ROWS, gemv_part, head_matmul};
 pub use table::{Arch, kernel_for};

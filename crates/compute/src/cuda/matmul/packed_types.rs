@@ -3,6 +3,7 @@
 //! Kernels have the rest from `quant/<type>/packed.cuh`. From the rows of [`PACKED`], `tools/kernels` writes packed.cuh, which brings these
 //! files to all kernels.
 
+use super::small_m::GROUP;
 use crate::DType;
 use crate::cuda::driver::kernel_args;
 
@@ -52,7 +53,7 @@ pub(in crate::cuda) const PACKED: &[PackedType] = &[
     PackedType { dtype: DType::IQ4_NL, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], of_experts: true, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
     PackedType { dtype: DType::IQ4_XS, row_multiple: 64, has_integer_scales: true, boxes: [2, 1], of_experts: true, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
     PackedType { dtype: DType::MXFP4, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], of_experts: true, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
-    PackedType { dtype: DType::Q5_0, row_multiple: 128, has_integer_scales: false, boxes: [2, 3], of_experts: true, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: true,  is_simple: false },
+    PackedType { dtype: DType::Q5_0, row_multiple: 64, has_integer_scales: false, boxes: [2, 3], of_experts: true, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: true,  is_simple: false },
     PackedType { dtype: DType::NVFP4, row_multiple: 64, has_integer_scales: false, boxes: [2, 1], of_experts: true, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
     PackedType { dtype: DType::Q3_K, row_multiple: 256, has_integer_scales: true,  boxes: [1, 4], of_experts: false, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
     PackedType { dtype: DType::Q2_K, row_multiple: 256, has_integer_scales: true,  boxes: [1, 2], of_experts: false, of_stream_k_128: true, of_gemm_i8: true, table_bytes: 0, has_wide_ring: false, is_simple: false },
@@ -65,9 +66,10 @@ pub(super) fn packed_index(dtype: DType) -> usize {
     PACKED.iter().position(|t| t.dtype == dtype).expect("a packed type")
 }
 
-/// Whether rows of `n_in` weights have a packed layout.
-pub(super) fn is_packed(dtype: DType, n_in: usize) -> bool {
-    PACKED.iter().any(|t| t.dtype == dtype && n_in.is_multiple_of(t.row_multiple)) && n_in > 0
+/// Bytes of a row of `n_in` weights in their packed layout, if they have one.
+pub(in crate::cuda) fn packed_row_bytes(dtype: DType, n_in: usize) -> Option<usize> {
+    let packed = PACKED.iter().find(|t| t.dtype == dtype && n_in.is_multiple_of(t.row_multiple));
+    packed.filter(|_| n_in > 0).map(|t| t.row_bytes(n_in))
 }
 
 impl PackedType {
@@ -80,9 +82,17 @@ impl PackedType {
         index.map(|i| &PACKED[i]).unwrap_or_else(|| panic!("layout {layout} is not packed"))
     }
 
-    /// Bytes of `size` pieces of a group, whole blocks.
+    /// Bytes of a group of `size` pieces.
     pub(super) fn group_bytes(&self, size: usize) -> usize {
-        self.dtype.bytes_for(64 * size).expect("whole blocks").next_multiple_of(16)
+        // The kinds of vectors of a group begin at multiples of 16 bytes: those of Q5_0 have 8 bytes of a piece before the last kind.
+        let gap = if self.dtype == DType::Q5_0 && !size.is_multiple_of(2) { 8 } else { 0 };
+        (self.dtype.bytes_for(64 * size).expect("whole blocks") + gap).next_multiple_of(16)
+    }
+
+    /// Bytes of a row of `n_in` weights, which are pieces.
+    fn row_bytes(&self, n_in: usize) -> usize {
+        let (n_groups, rest) = (n_in / (64 * GROUP), n_in / 64 % GROUP);
+        n_groups * self.group_bytes(GROUP) + self.group_bytes(rest)
     }
 
     pub(super) fn has_integer_scales(&self) -> bool {

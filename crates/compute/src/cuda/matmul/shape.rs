@@ -1,6 +1,6 @@
 //! What the choice of a matmul kernel depends on: the sizes of a matrix, and the device.
 
-use super::packed_types::is_packed;
+use super::packed_types::packed_row_bytes;
 use crate::DType;
 use crate::cuda::driver::{Cuda, Mode};
 
@@ -50,9 +50,9 @@ impl MatrixShape {
     /// A matrix `[n_experts, n_out, n_in]` of one part, as it would be loaded.
     pub(super) fn single(dtype: DType, [n_experts, n_out, n_in]: [usize; 3], mode: Mode) -> Option<Self> {
         let block_bytes = dtype.bytes_for(n_in)?;
-        let (layout, row_bytes) = match is_packed(dtype, n_in) && mode < Mode::Exact {
-            true => (Layout::Packed, block_bytes.next_multiple_of(16)),
-            false => (Layout::Blocks, block_bytes),
+        let (layout, row_bytes) = match packed_row_bytes(dtype, n_in) {
+            Some(bytes) if mode < Mode::Exact => (Layout::Packed, bytes),
+            _ => (Layout::Blocks, block_bytes),
         };
         let parts = vec![PartShape { dtype, layout, first_out: 0, n_out, row_bytes }];
         Some(Self { n_experts, n_in, n_out, parts })

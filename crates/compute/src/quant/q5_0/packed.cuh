@@ -1,11 +1,14 @@
-// Q5_0 as kernels read it. Groups: 2 vectors of low nibbles of two blocks, 8 bytes of fifth bits for each piece (FifthBits), and the
-// blocks' d as f16. Rows have an even number of pieces, so that each of these begins at a multiple of 16 bytes.
+// Q5_0 as kernels read it. Groups: 2 vectors of low nibbles of two blocks, 8 bytes of fifth bits for each piece (FifthBits), and, from a
+// multiple of 16 bytes on, the blocks' d as f16.
 #pragma once
 #include "../../cuda/common/packed.cuh"
 #include "device.cuh"
 
 struct Packed_Q5_0 : PackedLayout<176, 1> {
   static constexpr bool WIDE_RING = true;
+  // Where the blocks' d begin in a group of `size` pieces.
+  DEVICE static constexpr int scales_at(int size) { return 40 * size + 8 & ~15; }
+  DEVICE static constexpr int bytes(int size) { return padded(scales_at(size) + 4 * size); }
   struct Piece {
     uint4 q[2];
     FifthBits fifths;
@@ -14,7 +17,7 @@ struct Packed_Q5_0 : PackedLayout<176, 1> {
   DEVICE static void take(Piece& p, const uint8_t* group, int size, int at) {
     take_vectors(p.q, group, size, at);
     p.fifths = FifthBits::load(group + 32 * size + at * 8);
-    p.d = load_word(group + 40 * size + at * 4);
+    p.d = load_word(group + scales_at(size) + at * 4);
   }
   DEVICE static float scale_of(uint32_t d, int half) { return ptx::f16_to_f32(static_cast<uint16_t>(d >> 16 * half)); }
   DEVICE static float dot(const Piece& p, const X& x) {
@@ -28,7 +31,7 @@ struct Packed_Q5_0 : PackedLayout<176, 1> {
     const uint8_t* group = group_of(row, p);
     const uint8_t* nibbles = nibbles_at(group, p, k);
     const uint32_t fifths = load_word(group + 32 * p.size + p.at * 8 + k / 32 % 2 * 4);
-    const float d = scale_of(load_word(group + 40 * p.size + p.at * 4), k / 32 % 2);
+    const float d = scale_of(load_word(group + scales_at(p.size) + p.at * 4), k / 32 % 2);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
       const uint32_t q = nibble(nibbles[j], k) | FifthBits::of_weight(fifths, k % 32 + j);
@@ -48,7 +51,7 @@ struct Packed_Q5_0 : PackedLayout<176, 1> {
     for (int half = 0; half < 2; half++) {
       const uint32_t fifths = u32_at(in[half] + 2);
       FifthBits::pack(group + 32 * p.size + 8 * p.at + 4 * half, [=](int l) { return fifths >> l & 1; });
-      for (int i = 0; i < 2; i++) group[40 * p.size + 4 * p.at + 2 * half + i] = in[half][i];
+      for (int i = 0; i < 2; i++) group[scales_at(p.size) + 4 * p.at + 2 * half + i] = in[half][i];
     }
   }
 
@@ -56,7 +59,7 @@ struct Packed_Q5_0 : PackedLayout<176, 1> {
     const Place p(piece, n);
     const uint8_t* group = group_of(row, p);
     const uint2 q = bytes_of(group, p, j), fifths = load_pair(group + 32 * p.size + p.at * 8);
-    const uint32_t d = load_word(group + 40 * p.size + p.at * 4);
+    const uint32_t d = load_word(group + scales_at(p.size) + p.at * 4);
     const float d0 = scale_of(d, 0), d1 = scale_of(d, 1);
     Sixteen y;
 #pragma unroll
@@ -74,7 +77,7 @@ struct Packed_Q5_0 : PackedLayout<176, 1> {
     const Place p(piece, n);
     const uint8_t* group = group_of(row, p);
     const uint2 fifths = load_pair(group + 32 * p.size + p.at * 8);
-    return {load16(group + (v * p.size + p.at) * 16), {}, {fifths.x, fifths.y, load_word(group + 40 * p.size + p.at * 4)}};
+    return {load16(group + (v * p.size + p.at) * 16), {}, {fifths.x, fifths.y, load_word(group + scales_at(p.size) + p.at * 4)}};
   }
   DEVICE static Codes codes_of(const Taken& t, int, int v) {
     return {{{FifthBits::above(low_nibbles(t.q), t.words[0], v), scale_of(t.words[2], 0), 0},
@@ -85,8 +88,8 @@ struct Packed_Q5_0 : PackedLayout<176, 1> {
   struct SmallM : SmallMOf32 {
     static constexpr bool UNPACKED = false;
     DEVICE void take(const uint8_t* row0, const uint8_t* row1, unsigned size, unsigned at) {
-      words[0] = load_word(row0 + 40 * size + at * 4);
-      words[1] = load_word(row1 + 40 * size + at * 4);
+      words[0] = load_word(row0 + scales_at(size) + at * 4);
+      words[1] = load_word(row1 + scales_at(size) + at * 4);
     }
     // Lane t wants the fifth bits of weights 4 t to 4 t + 3, and of those 16 further on.
     // Addresses are computed where they are wanted, since registers for all of them are lacking.
@@ -104,7 +107,7 @@ struct Packed_Q5_0 : PackedLayout<176, 1> {
   // Rows may end within four pieces.
   struct Fragment {
     static constexpr int VECTORS = 2, REST = 3;
-    DEVICE static int rest_at(int i, int size, int at) { return i < 2 ? 32 * size + at * 8 + i * 16 : 40 * size + at * 4; }
+    DEVICE static int rest_at(int i, int size, int at) { return i < 2 ? 32 * size + at * 8 + i * 16 : scales_at(size) + at * 4; }
     uint32_t q[8], scale[2];
     uint2 fifths;
     DEVICE void load(const uint8_t* vectors, const uint8_t* rest, int t, int, bool valid) {
