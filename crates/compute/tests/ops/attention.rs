@@ -350,8 +350,7 @@ impl Case for Attention {
             // What its tensor cores cannot read takes the kernels of all GPUs there, too.
             Emulated::Hopper => {
                 let dim = self.heads.head_dim;
-                let is_portable =
-                    self.cache == DType::F32 || self.alibi || dim > 256 || !dim.is_multiple_of(8);
+                let is_portable = self.cache == DType::F32 || self.alibi || !dim.is_multiple_of(8);
                 !is_portable || self.out.is_some() || self.qkv_type != DType::F32
             }
         }
@@ -389,6 +388,31 @@ fn head_sizes_and_groups() {
     check_grid(3, &grid);
     // More query heads per key head than a tile has rows.
     check(&[case(40, 1, 20, &RAGGED), case(80, 2, 64, &RAGGED), case(71, 1, 8, &[(0, 5), (40, 1)])]);
+}
+
+#[test]
+fn heads_wider_than_256() {
+    let mut grid = Vec::new();
+    for cache in [DType::F16, DType::BF16, DType::Q8_0] {
+        for (n_heads, n_kv_heads, head_dim) in [(8, 1, 512), (6, 2, 512), (3, 1, 320)] {
+            let [long, ragged] = [&LONG[..], &RAGGED].map(|parts| case(n_heads, n_kv_heads, head_dim, parts));
+            let (window, softcap) = (Some(30), Some(5.0));
+            grid.push(Attention { cache, sinks: true, window, softcap, ..long.clone() });
+            grid.push(Attention { cache, ..long });
+            grid.push(Attention { cache, sinks: true, window: Some(20), ..ragged });
+        }
+    }
+    check_grid(3, &grid);
+    let half =
+        |n_heads, parts: &[(usize, usize)]| Attention { cache: DType::F16, ..case(n_heads, 1, 512, parts) };
+    // More query heads per key head than a tile has rows.
+    check(&[half(71, &[(3, 7), (0, 1)])]);
+    // Several splits of one sequence, the first of which some tokens do not see.
+    for parts in [[(500, 2), (300, 1)], [(500, 1), (300, 1)]] {
+        check(&[Attention { sinks: true, ..half(2, &parts) }]);
+        check(&[Attention { window: Some(90), ..half(2, &parts) }]);
+    }
+    check(&[Attention { causal: false, ..half(2, &[(20, 75)]) }]);
 }
 
 /// Where nothing is done to keys and values, a product of many rows writes them to a cache of 16 bits.

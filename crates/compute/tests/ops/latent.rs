@@ -222,6 +222,12 @@ impl Case for Latent {
         ]
     }
 
+    fn is_worth(&self, on: Emulated) -> bool {
+        // With exact sums a block has a token and 8 heads, whatever else the step has.
+        let n_tokens: usize = self.parts.iter().map(|p| p.1).sum();
+        on != Emulated::Exact || n_tokens * self.shape.key_dim() <= 8192
+    }
+
     fn tolerance(&self, sums: Sums) -> f64 {
         let line = CACHE_TOLERANCES.iter().find(|t| t.0 == self.cache).unwrap();
         // Queries come from one product and values from another.
@@ -241,6 +247,17 @@ fn sizes_and_steps() {
     let temperature = Some(AttentionTemperature { beta: 0.5, period: 16 });
     check(&[Latent { temperature, ..case(SMALL, DType::F32, &RAGGED) }]);
     check(&[case(LITE, DType::F16, &[(150, 1), (0, 3)])]);
+}
+
+#[test]
+fn vectors_by_tensor_cores() {
+    let few = LatentShape { n_heads: 5, nope_dim: 16, v_dim: 16, ..LITE };
+    for cache in [DType::F16, DType::BF16, DType::Q8_0] {
+        check(&[case(few, cache, &[(40, 20), (70, 1), (0, 19)])]);
+    }
+    // More heads than a tile has rows, and several splits of a sequence.
+    check(&[case(LatentShape { n_heads: 71, ..MEDIUM }, DType::F16, &[(30, 3), (0, 1)])]);
+    check(&[case(few, DType::F16, &[(400, 2), (200, 1)])]);
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Attention over a paged cache, and what prepares queries, keys and values for it.
 //!
 //! [`attend`] chooses: [`decode_attention`] for steps of one token per sequence, [`prefill_attention`] for more than two on average, both
-//! on tensor cores; [`paged_attention`] for all else, such as scores that fall with distance, and for exact sums. Latent attention is [`latent`] and then [`paged_attention`].
+//! on tensor cores, as [`wide_attention`] is for wider heads and for latent attention, which [`latent`] prepares; [`paged_attention`] for
+//! all else, such as scores that fall with distance, and for exact sums.
 
 mod cache;
 mod decode_attention;
@@ -11,6 +12,7 @@ mod prefill_attention;
 mod prep;
 mod rope;
 mod step;
+mod wide_attention;
 
 pub(in crate::cuda) use cache::check_cache_type;
 pub(in crate::cuda) use latent::{check_latent, store_latent};
@@ -32,6 +34,7 @@ pub(in crate::cuda) fn load(driver: &dyn Driver, rooms: &mut Rooms) -> Result<()
     rooms.add(paged_attention::Kernels::load(driver)?);
     rooms.add(decode_attention::Kernels::load(driver)?);
     rooms.add(prefill_attention::Kernels::load(driver)?);
+    rooms.add(wide_attention::Kernels::load(driver)?);
     Ok(())
 }
 
@@ -64,16 +67,15 @@ fn check_shapes(y: &Tensor<Cuda>, input: &AttentionInput<'_>) {
 /// Attention of queries that are prepared, over keys and values in the cache.
 pub(in crate::cuda) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput<'_>) -> Result<()> {
     check_shapes(y, &input);
-    let is_whole = input.qkv.row_len() == input.params.heads.qkv_len();
-    match is_whole && prefill_attention::supports(cuda, input.kv, input.batch, input.params) {
-        true => prefill_attention::attention(
-            cuda,
-            Output::Floats(y.ptr()),
-            input,
-            prefill_attention::Queries::Prepared,
-        ),
-        false => paged_attention::attention(cuda, y, input),
+    let AttentionInput { kv, batch, params, .. } = input;
+    if wide_attention::supports(cuda, kv, params, y.row_len() / params.heads.n_heads) {
+        return wide_attention::attention(cuda, y, input);
     }
+    if kv.v.is_some() && prefill_attention::supports(cuda, kv, batch, params) {
+        let (y, queries) = (Output::Floats(y.ptr()), prefill_attention::Queries::Prepared);
+        return prefill_attention::attention(cuda, y, input, queries);
+    }
+    paged_attention::attention(cuda, y, input)
 }
 
 /// Where a product may store queries, in the memory of `qkv`, keys and values itself, so that [`attend`] finds them `stored`: if nothing is

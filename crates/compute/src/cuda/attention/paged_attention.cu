@@ -215,18 +215,32 @@ DEVICE void attention(const AttentionArgs& a) {
 ATTENTION(F32) ATTENTION(F16) ATTENTION(BF16) ATTENTION(Q8_0)
 
 // Merges the splits of a head of a token. The first split is never empty, so the maximum is finite.
-KERNEL(attention_merge, AttentionArgs, THREADS) {
+KERNEL(attention_merge, AttentionMergeArgs, THREADS) {
+  ptx::launch_dependents();
   ptx::griddepcontrol_wait();
-  const int dim = a.v_dim, n_splits = a.n_splits;
+  __shared__ float factors[MAX_MERGED];
+  const int dim = a.v_dim, n_splits = a.n_splits, tid = threadIdx.x;
   const size_t row = static_cast<size_t>(blockIdx.x) * a.n_heads + blockIdx.y;
   const float* partial = a.partial + row * n_splits * (dim + 2);
-  float max = -INFINITY;
-  for (int s = 0; s < n_splits; s++) max = fmaxf(max, partial[s * (dim + 2) + dim]);
-  float sum = 0;
-  for (int s = 0; s < n_splits; s++) sum += partial[s * (dim + 2) + dim + 1] * expf(partial[s * (dim + 2) + dim] - max);
-  for (int i = threadIdx.x; i < dim; i += THREADS) {
+  if (tid < 32) {
+    float max = -INFINITY, sum = 0;
+    for (int s = tid; s < n_splits; s += 32) max = fmaxf(max, partial[s * (dim + 2) + dim]);
+    max = warp_max(max);
+    for (int s = tid; s < n_splits; s += 32) {
+      factors[s] = expf(partial[s * (dim + 2) + dim] - max);
+      sum += partial[s * (dim + 2) + dim + 1] * factors[s];
+    }
+    sum = warp_sum(sum);
+    __syncwarp();
+    for (int s = tid; s < n_splits; s += 32) factors[s] /= sum;
+  }
+  __syncthreads();
+  for (int i = tid; i < dim; i += THREADS) {
     float out = 0;
-    for (int s = 0; s < n_splits; s++) out += partial[s * (dim + 2) + i] * expf(partial[s * (dim + 2) + dim] - max);
-    a.y[row * dim + i] = out / sum;
+    for (int s = 0; s < n_splits; s++) {
+      // A split that has seen no key has no outputs.
+      if (factors[s] != 0.0f) out += partial[s * (dim + 2) + i] * factors[s];
+    }
+    a.y[row * dim + i] = out;
   }
 }

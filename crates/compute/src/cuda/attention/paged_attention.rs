@@ -8,7 +8,7 @@ use crate::{Result, Tensor};
 
 /// Query heads of a block.
 const MAX_ROWS: usize = 8;
-/// Most splits of a token's positions.
+/// Most splits of a token's positions that this kernel makes.
 const MAX_SPLITS: usize = 64;
 
 kernel_args! {
@@ -52,6 +52,19 @@ kernel_args! {
         /// 1: scores fall with distance, by the slopes of ALiBi
         alibi: u32,
     }
+
+    /// Most splits that can be merged.
+    const MAX_MERGED: usize = 128;
+
+    struct AttentionMergeArgs {
+        /// [n_tokens, n_heads, v_dim]
+        y: DevicePtr as "float*",
+        /// [n_tokens, n_heads, n_splits, v_dim + 2]: output, maximum, sum
+        partial: DevicePtr as "const float*",
+        n_heads: u32,
+        v_dim: u32,
+        n_splits: u32,
+    }
 }
 
 /// Splits of each token's positions: so many in the fast mode only that there are two blocks per SM. Lengths do not matter, so that a
@@ -66,7 +79,7 @@ fn n_splits(cuda: &Cuda, n_blocks: usize) -> usize {
 /// Kernels of paged_attention.cu.
 pub(super) struct Kernels {
     attention: ByCacheType<AttentionArgs>,
-    attention_merge: Kernel<AttentionArgs>,
+    attention_merge: Kernel<AttentionMergeArgs>,
 }
 
 impl Kernels {
@@ -89,13 +102,7 @@ pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput
     let f = kernels.attention.get(dtype)?;
     let chunks = (h.n_heads / h.n_kv_heads).div_ceil(MAX_ROWS);
     let n_splits = n_splits(cuda, n_tokens * h.n_kv_heads * chunks);
-    let partial = match n_splits {
-        1 => DevicePtr::NULL,
-        _ => {
-            let floats = n_tokens * h.n_heads * n_splits * (v_dim + 2);
-            cuda.scratch.get(&cuda.driver, "attention in parts", 4 * floats)?
-        }
-    };
+    let partial = partial(cuda, n_tokens * h.n_heads, n_splits, v_dim)?;
     let args = AttentionArgs {
         y: y.ptr(),
         partial,
@@ -124,11 +131,42 @@ pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput
     };
     // SAFETY: qkv and y have a row for each token and the cache has heads of these sizes, as the caller checked; staging the batch checked
     // that block tables cover positions and name blocks of the cache. `partial` has room for the results of all splits.
-    unsafe {
-        cuda.launch(f, [n_tokens, h.n_kv_heads * chunks, n_splits], 128, &args)?;
-        if n_splits > 1 {
-            cuda.launch(kernels.attention_merge, [n_tokens, h.n_heads, 1], 128, &args)?;
-        }
+    unsafe { cuda.launch(f, [n_tokens, h.n_kv_heads * chunks, n_splits], 128, &args)? };
+    merge(cuda, y, partial, h.n_heads, n_splits)
+}
+
+/// Room for the results of `n_splits` splits of so many heads of tokens; null where there is nothing to merge.
+pub(super) fn partial(cuda: &Cuda, n_heads: usize, n_splits: usize, v_dim: usize) -> Result<DevicePtr> {
+    match n_splits {
+        1 => Ok(DevicePtr::NULL),
+        _ => cuda.scratch.get(
+            &cuda.driver,
+            "attention in parts",
+            size_of::<f32>() * n_heads * n_splits * (v_dim + 2),
+        ),
     }
-    Ok(())
+}
+
+/// Merges what a kernel has left in [`partial`] of all splits.
+pub(super) fn merge(
+    cuda: &Cuda,
+    y: &mut Tensor<Cuda>,
+    partial: DevicePtr,
+    n_heads: usize,
+    n_splits: usize,
+) -> Result<()> {
+    if n_splits == 1 {
+        return Ok(());
+    }
+    assert!(n_splits <= MAX_MERGED, "{n_splits} splits");
+    let (n_tokens, v_dim) = (y.rows(), y.row_len() / n_heads);
+    let args = AttentionMergeArgs {
+        y: y.ptr(),
+        partial,
+        n_heads: n_heads as u32,
+        v_dim: v_dim as u32,
+        n_splits: n_splits as u32,
+    };
+    // SAFETY: `partial` has the results of all splits of each head of each token, and y a row for each token.
+    unsafe { cuda.launch(cuda.room::<Kernels>().attention_merge, [n_tokens, n_heads, 1], 128, &args) }
 }

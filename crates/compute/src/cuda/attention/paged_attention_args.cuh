@@ -40,3 +40,16 @@ struct AttentionArgs {
   // 1: scores fall with distance, by the slopes of ALiBi
   uint32_t alibi;
 };
+
+// Most splits that can be merged.
+constexpr int MAX_MERGED = 128;
+
+struct AttentionMergeArgs {
+  // [n_tokens, n_heads, v_dim]
+  float* y;
+  // [n_tokens, n_heads, n_splits, v_dim + 2]: output, maximum, sum
+  const float* partial;
+  uint32_t n_heads;
+  uint32_t v_dim;
+  uint32_t n_splits;
+};

@@ -20,12 +20,6 @@ struct Plan {
   static constexpr int PIECES = DIM > 128 ? 4 : DIM / 16;  // of 16 elements of scores' products that are unrolled
 };
 
-// Element of a tile [rows, DIM] where 8 elements of a row are, so that reads of 8 rows fall on all banks.
-template <int DIM>
-DEVICE int swizzled_offset(int row, int chunk) {
-  return row * DIM + (chunk ^ (row & 7)) * 8;
-}
-
 // The two stages of keys and values in shared memory.
 template <class Cache, int DIM>
 struct KvStages {
@@ -55,8 +49,8 @@ struct KvStages {
       // Zeros for keys that are not there, and for what a head lacks of DIM.
       const bool there = row != NO_HEAD && chunk * 8 < dim;
       const size_t at = row * row_bytes;
-      Cache::load8(k + swizzled_offset<DIM>(key, chunk), a.k_cache, at, chunk * 8, there);
-      Cache::load8(k + KEYS * DIM + swizzled_offset<DIM>(key, chunk), a.v_cache, at, chunk * 8, there);
+      Cache::load8(k + swizzled_row_offset<DIM>(key, chunk), a.k_cache, at, chunk * 8, there);
+      Cache::load8(k + KEYS * DIM + swizzled_row_offset<DIM>(key, chunk), a.v_cache, at, chunk * 8, there);
     }
     ptx::cp_async_commit();
   }
@@ -92,14 +86,14 @@ struct Queries<T, DIM, true> {
       load_queries<T>(piece, a, rows, i, lane);
 #pragma unroll
       for (int j = 0; j < 4; j++) {
-        const int at = swizzled_offset<DIM>(j % 2 * 8 + lane / 4, 2 * i + j / 2) + lane % 4 * 2;
+        const int at = swizzled_row_offset<DIM>(j % 2 * 8 + lane / 4, 2 * i + j / 2) + lane % 4 * 2;
         *reinterpret_cast<uint32_t*>(tile + at) = piece[j];
       }
     }
     __syncwarp();
   }
 
-  DEVICE void get(uint32_t (&piece)[4], int i) const { ptx::ldmatrix_x4(piece, tile + swizzled_offset<DIM>(lane % 16, 2 * i + lane / 16)); }
+  DEVICE void get(uint32_t (&piece)[4], int i) const { ptx::ldmatrix_x4(piece, tile + swizzled_row_offset<DIM>(lane % 16, 2 * i + lane / 16)); }
 };
 
 // S = Q Kᵀ
@@ -112,7 +106,7 @@ DEVICE void multiply_keys(float (&score)[N][4], const Queries<T, DIM>& queries, 
 #pragma unroll
     for (int j = 0; j < N / 2; j++) {
       uint32_t b[4];
-      ptx::ldmatrix_x4(b, k + swizzled_offset<DIM>(j * 16 + lane % 8 + lane / 16 * 8, i * 2 + lane / 8 % 2));
+      ptx::ldmatrix_x4(b, k + swizzled_row_offset<DIM>(j * 16 + lane % 8 + lane / 16 * 8, i * 2 + lane / 8 % 2));
       T::multiply(score[2 * j], q, b[0], b[1]);
       T::multiply(score[2 * j + 1], q, b[2], b[3]);
     }
@@ -129,7 +123,7 @@ DEVICE void multiply_values(float (&out)[DIM / 8][4], const float (&score)[N][4]
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++) {
       uint32_t b[4];
-      ptx::ldmatrix_x4_trans(b, v + swizzled_offset<DIM>(j * 16 + lane % 16, i * 2 + lane / 16));
+      ptx::ldmatrix_x4_trans(b, v + swizzled_row_offset<DIM>(j * 16 + lane % 16, i * 2 + lane / 16));
       T::multiply(out[2 * i], weights, b[0], b[1]);
       T::multiply(out[2 * i + 1], weights, b[2], b[3]);
     }

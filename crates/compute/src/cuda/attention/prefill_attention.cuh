@@ -1,4 +1,4 @@
-// What both prefill kernels share: tiles of queries, the online softmax, the store.
+// What kernels of prefill share: tiles of queries, the online softmax, the store.
 #pragma once
 #include "cached.cuh"
 #include "prefill_attention_args.cuh"
@@ -54,6 +54,12 @@ struct Tile {
   }
 };
 
+// Element of a tile [rows, DIM] in shared memory where 8 elements of a row are, so that reads of 8 rows fall on all banks.
+template <int DIM>
+DEVICE int swizzled_row_offset(int row, int chunk) {
+  return row * DIM + (chunk ^ (row & 7)) * 8;
+}
+
 // A lane's two rows, lane / 4 and lane / 4 + 8, of the 16 of its warp from row `first` of the tile on: a row is a token and a query head.
 struct Rows {
   int sees_to[2];
@@ -81,7 +87,7 @@ DEVICE void load_queries(uint32_t (&q)[4], const PrefillAttentionArgs& a, const 
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     const int at = i * 16 + j / 2 * 8 + lane % 4 * 2, h = j % 2;
-    const float* from = a.qkv + (rows.token[h] * (a.n_heads + 2 * a.n_kv_heads) + rows.head[h]) * dim;
+    const float* from = a.qkv + rows.token[h] * a.qkv_len + rows.head[h] * dim;
     const float2 v = rows.there[h] && at < dim ? *reinterpret_cast<const float2*>(from + at) : float2{0, 0};
     q[j] = pair_of<T>(v.x, v.y);
   }
@@ -100,9 +106,9 @@ struct Softmax {
     factor = a.softcap != 0.0f ? LOG2_E : a.scale * LOG2_E;
   }
 
-  // Makes weights of the scores of 8 * N keys from position `base` on.
+  // Caps the scores of 8 * N keys from position `base` on; they are -infinity where a row does not see the key.
   template <int N>
-  DEVICE void weigh(float (&score)[N][4], const PrefillAttentionArgs& a, const Tile& t, const Rows& rows, int base, int lane) {
+  DEVICE static void mask(float (&score)[N][4], const PrefillAttentionArgs& a, const Tile& t, const Rows& rows, int base, int lane) {
     if (a.softcap != 0.0f) {
 #pragma unroll
       for (int j = 0; j < N; j++) {
@@ -130,28 +136,43 @@ struct Softmax {
         }
       }
     }
+  }
+
+  // The largest score of row h, of these and of all before.
+  template <int N>
+  DEVICE float largest_of(const float (&score)[N][4], int h) const {
+    float largest = max[h];
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      float largest = max[h];
+    for (int j = 0; j < N; j++) largest = fmaxf(largest, fmaxf(score[j][2 * h], score[j][2 * h + 1]));
+    largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
+    return fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
+  }
+
+  // Makes weights of the scores of row h. `largest`: of these and of all before.
+  template <int N>
+  DEVICE void weigh_row(float (&score)[N][4], int h, float largest) {
+    // A row that sees no key of this tile may have seen none before, too.
+    const float offset = largest == -INFINITY ? 0.0f : largest * factor;
+    correction[h] = ptx::exp2_fast(max[h] * factor - offset);
+    max[h] = largest;
+    sum[h] *= correction[h];
 #pragma unroll
-      for (int j = 0; j < N; j++) largest = fmaxf(largest, fmaxf(score[j][2 * h], score[j][2 * h + 1]));
-      largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
-      // A row that sees no key of this tile may have seen none before, too.
-      const float offset = largest == -INFINITY ? 0.0f : largest * factor;
-      correction[h] = ptx::exp2_fast(max[h] * factor - offset);
-      max[h] = largest;
-      sum[h] *= correction[h];
+    for (int j = 0; j < N; j++) {
 #pragma unroll
-      for (int j = 0; j < N; j++) {
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-          const float p = ptx::exp2_fast(fmaf(score[j][2 * h + c], factor, -offset));
-          score[j][2 * h + c] = p;
-          sum[h] += p;
-        }
+      for (int c = 0; c < 2; c++) {
+        const float p = ptx::exp2_fast(fmaf(score[j][2 * h + c], factor, -offset));
+        score[j][2 * h + c] = p;
+        sum[h] += p;
       }
     }
+  }
+
+  // Makes weights of the scores of 8 * N keys from position `base` on.
+  template <int N>
+  DEVICE void weigh(float (&score)[N][4], const PrefillAttentionArgs& a, const Tile& t, const Rows& rows, int base, int lane) {
+    mask(score, a, t, rows, base, lane);
+#pragma unroll
+    for (int h = 0; h < 2; h++) weigh_row(score, h, largest_of(score, h));
   }
 
   template <int N>

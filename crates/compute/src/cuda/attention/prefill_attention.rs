@@ -10,7 +10,7 @@ use crate::cuda::driver::{BoxMap, Boxes, Cuda, DevicePtr, Driver, Mode, kernel_a
 use crate::{AttentionParams, DType, Heads, KvLayer, Profile, QkvPrep, Result, Tensor};
 
 /// Head dimensions that the kernels are compiled for; others are padded to the next.
-const HEAD_DIMS: [usize; 3] = [64, 128, 256];
+pub(super) const HEAD_DIMS: [usize; 3] = [64, 128, 256];
 
 /// The size of a block of the kernel for this GPU and size of heads.
 #[derive(Clone, Copy)]
@@ -52,7 +52,7 @@ kernel_args! {
     struct PrefillAttentionArgs {
         /// [n_tokens, n_heads, head_dim] as floats, or as tiles
         y: DevicePtr as "float*",
-        /// [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
+        /// [n_tokens] rows of `qkv_len`, of which the first n_heads * head_dim are queries
         qkv: DevicePtr as "const float*",
         /// [n_blocks, n_kv_heads, block_size, head_dim]
         k_cache: DevicePtr as "const uint8_t*",
@@ -66,6 +66,7 @@ kernel_args! {
         sinks: DevicePtr as "const float*",
         /// [n_seqs + 1]: first token of each sequence, and the number of tokens
         seq_starts: DevicePtr as "const uint32_t*",
+        qkv_len: u32,
         n_seqs: u32,
         n_heads: u32,
         n_kv_heads: u32,
@@ -214,35 +215,12 @@ pub(super) fn attention(
     input: AttentionInput<'_>,
     queries: Queries<'_>,
 ) -> Result<()> {
-    let AttentionInput { qkv, kv, batch, params, sinks: of_heads } = input;
+    let AttentionInput { kv, batch, params, .. } = input;
     let h = params.heads;
     let i = HEAD_DIMS.iter().position(|&d| h.head_dim <= d).expect("`supports` checked the head size");
     let block = Block::new(cuda.driver.is_hopper(), HEAD_DIMS[i]);
-    let tiling = Tiling::new(block, h);
-    let args = PrefillAttentionArgs {
-        y: y.ptr(),
-        qkv: qkv.ptr(),
-        k_cache: kv.k.buffer().ptr(),
-        v_cache: kv.values().buffer().ptr(),
-        positions: batch.positions(),
-        table_starts: batch.table_starts(),
-        block_tables: batch.block_tables(),
-        sinks: sinks(of_heads, h),
-        seq_starts: batch.seq_starts(),
-        n_seqs: batch.n_seqs() as u32,
-        n_heads: h.n_heads as u32,
-        n_kv_heads: h.n_kv_heads as u32,
-        head_dim: h.head_dim as u32,
-        block_size: kv.k.shape()[2] as u32,
-        tile_tokens: tiling.tokens as u32,
-        tile_heads: tiling.heads as u32,
-        ahead: ahead(params),
-        span: window(params) + ahead(params),
-        scale: params.scale,
-        softcap: params.softcap.unwrap_or(0.0),
-        y_rows: y.tile_rows() as u32,
-        y_number: y.tile_number(),
-    };
+    let tiling = Tiling::new(block.rows, h);
+    let args = PrefillAttentionArgs::new(y, &input, &tiling);
     let n_tiles = tiling.n_tiles(h, batch);
     let (shared, supported) = (block.shared_bytes(), "`supports` checked the cache's type");
     match cuda.room::<Kernels>() {
@@ -263,8 +241,40 @@ pub(super) fn attention(
     }
 }
 
+impl PrefillAttentionArgs {
+    pub(super) fn new(y: Output, input: &AttentionInput<'_>, tiling: &Tiling) -> Self {
+        let AttentionInput { qkv, kv, batch, params, sinks: of_heads } = *input;
+        let h = params.heads;
+        Self {
+            y: y.ptr(),
+            qkv: qkv.ptr(),
+            k_cache: kv.k.buffer().ptr(),
+            v_cache: kv.values().buffer().ptr(),
+            positions: batch.positions(),
+            table_starts: batch.table_starts(),
+            block_tables: batch.block_tables(),
+            sinks: sinks(of_heads, h),
+            seq_starts: batch.seq_starts(),
+            qkv_len: qkv.row_len() as u32,
+            n_seqs: batch.n_seqs() as u32,
+            n_heads: h.n_heads as u32,
+            n_kv_heads: h.n_kv_heads as u32,
+            head_dim: h.head_dim as u32,
+            block_size: kv.k.shape()[2] as u32,
+            tile_tokens: tiling.tokens as u32,
+            tile_heads: tiling.heads as u32,
+            ahead: ahead(params),
+            span: window(params) + ahead(params),
+            scale: params.scale,
+            softcap: params.softcap.unwrap_or(0.0),
+            y_rows: y.tile_rows() as u32,
+            y_number: y.tile_number(),
+        }
+    }
+}
+
 /// How rows of queries are cut into tiles, a block's work.
-struct Tiling {
+pub(super) struct Tiling {
     /// Tokens of a tile.
     tokens: usize,
     /// Query heads of a tile, which share a KV head.
@@ -272,13 +282,14 @@ struct Tiling {
 }
 
 impl Tiling {
-    fn new(block: Block, heads: Heads) -> Self {
-        let tile_heads = (heads.n_heads / heads.n_kv_heads).min(block.rows);
-        Self { tokens: block.rows / tile_heads, heads: tile_heads }
+    /// Of blocks of so many rows.
+    pub(super) fn new(rows: usize, heads: Heads) -> Self {
+        let tile_heads = (heads.n_heads / heads.n_kv_heads).min(rows);
+        Self { tokens: rows / tile_heads, heads: tile_heads }
     }
 
     /// Tiles of a step.
-    fn n_tiles(&self, heads: Heads, batch: &StagedBatch) -> usize {
+    pub(super) fn n_tiles(&self, heads: Heads, batch: &StagedBatch) -> usize {
         let token_tiles: usize = batch.seq_lens().map(|n| n.div_ceil(self.tokens)).sum();
         token_tiles * heads.n_kv_heads * (heads.n_heads / heads.n_kv_heads).div_ceil(self.heads)
     }

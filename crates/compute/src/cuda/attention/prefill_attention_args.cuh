@@ -5,7 +5,7 @@
 struct PrefillAttentionArgs {
   // [n_tokens, n_heads, head_dim] as floats, or as tiles
   float* y;
-  // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]
+  // [n_tokens] rows of `qkv_len`, of which the first n_heads * head_dim are queries
   const float* qkv;
   // [n_blocks, n_kv_heads, block_size, head_dim]
   const uint8_t* k_cache;
@@ -19,6 +19,7 @@ struct PrefillAttentionArgs {
   const float* sinks;
   // [n_seqs + 1]: first token of each sequence, and the number of tokens
   const uint32_t* seq_starts;
+  uint32_t qkv_len;
   uint32_t n_seqs;
   uint32_t n_heads;
   uint32_t n_kv_heads;

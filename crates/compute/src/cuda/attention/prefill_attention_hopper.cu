@@ -76,7 +76,7 @@ struct QueryBatch {
       const int token = (first + b) / tile_heads, in_group = t.first_head + (first + b) % tile_heads;
       if (token >= t.n_tokens || in_group >= t.group) continue;
       const size_t of_all = t.first_token + token;
-      const float* q = a.qkv + (of_all * (a.n_heads + 2 * a.n_kv_heads) + t.kv_head * t.group + in_group) * dim;
+      const float* q = a.qkv + of_all * a.qkv_len + (t.kv_head * t.group + in_group) * dim;
       const float* angles = args.angles + of_all * (2 * n_pairs);
 #pragma unroll
       for (int j = 0; j < PIECES; j++) heads[b].x[j] = lane + 32 * j < dim ? q[lane + 32 * j] : 0.0f;
