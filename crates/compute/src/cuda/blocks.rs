@@ -11,7 +11,7 @@ use super::recurrent::{self, NormAndGate};
 use crate::blocks::{self, Blocks};
 use crate::{
     Activation, AttentionBlock, BlockInput, BlockOutput, Collectives, DeltaInput, DeltaPart, EmbedBlock,
-    FfnBlock, FfnUp, GatedNorm, HeadBlock, Join, Linear, MoeBlock, Norm, Ops, OutputGate, Profile,
+    FfnBlock, FfnUp, GatedNorm, HeadBlock, HeadNorms, Join, Linear, MoeBlock, Norm, Ops, OutputGate, Profile,
     Recurrence, RecurrentBlock, Result, SharedExpert, ShortConv, StateLayer, Stream, Tensor,
 };
 
@@ -67,7 +67,7 @@ impl Blocks for Cuda {
             _ => project(self, qkv, qkv_rows, input, &mut stream).map(|()| false),
         })?;
         blocks::norm_queries_and_keys(self, qkv_rows, full_qk_norm)?;
-        blocks::norm_heads(self, qkv_rows, head_norms)?;
+        norm_heads(self, qkv_rows, head_norms)?;
         blocks::scale_queries(self, qkv_rows, batch, &prep, temperature)?;
         // A gate multiplies floats.
         let tiles = if gate.is_some() { None } else { tiles_for(self, &out, attended) };
@@ -120,6 +120,9 @@ impl Blocks for Cuda {
     }
 
     fn experts(&self, mut stream: Stream<'_, Self>, block: MoeBlock<'_, Self>) -> Result<()> {
+        if takes_apart(&block, stream.residual.row_len()) {
+            return experts_apart(self, stream, block);
+        }
         // A gate multiplies what the last product reads, and so not its bias.
         let has_bias = |shared: &SharedExpert<'_, Self>| shared.gate.is_some() && shared.down.bias.is_some();
         let is_plain = block.norms.is_none() && block.latent.is_none() && block.experts.params.gated;
@@ -173,6 +176,61 @@ impl Blocks for Cuda {
             linear.apply_scale(self, y)
         })
     }
+}
+
+/// The norms of heads and their weights in one kernel, where that takes such heads.
+fn norm_heads(cuda: &Cuda, qkv_rows: &mut Tensor<Cuda>, norms: Option<HeadNorms<'_, Cuda>>) -> Result<()> {
+    match norms {
+        Some(HeadNorms { norm, weights }) if norm::takes_heads(norm.weight.len()) => {
+            cuda.timed("norm", || norm::norm_heads(cuda, qkv_rows, norm, weights))
+        }
+        _ => blocks::norm_heads(cuda, qkv_rows, norms),
+    }
+}
+
+/// Whether [`experts_apart`] takes such a mixture, with rows of `n` elements.
+fn takes_apart(block: &MoeBlock<'_, Cuda>, n: usize) -> bool {
+    let (Some(norms), Some(shared), Some(post_norm)) = (&block.norms, &block.shared, block.post_norm) else {
+        return false;
+    };
+    let is_plain = shared.gate.is_none() && shared.down.scale.is_none();
+    let is_whole = !block.is_part && block.latent.is_none() && block.experts.params.gated;
+    is_plain && is_whole && norm::adds_norms(n, [norms.post_experts, norms.post_shared, post_norm])
+}
+
+/// A mixture whose router, experts and shared expert read the residual by norms of their own, and whose results are normalized before they
+/// are added.
+fn experts_apart(cuda: &Cuda, mut stream: Stream<'_, Cuda>, block: MoeBlock<'_, Cuda>) -> Result<()> {
+    let MoeBlock { input, router, experts, shared, norms, post_norm, scores, scratch, .. } = block;
+    let (Some(norms), Some(shared), Some(post_norm)) = (norms, shared, post_norm) else {
+        unreachable!("a block that `takes_apart` has not looked at");
+    };
+    stream.make_floats(cuda)?;
+    let (m, activation) = (stream.residual.rows(), experts.params.activation);
+    cuda.timed("router", || project(cuda, router, scores, BlockInput::Norm(norms.router), &mut stream))?;
+    cuda.timed("experts", || {
+        let x = match experts::has_norm(cuda, &experts, m, norms.experts) {
+            true => Input::Floats(stream.residual.ptr(), Some(norms.experts)),
+            false => {
+                cuda.norm(stream.normed, stream.residual, norms.experts)?;
+                Input::Floats(stream.normed.ptr(), None)
+            }
+        };
+        experts::run(cuda, (stream.output.ptr(), Epilogue::Store), x, scores, &experts, scratch)
+    })?;
+    let SharedExpert { gate_up, down, gate: _, rows, hidden } = shared;
+    let y = &mut scratch.y;
+    y.set_rows(m);
+    cuda.timed("shared_expert", || {
+        gated_hidden(cuda, (hidden, None), (gate_up, rows), input, &mut stream, activation)?;
+        if !store(cuda, down, y, Input::Floats(hidden.ptr(), None), m)? {
+            cuda.matmul(y, hidden, &down.weight, down.bias.as_ref())?;
+        }
+        Ok(())
+    })?;
+    let Stream { residual, output, .. } = stream;
+    let of_both = [norms.post_experts, norms.post_shared, post_norm];
+    cuda.timed("add", || norm::add_norms(cuda, residual, [&*output, &*y], of_both))
 }
 
 /// The convolution of `rows`, the delta rule on it, its norm and gate: `mixed` [n_tokens, n_v_heads · v_dim].

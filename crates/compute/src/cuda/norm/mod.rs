@@ -27,6 +27,34 @@ kernel_args! {
         eps: f32,
     }
 
+    struct NormHeadsArgs {
+        /// [n_heads, n]: rows of `heads_of_row` heads, n a multiple of 8
+        x: DevicePtr as "float*",
+        /// [n] of all heads
+        weight: DevicePtr as "const float*",
+        /// [n] or null
+        bias: DevicePtr as "const float*",
+        /// [heads_of_row, n]
+        weights: DevicePtr as "const float*",
+        n_heads: u32,
+        heads_of_row: u32,
+        n: u32,
+        /// 1: the mean is taken out first
+        layer: u32,
+        eps: f32,
+    }
+
+    struct AddNormsArgs {
+        /// [rows, n], n a multiple of 8
+        y: DevicePtr as "float*",
+        /// [rows, n] each
+        x: [DevicePtr; 2] as "const float*",
+        /// [n]: of both x, and of their sum
+        weights: [DevicePtr; 3] as "const float*",
+        eps: [f32; 3],
+        n: u32,
+    }
+
     struct NormSumArgs {
         /// [m, n], n a multiple of 8; null: x is in the tiles of the result
         x: DevicePtr as "const float*",
@@ -91,6 +119,8 @@ kernels! {
     /// Kernels of norm.cu.
     pub(in crate::cuda) struct Kernels in norm {
         norm_rows: NormArgs,
+        norm_heads: NormHeadsArgs,
+        add_norms: AddNormsArgs,
         /// For rows of up to 768 elements, up to 1,024, and up to 2,048; so are the next three.
         norm_sum_768: NormSumArgs,
         norm_sum_1024: NormSumArgs,
@@ -157,6 +187,65 @@ unsafe fn launch(
     let threads = n.div_ceil(4).next_multiple_of(32).clamp(32, 1024) as u32;
     // SAFETY: every row has n elements, as this function's contract says; weight and bias have n, as read and asserted above.
     unsafe { cuda.launch(cuda.room::<Kernels>().norm_rows, [rows, 1, 1], threads, &args) }
+}
+
+/// Whether [`norm_heads`] takes heads of `n` elements.
+pub(in crate::cuda) fn takes_heads(n: usize) -> bool {
+    n <= 512 && n.is_multiple_of(8)
+}
+
+/// `x = norm(x) · weights`, head by head of as many elements as `norm` has, with a weight for each column.
+pub(in crate::cuda) fn norm_heads(
+    cuda: &Cuda,
+    x: &mut Tensor<Cuda>,
+    norm: &Norm<Cuda>,
+    weights: &Tensor<Cuda>,
+) -> Result<()> {
+    let (n, row_len) = (norm.weight.len(), x.row_len());
+    assert!(takes_heads(n) && row_len.is_multiple_of(n) && weights.len() == row_len, "{x:?} in heads of {n}");
+    assert!(norm.bias.as_ref().is_none_or(|b| b.len() == n), "a bias for {n} elements");
+    let n_heads = x.len() / n;
+    let args = NormHeadsArgs {
+        x: x.ptr(),
+        weight: norm.weight.ptr(),
+        bias: norm.bias.as_ref().map_or(DevicePtr::NULL, Tensor::ptr),
+        weights: weights.ptr(),
+        n_heads: n_heads as u32,
+        heads_of_row: (row_len / n) as u32,
+        n: n as u32,
+        layer: u32::from(norm.kind == NormKind::Layer),
+        eps: norm.eps,
+    };
+    // SAFETY: rows of x are whole heads, the norm and its bias have elements for one, and `weights` for those of a row, as asserted.
+    unsafe { cuda.launch(cuda.room::<Kernels>().norm_heads, [n_heads.div_ceil(8), 1, 1], 256, &args) }
+}
+
+/// Whether [`add_norms`] takes rows of `n` elements with these norms.
+pub(in crate::cuda) fn adds_norms(n: usize, norms: [&Norm<Cuda>; 3]) -> bool {
+    let is_plain = |norm: &Norm<Cuda>| norm.kind == NormKind::Rms && norm.bias.is_none();
+    n <= 8192 && n.is_multiple_of(8) && norms.into_iter().all(is_plain)
+}
+
+/// `y += norms[2](norms[0](x[0]) + norms[1](x[1]))`
+pub(in crate::cuda) fn add_norms(
+    cuda: &Cuda,
+    y: &mut Tensor<Cuda>,
+    x: [&Tensor<Cuda>; 2],
+    norms: [&Norm<Cuda>; 3],
+) -> Result<()> {
+    let (m, n) = (y.rows(), y.row_len());
+    assert!(adds_norms(n, norms) && norms.iter().all(|norm| norm.weight.len() == n), "{y:?}");
+    assert!(x.iter().all(|x| (x.rows(), x.row_len()) == (m, n)), "{y:?} of {x:?}");
+    let args = AddNormsArgs {
+        y: y.ptr(),
+        x: x.map(Tensor::ptr),
+        weights: norms.map(|norm| norm.weight.ptr()),
+        eps: norms.map(|norm| norm.eps),
+        n: n as u32,
+    };
+    let threads = n.div_ceil(8).next_multiple_of(32) as u32;
+    // SAFETY: all have m rows of n elements, and the norms have n, as asserted.
+    unsafe { cuda.launch(cuda.room::<Kernels>().add_norms, [m, 1, 1], threads, &args) }
 }
 
 /// Whether [`norm_sum`] and [`norm_embedded`] take rows of `n` elements.

@@ -76,6 +76,72 @@ DEVICE void norm_held(float (&v)[HELD][8], const Args& a, int lane) {
   }
 }
 
+// Heads of rows, each normalized by itself and multiplied by the weights of its columns, in place.
+//
+// A warp owns a head of up to 512 elements and keeps it in registers. Moves: 4 bytes an element in and 4 out.
+KERNEL(norm_heads, NormHeadsArgs, 256) {
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
+  constexpr int HELD = 2;
+  const int n = a.n, lane = threadIdx.x % 32;
+  const uint32_t head = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (head >= a.n_heads) return;
+  float* x = a.x + static_cast<size_t>(head) * n;
+  const float* weights = a.weights + static_cast<size_t>(head % a.heads_of_row) * n;
+  float v[HELD][8];
+#pragma unroll
+  for (int c = 0; c < HELD; c++) {
+    const int k = c * 256 + lane * 8;
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[c][j] = 0;
+    if (k < n) load8_floats(v[c], x + k);
+  }
+  norm_held(v, a, lane);
+#pragma unroll
+  for (int c = 0; c < HELD; c++) {
+    const int k = c * 256 + lane * 8;
+    if (k >= n) continue;
+    float w[8];
+    load8_floats(w, weights + k);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[c][j] *= w[j];
+    store8_floats(x + k, v[c]);
+  }
+}
+
+// Adds the norm of a sum of two norms to a row. All norms are by the root mean square.
+//
+// A block owns a row of up to 8,192 elements, a thread 8 of them. Moves: 12 bytes an element in and 4 out.
+KERNEL(add_norms, AddNormsArgs, 1024) {
+  ptx::launch_dependents();
+  ptx::griddepcontrol_wait();
+  __shared__ float scratch[32];
+  const int n = a.n, k = threadIdx.x * 8;
+  const size_t at = static_cast<size_t>(blockIdx.x) * n + k;
+  const bool there = k < n;
+  float v[2][8] = {}, w[8] = {};
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    if (there) load8_floats(v[i], a.x[i] + at), load8_floats(w, a.weights[i] + k);
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++) sum += v[i][j] * v[i][j];
+    const float inverse = 1.0f / sqrtf(block_sum(sum, scratch) / n + a.eps[i]);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[i][j] *= inverse * w[j];
+  }
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < 8; j++) v[0][j] += v[1][j], sum += v[0][j] * v[0][j];
+  const float inverse = 1.0f / sqrtf(block_sum(sum, scratch) / n + a.eps[2]);
+  if (!there) return;
+  load8_floats(w, a.weights[2] + k);
+  load8_floats(v[1], a.y + at);
+#pragma unroll
+  for (int j = 0; j < 8; j++) v[1][j] += v[0][j] * inverse * w[j];
+  store8_floats(a.y + at, v[1]);
+}
+
 // The residual after a block: x + y normalized, as tiles for the next matmul and, where asked for, as floats.
 //
 // A warp owns a row of up to 256 HELD elements and keeps it in registers, so that x may be in the tiles that it writes. All that it reads of

@@ -21,6 +21,34 @@ struct NormArgs {
   float eps;
 };
 
+struct NormHeadsArgs {
+  // [n_heads, n]: rows of `heads_of_row` heads, n a multiple of 8
+  float* x;
+  // [n] of all heads
+  const float* weight;
+  // [n] or null
+  const float* bias;
+  // [heads_of_row, n]
+  const float* weights;
+  uint32_t n_heads;
+  uint32_t heads_of_row;
+  uint32_t n;
+  // 1: the mean is taken out first
+  uint32_t layer;
+  float eps;
+};
+
+struct AddNormsArgs {
+  // [rows, n], n a multiple of 8
+  float* y;
+  // [rows, n] each
+  const float* x[2];
+  // [n]: of both x, and of their sum
+  const float* weights[3];
+  float eps[3];
+  uint32_t n;
+};
+
 struct NormSumArgs {
   // [m, n], n a multiple of 8; null: x is in the tiles of the result
   const float* x;
