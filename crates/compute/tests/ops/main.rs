@@ -14,6 +14,7 @@ mod elementwise;
 #[path = "../../cuda-emulation/emulation.rs"]
 mod emulation;
 mod graphs;
+mod heads;
 #[cfg(feature = "cuda")]
 mod hopper;
 mod latent;

@@ -505,7 +505,7 @@ fn moe_with_biases_and_clamps() {
 }
 
 /// Types that GPUs have fast kernels for.
-fn fast_on_gpus() -> Vec<DType> {
+pub(super) fn fast_on_gpus() -> Vec<DType> {
     [vec![DType::F16, DType::BF16], packed_types()].concat()
 }
 

@@ -38,9 +38,10 @@ thread_local! {
 /// The benchmark: arguments are `cpu` or `gpu`, and names of tables; without names all of them.
 pub(crate) fn main() {
     type Table = (&'static str, fn(On));
-    let tables: [Table; 5] = [
+    let tables: [Table; 6] = [
         ("matmul", matrices::times::matmul),
         ("experts", matrices::times::experts),
+        ("heads", heads::times::heads),
         ("attention", attention::times::attention),
         ("delta_rule", recurrent::times::delta_rule),
         ("ssm_scan", ssm_scan::times::ssm_scan),

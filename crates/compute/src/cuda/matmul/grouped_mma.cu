@@ -7,14 +7,11 @@
 //
 // Moves: the weights of an expert once for each 64 of its rows, and the activations, 2 bytes each, once for each 128 outputs.
 #include "../common/activation.cuh"
-#include "../common/halves.cuh"
+#include "mma_step.cuh"
 #include "packed.cuh"
 #include "grouped_mma_args.cuh"
 
 constexpr int THREADS = 256, ROWS = 64, OUTS = 128;
-// Columns of a step, and bytes of a line of them.
-constexpr int STEP = 64, LINE = 128;
-constexpr int WARP_ROWS = 32, WARP_OUTS = 32, MI = WARP_ROWS / 16, NI = WARP_OUTS / 8;
 
 // As moe_group writes it.
 struct RowTile {
@@ -22,9 +19,6 @@ struct RowTile {
   uint32_t first;
   uint32_t count;
 };
-
-// Vector `v` of line `row`.
-DEVICE uint8_t* vector_at(uint8_t* lines, int row, int v) { return lines + row * LINE + ((v ^ row) & 7) * 16; }
 
 // Output `o` of a block among those of its matrix; with a gate, which of the two matrices it is of.
 struct Outs {
@@ -62,26 +56,6 @@ struct PlainF16 : F16 {
 struct PlainBF16 : BF16 {
   static constexpr bool PACKED = false;
 };
-
-// sums += x · wᵀ of a step, for a warp's rows and outputs.
-template <class T>
-DEVICE void accumulate(float (&sums)[MI][NI][4], uint8_t* xs, uint8_t* ws, int warp_row, int warp_out, int lane) {
-#pragma unroll
-  for (int s = 0; s < STEP / 16; s++) {
-    uint32_t x[MI][4], w[NI / 2][4];
-#pragma unroll
-    for (int i = 0; i < MI; i++) ptx::ldmatrix_x4(x[i], vector_at(xs, warp_row + i * 16 + lane % 16, 2 * s + lane / 16));
-#pragma unroll
-    for (int i = 0; i < NI / 2; i++) {
-      ptx::ldmatrix_x4(w[i], vector_at(ws, warp_out + i * 16 + lane % 8 + lane / 16 * 8, 2 * s + lane / 8 % 2));
-    }
-#pragma unroll
-    for (int i = 0; i < MI; i++) {
-#pragma unroll
-      for (int j = 0; j < NI; j++) T::multiply(sums[i][j], x[i], w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]);
-    }
-  }
-}
 
 // Stores the sums of a warp's rows, of which `first_row` is the first in the tile.
 DEVICE void store(const GroupedMmaArgs& a, const Outs& outs, const RowTile& rows, const float (&sums)[MI][NI][4], int first_row, int warp_out,

@@ -15,6 +15,8 @@ mod grouped;
 mod grouped_gemm;
 mod grouped_mma;
 mod grouped_small_m;
+mod head_gemm;
+mod heads;
 mod maps;
 mod matrix;
 mod mixed_gemm;
@@ -35,11 +37,12 @@ pub(in crate::cuda) use experts_table::{ExpertsPlan, ExpertsProblem, select_expe
 pub(in crate::cuda) use gemm::tiles;
 pub(in crate::cuda) use gemv::{ExpertsRows, MAX_USED};
 pub(in crate::cuda) use grouped::GroupedRows;
+pub(in crate::cuda) use heads::head_matmul;
 pub use matrix::Matrix;
 pub(in crate::cuda) use op::Matmul;
 pub(in crate::cuda) use packed_types::packed_row_bytes;
 pub(in crate::cuda) use shape::Target;
-pub(in crate::cuda) use simt::{Part, Rows, TILE_ROWS, gemv_part, head_matmul};
+pub(in crate::cuda) use simt::{Part, Rows, TILE_ROWS, gemv_part};
 pub use table::{Arch, kernel_for};
 
 use super::common::{Input, Output, TileLayout, Tiles};
@@ -57,6 +60,7 @@ pub(in crate::cuda) fn load(driver: &dyn Driver, rooms: &mut Rooms) -> Result<()
     rooms.add(grouped_gemm::Kernels::load(driver)?);
     rooms.add(grouped_mma::Kernels::load(driver)?);
     rooms.add(grouped_small_m::Kernels::load(driver)?);
+    rooms.add(head_gemm::Kernels::load(driver)?);
     rooms.add(matrix::Codebooks::default());
     rooms.add(mixed_gemm::Kernels::load(driver)?);
     rooms.add(operands::Kernels::load(driver)?);

@@ -8,6 +8,7 @@
 // Numbers of 8 bits are the nearest of 255 multiples of a scale, which 256 columns of a row share: the largest magnitude over 127.
 #include "../common/halves.cuh"
 #include "packed.cuh"
+#include "row_scale.cuh"
 #include "operands_args.cuh"
 
 // Half precision and BF16 are in halves.cuh.
@@ -81,12 +82,9 @@ DEVICE void to_halves(const ActivationArgs& a, int padded, float* scratch, ForEi
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = max;
     __syncthreads();
     for (int w = 0; w < 8; w++) max = fmaxf(max, scratch[w]);
-    // The power of two that brings the largest magnitude to 2^12 or just above; exponents of both factors stay normal.
-    const int exponent = __float_as_uint(max) >> 23;
-    const int e = 127 + 139 - exponent;
-    const uint32_t bounded = exponent == 0 ? 127 : e < 1 ? 1 : e > 253 ? 253 : e;
-    factor = __uint_as_float(bounded << 23);
-    if (threadIdx.x == 0) a.scales[blockIdx.x] = __uint_as_float((254 - bounded) << 23);
+    const RowScale scale(max);
+    factor = scale.factor;
+    if (threadIdx.x == 0) a.scales[blockIdx.x] = scale.inverse;
   }
   for_eights(true, [&](float (&v)[8], int k) {
 #pragma unroll

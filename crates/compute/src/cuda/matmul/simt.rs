@@ -1,6 +1,7 @@
 //! Launches of matmuls in floats, without tensor cores: any element type, exact sums, experts.
 
 use super::dequantize;
+use super::heads::{HeadPart, HeadRows};
 use super::matrix;
 use super::op::Matmul;
 use super::packed_types::{PACKED, packed_index};
@@ -173,51 +174,35 @@ pub(in crate::cuda) fn gemv_part(cuda: &Cuda, to: Part<'_>, x: DevicePtr, rows: 
     unsafe { cuda.launch(f, [part.shape.n_out.div_ceil(GEMV_OUTPUTS), n_tiles, 1], 128, &args) }
 }
 
-/// As [`Ops::head_matmul`](crate::Ops::head_matmul).
-pub(in crate::cuda) fn head_matmul(
-    cuda: &Cuda,
-    y: &mut Tensor<Cuda>,
-    x: &Tensor<Cuda>,
-    w: &matrix::Matrix,
-) -> Result<()> {
-    let (shape, kernels) = (&w.shape, cuda.room::<Kernels>());
-    let n_heads = shape.n_experts;
-    let (x_head, y_head, m) = (x.row_len() / n_heads, y.row_len() / n_heads, x.rows());
-    assert_eq!((x.row_len(), y.row_len(), y.rows()), (x_head * n_heads, y_head * n_heads, m));
-    assert!(
-        shape.n_in <= x_head && shape.n_out <= y_head,
-        "{y:?} of {x:?}, [{}, {}]",
-        shape.n_out,
-        shape.n_in
-    );
-    for part in &w.parts {
-        let [gemv_1, gemv_8] = match part.shape.layout {
-            Layout::Blocks => kernels.blocks[part.shape.dtype as usize],
-            Layout::Packed => [kernels.packed[packed_index(part.shape.dtype)]; 2],
-        };
-        let args = SimtGemvArgs {
-            y: y.ptr().offset(4 * part.shape.first_out),
-            x: x.ptr(),
-            w: part.weights.ptr(),
-            bias: DevicePtr::NULL,
-            codebook: part.codebook,
-            tiles: DevicePtr::NULL,
-            x_rows: DevicePtr::NULL,
-            expert_bytes: (part.shape.n_out * part.shape.row_bytes) as u64,
-            row_bytes: part.shape.row_bytes as u64,
-            n_in: shape.n_in as u32,
-            n_out: part.shape.n_out as u32,
-            m: m as u32,
-            x_stride: x.row_len() as u32,
-            y_stride: y.row_len() as u32,
-            x_head: x_head as u32,
-            y_head: y_head as u32,
-        };
-        let blocks = [part.shape.n_out.div_ceil(GEMV_OUTPUTS), m.div_ceil(TILE_ROWS), n_heads];
-        // SAFETY: the part holds n_heads · n_out rows, and x and y have m rows with so many elements for each head.
-        unsafe { cuda.launch(if m == 1 { gemv_1 } else { gemv_8 }, blocks, 128, &args)? };
-    }
-    Ok(())
+/// A part of a product of heads; each row's sum is taken in an order of its own.
+pub(super) fn head_gemv(cuda: &Cuda, op: &HeadPart<'_>) -> Result<()> {
+    let (shape, kernels) = (op.part.shape, cuda.room::<Kernels>());
+    let (n_heads, HeadRows { m, x_head, y_head }) = (op.w.n_experts, op.rows);
+    let [gemv_1, gemv_8] = match shape.layout {
+        Layout::Blocks => kernels.blocks[shape.dtype as usize],
+        Layout::Packed => [kernels.packed[packed_index(shape.dtype)]; 2],
+    };
+    let args = SimtGemvArgs {
+        y: op.y,
+        x: op.x,
+        w: op.part.weights.ptr(),
+        bias: DevicePtr::NULL,
+        codebook: op.part.codebook,
+        tiles: DevicePtr::NULL,
+        x_rows: DevicePtr::NULL,
+        expert_bytes: (shape.n_out * shape.row_bytes) as u64,
+        row_bytes: shape.row_bytes as u64,
+        n_in: op.w.n_in as u32,
+        n_out: shape.n_out as u32,
+        m: m as u32,
+        x_stride: (n_heads * x_head) as u32,
+        y_stride: (n_heads * y_head) as u32,
+        x_head: x_head as u32,
+        y_head: y_head as u32,
+    };
+    let blocks = [shape.n_out.div_ceil(GEMV_OUTPUTS), m.div_ceil(TILE_ROWS), n_heads];
+    // SAFETY: the part holds n_heads · n_out rows, and x and y have m rows with so many elements for each head.
+    unsafe { cuda.launch(if m == 1 { gemv_1 } else { gemv_8 }, blocks, 128, &args) }
 }
 
 fn gemm_part(cuda: &Cuda, to: Part<'_>, x: DevicePtr, m: usize) -> Result<()> {
