@@ -6,40 +6,55 @@
 // sequence, over all of its tokens. Warp: 4 columns. Lane, with g = lane % 16: columns 2 (lane / 16) and 2 (lane / 16) + 1 of these, rows
 // 64 i + 4 g to 64 i + 4 g + 3. Columns do not depend on each other; sums over rows go over 16 lanes. The next 8 tokens' queries, keys and
 // values are loaded while these are computed, and queries and keys are divided by their lengths on their way to shared memory.
-// With a gate the block has all columns of its head and each sequence one token: the block norms and gates the result.
-// Shared memory: two stages of 8 tokens, 25 KiB for keys of 128 elements, static.
+// Shared memory: two stages of 8 tokens, 12 KiB for keys of 128 elements, static.
+// delta_token computes one token of each sequence, and then the norm and the gate, for which its block has all columns of a head. Where
+// there are more heads than SMs blocks have few warps, each of which loads its next columns while it computes others, so that an SM's
+// blocks always have loads under way.
 // Moves: the head's columns of the slots read and written, k_dim * 4 bytes a column; the tokens' queries, keys and values.
 #include "columns.cuh"
 #include "delta_rates.cuh"
 #include "delta_rule_args.cuh"
 #include "gated_norm.cuh"
 
-constexpr int TOKENS = 8;        // of a stage
-constexpr int MIN_WARPS = 8;     // of a block
-constexpr int ROWS = 2 * TOKENS / MIN_WARPS;  // queries and keys that a warp prepares for a stage
+constexpr int TOKENS = 8;                 // of a stage
+constexpr int WARPS = 8, THREADS = 32 * WARPS;  // of a block of delta_rule
+constexpr int TOKEN_THREADS = 512;        // of a block of delta_token, at most
+constexpr int ROWS = 2 * TOKENS / WARPS;  // queries and keys that a warp prepares for a stage
 
 // A stage of tokens in shared memory.
-template <int K, int MAX_WARPS>
+template <int K>
 struct Stage {
   __align__(16) float q[TOKENS][K], k[TOKENS][K];
-  float v[TOKENS][4 * MAX_WARPS];
+  float v[TOKENS][4 * WARPS];
   float beta[TOKENS], decay[TOKENS];
 };
 
-// What a block computes: `columns` columns from `first_column` on, of a value head of a sequence.
+// What a block computes: 4 WARPS columns from `first_column` on, or all where there is one slice, of a value head of a sequence.
 struct Work {
-  int seq, head, k_head, first_column, columns, first_token, n_tokens;
+  int seq, head, k_head, first_column, first_token, n_tokens;
 
   DEVICE explicit Work(const DeltaRuleArgs& a) {
     const int n_heads = a.n_v_heads, n_slices = a.n_slices, slice = blockIdx.x % n_slices;
     head = blockIdx.x / n_slices % n_heads, seq = blockIdx.x / n_slices / n_heads;
     k_head = a.tiled ? head % a.n_k_heads : head / (n_heads / a.n_k_heads);
-    columns = blockDim.x / 8, first_column = slice * columns;
+    first_column = slice * (4 * WARPS);
     first_token = a.seq_starts[seq], n_tokens = a.seq_starts[seq + 1] - first_token;
   }
 
   DEVICE HeadSlots slots(const DeltaRuleArgs& a) const { return {a.state, a.n_v_heads, a.v_dim, a.k_dim, head}; }
 };
+
+// Divides a row by its length, times a factor, by one warp.
+template <int PIECES>
+DEVICE void put_normed(float* to, const float (&row)[PIECES], float factor, int lane) {
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < PIECES; i++) squares = fmaf(row[i], row[i], squares);
+  // The reference library's epsilon keeps zeros from becoming NaN.
+  const float inverse = factor / sqrtf(warp_sum(squares) + 1e-6f);
+#pragma unroll
+  for (int i = 0; i < PIECES; i++) to[lane + 32 * i] = row[i] * inverse;
+}
 
 // What a thread loads of a stage before that is needed.
 template <int K>
@@ -49,19 +64,19 @@ struct Loads {
   float v, b, a;
 
   DEVICE void load(const DeltaRuleArgs& args, const Work& work, int first, int count, int tid) {
-    const int lane = tid % 32, warp = tid / 32, n_warps = blockDim.x / 32, k_dim = args.k_dim, n_k_heads = args.n_k_heads;
+    const int lane = tid % 32, warp = tid / 32, k_dim = args.k_dim, n_k_heads = args.n_k_heads;
     const float* qkv = args.qkv + static_cast<size_t>(work.first_token + first) * args.qkv_len;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-      const int row = warp + r * n_warps, token = row % TOKENS, head = row / TOKENS * n_k_heads + work.k_head;
+      const int row = warp + r * WARPS, token = row % TOKENS, head = row / TOKENS * n_k_heads + work.k_head;
       const float* from = qkv + static_cast<size_t>(token) * args.qkv_len + head * k_dim;
 #pragma unroll
       for (int i = 0; i < PIECES; i++) {
-        const bool there = row < 2 * TOKENS && token < count && lane + 32 * i < k_dim;
+        const bool there = token < count && lane + 32 * i < k_dim;
         rows[r][i] = there ? from[lane + 32 * i] : 0.0f;
       }
     }
-    const int token = tid / work.columns, column = work.first_column + tid % work.columns, v_dim = args.v_dim;
+    const int token = tid / (4 * WARPS), column = work.first_column + tid % (4 * WARPS), v_dim = args.v_dim;
     const bool there = token < count && column < v_dim;
     v = there ? qkv[static_cast<size_t>(token) * args.qkv_len + 2 * n_k_heads * k_dim + work.head * v_dim + column] : 0.0f;
     if (tid < count) {
@@ -71,24 +86,16 @@ struct Loads {
   }
 
   // Puts a stage in shared memory: queries and keys divided by their lengths, queries also by the root of theirs.
-  template <int MAX_WARPS>
-  DEVICE void store(Stage<K, MAX_WARPS>& stage, const DeltaRuleArgs& args, const Work& work, int count, int tid) const {
-    const int lane = tid % 32, warp = tid / 32, n_warps = blockDim.x / 32;
+  DEVICE void store(Stage<K>& stage, const DeltaRuleArgs& args, const Work& work, int count, int tid) const {
+    const int lane = tid % 32, warp = tid / 32;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-      const int row = warp + r * n_warps, token = row % TOKENS;
-      if (row >= 2 * TOKENS || token >= count) continue;
+      const int row = warp + r * WARPS, token = row % TOKENS;
+      if (token >= count) continue;
       const bool is_query = row < TOKENS;
-      float squares = 0;
-#pragma unroll
-      for (int i = 0; i < PIECES; i++) squares = fmaf(rows[r][i], rows[r][i], squares);
-      // The reference library's epsilon keeps zeros from becoming NaN.
-      const float inverse = (is_query ? args.q_scale : 1.0f) / sqrtf(warp_sum(squares) + 1e-6f);
-      float* to = is_query ? stage.q[token] : stage.k[token];
-#pragma unroll
-      for (int i = 0; i < PIECES; i++) to[lane + 32 * i] = rows[r][i] * inverse;
+      put_normed(is_query ? stage.q[token] : stage.k[token], rows[r], is_query ? args.q_scale : 1.0f, lane);
     }
-    if (tid / work.columns < count) stage.v[tid / work.columns][tid % work.columns] = v;
+    if (tid / (4 * WARPS) < count) stage.v[tid / (4 * WARPS)][tid % (4 * WARPS)] = v;
     if (tid < count) {
       stage.beta[tid] = delta_beta(b);
       stage.decay[tid] = expf(delta_log_decay(a, args.dt_bias[work.head], args.decay[work.head]));
@@ -132,21 +139,10 @@ struct State : ColumnState<K> {
   }
 };
 
-// Norms and gates the result of a head, `values` [v_dim], and writes it.
-DEVICE void norm_and_gate(const DeltaRuleArgs& a, const Work& work, const float* values, int tid) {
-  const int v_dim = a.v_dim;
-  const float* gate = a.gate + static_cast<size_t>(work.first_token) * a.gate_len + work.head * v_dim;
-  float* y = a.y + (static_cast<size_t>(work.first_token) * a.n_v_heads + work.head) * v_dim;
-  __syncthreads();
-  const float inverse = inverse_rms(values, v_dim, tid % 32, 0, a.norm_eps);
-  if (tid < v_dim) y[tid] = values[tid] * inverse * a.norm_weight[tid] * activate_one(SILU, gate[tid]);
-}
-
-template <int K, int MAX_WARPS>
+template <int K>
 DEVICE void delta_rule(const DeltaRuleArgs& a) {
   ptx::launch_dependents();
-  __shared__ Stage<K, MAX_WARPS> stages[2];
-  __shared__ float values[4 * MAX_WARPS];
+  __shared__ Stage<K> stages[2];
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, v_dim = a.v_dim;
   const Work work(a);
   SeqState slots(a.batch, a.states, work.seq);
@@ -159,7 +155,7 @@ DEVICE void delta_rule(const DeltaRuleArgs& a) {
   const int mine = lane / 16 * 2 + (lane / 8 & 1), column = work.first_column + warp * 4 + mine;
   for (int first = 0; first < work.n_tokens; first += TOKENS) {
     const int count = min(work.n_tokens - first, TOKENS);
-    Stage<K, MAX_WARPS>& stage = stages[first / TOKENS % 2];
+    Stage<K>& stage = stages[first / TOKENS % 2];
     loads.store(stage, a, work, count, tid);
     // All warps have also read the stage before, which the next one replaces.
     __syncthreads();
@@ -167,18 +163,68 @@ DEVICE void delta_rule(const DeltaRuleArgs& a) {
     for (int t = 0; t < count; t++) {
       const float y = state.step(stage.q[t], stage.k[t], stage.v[t] + warp * 4, stage.beta[t], stage.decay[t], lane);
       if (lane % 8 == 0 && column < v_dim) {
-        if (a.gate) {
-          values[column] = y;
-        } else {
-          a.y[(static_cast<size_t>(work.first_token + first + t) * a.n_v_heads + work.head) * v_dim + column] = y;
-        }
+        a.y[(static_cast<size_t>(work.first_token + first + t) * a.n_v_heads + work.head) * v_dim + column] = y;
       }
       for (; slots.after == static_cast<uint32_t>(first + t + 1); slots.advance()) state.store(work.slots(a), slots.slot, lane);
     }
   }
-  if (a.gate) norm_and_gate(a, work, values, tid);
 }
 
-KERNEL(delta_rule_64, DeltaRuleArgs, 1024) { delta_rule<64, 32>(a); }
-KERNEL(delta_rule_128, DeltaRuleArgs, 1024) { delta_rule<128, 32>(a); }
-KERNEL(delta_rule_256, DeltaRuleArgs, 512) { delta_rule<256, 16>(a); }
+KERNEL(delta_rule_64, DeltaRuleArgs, THREADS) { delta_rule<64>(a); }
+KERNEL(delta_rule_128, DeltaRuleArgs, THREADS) { delta_rule<128>(a); }
+KERNEL(delta_rule_256, DeltaRuleArgs, THREADS) { delta_rule<256>(a); }
+
+// A head's token in shared memory, and its result.
+template <int K>
+struct Token {
+  __align__(16) float q[K], k[K];
+  float v[MAX_V_DIM], result[MAX_V_DIM];
+  float beta, decay;
+};
+
+template <int K>
+DEVICE void delta_token(const DeltaRuleArgs& a) {
+  ptx::launch_dependents();
+  __shared__ Token<K> token;
+  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, columns = blockDim.x / 8, v_dim = a.v_dim, k_dim = a.k_dim;
+  const Work work(a);
+  const SeqState slots(a.batch, a.states, work.seq);
+  State<K> next(warp * 4, lane);
+  // Slots were written steps ago.
+  next.load(work.slots(a), slots.from, lane);
+  ptx::griddepcontrol_wait();
+  const float* qkv = a.qkv + static_cast<size_t>(work.first_token) * a.qkv_len;
+  if (warp < 2) {
+    float row[K / 32];
+    const float* from = qkv + (warp * a.n_k_heads + work.k_head) * k_dim;
+#pragma unroll
+    for (int i = 0; i < K / 32; i++) row[i] = lane + 32 * i < k_dim ? from[lane + 32 * i] : 0.0f;
+    put_normed(warp == 0 ? token.q : token.k, row, warp == 0 ? a.q_scale : 1.0f, lane);
+  }
+  for (int i = tid; i < MAX_V_DIM; i += blockDim.x) token.v[i] = i < v_dim ? qkv[2 * a.n_k_heads * k_dim + work.head * v_dim + i] : 0.0f;
+  if (tid == 0) {
+    const float* rates = a.rates + static_cast<size_t>(work.first_token) * a.rates_len + work.head;
+    token.beta = delta_beta(rates[0]);
+    token.decay = expf(delta_log_decay(rates[a.n_v_heads], a.dt_bias[work.head], a.decay[work.head]));
+  }
+  __syncthreads();
+  const int mine = warp * 4 + lane / 16 * 2 + (lane / 8 & 1);
+#pragma unroll 1
+  for (int first = 0; first < v_dim; first += columns) {
+    State<K> state = next;
+    next.column += columns;
+    if (first + columns < v_dim) next.load(work.slots(a), slots.from, lane);
+    const float y = state.step(token.q, token.k, token.v + first + warp * 4, token.beta, token.decay, lane);
+    if (lane % 8 == 0 && first + mine < v_dim) token.result[first + mine] = y;
+    for (SeqState s = slots; s.after == 1; s.advance()) state.store(work.slots(a), s.slot, lane);
+  }
+  __syncthreads();
+  const float inverse = inverse_rms(token.result, v_dim, lane, 0, a.norm_eps);
+  const float* gate = a.gate + static_cast<size_t>(work.first_token) * a.gate_len + work.head * v_dim;
+  float* y = a.y + (static_cast<size_t>(work.first_token) * a.n_v_heads + work.head) * v_dim;
+  for (int i = tid; i < v_dim; i += blockDim.x) y[i] = token.result[i] * inverse * a.norm_weight[i] * activate_one(SILU, gate[i]);
+}
+
+KERNEL(delta_token_64, DeltaRuleArgs, TOKEN_THREADS) { delta_token<64>(a); }
+KERNEL(delta_token_128, DeltaRuleArgs, TOKEN_THREADS) { delta_token<128>(a); }
+KERNEL(delta_token_256, DeltaRuleArgs, TOKEN_THREADS) { delta_token<256>(a); }

@@ -9,16 +9,16 @@ use crate::{DeltaInput, DeltaShape, Error, HeadOrder, Norm, NormKind, Result, Te
 const K_DIMS: [usize; 3] = [64, 128, 256];
 /// Columns of the state that a warp has.
 const WARP_COLUMNS: usize = 4;
-/// Warps of a block that has some columns of a head.
+/// Warps of a block.
 const WARPS: usize = 8;
-
-/// Most warps of a block, whose registers hold the state.
-const fn max_warps(padded_k_dim: usize) -> usize {
-    if padded_k_dim > 128 { 16 } else { 32 }
-}
+/// Those of `delta_token` where there are fewer heads than SMs, at most.
+const MAX_WARPS: usize = 16;
 
 kernel_args! {
     in "delta_rule_args.cuh";
+
+    /// Columns of a head that `delta_token` takes.
+    const MAX_V_DIM: usize = 256;
 
     struct DeltaRuleArgs {
         /// [n_tokens, n_v_heads, v_dim]
@@ -38,7 +38,7 @@ kernel_args! {
         /// [n_seqs, 3], see `SeqState`
         states: DevicePtr as "const uint32_t*",
         batch: DevicePtr as "const uint32_t*",
-        /// [n_tokens] rows of `gate_len`, which begin with [n_v_heads, v_dim]; null: the result has neither norm nor gate
+        /// of `delta_token`, as norm_weight: [n_tokens] rows of `gate_len`, which begin with [n_v_heads, v_dim]
         gate: DevicePtr as "const float*",
         /// [v_dim]
         norm_weight: DevicePtr as "const float*",
@@ -60,13 +60,19 @@ kernel_args! {
 }
 
 /// Kernels of delta_rule.cu, by the padded size of keys.
-pub(super) struct Kernels([Kernel<DeltaRuleArgs>; K_DIMS.len()]);
+pub(super) struct Kernels {
+    delta_rule: [Kernel<DeltaRuleArgs>; K_DIMS.len()],
+    delta_token: [Kernel<DeltaRuleArgs>; K_DIMS.len()],
+}
 
 impl Kernels {
     pub(super) fn load(driver: &dyn Driver) -> Result<Self> {
-        let [a, b, c] =
-            K_DIMS.map(|dim| kernel_image!(delta_rule).kernel(driver, &format!("delta_rule_{dim}"), 0));
-        Ok(Self([a?, b?, c?]))
+        let by_size = |name| {
+            let [a, b, c] =
+                K_DIMS.map(|dim| kernel_image!(delta_rule).kernel(driver, &format!("{name}_{dim}"), 0));
+            Ok([a?, b?, c?])
+        };
+        Ok(Self { delta_rule: by_size("delta_rule")?, delta_token: by_size("delta_token")? })
     }
 }
 
@@ -91,20 +97,19 @@ pub(in crate::cuda) struct NormAndGate<'a> {
     pub(in crate::cuda) start: usize,
 }
 
-/// Whether the kernel can norm and gate the result: one token per sequence, heads of which a block has all columns. In the fast mode only:
-/// other sums are those of steps with more tokens.
+/// Whether a kernel norms and gates the result, too: one token per sequence. In the fast mode only: other sums are those of steps with more
+/// tokens.
 pub(in crate::cuda) fn takes_norm(
     cuda: &Cuda,
     batch: &StagedBatch,
     shape: &DeltaShape,
     norm: &Norm<Cuda>,
 ) -> bool {
-    let padded = K_DIMS.iter().find(|&&dim| shape.k_dim <= dim);
     cuda.mode == Mode::Fast
         && batch.is_decode()
         && norm.kind == NormKind::Rms
         && norm.bias.is_none()
-        && padded.is_some_and(|&dim| shape.v_dim <= WARP_COLUMNS * max_warps(dim))
+        && shape.v_dim <= MAX_V_DIM
 }
 
 /// As [`Ops::delta_rule`](crate::Ops::delta_rule), then [`Ops::gated_norm`](crate::Ops::gated_norm) where `after` says so and [`takes_norm`].
@@ -130,16 +135,18 @@ pub(in crate::cuda) fn delta_rule(
         return delta_chunks::delta_chunks(cuda, y, input, state, batch, shape);
     }
     let index = K_DIMS.iter().position(|&dim| k_dim <= dim).expect("checked above");
+    let kernels = cuda.room::<Kernels>();
     // With a norm a block has all columns of a head.
-    let n_warps = match &after {
-        None => WARPS,
+    let (f, n_warps, n_slices) = match &after {
+        None => (kernels.delta_rule[index], WARPS, v_dim.div_ceil(WARP_COLUMNS * WARPS)),
         Some(after) => {
             assert!(takes_norm(cuda, batch, shape, after.norm) && after.norm.weight.len() == v_dim);
             assert!(after.start + shape.v_len() <= rates.row_len(), "gates of {}", rates.row_len());
-            v_dim.div_ceil(WARP_COLUMNS).next_power_of_two().max(WARPS)
+            let is_few = batch.n_seqs() * n_v_heads <= cuda.driver.n_multiprocessors() as usize;
+            let n_warps = v_dim.div_ceil(WARP_COLUMNS).next_power_of_two().clamp(WARPS, MAX_WARPS);
+            (kernels.delta_token[index], if is_few { n_warps } else { WARPS }, 1)
         }
     };
-    let n_slices = v_dim.div_ceil(WARP_COLUMNS * n_warps);
     let column = |start: usize| rates.ptr().offset(size_of::<f32>() * start);
     let args = DeltaRuleArgs {
         y: y.ptr(),
@@ -165,7 +172,6 @@ pub(in crate::cuda) fn delta_rule(
         q_scale: 1.0 / (k_dim as f32).sqrt(),
         norm_eps: after.map_or(0.0, |after| after.norm.eps),
     };
-    let f = cuda.room::<Kernels>().0[index];
     let blocks = [batch.n_seqs() * n_v_heads * n_slices, 1, 1];
     // SAFETY: the tensors have a row for each token and slots are of these sizes, as asserted above. Staging the batch checked that it names
     // slots of the state only, and that no sequence writes a slot that another reads or writes; a block has its columns of a head and

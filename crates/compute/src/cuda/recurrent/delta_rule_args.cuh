@@ -2,6 +2,9 @@
 #pragma once
 #include <cstdint>
 
+// Columns of a head that `delta_token` takes.
+constexpr int MAX_V_DIM = 256;
+
 struct DeltaRuleArgs {
   // [n_tokens, n_v_heads, v_dim]
   float* y;
@@ -20,7 +23,7 @@ struct DeltaRuleArgs {
   // [n_seqs, 3], see `SeqState`
   const uint32_t* states;
   const uint32_t* batch;
-  // [n_tokens] rows of `gate_len`, which begin with [n_v_heads, v_dim]; null: the result has neither norm nor gate
+  // of `delta_token`, as norm_weight: [n_tokens] rows of `gate_len`, which begin with [n_v_heads, v_dim]
   const float* gate;
   // [v_dim]
   const float* norm_weight;
