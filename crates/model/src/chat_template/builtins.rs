@@ -377,11 +377,16 @@ fn escaping(args: &[Value]) -> Paid {
     budget::spend(args.first().map_or(0, budget::size).saturating_mul(6))
 }
 
+/// A number as the engine's filters take one, which may be larger than any `i64`.
+fn count(value: &Value) -> Option<usize> {
+    usize::try_from(value.clone()).ok()
+}
+
 /// `batch(n)` and `slice(n)`: lists of up to n places, or n lists.
 fn parts(args: &[Value]) -> Paid {
     elements(args)?;
-    let n = args.get(1).and_then(Value::as_i64).and_then(|n| usize::try_from(n).ok());
-    budget::spend(n.unwrap_or(0).saturating_mul(ELEMENT))?;
+    let n = args.get(1).and_then(count).unwrap_or(0);
+    budget::spend(n.saturating_mul(ELEMENT))?;
     budget::store_all(args)
 }
 
@@ -389,7 +394,7 @@ fn indenting(args: &[Value]) -> Paid {
     budget::read_all(args)?;
     let named = args.last().filter(|a| a.is_kwargs()).and_then(|a| Kwargs::try_from(a.clone()).ok());
     let width = named.and_then(|named| named.peek::<Value>("width").ok()).or_else(|| args.get(1).cloned());
-    let width = width.and_then(|w| w.as_i64()).and_then(|w| usize::try_from(w).ok()).unwrap_or(4);
+    let width = width.as_ref().and_then(count).unwrap_or(4);
     let lines = args.first().and_then(Value::as_str).map_or(0, |text| text.matches('\n').count());
     budget::spend(width.saturating_mul(lines + 2))
 }

@@ -81,7 +81,7 @@ impl Synth {
             has_imatrix: false,
         };
         for Weight { name, shape, fill } in weights(shape) {
-            let dtype = mix.dtype_of(&name, &shape, &model).unwrap_or(DType::F32);
+            let dtype = mix.dtype_of(&name, &shape, &model).unwrap_or(kept_type(&name));
             let info = TensorInfo::new(name.clone(), dtype, shape).ok_or_else(|| {
                 Error::bad_tensor(&synth.path, &name, "has rows that its blocks do not fill")
             })?;
@@ -174,6 +174,15 @@ impl TensorSource for Synth {
 
     fn sibling(&self, _: &str) -> Option<PathBuf> {
         None
+    }
+}
+
+/// The type of what no mix quantizes.
+fn kept_type(name: &str) -> DType {
+    // Quantizers leave this large matrix as the file has it that they read, and files that are published have 16 bits.
+    match name == "per_layer_model_proj.weight" {
+        true => DType::BF16,
+        false => DType::F32,
     }
 }
 
