@@ -369,7 +369,7 @@ impl Ops for Cuda {
     }
 
     fn scale(&self, x: &mut Tensor<Self>, factor: f32) -> Result<()> {
-        elementwise::each(self, elementwise::kernels(self).scale, x, None, None, factor)
+        elementwise::scale(self, x, factor)
     }
 
     fn select_rows(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, batch: &StagedBatch) -> Result<()> {

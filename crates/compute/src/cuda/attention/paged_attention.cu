@@ -214,33 +214,47 @@ DEVICE void attention(const AttentionArgs& a) {
   KERNEL(attention_##T, AttentionArgs, THREADS) { attention<T>(a); }
 ATTENTION(F32) ATTENTION(F16) ATTENTION(BF16) ATTENTION(Q8_0)
 
-// Merges the splits of a head of a token. The first split is never empty, so the maximum is finite.
+// Merges the splits of a head of a token, a thread for each element. The first split is never empty, so the maximum is finite.
 KERNEL(attention_merge, AttentionMergeArgs, THREADS) {
   ptx::launch_dependents();
   ptx::griddepcontrol_wait();
   __shared__ float factors[MAX_MERGED];
-  const int dim = a.v_dim, n_splits = a.n_splits, tid = threadIdx.x;
+  __shared__ int n_filled;
+  const int dim = a.v_dim, n_splits = a.n_splits, tid = threadIdx.x, i = blockIdx.z * THREADS + tid;
   const size_t row = static_cast<size_t>(blockIdx.x) * a.n_heads + blockIdx.y;
   const float* partial = a.partial + row * n_splits * (dim + 2);
   if (tid < 32) {
-    float max = -INFINITY, sum = 0;
-    for (int s = tid; s < n_splits; s += 32) max = fmaxf(max, partial[s * (dim + 2) + dim]);
+    constexpr int OF_LANE = MAX_MERGED / 32;
+    float maxima[OF_LANE], sums[OF_LANE], max = -INFINITY, sum = 0;
+#pragma unroll
+    for (int j = 0; j < OF_LANE; j++) {
+      const int s = j * 32 + tid;
+      const bool there = s < n_splits;
+      maxima[j] = there ? partial[s * (dim + 2) + dim] : -INFINITY, sums[j] = there ? partial[s * (dim + 2) + dim + 1] : 0.0f;
+      max = fmaxf(max, maxima[j]);
+    }
     max = warp_max(max);
-    for (int s = tid; s < n_splits; s += 32) {
-      factors[s] = expf(partial[s * (dim + 2) + dim] - max);
-      sum += partial[s * (dim + 2) + dim + 1] * factors[s];
+    int filled = 0;
+#pragma unroll
+    for (int j = 0; j < OF_LANE; j++) {
+      maxima[j] = expf(maxima[j] - max), sum += sums[j] * maxima[j];
+      const uint32_t seen = __ballot_sync(ALL_LANES, maxima[j] != 0.0f);
+      if (seen) filled = j * 32 + 32 - __clz(seen);
     }
     sum = warp_sum(sum);
-    __syncwarp();
-    for (int s = tid; s < n_splits; s += 32) factors[s] /= sum;
+#pragma unroll
+    for (int j = 0; j < OF_LANE; j++) factors[j * 32 + tid] = maxima[j] / sum;
+    if (tid == 0) n_filled = filled;
   }
   __syncthreads();
-  for (int i = tid; i < dim; i += THREADS) {
-    float out = 0;
-    for (int s = 0; s < n_splits; s++) {
-      // A split that has seen no key has no outputs.
-      if (factors[s] != 0.0f) out += partial[s * (dim + 2) + i] * factors[s];
-    }
-    a.y[row * dim + i] = out;
+  if (i >= dim) return;
+  float out = 0;
+  const int n = n_filled;
+#pragma unroll 8
+  for (int s = 0; s < n; s++) {
+    // A split that has seen no key has no outputs.
+    const float factor = factors[s], x = partial[s * (dim + 2) + i];
+    out += factor != 0.0f ? factor * x : 0.0f;
   }
+  a.y[row * dim + i] = out;
 }

@@ -8,6 +8,8 @@ use crate::{Result, Tensor};
 
 /// Query heads of a block.
 const MAX_ROWS: usize = 8;
+/// Threads of a block.
+const THREADS: u32 = 128;
 /// Most splits of a token's positions that this kernel makes.
 const MAX_SPLITS: usize = 64;
 
@@ -131,7 +133,7 @@ pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput
     };
     // SAFETY: qkv and y have a row for each token and the cache has heads of these sizes, as the caller checked; staging the batch checked
     // that block tables cover positions and name blocks of the cache. `partial` has room for the results of all splits.
-    unsafe { cuda.launch(f, [n_tokens, h.n_kv_heads * chunks, n_splits], 128, &args)? };
+    unsafe { cuda.launch(f, [n_tokens, h.n_kv_heads * chunks, n_splits], THREADS, &args)? };
     merge(cuda, y, partial, h.n_heads, n_splits)
 }
 
@@ -167,6 +169,7 @@ pub(super) fn merge(
         v_dim: v_dim as u32,
         n_splits: n_splits as u32,
     };
+    let blocks = [n_tokens, n_heads, v_dim.div_ceil(THREADS as usize)];
     // SAFETY: `partial` has the results of all splits of each head of each token, and y a row for each token.
-    unsafe { cuda.launch(cuda.room::<Kernels>().attention_merge, [n_tokens, n_heads, 1], 128, &args) }
+    unsafe { cuda.launch(cuda.room::<Kernels>().attention_merge, blocks, THREADS, &args) }
 }

@@ -76,21 +76,36 @@ struct WideTiles {
   DEVICE void load_keys(int step) const { load(keys(step), a.k_cache, step); }
   DEVICE void load_values(int step) const { load(values(step), a.v_cache, step); }
 
-  // Rounds the tile's queries to the cache's type; zeros for rows and elements that are not there.
+  // Rounds the tile's queries to the cache's type, a row to a warp; zeros for rows and elements that are not there. All loads of two rows are
+  // issued before any is waited for.
   template <class T>
   DEVICE void load_queries() const {
+    constexpr int BATCH = 2, CHUNKS = (DIM / 8 + 31) / 32;
     const int dim = a.head_dim;
-    for (int row = warp; row < ROWS; row += WARPS) {
-      const int in_tile = row / a.tile_heads, in_group = t.first_head + row % a.tile_heads;
-      const bool there = in_tile < t.n_tokens && in_group < t.group;
-      const float* from = a.qkv + static_cast<size_t>(t.first_token + in_tile) * a.qkv_len + (t.kv_head * t.group + in_group) * dim;
-      for (int chunk = lane; chunk < DIM / 8; chunk += 32) {
-        float v[8] = {};
-        if (there && chunk * 8 < dim) {
-          const float4 low = reinterpret_cast<const float4*>(from)[2 * chunk], high = reinterpret_cast<const float4*>(from)[2 * chunk + 1];
-          v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w, v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+#pragma unroll 1
+    for (int first = warp; first < ROWS; first += BATCH * WARPS) {
+      float4 v[BATCH][CHUNKS][2] = {};
+#pragma unroll
+      for (int b = 0; b < BATCH; b++) {
+        const int row = first + b * WARPS, in_tile = row / a.tile_heads, in_group = t.first_head + row % a.tile_heads;
+        if (in_tile >= t.n_tokens || in_group >= t.group) continue;
+        const float* from = a.qkv + static_cast<size_t>(t.first_token + in_tile) * a.qkv_len + (t.kv_head * t.group + in_group) * dim;
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+          const int chunk = i * 32 + lane;
+          if (chunk * 8 >= dim) continue;
+          v[b][i][0] = reinterpret_cast<const float4*>(from)[2 * chunk], v[b][i][1] = reinterpret_cast<const float4*>(from)[2 * chunk + 1];
         }
-        *reinterpret_cast<uint4*>(queries + swizzled_row_offset<DIM>(row, chunk)) = eight_of<T>(v);
+      }
+#pragma unroll
+      for (int b = 0; b < BATCH; b++) {
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+          const int chunk = i * 32 + lane;
+          const float4 low = v[b][i][0], high = v[b][i][1];
+          const uint4 eight = {pair_of<T>(low.x, low.y), pair_of<T>(low.z, low.w), pair_of<T>(high.x, high.y), pair_of<T>(high.z, high.w)};
+          if (chunk < DIM / 8) *reinterpret_cast<uint4*>(queries + swizzled_row_offset<DIM>(first + b * WARPS, chunk)) = eight;
+        }
       }
     }
   }
@@ -113,14 +128,15 @@ DEVICE void wide_scores(float (&score)[N][4], const uint16_t* queries, const uin
   }
 }
 
-// O = O · correction + P V, of all rows and COLUMNS elements from `column` on.
-template <class T, int DIM, int ROWS>
+// O = O · correction + P V, of all rows and COLUMNS elements from `column` on. FULL: all groups of 16 rows are there, and nothing is to be
+// asked between their products.
+template <class T, int DIM, int ROWS, bool FULL>
 DEVICE void wide_values(float (&out)[ROWS / 16][COLUMNS / 8][4], const WideShared<ROWS>& shared, const uint16_t* weights, const uint16_t* values,
                         int n_groups, int column, int lane) {
   constexpr int KEYS = WidePlan<ROWS>::KEYS;
 #pragma unroll
   for (int g = 0; g < ROWS / 16; g++) {
-    if (g >= n_groups) break;
+    if (!FULL && g >= n_groups) break;
     const float correction[2] = {shared.correction[g * 16 + lane / 4], shared.correction[g * 16 + lane / 4 + 8]};
 #pragma unroll
     for (int i = 0; i < COLUMNS / 8; i++) {
@@ -137,7 +153,7 @@ DEVICE void wide_values(float (&out)[ROWS / 16][COLUMNS / 8][4], const WideShare
     }
 #pragma unroll
     for (int g = 0; g < ROWS / 16; g++) {
-      if (g >= n_groups) break;
+      if (!FULL && g >= n_groups) break;
       uint32_t p[4];
       ptx::ldmatrix_x4(p, weights + weights_offset<KEYS>(g * 16 + lane % 16, 2 * k + lane / 16));
 #pragma unroll
@@ -250,7 +266,12 @@ DEVICE void wide_attention(const WideAttentionArgs& args) {
     }
     if (!SHARED) ptx::cp_async_wait<1>();
     __syncthreads();
-    if (has_values) wide_values<T, DIM, ROWS>(out, shared, tiles.weights(), tiles.values(step), n_groups, column, lane);
+    if (!has_values) continue;
+    if (n_groups == ROW_GROUPS) {
+      wide_values<T, DIM, ROWS, true>(out, shared, tiles.weights(), tiles.values(step), n_groups, column, lane);
+    } else {
+      wide_values<T, DIM, ROWS, false>(out, shared, tiles.weights(), tiles.values(step), n_groups, column, lane);
+    }
   }
   ptx::cp_async_wait<0>();
 

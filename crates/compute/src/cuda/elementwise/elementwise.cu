@@ -1,4 +1,4 @@
-// Operations on each element by itself. A thread owns one element; moves each operand once.
+// Operations on each element by itself. A thread owns one element, of `add` and `scale` four; moves each operand once.
 #include "../common/activation.cuh"
 #include "elementwise_args.cuh"
 
@@ -11,11 +11,24 @@ DEVICE size_t gathered(const ElementwiseArgs& a, size_t i) {
   return static_cast<size_t>(row) * a.row_len + i % a.row_len;
 }
 
+// Makes f(y, x) of a thread's four elements; x is 0 where there is none.
+template <class F>
+DEVICE void for_four(const ElementwiseArgs& a, F f) {
+  const size_t i = 4 * element();
+  const bool is_aligned = (reinterpret_cast<uintptr_t>(a.y) | reinterpret_cast<uintptr_t>(a.x)) % 16 == 0;
+  if (is_aligned && i + 4 <= a.len) {
+    const float4 y = *reinterpret_cast<const float4*>(a.y + i);
+    const float4 x = a.x ? *reinterpret_cast<const float4*>(a.x + i) : float4{0, 0, 0, 0};
+    *reinterpret_cast<float4*>(a.y + i) = float4{f(y.x, x.x), f(y.y, x.y), f(y.z, x.z), f(y.w, x.w)};
+    return;
+  }
+  for (size_t j = i; j < i + 4 && j < a.len; j++) a.y[j] = f(a.y[j], a.x ? a.x[j] : 0.0f);
+}
+
 KERNEL(add, ElementwiseArgs, 256) {
   ptx::launch_dependents();
   ptx::griddepcontrol_wait();
-  const size_t i = element();
-  if (i < a.len) a.y[i] += a.x[i];
+  for_four(a, [](float y, float x) { return y + x; });
 }
 
 KERNEL(add_rows, ElementwiseArgs, 256) {
@@ -72,8 +85,8 @@ KERNEL(softcap, ElementwiseArgs, 256) {
 KERNEL(scale, ElementwiseArgs, 256) {
   ptx::launch_dependents();
   ptx::griddepcontrol_wait();
-  const size_t i = element();
-  if (i < a.len) a.y[i] *= a.factor;
+  const float factor = a.factor;
+  for_four(a, [=](float y, float) { return y * factor; });
 }
 
 KERNEL(gate_rows, ElementwiseArgs, 256) {

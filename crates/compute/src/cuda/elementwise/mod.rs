@@ -102,7 +102,12 @@ pub(in crate::cuda) fn kernels(cuda: &Cuda) -> &Kernels {
 }
 
 fn launch(cuda: &Cuda, f: Kernel<ElementwiseArgs>, args: &ElementwiseArgs) -> Result<()> {
-    let blocks = usize::try_from(args.len.div_ceil(256)).expect("a tensor's length fits usize");
+    launch_of(cuda, f, args, 1)
+}
+
+/// With so many elements to a thread.
+fn launch_of(cuda: &Cuda, f: Kernel<ElementwiseArgs>, args: &ElementwiseArgs, per_thread: u64) -> Result<()> {
+    let blocks = usize::try_from(args.len.div_ceil(256 * per_thread)).expect("a tensor's length fits usize");
     // SAFETY: `y` has `len` elements, and the callers checked that x and rows have what the operation reads.
     unsafe { cuda.launch(f, [blocks, 1, 1], 256, args) }
 }
@@ -116,7 +121,16 @@ pub(in crate::cuda) fn each(
     activation: Option<Activation>,
     factor: f32,
 ) -> Result<()> {
-    let args = ElementwiseArgs {
+    launch(cuda, f, &args_of(y, x, activation, factor))
+}
+
+fn args_of(
+    y: &mut Tensor<Cuda>,
+    x: Option<&Tensor<Cuda>>,
+    activation: Option<Activation>,
+    factor: f32,
+) -> ElementwiseArgs {
+    ElementwiseArgs {
         y: y.ptr(),
         x: x.map_or(DevicePtr::NULL, Tensor::ptr),
         rows: DevicePtr::NULL,
@@ -125,8 +139,12 @@ pub(in crate::cuda) fn each(
         n_x_rows: 0,
         activation: activation.map_or(0, activation_code),
         factor,
-    };
-    launch(cuda, f, &args)
+    }
+}
+
+/// `x = factor · x`
+pub(in crate::cuda) fn scale(cuda: &Cuda, x: &mut Tensor<Cuda>, factor: f32) -> Result<()> {
+    launch_of(cuda, kernels(cuda).scale, &args_of(x, None, None, factor), 4)
 }
 
 /// As [`activate`](crate::Ops::activate), of the first `len` elements of a buffer that has as many.
@@ -236,7 +254,7 @@ pub(in crate::cuda) fn select_previous(
 
 /// `y += x`, of the same shape.
 pub(in crate::cuda) fn add(cuda: &Cuda, y: &mut Tensor<Cuda>, x: &Tensor<Cuda>) -> Result<()> {
-    each(cuda, kernels(cuda).add, y, Some(x), None, 0.0)
+    launch_of(cuda, kernels(cuda).add, &args_of(y, Some(x), None, 0.0), 4)
 }
 
 /// `y[i] = f(y[i], x[rows[i]])` for every row, `rows` `u32` [rows of y].

@@ -5,6 +5,9 @@ use super::common::{TileLayout, Tiles};
 use super::driver::{Cuda, DevicePtr, kernel_args, kernels};
 use crate::{Norm, NormKind, Result, Tensor};
 
+/// Threads of a block of `norm_rows` and `add_norms`, at most.
+const MAX_THREADS: usize = 1024;
+
 kernel_args! {
     in "norm_args.cuh";
 
@@ -24,6 +27,8 @@ kernel_args! {
         layer: u32,
         /// Whether the result is added to y.
         add: u32,
+        /// Whether threads hold 8 elements each: rows, x, y, weight and bias begin at multiples of 16 bytes, and n is a multiple of 8.
+        held: u32,
         eps: f32,
     }
 
@@ -173,18 +178,22 @@ unsafe fn launch(
 ) -> Result<()> {
     let n = norm.weight.len();
     assert!(norm.bias.as_ref().is_none_or(|b| b.len() == n), "a bias for {n} elements");
+    let (weight, bias) = (norm.weight.ptr(), norm.bias.as_ref().map_or(DevicePtr::NULL, Tensor::ptr));
+    let is_aligned = [y, x, weight, bias].iter().all(|p| p.0.is_multiple_of(16)) && row_len.is_multiple_of(4);
+    let is_held = is_aligned && n.is_multiple_of(8) && n <= 8 * MAX_THREADS;
     let args = NormArgs {
         y,
         x,
-        weight: norm.weight.ptr(),
-        bias: norm.bias.as_ref().map_or(DevicePtr::NULL, Tensor::ptr),
+        weight,
+        bias,
         n: n as u32,
         row_len: row_len as u32,
         layer: u32::from(norm.kind == NormKind::Layer),
         add: u32::from(add),
+        held: u32::from(is_held),
         eps: norm.eps,
     };
-    let threads = n.div_ceil(4).next_multiple_of(32).clamp(32, 1024) as u32;
+    let threads = n.div_ceil(if is_held { 8 } else { 4 }).next_multiple_of(32).clamp(32, MAX_THREADS) as u32;
     // SAFETY: every row has n elements, as this function's contract says; weight and bias have n, as read and asserted above.
     unsafe { cuda.launch(cuda.room::<Kernels>().norm_rows, [rows, 1, 1], threads, &args) }
 }
@@ -223,7 +232,7 @@ pub(in crate::cuda) fn norm_heads(
 /// Whether [`add_norms`] takes rows of `n` elements with these norms.
 pub(in crate::cuda) fn adds_norms(n: usize, norms: [&Norm<Cuda>; 3]) -> bool {
     let is_plain = |norm: &Norm<Cuda>| norm.kind == NormKind::Rms && norm.bias.is_none();
-    n <= 8192 && n.is_multiple_of(8) && norms.into_iter().all(is_plain)
+    n <= 8 * MAX_THREADS && n.is_multiple_of(8) && norms.into_iter().all(is_plain)
 }
 
 /// `y += norms[2](norms[0](x[0]) + norms[1](x[1]))`

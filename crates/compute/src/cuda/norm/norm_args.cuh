@@ -18,6 +18,8 @@ struct NormArgs {
   uint32_t layer;
   // Whether the result is added to y.
   uint32_t add;
+  // Whether threads hold 8 elements each: rows, x, y, weight and bias begin at multiples of 16 bytes, and n is a multiple of 8.
+  uint32_t held;
   float eps;
 };
 
