@@ -296,6 +296,17 @@ fn formats_with_keys_that_are_not_ascii_are_errors() {
 }
 
 #[test]
+fn doubled_braces_of_a_format_are_text() {
+    for (format, want) in
+        [("{{x}} {}", "{x} 1"), ("{{{}}}", "{1}"), ("{{[é]}} {0}", "{[é]} 1"), ("{{{{", "{{")]
+    {
+        assert_eq!(rendered(&emit(&format!("'{format}'.format(1)"))).as_deref(), Ok(want), "{format}");
+    }
+    let reason = rendered(&emit("'{{{0[é]}'.format({'é': 1})")).unwrap_err();
+    assert!(reason.contains("not ASCII"), "{reason}");
+}
+
+#[test]
 fn templates_that_nest_too_deep_are_refused_when_read() {
     check(too_deep_to_read());
 }

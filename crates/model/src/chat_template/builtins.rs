@@ -217,8 +217,11 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
 /// Refuses a format whose fields have keys, as in `{0[key]}`, that are not ASCII: the template engine reads them byte by byte, and panics.
 fn keys_are_ascii(format: &str) -> Result<(), Error> {
     let (mut in_field, mut in_key) = (false, false);
-    for c in format.chars() {
+    let mut chars = format.chars().peekable();
+    while let Some(c) = chars.next() {
         match c {
+            // A brace of the text.
+            '{' if !in_field && chars.next_if_eq(&'{').is_some() => {}
             '[' if in_field => in_key = true,
             ']' => in_key = false,
             '{' => in_field = true,
@@ -445,6 +448,11 @@ fn formatting(args: &[Value]) -> Paid {
     let per_directive = before - budget::left();
     while let Some(at) = rest.find(['%', '{']) {
         let directive = &rest[at + 1..];
+        if rest.as_bytes()[at] == b'{' && directive.starts_with('{') {
+            // A brace of the text.
+            rest = &directive[1..];
+            continue;
+        }
         let end = match rest.as_bytes()[at] {
             b'{' => directive.find('}'),
             _ => directive.find(|c: char| c.is_ascii_alphabetic() || c == '%'),
