@@ -104,7 +104,10 @@ pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput
     let f = kernels.attention.get(dtype)?;
     let chunks = (h.n_heads / h.n_kv_heads).div_ceil(MAX_ROWS);
     let n_splits = n_splits(cuda, n_tokens * h.n_kv_heads * chunks);
-    let partial = partial(cuda, n_tokens * h.n_heads, n_splits, v_dim)?;
+    let partial = match n_splits {
+        1 => DevicePtr::NULL,
+        _ => partial(cuda, n_tokens * h.n_heads * n_splits, v_dim)?,
+    };
     let args = AttentionArgs {
         y: y.ptr(),
         partial,
@@ -137,16 +140,9 @@ pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput
     merge(cuda, y, partial, h.n_heads, n_splits)
 }
 
-/// Room for the results of `n_splits` splits of so many heads of tokens; null where there is nothing to merge.
-pub(super) fn partial(cuda: &Cuda, n_heads: usize, n_splits: usize, v_dim: usize) -> Result<DevicePtr> {
-    match n_splits {
-        1 => Ok(DevicePtr::NULL),
-        _ => cuda.scratch.get(
-            &cuda.driver,
-            "attention in parts",
-            size_of::<f32>() * n_heads * n_splits * (v_dim + 2),
-        ),
-    }
+/// Room for the results of so many splits of heads of tokens.
+pub(super) fn partial(cuda: &Cuda, n_results: usize, v_dim: usize) -> Result<DevicePtr> {
+    cuda.scratch.get(&cuda.driver, "attention in parts", size_of::<f32>() * n_results * (v_dim + 2))
 }
 
 /// Merges what a kernel has left in [`partial`] of all splits.

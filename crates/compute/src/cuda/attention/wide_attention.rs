@@ -88,7 +88,7 @@ pub(super) fn supports(cuda: &Cuda, kv: &KvLayer<Cuda>, params: &AttentionParams
 pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput<'_>) -> Result<()> {
     let AttentionInput { kv, batch, params, .. } = input;
     let h = params.heads;
-    let (n_tokens, v_dim) = (batch.n_tokens(), y.row_len() / h.n_heads);
+    let v_dim = y.row_len() / h.n_heads;
     let block = Block::new(cuda.driver.is_hopper());
     let tiling = Tiling::new(block.rows, h);
     let n_tiles = tiling.n_tiles(h, batch);
@@ -96,8 +96,13 @@ pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput
         return Ok(());
     }
     // As many blocks as SMs. Lengths do not matter, so that a captured graph serves any.
-    let n_splits = (cuda.driver.n_multiprocessors() as usize / n_tiles).clamp(1, MAX_MERGED);
-    let partial = paged_attention::partial(cuda, n_tokens * h.n_heads, n_splits, v_dim)?;
+    let n_sms = cuda.driver.n_multiprocessors() as usize;
+    let n_splits = (n_sms / n_tiles).clamp(1, MAX_MERGED);
+    let partial = match n_splits {
+        1 => DevicePtr::NULL,
+        // As much as any step needs, so that later ones allocate nothing.
+        _ => paged_attention::partial(cuda, n_sms * block.rows, v_dim)?,
+    };
     let args = WideAttentionArgs {
         of_all: PrefillAttentionArgs::new(Output::Floats(y.ptr()), &input, &tiling),
         partial,
@@ -107,8 +112,8 @@ pub(super) fn attention(cuda: &Cuda, y: &mut Tensor<Cuda>, input: AttentionInput
     let (f, shared) =
         (cuda.room::<Kernels>().get(kv), block.shared_bytes(if kv.v.is_none() { LATENT } else { WIDE }));
     // SAFETY: qkv and y have a row for each token and the cache has heads of these sizes, as the callers checked; staging the batch
-    // checked that block tables cover positions and name blocks of the cache. `partial` has room for the results of all splits. The grid
-    // has a block for each split of each tile.
+    // checked that block tables cover positions and name blocks of the cache. `partial` has room for the rows of all splits of all tiles. The
+    // grid has a block for each split of each tile.
     unsafe { cuda.launch_shared(f, [n_tiles, n_splits, 1], THREADS, shared, &args)? };
     paged_attention::merge(cuda, y, partial, h.n_heads, n_splits)
 }
