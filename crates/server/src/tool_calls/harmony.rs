@@ -122,8 +122,14 @@ impl Parse for Harmony {
                 } else if may_be_header(&header) {
                     Place::Header(header)
                 } else {
-                    self.place = self.begin(MESSAGE, out);
-                    return header.chars().for_each(|c| self.push(c, out));
+                    // It is text, and so is a mark at its beginning: pushed again, that would begin the same header.
+                    let mark = header.len() - after_mark(&header).len();
+                    if mark > 0 {
+                        self.say(Kind::Text, true, &header[..mark], out);
+                    }
+                    self.place =
+                        Place::Message { kind: Kind::Text, until: Until::new(ENDS), is_empty: mark == 0 };
+                    return header[mark..].chars().for_each(|c| self.push(c, out));
                 }
             }
             Place::Message { kind, mut until, mut is_empty } => {
@@ -165,6 +171,12 @@ impl Parse for Harmony {
     fn is_reasoning(&self) -> bool {
         matches!(self.place, Place::Message { kind: Kind::Reasoning, .. })
     }
+}
+
+/// What follows the mark that a header begins with; all of it where it has none.
+fn after_mark(header: &str) -> &str {
+    let rest = header.trim_start();
+    HEADER.iter().find_map(|mark| rest.strip_prefix(mark)).unwrap_or(header)
 }
 
 fn may_be_header(held: &str) -> bool {
@@ -290,6 +302,22 @@ mod tests {
     use super::super::{ToolChoice, tests};
     use super::*;
     use realizar_model::chat_template::Timestamp;
+
+    #[test]
+    fn headers_without_an_end_are_text() {
+        let long = "x".repeat(MAX_HEADER);
+        for mark in HEADER.iter().filter(|mark| **mark != MESSAGE) {
+            for transcript in [format!("{mark}{long}"), format!(" \n{mark}{long}<|ch")] {
+                check_reasoning(&SYNTAX, &transcript, "", &transcript, &[]);
+            }
+            let again = format!("{mark}{long}{CHANNEL}final{MESSAGE}Yes");
+            check_reasoning(&SYNTAX, &again, "", &format!("{mark}{long}\n\nYes"), &[]);
+        }
+        // Each begins a header anew, and the last ones are no more than a header.
+        let fit = MAX_HEADER / CHANNEL.len();
+        let texts = vec![CHANNEL; 10].join("\n\n");
+        check_reasoning(&SYNTAX, &CHANNEL.repeat(fit + 10), "", &texts, &[]);
+    }
 
     #[test]
     fn channels_are_told_apart() {
