@@ -315,7 +315,7 @@ mod tests {
         }
         // Each begins a header anew, and the last ones are no more than a header.
         let fit = MAX_HEADER / CHANNEL.len();
-        let texts = vec![CHANNEL; 10].join("\n\n");
+        let texts = [CHANNEL; 10].join("\n\n");
         check_reasoning(&SYNTAX, &CHANNEL.repeat(fit + 10), "", &texts, &[]);
     }
 
