@@ -6,7 +6,7 @@
 //
 // Mapping. Block of 4 warps: up to 8 query heads that share a KV head, of one token, over one split of the positions it sees. For scores
 // 8 lanes share a key; for outputs a thread owns 8 elements of every n_lines-th key, and these lines are added at the end, in order.
-// Splits are merged by attention_merge, of which a block owns a head of a token.
+// Splits are merged by attention_merge, of which a block owns 128 elements of a head of a token.
 // Shared memory: 24,704 bytes. Moves: K and V of the split once for all its heads, 2 · n_positions · head_bytes.
 #include "../common/quant.cuh"
 #include "paged_attention_args.cuh"
