@@ -308,6 +308,15 @@ inline uint32_t f32_to_f16_within(float low, float high) {
   return f32_to_f16(within(low), within(high));
 }
 inline uint32_t f32_to_bf16(float low, float high) { return f32_to_bf16(low) | static_cast<uint32_t>(f32_to_bf16(high)) << 16; }
+// But for what is not a number, E4M3 is half precision with fewer bits and an exponent that is larger by 8.
+inline void e4m3_to_f16(uint32_t& low, uint32_t& high, uint32_t bytes) {
+  const auto number = [=](int i) {
+    const uint32_t b = bytes >> 8 * i & 255;
+    if ((b & 0x7f) == 0x7f) return uint32_t{0x7fff};
+    return (b << 8 & 0x8000u) | f32_to_f16(f16_to_f32(static_cast<uint16_t>((b & 0x7f) << 7)) * 256.0f);
+  };
+  low = number(0) | number(1) << 16, high = number(2) | number(3) << 16;
+}
 inline uint32_t small_f16(uint32_t x) { return f32_to_f16(static_cast<float>(x & 0xffff), static_cast<float>(x >> 16)); }
 
 // Of two numbers of half precision each. A sum or a product of two is rounded to a float without changing how it is rounded to half

@@ -8,7 +8,7 @@
 //   BYTES_OF_4      bytes in a group that four pieces' scales have,
 //   read(p, i)      those of piece i after the one whose scales are at p, which is the first of a block of 256,
 //   scale(i)        one as a float,
-//   halves(i)       2 i and 2 i + 1 in half precision,
+//   halves(i)       2 i and 2 i + 1 in half precision, in units of `Values::halves`,
 //   source_code     the code of weight l of a piece, from the file's blocks,
 //   pack            writes those of one piece, at `p` as for `read`; where a block's pieces share bytes, its first piece writes all.
 #pragma once
@@ -40,6 +40,15 @@ struct Codebook {
   DEVICE static uint32_t signed_bytes(uint32_t codes) { return look_up<0>(codes); }
   // Less 128 they are the values.
   DEVICE static uint32_t unsigned_bytes(uint32_t codes) { return look_up<128>(codes); }
+  // The values of a word of codes in half precision: as `Four` says, of both halves of a piece.
+  DEVICE static Four halves(uint32_t codes) {
+    const uint32_t low = unsigned_bytes(codes), high = unsigned_bytes(codes >> 16);
+    return {{pair(low, 0x4240), pair(low, 0x4341)}, {pair(high, 0x4240), pair(high, 0x4341)}};
+  }
+
+ private:
+  // Two of four bytes under the exponent of 1024, to numbers.
+  DEVICE static uint32_t pair(uint32_t bytes, uint32_t selector) { return ptx::add_f16(__byte_perm(bytes, 0x64646464, selector), 0xe480e480); }
 };
 
 template <class Values, class Scales>
@@ -149,14 +158,10 @@ struct PackedCodebook : PackedLayout<128 + Scales::BYTES_OF_4, 2> {
         scale[2 * i] = twice(d, false), scale[2 * i + 1] = twice(d, true);
       }
     }
-    // Two of four bytes under the exponent of 1024, to numbers.
-    DEVICE static uint32_t pair(uint32_t bytes, uint32_t selector, uint32_t scale) {
-      return ptx::mul_f16(ptx::add_f16(__byte_perm(bytes, 0x64646464, selector), 0xe480e480), scale);
-    }
     DEVICE Four word(int i) const {
-      const uint32_t low = Values::unsigned_bytes(q[i]), high = Values::unsigned_bytes(q[i] >> 16);
+      const Four v = Values::halves(q[i]);
       const uint32_t s0 = scale[which(0, 4 * i)], s1 = scale[which(1, 4 * i)];
-      return {{pair(low, 0x4240, s0), pair(low, 0x4341, s0)}, {pair(high, 0x4240, s1), pair(high, 0x4341, s1)}};
+      return {{ptx::mul_f16(v.low[0], s0), ptx::mul_f16(v.low[1], s0)}, {ptx::mul_f16(v.high[0], s1), ptx::mul_f16(v.high[1], s1)}};
     }
   };
 };

@@ -178,12 +178,14 @@ __device__ __forceinline__ float4 ld_shared_cluster(uint32_t at) {
 #define FLOATS_2(d, i) FLOATS_1(d, i), FLOATS_1(d, i + 1)
 #define FLOATS_4(d, i) FLOATS_2(d, i), FLOATS_2(d, i + 2)
 #define FLOATS_8(d, i) FLOATS_4(d, i), FLOATS_4(d, i + 4)
+#define FLOATS_12(d, i) FLOATS_8(d, i), FLOATS_4(d, i + 8)
 #define FLOATS_16(d, i) FLOATS_8(d, i), FLOATS_8(d, i + 8)
 #define FLOATS_32(d, i) FLOATS_16(d, i), FLOATS_16(d, i + 16)
 #define NAMES_1 "%0, %1, %2, %3"
 #define NAMES_2 NAMES_1 ", %4, %5, %6, %7"
 #define NAMES_4 NAMES_2 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES_8 NAMES_4 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_12 NAMES_8 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define NAMES_16 \
   NAMES_8 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, " \
           "%56, %57, %58, %59, %60, %61, %62, %63"
@@ -205,6 +207,7 @@ MULTIPLY_ROWS(8, 1, "{%4, %5, %6, %7}, %8")
 MULTIPLY_ROWS(16, 2, "{%8, %9, %10, %11}, %12")
 MULTIPLY_ROWS(32, 4, "{%16, %17, %18, %19}, %20")
 MULTIPLY_ROWS(64, 8, "{%32, %33, %34, %35}, %36")
+MULTIPLY_ROWS(96, 12, "{%48, %49, %50, %51}, %52")
 MULTIPLY_ROWS(128, 16, "{%64, %65, %66, %67}, %68")
 MULTIPLY_ROWS(256, 32, "{%128, %129, %130, %131}, %132")
 #undef MULTIPLY_ROWS
@@ -219,7 +222,7 @@ MULTIPLY_ROWS(256, 32, "{%128, %129, %130, %131}, %132")
   }
 #define MULTIPLY_SHARED_OF(type)                                                                              \
   MULTIPLY_SHARED(type, 8, 1, "%4, %5") MULTIPLY_SHARED(type, 16, 2, "%8, %9") MULTIPLY_SHARED(type, 32, 4, "%16, %17") \
-  MULTIPLY_SHARED(type, 64, 8, "%32, %33") MULTIPLY_SHARED(type, 128, 16, "%64, %65") MULTIPLY_SHARED(type, 256, 32, "%128, %129")
+  MULTIPLY_SHARED(type, 64, 8, "%32, %33") MULTIPLY_SHARED(type, 96, 12, "%48, %49") MULTIPLY_SHARED(type, 128, 16, "%64, %65") MULTIPLY_SHARED(type, 256, 32, "%128, %129")
 MULTIPLY_SHARED_OF(f16) MULTIPLY_SHARED_OF(bf16)
 #undef MULTIPLY_SHARED
 #undef MULTIPLY_SHARED_OF

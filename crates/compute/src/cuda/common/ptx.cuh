@@ -89,6 +89,11 @@ __device__ __forceinline__ uint32_t small_f16(uint32_t x) {
   return y;
 }
 
+// Four numbers of E4M3, a byte each, in half precision. From compute capability 8.9 on.
+__device__ __forceinline__ void e4m3_to_f16(uint32_t& low, uint32_t& high, uint32_t bytes) {
+  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h; }" : "=r"(low), "=r"(high) : "r"(bytes));
+}
+
 // Arithmetic with two numbers of half precision.
 __device__ __forceinline__ uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t d;

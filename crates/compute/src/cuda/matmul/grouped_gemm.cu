@@ -268,4 +268,4 @@ DEVICE void grouped_gemm(const GroupedGemmArgs& args) {
     static_assert(Shape<N>::BLOCKS == OF_AN_SM, "registers for as many"); \
     grouped_gemm<N>(a);                                                   \
   }
-GROUPED_GEMM(16, 2) GROUPED_GEMM(64, 2)
+GROUPED_GEMM(16, 2) GROUPED_GEMM(64, 2) GROUPED_GEMM(96, 2)

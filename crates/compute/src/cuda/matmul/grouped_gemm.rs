@@ -5,7 +5,7 @@ use super::grouped::{GroupedRows, Operand, TiledRows};
 use super::matrix::Matrix;
 use super::mixed_gemm::{
     ActivationLayout, MAX_CLUSTER, MAX_PARTS, MixedGemmArgs, MixedGemmPart, NO_PART, OUTS, PITCH, Parts,
-    Rings, SHAPES, STEP, Shape, THREADS, parts,
+    Rings, SHAPE_OF_96, SHAPES, STEP, Shape, THREADS, parts,
 };
 use super::shape::{MatrixShape, Target};
 use crate::cuda::common::activation_code;
@@ -13,9 +13,9 @@ use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_i
 use crate::{Activation, Result};
 
 /// Rows of a tile of the kernels that there are.
-const ROWS: [usize; 2] = [16, 64];
-/// Rows of an expert on average from which on the larger tiles are used. Few experts have so many more that they need a second tile.
-const FEW_ROWS: usize = 9;
+const ROWS: [usize; 3] = [16, 64, 96];
+/// Rows of an expert on average from which on each is used: few experts have so many more that they need another tile.
+const FROM_ROWS: [usize; 3] = [0, 9, 33];
 /// The numbers that kernels know epilogues by.
 const STORE: u32 = 0;
 const GATE: u32 = 2;
@@ -43,7 +43,7 @@ kernel_args! {
 }
 
 /// Kernels of grouped_gemm.cu, on Hopper, in the order of [`ROWS`].
-pub(in crate::cuda) struct Kernels(Option<[Kernel<GroupedGemmArgs>; 2]>);
+pub(in crate::cuda) struct Kernels(Option<[Kernel<GroupedGemmArgs>; 3]>);
 
 impl Kernels {
     pub(in crate::cuda) fn load(driver: &dyn Driver) -> Result<Self> {
@@ -52,14 +52,14 @@ impl Kernels {
         }
         let image = kernel_image!(grouped_gemm);
         let kernel = |rows| image.kernel(driver, &format!("grouped_gemm_{rows}"), shape(rows).shared_bytes);
-        let [few, many] = ROWS.map(kernel);
-        Ok(Self(Some([few?, many?])))
+        let [few, more, many] = ROWS.map(kernel);
+        Ok(Self(Some([few?, more?, many?])))
     }
 }
 
 /// What the kernel for tiles of so many rows is like.
 fn shape(rows: usize) -> &'static Shape {
-    SHAPES.iter().find(|s| s.rows == rows).expect("a shape of these rows")
+    SHAPES.iter().chain([&SHAPE_OF_96]).find(|s| s.rows == rows).expect("a shape of these rows")
 }
 
 /// One of the two products.
@@ -110,7 +110,7 @@ pub(in crate::cuda) fn plan(
     if !target.hopper || down.parts.len() != 1 {
         return None;
     }
-    let kernel = usize::from(n_uses >= FEW_ROWS * gate_up.n_experts);
+    let kernel = FROM_ROWS.iter().rposition(|&rows| n_uses >= rows * gate_up.n_experts)?;
     let shape = shape(ROWS[kernel]);
     let blocks = match kernel {
         0 => Blocks::Persistent { n: shape.blocks * target.n_sms },

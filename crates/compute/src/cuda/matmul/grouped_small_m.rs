@@ -31,7 +31,8 @@ const MIN_SLOTS: usize = 2;
 /// Static shared memory of the kernels, at most, of which 2 KB are the table of a type.
 const STATIC_BYTES: usize = (2 << 10) + (2 << 10);
 /// Rows of an expert on average from which on larger tiles of the tensor cores' floats are faster: for weights with integer scales, which are
-/// decoded with few instructions, and for others.
+/// decoded with few instructions, on Hopper and elsewhere, and for others. On Hopper `grouped_gemm` decodes FP4 with the fewest.
+const MANY_ROWS_ON_HOPPER: usize = 17;
 const MANY_ROWS: usize = 9;
 const MANY_ROWS_OF_FLOAT_SCALES: usize = 4;
 
@@ -140,11 +141,20 @@ pub(in crate::cuda) fn plan(
 ) -> Option<Plan> {
     let n_experts = gate_up.n_experts;
     let (gate_up, down) = (product(target, gate_up, true)?, product(target, down, false)?);
-    let has_integer_scales = [&gate_up, &down].into_iter().all(|p| p.packed().has_integer_scales());
-    let many_rows = if has_integer_scales { MANY_ROWS } else { MANY_ROWS_OF_FLOAT_SCALES };
+    let many_rows = many_rows(target, &gate_up).min(many_rows(target, &down));
     // Their sums do not depend on how many rows there are, so that without other kernels they take all.
     let takes = target.mode == Mode::Deterministic || n_uses < many_rows * n_experts;
     takes.then_some(Plan { gate_up, down, n_sms: target.n_sms })
+}
+
+/// Rows of an expert on average from which on another kernel is faster.
+fn many_rows(target: &Target, product: &Product) -> usize {
+    match product.dtype {
+        DType::MXFP4 | DType::NVFP4 if target.hopper => 0,
+        _ if !product.packed().has_integer_scales() => MANY_ROWS_OF_FLOAT_SCALES,
+        _ if target.hopper => MANY_ROWS_ON_HOPPER,
+        _ => MANY_ROWS,
+    }
 }
 
 fn product(target: &Target, w: &MatrixShape, is_gate: bool) -> Option<Product> {

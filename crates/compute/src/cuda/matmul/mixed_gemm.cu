@@ -231,8 +231,7 @@ KERNEL_2(mixed_gemm_activations, MixedGemmActivationArgs, ACTIVATION_THREADS) {
 #pragma unroll 1
   for (uint32_t p = 0; p < n_places; p++) {
     const uint32_t place = a.places ? a.places[blockIdx.x * n_places + p] : blockIdx.x;
-    // The rows of a tile are a power of two.
-    const uint32_t row = place & (a.rows - 1);
+    const uint32_t row = place % a.rows;
     uint16_t* tiles = a.y + static_cast<size_t>(place - row) * padded;
     if (threadIdx.x == 0) a.scales[place] = scale;
 #pragma unroll

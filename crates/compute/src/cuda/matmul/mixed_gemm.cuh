@@ -28,7 +28,7 @@ DEVICE uint32_t layout_of(uint32_t layout) { return layout == LAYOUT_BF16 ? PLAI
 template <int N>
 struct Shape {
   // Blocks that an SM has room for.
-  static constexpr int BLOCKS = N <= 64 ? 2 : 1;
+  static constexpr int BLOCKS = N <= 96 ? 2 : 1;
   // Registers of a thread that multiplies, and of one that copies.
   static constexpr int REGISTERS = BLOCKS == 2 ? 104 : 232, COPY_REGISTERS = BLOCKS == 2 ? 32 : 40;
   // Whether a block of experts takes several items.

@@ -70,7 +70,7 @@ struct MixedGemmActivationArgs {
   uint32_t padded;
   // an `ActivationLayout`
   uint32_t layout;
-  // of a tile of rows, a power of two
+  // of a tile of rows
   uint32_t rows;
   uint32_t n_places;
   float eps;

@@ -4,7 +4,17 @@
 #include "device.cuh"
 
 // Twice the values of FP4 (fp4.rs).
-typedef Codebook<0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12> FP4_Doubled;
+struct FP4_Doubled : Codebook<0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12> {
+  // In units of `halves` one is so much.
+  static constexpr float UNIT = 128;
+  // A code is a number of E4M3 with gaps between its bits: the sign, the last two bits of the exponent and the first of the mantissa.
+  DEVICE static Four halves(uint32_t codes) {
+    const uint32_t even = codes << 4 & 0x80808080 | codes << 2 & 0x1c1c1c1c, odd = codes & 0x80808080 | codes >> 2 & 0x1c1c1c1c;
+    Four v;
+    ptx::e4m3_to_f16(v.low[0], v.high[0], even), ptx::e4m3_to_f16(v.low[1], v.high[1], odd);
+    return v;
+  }
+};
 
 struct MXFP4_Scales {
   static constexpr int N = 2, BYTES_OF_4 = 8;
@@ -12,7 +22,7 @@ struct MXFP4_Scales {
   uint32_t d, bits;
   DEVICE static MXFP4_Scales read(const uint8_t* p, int i) { return {u16_at(p + 2 * i), 0}; }
   DEVICE float scale(int half) const { return mxfp4_half_scale(d >> 8 * half & 255); }
-  DEVICE uint32_t halves(int) const { return ptx::f32_to_f16_within(scale(0), scale(1)); }
+  DEVICE uint32_t halves(int) const { return ptx::f32_to_f16_within(scale(0) * FP4_Doubled::UNIT, scale(1) * FP4_Doubled::UNIT); }
   DEVICE static uint32_t source_code(const uint8_t* source, int piece, int l) {
     const uint8_t* block = source + static_cast<size_t>(2 * piece + l / 32) * MXFP4::BYTES;
     return block[1 + l % 16] >> l % 32 / 16 * 4 & 15u;

@@ -9,7 +9,7 @@ struct NVFP4_Scales {
   uint32_t d, bits;
   DEVICE static NVFP4_Scales read(const uint8_t* p, int i) { return {load_word(p + 4 * i), 0}; }
   DEVICE float scale(int i) const { return nvfp4_half_scale(d >> 8 * i & 255); }
-  DEVICE uint32_t halves(int i) const { return ptx::f32_to_f16_within(scale(2 * i), scale(2 * i + 1)); }
+  DEVICE uint32_t halves(int i) const { return ptx::f32_to_f16_within(scale(2 * i) * FP4_Doubled::UNIT, scale(2 * i + 1) * FP4_Doubled::UNIT); }
   DEVICE static uint32_t source_code(const uint8_t* source, int piece, int l) {
     const uint8_t* block = source + static_cast<size_t>(piece) * NVFP4::BYTES;
     return block[4 + l / 16 * 8 + l % 8] >> l / 8 % 2 * 4 & 15u;
