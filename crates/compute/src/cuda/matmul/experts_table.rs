@@ -1,5 +1,6 @@
 //! The kernels for a mixture of experts, in the order of preference: the first that can, computes.
 
+use super::packed_types::is_fp4;
 use super::shape::{MatrixShape, Target};
 use super::table::{Arch, Capability, Types};
 use super::weights::Weights;
@@ -49,8 +50,10 @@ pub(in crate::cuda) enum ExpertsPlan {
     SimtGemv,
 }
 
-/// Most rows of activations for which each reads its experts by itself.
+/// Most rows of activations for which each reads its experts by itself, and most uses of experts in FP4 on Hopper, where `grouped_gemm` decodes it in
+/// fewer instructions.
 const MAX_GEMV_ROWS: usize = 8;
+const MAX_GEMV_USES_OF_FP4: usize = 12;
 
 /// By speed: a row comes before those that are slower where both can.
 const KERNELS: &[ExpertsKernel] = &[
@@ -132,7 +135,9 @@ fn has_registers(p: &ExpertsProblem<'_>) -> bool {
 fn plan_gemv(target: &Target, p: &ExpertsProblem<'_>) -> Option<ExpertsPlan> {
     // Where half as many experts are used as there are, or more, too many rows have one in common.
     let is_shared = p.m > 1 && 2 * p.m * p.n_used > p.gate_up.n_experts;
-    if is_shared || !has_registers(p) {
+    let is_fp4 = p.gate_up.parts.iter().chain(&p.down.parts).any(|part| is_fp4(part.dtype));
+    let is_slower = target.hopper && is_fp4 && p.m > 1 && p.m * p.n_used > MAX_GEMV_USES_OF_FP4;
+    if is_shared || is_slower || !has_registers(p) {
         return None;
     }
     gemv::plan_experts(target, p.gate_up, p.down, (p.m, p.n_used)).map(ExpertsPlan::Gemv)

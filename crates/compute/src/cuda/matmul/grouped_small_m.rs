@@ -2,7 +2,7 @@
 
 use super::grouped::GroupedRows;
 use super::matrix::Matrix;
-use super::packed_types::{PACKED, PackedType, packed_index};
+use super::packed_types::{PACKED, PackedType, is_fp4, packed_index};
 use super::shape::{MatrixShape, PartRows, Target};
 use super::small_m::{GROUP, X_BYTES, X_COLUMNS};
 use super::weights::Weights;
@@ -149,11 +149,11 @@ pub(in crate::cuda) fn plan(
 
 /// Rows of an expert on average from which on another kernel is faster.
 fn many_rows(target: &Target, product: &Product) -> usize {
-    match product.dtype {
-        DType::MXFP4 | DType::NVFP4 if target.hopper => 0,
-        _ if !product.packed().has_integer_scales() => MANY_ROWS_OF_FLOAT_SCALES,
-        _ if target.hopper => MANY_ROWS_ON_HOPPER,
-        _ => MANY_ROWS,
+    match product.packed().has_integer_scales() {
+        true if target.hopper => MANY_ROWS_ON_HOPPER,
+        true => MANY_ROWS,
+        false if target.hopper && is_fp4(product.dtype) => 0,
+        false => MANY_ROWS_OF_FLOAT_SCALES,
     }
 }
 

@@ -66,6 +66,11 @@ pub(super) fn packed_index(dtype: DType) -> usize {
     PACKED.iter().position(|t| t.dtype == dtype).expect("a packed type")
 }
 
+/// Whether codes are FP4, which Hopper's instructions decode.
+pub(super) fn is_fp4(dtype: DType) -> bool {
+    matches!(dtype, DType::MXFP4 | DType::NVFP4)
+}
+
 /// Bytes of a row of `n_in` weights in their packed layout, if they have one.
 pub(in crate::cuda) fn packed_row_bytes(dtype: DType, n_in: usize) -> Option<usize> {
     let packed = PACKED.iter().find(|t| t.dtype == dtype && n_in.is_multiple_of(t.row_multiple));
