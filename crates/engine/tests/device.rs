@@ -299,6 +299,55 @@ fn a_deterministic_device_scores_alike_in_steps_of_any_size() {
     assert!((whole - exact).abs() < 0.3, "{whole} nats a token, exactly {exact}");
 }
 
+/// Tokens and log-probabilities of requests, to the last bit: one by one, together, from cached beginnings, where some must give their room
+/// up, and with drafts.
+#[test]
+fn a_deterministic_device_answers_alike_whatever_else_runs() {
+    let Some((driver, _turn)) = device() else { return };
+    let bits = |stream: Stream| {
+        let token = |event| match event {
+            Event::Token { choice, id, logprob, .. } => Some((choice, id, logprob.unwrap().to_bits())),
+            Event::Finished { .. } => None,
+            other => panic!("{other:?}"),
+        };
+        let mut tokens: Vec<_> = stream.filter_map(token).collect();
+        tokens.sort_by_key(|&(choice, ..)| choice);
+        tokens
+    };
+    let requests = || requests().into_iter().map(|r| Request { n_logprobs: Some(0), ..r });
+    let together = |client: &Client| {
+        let streams: Vec<_> = requests().map(|r| client.submit(r).unwrap()).collect();
+        streams.into_iter().map(bits).collect::<Vec<_>>()
+    };
+    for name in ["llama", "gpt-oss-mxfp4", "qwen35", "nemotron-h", "glm4moelite"] {
+        let start = |cache, guesses: Option<Box<dyn realizar_engine::speculative::Proposer>>| {
+            let cuda = Cuda::with_driver(driver.clone(), Mode::Deterministic).unwrap();
+            let room = LoadOptions { exact: false, cache: CacheSize::Tokens(cache), ..options() };
+            let loaded = load_on_device(cuda, &*model(name), &room).unwrap();
+            let costs = Some(SpeculationCosts { row: 0.01, guess: 0.0 });
+            let config = EngineConfig { speculation_costs: costs, max_drafts: 3, ..EngineConfig::default() };
+            Engine::start_speculating(loaded.runner, guesses, config).unwrap()
+        };
+        let alone = start(2000, None);
+        let want: Vec<_> = requests().map(|r| bits(alone.submit(r).unwrap())).collect();
+        assert!(want.iter().all(|tokens| tokens.len() >= 20), "{name}");
+
+        let client = start(2000, None);
+        for what in ["together", "from cached beginnings"] {
+            assert_eq!(together(&client), want, "{name} {what}");
+        }
+        assert!(client.stats().cache_hit_tokens.get() > 0, "{name}");
+
+        let client = start(96, None);
+        assert_eq!(together(&client), want, "{name} with little room");
+        assert!(client.stats().preemptions.get() > 0, "{name}: nobody gave room up");
+
+        let client = start(2000, Some(Box::new(Ngram { min: 1, max: 3 })));
+        assert_eq!(together(&client), want, "{name} with drafts");
+        assert!(client.stats().drafted_tokens.get() > 0, "{name}: no drafts");
+    }
+}
+
 /// Steps that begin with snapshots, leave some behind, and verify drafts.
 #[test]
 fn models_with_recurrent_state_generate_what_the_host_does() {

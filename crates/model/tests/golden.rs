@@ -102,6 +102,10 @@ fn check_form<B: Backend>(backend: &B, path: &Path, prompts: &[Prompt], toleranc
         let mut chunked = Session::new(backend, &model, n_ctx, DType::F32);
         let chunks = p.ids.chunks(5).flat_map(|c| chunked.step(c)).collect::<Vec<_>>();
         check_logits(&format!("{what}, in chunks"), &chunks, &p.logits, tolerance);
+
+        let mut single = Session::new(backend, &model, n_ctx, DType::F32);
+        let singles = p.ids.iter().flat_map(|&id| single.step(&[id])).collect::<Vec<_>>();
+        check_logits(&format!("{what}, token by token"), &singles, &p.logits, tolerance);
         // llama.cpp's converter leaves out DeepSeek's.
         let leaves_out = source.format() == Format::Gguf && model.config().arch == "deepseek2";
         assert_eq!(model.drafts(), !p.draft_logits.is_empty() && !leaves_out, "{what}");
