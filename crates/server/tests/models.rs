@@ -353,6 +353,28 @@ fn who_waits_for_a_model_is_told_when_the_server_stops() {
 }
 
 #[test]
+fn who_waits_for_room_is_told_when_the_server_stops() {
+    let (server, _) = start(Loader::default(), limits(1));
+    answer(&server, "a");
+    let long = json!({"stream": true, "max_tokens": 400, "ignore_eos": true});
+    let mut stream = server.begin_stream(&asking("a", &long));
+    std::thread::scope(|scope| {
+        // Each learns of it from the table or from the loading that is given up, whatever comes first.
+        let wait = |_| scope.spawn(|| server.post(CHAT, &asking("b", &json!({}))));
+        let waiting: Vec<_> = (0..8).map(wait).collect();
+        until("b waits", || server.get("/v1/models/b").ok()["status"]["value"] == "loading");
+        server.handle.stop();
+        for answer in waiting {
+            answer.join().expect("an answer").is_error(503, None, "shut");
+        }
+        let mut rest = String::new();
+        stream.read_to_string(&mut rest).expect("the stream ends");
+        assert!(rest.contains("\"finish_reason\":\"length\""), "{rest}");
+    });
+    assert_eq!(server.join(), realizar_server::Ended::Drained);
+}
+
+#[test]
 fn names_must_tell_models_apart() {
     let many = |names: &[&[&str]]| {
         let entries = names.iter().map(|names| entry(names)).collect();

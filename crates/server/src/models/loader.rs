@@ -20,6 +20,9 @@ pub enum LoadError {
     /// There is no room. Beside other models it is tried again after one of them is unloaded.
     #[error("{0}")]
     Memory(String),
+    /// The server stopped before there was room.
+    #[error("the server is about to stop")]
+    ShuttingDown,
     /// Anything else.
     #[error("{0}")]
     Failed(String),

@@ -217,6 +217,9 @@ impl Table {
     }
 
     fn failed(&self, index: usize, error: &LoadError) -> ApiError {
+        if *error == LoadError::ShuttingDown {
+            return EngineError::ShuttingDown.into();
+        }
         let name = self.entries[index].names.first().map_or("", String::as_str);
         ApiError::unavailable("model_load_failed", format!("could not load the model {name}: {error}"))
     }
@@ -306,7 +309,7 @@ impl Table {
         let mut state = self.lock();
         loop {
             if state.is_closed {
-                return Err(LoadError::Failed("the server is about to stop".into()));
+                return Err(LoadError::ShuttingDown);
             }
             if let Some(index) = least_recent(&state, Slot::is_idle) {
                 state.slots.iter_mut().for_each(|slot| slot.is_leaving = false);
