@@ -52,13 +52,15 @@ impl StagedBatch {
             + limits.n_blocks;
         let device = Buffer::new(driver, 4 * len, "a batch")?;
         let chosen = Buffer::new(driver, 4 * limits.n_logits.max(1), "chosen tokens")?;
+        // More only where sequences share the blocks of long histories.
+        let n_history = cache.block_size * limits.n_blocks.min(cache.n_blocks);
         Ok(Self {
             host: HostBatch::new(limits, cache),
             words: Vec::with_capacity(len),
             device,
             chosen,
             readback: None,
-            samplers: StagedSamplers::new(driver, limits.n_logits)?,
+            samplers: StagedSamplers::new(driver, limits.n_logits, n_history)?,
             driver: driver.clone(),
         })
     }

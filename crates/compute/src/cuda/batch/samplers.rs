@@ -9,6 +9,8 @@ use std::sync::Arc;
 const CHOSEN: u32 = 1 << 31;
 /// No token.
 const NONE: u32 = u32::MAX;
+/// What errors call the memory of lists.
+const LISTS: &str = "histories and masks of sampling";
 
 /// How one row is sampled, as the kernels read it; [`DeviceParams`] follow.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -34,16 +36,21 @@ const ROW_WORDS: usize = (size_of::<Row>() + size_of::<DeviceParams>()).next_mul
 pub(in crate::cuda) struct StagedSamplers {
     /// Stays in its place, so that recorded graphs read each step's.
     pub(in crate::cuda) rows: Buffer,
-    /// Histories, masks and biases; the rows say where.
-    data: Option<Buffer>,
+    n_rows: usize,
+    /// Biases, histories and masks; the rows say where.
+    lists: Buffer,
+    /// Tokens of histories for which there is always room.
+    n_history: usize,
     host_rows: Vec<u32>,
     words: Vec<u32>,
 }
 
 impl StagedSamplers {
-    pub(in crate::cuda) fn new(driver: &Arc<dyn Driver>, n_rows: usize) -> Result<Self> {
+    /// `n_history`: tokens of all histories together that a step usually has at most.
+    pub(in crate::cuda) fn new(driver: &Arc<dyn Driver>, n_rows: usize, n_history: usize) -> Result<Self> {
         let rows = Buffer::new(driver, 4 * ROW_WORDS * n_rows.max(1), "parameters of sampling")?;
-        Ok(Self { rows, data: None, host_rows: Vec::new(), words: Vec::new() })
+        let lists = Buffer::new(driver, 4 * (n_history + 1), LISTS)?;
+        Ok(Self { rows, n_rows, lists, n_history, host_rows: Vec::new(), words: Vec::new() })
     }
 
     pub(in crate::cuda) fn set(&mut self, cuda: &Cuda, samplers: &Samplers) -> Result<()> {
@@ -57,7 +64,23 @@ impl StagedSamplers {
         self.words.extend_from_slice(&samplers.history);
         let masks = self.words.len();
         self.words.extend_from_slice(&samplers.masks);
-        let start = self.upload_words(cuda)?;
+        // Room for any histories and a mask of each row, so that later steps with more of them fit, too.
+        let longest_mask =
+            samplers.rows.iter().filter_map(|row| row.mask.as_ref()).map(|mask| mask.len()).max();
+        let n_masks = samplers.masks.len().max(self.n_rows * longest_mask.unwrap_or(0));
+        let n_history = match samplers.history.len() {
+            n if n > self.n_history => n.next_power_of_two(),
+            _ => self.n_history,
+        };
+        let room = history.next_power_of_two() + n_history + n_masks;
+        if 4 * room > self.lists.bytes() {
+            // Freeing what was outgrown waits for the steps that still read it.
+            self.lists = Buffer::new(&cuda.driver, 4 * room, LISTS)?;
+        }
+        if !self.words.is_empty() {
+            self.lists.write(0, bytemuck::cast_slice(&self.words))?;
+        }
+        let start = self.lists.ptr();
         let at = |word: usize| start.offset(4 * word);
         self.host_rows.clear();
         let mut first_bias = 0;
@@ -88,22 +111,5 @@ impl StagedSamplers {
             self.host_rows.resize(self.host_rows.len().next_multiple_of(ROW_WORDS), 0);
         }
         upload(cuda, &mut self.rows, &self.host_rows)
-    }
-
-    /// Copies the words to the device and returns where they begin there.
-    fn upload_words(&mut self, cuda: &Cuda) -> Result<DevicePtr> {
-        let bytes = 4 * self.words.len();
-        if bytes == 0 {
-            return Ok(DevicePtr::NULL);
-        }
-        let purpose = "histories and masks of sampling";
-        let data = match self.data.take().filter(|data| data.bytes() >= bytes) {
-            Some(data) => data,
-            // Freeing what it outgrew waits for the steps that still read it.
-            None => Buffer::new(&cuda.driver, bytes.next_power_of_two(), purpose)?,
-        };
-        let data = self.data.insert(data);
-        data.write(0, bytemuck::cast_slice(&self.words))?;
-        Ok(data.ptr())
     }
 }
