@@ -39,6 +39,8 @@ pub struct EngineConfig {
     pub mask_patience: Duration,
     /// How long one step may take on the device before the engine counts as stuck; where faster steps were seen, less. Default 120 s.
     pub longest_step: Duration,
+    /// How long all threads may be at one mask each before the engine counts as stuck. Default 30 s.
+    pub longest_mask: Duration,
 }
 
 impl Default for EngineConfig {
@@ -58,6 +60,7 @@ impl Default for EngineConfig {
             stall_timeout: Duration::from_secs(30),
             mask_patience: Duration::from_millis(5),
             longest_step: Duration::from_secs(120),
+            longest_mask: Duration::from_secs(30),
         }
     }
 }

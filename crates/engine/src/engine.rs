@@ -1,8 +1,8 @@
 //! The thread that owns a runner and its scheduler, and the handle to talk to it.
 
 use crate::cache_events::CacheEvent;
-use crate::mask_pool::MaskPool;
-use crate::pulse::{Pulse, Stuck};
+use crate::mask_pool::{MaskPool, MaskQueues};
+use crate::pulse::{Pulse, Stuck, StuckPart};
 use crate::request::{Event, FinishReason, Request};
 use crate::runner::{Runner, RunnerInfo, Step, Ticket};
 use crate::scheduler::{MaskDone, Scheduler};
@@ -107,6 +107,7 @@ struct Shared {
     health_changed: Condvar,
     start: Instant,
     pulse: Pulse,
+    mask_queues: Arc<MaskQueues>,
     next_number: AtomicU64,
     /// Sequences that wait, those that the thread has not yet received included.
     queued: AtomicU64,
@@ -188,6 +189,7 @@ impl Engine {
             health_changed: Condvar::new(),
             start: Instant::now(),
             pulse: Pulse::new(config.longest_step),
+            mask_queues: Arc::new(MaskQueues::new(mask_threads())),
             next_number: AtomicU64::new(0),
             queued: AtomicU64::new(0),
             finish_interval_us: AtomicU64::new(0),
@@ -479,7 +481,7 @@ impl Engine {
             if in_time != Some(false) {
                 self.awaited.insert(id);
             }
-            let masks = self.masks.get_or_insert_with(|| MaskPool::new(mask_threads()));
+            let masks = self.masks.get_or_insert_with(|| MaskPool::new(self.shared.mask_queues.clone()));
             let reply = Box::new(move |done, taken| {
                 // An engine that has ended needs no masks.
                 let _ = inbox.send(Command::Mask { id, done, taken });
@@ -754,9 +756,10 @@ impl Client {
         self.shared.health().clone()
     }
 
-    /// Whether the engine's thread has been at one thing for longer than that can take.
+    /// Whether the engine's thread, or those that compute masks, have been at one thing for longer than that can take.
     pub fn stuck(&self) -> Option<Stuck> {
-        self.shared.pulse.stuck()
+        let at_masks = || self.shared.mask_queues.all_busy().filter(|busy| *busy > self.config.longest_mask);
+        self.shared.pulse.stuck().or_else(|| Some(Stuck { part: StuckPart::Masks, since: at_masks()? }))
     }
 
     /// Counters, gauges and histograms.
@@ -789,7 +792,7 @@ impl Client {
     }
 }
 
-/// The cores belong to the model; masks take a small part of a step.
+/// For each queue of masks: the cores belong to the model, of whose steps masks take a small part.
 fn mask_threads() -> usize {
     std::thread::available_parallelism().map_or(2, |n| n.get() / 8).clamp(2, 8)
 }

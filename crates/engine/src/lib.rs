@@ -11,6 +11,7 @@
 //! - [`TextEngine`] puts tokenizer, chat template and stop strings around a client.
 #![forbid(unsafe_code)]
 
+pub mod background;
 pub mod bench;
 mod cache_events;
 mod chooser;
@@ -49,7 +50,7 @@ pub use error::{Error, Fault, Result, SampleError};
 pub use generate::{Completion, TextEngine, TextEvent, TextParams, TextStream, TokenInfo};
 pub use load::MemoryPlan;
 pub use model_runner::ModelRunner;
-pub use pulse::Stuck;
+pub use pulse::{Stuck, StuckPart};
 pub use realizar_compute::sampling::{PARAMS, Param, SamplingOverrides, SamplingParams};
 pub use request::{Constraint, Event, FinishReason, Request, Timings, TokenMask, Usage};
 pub use runner::{

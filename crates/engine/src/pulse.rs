@@ -31,13 +31,24 @@ pub(crate) struct Pulse {
     us_per_token: AtomicU64,
 }
 
-/// An engine's thread that does not get on.
+/// A part of an engine that does not get on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stuck {
-    /// On the device, as opposed to between two steps.
-    pub on_device: bool,
+    /// Which.
+    pub part: StuckPart,
     /// For how long.
     pub since: Duration,
+}
+
+/// Parts of an engine that can be stuck.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StuckPart {
+    /// The engine's thread, between two steps.
+    Host,
+    /// The device, in one step.
+    Device,
+    /// The threads that compute what constraints allow next.
+    Masks,
 }
 
 impl Pulse {
@@ -89,12 +100,12 @@ impl Pulse {
 
     fn stuck_at(&self, now_us: u64) -> Option<Stuck> {
         let since = Duration::from_micros(now_us.saturating_sub(self.since_us.load(Relaxed)));
-        let (on_device, limit) = match self.phase.load(Relaxed) {
-            HOST_WORK => (false, HOST),
-            DEVICE_WORK => (true, self.step_limit()),
+        let (part, limit) = match self.phase.load(Relaxed) {
+            HOST_WORK => (StuckPart::Host, HOST),
+            DEVICE_WORK => (StuckPart::Device, self.step_limit()),
             _ => return None,
         };
-        (since > limit).then_some(Stuck { on_device, since })
+        (since > limit).then_some(Stuck { part, since })
     }
 
     fn step_limit(&self) -> Duration {
@@ -129,7 +140,7 @@ mod tests {
         pulse.enter(HOST_WORK, SECOND);
         assert_eq!(pulse.stuck_at(5 * SECOND), None);
         let since = Duration::from_secs(7);
-        assert_eq!(pulse.stuck_at(8 * SECOND), Some(Stuck { on_device: false, since }));
+        assert_eq!(pulse.stuck_at(8 * SECOND), Some(Stuck { part: StuckPart::Host, since }));
     }
 
     #[test]

@@ -7,7 +7,7 @@ mod support;
 use realizar_compute::BatchLimits;
 use realizar_engine::{
     Client, Constraint, Engine, EngineConfig, Error, Event, Fault, FinishReason, Health, Request, RunnerInfo,
-    SampleError, SamplingParams, Stream, TokenMask,
+    SampleError, SamplingParams, Stream, Stuck, StuckPart, TokenMask,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -30,6 +30,14 @@ const INFO: RunnerInfo = RunnerInfo {
 
 fn start(config: EngineConfig) -> Client {
     Engine::start(Box::new(FakeRunner::new(INFO)), config)
+}
+
+fn until(done: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "not within a minute");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// An engine that makes a step only when told to.
@@ -495,6 +503,28 @@ fn who_waits_for_a_mask_waits_alone() {
     for (stream, _open, expected) in late {
         assert_eq!(collect(stream), expected);
     }
+}
+
+#[test]
+fn threads_that_are_stuck_at_masks_are_noticed() {
+    let client = start(EngineConfig { longest_mask: Duration::from_millis(100), ..EngineConfig::default() });
+    // More than there are threads for masks of new sequences.
+    let constrained = |i| {
+        let (constraint, open) = gated();
+        let (mut request, _) = greedy(&[1, 2, i], 2);
+        request.constraint = Some(constraint);
+        (client.submit(request).unwrap(), open)
+    };
+    let (streams, gates): (Vec<_>, Vec<_>) = (0..12).map(constrained).unzip();
+    let masks = |stuck: Stuck| stuck.part == StuckPart::Masks && stuck.since > Duration::from_millis(100);
+    until(|| client.stuck().is_some_and(masks));
+    let (request, expected) = greedy(&[1, 2, 3], 10);
+    assert_eq!(client.submit(request).unwrap().collect_tokens().unwrap()[0].0, expected);
+    for gate in &gates {
+        (0..4).for_each(|_| gate.send(()).unwrap());
+    }
+    streams.into_iter().for_each(|stream| drop(stream.collect_tokens().unwrap()));
+    until(|| client.stuck().is_none());
 }
 
 #[test]

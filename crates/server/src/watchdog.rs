@@ -1,5 +1,5 @@
-//! Notices when a part of the server does not get on: an engine's thread, the threads that compile formats, those that prepare
-//! requests, or the async runtime.
+//! Notices when a part of the server does not get on: an engine's thread, the threads that compute its masks, those that compile formats,
+//! those that prepare requests, or the async runtime.
 //!
 //! Each part is judged by what it does when it gets on. An engine says what it is at (`Client::stuck`). A format has a time limit,
 //! so a thread that has been at one for several times that is stuck. Threads that prepare requests finish one after the other, and
@@ -8,6 +8,7 @@
 
 use crate::app::App;
 use crate::models::Resident;
+use realizar_engine::StuckPart;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -66,9 +67,16 @@ pub(crate) fn stuck(app: &App) -> Option<String> {
             }
         };
         let Some(stuck) = model.engine.client().stuck() else { continue };
-        let place = if stuck.on_device { "in one step on the device" } else { "between two steps" };
         let (name, seconds) = (model.name(), stuck.since.as_secs());
-        return Some(format!("the engine of {name} has been {place} for {seconds} s"));
+        return Some(match stuck.part {
+            StuckPart::Host => format!("the engine of {name} has been between two steps for {seconds} s"),
+            StuckPart::Device => {
+                format!("the engine of {name} has been in one step on the device for {seconds} s")
+            }
+            StuckPart::Masks => {
+                format!("all threads that compute masks for {name} have been at one each for {seconds} s")
+            }
+        });
     }
     if let Some(busy) = app.formats.busy().filter(|busy| *busy > FORMAT_MARGIN * app.config.format_timeout) {
         return Some(format!(
@@ -124,6 +132,112 @@ pub(crate) fn log(app: Weak<App>) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Config, LoadError, LoadedModel, ModelEntry, ModelLimits, ModelLoader, Models};
+    use realizar_structured::GrammarError;
+
+    struct NoModels;
+
+    impl ModelLoader for NoModels {
+        fn load(&self, _name: &str, _alone: bool) -> Result<LoadedModel, LoadError> {
+            Err(LoadError::Failed("there is none".into()))
+        }
+    }
+
+    fn app(config: Config) -> Arc<App> {
+        let entry = ModelEntry { names: vec!["demo".into()], ..ModelEntry::default() };
+        let models = Models::many(vec![entry], Arc::new(NoModels), ModelLimits::default()).unwrap();
+        Arc::new(App::new(models, config, String::new()).unwrap())
+    }
+
+    fn until(what: &str, done: impl Fn() -> bool) {
+        let begin = Instant::now();
+        while !done() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "not within a minute: {what}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn formats_that_hold_all_threads_are_named() {
+        let app = app(Config { format_timeout: Duration::from_millis(20), ..Config::default() });
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let (hold, held) = std::sync::mpsc::channel::<()>();
+        let held = Arc::new(std::sync::Mutex::new(held));
+        for i in 0..16 {
+            let (app, held) = (app.clone(), held.clone());
+            runtime.spawn(async move {
+                let work = move |_| {
+                    let _ = held.lock().unwrap().recv();
+                    Err(GrammarError::Grammar { reason: "it was never meant to be compiled".into() })
+                };
+                drop(app.formats.compile(i.to_string(), work).await);
+            });
+        }
+        until("stuck", || stuck(&app).is_some_and(|what| what.contains("compile formats")));
+        drop(hold);
+        until("well again", || stuck(&app).is_none());
+    }
+
+    #[test]
+    fn a_runtime_that_is_blocked_is_named() {
+        let app = app(Config::default());
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        runtime.spawn(beat(app.clone()));
+        until("a beat", || app.watchdog.runtime_ms.load(Relaxed) > 0);
+        assert_eq!(stuck(&app), None);
+        let (hold, held) = std::sync::mpsc::channel::<()>();
+        runtime.spawn(async move {
+            let _ = held.recv();
+        });
+        until("stuck", || stuck(&app).is_some_and(|what| what.contains("async runtime")));
+        drop(hold);
+        until("well again", || stuck(&app).is_none());
+    }
+
+    #[test]
+    fn threads_that_prepare_requests_are_probed_and_named() {
+        let app = app(Config::default());
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .max_blocking_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.spawn(beat(app.clone()));
+        until("a probe", || app.watchdog.preparation_ms.load(Relaxed) > 0);
+        let (hold, held) = std::sync::mpsc::channel::<()>();
+        let (holds, is_held) = std::sync::mpsc::channel();
+        runtime.spawn_blocking(move || {
+            holds.send(()).unwrap();
+            let _ = held.recv();
+        });
+        is_held.recv().unwrap();
+        let last = app.watchdog.preparation_ms.load(Relaxed);
+        let beaten = app.watchdog.runtime_ms.load(Relaxed);
+        until("three beats", || app.watchdog.runtime_ms.load(Relaxed) > beaten + 3 * BEAT.as_millis() as u64);
+        assert_eq!(
+            app.watchdog.preparation_ms.load(Relaxed),
+            last,
+            "a probe ended behind what holds the thread"
+        );
+        drop(hold);
+        until("well again", || app.watchdog.preparation_ms.load(Relaxed) > last);
+    }
+
+    #[test]
+    fn preparation_that_ends_nothing_for_long_is_named() {
+        let earlier =
+            Instant::now().checked_sub(Duration::from_secs(100)).expect("the machine has run for that long");
+        let mut app = Arc::into_inner(app(Config::default())).unwrap();
+        app.watchdog = Watchdog { start: earlier, ..Watchdog::new() };
+        app.watchdog.runtime_ms.store(app.watchdog.now_ms(), Relaxed);
+        app.watchdog.preparation_ms.store(60_000, Relaxed);
+        let what = stuck(&app).expect("nothing for 40 s");
+        assert!(what.contains("prepares requests") && what.contains("for 40 s"), "{what}");
+        app.watchdog.prepared();
+        assert_eq!(stuck(&app), None);
+    }
 
     #[test]
     fn silence_counts_from_the_first_beat() {

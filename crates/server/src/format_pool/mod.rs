@@ -1,16 +1,18 @@
 //! Threads that compile formats and do nothing else, with a bounded queue before them and a cache of what they made.
 //!
-//! Their stacks are large, since the compiler recurses along its input, and they share nothing with the threads that answer requests:
-//! formats that take long delay other new formats only. A request waits for its format without holding a thread.
+//! Their stacks are large, since the compiler recurses along its input, and they share nothing with the threads that answer requests and
+//! leave the processors to those of the model: formats that take long delay other new formats only. A request waits for its format
+//! without holding a thread.
 
 mod cache;
 
 use cache::{Cache, Outcome};
+use realizar_engine::background::{BusyThreads, lower_priority};
 use realizar_structured::{COMPILER_STACK_BYTES, Compiled, Deadline, GrammarError};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Formats that wait for a thread.
@@ -40,8 +42,7 @@ struct Shared {
     queue: Mutex<Queue>,
     ready: Condvar,
     cache: Mutex<Cache>,
-    /// Per thread: since when it has been at one format.
-    busy_since: Vec<Mutex<Option<Instant>>>,
+    threads: BusyThreads,
 }
 
 #[derive(Default)]
@@ -65,7 +66,7 @@ impl FormatPool {
             queue: Mutex::default(),
             ready: Condvar::new(),
             cache: Mutex::new(Cache::new(CACHE_BYTES)),
-            busy_since: (0..n_threads).map(|_| Mutex::default()).collect(),
+            threads: BusyThreads::new(n_threads),
         });
         let pool = Self { shared: shared.clone() };
         for thread in 0..n_threads {
@@ -117,9 +118,7 @@ impl FormatPool {
 
     /// How long all threads have been at one format each, if they are.
     pub(crate) fn busy(&self) -> Option<Duration> {
-        let now = Instant::now();
-        let since = self.shared.busy_since.iter().map(|since| *lock(since)).collect::<Option<Vec<_>>>()?;
-        since.into_iter().max().map(|newest| now.saturating_duration_since(newest))
+        self.shared.threads.all_busy()
     }
 }
 
@@ -132,13 +131,12 @@ impl Drop for FormatPool {
 
 impl Shared {
     fn run(&self, thread: usize) {
+        lower_priority();
         while let Some(job) = self.next() {
             if job.started.send(()).is_err() {
                 continue;
             }
-            *lock(&self.busy_since[thread]) = Some(Instant::now());
-            let outcome = self.compile(&job.key, job.work);
-            *lock(&self.busy_since[thread]) = None;
+            let outcome = self.threads.run(thread, || self.compile(&job.key, job.work));
             // Nobody waits any more where the time was over.
             let _ = job.reply.send(outcome);
         }
