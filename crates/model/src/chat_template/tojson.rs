@@ -1,9 +1,11 @@
 //! Python's `json.dumps` and `str` for template values.
 
 use super::budget::{self, error};
+use crate::tokenizer::char_class::CharSet;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, Value};
 use std::fmt::Write;
+use std::sync::LazyLock;
 
 /// How deep a value may nest.
 const MAX_DEPTH: usize = 200;
@@ -220,10 +222,34 @@ fn repr(value: &Value, depth: usize, out: &mut String) {
                 _ => "]",
             });
         }
+        ValueKind::String => repr_text(value.as_str().unwrap_or_default(), out),
         _ => {
             let _ = write!(out, "{value:?}");
         }
     }
+}
+
+/// Characters that Python does not print as they are, besides the space: those of the categories C and Z.
+static UNPRINTABLE: LazyLock<CharSet> = LazyLock::new(|| CharSet::new(r"[[\p{C}\p{Z}]--[\x20]]"));
+
+fn repr_text(text: &str, out: &mut String) {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    out.push(quote);
+    for c in text.chars() {
+        let code = u32::from(c);
+        let _ = match c {
+            '\\' => write!(out, "\\\\"),
+            '\n' => write!(out, "\\n"),
+            '\r' => write!(out, "\\r"),
+            '\t' => write!(out, "\\t"),
+            c if c == quote => write!(out, "\\{c}"),
+            c if !UNPRINTABLE.contains(c) => write!(out, "{c}"),
+            _ if code < 0x100 => write!(out, "\\x{code:02x}"),
+            _ if code < 0x1_0000 => write!(out, "\\u{code:04x}"),
+            _ => write!(out, "\\U{code:08x}"),
+        };
+    }
+    out.push(quote);
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Unicode classes of characters in one flat table, for the hand-written splitters.
+//! Unicode classes of characters: in one flat table, for the hand-written splitters, and as sets of ranges.
 //!
 //! The table is filled once from the same ranges that the regular expressions use, so that a splitter and the pattern it
 //! stands for cannot disagree about a character.
@@ -44,13 +44,28 @@ static TABLE: LazyLock<Box<[u8]>> = LazyLock::new(|| {
 });
 
 /// The ranges of characters that a class such as `\p{Cf}` holds.
-pub(crate) fn ranges(pattern: &str) -> Vec<(char, char)> {
+fn ranges(pattern: &str) -> Vec<(char, char)> {
     let hir = regex_syntax::parse(pattern).expect("our own class pattern parses");
     match hir.kind() {
         regex_syntax::hir::HirKind::Class(regex_syntax::hir::Class::Unicode(class)) => {
             class.ranges().iter().map(|range| (range.start(), range.end())).collect()
         }
         other => unreachable!("{pattern} is not one class: {other:?}"),
+    }
+}
+
+/// A sorted set of character ranges.
+pub(crate) struct CharSet(Vec<(char, char)>);
+
+impl CharSet {
+    /// The characters of a class such as `\p{Cf}`.
+    pub(crate) fn new(pattern: &str) -> Self {
+        Self(ranges(pattern))
+    }
+
+    pub(crate) fn contains(&self, c: char) -> bool {
+        let after = self.0.partition_point(|&(first, _)| first <= c);
+        after > 0 && c <= self.0[after - 1].1
     }
 }
 

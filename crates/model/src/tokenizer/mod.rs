@@ -7,7 +7,7 @@
 mod added_tokens;
 mod bpe;
 mod byte_level;
-mod char_class;
+pub(crate) mod char_class;
 mod decoder;
 mod load;
 mod load_gguf;

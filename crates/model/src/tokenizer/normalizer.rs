@@ -1,6 +1,6 @@
 //! Normalizers: what happens to the text before it is split.
 
-use super::char_class;
+use super::char_class::CharSet;
 use super::precompiled::Precompiled;
 use super::splitter::Pattern;
 use std::borrow::Cow;
@@ -107,18 +107,8 @@ pub(crate) fn replace<'t>(pattern: &Pattern, content: &str, text: Cow<'t, str>) 
     Cow::Owned(out)
 }
 
-/// A sorted set of character ranges.
-struct CharSet(Vec<(char, char)>);
-
-impl CharSet {
-    fn contains(&self, c: char) -> bool {
-        let after = self.0.partition_point(|&(first, _)| first <= c);
-        after > 0 && c <= self.0[after - 1].1
-    }
-}
-
-static NONSPACING_MARKS: LazyLock<CharSet> = LazyLock::new(|| CharSet(char_class::ranges(r"\p{Mn}")));
-static CONTROLS: LazyLock<CharSet> = LazyLock::new(|| CharSet(char_class::ranges(r"[\p{Cc}\p{Cf}\p{Co}]")));
+static NONSPACING_MARKS: LazyLock<CharSet> = LazyLock::new(|| CharSet::new(r"\p{Mn}"));
+static CONTROLS: LazyLock<CharSet> = LazyLock::new(|| CharSet::new(r"[\p{Cc}\p{Cf}\p{Co}]"));
 
 /// BERT's clean-up: control characters go, all whitespace becomes a space.
 fn clean(c: char) -> Option<char> {
