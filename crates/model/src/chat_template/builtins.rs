@@ -1,13 +1,13 @@
 //! The filters, tests, functions and methods that templates have, each with what it costs paid before it runs.
 //!
-//! Most are the engine's own. Those that would make much of little (`indent`, `replace`, `join`, …) pay for their
+//! Most are the engine's own; a few behave as in Jinja where the engine's do not. Those that would make much of little (`indent`, `replace`, `join`, …) pay for their
 //! result first. The engine's filters that Jinja does not have, or that no chat template uses and that have no bound
 //! (`chain`, `groupby`, `lines`, `pprint`, `zip`), are absent.
 
 use super::budget::{self, ELEMENT, error};
 use super::lists::{self, List};
 use super::{Raised, tojson};
-use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
+use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions, tests};
 
 /// The filter around what a `for` iterates over.
@@ -24,6 +24,8 @@ pub(super) const READ: &str = "_read";
 pub(super) const SKIM: &str = "_skim";
 /// The filter around what an operator made.
 pub(super) const MADE: &str = "_made";
+/// The filter that prints a value as text.
+pub(super) const STRING: &str = "string";
 /// The filter that pays for as many bytes as its input says.
 pub(super) const PAY: &str = "_pay";
 /// The filters that stand for `*` and `[a:b:c]`.
@@ -31,6 +33,9 @@ pub(super) const MULTIPLY: &str = "_multiply";
 pub(super) const SLICE: &str = "_slice";
 /// The variable that takes values nobody wants.
 pub(super) const DISCARDED: &str = "_discarded";
+
+/// Filters that fail at what is undefined in the engine, and take it for an empty list in Jinja.
+const EMPTY_IF_UNDEFINED: [&str; 4] = ["count", "first", "last", "length"];
 
 type Paid = Result<(), Error>;
 /// Pays for a call with these arguments.
@@ -42,16 +47,19 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         environment.remove_filter(name);
     }
     environment.remove_global("debug");
-    for (name, filter, price) in engine_filters() {
+    for (name, filter, price) in priced_filters() {
         environment.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
-            let args = args.into_values();
+            let mut args = args.into_values();
+            if EMPTY_IF_UNDEFINED.contains(&name) && args.first().is_some_and(Value::is_undefined) {
+                args[0] = Value::from(Vec::<Value>::new());
+            }
             price(&args)?;
             budget::made(filter.call(state, &args)?)
         });
     }
     add_operators(environment);
     environment.add_filter("tojson", tojson::filter);
-    environment.add_filter("string", |value: &Value| {
+    environment.add_filter(STRING, |value: &Value| {
         budget::read(value)?;
         let text = match value.as_str() {
             Some(text) => text.to_owned(),
@@ -65,8 +73,8 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.set_unknown_method_callback(method);
 }
 
-/// The engine's filters with the price of each.
-fn engine_filters() -> Vec<(&'static str, Value, Price)> {
+/// Filters with the price of each.
+fn priced_filters() -> Vec<(&'static str, Value, Price)> {
     vec![
         ("abs", Value::from_function(filters::abs), budget::read_all),
         ("attr", Value::from_function(filters::attr), skim_all),
@@ -74,17 +82,17 @@ fn engine_filters() -> Vec<(&'static str, Value, Price)> {
         ("bool", Value::from_function(filters::bool), skim_all),
         ("capitalize", Value::from_function(filters::capitalize), budget::read_all),
         ("count", Value::from_function(filters::length), skim_all),
-        ("d", Value::from_function(filters::default), free),
-        ("default", Value::from_function(filters::default), free),
+        ("d", Value::from_function(default), free),
+        ("default", Value::from_function(default), free),
         ("dictsort", Value::from_function(filters::dictsort), sorting),
-        ("e", Value::from_function(filters::escape), escaping),
-        ("escape", Value::from_function(filters::escape), escaping),
+        ("e", Value::from_function(escape), escaping),
+        ("escape", Value::from_function(escape), escaping),
         ("first", Value::from_function(filters::first), free),
-        ("float", Value::from_function(filters::float), budget::read_all),
+        ("float", Value::from_function(float), budget::read_all),
         ("format", Value::from_function(filters::format), percent_formatting),
         ("indent", Value::from_function(filters::indent), indenting),
-        ("int", Value::from_function(filters::int), budget::read_all),
-        ("items", Value::from_function(filters::items), pairs),
+        ("int", Value::from_function(int), budget::read_all),
+        ("items", Value::from_function(items), pairs),
         ("join", Value::from_function(filters::join), joining),
         ("last", Value::from_function(filters::last), free),
         ("length", Value::from_function(filters::length), skim_all),
@@ -95,7 +103,7 @@ fn engine_filters() -> Vec<(&'static str, Value, Price)> {
         ("min", Value::from_function(filters::min), sorting),
         ("reject", Value::from_function(filters::reject), per_element),
         ("rejectattr", Value::from_function(filters::rejectattr), per_element),
-        ("replace", Value::from_function(filters::replace), replacing),
+        ("replace", Value::from_function(replace), replacing),
         ("reverse", Value::from_function(filters::reverse), elements),
         ("round", Value::from_function(filters::round), budget::read_all),
         ("safe", Value::from_function(filters::safe), budget::read_all),
@@ -110,6 +118,70 @@ fn engine_filters() -> Vec<(&'static str, Value, Price)> {
         ("unique", Value::from_function(filters::unique), sorting),
         ("upper", Value::from_function(filters::upper), budget::read_all),
     ]
+}
+
+/// `default(default_value, boolean)`; the engine's takes no names.
+fn default(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = args.into_values();
+    let (args, options): (&[Value], Kwargs) = from_args(&args)?;
+    let argument = |at: usize, name: &str| match args.get(at) {
+        Some(value) => Ok(Some(value.clone())),
+        None if options.has(name) => options.get(name).map(Some),
+        None => Ok(None),
+    };
+    let (other, boolean) = (argument(0, "default_value")?, argument(1, "boolean")?);
+    options.assert_all_used()?;
+    let also_false = boolean.is_some_and(|boolean| boolean.is_true());
+    let takes_other = value.is_undefined() || (also_false && !value.is_true());
+    Ok(if takes_other { other.unwrap_or_else(|| Value::from("")) } else { value.clone() })
+}
+
+/// The engine writes other entities.
+fn escape(value: &Value) -> Value {
+    if value.is_safe() {
+        return value.clone();
+    }
+    let mut out = String::new();
+    for c in tojson::python_str(value).chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&#34;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    Value::from_safe_string(out)
+}
+
+/// What is no number is the default, which is 0.
+fn int(
+    state: &State,
+    value: &Value,
+    default: Option<Value>,
+    base: Option<u32>,
+    options: Kwargs,
+) -> Result<Value, Error> {
+    let default = default.map_or_else(|| options.get::<Option<Value>>("default"), |value| Ok(Some(value)))?;
+    filters::int(state, value, Some(default.unwrap_or_else(|| Value::from(0))), base, options)
+}
+
+/// As [`int`].
+fn float(state: &State, value: &Value, default: Option<Value>, options: Kwargs) -> Result<Value, Error> {
+    let default = default.map_or_else(|| options.get::<Option<Value>>("default"), |value| Ok(Some(value)))?;
+    filters::float(state, value, Some(default.unwrap_or_else(|| Value::from(0.0))), options)
+}
+
+/// Nothing of what is undefined.
+fn items(value: &Value) -> Result<Value, Error> {
+    if value.is_undefined() { Ok(Value::from(Vec::<Value>::new())) } else { filters::items(value) }
+}
+
+/// `replace(old, new, count)`; the engine's has no count.
+fn replace(value: &Value, old: &Value, new: &Value, count: Option<usize>) -> String {
+    let [text, old, new] = [value, old, new].map(tojson::python_str);
+    text.replacen(&old, &new, count.unwrap_or(usize::MAX))
 }
 
 /// The filters that `compile` puts around operands and results.
@@ -136,6 +208,8 @@ fn add_operators(environment: &mut Environment<'static>) {
 fn add_tests(environment: &mut Environment<'static>) {
     // The engine takes None for iterable, Python does not.
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+    // As in Python, what has a length and elements.
+    environment.add_test("sequence", |value: &Value| value.len().is_some() && value.try_iter().is_ok());
     let comparisons: [(&[&str], Value); 10] = [
         (&["eq", "equalto", "=="], Value::from_function(tests::is_eq)),
         (&["ne", "!="], Value::from_function(tests::is_ne)),
@@ -195,10 +269,18 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
                     formatting(&all)?;
                 }
                 "split" => splitting(&all)?,
+                "rsplit" => {
+                    splitting(&all)?;
+                    return budget::made(rsplit(value.as_str().unwrap_or_default(), args)?);
+                }
                 "splitlines" => {
                     budget::spend(value.as_str().map_or(0, |s| s.matches('\n').count()) * ELEMENT)?
                 }
                 "strip" | "lstrip" | "rstrip" => trimming(&all)?,
+                "removeprefix" | "removesuffix" | "partition" | "rpartition" => {
+                    budget::read_all(args)?;
+                    return budget::made(cut(value.as_str().unwrap_or_default(), name, args)?);
+                }
                 // The separator is the text, the list an argument.
                 "join" if !args.is_empty() => joining(&[args[0].clone(), value.clone()])?,
                 _ => budget::read_all(args)?,
@@ -212,6 +294,30 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
         }
     }
     budget::made(minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)?)
+}
+
+/// Methods that take a text apart at another one, which the engine lacks.
+fn cut(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
+    let [at] = args else { return Err(error(format!("{name}() takes one argument"))) };
+    let at = at.as_str().ok_or_else(|| error(format!("{name}() takes a text and not a {}", at.kind())))?;
+    let parts = match name {
+        "removeprefix" => return Ok(Value::from(text.strip_prefix(at).unwrap_or(text))),
+        "removesuffix" => return Ok(Value::from(text.strip_suffix(at).unwrap_or(text))),
+        _ if at.is_empty() => return Err(error("empty separator")),
+        "partition" => text.split_once(at).map_or([text, "", ""], |(before, after)| [before, at, after]),
+        _ => text.rsplit_once(at).map_or(["", "", text], |(before, after)| [before, at, after]),
+    };
+    Ok(Value::from(Tuple::from(parts.map(Value::from).to_vec())))
+}
+
+/// `rsplit(separator, maxsplit)`, which the engine lacks.
+fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
+    let separator = args.first().and_then(Value::as_str).filter(|separator| !separator.is_empty());
+    let separator = separator.ok_or_else(|| error("rsplit() takes a separator"))?;
+    let at_most = args.get(1).and_then(Value::as_usize).unwrap_or(usize::MAX - 1);
+    let mut parts: Vec<Value> = text.rsplitn(at_most + 1, separator).map(Value::from).collect();
+    parts.reverse();
+    Ok(Value::from(parts))
 }
 
 /// Refuses a format whose fields have keys, as in `{0[key]}`, that are not ASCII: the template engine reads them byte by byte, and panics.

@@ -305,7 +305,11 @@ fn binary<'a>(b: &Spanned<ast::BinOp<'a>>, depth: usize) -> Parsed<Expr<'a>> {
     let native = |left, right| Expr::BinOp(Spanned::new(ast::BinOp { op: b.op, left, right }, b.span()));
     Ok(match b.op {
         Op::Add => call(names::MADE, native(paid(names::SKIM, left), paid(names::SKIM, right)), vec![]),
-        Op::Concat => call(names::MADE, native(paid(names::READ, left), paid(names::READ, right)), vec![]),
+        Op::Concat => {
+            // The engine prints numbers and lists in its own way.
+            let text = |operand| call(names::STRING, operand, vec![]);
+            call(names::MADE, native(text(left), text(right)), vec![])
+        }
         Op::Mul => call(names::MULTIPLY, left, vec![right]),
         Op::Eq | Op::Ne | Op::Lt | Op::Lte | Op::Gt | Op::Gte | Op::In => {
             native(paid(names::READ, left), paid(names::READ, right))
