@@ -51,8 +51,7 @@ pub(crate) struct TemplateOption {
 }
 
 /// The template of models that say nothing about theirs.
-const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
-                      {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+const CHATML: &str = include_str!("chatml.jinja");
 
 impl TemplateOption {
     /// The template that was asked for, the model's own, or ChatML with a note.
