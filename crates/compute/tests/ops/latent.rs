@@ -296,3 +296,41 @@ fn a_token_does_not_depend_on_the_others_of_its_batch() {
         }
     }
 }
+
+/// The first tokens of a step as a step of their own: a prompt's chunks, its tokens one by one, and sequences of a token in any company.
+#[test]
+fn tokens_on_a_deterministic_gpu_do_not_depend_on_the_step() {
+    let few = LatentShape { n_heads: 5, nope_dim: 16, v_dim: 16, ..LITE };
+    let ragged = [(400, 12), (21, 5), (300, 1), (0, 9)];
+    let alone = [(600, 1), (3, 1), (300, 1), (0, 1)];
+    let cases = [
+        case(few, DType::F16, &ragged),
+        case(few, DType::BF16, &alone),
+        Latent { heads: DType::Q8_0, ..case(MEDIUM, DType::Q8_0, &ragged) },
+        case(SMALL, DType::F32, &ragged),
+    ];
+    for case in &cases {
+        let want = case.run(&Reference);
+        for (path, gpu) in deterministic_gpus() {
+            let all = case.run(gpu);
+            compare(case, path, &all, &want, case.tolerance(Sums::FastGpu));
+            let n_tokens: usize = case.parts.iter().map(|part| part.1).sum();
+            for n in [1, 3, 14, n_tokens - 1].into_iter().filter(|&n| n < n_tokens) {
+                let mut left = n;
+                let parts = case.parts.iter().map_while(|&(start, n_tokens)| {
+                    let n_tokens = n_tokens.min(left);
+                    left -= n_tokens;
+                    (n_tokens > 0).then_some((start, n_tokens))
+                });
+                let some = Latent { parts: parts.collect(), ..case.clone() }.run(gpu);
+                for ((name, all), (_, some)) in all.iter().zip(&some) {
+                    assert_eq!(
+                        bits(&all[..some.len()]),
+                        bits(some),
+                        "{name}, {n} tokens of {case:?} on {path}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -3,8 +3,8 @@
 use super::matrices::part;
 use super::perf::op;
 use super::{
-    Case, ELEMENTWISE, Paths, Random, Sums, bits, check, cpus, gpus, poisoned, read, rows_of, tolerance,
-    vector,
+    Case, ELEMENTWISE, Paths, Random, Sums, bits, check, compare, cpus, deterministic_gpus, gpus, poisoned,
+    read, rows_of, tolerance, vector,
 };
 use realizar_compute::{
     Backend, Batch, BatchLimits, BlockInput, BlockOutput, CacheShape, ConvKind, DType, DeltaInput, DeltaPart,
@@ -237,14 +237,12 @@ fn delta_rules_of_prompts() {
 /// How a sequence is cut into steps, and what else is in them, changes no bit.
 #[test]
 fn states_do_not_depend_on_the_steps() {
-    fn run<B: Backend>(b: &B) {
-        let shape = DeltaShape { k_dim: 24, v_dim: 72, ..SHAPE };
-        let n = 9;
+    fn run<B: Backend>(b: &B, shape: DeltaShape, n: usize, cuts: &[usize]) {
         let (qkv, rates) = delta_rows(&shape, n, 50);
         let rates_len = 3 + 2 * shape.n_v_heads;
         let whole = DeltaTensors::new(b, &shape).run(b, &shape, &qkv, &rates, &batch_of(&[(n, None, &[])]));
         let (others_qkv, others_rates) = delta_rows(&shape, 4, 60);
-        for cut in 1..n {
+        for &cut in cuts {
             let mut tensors = DeltaTensors::new(b, &shape);
             let rows = |range: std::ops::Range<usize>| {
                 let qkv = [&others_qkv, &qkv[range.start * shape.qkv_len()..range.end * shape.qkv_len()]];
@@ -261,9 +259,17 @@ fn states_do_not_depend_on_the_steps() {
             assert_eq!(bits(&y), bits(&whole), "cut after {cut} on {}", b.describe());
         }
     }
-    run(&Reference);
-    cpus(Paths::Instructions).for_each(run);
-    gpus().iter().for_each(|gpu| run(&gpu.2));
+    let small = DeltaShape { k_dim: 24, v_dim: 72, ..SHAPE };
+    let cuts: Vec<usize> = (1..9).collect();
+    run(&Reference, small, 9, &cuts);
+    cpus(Paths::Instructions).for_each(|cpu| run(cpu, small, 9, &cuts));
+    gpus().iter().for_each(|gpu| run(&gpu.2, small, 9, &cuts));
+    // Which the fast mode takes in chunks of 32.
+    let large = DeltaShape { k_dim: 128, v_dim: 64, ..SHAPE };
+    for (_, gpu) in deterministic_gpus() {
+        run(gpu, small, 9, &cuts);
+        run(gpu, large, 70, &[1, 31, 33, 69]);
+    }
 }
 
 /// Gates on rows, after a norm and without.
@@ -388,6 +394,43 @@ fn blocks_with_recurrent_state() {
     for (k_dim, v_dim) in [(128, 128), (20, 48), (6, 132), (200, 64)] {
         let shape = DeltaShape { k_dim, v_dim, n_v_heads: 4, ..SHAPE };
         check(&[Block { delta: true, dtype: DType::F32, shape, parts: DECODE }]);
+    }
+}
+
+/// Sequences that go on, then prompts.
+const STEP: &[Part<'_>] =
+    &[(1, Some(1), &[]), (1, None, &[]), (1, Some(3), &[]), (37, None, &[]), (5, Some(3), &[])];
+
+/// Its first tokens as steps of their own.
+const BEGINNINGS: [&[Part<'_>]; 4] = [
+    &[(1, Some(1), &[])],
+    &[(1, Some(1), &[]), (1, None, &[]), (1, Some(3), &[])],
+    &[(1, Some(1), &[]), (1, None, &[]), (1, Some(3), &[]), (9, None, &[])],
+    &[(1, Some(1), &[]), (1, None, &[]), (1, Some(3), &[]), (37, None, &[])],
+];
+
+/// Runs a block whose first output has a row per token on the deterministic GPUs: the first tokens of a step as a step of their own give the same
+/// bits.
+pub(crate) fn check_beginnings<C: Case>(block: impl Fn(&'static [Part<'static>]) -> C) {
+    let whole = block(STEP);
+    let want = whole.run(&Reference);
+    for (path, gpu) in deterministic_gpus() {
+        let found = whole.run(gpu);
+        compare(&whole, path, &found, &want, whole.tolerance(Sums::FastGpu));
+        for parts in BEGINNINGS {
+            let some = block(parts).run(gpu).remove(0).1;
+            assert_eq!(bits(&found[0].1[..some.len()]), bits(&some), "{parts:?} of {whole:?} on {path}");
+        }
+    }
+}
+
+#[test]
+fn recurrent_blocks_on_a_deterministic_gpu_do_not_depend_on_the_step() {
+    let shape = DeltaShape { k_dim: 128, v_dim: 128, ..SHAPE };
+    for dtype in [DType::Q4_K, DType::BF16] {
+        for delta in [false, true] {
+            check_beginnings(|parts| Block { delta, dtype, shape, parts });
+        }
     }
 }
 

@@ -2,8 +2,13 @@
 
 use super::matrices::part;
 use super::perf::op;
-use super::recurrent::{DECODE, LONG, N_SLOTS, Part, RAGGED, all, batch_of, n_tokens, staged};
-use super::{Case, Paths, Random, Sums, bits, check, cpus, gpus, poisoned, read, rows_of, tolerance, vector};
+use super::recurrent::{
+    DECODE, LONG, N_SLOTS, Part, RAGGED, all, batch_of, check_beginnings, n_tokens, staged,
+};
+use super::{
+    Case, Paths, Random, Sums, bits, check, cpus, deterministic_gpus, gpus, poisoned, read, rows_of,
+    tolerance, vector,
+};
 use realizar_compute::{
     Backend, Batch, BlockInput, BlockOutput, ConvKind, DType, Device, DtLimits, Join, Linear, Norm, NormKind,
     Recurrence, RecurrentBlock, Reference, ShortConv, SsmInput, SsmPart, SsmShape, StateLayer, Stream,
@@ -137,6 +142,7 @@ fn states_of_scans_do_not_depend_on_the_steps() {
     run(&Reference);
     cpus(Paths::Instructions).for_each(run);
     gpus().iter().for_each(|gpu| run(&gpu.2));
+    deterministic_gpus().iter().for_each(|gpu| run(&gpu.1));
 }
 
 /// A whole block.
@@ -215,6 +221,14 @@ fn blocks_of_mamba_2() {
     }
     let wide = SsmShape { n_heads: 4, head_dim: 64, n_groups: 1, state_dim: 128 };
     check(&[Block { dtype: DType::F32, shape: wide, parts: DECODE }]);
+}
+
+#[test]
+fn blocks_of_mamba_2_on_a_deterministic_gpu_do_not_depend_on_the_step() {
+    let shape = SsmShape { n_heads: 4, head_dim: 64, n_groups: 2, state_dim: 128 };
+    for dtype in [DType::Q4_K, DType::BF16] {
+        check_beginnings(|parts| Block { dtype, shape, parts });
+    }
 }
 
 #[test]
