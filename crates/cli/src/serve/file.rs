@@ -26,6 +26,8 @@ pub(super) struct ModelTable {
     pub(super) preload: bool,
     /// Its options as arguments.
     pub(super) arguments: Vec<OsString>,
+    /// Switches that it says are off, as arguments.
+    pub(super) off: Vec<OsString>,
 }
 
 /// The models of a file; the first is the default.
@@ -41,7 +43,8 @@ fn model(file: &File, name: &str, table: &Spanned<DeValue<'_>>) -> Result<ModelT
         return Err(file.wrong(&table.span(), &format!("models.{name} must be a table")));
     };
     let mut names = vec![name.to_owned()];
-    let (mut model, mut keep_alive, mut preload, mut arguments) = (None, None, false, Vec::new());
+    let (mut model, mut keep_alive, mut preload) = (None, None, false);
+    let (mut arguments, mut off) = (Vec::new(), Vec::new());
     let mut command = model_command();
     command.build();
     for (key, value) in keys {
@@ -67,9 +70,15 @@ fn model(file: &File, name: &str, table: &Spanned<DeValue<'_>>) -> Result<ModelT
             ("model", _) => return Err(wrong("expected a text")),
             ("aliases", _) => return Err(wrong("expected a list of names")),
             ("preload", _) => return Err(wrong("expected true or false")),
-            _ => arguments.extend(file.setting(&command, key, value)?.arguments),
+            _ => {
+                let setting = file.setting(&command, key, value)?;
+                if let DeValue::Boolean(false) = value.get_ref() {
+                    off.push(format!("--{}", setting.id.replace('_', "-")).into());
+                }
+                arguments.extend(setting.arguments);
+            }
         }
     }
     let model = model.ok_or_else(|| file.wrong(&table.span(), &format!("models.{name} has no model")))?;
-    Ok(ModelTable { names, model, keep_alive, preload, arguments })
+    Ok(ModelTable { names, model, keep_alive, preload, arguments, off })
 }

@@ -138,8 +138,9 @@ impl SeveralOptions {
 
 impl Spec {
     fn of_table(table: ModelTable, shared: &[OsString]) -> Self {
-        let ModelTable { names, model, keep_alive, preload, arguments } = table;
-        let options = OneModel::parse_from(shared.iter().cloned().chain(arguments)).options;
+        let ModelTable { names, model, keep_alive, preload, arguments, off } = table;
+        let shared = shared.iter().filter(|argument| !off.contains(argument)).cloned();
+        let options = OneModel::parse_from(shared.chain(arguments)).options;
         Self { names, model, options, keep_alive, preload }
     }
 
@@ -269,6 +270,26 @@ mod tests {
     #[test]
     fn the_options_of_one_model_are_well_formed() {
         OneModel::command().debug_assert();
+    }
+
+    #[test]
+    fn a_model_is_deterministic_by_its_table_or_by_the_command() {
+        let file = std::env::temp_dir().join(format!("realizar-tables-{}.toml", std::process::id()));
+        let tables = "[models.a]\nmodel = \"demo\"\ndeterministic = true\n[models.b]\nmodel = \"demo\"\n\
+                      [models.c]\nmodel = \"demo\"\ndeterministic = false\n";
+        std::fs::write(&file, tables).expect("a file");
+        let deterministic = |shared: &[&str]| {
+            let shared: Vec<OsString> = shared.iter().map(OsString::from).collect();
+            let tables = super::super::file::models(&file).expect("tables");
+            let options = |table| Spec::of_table(table, &shared).options.load_options();
+            let options: Vec<_> = tables.into_iter().map(options).collect();
+            assert!(options.iter().all(|options| !options.exact));
+            options.iter().map(|options| options.deterministic).collect::<Vec<_>>()
+        };
+        assert_eq!(deterministic(&[]), [true, false, false]);
+        assert_eq!(deterministic(&["--deterministic"]), [true, true, false]);
+        std::fs::remove_file(&file).expect("it was there");
+        assert!(OneModel::try_parse_from(["--deterministic", "--exact"]).is_err());
     }
 
     #[test]
