@@ -169,3 +169,20 @@ impl<'a> ModelBuilder<'a> {
         Model::start(source, &options, config, proposer, template)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_reach_the_options_of_the_engine() {
+        let modes = |builder: ModelBuilder<'_>| (builder.options.exact, builder.options.deterministic);
+        let builder = || ModelBuilder::of_path(Path::new("m.gguf"));
+        assert_eq!(modes(builder()), (false, false));
+        assert_eq!(modes(builder().deterministic(true)), (false, true));
+        assert_eq!(modes(builder().deterministic(true).deterministic(false)), (false, false));
+        assert_eq!(modes(builder().exact(true)), (true, false));
+        let options = Options { deterministic: true, ..Options::default() };
+        assert_eq!(modes(builder().options(options)), (false, true));
+    }
+}

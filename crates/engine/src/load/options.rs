@@ -171,3 +171,17 @@ impl Default for LoadOptions {
         }
     }
 }
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_strictest_mode_that_is_asked_for_counts() {
+        let mode =
+            |exact, deterministic| LoadOptions { exact, deterministic, ..LoadOptions::default() }.mode();
+        assert_eq!(mode(false, false), Mode::Fast);
+        assert_eq!(mode(false, true), Mode::Deterministic);
+        assert_eq!([mode(true, false), mode(true, true)], [Mode::Exact; 2]);
+    }
+}
