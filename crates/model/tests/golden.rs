@@ -246,7 +246,12 @@ fn write_in_older_layout(from: &dyn TensorSource, path: &Path) {
         let n_rows = both.len() / (4 * rank);
         tensors.push((format!("{layer}attn_kv_b.weight"), vec![n_rows, rank], both));
     }
-    for (name, shape, _) in &tensors {
+    write_f32(header, &tensors, path);
+}
+
+/// Tensors of F32, each with its name, shape and bytes.
+fn write_f32(mut header: gguf::Header, tensors: &[(String, Vec<usize>, Vec<u8>)], path: &Path) {
+    for (name, shape, _) in tensors {
         header.tensor(name, DType::F32, shape).unwrap();
     }
     let mut writer = gguf::Writer::new(std::fs::File::create(path).unwrap(), header).unwrap();
@@ -271,4 +276,44 @@ fn older_files_with_latent_attention_give_the_same_logits() {
     assert_eq!([&older, &newer].map(|path| stated(path, "key_length")), [Some(20), Some(32)]);
     assert_eq!(stated(&older, "key_length_mla"), None);
     std::fs::remove_file(older).unwrap();
+}
+
+/// Older files of Phi-2 have queries, keys and values in one matrix with one bias, as their models had.
+#[test]
+fn a_fused_matrix_of_queries_keys_and_values_gives_the_same_logits() {
+    let dir = fixtures().into_iter().find(|p| p.ends_with("phi2")).unwrap();
+    let separate = source::open(&dir.join("model.gguf")).unwrap();
+    let fused = std::env::temp_dir().join(format!("realizar-fused-{}.gguf", std::process::id()));
+    let mut header = gguf::Header::new(&fused);
+    separate.metadata().iter().for_each(|(key, value)| header.set(key, value.clone()).unwrap());
+    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+    for info in separate.tensors() {
+        let t = separate.tensor(&info.name).unwrap();
+        let (layer, part) = info.name.split_once("attn_").unwrap_or((&info.name, ""));
+        match part {
+            "q.weight" | "q.bias" => {
+                let (mut shape, mut bytes) = (t.shape, t.bytes.to_vec());
+                for other in ["k", "v"] {
+                    let t = separate.tensor(&format!("{layer}attn_{other}{}", &part[1..])).unwrap();
+                    shape[0] += t.shape[0];
+                    bytes.extend_from_slice(&t.bytes);
+                }
+                tensors.push((format!("{layer}attn_qkv{}", &part[1..]), shape, bytes));
+            }
+            "k.weight" | "k.bias" | "v.weight" | "v.bias" => {}
+            _ => tensors.push((info.name.clone(), t.shape, t.bytes.to_vec())),
+        }
+    }
+    assert_eq!(tensors.iter().filter(|(name, ..)| name.contains("attn_qkv.")).count(), 4);
+    write_f32(header, &tensors, &fused);
+
+    let golden: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap();
+    let prompts = prompts(&dir, &golden);
+    check_form(&Reference, &fused, &prompts, TOLERANCE);
+    for repack in [false, true] {
+        let cpu = Cpu::new(CpuOptions { n_threads: 2, isa: Isa::best(), exact: true, repack });
+        check_form(&cpu, &fused, &prompts, TOLERANCE);
+    }
+    check_on_gpus(&fused, &prompts, &BTreeSet::from([DType::F32]));
+    std::fs::remove_file(fused).unwrap();
 }
