@@ -42,6 +42,8 @@ struct State {
     n_launches: usize,
     n_replays: usize,
     live: HashSet<u64>,
+    /// What was written, if somebody wants to know.
+    writes: Option<Vec<Vec<u8>>>,
     memory: Option<DeviceMemory>,
 }
 
@@ -72,6 +74,13 @@ impl Faulty {
     /// What the device claims to have.
     pub(crate) fn set_memory(&self, memory: DeviceMemory) {
         self.state().memory = Some(memory);
+    }
+
+    /// Calls `f`, and returns what it wrote to the device: the bytes of each call.
+    pub(crate) fn writes_of<T>(&self, f: impl FnOnce() -> T) -> (T, Vec<Vec<u8>>) {
+        self.state().writes = Some(Vec::new());
+        let result = f();
+        (result, self.state().writes.take().expect("only taken here"))
     }
 
     /// Allocations so far.
@@ -180,6 +189,9 @@ impl Driver for Faulty {
 
     unsafe fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<()> {
         self.check(Call::Write)?;
+        if let Some(writes) = &mut self.state().writes {
+            writes.push(src.to_vec());
+        }
         // SAFETY: the conditions of `Driver::write` are handed on with the same arguments.
         unsafe { self.inner.write(dst, src) }
     }

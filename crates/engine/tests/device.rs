@@ -19,6 +19,7 @@ use realizar_engine::{
 };
 use realizar_model::source::{self, TensorSource};
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -368,6 +369,42 @@ fn models_with_recurrent_state_generate_what_the_host_does() {
         }
         let stats = client.stats();
         assert!(stats.drafted_tokens.get() > 0 && stats.cache_hit_tokens.get() > 0, "{name}: {stats:?}");
+    }
+}
+
+/// Each number of each tensor goes to the device once, those of norms and biases too; loading the model again takes as much memory and writes the
+/// same. Weights of 32 bits are packed for no device.
+#[test]
+fn a_model_is_uploaded_once() {
+    let Some((driver, _turn)) = device() else { return };
+    for name in ["phi2", "gpt-oss", "olmo2", "glm4moelite"] {
+        let source = model(name);
+        let upload = || {
+            let cuda = Cuda::with_driver(driver.clone(), Mode::Exact).unwrap();
+            let before = driver.n_allocations();
+            let load = || load_on_device(cuda, &*source, &options()).unwrap();
+            let (_loaded, mut writes) = driver.writes_of(load);
+            writes.sort();
+            (driver.n_allocations() - before, writes)
+        };
+        let (n_allocations, writes) = upload();
+        let mut words: HashMap<&[u8], usize> = HashMap::new();
+        for word in writes.iter().flat_map(|write| write.chunks(4)) {
+            *words.entry(word).or_default() += 1;
+        }
+        for tensor in source.tensors() {
+            for word in source.tensor(&tensor.name).unwrap().bytes.chunks(4) {
+                match words.get_mut(word) {
+                    Some(n) if *n > 0 => *n -= 1,
+                    _ => panic!("a number of {} of {name} is not on the device", tensor.name),
+                }
+            }
+        }
+        // Frequencies of rotations are in no file.
+        let n_others: usize = words.values().sum();
+        assert!(n_others <= 64, "{n_others} numbers of {name} are in no tensor");
+        assert_eq!(driver.n_live(), 0, "{name}");
+        assert!(upload() == (n_allocations, writes), "{name}, loaded again");
     }
 }
 
