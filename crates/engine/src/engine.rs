@@ -458,7 +458,7 @@ impl Engine {
             Ok(sampled) => {
                 let now = self.shared.now();
                 self.shared.stats.step_time.record(now.saturating_sub(scheduled));
-                self.scheduler.commit(&sampled, now, &mut self.events);
+                self.scheduler.commit(sampled, now, &mut self.events);
             }
             Err(error) => {
                 self.step_failed(&error);

@@ -52,7 +52,7 @@ fn gaps_while_reading(n_prompt: usize, n_streams: usize, step_tokens: usize) -> 
         assert!(step.batch.tokens.len() <= step_tokens);
         now += STEP_COST + TOKEN_COST * step.batch.tokens.len() as u32;
         let ticket = runner.launch(&step).unwrap();
-        scheduler.commit(&runner.finish(ticket).unwrap(), now, &mut events);
+        scheduler.commit(runner.finish(ticket).unwrap(), now, &mut events);
         for (id, event) in events.drain(..) {
             match event {
                 Event::Token { .. } if id.request == long => return (gaps, now - arrived.unwrap()),

@@ -287,7 +287,7 @@ impl Simulation {
     fn finish(&mut self, ticket: realizar_engine::Ticket) {
         let mut events = Vec::new();
         match self.runner.finish(ticket) {
-            Ok(sampled) => self.scheduler.commit(&sampled, self.now, &mut events),
+            Ok(sampled) => self.scheduler.commit(sampled, self.now, &mut events),
             Err(error) => self.scheduler.fail_oldest(&error, &mut events),
         }
         self.take(events);

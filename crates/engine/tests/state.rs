@@ -60,7 +60,7 @@ impl Session {
                 break;
             };
             let sampled = self.runner.finish(ticket).unwrap();
-            self.scheduler.commit(&sampled, Duration::ZERO, &mut events);
+            self.scheduler.commit(sampled, Duration::ZERO, &mut events);
             self.scheduler.check().unwrap();
         }
         let mut answers: BTreeMap<SeqId, Vec<u32>> = BTreeMap::new();

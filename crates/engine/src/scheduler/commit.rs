@@ -9,13 +9,13 @@ use std::time::Duration;
 
 impl Scheduler {
     /// Takes the outcome of the oldest step in flight; appends what it means for its sequences to `out`.
-    pub fn commit(&mut self, sampled: &Sampled, now: Duration, out: &mut Vec<(SeqId, Event)>) {
+    pub fn commit(&mut self, mut sampled: Sampled, now: Duration, out: &mut Vec<(SeqId, Event)>) {
         let launched = self.in_flight.pop_front().expect("a step is in flight");
         let mut row = 0;
         for part in launched {
             let rows = row..row + part.scored.len() + part.n_chosen;
             row = rows.end;
-            let rows = &sampled.rows[rows];
+            let rows = &mut sampled.rows[rows];
             // A sequence that ended meanwhile has no use for the rest of what was computed for it.
             if let Some(seq) = self.seqs.get_mut(&part.id) {
                 seq.n_in_flight -= 1;
@@ -36,7 +36,7 @@ impl Scheduler {
                     seq.prefilled |= part.end >= seq.n_prompt;
                 }
                 let n_taken = part.scored.len() + part.n_chosen.min(n_accepted + 1);
-                if let Some(end) = self.take_rows(&part, &rows[..n_taken], now, out) {
+                if let Some(end) = self.take_rows(&part, &mut rows[..n_taken], now, out) {
                     self.offer_state(part.id);
                     self.offer_end(part.id);
                     self.remove(part.id);
@@ -61,19 +61,21 @@ impl Scheduler {
         self.fail(launched, error, out);
     }
 
-    /// Takes the outcomes of a sequence's rows. Returns its last event if it ends.
+    /// Takes the outcomes of a sequence's rows, with the lists in them. Returns its last event if it ends.
     fn take_rows(
         &mut self,
         part: &LaunchedSeq,
-        rows: &[std::result::Result<Choice, SampleError>],
+        rows: &mut [std::result::Result<Choice, SampleError>],
         now: Duration,
         out: &mut Vec<(SeqId, Event)>,
     ) -> Option<Event> {
         let seq = self.seqs.get_mut(&part.id).expect("checked by the caller");
-        for (row, position) in rows.iter().zip(part.scored.clone()) {
+        let (scored, chosen) = rows.split_at_mut(part.scored.len());
+        for (row, position) in scored.iter_mut().zip(part.scored.clone()) {
             match row {
                 Ok(c) => {
-                    let (id, logprob, top_logprobs) = (c.token, c.logprob, c.top_logprobs.clone());
+                    let (id, logprob, top_logprobs) =
+                        (c.token, c.logprob, std::mem::take(&mut c.top_logprobs));
                     out.push((part.id, Event::PromptToken { id, logprob, top_logprobs }));
                     seq.n_scored = position + 1;
                 }
@@ -87,7 +89,7 @@ impl Scheduler {
         seq.n_unseen -= 1;
         seq.verifies = false;
         let mut taken = Vec::new();
-        for row in &rows[part.scored.len()..] {
+        for row in chosen {
             let choice = match row {
                 Ok(choice) => choice,
                 Err(e) => return Some(Event::Error(Error::Sample(*e))),
@@ -98,7 +100,7 @@ impl Scheduler {
                 return Some(seq.finished(FinishReason::Stop { token: Some(id) }, now));
             }
             seq.tokens.push(id);
-            let (logprob, top_logprobs) = (choice.logprob, choice.top_logprobs.clone());
+            let (logprob, top_logprobs) = (choice.logprob, std::mem::take(&mut choice.top_logprobs));
             let log_sum_exp = choice.log_sum_exp;
             out.push((
                 part.id,
