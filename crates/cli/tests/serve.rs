@@ -6,6 +6,7 @@ mod support;
 
 use serde_json::json;
 use std::io::BufRead;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use support::server::{PATIENCE, Server};
 use support::{Folder, fails, fixture, is_wrong_usage, json, run};
@@ -140,7 +141,7 @@ fn running_out_of_file_handles_is_told_once_and_passes() {
     let mut server = Server::after("ulimit -n 60", &["--threads", "1"]);
     let address = server.url("").trim_start_matches("http://").to_owned();
     let connections: Vec<_> =
-        (0..80).map(|_| std::net::TcpStream::connect(&address).expect("the system takes it")).collect();
+        (0..80).map(|_| TcpStream::connect(&address).expect("the system takes it")).collect();
     let mut line = String::new();
     server.stderr.read_line(&mut line).expect("a line");
     assert!(line.contains("cannot accept connections"), "{line}");
@@ -151,6 +152,46 @@ fn running_out_of_file_handles_is_told_once_and_passes() {
     server.signal("-TERM");
     let (status, _, err) = server.end();
     assert_eq!((status.code(), err.as_str()), (Some(0), ""));
+}
+
+/// Unfinished bodies, dropped and sent anew, since an allocator may keep what it got back from several threads.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_of_unfinished_bodies_goes_back_to_the_system() {
+    use std::io::Write;
+    const N_BYTES: usize = 4_000_000;
+    const N_BODIES: usize = 100_000_000 / N_BYTES;
+    let server = Server::start(&["--threads", "1"]);
+    let address = server.url("").trim_start_matches("http://").to_owned();
+    let until = |what: &str, holds: &dyn Fn(usize) -> bool| {
+        let start = Instant::now();
+        while !holds(server.resident_bytes()) {
+            assert!(start.elapsed() < PATIENCE, "{what}: {} bytes", server.resident_bytes());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    server.post("/v1/completions", &json!({"prompt": "Once", "max_tokens": 1}));
+    let before = server.resident_bytes();
+    for round in 0..5 {
+        let mut clients: Vec<_> = (0..N_BODIES)
+            .map(|_| {
+                let mut client = TcpStream::connect(&address).expect("a connection");
+                let head =
+                    "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json";
+                write!(client, "{head}\r\nContent-Length: {}\r\n\r\n", N_BYTES + 1).expect("it is read");
+                client
+            })
+            .collect();
+        // In turn, as clients do that send at the same time.
+        let part = vec![b' '; 100_000];
+        for _ in 0..N_BYTES / part.len() {
+            clients.iter_mut().for_each(|client| client.write_all(&part).expect("it is read"));
+        }
+        until("they have arrived", &|now| now > before + N_BODIES * N_BYTES * 9 / 10);
+        drop(clients);
+        let what = format!("round {round}, of {before} bytes before");
+        until(&what, &|now| now < before + N_BODIES * N_BYTES / 4);
+    }
 }
 
 #[test]

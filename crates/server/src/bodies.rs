@@ -1,5 +1,5 @@
-//! Bodies of requests: how much memory all that are still arriving may take together, and what becomes of those that
-//! nobody reads.
+//! Bodies of requests: where they lie, how much memory all that are still arriving may take together, and what becomes of
+//! those that nobody reads.
 //!
 //! A client that is refused early is often still sending. If the connection ended then, the system would drop the
 //! answer that the client has not read yet, and the client would see a broken connection instead of the reason. So what
@@ -12,6 +12,9 @@ use axum::middleware::Next;
 use axum::response::Response;
 use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
+use memmap2::MmapMut;
+use std::io;
+use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,7 +26,7 @@ const DRAINED_BYTES: usize = 256 << 20;
 /// How long to wait for more of it. A client that has sent nothing for so long waits for the answer, and can read it.
 const DRAIN_PAUSE: Duration = Duration::from_secs(1);
 /// Bodies up to this size may use all of the budget, larger ones all but an eighth: so that small requests come through
-/// while large ones fill it.
+/// while large ones fill it. Larger ones have pages of their own.
 const SMALL_BYTES: usize = 64 << 10;
 
 /// Memory for the bodies of all requests that are still arriving, in bytes.
@@ -75,6 +78,61 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// The bytes of a body.
+#[derive(Debug)]
+pub(crate) enum Buffer {
+    Small(Vec<u8>),
+    /// Pages that go back to the system with the body. Of pieces of this size that several threads free, the allocator keeps more and more.
+    Large {
+        pages: MmapMut,
+        n_bytes: usize,
+    },
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Self::Small(Vec::new())
+    }
+}
+
+impl Buffer {
+    /// Appends what has arrived.
+    ///
+    /// Errors: the system has no memory.
+    pub(crate) fn push(&mut self, data: &[u8]) -> io::Result<()> {
+        let end = self.len() + data.len();
+        let room = match self {
+            Self::Small(_) => SMALL_BYTES,
+            Self::Large { pages, .. } => pages.len(),
+        };
+        if end > room {
+            // Pages that nothing was written to take no memory.
+            let mut pages = MmapMut::map_anon(2 * end)?;
+            pages[..self.len()].copy_from_slice(self);
+            *self = Self::Large { pages, n_bytes: self.len() };
+        }
+        match self {
+            Self::Small(bytes) => bytes.extend_from_slice(data),
+            Self::Large { pages, n_bytes } => {
+                pages[*n_bytes..end].copy_from_slice(data);
+                *n_bytes = end;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Small(bytes) => bytes,
+            Self::Large { pages, n_bytes } => &pages[..*n_bytes],
+        }
     }
 }
 
@@ -174,6 +232,18 @@ mod tests {
         assert_eq!(budget.used(), (7 << 20) + SMALL_BYTES, "what was refused is not counted");
         drop(large);
         assert!(more.grow(SMALL_BYTES + 1));
+    }
+
+    #[test]
+    fn a_body_is_what_arrived_whatever_its_size() {
+        let (mut buffer, mut expected) = (Buffer::default(), Vec::new());
+        for (i, n) in [0, 1, SMALL_BYTES - 1, 1, 0, 1, 100_000, 5_000_000, 3].into_iter().enumerate() {
+            let data: Vec<u8> = (0..n).map(|at| (at * 7 + i) as u8).collect();
+            buffer.push(&data).unwrap();
+            expected.extend(data);
+            assert_eq!(matches!(buffer, Buffer::Small(_)), expected.len() <= SMALL_BYTES);
+            assert!(*buffer == expected, "after {} bytes", expected.len());
+        }
     }
 
     #[test]

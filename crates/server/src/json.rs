@@ -1,7 +1,7 @@
 //! The body of a request: bounded in size, memory and time, declared as JSON, and with an error that names the field.
 
 use crate::app::App;
-use crate::bodies::Share;
+use crate::bodies::{Buffer, Share};
 use crate::error::{ApiError, Result};
 use crate::openai::{FormatFields, SamplingFields, TokenFields};
 use crate::params::ParamFields;
@@ -74,7 +74,7 @@ async fn read(request: Request, app: &App) -> Result<Arrived> {
 
 /// A whole body and its share of the memory for bodies.
 struct Arrived {
-    bytes: Vec<u8>,
+    bytes: Buffer,
     share: Share,
 }
 
@@ -86,7 +86,7 @@ enum Unread {
 }
 
 async fn collect(mut body: Body, limit: usize, app: &App) -> std::result::Result<Arrived, Unread> {
-    let mut arrived = Arrived { bytes: Vec::new(), share: app.bodies.share() };
+    let mut arrived = Arrived { bytes: Buffer::default(), share: app.bodies.share() };
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(Unread::Broken)?;
         // Trailers say nothing here.
@@ -97,7 +97,7 @@ async fn collect(mut body: Body, limit: usize, app: &App) -> std::result::Result
         if !arrived.share.grow(data.len()) {
             return Err(Unread::NoMemory);
         }
-        arrived.bytes.extend_from_slice(data);
+        arrived.bytes.push(data).map_err(|_| Unread::NoMemory)?;
     }
     Ok(arrived)
 }

@@ -72,6 +72,14 @@ impl Server {
         serde_json::from_str(&text).expect("JSON")
     }
 
+    /// Memory of the process that is not swapped out or given back.
+    #[cfg(target_os = "linux")]
+    pub fn resident_bytes(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("a status");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
+        line.trim().strip_suffix(" kB").expect("a unit").parse::<usize>().expect("a number") * 1024
+    }
+
     /// Sends the process a signal.
     pub fn signal(&self, name: &str) {
         let done = Command::new("kill").args([name, &self.child.id().to_string()]).status();
