@@ -10,6 +10,7 @@ use realizar_compute::DType;
 use realizar_compute::quant::QUANTS;
 use std::collections::HashMap;
 use std::path::Path;
+use std::process::Command;
 use test_data::test_data;
 
 /// Just enough of GGUF to read the vectors: metadata holds strings only.
@@ -80,6 +81,42 @@ fn every_type_dequantizes_bit_equal_to_ggml() {
 fn encoded_weights_dequantize_bit_equal_to_ggml() {
     let Some(path) = test_data("quant-vectors/ggml_quant_vectors.gguf") else { return };
     compare_with_ggml(&path);
+}
+
+/// Runs the test above without data, under these variables.
+#[test]
+fn a_test_without_its_data_fails_by_name_where_data_are_demanded() {
+    let name = "encoded_weights_dequantize_bit_equal_to_ggml";
+    for (ci, require, fails) in [
+        (None, None, false),
+        (Some("true"), None, true),
+        (None, Some("1"), true),
+        (Some("true"), Some("1"), true),
+        (Some("true"), Some("0"), false),
+        (None, Some("0"), false),
+    ] {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([name, "--exact"]).env("REALIZAR_TEST_DATA", "/no/such/folder");
+        for (variable, value) in [("CI", ci), ("REALIZAR_REQUIRE_DATA", require)] {
+            match value {
+                Some(value) => command.env(variable, value),
+                None => command.env_remove(variable),
+            };
+        }
+        let output = command.output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(
+            output.status.success(),
+            !fails,
+            "CI {ci:?}, REALIZAR_REQUIRE_DATA {require:?}: {out}{err}"
+        );
+        let line = if fails {
+            format!("test {name} ... FAILED")
+        } else {
+            format!("SKIPPED {name}: /no/such/folder")
+        };
+        assert!(out.contains(&line) || err.contains(&line), "{out}{err}");
+    }
 }
 
 fn compare_with_ggml(path: &Path) {
