@@ -31,7 +31,7 @@ pub struct Config {
     pub header_timeout: Duration,
     /// How long a client may take to send a request's body. Default 30 s.
     pub body_timeout: Duration,
-    /// How long a client may read nothing of its answer. Default 60 s.
+    /// How long a client may read nothing of its answer. Default 30 s.
     pub write_timeout: Duration,
     /// Connections at one time; more wait to be accepted. Default 16384.
     pub max_connections: usize,
@@ -64,7 +64,7 @@ impl Default for Config {
             keeps_sockets: false,
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(30),
-            write_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(30),
             max_connections: 16384,
             otlp: None,
             open_schemas: false,
