@@ -14,7 +14,7 @@ use std::fmt;
 use std::path::Path;
 
 /// The longest header that is read, in bytes; the format's own limit.
-const MAX_HEADER_BYTES: u64 = 100_000_000;
+pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// Whether bytes that stand at the beginning of a file look like safetensors.
 pub(crate) fn looks_like(bytes: &[u8]) -> bool {

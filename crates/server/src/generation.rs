@@ -259,3 +259,25 @@ impl Generation {
         prompt * self.n + choice as usize
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::{MAX_LOGPROBS, MAX_N};
+
+    #[test]
+    fn the_documents_state_the_limits() {
+        let kib = MAX_STOP_BYTES >> 10;
+        assert_eq!(kib << 10, MAX_STOP_BYTES, "the documents round");
+        let row = format!("| stop strings of a request | {MAX_STOPS}, together {kib} KiB |");
+        assert!(include_str!("../../../SECURITY.md").contains(&row), "{row}");
+        for part in [
+            format!("`stop` (a string or up to {MAX_STOPS}, {kib} KiB together)"),
+            format!("`n` (up to {MAX_N}, "),
+            format!("likeliest tokens to report (up to {MAX_LOGPROBS})"),
+        ] {
+            let page = include_str!("../../../docs/serving.md").replace('\n', " ");
+            assert!(page.contains(&part), "docs/serving.md lacks {part}");
+        }
+    }
+}

@@ -7,9 +7,9 @@ use regex_syntax::utf8::Utf8Sequences;
 use std::collections::HashMap;
 
 /// Elements of all rules together at most, repetitions written out.
-const MAX_ELEMENTS: usize = 10_000;
+pub(super) const MAX_ELEMENTS: usize = 10_000;
 /// Groups within groups at most.
-const MAX_DEPTH: usize = 64;
+pub(super) const MAX_DEPTH: usize = 64;
 
 /// Whether a grammar is GBNF and not Lark, whose rules have one colon.
 pub(super) fn is_gbnf(text: &str) -> bool {

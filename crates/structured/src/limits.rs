@@ -405,7 +405,56 @@ fn embedded_json(text: &str) -> Option<(Value, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{MAX_SOURCE_BYTES, gbnf, pushdown, schema};
     use serde_json::json;
+
+    #[test]
+    fn the_documents_state_the_bounds() {
+        let n = |n: usize| match (n / 1000, n % 1000) {
+            (0, n) => n.to_string(),
+            (thousands, rest) => format!("{thousands},{rest:03}"),
+        };
+        let rows = [
+            ("bytes of a schema, pattern or grammar", format!("{} KiB", MAX_SOURCE_BYTES >> 10)),
+            ("schemas and constant values of a schema", n(MAX_NODES)),
+            (
+                "schemas nested, without and with references followed",
+                format!("{}, {}", n(schema::MAX_DEPTH), n(MAX_PATH)),
+            ),
+            ("definitions referred to", n(MAX_REFERENCES)),
+            (
+                "`properties` or `required` of one object; `patternProperties`",
+                format!("{}; {}", n(MAX_PROPERTIES), n(MAX_PATTERN_PROPERTIES)),
+            ),
+            (
+                "entries of one `allOf`, `anyOf`, `oneOf` or `prefixItems`; of one `enum`",
+                format!("{}; {}", n(MAX_SCHEMA_LIST), n(MAX_ENUM)),
+            ),
+            ("schemas after alternatives that apply together are multiplied out", n(MAX_EXPANDED as usize)),
+            (
+                "patterns that apply together: binary logarithm of the product of their sizes",
+                MAX_PATTERN_BITS.to_string(),
+            ),
+            (
+                "`multipleOf` that apply together: binary logarithm of their product; decimals",
+                format!("{MAX_MULTIPLE_BITS}; {MAX_DECIMALS}"),
+            ),
+            (
+                "lines, depth of groups, `&` and `~` of a grammar in Lark",
+                format!("{}; {}; {} each", n(MAX_LARK_LINES), n(MAX_LARK_DEPTH), n(MAX_LARK_OPERATORS)),
+            ),
+            (
+                "elements (repetitions written out) and depth of groups of a grammar in GBNF",
+                format!("{}; {}", n(gbnf::MAX_ELEMENTS), n(gbnf::MAX_DEPTH)),
+            ),
+            ("states of the automaton of one answer", n(pushdown::MAX_STATES)),
+        ];
+        let page = include_str!("../../../docs/serving.md");
+        for (what, bound) in rows {
+            let row = format!("| {what} | {bound} |");
+            assert!(page.contains(&row), "docs/serving.md lacks {row}");
+        }
+    }
 
     fn refused(schema: &Value) -> &'static str {
         match check_schema(schema) {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Stacks of one state at most.
 const MAX_STACKS: usize = 2_000;
 /// States at most; each remembers a step for each byte, 1 kB.
-const MAX_STATES: usize = 30_000;
+pub(super) const MAX_STATES: usize = 30_000;
 /// Places on stacks at most.
 const MAX_PLACES: usize = 1_000_000;
 /// Stacks of all states together at most.

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
 
 /// Schemas within schemas at most. Compiling recurses, about 3 kB of stack for each.
-const MAX_DEPTH: usize = 64;
+pub(super) const MAX_DEPTH: usize = 64;
 /// Compiled parts at most while the place of an error is looked for, and how long that may take.
 const MAX_TRIES: usize = 300;
 const MAX_SEARCH: Duration = Duration::from_millis(500);

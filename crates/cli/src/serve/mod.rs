@@ -225,6 +225,57 @@ fn seconds(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::{Args, Command, FromArgMatches};
+    use std::collections::HashMap;
+
+    fn command() -> Command {
+        ServeArgs::augment_args(Command::new("serve"))
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_library() {
+        let args = ServeArgs::from_arg_matches(&command().get_matches_from(["serve"])).unwrap();
+        assert_eq!(config(&args).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn the_documents_state_all_options_and_their_defaults() {
+        let page = include_str!("../../../../docs/serving.md");
+        let mut defaults = HashMap::new();
+        for arg in command().get_arguments().filter(|arg| !arg.is_hide_set()) {
+            let Some(name) = arg.get_long() else { continue };
+            let is_there =
+                |cell: &str| [' ', '`'].iter().any(|end| cell.contains(&format!("`--{name}{end}")));
+            let mut rows = page.lines().map(|line| line.trim_start_matches("| ").split(" | "));
+            let cells = rows.find_map(|mut cells| is_there(cells.next()?).then_some(cells));
+            let mut cells = cells.unwrap_or_else(|| panic!("docs/serving.md lacks --{name}"));
+            if let Some(default) =
+                arg.get_default_values().first().filter(|_| arg.get_action().takes_values())
+            {
+                let default = default.to_str().unwrap();
+                assert_eq!(
+                    cells.next().unwrap_or_default().trim_matches('`'),
+                    default,
+                    "--{name} in docs/serving.md"
+                );
+                defaults.insert(name.to_owned(), default.to_owned());
+            }
+        }
+        // There a limit stands behind its option, as 16,384 or 8 MiB.
+        let page = include_str!("../../../../SECURITY.md");
+        let mut n_limits = 0;
+        for option in
+            page.lines().filter(|line| line.starts_with("| ")).flat_map(|row| row.split("`--").skip(1))
+        {
+            let Some((name, limit)) = option.split_once("`, ") else { continue };
+            let mut words = limit.split([' ', ';']);
+            let number = words.next().unwrap().replace(',', "");
+            let unit = if words.next() == Some("MiB") { "M" } else { "" };
+            assert_eq!(Some(&format!("{number}{unit}")), defaults.get(name), "--{name} in SECURITY.md");
+            n_limits += 1;
+        }
+        assert_eq!(n_limits, 8);
+    }
 
     #[test]
     fn sizes_are_read_in_the_usual_units() {

@@ -13,9 +13,9 @@ use minijinja::syntax::SyntaxConfig;
 use std::thread;
 
 /// Bytes of a template. The longest of real models have 20 KB.
-const MAX_SOURCE_BYTES: usize = 256 << 10;
+pub(super) const MAX_SOURCE_BYTES: usize = 256 << 10;
 /// Operators, calls, filters and branches inside each other. Chains count: `a + b + c` is two levels.
-const MAX_NESTING: usize = 500;
+pub(super) const MAX_NESTING: usize = 500;
 /// Stack for a template of no length, and for each byte of it: the parser's frames for one `-` or `not`.
 const STACK_BYTES: usize = 16 << 20;
 const STACK_BYTES_PER_BYTE: usize = 2 << 10;

@@ -300,6 +300,29 @@ mod tests {
         Timestamp::utc(2026, 1, 15, 12, 0, 0)
     }
 
+    #[test]
+    fn the_documents_state_the_limits() {
+        let (kib, nesting) = (compile::MAX_SOURCE_BYTES >> 10, compile::MAX_NESTING);
+        let (million, mib) = (FUEL / 1_000_000, BYTES >> 20);
+        assert_eq!((million * 1_000_000, mib << 20), (FUEL, BYTES), "the documents round");
+        let security = include_str!("../../../../SECURITY.md");
+        let row = format!(
+            "| a chat template | {kib} KiB, {nesting} nested operators; per rendering {million} million instructions, {mib} MiB, and \
+             {BYTES_PER_BYTE} times what the conversation holds |"
+        );
+        assert!(security.contains(&row), "{row}");
+        let serving = include_str!("../../../../docs/serving.md").replace('\n', " ");
+        for part in [
+            format!(
+                "{kib} KiB of text with at most {nesting} operators, calls and branches inside each other"
+            ),
+            format!("{million} million instructions and {mib} MiB of text and lists read and made"),
+            format!("and {BYTES_PER_BYTE} times what the conversation holds"),
+        ] {
+            assert!(serving.contains(&part), "{part}");
+        }
+    }
+
     fn render(source: &str, conversation: serde_json::Value) -> Result<String> {
         ChatTemplate::new(source, "<s>", "</s>")?.render(&conversation, true, now())
     }

@@ -348,6 +348,15 @@ pub fn read_text(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::safetensors::MAX_HEADER_BYTES;
+
+    #[test]
+    fn the_security_page_states_the_limits() {
+        let (header, index) = (MAX_HEADER_BYTES / 1_000_000, MAX_INDEX_BYTES >> 20);
+        assert_eq!((header * 1_000_000, index << 20), (MAX_HEADER_BYTES, MAX_INDEX_BYTES), "the page rounds");
+        let row = format!("| a safetensors header; an index of shards | {header} MB; {index} MiB |");
+        assert!(include_str!("../../../../SECURITY.md").contains(&row), "{row}");
+    }
 
     #[test]
     fn split_names_are_recognized_only_in_the_exact_form() {
