@@ -7,6 +7,7 @@ use realizar_compute::{DeviceMemory, Error, Result};
 use std::collections::HashSet;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// What can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,8 +40,9 @@ struct State {
     lost: bool,
     n_faults: usize,
     n_allocations: usize,
-    n_launches: usize,
+    launches: Vec<Instant>,
     n_replays: usize,
+    n_synchronizations: usize,
     live: HashSet<u64>,
     /// What was written, if somebody wants to know.
     writes: Option<Vec<Vec<u8>>>,
@@ -91,7 +93,19 @@ impl Faulty {
     /// Launches of single kernels, recorded ones included, and replays of recorded steps so far.
     pub(crate) fn n_launches_and_replays(&self) -> (usize, usize) {
         let state = self.state();
-        (state.n_launches, state.n_replays)
+        (state.launches.len(), state.n_replays)
+    }
+
+    /// When single kernels were launched, recorded ones included.
+    #[allow(dead_code)]
+    pub(crate) fn launches(&self) -> Vec<Instant> {
+        self.state().launches.clone()
+    }
+
+    /// How often somebody waited for all that the device does.
+    #[allow(dead_code)]
+    pub(crate) fn n_synchronizations(&self) -> usize {
+        self.state().n_synchronizations
     }
 
     /// Allocations that were not given back.
@@ -225,13 +239,14 @@ impl Driver for Faulty {
 
     unsafe fn launch(&self, f: Function, grid: Grid, args: *const c_void) -> Result<()> {
         self.check(Call::Launch)?;
-        self.state().n_launches += 1;
+        self.state().launches.push(Instant::now());
         // SAFETY: the conditions of `Driver::launch` are handed on with the same arguments.
         unsafe { self.inner.launch(f, grid, args) }
     }
 
     fn synchronize(&self) -> Result<()> {
         self.check(Call::Synchronize)?;
+        self.state().n_synchronizations += 1;
         self.inner.synchronize()
     }
 

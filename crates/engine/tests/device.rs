@@ -10,6 +10,7 @@ mod faulty;
 use faulty::{CALLS, Call, Faulty};
 use realizar_compute::DeviceMemory;
 use realizar_compute::cuda::{Cuda, Mode};
+use realizar_engine::bench::{Bench, Work};
 use realizar_engine::load::{CacheSize, Device, LoadError, LoadOptions, load, load_on_device};
 use realizar_engine::perplexity::{Score, score_chunk};
 use realizar_engine::speculative::{Ngram, SpeculationCosts};
@@ -485,6 +486,54 @@ fn after_the_first_steps_of_a_shape_nothing_is_allocated_and_all_is_replayed() {
             }
         }
     }
+}
+
+/// Measured by what is launched, and not by time: each kernel is launched within a part, but those that bring the batch to the device.
+#[test]
+fn a_profile_accounts_for_every_kernel_of_every_token() {
+    const N_TOKENS: usize = 6;
+    let Some((driver, _turn)) = device() else { return };
+    let cuda = Cuda::with_driver(driver.clone(), Mode::Fast).unwrap();
+    let loaded = load_on_device(cuda, &*model("llama"), &options()).unwrap();
+    let (n_layers, mut runner) = (loaded.config.layers.len(), loaded.runner);
+    let mut bench = Bench::new(&mut *runner);
+    let work = Work::Decode { n_tokens: N_TOKENS, depth: 0 };
+    let counts = || (driver.launches().len(), driver.n_launches_and_replays().1, driver.n_synchronizations());
+    let off = |bench: &mut Bench<'_>| {
+        let before = counts();
+        bench.run(work, 2).unwrap();
+        let after = counts();
+        (after.0 - before.0, after.1 - before.1, after.2 - before.2)
+    };
+    // The first steps allocate memory and are recorded.
+    bench.run(work, 2).unwrap();
+    let without = off(&mut bench);
+    assert_eq!(
+        without,
+        (N_TOKENS, N_TOKENS, 0),
+        "a kernel for the batch and a replay per step, and nobody waits"
+    );
+
+    let (n_launches, n_replays, _) = counts();
+    let (_, parts) = bench.profile(work, 2).unwrap();
+    assert_eq!(counts().1, n_replays, "each part is launched by itself");
+    let runs = |op: &str| parts.iter().filter(|part| part.op == op).count();
+    assert_eq!((runs("lm_head"), runs("sample")), (N_TOKENS, N_TOKENS));
+    for op in ["qkv_proj", "attention", "gate_up_proj"] {
+        assert_eq!(runs(op), N_TOKENS * n_layers, "{op}");
+    }
+    assert!(parts.windows(2).all(|pair| pair[0].start + pair[0].duration <= pair[1].start), "parts overlap");
+    let launches = &driver.launches()[n_launches..];
+    let is_within = |at: &Instant| parts.iter().any(|p| (p.start..=p.start + p.duration).contains(at));
+    assert_eq!(
+        launches.iter().filter(|at| !is_within(at)).count(),
+        N_TOKENS,
+        "of {} launches",
+        launches.len()
+    );
+
+    assert_eq!(off(&mut bench), without, "it costs nothing afterwards");
+    assert!(runner.take_profile().is_empty());
 }
 
 #[test]
