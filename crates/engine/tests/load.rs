@@ -73,6 +73,15 @@ fn what_does_not_fit_is_refused_with_all_numbers_and_with_what_would() {
     let options = LoadOptions { n_ctx: Some(1 << 40), ..options(DType::F16) };
     let error = load(&*demo(), &options).map(|_| ()).unwrap_err();
     let LoadError::Memory { context, plan, free, .. } = &error else { panic!("{error:?}") };
+    // What looks at the file beforehand says the same, but for what is free meanwhile.
+    let verdict = |error: &LoadError| match error {
+        LoadError::Memory { context, kv_type, plan, remedy, .. } => {
+            (*context, *kv_type, *plan, remedy.clone())
+        }
+        other => panic!("{other:?}"),
+    };
+    let foreseen = fit(&*demo(), &options).unwrap().plan.unwrap_err();
+    assert_eq!(verdict(&foreseen), verdict(&error));
     assert_eq!(*context, 1 << 40);
     assert!(plan.cache > *free, "{plan} of {free}");
     let text = error.to_string();
