@@ -195,6 +195,17 @@ fn memory_of_unfinished_bodies_goes_back_to_the_system() {
 }
 
 #[test]
+fn clients_may_address_it_by_a_name_that_is_allowed() {
+    let server = Server::start(&["--allowed-host", "models.example"]);
+    let status = |host: &str| {
+        let request = server.agent.get(server.url("/v1/models")).header("host", host);
+        request.call().expect("an answer").status().as_u16()
+    };
+    let hosts = ["models.example", "models.example:80", "localhost", "other.example"];
+    assert_eq!(hosts.map(status), [200, 200, 200, 403]);
+}
+
+#[test]
 fn what_cannot_be_served_is_said() {
     is_wrong_usage(&run(&["serve", "--port", "99999"]), "99999");
     is_wrong_usage(&run(&["serve", "--kv-memory", "lots"]), "512M");

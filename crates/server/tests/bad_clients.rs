@@ -8,7 +8,7 @@ use realizar_compute::BatchLimits;
 use realizar_engine::{BlockCopy, EngineConfig, Result, Runner, RunnerInfo, Sampled, Step, Ticket};
 use realizar_server::{Config, Ended};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -97,6 +97,17 @@ fn a_wrong_type_is_refused_by_name() {
     // A number that no float can hold is no JSON number.
     server.post_bytes(TEXT, br#"{"prompt": "a", "temperature": 1e999}"#).is_error(400, None, "out of range");
     assert_eq!(server.client().stats().steps.get(), 0, "nothing was computed");
+}
+
+#[test]
+fn stop_strings_are_bounded_together() {
+    let server = TestServer::start();
+    let post = |stops: &[String]| server.post(TEXT, &json!({"prompt": "a", "max_tokens": 1, "stop": stops}));
+    // 64 strings of 1 KiB each.
+    let mut stops: Vec<String> = (0..64).map(|i| format!("{i:1024}")).collect();
+    post(&stops).ok();
+    stops[7].push('x');
+    post(&stops).is_error(400, Some("stop"), "the stop strings have 65537 bytes but at most 65536 are taken");
 }
 
 #[test]
@@ -484,6 +495,52 @@ fn an_engine_that_died_is_red_and_says_so() {
     server.post(CHAT, &ask("Hello.", &json!({"stream": true}))).is_error(500, None, "on fire");
     server.handle.stop();
     assert_eq!(server.join(), Ended::Drained);
+}
+
+/// A reader that takes longer than all time limits, but never stops.
+#[test]
+fn a_slow_reader_gets_all_of_its_text() {
+    const LIMIT: Duration = Duration::from_secs(2);
+    let server = TestServer::with(|setup| {
+        setup.config.write_timeout = LIMIT;
+        (setup.engine.stall_timeout, setup.engine.stream_capacity) = (LIMIT, 4);
+    });
+    // More than the system's buffers hold.
+    let more =
+        json!({"n": 8, "temperature": 1, "seed": 1, "logprobs": true, "top_logprobs": 20, "stream": true});
+    let body = long(&more).to_string();
+    let read = |pause: Duration| {
+        let request = ureq::post(server.url(CHAT)).content_type("application/json");
+        let mut answer = request.send(&body).expect("an answer").into_body().into_reader();
+        let (mut text, mut part) = (Vec::new(), vec![0; 150_000]);
+        let mut was_paused = false;
+        loop {
+            let n = answer.read(&mut part).expect("more of the answer");
+            if n == 0 {
+                break (String::from_utf8(text).expect("text"), was_paused);
+            }
+            text.extend_from_slice(&part[..n]);
+            was_paused |= server.client().stats().paused.get() > 0;
+            std::thread::sleep(pause);
+        }
+    };
+    // All that was generated, by choice, since choices may take turns in another way.
+    let choices = |text: &str| {
+        let mut choices: Vec<Vec<Value>> = vec![Vec::new(); 8];
+        for data in data_of(text).iter().filter(|data| *data != "[DONE]") {
+            let event: Value = serde_json::from_str(data).expect("JSON");
+            for choice in event["choices"].as_array().expect("choices") {
+                choices[choice["index"].as_u64().expect("a number") as usize].push(choice.clone());
+            }
+        }
+        choices
+    };
+    let (expected, _) = read(Duration::ZERO);
+    let start = Instant::now();
+    let (text, was_paused) = read(Duration::from_millis(10));
+    assert!(was_paused && start.elapsed() > 2 * LIMIT, "it kept up");
+    assert!(text.ends_with("data: [DONE]\n\n"));
+    assert!(choices(&text) == choices(&expected), "another answer");
 }
 
 #[test]
