@@ -201,6 +201,34 @@ fn inspect_tells_what_a_model_is() {
 }
 
 #[test]
+fn inspect_names_what_is_wrong_with_a_template() {
+    let folder = Folder::new();
+    for entry in std::fs::read_dir(fixture("qwen2/hf")).expect("the fixture") {
+        let path = entry.expect("an entry").path();
+        std::fs::copy(&path, folder.join(path.file_name().and_then(|n| n.to_str()).expect("a name")))
+            .expect("a copy");
+    }
+    let model = folder.path().to_str().expect("a plain path");
+    for (template, part) in [
+        (format!("{{{{ 1{} }}}}", " + 1".repeat(50_000)), "nest deeper than 500 levels"),
+        (format!("{{{{ {}1 }}}}", "not ".repeat(60_000)), "nest deeper than 500 levels"),
+        (
+            format!("{}{}", "{% if a %}".repeat(8_000), "{% endif %}".repeat(8_000)),
+            "exceeds maximum recursion limits",
+        ),
+        ("x".repeat(300_000), "at most 262144 are allowed"),
+        ("{{ messages".to_owned(), "chat template"),
+    ] {
+        folder.write("chat_template.jinja", template.as_bytes());
+        let object = json(&run(&["inspect", model, "--json"]));
+        let error = object["chat_template_error"].as_str().unwrap_or_else(|| panic!("no error in {object}"));
+        assert!(error.contains(part) && error.len() < 1000, "{error}");
+        let table = run(&["inspect", model]);
+        assert!(succeeds(&table).contains(part), "{table:?}");
+    }
+}
+
+#[test]
 fn perplexity_has_its_fields() {
     let folder = Folder::new();
     let text = folder.write("t.txt", "There was a small fox. It had a red ball. ".repeat(30).as_bytes());
