@@ -50,25 +50,31 @@ impl Runner for Recital {
 
 /// A server whose model says `text` to everything, one request after the other.
 pub(crate) fn reciting(text: &str) -> TestServer {
-    reciting_until(text, None)
+    reciting_with(text, None, EngineConfig::default(), Config::default())
 }
 
 /// A server whose device fails in the middle of its first answer, after so many tokens of `text`.
 pub(crate) fn failing_after(text: &str, n_tokens: usize) -> TestServer {
-    reciting_until(text, Some(n_tokens))
+    reciting_with(text, Some(n_tokens), EngineConfig::default(), Config::default())
 }
 
-fn reciting_until(text: &str, fails_after: Option<usize>) -> TestServer {
+/// A server with these options that says `text`, and whose device fails after `fails_after` tokens, if ever.
+pub(crate) fn reciting_with(
+    text: &str,
+    fails_after: Option<usize>,
+    engine: EngineConfig,
+    config: Config,
+) -> TestServer {
     let source = source::open(&demo_path()).expect("the demo model");
     let tokenizer = Tokenizer::from_source(&*source).expect("a tokenizer");
     let mut ids = tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: false });
     ids.push(tokenizer.eos_ids()[0]);
-    let limits = BatchLimits { n_tokens: 512, n_seqs: 4, n_blocks: 256, n_logits: 4 };
+    let limits = BatchLimits { n_tokens: 512, n_seqs: 4, n_blocks: 1024, n_logits: 4 };
     let info = RunnerInfo {
         vocab_size: tokenizer.vocab_size(),
-        n_blocks: 256,
+        n_blocks: 1024,
         block_size: 16,
-        context_length: 4096,
+        context_length: 16_384,
         limits,
         slots: None,
         asynchronous: false,
@@ -76,6 +82,5 @@ fn reciting_until(text: &str, fails_after: Option<usize>) -> TestServer {
     };
     let runner =
         Recital { text: ids, said: 0, fails_after, info, sampler: Sampler::default(), outcome: None };
-    let config = Config::default();
-    TestServer::around(text_engine(Box::new(runner), EngineConfig::default()), config)
+    TestServer::around(text_engine(Box::new(runner), engine), config)
 }
