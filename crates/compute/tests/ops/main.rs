@@ -383,7 +383,8 @@ fn vector<B: Backend>(b: &B, values: &[f32]) -> Tensor<B> {
 /// Holds whatever a case names.
 const ANY_CACHE: CacheShape = CacheShape {
     n_blocks: 1 << 20,
-    block_size: 1 << 20,
+    // A batch on a GPU has room for histories of all of its blocks.
+    block_size: 1 << 12,
     n_positions: 1 << 30,
     n_slots: 0,
     n_token_types: 0,
