@@ -223,7 +223,7 @@ NOINLINE unsigned long long weight(float x) {
   return shift >= 0 ? mantissa << shift : mantissa >> -shift;
 }
 
-// The last bin has all that is not above this.
+// The last bin has all that is not above this, whose weight is 0.
 constexpr float LAST_BIN = -31.5f;
 NOINLINE float quotient(float x, float y) { return __fdiv_rn(x, y); }
 
@@ -375,6 +375,7 @@ KERNEL(sample_weigh, SampleArgs, THREADS) {
   const float max = logit_of(best.edited), temperature = p.temperature, min_logit = p.min_logit;
   float* logits = a.logits + static_cast<size_t>(row) * a.n + part.from;
   unsigned long long sum = 0;
+  uint32_t n_last = 0;  // tokens of the last bin, to which a mask can send nearly all of a row
   float mine[PART / THREADS];
 #pragma unroll
   for (uint32_t j = 0; j < PART / THREADS; j++) {
@@ -388,7 +389,9 @@ KERNEL(sample_weigh, SampleArgs, THREADS) {
     const float x = quotient(__fadd_rn(mine[j], -max), temperature);
     logits[i] = x;
     const unsigned long long w = weight(x);
-    if (ranked) {
+    if (ranked && x <= LAST_BIN) {
+      n_last++;
+    } else if (ranked) {
       atomicAdd(histogram.weights + bin_of(x), w);
       atomicAdd(histogram.counts + bin_of(x), 1u);
     } else if (x >= min_logit) {
@@ -396,6 +399,7 @@ KERNEL(sample_weigh, SampleArgs, THREADS) {
     }
   }
   if (ranked) {
+    if (n_last) atomicAdd(histogram.counts + N_BINS - 1, n_last);
     __syncthreads();
     merge_histogram(a, row, histogram);
   } else {
@@ -602,8 +606,8 @@ struct Ranked {
       __syncthreads();
       among.each([&](uint32_t token, float l) {
         const unsigned long long k = key_of(cut, token, l);
-        // Larger digits first.
-        if (k >= range.low && k <= range.high) {
+        // Larger digits first. The last bin adds nothing, and would take turns at one digit.
+        if (k >= range.low && k <= range.high && l > LAST_BIN) {
           atomicAdd(s.digits + (N_DIGITS - 1 - (k >> shift & (N_DIGITS - 1))), value_of(cut, token, l));
         }
       });
@@ -623,8 +627,10 @@ struct Ranked {
 DEVICE uint32_t draw_ranked(const SampleArgs& a, const SamplerRow& r, uint32_t row, const float* x, ChooseShared& s) {
   const size_t first_bin = static_cast<size_t>(row) * N_BINS;
   Ranked ranked{a.weights + first_bin, a.counts + first_bin, x, a.n, Tokens{x, nullptr, a.n}, false, 0};
+  // What top-k drops of the last bin, to which a mask sends nearly all of a row, could not be drawn anyway.
+  const uint32_t n_weighty = a.n - static_cast<uint32_t>(ranked.counts[N_BINS - 1]);
 #pragma unroll 1
-  for (int cut = r.params.has_top_k(a.n) ? TOP_K : TOP_P; cut <= DRAW; cut++) {
+  for (int cut = r.params.has_top_k(n_weighty) ? TOP_K : TOP_P; cut <= DRAW; cut++) {
     if (cut == TOP_P && !r.params.has_top_p()) continue;
     if (cut == DRAW) {
       const unsigned long long least = key(r.params.min_logit, 0) - 0xffffffffu;  // of the last token with this logit
