@@ -383,7 +383,6 @@ fn vector<B: Backend>(b: &B, values: &[f32]) -> Tensor<B> {
 /// Holds whatever a case names.
 const ANY_CACHE: CacheShape = CacheShape {
     n_blocks: 1 << 20,
-    // A batch on a GPU has room for histories of all of its blocks.
     block_size: 1 << 12,
     n_positions: 1 << 30,
     n_slots: 0,
@@ -401,7 +400,11 @@ fn staged<B: Backend>(b: &B, batch: &Batch) -> B::Batch {
     };
     let n_token_types = batch.token_types.iter().map(|&t| t as usize + 1).max().unwrap_or(0);
     let drafts = !batch.previous.is_empty();
-    let mut staged = b.new_batch(limits, CacheShape { n_token_types, drafts, ..ANY_CACHE }).unwrap();
+    // Not more than the sequences need: a batch on a GPU has room for histories as long as all of its blocks.
+    let end = batch.seqs.iter().map(|s| s.start + s.tokens.len()).max().unwrap_or(0);
+    let block_size = end.max(ANY_CACHE.block_size);
+    let cache = CacheShape { block_size, n_token_types, drafts, ..ANY_CACHE };
+    let mut staged = b.new_batch(limits, cache).unwrap();
     b.stage(&mut staged, batch).unwrap();
     staged
 }
