@@ -201,18 +201,24 @@ fn unfinished_bodies_share_a_budget() {
     let large = json!({"prompt": "a", "max_tokens": 1, "user": "x".repeat(600_000)});
     let small = json!({"prompt": "a", "max_tokens": 1});
     assert_eq!(server.post(TEXT, &large).status, 200);
-    // Two bodies that never end, with less left of the budget than a third needs.
-    let unfinished = [1, 2].map(|_| {
-        let mut stream = server.connect();
-        stream.write_all(head(TEXT, "", 1 << 20).as_bytes()).expect("it is read");
-        stream.write_all(&vec![b' '; 800_000]).expect("it is read");
-        stream
+    // Two bodies that never end, with less left of the budget than a third needs. Where that comes before they have arrived, one of them
+    // is refused instead: then all are sent again.
+    let mut found = None;
+    until("a body is refused for those that are unfinished", || {
+        drop(found.take());
+        let unfinished = [1, 2].map(|_| {
+            let mut stream = server.connect();
+            stream.write_all(head(TEXT, "", 1 << 20).as_bytes()).expect("it is read");
+            stream.write_all(&vec![b' '; 800_000]).expect("it is read");
+            stream
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        let reply = server.post(TEXT, &large);
+        let is_refused = reply.status != 200;
+        found = Some((reply, unfinished));
+        is_refused
     });
-    let mut refused = server.post(TEXT, &large);
-    until("the unfinished bodies have arrived", || {
-        refused = server.post(TEXT, &large);
-        refused.status != 200
-    });
+    let (refused, unfinished) = found.expect("a reply");
     refused.is_error(429, None, "memory for bodies");
     assert_eq!(refused.header("retry-after"), "1");
     assert_eq!(server.post(TEXT, &small).status, 200, "small requests come through");
