@@ -31,6 +31,16 @@ struct KHeader {
     const float mins = times_six_bits(bits >> 6, x.sum(0), x.offsets[2]) + times_six_bits(bits >> 18, x.sum(1), x.offsets[3]);
     return ptx::f16_to_f32(static_cast<uint16_t>(d)) * scaled - ptx::f16_to_f32(static_cast<uint16_t>(d >> 16)) * mins;
   }
+  // Sums of the integers of both halves by scale, and the mins' part.
+  DEVICE Integers integers(int low, int high, const X& x) const {
+    const auto six = [&](int shift) { return static_cast<int>(bits >> shift & 63); };
+    return {low * six(0) + high * six(12), six(6) * x.integer_sum(0) + six(18) * x.integer_sum(1)};
+  }
+  // As `SmallMK::total` of sums of which `unit` is a weight's 1.
+  DEVICE static float total(uint32_t d, float unit, int sum, int mins) {
+    const float dmin = ptx::f16_to_f32(static_cast<uint16_t>(d >> 16));
+    return fmaf(unit * ptx::f16_to_f32(static_cast<uint16_t>(d)), static_cast<float>(sum), -__fmul_rn(dmin, static_cast<float>(mins)));
+  }
   // The floats of weights of one half of a piece, as the scalar code rounds them.
   DEVICE static void load8(float* y, const uint8_t* header, int piece_of_block, int half, const int (&q)[8]) {
     const uint8_t* p = header + 4 + piece_of_block * 3;

@@ -9,6 +9,7 @@
 //   read(p, i)      those of piece i after the one whose scales are at p, which is the first of a block of 256,
 //   scale(i)        one as a float,
 //   halves(i)       2 i and 2 i + 1 in half precision, in units of `Values::halves`,
+//   OF_SMALL_M      what those of `SmallM` are of them, a power of two, where they are no integers,
 //   source_code     the code of weight l of a piece, from the file's blocks,
 //   pack            writes those of one piece, at `p` as for `read`; where a block's pieces share bytes, its first piece writes all.
 #pragma once
@@ -67,10 +68,10 @@ struct PackedCodebook : PackedLayout<128 + Scales::BYTES_OF_4, 2> {
     take_vectors(p.q, group, size, at);
     p.scales = Scales::read(group + 32 * size, at);
   }
-  DEVICE static float dot(const Piece& p, const X& x) {
-    int sums[N];
+  // Sums of products of those that share a scale, which begin with `first`.
+  DEVICE static void dot_values(const Piece& p, const X& x, int (&sums)[N], int first) {
 #pragma unroll
-    for (int i = 0; i < N; i++) sums[i] = FLOAT_UNITS;
+    for (int i = 0; i < N; i++) sums[i] = first;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       const uint32_t w = word(p.q, i);
@@ -78,11 +79,25 @@ struct PackedCodebook : PackedLayout<128 + Scales::BYTES_OF_4, 2> {
       low = __dp4a(static_cast<int>(Values::signed_bytes(w)), x.q(i), low);
       high = __dp4a(static_cast<int>(Values::signed_bytes(w >> 16)), x.q(8 + i), high);
     }
+  }
+  DEVICE static float dot(const Piece& p, const X& x) {
+    int sums[N];
+    dot_values(p, x, sums, FLOAT_UNITS);
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < N; i++) sum = fmaf(p.scales.scale(i) * x.scale(i * 2 / N), units(sums[i]), sum);
     return sum;
   }
+
+  // Of types whose scales are no integers.
+  struct Terms : TermsOf32<N> {
+    DEVICE Terms(const Piece& p, const X& x) {
+      int sums[N];
+      dot_values(p, x, sums, FLOAT_UNITS);
+#pragma unroll
+      for (int i = 0; i < N; i++) this->set(i, sums[i], p.scales.scale(i) * Scales::OF_SMALL_M, x.scale(i * 2 / N));
+    }
+  };
 
   DEVICE static void load8(float* y, const uint8_t* row, int k, int n) {
     const Place p(k / 64, n);

@@ -14,6 +14,12 @@
 //   Piece, take    a piece in registers, from its group in shared memory,
 //   dot            its product with 64 activations of int8 (see XPiece),
 //   PAIRS_OF_SUMS  which sums of activations `dot` wants,
+// for the same with the bits of `SmallM`, of types that gemm_i8 takes, where scales are integers
+//   integers       what the pieces of 256 columns add up, with the mins' part apart,
+//   factors        what these are multiplied with, bits of which all of the pieces have the same,
+//   total          the product, but for the activations' scale,
+// and where they are not
+//   Terms          what a piece adds to the sum of either half,
 //   ROWS           of which a lane takes a piece at a time: as many as its registers hold,
 //   WIDE_RING      whether the ring in shared memory is the one for types whose groups are large,
 //   OF_EXPERTS     whether the kernels of experts for one row and for Hopper have registers for it,
@@ -85,12 +91,18 @@ struct X {
   DEVICE int q(int i) const { return static_cast<int>(word(v[i / 4], i % 4)); }
   DEVICE float scale(int half) const { return __uint_as_float(word(v[4], half)); }
   DEVICE float sum(int half) const { return __uint_as_float(word(v[4], 2 + half)); }
+  DEVICE int integer_sum(int half) const { return static_cast<int>(word(v[4], 2 + half)); }
   DEVICE uint32_t sums(int half) const { return word(v[4], 2 + half); }
 };
 
-// Sums over 32 products of unsigned nibbles: of the low ones, and 16 times that of the high ones, in units of FLOAT_UNITS.
-DEVICE void dot_nibbles(const uint4 (&q)[2], const X& x, int& low, int& high) {
-  low = high = FLOAT_UNITS;
+// Products of integers, scaled by integers, and the mins' part of types that have any.
+struct Integers {
+  int sum, mins;
+};
+
+// Sums over 32 products of unsigned nibbles: of the low ones, and 16 times that of the high ones, which begin with `first`.
+DEVICE void dot_nibbles(const uint4 (&q)[2], const X& x, int& low, int& high, int first = FLOAT_UNITS) {
+  low = high = first;
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const uint32_t w = word(q, i);
@@ -198,9 +210,9 @@ struct FifthBits {
     for (int l = 0; l < 32; l++) word |= bit(l) << (8 * (l % 4) + l / 4);
     for (int i = 0; i < 4; i++) to[i] = static_cast<uint8_t>(word >> 8 * i);
   }
-  // Sums over 32 products of each half, in units of FLOAT_UNITS.
-  DEVICE void dot(const uint4 (&q)[2], const X& x, int& low, int& high) const {
-    low = high = FLOAT_UNITS;
+  // Sums over 32 products of each half, which begin with `first`.
+  DEVICE void dot(const uint4 (&q)[2], const X& x, int& low, int& high, int first = FLOAT_UNITS) const {
+    low = high = first;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       const uint32_t w = word(q, i);
@@ -249,6 +261,18 @@ struct SmallMOf32 {
   DEVICE static float scale(const uint32_t (&w)[2], int h, int, int r) { return ptx::f16_to_f32(static_cast<uint16_t>(w[r] >> 16 * h)); }
   DEVICE static void multiply(int (&y)[1][4], const uint32_t (&a)[4], uint2 b, const int (&c)[1][4]) { ptx::mma_s8(y[0], a, b, c[0]); }
   DEVICE static void add(float& sum, int d, float scale, float x_scale) { sum = fmaf(__int_as_float(d) - UNITS, scale * x_scale, sum); }
+};
+
+// `Terms` of such types: N sums of products and what they are multiplied with, those of the first half first.
+template <int N>
+struct TermsOf32 {
+  float sums[N], scales[N];
+  DEVICE void set(int i, int sum, float scale, float x_scale) { sums[i] = units(sum), scales[i] = scale * x_scale; }
+  DEVICE float add(float to, int half) const {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) to = fmaf(sums[half * N / 2 + i], scales[half * N / 2 + i], to);
+    return to;
+  }
 };
 
 // For types whose blocks of 256 have integers as scales of 16 weights. `words` are those of a row.

@@ -2,9 +2,11 @@
 
 use super::blocks::distribute;
 use super::epilogue::Epilogue;
+use super::gemm_i8;
 use super::matrix::Matrix;
 use super::op::Matmul;
 use super::shape::{MatrixShape, PartRows, Target};
+use super::small_m::X_COLUMNS;
 use super::weights::Weights;
 use crate::cuda::common::{Input, Output, RouteArgs};
 use crate::cuda::driver::{
@@ -76,6 +78,12 @@ kernel_args! {
         ranks: RanksArgs as "ranks::Ranks",
     }
 
+    struct GemvInOrderArgs {
+        product: GemvArgs,
+        /// blocks of 256 columns whose products are added up by themselves
+        part_blocks: u32,
+    }
+
     /// The product of rows with the experts that each uses, a row to a blockIdx.y. GATE: `product.n_out` are the outputs of all of a row's
     /// experts, one after the other. Else they add up, and x has n_row columns for each.
     struct GemvExpertsArgs {
@@ -107,9 +115,11 @@ pub(super) struct Plan {
     shared_bytes_per_row: usize,
     /// Outputs of a block at most.
     max_outs: usize,
+    /// In order: blocks of 256 columns that are added up by themselves.
+    part_blocks: Option<usize>,
 }
 
-/// Kernels of gemv.cu.
+/// Kernels of gemv.cu and gemv_in_order.cu.
 pub(in crate::cuda) struct Kernels {
     /// One row of activations, with this many threads: on a GPU alone, and on one among several.
     gemv_256: OneRow,
@@ -125,16 +135,20 @@ pub(in crate::cuda) struct Kernels {
 struct OneRow {
     alone: Kernel<GemvArgs>,
     ranks: Kernel<GemvRanksArgs>,
+    /// With the bits that `small_m` has for any number of rows.
+    in_order: Kernel<GemvInOrderArgs>,
 }
 
 impl Kernels {
     pub(in crate::cuda) fn load(driver: &dyn Driver) -> Result<Self> {
         let (image, shared) = (kernel_image!(gemv), driver.max_shared_bytes() - GEMV_STATIC_BYTES);
+        let in_order = kernel_image!(gemv_in_order);
         let one_row = |threads: usize| {
             let name = format!("gemv_{threads}");
             Ok::<_, crate::Error>(OneRow {
                 alone: image.kernel(driver, &name, shared)?,
                 ranks: image.kernel(driver, &format!("{name}_ranks"), shared)?,
+                in_order: in_order.kernel(driver, &format!("gemv_in_order_{threads}"), shared)?,
             })
         };
         Ok(Self {
@@ -155,7 +169,15 @@ pub(super) fn plan(target: &Target, w: &MatrixShape, m: usize, gate: bool) -> Op
     if w.n_experts != 1 {
         return None;
     }
-    finish(target, w, m, parts(w, gate)?, gate)
+    finish(target, w, m, parts(w, gate)?, gate, None)
+}
+
+/// As [`plan`], of one row with the bits that [`small_m`] has for any number of them.
+pub(super) fn plan_in_order(target: &Target, w: &MatrixShape, gate: bool) -> Option<Plan> {
+    if w.n_experts != 1 || !w.n_in.is_multiple_of(X_COLUMNS) {
+        return None;
+    }
+    finish(target, w, 1, parts(w, gate)?, gate, Some(gemm_i8::part_blocks(target, w)))
 }
 
 /// The parts of a matrix, or for a `gate` the halves of its outputs, as the kernels know them.
@@ -198,6 +220,7 @@ fn finish(
     m: usize,
     mut parts: Vec<(PartRows, GemvPart)>,
     gate: bool,
+    part_blocks: Option<usize>,
 ) -> Option<Plan> {
     if m > MAX_ROWS * MAX_PASSES || parts.len() > MAX_PARTS || w.n_in == 0 {
         return None;
@@ -212,10 +235,18 @@ fn finish(
     if parts.iter().any(|(_, p)| Weights::of_layout(p.layout).is_plain() != is_plain) {
         return None;
     }
-    let (n_groups, x_bytes) = (|n_in| n_groups(is_plain, n_in), |n_in| x_bytes(is_plain, n_in));
+    // What shared memory has of each output, and of the activations.
+    let n_sums = |n_in: usize| match part_blocks {
+        Some(_) => n_in.div_ceil(X_COLUMNS),
+        None => n_groups(is_plain, n_in),
+    };
+    let x_bytes = |n_in: usize| {
+        let of_squares = if part_blocks.is_some() { 4 * n_in.div_ceil(X_COLUMNS) } else { 0 };
+        x_bytes(is_plain, n_in) + of_squares
+    };
     // What a block has beside its ring, where `n_out` outputs are distributed.
     let beside_ring =
-        |n_in: usize, n_out: usize| x_bytes(n_in) + 4 * n_out.div_ceil(target.n_sms) * n_groups(n_in);
+        |n_in: usize, n_out: usize| x_bytes(n_in) + 4 * n_out.div_ceil(target.n_sms) * n_sums(n_in);
     let ring = |large| {
         let rings = parts.iter().map(|(_, p)| Weights::of_layout(p.layout).gemv_ring(target.hopper, large));
         rings.max().expect("a matrix has parts")
@@ -224,11 +255,11 @@ fn finish(
     let both = beside_ring(w.n_in, w.n_out) + beside_ring(w.n_out / 2, w.n_in) + 2 * BLOCK_BYTES;
     let has_large_ring = gate && ring(true) + ring(false) + both <= sm_shared_bytes(target.max_shared_bytes);
     let ring = ring(has_large_ring);
-    let (n_groups, x_bytes) = (n_groups(w.n_in), x_bytes(w.n_in));
+    let (n_sums, x_bytes) = (n_sums(w.n_in), x_bytes(w.n_in));
     let room = (target.max_shared_bytes - GEMV_STATIC_BYTES).saturating_sub(ring);
     let (blocks, (rows, shared_bytes_per_row, max_outs)) =
         distribute(target.n_sms, &spans, &bytes, |n_out| {
-            let max_sums = n_out * if gate { 2 } else { 1 } * n_groups;
+            let max_sums = n_out * if gate { 2 } else { 1 } * n_sums;
             let per_row = x_bytes + 4 * max_sums;
             let rows = (room / per_row.max(1)).min(m).min(MAX_ROWS);
             let fits = rows == m.min(MAX_ROWS) || (rows > 0 && 4 * max_sums <= x_bytes);
@@ -250,6 +281,7 @@ fn finish(
         has_large_ring,
         shared_bytes_per_row,
         max_outs,
+        part_blocks,
     })
 }
 
@@ -319,6 +351,13 @@ impl Plan {
                 false if is_large => (kernels.gemv_512, 512),
                 false => (kernels.gemv_384, 384),
             };
+            if let Some(part_blocks) = self.part_blocks {
+                let args = GemvInOrderArgs { product: args, part_blocks: part_blocks as u32 };
+                // SAFETY: as above.
+                unsafe { cuda.launch_shared(one_row.in_order, blocks, threads, shared, &args)? };
+                cuda.smem_guard.set(shared);
+                continue;
+            }
             match ranks {
                 // SAFETY: as above.
                 None => unsafe { cuda.launch_shared(one_row.alone, blocks, threads, shared, &args)? },
@@ -413,6 +452,7 @@ fn finish_experts(
         has_large_ring: false,
         shared_bytes_per_row: x_bytes(is_plain, n_in) + 4 * max_outs * n_groups,
         max_outs,
+        part_blocks: None,
     })
 }
 

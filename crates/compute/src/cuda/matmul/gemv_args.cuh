@@ -50,6 +50,12 @@ struct GemvRanksArgs {
   ranks::Ranks ranks;
 };
 
+struct GemvInOrderArgs {
+  GemvArgs product;
+  // blocks of 256 columns whose products are added up by themselves
+  uint32_t part_blocks;
+};
+
 // The product of rows with the experts that each uses, a row to a blockIdx.y. GATE: `product.n_out` are the outputs of all of a row's
 // experts, one after the other. Else they add up, and x has n_row columns for each.
 struct GemvExpertsArgs {

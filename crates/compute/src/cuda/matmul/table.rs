@@ -138,6 +138,16 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
         plan: plan_gemv,
     },
     MatmulKernel {
+        name: "gemv_in_order",
+        types: Types::Packed,
+        rows: 1..=1,
+        capability: Capability::Sm80,
+        mode: Mode::Deterministic,
+        epilogues: &[Store, Add, Gate],
+        inputs: &[Floats, RmsNorm],
+        plan: plan_gemv_in_order,
+    },
+    MatmulKernel {
         name: "small_m_i8",
         types: Types::Packed,
         rows: 1..=small_m::ROWS,
@@ -311,6 +321,12 @@ pub(in crate::cuda) const KERNELS: &[MatmulKernel] = &[
 
 fn plan_gemv(target: &Target, p: &Problem<'_>) -> Option<Plan> {
     gemv::plan(target, p.w, p.m, p.is_gate()).map(Plan::Gemv)
+}
+
+fn plan_gemv_in_order(target: &Target, p: &Problem<'_>) -> Option<Plan> {
+    let has_twins = || plan_small_m(target, p).is_some();
+    let plan = || gemv::plan_in_order(target, p.w, p.is_gate()).map(Plan::Gemv);
+    (target.mode == Mode::Deterministic && has_twins()).then(plan)?
 }
 
 fn plan_small_m(target: &Target, p: &Problem<'_>) -> Option<Plan> {
@@ -497,8 +513,12 @@ mod tests {
     /// All rows of a matrix take kernels of one family, whose bits are the same.
     #[test]
     fn deterministic_kernels_of_a_matrix_agree() {
-        let families =
-            [&["small_m_i8", "gemm_i8", "gemm_i8_hopper"][..], &["mixed_gemm"], &["gemm"], &["simt_gemv"]];
+        let families = [
+            &["gemv_in_order", "small_m_i8", "gemm_i8", "gemm_i8_hopper"][..],
+            &["mixed_gemm"],
+            &["gemm"],
+            &["simt_gemv"],
+        ];
         for target in [Target::SM_80, Target::SM_90].map(|t| Target { mode: Mode::Deterministic, ..t }) {
             for (spec, n_in) in QUANTS.iter().flat_map(|spec| [512, 2880, 14336].map(|n| (spec, n))) {
                 for (n_out, gate) in [(64, false), (4096, false), (28672, true), (128_256, false)] {

@@ -65,7 +65,8 @@ struct Packed_IQ2_XS : PackedLayout<74, 2> {
   DEVICE static void take(Piece& p, const uint8_t* group, int size, int at) {
     p.q = load16(group + at * 16), p.scales = scales_at(group, size, at);
   }
-  DEVICE static float dot(const Piece& p, const X& x) {
+  // Sums of both halves by scale.
+  DEVICE static void dot(const Piece& p, const X& x, int& low, int& high) {
     int sums[4] = {};
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -75,10 +76,21 @@ struct Packed_IQ2_XS : PackedLayout<74, 2> {
         sums[i / 2] = __dp4a(static_cast<int>(weights(point, half)), x.q(2 * i + half), sums[i / 2]);
       }
     }
-    const float low = static_cast<float>(p.scales.integer(0) * sums[0] + p.scales.integer(1) * sums[1]);
-    const float high = static_cast<float>(p.scales.integer(2) * sums[2] + p.scales.integer(3) * sums[3]);
-    return p.scales.eighth() * (x.scale(0) * low + x.scale(1) * high);
+    low = p.scales.integer(0) * sums[0] + p.scales.integer(1) * sums[1];
+    high = p.scales.integer(2) * sums[2] + p.scales.integer(3) * sums[3];
   }
+  DEVICE static float dot(const Piece& p, const X& x) {
+    int low, high;
+    dot(p, x, low, high);
+    return p.scales.eighth() * (x.scale(0) * static_cast<float>(low) + x.scale(1) * static_cast<float>(high));
+  }
+  DEVICE static Integers integers(const Piece& p, const X& x) {
+    int low, high;
+    dot(p, x, low, high);
+    return {low + high, 0};
+  }
+  DEVICE static uint32_t factors(const Piece& p) { return p.scales.d; }
+  DEVICE static float total(uint32_t d, int sum, int) { return 0.125f * ptx::f16_to_f32(static_cast<uint16_t>(d)) * static_cast<float>(sum); }
 
   // What decodes a few weights at a time has no table, and makes the points that it wants.
   struct Decoder {

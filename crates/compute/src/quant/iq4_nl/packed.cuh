@@ -8,6 +8,7 @@ typedef Codebook<-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69
 
 struct IQ4_NL_Scales {
   static constexpr int N = 2, BYTES_OF_4 = 16;
+  static constexpr float OF_SMALL_M = 1;
   uint32_t d, bits;
   DEVICE static IQ4_NL_Scales read(const uint8_t* p, int i) { return {load_word(p + 4 * i), 0}; }
   DEVICE float scale(int half) const { return ptx::f16_to_f32(static_cast<uint16_t>(d >> 16 * half)); }

@@ -35,6 +35,13 @@ struct IQ4_XS_Scales {
 };
 
 struct Packed_IQ4_XS : PackedCodebook<IQ4_Values, IQ4_XS_Scales> {
+  DEVICE static Integers integers(const Piece& p, const X& x) {
+    int sums[N];
+    dot_values(p, x, sums, 0);
+    return {p.scales.integer(0) * sums[0] + p.scales.integer(1) * sums[1], 0};
+  }
+  DEVICE static uint32_t factors(const Piece& p) { return p.scales.d; }
+  DEVICE static float total(uint32_t d, int sum, int) { return ptx::f16_to_f32(static_cast<uint16_t>(d)) * static_cast<float>(sum); }
   // Scales as bytes, those of row g and then those of g + 8.
   struct SmallM {
     typedef int Sum;

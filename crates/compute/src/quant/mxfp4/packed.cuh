@@ -18,6 +18,7 @@ struct FP4_Doubled : Codebook<0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8
 
 struct MXFP4_Scales {
   static constexpr int N = 2, BYTES_OF_4 = 8;
+  static constexpr float OF_SMALL_M = 1;
   // Two exponents.
   uint32_t d, bits;
   DEVICE static MXFP4_Scales read(const uint8_t* p, int i) { return {u16_at(p + 2 * i), 0}; }

@@ -5,6 +5,7 @@
 
 struct NVFP4_Scales {
   static constexpr int N = 4, BYTES_OF_4 = 16;
+  static constexpr float OF_SMALL_M = 1.0f / 128;
   // Four numbers of E4M3.
   uint32_t d, bits;
   DEVICE static NVFP4_Scales read(const uint8_t* p, int i) { return {load_word(p + 4 * i), 0}; }

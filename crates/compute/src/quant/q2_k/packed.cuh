@@ -28,20 +28,35 @@ struct Packed_Q2_K : PackedLayout<84, 2> {
   DEVICE static void take(Piece& p, const uint8_t* group, int size, int at) {
     p.q = load16(group + at * 16), p.scales = scales_at(group, size, at);
   }
-  // Sums over 16 products, times 1, 4, 16 and 64.
-  DEVICE static float dot(const Piece& p, const X& x) {
+  // Sums of both halves by scale, of the second times 16, and of mins, which begin with `first`. Those over 16 products are times 1, 4, 16 and 64.
+  DEVICE static void dot(const Piece& p, const X& x, int first, int& low, int& high, int& low_mins, int& high_mins) {
     int sums[4] = {};
 #pragma unroll
     for (int i = 0; i < 16; i++) sums[i / 4] = ptx::dp4a_unsigned(word(p.q, i % 4) & 0x03030303u << i / 4 * 2, x.q(i), sums[i / 4]);
     const auto scale = [&](int s) { return static_cast<int>(p.scales.bits >> 8 * s & 15); };
-    const int low = FLOAT_UNITS + scale(0) * sums[0] + (scale(1) * sums[1] >> 2);
-    const int high = FLOAT_UNITS + scale(2) * sums[2] + (scale(3) * sums[3] >> 2);
+    low = first + scale(0) * sums[0] + (scale(1) * sums[1] >> 2);
+    high = first + scale(2) * sums[2] + (scale(3) * sums[3] >> 2);
     const int mins = static_cast<int>(p.scales.bits >> 4 & 0x0f0f0f0fu);
-    const int low_mins = __dp2a_lo(static_cast<int>(x.sums(0)), mins, FLOAT_UNITS);
-    const int high_mins = __dp2a_hi(static_cast<int>(x.sums(1)), mins, FLOAT_UNITS);
+    low_mins = __dp2a_lo(static_cast<int>(x.sums(0)), mins, first);
+    high_mins = __dp2a_hi(static_cast<int>(x.sums(1)), mins, first);
+  }
+  DEVICE static float dot(const Piece& p, const X& x) {
+    int low, high, low_mins, high_mins;
+    dot(p, x, FLOAT_UNITS, low, high, low_mins, high_mins);
     const float scaled = x.scale(0) * units(low) + x.scale(1) * (units(high) * 0.0625f);
     const float of_mins = x.scale(0) * units(low_mins) + x.scale(1) * units(high_mins);
     return ptx::f16_to_f32(static_cast<uint16_t>(p.scales.d)) * scaled - ptx::f16_to_f32(static_cast<uint16_t>(p.scales.d >> 16)) * of_mins;
+  }
+  // 16 times the weights' sums, as `SmallM` has them.
+  DEVICE static Integers integers(const Piece& p, const X& x) {
+    int low, high, low_mins, high_mins;
+    dot(p, x, 0, low, high, low_mins, high_mins);
+    return {low * 16 + high, low_mins + high_mins};
+  }
+  DEVICE static uint32_t factors(const Piece& p) { return p.scales.d; }
+  DEVICE static float total(uint32_t both, int sum, int mins) {
+    const float d = ptx::f16_to_f32(static_cast<uint16_t>(both)), dmin = ptx::f16_to_f32(static_cast<uint16_t>(both >> 16));
+    return fmaf(0.0625f * d, static_cast<float>(sum), -__fmul_rn(dmin, static_cast<float>(mins)));
   }
   DEVICE static void load8(float* y, const uint8_t* row, int k, int n) {
     const Place p(k / 64, n);

@@ -57,8 +57,8 @@ struct Packed_Q3_K : PackedLayout<110, 2> {
   DEVICE static void take(Piece& p, const uint8_t* group, int size, int at) {
     p.q = load16(vector_at(group, at)), p.rest = load_pair(rest_at(group, size, at)), p.scales = scales_at(group, size, at);
   }
-  // Sums over 16 products are multiples of what their bits' places make of them.
-  DEVICE static float dot(const Piece& p, const X& x) {
+  // Sums of both halves by scale, which begin with `first`. Those over 16 products are multiples of what their bits' places make of them.
+  DEVICE static void dot(const Piece& p, const X& x, int& low, int& high, int first) {
     int sums[4] = {}, eights = 0;
 #pragma unroll
     for (int v = 0; v < 4; v++) {
@@ -71,10 +71,22 @@ struct Packed_Q3_K : PackedLayout<110, 2> {
     }
     const int of_weights[4] = {sums[0] - 4 * low_half(x.sums(0)), (sums[1] >> 3) - 4 * high_half(x.sums(0)),
                                (sums[2] >> 4) - 4 * low_half(x.sums(1)), sums[3] + (eights >> 3) - 4 * high_half(x.sums(1))};
-    const int low = FLOAT_UNITS + p.scales.integer(0) * of_weights[0] + p.scales.integer(1) * of_weights[1];
-    const int high = FLOAT_UNITS + p.scales.integer(2) * of_weights[2] + p.scales.integer(3) * of_weights[3];
+    low = first + p.scales.integer(0) * of_weights[0] + p.scales.integer(1) * of_weights[1];
+    high = first + p.scales.integer(2) * of_weights[2] + p.scales.integer(3) * of_weights[3];
+  }
+  DEVICE static float dot(const Piece& p, const X& x) {
+    int low, high;
+    dot(p, x, low, high, FLOAT_UNITS);
     return ptx::f16_to_f32(p.scales.d) * (units(low) * x.scale(0) + units(high) * x.scale(1));
   }
+  // 32 times the weights' sums, as `SmallM` has them.
+  DEVICE static Integers integers(const Piece& p, const X& x) {
+    int low, high;
+    dot(p, x, low, high, 0);
+    return {(low + high) * 32, 0};
+  }
+  DEVICE static uint32_t factors(const Piece& p) { return p.scales.d; }
+  DEVICE static float total(uint32_t d, int sum, int) { return 0.03125f * ptx::f16_to_f32(static_cast<uint16_t>(d)) * static_cast<float>(sum); }
 
   // Weight l of a piece, plus 4.
   DEVICE static uint32_t code(const uint8_t* vector, const uint8_t* rest, int l) {

@@ -18,6 +18,18 @@ struct Packed_Q4_0 : PackedLayout<144, 2> {
     const float d0 = ptx::f16_to_f32(static_cast<uint16_t>(p.d)), d1 = ptx::f16_to_f32(static_cast<uint16_t>(p.d >> 16));
     return d0 * (x.scale(0) * units(low) - 8.0f * x.sum(0)) + d1 * (x.scale(1) * (units(high) * 0.0625f) - 8.0f * x.sum(1));
   }
+  // 16 times the weights' sums, as `SmallM` has them.
+  struct Terms : TermsOf32<2> {
+    DEVICE Terms(const Piece& p, const X& x) {
+      int low, high;
+      dot_nibbles(p.q, x, low, high, 0);
+      const int sums[2] = {low * 16, high};
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        set(h, FLOAT_UNITS + sums[h] - 128 * x.integer_sum(h), ptx::f16_to_f32(static_cast<uint16_t>(p.d >> 16 * h)), x.scale(h));
+      }
+    }
+  };
   DEVICE static void load8(float* y, const uint8_t* row, int k, int n) {
     const Place p(k / 64, n);
     const uint8_t* group = group_of(row, p);

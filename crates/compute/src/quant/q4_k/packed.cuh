@@ -17,6 +17,13 @@ struct Packed_Q4_K : PackedLayout<144, 2> {
     dot_nibbles(p.q, x, low, high);
     return p.header.apply(units(low), units(high) * 0.0625f, x);
   }
+  DEVICE static Integers integers(const Piece& p, const X& x) {
+    int low, high;
+    dot_nibbles(p.q, x, low, high, 0);
+    return p.header.integers(low * 16, high, x);
+  }
+  DEVICE static uint32_t factors(const Piece& p) { return p.header.d; }
+  DEVICE static float total(uint32_t d, int sum, int mins) { return KHeader::total(d, 0.0625f, sum, mins); }
   DEVICE static void load8(float* y, const uint8_t* row, int k, int n) {
     const Place p(k / 64, n);
     const uint8_t* group = group_of(row, p);

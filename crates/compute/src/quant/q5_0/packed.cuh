@@ -26,6 +26,15 @@ struct Packed_Q5_0 : PackedLayout<176, 1> {
     const float of_low = x.scale(0) * units(low) - 16.0f * x.sum(0), of_high = x.scale(1) * units(high) - 16.0f * x.sum(1);
     return scale_of(p.d, 0) * of_low + scale_of(p.d, 1) * of_high;
   }
+  // 8 times the weights' sums, as `SmallM` has them.
+  struct Terms : TermsOf32<2> {
+    DEVICE Terms(const Piece& p, const X& x) {
+      int sums[2];
+      p.fifths.dot(p.q, x, sums[0], sums[1], 0);
+#pragma unroll
+      for (int h = 0; h < 2; h++) set(h, FLOAT_UNITS + 8 * sums[h] - 128 * x.integer_sum(h), scale_of(p.d, h), x.scale(h));
+    }
+  };
   DEVICE static void load8(float* y, const uint8_t* row, int k, int n) {
     const Place p(k / 64, n);
     const uint8_t* group = group_of(row, p);

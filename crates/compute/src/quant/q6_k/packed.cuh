@@ -17,7 +17,8 @@ struct Packed_Q6_K : PackedLayout<210, 1> {
     p.scales = *reinterpret_cast<const uint32_t*>(group + 48 * size + at * 4);
     p.d = *reinterpret_cast<const uint16_t*>(group + 52 * size + at / 4 * 2);
   }
-  DEVICE static float dot(const Piece& p, const X& x) {
+  // Sums of both halves by scale.
+  DEVICE static void dot(const Piece& p, const X& x, int& a, int& b) {
     int sums[4] = {};  // over 16 weights
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -31,10 +32,22 @@ struct Packed_Q6_K : PackedLayout<210, 1> {
     }
     const int s0 = static_cast<int8_t>(p.scales), s1 = static_cast<int8_t>(p.scales >> 8);
     const int s2 = static_cast<int8_t>(p.scales >> 16), s3 = static_cast<int>(p.scales) >> 24;
-    const int a = s0 * (sums[0] - 32 * low_half(x.sums(0))) + s1 * (sums[1] - 32 * high_half(x.sums(0)));
-    const int b = s2 * (sums[2] - 32 * low_half(x.sums(1))) + s3 * (sums[3] - 32 * high_half(x.sums(1)));
+    a = s0 * (sums[0] - 32 * low_half(x.sums(0))) + s1 * (sums[1] - 32 * high_half(x.sums(0)));
+    b = s2 * (sums[2] - 32 * low_half(x.sums(1))) + s3 * (sums[3] - 32 * high_half(x.sums(1)));
+  }
+  DEVICE static float dot(const Piece& p, const X& x) {
+    int a, b;
+    dot(p, x, a, b);
     return ptx::f16_to_f32(p.d) * (static_cast<float>(a) * x.scale(0) + static_cast<float>(b) * x.scale(1));
   }
+  // Four times the weights' sums, as `SmallM` has them.
+  DEVICE static Integers integers(const Piece& p, const X& x) {
+    int a, b;
+    dot(p, x, a, b);
+    return {(a + b) * 4, 0};
+  }
+  DEVICE static uint32_t factors(const Piece& p) { return p.d; }
+  DEVICE static float total(uint32_t d, int sum, int) { return 0.25f * ptx::f16_to_f32(static_cast<uint16_t>(d)) * static_cast<float>(sum); }
   DEVICE static void load8(float* y, const uint8_t* row, int k, int n) {
     const Place p(k / 64, n);
     const uint8_t* group = group_of(row, p);

@@ -13,16 +13,29 @@ struct Packed_Q8_0 : PackedLayout<272, 1> {
     take_vectors(p.q, group, size, at);
     p.d = *reinterpret_cast<const uint32_t*>(group + 64 * size + at * 4);
   }
-  DEVICE static float dot(const Piece& p, const X& x) {
-    int low = FLOAT_UNITS, high = FLOAT_UNITS;
+  // Sums of both halves, in units of FLOAT_UNITS.
+  DEVICE static void dot(const Piece& p, const X& x, int& low, int& high) {
+    low = high = FLOAT_UNITS;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       low = __dp4a(static_cast<int>(word(p.q[i / 4], i % 4)), x.q(i), low);
       high = __dp4a(static_cast<int>(word(p.q[2 + i / 4], i % 4)), x.q(8 + i), high);
     }
+  }
+  DEVICE static float dot(const Piece& p, const X& x) {
+    int low, high;
+    dot(p, x, low, high);
     const float d0 = ptx::f16_to_f32(static_cast<uint16_t>(p.d)), d1 = ptx::f16_to_f32(static_cast<uint16_t>(p.d >> 16));
     return d0 * x.scale(0) * units(low) + d1 * x.scale(1) * units(high);
   }
+  struct Terms : TermsOf32<2> {
+    DEVICE Terms(const Piece& p, const X& x) {
+      int sums[2];
+      dot(p, x, sums[0], sums[1]);
+#pragma unroll
+      for (int h = 0; h < 2; h++) set(h, sums[h], ptx::f16_to_f32(static_cast<uint16_t>(p.d >> 16 * h)), x.scale(h));
+    }
+  };
   DEVICE static void load8(float* y, const uint8_t* row, int k, int n) {
     const Place p(k / 64, n);
     const uint8_t* group = group_of(row, p);
