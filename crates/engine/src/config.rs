@@ -34,8 +34,8 @@ pub struct EngineConfig {
     pub stream_capacity: usize,
     /// How long a stream's reader may take nothing of a full stream before the request is cancelled. Default 30 s.
     pub stall_timeout: Duration,
-    /// How long a step may wait for what the constraints of its sequences allow next. A sequence whose constraint takes longer waits
-    /// alone, and the next step does not wait for it again. Default 5 ms.
+    /// How long a step may wait for what the constraints of its sequences allow next; where sequences without constraints could run, an eighth
+    /// of what steps take at most, or 50 µs. A sequence whose constraint takes longer waits alone, and the next step does not wait for it again. Default 5 ms.
     pub mask_patience: Duration,
     /// How long one step may take on the device before the engine counts as stuck; where faster steps were seen, less. Default 120 s.
     pub longest_step: Duration,

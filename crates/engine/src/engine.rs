@@ -19,6 +19,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// Where sequences without constraints could run, a step waits for masks for this share of what recent steps took, or for the least wait: so
+/// that they notice little of it.
+const MASK_SHARE: u32 = 8;
+const LEAST_MASK_WAIT: Duration = Duration::from_micros(50);
+/// Of how many steps the mean of their times is, about.
+const RECENT_STEPS: u32 = 8;
+
 /// How often a shutdown looks whether the engine is stuck.
 const STUCK_EVERY: Duration = Duration::from_millis(100);
 
@@ -33,8 +40,10 @@ pub struct Engine {
     masks: Option<MaskPool>,
     /// Sequences whose masks the next step waits for.
     awaited: HashSet<SeqId>,
-    /// Whether a sequence's last mask came in time.
-    in_time: HashMap<SeqId, bool>,
+    /// What a sequence's last mask took; [`Duration::MAX`] where a step has waited for it in vain.
+    mask_times: HashMap<SeqId, Duration>,
+    /// What recent steps took, in the mean.
+    step_time: Duration,
     shared: Arc<Shared>,
     inbox: Receiver<Command>,
     requests: HashMap<u64, Active>,
@@ -211,7 +220,8 @@ impl Engine {
             mask_patience: config.mask_patience,
             masks: None,
             awaited: HashSet::new(),
-            in_time: HashMap::new(),
+            mask_times: HashMap::new(),
+            step_time: Duration::ZERO,
             shared: shared.clone(),
             inbox: receiver,
             requests: HashMap::new(),
@@ -457,7 +467,9 @@ impl Engine {
         match finished {
             Ok(sampled) => {
                 let now = self.shared.now();
-                self.shared.stats.step_time.record(now.saturating_sub(scheduled));
+                let taken = now.saturating_sub(scheduled);
+                self.step_time = (self.step_time * (RECENT_STEPS - 1) + taken) / RECENT_STEPS;
+                self.shared.stats.step_time.record(taken);
                 self.scheduler.commit(sampled, now, &mut self.events);
             }
             Err(error) => {
@@ -477,8 +489,8 @@ impl Engine {
                 continue;
             };
             // A new sequence is waited for, but it has not shown yet that it leaves threads to others.
-            let in_time = self.in_time.get(&id).copied();
-            if in_time != Some(false) {
+            let last = self.mask_times.get(&id).copied();
+            if last.is_none_or(|taken| taken <= self.mask_wait()) {
                 self.awaited.insert(id);
             }
             let masks = self.masks.get_or_insert_with(|| MaskPool::new(self.shared.mask_queues.clone()));
@@ -486,27 +498,38 @@ impl Engine {
                 // An engine that has ended needs no masks.
                 let _ = inbox.send(Command::Mask { id, done, taken });
             });
-            masks.submit(job, in_time != Some(true), reply);
+            masks.submit(job, last.is_none_or(|taken| taken > self.mask_patience), reply);
+        }
+    }
+
+    /// How long the next step waits for masks.
+    fn mask_wait(&self) -> Duration {
+        match self.scheduler.has_unconstrained() {
+            true => (self.step_time / MASK_SHARE).max(LEAST_MASK_WAIT).min(self.mask_patience),
+            false => self.mask_patience,
         }
     }
 
     /// Waits for masks that come soon.
     fn await_masks(&mut self) {
-        let end = Instant::now() + self.mask_patience;
+        if self.awaited.is_empty() {
+            return;
+        }
+        let end = Instant::now() + self.mask_wait();
         while !self.awaited.is_empty() {
             match self.inbox.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(command) => self.take(command),
                 Err(_) => break,
             }
         }
-        self.in_time.extend(self.awaited.drain().map(|id| (id, false)));
+        self.mask_times.extend(self.awaited.drain().map(|id| (id, Duration::MAX)));
     }
 
     fn take_mask(&mut self, id: SeqId, done: Option<MaskDone>, taken: Duration) {
         self.awaited.remove(&id);
         let slow = taken > self.mask_patience;
         if self.requests.contains_key(&id.request) {
-            self.in_time.insert(id, !slow);
+            self.mask_times.insert(id, taken);
         }
         match done {
             Some(done) => self.events.extend(self.scheduler.take_mask(done, slow)),
@@ -556,7 +579,7 @@ impl Engine {
             // Whoever is left has nobody to tell.
             self.scheduler.cancel(id, now);
             self.awaited.remove(&id);
-            self.in_time.remove(&id);
+            self.mask_times.remove(&id);
         }
         let interval = now.saturating_sub(self.last_finish).as_micros() as u64;
         self.last_finish = now;

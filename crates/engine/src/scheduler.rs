@@ -298,6 +298,11 @@ impl Scheduler {
         self.waiting.len()
     }
 
+    /// Whether a sequence without a constraint could be in the next step.
+    pub fn has_unconstrained(&self) -> bool {
+        self.running.iter().any(|&turn| self.is_ready(turn) && !self.seqs[&turn.id].constrained)
+    }
+
     /// Whether a sequence has not ended.
     pub fn contains(&self, id: SeqId) -> bool {
         self.seqs.contains_key(&id)

@@ -497,8 +497,9 @@ fn who_waits_for_a_mask_waits_alone() {
     assert_eq!(collect(free), free_expected);
     quick_tokens.extend(collect(quick));
     assert_eq!(quick_tokens, quick_expected);
+    // More than they need: who has got all of them is gone.
     for (_, open, _) in &late {
-        (0..20).for_each(|_| open.send(()).unwrap());
+        (0..20).for_each(|_| open.send(()).unwrap_or_default());
     }
     for (stream, _open, expected) in late {
         assert_eq!(collect(stream), expected);
@@ -521,7 +522,7 @@ fn threads_that_are_stuck_at_masks_are_noticed() {
     let (request, expected) = greedy(&[1, 2, 3], 10);
     assert_eq!(client.submit(request).unwrap().collect_tokens().unwrap()[0].0, expected);
     for gate in &gates {
-        (0..4).for_each(|_| gate.send(()).unwrap());
+        (0..4).for_each(|_| gate.send(()).unwrap_or_default());
     }
     streams.into_iter().for_each(|stream| drop(stream.collect_tokens().unwrap()));
     until(|| client.stuck().is_none());
