@@ -47,6 +47,8 @@ pub struct Config {
     pub keep_billing_header: bool,
     /// How long compiling the format of one answer (a schema, pattern, grammar or tools) may take. Default 2 s.
     pub format_timeout: Duration,
+    /// How long a step of an encoder may take before `/health` calls it stuck. Default 120 s.
+    pub longest_encoder_step: Duration,
 }
 
 impl Default for Config {
@@ -71,6 +73,7 @@ impl Default for Config {
             response_memory: 64 << 20,
             keep_billing_header: false,
             format_timeout: Duration::from_secs(2),
+            longest_encoder_step: Duration::from_secs(120),
         }
     }
 }
@@ -98,6 +101,7 @@ impl std::fmt::Debug for Config {
             .field("response_memory", &self.response_memory)
             .field("keep_billing_header", &self.keep_billing_header)
             .field("format_timeout", &self.format_timeout)
+            .field("longest_encoder_step", &self.longest_encoder_step)
             .finish()
     }
 }

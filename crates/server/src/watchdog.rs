@@ -19,8 +19,6 @@ const BEAT: Duration = Duration::from_millis(500);
 const LONGEST_SILENCE: Duration = Duration::from_secs(5);
 /// How long the threads that prepare requests may finish nothing: tokenizing the largest body takes seconds.
 const LONGEST_PREPARATION: Duration = Duration::from_secs(30);
-/// How long a step of an encoder may take.
-const LONGEST_ENCODER_STEP: Duration = Duration::from_secs(120);
 /// How many times its limit a format may take.
 const FORMAT_MARGIN: u32 = 5;
 
@@ -60,7 +58,8 @@ pub(crate) fn stuck(app: &App) -> Option<String> {
         let model = match &model {
             Resident::Text(model) => model,
             Resident::Encoder(encoder) => {
-                let busy = encoder.text.client().busy().filter(|busy| *busy > LONGEST_ENCODER_STEP);
+                let busy =
+                    encoder.text.client().busy().filter(|busy| *busy > app.config.longest_encoder_step);
                 let Some(busy) = busy else { continue };
                 let (name, seconds) = (model.name(), busy.as_secs());
                 return Some(format!("the encoder {name} has been in one step for {seconds} s"));

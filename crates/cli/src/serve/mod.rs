@@ -161,6 +161,7 @@ fn config(args: &ServeArgs) -> Result<Config> {
         response_memory: args.response_memory,
         keep_billing_header: args.keep_billing_header,
         format_timeout: args.format_timeout,
+        longest_encoder_step: Config::default().longest_encoder_step,
     })
 }
 
