@@ -6,6 +6,7 @@ mod http;
 
 use http::{Reply, TestServer, ask};
 use serde_json::{Map, Value, json};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -148,6 +149,47 @@ fn others_are_answered_while_formats_are_compiled() {
             server.post(CHAT, &ask("Go.", &json!({"max_tokens": 2}))).ok();
         }
     });
+}
+
+/// A list whose items each have a schema of their own, nested alternatives, and a grammar whose masks take long.
+fn slow_masks() -> [Value; 3] {
+    let item = |i: usize| json!({"type": "object", "properties": {format!("p{i}"): {"type": "string", "pattern": "[a-z]{1,20}"}}});
+    let items: Vec<Value> = (0..400).map(item).collect();
+    let alternatives = (0..60).fold(json!({"type": "string"}), |inner, i| {
+        json!({"anyOf": [{"type": "array", "items": inner, "minItems": 1}, {"type": "object", "properties": {format!("q{i}"): {"type": "number"}}}]})
+    });
+    [
+        schema(json!({"type": "array", "prefixItems": items, "items": false, "minItems": 400})),
+        schema(alternatives),
+        json!({"grammar": "root ::= ([a-z ,.]* [aeiou] [a-z ,.]{400})+"}),
+    ]
+}
+
+/// Others get all of their tokens while the rows of such formats wait for their masks, whatever these take.
+#[test]
+fn others_go_on_while_masks_are_computed() {
+    let server = TestServer::start();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for more in slow_masks().into_iter().chain(slow_masks()) {
+            let (server, stop) = (&server, &stop);
+            scope.spawn(move || {
+                while !stop.load(Relaxed) {
+                    let (reply, _) = post(server, &json!({"max_tokens": 40}).merged(&more));
+                    assert!([200, 400, 429].contains(&reply.status), "{}", reply.text);
+                }
+            });
+        }
+        let alone = TestServer::start();
+        for i in 0..10 {
+            let more = json!({"max_tokens": 30, "temperature": 0, "seed": i});
+            let chat = ask(&format!("Tell me about {i}."), &more);
+            let content = |reply: Reply| reply.ok()["choices"][0]["message"]["content"].clone();
+            assert_eq!(content(server.post(CHAT, &chat)), content(alone.post(CHAT, &chat)));
+        }
+        stop.store(true, Relaxed);
+    });
+    assert_eq!(server.get("/health").status, 200);
 }
 
 #[test]
