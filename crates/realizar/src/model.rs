@@ -131,7 +131,8 @@ impl Model {
     }
 
     /// Continues many prompts side by side, each with its own parameters, and waits for all of them. Results are in the order of the
-    /// prompts, and each is what its prompt would get alone. An empty prompt has an empty continuation.
+    /// prompts, and each is what its prompt would get alone; in the fast mode of a GPU as far as docs/gpu.md states. An empty prompt has an empty
+    /// continuation.
     ///
     /// Errors, each in the place of its prompt: as [`Model::generate`].
     pub fn generate_batch<'a, P: Into<Prompt<'a>>>(

@@ -80,7 +80,7 @@ pub(crate) static FIELDS: &[Row] = &[
     honoured("logit_bias", BOTH, "added to the logits of tokens, by id"),
     honoured("allowed_token_ids", BOTH, "no other tokens are generated"),
     honoured("bad_words", BOTH, "the answer contains none of these texts, however they are tokenized"),
-    honoured("seed", BOTH, "the same seed and request give the same answer"),
+    honoured("seed", BOTH, "the same seed and request give the same answer, on a GPU with --deterministic"),
     honoured("stop", BOTH, "a string, or up to 64, before which the answer ends"),
     honoured("stop_token_ids", BOTH, "tokens that end the answer, besides the model's own"),
     honoured("include_stop_str_in_output", BOTH, "the answer ends after the stop string instead"),

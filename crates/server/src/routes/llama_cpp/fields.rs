@@ -59,7 +59,10 @@ static FIELDS: &[Field<Endpoint>] = &[
     honoured("n_cmpl", "continuations of each prompt, up to 128"),
     honoured("stream", "sends the answer as server-sent events"),
     honoured("stop", "up to 64 texts before which the answer ends"),
-    honoured("seed", "the same seed and request give the same answer; -1: at random"),
+    honoured(
+        "seed",
+        "the same seed and request give the same answer, on a GPU with --deterministic; -1: at random",
+    ),
     honoured("temperature", "0 takes the likeliest token"),
     honoured("top_k", "keeps this many of the likeliest tokens; 0 and -1 keep all"),
     honoured("top_p", "keeps the likeliest tokens that reach this probability together"),

@@ -35,7 +35,7 @@ pub(crate) struct MessagesRequest {
     pub(super) tools: Option<Vec<ToolField>>,
     /// Whether it has to call something. Default: auto.
     pub(super) tool_choice: Option<ToolChoiceField>,
-    /// Extension: the same seed and request give the same answer again.
+    /// Extension: the same seed and request give the same answer again, on a GPU with `--deterministic`.
     pub(super) seed: Option<i64>,
     /// Extension: only requests with the same salt share cached prefixes.
     pub(super) cache_salt: Option<String>,

@@ -76,7 +76,7 @@ static FIELDS: &[Field<Endpoint>] = &[
     ),
     option("num_predict", "tokens to generate at most; negative: to the end of the context"),
     option("stop", "up to 64 texts before which the answer ends"),
-    option("seed", "the same seed and request give the same answer"),
+    option("seed", "the same seed and request give the same answer, on a GPU with --deterministic"),
     option("temperature", "0 takes the likeliest token"),
     option("top_p", "keeps the likeliest tokens that reach this probability together"),
     option("top_k", "keeps this many of the likeliest tokens; 0 and -1 keep all"),

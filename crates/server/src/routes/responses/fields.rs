@@ -68,7 +68,10 @@ static FIELDS: &[Field<Endpoint>] = &[
     honoured("repeat_penalty", "extension: another name of `repetition_penalty`"),
     honoured("frequency_penalty", "extension: for each time that a token was generated"),
     honoured("presence_penalty", "extension: once for tokens that were generated"),
-    honoured("seed", "extension: the same seed and request give the same answer"),
+    honoured(
+        "seed",
+        "extension: the same seed and request give the same answer, on a GPU with --deterministic",
+    ),
     honoured("cache_salt", "extension: only requests with the same salt share cached prefixes"),
     honoured("chat_template_kwargs", "extension: further variables of the chat template"),
     //

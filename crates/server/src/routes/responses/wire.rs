@@ -47,7 +47,7 @@ pub(crate) struct ResponsesRequest {
     /// Comes back with the response.
     #[schema(value_type = Option<Object>)]
     pub(super) metadata: Option<Map<String, Value>>,
-    /// Extension: the same seed and request give the same answer again.
+    /// Extension: the same seed and request give the same answer again, on a GPU with `--deterministic`.
     pub(super) seed: Option<i64>,
     /// Extension: only requests with the same salt share cached prefixes.
     pub(super) cache_salt: Option<String>,
