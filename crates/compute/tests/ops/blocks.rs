@@ -505,9 +505,10 @@ fn products_with_what_stands_around_them() {
 }
 
 /// A mixture of experts, maybe with a shared one beside it.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Mixture {
     dtype: DType,
+    hidden_size: usize,
     rows: usize,
     shared: bool,
     /// Of the shared one.
@@ -524,8 +525,8 @@ impl Case for Mixture {
     const PATHS: Paths = Paths::Weights;
 
     fn run<B: Backend>(&self, b: &B) -> Vec<(&'static str, Vec<f32>)> {
-        let Self { dtype, rows, .. } = *self;
-        let (n, inner, shared_inner, n_experts, n_used) = (256, 256, 512, 5, 2);
+        let Self { dtype, hidden_size: n, rows, .. } = *self;
+        let (inner, shared_inner, n_experts, n_used) = (256, 512, 5, 2);
         let matrix = |parts| b.matrix(parts).unwrap();
         let scores = Linear {
             bias: Some(vector(b, &Random(17).normals(n_experts))),
@@ -617,8 +618,18 @@ fn experts_alone_and_with_a_shared_one() {
         for (shared, gate) in [(false, false), (true, false), (true, true)] {
             for rows in [1, 3, 20] {
                 let case = |input, post_norm, norms| {
-                    let latent = None;
-                    check(&[Mixture { dtype, rows, shared, gate, norms, latent, input, post_norm }]);
+                    let (hidden_size, latent) = (256, None);
+                    check(&[Mixture {
+                        dtype,
+                        hidden_size,
+                        rows,
+                        shared,
+                        gate,
+                        norms,
+                        latent,
+                        input,
+                        post_norm,
+                    }]);
                 };
                 case(Reads::Norm, true, true);
                 case(Reads::Norm, false, false);
@@ -630,12 +641,38 @@ fn experts_alone_and_with_a_shared_one() {
 }
 
 #[test]
+fn rows_of_experts_on_a_deterministic_gpu_do_not_depend_on_the_batch() {
+    for dtype in [DType::Q4_K, DType::MXFP4] {
+        let all = Mixture {
+            dtype,
+            hidden_size: 1280,
+            rows: 20,
+            shared: true,
+            gate: true,
+            norms: false,
+            latent: None,
+            input: Reads::Norm,
+            post_norm: false,
+        };
+        let want = all.run(&Reference);
+        for (path, gpu) in deterministic_gpus() {
+            let found = all.run(gpu);
+            compare(&all, path, &found, &want, all.tolerance(Sums::FastGpu));
+            for rows in [1, 2, 9] {
+                let some = Mixture { rows, ..all }.run(gpu).remove(0).1;
+                assert_eq!(bits(&found[0].1[..some.len()]), bits(&some), "{rows} rows of {all:?} on {path}");
+            }
+        }
+    }
+}
+
+#[test]
 fn experts_between_two_matrices() {
     for (dtype, rows) in [(DType::F32, 3), (DType::Q8_0, 1), (DType::BF16, 20)] {
         for (shared, input) in [(false, Reads::Norm), (true, Reads::Norm), (true, Reads::Residual)] {
-            let latent = Some(512);
+            let (hidden_size, latent) = (256, Some(512));
             let (gate, norms, post_norm) = (false, false, false);
-            check(&[Mixture { dtype, rows, shared, gate, norms, latent, input, post_norm }]);
+            check(&[Mixture { dtype, hidden_size, rows, shared, gate, norms, latent, input, post_norm }]);
         }
     }
 }

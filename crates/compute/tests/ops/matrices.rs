@@ -607,8 +607,12 @@ fn moe_of_a_few_rows_equals_each_alone_on_gpus() {
 
 #[test]
 fn experts_rows_on_a_deterministic_gpu_do_not_depend_on_the_batch() {
-    for dtype in [DType::Q4_K, DType::Q8_0, DType::BF16] {
-        let all = Moe { hidden_size: 512, bias: true, ..moe_case(dtype, 12, 3, true, 40) };
+    let types = packed_types().into_iter().chain([DType::BF16]).map(|dtype| (dtype, 512, 256));
+    // Rows of more than a group of columns, and of experts that lie side by side.
+    let sizes = [(DType::Q4_K, 2304, 768), (DType::Q6_K, 256, 1024), (DType::MXFP4, 320, 192)];
+    for (dtype, hidden_size, intermediate_size) in types.chain(sizes) {
+        let few = moe_case(dtype, 24, 3, true, 40);
+        let all = Moe { hidden_size, intermediate_size, bias: true, ..few };
         for (path, gpu) in deterministic_gpus() {
             let y = all.run(gpu).remove(0).1;
             for rows in [0..1, 20..23, 7..40] {

@@ -82,6 +82,9 @@ struct X {
 #pragma unroll
     for (int i = 0; i < 4; i++) offsets[i] = __uint_as_float(word(v[4], i)) * -8388608.0f;
   }
+  DEVICE void multiply_scales(float factor) {
+    v[4].x = __float_as_uint(scale(0) * factor), v[4].y = __float_as_uint(scale(1) * factor);
+  }
   DEVICE void clear() {
 #pragma unroll
     for (int i = 0; i < 5; i++) v[i] = uint4{0, 0, 0, 0};

@@ -174,7 +174,7 @@ DEVICE void combine(const MoeArgs& a) {
       const float* output = reinterpret_cast<const float*>(&outputs[i]);
       const float* bias = a.down_bias ? a.down_bias + static_cast<size_t>(a.experts[u + i]) * n + first : nullptr;
 #pragma unroll
-      for (uint32_t j = 0; j < WIDTH; j++) sum[j] += weights[i] * (output[j] + (bias ? bias[j] : 0.0f));
+      for (uint32_t j = 0; j < WIDTH; j++) sum[j] = fmaf(weights[i], output[j] + (bias ? bias[j] : 0.0f), sum[j]);
     }
   }
   T* y = reinterpret_cast<T*>(a.y + static_cast<size_t>(token) * n + first);

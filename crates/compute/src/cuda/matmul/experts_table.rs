@@ -74,6 +74,14 @@ const KERNELS: &[ExpertsKernel] = &[
         plan: plan_gemv,
     },
     ExpertsKernel {
+        name: "gemv_in_order",
+        types: Types::Packed,
+        rows: 1..=MAX_GEMV_ROWS,
+        capability: Capability::Sm80,
+        mode: Mode::Deterministic,
+        plan: plan_gemv_in_order,
+    },
+    ExpertsKernel {
         name: "grouped_small_m",
         types: Types::Packed,
         rows: 1..=usize::MAX,
@@ -132,15 +140,26 @@ fn has_registers(p: &ExpertsProblem<'_>) -> bool {
     takes(p.gate_up) && takes(p.down)
 }
 
+/// Whether too many rows have an expert in common: where half as many experts are used as there are, or more.
+fn shares_experts(p: &ExpertsProblem<'_>) -> bool {
+    p.m > 1 && 2 * p.m * p.n_used > p.gate_up.n_experts
+}
+
 fn plan_gemv(target: &Target, p: &ExpertsProblem<'_>) -> Option<ExpertsPlan> {
-    // Where half as many experts are used as there are, or more, too many rows have one in common.
-    let is_shared = p.m > 1 && 2 * p.m * p.n_used > p.gate_up.n_experts;
     let is_fp4 = p.gate_up.parts.iter().chain(&p.down.parts).any(|part| is_fp4(part.dtype));
     let is_slower = target.hopper && is_fp4 && p.m > 1 && p.m * p.n_used > MAX_GEMV_USES_OF_FP4;
-    if is_shared || is_slower || !has_registers(p) {
+    if shares_experts(p) || is_slower || !has_registers(p) {
         return None;
     }
-    gemv::plan_experts(target, p.gate_up, p.down, (p.m, p.n_used)).map(ExpertsPlan::Gemv)
+    gemv::plan_experts(target, p.gate_up, p.down, (p.m, p.n_used), false).map(ExpertsPlan::Gemv)
+}
+
+fn plan_gemv_in_order(target: &Target, p: &ExpertsProblem<'_>) -> Option<ExpertsPlan> {
+    let has_twin = || plan_grouped_small_m(target, p).is_some();
+    if target.mode != Mode::Deterministic || shares_experts(p) || !has_registers(p) || !has_twin() {
+        return None;
+    }
+    gemv::plan_experts(target, p.gate_up, p.down, (p.m, p.n_used), true).map(ExpertsPlan::Gemv)
 }
 
 fn plan_grouped_small_m(target: &Target, p: &ExpertsProblem<'_>) -> Option<ExpertsPlan> {

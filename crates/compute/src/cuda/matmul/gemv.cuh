@@ -27,6 +27,7 @@
 #include "../common/route.cuh"
 #include "gemm.cuh"
 #include "gemv_args.cuh"
+#include "squares.cuh"
 
 constexpr int MAX_ROWS = 8;
 // Bytes of the rings, and the most stages that one has. A stage is a group of each warp, of one or two rows. Two blocks fit an
@@ -301,11 +302,12 @@ struct GemvWork {
   int n_stages, n, lane, warp, m;
   int n_row;                            // weights in a row; x has n, more where several rows make an output
   int n_groups, row_groups, last_size;  // groups of an output and of a row, and pieces of a row's last one
+  int n_sums, row_sums;                 // what shared memory has of an output and of a row: groups, or in order blocks of 256 columns
   uint32_t last_bytes;
   uint8_t* ring;  // the warp's
   uint32_t* table;
   XPiece* pieces;
-  float *floats, *sums;  // sums: [rows, groups, m]; in order [rows, n / 256], and then the squares' of x, [n / 256]
+  float *floats, *sums;  // sums: [rows, n_sums, m], and in order then the squares' of each 256 of x
   // A unit is a group of rows `row` and `row` + n_own. They are shared out group by group, so that a warp keeps its activations. Of experts
   // with rows so short that most lanes would have no piece, it is as many rows side by side (`n_abreast`), which are neighbours in memory.
   int n_own, begin, end, first_group, first_row, abreast = 1;
@@ -321,6 +323,8 @@ struct GemvWork {
     row_groups = ceil_div(n_pieces, GROUP);
     n_groups = EXPERTS && !gate ? row_groups * experts->route.n_used : row_groups;
     last_size = n_pieces - (row_groups - 1) * GROUP;
+    row_sums = ORDERED ? ceil_div(n_row, SPAN) : row_groups;
+    n_sums = EXPERTS && !gate ? row_sums * experts->route.n_used : row_sums;
     last_bytes = P::PACKED ? P::bytes(last_size) : (n_row - (row_groups - 1) * 1024) * 2;
     const size_t x_bytes = P::PACKED ? static_cast<size_t>(n / 64) * sizeof(XPiece) : static_cast<size_t>(n) * 4;
     ring = shared + warp * (n_stages * STAGE);
@@ -335,6 +339,7 @@ struct GemvWork {
     first_group = n_own > 0 ? begin / n_own : 0, first_row = begin - first_group * n_own;
   }
 
+  DEVICE float* squares() const { return sums + n_rows * n_sums; }
   DEVICE int n_abreast() const { return EXPERTS ? abreast : 1; }
   // Lanes of a row, and how many rows there are from `row` * n_abreast() on, of those that are abreast.
   DEVICE int n_lanes() const { return 32 / n_abreast(); }
@@ -442,13 +447,13 @@ struct WeightCopies {
 
 // Leaves the products of each 256 columns of a unit in shared memory. Four lanes have them.
 template <class W>
-DEVICE void leave_blocks(const W& work, const typename W::Weights::Piece (&p)[W::ROWS], const X& x, int group, int row) {
+DEVICE void leave_blocks(const W& work, const typename W::Weights::Piece (&p)[W::ROWS], const X& x, int used, int in_row, int row) {
   typedef typename W::Weights P;
   constexpr int ROWS = W::ROWS;
-  const int t = work.lane % 4, block = group * (GROUP / 4) + work.lane / 4, n_blocks = work.n / SPAN;
+  const int n_lanes = work.n_lanes(), t = work.lane % 4, block = in_row * (GROUP / 4) + work.lane % n_lanes / 4;
   const auto put = [&](int i, float total) {
-    const int mine = row + i * work.n_own;
-    if (block < n_blocks && mine < work.n_rows) work.sums[mine * n_blocks + block] = total;
+    const int mine = (row + i * work.n_own) * work.n_abreast() + work.lane / n_lanes;
+    if (block < work.row_sums && mine < work.n_rows) work.sums[mine * work.n_sums + used * work.row_sums + block] = total;
   };
   if constexpr (has_scale_of_256<P, true>()) {
     // Lanes go on with one of two rows, and of types with mins with one of two sums.
@@ -485,6 +490,12 @@ DEVICE void leave_blocks(const W& work, const typename W::Weights::Piece (&p)[W:
   }
 }
 
+// What the norm multiplies with, from the squares' sums of each 256 columns.
+template <class W>
+DEVICE float inverse_rms_in_order(const W& work) {
+  return work.a.norm_weight ? norm_factor(work.squares(), ceil_div(work.n, SPAN), work.a.inv_n, work.a.eps) : 1.0f;
+}
+
 // Multiplies the warp's units, and leaves the sums of groups in shared memory.
 template <class W>
 DEVICE void accumulate(const W& work, WeightCopies<W>& copies) {
@@ -509,6 +520,8 @@ DEVICE void accumulate(const W& work, WeightCopies<W>& copies) {
     const XPiece* pieces = work.pieces + used * (n_row / 64);
     const float* floats = work.floats + used * n_row;
     auto x = activations<P>(pieces, floats, 0, in_row, size, place, n_row);
+    // Of experts the activations' scales have the norm's factor, which registers would lack if it were kept.
+    if constexpr (W::IN_ORDER && W::OF_EXPERTS) x.multiply_scales(inverse_rms_in_order(work));
     const int until = min(work.end, (group + 1) * n_own);
     int row = unit - group * n_own;
 #pragma unroll 1
@@ -523,7 +536,7 @@ DEVICE void accumulate(const W& work, WeightCopies<W>& copies) {
         if constexpr (P::TABLE > 0) p[i].table = work.table;
       }
       if constexpr (W::IN_ORDER) {
-        leave_blocks(work, p, x, group, row);
+        leave_blocks(work, p, x, used, in_row, row);
         give_back();
         continue;
       }
@@ -574,35 +587,19 @@ DEVICE float merge_groups(const W& work, int row, int j) {
   return sum;
 }
 
-// The sum of an output's products in order, of which parts of `part_blocks` are added up by themselves.
+// The sum of a row's products in order, of which parts of `part_blocks` are added up by themselves; `used`: of which of an output's rows.
 template <class W>
-DEVICE float merge_blocks(const W& work, int row, int part_blocks) {
-  const int n_blocks = work.n / SPAN;
-  const float* sums = work.sums + row * n_blocks;
+DEVICE float merge_blocks(const W& work, int row, int part_blocks, int used = 0) {
+  const float* sums = work.sums + row * work.n_sums + used * work.row_sums;
   float total = 0, sum = 0;
   int of_part = 0;
 #pragma unroll 2
-  for (int i = 0; i < n_blocks; i++) {
+  for (int i = 0; i < work.row_sums; i++) {
     if (of_part == 0) total += sum, sum = 0;
     sum += sums[i];
     if (++of_part == part_blocks) of_part = 0;
   }
   return total + sum;
-}
-
-// What the norm multiplies with, from the squares' sums of each 256 columns, as `norm_factor` has it.
-template <class W>
-DEVICE float inverse_rms_in_order(const W& work) {
-  if (!work.a.norm_weight) return 1.0f;
-  const int n_blocks = work.n / SPAN;
-  const float* squares = work.sums + work.n_rows * n_blocks;
-  float sums[4] = {};
-#pragma unroll 1
-  for (int i = 0; i < n_blocks; i += 4) {
-#pragma unroll
-    for (int t = 0; t < 4; t++) sums[t] += i + t < n_blocks ? squares[i + t] : 0.0f;
-  }
-  return rsqrtf(fmaf((sums[0] + sums[1]) + (sums[2] + sums[3]), work.a.inv_n, work.a.eps));
 }
 
 // The sum of the experts' outputs, each with its bias and then times its weight, in the order of their use.
@@ -687,6 +684,34 @@ DEVICE void store_in_order(const W& work, const GemvPart& part, int first, int p
   }
 }
 
+// The same of experts, as grouped_small_m.cu and moe_combine have it.
+template <class W, int THREADS, class Common>
+DEVICE void store_experts_in_order(const W& work, const Common& common, int first) {
+  const GemvExpertsArgs& e = *work.experts;
+  const GemvArgs& a = work.a;
+  const int n_y = work.n_y(), n_out = e.n_out;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < n_y; i += THREADS) {
+    const int out = first + i;
+    float y;
+    if (work.gate) {
+      const int used = out / n_out;
+      const float* bias = e.bias ? e.bias + static_cast<size_t>(common.experts[used]) * 2 * n_out + (out - used * n_out) : nullptr;
+      const float gate = merge_blocks(work, i, 0) + (bias ? bias[0] : 0.0f), up = merge_blocks(work, n_y + i, 0) + (bias ? bias[n_out] : 0.0f);
+      y = gate_one(a.activation, gate, up);
+    } else {
+      float total = 0;
+#pragma unroll 1
+      for (int u = 0; u < static_cast<int>(e.route.n_used); u++) {
+        const float bias = e.bias ? e.bias[static_cast<size_t>(common.experts[u]) * e.n_out + out] : 0.0f;
+        total = fmaf(common.weights[u], merge_blocks(work, i, 0, u) + bias, total);
+      }
+      y = (a.epilogue == ADD ? __ldcg(work.y() + out) : 0.0f) + total;
+    }
+    work.y()[out] = y;
+  }
+}
+
 // The epilogue of experts.
 template <class W, int THREADS, class Common>
 DEVICE void store_experts(const W& work, const Common& common, int first, float addend) {
@@ -740,8 +765,7 @@ DEVICE void multiply(const GemvArgs& a, const GemvPart& part, int first, int n_r
       // As `warp_sum` where lanes have eight numbers in a row each.
 #pragma unroll
       for (int i = 0; i < 5; i++) share += __shfl_xor_sync(ALL_LANES, share, i ? 32 >> i : 1);
-      const int n_blocks = work.n / SPAN;
-      if (work.lane == 0 && j < n_blocks) work.sums[work.n_rows * n_blocks + j] = share;
+      if (work.lane == 0 && j < ceil_div(work.n, SPAN)) work.squares()[j] = share;
     } else {
       share = warp_sum(share);
       if (work.lane == 0) common.squares[j][work.warp] = share;
@@ -754,7 +778,9 @@ DEVICE void multiply(const GemvArgs& a, const GemvPart& part, int first, int n_r
   __syncthreads();
   accumulate(work, copies);
   __syncthreads();
-  if constexpr (W::IN_ORDER) {
+  if constexpr (W::IN_ORDER && EXPERTS) {
+    store_experts_in_order<W, THREADS>(work, common, first);
+  } else if constexpr (W::IN_ORDER) {
     store_in_order<W, THREADS>(work, part, first, others.part_blocks);
   } else if constexpr (EXPERTS) {
     store_experts<W, THREADS>(work, common, first, addend);
@@ -782,6 +808,11 @@ struct WithRanks {
   static constexpr bool IN_ORDER = false, RANKS = true, EXPERTS = false;
   const ranks::Ranks* ranks;
   static constexpr const GemvExpertsArgs* experts = nullptr;
+};
+struct OfExpertsInOrder {
+  static constexpr bool IN_ORDER = true, RANKS = false, EXPERTS = true;
+  const GemvExpertsArgs* experts;
+  static constexpr const ranks::Ranks* ranks = nullptr;
 };
 struct OfExperts {
   static constexpr bool IN_ORDER = false, RANKS = false, EXPERTS = true;

@@ -125,8 +125,9 @@ pub(in crate::cuda) struct Kernels {
     gemv_256: OneRow,
     gemv_384: OneRow,
     gemv_512: OneRow,
-    /// Rows with the experts of each, with 256 threads and with 384.
+    /// Rows with the experts of each, with 256 threads and with 384; and the same with the bits of `grouped_small_m`.
     experts: [Kernel<GemvExpertsArgs>; 2],
+    experts_in_order: [Kernel<GemvExpertsArgs>; 2],
     /// Up to 8 rows of activations.
     gemv_8: Kernel<GemvArgs>,
 }
@@ -158,6 +159,10 @@ impl Kernels {
             experts: [
                 image.kernel(driver, "gemv_256_experts", shared)?,
                 image.kernel(driver, "gemv_384_experts", shared)?,
+            ],
+            experts_in_order: [
+                in_order.kernel(driver, "gemv_in_order_256_experts", shared)?,
+                in_order.kernel(driver, "gemv_in_order_384_experts", shared)?,
             ],
             gemv_8: image.kernel(driver, "gemv_8", shared)?,
         })
@@ -204,14 +209,28 @@ fn parts(w: &MatrixShape, gate: bool) -> Option<Vec<(PartRows, GemvPart)>> {
     are_alike.then_some(parts)
 }
 
-/// Groups of a row of `n` weights, as the kernels take them.
-fn n_groups(is_plain: bool, n: usize) -> usize {
-    if is_plain { n.div_ceil(1024) } else { (n / 64).div_ceil(32) }
+/// What shared memory has beside the ring.
+#[derive(Clone, Copy)]
+struct Shares {
+    is_plain: bool,
+    in_order: bool,
 }
 
-/// Shared memory of a row of `n` activations.
-fn x_bytes(is_plain: bool, n: usize) -> usize {
-    if is_plain { 4 * n } else { n / 64 * X_PIECE }
+impl Shares {
+    /// Sums of an output with rows of `n` weights: those of the groups that kernels take, or in order of 256 columns.
+    fn n_sums(self, n: usize) -> usize {
+        match self {
+            Self { in_order: true, .. } => n.div_ceil(X_COLUMNS),
+            Self { is_plain: true, .. } => n.div_ceil(1024),
+            Self { is_plain: false, .. } => (n / 64).div_ceil(32),
+        }
+    }
+
+    /// Bytes of a row of `n` activations, in order with the sums of squares of 256 columns.
+    fn x_bytes(self, n: usize) -> usize {
+        let of_numbers = if self.is_plain { 4 * n } else { n / 64 * X_PIECE };
+        of_numbers + if self.in_order { 4 * n.div_ceil(X_COLUMNS) } else { 0 }
+    }
 }
 
 fn finish(
@@ -235,18 +254,11 @@ fn finish(
     if parts.iter().any(|(_, p)| Weights::of_layout(p.layout).is_plain() != is_plain) {
         return None;
     }
-    // What shared memory has of each output, and of the activations.
-    let n_sums = |n_in: usize| match part_blocks {
-        Some(_) => n_in.div_ceil(X_COLUMNS),
-        None => n_groups(is_plain, n_in),
-    };
-    let x_bytes = |n_in: usize| {
-        let of_squares = if part_blocks.is_some() { 4 * n_in.div_ceil(X_COLUMNS) } else { 0 };
-        x_bytes(is_plain, n_in) + of_squares
-    };
+    let shares = Shares { is_plain, in_order: part_blocks.is_some() };
     // What a block has beside its ring, where `n_out` outputs are distributed.
-    let beside_ring =
-        |n_in: usize, n_out: usize| x_bytes(n_in) + 4 * n_out.div_ceil(target.n_sms) * n_sums(n_in);
+    let beside_ring = |n_in: usize, n_out: usize| {
+        shares.x_bytes(n_in) + 4 * n_out.div_ceil(target.n_sms) * shares.n_sums(n_in)
+    };
     let ring = |large| {
         let rings = parts.iter().map(|(_, p)| Weights::of_layout(p.layout).gemv_ring(target.hopper, large));
         rings.max().expect("a matrix has parts")
@@ -255,7 +267,7 @@ fn finish(
     let both = beside_ring(w.n_in, w.n_out) + beside_ring(w.n_out / 2, w.n_in) + 2 * BLOCK_BYTES;
     let has_large_ring = gate && ring(true) + ring(false) + both <= sm_shared_bytes(target.max_shared_bytes);
     let ring = ring(has_large_ring);
-    let (n_sums, x_bytes) = (n_sums(w.n_in), x_bytes(w.n_in));
+    let (n_sums, x_bytes) = (shares.n_sums(w.n_in), shares.x_bytes(w.n_in));
     let room = (target.max_shared_bytes - GEMV_STATIC_BYTES).saturating_sub(ring);
     let (blocks, (rows, shared_bytes_per_row, max_outs)) =
         distribute(target.n_sms, &spans, &bytes, |n_out| {
@@ -380,6 +392,7 @@ pub(in crate::cuda) struct ExpertsPlan {
     /// Rows of activations.
     m: usize,
     intermediate_size: usize,
+    in_order: bool,
 }
 
 /// Rows, the experts that each uses, and where the results go.
@@ -401,26 +414,48 @@ pub(in crate::cuda) struct ExpertsRows<'a> {
     pub(in crate::cuda) hidden: DevicePtr,
 }
 
-/// Plans `m` rows that use `n_used` experts each; `None` where the kernel cannot.
+/// Plans `m` rows that use `n_used` experts each, `in_order` with the bits that [`grouped_small_m`](super::grouped_small_m) has; `None` where the
+/// kernel cannot.
 pub(in crate::cuda) fn plan_experts(
     target: &Target,
     gate_up: &MatrixShape,
     down: &MatrixShape,
     (m, n_used): (usize, usize),
+    in_order: bool,
 ) -> Option<ExpertsPlan> {
     let is_one = down.parts.len() == 1 && (1..=MAX_USED).contains(&n_used);
     if !is_one || m == 0 || gate_up.n_in == 0 || down.n_in == 0 {
         return None;
     }
     let (gate_up_parts, down_parts) = (parts(gate_up, true)?, parts(down, false)?);
+    let can_be_in_order =
+        |parts: &[(PartRows, GemvPart)], n_row: usize| match Weights::of_layout(parts[0].1.layout) {
+            // Blocks of 256 activations with one scale do not go from one row to the next.
+            Weights::Packed(t) => {
+                t.of_gemm_i8 && (!t.has_integer_scales() || n_row.is_multiple_of(X_COLUMNS))
+            }
+            _ => false,
+        };
+    if in_order && !(can_be_in_order(&gate_up_parts, gate_up.n_in) && can_be_in_order(&down_parts, down.n_in))
+    {
+        return None;
+    }
     let (outs, ins) = (n_used * down.n_in, n_used * down.n_in);
     // An SM has one block.
     let n_blocks = (target.n_sms / m).max(1);
     Some(ExpertsPlan {
-        gate_up: finish_experts(target, n_blocks, gate_up_parts, (gate_up.n_in, gate_up.n_in), outs)?,
-        down: finish_experts(target, n_blocks, down_parts, (ins, down.n_in), down.n_out)?,
+        gate_up: finish_experts(
+            target,
+            n_blocks,
+            gate_up_parts,
+            (gate_up.n_in, gate_up.n_in),
+            outs,
+            in_order,
+        )?,
+        down: finish_experts(target, n_blocks, down_parts, (ins, down.n_in), down.n_out, in_order)?,
         m,
         intermediate_size: down.n_in,
+        in_order,
     })
 }
 
@@ -432,14 +467,16 @@ fn finish_experts(
     mut parts: Vec<(PartRows, GemvPart)>,
     (n_in, n_row): (usize, usize),
     n_out: usize,
+    in_order: bool,
 ) -> Option<Plan> {
     let weights = Weights::of_layout(parts[0].1.layout);
     let is_plain = weights.is_plain();
-    let n_groups = n_in / n_row * n_groups(is_plain, n_row) * parts.len();
+    let shares = Shares { is_plain, in_order };
+    let (n_sums, x_bytes) = (n_in / n_row * shares.n_sums(n_row) * parts.len(), shares.x_bytes(n_in));
     let ring = weights.gemv_ring(target.hopper, false);
-    let room = (target.max_shared_bytes - GEMV_STATIC_BYTES).checked_sub(ring + x_bytes(is_plain, n_in))?;
+    let room = (target.max_shared_bytes - GEMV_STATIC_BYTES).checked_sub(ring + x_bytes)?;
     let (blocks, max_outs) =
-        distribute(n_blocks, &[n_out], &[n_out], |outs| (4 * outs * n_groups <= room).then_some(outs))?;
+        distribute(n_blocks, &[n_out], &[n_out], |outs| (4 * outs * n_sums <= room).then_some(outs))?;
     parts.iter_mut().for_each(|(_, part)| part.n_out = n_out as u32);
     Some(Plan {
         parts,
@@ -450,7 +487,7 @@ fn finish_experts(
         rows: 1,
         ring,
         has_large_ring: false,
-        shared_bytes_per_row: x_bytes(is_plain, n_in) + 4 * max_outs * n_groups,
+        shared_bytes_per_row: x_bytes + 4 * max_outs * n_sums,
         max_outs,
         part_blocks: None,
     })
@@ -485,7 +522,8 @@ impl ExpertsPlan {
             n_out: n_out as u32,
             n_row: op.w.shape.n_in as u32,
         };
-        let [simple, other] = cuda.room::<Kernels>().experts;
+        let kernels = cuda.room::<Kernels>();
+        let [simple, other] = if self.in_order { kernels.experts_in_order } else { kernels.experts };
         let is_simple = Weights::of_layout(plan.parts[0].1.layout).is_simple();
         let (f, threads) = if is_simple { (simple, 256) } else { (other, 384) };
         let shared = cuda.smem_guard.request(&*cuda.driver, plan.ring + plan.shared_bytes_per_row);

@@ -252,11 +252,10 @@ FOR_EACH_PACKED(GROUPED_SMALL_M)
 constexpr int HELD = 2, MOST_WARPS = 16;
 
 KERNEL(grouped_small_m_activations, GroupedSmallMActivationArgs, 32 * MOST_WARPS) {
-  __shared__ float scratch[MOST_WARPS];
+  __shared__ float squares[HELD * MOST_WARPS];
   ptx::launch_dependents();
   const uint32_t n = a.n, n_blocks = a.n_blocks, n_warps = blockDim.x / 32, warp = threadIdx.x / 32, k = threadIdx.x % 32 * 8;
   float v[HELD][8];
-  float squares = 0;
   ptx::griddepcontrol_wait();
   const float* x = a.x + static_cast<size_t>(a.x_rows ? a.x_rows[blockIdx.x] : blockIdx.x) * n;
 #pragma unroll
@@ -264,16 +263,18 @@ KERNEL(grouped_small_m_activations, GroupedSmallMActivationArgs, 32 * MOST_WARPS
     const uint32_t at = (h * n_warps + warp) * 256 + k;
 #pragma unroll
     for (int j = 0; j < 8; j++) v[h][j] = 0;
-    if (at >= n) continue;
-    load8_fresh(v[h], x + at);
+    if (at < n) load8_fresh(v[h], x + at);
     if (a.weight) {
-      float w[8];
-      load8_fresh(w, a.weight + at);
+      float w[8] = {}, sum = 0;
+      if (at < n) load8_fresh(w, a.weight + at);
 #pragma unroll
-      for (int j = 0; j < 8; j++) squares += v[h][j] * v[h][j], v[h][j] *= w[j];
+      for (int j = 0; j < 8; j++) sum += v[h][j] * v[h][j], v[h][j] *= w[j];
+      sum = warp_sum(sum);
+      if (k == 0) squares[h * n_warps + warp] = sum;
     }
   }
-  const float factor = a.weight ? rsqrtf(block_sum(squares, scratch) / n + a.eps) : 1.0f;
+  if (a.weight) __syncthreads();
+  const float factor = a.weight ? norm_factor(squares, n_blocks, 1.0f / n, a.eps) : 1.0f;
   const uint32_t n_places = a.n_places;
 #pragma unroll
   for (int h = 0; h < HELD; h++) {

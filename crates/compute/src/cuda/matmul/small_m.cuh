@@ -2,6 +2,7 @@
 // cores.
 #pragma once
 #include "packed.cuh"
+#include "squares.cuh"
 
 // Words of a type's table, at most.
 constexpr int MAX_TABLE = 512;
@@ -185,16 +186,6 @@ DEVICE void multiply_columns(float (&sums)[N][4], const uint8_t* stage, unsigned
   }
 #pragma unroll
   for (int n = 0; n < N; n++) finish_columns<P, R>(sums[n], p, scaled[n], x[n], lane);
-}
-
-// What the root mean square of a row multiplies it with; lane t of four has a share of the squares' sums, [rows, n_blocks]. No row: -1.
-DEVICE float norm_factor(const float* squares, int row, int n_blocks, int t, float inv_n, float eps) {
-  float sum = 0;
-#pragma unroll 4
-  for (int i = t; i < n_blocks; i += 4) sum += row >= 0 ? __ldcg(squares + static_cast<size_t>(row) * n_blocks + i) : 0.0f;
-  sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-  sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-  return rsqrtf(fmaf(sum, inv_n, eps));
 }
 
 DEVICE void load8_fresh(float (&v)[8], const float* from) {
