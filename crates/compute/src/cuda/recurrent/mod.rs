@@ -1,6 +1,6 @@
 //! Layers with recurrent state: short convolutions, the gated delta rule, state-space scans, and the norms and gates after them.
 //!
-//! The delta rule has two forms: tokens one after the other, with the state in registers, where a sequence brings few of them or sums are exact
+//! The delta rule and, for states of 128 rows, the scan have two forms: tokens one after the other, with the state in registers, where a sequence brings few of them or sums are exact
 //! (then how a prompt is cut into steps changes no bit), and chunks of tokens on the tensor cores. The batch says on the device which slot a
 //! sequence's state is read from, and which slots are written after how many of its tokens (`states.cuh`).
 

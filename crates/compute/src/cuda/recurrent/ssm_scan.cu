@@ -7,8 +7,7 @@
 // inputs come into the other stage. Shared memory: two stages, 17 KiB for states of 128 rows, static.
 // Moves: the columns of the slots read and written, 4 bytes a row each; the tokens' x, B and C.
 #include "columns.cuh"
-#include "softplus.cuh"
-#include "ssm_scan_args.cuh"
+#include "ssm.cuh"
 
 constexpr int TOKENS = 8;  // of a stage
 
@@ -20,23 +19,11 @@ struct Stage {
   float dt[TOKENS], decay[TOKENS];
 };
 
-// What a block computes: columns from `first_column` on, of a head of a sequence.
-struct Work {
-  int seq, head, group, first_column, first_token, n_tokens;
-
-  DEVICE explicit Work(const SsmScanArgs& a) {
-    const int n_heads = a.n_heads, n_slices = a.n_slices;
-    head = blockIdx.x / n_slices % n_heads, seq = blockIdx.x / n_slices / n_heads;
-    group = head / (n_heads / a.n_groups), first_column = blockIdx.x % n_slices * SSM_COLUMNS;
-    first_token = a.seq_starts[seq], n_tokens = a.seq_starts[seq + 1] - first_token;
-  }
-
-  DEVICE HeadSlots slots(const SsmScanArgs& a) const { return {a.state, a.n_heads, a.head_dim, a.state_dim, head}; }
-};
+DEVICE HeadSlots slots_of(const SsmScanArgs& a, const SsmWork& work) { return {a.state, a.n_heads, a.head_dim, a.state_dim, work.head}; }
 
 // Puts `count` tokens from `first` of the sequence on into a stage.
 template <int ROWS>
-DEVICE void load_stage(Stage<ROWS>& stage, const SsmScanArgs& a, const Work& work, int first, int count, int tid) {
+DEVICE void load_stage(Stage<ROWS>& stage, const SsmScanArgs& a, const SsmWork& work, int first, int count, int tid) {
   const int n_rows = a.state_dim, head_dim = a.head_dim, inner_len = a.n_heads * head_dim;
   const float* xbc = a.xbc + static_cast<size_t>(work.first_token + first) * a.xbc_len;
   for (int i = tid; i < count * ROWS; i += SSM_THREADS) {
@@ -51,11 +38,8 @@ DEVICE void load_stage(Stage<ROWS>& stage, const SsmScanArgs& a, const Work& wor
     stage.x[token][i % SSM_COLUMNS] = column < head_dim ? x[column] : 0.0f;
   }
   if (tid < count) {
-    const float x = a.dt[static_cast<size_t>(work.first_token + first + tid) * a.dt_len + work.head] + a.dt_bias[work.head];
-    const float dt = softplus(x);
-    // Comparisons that let NaN through.
-    const float bounded = dt < a.dt_min ? a.dt_min : dt > a.dt_max ? a.dt_max : dt;
-    stage.dt[tid] = bounded, stage.decay[tid] = expf(a.decay[work.head] * bounded);
+    const float dt = work.step_size(a, first + tid);
+    stage.dt[tid] = dt, stage.decay[tid] = expf(a.decay[work.head] * dt);
   }
 }
 
@@ -89,11 +73,11 @@ DEVICE void ssm_scan(const SsmScanArgs& a) {
   ptx::launch_dependents();
   __shared__ Stage<ROWS> stages[2];
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, head_dim = a.head_dim;
-  const Work work(a);
+  const SsmWork work(a, SSM_COLUMNS);
   SeqState slots(a.batch, a.states, work.seq);
   ScanState<ROWS> state(work.first_column + warp * 4, lane);
   // Slots were written steps ago.
-  state.load(work.slots(a), slots.from, lane);
+  state.load(slots_of(a, work), slots.from, lane);
   const float skip = a.skip[work.head];
   ptx::griddepcontrol_wait();
   load_stage(stages[0], a, work, 0, min(work.n_tokens, TOKENS), tid);
@@ -110,7 +94,7 @@ DEVICE void ssm_scan(const SsmScanArgs& a) {
         a.y[(static_cast<size_t>(work.first_token + first + t) * a.n_heads + work.head) * head_dim + column] =
             fmaf(skip, stage.x[t][mine], y);
       }
-      for (; slots.after == static_cast<uint32_t>(first + t + 1); slots.advance()) state.store(work.slots(a), slots.slot, lane);
+      for (; slots.after == static_cast<uint32_t>(first + t + 1); slots.advance()) state.store(slots_of(a, work), slots.slot, lane);
     }
   }
 }

@@ -1,7 +1,7 @@
-//! Launches of ssm_scan.cu: the state-space scan of Mamba-2.
+//! Launches of ssm_scan.cu and ssm_chunks.cu: the state-space scan of Mamba-2, a token or a chunk of tokens at a time.
 
 use crate::cuda::batch::StagedBatch;
-use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, kernel_args, kernel_image};
+use crate::cuda::driver::{Cuda, DevicePtr, Driver, Kernel, Mode, kernel_args, kernel_image};
 use crate::{Error, Result, SsmInput, SsmShape, Tensor};
 
 /// Rows of a state that the kernels are compiled for; others are padded to the next.
@@ -13,6 +13,10 @@ kernel_args! {
     const SSM_THREADS: usize = 256;
     /// Columns of a head that a block has.
     const SSM_COLUMNS: usize = 32;
+    /// Of `ssm_chunks`: columns that a block has, rows of a state, and shared memory.
+    const SSM_CHUNK_COLUMNS: usize = 64;
+    const SSM_CHUNK_STATE_DIM: usize = 128;
+    const SSM_CHUNK_SHARED_BYTES: usize = 127488;
 
     struct SsmScanArgs {
         /// [n_tokens, n_heads, head_dim]
@@ -47,13 +51,23 @@ kernel_args! {
     }
 }
 
-/// Kernels of ssm_scan.cu, by the padded rows of a state.
-pub(super) struct Kernels([Kernel<SsmScanArgs>; ROWS.len()]);
+/// Tokens that sequences bring on average for chunks to be faster than one token after the other.
+const MIN_TOKENS: usize = 16;
+
+/// Kernels of ssm_scan.cu, by the padded rows of a state, and of ssm_chunks.cu.
+pub(super) struct Kernels {
+    by_rows: [Kernel<SsmScanArgs>; ROWS.len()],
+    /// Where the device has the shared memory.
+    chunks: Option<Kernel<SsmScanArgs>>,
+}
 
 impl Kernels {
     pub(super) fn load(driver: &dyn Driver) -> Result<Self> {
         let [a, b, c] = ROWS.map(|n| kernel_image!(ssm_scan).kernel(driver, &format!("ssm_scan_{n}"), 0));
-        Ok(Self([a?, b?, c?]))
+        let has_room = SSM_CHUNK_SHARED_BYTES <= driver.max_shared_bytes();
+        let chunks =
+            has_room.then(|| kernel_image!(ssm_chunks).kernel(driver, "ssm_chunks", SSM_CHUNK_SHARED_BYTES));
+        Ok(Self { by_rows: [a?, b?, c?], chunks: chunks.transpose()? })
     }
 }
 
@@ -68,6 +82,14 @@ pub(in crate::cuda) fn check_ssm_scan(shape: &SsmShape) -> Result<()> {
         what: format!("states of {n} elements; the largest have {max}"),
         backend: "cuda",
     })
+}
+
+/// Whether chunks are computed. In the fast mode only: the result of a token depends on where its chunk begins.
+fn is_for_chunks(cuda: &Cuda, batch: &StagedBatch, shape: &SsmShape) -> bool {
+    cuda.mode == Mode::Fast
+        && shape.state_dim == SSM_CHUNK_STATE_DIM
+        && shape.head_dim.is_multiple_of(SSM_CHUNK_COLUMNS)
+        && batch.n_tokens() >= MIN_TOKENS * batch.n_seqs()
 }
 
 /// As [`Ops::ssm_scan`](crate::Ops::ssm_scan).
@@ -89,8 +111,16 @@ pub(in crate::cuda) fn ssm_scan(
     assert!(dt_start + n_heads <= dt.row_len(), "dt {dt_start}.. of {}", dt.row_len());
     assert!(n_heads.is_multiple_of(n_groups), "{n_groups} groups of {n_heads} heads");
     check_ssm_scan(shape)?;
-    let index = ROWS.iter().position(|&n| state_dim <= n).expect("checked above");
-    let n_slices = head_dim.div_ceil(SSM_COLUMNS);
+    let kernels = cuda.room::<Kernels>();
+    let chunks = kernels.chunks.filter(|_| is_for_chunks(cuda, batch, shape));
+    let (f, n_columns, shared) = match chunks {
+        Some(f) => (f, SSM_CHUNK_COLUMNS, SSM_CHUNK_SHARED_BYTES),
+        None => {
+            let index = ROWS.iter().position(|&n| state_dim <= n).expect("checked above");
+            (kernels.by_rows[index], SSM_COLUMNS, 0)
+        }
+    };
+    let n_slices = head_dim.div_ceil(n_columns);
     let args = SsmScanArgs {
         y: y.ptr(),
         xbc: xbc.ptr(),
@@ -112,10 +142,9 @@ pub(in crate::cuda) fn ssm_scan(
         dt_min: dt_limits.min,
         dt_max: dt_limits.max,
     };
-    let f = cuda.room::<Kernels>().0[index];
     let blocks = [batch.n_seqs() * n_heads * n_slices, 1, 1];
     // SAFETY: the tensors have a row for each token and slots are of these sizes, as asserted above. Staging the batch checked that it names
     // slots of the state only, and that no sequence writes a slot that another reads or writes; a block has its columns of a head and
     // sequence to itself.
-    unsafe { cuda.launch(f, blocks, SSM_THREADS as u32, &args) }
+    unsafe { cuda.launch_shared(f, blocks, SSM_THREADS as u32, shared, &args) }
 }

@@ -7,6 +7,13 @@ constexpr int SSM_THREADS = 256;
 // Columns of a head that a block has.
 constexpr int SSM_COLUMNS = 32;
 
+// Of `ssm_chunks`: columns that a block has, rows of a state, and shared memory.
+constexpr int SSM_CHUNK_COLUMNS = 64;
+
+constexpr int SSM_CHUNK_STATE_DIM = 128;
+
+constexpr int SSM_CHUNK_SHARED_BYTES = 127488;
+
 struct SsmScanArgs {
   // [n_tokens, n_heads, head_dim]
   float* y;
