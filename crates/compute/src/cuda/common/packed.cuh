@@ -14,12 +14,6 @@
 //   Piece, take    a piece in registers, from its group in shared memory,
 //   dot            its product with 64 activations of int8 (see XPiece),
 //   PAIRS_OF_SUMS  which sums of activations `dot` wants,
-// for the same with the bits of `SmallM`, of types that gemm_i8 takes, where scales are integers
-//   integers       what the pieces of 256 columns add up, with the mins' part apart,
-//   factors        what these are multiplied with, bits of which all of the pieces have the same,
-//   total          the product, but for the activations' scale,
-// and where they are not
-//   Terms          what a piece adds to the sum of either half,
 //   ROWS           of which a lane takes a piece at a time: as many as its registers hold,
 //   WIDE_RING      whether the ring in shared memory is the one for types whose groups are large,
 //   OF_EXPERTS     whether the kernels of experts for one row and for Hopper have registers for it,
@@ -27,6 +21,12 @@
 //   OF_GEMM_I8     whether gemm_i8 takes it: `SmallM::unpack` reads vectors of its rows, or what lies after them, not both,
 //   TABLE          words of the table that its codes are looked up in, in shared memory, or 0. `table_word` makes them; `Piece`, `SmallM` and
 //                  `Fragment` of such types have a pointer to it, and `SmallM` reads its rows by itself;
+// for the same with the bits of `SmallM`, of types that gemm_i8 takes, where scales are integers
+//   integers       what the pieces of 256 columns add up, with the mins' part apart,
+//   factors        what these are multiplied with, bits of which all of the pieces have the same,
+//   total          the product, but for the activations' scale,
+// and where they are not
+//   Terms          what a piece adds to the sum of either half;
 // for operands of large matmuls (operands.cu)
 //   unpack16       weights 8 j to 8 j + 7 of a piece in `low`, and those 32 further on in `high`, j in 0..4, as `load8` gives them,
 //   take_codes     loads weights 16 v to 16 v + 15 of a piece, and those 32 further on, v in 0..2,
