@@ -117,6 +117,7 @@ fn filled(
         n_slots: 0,
         n_token_types: 0,
         drafts: false,
+        heads,
     };
     let mut staged = cpu.new_batch(limits, cache).expect("memory");
     let mut batch = Batch::default();

@@ -88,6 +88,8 @@ inline void cp_async_16(void* shared, const void* global, uint32_t bytes) {
   c.pending[c.n++] = {shared, global, bytes, c.group};
 }
 
+inline void cp_async_16_evict_first(void* shared, const void* global, uint32_t bytes) { cp_async_16(shared, global, bytes); }
+
 inline void cp_async_commit() { emulation::copies().group++; }
 
 template <unsigned N>

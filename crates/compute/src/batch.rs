@@ -4,7 +4,7 @@
 //! once and writes it here; nothing downstream derives it again.
 
 use crate::sampling::{self, Samplers};
-use crate::{Chosen, Error, Result};
+use crate::{Chosen, Error, Heads, Result};
 use std::fmt;
 use std::ops::Range;
 
@@ -148,6 +148,9 @@ pub struct CacheShape {
     pub n_token_types: usize,
     /// Whether the model has a layer that drafts tokens.
     pub drafts: bool,
+    /// Heads of the attention layers that see all positions, as the backend has them; those of the layer with the fewest for keys and values
+    /// where they differ, and none without such layers. Backends may share out work by them.
+    pub heads: Heads,
 }
 
 /// Where [`Ops::select_previous`](crate::Ops::select_previous) finds the row of the token before another.

@@ -58,7 +58,7 @@ pub enum Activation {
 }
 
 /// Sizes of an attention block's heads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Heads {
     /// Query heads.
     pub n_heads: usize,

@@ -72,6 +72,7 @@ impl<B: Backend> ModelRank<B> {
             n_slots: sizes.slots.map_or(0, |s| s.n_slots),
             n_token_types: 0,
             drafts: model.drafts(),
+            heads: shard.config().heads_of_all_positions(),
         };
         let cache = CacheSizes {
             dtype: sizes.kv_type,

@@ -4,7 +4,7 @@
 //! its logits are: on the host with [`crate::sampler::Sampler`], or on the device, sending 4 bytes per token back.
 
 use crate::{Result, SampleError, SamplingParams};
-use realizar_compute::{Batch, BatchLimits, CacheShape, DType, OpTime, StateWrite};
+use realizar_compute::{Batch, BatchLimits, CacheShape, DType, Heads, OpTime, StateWrite};
 use realizar_model::{CacheUnit, DraftFrom};
 use std::ops::Range;
 use std::sync::Arc;
@@ -140,6 +140,7 @@ impl RunnerInfo {
             n_slots: self.slots.map_or(0, |s| s.n_slots),
             n_token_types: 0,
             drafts: self.drafts,
+            heads: Heads::default(),
         }
     }
 }

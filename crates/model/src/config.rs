@@ -139,6 +139,12 @@ impl ModelConfig {
         })
     }
 
+    /// The heads of the layers that see all positions, of the layer with the fewest for keys and values; none without such layers.
+    pub fn heads_of_all_positions(&self) -> Heads {
+        let seeing = self.attentions().filter(|a| a.window.is_none()).map(|a| a.heads);
+        seeing.min_by_key(|heads| heads.n_kv_heads).unwrap_or_default()
+    }
+
     /// The heads of all layers that attend, as attention sees them: those of latent attention share one key.
     pub fn heads(&self) -> impl Iterator<Item = Heads> {
         self.layers.iter().filter_map(|layer| match &layer.mixer {

@@ -11,7 +11,7 @@ mod support;
 use realizar_compute::cpu::isa::Isa;
 use realizar_compute::cpu::{Cpu, CpuOptions};
 use realizar_compute::cuda::{Cuda, CudaOptions, Mode};
-use realizar_compute::{Backend, Batch, BatchLimits, CacheShape, DType, Pooling, Reference};
+use realizar_compute::{Backend, Batch, BatchLimits, CacheShape, DType, Heads, Pooling, Reference};
 use realizar_model::arch::{ENCODERS, configure, make_yes_no};
 use realizar_model::tokenizer::{EncodeOptions, Tokenizer};
 use realizar_model::{CacheSizes, Decoder, EncoderOutput, KvCache, Workspace, source};
@@ -69,6 +69,7 @@ fn encode<B: Backend>(backend: &B, model: &Decoder<B>, texts: &[&Text]) -> Vec<V
         n_slots: 0,
         n_token_types,
         drafts: false,
+        heads: Heads::default(),
     };
     let sizes = CacheSizes { dtype: DType::F32, n_blocks, block_size: BLOCK_SIZE, n_slots: 0 };
     let mut staged = backend.new_batch(limits, shape).unwrap();

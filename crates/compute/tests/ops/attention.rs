@@ -268,7 +268,7 @@ impl Attention {
         batch: &Batch,
         values: &[f32],
     ) -> (Tensor<B>, B::Batch) {
-        let batch = staged(b, batch);
+        let batch = staged_with_heads(b, batch, self.heads);
         let qkv = self.prepare(b, &batch, values, |qkv, prep| b.store_kv(qkv, kv, &batch, prep).unwrap());
         (qkv, batch)
     }
@@ -413,6 +413,28 @@ fn heads_wider_than_256() {
         check(&[Attention { window: Some(90), ..half(2, &parts) }]);
     }
     check(&[Attention { causal: false, ..half(2, &[(20, 75)]) }]);
+}
+
+/// Steps of a token for each sequence, of which one has far more positions than all others, or each has another number.
+#[test]
+fn tokens_of_long_and_short_sequences() {
+    let one_long = [(40, 1), (0, 1), (1370, 1), (15, 1), (16, 1), (260, 1)];
+    let all_lengths: Vec<(usize, usize)> = (0..19).map(|i| (i * i * 3, 1)).collect();
+    let mut grid = Vec::new();
+    for (cache, head_dim) in [(DType::F16, 128), (DType::BF16, 64), (DType::Q8_0, 128), (DType::Q8_0, 32)] {
+        for (parts, n_heads) in [(&one_long[..], 12), (&all_lengths, 8)] {
+            let plain = Attention { cache, ..case(n_heads, 1, head_dim, parts) };
+            grid.push(Attention { sinks: true, softcap: Some(5.0), block_size: 32, ..plain.clone() });
+            // Windows that begin in the midst of a tile.
+            grid.push(Attention { window: Some(301), ..plain.clone() });
+            // The next product reads tiles.
+            let out = (n_heads * head_dim).is_multiple_of(256).then_some((DType::Q4_K, 256));
+            grid.push(Attention { out, ..plain });
+        }
+    }
+    check_grid(4, &grid);
+    // Blocks smaller than a tile.
+    check_on_gpus(&[Attention { cache: DType::Q8_0, block_size: 8, ..case(2, 1, 64, &one_long[3..]) }]);
 }
 
 /// Where nothing is done to keys and values, a product of many rows writes them to a cache of 16 bits.

@@ -29,6 +29,7 @@ const CACHE: CacheShape = CacheShape {
     n_slots: 2 * N_SEQS,
     n_token_types: 0,
     drafts: false,
+    heads: Heads { n_heads: 2, n_kv_heads: 1, head_dim: HEAD_DIM },
 };
 
 /// An operation on registers, which are named by their numbers.

@@ -31,7 +31,8 @@ use realizar_compute::cpu::{Cpu, CpuOptions};
 use realizar_compute::cuda::{Arch, Cuda, CudaOptions, Mode};
 use realizar_compute::quant::QUANTS;
 use realizar_compute::{
-    Backend, Batch, BatchLimits, CacheShape, DType, Device, HostBatch, Ops, Reference, StateWrite, Tensor,
+    Backend, Batch, BatchLimits, CacheShape, DType, Device, Heads, HostBatch, Ops, Reference, StateWrite,
+    Tensor,
 };
 use std::fmt::Debug;
 use std::sync::OnceLock;
@@ -388,10 +389,19 @@ const ANY_CACHE: CacheShape = CacheShape {
     n_slots: 0,
     n_token_types: 0,
     drafts: false,
+    heads: NO_HEADS,
 };
+
+/// Of a model without attention over all positions.
+const NO_HEADS: Heads = Heads { n_heads: 0, n_kv_heads: 0, head_dim: 0 };
 
 /// A batch on the device.
 fn staged<B: Backend>(b: &B, batch: &Batch) -> B::Batch {
+    staged_with_heads(b, batch, NO_HEADS)
+}
+
+/// The same of a model with such heads.
+fn staged_with_heads<B: Backend>(b: &B, batch: &Batch, heads: Heads) -> B::Batch {
     let limits = BatchLimits {
         n_tokens: batch.tokens.len(),
         n_seqs: batch.seqs.len(),
@@ -403,7 +413,7 @@ fn staged<B: Backend>(b: &B, batch: &Batch) -> B::Batch {
     // Not more than the sequences need: a batch on a GPU has room for histories as long as all of its blocks.
     let end = batch.seqs.iter().map(|s| s.start + s.tokens.len()).max().unwrap_or(0);
     let block_size = end.max(ANY_CACHE.block_size);
-    let cache = CacheShape { block_size, n_token_types, drafts, ..ANY_CACHE };
+    let cache = CacheShape { block_size, n_token_types, drafts, heads, ..ANY_CACHE };
     let mut staged = b.new_batch(limits, cache).unwrap();
     b.stage(&mut staged, batch).unwrap();
     staged
@@ -444,6 +454,7 @@ fn a_batch_that_names_what_does_not_exist_is_refused() {
         n_slots: 0,
         n_token_types: 2,
         drafts: true,
+        heads: NO_HEADS,
     };
     // Two sequences: positions 0 to 2, and 4 to 6 of one that has a block before these.
     let mut right = Batch::default();
@@ -503,6 +514,7 @@ fn a_batch_whose_states_contradict_each_other_is_refused() {
         n_slots: 5,
         n_token_types: 0,
         drafts: false,
+        heads: NO_HEADS,
     };
     let mut batch = HostBatch::new(limits, cache);
     let write = |n_tokens, slot| StateWrite { n_tokens, slot };

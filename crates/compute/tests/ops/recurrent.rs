@@ -20,6 +20,7 @@ const CACHE: CacheShape = CacheShape {
     n_slots: N_SLOTS,
     n_token_types: 0,
     drafts: false,
+    heads: super::NO_HEADS,
 };
 
 /// A sequence of a step: tokens, the slot that it reads, and writes as (after so many tokens, slot).

@@ -1,7 +1,7 @@
 //! A step of an encoder: whole texts to a row each.
 
 use crate::{Error, Result};
-use realizar_compute::{Backend, Batch, BatchLimits, CacheShape, DType, OpTime, Profiler};
+use realizar_compute::{Backend, Batch, BatchLimits, CacheShape, DType, Heads, OpTime, Profiler};
 use realizar_model::tokenizer::Encoding;
 use realizar_model::{CacheSizes, Decoder, EncoderOutput, KvCache, Workspace};
 
@@ -93,6 +93,7 @@ impl<B: Backend> ModelEncoder<B> {
             n_positions: max_tokens,
             n_slots: 0,
             drafts: false,
+            heads: Heads::default(),
             n_token_types: config.n_token_types,
         };
         let info = EncoderInfo {

@@ -37,6 +37,7 @@ impl<'a, B: Backend> Session<'a, B> {
             n_slots,
             n_token_types: 0,
             drafts: model.drafts(),
+            heads: config.heads_of_all_positions(),
         };
         let sizes = CacheSizes { dtype: kv_type, n_blocks, block_size: BLOCK_SIZE, n_slots };
         // Blocks in an order that is not their positions', so that the table matters.

@@ -4,16 +4,13 @@ use super::cache::{ByTypeAndHead, TENSOR_CORE_TYPES};
 use super::check_shapes;
 use super::prep::{PrepArgs, sinks, window};
 use super::step::{AttentionInput, Step};
-use crate::cuda::batch::StagedBatch;
+use crate::cuda::batch::{HEADS_OF_BLOCK, MAX_SPLITS, Splits, StagedBatch, head_blocks};
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, Mode, kernel_args, kernel_image};
 use crate::{AttentionParams, Heads, KvLayer, Result, Tensor};
 
-/// Query heads of a block.
-const HEADS: usize = 8;
+const HEADS: usize = HEADS_OF_BLOCK;
 /// Keys of a warp's tile.
 const KEYS: usize = 16;
-/// Most splits of a token's positions.
-const MAX_SPLITS: usize = 64;
 /// With one token and more elements of queries than this, blocks without work run the code too (see decode_attention.cu). In smaller models
 /// the next matmuls load most of their weights before attention ends, and an early start is worth more.
 const ALL_RUN_ABOVE: usize = 2048;
@@ -37,13 +34,21 @@ fn shared_bytes(driver: &dyn Driver, head_dim: usize) -> usize {
     warps(head_dim) * (tiles * KEYS * row + 4 * head_dim) + (HEADS + 2) * row
 }
 
+/// The same of a block that shares its SM with none of its kind. Where there is a block for each SM, two would come to those that the kernel
+/// before leaves first.
+fn lone_bytes(driver: &dyn Driver, head_dim: usize) -> usize {
+    let more_than_half = if driver.is_hopper() { driver.max_shared_bytes() / 2 + 1024 } else { 0 };
+    shared_bytes(driver, head_dim).max(more_than_half)
+}
+
 kernel_args! {
     in "decode_attention_args.cuh";
+    include "../batch/splits_args.cuh";
 
     struct DecodeAttentionArgs {
         /// [n_tokens, n_heads, head_dim] as floats, or as tiles in the order of packed columns
         y: DevicePtr as "float*",
-        /// [n_tokens, n_heads, n_splits, head_dim + 2]: output, maximum, sum
+        /// [splits of all tokens, n_heads, head_dim + 2]: output, maximum, sum
         partial: DevicePtr as "float*",
         /// [n_tokens, groups of a token's heads]: splits that are done; zero before and after a launch
         arrived: DevicePtr as "uint32_t*",
@@ -62,6 +67,8 @@ kernel_args! {
         angles: DevicePtr as "const float*",
         /// [n_tokens]
         positions: DevicePtr as "const uint32_t*",
+        /// [n_splits], of which the last may be zeros; or null, and tokens have `n_splits` each
+        splits: DevicePtr as "const AttentionSplit*",
         /// [n_tokens]
         table_starts: DevicePtr as "const uint32_t*",
         block_tables: DevicePtr as "const uint32_t*",
@@ -77,12 +84,14 @@ kernel_args! {
         block_size: u32,
         /// 1: the norms subtract the mean
         layer: u32,
+        /// groups of a token's heads, a block each
+        head_blocks: u32,
         n_splits: u32,
         /// of these, so many have blocks
         n_parallel: u32,
         /// 1: the kernel before has written keys and values of the step
         is_stored: u32,
-        /// rows of y's tiles, where n_splits is 1; 0: y is floats
+        /// rows of y's tiles; 0: y is floats
         tile_rows: u32,
         /// positions that a token sees, including its own
         window: u32,
@@ -108,7 +117,7 @@ type ByHead = ByTypeAndHead<DecodeAttentionArgs, { HEAD_DIMS.len() }>;
 
 impl Kernels {
     pub(super) fn load(driver: &dyn Driver) -> Result<Self> {
-        let (image, shared) = (kernel_image!(decode_attention), |dim| shared_bytes(driver, dim));
+        let (image, shared) = (kernel_image!(decode_attention), |dim| lone_bytes(driver, dim));
         Ok(Self {
             attention: ByHead::load(driver, image, "decode_attention", HEAD_DIMS, shared)?,
             deterministic: ByHead::load(driver, image, "deterministic_attention", HEAD_DIMS, shared)?,
@@ -117,9 +126,9 @@ impl Kernels {
     }
 }
 
-/// Whether the kernel computes this step: heads of a multiple of 8 elements in a cache that the tensor cores can read, and one token per
-/// sequence, so that none reads what another writes. In the deterministic mode, where all steps have the same sums, tokens only have to see none
-/// that come later.
+/// Whether the kernel computes this step: heads of a multiple of 8 elements in a cache that the tensor cores can read, of blocks of whole
+/// tiles, and one token per sequence, so that none reads what another writes. In the deterministic mode, where all steps have the same sums,
+/// tokens only have to see none that come later.
 pub(super) fn supports(
     cuda: &Cuda,
     kv: &KvLayer<Cuda>,
@@ -135,27 +144,61 @@ pub(super) fn supports(
     is_decode
         && !params.alibi
         && TENSOR_CORE_TYPES.contains(&kv.k.dtype())
+        // The keys of a tile lie side by side.
+        && kv.k.shape()[2].is_multiple_of(KEYS)
         && dim.is_multiple_of(8)
         && dim <= HEAD_DIMS[HEAD_DIMS.len() - 1]
 }
 
-/// Groups of a token's heads, a block each, and splits of its positions: enough blocks for all SMs. The numbers do not depend on lengths,
-/// so that a captured graph serves any.
-fn blocks_and_splits(cuda: &Cuda, heads: Heads, n_tokens: usize) -> (usize, usize) {
-    let blocks = heads.n_kv_heads * (heads.n_heads / heads.n_kv_heads).div_ceil(HEADS);
+/// Splits of each token's positions where there is no table of them: enough blocks for all SMs. The number does not depend on lengths, so that
+/// a captured graph serves any.
+fn even_splits(cuda: &Cuda, heads: Heads, n_tokens: usize) -> usize {
     let n_multiprocessors = cuda.driver.n_multiprocessors() as usize;
-    (blocks, (n_multiprocessors / (n_tokens * blocks).max(1)).clamp(1, MAX_SPLITS))
+    (n_multiprocessors / (n_tokens * head_blocks(heads)).max(1)).clamp(1, MAX_SPLITS)
 }
 
-/// Splits of a token's positions: of the deterministic mode, those of a token by itself.
-fn splits(cuda: &Cuda, heads: Heads, n_tokens: usize) -> usize {
-    let is_alone = cuda.mode == Mode::Deterministic;
-    blocks_and_splits(cuda, heads, if is_alone { 1 } else { n_tokens }).1
+/// How the positions of a step's tokens are shared out.
+struct Sharing {
+    /// The table of splits, or nothing.
+    splits: DevicePtr,
+    /// Of all tokens at most, or of each.
+    n_splits: usize,
+    /// Results of a token's head that there may be at most, of all tokens.
+    n_results: usize,
+    n_blocks: usize,
 }
 
-/// Whether the result can be tiles: only if there is one split.
-pub(super) fn writes_tiles(cuda: &Cuda, batch: &StagedBatch, heads: Heads) -> bool {
-    splits(cuda, heads, batch.n_tokens()) == 1
+impl Sharing {
+    fn new(cuda: &Cuda, batch: &StagedBatch, params: &AttentionParams) -> Self {
+        let n_multiprocessors = cuda.driver.n_multiprocessors() as usize;
+        let (blocks, n_tokens) = (head_blocks(params.heads), batch.n_tokens());
+        match batch.splits().filter(|_| params.window.is_none()) {
+            Some(Splits { table, len, n_blocks }) => {
+                Self { splits: table, n_splits: len, n_results: len, n_blocks }
+            }
+            None => {
+                let n_splits = even_splits(cuda, params.heads, n_tokens);
+                Self {
+                    splits: DevicePtr::NULL,
+                    n_splits,
+                    n_results: n_tokens * n_splits,
+                    n_blocks: (n_tokens * blocks * n_splits).next_multiple_of(n_multiprocessors),
+                }
+            }
+        }
+    }
+
+    /// In the deterministic mode a token's splits are those that it has by itself, and launches have at most so many tokens.
+    fn deterministic(cuda: &Cuda, heads: Heads, n_tokens: usize) -> Self {
+        let n_splits = even_splits(cuda, heads, 1);
+        let n_results = n_tokens.min(MAX_TOKENS) * n_splits;
+        Self { splits: DevicePtr::NULL, n_splits, n_results, n_blocks: 0 }
+    }
+}
+
+/// Whether the result can be tiles.
+pub(super) fn writes_tiles(cuda: &Cuda) -> bool {
+    cuda.mode == Mode::Fast
 }
 
 /// Writes `y` [n_tokens, n_heads · head_dim], or its memory as tiles of `tile_rows` rows where that is not 0.
@@ -174,9 +217,9 @@ pub(super) fn attention(
     let kernel = |of: &ByHead| of.get(step.kv.k.dtype(), size).expect("`supports` checked the cache's type");
     let (threads, shared) =
         (32 * warps(HEAD_DIMS[size]) as u32, shared_bytes(&*cuda.driver, HEAD_DIMS[size]));
-    let args = arguments(cuda, y, tile_rows, qkv, &step)?;
     let is_decode = batch.is_decode();
     if cuda.mode == Mode::Deterministic {
+        let args = arguments(cuda, y, tile_rows, qkv, &step, &Sharing::deterministic(cuda, h, n_tokens))?;
         assert_eq!(tile_rows, 0, "tiles of a step whose results are floats");
         if !is_decode {
             let f = kernel(&kernels.store_heads);
@@ -186,9 +229,9 @@ pub(super) fn attention(
         let f = kernel(&kernels.deterministic);
         for first in (0..n_tokens).step_by(MAX_TOKENS) {
             let n = (n_tokens - first).min(MAX_TOKENS);
-            let (blocks, n_parallel) = blocks_and_splits(cuda, h, n);
+            let n_parallel = even_splits(cuda, h, n);
             let n_blocks =
-                (n * blocks * n_parallel).next_multiple_of(cuda.driver.n_multiprocessors() as usize);
+                (n * head_blocks(h) * n_parallel).next_multiple_of(cuda.driver.n_multiprocessors() as usize);
             let args = args.of_tokens(first, n, n_parallel);
             let launch = || {
                 // SAFETY: as below. Where tokens of a sequence are in one step, all keys and values are stored before, and a block writes the
@@ -200,10 +243,11 @@ pub(super) fn attention(
         return Ok(());
     }
     let f = kernel(&kernels.attention);
-    let (blocks, n_splits) = blocks_and_splits(cuda, h, n_tokens);
-    assert!(tile_rows == 0 || n_splits == 1, "tiles of {n_splits} splits");
+    let sharing = Sharing::new(cuda, batch, params);
+    let (args, n_blocks) = (arguments(cuda, y, tile_rows, qkv, &step, &sharing)?, sharing.n_blocks);
     // The same number on each SM, some without work: see decode_attention.cu.
-    let n_blocks = (n_tokens * blocks * n_splits).next_multiple_of(cuda.driver.n_multiprocessors() as usize);
+    let is_lone = n_blocks == cuda.driver.n_multiprocessors() as usize;
+    let shared = if is_lone { lone_bytes(&*cuda.driver, HEAD_DIMS[size]) } else { shared };
     // SAFETY: qkv and y have a row for each token and the cache has heads of these sizes, as asserted above; norms and angles have the
     // sizes that PrepArgs checked. Staging the batch checked that block tables cover positions and name blocks of the cache; no two tokens of a
     // batch share a slot of it, so no two blocks write the same head. `partial` has room for all splits, `arrived` for all groups of heads.
@@ -237,14 +281,14 @@ fn arguments(
     tile_rows: usize,
     qkv: &Tensor<Cuda>,
     step: &Step<'_>,
+    sharing: &Sharing,
 ) -> Result<DecodeAttentionArgs> {
     let Step { kv, batch, prep, params, sinks: of_heads } = step;
     let (h, n_tokens) = (params.heads, batch.n_tokens());
     assert_eq!(h, prep.heads);
     let prep = PrepArgs::new(prep);
-    let (blocks, n_splits) = (blocks_and_splits(cuda, h, n_tokens).0, splits(cuda, h, n_tokens));
-    let most_tokens = if cuda.mode == Mode::Deterministic { MAX_TOKENS } else { n_tokens };
-    let floats = n_tokens.min(most_tokens) * h.n_heads * n_splits * (h.head_dim + 2);
+    let (blocks, n_splits) = (head_blocks(h), sharing.n_splits);
+    let floats = sharing.n_results * h.n_heads * (h.head_dim + 2);
     let head_bytes = kv.k.dtype().bytes_for(h.head_dim).expect("a cache has whole blocks of its type");
     Ok(DecodeAttentionArgs {
         y: y.ptr(),
@@ -259,6 +303,7 @@ fn arguments(
         k_bias: prep.k.bias,
         angles: prep.angles,
         positions: batch.positions(),
+        splits: sharing.splits,
         table_starts: batch.table_starts(),
         block_tables: batch.block_tables(),
         sinks: sinks(*of_heads, h),
@@ -271,6 +316,7 @@ fn arguments(
         n_tokens: n_tokens as u32,
         block_size: kv.k.shape()[2] as u32,
         layer: prep.is_layer_norm,
+        head_blocks: blocks as u32,
         n_splits: n_splits as u32,
         n_parallel: n_splits as u32,
         is_stored: u32::from(!batch.is_decode()),

@@ -1,11 +1,11 @@
 // Arguments of kernels. Written by tools/kernels from decode_attention.rs; do not edit.
 #pragma once
-#include <cstdint>
+#include "../batch/splits_args.cuh"
 
 struct DecodeAttentionArgs {
   // [n_tokens, n_heads, head_dim] as floats, or as tiles in the order of packed columns
   float* y;
-  // [n_tokens, n_heads, n_splits, head_dim + 2]: output, maximum, sum
+  // [splits of all tokens, n_heads, head_dim + 2]: output, maximum, sum
   float* partial;
   // [n_tokens, groups of a token's heads]: splits that are done; zero before and after a launch
   uint32_t* arrived;
@@ -24,6 +24,8 @@ struct DecodeAttentionArgs {
   const float* angles;
   // [n_tokens]
   const uint32_t* positions;
+  // [n_splits], of which the last may be zeros; or null, and tokens have `n_splits` each
+  const AttentionSplit* splits;
   // [n_tokens]
   const uint32_t* table_starts;
   const uint32_t* block_tables;
@@ -39,12 +41,14 @@ struct DecodeAttentionArgs {
   uint32_t block_size;
   // 1: the norms subtract the mean
   uint32_t layer;
+  // groups of a token's heads, a block each
+  uint32_t head_blocks;
   uint32_t n_splits;
   // of these, so many have blocks
   uint32_t n_parallel;
   // 1: the kernel before has written keys and values of the step
   uint32_t is_stored;
-  // rows of y's tiles, where n_splits is 1; 0: y is floats
+  // rows of y's tiles; 0: y is floats
   uint32_t tile_rows;
   // positions that a token sees, including its own
   uint32_t window;

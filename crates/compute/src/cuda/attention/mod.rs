@@ -130,7 +130,7 @@ pub(in crate::cuda) fn attend(
     // The other kernels do not take queries without keys and values.
     let is_whole = prep.heads == params.heads;
     if is_whole && decode_attention::supports(cuda, kv, batch, params) {
-        let writes_tiles = decode_attention::writes_tiles(cuda, batch, params.heads);
+        let writes_tiles = decode_attention::writes_tiles(cuda);
         let tiles = tiles.filter(|t| t.layout == TileLayout::PackedHalf && writes_tiles);
         let rows = tiles.map_or(0, |t| t.rows);
         let step = Step { kv, batch, prep, params, sinks };

@@ -1,11 +1,15 @@
 //! A step's batch where kernels can read it: one copy to the device per step.
 
 mod samplers;
+mod splits;
 
-use super::driver::{Buffer, Cuda, DevicePtr, Driver, PinnedReadback, upload};
+pub(in crate::cuda) use splits::{HEADS_OF_BLOCK, MAX_SPLITS, head_blocks};
+
+use super::driver::{Buffer, Cuda, DevicePtr, Driver, Mode, PinnedReadback, upload};
 use crate::sampling::Samplers;
 use crate::{Batch, BatchLimits, CacheShape, HostBatch, PreviousRow, Result};
 use samplers::StagedSamplers;
+use splits::{Seen, Splitter};
 use std::sync::Arc;
 
 /// A staged batch. Where its arrays begin follows from the numbers of tokens, sequences and rows of logits, so that recorded graphs, which
@@ -20,7 +24,19 @@ pub struct StagedBatch {
     /// Where the host will read them, until somebody asks for that.
     readback: Option<PinnedReadback>,
     samplers: StagedSamplers,
+    splitter: Splitter,
+    /// Words before the other arrays: the table of splits, of steps that have one.
+    n_split_words: usize,
     driver: Arc<dyn Driver>,
+}
+
+/// A table of splits.
+pub(in crate::cuda) struct Splits {
+    /// [len], of which the last may be zeros.
+    pub(in crate::cuda) table: DevicePtr,
+    pub(in crate::cuda) len: usize,
+    /// Blocks that share them.
+    pub(in crate::cuda) n_blocks: usize,
 }
 
 /// In place of a row of the last choices: the token is in the batch itself.
@@ -43,7 +59,9 @@ impl StagedBatch {
         // A step writes no slot twice.
         let states = if cache.n_slots > 0 { STATE * limits.n_seqs + WRITE * cache.n_slots } else { 0 };
         let per_token = 4 + usize::from(cache.n_token_types > 0) + usize::from(cache.drafts);
-        let len = ADDRESS
+        let splitter = Splitter::new(driver.n_multiprocessors() as usize, cache.heads, limits.n_seqs);
+        let len = splitter.n_words(limits.n_seqs)
+            + ADDRESS
             + per_token * limits.n_tokens
             + limits.n_logits
             + limits.n_seqs
@@ -61,6 +79,8 @@ impl StagedBatch {
             chosen,
             readback: None,
             samplers: StagedSamplers::new(driver, limits.n_logits, n_history)?,
+            splitter,
+            n_split_words: 0,
             driver: driver.clone(),
         })
     }
@@ -85,11 +105,19 @@ impl StagedBatch {
         self.readback = Some(readback);
         let (words, n) = (&mut self.words, batch.tokens.len());
         words.clear();
+        if cuda.mode == Mode::Fast && self.host.seqs().iter().all(|s| s.tokens.len() == 1) {
+            let seen = self.host.seqs().iter().zip(self.host.positions()).map(|(seq, position)| Seen {
+                n_positions: *position as usize + 1,
+                table_start: seq.blocks.start,
+            });
+            self.splitter.push(words, seen);
+        }
+        self.n_split_words = words.len();
         words.extend([address as u32, (address >> 32) as u32]);
         words.extend(self.host.tokens());
         words.resize(words.len() + n, NONE);
         for &(token, row) in &batch.deferred {
-            words[ADDRESS + n + token] = row as u32;
+            words[self.n_split_words + ADDRESS + n + token] = row as u32;
         }
         words.extend(self.host.positions());
         for s in self.host.seqs() {
@@ -105,7 +133,7 @@ impl StagedBatch {
             PreviousRow::Here(row) => HERE | row,
         }));
         let states = self.host.states();
-        let first_write = words.len() + STATE * states.len() + batch.block_tables.len();
+        let first_write = words.len() - self.n_split_words + STATE * states.len() + batch.block_tables.len();
         for state in states {
             let word = |write: usize| (first_write + WRITE * write) as u32;
             words.extend([state.from.unwrap_or(NONE), word(state.writes.start), word(state.writes.end)]);
@@ -135,8 +163,19 @@ impl StagedBatch {
         self.host.logit_tokens().len()
     }
 
+    /// How decode attention shares out positions: of steps of one token per sequence in the fast mode, of a model with attention over all
+    /// positions.
+    pub(in crate::cuda) fn splits(&self) -> Option<Splits> {
+        let n_tokens = self.n_tokens();
+        (self.n_split_words > 0).then(|| Splits {
+            table: self.device.ptr(),
+            len: self.splitter.capacity(n_tokens),
+            n_blocks: self.splitter.n_blocks(n_tokens),
+        })
+    }
+
     fn array(&self, index: usize) -> DevicePtr {
-        self.device.ptr().offset(4 * index)
+        self.device.ptr().offset(4 * (self.n_split_words + index))
     }
 
     /// Where the address lies at which the host reads what is chosen.

@@ -271,6 +271,13 @@ __device__ __forceinline__ void cp_async_16(void* shared, const void* global, ui
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
 }
 
+// The same of memory that is read once: it leaves the L2 cache before what is read again.
+__device__ __forceinline__ void cp_async_16_evict_first(void* shared, const void* global, uint32_t bytes) {
+  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  constexpr uint64_t EVICT_FIRST = 0x12f0000000000000;
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(global), "r"(bytes), "l"(EVICT_FIRST) : "memory");
+}
+
 // Closes a group of this thread's background copies, which may be empty.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
