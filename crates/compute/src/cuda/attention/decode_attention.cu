@@ -17,7 +17,8 @@
 //
 // Moves: K and V of the split once for all its heads, 2 · n_positions · head_bytes, past what else is in the L2 cache, and the rows of qkv;
 // with several splits also (head_dim + 2) floats per head and split, written and read once.
-// Shared memory: 58,784 bytes for heads of 64, 111,264 for 128, 110,752 for 256 (before Hopper 40,352, 76,448 and 76,960), and 528 static.
+// Shared memory: 58,784 bytes for heads of 64, 111,264 for 128, 110,752 for 256 (before Hopper 40,352, 76,448 and 76,960), or more than half of
+// an SM's where there is a block for each, and up to 640 static.
 //
 // In the deterministic mode the splits of a token depend on its position alone, and steps with several tokens of a sequence, whose keys and
 // values `store_heads` has written, run the same kernel.
