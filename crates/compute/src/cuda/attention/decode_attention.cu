@@ -32,9 +32,7 @@
 #include "../common/tiles.cuh"
 #include "decode_attention_args.cuh"
 
-constexpr int HEADS = 8;         // query heads of a block
-constexpr int KEYS = 16;         // keys of a tile
-constexpr int MIN_SPLIT = 256;   // least keys of a split
+constexpr int HEADS = HEADS_OF_BLOCK, KEYS = KEYS_OF_TILE;
 constexpr int MERGE_BATCH = 16;  // splits of which a thread loads the results at once
 // Tiles of a warp, of keys and of values by turns, that are loaded at the same time.
 #if __CUDA_ARCH__ >= 900

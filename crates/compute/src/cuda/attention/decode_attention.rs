@@ -4,13 +4,10 @@ use super::cache::{ByTypeAndHead, TENSOR_CORE_TYPES};
 use super::check_shapes;
 use super::prep::{PrepArgs, sinks, window};
 use super::step::{AttentionInput, Step};
-use crate::cuda::batch::{HEADS_OF_BLOCK, MAX_SPLITS, Splits, StagedBatch, head_blocks};
+use crate::cuda::batch::{HEADS_OF_BLOCK, KEYS_OF_TILE, MAX_SPLITS, Splits, StagedBatch, head_blocks};
 use crate::cuda::driver::{Cuda, DevicePtr, Driver, Mode, kernel_args, kernel_image};
 use crate::{AttentionParams, Heads, KvLayer, Result, Tensor};
 
-const HEADS: usize = HEADS_OF_BLOCK;
-/// Keys of a warp's tile.
-const KEYS: usize = 16;
 /// With one token and more elements of queries than this, blocks without work run the code too (see decode_attention.cu). In smaller models
 /// the next matmuls load most of their weights before attention ends, and an early start is worth more.
 const ALL_RUN_ABOVE: usize = 2048;
@@ -31,7 +28,7 @@ const fn warps(head_dim: usize) -> usize {
 fn shared_bytes(driver: &dyn Driver, head_dim: usize) -> usize {
     let row = 2 * (head_dim + 8);
     let tiles = if driver.is_hopper() { 3 } else { 2 };
-    warps(head_dim) * (tiles * KEYS * row + 4 * head_dim) + (HEADS + 2) * row
+    warps(head_dim) * (tiles * KEYS_OF_TILE * row + 4 * head_dim) + (HEADS_OF_BLOCK + 2) * row
 }
 
 /// The same of a block that shares its SM with none of its kind. Where there is a block for each SM, two would come to those that the kernel
@@ -145,7 +142,7 @@ pub(super) fn supports(
         && !params.alibi
         && TENSOR_CORE_TYPES.contains(&kv.k.dtype())
         // The keys of a tile lie side by side.
-        && kv.k.shape()[2].is_multiple_of(KEYS)
+        && kv.k.shape()[2].is_multiple_of(KEYS_OF_TILE)
         && dim.is_multiple_of(8)
         && dim <= HEAD_DIMS[HEAD_DIMS.len() - 1]
 }

@@ -3,7 +3,7 @@
 mod samplers;
 mod splits;
 
-pub(in crate::cuda) use splits::{HEADS_OF_BLOCK, MAX_SPLITS, head_blocks};
+pub(in crate::cuda) use splits::{HEADS_OF_BLOCK, KEYS_OF_TILE, MAX_SPLITS, head_blocks};
 
 use super::driver::{Buffer, Cuda, DevicePtr, Driver, Mode, PinnedReadback, upload};
 use crate::sampling::Samplers;

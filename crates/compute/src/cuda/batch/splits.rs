@@ -9,11 +9,6 @@ use crate::Heads;
 use crate::cuda::driver::kernel_args;
 use std::cmp::Reverse;
 
-/// Query heads of a block.
-pub(in crate::cuda) const HEADS_OF_BLOCK: usize = 8;
-/// Splits have a multiple of as many positions, the keys of a tile, and this many at least.
-const TILE: usize = 16;
-const MIN_SPLIT: usize = 256;
 /// Blocks that a multiprocessor has room for.
 const BLOCKS_OF_SM: usize = 2;
 /// What a split costs besides its positions, in positions: its block's start and its share of the sums at the end.
@@ -25,6 +20,13 @@ pub(in crate::cuda) const MAX_SPLITS: usize = 64;
 
 kernel_args! {
     in "splits_args.cuh";
+
+    /// Query heads of a block.
+    const HEADS_OF_BLOCK: usize = 8;
+    /// Keys of a tile.
+    const KEYS_OF_TILE: usize = 16;
+    /// Least keys of a split, which has whole tiles.
+    const MIN_SPLIT: usize = 256;
 
     /// Positions `from` to `to` - 1 of a token's sequence.
     struct AttentionSplit {
@@ -114,7 +116,8 @@ impl Splitter {
         self.entries.clear();
         for (token, seen) in self.seen.iter().enumerate() {
             let first_result = self.entries.len() as u32;
-            let even = seen.n_positions.div_ceil(seen.n_positions.div_ceil(size)).next_multiple_of(TILE);
+            let even =
+                seen.n_positions.div_ceil(seen.n_positions.div_ceil(size)).next_multiple_of(KEYS_OF_TILE);
             let n_used = seen.n_positions.div_ceil(even);
             self.entries.extend((0..n_used).map(|index| AttentionSplit {
                 token: token as u32,
@@ -145,7 +148,7 @@ impl Splitter {
             .iter()
             .fold((1, 0), |(longest, all), s| (s.n_positions.max(longest), s.n_positions + all));
         let least = all.div_ceil(self.extra(self.seen.len())).max(MIN_SPLIT);
-        let sizes = PARTS.iter().map(|parts| longest.div_ceil(*parts).next_multiple_of(TILE));
+        let sizes = PARTS.iter().map(|parts| longest.div_ceil(*parts).next_multiple_of(KEYS_OF_TILE));
         let sizes = sizes.enumerate().take_while(|&(i, size)| i == 0 || size >= least).map(|(_, size)| size);
         let n_blocks = self.n_blocks(self.seen.len());
         let cost = |&size: &usize| {
@@ -190,7 +193,7 @@ mod tests {
             let mut next = 0;
             for (i, s) in own.iter().enumerate() {
                 assert_eq!((s.from, s.index, s.n_used, s.end), (next, i as u32, own.len() as u32, n as u32));
-                assert!(s.to > s.from && s.from % TILE as u32 == 0, "{} to {}", s.from, s.to);
+                assert!(s.to > s.from && s.from % KEYS_OF_TILE as u32 == 0, "{} to {}", s.from, s.to);
                 places.push(s.first_result + s.index);
                 next = s.to;
             }

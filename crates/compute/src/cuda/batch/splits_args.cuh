@@ -2,6 +2,15 @@
 #pragma once
 #include <cstdint>
 
+// Query heads of a block.
+constexpr int HEADS_OF_BLOCK = 8;
+
+// Keys of a tile.
+constexpr int KEYS_OF_TILE = 16;
+
+// Least keys of a split, which has whole tiles.
+constexpr int MIN_SPLIT = 256;
+
 // Positions `from` to `to` - 1 of a token's sequence.
 struct AttentionSplit {
   uint32_t token;
