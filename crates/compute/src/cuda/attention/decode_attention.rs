@@ -5,7 +5,9 @@ use super::check_shapes;
 use super::prep::{PrepArgs, sinks, window};
 use super::step::{AttentionInput, Step};
 use crate::cuda::batch::{HEADS_OF_BLOCK, KEYS_OF_TILE, MAX_SPLITS, Splits, StagedBatch, head_blocks};
-use crate::cuda::driver::{Cuda, DevicePtr, Driver, Mode, kernel_args, kernel_image};
+use crate::cuda::driver::{
+    Cuda, DevicePtr, Driver, Mode, kernel_args, kernel_image, more_than_half, sm_shared_bytes,
+};
 use crate::{AttentionParams, Heads, KvLayer, Result, Tensor};
 
 /// With one token and more elements of queries than this, blocks without work run the code too (see decode_attention.cu). In smaller models
@@ -32,10 +34,12 @@ fn shared_bytes(driver: &dyn Driver, head_dim: usize) -> usize {
 }
 
 /// The same of a block that shares its SM with none of its kind. Where there is a block for each SM, two would come to those that the kernel
-/// before leaves first.
+/// before leaves first, on Hopper, where kernels overlap.
 fn lone_bytes(driver: &dyn Driver, head_dim: usize) -> usize {
-    let more_than_half = if driver.is_hopper() { driver.max_shared_bytes() / 2 + 1024 } else { 0 };
-    shared_bytes(driver, head_dim).max(more_than_half)
+    match (driver.is_hopper(), shared_bytes(driver, head_dim)) {
+        (true, shared) => shared.max(more_than_half(sm_shared_bytes(driver.max_shared_bytes()))),
+        (false, shared) => shared,
+    }
 }
 
 kernel_args! {

@@ -23,7 +23,7 @@ pub use ranks::MAX_RANKS;
 
 pub(in crate::cuda) use context::{Rooms, grid_blocks};
 pub(in crate::cuda) use kernels::{Kernel, KernelImage, kernel_args, kernel_image, kernels};
-pub(in crate::cuda) use occupancy::{BLOCK_BYTES, GEMV_STATIC_BYTES, sm_shared_bytes};
+pub(in crate::cuda) use occupancy::{BLOCK_BYTES, GEMV_STATIC_BYTES, more_than_half, sm_shared_bytes};
 pub(in crate::cuda) use ranks::{MAX_BLOCKS, Member, PLACES, RanksArgs};
 pub(in crate::cuda) use upload::{Kernels as UploadKernels, upload};
 

@@ -15,6 +15,11 @@ pub(in crate::cuda) fn sm_shared_bytes(max_block_bytes: usize) -> usize {
     max_block_bytes + SYSTEM_BYTES
 }
 
+/// Dynamic shared memory of a block of which two do not fit on an SM with `all` bytes.
+pub(in crate::cuda) fn more_than_half(all: usize) -> usize {
+    all / 2 + 1 - SYSTEM_BYTES
+}
+
 /// Keeps consecutive GEMVs, which overlap by programmatic dependent launch, at one block per SM.
 ///
 /// A GEMV has one block for each SM. A block that finds no room beside the previous kernel's block waits until that ends; the SMs whose
@@ -62,7 +67,7 @@ impl SmemOccupancyGuard {
 fn one_block_per_sm(all: usize, before: usize, shared: usize) -> usize {
     match shared + BLOCK_BYTES + before <= all {
         true => shared,
-        false => shared.max(all / 2 + 1 - SYSTEM_BYTES),
+        false => shared.max(more_than_half(all)),
     }
 }
 

@@ -51,7 +51,7 @@ kernel_args! {
     }
 }
 
-/// Tokens that sequences bring on average for chunks to be faster than one token after the other.
+/// Tokens that sequences bring on average for chunks, as for those of the delta rule.
 const MIN_TOKENS: usize = 16;
 
 /// Kernels of ssm_scan.cu, by the padded rows of a state, and of ssm_chunks.cu.
